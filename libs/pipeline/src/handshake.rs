@@ -38,8 +38,7 @@ impl Nats {
         self.batcher("verdicts", shutdown, move |nats, hints: Vec<Hint>| {
             let address = address.clone();
             async move {
-                let hints = hints.into_iter().map(|hint| (hint.to, hint.verdict));
-                for (to, verdicts) in parcels(hints) {
+                for (to, verdicts) in parcels(hints.into_iter().map(|hint| (hint.to, hint.verdict))) {
                     let release_to = address.clone();
                     let message = Verdicts::V2 { release_to, verdicts };
                     nats.send("topup.verdict", &to, &message).await;

@@ -49,8 +49,7 @@ pub struct DueRows(Gauge<u64>, &'static str);
 impl DueRows {
     pub fn new(stage: &'static str) -> Self {
         let description = "Rows that are due in PostgreSQL, counted up to a limit";
-        let gauge = Instruments::of("pipeline").gauge("esim.due.rows", description);
-        Self(gauge, stage)
+        Self(Instruments::of("pipeline").gauge("esim.due.rows", description), stage)
     }
 
     pub fn show(&self, provider: Option<String>, rows: u64) {

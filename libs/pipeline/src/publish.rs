@@ -58,8 +58,7 @@ impl Nats {
         send: impl Fn(Self, Vec<T>) -> Sending + Send + 'static,
     ) -> Batcher<T> {
         let nats = self.clone();
-        let send = move |items| send(nats.clone(), items);
-        Batcher::start(name, BATCH, self.unsent.clone(), shutdown, send)
+        Batcher::start(name, BATCH, self.unsent.clone(), shutdown, move |items| send(nats.clone(), items))
     }
 
     /// Starts the publisher of jobs. Jobs that wait for a verdict carry the subject of the ingress `instance`.
@@ -73,8 +72,7 @@ impl Nats {
                 let messages = parcels(jobs).into_iter().map(|((provider, waits), rows)| {
                     let (placements, traceparents): (_, Vec<_>) = rows.into_iter().unzip();
                     let verdict_to = waits.then(|| address.clone());
-                    let job = TopupJob::V2 { placements, verdict_to };
-                    (nats.job_subject(&provider), job, traceparents)
+                    (nats.job_subject(&provider), TopupJob::V2 { placements, verdict_to }, traceparents)
                 });
                 nats.publish_all(JOBS, messages).await;
             }

@@ -243,8 +243,7 @@ impl Nats {
             discard_new_per_subject: true,
             ..work(JOBS, self.job_subject(">"))
         };
-        let ready = work(READY, self.ready_subjects());
-        for config in [jobs, ready, dead] {
+        for config in [jobs, work(READY, self.ready_subjects()), dead] {
             let name = config.name.clone();
             if let Err(error) = self.ensure_stream(config).await {
                 let servers = TooFewServers(self.config.stream_replicas);

@@ -146,8 +146,7 @@ impl<S: Stage> Worker<S> {
         let (rows, rest): (Vec<S::Id>, Vec<_>) =
             granted.into_iter().map(|((id, message), slot)| (id, (message, slot))).unzip();
         let span = if overdue { Span::none() } else { Self::claim_span(&rest) };
-        let claiming = self.claim_rows(&rows, overdue).instrument(span.clone());
-        let works = claiming.await;
+        let works = self.claim_rows(&rows, overdue).instrument(span.clone()).await;
         trace::executed(&span, rows.len(), works.is_none());
         let Some(works) = works else { return };
         self.jobs.claimed(works.len(), if overdue { "redrive" } else { "message" });
@@ -186,8 +185,7 @@ impl<S: Stage> Worker<S> {
         let effect = if overdue { Effect::ClaimDue } else { Effect::Claim };
         let began = Instant::now();
         loop {
-            let claimed = perform(effect, self.stage.claim(rows, overdue)).await;
-            let error = match claimed {
+            let error = match perform(effect, self.stage.claim(rows, overdue)).await {
                 Ok(works) => return Some(works),
                 Err(error) => format!("{error:#}"),
             };
@@ -237,8 +235,7 @@ impl<S: Stage> Worker<S> {
             *after = None;
             return Ok(false);
         }
-        let look = Look { limit, per_lane: self.per_lane, after: after.take() };
-        let found = self.stage.due(look).await?;
+        let found = self.stage.due(Look { limit, per_lane: self.per_lane, after: after.take() }).await?;
         *after = found.after;
         let any = !found.due.is_empty();
         let tagged = found.due.into_iter().map(|row| (row.id, (row.lane, row.partner)));

@@ -103,8 +103,7 @@ impl PoolConfig {
 
     /// A pool that connects at its first use; the server shows `application` for it.
     pub fn open(&self, application: &str) -> Result<Database, BadDatabaseUrl> {
-        let session = self.session(application)?;
-        Ok(Database::open(session, self.database_connections, self.database_timeout))
+        Ok(Database::open(self.session(application)?, self.database_connections, self.database_timeout))
     }
 }
 

@@ -76,8 +76,7 @@ pub async fn due(connection: &mut PgConnection, page: &DeliveryPage) -> Result<F
         i64::try_from(page.per_partner).unwrap_or(i64::MAX),
     );
     let rows = query.fetch_all(connection).await?;
-    let last = rows.iter().find(|row| row.nth >= limit);
-    let after = last.map(|row| row.partner_id.into());
+    let after = rows.iter().find(|row| row.nth >= limit).map(|row| row.partner_id.into());
     let due = rows
         .into_iter()
         .filter_map(|row| {
@@ -111,8 +110,7 @@ pub async fn lease(
         &ids as &[&str],
         seconds(lease),
     );
-    let leased = query.fetch_all(connection).await?;
-    leased.into_iter().map(|id| Ok(id.try_into()?)).collect()
+    query.fetch_all(connection).await?.into_iter().map(|id| Ok(id.try_into()?)).collect()
 }
 
 /// Inserts a due row, due now, for each of these pending deliveries. One that has a due row keeps it.

@@ -139,8 +139,7 @@ pub async fn moving(connection: &mut PgConnection) -> Result<Vec<PartnerId>> {
     let query = sqlx::query_scalar!(
         "SELECT partner_id FROM endpoints WHERE moving_since IS NOT NULL ORDER BY partner_id LIMIT 100"
     );
-    let moving = query.fetch_all(connection).await?;
-    Ok(moving.into_iter().map(PartnerId::from).collect())
+    Ok(query.fetch_all(connection).await?.into_iter().map(PartnerId::from).collect())
 }
 
 /// The result of one batch of [`move_waiting`].

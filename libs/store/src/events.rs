@@ -214,8 +214,7 @@ pub async fn forget(connection: &mut PgConnection, limit: u32) -> Result<u64> {
          SELECT event_id FROM old",
         i64::from(limit),
     );
-    let gone = query.fetch_all(connection).await?;
-    Ok(u64::try_from(gone.len()).unwrap_or(u64::MAX))
+    Ok(u64::try_from(query.fetch_all(connection).await?.len()).unwrap_or(u64::MAX))
 }
 
 /// The facts that decide whether a delivery can be sent again.

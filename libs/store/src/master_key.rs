@@ -151,8 +151,7 @@ async fn walk(
     let mut after = Some(String::new());
     while let Some(last) = after {
         let page = profiles(connection, &last, prefix.as_deref()).await?;
-        let heads = page.iter().filter_map(|row| row.head.as_deref());
-        heads.for_each(|head| pass.usage(head).profiles += 1);
+        page.iter().filter_map(|row| row.head.as_deref()).for_each(|head| pass.usage(head).profiles += 1);
         if let Some(vault) = vault {
             reencrypt_profiles(connection, vault, &page, &mut pass).await?;
         }
@@ -162,8 +161,7 @@ async fn walk(
     let mut after = None;
     loop {
         let page = answers(connection, after.as_ref(), prefix.as_deref()).await?;
-        let heads = page.iter().filter_map(|row| row.head.as_deref());
-        heads.for_each(|head| pass.usage(head).answers += 1);
+        page.iter().filter_map(|row| row.head.as_deref()).for_each(|head| pass.usage(head).answers += 1);
         if let Some(vault) = vault {
             reencrypt_answers(connection, vault, &page, &mut pass).await?;
         }
@@ -255,8 +253,7 @@ async fn reencrypt_partner(
         row.old_secret_key,
         row.old_webhook_secret,
     );
-    let done = statement.execute(connection).await?;
-    pass.reencrypted += done.rows_affected() * changed;
+    pass.reencrypted += statement.execute(connection).await?.rows_affected() * changed;
     Ok(())
 }
 
@@ -320,8 +317,7 @@ async fn reencrypt_profiles(
         &old,
         &new,
     );
-    let done = statement.execute(connection).await?;
-    pass.reencrypted += done.rows_affected();
+    pass.reencrypted += statement.execute(connection).await?.rows_affected();
     Ok(())
 }
 
@@ -395,7 +391,6 @@ async fn reencrypt_answers(
         &old,
         &new,
     );
-    let done = statement.execute(connection).await?;
-    pass.reencrypted += done.rows_affected();
+    pass.reencrypted += statement.execute(connection).await?.rows_affected();
     Ok(())
 }

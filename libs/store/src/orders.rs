@@ -212,8 +212,7 @@ pub async fn refuse(connection: &mut PgConnection, order_id: OrderId) -> Result<
          WHERE order_id = $1 AND refusable AND NOT refused AND answer_by > clock_timestamp() FOR UPDATE",
         order_id.uuid(),
     );
-    let refusable = query.fetch_optional(&mut *transaction).await?;
-    if refusable.is_none() {
+    if query.fetch_optional(&mut *transaction).await?.is_none() {
         transaction.rollback().await?;
         return Ok(None);
     }
@@ -228,8 +227,7 @@ pub async fn refuse(connection: &mut PgConnection, order_id: OrderId) -> Result<
     finish_refusal(&mut transaction, order_id, &moved, false).await?;
     transaction.commit().await?;
     let tried = moved.into_iter().filter(|placement| placement.tried);
-    let refusals = tried.map(|placement| placement.refusal);
-    Ok(Some(refusals.collect()))
+    Ok(Some(tried.map(|placement| placement.refusal).collect()))
 }
 
 /// A placement that [`close`] moved to `refused`.

@@ -266,8 +266,7 @@ pub async fn orders(
             cancelled_at: row.cancelled_at,
             created_at: row.created_at,
         };
-        let units = Units { total: row.total, ready: row.ready, failed: row.failed, on_hold: row.on_hold };
-        (head, units)
+        (head, Units { total: row.total, ready: row.ready, failed: row.failed, on_hold: row.on_hold })
     });
     Ok(read.collect())
 }
@@ -305,8 +304,7 @@ pub async fn options(
         providers,
         limit,
     );
-    let rows = rows.fetch_all(connection).await?.into_iter();
-    let offered = rows.map(|row| {
+    let offered = rows.fetch_all(connection).await?.into_iter().map(|row| {
         Ok(OfferedOption {
             option_id: row.option_id.into(),
             name: row.name,

@@ -280,8 +280,7 @@ pub async fn rotate_keys(
         seconds(overlap.lasts),
         overlap.keep_old,
     );
-    let rotated = query.fetch_optional(connection).await?;
-    Ok(rotated.map_or(Rotated::Refused, Rotated::Until))
+    Ok(query.fetch_optional(connection).await?.map_or(Rotated::Refused, Rotated::Until))
 }
 
 /// Replaces a webhook secret; the old one, at most one as in [`rotate_keys`], signs during the overlap too.
@@ -306,8 +305,7 @@ pub async fn rotate_webhook_secret(
         seconds(overlap.lasts),
         overlap.keep_old,
     );
-    let rotated = query.fetch_optional(connection).await?;
-    Ok(rotated.map_or(Rotated::Refused, Rotated::Until))
+    Ok(query.fetch_optional(connection).await?.map_or(Rotated::Refused, Rotated::Until))
 }
 
 /// Reads the credentials of the partners that match a condition.

@@ -94,8 +94,7 @@ pub async fn register(connection: &mut PgConnection, names: &[String]) -> Result
 
 /// Every provider that was ever configured, by name.
 pub async fn list(connection: &mut PgConnection) -> Result<Vec<ProviderBreaker>> {
-    let all = breakers!("SELECT", "FROM providers ORDER BY name");
-    Ok(all.fetch_all(connection).await?)
+    Ok(breakers!("SELECT", "FROM providers ORDER BY name").fetch_all(connection).await?)
 }
 
 /// Counts a failed call that began at this version. Opens the breaker if the limit is reached, if the call
@@ -227,8 +226,7 @@ pub async fn hint(connection: &mut PgConnection, provider: &str, unit_id: &str) 
         provider,
         unit_id,
     );
-    let moved = statement.execute(connection).await?.rows_affected();
-    Ok(moved > 0)
+    Ok(statement.execute(connection).await?.rows_affected() > 0)
 }
 
 /// The lease of a replica's share of a rate limit.
@@ -325,8 +323,7 @@ pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Resul
            FROM (SELECT provider FROM options UNION SELECT unnest($1::text[])) known (provider)"#,
         served,
     );
-    let rows = query.fetch_all(connection).await?;
-    let backlogs = rows.into_iter().map(|row| Backlog {
+    let backlogs = query.fetch_all(connection).await?.into_iter().map(|row| Backlog {
         provider: row.provider,
         parked: count(row.parked),
         due: count(row.due),

@@ -325,8 +325,7 @@ pub async fn backlog(connection: &mut PgConnection) -> Result<Backlog> {
             class.as_str(),
             seconds(class.lag()),
         );
-        let behind = query.fetch_one(&mut *connection).await?;
-        *overdue = age(behind.unwrap_or_default());
+        *overdue = age(query.fetch_one(&mut *connection).await?.unwrap_or_default());
     }
     let query = sqlx::query!(
         r#"SELECT extract(epoch FROM now() - (SELECT at FROM retention_due ORDER BY at LIMIT 1))::float8 AS overdue,

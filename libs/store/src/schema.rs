@@ -73,16 +73,14 @@ pub fn latest() -> i64 {
 }
 
 fn newest(migrations: &Migrator) -> i64 {
-    let versions = migrations.iter().map(|migration| migration.version);
-    versions.max().unwrap_or_default()
+    migrations.iter().map(|migration| migration.version).max().unwrap_or_default()
 }
 
 /// Waits until the database responds, with the checks of [`check_all`] twice a second. Errors that do not go
 /// away by waiting end it at once. The caller ends it when the process stops.
 pub async fn wait(database: &Database, vault: &Vault) -> Result<(), SchemaError> {
     loop {
-        let checked = database.run(async |connection| check_all(connection, vault).await);
-        match checked.await {
+        match database.run(async |connection| check_all(connection, vault).await).await {
             Err(SchemaError::Store(error)) => tracing::warn!(%error, "waiting for the database"),
             result => return result,
         }
@@ -152,6 +150,5 @@ async fn oldest_served(connection: &mut PgConnection, known: i64) -> Result<Opti
 }
 
 async fn exists(connection: &mut PgConnection, table: &str) -> Result<bool> {
-    let exists = sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL").bind(table);
-    Ok(exists.fetch_one(connection).await?)
+    Ok(sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL").bind(table).fetch_one(connection).await?)
 }

@@ -123,8 +123,7 @@ impl Vault {
         for (ring, text) in rings {
             let keys = written(text)?;
             for (id, bytes) in &keys {
-                let known = all.iter().flat_map(|(_, keys)| keys);
-                for (other, with) in known {
+                for (other, with) in all.iter().flat_map(|(_, keys)| keys) {
                     if other == id && with.expose_secret() != bytes.expose_secret() {
                         return Err(VaultError::DuplicateKey(id.clone()));
                     }

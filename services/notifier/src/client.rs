@@ -85,8 +85,7 @@ impl Service<Name> for Names {
         let dns = self.0.clone();
         async move {
             let addresses = dns.resolve(name.as_str()).await?.into_iter();
-            let with_port = addresses.map(|address| SocketAddr::new(address, 0));
-            Ok(with_port.collect::<Vec<_>>().into_iter())
+            Ok(addresses.map(|address| SocketAddr::new(address, 0)).collect::<Vec<_>>().into_iter())
         }
         .boxed()
     }

@@ -325,8 +325,7 @@ impl Stage for Deliver {
     }
 
     async fn defer(&self, ids: &[DeliveryId]) -> anyhow::Result<()> {
-        let deferring = self.database.run(async |connection| deliveries::defer(connection, ids).await);
-        Ok(deferring.await?)
+        Ok(self.database.run(async |connection| deliveries::defer(connection, ids).await).await?)
     }
 
     async fn due(&self, look: Look) -> anyhow::Result<Found<DeliveryId>> {
@@ -345,8 +344,7 @@ impl Stage for Deliver {
 
     async fn lease(&self, ids: &[DeliveryId]) -> anyhow::Result<Vec<DeliveryId>> {
         let lease = lease(self.settings.timeout);
-        let leasing = self.database.run(async |connection| deliveries::lease(connection, ids, lease).await);
-        Ok(leasing.await?)
+        Ok(self.database.run(async |connection| deliveries::lease(connection, ids, lease).await).await?)
     }
 
     async fn claim(&self, ids: &[DeliveryId], overdue: bool) -> anyhow::Result<Vec<Delivery>> {
@@ -355,8 +353,7 @@ impl Stage for Deliver {
         } else {
             Read::Young(FIRST_LEASE.saturating_sub(lease(self.settings.timeout)))
         };
-        let reading = self.database.run(async |connection| deliveries::read(connection, ids, which).await);
-        Ok(reading.await?)
+        Ok(self.database.run(async |connection| deliveries::read(connection, ids, which).await).await?)
     }
 
     fn id(delivery: &Delivery) -> &DeliveryId {

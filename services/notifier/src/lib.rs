@@ -157,8 +157,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         let database = database.clone();
         move || database.connections()
     });
-    let rings = [Keyring::Webhooks, Keyring::Profiles];
-    let vault = config.master_key.vault(&rings).map_err(BadSetting::error)?;
+    let vault =
+        config.master_key.vault(&[Keyring::Webhooks, Keyring::Profiles]).map_err(BadSetting::error)?;
     let qr_keys = config.qr.keys().map_err(BadSetting::error)?;
     let name_servers = config.guard.webhook_resolvers.clone();
     let calls = webhook::Limits {

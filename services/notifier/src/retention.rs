@@ -82,8 +82,7 @@ async fn show(database: &Database, metrics: &Metrics) {
     match database.run(retention::backlog).await {
         Ok(backlog) => {
             for (class, overdue) in Class::ALL.into_iter().zip(backlog.overdue) {
-                let of = [KeyValue::new("class", class.as_str())];
-                metrics.overdue.record(overdue.as_secs_f64(), &of);
+                metrics.overdue.record(overdue.as_secs_f64(), &[KeyValue::new("class", class.as_str())]);
             }
             metrics.waiting.record(backlog.waiting, &[]);
         }

@@ -123,8 +123,7 @@ impl Breaker {
         let counts = |breaker: &&providers::ProviderBreaker| {
             breaker.state == BreakerState::Closed || known.probe == Some(breaker.version)
         };
-        let counted = known.breaker.as_ref().filter(counts);
-        Since(counted.map(|breaker| breaker.version))
+        Since(known.breaker.as_ref().filter(counts).map(|breaker| breaker.version))
     }
 
     /// Records that a call begun at `since` got a response. Writes only if the breaker is not closed.

@@ -108,8 +108,7 @@ impl Recent {
 
     fn admit(&self, provider: &str, unit_id: &ProviderId, now: Instant) -> Admission {
         let mut window = lock(&self.window);
-        let is_over = |began| now.saturating_duration_since(began) >= WINDOW;
-        if window.began.is_none_or(is_over) {
+        if window.began.is_none_or(|began| now.saturating_duration_since(began) >= WINDOW) {
             window.began = Some(now);
             window.admitted = 0;
             window.units.clear();
@@ -168,8 +167,7 @@ async fn hear(
     let Ok(_in_flight) = callbacks.in_flight.try_acquire() else {
         return counted("shed", StatusCode::SERVICE_UNAVAILABLE);
     };
-    let reading = to_bytes(request.into_body(), MAX_BODY);
-    let body = match tokio::time::timeout(READ_TIMEOUT, reading).await {
+    let body = match tokio::time::timeout(READ_TIMEOUT, to_bytes(request.into_body(), MAX_BODY)).await {
         Ok(Ok(body)) => body,
         // The body is too large, or it was cut off and the client has gone.
         Ok(Err(_)) => return StatusCode::PAYLOAD_TOO_LARGE,
@@ -198,8 +196,7 @@ async fn hear(
 
 /// Serves until the soft stop, then finishes the requests in flight.
 pub async fn serve(listener: TcpListener, callbacks: Callbacks, shutdown: Shutdown) -> anyhow::Result<()> {
-    let most = callbacks.in_flight.available_permits() * CONNECTIONS;
-    let connections = Arc::new(Semaphore::new(most));
+    let connections = Arc::new(Semaphore::new(callbacks.in_flight.available_permits() * CONNECTIONS));
     let router = Router::new().route(ROUTE, post(take)).with_state(Arc::new(callbacks));
     let serve_one = |stream, _| {
         // Without a permit the connection is closed at once.
@@ -208,8 +205,7 @@ pub async fn serve(listener: TcpListener, callbacks: Callbacks, shutdown: Shutdo
         };
         let (service, stop) = (connection::service(router.clone()), shutdown.clone());
         shutdown.tracker().spawn(async move {
-            let http = connection::http(READ_TIMEOUT);
-            connection::serve(&http, stream, service, &stop, Duration::ZERO).await;
+            connection::serve(&connection::http(READ_TIMEOUT), stream, service, &stop, Duration::ZERO).await;
             drop(permit);
         });
     };

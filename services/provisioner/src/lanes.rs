@@ -116,8 +116,7 @@ impl Lanes {
             State::Testing => lane.in_flight > 0,
         };
         let book = lock(&self.book);
-        let open = book.lanes.iter().filter(|(_, lane)| closed_off(lane));
-        open.map(|(name, _)| name.to_string()).collect()
+        book.lanes.iter().filter(|(_, lane)| closed_off(lane)).map(|(name, _)| name.to_string()).collect()
     }
 
     /// The number of lanes with purchases in the window.

@@ -214,8 +214,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         let callbacks = Callbacks::new(callers, database.clone(), metrics.clone(), in_flight, rate);
         let listener = runtime::listener::bind("LISTEN", config.listen).await?;
         tracing::info!(listen = %config.listen, "listening for callbacks");
-        let serving = callbacks::serve(listener, callbacks, shutdown.clone());
-        shutdown.spawn("callbacks", serving);
+        shutdown.spawn("callbacks", callbacks::serve(listener, callbacks, shutdown.clone()));
     }
 
     let stop = shutdown.soft();

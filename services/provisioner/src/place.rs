@@ -119,8 +119,7 @@ impl Stage for Queue {
 
     async fn defer(&self, rows: &[PlacementId]) -> anyhow::Result<()> {
         let database = &self.placing.database;
-        let deferred = database.run(async |connection| placements::defer(connection, rows).await);
-        Ok(deferred.await?)
+        Ok(database.run(async |connection| placements::defer(connection, rows).await).await?)
     }
 
     async fn due(&self, look: Look) -> anyhow::Result<Found<PlacementId>> {
@@ -165,8 +164,7 @@ impl Placing {
     }
 
     async fn lease(&self, rows: &[PlacementId], lease: Duration) -> anyhow::Result<Vec<PlacementId>> {
-        let leased = self.database.run(async |connection| placements::lease(connection, rows, lease).await);
-        Ok(leased.await?)
+        Ok(self.database.run(async |connection| placements::lease(connection, rows, lease).await).await?)
     }
 
     async fn claim(&self, rows: &[PlacementId], claim: Claim) -> anyhow::Result<Vec<Claimed>> {
@@ -225,8 +223,7 @@ impl Placing {
         for work in perform(Effect::ClaimDue, self.claim(&leased, Claim::Probe)).await? {
             let trigger = Trigger { message: None, claimed };
             let placing = Arc::clone(self);
-            let running = Box::pin(async move { placing.run(work, trigger, None).await });
-            self.shutdown.tracker().spawn(running);
+            self.shutdown.tracker().spawn(Box::pin(async move { placing.run(work, trigger, None).await }));
         }
         Ok(())
     }
@@ -299,8 +296,7 @@ impl Placing {
         let message = trigger.message.as_deref();
         let verdict_to = message.and_then(|message| message.hint.as_ref());
         // Only a first attempt with a message measures the wait in the job queue.
-        let is_queued = message.is_some() && work.attempt == 1;
-        let queued = if is_queued { work.age } else { Duration::ZERO };
+        let queued = if message.is_some() && work.attempt == 1 { work.age } else { Duration::ZERO };
         let purchase = Purchase { placement_id: work.placement_id, items: assign::items(&work.topups) };
         // After a stall, a look-up may already have said "not found", so this purchase must not be sent.
         let send_by = trigger.claimed + self.settle_delay / 2;
@@ -333,8 +329,7 @@ impl Placing {
                 let _room = self.leave(slot).await;
                 tracing::info!(placement.id = %work.placement_id, order.id = %work.order_id, status, message, "the provider rejected the purchase");
                 // Recorded before the verdict is sent: the 422 rests on what is stored.
-                let settled = self.settle(work, Outcome::Rejected { status, message }).await;
-                if settled.moved {
+                if self.settle(work, Outcome::Rejected { status, message }).await.moved {
                     self.handshake.hint(verdict_to, work, Said::Refused);
                 }
             }

@@ -64,8 +64,7 @@ impl Rate {
         loop {
             let now = *share.borrow_and_update();
             // Without a share the turn is a year away, until the share is renewed.
-            let interval = Duration::from_secs_f64((1.0 / now).min(3e7));
-            let turn = *last + interval;
+            let turn = *last + Duration::from_secs_f64((1.0 / now).min(3e7));
             tokio::select! {
                 () = sleep_until(turn) => {
                     *last = turn.max(Instant::now() - MADE_UP);

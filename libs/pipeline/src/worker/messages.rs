@@ -148,10 +148,10 @@ impl<S: Stage> Worker<S> {
                     contexts.extend(traceparent.clone());
                     let (rows, hint) = self.stage.open(read);
                     let received = Arc::new(Received { hint, traceparent });
-                    tickets.extend(rows.into_iter().map(|row| {
-                        let waiting = (row.id, Some(Arc::clone(&received)));
-                        ((row.lane, row.partner), waiting)
-                    }));
+                    tickets.extend(
+                        rows.into_iter()
+                            .map(|row| ((row.lane, row.partner), (row.id, Some(Arc::clone(&received))))),
+                    );
                     ackers.push(acker);
                 }
                 Err(error) => self.bury(message, &error.to_string()).await,

@@ -220,8 +220,7 @@ pub async fn partner(
          WHERE partner_id = $1 AND disabled_at IS NOT NULL",
         partner_id.uuid(),
     );
-    let found = statement.execute(&mut *transaction).await?;
-    if found.rows_affected() == 0 {
+    if statement.execute(&mut *transaction).await?.rows_affected() == 0 {
         return Err(NotErased::Enabled);
     }
     actions::finish(transaction, mode, orders).await?;
@@ -248,6 +247,5 @@ pub async fn partner_batch(
     let erased = orders(&mut transaction, &ids).await?;
     transaction.commit().await?;
     let full = u32::try_from(page.len()).is_ok_and(|read| read >= limit);
-    let next = page.into_iter().last().filter(|_| full);
-    Ok((erased, next.map(|last| last.external_order_id)))
+    Ok((erased, page.into_iter().last().filter(|_| full).map(|last| last.external_order_id)))
 }

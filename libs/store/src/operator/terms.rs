@@ -94,8 +94,7 @@ pub async fn set(
         r#"SELECT count(DISTINCT days) AS "terms!" FROM retention_terms WHERE class = $1"#,
         class.as_str()
     );
-    let terms = query.fetch_one(&mut *transaction).await?;
-    if terms > MOST_TERMS {
+    if query.fetch_one(&mut *transaction).await? > MOST_TERMS {
         return Err(NotSet::TooMany);
     }
     let statement = sqlx::query!(

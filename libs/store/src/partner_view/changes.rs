@@ -52,7 +52,6 @@ pub async fn rotate(
 ) -> Result<Rotated> {
     let mut transaction = connection.begin().await?;
     let rotated = rotate(&mut transaction).await?;
-    let done = rotated != Rotated::Refused;
-    commit(transaction, done, command, partner_id).await?;
+    commit(transaction, rotated != Rotated::Refused, command, partner_id).await?;
     Ok(rotated)
 }

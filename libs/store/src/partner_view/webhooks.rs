@@ -55,8 +55,7 @@ pub async fn webhooks(
         SETTLE,
         limit,
     );
-    let rows = query.fetch_all(connection).await?;
-    let read = rows.into_iter().map(|row| {
+    let read = query.fetch_all(connection).await?.into_iter().map(|row| {
         Ok(StoredWebhook {
             position: Position { at: row.created_at, topup_id: row.topup_id.clone() },
             topup_id: row.topup_id.try_into()?,
@@ -77,6 +76,5 @@ pub async fn webhook_secrets(connection: &mut PgConnection, partner_id: PartnerI
         partner_id.uuid(),
     );
     let row = query.fetch_optional(connection).await?;
-    let secrets = row.map(|row| [Some(row.webhook_secret), row.old]);
-    Ok(secrets.into_iter().flatten().flatten().collect())
+    Ok(row.map(|row| [Some(row.webhook_secret), row.old]).into_iter().flatten().flatten().collect())
 }

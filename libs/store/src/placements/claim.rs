@@ -83,8 +83,7 @@ pub async fn due(
         i64::try_from(page.per_lane).unwrap_or(i64::MAX),
     );
     let rows = query.fetch_all(connection).await?;
-    let last = rows.iter().find(|row| row.nth >= limit);
-    let after = last.map(|row| (row.lane.clone(), row.partner_id.into()));
+    let after = rows.iter().find(|row| row.nth >= limit).map(|row| (row.lane.clone(), row.partner_id.into()));
     let due = rows
         .into_iter()
         .filter_map(|row| {
@@ -116,8 +115,7 @@ pub async fn lease(
         &ids,
         seconds(lease),
     );
-    let leased = query.fetch_all(connection).await?;
-    Ok(leased.into_iter().map(PlacementId::from).collect())
+    Ok(query.fetch_all(connection).await?.into_iter().map(PlacementId::from).collect())
 }
 
 /// The placements that a provisioner claims.
@@ -320,8 +318,7 @@ fn group(rows: Vec<Row>) -> Vec<Result<Claimed, Unreadable>> {
         let (placement_id, attempt) = (PlacementId::from(row.placement_id), unsigned(row.attempt));
         let unreadable = |error: Error| (placement_id, attempt, error);
         let place = *places.entry(row.placement_id).or_insert_with(|| {
-            let read = placement(&row).map(|claimed| (claimed, Vec::with_capacity(1)));
-            claimed.push(read.map_err(unreadable));
+            claimed.push(placement(&row).map(|claimed| (claimed, Vec::with_capacity(1))).map_err(unreadable));
             claimed.len() - 1
         });
         let pending = row.state == "pending";

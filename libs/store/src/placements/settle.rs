@@ -271,8 +271,7 @@ impl Bought {
             &self.iccids as &[Option<String>],
             &self.profiles as &[Option<Vec<u8>>],
         );
-        let rows = query.fetch_all(&mut *connection).await?;
-        for row in rows {
+        for row in query.fetch_all(&mut *connection).await? {
             let settled = changes.entry(row.placement_id.into()).or_default();
             settled.moved = true;
             settled.ready.extend(row.topup_id.map(TopupId::try_from).transpose()?);
@@ -326,8 +325,7 @@ impl Bought {
             &self.placements,
             &self.attempts,
         );
-        let rows = query.fetch_all(connection).await?;
-        for placement in rows {
+        for placement in query.fetch_all(connection).await? {
             let settled = Settled { moved: true, unexpected: true, ready: Vec::new() };
             changes.insert(placement.into(), settled);
         }
@@ -435,8 +433,7 @@ impl Moves {
             &self.statuses as &[Option<String>],
             &self.messages as &[Option<String>],
         );
-        let rows = query.fetch_all(connection).await?;
-        for placement in rows {
+        for placement in query.fetch_all(connection).await? {
             changes.entry(placement.into()).or_default().moved = true;
         }
         Ok(())

@@ -92,8 +92,7 @@ async fn retry(connection: &mut PgConnection, statements: &str) -> Result<()> {
     let mut conflicts = 0;
     loop {
         let mut transaction = connection.begin().await?;
-        let done = sqlx::raw_sql(AssertSqlSafe(statements)).execute(&mut *transaction).await;
-        match done {
+        match sqlx::raw_sql(AssertSqlSafe(statements)).execute(&mut *transaction).await {
             Ok(_) => return Ok(transaction.commit().await?),
             Err(error) => {
                 transaction.rollback().await?;

@@ -288,8 +288,7 @@ fn unknown_code(answer: &Answer) -> Trouble {
 
 /// `Retry-After` in seconds. A date is ignored: it would need the provider's clock.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let value = headers.get(header::RETRY_AFTER)?.to_str().ok()?;
-    value.trim().parse().ok().map(Duration::from_secs)
+    headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok().map(Duration::from_secs)
 }
 
 /// Classifies a request that got no response. It was certainly not sent only if there was no connection.
