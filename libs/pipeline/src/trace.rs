@@ -45,12 +45,9 @@ macro_rules! messaging_span {
             parent: None,
             tracing::Level::$level,
             $operation,
-            otel.name = format!("{} {}", $operation, $stream),
-            otel.kind = $kind,
-            messaging.system = "nats",
-            messaging.operation.name = $operation,
-            messaging.operation.type = $type,
-            messaging.destination.name = $stream,
+            otel.name = format!("{} {}", $operation, $stream), otel.kind = $kind,
+            messaging.system = "nats", messaging.destination.name = $stream,
+            messaging.operation.name = $operation, messaging.operation.type = $type,
             $($fields)*
         )
     };

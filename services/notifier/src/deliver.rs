@@ -214,15 +214,11 @@ impl Deliver {
             // The span omits path and query: they may hold a partner's secret.
             info_span!(
                 "POST webhook",
-                otel.kind = "client",
-                otel.status_code = Empty,
-                http.request.method = "POST",
+                otel.kind = "client", otel.status_code = Empty, error.type = Empty,
+                http.request.method = "POST", http.response.status_code = Empty,
                 http.request.resend_count = (delivery.attempt > 0).then_some(delivery.attempt),
-                url.scheme = url.scheme(),
-                server.address = url.host_str(),
+                url.scheme = url.scheme(), server.address = url.host_str(),
                 server.port = url.port_or_known_default(),
-                http.response.status_code = Empty,
-                error.type = Empty,
             )
         } else {
             Span::none()
@@ -395,10 +391,7 @@ fn process_span(delivery: &Delivery, trigger: &Trigger<()>) -> Span {
     let order_id = esim.map(|esim| tracing::field::display(esim.order_id));
     let span = if trigger.message.is_some() {
         messaging_span!(INFO, "process", "consumer", "process", READY;
-            topup.id = topup_id,
-            event.id = event_id,
-            partner.id = %delivery.partner_id,
-            order.id = order_id,
+            topup.id = topup_id, event.id = event_id, partner.id = %delivery.partner_id, order.id = order_id,
             attempt = delivery.attempt,
         )
     } else {
@@ -406,12 +399,8 @@ fn process_span(delivery: &Delivery, trigger: &Trigger<()>) -> Span {
         info_span!(
             parent: None,
             "redrive delivery",
-            otel.kind = "internal",
-            topup.id = topup_id,
-            event.id = event_id,
-            partner.id = %delivery.partner_id,
-            order.id = order_id,
-            attempt = delivery.attempt,
+            otel.kind = "internal", topup.id = topup_id, event.id = event_id, order.id = order_id,
+            partner.id = %delivery.partner_id, attempt = delivery.attempt,
         )
     };
     trace::follow(

@@ -130,13 +130,8 @@ impl Recent {
 async fn take(state: State<Arc<Callbacks>>, path: Path<(String, String)>, request: Request) -> Response {
     let span = info_span!(
         "POST /callbacks/{provider}/{token}",
-        otel.kind = "server",
-        otel.status_code = Empty,
-        http.request.method = "POST",
-        http.route = ROUTE,
-        url.scheme = "http",
-        http.response.status_code = Empty,
-        error.type = Empty,
+        otel.kind = "server", otel.status_code = Empty, error.type = Empty, url.scheme = "http",
+        http.request.method = "POST", http.route = ROUTE, http.response.status_code = Empty,
     );
     let status = hear(state, path, request).instrument(span.clone()).await;
     span.record("http.response.status_code", status.as_u16());

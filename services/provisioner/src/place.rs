@@ -242,23 +242,16 @@ fn process_span(work: &Claimed, trigger: &Trigger<Option<Arc<str>>>, provider: &
     }
     let span = if trigger.message.is_some() {
         messaging_span!(INFO, "process", "consumer", "process", JOBS;
-            messaging.message.id = %work.placement_id,
-            order.id = %work.order_id,
-            placement.id = %work.placement_id,
-            provider.name = provider,
-            attempt = work.attempt,
+            messaging.message.id = %work.placement_id, order.id = %work.order_id,
+            placement.id = %work.placement_id, provider.name = provider, attempt = work.attempt,
         )
     } else {
         // Without a message: the row was due.
         info_span!(
             parent: None,
             "redrive placement",
-            otel.kind = "internal",
-            order.id = %work.order_id,
-            placement.id = %work.placement_id,
-            provider.name = provider,
-            placement.state = work.was.as_str(),
-            attempt = work.attempt,
+            otel.kind = "internal", order.id = %work.order_id, placement.id = %work.placement_id,
+            provider.name = provider, placement.state = work.was.as_str(), attempt = work.attempt,
         )
     };
     let belongs = work.attempt <= 1 && work.age < ONE_TRACE;

@@ -175,11 +175,8 @@ impl<S: Stage> Worker<S> {
         self.jobs.deferred(refused.len());
         let rows: Vec<S::Id> = refused.into_iter().map(|(row, _)| row).collect();
         if let Err(error) = self.stage.defer(&rows).await {
-            tracing::warn!(
-                error = format!("{error:#}"),
-                rows = rows.len(),
-                "cannot defer; the sweep finds the rows"
-            );
+            let error = format!("{error:#}");
+            tracing::warn!(error, rows = rows.len(), "cannot defer; the sweep finds the rows");
         }
     }
 
@@ -194,10 +191,8 @@ impl<S: Stage> Worker<S> {
                 self.acknowledge(&acker, AckKind::Ack).await;
             }
             Err(error) => {
-                tracing::warn!(
-                    error = format!("{error:#}"),
-                    "cannot reach {DEAD}; the message will be redelivered"
-                );
+                let error = format!("{error:#}");
+                tracing::warn!(error, "cannot reach {DEAD}; the message will be redelivered");
                 self.acknowledge(&acker, AckKind::Nak(Some(RETRY))).await;
             }
         }

@@ -132,16 +132,11 @@ impl Usimsa {
     async fn call(&self, call: Call<'_>) -> Result<Answer, Trouble> {
         let span = info_span!(
             "provider call",
-            otel.name = format!("{} {}", call.method, call.route),
-            otel.kind = "client",
-            otel.status_code = field::Empty,
-            http.request.method = %call.method,
-            url.template = call.route,
-            url.full = field::Empty,
-            server.address = self.order_url.host_str(),
-            server.port = self.order_url.port_or_known_default(),
-            http.response.status_code = field::Empty,
-            error.type = field::Empty,
+            otel.name = format!("{} {}", call.method, call.route), otel.kind = "client",
+            otel.status_code = field::Empty, error.type = field::Empty,
+            http.request.method = %call.method, http.response.status_code = field::Empty,
+            url.template = call.route, url.full = field::Empty,
+            server.address = self.order_url.host_str(), server.port = self.order_url.port_or_known_default(),
         );
         let mut status = None;
         let answer = self.exchange(call, &span, &mut status).instrument(span.clone()).await;
