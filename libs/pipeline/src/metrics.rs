@@ -129,8 +129,7 @@ pub struct Watched {
     pub consumers: Vec<String>,
 }
 
-/// The last state that JetStream reported: values with their attributes, for each of [`GAUGES`]. Empty during an
-/// outage: an old number would look current.
+/// What JetStream last reported, for each of [`GAUGES`]; empty in an outage, when numbers would be old.
 type Seen = [Vec<(u64, Vec<KeyValue>)>; 4];
 
 /// The gauges of streams and consumers, with their descriptions.

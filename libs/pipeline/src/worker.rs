@@ -1,5 +1,4 @@
-//! The loop of a stage. Tickets have two sources: [messages](messages) and due rows. They wait for slots in
-//! [lanes](crate::lanes), are claimed in batches, and run.
+//! The loop of a stage: tickets of [messages](messages) and due rows wait in [lanes](crate::lanes) and run.
 //!
 //! The rows of a message are in PostgreSQL, and the sweep finds those that never finish. Only the [`Stage`]
 //! publishes messages and changes rows.

@@ -57,8 +57,7 @@ fn database_timeout(text: &str) -> Result<Duration, String> {
 const PLANS: [(&str, &str); 3] =
     [("enable_seqscan", "off"), ("plan_cache_mode", "force_generic_plan"), ("jit", "off")];
 
-/// A setting of ours that every session has. A pooler that drops `options` drops it with the others, so
-/// [`crate::schema::check`] finds it missing.
+/// A setting of every session: a pooler drops it with `options`, so [`crate::schema::check`] finds it missing.
 pub(crate) const STARTUP_OPTIONS: (&str, &str) = ("esim.startup_options", "kept");
 
 /// `DATABASE_URL` can't be parsed. The error doesn't show it: it holds a password.

@@ -47,8 +47,7 @@ pub struct NewTopup {
     pub provider_option_id: String,
 }
 
-/// Stores a batch of orders with all their parts in one statement. Returns for each order whether it was
-/// stored; if not, its external id was taken.
+/// Stores orders with all parts in one statement. Returns for each whether its external id was still free.
 ///
 /// The rows are written in the order of their unique key: two replicas that store the same keys wait for each
 /// other instead of deadlocking.
@@ -217,12 +216,10 @@ pub async fn refuse(connection: &mut PgConnection, order_id: OrderId) -> Result<
         return Ok(None);
     }
     // A placement that was never tried says nothing of the provider.
-    let moved = match close(&mut transaction, order_id).await? {
-        Some(moved) if moved.iter().any(|placement| placement.tried) => moved,
-        _ => {
-            transaction.rollback().await?;
-            return Ok(None);
-        }
+    let moved = close(&mut transaction, order_id).await?;
+    let Some(moved) = moved.filter(|moved| moved.iter().any(|placement| placement.tried)) else {
+        transaction.rollback().await?;
+        return Ok(None);
     };
     finish_refusal(&mut transaction, order_id, &moved, false).await?;
     transaction.commit().await?;

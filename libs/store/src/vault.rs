@@ -116,8 +116,7 @@ impl Vault {
         Self::of(&Keyring::ALL.map(|ring| (ring, text)))
     }
 
-    /// A vault with these keys for these purposes. Two different keys with one id are refused, also for different
-    /// purposes: the id in a stored value names one key.
+    /// A vault with these keys. Different keys with one id are refused, even of two purposes: an id names one.
     pub fn of(rings: &[(Keyring, &SecretString)]) -> Result<Self, VaultError> {
         let mut all: Vec<(Keyring, Written)> = Vec::new();
         for (ring, text) in rings {

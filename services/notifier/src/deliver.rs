@@ -46,8 +46,7 @@ pub const FIRST_LEASE: Duration = Duration::from_secs(30);
 pub const LEASE_MARGIN: Duration = Duration::from_secs(5);
 /// The most attempts of one commit.
 const BATCH: usize = 512;
-/// How long the oldest delivery of an endpoint waits for a slot until the endpoint counts as slow. New
-/// deliveries of a slow endpoint are deferred.
+/// How long an endpoint's oldest delivery waits until the endpoint is slow and new ones are deferred.
 pub const SLOW: Duration = Duration::from_secs(1);
 
 /// The lease of a due delivery, given the timeout of a request.

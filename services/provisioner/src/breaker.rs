@@ -15,7 +15,7 @@ use pipeline::{Effect, perform};
 use runtime::{Shutdown, health::Readiness, lock};
 use store::{
     Database, PgConnection,
-    providers::{self, BreakerLimits, BreakerState},
+    providers::{self, BreakerLimits, BreakerState, ProviderBreaker},
 };
 
 use crate::{lanes::Lanes, metrics::Metrics, providers::Trouble, rate::Rate};
@@ -35,7 +35,7 @@ pub struct Breaker {
 #[derive(Default)]
 struct Known {
     /// The row as last read or changed.
-    breaker: Option<providers::ProviderBreaker>,
+    breaker: Option<ProviderBreaker>,
     /// The version at which this process got the probe.
     probe: Option<i64>,
     run: Run,
@@ -83,10 +83,10 @@ impl Breaker {
         Arc::new(Self { provider, limits, database, lanes, known: Mutex::default(), metrics })
     }
 
-    fn learn(&self, now: providers::ProviderBreaker) {
+    fn learn(&self, now: ProviderBreaker) {
         let mut known = lock(&self.known);
         // The row may be older than a change by this process.
-        let is_newer = |known: &providers::ProviderBreaker| known.version > now.version;
+        let is_newer = |known: &ProviderBreaker| known.version > now.version;
         if known.breaker.as_ref().is_some_and(is_newer) {
             return;
         }
@@ -120,7 +120,7 @@ impl Breaker {
     /// Marks the start of a call.
     pub fn begin(&self) -> Since {
         let known = lock(&self.known);
-        let counts = |breaker: &&providers::ProviderBreaker| {
+        let counts = |breaker: &&ProviderBreaker| {
             breaker.state == BreakerState::Closed || known.probe == Some(breaker.version)
         };
         Since(known.breaker.as_ref().filter(counts).map(|breaker| breaker.version))
@@ -132,7 +132,7 @@ impl Breaker {
         {
             let mut known = lock(&self.known);
             known.run = Run::default();
-            let closes = |breaker: &providers::ProviderBreaker| {
+            let closes = |breaker: &ProviderBreaker| {
                 breaker.version == version && breaker.state != BreakerState::Closed
             };
             if !known.breaker.as_ref().is_some_and(closes) {
@@ -184,7 +184,7 @@ impl Breaker {
         Ok(granted)
     }
 
-    fn take(&self, updated: Result<Option<providers::ProviderBreaker>, store::Error>) {
+    fn take(&self, updated: Result<Option<ProviderBreaker>, store::Error>) {
         match updated {
             Ok(Some(now)) => self.learn(now),
             // Another process changed the row; the next read shows it.
@@ -195,10 +195,7 @@ impl Breaker {
 }
 
 /// Reads the breakers of all providers and creates the missing ones of `names`.
-async fn read(
-    connection: &mut PgConnection,
-    names: &[String],
-) -> Result<Vec<providers::ProviderBreaker>, store::Error> {
+async fn read(connection: &mut PgConnection, names: &[String]) -> Result<Vec<ProviderBreaker>, store::Error> {
     let rows = providers::list(connection).await?;
     if names.iter().all(|name| rows.iter().any(|row| row.name == *name)) {
         return Ok(rows);

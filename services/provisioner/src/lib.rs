@@ -197,10 +197,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     config.check()?;
     let providers = config.connect()?;
     let database = config.database.open("provisioner").map_err(BadSetting::error)?;
-    runtime::metrics::connections({
-        let database = database.clone();
-        move || database.connections()
-    });
+    let pool = database.clone();
+    runtime::metrics::connections(move || pool.connections());
     let vault = config.master_key.vault(&[Keyring::Profiles]).map_err(BadSetting::error)?;
     let nats = Nats::connect(&config.nats, "provisioner").await?;
     let metrics = Metrics::default();

@@ -73,8 +73,7 @@ pub struct Placing {
     pub shutdown: Shutdown,
 }
 
-/// One of a provider's two queues: purchases, or look-ups and collects. Each has its own slots, so an
-/// unknown outcome never waits behind purchases.
+/// One of a provider's queues: purchases, or look-ups and collects. Neither waits for slots of the other.
 pub struct Queue {
     pub placing: Arc<Placing>,
     pub buys: bool,
@@ -234,8 +233,7 @@ impl Placing {
     }
 }
 
-/// The first attempt and its early look-ups and collects belong to the order's trace. Later work starts
-/// a trace of its own with a link to the order's.
+/// The first attempt's early work belongs to the order's trace; later work starts one with a link to it.
 fn process_span(work: &Claimed, trigger: &Trigger<Option<Arc<str>>>, provider: &str) -> Span {
     if !trace::is_recorded() {
         return Span::none();

@@ -81,8 +81,7 @@ pub struct TopupView {
     pub delivery_due_at: Option<OffsetDateTime>,
 }
 
-/// Finds the newest 20 orders with this id: an order id, a placement id, a topup id, an ICCID, or an external
-/// order id, which several partners may use.
+/// The newest 20 orders with this order, placement, topup or external id (of any partner), or this ICCID.
 pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderView>> {
     let uuid: Option<Uuid> = id.parse().ok();
     let iccid = Iccid::parse(id).ok();

@@ -19,8 +19,7 @@ use crate::{
 
 /// The most settlements in one commit.
 const BATCH: usize = 256;
-/// Consecutive unknown outcomes before a placement is parked. Age alone does not park it: after an
-/// outage of the provider every placement is old.
+/// Consecutive unknown outcomes before a placement is parked: after an outage every placement is old.
 const LASTING: u32 = 5;
 /// The most tries to record an outcome after errors that concern neither the data nor the connection.
 /// After the last try the lease ends, and the placement is looked up again.

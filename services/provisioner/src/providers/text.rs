@@ -17,8 +17,7 @@ fn is_format(character: char) -> bool {
     )
 }
 
-/// A message as one line of at most 200 characters, without control and format characters. Any run
-/// of blanks and control characters becomes one space.
+/// One line of at most 200 characters: blanks and control characters become one space, format ones go.
 pub fn one_line(message: &str) -> String {
     let mut line = String::new();
     let mut length = 0;
