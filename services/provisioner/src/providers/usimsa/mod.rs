@@ -16,7 +16,8 @@ use reqwest::{
     header::{self, HeaderMap, HeaderValue},
     redirect,
 };
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
+use serde_json::{Value, json};
 use signing::{SecretKey, usimsa};
 use time::{Date, format_description::StaticFormatDescription, macros::format_description};
 use tracing::{Instrument, Span, field, info_span};
@@ -79,20 +80,6 @@ struct Usimsa {
     answer_max: usize,
 }
 
-#[derive(Serialize)]
-struct OrderRequest<'a> {
-    #[serde(rename = "orderId")]
-    order_id: PlacementId,
-    products: Vec<OrderProduct<'a>>,
-}
-
-#[derive(Serialize)]
-struct OrderProduct<'a> {
-    #[serde(rename = "optionId")]
-    option_id: &'a str,
-    qty: usize,
-}
-
 #[derive(Deserialize)]
 struct Answer {
     code: String,
@@ -125,7 +112,7 @@ struct Call<'a> {
     url: Url,
     path: &'a str,
     route: &'static str,
-    body: Option<&'a OrderRequest<'a>>,
+    body: Option<Value>,
 }
 
 impl Usimsa {
@@ -173,7 +160,7 @@ impl Usimsa {
             request = request.header(trace::TRACEPARENT, context);
         }
         if let Some(body) = call.body {
-            request = request.json(body);
+            request = request.json(&body);
         }
         let response = request.send().await.map_err(failure)?;
         let status = response.status();
@@ -218,16 +205,15 @@ impl Usimsa {
 impl Provider for Usimsa {
     fn place<'a>(&'a self, purchase: &'a Purchase) -> BoxFuture<'a, Result<PlaceAnswer, Trouble>> {
         async move {
-            let products =
-                purchase.items.iter().map(|(option_id, qty)| OrderProduct { option_id, qty: *qty }).collect();
-            let request = OrderRequest { order_id: purchase.placement_id, products };
+            let product = |(option, qty): &(String, usize)| json!({ "optionId": option, "qty": qty });
+            let products: Vec<Value> = purchase.items.iter().map(product).collect();
             let answer = self
                 .call(Call {
                     method: Method::POST,
                     url: self.order_url.clone(),
                     path: ORDER,
                     route: ORDER,
-                    body: Some(&request),
+                    body: Some(json!({ "orderId": purchase.placement_id, "products": products })),
                 })
                 .await?;
             match answer.code.as_str() {
