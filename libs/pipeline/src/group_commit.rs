@@ -70,8 +70,7 @@ impl<W: Writer> GroupCommit<W> {
 
     /// Writes one item together with everything else in the queue.
     pub async fn write(&self, item: W::Item) -> Result<Result<W::Output, W::Error>, Closed> {
-        let written = self.write_unless(item, std::future::pending()).await?;
-        written.ok_or(Closed)
+        self.write_unless(item, std::future::pending()).await?.ok_or(Closed)
     }
 
     /// Like [`GroupCommit::write`], but takes the item out of the queue if `given_up` ends before its batch

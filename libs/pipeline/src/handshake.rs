@@ -40,8 +40,7 @@ impl Nats {
             async move {
                 for (to, verdicts) in parcels(hints.into_iter().map(|hint| (hint.to, hint.verdict))) {
                     let release_to = address.clone();
-                    let message = Verdicts::V2 { release_to, verdicts };
-                    nats.send("topup.verdict", &to, &message).await;
+                    nats.send("topup.verdict", &to, &Verdicts::V2 { release_to, verdicts }).await;
                 }
             }
         })
@@ -52,8 +51,7 @@ impl Nats {
         self.batcher("releases", shutdown, async |nats: Self, releases: Vec<Release>| {
             let releases = releases.into_iter().map(|release| (release.to, release.placement_id));
             for (to, placements) in parcels(releases) {
-                let message = Releases::V2 { placements };
-                nats.send("topup.release", &to, &message).await;
+                nats.send("topup.release", &to, &Releases::V2 { placements }).await;
             }
         })
     }

@@ -40,8 +40,7 @@ pub struct Ready {
 pub(crate) fn parcels<K: PartialEq, T>(items: impl Iterator<Item = (K, T)>) -> Vec<(K, Vec<T>)> {
     let mut parcels: Vec<(K, Vec<T>)> = Vec::new();
     for (key, item) in items {
-        let open = |(to, rows): &&mut (K, Vec<T>)| *to == key && rows.len() < MOST;
-        match parcels.iter_mut().rev().find(open) {
+        match parcels.iter_mut().rev().find(|(to, rows): &&mut (K, Vec<T>)| *to == key && rows.len() < MOST) {
             Some((_, rows)) => rows.push(item),
             None => parcels.push((key, vec![item])),
         }
@@ -85,8 +84,7 @@ impl Nats {
             let ready = ready.into_iter().map(|ready| ((), (ready.topup, ready.traceparent)));
             let messages = parcels(ready).into_iter().map(|((), rows)| {
                 let (topups, traceparents): (_, Vec<_>) = rows.into_iter().unzip();
-                let subject = nats.ready_batch_subject();
-                (subject, TopupReady::V2 { topups }, traceparents)
+                (nats.ready_batch_subject(), TopupReady::V2 { topups }, traceparents)
             });
             nats.publish_all(READY, messages).await;
         })

@@ -27,8 +27,7 @@ pub fn gather<'a>(span: &Span, traceparents: impl Iterator<Item = Option<&'a str
     if let Some((first, others)) = contexts.split_first()
         && others.iter().all(|other| other.trace_id() == first.trace_id())
     {
-        let context = opentelemetry::Context::new().with_remote_span_context(first.clone());
-        let _ = span.set_parent(context);
+        let _ = span.set_parent(opentelemetry::Context::new().with_remote_span_context(first.clone()));
         rest = others;
     }
     for context in rest {

@@ -75,8 +75,7 @@ impl DatabaseConfig {
         }
         let options: PgConnectOptions = url.parse().map_err(|_: sqlx::Error| BadDatabaseUrl)?;
         // The server can log slow statements; whole statements in our log are noise.
-        let options = options.application_name(application).options([STARTUP_OPTIONS]);
-        Ok(options.disable_statement_logging())
+        Ok(options.application_name(application).options([STARTUP_OPTIONS]).disable_statement_logging())
     }
 }
 

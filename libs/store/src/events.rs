@@ -46,9 +46,8 @@ impl std::str::FromStr for Kind {
 
     /// Parses a kind that a partner can choose.
     fn from_str(name: &str) -> Result<Self, String> {
-        let mut all = Self::CHOICES.into_iter();
-        all.find(|kind| kind.as_str() == name)
-            .ok_or_else(|| "there are the events topup.failed and key.expiring".to_owned())
+        let found = Self::CHOICES.into_iter().find(|kind| kind.as_str() == name);
+        found.ok_or_else(|| "there are the events topup.failed and key.expiring".to_owned())
     }
 }
 

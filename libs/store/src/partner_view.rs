@@ -257,8 +257,7 @@ pub async fn orders(
         page.created_after,
         page.limit,
     );
-    let rows = query.fetch_all(connection).await?;
-    let read = rows.into_iter().map(|row| {
+    let read = query.fetch_all(connection).await?.into_iter().map(|row| {
         let head = OrderHead {
             order_id: row.order_id.into(),
             external_order_id: row.external_order_id,

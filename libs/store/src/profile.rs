@@ -53,9 +53,8 @@ pub(crate) async fn check_keys(connection: &mut PgConnection, vault: &Vault) -> 
            FROM (SELECT topup_id, profile FROM esims ORDER BY topup_id DESC LIMIT 1000) newest
            WHERE profile IS NOT NULL ORDER BY topup_id DESC LIMIT 10"#
     );
-    let newest = query.fetch_all(connection).await?;
     let mut failure = Ok(());
-    for row in newest {
+    for row in query.fetch_all(connection).await? {
         let topup_id: TopupId = row.topup_id.parse()?;
         match vault.open(Purpose::Profile(&topup_id), &row.profile) {
             Ok(_) => return Ok(()),

@@ -48,9 +48,8 @@ impl std::str::FromStr for Class {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let mut all = Self::ALL.into_iter();
-        all.find(|class| class.as_str() == name)
-            .ok_or_else(|| format!("there is no class {name:?}: profiles, attempts, audit"))
+        let found = Self::ALL.into_iter().find(|class| class.as_str() == name);
+        found.ok_or_else(|| format!("there is no class {name:?}: profiles, attempts, audit"))
     }
 }
 

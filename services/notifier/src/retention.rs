@@ -59,8 +59,7 @@ pub async fn run(database: Database, rate: u32, shutdown: Shutdown) -> anyhow::R
                         break;
                     }
                 };
-                let of = [KeyValue::new("class", class.as_str())];
-                metrics.erased.add(step.erased, &of);
+                metrics.erased.add(step.erased, &[KeyValue::new("class", class.as_str())]);
                 if !step.more {
                     break;
                 }

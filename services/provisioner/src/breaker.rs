@@ -86,8 +86,7 @@ impl Breaker {
     fn learn(&self, now: ProviderBreaker) {
         let mut known = lock(&self.known);
         // The row may be older than a change by this process.
-        let is_newer = |known: &ProviderBreaker| known.version > now.version;
-        if known.breaker.as_ref().is_some_and(is_newer) {
+        if known.breaker.as_ref().is_some_and(|known| known.version > now.version) {
             return;
         }
         let was_closed = known.state().is_none_or(|state| state == BreakerState::Closed);

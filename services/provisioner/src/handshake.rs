@@ -85,8 +85,7 @@ impl Handshake {
         if remembered.len() == remembered.capacity() {
             remembered.retain(|_, (since, _)| since.elapsed() < REMEMBERED);
         }
-        let held = Remembered::Held { ready, more };
-        remembered.insert(work.placement_id, (Instant::now(), held));
+        remembered.insert(work.placement_id, (Instant::now(), Remembered::Held { ready, more }));
     }
 
     /// Whether the placement is released, so that later profiles are announced at once.

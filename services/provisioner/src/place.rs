@@ -228,8 +228,7 @@ impl Placing {
     }
 
     async fn run(&self, work: Claimed, trigger: Trigger<Option<Arc<str>>>, slot: Option<Slot>) {
-        let span = process_span(&work, &trigger, &self.calls.name);
-        self.process(&work, &trigger, slot).instrument(span).await;
+        self.process(&work, &trigger, slot).instrument(process_span(&work, &trigger, &self.calls.name)).await;
     }
 }
 

@@ -159,8 +159,7 @@ impl<S: Stage> Worker<S> {
         }
         let span = trace::receive(source.stream, &source.durable, ackers.len(), &contexts);
         let accepting = async {
-            let refused = self.lanes.offer(Class::Fresh, tickets.into_iter());
-            self.defer(refused).await;
+            self.defer(self.lanes.offer(Class::Fresh, tickets.into_iter())).await;
             for acker in ackers {
                 self.acknowledge(&acker, AckKind::Ack).await;
             }

@@ -326,8 +326,7 @@ impl Bought {
             &self.attempts,
         );
         for placement in query.fetch_all(connection).await? {
-            let settled = Settled { moved: true, unexpected: true, ready: Vec::new() };
-            changes.insert(placement.into(), settled);
+            changes.insert(placement.into(), Settled { moved: true, unexpected: true, ready: Vec::new() });
         }
         Ok(())
     }

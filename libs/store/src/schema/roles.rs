@@ -64,8 +64,7 @@ pub async fn grant(connection: &mut PgConnection) -> Result<Vec<Role>> {
         if !exists(connection, role).await? {
             continue;
         }
-        let statements = REVOKE.replace("ROLE_NAME", role.name) + role.grants;
-        retry(connection, &statements).await?;
+        retry(connection, &(REVOKE.replace("ROLE_NAME", role.name) + role.grants)).await?;
         granted.push(role);
     }
     Ok(granted)
@@ -74,8 +73,7 @@ pub async fn grant(connection: &mut PgConnection) -> Result<Vec<Role>> {
 /// Creates the role, or gives it this password. `verifier` is what PostgreSQL stores of a password: a SCRAM-SHA-256
 /// secret. The owner needs `CREATEROLE`.
 pub async fn set_password(connection: &mut PgConnection, role: Role, verifier: &str) -> Result<()> {
-    let exists = exists(connection, role).await?;
-    let verb = if exists { "ALTER" } else { "CREATE" };
+    let verb = if exists(connection, role).await? { "ALTER" } else { "CREATE" };
     let quoted = verifier.replace('\'', "''");
     let statement = format!("{verb} ROLE {} LOGIN PASSWORD '{quoted}'", role.name);
     retry(connection, &statement).await
