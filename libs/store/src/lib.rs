@@ -75,6 +75,19 @@ impl From<sqlx::Error> for Error {
     }
 }
 
+/// A failed statement is the `Store` of these errors.
+macro_rules! store_errors {
+    ($($error:ty),+) => {
+        $(impl From<sqlx::Error> for $error {
+            fn from(error: sqlx::Error) -> Self {
+                Self::Store(error.into())
+            }
+        })+
+    };
+}
+store_errors!(operator::erase::NotErased, operator::placements::NotResolved, operator::terms::NotSet);
+store_errors!(recover::NotRecovered);
+
 impl From<domain::states::UnknownName> for Error {
     fn from(error: domain::states::UnknownName) -> Self {
         Self::Unreadable(error.to_string())

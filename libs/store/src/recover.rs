@@ -48,12 +48,6 @@ pub enum NotRecovered {
     Store(#[from] Error),
 }
 
-impl From<sqlx::Error> for NotRecovered {
-    fn from(error: sqlx::Error) -> Self {
-        Self::Store(error.into())
-    }
-}
-
 /// Moves every `accepted` or `placing` placement to "outcome unknown": `placing`, with an attempt recorded now. So each
 /// is looked up before anything is bought, and the settling delay starts now.
 ///

@@ -64,12 +64,6 @@ pub enum NotErased {
     Store(#[from] Error),
 }
 
-impl From<sqlx::Error> for NotErased {
-    fn from(error: sqlx::Error) -> Self {
-        Self::Store(error.into())
-    }
-}
-
 pub async fn order(
     connection: &mut PgConnection,
     order_id: OrderId,

@@ -159,12 +159,6 @@ pub enum NotResolved {
     Store(#[from] Error),
 }
 
-impl From<sqlx::Error> for NotResolved {
-    fn from(error: sqlx::Error) -> Self {
-        Self::Store(error.into())
-    }
-}
-
 /// Resolves a parked placement by [`Event::Resolve`]. If it is bought or retried, failed units without a
 /// provider's unit id become pending again.
 pub async fn resolve(

@@ -41,12 +41,6 @@ pub enum NotSet {
     Store(#[from] Error),
 }
 
-impl From<sqlx::Error> for NotSet {
-    fn from(error: sqlx::Error) -> Self {
-        Self::Store(error.into())
-    }
-}
-
 /// All terms, the defaults first.
 pub async fn list(connection: &mut PgConnection) -> Result<Vec<Term>> {
     let terms = sqlx::query_as!(
