@@ -43,8 +43,7 @@ impl NatsAccess {
         Ok(options.user_and_password(user, password))
     }
 
-    /// The options of a connection of the service `name`. Its replies arrive under a prefix of its own, so no other
-    /// service needs the permission to read them.
+    /// The options of a connection of the service `name`. Its replies have a prefix that only it may read.
     pub fn options(&self, name: &str) -> anyhow::Result<ConnectOptions> {
         let mut options = ConnectOptions::new()
             .name(name)

@@ -1,30 +1,24 @@
-//! Every external effect of a stage, by name, and the helper that runs it. In a build with the feature
-//! `failpoints`, a process can be made to die right before or after each effect; otherwise the helper adds
-//! nothing.
+//! Every external effect of a stage, by name, and the helper that runs it. With the feature `failpoints`, a
+//! process can be made to die right before or after each effect; otherwise the helper adds nothing.
 
 use std::fmt;
 
-/// `variant: stages, name` for each effect. The macro adds each effect to [`Effect::ALL`], which the tests of
-/// all crash points walk through.
+use strum::VariantArray;
+
+/// `variant: stages` for each effect.
 macro_rules! effects {
-    ($($(#[$doc:meta])* $variant:ident: $($stage:literal)+, $name:literal;)*) => {
-        /// An effect of a stage outside its process.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    ($($(#[$doc:meta])* $variant:ident: $($stage:literal)+;)*) => {
+        /// An effect of a stage outside its process, in the order of an order's path.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::Display, strum::VariantArray)]
+        #[strum(serialize_all = "kebab-case")]
         pub enum Effect {
             $($(#[$doc])* $variant,)*
         }
 
         impl Effect {
-            /// All effects, in the order of an order's path.
-            pub const ALL: &[Self] = &[$(Self::$variant,)*];
-
             /// The binaries that run the effect.
             pub const fn stages(self) -> &'static [&'static str] {
                 match self { $(Self::$variant => &[$($stage),+],)* }
-            }
-
-            const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name,)* }
             }
         }
     };
@@ -32,48 +26,49 @@ macro_rules! effects {
 
 effects! {
     /// The group commit that stores orders.
-    CommitOrders: "ingress", "commit-orders";
+    CommitOrders: "ingress";
     /// The publication of jobs or of readiness events.
-    Publish: "ingress" "provisioner", "publish";
+    Publish: "ingress" "provisioner";
     /// The transaction that refuses an order as a whole.
-    CommitRefusal: "ingress", "commit-refusal";
+    CommitRefusal: "ingress";
     /// The write of the response to the socket.
-    Answer: "ingress", "answer";
+    Answer: "ingress";
     /// The send of releases or of verdicts.
-    Send: "ingress" "provisioner", "send";
+    Send: "ingress" "provisioner";
 
     /// The acknowledgement of a message, whose rows wait for slots.
-    Acknowledge: "provisioner" "notifier", "acknowledge";
+    Acknowledge: "provisioner" "notifier";
     /// The claim of rows that messages name; it records the attempts of placements.
-    Claim: "provisioner" "notifier", "claim";
+    Claim: "provisioner" "notifier";
     /// The sweep that gives due rows to rows without an outcome.
-    Sweep: "provisioner" "notifier", "sweep";
-    LeaseDue: "provisioner" "notifier", "lease-due";
-    ClaimDue: "provisioner" "notifier", "claim-due";
+    Sweep: "provisioner" "notifier";
+    LeaseDue: "provisioner" "notifier";
+    ClaimDue: "provisioner" "notifier";
     /// The move of an unreadable message to the dead messages.
-    Bury: "provisioner" "notifier", "bury";
+    Bury: "provisioner" "notifier";
 
-    Place: "provisioner", "place";
+    Place: "provisioner";
     /// The look-up of a purchase by its placement id.
-    Find: "provisioner", "find";
+    Find: "provisioner";
     /// The request for a purchase's profiles.
-    Collect: "provisioner", "collect";
+    Collect: "provisioner";
     /// A placement becomes due earlier, because the provider called back.
-    CommitHint: "provisioner", "commit-hint";
+    CommitHint: "provisioner";
     /// The record that a provider's breaker opens or closes.
-    CommitHealth: "provisioner", "commit-health";
+    CommitHealth: "provisioner";
     /// The claim of one placement through an open breaker, as a probe.
-    CommitProbe: "provisioner", "commit-probe";
-    CommitOutcomes: "provisioner", "commit-outcomes";
+    CommitProbe: "provisioner";
+    CommitOutcomes: "provisioner";
 
-    Webhook: "notifier", "webhook";
-    CommitAttempts: "notifier", "commit-attempts";
+    Webhook: "notifier";
+    CommitAttempts: "notifier";
     /// The group commit of deliveries without a webhook URL.
-    CommitNoEndpoint: "notifier", "commit-no-endpoint";
+    CommitNoEndpoint: "notifier";
 }
 
 /// The side of an effect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::Display)]
+#[strum(serialize_all = "lowercase")]
 pub enum Side {
     /// The effect has not happened.
     Before,
@@ -92,26 +87,16 @@ pub struct Point {
 impl Point {
     /// Both sides of every effect in each of its stages.
     pub fn all() -> impl Iterator<Item = Self> {
-        let points = |effect: Effect| {
+        Effect::VARIANTS.iter().flat_map(|&effect| {
             let sides = [Side::Before, Side::After];
-            let stages = effect.stages().iter();
-            stages.flat_map(move |&stage| sides.map(|side| Self { stage, effect, side }))
-        };
-        Effect::ALL.iter().copied().flat_map(points)
+            effect.stages().iter().flat_map(move |&stage| sides.map(|side| Self { stage, effect, side }))
+        })
     }
 
     /// The name of the point, as in `FAILPOINTS`.
     pub fn name(&self) -> String {
-        point(self.effect, self.side)
+        format!("{}.{}", self.effect, self.side)
     }
-}
-
-fn point(effect: Effect, side: Side) -> String {
-    let side = match side {
-        Side::Before => "before",
-        Side::After => "after",
-    };
-    format!("{}.{side}", effect.name())
 }
 
 impl fmt::Display for Point {
@@ -148,25 +133,12 @@ fn reach(effect: Effect, side: Side) {
         }
     });
     LazyLock::force(&CONFIGURED);
-    let point = point(effect, side);
+    let point = format!("{effect}.{side}");
     let died = fail::eval(&point, |_| {
         // Like `kill -9`: nothing is flushed, closed or dropped.
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
     });
     if let Some(Err(error)) = died {
         tracing::error!(point, %error, "cannot kill the process");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::*;
-
-    #[test]
-    fn every_effect_has_a_name_of_its_own() {
-        let names: BTreeSet<&str> = Effect::ALL.iter().map(|effect| effect.name()).collect();
-        assert_eq!(names.len(), Effect::ALL.len());
     }
 }

@@ -38,8 +38,7 @@ pub trait Writer: Send + Sync + 'static {
 
 type Entry<W> = (Slot<<W as Writer>::Item>, oneshot::Sender<Written<W>>);
 
-/// An item in the queue. Either the writer takes it out and writes it, or the caller takes it out and drops
-/// it.
+/// An item in the queue: the writer takes it out and writes it, or the caller takes it out and drops it.
 type Slot<T> = Arc<Mutex<Option<T>>>;
 
 fn take<T>(slot: &Slot<T>) -> Option<T> {
@@ -71,8 +70,7 @@ impl<W: Writer> GroupCommit<W> {
 
     /// Writes one item together with everything else in the queue.
     pub async fn write(&self, item: W::Item) -> Result<Result<W::Output, W::Error>, Closed> {
-        let written = self.write_unless(item, std::future::pending()).await?;
-        written.ok_or(Closed)
+        self.write_unless(item, std::future::pending()).await?.ok_or(Closed)
     }
 
     /// Like [`GroupCommit::write`], but takes the item out of the queue if `given_up` ends before its batch
@@ -133,8 +131,7 @@ async fn write_batch<W: Writer>(writer: &W, items: &[W::Item]) -> Vec<Result<W::
             let mut results = Vec::with_capacity(items.len());
             for item in items {
                 let alone = writer.write(std::slice::from_ref(item)).await;
-                results
-                    .push(alone.and_then(|outputs| outputs.into_iter().next().ok_or_else(|| error.clone())));
+                results.push(alone.and_then(|mut outputs| outputs.pop().ok_or_else(|| error.clone())));
             }
             results
         }

@@ -28,7 +28,6 @@ pub struct Hint {
 /// A placement whose webhooks may go out, for the provisioner at `to`, the verdicts' `release_to`.
 pub struct Release {
     pub to: Arc<str>,
-    /// The placement.
     pub placement_id: PlacementId,
 }
 
@@ -39,11 +38,9 @@ impl Nats {
         self.batcher("verdicts", shutdown, move |nats, hints: Vec<Hint>| {
             let address = address.clone();
             async move {
-                let hints = hints.into_iter().map(|hint| (hint.to, hint.verdict));
-                for (to, verdicts) in parcels(hints) {
+                for (to, verdicts) in parcels(hints.into_iter().map(|hint| (hint.to, hint.verdict))) {
                     let release_to = address.clone();
-                    let message = Verdicts::V2 { release_to, verdicts };
-                    nats.send("topup.verdict", &to, &message).await;
+                    nats.send("topup.verdict", &to, &Verdicts::V2 { release_to, verdicts }).await;
                 }
             }
         })
@@ -54,8 +51,7 @@ impl Nats {
         self.batcher("releases", shutdown, async |nats: Self, releases: Vec<Release>| {
             let releases = releases.into_iter().map(|release| (release.to, release.placement_id));
             for (to, placements) in parcels(releases) {
-                let message = Releases::V2 { placements };
-                nats.send("topup.release", &to, &message).await;
+                nats.send("topup.release", &to, &Releases::V2 { placements }).await;
             }
         })
     }

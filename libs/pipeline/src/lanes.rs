@@ -27,11 +27,8 @@ const LOOK: usize = 64;
 /// The limits of slots and waiting times.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Slots altogether.
     pub slots: usize,
-    /// Slots of one lane.
     pub per_lane: usize,
-    /// Slots of one partner.
     pub per_partner: usize,
     /// A queue whose head has waited for this long is slow: no fresh tickets are added to it.
     pub slow: Duration,

@@ -49,8 +49,7 @@ pub struct DueRows(Gauge<u64>, &'static str);
 impl DueRows {
     pub fn new(stage: &'static str) -> Self {
         let description = "Rows that are due in PostgreSQL, counted up to a limit";
-        let gauge = Instruments::of("pipeline").gauge("esim.due.rows", description);
-        Self(gauge, stage)
+        Self(Instruments::of("pipeline").gauge("esim.due.rows", description), stage)
     }
 
     pub fn show(&self, provider: Option<String>, rows: u64) {
@@ -130,8 +129,7 @@ pub struct Watched {
     pub consumers: Vec<String>,
 }
 
-/// The last state that JetStream reported: values with their attributes, for each of [`GAUGES`]. Empty during an
-/// outage: an old number would look current.
+/// What JetStream last reported, for each of [`GAUGES`]; empty in an outage, when numbers would be old.
 type Seen = [Vec<(u64, Vec<KeyValue>)>; 4];
 
 /// The gauges of streams and consumers, with their descriptions.

@@ -21,7 +21,6 @@ use crate::{
 /// The most rows of one send, in all messages together.
 const BATCH: usize = 1024;
 
-/// A placement to announce.
 pub struct Job {
     pub provider: String,
     pub placement: JobPlacement,
@@ -31,7 +30,6 @@ pub struct Job {
     pub traceparent: Option<String>,
 }
 
-/// A ready topup to announce.
 pub struct Ready {
     pub topup: ReadyTopup,
     /// W3C trace context of the order, if it is recorded.
@@ -42,8 +40,7 @@ pub struct Ready {
 pub(crate) fn parcels<K: PartialEq, T>(items: impl Iterator<Item = (K, T)>) -> Vec<(K, Vec<T>)> {
     let mut parcels: Vec<(K, Vec<T>)> = Vec::new();
     for (key, item) in items {
-        let open = |(to, rows): &&mut (K, Vec<T>)| *to == key && rows.len() < MOST;
-        match parcels.iter_mut().rev().find(open) {
+        match parcels.iter_mut().rev().find(|(to, rows): &&mut (K, Vec<T>)| *to == key && rows.len() < MOST) {
             Some((_, rows)) => rows.push(item),
             None => parcels.push((key, vec![item])),
         }
@@ -60,12 +57,10 @@ impl Nats {
         send: impl Fn(Self, Vec<T>) -> Sending + Send + 'static,
     ) -> Batcher<T> {
         let nats = self.clone();
-        let send = move |items| send(nats.clone(), items);
-        Batcher::start(name, BATCH, self.unsent.clone(), shutdown, send)
+        Batcher::start(name, BATCH, self.unsent.clone(), shutdown, move |items| send(nats.clone(), items))
     }
 
-    /// Starts the publisher of jobs. `instance` names the ingress; jobs that wait for a verdict carry its
-    /// subject.
+    /// Starts the publisher of jobs. Jobs that wait for a verdict carry the subject of the ingress `instance`.
     pub fn jobs(&self, instance: &str, shutdown: &Shutdown) -> Batcher<Job> {
         let address = self.verdict_subject(instance);
         self.batcher("jobs", shutdown, move |nats, jobs: Vec<Job>| {
@@ -76,8 +71,7 @@ impl Nats {
                 let messages = parcels(jobs).into_iter().map(|((provider, waits), rows)| {
                     let (placements, traceparents): (_, Vec<_>) = rows.into_iter().unzip();
                     let verdict_to = waits.then(|| address.clone());
-                    let job = TopupJob::V2 { placements, verdict_to };
-                    (nats.job_subject(&provider), job, traceparents)
+                    (nats.job_subject(&provider), TopupJob::V2 { placements, verdict_to }, traceparents)
                 });
                 nats.publish_all(JOBS, messages).await;
             }
@@ -90,8 +84,7 @@ impl Nats {
             let ready = ready.into_iter().map(|ready| ((), (ready.topup, ready.traceparent)));
             let messages = parcels(ready).into_iter().map(|((), rows)| {
                 let (topups, traceparents): (_, Vec<_>) = rows.into_iter().unzip();
-                let subject = nats.ready_batch_subject();
-                (subject, TopupReady::V2 { topups }, traceparents)
+                (nats.ready_batch_subject(), TopupReady::V2 { topups }, traceparents)
             });
             nats.publish_all(READY, messages).await;
         })
@@ -111,9 +104,8 @@ impl Nats {
         join_all(publishing).await;
     }
 
-    /// Publishes a message on a stream's subject, and waits until the stream has stored it. If the stream is
-    /// missing, it is created and the message sent once more. A failure is only logged: redrive picks the
-    /// rows up.
+    /// Publishes a message, and waits until the stream has stored it. If the stream is missing, it is created and
+    /// the message sent once more. A failure is only logged: redrive picks the rows up.
     pub async fn publish(&self, subject: String, message: impl Serialize, traceparent: Option<String>) {
         if !self.is_connected() {
             tracing::debug!(subject, "not published: NATS is disconnected");
@@ -149,8 +141,7 @@ impl Nats {
         Ok(())
     }
 
-    /// Moves an unreadable message to the dead messages, with the reason; returns once the stream has stored
-    /// it.
+    /// Stores an unreadable message among the dead messages, with the reason.
     pub(crate) async fn bury(
         &self,
         kind: &str,

@@ -45,7 +45,6 @@ pub struct NatsConfig {
     /// Address of NATS, e.g. `nats://host:4222` or `tls://host:4222`; several separated by commas
     #[arg(long, env = "NATS_URL", hide_env_values = true)]
     pub nats_url: SecretString,
-    /// The credentials.
     #[command(flatten)]
     pub access: NatsAccess,
     /// Prefix of stream and subject names, so that several systems can share a server
@@ -103,8 +102,7 @@ pub struct Nats {
 }
 
 impl Nats {
-    /// Connects; if NATS is down, it keeps trying in the background. `name` is the connection's name on the
-    /// server.
+    /// Connects, in the background if NATS is down. `name` is the connection's name on the server.
     pub async fn connect(config: &NatsConfig, name: &str) -> anyhow::Result<Self> {
         let servers: Vec<async_nats::ServerAddr> = config
             .nats_url
@@ -139,7 +137,6 @@ impl Nats {
         })
     }
 
-    /// The connection for core NATS.
     pub fn client(&self) -> &Client {
         &self.client
     }
@@ -187,7 +184,6 @@ impl Nats {
         format!("{}topup.ready.>", self.config.stream_prefix)
     }
 
-    /// The subject of dead messages, by the kind of message.
     pub fn dead_subject(&self, kind: &str) -> String {
         format!("{}topup.dead.{kind}", self.config.stream_prefix)
     }
@@ -207,7 +203,6 @@ impl Nats {
         format!("{}topup.heartbeat.{provider}", self.config.stream_prefix)
     }
 
-    /// The prefix of all names.
     pub(crate) fn prefix(&self) -> &str {
         &self.config.stream_prefix
     }
@@ -248,8 +243,7 @@ impl Nats {
             discard_new_per_subject: true,
             ..work(JOBS, self.job_subject(">"))
         };
-        let ready = work(READY, self.ready_subjects());
-        for config in [jobs, ready, dead] {
+        for config in [jobs, work(READY, self.ready_subjects()), dead] {
             let name = config.name.clone();
             if let Err(error) = self.ensure_stream(config).await {
                 let servers = TooFewServers(self.config.stream_replicas);

@@ -27,8 +27,7 @@ pub fn gather<'a>(span: &Span, traceparents: impl Iterator<Item = Option<&'a str
     if let Some((first, others)) = contexts.split_first()
         && others.iter().all(|other| other.trace_id() == first.trace_id())
     {
-        let context = opentelemetry::Context::new().with_remote_span_context(first.clone());
-        let _ = span.set_parent(context);
+        let _ = span.set_parent(opentelemetry::Context::new().with_remote_span_context(first.clone()));
         rest = others;
     }
     for context in rest {
@@ -45,12 +44,9 @@ macro_rules! messaging_span {
             parent: None,
             tracing::Level::$level,
             $operation,
-            otel.name = format!("{} {}", $operation, $stream),
-            otel.kind = $kind,
-            messaging.system = "nats",
-            messaging.operation.name = $operation,
-            messaging.operation.type = $type,
-            messaging.destination.name = $stream,
+            otel.name = format!("{} {}", $operation, $stream), otel.kind = $kind,
+            messaging.system = "nats", messaging.destination.name = $stream,
+            messaging.operation.name = $operation, messaging.operation.type = $type,
             $($fields)*
         )
     };

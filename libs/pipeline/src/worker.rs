@@ -1,5 +1,4 @@
-//! The loop of a stage. Tickets have two sources: [messages](messages) and due rows. They wait for slots in
-//! [lanes](crate::lanes), are claimed in batches, and run.
+//! The loop of a stage: tickets of [messages](messages) and due rows wait in [lanes](crate::lanes) and run.
 //!
 //! The rows of a message are in PostgreSQL, and the sweep finds those that never finish. Only the [`Stage`]
 //! publishes messages and changes rows.
@@ -46,7 +45,6 @@ const SWEEP: Duration = Duration::from_secs(1);
 pub struct Settings {
     /// The source of messages; `None`: the stage works on due rows only.
     pub source: Option<Source>,
-    /// The limits of the lanes.
     pub limits: Limits,
     /// The provider of the rows, for metrics; `None` if the stage has no provider.
     pub provider: Option<String>,
@@ -73,9 +71,8 @@ pub fn start<S: Stage>(stage: Arc<S>, nats: &Nats, settings: Settings, shutdown:
     shutdown.spawn("redrive loop", worker.redrive());
 }
 
-/// Runs `sweep` once a second until the soft stop, and again at once while more rows are left. `sweep` gives
-/// due rows to rows whose first lease ended without an outcome. It returns their number, and whether more are
-/// left.
+/// Runs `sweep` once a second until the soft stop, and again at once while more rows are left. `sweep` gives due
+/// rows to rows whose first lease ended without an outcome; it returns their number, and whether more are left.
 pub async fn sweep<S: Stage, Sweeping: Future<Output = anyhow::Result<(u64, bool)>>>(
     shutdown: Shutdown,
     sweep: impl Fn() -> Sweeping,
@@ -148,8 +145,7 @@ impl<S: Stage> Worker<S> {
         let (rows, rest): (Vec<S::Id>, Vec<_>) =
             granted.into_iter().map(|((id, message), slot)| (id, (message, slot))).unzip();
         let span = if overdue { Span::none() } else { Self::claim_span(&rest) };
-        let claiming = self.claim_rows(&rows, overdue).instrument(span.clone());
-        let works = claiming.await;
+        let works = self.claim_rows(&rows, overdue).instrument(span.clone()).await;
         trace::executed(&span, rows.len(), works.is_none());
         let Some(works) = works else { return };
         self.jobs.claimed(works.len(), if overdue { "redrive" } else { "message" });
@@ -188,8 +184,7 @@ impl<S: Stage> Worker<S> {
         let effect = if overdue { Effect::ClaimDue } else { Effect::Claim };
         let began = Instant::now();
         loop {
-            let claimed = perform(effect, self.stage.claim(rows, overdue)).await;
-            let error = match claimed {
+            let error = match perform(effect, self.stage.claim(rows, overdue)).await {
                 Ok(works) => return Some(works),
                 Err(error) => format!("{error:#}"),
             };
@@ -244,16 +239,15 @@ impl<S: Stage> Worker<S> {
         }
     }
 
-    /// Looks for due rows whose queue has no waiting due rows, leases them and offers them to the lanes: of a lane that
-    /// is tested, no more than the test needs. Returns whether any row was due.
+    /// Leases due rows whose queue has none, and offers them to the lanes; of a lane under test, only what the test
+    /// needs. Returns whether any row was due.
     async fn lease_due(&self, after: &mut Option<(String, PartnerId)>) -> anyhow::Result<bool> {
         let limit = self.lanes.room(Class::Overdue).min(DUE);
         if limit == 0 {
             *after = None;
             return Ok(false);
         }
-        let look = Look { limit, per_lane: self.per_lane, after: after.take() };
-        let found = self.stage.due(look).await?;
+        let found = self.stage.due(Look { limit, per_lane: self.per_lane, after: after.take() }).await?;
         *after = found.after;
         let any = !found.due.is_empty();
         let tagged = found.due.into_iter().map(|row| (row.id, (row.lane, row.partner)));

@@ -27,7 +27,6 @@ pub struct DatabaseConfig {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "PostgreSQL")]
 pub struct PoolConfig {
-    /// The address.
     #[command(flatten)]
     pub server: DatabaseConfig,
     /// The most connections that this process opens
@@ -58,8 +57,7 @@ fn database_timeout(text: &str) -> Result<Duration, String> {
 const PLANS: [(&str, &str); 3] =
     [("enable_seqscan", "off"), ("plan_cache_mode", "force_generic_plan"), ("jit", "off")];
 
-/// A setting of ours that every session has. A pooler that drops `options` drops it with the others, so
-/// [`crate::schema::check`] finds it missing.
+/// A setting of every session: a pooler drops it with `options`, so [`crate::schema::check`] finds it missing.
 pub(crate) const STARTUP_OPTIONS: (&str, &str) = ("esim.startup_options", "kept");
 
 /// `DATABASE_URL` can't be parsed. The error doesn't show it: it holds a password.
@@ -77,8 +75,7 @@ impl DatabaseConfig {
         }
         let options: PgConnectOptions = url.parse().map_err(|_: sqlx::Error| BadDatabaseUrl)?;
         // The server can log slow statements; whole statements in our log are noise.
-        let options = options.application_name(application).options([STARTUP_OPTIONS]);
-        Ok(options.disable_statement_logging())
+        Ok(options.application_name(application).options([STARTUP_OPTIONS]).disable_statement_logging())
     }
 }
 
@@ -104,8 +101,7 @@ impl PoolConfig {
 
     /// A pool that connects at its first use; the server shows `application` for it.
     pub fn open(&self, application: &str) -> Result<Database, BadDatabaseUrl> {
-        let session = self.session(application)?;
-        Ok(Database::open(session, self.database_connections, self.database_timeout))
+        Ok(Database::open(self.session(application)?, self.database_connections, self.database_timeout))
     }
 }
 

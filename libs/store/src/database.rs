@@ -61,8 +61,7 @@ impl Database {
         Self { pool: pool.connect_lazy_with(session), timeout, silent }
     }
 
-    /// Runs `work` on a connection. Without a response in time the connection is closed, and it is unknown whether
-    /// the statement was executed.
+    /// Runs `work` on a connection. Without a response in time it is closed, and the result unknown.
     pub async fn run<T, E: From<Error>>(
         &self,
         work: impl AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
@@ -97,8 +96,7 @@ impl Database {
     }
 }
 
-/// A connection that returns to the pool when it is dropped, even during a statement. The pool waits for the end of
-/// that statement; this adds the deadline.
+/// A connection that returns to the pool when it is dropped: within a deadline, even during a statement.
 struct Borrowed {
     connection: Option<PoolConnection<Postgres>>,
     deadline: Duration,

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 pub use self::read::{Content, Delivery, Esim, Read, read};
 use crate::{
-    Error,
+    Error, Result,
     endpoints::BlockPolicy,
     retry_conflicts, seconds, signed,
     sweep::{Fence, Swept},
@@ -48,19 +48,17 @@ pub struct FoundDeliveries {
 
 /// Looks for due deliveries. Deliveries of a blocked endpoint are skipped, except tests, which are due at `-infinity`;
 /// after a block ends, one due delivery is found as a probe. Changes nothing.
-pub async fn due(connection: &mut PgConnection, page: &DeliveryPage) -> Result<FoundDeliveries, Error> {
+pub async fn due(connection: &mut PgConnection, page: &DeliveryPage) -> Result<FoundDeliveries> {
     let limit = signed(page.limit);
     // Walks from partner to partner by index: a partner without due rows costs nothing.
-    let rows = sqlx::query!(
+    let query = sqlx::query!(
         r#"WITH RECURSIVE partner (partner_id, nth) AS (
                (SELECT partner_id, 1 FROM delivery_due WHERE partner_id > $1 ORDER BY partner_id LIMIT 1)
-               UNION ALL
-               SELECT next.partner_id, partner.nth + 1
+               UNION ALL SELECT next.partner_id, partner.nth + 1
                FROM partner CROSS JOIN LATERAL (
                    SELECT d.partner_id FROM delivery_due d WHERE d.partner_id > partner.partner_id
                    ORDER BY d.partner_id LIMIT 1
-               ) next
-               WHERE partner.nth < $2
+               ) next WHERE partner.nth < $2
            )
            SELECT partner.partner_id AS "partner_id!", partner.nth AS "nth!", late.topup_id AS "topup_id?"
            FROM partner
@@ -76,11 +74,9 @@ pub async fn due(connection: &mut PgConnection, page: &DeliveryPage) -> Result<F
         page.after.map_or_else(Uuid::nil, PartnerId::uuid),
         limit,
         i64::try_from(page.per_partner).unwrap_or(i64::MAX),
-    )
-    .fetch_all(connection)
-    .await?;
-    let last = rows.iter().find(|row| row.nth >= limit);
-    let after = last.map(|row| row.partner_id.into());
+    );
+    let rows = query.fetch_all(connection).await?;
+    let after = rows.iter().find(|row| row.nth >= limit).map(|row| row.partner_id.into());
     let due = rows
         .into_iter()
         .filter_map(|row| {
@@ -97,13 +93,12 @@ pub async fn lease(
     connection: &mut PgConnection,
     ids: &[DeliveryId],
     lease: Duration,
-) -> Result<Vec<DeliveryId>, Error> {
+) -> Result<Vec<DeliveryId>> {
     let ids: Vec<&str> = ids.iter().map(DeliveryId::as_str).collect();
-    let leased = sqlx::query_scalar!(
+    let query = sqlx::query_scalar!(
         "WITH mine AS MATERIALIZED (
              SELECT topup_id, partner_id FROM delivery_due
-             WHERE topup_id = ANY ($1) AND at <= now()
-             FOR UPDATE SKIP LOCKED
+             WHERE topup_id = ANY ($1) AND at <= now() FOR UPDATE SKIP LOCKED
          ), probing AS (
              UPDATE endpoints e
              SET blocked_until = now() + make_interval(secs => $2),
@@ -111,36 +106,30 @@ pub async fn lease(
              WHERE e.partner_id = ANY (ARRAY (SELECT partner_id FROM mine)) AND e.blocked_until <= now()
          )
          UPDATE delivery_due SET at = now() + make_interval(secs => $2)
-         WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM mine))
-         RETURNING topup_id",
+         WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM mine)) RETURNING topup_id",
         &ids as &[&str],
         seconds(lease),
-    )
-    .fetch_all(connection)
-    .await?;
-    leased.into_iter().map(|id| Ok(id.try_into()?)).collect()
+    );
+    query.fetch_all(connection).await?.into_iter().map(|id| Ok(id.try_into()?)).collect()
 }
 
 /// Inserts a due row, due now, for each of these pending deliveries. One that has a due row keeps it.
-pub async fn defer(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<(), Error> {
+pub async fn defer(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<()> {
     let ids: Vec<&str> = ids.iter().map(DeliveryId::as_str).collect();
     retry_conflicts!(async {
-        sqlx::query!(
+        let statement = sqlx::query!(
             "INSERT INTO delivery_due (topup_id, partner_id, at)
              SELECT topup_id, partner_id, now() FROM deliveries
-             WHERE topup_id = ANY ($1) AND state = 'pending'
-             ORDER BY topup_id
-             ON CONFLICT DO NOTHING",
+             WHERE topup_id = ANY ($1) AND state = 'pending' ORDER BY topup_id ON CONFLICT DO NOTHING",
             &ids as &[&str],
-        )
-        .execute(&mut *connection)
-        .await?;
+        );
+        statement.execute(&mut *connection).await?;
         Ok::<_, Error>(())
     })
 }
 
 /// Ends leases of this process: the deliveries are due now.
-pub async fn give_back(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<(), Error> {
+pub async fn give_back(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<()> {
     let ids: Vec<&str> = ids.iter().map(DeliveryId::as_str).collect();
     retry_conflicts!(async {
         sqlx::query!(
@@ -157,21 +146,18 @@ pub async fn give_back(connection: &mut PgConnection, ids: &[DeliveryId]) -> Res
 }
 
 /// Inserts a due row for each delivery without an outcome after its first lease of `lag`.
-pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept, Error> {
+pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept> {
     let Some(mut fence) = Fence::take(connection, "deliveries", lag).await? else {
         return Ok(Swept::default());
     };
-    let late = sqlx::query!(
+    let statement = sqlx::query!(
         "INSERT INTO delivery_due (topup_id, partner_id, at)
          SELECT topup_id, partner_id, now() FROM deliveries
-         WHERE created_at > $1 AND created_at <= $2 AND state = 'pending'
-         ON CONFLICT DO NOTHING",
+         WHERE created_at > $1 AND created_at <= $2 AND state = 'pending' ON CONFLICT DO NOTHING",
         fence.from,
         fence.until,
-    )
-    .execute(&mut *fence.transaction)
-    .await?
-    .rows_affected();
+    );
+    let late = statement.execute(&mut *fence.transaction).await?.rows_affected();
     fence.done(late).await
 }
 
@@ -214,19 +200,15 @@ pub async fn record(
     connection: &mut PgConnection,
     attempts: &[Attempted],
     policy: &BlockPolicy,
-) -> Result<Vec<()>, Error> {
+) -> Result<Vec<()>> {
     let batch = Batch::of(attempts);
     retry_conflicts!(record_once(&mut *connection, &batch, policy))?;
     Ok(vec![(); attempts.len()])
 }
 
-async fn record_once(
-    connection: &mut PgConnection,
-    batch: &Batch,
-    policy: &BlockPolicy,
-) -> Result<(), Error> {
+async fn record_once(connection: &mut PgConnection, batch: &Batch, policy: &BlockPolicy) -> Result<()> {
     // Endpoints are locked in one order, so that two notifiers wait for each other instead of deadlocking.
-    sqlx::query!(
+    let statement = sqlx::query!(
         "WITH new AS MATERIALIZED (
              SELECT * FROM unnest($1::text[], $2::uuid[], $3::int[], $4::timestamptz[], $5::int[], $6::int[],
                                   $7::text[], $8::bytea[], $9::text[], $10::text[], $11::float8[], $12::bool[])
@@ -272,8 +254,7 @@ async fn record_once(
          ), kept AS (
              INSERT INTO delivery_attempts (topup_id, attempt, at, duration_ms, status, class, answer)
              SELECT topup_id, attempt, at, duration_ms, status, class, answer FROM new
-             WHERE state <> 'delivered' OR ($16 AND topup_id LIKE 'evt%')
-             ON CONFLICT DO NOTHING
+             WHERE state <> 'delivered' OR ($16 AND topup_id LIKE 'evt%') ON CONFLICT DO NOTHING
          ), heard AS MATERIALIZED (
              SELECT partner_id, bool_or(state = 'delivered') AS answers, array_agg(topup_id) AS topups,
                     count(*) FILTER (WHERE endpoint)::int AS failed
@@ -318,9 +299,8 @@ async fn record_once(
         seconds(policy.first),
         seconds(policy.longest),
         batch.events,
-    )
-    .execute(connection)
-    .await?;
+    );
+    statement.execute(connection).await?;
     Ok(())
 }
 
@@ -374,7 +354,7 @@ impl Batch {
 
 /// Moves deliveries of partners without a URL to `no_endpoint`. The statement locks and reads the partners'
 /// rows: either this statement or [`crate::partners::set_webhook`] sees a URL that is set at the same time.
-pub async fn set_no_endpoint(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<u64, Error> {
+pub async fn set_no_endpoint(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<u64> {
     let ids: Vec<&str> = ids.iter().map(DeliveryId::as_str).collect();
     let held = sqlx::query!(
         "WITH without AS MATERIALIZED (

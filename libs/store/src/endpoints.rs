@@ -7,7 +7,7 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::{Error, age, count, seconds};
+use crate::{Result, age, count, seconds};
 
 /// A due time later than this is a retry; an earlier one may be a lease.
 pub(crate) const LONGEST_LEASE: Duration = Duration::from_secs(30);
@@ -43,10 +43,7 @@ pub struct Endpoint {
 }
 
 /// Lists every partner's endpoint, or one partner's.
-pub async fn list(
-    connection: &mut PgConnection,
-    partner_id: Option<PartnerId>,
-) -> Result<Vec<Endpoint>, Error> {
+pub async fn list(connection: &mut PgConnection, partner_id: Option<PartnerId>) -> Result<Vec<Endpoint>> {
     let endpoints = sqlx::query_as!(
         Endpoint,
         r#"SELECT p.partner_id, p.name, p.webhook_url,
@@ -69,14 +66,13 @@ pub async fn list(
 }
 
 /// Holds a partner's deliveries until [`resume`]. Attempts in flight continue.
-pub async fn pause(connection: &mut PgConnection, partner_id: PartnerId) -> Result<(), Error> {
-    sqlx::query!(
+pub async fn pause(connection: &mut PgConnection, partner_id: PartnerId) -> Result<()> {
+    let statement = sqlx::query!(
         "INSERT INTO endpoints (partner_id, blocked_until) VALUES ($1, 'infinity')
          ON CONFLICT (partner_id) DO UPDATE SET blocked_until = 'infinity', probe = NULL",
         partner_id.uuid(),
-    )
-    .execute(connection)
-    .await?;
+    );
+    statement.execute(connection).await?;
     Ok(())
 }
 
@@ -95,21 +91,20 @@ pub(crate) async fn begin_move(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     block: Block,
-) -> Result<(), Error> {
+) -> Result<()> {
     match block {
         Block::End => {
-            sqlx::query!(
+            let statement = sqlx::query!(
                 "INSERT INTO endpoints AS e (partner_id, moving_since) VALUES ($1, now())
                  ON CONFLICT (partner_id) DO UPDATE
                  SET moving_since = excluded.moving_since, failures = 0, blocks = 0, probe = NULL,
                      blocked_until = CASE WHEN e.blocked_until = 'infinity' THEN e.blocked_until END",
                 partner_id.uuid(),
-            )
-            .execute(connection)
-            .await?;
+            );
+            statement.execute(connection).await?;
         }
         Block::Hasten(interval) => {
-            sqlx::query!(
+            let statement = sqlx::query!(
                 "INSERT INTO endpoints AS e (partner_id, moving_since, hastened_at) VALUES ($1, now(), now())
                  ON CONFLICT (partner_id) DO UPDATE
                  SET moving_since = excluded.moving_since,
@@ -122,33 +117,29 @@ pub(crate) async fn begin_move(
                          ELSE now() END",
                 partner_id.uuid(),
                 seconds(interval),
-            )
-            .execute(connection)
-            .await?;
+            );
+            statement.execute(connection).await?;
         }
     }
     Ok(())
 }
 
 /// Notes that there is no URL to move to.
-pub(crate) async fn end_move(connection: &mut PgConnection, partner_id: PartnerId) -> Result<(), Error> {
-    sqlx::query!(
+pub(crate) async fn end_move(connection: &mut PgConnection, partner_id: PartnerId) -> Result<()> {
+    let statement = sqlx::query!(
         "UPDATE endpoints SET moving_since = NULL WHERE partner_id = $1 AND moving_since IS NOT NULL",
         partner_id.uuid(),
-    )
-    .execute(connection)
-    .await?;
+    );
+    statement.execute(connection).await?;
     Ok(())
 }
 
 /// Partners with a new webhook URL whose waiting deliveries are not all due yet; at most 100.
-pub async fn moving(connection: &mut PgConnection) -> Result<Vec<PartnerId>, Error> {
-    let moving = sqlx::query_scalar!(
+pub async fn moving(connection: &mut PgConnection) -> Result<Vec<PartnerId>> {
+    let query = sqlx::query_scalar!(
         "SELECT partner_id FROM endpoints WHERE moving_since IS NOT NULL ORDER BY partner_id LIMIT 100"
-    )
-    .fetch_all(connection)
-    .await?;
-    Ok(moving.into_iter().map(PartnerId::from).collect())
+    );
+    Ok(query.fetch_all(connection).await?.into_iter().map(PartnerId::from).collect())
 }
 
 /// The result of one batch of [`move_waiting`].
@@ -162,11 +153,7 @@ pub struct Moved {
 
 /// Makes deliveries due that waited for a URL or a retry when this partner's URL changed, about `limit` of each kind.
 /// Several processes can do this at once.
-pub async fn move_waiting(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-    limit: u32,
-) -> Result<Moved, Error> {
+pub async fn move_waiting(connection: &mut PgConnection, partner_id: PartnerId, limit: u32) -> Result<Moved> {
     let since =
         sqlx::query_scalar!("SELECT moving_since FROM endpoints WHERE partner_id = $1", partner_id.uuid())
             .fetch_optional(&mut *connection)
@@ -174,7 +161,7 @@ pub async fn move_waiting(
     let Some(since) = since.flatten() else {
         return Ok(Moved::default());
     };
-    let without_url = sqlx::query_scalar!(
+    let query = sqlx::query_scalar!(
         r#"WITH held AS (
                DELETE FROM delivery_held WHERE topup_id = ANY (ARRAY (
                    SELECT topup_id FROM delivery_held WHERE partner_id = $1 AND state = 'no_endpoint'
@@ -193,11 +180,10 @@ pub async fn move_waiting(
            SELECT count(*) AS "count!" FROM held"#,
         partner_id.uuid(),
         i64::from(limit),
-    )
-    .fetch_one(&mut *connection)
-    .await?;
+    );
+    let without_url = query.fetch_one(&mut *connection).await?;
     // A due time closer than this may be a lease. A delivery that failed at the new URL keeps its retry.
-    let retries = sqlx::query!(
+    let statement = sqlx::query!(
         "UPDATE delivery_due SET at = now() WHERE topup_id = ANY (ARRAY (
              SELECT due.topup_id FROM delivery_due due
              LEFT JOIN deliveries d ON d.topup_id = due.topup_id
@@ -209,54 +195,46 @@ pub async fn move_waiting(
         seconds(LONGEST_LEASE),
         since,
         i64::from(limit),
-    )
-    .execute(&mut *connection)
-    .await?
-    .rows_affected();
+    );
+    let retries = statement.execute(&mut *connection).await?.rows_affected();
     let without_url = count(without_url);
     let full = without_url.max(retries) >= u64::from(limit);
     let ended = if full {
         0
     } else {
-        sqlx::query!(
+        let statement = sqlx::query!(
             "UPDATE endpoints SET moving_since = NULL
              WHERE partner_id = $1 AND moving_since = $2
                AND NOT EXISTS (SELECT FROM delivery_held WHERE partner_id = $1 AND state = 'no_endpoint')",
             partner_id.uuid(),
             since,
-        )
-        .execute(connection)
-        .await?
-        .rows_affected()
+        );
+        statement.execute(connection).await?.rows_affected()
     };
     Ok(Moved { due: without_url + retries, more: ended == 0 })
 }
 
-/// Ends a pause or block of a partner's endpoint, and makes deliveries that wait for a retry due. Returns the
-/// number of due deliveries.
-pub async fn resume(connection: &mut PgConnection, partner_id: PartnerId) -> Result<u64, Error> {
+/// Ends an endpoint's pause or block, and makes its retries due. Returns the number of due deliveries.
+pub async fn resume(connection: &mut PgConnection, partner_id: PartnerId) -> Result<u64> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
-    sqlx::query!(
+    let statement = sqlx::query!(
         "UPDATE endpoints SET failures = 0, blocks = 0, blocked_until = NULL, probe = NULL WHERE partner_id = $1",
         partner_id.uuid()
-    )
-    .execute(&mut *transaction)
-    .await?;
+    );
+    statement.execute(&mut *transaction).await?;
     // A due time closer than this may be a lease.
-    sqlx::query!(
+    let statement = sqlx::query!(
         "UPDATE delivery_due SET at = now()
          WHERE partner_id = $1 AND at > now() + make_interval(secs => $2)",
         partner_id.uuid(),
         seconds(LONGEST_LEASE),
-    )
-    .execute(&mut *transaction)
-    .await?;
-    let due = sqlx::query_scalar!(
+    );
+    statement.execute(&mut *transaction).await?;
+    let query = sqlx::query_scalar!(
         r#"SELECT count(*) AS "due!" FROM delivery_due WHERE partner_id = $1 AND at <= now()"#,
         partner_id.uuid(),
-    )
-    .fetch_one(&mut *transaction)
-    .await?;
+    );
+    let due = query.fetch_one(&mut *transaction).await?;
     transaction.commit().await?;
     Ok(count(due))
 }
@@ -280,17 +258,15 @@ pub struct Backlog {
 }
 
 /// Reads [`Backlog`]. The statement looks at each partner's first due delivery and at exhausted deliveries.
-pub async fn backlog(connection: &mut PgConnection) -> Result<Backlog, Error> {
-    let row = sqlx::query!(
+pub async fn backlog(connection: &mut PgConnection) -> Result<Backlog> {
+    let query = sqlx::query!(
         r#"WITH RECURSIVE partner (partner_id, nth) AS (
                (SELECT partner_id, 1 FROM delivery_due ORDER BY partner_id LIMIT 1)
-               UNION ALL
-               SELECT next.partner_id, partner.nth + 1
+               UNION ALL SELECT next.partner_id, partner.nth + 1
                FROM partner CROSS JOIN LATERAL (
                    SELECT d.partner_id FROM delivery_due d WHERE d.partner_id > partner.partner_id
                    ORDER BY d.partner_id LIMIT 1
-               ) next
-               WHERE partner.nth < $1
+               ) next WHERE partner.nth < $1
            ), first AS (
                SELECT p.environment, due.at
                FROM partner
@@ -314,9 +290,8 @@ pub async fn backlog(connection: &mut PgConnection) -> Result<Backlog, Error> {
                   (SELECT count(*) FROM (SELECT FROM delivery_held WHERE state = 'exhausted' LIMIT 100000) held)
                       AS "exhausted!""#,
         MOST_PARTNERS,
-    )
-    .fetch_one(connection)
-    .await?;
+    );
+    let row = query.fetch_one(connection).await?;
     Ok(Backlog {
         overdue_live: age(row.overdue_live.unwrap_or_default()),
         overdue_sandbox: age(row.overdue_sandbox.unwrap_or_default()),

@@ -8,7 +8,7 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 
 use crate::{
-    Error,
+    Result,
     endpoints::LONGEST_LEASE,
     operator::{
         actions::{self, Mode},
@@ -46,9 +46,8 @@ impl std::str::FromStr for Kind {
 
     /// Parses a kind that a partner can choose.
     fn from_str(name: &str) -> Result<Self, String> {
-        let mut all = Self::CHOICES.into_iter();
-        all.find(|kind| kind.as_str() == name)
-            .ok_or_else(|| "there are the events topup.failed and key.expiring".to_owned())
+        let found = Self::CHOICES.into_iter().find(|kind| kind.as_str() == name);
+        found.ok_or_else(|| "there are the events topup.failed and key.expiring".to_owned())
     }
 }
 
@@ -89,8 +88,8 @@ impl Subject {
 
 /// Drops events that are pointless now, with their due rows: the order was refused, the topup is ready after all, the
 /// partner no longer wants them, or a test could not be sent within five minutes.
-pub(crate) async fn drop_void(connection: &mut PgConnection, events: &[&str]) -> Result<(), Error> {
-    sqlx::query!(
+pub(crate) async fn drop_void(connection: &mut PgConnection, events: &[&str]) -> Result<()> {
+    let statement = sqlx::query!(
         "WITH void AS (
              DELETE FROM events e USING partners p
              WHERE e.event_id = ANY ($1) AND e.state = 'pending' AND p.partner_id = e.partner_id
@@ -107,14 +106,13 @@ pub(crate) async fn drop_void(connection: &mut PgConnection, events: &[&str]) ->
          )
          DELETE FROM delivery_due WHERE topup_id = ANY (ARRAY (SELECT event_id FROM void))",
         events as &[&str],
-    )
-    .execute(connection)
-    .await?;
+    );
+    statement.execute(connection).await?;
     Ok(())
 }
 
 /// Makes the events about old keys and webhook secrets that end within `notice`, each once. Returns their number.
-pub async fn expiring(connection: &mut PgConnection, notice: Duration) -> Result<u64, Error> {
+pub async fn expiring(connection: &mut PgConnection, notice: Duration) -> Result<u64> {
     let made = sqlx::query!(
         "WITH ending AS (
              SELECT partner_id, credential, ends_at
@@ -127,9 +125,7 @@ pub async fn expiring(connection: &mut PgConnection, notice: Duration) -> Result
          ), born AS (
              INSERT INTO events (event_id, partner_id, kind, credential, ends_at)
              SELECT 'evt_' || replace(gen_random_uuid()::text, '-', ''), partner_id, 'key.expiring', credential, ends_at
-             FROM ending
-             ON CONFLICT DO NOTHING
-             RETURNING event_id, partner_id
+             FROM ending ON CONFLICT DO NOTHING RETURNING event_id, partner_id
          )
          INSERT INTO delivery_due (topup_id, partner_id, at) SELECT event_id, partner_id, now() FROM born",
         seconds(notice),
@@ -154,23 +150,22 @@ pub async fn test(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     interval: Duration,
-) -> Result<Tested, Error> {
+) -> Result<Tested> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     // The partner's row serialises its tests.
-    let row = sqlx::query!(
+    let query = sqlx::query!(
         r#"SELECT p.webhook_url IS NOT NULL AS "has_url!", coalesce(e.blocked_until = 'infinity', false) AS "paused!"
            FROM partners p LEFT JOIN endpoints e ON e.partner_id = p.partner_id
            WHERE p.partner_id = $1 FOR NO KEY UPDATE OF p"#,
         partner_id.uuid(),
-    )
-    .fetch_optional(&mut *transaction)
-    .await?;
+    );
+    let row = query.fetch_optional(&mut *transaction).await?;
     match row {
         Some(row) if row.paused => return Ok(Tested::Paused),
         Some(row) if row.has_url => {}
         _ => return Ok(Tested::NoEndpoint),
     }
-    let age = sqlx::query_scalar!(
+    let query = sqlx::query_scalar!(
         r#"SELECT extract(epoch FROM clock_timestamp() - created_at)::float8 AS "age!" FROM events
            -- A pair, so that only the partner's index fits.
            WHERE partner_id = $1 AND (partner_id, created_at) > ($1, now() - make_interval(secs => $2))
@@ -178,15 +173,14 @@ pub async fn test(
            ORDER BY created_at DESC LIMIT 1"#,
         partner_id.uuid(),
         seconds(interval),
-    )
-    .fetch_optional(&mut *transaction)
-    .await?;
+    );
+    let age = query.fetch_optional(&mut *transaction).await?;
     if let Some(left) = age.and_then(|age| interval.checked_sub(crate::age(age))) {
         return Ok(Tested::TooSoon(left));
     }
     let event_id = EventId::new();
     // A due time before all others is served first, even while the endpoint is blocked.
-    sqlx::query!(
+    let statement = sqlx::query!(
         "WITH born AS (
              INSERT INTO events (event_id, partner_id, kind, created_at)
              VALUES ($1, $2, 'webhook.test', clock_timestamp())
@@ -194,16 +188,15 @@ pub async fn test(
          INSERT INTO delivery_due (topup_id, partner_id, at) VALUES ($1, $2, '-infinity')",
         event_id.as_str(),
         partner_id.uuid(),
-    )
-    .execute(&mut *transaction)
-    .await?;
+    );
+    statement.execute(&mut *transaction).await?;
     transaction.commit().await?;
     Ok(Tested::Due(event_id))
 }
 
 /// Deletes events that are older than the term of attempts, with their due rows; at most `limit`. Returns their number.
-pub async fn forget(connection: &mut PgConnection, limit: u32) -> Result<u64, Error> {
-    let gone = sqlx::query!(
+pub async fn forget(connection: &mut PgConnection, limit: u32) -> Result<u64> {
+    let query = sqlx::query!(
         "WITH old AS (
              DELETE FROM events WHERE event_id = ANY (ARRAY (
                  SELECT event_id FROM events
@@ -219,10 +212,8 @@ pub async fn forget(connection: &mut PgConnection, limit: u32) -> Result<u64, Er
          )
          SELECT event_id FROM old",
         i64::from(limit),
-    )
-    .fetch_all(connection)
-    .await?;
-    Ok(u64::try_from(gone.len()).unwrap_or(u64::MAX))
+    );
+    Ok(u64::try_from(query.fetch_all(connection).await?.len()).unwrap_or(u64::MAX))
 }
 
 /// The facts that decide whether a delivery can be sent again.
@@ -247,7 +238,7 @@ pub async fn sending(
     connection: &mut PgConnection,
     partner_id: Option<PartnerId>,
     event_id: &EventId,
-) -> Result<Option<Sending>, Error> {
+) -> Result<Option<Sending>> {
     let sending = sqlx::query_as!(
         Sending,
         // The conditions of `drop_void`, and all tests.
@@ -282,10 +273,10 @@ pub async fn replay(
     event_id: &EventId,
     until: Option<OffsetDateTime>,
     mode: Mode<'_>,
-) -> Result<Replayed, Error> {
+) -> Result<Replayed> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     // As for topups: an event that is due within 30 s may be leased, or is due soon enough.
-    let replayed = sqlx::query_as!(
+    let query = sqlx::query_as!(
         Replayed,
         r#"WITH chosen AS MATERIALIZED (
              SELECT event_id, partner_id, state, attempted_at, created_at
@@ -314,9 +305,8 @@ pub async fn replay(
         event_id.as_str(),
         until,
         seconds(LONGEST_LEASE),
-    )
-    .fetch_one(&mut *transaction)
-    .await?;
+    );
+    let replayed = query.fetch_one(&mut *transaction).await?;
     actions::finish(transaction, mode, replayed.replayed).await?;
     Ok(replayed)
 }
@@ -368,7 +358,7 @@ pub async fn find(
     connection: &mut PgConnection,
     partner_id: Option<PartnerId>,
     event_id: &EventId,
-) -> Result<Option<View>, Error> {
+) -> Result<Option<View>> {
     let view = views!(
         "event_id = $1 AND ($2::uuid IS NULL OR partner_id = $2)",
         event_id.as_str(),
@@ -386,11 +376,7 @@ pub struct Page {
 }
 
 /// A partner's events, the newest first.
-pub async fn list(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-    page: &Page,
-) -> Result<Vec<View>, Error> {
+pub async fn list(connection: &mut PgConnection, partner_id: PartnerId, page: &Page) -> Result<Vec<View>> {
     let before = page.before.as_ref();
     let views = views!(
         "partner_id = $1 AND (created_at, event_id) < (coalesce($2, 'infinity'::timestamptz), $3)

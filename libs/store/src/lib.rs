@@ -28,7 +28,10 @@ use std::{borrow::Cow, sync::Arc, time::Duration};
 
 pub use database::Database;
 pub use sqlx::PgConnection;
+use sqlx::error::DatabaseError;
 pub use sweep::Swept;
+
+type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of the database. Cheap to clone: a failed batch fails all its members.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -72,6 +75,19 @@ impl From<sqlx::Error> for Error {
     }
 }
 
+/// A failed statement is the `Store` of these errors.
+macro_rules! store_errors {
+    ($($error:ty),+) => {
+        $(impl From<sqlx::Error> for $error {
+            fn from(error: sqlx::Error) -> Self {
+                Self::Store(error.into())
+            }
+        })+
+    };
+}
+store_errors!(operator::erase::NotErased, operator::placements::NotResolved, operator::terms::NotSet);
+store_errors!(recover::NotRecovered);
+
 impl From<domain::states::UnknownName> for Error {
     fn from(error: domain::states::UnknownName) -> Self {
         Self::Unreadable(error.to_string())
@@ -90,20 +106,21 @@ impl Error {
         sqlx::Error::PoolTimedOut.into()
     }
 
-    /// The violated constraint, if there is one.
-    pub fn constraint(&self) -> Option<&str> {
+    /// The server's error, if it refused the statement.
+    fn refused(&self) -> Option<&(dyn DatabaseError + 'static)> {
         match self {
-            Self::Database(error) => error.as_database_error()?.constraint(),
+            Self::Database(error) => error.as_database_error(),
             _ => None,
         }
     }
 
-    /// The server's code, if it refused the statement.
+    /// The violated constraint, if there is one.
+    pub fn constraint(&self) -> Option<&str> {
+        self.refused()?.constraint()
+    }
+
     fn code(&self) -> Option<Cow<'_, str>> {
-        match self {
-            Self::Database(error) => error.as_database_error()?.code(),
-            _ => None,
-        }
+        self.refused()?.code()
     }
 
     /// Whether the server's code begins with one of these classes.
@@ -121,8 +138,7 @@ impl Error {
         self.is_of(&["40"])
     }
 
-    /// Whether the data of the statement is at fault, not the database. The rows of a batch are then worth trying
-    /// one by one.
+    /// Whether the statement's data is at fault, not the database: its rows are worth trying one by one.
     pub fn is_about_data(&self) -> bool {
         // 54: a value is too large for its column or an index.
         matches!(self, Self::Vault(_) | Self::Unreadable(_)) || self.is_of(&["21", "22", "23", "54"])

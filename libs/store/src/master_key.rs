@@ -11,7 +11,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::{
-    Error, signed,
+    Result, signed,
     vault::{self, Keyring, Purpose, Vault, VaultError},
 };
 
@@ -68,9 +68,7 @@ pub struct Failed {
 /// The result of one pass over all tables.
 #[derive(Clone, Debug, Default)]
 pub struct Pass {
-    /// The number of values that were sealed again.
     pub reencrypted: u64,
-    /// The values that could not be sealed again.
     pub failed: Vec<Failed>,
     usages: Usages,
 }
@@ -107,15 +105,14 @@ impl Pass {
     }
 }
 
-/// As in services, statements find their rows by an index, whatever the statistics are. Writing statements repeat the
-/// ids for this reason.
-async fn plan_by_index(connection: &mut PgConnection) -> Result<(), Error> {
+/// Statements find their rows by an index, whatever the statistics are; writing ones repeat the ids for that.
+async fn plan_by_index(connection: &mut PgConnection) -> Result<()> {
     sqlx::query("SET enable_seqscan = off").execute(connection).await?;
     Ok(())
 }
 
 /// Counts the values of each key. Values that change meanwhile may be missed.
-pub async fn usages(connection: &mut PgConnection) -> Result<Usages, Error> {
+pub async fn usages(connection: &mut PgConnection) -> Result<Usages> {
     Ok(walk(connection, None, |_| {}).await?.usages)
 }
 
@@ -125,7 +122,7 @@ pub async fn reencrypt(
     connection: &mut PgConnection,
     vault: &Vault,
     progress: impl FnMut(&Pass),
-) -> Result<Pass, Error> {
+) -> Result<Pass> {
     walk(connection, Some(vault), progress).await
 }
 
@@ -134,7 +131,7 @@ async fn walk(
     connection: &mut PgConnection,
     vault: Option<&Vault>,
     mut progress: impl FnMut(&Pass),
-) -> Result<Pass, Error> {
+) -> Result<Pass> {
     plan_by_index(connection).await?;
     let prefix = vault.map(|vault| vault.first_prefix(Keyring::Profiles));
     let prefix = prefix.transpose()?;
@@ -154,8 +151,7 @@ async fn walk(
     let mut after = Some(String::new());
     while let Some(last) = after {
         let page = profiles(connection, &last, prefix.as_deref()).await?;
-        let heads = page.iter().filter_map(|row| row.head.as_deref());
-        heads.for_each(|head| pass.usage(head).profiles += 1);
+        page.iter().filter_map(|row| row.head.as_deref()).for_each(|head| pass.usage(head).profiles += 1);
         if let Some(vault) = vault {
             reencrypt_profiles(connection, vault, &page, &mut pass).await?;
         }
@@ -165,8 +161,7 @@ async fn walk(
     let mut after = None;
     loop {
         let page = answers(connection, after.as_ref(), prefix.as_deref()).await?;
-        let heads = page.iter().filter_map(|row| row.head.as_deref());
-        heads.for_each(|head| pass.usage(head).answers += 1);
+        page.iter().filter_map(|row| row.head.as_deref()).for_each(|head| pass.usage(head).answers += 1);
         if let Some(vault) = vault {
             reencrypt_answers(connection, vault, &page, &mut pass).await?;
         }
@@ -201,7 +196,7 @@ impl PartnerRow {
     }
 }
 
-async fn partners(connection: &mut PgConnection, after: Uuid) -> Result<Vec<PartnerRow>, Error> {
+async fn partners(connection: &mut PgConnection, after: Uuid) -> Result<Vec<PartnerRow>> {
     let page = sqlx::query_as!(
         PartnerRow,
         "SELECT partner_id, secret_key, webhook_secret, old_secret_key, old_webhook_secret FROM partners
@@ -212,14 +207,13 @@ async fn partners(connection: &mut PgConnection, after: Uuid) -> Result<Vec<Part
     Ok(page.fetch_all(connection).await?)
 }
 
-/// One partner at a time: each change locks the row of the configuration version, and a statement with that lock must
-/// not wait for another partner.
+/// One partner at a time: a statement that locks the configuration version must not wait for another partner.
 async fn reencrypt_partner(
     connection: &mut PgConnection,
     vault: &Vault,
     row: &PartnerRow,
     pass: &mut Pass,
-) -> Result<(), Error> {
+) -> Result<()> {
     let id = row.partner_id;
     let key_prefix = vault.first_prefix(Keyring::Partners)?;
     let webhook_prefix = vault.first_prefix(Keyring::Webhooks)?;
@@ -244,7 +238,7 @@ async fn reencrypt_partner(
         return Ok(());
     }
     let [secret_key, webhook_secret, old_secret_key, old_webhook_secret] = new;
-    let done = sqlx::query!(
+    let statement = sqlx::query!(
         "UPDATE partners
          SET secret_key = $2, webhook_secret = $3, old_secret_key = $4, old_webhook_secret = $5
          WHERE partner_id = $1 AND secret_key IS NOT DISTINCT FROM $6 AND webhook_secret = $7
@@ -258,10 +252,8 @@ async fn reencrypt_partner(
         row.webhook_secret,
         row.old_secret_key,
         row.old_webhook_secret,
-    )
-    .execute(connection)
-    .await?;
-    pass.reencrypted += done.rows_affected() * changed;
+    );
+    pass.reencrypted += statement.execute(connection).await?.rows_affected() * changed;
     Ok(())
 }
 
@@ -277,7 +269,7 @@ async fn profiles(
     connection: &mut PgConnection,
     after: &str,
     prefix: Option<&[u8]>,
-) -> Result<Vec<ProfileRow>, Error> {
+) -> Result<Vec<ProfileRow>> {
     let page = sqlx::query_as!(
         ProfileRow,
         "SELECT topup_id, substring(profile FROM 1 FOR $3) AS head,
@@ -296,7 +288,7 @@ async fn reencrypt_profiles(
     vault: &Vault,
     page: &[ProfileRow],
     pass: &mut Pass,
-) -> Result<(), Error> {
+) -> Result<()> {
     let (mut topups, mut old, mut new) = (Vec::new(), Vec::new(), Vec::new());
     for row in page {
         let Some(sealed) = &row.sealed else { continue };
@@ -313,22 +305,19 @@ async fn reencrypt_profiles(
         return Ok(());
     }
     // SKIP LOCKED: outcomes are recorded in batches with another row order.
-    let done = sqlx::query!(
+    let statement = sqlx::query!(
         "WITH free AS MATERIALIZED (
              SELECT t.ctid, new.sealed
              FROM unnest($1::text[], $2::bytea[], $3::bytea[]) AS new(topup_id, was, sealed)
              JOIN esims t ON t.topup_id = new.topup_id AND t.profile = new.was
-             WHERE t.topup_id = ANY($1)
-             FOR NO KEY UPDATE OF t SKIP LOCKED
+             WHERE t.topup_id = ANY($1) FOR NO KEY UPDATE OF t SKIP LOCKED
          )
          UPDATE esims t SET profile = free.sealed FROM free WHERE t.ctid = free.ctid",
         &topups,
         &old,
         &new,
-    )
-    .execute(connection)
-    .await?;
-    pass.reencrypted += done.rows_affected();
+    );
+    pass.reencrypted += statement.execute(connection).await?.rows_affected();
     Ok(())
 }
 
@@ -344,7 +333,7 @@ async fn answers(
     connection: &mut PgConnection,
     after: Option<&AnswerRow>,
     prefix: Option<&[u8]>,
-) -> Result<Vec<AnswerRow>, Error> {
+) -> Result<Vec<AnswerRow>> {
     let (topup_id, attempt, at) =
         after.map_or(("", -1, OffsetDateTime::UNIX_EPOCH), |last| (&last.topup_id, last.attempt, last.at));
     let page = sqlx::query_as!(
@@ -368,7 +357,7 @@ async fn reencrypt_answers(
     vault: &Vault,
     page: &[AnswerRow],
     pass: &mut Pass,
-) -> Result<(), Error> {
+) -> Result<()> {
     let (mut topups, mut attempts, mut times) = (Vec::new(), Vec::new(), Vec::new());
     let (mut old, mut new) = (Vec::new(), Vec::new());
     for row in page {
@@ -391,7 +380,7 @@ async fn reencrypt_answers(
         return Ok(());
     }
     // Rows of attempts are written once, so no other session changes them.
-    let done = sqlx::query!(
+    let statement = sqlx::query!(
         "UPDATE delivery_attempts a SET answer = new.sealed
          FROM unnest($1::text[], $2::int[], $3::timestamptz[], $4::bytea[], $5::bytea[])
              AS new(topup_id, attempt, at, was, sealed)
@@ -401,9 +390,7 @@ async fn reencrypt_answers(
         &times,
         &old,
         &new,
-    )
-    .execute(connection)
-    .await?;
-    pass.reencrypted += done.rows_affected();
+    );
+    pass.reencrypted += statement.execute(connection).await?.rows_affected();
     Ok(())
 }

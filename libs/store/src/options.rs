@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::Error;
+use crate::{Error, Result};
 
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -30,7 +30,7 @@ fn enabled() -> bool {
 }
 
 /// Reads stored details.
-pub(crate) fn details(stored: &str) -> Result<Map<String, Value>, Error> {
+pub(crate) fn details(stored: &str) -> Result<Map<String, Value>> {
     serde_json::from_str(stored).map_err(|error| Error::Unreadable(format!("details of an option: {error}")))
 }
 
@@ -64,7 +64,7 @@ macro_rules! options {
 }
 
 /// Inserts or updates an option. Returns whether anything changed.
-pub async fn import(connection: &mut PgConnection, option: &ProductOption) -> Result<bool, Error> {
+pub async fn import(connection: &mut PgConnection, option: &ProductOption) -> Result<bool> {
     let details = Value::from(option.details.clone()).to_string();
     let changed = sqlx::query!(
         "INSERT INTO options AS o (option_id, name, provider, provider_option_id, environment, enabled, details)
@@ -85,21 +85,18 @@ pub async fn import(connection: &mut PgConnection, option: &ProductOption) -> Re
 }
 
 /// All options, with their details.
-pub async fn all(connection: &mut PgConnection) -> Result<Vec<ProductOption>, Error> {
-    let all: Result<Vec<(ProductOption, i64)>, Error> =
+pub async fn all(connection: &mut PgConnection) -> Result<Vec<ProductOption>> {
+    let all: Result<Vec<(ProductOption, i64)>> =
         options!(connection, "details::text", "ORDER BY environment, provider, name, option_id");
     Ok(all?.into_iter().map(|(option, _)| option).collect())
 }
 
 /// The options that changed after `version`, without details, each with the version of its change.
-pub async fn changed_since(
-    connection: &mut PgConnection,
-    version: i64,
-) -> Result<Vec<(ProductOption, i64)>, Error> {
+pub async fn changed_since(connection: &mut PgConnection, version: i64) -> Result<Vec<(ProductOption, i64)>> {
     options!(connection, "'{}'", "WHERE version > $1", version)
 }
 
 /// The options with these ids, without details.
-pub async fn by_ids(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<(ProductOption, i64)>, Error> {
+pub async fn by_ids(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<(ProductOption, i64)>> {
     options!(connection, "'{}'", "WHERE option_id = ANY($1)", ids)
 }

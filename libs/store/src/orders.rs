@@ -7,7 +7,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::{
-    Error, age,
+    Error, Result, age,
     operator::actions::{self, Action, Mode},
     partner_view::{PARTNER, REASON},
     retry_conflicts, seconds, signed,
@@ -38,7 +38,6 @@ pub struct NewPlacement {
     pub topups: Vec<NewTopup>,
 }
 
-/// One unit of a new order.
 #[derive(Clone, Debug)]
 pub struct NewTopup {
     pub topup_id: TopupId,
@@ -48,12 +47,11 @@ pub struct NewTopup {
     pub provider_option_id: String,
 }
 
-/// Stores a batch of orders with all their parts in one statement. Returns for each order whether it was
-/// stored; if not, its external id was taken.
+/// Stores orders with all parts in one statement. Returns for each whether its external id was still free.
 ///
 /// The rows are written in the order of their unique key: two replicas that store the same keys wait for each
 /// other instead of deadlocking.
-pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Result<Vec<bool>, Error> {
+pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Result<Vec<bool>> {
     let mut sorted: Vec<&NewOrder> = orders.iter().collect();
     sorted.sort_unstable_by_key(|order| (order.partner_id, &order.external_order_id));
     let order_ids: Vec<Uuid> = sorted.iter().map(|order| order.order_id.uuid()).collect();
@@ -83,15 +81,14 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
         }
     }
     let stored: Vec<Uuid> = retry_conflicts!(async {
-        let stored = sqlx::query_scalar!(
+        let query = sqlx::query_scalar!(
             r#"WITH stored AS (
                    INSERT INTO orders (order_id, partner_id, external_order_id, traceparent, answer_by, refusable)
                    SELECT order_id, partner_id, external_order_id, traceparent,
                           now() + make_interval(secs => answer_within), refusable
                    FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::float8[], $6::bool[])
                        AS new (order_id, partner_id, external_order_id, traceparent, answer_within, refusable)
-                   ON CONFLICT (partner_id, external_order_id) WHERE NOT refused DO NOTHING
-                   RETURNING order_id
+                   ON CONFLICT (partner_id, external_order_id) WHERE NOT refused DO NOTHING RETURNING order_id
                ), placed AS (
                    INSERT INTO placements (placement_id, order_id, partner_id, provider, lane)
                    SELECT new.placement_id, new.order_id, new.partner_id, new.provider, new.lane
@@ -123,10 +120,8 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
             &topups.positions,
             &topups.options,
             &topups.provider_options as &[&str],
-        )
-        .fetch_all(&mut *connection)
-        .await?;
-        Ok::<_, Error>(stored)
+        );
+        Ok::<_, Error>(query.fetch_all(&mut *connection).await?)
     })?;
     let stored: std::collections::HashSet<Uuid> = stored.into_iter().collect();
     Ok(orders.iter().map(|order| stored.contains(&order.order_id.uuid())).collect())
@@ -156,7 +151,7 @@ pub async fn is_taken(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     external_order_id: &str,
-) -> Result<bool, Error> {
+) -> Result<bool> {
     let taken = sqlx::query_scalar!(
         r#"SELECT EXISTS (
                SELECT FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND NOT refused
@@ -176,14 +171,13 @@ pub struct Stands {
     pub undecided_for: Duration,
 }
 
-/// Whether the order with this external id is final; `None` if there is no such order. Waits for a [`refuse`] of
-/// this order that is under way.
+/// Whether the order with this external id is final, once no [`refuse`] of it is under way; `None`: no order.
 pub async fn stands(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     external_order_id: &str,
-) -> Result<Option<Stands>, Error> {
-    let row = sqlx::query!(
+) -> Result<Option<Stands>> {
+    let query = sqlx::query!(
         r#"SELECT NOT refusable OR answer_by <= clock_timestamp() OR EXISTS (
                    SELECT FROM placements p WHERE p.order_id = orders.order_id AND p.state IN ('placed', 'parked')
                ) AS "decided!",
@@ -192,9 +186,8 @@ pub async fn stands(
            FOR SHARE OF orders"#,
         partner_id.uuid(),
         external_order_id,
-    )
-    .fetch_optional(connection)
-    .await?;
+    );
+    let row = query.fetch_optional(connection).await?;
     Ok(row.map(|row| Stands { decided: row.decided, undecided_for: age(row.undecided_for) }))
 }
 
@@ -210,33 +203,28 @@ pub enum Refusal {
 /// Applies [`domain::placement::Event::Refuse`] to all placements of an order at once, on their stored states: at
 /// least one was rejected or not sent, nothing was bought and no attempt is open. Either all placements move and the
 /// order is refused, or nothing changes and the result is `None`.
-pub async fn refuse(connection: &mut PgConnection, order_id: OrderId) -> Result<Option<Vec<Refusal>>, Error> {
+pub async fn refuse(connection: &mut PgConnection, order_id: OrderId) -> Result<Option<Vec<Refusal>>> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     // The order's lock comes first and the clock is read under it: `stands` sees the order decided, or refused.
-    let refusable = sqlx::query_scalar!(
+    let query = sqlx::query_scalar!(
         "SELECT order_id FROM orders
          WHERE order_id = $1 AND refusable AND NOT refused AND answer_by > clock_timestamp() FOR UPDATE",
         order_id.uuid(),
-    )
-    .fetch_optional(&mut *transaction)
-    .await?;
-    if refusable.is_none() {
+    );
+    if query.fetch_optional(&mut *transaction).await?.is_none() {
         transaction.rollback().await?;
         return Ok(None);
     }
     // A placement that was never tried says nothing of the provider.
-    let moved = match close(&mut transaction, order_id).await? {
-        Some(moved) if moved.iter().any(|placement| placement.tried) => moved,
-        _ => {
-            transaction.rollback().await?;
-            return Ok(None);
-        }
+    let moved = close(&mut transaction, order_id).await?;
+    let Some(moved) = moved.filter(|moved| moved.iter().any(|placement| placement.tried)) else {
+        transaction.rollback().await?;
+        return Ok(None);
     };
     finish_refusal(&mut transaction, order_id, &moved, false).await?;
     transaction.commit().await?;
     let tried = moved.into_iter().filter(|placement| placement.tried);
-    let refusals = tried.map(|placement| placement.refusal);
-    Ok(Some(refusals.collect()))
+    Ok(Some(tried.map(|placement| placement.refusal).collect()))
 }
 
 /// A placement that [`close`] moved to `refused`.
@@ -247,10 +235,9 @@ struct Closed {
     refusal: Refusal,
 }
 
-/// Moves all placements of a locked order to `refused`; `None` if one of them is bought or may be. Then the caller
-/// rolls back.
-async fn close(connection: &mut PgConnection, order_id: OrderId) -> Result<Option<Vec<Closed>>, Error> {
-    let moved = sqlx::query!(
+/// Moves all placements of a locked order to `refused`; `None`, to roll back, if one is bought or may be.
+async fn close(connection: &mut PgConnection, order_id: OrderId) -> Result<Option<Vec<Closed>>> {
+    let query = sqlx::query!(
         r#"WITH moved AS (
                UPDATE placements p SET state = 'refused'
                FROM (SELECT placement_id, state FROM placements
@@ -265,15 +252,13 @@ async fn close(connection: &mut PgConnection, order_id: OrderId) -> Result<Optio
                   refusal_status, refusal_message
            FROM moved ORDER BY placement_id"#,
         order_id.uuid(),
-    )
-    .fetch_all(&mut *connection)
-    .await?;
-    let all = sqlx::query_scalar!(
+    );
+    let moved = query.fetch_all(&mut *connection).await?;
+    let query = sqlx::query_scalar!(
         r#"SELECT count(*) AS "count!" FROM placements WHERE order_id = $1"#,
         order_id.uuid()
-    )
-    .fetch_one(&mut *connection)
-    .await?;
+    );
+    let all = query.fetch_one(&mut *connection).await?;
     if i64::try_from(moved.len()) != Ok(all) {
         return Ok(None);
     }
@@ -294,9 +279,9 @@ async fn finish_refusal(
     order_id: OrderId,
     closed: &[Closed],
     cancelled: bool,
-) -> Result<(), Error> {
+) -> Result<()> {
     let placements: Vec<Uuid> = closed.iter().map(|placement| placement.placement_id).collect();
-    sqlx::query!(
+    let statement = sqlx::query!(
         "WITH refused AS (
              UPDATE orders SET refused = true, cancelled_at = CASE WHEN $3 THEN now() END WHERE order_id = $1
          )
@@ -307,9 +292,8 @@ async fn finish_refusal(
         order_id.uuid(),
         &placements,
         cancelled,
-    )
-    .execute(connection)
-    .await?;
+    );
+    statement.execute(connection).await?;
     Ok(())
 }
 
@@ -332,17 +316,16 @@ pub async fn cancel(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     external_order_id: &str,
-) -> Result<Cancelled, Error> {
+) -> Result<Cancelled> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
-    let order = sqlx::query!(
+    let query = sqlx::query!(
         r#"SELECT order_id,
                   greatest(extract(epoch FROM answer_by - clock_timestamp())::float8, 0) AS "undecided_for!"
            FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND NOT refused FOR UPDATE"#,
         partner_id.uuid(),
         external_order_id,
-    )
-    .fetch_optional(&mut *transaction)
-    .await?;
+    );
+    let order = query.fetch_optional(&mut *transaction).await?;
     let Some(order) = order else {
         return Ok(Cancelled::Unknown);
     };

@@ -21,7 +21,7 @@ pub use self::{
     webhooks::{Position, StoredWebhook, webhook_secrets, webhooks},
 };
 pub use crate::operator::deliveries::AttemptView as Attempt;
-use crate::{Error, options};
+use crate::{Result, options};
 
 /// An order's id is made before its row, by another clock; they differ by less than this.
 const SKEW: time::Duration = time::Duration::minutes(5);
@@ -33,8 +33,9 @@ pub(crate) const REASON: &str = "requested by the partner";
 const MOST_COUNTED: i64 = 10_000;
 
 /// The state of a topup.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema, strum::EnumString)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 #[schema(as = TopupState)]
 pub enum UnitState {
     /// It is being bought, or its eSIM is awaited.
@@ -45,17 +46,6 @@ pub enum UnitState {
     Ready,
     /// There will be no eSIM.
     Failed,
-}
-
-impl UnitState {
-    fn named(name: &str) -> Self {
-        match name {
-            "ready" => Self::Ready,
-            "failed" => Self::Failed,
-            "on_hold" => Self::OnHold,
-            _ => Self::Processing,
-        }
-    }
 }
 
 /// The state of an order.
@@ -162,7 +152,7 @@ macro_rules! units {
                 topup_id: row.topup_id.try_into()?,
                 external_order_id: row.external_order_id,
                 option_id: row.option_id.into(),
-                state: UnitState::named(&row.state),
+                state: row.state.parse().unwrap_or(UnitState::Processing),
                 refusal: row.refusal_status.zip(row.refusal_message),
                 iccid: row.iccid,
                 profile: row.profile,
@@ -180,7 +170,7 @@ pub async fn order(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     external_order_id: &str,
-) -> Result<Option<OrderHead>, Error> {
+) -> Result<Option<OrderHead>> {
     let found = sqlx::query_as!(
         OrderHead,
         r#"SELECT order_id AS "order_id!", external_order_id AS "external_order_id!", refused AS "refused!",
@@ -203,7 +193,7 @@ pub async fn units(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     order_id: OrderId,
-) -> Result<Vec<Unit>, Error> {
+) -> Result<Vec<Unit>> {
     units!(
         connection,
         "order_id = $2 AND partner_id = $1 ORDER BY position",
@@ -218,7 +208,7 @@ pub async fn unit(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     topup_id: &TopupId,
-) -> Result<Option<Unit>, Error> {
+) -> Result<Option<Unit>> {
     let mut found =
         units!(connection, "topup_id = $2 AND partner_id = $1", partner_id.uuid(), topup_id.as_str());
     found.next().transpose()
@@ -240,8 +230,8 @@ pub async fn orders(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     page: &OrderPage,
-) -> Result<Vec<(OrderHead, Units)>, Error> {
-    let rows = sqlx::query!(
+) -> Result<Vec<(OrderHead, Units)>> {
+    let query = sqlx::query!(
         r#"SELECT o.order_id, o.external_order_id, o.refused, o.cancelled_at, o.created_at,
                   units.total AS "total!", units.ready AS "ready!", units.failed AS "failed!",
                   units.on_hold AS "on_hold!"
@@ -266,10 +256,8 @@ pub async fn orders(
         page.created_after.map_or(Uuid::nil(), |at| first_id(at - SKEW)),
         page.created_after,
         page.limit,
-    )
-    .fetch_all(connection)
-    .await?;
-    let read = rows.into_iter().map(|row| {
+    );
+    let read = query.fetch_all(connection).await?.into_iter().map(|row| {
         let head = OrderHead {
             order_id: row.order_id.into(),
             external_order_id: row.external_order_id,
@@ -277,8 +265,7 @@ pub async fn orders(
             cancelled_at: row.cancelled_at,
             created_at: row.created_at,
         };
-        let units = Units { total: row.total, ready: row.ready, failed: row.failed, on_hold: row.on_hold };
-        (head, units)
+        (head, Units { total: row.total, ready: row.ready, failed: row.failed, on_hold: row.on_hold })
     });
     Ok(read.collect())
 }
@@ -306,7 +293,7 @@ pub async fn options(
     providers: &[String],
     after: Option<OptionId>,
     limit: i64,
-) -> Result<Vec<OfferedOption>, Error> {
+) -> Result<Vec<OfferedOption>> {
     let rows = sqlx::query!(
         r#"SELECT option_id, name, details::text AS "details!" FROM options
          WHERE enabled AND option_id > $1 AND ($2 OR (environment = 'live' AND provider = ANY ($3)))
@@ -316,8 +303,7 @@ pub async fn options(
         providers,
         limit,
     );
-    let rows = rows.fetch_all(connection).await?.into_iter();
-    let offered = rows.map(|row| {
+    let offered = rows.fetch_all(connection).await?.into_iter().map(|row| {
         Ok(OfferedOption {
             option_id: row.option_id.into(),
             name: row.name,
@@ -341,7 +327,7 @@ pub struct Account {
     pub created_at: OffsetDateTime,
 }
 
-pub async fn account(connection: &mut PgConnection, partner_id: PartnerId) -> Result<Option<Account>, Error> {
+pub async fn account(connection: &mut PgConnection, partner_id: PartnerId) -> Result<Option<Account>> {
     let account = sqlx::query_as!(
         Account,
         r#"SELECT name, environment, access_key, created_at,
@@ -376,19 +362,13 @@ pub struct Endpoint {
 }
 
 /// The URL of the endpoint, if there is one.
-pub async fn webhook_url(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-) -> Result<Option<String>, Error> {
+pub async fn webhook_url(connection: &mut PgConnection, partner_id: PartnerId) -> Result<Option<String>> {
     let url =
         sqlx::query_scalar!("SELECT webhook_url FROM partners WHERE partner_id = $1", partner_id.uuid());
     Ok(url.fetch_optional(connection).await?.flatten())
 }
 
-pub async fn endpoint(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-) -> Result<Option<Endpoint>, Error> {
+pub async fn endpoint(connection: &mut PgConnection, partner_id: PartnerId) -> Result<Option<Endpoint>> {
     let endpoint = sqlx::query_as!(
         Endpoint,
         r#"SELECT p.webhook_url AS url, p.webhook_events AS events,

@@ -14,7 +14,7 @@ pub(crate) use endpoint::change_webhook;
 pub use endpoint::{NewWebhook, set_events, set_webhook};
 
 use crate::{
-    Error, age, seconds, signed, unsigned,
+    Result, age, seconds, signed, unsigned,
     vault::{Keyring, Purpose, Vault, VaultError},
 };
 
@@ -63,7 +63,6 @@ pub struct Partner {
     pub created_at: OffsetDateTime,
 }
 
-/// A partner account to be created.
 pub struct NewPartner<'a> {
     pub partner_id: PartnerId,
     pub name: &'a str,
@@ -92,7 +91,6 @@ pub struct Credentials {
     pub version: i64,
 }
 
-/// A pair of access key and secret key.
 #[derive(Clone, Debug)]
 pub struct Keys {
     /// The value of `X-Service-Access-Key`.
@@ -103,11 +101,11 @@ pub struct Keys {
     pub ends_in: Option<Duration>,
 }
 
-pub async fn create(connection: &mut PgConnection, vault: &Vault, new: &NewPartner<'_>) -> Result<(), Error> {
+pub async fn create(connection: &mut PgConnection, vault: &Vault, new: &NewPartner<'_>) -> Result<()> {
     let id = new.partner_id;
     let secret_key = vault.seal(Purpose::SecretKey(id), new.secret_key.expose())?;
     let webhook_secret = vault.seal(Purpose::WebhookSecret(id), new.webhook_secret.expose())?;
-    sqlx::query!(
+    let statement = sqlx::query!(
         "INSERT INTO partners (partner_id, name, environment, access_key, secret_key, webhook_url, webhook_secret)
          VALUES ($1, $2, $3, $4, $5, $6, $7)",
         id.uuid(),
@@ -117,14 +115,13 @@ pub async fn create(connection: &mut PgConnection, vault: &Vault, new: &NewPartn
         secret_key,
         new.webhook_url,
         webhook_secret,
-    )
-    .execute(connection)
-    .await?;
+    );
+    statement.execute(connection).await?;
     Ok(())
 }
 
 /// A partner by id, access key or the access key before the last rotation; `None`: all partners. The oldest comes first.
-async fn find(connection: &mut PgConnection, id_or_access_key: Option<&str>) -> Result<Vec<Partner>, Error> {
+async fn find(connection: &mut PgConnection, id_or_access_key: Option<&str>) -> Result<Vec<Partner>> {
     let partners = sqlx::query_as!(
         Partner,
         r#"SELECT partner_id, name, environment, access_key, secret_key IS NOT NULL AS "has_secret_key!",
@@ -144,12 +141,12 @@ async fn find(connection: &mut PgConnection, id_or_access_key: Option<&str>) -> 
 }
 
 /// All partners, oldest first.
-pub async fn list(connection: &mut PgConnection) -> Result<Vec<Partner>, Error> {
+pub async fn list(connection: &mut PgConnection) -> Result<Vec<Partner>> {
     find(connection, None).await
 }
 
 /// A partner by id, access key or the access key before the last rotation.
-pub async fn show(connection: &mut PgConnection, id_or_access_key: &str) -> Result<Option<Partner>, Error> {
+pub async fn show(connection: &mut PgConnection, id_or_access_key: &str) -> Result<Option<Partner>> {
     Ok(find(connection, Some(id_or_access_key)).await?.into_iter().next())
 }
 
@@ -158,7 +155,7 @@ pub async fn set_disabled(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     disabled: bool,
-) -> Result<bool, Error> {
+) -> Result<bool> {
     let update = sqlx::query!(
         "UPDATE partners SET disabled_at = CASE WHEN $2 THEN coalesce(disabled_at, now()) END WHERE partner_id = $1",
         partner_id.uuid(),
@@ -192,7 +189,6 @@ impl Limit {
     }
 }
 
-/// Changes of a partner's limits.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NewLimits {
     pub max_in_flight: Limit,
@@ -206,7 +202,7 @@ pub async fn set_limits(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     new: &NewLimits,
-) -> Result<bool, Error> {
+) -> Result<bool> {
     let update = sqlx::query!(
         "UPDATE partners
          SET max_in_flight = CASE WHEN $2 THEN $3 ELSE max_in_flight END,
@@ -227,13 +223,12 @@ pub async fn set_limits(
     Ok(update.execute(connection).await?.rows_affected() > 0)
 }
 
-/// Sets whether requests of a partner that do not sign their query and body are denied. Returns whether the partner
-/// exists.
+/// Sets whether requests that do not sign query and body are denied. Returns whether the partner exists.
 pub async fn set_signed_body_required(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     required: bool,
-) -> Result<bool, Error> {
+) -> Result<bool> {
     let update = sqlx::query!(
         "UPDATE partners SET signed_body_required = $2 WHERE partner_id = $1",
         partner_id.uuid(),
@@ -269,9 +264,9 @@ pub async fn rotate_keys(
     access_key: &str,
     secret_key: &SecretKey,
     overlap: Overlap,
-) -> Result<Rotated, Error> {
+) -> Result<Rotated> {
     let sealed = vault.seal(Purpose::SecretKey(partner_id), secret_key.expose())?;
-    let rotated = sqlx::query_scalar!(
+    let query = sqlx::query_scalar!(
         "UPDATE partners
          SET access_key = $2, secret_key = $3,
              old_access_key = CASE WHEN $4 = 0::float8 THEN NULL WHEN $5 THEN old_access_key ELSE access_key END,
@@ -284,23 +279,20 @@ pub async fn rotate_keys(
         sealed,
         seconds(overlap.lasts),
         overlap.keep_old,
-    )
-    .fetch_optional(connection)
-    .await?;
-    Ok(rotated.map_or(Rotated::Refused, Rotated::Until))
+    );
+    Ok(query.fetch_optional(connection).await?.map_or(Rotated::Refused, Rotated::Until))
 }
 
-/// Replaces a partner's webhook secret; during the overlap the old one also signs webhooks. As with [`rotate_keys`],
-/// there is one old secret at most.
+/// Replaces a webhook secret; the old one, at most one as in [`rotate_keys`], signs during the overlap too.
 pub async fn rotate_webhook_secret(
     connection: &mut PgConnection,
     vault: &Vault,
     partner_id: PartnerId,
     secret: &webhook::Secret,
     overlap: Overlap,
-) -> Result<Rotated, Error> {
+) -> Result<Rotated> {
     let sealed = vault.seal(Purpose::WebhookSecret(partner_id), secret.expose())?;
-    let rotated = sqlx::query_scalar!(
+    let query = sqlx::query_scalar!(
         "UPDATE partners
          SET webhook_secret = $2,
              old_webhook_secret =
@@ -312,10 +304,8 @@ pub async fn rotate_webhook_secret(
         sealed,
         seconds(overlap.lasts),
         overlap.keep_old,
-    )
-    .fetch_optional(connection)
-    .await?;
-    Ok(rotated.map_or(Rotated::Refused, Rotated::Until))
+    );
+    Ok(query.fetch_optional(connection).await?.map_or(Rotated::Refused, Rotated::Until))
 }
 
 /// Reads the credentials of the partners that match a condition.
@@ -365,15 +355,12 @@ macro_rules! credentials {
 }
 
 /// The credentials of partners that changed after `version`.
-pub async fn changed_since(connection: &mut PgConnection, version: i64) -> Result<Vec<Credentials>, Error> {
+pub async fn changed_since(connection: &mut PgConnection, version: i64) -> Result<Vec<Credentials>> {
     credentials!(connection, "version > $1", version).collect()
 }
 
 /// The credentials of the partner with this access key, current or old and still valid.
-pub async fn by_access_key(
-    connection: &mut PgConnection,
-    access_key: &str,
-) -> Result<Option<Credentials>, Error> {
+pub async fn by_access_key(connection: &mut PgConnection, access_key: &str) -> Result<Option<Credentials>> {
     let mut found = credentials!(
         connection,
         "access_key = $1 OR (old_access_key = $1 AND old_keys_until > now())",
@@ -394,8 +381,7 @@ macro_rules! newest_sealed {
                         ) AS place
                  FROM partners
                  CROSS JOIN LATERAL (VALUES ("# + $new + "), (CASE WHEN " + $until + " > now() THEN " + $old + " END)
-                 ) AS secret(sealed)
-                 WHERE octet_length(sealed) > 0
+                 ) AS secret(sealed) WHERE octet_length(sealed) > 0
              ) by_key WHERE place <= 10"
         )
         .fetch_all(&mut *$connection)
@@ -406,7 +392,7 @@ macro_rules! newest_sealed {
 /// Checks that the master keys of a vault open the stored secrets of the vault's purposes. For each key in use it tries
 /// the secrets of the ten newest partners. Errors: a key is missing, or opens none of them. If it opens only some of
 /// them, the others are damaged rows and no error.
-pub async fn check_master_key(connection: &mut PgConnection, vault: &Vault) -> Result<(), Error> {
+pub async fn check_master_key(connection: &mut PgConnection, vault: &Vault) -> Result<()> {
     if vault.holds(Keyring::Partners) {
         let newest = newest_sealed!(connection, "secret_key", "old_secret_key", "old_keys_until");
         open_some(vault, newest, Purpose::SecretKey)?;
@@ -427,11 +413,7 @@ struct Sealed {
     sealed: Vec<u8>,
 }
 
-fn open_some(
-    vault: &Vault,
-    sealed: Vec<Sealed>,
-    purpose: fn(PartnerId) -> Purpose<'static>,
-) -> Result<(), Error> {
+fn open_some(vault: &Vault, sealed: Vec<Sealed>, purpose: fn(PartnerId) -> Purpose<'static>) -> Result<()> {
     let (mut opened, mut failure) = (false, Ok(()));
     for row in sealed {
         match vault.open(purpose(row.partner_id.into()), &row.sealed) {
@@ -444,17 +426,13 @@ fn open_some(
 }
 
 /// Opens a partner's sealed request-signing key.
-pub fn open_secret_key(vault: &Vault, partner_id: PartnerId, sealed: &[u8]) -> Result<SecretKey, Error> {
+pub fn open_secret_key(vault: &Vault, partner_id: PartnerId, sealed: &[u8]) -> Result<SecretKey> {
     let bytes = vault.open(Purpose::SecretKey(partner_id), sealed)?;
     SecretKey::from_bytes(bytes).map_err(|_| VaultError::Damaged.into())
 }
 
 /// Opens a partner's sealed webhook-signing key.
-pub fn open_webhook_secret(
-    vault: &Vault,
-    partner_id: PartnerId,
-    sealed: &[u8],
-) -> Result<webhook::Secret, Error> {
+pub fn open_webhook_secret(vault: &Vault, partner_id: PartnerId, sealed: &[u8]) -> Result<webhook::Secret> {
     let bytes = vault.open(Purpose::WebhookSecret(partner_id), sealed)?;
     webhook::Secret::from_bytes(bytes).map_err(|_| VaultError::Damaged.into())
 }

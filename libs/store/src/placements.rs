@@ -12,35 +12,33 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::{
-    Error, retry_conflicts,
+    Error, Result, retry_conflicts,
     sweep::{Fence, Swept},
 };
 
 /// Inserts a due row, due now, for each of these placements that no process has claimed yet.
-pub async fn defer(connection: &mut PgConnection, placements: &[PlacementId]) -> Result<(), Error> {
+pub async fn defer(connection: &mut PgConnection, placements: &[PlacementId]) -> Result<()> {
     let ids: Vec<Uuid> = placements.iter().map(|placement| placement.uuid()).collect();
     retry_conflicts!(async {
-        sqlx::query!(
+        let statement = sqlx::query!(
             "INSERT INTO placement_due (placement_id, provider, lane, partner_id, buys, at)
              SELECT p.placement_id, p.provider, coalesce(p.lane, ''), o.partner_id, true, now()
              FROM placements p JOIN orders o ON o.order_id = p.order_id
-             WHERE p.placement_id = ANY ($1) AND p.state = 'accepted'
-             ORDER BY p.placement_id
+             WHERE p.placement_id = ANY ($1) AND p.state = 'accepted' ORDER BY p.placement_id
              ON CONFLICT DO NOTHING",
             &ids,
-        )
-        .execute(&mut *connection)
-        .await?;
+        );
+        statement.execute(&mut *connection).await?;
         Ok::<_, Error>(())
     })
 }
 
 /// Inserts a due row for each placement without an outcome after its first lease of `lag`.
-pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept, Error> {
+pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept> {
     let Some(mut fence) = Fence::take(connection, "placements", lag).await? else {
         return Ok(Swept::default());
     };
-    let late = sqlx::query!(
+    let statement = sqlx::query!(
         "INSERT INTO placement_due (placement_id, provider, lane, partner_id, buys, at)
          SELECT p.placement_id, p.provider, coalesce(p.lane, ''), o.partner_id, p.state = 'accepted', now()
          FROM placements p JOIN orders o ON o.order_id = p.order_id
@@ -48,9 +46,7 @@ pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept
          ON CONFLICT DO NOTHING",
         fence.from,
         fence.until,
-    )
-    .execute(&mut *fence.transaction)
-    .await?
-    .rows_affected();
+    );
+    let late = statement.execute(&mut *fence.transaction).await?.rows_affected();
     fence.done(late).await
 }

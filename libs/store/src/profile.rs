@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
 
 use crate::{
-    Error,
+    Result,
     vault::{Purpose, Vault, VaultError},
 };
 
@@ -26,7 +26,7 @@ struct Stored {
 }
 
 impl Profile {
-    pub fn seal(&self, vault: &Vault, topup_id: &TopupId) -> Result<Vec<u8>, Error> {
+    pub fn seal(&self, vault: &Vault, topup_id: &TopupId) -> Result<Vec<u8>> {
         let stored = Stored {
             smdp: self.code.smdp().to_owned(),
             activate_code: self.code.matching_id().to_owned(),
@@ -36,7 +36,7 @@ impl Profile {
         Ok(vault.seal(Purpose::Profile(topup_id), &bytes)?)
     }
 
-    pub fn open(vault: &Vault, topup_id: &TopupId, sealed: &[u8]) -> Result<Self, Error> {
+    pub fn open(vault: &Vault, topup_id: &TopupId, sealed: &[u8]) -> Result<Self> {
         let bytes = vault.open(Purpose::Profile(topup_id), sealed)?;
         let stored: Stored = serde_json::from_slice(&bytes).map_err(|_| VaultError::Damaged)?;
         let code =
@@ -47,16 +47,14 @@ impl Profile {
 
 /// Checks that the keys of a vault open one of the newest profiles under them. A missing key is not an error here:
 /// deliveries that need it fail.
-pub(crate) async fn check_keys(connection: &mut PgConnection, vault: &Vault) -> Result<(), Error> {
-    let newest = sqlx::query!(
+pub(crate) async fn check_keys(connection: &mut PgConnection, vault: &Vault) -> Result<()> {
+    let query = sqlx::query!(
         r#"SELECT topup_id, profile AS "profile!"
            FROM (SELECT topup_id, profile FROM esims ORDER BY topup_id DESC LIMIT 1000) newest
            WHERE profile IS NOT NULL ORDER BY topup_id DESC LIMIT 10"#
-    )
-    .fetch_all(connection)
-    .await?;
+    );
     let mut failure = Ok(());
-    for row in newest {
+    for row in query.fetch_all(connection).await? {
         let topup_id: TopupId = row.topup_id.parse()?;
         match vault.open(Purpose::Profile(&topup_id), &row.profile) {
             Ok(_) => return Ok(()),

@@ -6,11 +6,12 @@ use serde::Serialize;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 
-use crate::{Error, age, count, seconds, signed};
+use crate::{Result, age, count, seconds, signed};
 
 /// The state of a provider's breaker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::EnumString, strum::IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum BreakerState {
     /// The provider's placements are claimed.
     Closed,
@@ -23,21 +24,13 @@ pub enum BreakerState {
 impl BreakerState {
     /// The name that operators see.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Closed => "closed",
-            Self::Open => "open",
-            Self::HalfOpen => "half_open",
-        }
+        self.into()
     }
 }
 
 impl From<String> for BreakerState {
     fn from(name: String) -> Self {
-        match name.as_str() {
-            "closed" => Self::Closed,
-            "open" => Self::Open,
-            _ => Self::HalfOpen,
-        }
+        name.parse().unwrap_or(Self::HalfOpen)
     }
 }
 
@@ -90,20 +83,18 @@ pub struct BreakerLimits {
 }
 
 /// Inserts missing rows for these providers.
-pub async fn register(connection: &mut PgConnection, names: &[String]) -> Result<(), Error> {
-    sqlx::query!(
+pub async fn register(connection: &mut PgConnection, names: &[String]) -> Result<()> {
+    let statement = sqlx::query!(
         "INSERT INTO providers (name) SELECT * FROM unnest($1::text[]) ORDER BY 1 ON CONFLICT DO NOTHING",
         names,
-    )
-    .execute(connection)
-    .await?;
+    );
+    statement.execute(connection).await?;
     Ok(())
 }
 
 /// Every provider that was ever configured, by name.
-pub async fn list(connection: &mut PgConnection) -> Result<Vec<ProviderBreaker>, Error> {
-    let all = breakers!("SELECT", "FROM providers ORDER BY name");
-    Ok(all.fetch_all(connection).await?)
+pub async fn list(connection: &mut PgConnection) -> Result<Vec<ProviderBreaker>> {
+    Ok(breakers!("SELECT", "FROM providers ORDER BY name").fetch_all(connection).await?)
 }
 
 /// Counts a failed call that began at this version. Opens the breaker if the limit is reached, if the call
@@ -115,12 +106,11 @@ pub async fn failed(
     at_once: bool,
     limits: &BreakerLimits,
     reason: &str,
-) -> Result<Option<ProviderBreaker>, Error> {
+) -> Result<Option<ProviderBreaker>> {
     let counted = breakers!(
         "WITH counted AS (
              SELECT name AS counted, $3 OR open_until IS NOT NULL OR failures + 1 >= $4 AS opens
-             FROM providers WHERE name = $1 AND version = $2
-             FOR UPDATE
+             FROM providers WHERE name = $1 AND version = $2 FOR UPDATE
          )
          UPDATE providers
          SET failures = failures + 1, reason = $7,
@@ -148,7 +138,7 @@ pub async fn answered(
     connection: &mut PgConnection,
     name: &str,
     version: i64,
-) -> Result<Option<ProviderBreaker>, Error> {
+) -> Result<Option<ProviderBreaker>> {
     let closed = breakers!(
         "UPDATE providers
          SET failures = 0, openings = 0, open_until = NULL, reason = NULL,
@@ -169,7 +159,7 @@ pub async fn probe(
     connection: &mut PgConnection,
     name: &str,
     lease: Duration,
-) -> Result<Option<ProviderBreaker>, Error> {
+) -> Result<Option<ProviderBreaker>> {
     let probing = breakers!(
         "UPDATE providers
          SET open_until = now() + make_interval(secs => $2), version = version + 1, changed_at = now()
@@ -189,7 +179,7 @@ pub async fn open(
     name: &str,
     duration: Duration,
     reason: &str,
-) -> Result<Option<ProviderBreaker>, Error> {
+) -> Result<Option<ProviderBreaker>> {
     let opened = breakers!(
         "UPDATE providers
          SET open_until = now() + make_interval(secs => $2), reason = $3, version = version + 1, changed_at = now()
@@ -204,7 +194,7 @@ pub async fn open(
 }
 
 /// Closes a provider's breaker on an operator's command. Returns `None` if there is no such provider.
-pub async fn close(connection: &mut PgConnection, name: &str) -> Result<Option<ProviderBreaker>, Error> {
+pub async fn close(connection: &mut PgConnection, name: &str) -> Result<Option<ProviderBreaker>> {
     let closed = breakers!(
         "UPDATE providers
          SET open_until = NULL, reason = NULL, failures = 0, openings = 0, version = version + 1, changed_at = now()
@@ -218,8 +208,8 @@ pub async fn close(connection: &mut PgConnection, name: &str) -> Result<Option<P
 
 /// Handles a callback for this unit: if its placement waits for profiles, it becomes due now, or one second
 /// after the collect that the previous callback caused. Returns whether anything moved.
-pub async fn hint(connection: &mut PgConnection, provider: &str, unit_id: &str) -> Result<bool, Error> {
-    let moved = sqlx::query!(
+pub async fn hint(connection: &mut PgConnection, provider: &str, unit_id: &str) -> Result<bool> {
+    let statement = sqlx::query!(
         "WITH late AS (
              SELECT p.placement_id, greatest(now(), p.hinted_at + interval '1 second') AS at
              FROM esims e JOIN topups t ON t.topup_id = e.topup_id
@@ -235,11 +225,8 @@ pub async fn hint(connection: &mut PgConnection, provider: &str, unit_id: &str) 
          WHERE d.placement_id = late.placement_id AND d.placement_id = ANY (ARRAY (SELECT placement_id FROM late))",
         provider,
         unit_id,
-    )
-    .execute(connection)
-    .await?
-    .rows_affected();
-    Ok(moved > 0)
+    );
+    Ok(statement.execute(connection).await?.rows_affected() > 0)
 }
 
 /// The lease of a replica's share of a rate limit.
@@ -253,22 +240,21 @@ pub async fn allowance(
     instance: &str,
     limit: f64,
     wanted: f64,
-) -> Result<f64, Error> {
+) -> Result<f64> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     // One replica after the other.
     sqlx::query!("SELECT FROM providers WHERE name = $1 FOR NO KEY UPDATE", provider)
         .fetch_optional(&mut *transaction)
         .await?;
-    let others = sqlx::query!(
+    let query = sqlx::query!(
         "SELECT wanted, share FROM provider_replicas WHERE provider = $1 AND instance <> $2 AND until > now()",
         provider,
         instance,
-    )
-    .fetch_all(&mut *transaction)
-    .await?;
+    );
+    let others = query.fetch_all(&mut *transaction).await?;
     let others: Vec<(f64, f64)> = others.into_iter().map(|row| (row.wanted, row.share)).collect();
     let share = share(limit, wanted, &others);
-    sqlx::query!(
+    let statement = sqlx::query!(
         "WITH ended AS (
              DELETE FROM provider_replicas WHERE provider = $1 AND instance <> $2 AND until <= now()
          )
@@ -281,9 +267,8 @@ pub async fn allowance(
         wanted,
         share,
         seconds(SHARE),
-    )
-    .execute(&mut *transaction)
-    .await?;
+    );
+    statement.execute(&mut *transaction).await?;
     transaction.commit().await?;
     Ok(share)
 }
@@ -325,10 +310,9 @@ pub struct Backlog {
     pub oldest_overdue: Duration,
 }
 
-/// Reads the backlogs, by index: of `served` providers and of all providers in the catalogue. So the backlog
-/// of an unserved provider shows too.
-pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Result<Vec<Backlog>, Error> {
-    let rows = sqlx::query!(
+/// Reads the backlogs, by index, of `served` providers and of all in the catalogue, served or not.
+pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Result<Vec<Backlog>> {
+    let query = sqlx::query!(
         r#"SELECT provider AS "provider!",
                   (SELECT count(*) FROM (SELECT FROM placement_parked p
                                           WHERE p.provider = known.provider LIMIT 100000) parked) AS "parked!",
@@ -338,10 +322,8 @@ pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Resul
                                               WHERE d.provider = known.provider ORDER BY at LIMIT 1))::float8 AS overdue
            FROM (SELECT provider FROM options UNION SELECT unnest($1::text[])) known (provider)"#,
         served,
-    )
-    .fetch_all(connection)
-    .await?;
-    let backlogs = rows.into_iter().map(|row| Backlog {
+    );
+    let backlogs = query.fetch_all(connection).await?.into_iter().map(|row| Backlog {
         provider: row.provider,
         parked: count(row.parked),
         due: count(row.due),

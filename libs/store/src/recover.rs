@@ -48,12 +48,6 @@ pub enum NotRecovered {
     Store(#[from] Error),
 }
 
-impl From<sqlx::Error> for NotRecovered {
-    fn from(error: sqlx::Error) -> Self {
-        Self::Store(error.into())
-    }
-}
-
 /// Moves every `accepted` or `placing` placement to "outcome unknown": `placing`, with an attempt recorded now. So each
 /// is looked up before anything is bought, and the settling delay starts now.
 ///
@@ -73,27 +67,24 @@ pub async fn recover(
         .await?;
     // No claim between the check for provisioners and the commit.
     sqlx::query!("LOCK TABLE placements IN SHARE ROW EXCLUSIVE MODE").execute(&mut *transaction).await?;
-    let provisioners = sqlx::query_scalar!(
+    let query = sqlx::query_scalar!(
         r#"SELECT count(*) AS "count!" FROM pg_stat_activity
            WHERE datname = current_database() AND application_name = 'provisioner'"#
-    )
-    .fetch_one(&mut *transaction)
-    .await?;
+    );
+    let provisioners = query.fetch_one(&mut *transaction).await?;
     if provisioners > 0 {
         return Err(NotRecovered::Provisioners(provisioners));
     }
-    let before = sqlx::query!(
+    let query = sqlx::query!(
         r#"SELECT (SELECT count(*) FROM placement_parked) AS "parked!",
                   (SELECT created_at FROM orders ORDER BY order_id DESC LIMIT 1) AS newest"#
-    )
-    .fetch_one(&mut *transaction)
-    .await?;
-    let rows = sqlx::query!(
+    );
+    let before = query.fetch_one(&mut *transaction).await?;
+    let query = sqlx::query!(
         r#"WITH open AS (
                SELECT p.placement_id, p.order_id, p.state AS was, o.answer_by > $1 AS unanswered
                FROM placements p JOIN orders o ON o.order_id = p.order_id
-               WHERE p.state IN ('accepted', 'placing')
-               FOR UPDATE OF p
+               WHERE p.state IN ('accepted', 'placing') FOR UPDATE OF p
            ), moved AS (
                UPDATE placements p
                SET state = CASE WHEN $2 AND open.unanswered THEN 'parked' ELSE 'placing' END,
@@ -102,8 +93,7 @@ pub async fn recover(
                    reason = CASE WHEN $2 AND open.unanswered
                                  THEN 'restored from a dump: may have been bought, or refused with 422, after it'
                                  ELSE 'restored from a dump: may have been bought after it' END
-               FROM open
-               WHERE p.placement_id = open.placement_id
+               FROM open WHERE p.placement_id = open.placement_id
                RETURNING p.placement_id, p.order_id, p.provider, p.lane, p.state, open.was, open.unanswered
            ), done AS (
                DELETE FROM placement_due
@@ -116,16 +106,14 @@ pub async fn recover(
                ON CONFLICT (placement_id) DO UPDATE SET buys = false, at = excluded.at
            ), parked AS (
                INSERT INTO placement_parked (placement_id, provider)
-               SELECT placement_id, provider FROM moved WHERE state = 'parked'
-               ON CONFLICT DO NOTHING
+               SELECT placement_id, provider FROM moved WHERE state = 'parked' ON CONFLICT DO NOTHING
            )
            SELECT moved.was AS "was!", moved.unanswered AS "unanswered!", o.order_id, o.partner_id, o.external_order_id
            FROM moved JOIN orders o ON o.order_id = moved.order_id"#,
         before.newest,
         park_unanswered,
-    )
-    .fetch_all(&mut *transaction)
-    .await?;
+    );
+    let rows = query.fetch_all(&mut *transaction).await?;
     let count = |matching: usize| i64::try_from(matching).unwrap_or(i64::MAX);
     actions::finish(transaction, mode, count(rows.len())).await?;
     let accepted = rows.iter().filter(|row| row.was == "accepted").count();

@@ -9,14 +9,15 @@ use std::time::Duration;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 
-use crate::{Error, age, count, seconds};
+use crate::{Result, age, count, seconds};
 
 /// A profile's walk passes this long after the end of the term, counted from the order. Deliveries that took longer
 /// get a row in `retention_due`.
 const LAG: Duration = Duration::from_hours(1);
 
 /// A class of data with terms of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum Class {
     /// Profiles: from the delivery on.
     Profiles,
@@ -30,12 +31,8 @@ impl Class {
     pub const ALL: [Self; 3] = [Self::Profiles, Self::Attempts, Self::Audit];
 
     /// The name in the database, in metrics and in `esimctl`.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Profiles => "profiles",
-            Self::Attempts => "attempts",
-            Self::Audit => "audit",
-        }
+    pub fn as_str(self) -> &'static str {
+        self.into()
     }
 
     /// How long after the end of the term a walk passes.
@@ -51,9 +48,8 @@ impl std::str::FromStr for Class {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let mut all = Self::ALL.into_iter();
-        all.find(|class| class.as_str() == name)
-            .ok_or_else(|| format!("there is no class {name:?}: profiles, attempts, audit"))
+        let found = Self::ALL.into_iter().find(|class| class.as_str() == name);
+        found.ok_or_else(|| format!("there is no class {name:?}: profiles, attempts, audit"))
     }
 }
 
@@ -62,7 +58,6 @@ impl std::str::FromStr for Class {
 pub struct Step {
     /// Rows that were looked at.
     pub seen: u64,
-    /// Rows that were erased.
     pub erased: u64,
     /// The batch was full: more rows are left.
     pub more: bool,
@@ -82,9 +77,8 @@ impl Step {
     }
 }
 
-/// Looks at about `limit` rows of a class and erases those whose term has ended. Does nothing while another process
-/// works on the class.
-pub async fn step(connection: &mut PgConnection, class: Class, limit: u32) -> Result<Step, Error> {
+/// Looks at about `limit` rows of a class and erases those past their term, unless another process does.
+pub async fn step(connection: &mut PgConnection, class: Class, limit: u32) -> Result<Step> {
     keep_walks(connection, class).await?;
     let step = walk(connection, class, limit).await?;
     match class {
@@ -93,9 +87,9 @@ pub async fn step(connection: &mut PgConnection, class: Class, limit: u32) -> Re
     }
 }
 
-async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result<Step, Error> {
+async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result<Step> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
-    let walk = sqlx::query_as!(
+    let query = sqlx::query_as!(
         Walk,
         r#"SELECT days, after, nullif(up_to, '-infinity') AS up_to,
                   now() - make_interval(days => days, secs => $2) AS "until!",
@@ -107,9 +101,8 @@ async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result
            ORDER BY w.up_to LIMIT 1 FOR UPDATE OF w SKIP LOCKED"#,
         class.as_str(),
         seconds(class.lag()),
-    )
-    .fetch_optional(&mut *transaction)
-    .await?;
+    );
+    let walk = query.fetch_optional(&mut *transaction).await?;
     let Some(walk) = walk else {
         transaction.rollback().await?;
         return Ok(Step::default());
@@ -120,22 +113,21 @@ async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result
         Class::Audit => walk.audit(&mut transaction, limit).await?,
     };
     let step = Step::of(batch.seen, batch.erased, limit);
-    sqlx::query!(
+    let statement = sqlx::query!(
         "UPDATE retention_walks SET after = coalesce($3, after), up_to = $4 WHERE class = $1 AND days = $2",
         class.as_str(),
         walk.days,
         batch.after,
         batch.at.filter(|_| step.more).map_or(walk.until, |at| at.min(walk.until)),
-    )
-    .execute(&mut *transaction)
-    .await?;
+    );
+    statement.execute(&mut *transaction).await?;
     transaction.commit().await?;
     Ok(step)
 }
 
 /// A walk for each term in use, and no other.
-async fn keep_walks(connection: &mut PgConnection, class: Class) -> Result<(), Error> {
-    sqlx::query!(
+async fn keep_walks(connection: &mut PgConnection, class: Class) -> Result<()> {
+    let statement = sqlx::query!(
         "WITH unused AS (
              DELETE FROM retention_walks w
              WHERE class = $1 AND NOT EXISTS (
@@ -145,9 +137,8 @@ async fn keep_walks(connection: &mut PgConnection, class: Class) -> Result<(), E
          SELECT DISTINCT class, days FROM retention_terms WHERE class = $1 AND days IS NOT NULL
          ON CONFLICT DO NOTHING",
         class.as_str(),
-    )
-    .execute(connection)
-    .await?;
+    );
+    statement.execute(connection).await?;
     Ok(())
 }
 
@@ -160,7 +151,6 @@ struct Walk {
     by_default: bool,
 }
 
-/// The result of one batch of a walk.
 struct Batch {
     seen: i64,
     erased: i64,
@@ -172,7 +162,7 @@ struct Batch {
 
 impl Walk {
     /// Topup ids begin with the time of the order, so their primary key is in the order of time.
-    async fn profiles(&self, connection: &mut PgConnection, limit: u32) -> Result<Batch, Error> {
+    async fn profiles(&self, connection: &mut PgConnection, limit: u32) -> Result<Batch> {
         let batch = sqlx::query_as!(
             Batch,
             r#"WITH page AS MATERIALIZED (
@@ -218,7 +208,7 @@ impl Walk {
         Ok(batch.fetch_one(connection).await?)
     }
 
-    async fn attempts(&self, connection: &mut PgConnection, limit: u32) -> Result<Batch, Error> {
+    async fn attempts(&self, connection: &mut PgConnection, limit: u32) -> Result<Batch> {
         let batch = sqlx::query_as!(
             Batch,
             r#"WITH page AS MATERIALIZED (
@@ -247,7 +237,7 @@ impl Walk {
         Ok(batch.fetch_one(connection).await?)
     }
 
-    async fn audit(&self, connection: &mut PgConnection, limit: u32) -> Result<Batch, Error> {
+    async fn audit(&self, connection: &mut PgConnection, limit: u32) -> Result<Batch> {
         let batch = sqlx::query_as!(
             Batch,
             r#"WITH erased AS (
@@ -264,8 +254,8 @@ impl Walk {
 }
 
 /// Looks again at profiles that could not be erased when their walk passed.
-async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<Step, Error> {
-    let row = sqlx::query!(
+async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<Step> {
+    let query = sqlx::query!(
         r#"WITH page AS MATERIALIZED (
                SELECT topup_id FROM retention_due WHERE at <= now() ORDER BY at LIMIT $1 FOR UPDATE SKIP LOCKED
            ), known AS MATERIALIZED (
@@ -308,9 +298,8 @@ async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<Step
            )
            SELECT count(*) AS "seen!", (SELECT count(*) FROM erased) AS "erased!" FROM page"#,
         i64::from(limit),
-    )
-    .fetch_one(connection)
-    .await?;
+    );
+    let row = query.fetch_one(connection).await?;
     Ok(Step::of(row.seen, row.erased, limit))
 }
 
@@ -324,27 +313,24 @@ pub struct Backlog {
     pub waiting: u64,
 }
 
-pub async fn backlog(connection: &mut PgConnection) -> Result<Backlog, Error> {
+pub async fn backlog(connection: &mut PgConnection) -> Result<Backlog> {
     let mut backlog = Backlog::default();
     for (class, overdue) in Class::ALL.into_iter().zip(&mut backlog.overdue) {
-        let behind = sqlx::query_scalar!(
+        let query = sqlx::query_scalar!(
             r#"SELECT max(extract(epoch FROM CASE
                        WHEN up_to > '-infinity' THEN now() - make_interval(days => days, secs => $2) - up_to
                        ELSE now() - began_at END))::float8
                FROM retention_walks WHERE class = $1"#,
             class.as_str(),
             seconds(class.lag()),
-        )
-        .fetch_one(&mut *connection)
-        .await?;
-        *overdue = age(behind.unwrap_or_default());
+        );
+        *overdue = age(query.fetch_one(&mut *connection).await?.unwrap_or_default());
     }
-    let late = sqlx::query!(
+    let query = sqlx::query!(
         r#"SELECT extract(epoch FROM now() - (SELECT at FROM retention_due ORDER BY at LIMIT 1))::float8 AS overdue,
                   (SELECT count(*) FROM (SELECT FROM retention_due LIMIT 100000) due) AS "waiting!""#
-    )
-    .fetch_one(connection)
-    .await?;
+    );
+    let late = query.fetch_one(connection).await?;
     backlog.overdue[0] = backlog.overdue[0].max(age(late.overdue.unwrap_or_default()));
     backlog.waiting = count(late.waiting);
     Ok(backlog)

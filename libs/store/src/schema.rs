@@ -11,7 +11,7 @@ pub use migrate::{MigrationError, Patience, Wait, apply, migrate};
 pub use roles::{ROLES, Role, grant, set_password};
 
 use crate::{
-    Database, Error,
+    Database, Error, Result,
     config::STARTUP_OPTIONS,
     vault::{Vault, VaultError},
 };
@@ -73,16 +73,14 @@ pub fn latest() -> i64 {
 }
 
 fn newest(migrations: &Migrator) -> i64 {
-    let versions = migrations.iter().map(|migration| migration.version);
-    versions.max().unwrap_or_default()
+    migrations.iter().map(|migration| migration.version).max().unwrap_or_default()
 }
 
 /// Waits until the database responds, with the checks of [`check_all`] twice a second. Errors that do not go
 /// away by waiting end it at once. The caller ends it when the process stops.
 pub async fn wait(database: &Database, vault: &Vault) -> Result<(), SchemaError> {
     loop {
-        let checked = database.run(async |connection| check_all(connection, vault).await);
-        match checked.await {
+        match database.run(async |connection| check_all(connection, vault).await).await {
             Err(SchemaError::Store(error)) => tracing::warn!(%error, "waiting for the database"),
             result => return result,
         }
@@ -99,8 +97,7 @@ pub async fn check_all(connection: &mut PgConnection, vault: &Vault) -> Result<(
     }
 }
 
-/// Checks that the session has the settings of [`crate::config`] and that the schema serves this version.
-/// Returns the schema's version.
+/// Checks the session's settings, and that the schema serves this version. Returns the schema's version.
 pub async fn check(connection: &mut PgConnection) -> Result<i64, SchemaError> {
     let (name, expected) = STARTUP_OPTIONS;
     // Not a prepared statement: through a pooler its name may be taken by another session's.
@@ -130,7 +127,7 @@ async fn serves(connection: &mut PgConnection, known: i64) -> Result<i64, Schema
 }
 
 /// The newest applied migration, 0 if there is none. The tables here belong to the migrator and may not exist.
-async fn applied(connection: &mut PgConnection) -> Result<i64, Error> {
+async fn applied(connection: &mut PgConnection) -> Result<i64> {
     if !exists(connection, "_sqlx_migrations").await? {
         return Ok(0);
     }
@@ -141,7 +138,7 @@ async fn applied(connection: &mut PgConnection) -> Result<i64, Error> {
 }
 
 /// The oldest program that all applied migrations newer than `known` serve; `None` if there is none newer.
-async fn oldest_served(connection: &mut PgConnection, known: i64) -> Result<Option<i64>, Error> {
+async fn oldest_served(connection: &mut PgConnection, known: i64) -> Result<Option<i64>> {
     let oldest = if exists(connection, migrate::SERVES_TABLE).await? {
         "SELECT max(coalesce(s.serves, m.version))
          FROM _sqlx_migrations m LEFT JOIN _schema_serves s ON s.version = m.version
@@ -152,7 +149,6 @@ async fn oldest_served(connection: &mut PgConnection, known: i64) -> Result<Opti
     Ok(sqlx::query_scalar(oldest).bind(known).fetch_one(connection).await?)
 }
 
-async fn exists(connection: &mut PgConnection, table: &str) -> Result<bool, Error> {
-    let exists = sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL").bind(table);
-    Ok(exists.fetch_one(connection).await?)
+async fn exists(connection: &mut PgConnection, table: &str) -> Result<bool> {
+    Ok(sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL").bind(table).fetch_one(connection).await?)
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
-use crate::{Error, age, count};
+use crate::{Result, age, count};
 
 /// The state of the server. Sessions of other roles are invisible without the role `pg_read_all_stats`.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,15 +17,14 @@ pub struct Server {
     pub longest_transaction: Duration,
     /// How long WAL segments have not been archived because archiving fails.
     pub unarchived: Duration,
-    /// The number of connected standbys.
     pub standbys: u64,
     /// The largest replay lag of a connected standby.
     pub standby_lag: Duration,
 }
 
 /// Reads the state of the server. It touches no table of ours.
-pub async fn server(connection: &mut PgConnection) -> Result<Server, Error> {
-    let row = sqlx::query!(
+pub async fn server(connection: &mut PgConnection) -> Result<Server> {
+    let query = sqlx::query!(
         r#"SELECT pg_database_size(current_database()) AS "size!",
                   (SELECT max(age(datfrozenxid))::bigint FROM pg_database) AS "xid_age!",
                   (SELECT coalesce(extract(epoch FROM clock_timestamp() - min(xact_start)), 0)::float8
@@ -37,9 +36,8 @@ pub async fn server(connection: &mut PgConnection) -> Result<Server, Error> {
                   standbys AS "standbys!", lag AS "lag!"
            FROM (SELECT count(*) AS standbys, coalesce(extract(epoch FROM max(replay_lag)), 0)::float8 AS lag
                  FROM pg_stat_replication WHERE state = 'streaming') streaming"#
-    )
-    .fetch_one(connection)
-    .await?;
+    );
+    let row = query.fetch_one(connection).await?;
     Ok(Server {
         size: count(row.size),
         xid_age: count(row.xid_age),

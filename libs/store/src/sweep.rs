@@ -1,15 +1,13 @@
-//! The sweep finds rows without an outcome after their first lease. A row that finishes in time costs one read and
-//! never has a due row.
+//! The sweep finds rows without an outcome after their first lease. Others cost one read and no due row.
 
 use std::time::Duration;
 
 use sqlx::{Connection, PgConnection, Postgres, Transaction};
 use time::OffsetDateTime;
 
-use crate::{Error, seconds};
+use crate::{Result, seconds};
 
-/// The longest time range that one sweep adds: its rows must fit into one statement, also after a long stop of the
-/// stage.
+/// The longest range of one sweep: after a long stop of the stage too, its rows fit into one statement.
 const STRETCH: f64 = 10.0;
 
 /// The result of a sweep.
@@ -44,9 +42,9 @@ impl<'a> Fence<'a> {
         connection: &'a mut PgConnection,
         stage: &'static str,
         lag: Duration,
-    ) -> Result<Option<Self>, Error> {
+    ) -> Result<Option<Self>> {
         let mut transaction = connection.begin().await?;
-        let row = sqlx::query!(
+        let query = sqlx::query!(
             r#"SELECT up_to, fence_at, passed AS "passed!", least(now() - make_interval(secs => $2), stretch) AS "until!",
                       stretch < now() - make_interval(secs => $2) AS "more!"
                FROM sweeps
@@ -63,9 +61,8 @@ impl<'a> Fence<'a> {
             stage,
             seconds(lag),
             STRETCH,
-        )
-        .fetch_optional(&mut *transaction)
-        .await?;
+        );
+        let row = query.fetch_optional(&mut *transaction).await?;
         Ok(row.map(|row| {
             let passed = row.fence_at.filter(|_| row.passed);
             let renew = passed.is_some() || row.fence_at.is_none();
@@ -82,8 +79,8 @@ impl<'a> Fence<'a> {
     }
 
     /// Moves the start of the next range, sets the fence and commits.
-    pub(crate) async fn done(mut self, late: u64) -> Result<Swept, Error> {
-        sqlx::query!(
+    pub(crate) async fn done(mut self, late: u64) -> Result<Swept> {
+        let statement = sqlx::query!(
             "UPDATE sweeps
              SET up_to = $2,
                  fence_at = CASE WHEN $4 THEN $3 ELSE fence_at END,
@@ -93,9 +90,8 @@ impl<'a> Fence<'a> {
             self.next,
             self.until,
             self.renew,
-        )
-        .execute(&mut *self.transaction)
-        .await?;
+        );
+        statement.execute(&mut *self.transaction).await?;
         self.transaction.commit().await?;
         Ok(Swept { late, more: self.more })
     }

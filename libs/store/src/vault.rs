@@ -15,7 +15,6 @@ use secrecy::{ExposeSecret, SecretSlice, SecretString};
 /// The bytes of a master key.
 const KEY: usize = 32;
 const NONCE: usize = 24;
-/// The longest id of a key.
 const LONGEST_ID: usize = 32;
 /// The bytes of a sealed value that hold its key id.
 pub(crate) const HEAD: usize = 1 + LONGEST_ID;
@@ -25,7 +24,8 @@ pub(crate) const HEAD: usize = 1 + LONGEST_ID;
 const EXAMPLE_ID: &str = "example";
 
 /// The purpose of a master key. A stage holds the keys of its own purposes only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
+#[strum(serialize_all = "lowercase")]
 pub enum Keyring {
     /// Partners' request-signing keys: ingress.
     Partners,
@@ -37,16 +37,6 @@ pub enum Keyring {
 
 impl Keyring {
     pub const ALL: [Self; 3] = [Self::Partners, Self::Webhooks, Self::Profiles];
-}
-
-impl std::fmt::Display for Keyring {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Partners => "partners",
-            Self::Webhooks => "webhooks",
-            Self::Profiles => "profiles",
-        })
-    }
 }
 
 /// The kind and the row of a sealed value. It opens only for the same kind and row.
@@ -121,21 +111,18 @@ pub struct Vault(Arc<[(Keyring, Vec<MasterKey>)]>);
 impl Vault {
     /// A vault with the same keys for all purposes.
     ///
-    /// Keys have the form `<id>:<Base64 of 32 bytes>` and are separated by commas or line ends; lines that start with
-    /// `#` are comments.
+    /// Keys `<id>:<Base64 of 32 bytes>` are separated by commas or line ends; `#` begins a comment line.
     pub fn parse(text: &SecretString) -> Result<Self, VaultError> {
         Self::of(&Keyring::ALL.map(|ring| (ring, text)))
     }
 
-    /// A vault with these keys for these purposes. Two different keys with one id are refused, also for different
-    /// purposes: the id in a stored value names one key.
+    /// A vault with these keys. Different keys with one id are refused, even of two purposes: an id names one.
     pub fn of(rings: &[(Keyring, &SecretString)]) -> Result<Self, VaultError> {
         let mut all: Vec<(Keyring, Written)> = Vec::new();
         for (ring, text) in rings {
             let keys = written(text)?;
             for (id, bytes) in &keys {
-                let known = all.iter().flat_map(|(_, keys)| keys);
-                for (other, with) in known {
+                for (other, with) in all.iter().flat_map(|(_, keys)| keys) {
                     if other == id && with.expose_secret() != bytes.expose_secret() {
                         return Err(VaultError::DuplicateKey(id.clone()));
                     }

@@ -85,8 +85,7 @@ impl Service<Name> for Names {
         let dns = self.0.clone();
         async move {
             let addresses = dns.resolve(name.as_str()).await?.into_iter();
-            let with_port = addresses.map(|address| SocketAddr::new(address, 0));
-            Ok(with_port.collect::<Vec<_>>().into_iter())
+            Ok(addresses.map(|address| SocketAddr::new(address, 0)).collect::<Vec<_>>().into_iter())
         }
         .boxed()
     }
@@ -139,35 +138,44 @@ impl AsyncRead for Counted {
     }
 }
 
-impl AsyncWrite for Counted {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.tcp).poll_write(context, bytes)
-    }
+/// Writes through the field `$to`, after `$begin`.
+macro_rules! write_through {
+    ($type:ty, $to:tt $(, $begin:ident)?) => {
+        impl AsyncWrite for $type {
+            fn poll_write(
+                mut self: Pin<&mut Self>,
+                context: &mut Context<'_>,
+                bytes: &[u8],
+            ) -> Poll<io::Result<usize>> {
+                $(self.$begin();)?
+                Pin::new(&mut self.$to).poll_write(context, bytes)
+            }
 
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.tcp).poll_write_vectored(context, slices)
-    }
+            fn poll_write_vectored(
+                mut self: Pin<&mut Self>,
+                context: &mut Context<'_>,
+                slices: &[io::IoSlice<'_>],
+            ) -> Poll<io::Result<usize>> {
+                $(self.$begin();)?
+                Pin::new(&mut self.$to).poll_write_vectored(context, slices)
+            }
 
-    fn is_write_vectored(&self) -> bool {
-        self.tcp.is_write_vectored()
-    }
+            fn is_write_vectored(&self) -> bool {
+                self.$to.is_write_vectored()
+            }
 
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.tcp).poll_flush(context)
-    }
+            fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+                Pin::new(&mut self.$to).poll_flush(context)
+            }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.tcp).poll_shutdown(context)
-    }
+            fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+                Pin::new(&mut self.$to).poll_shutdown(context)
+            }
+        }
+    };
 }
+write_through!(Counted, tcp);
+write_through!(Exchange, 0, begin);
 
 impl Connection for Counted {
     fn connected(&self) -> Connected {
@@ -198,8 +206,7 @@ impl Service<Uri> for EndpointConnector {
     }
 }
 
-/// A connection on which each request resets the count of received bytes. Bytes that TLS sends by itself
-/// do not reset it.
+/// A connection on which each request, but nothing that TLS sends by itself, resets the received bytes.
 pub struct Exchange(TokioIo<MaybeHttpsStream<TokioIo<Counted>>>);
 
 impl Exchange {
@@ -219,38 +226,6 @@ impl AsyncRead for Exchange {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         Pin::new(&mut self.0).poll_read(context, buffer)
-    }
-}
-
-impl AsyncWrite for Exchange {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        self.begin();
-        Pin::new(&mut self.0).poll_write(context, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        self.begin();
-        Pin::new(&mut self.0).poll_write_vectored(context, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.0.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(context)
     }
 }
 

@@ -20,7 +20,7 @@ use pipeline::{
 use runtime::{Shutdown, clock};
 use store::{
     Database, PgConnection,
-    deliveries::{self, Attempted, Content, Delivery, DeliveryPage, Esim, Read},
+    deliveries::{self, Attempted, Content, Delivery, DeliveryPage, Read},
     endpoints::BlockPolicy,
     events::Subject,
     profile::Profile,
@@ -46,8 +46,7 @@ pub const FIRST_LEASE: Duration = Duration::from_secs(30);
 pub const LEASE_MARGIN: Duration = Duration::from_secs(5);
 /// The most attempts of one commit.
 const BATCH: usize = 512;
-/// How long the oldest delivery of an endpoint waits for a slot until the endpoint counts as slow. New
-/// deliveries of a slow endpoint are deferred.
+/// How long an endpoint's oldest delivery waits until the endpoint is slow and new ones are deferred.
 pub const SLOW: Duration = Duration::from_secs(1);
 
 /// The lease of a due delivery, given the timeout of a request.
@@ -98,6 +97,10 @@ impl Deliver {
             database,
             stop: shutdown.soft(),
         }
+    }
+
+    fn ticket(&self, id: DeliveryId, partner: PartnerId) -> Ticket<DeliveryId> {
+        Ticket { id, lane: self.endpoints.host(partner), partner }
     }
 
     /// `leased`: this process holds the lease of a due row; otherwise the delivery has its first lease.
@@ -188,8 +191,7 @@ impl Deliver {
         }
     }
 
-    /// The beginning of a response that did not acknowledge. It is encrypted, because an endpoint may echo
-    /// the webhook.
+    /// The beginning of a response that did not acknowledge, encrypted: an endpoint may echo the webhook.
     fn kept(&self, delivery: &Delivery, tried: &Tried, next: Next) -> Option<Vec<u8>> {
         let (_, beginning) = tried.as_ref().ok()?;
         // A partner sees the response to a test in any case.
@@ -212,15 +214,11 @@ impl Deliver {
             // The span omits path and query: they may hold a partner's secret.
             info_span!(
                 "POST webhook",
-                otel.kind = "client",
-                otel.status_code = Empty,
-                http.request.method = "POST",
+                otel.kind = "client", otel.status_code = Empty, error.type = Empty,
+                http.request.method = "POST", http.response.status_code = Empty,
                 http.request.resend_count = (delivery.attempt > 0).then_some(delivery.attempt),
-                url.scheme = url.scheme(),
-                server.address = url.host_str(),
+                url.scheme = url.scheme(), server.address = url.host_str(),
                 server.port = url.port_or_known_default(),
-                http.response.status_code = Empty,
-                error.type = Empty,
             )
         } else {
             Span::none()
@@ -271,8 +269,7 @@ impl Deliver {
         Ok((body.map_err(|_| Failure::Unwritable)?, kind))
     }
 
-    /// Writes, and retries while the database is away. After a stop it gives up, and the delivery is due
-    /// when its lease ends.
+    /// Writes, and retries while the database is away. After a stop the delivery is due when its lease ends.
     async fn write<W>(&self, commit: &GroupCommit<W>, item: W::Item)
     where
         W: Writer<Error = store::Error>,
@@ -324,8 +321,7 @@ impl Stage for Deliver {
     }
 
     async fn defer(&self, ids: &[DeliveryId]) -> anyhow::Result<()> {
-        let deferring = self.database.run(async |connection| deliveries::defer(connection, ids).await);
-        Ok(deferring.await?)
+        Ok(self.database.run(async |connection| deliveries::defer(connection, ids).await).await?)
     }
 
     async fn due(&self, look: Look) -> anyhow::Result<Found<DeliveryId>> {
@@ -344,8 +340,7 @@ impl Stage for Deliver {
 
     async fn lease(&self, ids: &[DeliveryId]) -> anyhow::Result<Vec<DeliveryId>> {
         let lease = lease(self.settings.timeout);
-        let leasing = self.database.run(async |connection| deliveries::lease(connection, ids, lease).await);
-        Ok(leasing.await?)
+        Ok(self.database.run(async |connection| deliveries::lease(connection, ids, lease).await).await?)
     }
 
     async fn give_back(&self, ids: &[DeliveryId]) -> anyhow::Result<()> {
@@ -358,8 +353,7 @@ impl Stage for Deliver {
         } else {
             Read::Young(FIRST_LEASE.saturating_sub(lease(self.settings.timeout)))
         };
-        let reading = self.database.run(async |connection| deliveries::read(connection, ids, which).await);
-        Ok(reading.await?)
+        Ok(self.database.run(async |connection| deliveries::read(connection, ids, which).await).await?)
     }
 
     fn id(delivery: &Delivery) -> &DeliveryId {
@@ -372,27 +366,12 @@ impl Stage for Deliver {
     }
 }
 
-impl Deliver {
-    fn ticket(&self, id: DeliveryId, partner: PartnerId) -> Ticket<DeliveryId> {
-        let lane = self.endpoints.host(partner);
-        Ticket { id, lane, partner }
-    }
-}
-
 /// A test has one attempt: a retry would not show the endpoint's state at the time of the request.
 fn is_test(delivery: &Delivery) -> bool {
     matches!(&delivery.content, Content::Event(event) if event.subject == Subject::WebhookTest)
 }
 
-fn esim(delivery: &Delivery) -> Option<&Esim> {
-    match &delivery.content {
-        Content::Esim(esim) => Some(esim),
-        Content::Event(_) => None,
-    }
-}
-
-/// The trace context of a webhook if no span is recorded: the order's for the first attempt of a topup's
-/// delivery, else a new one.
+/// The trace context if no span is recorded: the order's for a topup's first attempt, else a new one.
 fn passed_on(delivery: &Delivery) -> Option<String> {
     if let Content::Esim(esim) = &delivery.content
         && delivery.attempt == 0
@@ -408,15 +387,15 @@ fn process_span(delivery: &Delivery, trigger: &Trigger<()>) -> Span {
     if !trace::is_recorded() {
         return Span::none();
     }
-    let esim = esim(delivery);
+    let esim = match &delivery.content {
+        Content::Esim(esim) => Some(esim),
+        Content::Event(_) => None,
+    };
     let (topup_id, event_id) = ids(&delivery.id);
     let order_id = esim.map(|esim| tracing::field::display(esim.order_id));
     let span = if trigger.message.is_some() {
         messaging_span!(INFO, "process", "consumer", "process", READY;
-            topup.id = topup_id,
-            event.id = event_id,
-            partner.id = %delivery.partner_id,
-            order.id = order_id,
+            topup.id = topup_id, event.id = event_id, partner.id = %delivery.partner_id, order.id = order_id,
             attempt = delivery.attempt,
         )
     } else {
@@ -424,12 +403,8 @@ fn process_span(delivery: &Delivery, trigger: &Trigger<()>) -> Span {
         info_span!(
             parent: None,
             "redrive delivery",
-            otel.kind = "internal",
-            topup.id = topup_id,
-            event.id = event_id,
-            partner.id = %delivery.partner_id,
-            order.id = order_id,
-            attempt = delivery.attempt,
+            otel.kind = "internal", topup.id = topup_id, event.id = event_id, order.id = order_id,
+            partner.id = %delivery.partner_id, attempt = delivery.attempt,
         )
     };
     trace::follow(

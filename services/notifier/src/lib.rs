@@ -65,8 +65,7 @@ const LOOK: Duration = Duration::from_secs(1);
 const STANDING: Duration = Duration::from_secs(5);
 /// Eight attempts over about 28 hours.
 const RETRY_SCHEDULE: &str = "5s,5m,30m,2h,5h,10h,10h";
-/// The longest `WEBHOOK_TIMEOUT`. A first attempt must end within the first lease of its delivery, and the
-/// readiness event needs some seconds to arrive.
+/// The longest `WEBHOOK_TIMEOUT`: the event's way and a first attempt must fit into the first lease.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(18);
 const _: () = assert!(
     LONGEST_TIMEOUT.as_secs() + deliver::LEASE_MARGIN.as_secs() + 5 <= deliver::FIRST_LEASE.as_secs()
@@ -153,12 +152,10 @@ fn at_most(most: Duration, text: &str) -> Result<Duration, String> {
 /// Runs the stage until the soft stop.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let database = config.database.open("notifier").map_err(BadSetting::error)?;
-    runtime::metrics::connections({
-        let database = database.clone();
-        move || database.connections()
-    });
-    let rings = [Keyring::Webhooks, Keyring::Profiles];
-    let vault = config.master_key.vault(&rings).map_err(BadSetting::error)?;
+    let pool = database.clone();
+    runtime::metrics::connections(move || pool.connections());
+    let vault =
+        config.master_key.vault(&[Keyring::Webhooks, Keyring::Profiles]).map_err(BadSetting::error)?;
     let qr_keys = config.qr.keys().map_err(BadSetting::error)?;
     let name_servers = config.guard.webhook_resolvers.clone();
     let calls = webhook::Limits {

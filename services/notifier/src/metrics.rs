@@ -29,7 +29,6 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers the instruments with the process's meter provider.
     pub fn register() -> Self {
         let make = Instruments::of("notifier");
         Self {
@@ -71,12 +70,10 @@ impl Metrics {
         self.attempt_duration.record(took.as_secs_f64(), &[]);
     }
 
-    /// Records the time from an order to the delivery of a unit.
     pub fn delivered_after(&self, since_order: Duration) {
         self.delivery_duration.record(since_order.as_secs_f64(), &[]);
     }
 
-    /// Records the time from readiness to a delivery by its first attempt.
     pub fn delivered_at_once(&self, environment: &str, since_ready: Duration) {
         let environment = KeyValue::new("environment", environment.to_owned());
         self.ready_duration.record(since_ready.as_secs_f64(), &[environment]);

@@ -75,22 +75,22 @@ pub(crate) fn log(delivery: &Delivery, answer: Option<Answer>, failure: Option<&
     };
     let status = answer.map(|answer| answer.status);
     let error = failure.map(tracing::field::display);
+    macro_rules! log {
+        ($level:ident, $($fields:tt)+) => {
+            tracing::$level!(
+                topup.id = topup_id, event.id = event_id, partner.id = %partner_id, order.id = order_id, attempt,
+                $($fields)+
+            )
+        };
+    }
     match (failure, next) {
-        (_, Next::Delivered) => tracing::debug!(
-            topup.id = topup_id, event.id = event_id, partner.id = %partner_id, order.id = order_id, attempt, status, ?age,
-            "webhook delivered"
-        ),
-        (Some(Failure::Profile(_) | Failure::Secret(_) | Failure::Unwritable), _) => tracing::error!(
-            topup.id = topup_id, event.id = event_id, partner.id = %partner_id, order.id = order_id, attempt, error, ?next,
-            "webhook cannot be created"
-        ),
-        (_, Next::Retry(retry_in)) => tracing::info!(
-            topup.id = topup_id, event.id = event_id, partner.id = %partner_id, order.id = order_id, attempt, status, error, ?retry_in,
-            "webhook not delivered; retry scheduled"
-        ),
-        (_, Next::Exhausted) => tracing::warn!(
-            topup.id = topup_id, event.id = event_id, partner.id = %partner_id, order.id = order_id, attempt, status, error,
-            "webhook not delivered; exhausted"
-        ),
+        (_, Next::Delivered) => log!(debug, status, ?age, "webhook delivered"),
+        (Some(Failure::Profile(_) | Failure::Secret(_) | Failure::Unwritable), _) => {
+            log!(error, error, ?next, "webhook cannot be created");
+        }
+        (_, Next::Retry(retry_in)) => {
+            log!(info, status, error, ?retry_in, "webhook not delivered; retry scheduled");
+        }
+        (_, Next::Exhausted) => log!(warn, status, error, "webhook not delivered; exhausted"),
     }
 }

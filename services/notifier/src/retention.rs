@@ -9,7 +9,7 @@ use opentelemetry::{
 use runtime::{Shutdown, metrics::Instruments};
 use store::{
     Database,
-    retention::{self, Class, Step},
+    retention::{self, Class},
 };
 use tokio::time::Instant;
 
@@ -44,21 +44,22 @@ impl Metrics {
 /// Erases at most `rate` rows per second until the soft stop; 0 erases nothing.
 pub async fn run(database: Database, rate: u32, shutdown: Shutdown) -> anyhow::Result<()> {
     let metrics = Metrics::register();
+    let most = rate.min(MOST_ROWS);
     let stop = shutdown.soft();
     let mut ticks = shutdown.ticks(LOOK);
     while ticks.next().await {
         for class in Class::ALL.into_iter().filter(|_| rate > 0) {
             loop {
                 let began = Instant::now();
-                let step = match erase(&database, class, rate).await {
+                let erased = database.run(async |connection| retention::step(connection, class, most).await);
+                let step = match erased.await {
                     Ok(step) => step,
                     Err(error) => {
                         tracing::warn!(%error, class = class.as_str(), "cannot erase old data; trying again");
                         break;
                     }
                 };
-                let of = [KeyValue::new("class", class.as_str())];
-                metrics.erased.add(step.erased, &of);
+                metrics.erased.add(step.erased, &[KeyValue::new("class", class.as_str())]);
                 if !step.more {
                     break;
                 }
@@ -76,17 +77,11 @@ pub async fn run(database: Database, rate: u32, shutdown: Shutdown) -> anyhow::R
     Ok(())
 }
 
-async fn erase(database: &Database, class: Class, rate: u32) -> Result<Step, store::Error> {
-    let rows = rate.min(MOST_ROWS);
-    database.run(async |connection| retention::step(connection, class, rows).await).await
-}
-
 async fn show(database: &Database, metrics: &Metrics) {
     match database.run(retention::backlog).await {
         Ok(backlog) => {
             for (class, overdue) in Class::ALL.into_iter().zip(backlog.overdue) {
-                let of = [KeyValue::new("class", class.as_str())];
-                metrics.overdue.record(overdue.as_secs_f64(), &of);
+                metrics.overdue.record(overdue.as_secs_f64(), &[KeyValue::new("class", class.as_str())]);
             }
             metrics.waiting.record(backlog.waiting, &[]);
         }

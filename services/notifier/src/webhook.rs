@@ -27,8 +27,7 @@ use crate::{
 
 /// The name in `User-Agent`.
 const AGENT: &str = concat!("topup-notifier/", env!("CARGO_PKG_VERSION"));
-/// How much of a response's body is read. The connection of a larger response is closed; its status is
-/// already known.
+/// How much of a response's body is read; a larger one's connection is closed, its status being known.
 const ANSWER_READ: usize = 1024;
 /// How long the body is read.
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
@@ -59,7 +58,8 @@ pub fn headers(
 }
 
 /// Why there is no response. The text is stored and shown to operators: it never holds a URL.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr, thiserror::Error)]
+#[strum(serialize_all = "snake_case")]
 pub enum Unanswered {
     #[error("unusable URL")]
     BadUrl,
@@ -82,16 +82,7 @@ pub enum Unanswered {
 impl Unanswered {
     /// The class, in metrics and in the record of the attempt.
     pub fn class(self) -> &'static str {
-        match self {
-            Self::BadUrl => "bad_url",
-            Self::Forbidden(_) => "forbidden",
-            Self::Unresolved => "unresolved",
-            Self::Timeout => "timeout",
-            Self::Tls => "tls",
-            Self::Connect => "connect",
-            Self::HeadTooLarge => "head_too_large",
-            Self::NoAnswer => "no_answer",
-        }
+        self.into()
     }
 }
 

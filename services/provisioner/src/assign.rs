@@ -1,5 +1,4 @@
-//! Assigns a provider's units to topups. Pure. An assignment is final, in whatever order the provider
-//! lists its units later.
+//! Assigns a provider's units to topups. Pure, and final in whatever order the units are listed later.
 
 use std::collections::HashMap;
 

@@ -15,7 +15,7 @@ use pipeline::{Effect, perform};
 use runtime::{Shutdown, health::Readiness, lock};
 use store::{
     Database, PgConnection,
-    providers::{self, BreakerLimits, BreakerState},
+    providers::{self, BreakerLimits, BreakerState, ProviderBreaker},
 };
 
 use crate::{lanes::Lanes, metrics::Metrics, providers::Trouble, rate::Rate};
@@ -35,7 +35,7 @@ pub struct Breaker {
 #[derive(Default)]
 struct Known {
     /// The row as last read or changed.
-    breaker: Option<providers::ProviderBreaker>,
+    breaker: Option<ProviderBreaker>,
     /// The version at which this process got the probe.
     probe: Option<i64>,
     run: Run,
@@ -67,8 +67,7 @@ impl Known {
     }
 }
 
-/// The breaker's version when a call began. Its result counts only while that version is current.
-/// `None`: the call does not count.
+/// The breaker's version when a call began; the result counts while it is current, or never if `None`.
 #[derive(Clone, Copy, Debug)]
 pub struct Since(Option<i64>);
 
@@ -84,11 +83,10 @@ impl Breaker {
         Arc::new(Self { provider, limits, database, lanes, known: Mutex::default(), metrics })
     }
 
-    fn learn(&self, now: providers::ProviderBreaker) {
+    fn learn(&self, now: ProviderBreaker) {
         let mut known = lock(&self.known);
         // The row may be older than a change by this process.
-        let is_newer = |known: &providers::ProviderBreaker| known.version > now.version;
-        if known.breaker.as_ref().is_some_and(is_newer) {
+        if known.breaker.as_ref().is_some_and(|known| known.version > now.version) {
             return;
         }
         let was_closed = known.state().is_none_or(|state| state == BreakerState::Closed);
@@ -121,11 +119,10 @@ impl Breaker {
     /// Marks the start of a call.
     pub fn begin(&self) -> Since {
         let known = lock(&self.known);
-        let counts = |breaker: &&providers::ProviderBreaker| {
+        let counts = |breaker: &&ProviderBreaker| {
             breaker.state == BreakerState::Closed || known.probe == Some(breaker.version)
         };
-        let counted = known.breaker.as_ref().filter(counts);
-        Since(counted.map(|breaker| breaker.version))
+        Since(known.breaker.as_ref().filter(counts).map(|breaker| breaker.version))
     }
 
     /// Records that a call begun at `since` got a response. Writes only if the breaker is not closed.
@@ -134,7 +131,7 @@ impl Breaker {
         {
             let mut known = lock(&self.known);
             known.run = Run::default();
-            let closes = |breaker: &providers::ProviderBreaker| {
+            let closes = |breaker: &ProviderBreaker| {
                 breaker.version == version && breaker.state != BreakerState::Closed
             };
             if !known.breaker.as_ref().is_some_and(closes) {
@@ -186,7 +183,7 @@ impl Breaker {
         Ok(granted)
     }
 
-    fn take(&self, updated: Result<Option<providers::ProviderBreaker>, store::Error>) {
+    fn take(&self, updated: Result<Option<ProviderBreaker>, store::Error>) {
         match updated {
             Ok(Some(now)) => self.learn(now),
             // Another process changed the row; the next read shows it.
@@ -197,10 +194,7 @@ impl Breaker {
 }
 
 /// Reads the breakers of all providers and creates the missing ones of `names`.
-async fn read(
-    connection: &mut PgConnection,
-    names: &[String],
-) -> Result<Vec<providers::ProviderBreaker>, store::Error> {
+async fn read(connection: &mut PgConnection, names: &[String]) -> Result<Vec<ProviderBreaker>, store::Error> {
     let rows = providers::list(connection).await?;
     if names.iter().all(|name| rows.iter().any(|row| row.name == *name)) {
         return Ok(rows);
@@ -209,8 +203,7 @@ async fn read(
     providers::list(connection).await
 }
 
-/// Reads the breakers and leases each provider's share of its rate limit, until the soft stop. Reports
-/// whether the database responds.
+/// Reads the breakers, leases each provider's share of its rate limit and reports the database's state.
 pub async fn watch(
     watched: Vec<(Arc<Breaker>, Arc<Rate>)>,
     database: Database,

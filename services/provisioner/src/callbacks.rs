@@ -1,10 +1,8 @@
-//! `POST /callbacks/<provider>/<token>`: a provider reports a change of a unit. Callbacks are not signed, so
-//! a callback is only a hint: the profiles of a placement are collected sooner.
-//! Neither body nor path is ever logged.
+//! `POST /callbacks/<provider>/<token>`: a provider reports a change of a unit. It is not signed, so it is only a
+//! hint to collect a placement's profiles sooner. Neither body nor path is ever logged.
 //!
-//! A flood must not slow orders down: requests in flight, connections, statements at once and
-//! statements per second are bounded, and a unit that is named again and again costs at most two
-//! statements a second.
+//! A flood must not slow orders down: requests in flight, connections, statements at once and statements per
+//! second are bounded, and a unit that is named again and again costs at most two statements a second.
 
 use std::{
     collections::HashMap,
@@ -33,7 +31,6 @@ use crate::{
 };
 
 const ROUTE: &str = "/callbacks/{provider}/{token}";
-/// The largest body.
 const MAX_BODY: usize = 64 * 1024;
 /// The longest wait for a request's head, and for its body.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
@@ -43,8 +40,7 @@ const STATEMENTS: usize = 2;
 const CONNECTIONS: usize = 4;
 /// The interval in which statements are counted.
 const WINDOW: Duration = Duration::from_secs(1);
-/// Statements about one unit in a window: the second one schedules a later look, so the last of
-/// several changes is seen too.
+/// Statements about one unit in a window; the second schedules a later look, which sees further changes.
 const PER_UNIT: u8 = 2;
 
 /// The providers that call back, by name: the token of the URL, and the adapter that reads the body.
@@ -112,8 +108,7 @@ impl Recent {
 
     fn admit(&self, provider: &str, unit_id: &ProviderId, now: Instant) -> Admission {
         let mut window = lock(&self.window);
-        let is_over = |began| now.saturating_duration_since(began) >= WINDOW;
-        if window.began.is_none_or(is_over) {
+        if window.began.is_none_or(|began| now.saturating_duration_since(began) >= WINDOW) {
             window.began = Some(now);
             window.admitted = 0;
             window.units.clear();
@@ -135,13 +130,8 @@ impl Recent {
 async fn take(state: State<Arc<Callbacks>>, path: Path<(String, String)>, request: Request) -> Response {
     let span = info_span!(
         "POST /callbacks/{provider}/{token}",
-        otel.kind = "server",
-        otel.status_code = Empty,
-        http.request.method = "POST",
-        http.route = ROUTE,
-        url.scheme = "http",
-        http.response.status_code = Empty,
-        error.type = Empty,
+        otel.kind = "server", otel.status_code = Empty, error.type = Empty, url.scheme = "http",
+        http.request.method = "POST", http.route = ROUTE, http.response.status_code = Empty,
     );
     let status = hear(state, path, request).instrument(span.clone()).await;
     span.record("http.response.status_code", status.as_u16());
@@ -165,54 +155,43 @@ async fn hear(
     let Some((_, provider)) = known.filter(|(expected, _)| expected.is(&token)) else {
         return StatusCode::NOT_FOUND;
     };
-    let Ok(_in_flight) = callbacks.in_flight.try_acquire() else {
-        callbacks.metrics.callback(&name, "shed");
-        return StatusCode::SERVICE_UNAVAILABLE;
+    let counted = |outcome, status| {
+        callbacks.metrics.callback(&name, outcome);
+        status
     };
-    let reading = to_bytes(request.into_body(), MAX_BODY);
-    let body = match tokio::time::timeout(READ_TIMEOUT, reading).await {
+    let Ok(_in_flight) = callbacks.in_flight.try_acquire() else {
+        return counted("shed", StatusCode::SERVICE_UNAVAILABLE);
+    };
+    let body = match tokio::time::timeout(READ_TIMEOUT, to_bytes(request.into_body(), MAX_BODY)).await {
         Ok(Ok(body)) => body,
         // The body is too large, or it was cut off and the client has gone.
         Ok(Err(_)) => return StatusCode::PAYLOAD_TOO_LARGE,
         Err(_) => return StatusCode::REQUEST_TIMEOUT,
     };
     let Some(unit_id) = provider.parse_callback(&body) else {
-        callbacks.metrics.callback(&name, "unreadable");
-        return StatusCode::BAD_REQUEST;
+        return counted("unreadable", StatusCode::BAD_REQUEST);
     };
     match callbacks.recent.admit(&name, &unit_id, Instant::now()) {
         Admission::Admitted => {}
-        Admission::Repeated => {
-            callbacks.metrics.callback(&name, "repeated");
-            return StatusCode::OK;
-        }
-        Admission::Full => {
-            callbacks.metrics.callback(&name, "shed");
-            return StatusCode::SERVICE_UNAVAILABLE;
-        }
+        Admission::Repeated => return counted("repeated", StatusCode::OK),
+        Admission::Full => return counted("shed", StatusCode::SERVICE_UNAVAILABLE),
     }
     // The semaphore is never closed, so this only waits.
     let _statement = callbacks.statements.acquire().await;
     let hinted =
         callbacks.database.run(async |connection| providers::hint(connection, &name, unit_id.as_str()).await);
     match perform(Effect::CommitHint, hinted).await {
-        Ok(moved) => {
-            let outcome = if moved { "hinted" } else { "ignored" };
-            callbacks.metrics.callback(&name, outcome);
-            StatusCode::OK
-        }
+        Ok(moved) => counted(if moved { "hinted" } else { "ignored" }, StatusCode::OK),
         Err(error) => {
             tracing::warn!(provider.name = name, %error, "callback not recorded; its profiles are polled");
-            callbacks.metrics.callback(&name, "lost");
-            StatusCode::SERVICE_UNAVAILABLE
+            counted("lost", StatusCode::SERVICE_UNAVAILABLE)
         }
     }
 }
 
 /// Serves until the soft stop, then finishes the requests in flight.
 pub async fn serve(listener: TcpListener, callbacks: Callbacks, shutdown: Shutdown) -> anyhow::Result<()> {
-    let most = callbacks.in_flight.available_permits() * CONNECTIONS;
-    let connections = Arc::new(Semaphore::new(most));
+    let connections = Arc::new(Semaphore::new(callbacks.in_flight.available_permits() * CONNECTIONS));
     let router = Router::new().route(ROUTE, post(take)).with_state(Arc::new(callbacks));
     let serve_one = |stream, _| {
         // Without a permit the connection is closed at once.
@@ -221,8 +200,7 @@ pub async fn serve(listener: TcpListener, callbacks: Callbacks, shutdown: Shutdo
         };
         let (service, stop) = (connection::service(router.clone()), shutdown.clone());
         shutdown.tracker().spawn(async move {
-            let http = connection::http(READ_TIMEOUT);
-            connection::serve(&http, stream, service, &stop, Duration::ZERO).await;
+            connection::serve(&connection::http(READ_TIMEOUT), stream, service, &stop, Duration::ZERO).await;
             drop(permit);
         });
     };

@@ -77,8 +77,7 @@ impl Handshake {
         self.verdicts.hand_in(Hint { to: Arc::clone(to), verdict });
     }
 
-    /// Holds readiness events until the release. Called before the verdict is sent. `more`: some of the
-    /// placement's profiles are not stored yet.
+    /// Holds readiness events until the release; called before the verdict. `more`: profiles are missing.
     pub fn hold(&self, work: &Claimed, ready: Vec<TopupId>, more: bool) {
         let ready = readiness(work, ready).collect();
         let mut remembered = lock(&self.remembered);
@@ -86,8 +85,7 @@ impl Handshake {
         if remembered.len() == remembered.capacity() {
             remembered.retain(|_, (since, _)| since.elapsed() < REMEMBERED);
         }
-        let held = Remembered::Held { ready, more };
-        remembered.insert(work.placement_id, (Instant::now(), held));
+        remembered.insert(work.placement_id, (Instant::now(), Remembered::Held { ready, more }));
     }
 
     /// Whether the placement is released, so that later profiles are announced at once.

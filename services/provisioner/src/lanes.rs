@@ -1,6 +1,5 @@
-//! A process's view of a provider's lanes: how many purchases of a lane may be in flight, and how long its
-//! verdicts take. A lane opens when its purchases fail or are slow. Its placements then wait in the database;
-//! later one purchase at a time tests it.
+//! A process's view of a provider's lanes: how many of a lane's purchases may be in flight, and how long verdicts
+//! take. A lane opens when its purchases fail or are slow: they wait in the database, and later one tests it.
 
 use std::{
     collections::HashMap,
@@ -117,8 +116,7 @@ impl Lanes {
             State::Testing => lane.in_flight > 0,
         };
         let book = lock(&self.book);
-        let open = book.lanes.iter().filter(|(_, lane)| closed_off(lane));
-        open.map(|(name, _)| name.to_string()).collect()
+        book.lanes.iter().filter(|(_, lane)| closed_off(lane)).map(|(name, _)| name.to_string()).collect()
     }
 
     /// The number of lanes with purchases in the window.

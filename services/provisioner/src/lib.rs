@@ -197,10 +197,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     config.check()?;
     let providers = config.connect()?;
     let database = config.database.open("provisioner").map_err(BadSetting::error)?;
-    runtime::metrics::connections({
-        let database = database.clone();
-        move || database.connections()
-    });
+    let pool = database.clone();
+    runtime::metrics::connections(move || pool.connections());
     let vault = config.master_key.vault(&[Keyring::Profiles]).map_err(BadSetting::error)?;
     let nats = Nats::connect(&config.nats, "provisioner").await?;
     let metrics = Metrics::default();
@@ -214,8 +212,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         let callbacks = Callbacks::new(callers, database.clone(), metrics.clone(), in_flight, rate);
         let listener = runtime::listener::bind("LISTEN", config.listen).await?;
         tracing::info!(listen = %config.listen, "listening for callbacks");
-        let serving = callbacks::serve(listener, callbacks, shutdown.clone());
-        shutdown.spawn("callbacks", serving);
+        shutdown.spawn("callbacks", callbacks::serve(listener, callbacks, shutdown.clone()));
     }
 
     let stop = shutdown.soft();
@@ -304,7 +301,6 @@ fn start(
             unrecorded: Semaphore::new(UNRECORDED),
             park_after: config.park_after,
             lease: config.lease(),
-            metrics: metrics.clone(),
             shutdown: shutdown.clone(),
         });
         let jobs = Source {

@@ -116,8 +116,7 @@ impl ServerGauges {
     fn show(&self, server: &Server) {
         self.size.record(server.size, &[]);
         self.xid_age.record(server.xid_age, &[]);
-        let longest = server.longest_transaction.as_secs_f64();
-        self.longest_transaction.record(longest, &[]);
+        self.longest_transaction.record(server.longest_transaction.as_secs_f64(), &[]);
         self.unarchived.record(server.unarchived.as_secs_f64(), &[]);
         self.standbys.record(server.standbys, &[]);
         self.standby_lag.record(server.standby_lag.as_secs_f64(), &[]);
@@ -139,8 +138,7 @@ impl Metrics {
     }
 
     pub fn open_lanes(&self, name: &str, lanes: usize) {
-        let lanes = u64::try_from(lanes).unwrap_or(u64::MAX);
-        self.open_lanes.record(lanes, &[provider(name)]);
+        self.open_lanes.record(u64::try_from(lanes).unwrap_or(u64::MAX), &[provider(name)]);
     }
 
     pub fn call(&self, name: &str, call: &'static str, outcome: &'static str, took: Duration) {
@@ -150,7 +148,6 @@ impl Metrics {
         self.calls.add(1, &[name, call, KeyValue::new("outcome", outcome)]);
     }
 
-    /// Counts a callback with a valid token.
     pub fn callback(&self, name: &str, outcome: &'static str) {
         self.callbacks.add(1, &[provider(name), KeyValue::new("outcome", outcome)]);
     }
@@ -187,8 +184,7 @@ impl Metrics {
     ) -> anyhow::Result<()> {
         let mut ticks = shutdown.ticks(PERIOD);
         while ticks.next().await {
-            let looked = database.run(async |connection| providers::backlogs(connection, &served).await);
-            match looked.await {
+            match database.run(async |connection| providers::backlogs(connection, &served).await).await {
                 Ok(backlogs) => backlogs.iter().for_each(|backlog| self.backlog(backlog)),
                 Err(error) => tracing::warn!(%error, "cannot read the backlogs"),
             }

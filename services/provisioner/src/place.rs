@@ -36,7 +36,6 @@ use crate::{
     WAIT, assign,
     calls::Calls,
     handshake::Handshake,
-    metrics::Metrics,
     providers::{FindAnswer, PlaceAnswer, ProviderUnit, Purchase, Trouble},
 };
 
@@ -57,10 +56,8 @@ const PROBED_LANES: usize = 16;
 
 /// The stage for one provider.
 pub struct Placing {
-    /// Paces and measures the calls to the provider.
     pub calls: Calls,
     pub database: Database,
-    /// Encrypts profiles.
     pub vault: Vault,
     /// Sends verdicts and readiness events; all providers share it.
     pub handshake: Arc<Handshake>,
@@ -72,18 +69,13 @@ pub struct Placing {
     pub park_after: Duration,
     /// Room for outcomes that wait to be recorded.
     pub unrecorded: Semaphore,
-    /// The lease of a claimed placement.
     pub lease: Duration,
-    pub metrics: Metrics,
-    /// Ends retries on a stop.
     pub shutdown: Shutdown,
 }
 
-/// One of a provider's two queues: purchases, or look-ups and collects. Each has its own slots, so an
-/// unknown outcome never waits behind purchases.
+/// One of a provider's queues: purchases, or look-ups and collects. Neither waits for slots of the other.
 pub struct Queue {
     pub placing: Arc<Placing>,
-    /// Whether this is the queue of purchases.
     pub buys: bool,
 }
 
@@ -126,8 +118,7 @@ impl Stage for Queue {
 
     async fn defer(&self, rows: &[PlacementId]) -> anyhow::Result<()> {
         let database = &self.placing.database;
-        let deferred = database.run(async |connection| placements::defer(connection, rows).await);
-        Ok(deferred.await?)
+        Ok(database.run(async |connection| placements::defer(connection, rows).await).await?)
     }
 
     async fn due(&self, look: Look) -> anyhow::Result<Found<PlacementId>> {
@@ -177,8 +168,7 @@ impl Placing {
     }
 
     async fn lease(&self, rows: &[PlacementId], lease: Duration) -> anyhow::Result<Vec<PlacementId>> {
-        let leased = self.database.run(async |connection| placements::lease(connection, rows, lease).await);
-        Ok(leased.await?)
+        Ok(self.database.run(async |connection| placements::lease(connection, rows, lease).await).await?)
     }
 
     async fn claim(&self, rows: &[PlacementId], claim: Claim) -> anyhow::Result<Vec<Claimed>> {
@@ -237,43 +227,33 @@ impl Placing {
         for work in perform(Effect::ClaimDue, self.claim(&leased, Claim::Probe)).await? {
             let trigger = Trigger { message: None, claimed };
             let placing = Arc::clone(self);
-            let running = Box::pin(async move { placing.run(work, trigger, None).await });
-            self.shutdown.tracker().spawn(running);
+            self.shutdown.tracker().spawn(Box::pin(async move { placing.run(work, trigger, None).await }));
         }
         Ok(())
     }
 
     async fn run(&self, work: Claimed, trigger: Trigger<Option<Arc<str>>>, slot: Option<Slot>) {
-        let span = process_span(&work, &trigger, &self.calls.name);
-        self.process(&work, &trigger, slot).instrument(span).await;
+        self.process(&work, &trigger, slot).instrument(process_span(&work, &trigger, &self.calls.name)).await;
     }
 }
 
-/// The first attempt and its early look-ups and collects belong to the order's trace. Later work starts
-/// a trace of its own with a link to the order's.
+/// The first attempt's early work belongs to the order's trace; later work starts one with a link to it.
 fn process_span(work: &Claimed, trigger: &Trigger<Option<Arc<str>>>, provider: &str) -> Span {
     if !trace::is_recorded() {
         return Span::none();
     }
     let span = if trigger.message.is_some() {
         messaging_span!(INFO, "process", "consumer", "process", JOBS;
-            messaging.message.id = %work.placement_id,
-            order.id = %work.order_id,
-            placement.id = %work.placement_id,
-            provider.name = provider,
-            attempt = work.attempt,
+            messaging.message.id = %work.placement_id, order.id = %work.order_id,
+            placement.id = %work.placement_id, provider.name = provider, attempt = work.attempt,
         )
     } else {
         // Without a message: the row was due.
         info_span!(
             parent: None,
             "redrive placement",
-            otel.kind = "internal",
-            order.id = %work.order_id,
-            placement.id = %work.placement_id,
-            provider.name = provider,
-            placement.state = work.was.as_str(),
-            attempt = work.attempt,
+            otel.kind = "internal", order.id = %work.order_id, placement.id = %work.placement_id,
+            provider.name = provider, placement.state = work.was.as_str(), attempt = work.attempt,
         )
     };
     let belongs = work.attempt <= 1 && work.age < ONE_TRACE;
@@ -311,8 +291,7 @@ impl Placing {
         let message = trigger.message.as_deref();
         let verdict_to = message.and_then(|message| message.hint.as_ref());
         // Only a first attempt with a message measures the wait in the job queue.
-        let is_queued = message.is_some() && work.attempt == 1;
-        let queued = if is_queued { work.age } else { Duration::ZERO };
+        let queued = if message.is_some() && work.attempt == 1 { work.age } else { Duration::ZERO };
         let purchase = Purchase { placement_id: work.placement_id, items: assign::items(&work.topups) };
         // After a stall, a look-up may already have said "not found", so this purchase must not be sent.
         let send_by = trigger.claimed + self.settle_delay / 2;
@@ -345,8 +324,7 @@ impl Placing {
                 let _room = self.leave(slot).await;
                 tracing::info!(placement.id = %work.placement_id, order.id = %work.order_id, status, message, "the provider rejected the purchase");
                 // Recorded before the verdict is sent: the 422 rests on what is stored.
-                let settled = self.settle(work, Outcome::Rejected { status, message }).await;
-                if settled.moved {
+                if self.settle(work, Outcome::Rejected { status, message }).await.moved {
                     self.handshake.hint(verdict_to, work, Said::Refused);
                 }
             }
@@ -438,8 +416,7 @@ impl Placing {
         }
     }
 
-    /// Records the units that the provider returned and announces the ready topups. `late` is the reason to park if
-    /// units are overdue.
+    /// Records the returned units and announces the ready topups. `late`: why to park if units are overdue.
     async fn record_units(&self, work: &Claimed, units: Vec<ProviderUnit>, late: &str) {
         let announced = self.is_released(work) && self.handshake.is_connected();
         let (settled, _) = self.settle_bought(work, work.age, units, announced, late).await;

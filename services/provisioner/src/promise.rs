@@ -13,8 +13,7 @@ use crate::{breaker::Breaker, lanes::Lanes};
 
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Broadcasts the promises until the soft stop. Without a heartbeat, or with a breaker that is not closed,
-/// nothing is promised.
+/// Broadcasts the promises until the soft stop; none while the breaker is not closed, or without heartbeats.
 pub async fn broadcast(
     provider: &str,
     instance: &str,

@@ -1,8 +1,7 @@
 //! The rate limit of a provider's calls, for all replicas together. Once a second each replica leases a share
 //! of it through PostgreSQL, and spaces its own calls evenly within that share.
 //!
-//! The sum of all leased shares never exceeds the limit. When demand or the number of replicas changes, up to
-//! two seconds pass until the whole limit is used again.
+//! The sum of all shares never exceeds the limit; after a change, all of it is used again within two seconds.
 
 use std::{
     sync::{
@@ -64,8 +63,7 @@ impl Rate {
         loop {
             let now = *share.borrow_and_update();
             // Without a share the turn is a year away, until the share is renewed.
-            let interval = Duration::from_secs_f64((1.0 / now).min(3e7));
-            let turn = *last + interval;
+            let turn = *last + Duration::from_secs_f64((1.0 / now).min(3e7));
             tokio::select! {
                 () = sleep_until(turn) => {
                     *last = turn.max(Instant::now() - MADE_UP);

@@ -1,5 +1,4 @@
-//! The first source of tickets: messages. A message is acknowledged once its tickets wait or are deferred to
-//! redrive.
+//! Messages, a source of tickets: each is acknowledged once its tickets wait or are deferred to redrive.
 
 use std::{
     pin::pin,
@@ -149,10 +148,10 @@ impl<S: Stage> Worker<S> {
                     contexts.extend(traceparent.clone());
                     let (rows, hint) = self.stage.open(read);
                     let received = Arc::new(Received { hint, traceparent });
-                    tickets.extend(rows.into_iter().map(|row| {
-                        let waiting = (row.id, Some(Arc::clone(&received)));
-                        ((row.lane, row.partner), waiting)
-                    }));
+                    tickets.extend(
+                        rows.into_iter()
+                            .map(|row| ((row.lane, row.partner), (row.id, Some(Arc::clone(&received))))),
+                    );
                     ackers.push(acker);
                 }
                 Err(error) => self.bury(message, &error.to_string()).await,
@@ -160,8 +159,7 @@ impl<S: Stage> Worker<S> {
         }
         let span = trace::receive(source.stream, &source.durable, ackers.len(), &contexts);
         let accepting = async {
-            let refused = self.lanes.offer(Class::Fresh, tickets.into_iter());
-            self.defer(refused).await;
+            self.defer(self.lanes.offer(Class::Fresh, tickets.into_iter())).await;
             for acker in ackers {
                 self.acknowledge(&acker, AckKind::Ack).await;
             }
@@ -176,16 +174,12 @@ impl<S: Stage> Worker<S> {
         self.jobs.deferred(refused.len());
         let rows: Vec<S::Id> = refused.into_iter().map(|(row, _)| row).collect();
         if let Err(error) = self.stage.defer(&rows).await {
-            tracing::warn!(
-                error = format!("{error:#}"),
-                rows = rows.len(),
-                "cannot defer; the sweep finds the rows"
-            );
+            let error = format!("{error:#}");
+            tracing::warn!(error, rows = rows.len(), "cannot defer; the sweep finds the rows");
         }
     }
 
-    /// Moves an unreadable message to the dead messages. It is acknowledged only once the stream has stored
-    /// it.
+    /// Moves an unreadable message to the dead messages, and acknowledges it once it is stored there.
     async fn bury(&self, message: Message, reason: &str) {
         let (message, acker) = message.split();
         // Boxed, because it is rare and would enlarge every batch's future.
@@ -196,10 +190,8 @@ impl<S: Stage> Worker<S> {
                 self.acknowledge(&acker, AckKind::Ack).await;
             }
             Err(error) => {
-                tracing::warn!(
-                    error = format!("{error:#}"),
-                    "cannot reach {DEAD}; the message will be redelivered"
-                );
+                let error = format!("{error:#}");
+                tracing::warn!(error, "cannot reach {DEAD}; the message will be redelivered");
                 self.acknowledge(&acker, AckKind::Nak(Some(RETRY))).await;
             }
         }

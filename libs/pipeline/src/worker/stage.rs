@@ -26,8 +26,7 @@ pub trait Stage: Send + Sync + 'static {
 
     /// The rows of a message, and its content for all of them.
     fn open(&self, message: Self::Message) -> (Vec<Ticket<Self::Id>>, Self::Hint);
-    /// The number of slots that a lane may hold now; 0 while its breaker is open. Called often, with a lock
-    /// held.
+    /// The number of slots that a lane may hold now; 0 while its breaker is open. Called with a lock held.
     fn most(&self, _lane: &str) -> usize {
         usize::MAX
     }
@@ -39,8 +38,7 @@ pub trait Stage: Send + Sync + 'static {
     fn lease(&self, rows: &[Self::Id]) -> impl Future<Output = anyhow::Result<Vec<Self::Id>>> + Send;
     /// Makes leased rows due at once that no slot was free for. On an error, they are due when their leases end.
     fn give_back(&self, rows: &[Self::Id]) -> impl Future<Output = anyhow::Result<()>> + Send;
-    /// Claims the rows of messages or, if `overdue`, due rows that this process has leased. Returns those
-    /// that still need work.
+    /// Claims rows of messages or, if `overdue`, due rows that it has leased. Returns those that need work.
     fn claim(
         &self,
         rows: &[Self::Id],
@@ -48,8 +46,7 @@ pub trait Stage: Send + Sync + 'static {
     ) -> impl Future<Output = anyhow::Result<Vec<Self::Work>>> + Send;
     /// The id of a claimed row.
     fn id(work: &Self::Work) -> &Self::Id;
-    /// Acts, records and publishes. Dropping the slot returns it. Returns when the row needs nothing more before it
-    /// is next due.
+    /// Acts, records and publishes, until the row is next due. Dropping the slot returns it.
     fn run(
         self: Arc<Self>,
         work: Self::Work,

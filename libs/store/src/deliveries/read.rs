@@ -6,7 +6,7 @@ use domain::{DeliveryId, EventId, OptionId, OrderId, PartnerId, TopupId};
 use sqlx::PgConnection;
 
 use crate::{
-    Error, age,
+    Result, age,
     events::{self, Event, Subject},
     seconds, unsigned,
 };
@@ -64,18 +64,13 @@ pub enum Read {
     /// First attempts of the deliveries that readiness events name. A delivery must be younger than this, so that
     /// a whole attempt fits into the rest of its first lease, and its endpoint must not be blocked.
     Young(Duration),
-    /// Pending deliveries that this process has [leased](lease). Of an endpoint that was blocked meanwhile, only the
-    /// probe is read.
+    /// Pending deliveries that this process has [leased](lease); of an endpoint blocked meanwhile, the probe.
     Leased,
 }
 
 /// Reads deliveries with everything that their webhooks need. A delivery that is no longer pending is left out and
 /// loses its due row. An unreadable row is logged and skipped.
-pub async fn read(
-    connection: &mut PgConnection,
-    ids: &[DeliveryId],
-    which: Read,
-) -> Result<Vec<Delivery>, Error> {
+pub async fn read(connection: &mut PgConnection, ids: &[DeliveryId], which: Read) -> Result<Vec<Delivery>> {
     let (mut topups, mut events) = (Vec::new(), Vec::new());
     for id in ids {
         match id {
@@ -94,16 +89,12 @@ pub async fn read(
     Ok(read)
 }
 
-async fn read_esims(
-    connection: &mut PgConnection,
-    ids: &[&str],
-    which: Read,
-) -> Result<Vec<Delivery>, Error> {
+async fn read_esims(connection: &mut PgConnection, ids: &[&str], which: Read) -> Result<Vec<Delivery>> {
     let youth = match which {
         Read::Young(youth) => Some(seconds(youth)),
         Read::Leased => None,
     };
-    let rows = sqlx::query!(
+    let query = sqlx::query!(
         r#"SELECT d.topup_id, o.order_id, d.partner_id, o.external_order_id, t.option_id, e.iccid, e.profile,
                   e.erased_at IS NOT NULL AS "erased!", p.webhook_url, p.webhook_host, p.webhook_secret,
                   CASE WHEN p.old_webhook_secret_until > now() THEN p.old_webhook_secret END AS old_webhook_secret,
@@ -123,9 +114,8 @@ async fn read_esims(
                   FROM endpoints b WHERE b.partner_id = d.partner_id) IS NOT FALSE"#,
         ids as &[&str],
         youth,
-    )
-    .fetch_all(&mut *connection)
-    .await?;
+    );
+    let rows = query.fetch_all(&mut *connection).await?;
     if which == Read::Leased && rows.len() < ids.len() {
         forget_finished(connection, ids).await?;
     }
@@ -152,8 +142,7 @@ async fn read_esims(
                 order_id: row.order_id.into(),
                 external_order_id: row.external_order_id,
                 option_id: row.option_id.into(),
-                // Never null where a delivery exists. If one is null, opening its profile fails, and only this
-                // delivery is affected.
+                // Never null where a delivery exists. Opening a null one fails this delivery only.
                 iccid: row.iccid.unwrap_or_default(),
                 profile: row.profile.unwrap_or_default(),
                 erased: row.erased,
@@ -166,32 +155,30 @@ async fn read_esims(
     Ok(read.collect())
 }
 
-async fn forget_finished(connection: &mut PgConnection, topups: &[&str]) -> Result<(), Error> {
-    sqlx::query!(
+async fn forget_finished(connection: &mut PgConnection, topups: &[&str]) -> Result<()> {
+    let statement = sqlx::query!(
         "DELETE FROM delivery_due WHERE topup_id = ANY (ARRAY (
              SELECT topup_id FROM deliveries WHERE topup_id = ANY ($1) AND state <> 'pending'))",
         topups as &[&str],
-    )
-    .execute(connection)
-    .await?;
+    );
+    statement.execute(connection).await?;
     Ok(())
 }
 
 /// Deletes the due rows of finished events, and of deleted ones: an older program may have made such a row.
-async fn forget_finished_events(connection: &mut PgConnection, ids: &[&str]) -> Result<(), Error> {
-    sqlx::query!(
+async fn forget_finished_events(connection: &mut PgConnection, ids: &[&str]) -> Result<()> {
+    let statement = sqlx::query!(
         "DELETE FROM delivery_due d WHERE d.topup_id = ANY ($1)
          AND coalesce((SELECT v.state <> 'pending' FROM events v WHERE v.event_id = d.topup_id), true)",
         ids as &[&str],
-    )
-    .execute(connection)
-    .await?;
+    );
+    statement.execute(connection).await?;
     Ok(())
 }
 
-async fn read_events(connection: &mut PgConnection, ids: &[&str]) -> Result<Vec<Delivery>, Error> {
+async fn read_events(connection: &mut PgConnection, ids: &[&str]) -> Result<Vec<Delivery>> {
     events::drop_void(&mut *connection, ids).await?;
-    let rows = sqlx::query!(
+    let query = sqlx::query!(
         r#"SELECT v.event_id, v.partner_id, v.kind, v.credential, v.ends_at, v.created_at, v.topup_id,
                   o.external_order_id AS "external_order_id?", t.option_id AS "option_id?",
                   l.refusal_status AS "refusal_status?", l.refusal_message AS "refusal_message?",
@@ -209,9 +196,8 @@ async fn read_events(connection: &mut PgConnection, ids: &[&str]) -> Result<Vec<
                  AND b.probe IS DISTINCT FROM v.event_id
                  AND (v.kind <> 'webhook.test' OR b.blocked_until = 'infinity'))"#,
         ids as &[&str],
-    )
-    .fetch_all(&mut *connection)
-    .await?;
+    );
+    let rows = query.fetch_all(&mut *connection).await?;
     if rows.len() < ids.len() {
         forget_finished_events(connection, ids).await?;
     }

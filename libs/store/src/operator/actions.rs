@@ -4,7 +4,7 @@ use sqlx::{PgConnection, Postgres, Transaction};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::Error;
+use crate::Result;
 
 /// A changing command, as recorded.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +45,7 @@ pub(crate) async fn record(
     action: Action<'_>,
     affected: i64,
 ) -> Result<(), sqlx::Error> {
-    sqlx::query!(
+    let statement = sqlx::query!(
         "INSERT INTO operator_actions (action_id, operator, command, target, affected, reason)
          VALUES ($1, $2, $3, $4, $5, $6)",
         Uuid::now_v7(),
@@ -54,13 +54,11 @@ pub(crate) async fn record(
         action.target,
         affected,
         action.reason,
-    )
-    .execute(connection)
-    .await?;
+    );
+    statement.execute(connection).await?;
     Ok(())
 }
 
-/// A recorded action.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Recorded {
     /// When it was committed.
@@ -81,12 +79,11 @@ pub async fn list(
     connection: &mut PgConnection,
     since: Option<OffsetDateTime>,
     limit: u32,
-) -> Result<Vec<Recorded>, Error> {
+) -> Result<Vec<Recorded>> {
     let actions = sqlx::query_as!(
         Recorded,
         "SELECT at, operator, database_role, command, target, affected, reason
-         FROM operator_actions WHERE at >= coalesce($1, '-infinity'::timestamptz)
-         ORDER BY at DESC LIMIT $2",
+         FROM operator_actions WHERE at >= coalesce($1, '-infinity'::timestamptz) ORDER BY at DESC LIMIT $2",
         since,
         i64::from(limit),
     );

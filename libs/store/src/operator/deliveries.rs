@@ -6,9 +6,8 @@ use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
 use super::actions::{self, Mode};
-use crate::{Error, endpoints::LONGEST_LEASE, seconds};
+use crate::{Result, endpoints::LONGEST_LEASE, seconds};
 
-/// A delivery, as operators see it.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct DeliveryView {
     pub topup_id: String,
@@ -37,7 +36,6 @@ pub struct DeliveryView {
     pub erased_at: Option<OffsetDateTime>,
 }
 
-/// One attempt of a delivery.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct AttemptView {
     /// The number of attempts that ended before this one.
@@ -45,7 +43,6 @@ pub struct AttemptView {
     /// When the attempt began.
     #[serde(with = "time::serde::rfc3339")]
     pub at: OffsetDateTime,
-    /// The duration in milliseconds.
     pub duration_ms: i32,
     /// The HTTP status of the response, if one arrived.
     pub status: Option<i32>,
@@ -74,7 +71,7 @@ pub async fn list(
     connection: &mut PgConnection,
     filter: &Filter<'_>,
     limit: u32,
-) -> Result<Vec<DeliveryView>, Error> {
+) -> Result<Vec<DeliveryView>> {
     let chosen = find(connection, filter, Order::NewestFirst, limit).await?;
     let views = sqlx::query_as!(
         DeliveryView,
@@ -132,7 +129,7 @@ async fn find(
     filter: &Filter<'_>,
     order: Order,
     limit: u32,
-) -> Result<Vec<String>, Error> {
+) -> Result<Vec<String>> {
     if let Some(topup_id) = filter.topup_id {
         return Ok(vec![topup_id.to_string()]);
     }
@@ -171,7 +168,7 @@ async fn held(
     connection: &mut PgConnection,
     partner_id: Option<PartnerId>,
     state: &str,
-) -> Result<Vec<Seen>, Error> {
+) -> Result<Vec<Seen>> {
     let held = match partner_id {
         Some(partner_id) => {
             sqlx::query_scalar!(
@@ -211,7 +208,7 @@ async fn of_partner(
     filter: &Filter<'_>,
     order: Order,
     last: Option<&Seen>,
-) -> Result<Vec<Seen>, Error> {
+) -> Result<Vec<Seen>> {
     let last_id = last.map_or("", |seen| seen.topup_id.as_str());
     let last_at = last.map(|seen| seen.created_at);
     Ok(match order {
@@ -251,11 +248,7 @@ async fn of_partner(
 }
 
 /// The newest topups of all partners: a topup id begins with the time of its order.
-async fn all(
-    connection: &mut PgConnection,
-    filter: &Filter<'_>,
-    last: Option<&Seen>,
-) -> Result<Vec<Seen>, Error> {
+async fn all(connection: &mut PgConnection, filter: &Filter<'_>, last: Option<&Seen>) -> Result<Vec<Seen>> {
     let rows = sqlx::query_as!(
         Seen,
         "SELECT topup_id, state, attempted_at, created_at FROM deliveries
@@ -269,21 +262,15 @@ async fn all(
 }
 
 /// The newest attempts of a delivery, at most `most`, in order.
-pub async fn attempts(
-    connection: &mut PgConnection,
-    id: &DeliveryId,
-    most: i64,
-) -> Result<Vec<AttemptView>, Error> {
+pub async fn attempts(connection: &mut PgConnection, id: &DeliveryId, most: i64) -> Result<Vec<AttemptView>> {
     let attempts = sqlx::query_as!(
         AttemptView,
         r#"SELECT attempt AS "attempt!", at AS "at!", duration_ms AS "duration_ms!", status, class AS "class!", answer
            FROM (
                SELECT attempt, at, duration_ms, status, class, answer FROM delivery_attempts WHERE topup_id = $1
-               UNION ALL
-               SELECT attempt - 1, attempted_at, coalesce(duration_ms, 0), status, 'delivered', NULL
+               UNION ALL SELECT attempt - 1, attempted_at, coalesce(duration_ms, 0), status, 'delivered', NULL
                FROM deliveries WHERE topup_id = $1 AND state = 'delivered' AND attempted_at IS NOT NULL
-           ) attempts
-           ORDER BY 1 DESC, 2 DESC LIMIT $2"#,
+           ) attempts ORDER BY 1 DESC, 2 DESC LIMIT $2"#,
         id.as_str(),
         most,
     );
@@ -297,9 +284,7 @@ pub async fn attempts(
 pub struct Replayed {
     /// All of them; each sends one webhook.
     pub replayed: i64,
-    /// The number that was `delivered`.
     pub delivered: i64,
-    /// The number that was `exhausted`.
     pub exhausted: i64,
     /// The number that was waiting for a retry.
     pub pending: i64,
@@ -319,11 +304,11 @@ pub async fn replay(
     filter: &Filter<'_>,
     limit: u32,
     mode: Mode<'_>,
-) -> Result<Replayed, Error> {
+) -> Result<Replayed> {
     let mut transaction = connection.begin().await?;
     let topups = find(&mut transaction, filter, Order::OldestFirst, limit).await?;
     // A delivery that is due within 30 s may be leased, or is due soon enough.
-    let replayed = sqlx::query_as!(
+    let query = sqlx::query_as!(
         Replayed,
         r#"WITH chosen AS MATERIALIZED (
              SELECT topup_id, partner_id, attempt, state, attempted_at, duration_ms, status, created_at
@@ -337,13 +322,11 @@ pub async fn replay(
                         AND (SELECT at FROM delivery_due due WHERE due.topup_id = d.topup_id)
                             > now() + make_interval(secs => $3)))
                AND NOT EXISTS (SELECT FROM esims e WHERE e.topup_id = d.topup_id AND e.erased_at IS NOT NULL)
-             ORDER BY topup_id
-             FOR UPDATE
+             ORDER BY topup_id FOR UPDATE
          ), kept AS (
              INSERT INTO delivery_attempts (topup_id, attempt, at, duration_ms, status, class)
              SELECT topup_id, attempt - 1, attempted_at, coalesce(duration_ms, 0), status, 'delivered'
-             FROM chosen WHERE state = 'delivered' AND attempted_at IS NOT NULL
-             ON CONFLICT DO NOTHING
+             FROM chosen WHERE state = 'delivered' AND attempted_at IS NOT NULL ON CONFLICT DO NOTHING
          ), due AS (
              INSERT INTO delivery_due AS due (topup_id, partner_id, at) SELECT topup_id, partner_id, now() FROM chosen
              ON CONFLICT (topup_id) DO UPDATE SET at = excluded.at
@@ -366,9 +349,8 @@ pub async fn replay(
         filter.partner_id.map(PartnerId::uuid),
         filter.since,
         filter.until,
-    )
-    .fetch_one(&mut *transaction)
-    .await?;
+    );
+    let replayed = query.fetch_one(&mut *transaction).await?;
     actions::finish(transaction, mode, replayed.replayed).await?;
     Ok(replayed)
 }

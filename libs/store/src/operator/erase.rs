@@ -16,9 +16,7 @@ const LAST_ORDERS: f64 = 30.0;
 /// The numbers of things that an erasure removes, or has removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Erased {
-    /// Orders.
     pub orders: i64,
-    /// Profiles of their units.
     pub profiles: i64,
     /// Recorded attempts of their deliveries.
     pub attempts: i64,
@@ -66,12 +64,6 @@ pub enum NotErased {
     Store(#[from] Error),
 }
 
-impl From<sqlx::Error> for NotErased {
-    fn from(error: sqlx::Error) -> Self {
-        Self::Store(error.into())
-    }
-}
-
 pub async fn order(
     connection: &mut PgConnection,
     order_id: OrderId,
@@ -83,17 +75,15 @@ pub async fn order(
         .await?
         .ok_or(NotErased::Unknown("order"))?;
     // A replay or a claim that is under way ends before the check.
-    sqlx::query!(
+    let query = sqlx::query!(
         "WITH placed AS (SELECT placement_id FROM placements WHERE order_id = $1 FOR UPDATE)
          SELECT d.topup_id FROM placed
          JOIN topups t ON t.placement_id = placed.placement_id
-         JOIN deliveries d ON d.topup_id = t.topup_id
-         FOR UPDATE OF d",
+         JOIN deliveries d ON d.topup_id = t.topup_id FOR UPDATE OF d",
         order_id.uuid()
-    )
-    .fetch_all(&mut *transaction)
-    .await?;
-    let open = sqlx::query!(
+    );
+    query.fetch_all(&mut *transaction).await?;
+    let query = sqlx::query!(
         r#"SELECT (SELECT count(*) FROM placements p
                    WHERE p.order_id = $1
                      AND (p.state NOT IN ('placed', 'failed', 'refused')
@@ -103,9 +93,8 @@ pub async fn order(
                    LEFT JOIN deliveries d ON d.topup_id = t.topup_id
                    WHERE p.order_id = $1 AND coalesce(d.state = 'pending', t.state <> 'failed')) AS "units!""#,
         order_id.uuid()
-    )
-    .fetch_one(&mut *transaction)
-    .await?;
+    );
+    let open = query.fetch_one(&mut *transaction).await?;
     if open.placements + open.units > 0 {
         return Err(NotErased::Unfinished { placements: open.placements, units: open.units });
     }
@@ -145,16 +134,14 @@ async fn orders(connection: &mut PgConnection, orders: &[Uuid]) -> Result<Erased
                UPDATE deliveries d
                SET state = CASE WHEN d.state = 'no_endpoint' THEN 'exhausted' ELSE d.state END,
                    error = CASE WHEN d.state <> 'delivered' THEN 'its order was erased' END
-               FROM part
-               WHERE d.topup_id = part.topup_id AND (d.state <> 'delivered' OR d.error IS NOT NULL)
+               FROM part WHERE d.topup_id = part.topup_id AND (d.state <> 'delivered' OR d.error IS NOT NULL)
            ), texts AS (
                UPDATE placements p SET reason = NULL, refusal_status = NULL, refusal_message = NULL
                WHERE p.order_id = ANY ($1)
                  AND (p.reason IS NOT NULL OR p.refusal_status IS NOT NULL OR p.refusal_message IS NOT NULL)
            ), erased AS (
                UPDATE orders o SET traceparent = NULL, erased_at = now()
-               WHERE o.order_id = ANY ($1) AND o.erased_at IS NULL
-               RETURNING o.order_id
+               WHERE o.order_id = ANY ($1) AND o.erased_at IS NULL RETURNING o.order_id
            )
            SELECT (SELECT count(*) FROM erased) AS "orders!", (SELECT count(*) FROM profiles) AS "profiles!",
                   (SELECT count(*) FROM attempts) AS "attempts!", (SELECT count(*) FROM held) AS "undelivered!""#,
@@ -166,16 +153,14 @@ async fn orders(connection: &mut PgConnection, orders: &[Uuid]) -> Result<Erased
 
 /// The number of a disabled partner's orders that can be erased. Fails if one is not finished.
 pub async fn partner_orders(connection: &mut PgConnection, partner_id: PartnerId) -> Result<i64, NotErased> {
-    let partner = sqlx::query!(
+    let query = sqlx::query!(
         r#"SELECT disabled_at IS NOT NULL AS "disabled!",
                   coalesce(disabled_at + make_interval(secs => $2) < (SELECT min(up_to) FROM sweeps), false) AS "swept!"
            FROM partners WHERE partner_id = $1"#,
         partner_id.uuid(),
         LAST_ORDERS,
-    )
-    .fetch_optional(&mut *connection)
-    .await?
-    .ok_or(NotErased::Unknown("partner"))?;
+    );
+    let partner = query.fetch_optional(&mut *connection).await?.ok_or(NotErased::Unknown("partner"))?;
     if !partner.disabled {
         return Err(NotErased::Enabled);
     }
@@ -183,7 +168,7 @@ pub async fn partner_orders(connection: &mut PgConnection, partner_id: PartnerId
     if !partner.swept {
         return Err(NotErased::TooSoon);
     }
-    let open = sqlx::query!(
+    let query = sqlx::query!(
         r#"SELECT (SELECT count(*) FROM placement_due WHERE partner_id = $1)
                   + (SELECT count(*) FROM placement_parked k
                      WHERE $1 = (SELECT o.partner_id FROM placements p JOIN orders o ON o.order_id = p.order_id
@@ -194,9 +179,8 @@ pub async fn partner_orders(connection: &mut PgConnection, partner_id: PartnerId
                      WHERE partner_id = $1 AND created_at > now() - interval '1 minute' AND state = 'pending')
                   AS "deliveries!""#,
         partner_id.uuid(),
-    )
-    .fetch_one(&mut *connection)
-    .await?;
+    );
+    let open = query.fetch_one(&mut *connection).await?;
     if open.placements + open.deliveries > 0 {
         return Err(NotErased::Busy { placements: open.placements, deliveries: open.deliveries });
     }
@@ -217,7 +201,7 @@ pub async fn partner(
     let mut transaction = connection.begin().await?;
     // Its state may have changed since the preview.
     partner_orders(&mut transaction, partner_id).await?;
-    let found = sqlx::query!(
+    let statement = sqlx::query!(
         "WITH endpoint AS (DELETE FROM endpoints WHERE partner_id = $1),
               terms AS (DELETE FROM retention_terms WHERE partner_id = $1),
               erased_events AS (DELETE FROM events WHERE partner_id = $1 RETURNING event_id),
@@ -229,18 +213,15 @@ pub async fn partner(
              old_webhook_secret = NULL, old_webhook_secret_until = NULL, erased_at = coalesce(erased_at, now())
          WHERE partner_id = $1 AND disabled_at IS NOT NULL",
         partner_id.uuid(),
-    )
-    .execute(&mut *transaction)
-    .await?;
-    if found.rows_affected() == 0 {
+    );
+    if statement.execute(&mut *transaction).await?.rows_affected() == 0 {
         return Err(NotErased::Enabled);
     }
     actions::finish(transaction, mode, orders).await?;
     Ok(())
 }
 
-/// Erases the next orders of a partner, after `after` in the order of their external ids. Returns the start of the
-/// next batch; `None` after the last one.
+/// Erases a partner's next orders by external id, after `after`. Returns the next `after`, if more are left.
 pub async fn partner_batch(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -248,20 +229,17 @@ pub async fn partner_batch(
     limit: u32,
 ) -> Result<(Erased, Option<String>), NotErased> {
     let mut transaction = connection.begin().await?;
-    let page = sqlx::query!(
+    let query = sqlx::query!(
         "SELECT order_id, external_order_id FROM orders
-         WHERE partner_id = $1 AND external_order_id > $2 AND NOT refused
-         ORDER BY external_order_id LIMIT $3",
+         WHERE partner_id = $1 AND external_order_id > $2 AND NOT refused ORDER BY external_order_id LIMIT $3",
         partner_id.uuid(),
         after,
         i64::from(limit),
-    )
-    .fetch_all(&mut *transaction)
-    .await?;
+    );
+    let page = query.fetch_all(&mut *transaction).await?;
     let ids: Vec<Uuid> = page.iter().map(|order| order.order_id).collect();
     let erased = orders(&mut transaction, &ids).await?;
     transaction.commit().await?;
     let full = u32::try_from(page.len()).is_ok_and(|read| read >= limit);
-    let next = page.into_iter().last().filter(|_| full);
-    Ok((erased, next.map(|last| last.external_order_id)))
+    Ok((erased, page.into_iter().last().filter(|_| full).map(|last| last.external_order_id)))
 }

@@ -5,7 +5,7 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::Error;
+use crate::Result;
 
 /// An order with its placements, units and deliveries. It holds no activation code.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -81,12 +81,11 @@ pub struct TopupView {
     pub delivery_due_at: Option<OffsetDateTime>,
 }
 
-/// Finds the newest 20 orders with this id: an order id, a placement id, a topup id, an ICCID, or an external
-/// order id, which several partners may use.
-pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderView>, Error> {
+/// The newest 20 orders with this order, placement, topup or external id (of any partner), or this ICCID.
+pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderView>> {
     let uuid: Option<Uuid> = id.parse().ok();
     let iccid = Iccid::parse(id).ok();
-    let heads = sqlx::query!(
+    let query = sqlx::query!(
         r#"WITH found AS (
                SELECT order_id FROM orders WHERE order_id = $1
                UNION SELECT order_id FROM placements WHERE placement_id = $1
@@ -110,21 +109,19 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderVi
         uuid,
         id,
         iccid.as_ref().map(Iccid::as_str),
-    )
-    .fetch_all(&mut *connection)
-    .await?;
+    );
+    let heads = query.fetch_all(&mut *connection).await?;
     let mut orders = Vec::with_capacity(heads.len());
     for head in heads {
-        let placements = sqlx::query_as!(
+        let query = sqlx::query_as!(
             PlacementView,
             r#"SELECT placement_id, p.provider, state, attempt, reason, attempted_at, placed_at, (SELECT at FROM placement_due d WHERE d.placement_id = p.placement_id) AS "redrive_at?"
                FROM placements p
                WHERE order_id = $1 ORDER BY placement_id"#,
             head.order_id,
-        )
-        .fetch_all(&mut *connection)
-        .await?;
-        let topups = sqlx::query_as!(
+        );
+        let placements = query.fetch_all(&mut *connection).await?;
+        let query = sqlx::query_as!(
             TopupView,
             r#"SELECT t.topup_id, t.option_id, t.placement_id,
                       CASE WHEN e.ready_at IS NOT NULL THEN 'ready'
@@ -140,9 +137,8 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderVi
                LEFT JOIN delivery_due due ON due.topup_id = t.topup_id
                WHERE p.order_id = $1 ORDER BY t.position"#,
             head.order_id,
-        )
-        .fetch_all(&mut *connection)
-        .await?;
+        );
+        let topups = query.fetch_all(&mut *connection).await?;
         orders.push(OrderView {
             order_id: head.order_id,
             partner_id: head.partner_id,

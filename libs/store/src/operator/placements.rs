@@ -10,7 +10,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::actions::{self, Mode};
-use crate::{Error, unsigned};
+use crate::{Error, Result, unsigned};
 
 /// A row of [`list`].
 #[derive(Clone, Debug, Serialize)]
@@ -29,7 +29,6 @@ pub struct Listed {
     pub reason: Option<String>,
     /// The provider confirmed the purchase.
     pub bought: bool,
-    /// The number of its units.
     pub units: i64,
     /// Units without a profile that haven't failed.
     pub pending: i64,
@@ -46,7 +45,7 @@ pub async fn list(
     state: Option<PlacementState>,
     provider: Option<&str>,
     limit: i64,
-) -> Result<Vec<Listed>, Error> {
+) -> Result<Vec<Listed>> {
     let chosen = if state == Some(PlacementState::Parked) {
         parked(connection, provider, limit).await?
     } else {
@@ -73,11 +72,7 @@ pub async fn list(
 /// The rows of one look at the history, which bounds its cost.
 const LOOK: i64 = 5_000;
 
-async fn parked(
-    connection: &mut PgConnection,
-    provider: Option<&str>,
-    limit: i64,
-) -> Result<Vec<Uuid>, Error> {
+async fn parked(connection: &mut PgConnection, provider: Option<&str>, limit: i64) -> Result<Vec<Uuid>> {
     let found = sqlx::query_scalar!(
         r#"WITH RECURSIVE known (provider) AS (
                (SELECT provider FROM placement_parked ORDER BY provider LIMIT 1)
@@ -105,7 +100,7 @@ async fn newest(
     state: Option<PlacementState>,
     provider: Option<&str>,
     limit: i64,
-) -> Result<Vec<Uuid>, Error> {
+) -> Result<Vec<Uuid>> {
     let (mut found, mut before) = (Vec::new(), Uuid::max());
     let limit = usize::try_from(limit).unwrap_or_default();
     loop {
@@ -141,9 +136,7 @@ pub struct Resolved {
     pub attempt: u32,
     /// Units that wait for a profile.
     pub pending: i64,
-    /// Units that failed.
     pub failed: i64,
-    /// Units that have their profile.
     pub ready: i64,
 }
 
@@ -166,12 +159,6 @@ pub enum NotResolved {
     Store(#[from] Error),
 }
 
-impl From<sqlx::Error> for NotResolved {
-    fn from(error: sqlx::Error) -> Self {
-        Self::Store(error.into())
-    }
-}
-
 /// Resolves a parked placement by [`Event::Resolve`]. If it is bought or retried, failed units without a
 /// provider's unit id become pending again.
 pub async fn resolve(
@@ -181,17 +168,15 @@ pub async fn resolve(
     mode: Mode<'_>,
 ) -> Result<Resolved, NotResolved> {
     let mut transaction = connection.begin().await?;
-    let row = sqlx::query!(
+    let query = sqlx::query!(
         r#"SELECT p.order_id, p.provider, p.state, p.attempt, o.refused,
                   EXISTS (SELECT FROM topups t JOIN esims e ON e.topup_id = t.topup_id
                           WHERE t.placement_id = p.placement_id) AS "has_units!"
            FROM placements p JOIN orders o ON o.order_id = p.order_id
            WHERE p.placement_id = $1 FOR UPDATE OF p"#,
         placement_id.uuid(),
-    )
-    .fetch_optional(&mut *transaction)
-    .await?
-    .ok_or(NotResolved::Unknown)?;
+    );
+    let row = query.fetch_optional(&mut *transaction).await?.ok_or(NotResolved::Unknown)?;
     let parked = Placement {
         state: row.state.parse().map_err(Error::from)?,
         attempt: unsigned(row.attempt),
@@ -207,7 +192,7 @@ pub async fn resolve(
     }
     let due = settled.state != PlacementState::Failed;
     let placed = settled.state == PlacementState::Placed;
-    sqlx::query!(
+    let statement = sqlx::query!(
         "WITH settled AS (
              UPDATE placements p
              SET state = $2, not_found_at = NULL, unknowns = 0, disputed = false,
@@ -227,10 +212,9 @@ pub async fn resolve(
         settled.state.as_str(),
         placed,
         due,
-    )
-    .execute(&mut *transaction)
-    .await?;
-    sqlx::query!(
+    );
+    statement.execute(&mut *transaction).await?;
+    let statement = sqlx::query!(
         "UPDATE topups t
          SET state = CASE WHEN $2 THEN 'pending' ELSE 'failed' END,
              reason = CASE WHEN $2 THEN NULL ELSE 'settled by an operator as not bought' END
@@ -240,18 +224,16 @@ pub async fn resolve(
                         SELECT FROM esims e WHERE e.topup_id = t.topup_id AND e.ready_at IS NOT NULL) END",
         placement_id.uuid(),
         due,
-    )
-    .execute(&mut *transaction)
-    .await?;
-    let units = sqlx::query!(
+    );
+    statement.execute(&mut *transaction).await?;
+    let query = sqlx::query!(
         r#"SELECT count(*) FILTER (WHERE state = 'pending' AND e.ready_at IS NULL) AS "pending!",
                   count(*) FILTER (WHERE state = 'failed') AS "failed!",
                   count(e.ready_at) AS "ready!"
            FROM topups LEFT JOIN esims e USING (topup_id) WHERE placement_id = $1"#,
         placement_id.uuid(),
-    )
-    .fetch_one(&mut *transaction)
-    .await?;
+    );
+    let units = query.fetch_one(&mut *transaction).await?;
     actions::finish(transaction, mode, 1).await?;
     Ok(Resolved {
         placement_id,

@@ -5,7 +5,7 @@ use sqlx::{Connection, PgConnection};
 use uuid::Uuid;
 
 use super::actions::{self, Mode};
-use crate::{Error, retention::Class};
+use crate::{Error, Result, retention::Class};
 
 /// The most different terms of one class: each has a walk of its own over the history.
 const MOST_TERMS: i64 = 8;
@@ -41,14 +41,8 @@ pub enum NotSet {
     Store(#[from] Error),
 }
 
-impl From<sqlx::Error> for NotSet {
-    fn from(error: sqlx::Error) -> Self {
-        Self::Store(error.into())
-    }
-}
-
 /// All terms, the defaults first.
-pub async fn list(connection: &mut PgConnection) -> Result<Vec<Term>, Error> {
+pub async fn list(connection: &mut PgConnection) -> Result<Vec<Term>> {
     let terms = sqlx::query_as!(
         Term,
         r#"SELECT class, nullif(partner_id, '00000000-0000-0000-0000-000000000000') AS partner_id, days
@@ -74,39 +68,34 @@ pub async fn set(
         Keep::ForEver | Keep::Default => None,
     };
     if keep == Keep::Default && partner_id.is_some() {
-        sqlx::query!(
+        let statement = sqlx::query!(
             "DELETE FROM retention_terms WHERE class = $1 AND partner_id = $2",
             class.as_str(),
             partner
-        )
-        .execute(&mut *transaction)
-        .await?;
+        );
+        statement.execute(&mut *transaction).await?;
     } else {
-        sqlx::query!(
+        let statement = sqlx::query!(
             "INSERT INTO retention_terms (class, partner_id, days) VALUES ($1, $2, $3)
              ON CONFLICT (class, partner_id) DO UPDATE SET days = excluded.days",
             class.as_str(),
             partner,
             days,
-        )
-        .execute(&mut *transaction)
-        .await?;
+        );
+        statement.execute(&mut *transaction).await?;
     }
-    let terms = sqlx::query_scalar!(
+    let query = sqlx::query_scalar!(
         r#"SELECT count(DISTINCT days) AS "terms!" FROM retention_terms WHERE class = $1"#,
         class.as_str()
-    )
-    .fetch_one(&mut *transaction)
-    .await?;
-    if terms > MOST_TERMS {
+    );
+    if query.fetch_one(&mut *transaction).await? > MOST_TERMS {
         return Err(NotSet::TooMany);
     }
-    sqlx::query!(
+    let statement = sqlx::query!(
         "UPDATE retention_walks SET after = '', up_to = '-infinity', began_at = now() WHERE class = $1",
         class.as_str()
-    )
-    .execute(&mut *transaction)
-    .await?;
+    );
+    statement.execute(&mut *transaction).await?;
     actions::finish(transaction, mode, 1).await?;
     Ok(())
 }

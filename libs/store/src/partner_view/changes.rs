@@ -7,7 +7,7 @@ use sqlx::{Connection, PgConnection, Postgres, Transaction};
 
 use super::{PARTNER, REASON};
 use crate::{
-    Error,
+    Result,
     endpoints::Block,
     operator::actions::{self, Action},
     partners::{self, NewWebhook, Rotated},
@@ -19,7 +19,7 @@ async fn commit(
     changed: bool,
     command: &'static str,
     partner_id: PartnerId,
-) -> Result<(), Error> {
+) -> Result<()> {
     if changed {
         let action =
             Action { operator: PARTNER, command, target: &format!("partner {partner_id}"), reason: REASON };
@@ -35,7 +35,7 @@ pub async fn set_webhook(
     partner_id: PartnerId,
     new: &NewWebhook<'_>,
     interval: Duration,
-) -> Result<bool, Error> {
+) -> Result<bool> {
     let mut transaction = connection.begin().await?;
     let changed =
         partners::change_webhook(&mut transaction, partner_id, new, Block::Hasten(interval)).await?;
@@ -48,11 +48,10 @@ pub async fn rotate(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     command: &'static str,
-    rotate: impl AsyncFnOnce(&mut PgConnection) -> Result<Rotated, Error>,
-) -> Result<Rotated, Error> {
+    rotate: impl AsyncFnOnce(&mut PgConnection) -> Result<Rotated>,
+) -> Result<Rotated> {
     let mut transaction = connection.begin().await?;
     let rotated = rotate(&mut transaction).await?;
-    let done = rotated != Rotated::Refused;
-    commit(transaction, done, command, partner_id).await?;
+    commit(transaction, rotated != Rotated::Refused, command, partner_id).await?;
     Ok(rotated)
 }

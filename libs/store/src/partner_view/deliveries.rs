@@ -7,7 +7,7 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 
 use crate::{
-    Error, age,
+    Result, age,
     endpoints::LONGEST_LEASE,
     events::{self, Sending},
     operator::{
@@ -38,16 +38,15 @@ pub async fn delivery(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     topup_id: &TopupId,
-) -> Result<Option<Delivery>, Error> {
-    let row = sqlx::query!(
+) -> Result<Option<Delivery>> {
+    let query = sqlx::query!(
         r#"SELECT u.delivery AS state, u.delivered_at, due.at AS "at?"
            FROM partner_units u LEFT JOIN delivery_due due ON due.topup_id = u.topup_id
            WHERE u.topup_id = $2 AND u.partner_id = $1"#,
         partner_id.uuid(),
         topup_id.as_str(),
-    )
-    .fetch_optional(&mut *connection)
-    .await?;
+    );
+    let row = query.fetch_optional(&mut *connection).await?;
     let Some(row) = row else { return Ok(None) };
     Ok(Some(Delivery {
         state: row.state,
@@ -58,7 +57,7 @@ pub async fn delivery(
 }
 
 /// The newest attempts of a delivery, in order. The caller has checked that it is the partner's.
-pub async fn attempts(connection: &mut PgConnection, id: &DeliveryId) -> Result<Vec<AttemptView>, Error> {
+pub async fn attempts(connection: &mut PgConnection, id: &DeliveryId) -> Result<Vec<AttemptView>> {
     deliveries::attempts(connection, id, MOST_ATTEMPTS).await
 }
 
@@ -85,7 +84,7 @@ pub async fn redeliver(
     partner_id: PartnerId,
     id: &DeliveryId,
     interval: Duration,
-) -> Result<Redelivered, Error> {
+) -> Result<Redelivered> {
     let sending = match id {
         DeliveryId::Topup(topup_id) => sending(connection, partner_id, topup_id).await?,
         DeliveryId::Event(event_id) => events::sending(connection, Some(partner_id), event_id).await?,
@@ -130,7 +129,7 @@ async fn sending(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     topup_id: &TopupId,
-) -> Result<Option<Sending>, Error> {
+) -> Result<Option<Sending>> {
     let sending = sqlx::query_as!(
         Sending,
         r#"SELECT CASE WHEN u.delivery IS NOT NULL AND p.webhook_url IS NULL THEN 'no_endpoint' ELSE u.delivery END AS state,

@@ -4,7 +4,7 @@ use domain::{OptionId, PartnerId, TopupId};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 
-use crate::Error;
+use crate::Result;
 
 /// A webhook is found this long after its creation, in seconds: transactions commit in another order than they begin.
 const SETTLE: f64 = 1.0;
@@ -36,8 +36,8 @@ pub async fn webhooks(
     partner_id: PartnerId,
     after: &Position,
     limit: i64,
-) -> Result<Vec<StoredWebhook>, Error> {
-    let rows = sqlx::query!(
+) -> Result<Vec<StoredWebhook>> {
+    let query = sqlx::query!(
         r#"SELECT d.topup_id, d.created_at, t.option_id, o.external_order_id, e.iccid,
                   CASE WHEN e.erased_at IS NULL THEN e.profile END AS profile
            FROM (SELECT topup_id, order_id, created_at FROM deliveries
@@ -54,10 +54,8 @@ pub async fn webhooks(
         after.topup_id,
         SETTLE,
         limit,
-    )
-    .fetch_all(connection)
-    .await?;
-    let read = rows.into_iter().map(|row| {
+    );
+    let read = query.fetch_all(connection).await?.into_iter().map(|row| {
         Ok(StoredWebhook {
             position: Position { at: row.created_at, topup_id: row.topup_id.clone() },
             topup_id: row.topup_id.try_into()?,
@@ -71,17 +69,12 @@ pub async fn webhooks(
 }
 
 /// A partner's sealed webhook-signing keys, the newest first: two during the overlap of a rotation.
-pub async fn webhook_secrets(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-) -> Result<Vec<Vec<u8>>, Error> {
-    let row = sqlx::query!(
+pub async fn webhook_secrets(connection: &mut PgConnection, partner_id: PartnerId) -> Result<Vec<Vec<u8>>> {
+    let query = sqlx::query!(
         "SELECT webhook_secret, CASE WHEN old_webhook_secret_until > now() THEN old_webhook_secret END AS old
          FROM partners WHERE partner_id = $1",
         partner_id.uuid(),
-    )
-    .fetch_optional(connection)
-    .await?;
-    let secrets = row.map(|row| [Some(row.webhook_secret), row.old]);
-    Ok(secrets.into_iter().flatten().flatten().collect())
+    );
+    let row = query.fetch_optional(connection).await?;
+    Ok(row.map(|row| [Some(row.webhook_secret), row.old]).into_iter().flatten().flatten().collect())
 }

@@ -4,7 +4,7 @@ use domain::PartnerId;
 use sqlx::PgConnection;
 
 use crate::{
-    Error,
+    Result,
     endpoints::{self, Block},
     events::Kind,
 };
@@ -25,10 +25,10 @@ pub(crate) async fn change_webhook(
     partner_id: PartnerId,
     new: &NewWebhook<'_>,
     block: Block,
-) -> Result<bool, Error> {
+) -> Result<bool> {
     let events: Option<Vec<&str>> =
         new.events.map(|events| events.iter().copied().map(Kind::as_str).collect());
-    let moved = sqlx::query_scalar!(
+    let query = sqlx::query_scalar!(
         r#"WITH was AS MATERIALIZED (
                SELECT webhook_url, webhook_events, $2 AND ($4 OR webhook_url IS DISTINCT FROM $3) AS moved
                FROM partners WHERE partner_id = $1 FOR UPDATE
@@ -43,9 +43,8 @@ pub(crate) async fn change_webhook(
         new.url.flatten(),
         matches!(block, Block::End),
         events.as_deref() as Option<&[&str]>,
-    )
-    .fetch_optional(&mut *connection)
-    .await?;
+    );
+    let moved = query.fetch_optional(&mut *connection).await?;
     match (moved, new.url.flatten()) {
         (Some(true), Some(_)) => endpoints::begin_move(connection, partner_id, block).await?,
         (Some(true), None) => endpoints::end_move(connection, partner_id).await?,
@@ -66,7 +65,7 @@ pub async fn set_webhook(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     url: Option<&str>,
-) -> Result<Option<u64>, Error> {
+) -> Result<Option<u64>> {
     let mut transaction = sqlx::Connection::begin(&mut *connection).await?;
     let new = NewWebhook { url: Some(url), events: None };
     if !change_webhook(&mut transaction, partner_id, &new, Block::End).await? {
@@ -90,7 +89,7 @@ pub async fn set_events(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     events: &[Kind],
-) -> Result<bool, Error> {
+) -> Result<bool> {
     let names: Vec<&str> = events.iter().copied().map(Kind::as_str).collect();
     let update = sqlx::query!(
         "UPDATE partners SET webhook_events = $2 WHERE partner_id = $1",

@@ -7,7 +7,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{Outcome, Settlement, settle};
-use crate::{Error, age, retry_conflicts, seconds, signed, unsigned};
+use crate::{Error, Result, age, retry_conflicts, seconds, signed, unsigned};
 
 /// A due placement, with the lane and the partner that share its slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,26 +45,24 @@ pub async fn due(
     provider: &str,
     buys: bool,
     page: &Page<'_>,
-) -> Result<Found, Error> {
+) -> Result<Found> {
     let (lane, partner) = match &page.after {
         Some((lane, partner)) => (lane.as_str(), partner.uuid()),
         None => ("", Uuid::nil()),
     };
     let limit = signed(page.limit);
     // Walks from lane to lane by index, so that a backlog in one lane costs the others nothing.
-    let rows = sqlx::query!(
+    let query = sqlx::query!(
         r#"WITH RECURSIVE lane (lane, partner_id, nth) AS (
                (SELECT lane, partner_id, 1 FROM placement_due
                 WHERE provider = $1 AND buys = $2 AND (lane, partner_id) > ($3, $4)
                 ORDER BY lane, partner_id LIMIT 1)
-               UNION ALL
-               SELECT next.lane, next.partner_id, lane.nth + 1
+               UNION ALL SELECT next.lane, next.partner_id, lane.nth + 1
                FROM lane CROSS JOIN LATERAL (
                    SELECT d.lane, d.partner_id FROM placement_due d
                    WHERE d.provider = $1 AND d.buys = $2 AND (d.lane, d.partner_id) > (lane.lane, lane.partner_id)
                    ORDER BY d.lane, d.partner_id LIMIT 1
-               ) next
-               WHERE lane.nth < $5
+               ) next WHERE lane.nth < $5
            )
            SELECT lane.lane AS "lane!", lane.partner_id AS "partner_id!", lane.nth AS "nth!",
                   late.placement_id AS "placement_id?"
@@ -83,11 +81,9 @@ pub async fn due(
         limit,
         page.skip,
         i64::try_from(page.per_lane).unwrap_or(i64::MAX),
-    )
-    .fetch_all(connection)
-    .await?;
-    let last = rows.iter().find(|row| row.nth >= limit);
-    let after = last.map(|row| (row.lane.clone(), row.partner_id.into()));
+    );
+    let rows = query.fetch_all(connection).await?;
+    let after = rows.iter().find(|row| row.nth >= limit).map(|row| (row.lane.clone(), row.partner_id.into()));
     let due = rows
         .into_iter()
         .filter_map(|row| {
@@ -102,33 +98,28 @@ pub async fn due(
     Ok(Found { due, after })
 }
 
-/// Leases due placements: no other process claims them until `lease` has passed. Returns those that this process
-/// leased.
+/// Leases due placements: no other process claims them for `lease`. Returns those that this process leased.
 pub async fn lease(
     connection: &mut PgConnection,
     placements: &[PlacementId],
     lease: Duration,
-) -> Result<Vec<PlacementId>, Error> {
+) -> Result<Vec<PlacementId>> {
     let ids: Vec<Uuid> = placements.iter().map(|placement| placement.uuid()).collect();
-    let leased = sqlx::query_scalar!(
+    let query = sqlx::query_scalar!(
         "WITH mine AS (
              SELECT placement_id FROM placement_due
-             WHERE placement_id = ANY ($1) AND at <= now()
-             FOR UPDATE SKIP LOCKED
+             WHERE placement_id = ANY ($1) AND at <= now() FOR UPDATE SKIP LOCKED
          )
          UPDATE placement_due SET at = now() + make_interval(secs => $2)
-         WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM mine))
-         RETURNING placement_id",
+         WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM mine)) RETURNING placement_id",
         &ids,
         seconds(lease),
-    )
-    .fetch_all(connection)
-    .await?;
-    Ok(leased.into_iter().map(PlacementId::from).collect())
+    );
+    Ok(query.fetch_all(connection).await?.into_iter().map(PlacementId::from).collect())
 }
 
 /// Ends leases of this process: the placements are due now.
-pub async fn give_back(connection: &mut PgConnection, placements: &[PlacementId]) -> Result<(), Error> {
+pub async fn give_back(connection: &mut PgConnection, placements: &[PlacementId]) -> Result<()> {
     let ids: Vec<Uuid> = placements.iter().map(|placement| placement.uuid()).collect();
     retry_conflicts!(async {
         sqlx::query!(
@@ -182,7 +173,6 @@ pub struct Claimed {
     pub topups: Vec<ClaimedTopup>,
 }
 
-/// A unit of a claimed placement.
 #[derive(Clone, Debug)]
 pub struct ClaimedTopup {
     pub topup_id: TopupId,
@@ -225,7 +215,7 @@ pub async fn claim(
     placements: &[PlacementId],
     which: Claim,
     lease: Duration,
-) -> Result<Vec<Claimed>, Error> {
+) -> Result<Vec<Claimed>> {
     let ids: Vec<Uuid> = placements.iter().map(|placement| placement.uuid()).collect();
     let probe = which == Claim::Probe;
     let rows = match which {
@@ -255,11 +245,7 @@ pub async fn claim(
     Ok(claimed)
 }
 
-async fn claim_named(
-    connection: &mut PgConnection,
-    provider: &str,
-    placements: &[Uuid],
-) -> Result<Vec<Row>, Error> {
+async fn claim_named(connection: &mut PgConnection, provider: &str, placements: &[Uuid]) -> Result<Vec<Row>> {
     let rows = sqlx::query_as!(
         Row,
         r#"WITH taken AS (
@@ -291,7 +277,7 @@ async fn claim_leased(
     provider: &str,
     placements: &[Uuid],
     probe: bool,
-) -> Result<Vec<Row>, Error> {
+) -> Result<Vec<Row>> {
     let rows = sqlx::query_as!(
         Row,
         r#"WITH taken AS (
@@ -346,8 +332,7 @@ fn group(rows: Vec<Row>) -> Vec<Result<Claimed, Unreadable>> {
         let (placement_id, attempt) = (PlacementId::from(row.placement_id), unsigned(row.attempt));
         let unreadable = |error: Error| (placement_id, attempt, error);
         let place = *places.entry(row.placement_id).or_insert_with(|| {
-            let read = placement(&row).map(|claimed| (claimed, Vec::with_capacity(1)));
-            claimed.push(read.map_err(unreadable));
+            claimed.push(placement(&row).map(|claimed| (claimed, Vec::with_capacity(1))).map_err(unreadable));
             claimed.len() - 1
         });
         let pending = row.state == "pending";
@@ -374,7 +359,7 @@ fn group(rows: Vec<Row>) -> Vec<Result<Claimed, Unreadable>> {
     claimed.into_iter().map(|one| one.map(sorted)).collect()
 }
 
-fn placement(row: &Row) -> Result<Claimed, Error> {
+fn placement(row: &Row) -> Result<Claimed> {
     Ok(Claimed {
         placement_id: row.placement_id.into(),
         order_id: row.order_id.into(),
@@ -395,11 +380,7 @@ fn placement(row: &Row) -> Result<Claimed, Error> {
 
 /// Removes leased placements that this process must not work on. An attempt in flight belongs to its holder until
 /// that lease ends. A finished placement is no longer due.
-async fn put_off(
-    connection: &mut PgConnection,
-    claimed: &mut Vec<Claimed>,
-    lease: Duration,
-) -> Result<(), Error> {
+async fn put_off(connection: &mut PgConnection, claimed: &mut Vec<Claimed>, lease: Duration) -> Result<()> {
     let mut in_flight = Vec::new();
     let mut finished = Vec::new();
     claimed.retain(|one| match one.was {
@@ -422,7 +403,7 @@ async fn put_off(
     if in_flight.is_empty() && finished.is_empty() {
         return Ok(());
     }
-    sqlx::query!(
+    let statement = sqlx::query!(
         "WITH finished AS (
              DELETE FROM placement_due WHERE placement_id = ANY ($1)
          )
@@ -433,8 +414,7 @@ async fn put_off(
         &finished,
         &in_flight,
         seconds(lease),
-    )
-    .execute(connection)
-    .await?;
+    );
+    statement.execute(connection).await?;
     Ok(())
 }

@@ -6,7 +6,7 @@ use domain::{Iccid, PlacementId, TopupId};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::{Error, retry_conflicts, seconds, signed};
+use crate::{Result, retry_conflicts, seconds, signed};
 
 /// The outcome of an attempt, or of a look-up or collect after it.
 #[derive(Clone, Debug)]
@@ -39,8 +39,7 @@ pub enum Outcome {
         settled: bool,
         look_in: Duration,
     },
-    /// The outcome is unknown, or the state of the units is. Only the count of unknown outcomes and the time
-    /// of the next look-up change.
+    /// The outcome, or the state of the units, is unknown: only the count and the next look-up change.
     Unknown { look_in: Duration, reason: String },
     /// The outcome stayed unknown. An operator must resolve the placement.
     Parked { reason: String },
@@ -79,17 +78,11 @@ pub struct Settled {
 }
 
 /// Records a batch of settlements, each along its transition, in one transaction.
-pub async fn settle(
-    connection: &mut PgConnection,
-    settlements: &[Settlement],
-) -> Result<Vec<Settled>, Error> {
+pub async fn settle(connection: &mut PgConnection, settlements: &[Settlement]) -> Result<Vec<Settled>> {
     retry_conflicts!(settle_once(&mut *connection, settlements))
 }
 
-async fn settle_once(
-    connection: &mut PgConnection,
-    settlements: &[Settlement],
-) -> Result<Vec<Settled>, Error> {
+async fn settle_once(connection: &mut PgConnection, settlements: &[Settlement]) -> Result<Vec<Settled>> {
     let rounds = rounds(settlements);
     let mut settled = vec![Settled::default(); settlements.len()];
     // One statement is a transaction by itself; only a mixed batch needs a larger one.
@@ -129,7 +122,7 @@ async fn settle_rounds(
     settlements: &[Settlement],
     rounds: &[Vec<usize>],
     settled: &mut [Settled],
-) -> Result<(), Error> {
+) -> Result<()> {
     for round in rounds {
         let of_round = || round.iter().map(|index| &settlements[*index]);
         let mut changes = HashMap::new();
@@ -203,11 +196,11 @@ impl Bought {
 
     /// One statement stores the units, their profiles and their deliveries. It joins no two row sets without an index:
     /// PostgreSQL takes them for one row each, and compares every pair.
-    async fn record(&self, connection: &mut PgConnection, changes: &mut Changes) -> Result<(), Error> {
+    async fn record(&self, connection: &mut PgConnection, changes: &mut Changes) -> Result<()> {
         if self.placements.is_empty() {
             return Ok(());
         }
-        let rows = sqlx::query!(
+        let query = sqlx::query!(
             r#"WITH unit AS MATERIALIZED (
                    SELECT * FROM unnest($6::uuid[], $7::text[], $8::text[], $9::text[], $10::bytea[])
                        AS unit (placement_id, topup_id, provider_unit_id, iccid, profile)
@@ -260,8 +253,7 @@ impl Bought {
                    ON CONFLICT (placement_id) DO UPDATE SET buys = false, at = excluded.at
                ), parked AS (
                    INSERT INTO placement_parked (placement_id, provider)
-                   SELECT placement_id, provider FROM moved WHERE park IS NOT NULL
-                   ON CONFLICT DO NOTHING
+                   SELECT placement_id, provider FROM moved WHERE park IS NOT NULL ON CONFLICT DO NOTHING
                ), settled AS (
                    DELETE FROM placement_parked
                    WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM moved WHERE park IS NULL))
@@ -278,10 +270,8 @@ impl Bought {
             &self.provider_units,
             &self.iccids as &[Option<String>],
             &self.profiles as &[Option<Vec<u8>>],
-        )
-        .fetch_all(&mut *connection)
-        .await?;
-        for row in rows {
+        );
+        for row in query.fetch_all(&mut *connection).await? {
             let settled = changes.entry(row.placement_id.into()).or_default();
             settled.moved = true;
             settled.ready.extend(row.topup_id.map(TopupId::try_from).transpose()?);
@@ -298,8 +288,8 @@ impl Bought {
         self.park_unexpected(connection, changes).await
     }
 
-    async fn fail_units(&self, connection: &mut PgConnection, moved: &[bool]) -> Result<(), Error> {
-        sqlx::query!(
+    async fn fail_units(&self, connection: &mut PgConnection, moved: &[bool]) -> Result<()> {
+        let statement = sqlx::query!(
             "UPDATE topups t SET state = 'failed', reason = new.reason
              FROM unnest($1::text[], $2::text[], $3::bool[]) AS new (topup_id, reason, moved)
              WHERE t.topup_id = new.topup_id AND new.moved AND t.state = 'pending'
@@ -307,20 +297,14 @@ impl Bought {
             &self.failed_topups,
             &self.failed_reasons,
             moved,
-        )
-        .execute(connection)
-        .await?;
+        );
+        statement.execute(connection).await?;
         Ok(())
     }
 
-    /// Parks placements that were bought by an earlier attempt or after they were closed. Only an operator
-    /// moves them again, so nothing is due.
-    async fn park_unexpected(
-        &self,
-        connection: &mut PgConnection,
-        changes: &mut Changes,
-    ) -> Result<(), Error> {
-        let rows = sqlx::query_scalar!(
+    /// Parks placements bought by an earlier attempt or after they were closed. Only an operator moves them.
+    async fn park_unexpected(&self, connection: &mut PgConnection, changes: &mut Changes) -> Result<()> {
+        let query = sqlx::query_scalar!(
             r#"WITH moved AS (
                    UPDATE placements p
                    SET state = 'parked', disputed = true, placed_at = coalesce(p.placed_at, now()),
@@ -340,12 +324,9 @@ impl Bought {
                SELECT placement_id AS "placement_id!" FROM moved"#,
             &self.placements,
             &self.attempts,
-        )
-        .fetch_all(connection)
-        .await?;
-        for placement in rows {
-            let settled = Settled { moved: true, unexpected: true, ready: Vec::new() };
-            changes.insert(placement.into(), settled);
+        );
+        for placement in query.fetch_all(connection).await? {
+            changes.insert(placement.into(), Settled { moved: true, unexpected: true, ready: Vec::new() });
         }
         Ok(())
     }
@@ -395,11 +376,11 @@ impl Moves {
         columns
     }
 
-    async fn record(&self, connection: &mut PgConnection, changes: &mut Changes) -> Result<(), Error> {
+    async fn record(&self, connection: &mut PgConnection, changes: &mut Changes) -> Result<()> {
         if self.placements.is_empty() {
             return Ok(());
         }
-        let rows = sqlx::query_scalar!(
+        let query = sqlx::query_scalar!(
             r#"WITH moved AS (
                    UPDATE placements p
                    SET state = CASE
@@ -440,8 +421,7 @@ impl Moves {
                    ON CONFLICT (placement_id) DO UPDATE SET buys = excluded.buys, at = excluded.at
                ), parked AS (
                    INSERT INTO placement_parked (placement_id, provider)
-                   SELECT placement_id, provider FROM moved WHERE state = 'parked'
-                   ON CONFLICT DO NOTHING
+                   SELECT placement_id, provider FROM moved WHERE state = 'parked' ON CONFLICT DO NOTHING
                )
                SELECT placement_id AS "placement_id!" FROM moved"#,
             &self.placements,
@@ -451,10 +431,8 @@ impl Moves {
             &self.reasons as &[Option<String>],
             &self.statuses as &[Option<String>],
             &self.messages as &[Option<String>],
-        )
-        .fetch_all(connection)
-        .await?;
-        for placement in rows {
+        );
+        for placement in query.fetch_all(connection).await? {
             changes.entry(placement.into()).or_default().moved = true;
         }
         Ok(())

@@ -170,8 +170,7 @@ async fn apply_one(
 
 /// The oldest program that the migration serves. Migrations without `-- serves: N` serve their own version only.
 fn oldest_served(migration: &Migration) -> i64 {
-    let head = migration.sql.as_str().lines();
-    let mut comments = head.take_while(|line| line.starts_with("--"));
+    let mut comments = migration.sql.as_str().lines().take_while(|line| line.starts_with("--"));
     comments
         .find_map(|line| line.strip_prefix("-- serves:")?.trim().parse().ok())
         .unwrap_or(migration.version)

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
-use crate::Error;
+use crate::Result;
 
 /// A role of the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,14 +58,13 @@ GRANT SELECT ON _sqlx_migrations, _schema_serves TO ROLE_NAME;
 /// Grants each existing role its privileges, and takes all others on tables. Returns the roles.
 ///
 /// Running sessions see either the old or the new privileges.
-pub async fn grant(connection: &mut PgConnection) -> Result<Vec<Role>, Error> {
+pub async fn grant(connection: &mut PgConnection) -> Result<Vec<Role>> {
     let mut granted = Vec::new();
     for role in ROLES {
         if !exists(connection, role).await? {
             continue;
         }
-        let statements = REVOKE.replace("ROLE_NAME", role.name) + role.grants;
-        retry(connection, &statements).await?;
+        retry(connection, &(REVOKE.replace("ROLE_NAME", role.name) + role.grants)).await?;
         granted.push(role);
     }
     Ok(granted)
@@ -73,27 +72,25 @@ pub async fn grant(connection: &mut PgConnection) -> Result<Vec<Role>, Error> {
 
 /// Creates the role, or gives it this password. `verifier` is what PostgreSQL stores of a password: a SCRAM-SHA-256
 /// secret. The owner needs `CREATEROLE`.
-pub async fn set_password(connection: &mut PgConnection, role: Role, verifier: &str) -> Result<(), Error> {
-    let exists = exists(connection, role).await?;
-    let verb = if exists { "ALTER" } else { "CREATE" };
+pub async fn set_password(connection: &mut PgConnection, role: Role, verifier: &str) -> Result<()> {
+    let verb = if exists(connection, role).await? { "ALTER" } else { "CREATE" };
     let quoted = verifier.replace('\'', "''");
     let statement = format!("{verb} ROLE {} LOGIN PASSWORD '{quoted}'", role.name);
     retry(connection, &statement).await
 }
 
-async fn exists(connection: &mut PgConnection, role: Role) -> Result<bool, Error> {
+async fn exists(connection: &mut PgConnection, role: Role) -> Result<bool> {
     let exists =
         sqlx::query_scalar("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)").bind(role.name);
     Ok(exists.fetch_one(connection).await?)
 }
 
 /// PostgreSQL refuses a change of a catalogue row that another session has just changed.
-async fn retry(connection: &mut PgConnection, statements: &str) -> Result<(), Error> {
+async fn retry(connection: &mut PgConnection, statements: &str) -> Result<()> {
     let mut conflicts = 0;
     loop {
         let mut transaction = connection.begin().await?;
-        let done = sqlx::raw_sql(AssertSqlSafe(statements)).execute(&mut *transaction).await;
-        match done {
+        match sqlx::raw_sql(AssertSqlSafe(statements)).execute(&mut *transaction).await {
             Ok(_) => return Ok(transaction.commit().await?),
             Err(error) => {
                 transaction.rollback().await?;

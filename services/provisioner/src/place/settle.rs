@@ -1,5 +1,4 @@
-//! Records outcomes: one settlement per attempt, look-up or collect, by group commit, and retried until the
-//! database is back.
+//! Records outcomes: one settlement per attempt, look-up or collect, until the database takes it.
 
 use std::time::Duration;
 
@@ -20,8 +19,7 @@ use crate::{
 
 /// The most settlements in one commit.
 const BATCH: usize = 256;
-/// Consecutive unknown outcomes before a placement is parked. Age alone does not park it: after an
-/// outage of the provider every placement is old.
+/// Consecutive unknown outcomes before a placement is parked: after an outage every placement is old.
 const LASTING: u32 = 5;
 /// The most tries to record an outcome after errors that concern neither the data nor the connection.
 /// After the last try the lease ends, and the placement is looked up again.
@@ -54,8 +52,7 @@ impl Writer for Settlements {
 }
 
 impl Placing {
-    /// Whether an operator must resolve this placement. A busy provider, or one that fails as a whole, says
-    /// nothing about a single placement.
+    /// Whether an operator must resolve it. A provider that is busy or fails as a whole says nothing about it.
     pub(crate) fn is_lasting(&self, work: &Claimed, trouble: &Trouble) -> bool {
         !matches!(trouble, Trouble::Busy { .. })
             && work.unknowns + 1 >= LASTING
@@ -117,12 +114,11 @@ impl Placing {
             announced,
         };
         let settled = self.settle(work, outcome).await;
-        self.metrics.ready(&self.calls.name, settled.ready.len(), since_order);
+        self.calls.metrics.ready(&self.calls.name, settled.ready.len(), since_order);
         (settled, complete)
     }
 
-    /// Records an outcome, and retries until the database is back. A crash before that loses nothing:
-    /// the recorded attempt is looked up.
+    /// Records an outcome, and retries until the database is back. After a crash, the attempt is looked up.
     pub(crate) async fn settle(&self, work: &Claimed, outcome: Outcome) -> Settled {
         let mut settlement = Settlement { placement_id: work.placement_id, attempt: work.attempt, outcome };
         let mut wait = Duration::from_millis(100);
@@ -189,8 +185,8 @@ impl Placing {
             Outcome::NotBought { .. } | Outcome::NotFound { .. } | Outcome::Unknown { .. } => (0, 0),
         };
         if settled.moved {
-            self.metrics.topups(&self.calls.name, "failed", failed);
-            self.metrics.topups(&self.calls.name, "parked", parked);
+            self.calls.metrics.topups(&self.calls.name, "failed", failed);
+            self.calls.metrics.topups(&self.calls.name, "parked", parked);
         }
     }
 }

@@ -1,5 +1,4 @@
-//! The settings of an account at a provider: `<NAME>_URL`, `<NAME>_ACCESS_KEY`, `<NAME>_SECRET_KEY`,
-//! `<NAME>_CALLBACK_TOKEN`.
+//! The settings of an account at a provider: `<NAME>_URL`, `…_ACCESS_KEY`, `…_SECRET_KEY`, `…_CALLBACK_TOKEN`.
 
 use reqwest::Url;
 use runtime::config::BadSetting;
@@ -15,8 +14,7 @@ pub struct Credentials {
     pub callback_token: Option<Token>,
 }
 
-/// Declares `Account`, the settings of one provider: `account!(name, prefix of the variables, name in the help,
-/// help of the URL)`.
+/// Declares `Account`: `account!(name, prefix of the variables, name in the help, help of the URL)`.
 macro_rules! account {
     ($name:literal, $prefix:literal, $shown:literal, $url:literal) => {
         /// The settings of an account.

@@ -93,9 +93,9 @@ pub enum FindAnswer {
     NotFound,
 }
 
-/// Why a call got no definite response. Reasons are one short line without control and format
-/// characters.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Why a call got no definite response. Reasons are one short line without control and format characters.
+#[derive(Clone, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Trouble {
     /// Access denied. Nothing was carried out; an operator must act.
     Denied(String),
@@ -112,7 +112,6 @@ pub enum Trouble {
 }
 
 impl Trouble {
-    /// The reason, for operators.
     pub fn reason(&self) -> &str {
         match self {
             Self::Denied(reason)
@@ -124,12 +123,7 @@ impl Trouble {
 
     /// The class, as metrics name it.
     pub fn class(&self) -> &'static str {
-        match self {
-            Self::Denied(_) => "denied",
-            Self::Busy { .. } => "busy",
-            Self::NotSent(_) => "not_sent",
-            Self::Unknown(_) => "unknown",
-        }
+        self.into()
     }
 
     /// The wait that the provider asks for, at most `most`; zero if none.
@@ -155,7 +149,6 @@ pub struct ProviderUnit {
 pub enum UnitState {
     /// No usable profile yet.
     Pending,
-    /// The unit has its profile.
     Ready {
         iccid: Iccid,
         code: ActivationCode,

@@ -1,5 +1,4 @@
-//! Texts of a provider, checked before anything else reads them: they reach PostgreSQL, logs and, as
-//! the message of a refusal, partners.
+//! Texts of a provider, checked before they reach PostgreSQL, logs and, as a refusal's message, partners.
 
 use time::{Date, format_description::StaticFormatDescription, macros::format_description};
 
@@ -11,37 +10,19 @@ const MAX_MESSAGE: usize = 200;
 /// The longest id of a unit or an option, in bytes. An index row of PostgreSQL holds 2.7 kB.
 const MAX_ID: usize = 128;
 
-/// The Unicode characters of category Cf (format): invisible, and some reorder the text around them.
-const FORMAT: [(char, char); 21] = [
-    ('\u{ad}', '\u{ad}'),
-    ('\u{600}', '\u{605}'),
-    ('\u{61c}', '\u{61c}'),
-    ('\u{6dd}', '\u{6dd}'),
-    ('\u{70f}', '\u{70f}'),
-    ('\u{890}', '\u{891}'),
-    ('\u{8e2}', '\u{8e2}'),
-    ('\u{180e}', '\u{180e}'),
-    ('\u{200b}', '\u{200f}'),
-    ('\u{202a}', '\u{202e}'),
-    ('\u{2060}', '\u{2064}'),
-    ('\u{2066}', '\u{206f}'),
-    ('\u{feff}', '\u{feff}'),
-    ('\u{fff9}', '\u{fffb}'),
-    ('\u{110bd}', '\u{110bd}'),
-    ('\u{110cd}', '\u{110cd}'),
-    ('\u{13430}', '\u{1343f}'),
-    ('\u{1bca0}', '\u{1bca3}'),
-    ('\u{1d173}', '\u{1d17a}'),
-    ('\u{e0001}', '\u{e0001}'),
-    ('\u{e0020}', '\u{e007f}'),
-];
-
+/// Whether a character is of Unicode's category Cf (format): invisible, and some reorder the text around them.
 fn is_format(character: char) -> bool {
-    FORMAT.iter().any(|(first, last)| (*first..=*last).contains(&character))
+    matches!(
+        character,
+        '\u{ad}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}' | '\u{890}'..='\u{891}' | '\u{8e2}'
+            | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2064}'
+            | '\u{2066}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{110bd}' | '\u{110cd}'
+            | '\u{13430}'..='\u{1343f}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0001}'
+            | '\u{e0020}'..='\u{e007f}'
+    )
 }
 
-/// A message as one line of at most 200 characters, without control and format characters. Any run
-/// of blanks and control characters becomes one space.
+/// One line of at most 200 characters: blanks and control characters become one space, format ones go.
 pub fn one_line(message: &str) -> String {
     let mut line = String::new();
     let mut length = 0;

@@ -1,10 +1,9 @@
 //! The USIMSA protocol, which the sandbox provider speaks too.
 //!
-//! Codes: `0000` ok, `9001` invalid product, `9003` order id already processed, `9999` server error.
-//! The codes `9000` (malformed), `9002` (no such order) and `9005` (out of stock) are the sandbox's.
-//! The real service's codes for these cases are undocumented. Any other code counts as outcome unknown:
-//! the purchase is looked up, and parked if look-ups do not settle it. docs/reliability.md lists all
-//! responses.
+//! Codes: `0000` ok, `9001` invalid product, `9003` order id already processed, `9999` server error. The
+//! codes `9000` (malformed), `9002` (no such order) and `9005` (out of stock) are the sandbox's. The real
+//! service's codes for these cases are undocumented. Any other code counts as outcome unknown: the purchase
+//! is looked up, and parked if look-ups do not settle it. docs/reliability.md lists all responses.
 
 use std::sync::Arc;
 
@@ -15,7 +14,8 @@ use reqwest::{
     Method, StatusCode,
     header::{HeaderMap, HeaderName, HeaderValue},
 };
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
+use serde_json::{Value, json};
 use signing::{SecretKey, usimsa};
 
 use super::{
@@ -61,20 +61,6 @@ struct Usimsa {
     secret_key: SecretKey,
 }
 
-#[derive(Serialize)]
-struct OrderRequest<'a> {
-    #[serde(rename = "orderId")]
-    order_id: PlacementId,
-    products: Vec<OrderProduct<'a>>,
-}
-
-#[derive(Serialize)]
-struct OrderProduct<'a> {
-    #[serde(rename = "optionId")]
-    option_id: &'a str,
-    qty: usize,
-}
-
 #[derive(Deserialize)]
 struct Answer {
     code: String,
@@ -107,7 +93,7 @@ impl Usimsa {
         method: Method,
         path: &str,
         route: &'static str,
-        json: Option<&OrderRequest<'_>>,
+        json: Option<&Value>,
     ) -> Result<Answer, Trouble> {
         let now = runtime::clock::unix_milliseconds().to_string();
         let signature = usimsa::sign(&self.secret_key, method.as_str(), path, &now, &self.access_key);
@@ -136,9 +122,9 @@ impl Usimsa {
 impl Provider for Usimsa {
     fn place<'a>(&'a self, purchase: &'a Purchase) -> BoxFuture<'a, Result<PlaceAnswer, Trouble>> {
         async move {
-            let products =
-                purchase.items.iter().map(|(option_id, qty)| OrderProduct { option_id, qty: *qty }).collect();
-            let request = OrderRequest { order_id: purchase.placement_id, products };
+            let product = |(option, qty): &(String, usize)| json!({ "optionId": option, "qty": qty });
+            let products: Vec<Value> = purchase.items.iter().map(product).collect();
+            let request = json!({ "orderId": purchase.placement_id, "products": products });
             let answer = self.call(Method::POST, ORDER, ORDER, Some(&request)).await?;
             match answer.code.as_str() {
                 "0000" => Ok(PlaceAnswer::Bought(units(answer.products)?)),
