@@ -18,8 +18,7 @@ pub struct NatsServer {
 }
 
 impl NatsServer {
-    /// Starts `NATS_SERVER_BIN` (default: `nats-server` in the search path) with storage and log in
-    /// `folder`.
+    /// Starts `NATS_SERVER_BIN` (default: `nats-server` in the search path) with storage and log in `folder`.
     pub async fn start(folder: &Path) -> Result<Self> {
         Self::start_with(folder, None).await
     }
