@@ -2,7 +2,7 @@
 //! `external_order_id` until the result is definite.
 
 use crate::book::{Asked, Book, Clock, Settled, lock};
-use crate::orders::{self, HangUp, OrderPlan};
+use crate::orders::{self, HangUp};
 use anyhow::Result;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,7 +36,9 @@ impl Clients {
     pub async fn order(&self, number: u64) {
         let plan = orders::plan(self.seed, number);
         let external_order_id = format!("fault-{}-{number}", self.seed);
-        let body = self.body(&external_order_id, &plan);
+        let items = plan.items.iter();
+        let items: Vec<_> = items.map(|(name, qty)| (self.options[name].as_str(), *qty)).collect();
+        let body = order(&external_order_id, &items).to_string();
         let sent = self.clock.now();
         let mut asked = Asked {
             external_order_id,
@@ -66,12 +68,6 @@ impl Clients {
             }
         }
         lock(&self.book).push(asked);
-    }
-
-    fn body(&self, external_order_id: &str, plan: &OrderPlan) -> String {
-        let items = plan.items.iter();
-        let items: Vec<_> = items.map(|(name, qty)| (self.options[name].as_str(), *qty)).collect();
-        order(external_order_id, &items).to_string()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Applies the scheduled faults to the running system, and undoes them.
 
 use crate::book::{Clock, lock};
-use crate::schedule::{Fault, Planned, Service, Target};
+use crate::schedule::{Fault, Planned, Target};
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -46,14 +46,10 @@ impl Victims {
     /// Takes over the processes of a running stack.
     pub fn of(stack: &mut Stack, postgres: Arc<Mutex<PostgresServer>>, clock: Clock) -> Result<Self> {
         let mut processes = BTreeMap::new();
-        let services = [Service::Ingress, Service::Provisioner, Service::Notifier];
-        for (stage, service) in Stage::OURS.into_iter().zip(services) {
+        for stage in Stage::ALL {
             for (replica, process) in stack.take_processes(stage).into_iter().enumerate() {
-                processes.insert(Target::Replica(service, replica), Mutex::new(process));
+                processes.insert(Target::Process(stage, replica), Mutex::new(process));
             }
-        }
-        for process in stack.take_processes(Stage::Sandbox) {
-            processes.insert(Target::Sandbox, Mutex::new(process));
         }
         Ok(Self {
             processes,
@@ -140,7 +136,7 @@ impl Victims {
 
     async fn make(&self, planned: &Planned) -> Result<()> {
         match planned.target {
-            Target::Replica(..) | Target::Sandbox => {
+            Target::Process(..) => {
                 let process = self.processes.get(&planned.target).context("no such process")?;
                 let mut process = process.lock().await;
                 match planned.fault.of_provider() {

@@ -54,10 +54,10 @@ struct Settings {
     #[arg(long)]
     seed: Option<u64>,
     /// Length of the run, during which orders are placed and faults begin
-    #[arg(long, default_value_t = 3.0, value_parser = minutes)]
+    #[arg(long, default_value_t = 3.0, value_parser = |text: &str| within(text, 0.2, 600.0))]
     minutes: f64,
     /// Orders per second
-    #[arg(long, default_value_t = 12.5, value_parser = rate)]
+    #[arg(long, default_value_t = 12.5, value_parser = |text: &str| within(text, 0.1, 1000.0))]
     orders_per_second: f64,
     /// Mean time between two faults
     #[arg(long, default_value = "7s", value_parser = interval)]
@@ -74,14 +74,6 @@ struct Settings {
     /// Prints the report as JSON
     #[arg(long)]
     json: bool,
-}
-
-fn minutes(text: &str) -> Result<f64, String> {
-    within(text, 0.2, 600.0)
-}
-
-fn rate(text: &str) -> Result<f64, String> {
-    within(text, 0.1, 1000.0)
 }
 
 fn within(text: &str, least: f64, most: f64) -> Result<f64, String> {

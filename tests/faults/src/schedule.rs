@@ -7,25 +7,18 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::time::Duration;
+use testkit::stack::Stage;
 
 /// Processes of each of ingress, provisioner and notifier.
 pub const REPLICAS: usize = 2;
 /// The pause between two faults of one target.
 const RESPITE: Duration = Duration::from_secs(2);
 
-/// A stage that has replicas.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Service {
-    Ingress,
-    Provisioner,
-    Notifier,
-}
-
 /// The target of a fault; it has one fault at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Target {
-    Replica(Service, usize),
-    Sandbox,
+    /// With the number of the replica.
+    Process(Stage, usize),
     Postgres,
     Nats,
 }
@@ -85,10 +78,8 @@ impl Planned {
     /// For the table: "ingress killed".
     pub fn kind(&self) -> String {
         let target = match self.target {
-            Target::Replica(Service::Ingress, _) => "ingress",
-            Target::Replica(Service::Provisioner, _) => "provisioner",
-            Target::Replica(Service::Notifier, _) => "notifier",
-            Target::Sandbox => "provider",
+            Target::Process(Stage::Sandbox, _) => "provider",
+            Target::Process(stage, _) => stage.name(),
             Target::Postgres => "PostgreSQL",
             Target::Nats => "NATS",
         };
@@ -150,12 +141,9 @@ fn deck(terms: &Terms) -> Vec<Card> {
     // Below and above the lease; beyond the settling delay only if the provider itself rejects a second purchase.
     let longest = if terms.detects_duplicates { 1.5 } else { 0.8 };
     let longest = terms.settle.mul_f64(longest);
-    let of_service = |service: Service| {
-        let replicas: Vec<Target> = (0..REPLICAS).map(|one| Target::Replica(service, one)).collect();
-        let long = match service {
-            Service::Provisioner => seconds(2)..=longest,
-            Service::Ingress | Service::Notifier => seconds(4)..=seconds(12),
-        };
+    let of_stage = |stage: Stage| {
+        let replicas: Vec<Target> = (0..REPLICAS).map(|one| Target::Process(stage, one)).collect();
+        let long = if stage == Stage::Provisioner { seconds(2)..=longest } else { seconds(4)..=seconds(12) };
         [
             card(&replicas, |_| Fault::Killed, soon.clone()),
             card(&replicas, |_| Fault::Restarted, None),
@@ -166,7 +154,8 @@ fn deck(terms: &Terms) -> Vec<Card> {
     // Longest delay at the provider before a purchase is visible. Stalls, latency and lag happen one at a time and
     // stay well below the settling delay.
     let provider = terms.settle / 4;
-    let (sandbox, postgres, nats) = ([Target::Sandbox], [Target::Postgres], [Target::Nats]);
+    let sandbox = [Target::Process(Stage::Sandbox, 0)];
+    let (postgres, nats) = ([Target::Postgres], [Target::Nats]);
     let short = Some(seconds(2)..=seconds(8));
     let others = [
         card(&sandbox, |_| Fault::Killed, soon.clone()),
@@ -186,8 +175,7 @@ fn deck(terms: &Terms) -> Vec<Card> {
             ..card(&sandbox, Fault::Lagging, Some(seconds(3)..=seconds(8)))
         },
     ];
-    let services = [Service::Ingress, Service::Provisioner, Service::Notifier].map(of_service);
-    services.into_iter().flatten().chain(others).collect()
+    Stage::OURS.map(of_stage).into_iter().flatten().chain(others).collect()
 }
 
 /// The faults of a run, by start time.

@@ -21,10 +21,6 @@ use testkit::receiver::Receiver;
 use testkit::stack::{Stack, Stage};
 use tokio::sync::Mutex;
 
-/// Longer than the default, so that responses also carry verdicts of slow provider calls.
-const PLACEMENT_WAIT: Duration = Duration::from_secs(3);
-const PROVIDER_TIMEOUT: Duration = Duration::from_secs(2);
-const WEBHOOK_TIMEOUT: Duration = Duration::from_secs(3);
 /// Compressed waits between delivery attempts, in seconds; [`LATER`] longer ones follow.
 const FIRST_WAITS: [u64; 8] = [1, 2, 5, 5, 10, 10, 20, 20];
 const LATER: usize = 24;
@@ -170,13 +166,14 @@ async fn start_stack(terms: &Terms, park_after: Duration, database_server: &str)
         builder = builder.replicas(stage, REPLICAS).env(stage, "SHUTDOWN_TIMEOUT", "15s");
     }
     let settings = [
-        (Stage::Ingress, "PLACEMENT_WAIT", text(PLACEMENT_WAIT)),
-        (Stage::Provisioner, "PROVIDER_TIMEOUT", text(PROVIDER_TIMEOUT)),
+        // Longer than the default, so that responses also carry verdicts of slow provider calls.
+        (Stage::Ingress, "PLACEMENT_WAIT", "3s".into()),
+        (Stage::Provisioner, "PROVIDER_TIMEOUT", "2s".into()),
         (Stage::Provisioner, "SETTLE", text(terms.settle)),
         (Stage::Provisioner, "PARK_AFTER", text(park_after)),
         (Stage::Provisioner, "BREAKER_OPEN", "1s".into()),
         (Stage::Provisioner, "BREAKER_OPEN_MOST", "4s".into()),
-        (Stage::Notifier, "WEBHOOK_TIMEOUT", text(WEBHOOK_TIMEOUT)),
+        (Stage::Notifier, "WEBHOOK_TIMEOUT", "3s".into()),
         (Stage::Notifier, "RETRY_SCHEDULE", waits.join(",")),
         (Stage::Notifier, "ENDPOINT_BLOCK", "1s".into()),
         (Stage::Notifier, "ENDPOINT_BLOCK_LONGEST", "5s".into()),
