@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 use testkit::rows;
-use testkit::table::table;
+use testkit::table::{figure, table};
 
 /// How many ids the table shows for each broken promise; JSON lists all.
 const SHOWN: usize = 20;
@@ -72,18 +72,16 @@ pub fn recoveries(happened: &[Happened], asked: &[Asked], arrivals: &[Arrival]) 
 impl Display for Report {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
         let detection = if self.detects_duplicates { "on" } else { "off" };
-        let orders = table(&["orders", ""], counted(&self.verdict.counts));
+        let orders = table("orders |", counted(&self.verdict.counts));
         writeln!(formatter, "seed {}, the provider's duplicate detection {detection}", self.seed)?;
         writeln!(formatter, "repeat with: {}\n\n{orders}\n", self.command)?;
-        let seconds = |value: Option<f64>| value.map_or_else(|| "-".into(), |value| format!("{value:.1}"));
         let kinds = self.faults_by_kind.iter().map(|(name, kind)| {
-            let [median, longest] =
-                [kind.median_recovery_seconds, kind.longest_recovery_seconds].map(seconds);
-            [name.clone(), kind.faults.to_string(), median, longest]
+            let (median, longest) = (kind.median_recovery_seconds, kind.longest_recovery_seconds);
+            [name.clone(), kind.faults.to_string(), figure(median, 1), figure(longest, 1)]
         });
         let total = ["all".into(), self.faults.to_string(), String::new(), String::new()];
-        let head = ["fault", "times", "median s to recover", "longest"];
-        writeln!(formatter, "{}", table(&head, kinds.chain([total])))?;
+        let head = "fault | times | median s to recover | longest";
+        writeln!(formatter, "{}", table(head, kinds.chain([total])))?;
         writeln!(
             formatter,
             "\n{:.0} s in all; at rest {:.0} s after the last fault",

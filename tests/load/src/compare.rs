@@ -77,7 +77,7 @@ fn compared(now: &Report, before: &Report, document: &Document) -> String {
         now.waited(),
         before.waited(),
     );
-    text += &table(&["figure", "earlier", "now", "now ÷ earlier", "machine's speed cancelled"], rows);
+    text += &table("figure | earlier | now | now ÷ earlier | machine's speed cancelled", rows);
     text
 }
 

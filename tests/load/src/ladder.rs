@@ -3,12 +3,12 @@
 use crate::chart::{Columns, Line, Plot};
 use crate::document::{self, Document};
 use crate::pgbench;
-use crate::report::{Report, approximate};
+use crate::report::Report;
 use crate::run::{Measured, measure};
 use crate::settings::{Load, Mode, Settings};
 use anyhow::{Result, bail, ensure};
 use std::path::Path;
-use testkit::table::table;
+use testkit::table::{figure, table};
 
 /// Below this share of the saturation, idle work dominates the processor time per order.
 const IDLE: f64 = 0.05;
@@ -68,7 +68,6 @@ pub fn whole(rate: f64) -> u32 {
 
 /// The steps as a table.
 pub fn summary(document: &Document) -> String {
-    let quantile = |value: Option<f64>| value.map_or_else(|| "-".into(), |value| format!("{value:.1}"));
     let rows = document.runs.iter().map(|run| {
         let (answer, webhook) = (run.answer.as_ref(), run.order_to_webhook.as_ref());
         [
@@ -76,35 +75,21 @@ pub fn summary(document: &Document) -> String {
             run.of_saturation.map_or_else(String::new, |share| format!("{share:.2}")),
             format!("{:.0}", run.accepted_orders_per_second),
             format!("{:.0}", run.webhooks_per_second),
-            quantile(answer.map(|one| one.p50_ms)),
-            quantile(answer.map(|one| one.p99_ms)),
-            quantile(webhook.map(|one| one.p50_ms)),
-            quantile(webhook.map(|one| one.p99_ms)),
+            figure(answer.map(|one| one.p50_ms), 1),
+            figure(answer.map(|one| one.p99_ms), 1),
+            figure(webhook.map(|one| one.p50_ms), 1),
+            figure(webhook.map(|one| one.p99_ms), 1),
             run.shed().to_string(),
             run.unsent_orders.to_string(),
-            waited_share(run),
+            figure(run.waited_percent(), 0),
             format!("{:.0}", run.cpu_us_per_order()),
         ]
     });
-    let head = [
-        "offered/s",
-        "÷ saturation",
-        "accepted/s",
-        "webhooks/s",
-        "answer p50",
-        "p99 ms",
-        "webhook p50",
-        "p99 ms",
-        "shed",
-        "unsent",
-        "waited %",
-        "µs/order",
-    ];
-    let steps = table(&head, rows);
-    let memory = table(
-        &["process", "peak MiB, highest of all steps", "us per order, closed loop"],
-        memory(&document.runs),
-    );
+    let head = "offered/s | ÷ saturation | accepted/s | webhooks/s | answer p50 | p99 ms | webhook p50 | p99 ms \
+                | shed | unsent | waited % | µs/order";
+    let steps = table(head, rows);
+    let head = "process | peak MiB, highest of all steps | us per order, closed loop";
+    let memory = table(head, memory(&document.runs));
     format!("{steps}\n\n{memory}\n\n{}", yardstick(document))
 }
 
@@ -136,16 +121,6 @@ fn yardstick(document: &Document) -> String {
 fn peak(runs: &[Report]) -> f64 {
     let rates = runs.iter().map(|run| run.accepted_orders_per_second);
     rates.fold(0.0, f64::max)
-}
-
-fn waited_share(run: &Report) -> String {
-    run.verdicts.as_ref().map_or_else(
-        || "-".into(),
-        |verdicts| {
-            let share = approximate(verdicts.counts().0) / approximate(run.accepted_orders.max(1));
-            format!("{:.0}", 100.0 * share)
-        },
-    )
 }
 
 fn memory(runs: &[Report]) -> Vec<Vec<String>> {
