@@ -184,16 +184,14 @@ impl Victims {
     async fn befall_nats(&self, planned: &Planned) -> Result<()> {
         let mut nats = self.nats.lock().await;
         if planned.fault == Fault::Stalled {
-            nats.pause()?;
-            tokio::time::sleep(planned.lasts).await;
-            return nats.resume();
+            return befall(&mut nats.process, planned).await;
         }
-        nats.kill().await?;
+        nats.process.kill().await?;
         if planned.fault == Fault::Wiped {
             nats.wipe()?;
         }
         tokio::time::sleep(planned.lasts).await;
-        nats.start_again().await
+        nats.process.start().await
     }
 }
 
