@@ -48,6 +48,11 @@ impl Process {
     /// longer than 30 s.
     pub async fn start(&mut self) -> Result<()> {
         self.spawn()?;
+        self.ready().await
+    }
+
+    /// Waits until a spawned program is ready. Errors: as of [`Process::start`].
+    pub async fn ready(&mut self) -> Result<()> {
         let client = http::client()?;
         let url = self.program.ready_url.clone();
         let what = format!("{} to be ready at {url}", self.program.name);
@@ -99,11 +104,8 @@ impl Process {
 
     /// The exit status, if it has ended.
     pub fn exited(&mut self) -> Result<Option<ExitStatus>> {
-        self.child
-            .as_mut()
-            .context("it was never started")?
-            .try_wait()
-            .context("cannot ask for the exit status")
+        let child = self.child.as_mut().context("it was never started")?;
+        child.try_wait().context("cannot ask for the exit status")
     }
 
     /// SIGKILL, and waits for the end. Does nothing if it is not running.

@@ -12,7 +12,7 @@ use testkit::esimctl::Partner;
 use testkit::process::Process;
 use testkit::receiver::{Answer, Receiver};
 use testkit::stack::{Stack, Stage};
-use testkit::{http, wait};
+use testkit::wait;
 
 /// How long a point may take to be reached.
 const REACH: Duration = Duration::from_secs(30);
@@ -94,12 +94,8 @@ impl Walk {
     /// Lets the process of `point` die there while orders arrive, then starts it again. Returns the number of
     /// waves that it took.
     pub async fn die_at(&mut self, point: Point) -> Result<usize> {
-        let stage = match point.stage {
-            "ingress" => Stage::Ingress,
-            "provisioner" => Stage::Provisioner,
-            "notifier" => Stage::Notifier,
-            other => bail!("no stage is named {other}"),
-        };
+        let stage = Stage::OURS.into_iter().find(|stage| stage.name() == point.stage);
+        let stage = stage.with_context(|| format!("no stage is named {}", point.stage))?;
         // Only a provider that cannot be reached as a whole opens its breaker, so that a probe follows.
         let unreachable = matches!(point.effect, Effect::CommitHealth | Effect::CommitProbe);
         if unreachable {
@@ -128,8 +124,9 @@ impl Walk {
     }
 
     async fn waves_until_death(&mut self, stage: Stage, point: Point) -> Result<usize> {
-        if !ready_or_dead(self.stack.process(stage)?).await? {
-            return Ok(0);
+        let process = self.stack.process(stage)?;
+        if let Err(error) = process.ready().await {
+            return if process.exited()?.is_some() { Ok(0) } else { Err(error) };
         }
         let mut waves = 0;
         let walking = async {
@@ -172,14 +169,11 @@ impl Walk {
 
     /// Repeats each unanswered order under the same id until it gets a definite response, as a partner would.
     pub async fn settle_unanswered(&mut self) -> Result<()> {
-        for asked in &mut self.asked {
-            let client = &self.clients[asked.partner];
-            let stack = &self.stack;
-            if asked.answer.is_none() {
-                let again = async || ask(stack, client, &asked.external_order_id, asked.option).await;
-                let what = format!("an answer to {}", asked.external_order_id);
-                asked.answer = Some(wait::until(REACH, &what, again).await?);
-            }
+        for asked in self.asked.iter_mut().filter(|asked| asked.answer.is_none()) {
+            let (stack, client) = (&self.stack, &self.clients[asked.partner]);
+            let again = async || ask(stack, client, &asked.external_order_id, asked.option).await;
+            let what = format!("an answer to {}", asked.external_order_id);
+            asked.answer = Some(wait::until(REACH, &what, again).await?);
         }
         Ok(())
     }
@@ -225,20 +219,6 @@ async fn ask(stack: &Stack, client: &Client, id: &str, option: &str) -> Result<O
         500..600 => Ok(None),
         other => bail!("{id} was answered with {other}"),
     }
-}
-
-/// Waits until a process is ready (true) or has already died (false).
-async fn ready_or_dead(process: &mut Process) -> Result<bool> {
-    let client = http::client()?;
-    let url = process.program().ready_url.clone();
-    wait::until(REACH, "it to be ready", async || {
-        if process.exited()?.is_some() {
-            return Ok(Some(false));
-        }
-        let answer = client.get(&url).timeout(Duration::from_secs(1)).send().await;
-        Ok(answer.is_ok_and(|answer| answer.status().is_success()).then_some(true))
-    })
-    .await
 }
 
 /// Waits for the end of a process; returns the signal that ended it.
