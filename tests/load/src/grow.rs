@@ -151,11 +151,10 @@ impl Grow {
 
     /// What retention began goes on after its measurement; a base backup leaves the history in the page cache.
     fn besides(&self) -> Vec<Beside> {
-        let mut besides = Vec::new();
-        besides.extend(self.snapshot.map(Beside::Snapshot));
-        besides.extend(self.retention.clone().map(Beside::Command));
-        besides.extend(self.base_backup.then_some(Beside::BaseBackup));
-        besides
+        let snapshot = self.snapshot.map(Beside::Snapshot);
+        let retention = self.retention.clone().map(Beside::Command);
+        let base_backup = self.base_backup.then_some(Beside::BaseBackup);
+        [snapshot, retention, base_backup].into_iter().flatten().collect()
     }
 
     /// The pipeline's database, as the superuser.
@@ -224,11 +223,9 @@ impl Grow {
             window: began.elapsed(),
             drained: began.elapsed(),
             drain_per_second: run::drain_rate(&book.arrivals()),
-            unsent: 0,
-            opened: 0,
-            verdicts: None,
             before,
             after: system::sample(&self.system.run_dir)?,
+            ..Circumstances::default()
         };
         let load = Load { mode: Mode::Drain, rate: None, ..self.load.clone() };
         let report = Report::new(&load, &self.system, &book, &circumstances);

@@ -63,6 +63,7 @@ pub struct Report {
 }
 
 /// The input of [`Report::new`] in addition to the book.
+#[derive(Default)]
 pub struct Circumstances {
     pub pgbench: Option<f64>,
     /// Length of the window.
