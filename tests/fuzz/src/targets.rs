@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use domain::{ActivationCode, Iccid, PlacementId};
 use http::HeaderMap;
+use ingress::fuzz::Harness;
 use notifier::{
     schedule::{Next, Schedule},
     webhook::{self, Sender},
@@ -28,25 +29,21 @@ type Target = Box<dyn Fn(&[u8]) + Send + Sync>;
 /// The target of this name.
 pub fn named(name: &str) -> Option<Target> {
     Some(match name {
-        "signature" => {
-            let ingress = ingress::fuzz::Harness::default();
-            Box::new(move |data| ingress.signature(data))
-        }
-        "body" => {
-            let ingress = ingress::fuzz::Harness::default();
-            Box::new(move |data| ingress.body(data))
-        }
+        "signature" => ingress(Harness::signature),
+        "body" => ingress(Harness::body),
         "lpa" => Box::new(lpa),
-        "qr" => {
-            let ingress = ingress::fuzz::Harness::default();
-            Box::new(move |data| ingress.qr(data))
-        }
+        "qr" => ingress(Harness::qr),
         "provider" => provider(),
         "callback" => callback(),
         "endpoint" => endpoint(),
         "url" => Box::new(url),
         _ => return None,
     })
+}
+
+fn ingress(rule: fn(&Harness, &[u8])) -> Target {
+    let ingress = Harness::default();
+    Box::new(move |data| rule(&ingress, data))
 }
 
 /// An activation code is the same when it is read again.
@@ -63,7 +60,6 @@ fn lpa(data: &[u8]) {
     }
 }
 
-/// An account at `base`.
 fn account(base: &str) -> Arc<dyn Provider> {
     install_tls();
     let limits = Limits { timeout: Duration::from_secs(5), answer_max: 64 * 1024 };
