@@ -4,7 +4,6 @@ use serde_json::Value;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The time of the run.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock(Instant);
 
@@ -40,11 +39,9 @@ pub struct Asked {
     /// When the request with the definite response was sent, and when that response was read.
     pub sent: Duration,
     pub answered: Duration,
-    /// The topups of a 201.
     pub topups: Vec<String>,
 }
 
-/// The definite result of an order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Settled {
     /// 201.

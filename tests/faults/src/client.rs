@@ -17,15 +17,12 @@ const PATIENCE: Duration = Duration::from_secs(12);
 /// The longest wait between two requests of one order.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
 
-/// The shared state of all clients.
 pub struct Clients {
     pub seed: u64,
     pub clock: Clock,
     pub book: Arc<Book>,
-    /// The base URL of each ingress.
     pub ingresses: Vec<String>,
     pub partners: Vec<Partner>,
-    /// Option ids by name.
     pub options: BTreeMap<&'static str, String>,
     /// When clients give up, since the start of the run.
     pub deadline: Duration,

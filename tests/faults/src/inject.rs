@@ -20,7 +20,6 @@ const STOP: Duration = Duration::from_secs(30);
 /// The interval of the check for processes that ended by themselves.
 const WATCH: Duration = Duration::from_millis(300);
 
-/// An applied fault.
 #[derive(Clone, Debug, Serialize)]
 pub struct Happened {
     pub kind: String,
@@ -29,7 +28,6 @@ pub struct Happened {
     pub until: Duration,
 }
 
-/// Every target of faults.
 pub struct Victims {
     processes: BTreeMap<Target, Mutex<Process>>,
     nats: Mutex<NatsServer>,
@@ -107,12 +105,10 @@ impl Victims {
         process.spawn()
     }
 
-    /// The applied faults.
     pub fn happened(&self) -> Vec<Happened> {
         lock(&self.happened).clone()
     }
 
-    /// Unplanned problems.
     pub fn troubles(&self) -> Vec<String> {
         let mut troubles = lock(&self.troubles).clone();
         for process in self.processes.values() {

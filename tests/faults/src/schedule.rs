@@ -23,7 +23,6 @@ pub enum Target {
     Nats,
 }
 
-/// A way to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
     /// SIGKILL; started again when the fault ends.
@@ -50,7 +49,6 @@ pub enum Fault {
     Lagging(Duration),
 }
 
-/// A fault with its place in the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Planned {
     /// Since the first order.
@@ -60,7 +58,6 @@ pub struct Planned {
     pub lasts: Duration,
 }
 
-/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
     pub seed: u64,

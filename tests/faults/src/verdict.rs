@@ -14,7 +14,6 @@ use testkit::stack::LedgerOrder;
 /// Tolerance between two moments that tasks of this process took: a task may have waited for a processor.
 const SAME_MOMENT: Duration = Duration::from_millis(150);
 
-/// The evidence at the end of a run.
 pub struct Evidence {
     pub asked: Vec<Asked>,
     pub arrivals: Vec<Arrival>,
@@ -46,14 +45,12 @@ pub enum Broken {
 }
 
 impl Broken {
-    /// Its name in words.
     pub fn text(self) -> String {
         let name = serde_json::to_value(self).unwrap_or_default();
         name.as_str().unwrap_or_default().replace('_', " ")
     }
 }
 
-/// The result of the run.
 #[derive(Debug, Default, Serialize)]
 pub struct Verdict {
     pub counts: Counts,
@@ -87,7 +84,6 @@ pub struct Counts {
     pub failed: BTreeMap<String, usize>,
 }
 
-/// The final state of a unit.
 #[derive(Debug, PartialEq, Eq)]
 enum Fate {
     Delivered,
@@ -117,7 +113,6 @@ pub fn judge(evidence: &Evidence) -> Verdict {
     verdict
 }
 
-/// Indexes over the evidence.
 struct Index<'a> {
     placements: HashMap<&'a str, &'a StoredPlacement>,
     units_of: HashMap<&'a str, Vec<&'a StoredUnit>>,

@@ -96,12 +96,10 @@ impl World {
         Ok(())
     }
 
-    /// The rows in flight.
     pub async fn on_the_way(&self) -> Result<OnTheWay> {
         OnTheWay::read(&mut self.connect().await?).await
     }
 
-    /// All evidence.
     pub async fn evidence(&self) -> Result<Evidence> {
         let names = self.clients.options.iter();
         let names = names.map(|(name, id)| (id.clone(), *name)).collect();

@@ -21,12 +21,10 @@ use webhooks::{
 
 use crate::replayed::Replayed;
 
-/// All targets.
 pub const ALL: [&str; 8] = ["signature", "body", "lpa", "qr", "provider", "callback", "endpoint", "url"];
 
 type Target = Box<dyn Fn(&[u8]) + Send + Sync>;
 
-/// The target of this name.
 pub fn named(name: &str) -> Option<Target> {
     Some(match name {
         "signature" => ingress(Harness::signature),

@@ -37,7 +37,6 @@ pub struct Product {
     pub option_id: String,
 }
 
-/// A response of any status.
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub status: u16,
@@ -69,7 +68,6 @@ impl Client {
         self.post(order(external_order_id, items).to_string()).send().await
     }
 
-    /// A signed GET of a path.
     pub fn get(&self, path: &str) -> Request {
         self.post("").method("GET").path(path)
     }
@@ -147,7 +145,6 @@ impl Request {
         self
     }
 
-    /// Signs with another secret.
     pub fn secret(mut self, secret: SecretKey) -> Self {
         self.secret = secret;
         self
@@ -171,7 +168,6 @@ impl Request {
         self
     }
 
-    /// Omits a header.
     pub fn without(mut self, name: &str) -> Self {
         self.changes.push((name.into(), None));
         self
@@ -214,7 +210,6 @@ impl Request {
 }
 
 impl Answer {
-    /// The body as JSON.
     pub fn json(&self) -> Result<Value> {
         serde_json::from_slice(&self.body).with_context(|| format!("not JSON: {}", self.describe()))
     }

@@ -44,7 +44,6 @@ pub struct OrderTimes {
     pub topups: Vec<TopupTimes>,
 }
 
-/// One purchase.
 #[derive(Clone, Debug, Deserialize)]
 pub struct PlacementTimes {
     pub placement_id: String,
@@ -53,7 +52,6 @@ pub struct PlacementTimes {
     pub placed_at: Option<OffsetDateTime>,
 }
 
-/// One unit.
 #[derive(Clone, Debug, Deserialize)]
 pub struct TopupTimes {
     pub topup_id: String,
@@ -155,12 +153,10 @@ impl Esimctl {
         self.run(&["option", "import", &path]).await
     }
 
-    /// `option list`.
     pub async fn options(&self) -> Result<Vec<CatalogueOption>> {
         self.run(&["option", "list"]).await
     }
 
-    /// The sandbox option of that name.
     pub async fn sandbox_option(&self, name: &str) -> Result<CatalogueOption> {
         let mut options = self.options().await?.into_iter();
         options

@@ -88,7 +88,6 @@ impl Process {
         Ok(())
     }
 
-    /// The process id, if it runs.
     pub fn pid(&self) -> Option<u32> {
         self.child.as_ref().and_then(Child::id)
     }
@@ -157,7 +156,6 @@ impl Process {
         Ok(answer.error_for_status()?.text().await?)
     }
 
-    /// The program and its settings.
     pub fn program(&self) -> &Program {
         &self.program
     }
@@ -194,7 +192,6 @@ pub async fn output(command: &mut Command, timeout: Duration) -> Result<Output> 
         .with_context(|| format!("cannot run {program}"))
 }
 
-/// Sends a signal to a child that runs.
 pub(crate) fn send(child: &Child, signal: Signal) -> Result<()> {
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
     let pid = pid.and_then(Pid::from_raw).context("it is not running")?;

@@ -29,7 +29,6 @@ pub fn head_to(partner: &Partner, host: &str, framing: &str) -> Result<Vec<u8>> 
     Ok(head.into_bytes())
 }
 
-/// A whole create-order request.
 pub fn create_order(partner: &Partner, body: &[u8]) -> Result<Vec<u8>> {
     let mut request = head(partner, &format!("Content-Length: {}", body.len()))?;
     request.extend_from_slice(body);

@@ -17,7 +17,6 @@ use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
-/// One received request.
 #[derive(Clone, Debug)]
 pub struct Received {
     /// The time at the end of its head.
@@ -43,7 +42,6 @@ pub enum Signature {
     Invalid,
 }
 
-/// The response to a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Answer {
     /// 0: the connection ends without a response.
@@ -86,7 +84,6 @@ impl Received {
 }
 
 impl Answer {
-    /// An immediate response.
     pub fn status(status: u16) -> Self {
         Self { status, delay: Duration::ZERO }
     }
@@ -134,7 +131,6 @@ impl Receiver {
         });
     }
 
-    /// The number of requests so far.
     pub fn count(&self) -> usize {
         self.shared.book().received.len()
     }

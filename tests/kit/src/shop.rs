@@ -10,7 +10,6 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use uuid::Uuid;
 
-/// The path at which the shop receives its webhooks.
 pub const PATH: &str = "/webhook";
 /// How long ingress may take to receive a provisioner's heartbeat.
 const VERDICTS: Duration = Duration::from_secs(30);
@@ -63,7 +62,6 @@ pub fn fresh(name: &str) -> String {
     format!("{name}-{}", Uuid::now_v7().simple())
 }
 
-/// The topup ids of some entries.
 pub fn ids<'a>(products: impl IntoIterator<Item = &'a Product>) -> BTreeSet<String> {
     products.into_iter().map(|product| product.topup_id.clone()).collect()
 }

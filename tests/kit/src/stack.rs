@@ -227,7 +227,6 @@ pub struct Stack {
     processes: BTreeMap<Stage, Vec<Process>>,
     nats: Option<NatsServer>,
     _streams: Option<OwnStreams>,
-    /// The pipeline's database.
     pub database: Database,
     dir: TempDir,
     pub esimctl: Esimctl,
@@ -257,7 +256,6 @@ impl Stack {
         settings.iter().fold(Self::builder(), with).start().await
     }
 
-    /// The running system at `base_url`.
     async fn attached(base_url: String) -> Result<Self> {
         let esimctl = Esimctl::new([]);
         let mut stack = Self {
@@ -283,12 +281,10 @@ impl Stack {
         self.esimctl.create_partner(&name, environment, webhook_url).await
     }
 
-    /// A client of the first ingress.
     pub fn client(&self, partner: &Partner) -> Result<Client> {
         Client::of(&self.base_url, partner)
     }
 
-    /// The base URL of each ingress.
     pub fn base_urls(&self) -> Vec<String> {
         let replicas = self.processes.get(&Stage::Ingress).into_iter().flatten();
         replicas
@@ -318,7 +314,6 @@ impl Stack {
         Ok(ledger)
     }
 
-    /// Every topup in the database.
     pub async fn stored(&self) -> Result<Vec<Stored>> {
         let mut database = self.database.connect().await?;
         let stored = sqlx::query_as(
@@ -345,7 +340,6 @@ impl Stack {
         self.replicas(stage).first_mut().with_context(|| format!("no {} in this stack", stage.name()))
     }
 
-    /// All processes of a stage.
     pub fn replicas(&mut self, stage: Stage) -> &mut [Process] {
         self.processes.get_mut(&stage).map_or(&mut [], Vec::as_mut_slice)
     }
@@ -368,7 +362,6 @@ impl Stack {
         self.dir.path()
     }
 
-    /// The stack's own `nats-server`.
     pub fn nats(&mut self) -> Result<&mut NatsServer> {
         self.nats.as_mut().context("build the stack with own_nats() to control its NATS server")
     }
@@ -390,7 +383,6 @@ impl Drop for Stack {
     }
 }
 
-/// The shared data of all process descriptions.
 struct Plan<'a> {
     dir: &'a Path,
     common: &'a BTreeMap<String, String>,

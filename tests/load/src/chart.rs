@@ -28,7 +28,6 @@ pub struct Plot<'a> {
     pub y: &'a str,
     pub logarithmic: bool,
     pub lines: Vec<Line>,
-    /// Vertical marks.
     pub marks: Vec<(f64, String)>,
 }
 

@@ -12,7 +12,6 @@ enum Per {
     Pgbench,
     /// Processor time, divided by the generator's own.
     Generator,
-    /// No divisor.
     One,
 }
 

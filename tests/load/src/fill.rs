@@ -13,7 +13,6 @@ use time::OffsetDateTime;
 use time::macros::format_description;
 use uuid::{NoContext, Timestamp, Uuid};
 
-/// Orders of one transaction.
 pub const BATCH: u64 = 20_000;
 /// Filled orders were created over this many seconds before now, 120 days.
 const SPREAD: i64 = 120 * 24 * 3600;

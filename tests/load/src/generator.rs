@@ -106,7 +106,6 @@ impl Window {
 /// The closed loop: a connection sends its next order after the response to the last one.
 pub struct Pace {
     window: Rc<Window>,
-    /// Orders that may still be sent.
     left: Cell<u64>,
     qty: u32,
     permits: Option<Rc<Semaphore>>,
@@ -161,7 +160,6 @@ pub struct Schedule {
     book: Rc<Book>,
     interval: Duration,
     total: u32,
-    /// The most lines.
     most: u32,
     opened: Cell<u32>,
     /// Idle lines, the most recently used first, so that a low rate needs few lines.
@@ -189,7 +187,6 @@ impl Schedule {
         }
     }
 
-    /// Limits the number of orders.
     pub fn at_most(mut self, orders: Option<u32>) -> Self {
         self.total = self.total.min(orders.unwrap_or(u32::MAX));
         self

@@ -74,22 +74,17 @@ pub struct Grow {
     master_key: store::config::MasterKeyConfig,
 }
 
-/// The measurement at one size.
 #[derive(Debug, Serialize)]
 struct Point {
-    /// Finished orders that were filled in.
     orders: u64,
     database_bytes: i64,
     beside: String,
     /// How often the other work was completed.
     rounds: Option<u32>,
-    /// The closed loop.
     closed: Report,
-    /// The open loop.
     open: Report,
 }
 
-/// The drain of a filled-in backlog.
 #[derive(Debug, Serialize)]
 struct Backlog {
     topups: u64,

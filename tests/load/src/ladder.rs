@@ -17,7 +17,6 @@ const CONNECTIONS: u32 = 256;
 /// The steps, as shares of the saturation.
 const SHARES: [f64; 10] = [0.02, 0.1, 0.25, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0];
 
-/// A figure of a step.
 type Figure = fn(&Report) -> Option<f64>;
 
 /// Finds the saturation, then measures each step.
@@ -66,7 +65,6 @@ pub fn whole(rate: f64) -> u32 {
     rate.round().clamp(1.0, 1e6) as u32
 }
 
-/// The steps as a table.
 pub fn summary(document: &Document) -> String {
     let rows = document.runs.iter().map(|run| {
         let (answer, webhook) = (run.answer.as_ref(), run.order_to_webhook.as_ref());

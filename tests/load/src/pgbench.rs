@@ -62,7 +62,6 @@ pub async fn measure(system: &System, seconds: u32) -> Result<Option<f64>> {
     Ok(Some(rate.with_context(|| format!("pgbench printed no rate: {text}"))?))
 }
 
-/// The path of one of `PostgreSQL`'s programs.
 pub fn program(folder: Option<&Path>, name: &str) -> std::path::PathBuf {
     folder.map_or_else(|| name.into(), |folder| folder.join(name))
 }

@@ -20,7 +20,6 @@ pub struct Report {
     pub rate: Option<u32>,
     /// A step of a ladder: `rate` as a share of the saturation.
     pub of_saturation: Option<f64>,
-    /// Length of the window.
     pub seconds: f64,
     pub qty: u32,
     pub partners: u32,
@@ -66,7 +65,6 @@ pub struct Report {
 #[derive(Default)]
 pub struct Circumstances {
     pub pgbench: Option<f64>,
-    /// Length of the window.
     pub window: Duration,
     /// From the last response until the last webhook arrived or the wait ended.
     pub drained: Duration,

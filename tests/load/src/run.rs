@@ -20,7 +20,6 @@ const DRAIN: Duration = Duration::from_mins(10);
 /// The longest time for sending a backlog.
 const FILL: Duration = Duration::from_mins(10);
 
-/// The results of a run.
 pub struct Measured {
     pub report: Report,
     pub answer: Latency,
@@ -193,7 +192,6 @@ pub fn drain_rate(arrivals: &[Instant]) -> Option<f64> {
     (seconds > 0.0).then(|| count / seconds)
 }
 
-/// The text of the progress line.
 pub struct Line {
     book: Rc<Book>,
     start: Instant,

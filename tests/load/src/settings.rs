@@ -6,7 +6,6 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Connections of a closed loop.
 const CLOSED_CONNECTIONS: u32 = 64;
 /// The most connections of an open loop: enough to keep sending on time while answers are late.
 const OPEN_CONNECTIONS: u32 = 1_024;
@@ -172,7 +171,6 @@ impl Mode {
 }
 
 impl Load {
-    /// The maximum number of connections.
     pub fn most_connections(&self) -> u32 {
         let default = if self.rate.is_some() { OPEN_CONNECTIONS } else { CLOSED_CONNECTIONS };
         self.connections.unwrap_or(default)

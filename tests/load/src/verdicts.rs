@@ -18,7 +18,6 @@ impl Verdicts {
         Some(Self::parse(&answer.text().await.ok()?))
     }
 
-    /// The increase since `before`.
     pub fn since(&self, before: &Self) -> Self {
         let added = self.0.iter().map(|(verdict, count)| {
             let earlier = before.0.get(verdict).copied().unwrap_or_default();

@@ -7,10 +7,8 @@ use tokio::net::TcpStream;
 
 const HEAD_LIMIT: usize = 16 * 1024;
 const BODY_LIMIT: usize = 1024 * 1024;
-/// Digits of a `topup_id`.
 const TOPUP_ID_DIGITS: usize = 26;
 
-/// The head of a request or a response.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Head {
     /// Bytes up to and including the empty line.
@@ -80,7 +78,6 @@ pub fn topup_ids(json: &[u8]) -> impl Iterator<Item = u128> {
     })
 }
 
-/// A connection and its read-ahead bytes.
 pub struct Connection {
     stream: TcpStream,
     buffer: Vec<u8>,
@@ -89,7 +86,6 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Takes over a connected stream.
     pub fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         Ok(Self { stream, buffer: Vec::with_capacity(4096), used: 0 })

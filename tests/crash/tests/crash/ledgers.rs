@@ -10,7 +10,6 @@ use testkit::wait;
 /// How long leases, the settling delay and the first retry may take at the end.
 const QUIET: Duration = Duration::from_secs(90);
 
-/// Whether no work is left.
 fn is_settled(row: &Stored) -> bool {
     let closed = matches!(row.placement.as_str(), "refused" | "failed" | "parked");
     closed || row.topup == "failed" || row.delivery.as_deref() == Some("delivered")

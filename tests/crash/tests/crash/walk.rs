@@ -14,7 +14,6 @@ use testkit::receiver::{Answer, Receiver};
 use testkit::stack::{Stack, Stage};
 use testkit::wait;
 
-/// How long a point may take to be reached.
 const REACH: Duration = Duration::from_secs(30);
 /// The options of each wave, ordered by the partner with a webhook URL.
 const WAVE: [&str; 4] = ["ready", "delayed", "refused", "bought-then-error"];

@@ -15,7 +15,6 @@ use testkit::wait;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-/// The path of the partner's webhooks.
 const PATH: &str = "/webhooks";
 /// Ordered sandbox options, and the number of eSIMs of each.
 const ORDER: [(&str, u32); 2] = [("ready", 2), ("delayed", 1)];
@@ -51,7 +50,6 @@ async fn main() -> ExitCode {
     }
 }
 
-/// An accepted order.
 struct Order {
     external_order_id: String,
     products: Vec<Product>,

@@ -103,7 +103,6 @@ async fn stored(url: &str) -> Result<(Vec<String>, Vec<Bytes>)> {
     Ok((names, messages))
 }
 
-/// Every row of every table.
 async fn rows(stack: &Stack) -> Result<Vec<String>> {
     let mut database = stack.database.connect().await?;
     let tables = "SELECT relname::text FROM pg_stat_user_tables WHERE n_live_tup > 0 OR n_tup_ins > 0";

@@ -78,7 +78,6 @@ async fn shown(stack: &mut Stack) -> Result<Metrics> {
     Ok(metrics)
 }
 
-/// The differences, one line each.
 fn differences(documented: &Metrics, shown: &Metrics) -> Vec<String> {
     let mut differences = Vec::new();
     for ((service, name), metric) in documented {

@@ -8,14 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The forms to search for, and the findings.
 #[derive(Default)]
 pub struct Secrets {
-    /// A form of a secret, and what it is.
     forms: BTreeMap<String, String>,
     found: BTreeSet<String>,
     searched: usize,
 }
 
 impl Secrets {
-    /// A secret text.
     pub fn add(&mut self, what: &str, text: &str) {
         assert!(text.len() >= 8, "{what} is too short to be searched for");
         self.form(what, text);

@@ -51,7 +51,6 @@ fn named<'a>(book: &'a Book, name: &str, trace: &str) -> Vec<&'a Span> {
     book.spans.iter().filter(named).collect()
 }
 
-/// The one POST of a trace.
 fn post_of<'a>(book: &'a Book, trace: &str) -> &'a Span {
     let posts = named(book, POST, trace);
     assert_eq!(posts.len(), 1, "{posts:#?}");
