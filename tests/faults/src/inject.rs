@@ -69,8 +69,7 @@ impl Victims {
             let (from, kind) = (self.clock.now(), planned.kind());
             match self.make(planned).await {
                 Ok(()) => {
-                    let until = self.clock.now();
-                    lock(&self.happened).push(Happened { kind, from, until });
+                    lock(&self.happened).push(Happened { kind, from, until: self.clock.now() });
                 }
                 Err(error) => self.trouble(&format!("{kind}: {error:#}")),
             }

@@ -84,8 +84,9 @@ fn within(text: &str, least: f64, most: f64) -> Result<f64, String> {
 
 fn interval(text: &str) -> Result<Duration, String> {
     let duration = humantime::parse_duration(text).map_err(|error| error.to_string())?;
-    let fits = duration >= Duration::from_millis(500);
-    fits.then_some(duration).ok_or_else(|| "must be at least 500ms".into())
+    (duration >= Duration::from_millis(500))
+        .then_some(duration)
+        .ok_or_else(|| "must be at least 500ms".into())
 }
 
 /// The settings with every default filled in.
@@ -164,8 +165,7 @@ async fn stopped() -> std::io::Result<()> {
 
 async fn carry_out(run: &Run) -> Result<ExitCode> {
     eprintln!("seed {}: {}", run.terms.seed, run.command);
-    let world = World::start(&run.terms, run.park_after).await;
-    let world = world.context("starting the system")?;
+    let world = World::start(&run.terms, run.park_after).await.context("starting the system")?;
     let (report, kept) = watched(run, world).await?;
     if run.json {
         println!("{}", serde_json::to_string_pretty(&report)?);

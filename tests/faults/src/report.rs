@@ -125,8 +125,7 @@ fn counted(counts: &Counts) -> Vec<[String; 2]> {
     let mut rows: Vec<_> = all.into_iter().map(|(name, value)| number(name, value)).collect();
     for (what, reasons) in [("parked", &counts.parked), ("failed", &counts.failed)] {
         rows.push(number(&format!("units {what}"), reasons.values().sum()));
-        let reasons = reasons.iter();
-        rows.extend(reasons.map(|(reason, units)| number(&format!("  {reason}"), *units)));
+        rows.extend(reasons.iter().map(|(reason, units)| number(&format!("  {reason}"), *units)));
     }
     rows
 }

@@ -198,8 +198,7 @@ pub fn schedule(terms: &Terms) -> Vec<Planned> {
             let mut within =
                 |range: Option<RangeInclusive<Duration>>| range.map(|range| draw(&range, &mut rng));
             let fault = (card.fault)(within(card.strength).unwrap_or_default());
-            let lasts = within(card.lasts).unwrap_or_default();
-            let fault = Planned { at, target, fault, lasts };
+            let fault = Planned { at, target, fault, lasts: within(card.lasts).unwrap_or_default() };
             busy.insert(target, fault.end() + RESPITE);
             planned.push(fault);
         }
@@ -252,8 +251,7 @@ mod tests {
     fn no_stall_exceeds_the_settling_delay_where_nothing_else_helps() {
         let longest = |detects| {
             let stalls = (0..50).flat_map(|seed| schedule(&terms(seed, detects)));
-            let stalls = stalls.filter(|one| one.fault == Fault::Stalled);
-            stalls.map(|one| one.lasts).max().unwrap()
+            stalls.filter(|one| one.fault == Fault::Stalled).map(|one| one.lasts).max().unwrap()
         };
         assert!(longest(false) < terms(0, false).settle);
         assert!(longest(true) > terms(0, true).settle);

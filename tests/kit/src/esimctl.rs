@@ -141,16 +141,14 @@ impl Esimctl {
         struct Found {
             orders: Vec<OrderTimes>,
         }
-        let found: Found = self.run(&["order", "show", id]).await?;
-        Ok(found.orders)
+        self.run(&["order", "show", id]).await.map(|found: Found| found.orders)
     }
 
     /// `option import` of a catalogue, as JSON; what it counted.
     pub async fn import(&self, catalogue: impl AsRef<[u8]>) -> Result<Value> {
         let file = tempfile::NamedTempFile::new()?;
         std::fs::write(file.path(), catalogue)?;
-        let path = file.path().display().to_string();
-        self.run(&["option", "import", &path]).await
+        self.run(&["option", "import", &file.path().display().to_string()]).await
     }
 
     pub async fn options(&self) -> Result<Vec<CatalogueOption>> {

@@ -52,8 +52,7 @@ pub fn workspace() -> PathBuf {
 
 /// The folder of the binaries under test: `BIN_DIR`, which may be relative to the repository.
 pub fn bin_dir() -> PathBuf {
-    let folder = std::env::var_os("BIN_DIR").unwrap_or_else(|| "target/debug".into());
-    workspace().join(folder)
+    workspace().join(std::env::var_os("BIN_DIR").unwrap_or_else(|| "target/debug".into()))
 }
 
 /// The folder of the local start: `LOCAL_DIR`, or `.local` in the repository. `run/<process>.pid` and

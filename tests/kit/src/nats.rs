@@ -88,8 +88,7 @@ impl OwnStreams {
     }
 
     async fn delete(&self) -> Result<()> {
-        let client = connect(&self.url).await?;
-        let jetstream = async_nats::jetstream::new(client);
+        let jetstream = async_nats::jetstream::new(connect(&self.url).await?);
         let names: Vec<String> = jetstream.stream_names().try_collect().await?;
         for name in names.iter().filter(|name| name.starts_with(&self.prefix)) {
             jetstream.delete_stream(name).await?;

@@ -151,8 +151,7 @@ impl PostgresServer {
             "max_connections=200".into(),
         ];
         let data = ["-D".to_owned(), self.data().display().to_string()];
-        let settings = settings.into_iter().flat_map(|setting| ["-c".to_owned(), setting]);
-        data.into_iter().chain(settings).collect()
+        data.into_iter().chain(settings.into_iter().flat_map(|setting| ["-c".to_owned(), setting])).collect()
     }
 
     fn data(&self) -> PathBuf {

@@ -145,14 +145,12 @@ impl Process {
 
     /// Its whole output, over all its starts.
     pub fn log(&self) -> Result<String> {
-        let bytes = std::fs::read(&self.program.log)?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        Ok(String::from_utf8_lossy(&std::fs::read(&self.program.log)?).into_owned())
     }
 
     /// What it shows at `/metrics`.
     pub async fn metrics(&self) -> Result<String> {
-        let url = self.program.ready_url.replace("readyz", "metrics");
-        let answer = http::client()?.get(url).send().await?;
+        let answer = http::client()?.get(self.program.ready_url.replace("readyz", "metrics")).send().await?;
         Ok(answer.error_for_status()?.text().await?)
     }
 

@@ -111,8 +111,7 @@ impl Receiver {
 
     /// Checks the signatures of requests to `path` from now on. `webhook_secret` is `whsec_…`.
     pub fn verify(&self, path: &str, webhook_secret: &str) -> Result<()> {
-        let secret = Secret::parse(webhook_secret)?;
-        self.shared.book().secrets.insert(path.into(), secret);
+        self.shared.book().secrets.insert(path.into(), Secret::parse(webhook_secret)?);
         Ok(())
     }
 
@@ -126,8 +125,7 @@ impl Receiver {
     pub fn fail_first(&self, path: &str, status: u16) {
         let failed = AtomicBool::new(false);
         self.answer(path, move |_| {
-            let first = !failed.swap(true, Ordering::Relaxed);
-            Answer::status(if first { status } else { 200 })
+            Answer::status(if failed.swap(true, Ordering::Relaxed) { 200 } else { status })
         });
     }
 

@@ -70,9 +70,7 @@ pub fn ids<'a>(products: impl IntoIterator<Item = &'a Product>) -> BTreeSet<Stri
 /// response carries a rejection.
 pub async fn verdicts_come(stack: &Stack, client: &Client) -> Result<()> {
     let refused = stack.option("refused")?;
-    let answered = async || {
-        let answer = client.order(&fresh("first"), &[(refused, 1)]).await?;
-        Ok((answer.status == 422).then_some(()))
-    };
+    let answered =
+        async || Ok((client.order(&fresh("first"), &[(refused, 1)]).await?.status == 422).then_some(()));
     wait::until(VERDICTS, "an answer that carries a refusal", answered).await.context("PLACEMENT_WAIT")
 }

@@ -277,8 +277,7 @@ impl Stack {
 
     /// Creates a partner with a random name; `environment` is `sandbox` or `live`.
     pub async fn create_partner(&self, environment: &str, webhook_url: Option<&str>) -> Result<Partner> {
-        let name = format!("partner {}", Uuid::now_v7());
-        self.esimctl.create_partner(&name, environment, webhook_url).await
+        self.esimctl.create_partner(&format!("partner {}", Uuid::now_v7()), environment, webhook_url).await
     }
 
     pub fn client(&self, partner: &Partner) -> Result<Client> {
@@ -329,8 +328,7 @@ impl Stack {
 
     /// Sets the faults of the sandbox provider, as the JSON that its `PUT /faults` takes; `{}` ends them.
     pub async fn set_faults(&self, json: &'static str) -> Result<()> {
-        let url = format!("{}/faults", self.sandbox_url);
-        let answer = http::client()?.put(url).body(json).send().await?;
+        let answer = http::client()?.put(format!("{}/faults", self.sandbox_url)).body(json).send().await?;
         answer.error_for_status()?;
         Ok(())
     }

@@ -83,8 +83,7 @@ fn compared(now: &Report, before: &Report, document: &Document) -> String {
 fn figures(run: &Report) -> Vec<Figure> {
     let mut figures = Vec::new();
     let mut add = |name: &str, value: f64, per: Per| {
-        let name = name.to_owned();
-        figures.push(Figure { name, value, per });
+        figures.push(Figure { name: name.to_owned(), value, per });
     };
     add("accepted orders/s", run.accepted_orders_per_second, Per::Pgbench);
     add("webhooks/s", run.webhooks_per_second, Per::Pgbench);
@@ -94,8 +93,7 @@ fn figures(run: &Report) -> Vec<Figure> {
     if let Some(pgbench) = run.pgbench {
         add("pgbench/s", pgbench, Per::One);
     }
-    let latencies = [("answer", &run.answer), ("order to webhook", &run.order_to_webhook)];
-    for (name, latency) in latencies {
+    for (name, latency) in [("answer", &run.answer), ("order to webhook", &run.order_to_webhook)] {
         if let Some(latency) = latency {
             add(&format!("{name} p50 ms"), latency.p50_ms, Per::One);
             add(&format!("{name} p99 ms"), latency.p99_ms, Per::One);

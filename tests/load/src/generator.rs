@@ -211,8 +211,7 @@ impl Schedule {
         let mut lines = JoinSet::new();
         for number in 0..self.total {
             let planned = self.planned(number);
-            let end = self.window.end.get();
-            tokio::time::sleep_until(planned.min(end).into()).await;
+            tokio::time::sleep_until(planned.min(self.window.end.get()).into()).await;
             if self.window.over() {
                 break;
             }
@@ -284,8 +283,7 @@ impl Line {
             Some(open) => open,
             None => sender.connect().await?,
         };
-        let timestamp = runtime::clock::unix_seconds().to_string();
-        sender.write_order(&timestamp, &mut self.body, &mut self.request)?;
+        sender.write_order(&runtime::clock::unix_seconds().to_string(), &mut self.body, &mut self.request)?;
         open.write(&self.request).await?;
         let Some((head, answer)) = open.read().await? else {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -337,10 +335,8 @@ mod tests {
         let window = Rc::new(Window::new(Instant::now(), Duration::from_secs(load.seconds.into())));
         let book = Rc::new(Book::default());
         let senders = vec![Rc::new(sender(base_url))];
-        let rate = load.rate.unwrap();
-        let schedule = Rc::new(Schedule::new(&load, rate, senders, window, Rc::clone(&book)));
-        let running = Rc::clone(&schedule).run();
-        tokio::task::LocalSet::new().run_until(running).await;
+        let schedule = Rc::new(Schedule::new(&load, load.rate.unwrap(), senders, window, Rc::clone(&book)));
+        tokio::task::LocalSet::new().run_until(Rc::clone(&schedule).run()).await;
         (schedule, book)
     }
 
@@ -380,8 +376,7 @@ mod tests {
     #[tokio::test]
     async fn the_closed_loop_holds_back_in_deliver_mode_only() {
         let pace = |args: &[&str]| {
-            let window = Window::new(Instant::now(), Duration::from_secs(1));
-            Pace::new(&load(args), Rc::new(window))
+            Pace::new(&load(args), Rc::new(Window::new(Instant::now(), Duration::from_secs(1))))
         };
         let args = ["--connections", "1", "--qty", "2", "--outstanding", "4"];
         assert!(pace(&args).permits().is_none());

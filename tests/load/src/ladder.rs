@@ -41,8 +41,7 @@ pub async fn climb(settings: &Settings) -> Result<Vec<Measured>> {
     let mut steps = vec![found];
     for rate in rates(&settings.rates, saturation) {
         eprintln!("open loop, {rate} orders/s of {saturation:.0} at saturation");
-        let step = Load { rate: Some(rate), ..load.clone() };
-        let mut measured = measure(&step, system, pgbench).await?;
+        let mut measured = measure(&Load { rate: Some(rate), ..load.clone() }, system, pgbench).await?;
         measured.report.of_saturation = Some(f64::from(rate) / saturation);
         steps.push(measured);
     }
@@ -117,8 +116,7 @@ fn yardstick(document: &Document) -> String {
 }
 
 fn peak(runs: &[Report]) -> f64 {
-    let rates = runs.iter().map(|run| run.accepted_orders_per_second);
-    rates.fold(0.0, f64::max)
+    runs.iter().map(|run| run.accepted_orders_per_second).fold(0.0, f64::max)
 }
 
 fn memory(runs: &[Report]) -> Vec<Vec<String>> {
@@ -149,8 +147,7 @@ pub fn plot(prefix: &Path, document: &Document, earlier: Option<&Document>) -> R
     let saturation = document.runs.iter().find_map(|run| Some(f64::from(run.rate?) / run.of_saturation?));
     let marks: Vec<(f64, String)> = saturation.map(|rate| (rate, "saturation".into())).into_iter().collect();
     let runs = |document: &Document| -> Vec<Report> {
-        let open = document.runs.iter().filter(|run| run.rate.is_some());
-        open.cloned().collect()
+        document.runs.iter().filter(|run| run.rate.is_some()).cloned().collect()
     };
     let steps = runs(document);
     let before = earlier.map(runs).unwrap_or_default();

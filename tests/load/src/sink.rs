@@ -22,8 +22,7 @@ pub struct Sink {
 impl Sink {
     pub async fn start(at: Ipv4Addr, book: Rc<Book>) -> Result<Self> {
         let listener = TcpListener::bind((at, 0)).await.context("the sink cannot listen")?;
-        let address = listener.local_addr()?;
-        Ok(Self { address, server: spawn_local(accept(listener, book)) })
+        Ok(Self { address: listener.local_addr()?, server: spawn_local(accept(listener, book)) })
     }
 
     /// The webhook URL of the partner with this number.

@@ -93,8 +93,7 @@ impl Connection {
 
     /// False once the peer has closed it, as far as this side knows.
     pub fn is_open(&self) -> bool {
-        let nothing = self.stream.try_read(&mut [0; 1]);
-        nothing.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+        self.stream.try_read(&mut [0; 1]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
     }
 
     pub async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {

@@ -17,10 +17,7 @@ fn is_settled(row: &Stored) -> bool {
 
 /// Waits until nothing is open; returns every discrepancy.
 pub async fn compare(walk: &Walk) -> Result<Vec<String>> {
-    let settled = async || {
-        let all = walk.stack.stored().await?.iter().all(is_settled);
-        Ok(all.then_some(()))
-    };
+    let settled = async || Ok(walk.stack.stored().await?.iter().all(is_settled).then_some(()));
     // Rows that are still open are reported below, by id.
     let _ = wait::until(QUIET, "quiet", settled).await;
 
@@ -80,8 +77,7 @@ fn answers(walk: &Walk, stored: &[Stored]) -> Vec<String> {
     }
     let mut wrong = Vec::new();
     for asked in &walk.asked {
-        let partner = walk.partners[asked.partner].access_key.as_str();
-        let order = (partner, asked.external_order_id.as_str());
+        let order = (walk.partners[asked.partner].access_key.as_str(), asked.external_order_id.as_str());
         let topups = standing.get(&order);
         let state = ended.get(&order).copied().unwrap_or("not stored");
         let expected = if asked.option == "refused" { "failed" } else { "placed" };

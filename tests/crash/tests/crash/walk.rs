@@ -148,8 +148,7 @@ impl Walk {
         if point.effect == Effect::Bury {
             let prefix = &self.stack.prefix;
             for subject in ["topup.job.sandbox", "topup.ready.nobody"] {
-                let subject = format!("{prefix}{subject}");
-                self.jetstream.publish(subject, "unreadable".into()).await?.await?;
+                self.jetstream.publish(format!("{prefix}{subject}"), "unreadable".into()).await?.await?;
             }
         }
         let orders = WAVE.map(|option| (0, option)).into_iter().chain([(1, "ready")]);
@@ -207,13 +206,11 @@ async fn ask(stack: &Stack, client: &Client, id: &str, option: &str) -> Result<O
     };
     match answer.status {
         201 => {
-            let topups = answer.products()?.into_iter().map(|product| product.topup_id);
-            Ok(Some(Said::Created(topups.collect())))
+            Ok(Some(Said::Created(answer.products()?.into_iter().map(|product| product.topup_id).collect())))
         }
         422 => {
             let text = String::from_utf8_lossy(&answer.body).into_owned();
-            let taken = text.contains("already been taken");
-            Ok(Some(if taken { Said::Taken } else { Said::Refused(text) }))
+            Ok(Some(if text.contains("already been taken") { Said::Taken } else { Said::Refused(text) }))
         }
         500..600 => Ok(None),
         other => bail!("{id} was answered with {other}"),

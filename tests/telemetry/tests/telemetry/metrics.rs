@@ -72,8 +72,7 @@ fn read(service: &str, text: &str, metrics: &mut Metrics) -> Result<()> {
 async fn shown(stack: &mut Stack) -> Result<Metrics> {
     let mut metrics = Metrics::new();
     for stage in Stage::ALL {
-        let text = stack.process(stage)?.metrics().await?;
-        read(stage.name(), &text, &mut metrics)?;
+        read(stage.name(), &stack.process(stage)?.metrics().await?, &mut metrics)?;
     }
     Ok(metrics)
 }
@@ -125,8 +124,7 @@ async fn the_table_is_what_there_is() {
     // Verdicts, refusals, deliveries, a wrong signature, a callback that is none.
     verdicts_come(&stack, &shop.client).await.unwrap();
     let ready = stack.option("ready").unwrap().to_owned();
-    let answer = shop.client.order("one", &[(&ready, 1)]).await.unwrap();
-    answer.products().unwrap();
+    shop.client.order("one", &[(&ready, 1)]).await.unwrap().products().unwrap();
     let unsigned = shop.client.post("{}").header("x-service-signature", "00");
     assert_eq!(unsigned.send().await.unwrap().status, 401);
     let listen = stack.process(Stage::Provisioner).unwrap().program().env["LISTEN"].clone();
