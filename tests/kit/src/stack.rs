@@ -410,40 +410,39 @@ impl Plan<'_> {
         };
         let listen = fixed.map_or_else(ports::free, Ok)?;
         let admin = ports::free()?;
-        let listening = env([
-            ("LISTEN", format!("127.0.0.1:{listen}").as_str()),
-            ("ADMIN_LISTEN", format!("127.0.0.1:{admin}").as_str()),
-        ]);
-        let ledger = self.dir.join("ledger").display().to_string();
-        let keys = [("SANDBOX_ACCESS_KEY", SANDBOX_ACCESS_KEY), ("SANDBOX_SECRET_KEY", SANDBOX_SECRET_KEY)];
-        let own = match stage {
-            Stage::Sandbox => env([keys[0], keys[1], ("SANDBOX_LEDGER", &ledger)]),
-            Stage::Provisioner => env([keys[0], keys[1], ("SANDBOX_URL", &self.sandbox_url())]),
-            Stage::Ingress | Stage::Notifier => {
-                env([("PUBLIC_URL", self.base_url().as_str()), ("WEBHOOK_ALLOW", "127.0.0.0/8")])
-            }
-        };
-        let callbacks = self.callback_port.map(|port| match stage {
+        let mut env = self.common.clone();
+        let mut set = |name: &str, value: String| env.insert(name.to_owned(), value);
+        set("LISTEN", format!("127.0.0.1:{listen}"));
+        set("ADMIN_LISTEN", format!("127.0.0.1:{admin}"));
+        if matches!(stage, Stage::Sandbox | Stage::Provisioner) {
+            set("SANDBOX_ACCESS_KEY", SANDBOX_ACCESS_KEY.to_owned());
+            set("SANDBOX_SECRET_KEY", SANDBOX_SECRET_KEY.to_owned());
+        }
+        match stage {
             Stage::Sandbox => {
-                let url = format!("http://127.0.0.1:{port}/callbacks/sandbox/{CALLBACK_TOKEN}");
-                env([("SANDBOX_CALLBACK_URL", url.as_str())])
+                set("SANDBOX_LEDGER", self.dir.join("ledger").display().to_string());
+                if let Some(port) = self.callback_port {
+                    let url = format!("http://127.0.0.1:{port}/callbacks/sandbox/{CALLBACK_TOKEN}");
+                    set("SANDBOX_CALLBACK_URL", url);
+                }
             }
-            Stage::Provisioner => env([("SANDBOX_CALLBACK_TOKEN", CALLBACK_TOKEN)]),
-            Stage::Ingress | Stage::Notifier => env([]),
-        });
+            Stage::Provisioner => {
+                set("SANDBOX_URL", self.sandbox_url());
+                if self.callback_port.is_some() {
+                    set("SANDBOX_CALLBACK_TOKEN", CALLBACK_TOKEN.to_owned());
+                }
+            }
+            Stage::Ingress | Stage::Notifier => {
+                set("PUBLIC_URL", self.base_url());
+                set("WEBHOOK_ALLOW", "127.0.0.0/8".to_owned());
+            }
+        }
         Ok(Program {
             log: self.dir.join(format!("{name}.log")),
             name,
             binary: bin_dir().join(stage.name()),
             args: Vec::new(),
-            env: self
-                .common
-                .clone()
-                .into_iter()
-                .chain(listening)
-                .chain(own)
-                .chain(callbacks.into_iter().flatten())
-                .collect(),
+            env,
             ready_url: format!("http://127.0.0.1:{admin}/readyz"),
         })
     }
