@@ -44,8 +44,7 @@ impl Process {
 
     /// Starts the program, for the first time or again, and waits until it is ready.
     ///
-    /// Errors, with the end of its log: it runs already, cannot be started, ends before it is ready, or takes
-    /// longer than 30 s.
+    /// Errors, with the end of its log: it runs already, cannot start, ends early, or takes longer than 30 s.
     pub async fn start(&mut self) -> Result<()> {
         self.spawn()?;
         self.ready().await

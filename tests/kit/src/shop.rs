@@ -66,8 +66,7 @@ pub fn ids<'a>(products: impl IntoIterator<Item = &'a Product>) -> BTreeSet<Stri
     products.into_iter().map(|product| product.topup_id.clone()).collect()
 }
 
-/// Waits until ingress waits for verdicts, which starts with a provisioner's first heartbeat: until a
-/// response carries a rejection.
+/// Waits until a response carries a rejection: ingress waits for verdicts from the first heartbeat on.
 pub async fn verdicts_come(stack: &Stack, client: &Client) -> Result<()> {
     let refused = stack.option("refused")?;
     let answered =

@@ -127,15 +127,13 @@ impl Builder {
         self
     }
 
-    /// Creates the database on this server (the URL of a role that may do so) instead of the one of
-    /// `TEST_DATABASE_URL`.
+    /// Creates the database on this server instead of `TEST_DATABASE_URL`; the role of the URL may do so.
     pub fn database_server(mut self, url: &str) -> Self {
         self.database_server = Some(url.into());
         self
     }
 
-    /// Creates the database, migrates it, loads the sandbox's catalogue, starts every stage and
-    /// waits until all are ready.
+    /// Creates and migrates the database, imports the sandbox's catalogue, and waits until every stage is ready.
     pub async fn start(self) -> Result<Stack> {
         if let Ok(base_url) = std::env::var("TEST_BASE_URL") {
             ensure!(
@@ -352,8 +350,7 @@ impl Stack {
         self.nats.take().context("build the stack with own_nats() to control its NATS server")
     }
 
-    /// Keeps database and folder after the drop; returns the folder, which holds the logs and the sandbox's
-    /// ledger.
+    /// Keeps database and folder after the drop; returns the folder, with the logs and the sandbox's ledger.
     pub fn keep(&mut self) -> &Path {
         self.database.keep();
         self.dir.disable_cleanup(true);

@@ -1,5 +1,4 @@
-//! Rows of finished and of due orders, written through COPY. Only this file of the program knows the
-//! pipeline's tables.
+//! Rows of finished and of due orders, written through COPY. Only this file knows the pipeline's tables.
 
 use anyhow::{Context, Result};
 use domain::{Environment, PartnerId};

@@ -124,8 +124,7 @@ impl Pace {
         self.permits.clone()
     }
 
-    /// Waits until the next order may be sent. Returns the start of its latency; `None` after the end of the
-    /// window.
+    /// Waits until the next order may be sent. Returns the start of its latency; `None` after the window.
     async fn next(&self) -> Option<Instant> {
         if let Some(permits) = &self.permits {
             let end = self.window.end.get().into();

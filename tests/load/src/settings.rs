@@ -38,8 +38,7 @@ pub struct Settings {
     /// An earlier run's JSON file, or a folder of them, to print beside this run. Repeatable.
     #[arg(long, value_name = "PATH")]
     pub compare: Vec<PathBuf>,
-    /// Writes `<PREFIX>.json` and `<PREFIX>-histograms.csv`; a ladder also writes its plots,
-    /// `<PREFIX>-*.svg`.
+    /// Writes `<PREFIX>.json` and `<PREFIX>-histograms.csv`, and a ladder's plots to `<PREFIX>-*.svg`.
     #[arg(long, value_name = "PREFIX")]
     pub out: Option<PathBuf>,
     /// Prints the results as JSON.
@@ -78,8 +77,7 @@ pub struct Load {
     /// The aim of the run.
     #[arg(long, value_enum, default_value_t = Mode::Accept)]
     pub mode: Mode,
-    /// Units without webhook at which the closed loop of `--mode deliver` pauses [default: 16 per
-    /// connection].
+    /// Units without webhook at which the loop of `--mode deliver` pauses [default: 16 per connection].
     #[arg(long)]
     pub outstanding: Option<u32>,
     /// Orders that queue in `--mode drain` before the provisioner resumes.

@@ -1,5 +1,4 @@
-//! The partners' webhook endpoint: responds 200 and records the topup. It does not check signatures; the
-//! tests do.
+//! The partners' webhook endpoint: responds 200 and records the topup. The tests check signatures.
 
 use crate::book::Book;
 use crate::wire::{Connection, topup_ids};

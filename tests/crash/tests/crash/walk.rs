@@ -53,8 +53,7 @@ pub struct Walk {
 }
 
 impl Walk {
-    /// Starts everything. The provider detects no duplicates, so only the pipeline's safeguards prevent a
-    /// second purchase.
+    /// The provider detects no duplicates, so only the pipeline's safeguards prevent a second purchase.
     pub async fn begin() -> Result<Self> {
         let stack = Stack::builder()
             .env(Stage::Sandbox, "SANDBOX_DETECT_DUPLICATES", "false")
@@ -90,8 +89,7 @@ impl Walk {
         })
     }
 
-    /// Lets the process of `point` die there while orders arrive, then starts it again. Returns the number of
-    /// waves that it took.
+    /// Lets the process of `point` die there while orders arrive, then starts it again. Returns the waves of orders.
     pub async fn die_at(&mut self, point: Point) -> Result<usize> {
         let stage = Stage::OURS.into_iter().find(|stage| stage.name() == point.stage);
         let stage = stage.with_context(|| format!("no stage is named {}", point.stage))?;
