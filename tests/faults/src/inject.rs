@@ -84,9 +84,7 @@ impl Victims {
             looks.tick().await;
             for process in self.processes.values() {
                 // A locked process is being killed or started by a fault.
-                let Ok(mut process) = process.try_lock() else {
-                    continue;
-                };
+                let Ok(mut process) = process.try_lock() else { continue };
                 if let Err(error) = self.revive(&mut process).await {
                     self.trouble(&format!("{error:#}"));
                 }

@@ -172,9 +172,7 @@ async fn carry_out(run: &Run) -> Result<ExitCode> {
     } else {
         println!("{report}");
     }
-    let Some(kept) = kept else {
-        return Ok(ExitCode::SUCCESS);
-    };
+    let Some(kept) = kept else { return Ok(ExitCode::SUCCESS) };
     eprintln!("\n{kept}");
     Ok(ExitCode::FAILURE)
 }

@@ -147,9 +147,7 @@ fn endpoint() -> Target {
         server.send(data);
         let now = runtime::clock::now();
         let post = sender.post(url.clone(), HeaderMap::new(), b"{}".to_vec(), now);
-        let Ok((answer, beginning)) = server.tokio.block_on(post) else {
-            return;
-        };
+        let Ok((answer, beginning)) = server.tokio.block_on(post) else { return };
         assert!((100..1000).contains(&answer.status) && beginning.len() <= 1024);
         match schedule.next(0, Some(answer), 0.5) {
             Next::Delivered => assert!((200..300).contains(&answer.status)),
@@ -164,9 +162,7 @@ fn url(data: &[u8]) {
     let Ok(text) = str::from_utf8(data) else { return };
     let _ = Networks::parse(text);
     let _ = Ports::parse(text);
-    let Ok(url) = text.parse::<WebhookUrl>() else {
-        return;
-    };
+    let Ok(url) = text.parse::<WebhookUrl>() else { return };
     assert_eq!(url.as_str(), text);
     let url = url.parsed().expect("it was parsed before");
     assert!(

@@ -96,9 +96,7 @@ impl PostgresServer {
             if let Some(status) = self.child.as_mut().map(Child::try_wait).transpose()?.flatten() {
                 bail!("postgres ended before it was ready: {status}; see {}", self.log().display());
             }
-            let Ok(connection) = PgConnection::connect(&self.url).await else {
-                return Ok(None);
-            };
+            let Ok(connection) = PgConnection::connect(&self.url).await else { return Ok(None) };
             connection.close().await?;
             Ok(Some(()))
         })

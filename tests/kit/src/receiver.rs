@@ -214,9 +214,7 @@ async fn receive(shared: Arc<Shared>, request: Request<Bytes>) -> Result<Respons
 }
 
 fn check(secret: Option<&Secret>, headers: &HeaderMap, body: &[u8]) -> Signature {
-    let Some(secret) = secret else {
-        return Signature::Unchecked;
-    };
+    let Some(secret) = secret else { return Signature::Unchecked };
     let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let timestamp = header("webhook-timestamp").and_then(signing::parse_unix_time);
     match (header("webhook-id"), timestamp, header("webhook-signature")) {

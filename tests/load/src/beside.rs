@@ -117,9 +117,7 @@ impl Running {
                 .context("the snapshot was not held until the end")?;
             connection.close().await?;
         }
-        let Some(repeated) = self.repeated.take() else {
-            return Ok(None);
-        };
+        let Some(repeated) = self.repeated.take() else { return Ok(None) };
         repeated.abort();
         match repeated.await {
             Err(error) if error.is_cancelled() => Ok(Some(self.rounds.get())),

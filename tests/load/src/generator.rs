@@ -241,9 +241,7 @@ impl Schedule {
     /// Sends the due orders on this line, then returns the line.
     async fn serve(self: Rc<Self>, mut line: Line) {
         while !self.window.over() {
-            let Some(number) = self.due.borrow_mut().pop_front() else {
-                break;
-            };
+            let Some(number) = self.due.borrow_mut().pop_front() else { break };
             self.sent.set(self.sent.get() + 1);
             let sender = &self.senders[number as usize % self.senders.len()];
             line.order(sender, self.planned(number), &self.book).await;

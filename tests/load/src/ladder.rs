@@ -92,12 +92,8 @@ pub fn summary(document: &Document) -> String {
 
 /// pgbench's figure and the ratios.
 fn yardstick(document: &Document) -> String {
-    let Some(closed) = document.runs.first() else {
-        return String::new();
-    };
-    let Some(pgbench) = closed.pgbench else {
-        return "pgbench was not measured".into();
-    };
+    let Some(closed) = document.runs.first() else { return String::new() };
+    let Some(pgbench) = closed.pgbench else { return "pgbench was not measured".into() };
     let (name, rate) = closed.main_rate();
     let peak = peak(&document.runs);
     let past = document
@@ -134,9 +130,7 @@ fn memory(runs: &[Report]) -> Vec<Vec<String>> {
 
 /// The processes' names, the costliest first.
 fn processes(runs: &[Report]) -> Vec<String> {
-    let Some(first) = runs.first() else {
-        return Vec::new();
-    };
+    let Some(first) = runs.first() else { return Vec::new() };
     let mut processes: Vec<_> = first.processes.iter().collect();
     processes.sort_by(|one, other| other.1.cpu_seconds.total_cmp(&one.1.cpu_seconds));
     processes.into_iter().map(|(name, _)| name.clone()).collect()

@@ -35,9 +35,7 @@ impl Verdicts {
     fn parse(text: &str) -> Self {
         let mut verdicts = BTreeMap::new();
         for line in text.lines().filter_map(|line| line.strip_prefix(METRIC)) {
-            let Some((labels, value)) = line.split_once('}') else {
-                continue;
-            };
+            let Some((labels, value)) = line.split_once('}') else { continue };
             let verdict =
                 labels.split(',').find_map(|label| label.strip_prefix("verdict=\"")?.strip_suffix('"'));
             if let (Some(verdict), Ok(count)) = (verdict, value.trim().parse::<u64>()) {

@@ -35,9 +35,7 @@ fn parse_head(bytes: &[u8]) -> io::Result<Option<Head>> {
     let status = u16::try_from(status).map_err(|_| malformed("no status"))?;
     let mut head = Head { length: end + 4, body: 0, status, close: false };
     for line in lines {
-        let Some(colon) = line.iter().position(|byte| *byte == b':') else {
-            continue;
-        };
+        let Some(colon) = line.iter().position(|byte| *byte == b':') else { continue };
         let (name, value) = (&line[..colon], line[colon + 1..].trim_ascii());
         if name.eq_ignore_ascii_case(b"content-length") {
             head.body = number(value).ok_or_else(|| malformed("no content length"))?;

@@ -199,9 +199,7 @@ impl Walk {
 /// Sends an order once; `None` without a definite response.
 async fn ask(stack: &Stack, client: &Client, id: &str, option: &str) -> Result<Option<Said>> {
     let option_id = stack.option(option)?;
-    let Ok(answer) = client.order(id, &[(option_id, 1)]).await else {
-        return Ok(None);
-    };
+    let Ok(answer) = client.order(id, &[(option_id, 1)]).await else { return Ok(None) };
     match answer.status {
         201 => {
             Ok(Some(Said::Created(answer.products()?.into_iter().map(|product| product.topup_id).collect())))
