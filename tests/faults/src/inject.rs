@@ -1,6 +1,6 @@
 //! Applies the scheduled faults to the running system, and undoes them.
 
-use crate::book::{Clock, lock};
+use crate::book::lock;
 use crate::schedule::{Fault, Planned, Target};
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex as Plain};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use testkit::nats::NatsServer;
 use testkit::postgres::PostgresServer;
 use testkit::process::Process;
@@ -35,14 +35,14 @@ pub struct Victims {
     sandbox_url: String,
     database_url: String,
     http: reqwest::Client,
-    clock: Clock,
+    epoch: Instant,
     happened: Plain<Vec<Happened>>,
     troubles: Plain<Vec<String>>,
 }
 
 impl Victims {
     /// Takes over the processes of a running stack.
-    pub fn of(stack: &mut Stack, postgres: Arc<Mutex<PostgresServer>>, clock: Clock) -> Result<Self> {
+    pub fn of(stack: &mut Stack, postgres: Arc<Mutex<PostgresServer>>, epoch: Instant) -> Result<Self> {
         let mut processes = BTreeMap::new();
         for stage in Stage::ALL {
             for (replica, process) in stack.take_processes(stage).into_iter().enumerate() {
@@ -56,7 +56,7 @@ impl Victims {
             sandbox_url: stack.sandbox_url.clone(),
             database_url: stack.database.url().to_owned(),
             http: testkit::http::client()?,
-            clock,
+            epoch,
             happened: Plain::default(),
             troubles: Plain::default(),
         })
@@ -65,11 +65,11 @@ impl Victims {
     /// Applies all faults at their times; ends when the last one is undone.
     pub async fn suffer(&self, schedule: &[Planned]) {
         let faults = schedule.iter().map(|planned| async {
-            tokio::time::sleep_until(self.clock.at(planned.at)).await;
-            let (from, kind) = (self.clock.now(), planned.kind());
+            tokio::time::sleep_until((self.epoch + planned.at).into()).await;
+            let (from, kind) = (self.epoch.elapsed(), planned.kind());
             match self.make(planned).await {
                 Ok(()) => {
-                    lock(&self.happened).push(Happened { kind, from, until: self.clock.now() });
+                    lock(&self.happened).push(Happened { kind, from, until: self.epoch.elapsed() });
                 }
                 Err(error) => self.trouble(&format!("{kind}: {error:#}")),
             }

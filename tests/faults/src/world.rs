@@ -1,6 +1,6 @@
 //! The system under test: real processes and servers of its own, and the partners around them.
 
-use crate::book::{Arrival, Book, Clock, lock};
+use crate::book::{Arrival, Book, lock};
 use crate::client::Clients;
 use crate::endpoints;
 use crate::inject::Victims;
@@ -14,7 +14,7 @@ use sqlx::PgConnection;
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use testkit::postgres::PostgresServer;
 use testkit::receiver::Receiver;
@@ -33,7 +33,7 @@ pub struct World {
     pub victims: Arc<Victims>,
     pub clients: Arc<Clients>,
     pub book: Arc<Book>,
-    pub clock: Clock,
+    pub epoch: Instant,
     pub receiver: Receiver,
     stack: Stack,
     postgres: Arc<Mutex<PostgresServer>>,
@@ -41,7 +41,7 @@ pub struct World {
 }
 
 impl World {
-    /// Starts everything; the clock starts when all is ready.
+    /// Starts everything; times count from when all is ready.
     pub async fn start(terms: &Terms, park_after: Duration) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("faults-").tempdir()?;
         // PostgreSQL's user must be able to pass through.
@@ -49,7 +49,7 @@ impl World {
         let postgres = PostgresServer::start(folder.path()).await?;
         let mut stack = start_stack(terms, park_after, postgres.url()).await?;
 
-        let clock = Clock::start();
+        let epoch = Instant::now();
         let book = Arc::new(Book::default());
         let receiver = Receiver::start().await?;
         endpoints::misbehave(&receiver);
@@ -68,17 +68,17 @@ impl World {
         }
         let ingresses = stack.base_urls();
         let postgres = Arc::new(Mutex::new(postgres));
-        let victims = Arc::new(Victims::of(&mut stack, Arc::clone(&postgres), clock)?);
+        let victims = Arc::new(Victims::of(&mut stack, Arc::clone(&postgres), epoch)?);
         let clients = Arc::new(Clients {
             seed: terms.seed,
-            clock,
+            epoch,
             book: Arc::clone(&book),
             ingresses,
             partners,
             options,
-            deadline: clock.now() + terms.length + CLIENTS,
+            deadline: epoch.elapsed() + terms.length + CLIENTS,
         });
-        Ok(Self { victims, clients, book, clock, receiver, stack, postgres, folder })
+        Ok(Self { victims, clients, book, epoch, receiver, stack, postgres, folder })
     }
 
     /// Ends faults, heals endpoints, and sets the missing URL.
@@ -105,7 +105,7 @@ impl World {
         let names = names.map(|(name, id)| (id.clone(), *name)).collect();
         let arrival = |one: testkit::receiver::Received| {
             Ok(Arrival {
-                at: self.clock.of(one.at),
+                at: one.at.saturating_duration_since(self.epoch),
                 partner: one.path.trim_start_matches('/').parse()?,
                 topup_id: one.topup_id().to_owned(),
                 iccid: one.json["iccid"].as_str().unwrap_or_default().to_owned(),
