@@ -26,6 +26,7 @@ use std::pin::pin;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
+use stored::OnTheWay;
 use testkit::progress::Progress;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
@@ -225,7 +226,7 @@ async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Repor
     let mut looked = 0_u32;
     while epoch.elapsed() < deadline {
         looks.tick().await;
-        if world.on_the_way().await.is_ok_and(stored::OnTheWay::nothing) {
+        if world.on_the_way().await.is_ok_and(|way| way == OnTheWay::default()) {
             break;
         }
         if looked.is_multiple_of(10) {

@@ -100,8 +100,4 @@ impl OnTheWay {
         .await?;
         Ok(counts)
     }
-
-    pub fn nothing(self) -> bool {
-        self == Self::default()
-    }
 }

@@ -10,7 +10,6 @@ use crate::stored::{OnTheWay, Stored};
 use crate::verdict::Evidence;
 use anyhow::Result;
 use serde_json::Value;
-use sqlx::PgConnection;
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -97,7 +96,7 @@ impl World {
     }
 
     pub async fn on_the_way(&self) -> Result<OnTheWay> {
-        OnTheWay::read(&mut self.connect().await?).await
+        OnTheWay::read(&mut self.stack.database.connect().await?).await
     }
 
     pub async fn evidence(&self) -> Result<Evidence> {
@@ -120,7 +119,7 @@ impl World {
             asked,
             arrivals,
             ledger: self.stack.ledger().await?.orders,
-            stored: Stored::read(&mut self.connect().await?, &names).await?,
+            stored: Stored::read(&mut self.stack.database.connect().await?, &names).await?,
             partners: partners.map(|one| one.partner_id.clone()).collect(),
         })
     }
@@ -146,10 +145,6 @@ and afterwards: kill %1; rm -r {logs} {folder}",
             key = testkit::settings::MASTER_KEY,
             esimctl = testkit::bin_dir().join("esimctl").display(),
         ))
-    }
-
-    async fn connect(&self) -> Result<PgConnection> {
-        self.stack.database.connect().await
     }
 }
 
