@@ -45,10 +45,8 @@ pub fn recoveries(happened: &[Happened], asked: &[Asked], arrivals: &[Arrival]) 
     let created = asked.iter().filter(|one| one.settled == Some(Settled::Created));
     let sent: HashMap<&str, Duration> =
         created.flat_map(|one| one.topups.iter().map(|topup| (topup.as_str(), one.sent))).collect();
-    let mut passed: Vec<(Duration, Duration)> = arrivals
-        .iter()
-        .filter_map(|arrival| Some((arrival.at, *sent.get(arrival.topup_id.as_str())?)))
-        .collect();
+    let passed = arrivals.iter().filter_map(|one| Some((one.at, *sent.get(one.topup_id.as_str())?)));
+    let mut passed: Vec<(Duration, Duration)> = passed.collect();
     passed.sort_unstable();
     let mut times: BTreeMap<String, (usize, Vec<f64>)> = BTreeMap::new();
     for fault in happened {

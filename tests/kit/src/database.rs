@@ -128,10 +128,8 @@ async fn execute(server: &Url, statement: String) -> Result<()> {
     let failed = |what: &str| format!("PostgreSQL: {what}");
     let mut connection =
         PgConnection::connect(server.as_str()).await.with_context(|| failed("cannot connect"))?;
-    sqlx::raw_sql(AssertSqlSafe(statement.clone()))
-        .execute(&mut connection)
-        .await
-        .with_context(|| failed(&statement))?;
+    let done = sqlx::raw_sql(AssertSqlSafe(statement.clone())).execute(&mut connection).await;
+    done.with_context(|| failed(&statement))?;
     connection.close().await?;
     Ok(())
 }

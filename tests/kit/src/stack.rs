@@ -284,10 +284,8 @@ impl Stack {
 
     pub fn base_urls(&self) -> Vec<String> {
         let replicas = self.processes.get(&Stage::Ingress).into_iter().flatten();
-        replicas
-            .filter_map(|one| one.program().env.get("LISTEN"))
-            .map(|listen| format!("http://{listen}"))
-            .collect()
+        let listening = replicas.filter_map(|one| one.program().env.get("LISTEN"));
+        listening.map(|listen| format!("http://{listen}")).collect()
     }
 
     /// The `option_id` of a sandbox option: `ready`, `delayed`, `refused`, `out-of-stock`.

@@ -22,10 +22,8 @@ struct Figure {
 /// A table for each run that has an earlier run of the same kind.
 pub fn tables(now: &Document, earlier: &[Document]) -> Vec<String> {
     let pairs = now.runs.iter().filter_map(|run| {
-        let (document, before) = earlier
-            .iter()
-            .flat_map(|document| document.runs.iter().map(move |run| (document, run)))
-            .find(|(_, before)| same_kind(run, before))?;
+        let mut runs = earlier.iter().flat_map(|one| one.runs.iter().map(move |before| (one, before)));
+        let (document, before) = runs.find(|(_, before)| same_kind(run, before))?;
         Some(compared(run, before, document))
     });
     pairs.collect()

@@ -307,16 +307,11 @@ impl Results {
             names
         });
         let lines = |label: &str, colour: usize, figure: &dyn Fn(&Point) -> Option<f64>| -> Vec<Line> {
-            let line = |(index, name): (usize, &&str)| Line {
-                name: if index == 0 { label.to_owned() } else { format!("{label}, {name}") },
-                points: self
-                    .points
-                    .iter()
-                    .filter(|point| point.beside == **name)
-                    .filter_map(|point| Some((approximate(point.orders), figure(point)?)))
-                    .collect(),
-                dashed: index > 0,
-                colour: colour + 2 * index,
+            let line = |(index, name): (usize, &&str)| {
+                let points = self.points.iter().filter(|point| point.beside == **name);
+                let points = points.filter_map(|point| Some((approximate(point.orders), figure(point)?)));
+                let name = if index == 0 { label.to_owned() } else { format!("{label}, {name}") };
+                Line { name, points: points.collect(), dashed: index > 0, colour: colour + 2 * index }
             };
             names.iter().enumerate().map(line).collect()
         };

@@ -95,13 +95,9 @@ fn yardstick(document: &Document) -> String {
     let Some(closed) = document.runs.first() else { return String::new() };
     let Some(pgbench) = closed.pgbench else { return "pgbench was not measured".into() };
     let (name, rate) = closed.main_rate();
-    let peak = peak(&document.runs);
-    let past = document
-        .runs
-        .iter()
-        .filter(|run| run.rate.is_some())
-        .max_by_key(|run| run.rate)
-        .map_or(0.0, |run| run.accepted_orders_per_second);
+    let peak = document.runs.iter().map(|run| run.accepted_orders_per_second).fold(0.0, f64::max);
+    let open = document.runs.iter().filter(|run| run.rate.is_some());
+    let past = open.max_by_key(|run| run.rate).map_or(0.0, |run| run.accepted_orders_per_second);
     format!(
         "pgbench {pgbench:.0}/s; {name} in the closed loop {rate:.0}/s, {:.3} of pgbench\n\
          accepted at the highest rate {past:.0}/s, {:.2} of the peak {peak:.0}/s\n{}",
@@ -109,10 +105,6 @@ fn yardstick(document: &Document) -> String {
         past / peak.max(1.0),
         closed.waited()
     )
-}
-
-fn peak(runs: &[Report]) -> f64 {
-    runs.iter().map(|run| run.accepted_orders_per_second).fold(0.0, f64::max)
 }
 
 fn memory(runs: &[Report]) -> Vec<Vec<String>> {

@@ -22,14 +22,8 @@ pub async fn compare(walk: &Walk) -> Result<Vec<String>> {
     let _ = wait::until(QUIET, "quiet", settled).await;
 
     let stored = walk.stack.stored().await?;
-    let purchases: BTreeMap<String, u64> = walk
-        .stack
-        .ledger()
-        .await?
-        .orders
-        .into_iter()
-        .map(|order| (order.order_id, order.purchased_times))
-        .collect();
+    let orders = walk.stack.ledger().await?.orders.into_iter();
+    let purchases: BTreeMap<_, _> = orders.map(|order| (order.order_id, order.purchased_times)).collect();
     let webhooks = walk.webhooks()?;
     println!(
         "{} orders, {} topups stored, {} purchases, {} topups delivered",

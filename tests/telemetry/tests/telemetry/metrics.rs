@@ -53,11 +53,9 @@ fn read(service: &str, text: &str, metrics: &mut Metrics) -> Result<()> {
         }
         let (series, _) = line.rsplit_once(' ').context("no value")?;
         let (name, labels) = series.split_once('{').unwrap_or((series, ""));
-        let base = ["_bucket", "_sum", "_count"]
-            .iter()
-            .filter_map(|suffix| name.strip_suffix(suffix))
-            .find(|base| kind_of.get(base) == Some(&"histogram"))
-            .unwrap_or(name);
+        let suffixes = ["_bucket", "_sum", "_count"].into_iter();
+        let mut bases = suffixes.filter_map(|suffix| name.strip_suffix(suffix));
+        let base = bases.find(|base| kind_of.get(base) == Some(&"histogram")).unwrap_or(name);
         let kind = kind_of.get(base).with_context(|| format!("no type: {line}"))?;
         let metric = metrics.entry((service.to_owned(), base.to_owned())).or_default();
         (*kind).clone_into(&mut metric.kind);
