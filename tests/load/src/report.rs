@@ -215,10 +215,8 @@ impl Display for Report {
             Some(rate) => format!("open loop, {rate} orders/s, up to {} connections", self.connections),
             None => format!("closed loop, {} connections", self.connections),
         };
-        let (mode, seconds) = (self.mode.name(), self.seconds);
-        let (qty, option) = (self.qty, &self.option);
-        writeln!(f, "mode {mode}: {pace}, {seconds} s, {qty} x `{option}` per order")?;
-        let (partners, build, cores) = (self.partners, self.build, self.cores);
+        let Self { mode, seconds, qty, option, partners, build, cores, .. } = self;
+        writeln!(f, "mode {}: {pace}, {seconds} s, {qty} x `{option}` per order", mode.name())?;
         writeln!(f, "{partners} partners, {build:?} build, {cores} cores, durable commits checked")?;
         writeln!(f, "{}\n", self.waited())?;
         if self.build != Build::Release {
