@@ -3,8 +3,8 @@
 //!
 //! It needs binaries with fail points; `tests/run crash` builds them into a separate folder.
 //!
-//! One system walks through all points while orders continue; rows left behind at one are redriven during the next ones.
-//! At the end three ledgers are compared: the partners' responses, the sandbox's purchases, the receiver's webhooks.
+//! One system walks through all points while orders continue; rows left behind are redriven during later points.
+//! At the end three ledgers are compared: partners' responses, the sandbox's purchases, the receiver's webhooks.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
