@@ -159,12 +159,8 @@ pub enum Mode {
 }
 
 impl Mode {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Accept => "accept",
-            Self::Deliver => "deliver",
-            Self::Drain => "drain",
-        }
+    pub fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
     }
 }
 
