@@ -85,17 +85,13 @@ PORTS=(
 
 # `ports_of NAME`: the variables of its ports.
 ports_of() {
-  case $1 in
-    postgres) echo POSTGRES_PORT ;;
-    nats-server) echo NATS_PORT NATS_MONITOR_PORT ;;
-    sandbox) echo SANDBOX_PORT SANDBOX_ADMIN_PORT ;;
-    provisioner) echo PROVISIONER_PORT PROVISIONER_ADMIN_PORT ;;
-    notifier) echo NOTIFIER_ADMIN_PORT ;;
-    ingress) echo INGRESS_PORT INGRESS_ADMIN_PORT ;;
-  esac
+  local row
+  for row in "${PORTS[@]}"; do
+    [[ $row != "$(upper "${1%-server}")_"* ]] || echo "${row%% *}"
+  done
 }
 
-# Settings that services take from the caller's environment; deploy/local/up --help lists them too.
+# Settings that services take from the caller's environment; deploy/local/up --help lists them.
 INGRESS_SETTINGS=(BRAND PLACEMENT_WAIT QUEUE_DEADLINE DUPLICATES_WAITING MAX_ITEMS MAX_UNITS PROVIDERS MAX_HEAD MAX_BODY MAX_CONNECTIONS
   MAX_CONNECTIONS_PER_SOURCE HEAD_TIMEOUT BODY_TIMEOUT IDLE_TIMEOUT MAX_IN_FLIGHT MAX_IN_FLIGHT_MEMORY
   PARTNER_REQUESTS_PER_SECOND PARTNER_ORDERS_PER_SECOND PARTNER_UNITS_PER_SECOND QR_CONCURRENCY QR_RATE QR_WAIT

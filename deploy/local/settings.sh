@@ -22,7 +22,7 @@ gather_ports() {
 }
 
 gather_settings() {
-  local name password url=http://127.0.0.1
+  local name password port url=http://127.0.0.1
   gather_ports
   for name in "${SERVICE_SETTINGS[@]}"; do
     case $name in
@@ -56,18 +56,15 @@ gather_settings() {
 
   derived BASE_URL "$url:$INGRESS_PORT"
   derived PUBLIC_URL "$BASE_URL"
-  derived INGRESS_ADMIN_URL "$url:$INGRESS_ADMIN_PORT"
-  derived PROVISIONER_URL "$url:$PROVISIONER_PORT"
-  derived PROVISIONER_ADMIN_URL "$url:$PROVISIONER_ADMIN_PORT"
-  derived NOTIFIER_ADMIN_URL "$url:$NOTIFIER_ADMIN_PORT"
-  derived SANDBOX_URL "$url:$SANDBOX_PORT"
-  derived SANDBOX_ADMIN_URL "$url:$SANDBOX_ADMIN_PORT"
+  for name in INGRESS_ADMIN PROVISIONER PROVISIONER_ADMIN NOTIFIER_ADMIN SANDBOX SANDBOX_ADMIN NATS_MONITOR; do
+    port=${name}_PORT
+    derived "${name}_URL" "$url:${!port}"
+  done
   derived SANDBOX_CALLBACK_URL "$PROVISIONER_URL/callbacks/sandbox/$SANDBOX_CALLBACK_TOKEN"
   derived SANDBOX_LEDGER "$LOCAL_DIR/data/sandbox-ledger"
   derived DATABASE_URL "postgres://esim:$POSTGRES_PASSWORD@127.0.0.1:$POSTGRES_PORT/esim"
   derived DATABASE_ADMIN_URL "postgres://postgres:$POSTGRES_PASSWORD@127.0.0.1:$POSTGRES_PORT/postgres"
   derived NATS_URL "$OPERATOR_NATS_URL"
-  derived NATS_MONITOR_URL "$url:$NATS_MONITOR_PORT"
 }
 
 # --- checked --------------------------------------------------------------------------------------

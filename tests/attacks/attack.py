@@ -3,6 +3,7 @@ attacks until its standard input ends and prints a JSON object of what it has se
 
 import asyncio
 import collections
+import functools
 import json
 import os
 import pathlib
@@ -170,11 +171,8 @@ class Attack:
         async with server:
             await self.orders(partners, self.settings["option"], 20)
 
-    async def slow_endpoints(self):
-        await self.endpoints(hostile.SLOW)
-
-    async def loud_endpoints(self):
-        await self.endpoints(hostile.LOUD)
+    slow_endpoints = functools.partialmethod(endpoints, hostile.SLOW)
+    loud_endpoints = functools.partialmethod(endpoints, hostile.LOUD)
 
     async def provider(self, manners):
         names = list(manners)
@@ -182,11 +180,8 @@ class Attack:
         async with server:
             await self.orders([Partner(self.settings["live"])], self.settings["live_option"], 20)
 
-    async def slow_provider(self):
-        await self.provider(hostile.SLOW)
-
-    async def loud_provider(self):
-        await self.provider(hostile.LOUD)
+    slow_provider = functools.partialmethod(provider, hostile.SLOW)
+    loud_provider = functools.partialmethod(provider, hostile.LOUD)
 
     async def orders(self, partners, option, rate):
         """Orders of these partners by turns, in an open loop."""
@@ -261,28 +256,11 @@ class Attack:
 
 
 # In this order; the providers' and endpoints' leave work behind, so they come last.
-ATTACKS = [
-    "bad_signatures",
-    "tampered_requests",
-    "repeated_orders",
-    "slow_heads",
-    "slow_bodies",
-    "idle_connections",
-    "huge_heads",
-    "large_bodies",
-    "pictures",
-    "pictures_with_mac",
-    "pages",
-    "look_ups",
-    "listeners",
-    "callbacks",
-    "forged_by_provisioner",
-    "forged_by_ingress",
-    "slow_endpoints",
-    "loud_endpoints",
-    "slow_provider",
-    "loud_provider",
-]
+ATTACKS = """
+    bad_signatures tampered_requests repeated_orders slow_heads slow_bodies idle_connections huge_heads large_bodies
+    pictures pictures_with_mac pages look_ups listeners callbacks forged_by_provisioner forged_by_ingress
+    slow_endpoints loud_endpoints slow_provider loud_provider
+""".split()
 
 
 async def main():

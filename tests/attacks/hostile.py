@@ -83,16 +83,8 @@ async def later(writer):
 
 SLOW = {"silent": silent, "drip-head": drip_head, "drip-body": drip_body}
 LOUD = {
-    "endless-body": endless_body,
-    "endless-chunks": endless_chunks,
-    "headers": headers,
-    "interim": interim,
-    "status-line": status_line,
-    "redirect": redirect,
-    "bomb": bomb,
-    "reset": reset,
-    "garbage": garbage,
-    "later": later,
+    "endless-body": endless_body, "endless-chunks": endless_chunks, "headers": headers, "interim": interim,
+    "status-line": status_line, "redirect": redirect, "bomb": bomb, "reset": reset, "garbage": garbage, "later": later,
 }
 MANNERS = SLOW | LOUD
 

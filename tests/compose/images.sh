@@ -2,9 +2,9 @@
 # tags; and ours, from the built programs. tests/compose/run sources it.
 # shellcheck shell=bash
 
-# The official images that run here: variable and stand-in. Collector, Jaeger and Grafana are missing: Debian has no
+# The official images that run here, by variable. Collector, Jaeger and Grafana are missing: Debian has no
 # package for a stand-in, so `docker compose config` only validates them.
-OFFICIAL=('POSTGRES_IMAGE postgres' 'NATS_IMAGE nats' 'PROXY_IMAGE haproxy' 'PROMETHEUS_IMAGE prometheus')
+OFFICIAL=(POSTGRES_IMAGE NATS_IMAGE PROXY_IMAGE PROMETHEUS_IMAGE RUNTIME_IMAGE)
 STANDINS=(runtime postgres nats haproxy prometheus)
 PROGRAMS=(ingress provisioner notifier sandbox esimctl esim-partner)
 
@@ -15,13 +15,11 @@ have_image() { docker image inspect "$1" >/dev/null 2>&1; }
 
 # `official_images` pulls them, or reports that it cannot. The first pull decides, quickly.
 official_images() {
-  local row image
-  for row in "${OFFICIAL[@]}"; do
-    image=$(image_of "${row% *}")
+  local name image
+  for name in "${OFFICIAL[@]}"; do
+    image=$(image_of "$name")
     have_image "$image" || timeout 120 docker pull --quiet "$image" >>"$LOGS/pull.log" 2>&1 || return 1
   done
-  image=$(image_of RUNTIME_IMAGE)
-  have_image "$image" || timeout 120 docker pull --quiet "$image" >>"$LOGS/pull.log" 2>&1 || return 1
 }
 
 # `debian FOLDER PACKAGE…` makes a root file system from these packages of Debian 13.

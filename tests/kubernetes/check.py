@@ -14,31 +14,33 @@ import scaling
 
 # --- resources that are no part of Kubernetes: the fields that we use, from their documentation -----
 
-TEXT, COUNT = {"type": "string"}, {"type": "integer", "minimum": 0}
-TEXTS = {"type": "array", "minItems": 1, "items": TEXT}
+TEXT, COUNT, FLAG = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "boolean"}
+
+
+def one_of(*values):
+    return {"enum": list(values)}
+
+
+def pattern(text):
+    return {"type": "string", "pattern": text}
+
+
+def some(items):
+    return {"type": "array", "minItems": 1, "items": items}
 
 
 def fields(required, **properties):
     """An object with these fields and no others."""
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": required.split(),
-        "additionalProperties": False,
-    }
+    return {"type": "object", "properties": properties, "required": required.split(), "additionalProperties": False}
 
 
-RESOURCES = fields(
-    "requests limits",
-    requests=fields("cpu memory", cpu=TEXT, memory=TEXT),
-    limits=fields("memory", memory=TEXT),
-)
+NAME, KEY = fields("name", name=TEXT), fields("name key", name=TEXT, key=TEXT)
 STORAGE = fields("size", size=TEXT, storageClass=TEXT)
 CUSTOM = {
     # KEDA 2.20
     ("keda.sh/v1alpha1", "ScaledObject"): fields(
         "scaleTargetRef minReplicaCount maxReplicaCount triggers",
-        scaleTargetRef=fields("name", name=TEXT),
+        scaleTargetRef=NAME,
         pollingInterval=COUNT,
         cooldownPeriod=COUNT,
         minReplicaCount=COUNT,
@@ -47,105 +49,84 @@ CUSTOM = {
             "failureThreshold replicas behavior",
             failureThreshold=COUNT,
             replicas=COUNT,
-            behavior={"enum": ["static", "currentReplicas", "currentReplicasIfHigher", "currentReplicasIfLower"]},
+            behavior=one_of("static", "currentReplicas", "currentReplicasIfHigher", "currentReplicasIfLower"),
         ),
-        advanced=fields(
-            "",
-            horizontalPodAutoscalerConfig=fields(
-                "", behavior=fields("", scaleDown=fields("", stabilizationWindowSeconds=COUNT))
+        advanced=fields("", horizontalPodAutoscalerConfig=fields(
+            "", behavior=fields("", scaleDown=fields("", stabilizationWindowSeconds=COUNT))
+        )),
+        triggers=some(fields(
+            "type metadata",
+            type={"const": "prometheus"},
+            metadata=fields(
+                "serverAddress query threshold ignoreNullValues",
+                serverAddress=pattern("^https?://[^/]+$"),
+                query=TEXT,
+                threshold=pattern("^[0-9]+$"),
+                ignoreNullValues=one_of("true", "false"),
             ),
-        ),
-        triggers={
-            "type": "array",
-            "minItems": 1,
-            "items": fields(
-                "type metadata",
-                type={"const": "prometheus"},
-                metadata=fields(
-                    "serverAddress query threshold ignoreNullValues",
-                    serverAddress={"type": "string", "pattern": "^https?://[^/]+$"},
-                    query=TEXT,
-                    threshold={"type": "string", "pattern": "^[0-9]+$"},
-                    ignoreNullValues={"enum": ["true", "false"]},
-                ),
-            ),
-        },
+        )),
     ),
     # CloudNativePG 1.30
     ("postgresql.cnpg.io/v1", "Cluster"): fields(
         "instances bootstrap storage",
         instances=COUNT,
         bootstrap=fields(
-            "initdb",
-            initdb=fields("database owner", database=TEXT, owner=TEXT, postInitApplicationSQL=TEXTS),
+            "initdb", initdb=fields("database owner", database=TEXT, owner=TEXT, postInitApplicationSQL=some(TEXT))
         ),
         postgresql=fields(
             "",
             synchronous=fields(
                 "method number dataDurability",
-                method={"enum": ["any", "first"]},
+                method=one_of("any", "first"),
                 number=COUNT,
-                dataDurability={"enum": ["required", "preferred"]},
+                dataDurability=one_of("required", "preferred"),
             ),
             parameters={"type": "object", "additionalProperties": TEXT},
         ),
-        managed=fields(
-            "roles",
-            roles={
-                "type": "array",
-                "items": fields(
-                    "name login passwordSecret",
-                    name=TEXT,
-                    login={"enum": [True]},
-                    inRoles=TEXTS,
-                    passwordSecret=fields("name", name=TEXT),
-                ),
-            },
+        managed=fields("roles", roles=some(fields(
+            "name login passwordSecret", name=TEXT, login=one_of(True), inRoles=some(TEXT), passwordSecret=NAME
+        ))),
+        resources=fields(
+            "requests limits",
+            requests=fields("cpu memory", cpu=TEXT, memory=TEXT),
+            limits=fields("memory", memory=TEXT),
         ),
-        resources=RESOURCES,
         storage=STORAGE,
         walStorage=STORAGE,
         affinity=fields(
             "podAntiAffinityType topologyKey",
-            podAntiAffinityType={"enum": ["required", "preferred"]},
+            podAntiAffinityType=one_of("required", "preferred"),
             topologyKey=TEXT,
         ),
-        plugins={
-            "type": "array",
-            "items": fields(
-                "name isWALArchiver parameters",
-                name={"const": "barman-cloud.cloudnative-pg.io"},
-                isWALArchiver={"type": "boolean"},
-                parameters=fields("barmanObjectName", barmanObjectName=TEXT),
-            ),
-        },
+        plugins=some(fields(
+            "name isWALArchiver parameters",
+            name={"const": "barman-cloud.cloudnative-pg.io"},
+            isWALArchiver=FLAG,
+            parameters=fields("barmanObjectName", barmanObjectName=TEXT),
+        )),
     ),
     ("postgresql.cnpg.io/v1", "ScheduledBackup"): fields(
         "schedule cluster method pluginConfiguration",
         # Six fields: seconds come first.
-        schedule={"type": "string", "pattern": r"^(\S+ ){5}\S+$"},
-        immediate={"type": "boolean"},
-        backupOwnerReference={"enum": ["none", "self", "cluster"]},
-        cluster=fields("name", name=TEXT),
+        schedule=pattern(r"^(\S+ ){5}\S+$"),
+        immediate=FLAG,
+        backupOwnerReference=one_of("none", "self", "cluster"),
+        cluster=NAME,
         method={"const": "plugin"},
         pluginConfiguration=fields("name", name={"const": "barman-cloud.cloudnative-pg.io"}),
-        target={"enum": ["primary", "prefer-standby"]},
+        target=one_of("primary", "prefer-standby"),
     ),
     # The Barman Cloud plug-in
     ("barmancloud.cnpg.io/v1", "ObjectStore"): fields(
         "configuration",
-        retentionPolicy={"type": "string", "pattern": "^[1-9][0-9]*[dwm]$"},
+        retentionPolicy=pattern("^[1-9][0-9]*[dwm]$"),
         configuration=fields(
             "destinationPath s3Credentials",
-            destinationPath={"type": "string", "pattern": "^s3://"},
+            destinationPath=pattern("^s3://"),
             endpointURL=TEXT,
-            s3Credentials=fields(
-                "accessKeyId secretAccessKey",
-                accessKeyId=fields("name key", name=TEXT, key=TEXT),
-                secretAccessKey=fields("name key", name=TEXT, key=TEXT),
-            ),
-            wal=fields("", compression={"enum": ["gzip", "bzip2", "snappy", "lz4", "zstd"]}),
-            data=fields("", compression={"enum": ["gzip", "bzip2", "snappy"]}),
+            s3Credentials=fields("accessKeyId secretAccessKey", accessKeyId=KEY, secretAccessKey=KEY),
+            wal=fields("", compression=one_of("gzip", "bzip2", "snappy", "lz4", "zstd")),
+            data=fields("", compression=one_of("gzip", "bzip2", "snappy")),
         ),
     ),
 }

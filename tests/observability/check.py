@@ -317,14 +317,9 @@ class Traffic:
             time.sleep(0.2)  # between two orders
         again = str(uuid.uuid4())
         got = [
-            self.order("ready", external=again, qty=2),
-            self.order("ready", external=again),
-            self.order("ready", partner=1),
-            self.order("refused"),
-            self.order("no such option"),
-            self.order("ready", signature="0" * 64),
-            self.order("delayed"),
-            self.order("bought-then-error"),
+            self.order("ready", external=again, qty=2), self.order("ready", external=again),
+            self.order("ready", partner=1), self.order("refused"), self.order("no such option"),
+            self.order("ready", signature="0" * 64), self.order("delayed"), self.order("bought-then-error"),
         ]
         want = [201, 422, 201, 422, 422, 401, 201, 201]
         if got != want:

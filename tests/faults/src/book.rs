@@ -2,30 +2,7 @@
 
 use serde_json::Value;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
-
-/// The time of the run.
-#[derive(Clone, Copy, Debug)]
-pub struct Clock(Instant);
-
-impl Clock {
-    pub fn start() -> Self {
-        Self(Instant::now())
-    }
-
-    pub fn now(self) -> Duration {
-        self.of(Instant::now())
-    }
-
-    pub fn of(self, moment: Instant) -> Duration {
-        moment.saturating_duration_since(self.0)
-    }
-
-    /// The moment on the tokio timer.
-    pub fn at(self, offset: Duration) -> tokio::time::Instant {
-        (self.0 + offset).into()
-    }
-}
+use std::time::Duration;
 
 /// An order as its client knows it.
 #[derive(Clone, Debug, Default)]
@@ -40,11 +17,9 @@ pub struct Asked {
     /// When the request with the definite response was sent, and when that response was read.
     pub sent: Duration,
     pub answered: Duration,
-    /// The topups of a 201.
     pub topups: Vec<String>,
 }
 
-/// The definite result of an order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Settled {
     /// 201.

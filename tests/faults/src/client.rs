@@ -1,12 +1,12 @@
 //! Partners that follow the rule of the API: after no response, or a 5xx, a client repeats the same
 //! `external_order_id` until the result is definite.
 
-use crate::book::{Asked, Book, Clock, Settled, lock};
-use crate::orders::{self, HangUp, OrderPlan};
+use crate::book::{Asked, Book, Settled, lock};
+use crate::orders::{self, HangUp};
 use anyhow::Result;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use testkit::client::order;
 use testkit::esimctl::Partner;
 use testkit::raw::{self, Answer};
@@ -17,15 +17,12 @@ const PATIENCE: Duration = Duration::from_secs(12);
 /// The longest wait between two requests of one order.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
 
-/// The shared state of all clients.
 pub struct Clients {
     pub seed: u64,
-    pub clock: Clock,
+    pub epoch: Instant,
     pub book: Arc<Book>,
-    /// The base URL of each ingress.
     pub ingresses: Vec<String>,
     pub partners: Vec<Partner>,
-    /// Option ids by name.
     pub options: BTreeMap<&'static str, String>,
     /// When clients give up, since the start of the run.
     pub deadline: Duration,
@@ -36,19 +33,21 @@ impl Clients {
     pub async fn order(&self, number: u64) {
         let plan = orders::plan(self.seed, number);
         let external_order_id = format!("fault-{}-{number}", self.seed);
-        let body = self.body(&external_order_id, &plan);
-        let sent = self.clock.now();
+        let items = plan.items.iter();
+        let items: Vec<_> = items.map(|(name, qty)| (self.options[name].as_str(), *qty)).collect();
+        let body = order(&external_order_id, &items).to_string();
+        let sent = self.epoch.elapsed();
         let mut asked = Asked {
             external_order_id,
             partner: plan.partner,
             hung_up: plan.hang_up.is_some(),
             ..Asked::default()
         };
-        while asked.settled.is_none() && self.clock.now() < self.deadline {
+        while asked.settled.is_none() && self.epoch.elapsed() < self.deadline {
             let first = asked.requests == 0;
             let ingress = (plan.ingress + asked.requests) % self.ingresses.len();
             asked.requests += 1;
-            let sent = if first { sent } else { self.clock.now() };
+            let sent = if first { sent } else { self.epoch.elapsed() };
             let hang_up = plan.hang_up.filter(|_| first);
             let exchange = exchange(&self.ingresses[ingress], &self.partners[plan.partner], &body, hang_up);
             let answer = tokio::time::timeout(PATIENCE, exchange).await;
@@ -56,7 +55,7 @@ impl Clients {
             let settled = answer.and_then(|(answer, bytes)| Settled::of(answer.status, &bytes[answer.body]));
             if let Some((settled, topups)) = settled {
                 asked.sent = sent;
-                asked.answered = self.clock.now();
+                asked.answered = self.epoch.elapsed();
                 asked.settled = Some(settled);
                 asked.topups = topups;
             } else {
@@ -66,12 +65,6 @@ impl Clients {
             }
         }
         lock(&self.book).push(asked);
-    }
-
-    fn body(&self, external_order_id: &str, plan: &OrderPlan) -> String {
-        let items = plan.items.iter();
-        let items: Vec<_> = items.map(|(name, qty)| (self.options[name].as_str(), *qty)).collect();
-        order(external_order_id, &items).to_string()
     }
 }
 

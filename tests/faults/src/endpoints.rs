@@ -5,17 +5,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use testkit::receiver::{Answer, Receiver};
 
-/// The delay of the slow endpoint.
 const SLOW: Duration = Duration::from_secs(2);
 /// How long a hanging endpoint stays silent; longer than `WEBHOOK_TIMEOUT`.
 const HANGING: Duration = Duration::from_mins(1);
 
-/// The path of the partner with this index.
 pub fn path(partner: usize) -> String {
     format!("/{partner}")
 }
 
-/// Lets every endpoint misbehave.
 pub fn misbehave(receiver: &Receiver) {
     for (partner, (behaviour, _)) in PARTNERS.into_iter().enumerate() {
         let requests = AtomicU64::new(0);

@@ -1,14 +1,14 @@
 //! Applies the scheduled faults to the running system, and undoes them.
 
-use crate::book::{Clock, lock};
-use crate::schedule::{Fault, Planned, Service, Target};
+use crate::book::lock;
+use crate::schedule::{Fault, Planned, Target};
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex as Plain};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use testkit::nats::NatsServer;
 use testkit::postgres::PostgresServer;
 use testkit::process::Process;
@@ -20,7 +20,6 @@ const STOP: Duration = Duration::from_secs(30);
 /// The interval of the check for processes that ended by themselves.
 const WATCH: Duration = Duration::from_millis(300);
 
-/// An applied fault.
 #[derive(Clone, Debug, Serialize)]
 pub struct Happened {
     pub kind: String,
@@ -29,7 +28,6 @@ pub struct Happened {
     pub until: Duration,
 }
 
-/// Every target of faults.
 pub struct Victims {
     processes: BTreeMap<Target, Mutex<Process>>,
     nats: Mutex<NatsServer>,
@@ -37,23 +35,19 @@ pub struct Victims {
     sandbox_url: String,
     database_url: String,
     http: reqwest::Client,
-    clock: Clock,
+    epoch: Instant,
     happened: Plain<Vec<Happened>>,
     troubles: Plain<Vec<String>>,
 }
 
 impl Victims {
     /// Takes over the processes of a running stack.
-    pub fn of(stack: &mut Stack, postgres: Arc<Mutex<PostgresServer>>, clock: Clock) -> Result<Self> {
+    pub fn of(stack: &mut Stack, postgres: Arc<Mutex<PostgresServer>>, epoch: Instant) -> Result<Self> {
         let mut processes = BTreeMap::new();
-        let services = [Service::Ingress, Service::Provisioner, Service::Notifier];
-        for (stage, service) in Stage::OURS.into_iter().zip(services) {
+        for stage in Stage::ALL {
             for (replica, process) in stack.take_processes(stage).into_iter().enumerate() {
-                processes.insert(Target::Replica(service, replica), Mutex::new(process));
+                processes.insert(Target::Process(stage, replica), Mutex::new(process));
             }
-        }
-        for process in stack.take_processes(Stage::Sandbox) {
-            processes.insert(Target::Sandbox, Mutex::new(process));
         }
         Ok(Self {
             processes,
@@ -62,7 +56,7 @@ impl Victims {
             sandbox_url: stack.sandbox_url.clone(),
             database_url: stack.database.url().to_owned(),
             http: testkit::http::client()?,
-            clock,
+            epoch,
             happened: Plain::default(),
             troubles: Plain::default(),
         })
@@ -71,12 +65,11 @@ impl Victims {
     /// Applies all faults at their times; ends when the last one is undone.
     pub async fn suffer(&self, schedule: &[Planned]) {
         let faults = schedule.iter().map(|planned| async {
-            tokio::time::sleep_until(self.clock.at(planned.at)).await;
-            let (from, kind) = (self.clock.now(), planned.kind());
+            tokio::time::sleep_until((self.epoch + planned.at).into()).await;
+            let (from, kind) = (self.epoch.elapsed(), planned.kind());
             match self.make(planned).await {
                 Ok(()) => {
-                    let until = self.clock.now();
-                    lock(&self.happened).push(Happened { kind, from, until });
+                    lock(&self.happened).push(Happened { kind, from, until: self.epoch.elapsed() });
                 }
                 Err(error) => self.trouble(&format!("{kind}: {error:#}")),
             }
@@ -91,9 +84,7 @@ impl Victims {
             looks.tick().await;
             for process in self.processes.values() {
                 // A locked process is being killed or started by a fault.
-                let Ok(mut process) = process.try_lock() else {
-                    continue;
-                };
+                let Ok(mut process) = process.try_lock() else { continue };
                 if let Err(error) = self.revive(&mut process).await {
                     self.trouble(&format!("{error:#}"));
                 }
@@ -111,12 +102,10 @@ impl Victims {
         process.spawn()
     }
 
-    /// The applied faults.
     pub fn happened(&self) -> Vec<Happened> {
         lock(&self.happened).clone()
     }
 
-    /// Unplanned problems.
     pub fn troubles(&self) -> Vec<String> {
         let mut troubles = lock(&self.troubles).clone();
         for process in self.processes.values() {
@@ -140,7 +129,7 @@ impl Victims {
 
     async fn make(&self, planned: &Planned) -> Result<()> {
         match planned.target {
-            Target::Replica(..) | Target::Sandbox => {
+            Target::Process(..) => {
                 let process = self.processes.get(&planned.target).context("no such process")?;
                 let mut process = process.lock().await;
                 match planned.fault.of_provider() {
@@ -188,16 +177,14 @@ impl Victims {
     async fn befall_nats(&self, planned: &Planned) -> Result<()> {
         let mut nats = self.nats.lock().await;
         if planned.fault == Fault::Stalled {
-            nats.pause()?;
-            tokio::time::sleep(planned.lasts).await;
-            return nats.resume();
+            return befall(&mut nats.process, planned).await;
         }
-        nats.kill().await?;
+        nats.process.kill().await?;
         if planned.fault == Fault::Wiped {
             nats.wipe()?;
         }
         tokio::time::sleep(planned.lasts).await;
-        nats.start_again().await
+        nats.process.start().await
     }
 }
 

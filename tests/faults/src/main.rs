@@ -26,6 +26,7 @@ use std::pin::pin;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
+use stored::OnTheWay;
 use testkit::progress::Progress;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
@@ -54,10 +55,10 @@ struct Settings {
     #[arg(long)]
     seed: Option<u64>,
     /// Length of the run, during which orders are placed and faults begin
-    #[arg(long, default_value_t = 3.0, value_parser = minutes)]
+    #[arg(long, default_value_t = 3.0, value_parser = |text: &str| within(text, 0.2, 600.0))]
     minutes: f64,
     /// Orders per second
-    #[arg(long, default_value_t = 12.5, value_parser = rate)]
+    #[arg(long, default_value_t = 12.5, value_parser = |text: &str| within(text, 0.1, 1000.0))]
     orders_per_second: f64,
     /// Mean time between two faults
     #[arg(long, default_value = "7s", value_parser = interval)]
@@ -76,14 +77,6 @@ struct Settings {
     json: bool,
 }
 
-fn minutes(text: &str) -> Result<f64, String> {
-    within(text, 0.2, 600.0)
-}
-
-fn rate(text: &str) -> Result<f64, String> {
-    within(text, 0.1, 1000.0)
-}
-
 fn within(text: &str, least: f64, most: f64) -> Result<f64, String> {
     let number = text.parse().map_err(|_| "not a number".to_owned())?;
     let fits = (least..=most).contains(&number);
@@ -92,8 +85,9 @@ fn within(text: &str, least: f64, most: f64) -> Result<f64, String> {
 
 fn interval(text: &str) -> Result<Duration, String> {
     let duration = humantime::parse_duration(text).map_err(|error| error.to_string())?;
-    let fits = duration >= Duration::from_millis(500);
-    fits.then_some(duration).ok_or_else(|| "must be at least 500ms".into())
+    (duration >= Duration::from_millis(500))
+        .then_some(duration)
+        .ok_or_else(|| "must be at least 500ms".into())
 }
 
 /// The settings with every default filled in.
@@ -172,17 +166,14 @@ async fn stopped() -> std::io::Result<()> {
 
 async fn carry_out(run: &Run) -> Result<ExitCode> {
     eprintln!("seed {}: {}", run.terms.seed, run.command);
-    let world = World::start(&run.terms, run.park_after).await;
-    let world = world.context("starting the system")?;
+    let world = World::start(&run.terms, run.park_after).await.context("starting the system")?;
     let (report, kept) = watched(run, world).await?;
     if run.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
         println!("{report}");
     }
-    let Some(kept) = kept else {
-        return Ok(ExitCode::SUCCESS);
-    };
+    let Some(kept) = kept else { return Ok(ExitCode::SUCCESS) };
     eprintln!("\n{kept}");
     Ok(ExitCode::FAILURE)
 }
@@ -210,10 +201,10 @@ async fn watched(run: &Run, world: World) -> Result<(Report, Option<String>)> {
 }
 
 async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Report> {
-    let clock = world.clock;
-    let begun = clock.now();
+    let epoch = world.epoch;
+    let begun = epoch.elapsed();
     let mut schedule = schedule::schedule(&run.terms);
-    // Times of the schedule count from the first order; the clock starts slightly earlier.
+    // Times of the schedule count from the first order; those of the run slightly earlier.
     for planned in &mut schedule {
         planned.at += begun;
     }
@@ -230,12 +221,12 @@ async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Repor
     let happened = world.victims.happened();
     let last_fault = happened.iter().map(|fault| fault.until).max().unwrap_or(begun);
     world.heal().await?;
-    let deadline = clock.now() + run.park_after + REST;
+    let deadline = epoch.elapsed() + run.park_after + REST;
     let mut looks = tokio::time::interval(Duration::from_millis(500));
     let mut looked = 0_u32;
-    while clock.now() < deadline {
+    while epoch.elapsed() < deadline {
         looks.tick().await;
-        if world.on_the_way().await.is_ok_and(stored::OnTheWay::nothing) {
+        if world.on_the_way().await.is_ok_and(|way| way == OnTheWay::default()) {
             break;
         }
         if looked.is_multiple_of(10) {
@@ -243,7 +234,7 @@ async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Repor
         }
         looked += 1;
     }
-    let healed_after = clock.now().saturating_sub(last_fault);
+    let healed_after = epoch.elapsed().saturating_sub(last_fault);
 
     let evidence = world.evidence().await?;
     let mut verdict = verdict::judge(&evidence);
@@ -257,7 +248,7 @@ async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Repor
         settle_seconds: run.terms.settle.as_secs_f64(),
         park_after_seconds: run.park_after.as_secs_f64(),
         orders_per_second: run.orders_per_second,
-        took_seconds: clock.now().saturating_sub(begun).as_secs_f64(),
+        took_seconds: epoch.elapsed().saturating_sub(begun).as_secs_f64(),
         healed_after_seconds: healed_after.as_secs_f64(),
         faults: happened.len(),
         faults_by_kind: report::recoveries(&happened, &evidence.asked, &evidence.arrivals),
@@ -272,7 +263,7 @@ async fn place_orders(run: &Run, world: &World, begun: Duration) {
     let mut under_way = JoinSet::new();
     let mut at = begun;
     for number in 0..run.orders {
-        tokio::time::sleep_until(world.clock.at(at)).await;
+        tokio::time::sleep_until((world.epoch + at).into()).await;
         at += gap;
         let clients = Arc::clone(&world.clients);
         under_way.spawn(async move { clients.order(number).await });
@@ -292,6 +283,6 @@ async fn line(world: &World, planned: usize, what: &str) -> String {
     };
     format!(
         "{:>5} s  {what}: {orders} orders settled, {webhooks} webhooks, {faults}/{planned} faults; {rest}",
-        world.clock.now().as_secs()
+        world.epoch.elapsed().as_secs()
     )
 }

@@ -26,7 +26,6 @@ const HANG_UP: f64 = 0.1;
 /// The share of orders over two options.
 const TWO_OPTIONS: f64 = 0.15;
 
-/// A partner's endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behaviour {
     Fast,
@@ -52,7 +51,6 @@ pub const PARTNERS: [(Behaviour, u32); 6] = [
     (Behaviour::Absent, 10),
 ];
 
-/// When a client hangs up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HangUp {
     /// After this many thousandths of the request.
@@ -63,7 +61,6 @@ pub enum HangUp {
     Answered,
 }
 
-/// One order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrderPlan {
     /// Index into [`PARTNERS`].

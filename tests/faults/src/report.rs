@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 use testkit::rows;
-use testkit::table::table;
+use testkit::table::{figure, table};
 
 /// How many ids the table shows for each broken promise; JSON lists all.
 const SHOWN: usize = 20;
@@ -45,10 +45,8 @@ pub fn recoveries(happened: &[Happened], asked: &[Asked], arrivals: &[Arrival]) 
     let created = asked.iter().filter(|one| one.settled == Some(Settled::Created));
     let sent: HashMap<&str, Duration> =
         created.flat_map(|one| one.topups.iter().map(|topup| (topup.as_str(), one.sent))).collect();
-    let mut passed: Vec<(Duration, Duration)> = arrivals
-        .iter()
-        .filter_map(|arrival| Some((arrival.at, *sent.get(arrival.topup_id.as_str())?)))
-        .collect();
+    let passed = arrivals.iter().filter_map(|one| Some((one.at, *sent.get(one.topup_id.as_str())?)));
+    let mut passed: Vec<(Duration, Duration)> = passed.collect();
     passed.sort_unstable();
     let mut times: BTreeMap<String, (usize, Vec<f64>)> = BTreeMap::new();
     for fault in happened {
@@ -72,18 +70,16 @@ pub fn recoveries(happened: &[Happened], asked: &[Asked], arrivals: &[Arrival]) 
 impl Display for Report {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
         let detection = if self.detects_duplicates { "on" } else { "off" };
-        let orders = table(&["orders", ""], counted(&self.verdict.counts));
+        let orders = table("orders |", counted(&self.verdict.counts));
         writeln!(formatter, "seed {}, the provider's duplicate detection {detection}", self.seed)?;
         writeln!(formatter, "repeat with: {}\n\n{orders}\n", self.command)?;
-        let seconds = |value: Option<f64>| value.map_or_else(|| "-".into(), |value| format!("{value:.1}"));
         let kinds = self.faults_by_kind.iter().map(|(name, kind)| {
-            let [median, longest] =
-                [kind.median_recovery_seconds, kind.longest_recovery_seconds].map(seconds);
-            [name.clone(), kind.faults.to_string(), median, longest]
+            let (median, longest) = (kind.median_recovery_seconds, kind.longest_recovery_seconds);
+            [name.clone(), kind.faults.to_string(), figure(median, 1), figure(longest, 1)]
         });
         let total = ["all".into(), self.faults.to_string(), String::new(), String::new()];
-        let head = ["fault", "times", "median s to recover", "longest"];
-        writeln!(formatter, "{}", table(&head, kinds.chain([total])))?;
+        let head = "fault | times | median s to recover | longest";
+        writeln!(formatter, "{}", table(head, kinds.chain([total])))?;
         writeln!(
             formatter,
             "\n{:.0} s in all; at rest {:.0} s after the last fault",
@@ -127,8 +123,7 @@ fn counted(counts: &Counts) -> Vec<[String; 2]> {
     let mut rows: Vec<_> = all.into_iter().map(|(name, value)| number(name, value)).collect();
     for (what, reasons) in [("parked", &counts.parked), ("failed", &counts.failed)] {
         rows.push(number(&format!("units {what}"), reasons.values().sum()));
-        let reasons = reasons.iter();
-        rows.extend(reasons.map(|(reason, units)| number(&format!("  {reason}"), *units)));
+        rows.extend(reasons.iter().map(|(reason, units)| number(&format!("  {reason}"), *units)));
     }
     rows
 }

@@ -7,30 +7,22 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::time::Duration;
+use testkit::stack::Stage;
 
 /// Processes of each of ingress, provisioner and notifier.
 pub const REPLICAS: usize = 2;
 /// The pause between two faults of one target.
 const RESPITE: Duration = Duration::from_secs(2);
 
-/// A stage that has replicas.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Service {
-    Ingress,
-    Provisioner,
-    Notifier,
-}
-
 /// The target of a fault; it has one fault at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Target {
-    Replica(Service, usize),
-    Sandbox,
+    /// With the number of the replica.
+    Process(Stage, usize),
     Postgres,
     Nats,
 }
 
-/// A way to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
     /// SIGKILL; started again when the fault ends.
@@ -57,7 +49,6 @@ pub enum Fault {
     Lagging(Duration),
 }
 
-/// A fault with its place in the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Planned {
     /// Since the first order.
@@ -67,7 +58,6 @@ pub struct Planned {
     pub lasts: Duration,
 }
 
-/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
     pub seed: u64,
@@ -85,10 +75,8 @@ impl Planned {
     /// For the table: "ingress killed".
     pub fn kind(&self) -> String {
         let target = match self.target {
-            Target::Replica(Service::Ingress, _) => "ingress",
-            Target::Replica(Service::Provisioner, _) => "provisioner",
-            Target::Replica(Service::Notifier, _) => "notifier",
-            Target::Sandbox => "provider",
+            Target::Process(Stage::Sandbox, _) => "provider",
+            Target::Process(stage, _) => stage.name(),
             Target::Postgres => "PostgreSQL",
             Target::Nats => "NATS",
         };
@@ -150,12 +138,9 @@ fn deck(terms: &Terms) -> Vec<Card> {
     // Below and above the lease; beyond the settling delay only if the provider itself rejects a second purchase.
     let longest = if terms.detects_duplicates { 1.5 } else { 0.8 };
     let longest = terms.settle.mul_f64(longest);
-    let of_service = |service: Service| {
-        let replicas: Vec<Target> = (0..REPLICAS).map(|one| Target::Replica(service, one)).collect();
-        let long = match service {
-            Service::Provisioner => seconds(2)..=longest,
-            Service::Ingress | Service::Notifier => seconds(4)..=seconds(12),
-        };
+    let of_stage = |stage: Stage| {
+        let replicas: Vec<Target> = (0..REPLICAS).map(|one| Target::Process(stage, one)).collect();
+        let long = if stage == Stage::Provisioner { seconds(2)..=longest } else { seconds(4)..=seconds(12) };
         [
             card(&replicas, |_| Fault::Killed, soon.clone()),
             card(&replicas, |_| Fault::Restarted, None),
@@ -166,7 +151,8 @@ fn deck(terms: &Terms) -> Vec<Card> {
     // Longest delay at the provider before a purchase is visible. Stalls, latency and lag happen one at a time and
     // stay well below the settling delay.
     let provider = terms.settle / 4;
-    let (sandbox, postgres, nats) = ([Target::Sandbox], [Target::Postgres], [Target::Nats]);
+    let sandbox = [Target::Process(Stage::Sandbox, 0)];
+    let (postgres, nats) = ([Target::Postgres], [Target::Nats]);
     let short = Some(seconds(2)..=seconds(8));
     let others = [
         card(&sandbox, |_| Fault::Killed, soon.clone()),
@@ -186,8 +172,7 @@ fn deck(terms: &Terms) -> Vec<Card> {
             ..card(&sandbox, Fault::Lagging, Some(seconds(3)..=seconds(8)))
         },
     ];
-    let services = [Service::Ingress, Service::Provisioner, Service::Notifier].map(of_service);
-    services.into_iter().flatten().chain(others).collect()
+    Stage::OURS.map(of_stage).into_iter().flatten().chain(others).collect()
 }
 
 /// The faults of a run, by start time.
@@ -213,8 +198,7 @@ pub fn schedule(terms: &Terms) -> Vec<Planned> {
             let mut within =
                 |range: Option<RangeInclusive<Duration>>| range.map(|range| draw(&range, &mut rng));
             let fault = (card.fault)(within(card.strength).unwrap_or_default());
-            let lasts = within(card.lasts).unwrap_or_default();
-            let fault = Planned { at, target, fault, lasts };
+            let fault = Planned { at, target, fault, lasts: within(card.lasts).unwrap_or_default() };
             busy.insert(target, fault.end() + RESPITE);
             planned.push(fault);
         }
@@ -267,8 +251,7 @@ mod tests {
     fn no_stall_exceeds_the_settling_delay_where_nothing_else_helps() {
         let longest = |detects| {
             let stalls = (0..50).flat_map(|seed| schedule(&terms(seed, detects)));
-            let stalls = stalls.filter(|one| one.fault == Fault::Stalled);
-            stalls.map(|one| one.lasts).max().unwrap()
+            stalls.filter(|one| one.fault == Fault::Stalled).map(|one| one.lasts).max().unwrap()
         };
         assert!(longest(false) < terms(0, false).settle);
         assert!(longest(true) > terms(0, true).settle);

@@ -4,7 +4,6 @@ use anyhow::Result;
 use sqlx::PgConnection;
 use std::collections::BTreeMap;
 
-/// Everything stored.
 #[derive(Clone, Debug, Default)]
 pub struct Stored {
     pub orders: Vec<StoredOrder>,
@@ -30,13 +29,11 @@ pub struct StoredPlacement {
     pub reason: Option<String>,
 }
 
-/// A topup with its delivery.
 #[derive(Clone, Debug, Default, sqlx::FromRow)]
 pub struct StoredUnit {
     pub topup_id: String,
     pub placement_id: String,
     pub order_id: String,
-    /// The option's name.
     pub option: String,
     pub state: String,
     pub iccid: Option<String>,
@@ -79,7 +76,6 @@ impl Stored {
     }
 }
 
-/// Rows in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, sqlx::FromRow)]
 pub struct OnTheWay {
     /// Placements that are neither bought nor closed.
@@ -103,9 +99,5 @@ impl OnTheWay {
         .fetch_one(connection)
         .await?;
         Ok(counts)
-    }
-
-    pub fn nothing(self) -> bool {
-        self == Self::default()
     }
 }

@@ -14,7 +14,6 @@ use testkit::stack::LedgerOrder;
 /// Tolerance between two moments that tasks of this process took: a task may have waited for a processor.
 const SAME_MOMENT: Duration = Duration::from_millis(150);
 
-/// The evidence at the end of a run.
 pub struct Evidence {
     pub asked: Vec<Asked>,
     pub arrivals: Vec<Arrival>,
@@ -46,14 +45,11 @@ pub enum Broken {
 }
 
 impl Broken {
-    /// Its name in words.
     pub fn text(self) -> String {
-        let name = serde_json::to_value(self).unwrap_or_default();
-        name.as_str().unwrap_or_default().replace('_', " ")
+        serde_json::to_value(self).unwrap_or_default().as_str().unwrap_or_default().replace('_', " ")
     }
 }
 
-/// The result of the run.
 #[derive(Debug, Default, Serialize)]
 pub struct Verdict {
     pub counts: Counts,
@@ -87,7 +83,6 @@ pub struct Counts {
     pub failed: BTreeMap<String, usize>,
 }
 
-/// The final state of a unit.
 #[derive(Debug, PartialEq, Eq)]
 enum Fate {
     Delivered,
@@ -117,7 +112,6 @@ pub fn judge(evidence: &Evidence) -> Verdict {
     verdict
 }
 
-/// Indexes over the evidence.
 struct Index<'a> {
     placements: HashMap<&'a str, &'a StoredPlacement>,
     units_of: HashMap<&'a str, Vec<&'a StoredUnit>>,
@@ -215,8 +209,7 @@ fn purchases(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
         let id = &purchase.order_id;
         if purchase.purchased_times > 1 {
             verdict.counts.placements_bought_twice += 1;
-            let text = format!("placement {id}: {} times", purchase.purchased_times);
-            verdict.add(Broken::BoughtTwice, text);
+            verdict.add(Broken::BoughtTwice, format!("placement {id}: {} times", purchase.purchased_times));
         }
         let Some(placement) = index.placements.get(id.as_str()) else {
             verdict.add(Broken::BoughtBeyondStored, format!("placement {id} is not stored"));
@@ -234,8 +227,7 @@ fn purchases(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
     }
     for placement in &evidence.stored.placements {
         if placement.placed && !index.bought.contains(placement.placement_id.as_str()) {
-            let text = format!("placement {}", placement.placement_id);
-            verdict.add(Broken::NotBoughtThoughPlaced, text);
+            verdict.add(Broken::NotBoughtThoughPlaced, format!("placement {}", placement.placement_id));
         }
     }
 }
@@ -257,10 +249,8 @@ fn units(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
             continue;
         }
         verdict.counts.units_stored += 1;
-        let bought = index.bought.contains(unit.placement_id.as_str());
-        verdict.counts.units_never_bought += usize::from(!bought);
-        let acknowledged = index.acknowledged.contains(unit.topup_id.as_str());
-        match fate(unit, placement, acknowledged) {
+        verdict.counts.units_never_bought += usize::from(!index.bought.contains(unit.placement_id.as_str()));
+        match fate(unit, placement, index.acknowledged.contains(unit.topup_id.as_str())) {
             Fate::Delivered => verdict.counts.units_delivered += 1,
             Fate::Failed(reason) => *verdict.counts.failed.entry(reason).or_default() += 1,
             Fate::Parked(reason) => {

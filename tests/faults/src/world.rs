@@ -1,6 +1,6 @@
 //! The system under test: real processes and servers of its own, and the partners around them.
 
-use crate::book::{Arrival, Book, Clock, lock};
+use crate::book::{Arrival, Book, lock};
 use crate::client::Clients;
 use crate::endpoints;
 use crate::inject::Victims;
@@ -10,21 +10,16 @@ use crate::stored::{OnTheWay, Stored};
 use crate::verdict::Evidence;
 use anyhow::Result;
 use serde_json::Value;
-use sqlx::PgConnection;
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use testkit::postgres::PostgresServer;
 use testkit::receiver::Receiver;
 use testkit::stack::{Stack, Stage};
 use tokio::sync::Mutex;
 
-/// Longer than the default, so that responses also carry verdicts of slow provider calls.
-const PLACEMENT_WAIT: Duration = Duration::from_secs(3);
-const PROVIDER_TIMEOUT: Duration = Duration::from_secs(2);
-const WEBHOOK_TIMEOUT: Duration = Duration::from_secs(3);
 /// Compressed waits between delivery attempts, in seconds; [`LATER`] longer ones follow.
 const FIRST_WAITS: [u64; 8] = [1, 2, 5, 5, 10, 10, 20, 20];
 const LATER: usize = 24;
@@ -37,7 +32,7 @@ pub struct World {
     pub victims: Arc<Victims>,
     pub clients: Arc<Clients>,
     pub book: Arc<Book>,
-    pub clock: Clock,
+    pub epoch: Instant,
     pub receiver: Receiver,
     stack: Stack,
     postgres: Arc<Mutex<PostgresServer>>,
@@ -45,7 +40,7 @@ pub struct World {
 }
 
 impl World {
-    /// Starts everything; the clock starts when all is ready.
+    /// Starts everything; times count from when all is ready.
     pub async fn start(terms: &Terms, park_after: Duration) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("faults-").tempdir()?;
         // PostgreSQL's user must be able to pass through.
@@ -53,7 +48,7 @@ impl World {
         let postgres = PostgresServer::start(folder.path()).await?;
         let mut stack = start_stack(terms, park_after, postgres.url()).await?;
 
-        let clock = Clock::start();
+        let epoch = Instant::now();
         let book = Arc::new(Book::default());
         let receiver = Receiver::start().await?;
         endpoints::misbehave(&receiver);
@@ -72,17 +67,17 @@ impl World {
         }
         let ingresses = stack.base_urls();
         let postgres = Arc::new(Mutex::new(postgres));
-        let victims = Arc::new(Victims::of(&mut stack, Arc::clone(&postgres), clock)?);
+        let victims = Arc::new(Victims::of(&mut stack, Arc::clone(&postgres), epoch)?);
         let clients = Arc::new(Clients {
             seed: terms.seed,
-            clock,
+            epoch,
             book: Arc::clone(&book),
             ingresses,
             partners,
             options,
-            deadline: clock.now() + terms.length + CLIENTS,
+            deadline: epoch.elapsed() + terms.length + CLIENTS,
         });
-        Ok(Self { victims, clients, book, clock, receiver, stack, postgres, folder })
+        Ok(Self { victims, clients, book, epoch, receiver, stack, postgres, folder })
     }
 
     /// Ends faults, heals endpoints, and sets the missing URL.
@@ -100,18 +95,16 @@ impl World {
         Ok(())
     }
 
-    /// The rows in flight.
     pub async fn on_the_way(&self) -> Result<OnTheWay> {
-        OnTheWay::read(&mut self.connect().await?).await
+        OnTheWay::read(&mut self.stack.database.connect().await?).await
     }
 
-    /// All evidence.
     pub async fn evidence(&self) -> Result<Evidence> {
         let names = self.clients.options.iter();
         let names = names.map(|(name, id)| (id.clone(), *name)).collect();
         let arrival = |one: testkit::receiver::Received| {
             Ok(Arrival {
-                at: self.clock.of(one.at),
+                at: one.at.saturating_duration_since(self.epoch),
                 partner: one.path.trim_start_matches('/').parse()?,
                 topup_id: one.topup_id().to_owned(),
                 iccid: one.json["iccid"].as_str().unwrap_or_default().to_owned(),
@@ -126,7 +119,7 @@ impl World {
             asked,
             arrivals,
             ledger: self.stack.ledger().await?.orders,
-            stored: Stored::read(&mut self.connect().await?, &names).await?,
+            stored: Stored::read(&mut self.stack.database.connect().await?, &names).await?,
             partners: partners.map(|one| one.partner_id.clone()).collect(),
         })
     }
@@ -153,10 +146,6 @@ and afterwards: kill %1; rm -r {logs} {folder}",
             esimctl = testkit::bin_dir().join("esimctl").display(),
         ))
     }
-
-    async fn connect(&self) -> Result<PgConnection> {
-        self.stack.database.connect().await
-    }
 }
 
 async fn start_stack(terms: &Terms, park_after: Duration, database_server: &str) -> Result<Stack> {
@@ -170,13 +159,14 @@ async fn start_stack(terms: &Terms, park_after: Duration, database_server: &str)
         builder = builder.replicas(stage, REPLICAS).env(stage, "SHUTDOWN_TIMEOUT", "15s");
     }
     let settings = [
-        (Stage::Ingress, "PLACEMENT_WAIT", text(PLACEMENT_WAIT)),
-        (Stage::Provisioner, "PROVIDER_TIMEOUT", text(PROVIDER_TIMEOUT)),
+        // Longer than the default, so that responses also carry verdicts of slow provider calls.
+        (Stage::Ingress, "PLACEMENT_WAIT", "3s".into()),
+        (Stage::Provisioner, "PROVIDER_TIMEOUT", "2s".into()),
         (Stage::Provisioner, "SETTLE", text(terms.settle)),
         (Stage::Provisioner, "PARK_AFTER", text(park_after)),
         (Stage::Provisioner, "BREAKER_OPEN", "1s".into()),
         (Stage::Provisioner, "BREAKER_OPEN_MOST", "4s".into()),
-        (Stage::Notifier, "WEBHOOK_TIMEOUT", text(WEBHOOK_TIMEOUT)),
+        (Stage::Notifier, "WEBHOOK_TIMEOUT", "3s".into()),
         (Stage::Notifier, "RETRY_SCHEDULE", waits.join(",")),
         (Stage::Notifier, "ENDPOINT_BLOCK", "1s".into()),
         (Stage::Notifier, "ENDPOINT_BLOCK_LONGEST", "5s".into()),

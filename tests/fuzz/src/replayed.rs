@@ -11,7 +11,6 @@ use tokio::{
 /// The server, and the runtime that it needs.
 pub struct Replayed {
     pub tokio: Runtime,
-    /// Its base URL.
     pub url: String,
     bytes: Arc<Mutex<Vec<u8>>>,
 }

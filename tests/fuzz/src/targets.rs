@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use domain::{ActivationCode, Iccid, PlacementId};
 use http::HeaderMap;
+use ingress::fuzz::Harness;
 use notifier::{
     schedule::{Next, Schedule},
     webhook::{self, Sender},
@@ -20,33 +21,27 @@ use webhooks::{
 
 use crate::replayed::Replayed;
 
-/// All targets.
 pub const ALL: [&str; 8] = ["signature", "body", "lpa", "qr", "provider", "callback", "endpoint", "url"];
 
 type Target = Box<dyn Fn(&[u8]) + Send + Sync>;
 
-/// The target of this name.
 pub fn named(name: &str) -> Option<Target> {
     Some(match name {
-        "signature" => {
-            let ingress = ingress::fuzz::Harness::default();
-            Box::new(move |data| ingress.signature(data))
-        }
-        "body" => {
-            let ingress = ingress::fuzz::Harness::default();
-            Box::new(move |data| ingress.body(data))
-        }
+        "signature" => ingress(Harness::signature),
+        "body" => ingress(Harness::body),
         "lpa" => Box::new(lpa),
-        "qr" => {
-            let ingress = ingress::fuzz::Harness::default();
-            Box::new(move |data| ingress.qr(data))
-        }
+        "qr" => ingress(Harness::qr),
         "provider" => provider(),
         "callback" => callback(),
         "endpoint" => endpoint(),
         "url" => Box::new(url),
         _ => return None,
     })
+}
+
+fn ingress(rule: fn(&Harness, &[u8])) -> Target {
+    let ingress = Harness::default();
+    Box::new(move |data| rule(&ingress, data))
 }
 
 /// An activation code is the same when it is read again.
@@ -63,7 +58,6 @@ fn lpa(data: &[u8]) {
     }
 }
 
-/// An account at `base`.
 fn account(base: &str) -> Arc<dyn Provider> {
     install_tls();
     let limits = Limits { timeout: Duration::from_secs(5), answer_max: 64 * 1024 };
@@ -153,9 +147,7 @@ fn endpoint() -> Target {
         server.send(data);
         let now = runtime::clock::now();
         let post = sender.post(url.clone(), HeaderMap::new(), b"{}".to_vec(), now);
-        let Ok((answer, beginning)) = server.tokio.block_on(post) else {
-            return;
-        };
+        let Ok((answer, beginning)) = server.tokio.block_on(post) else { return };
         assert!((100..1000).contains(&answer.status) && beginning.len() <= 1024);
         match schedule.next(0, Some(answer), 0.5) {
             Next::Delivered => assert!((200..300).contains(&answer.status)),
@@ -170,9 +162,7 @@ fn url(data: &[u8]) {
     let Ok(text) = str::from_utf8(data) else { return };
     let _ = Networks::parse(text);
     let _ = Ports::parse(text);
-    let Ok(url) = text.parse::<WebhookUrl>() else {
-        return;
-    };
+    let Ok(url) = text.parse::<WebhookUrl>() else { return };
     assert_eq!(url.as_str(), text);
     let url = url.parsed().expect("it was parsed before");
     assert!(

@@ -1,5 +1,4 @@
-//! Asynchronous work in `Drop`: a thread with a runtime of its own, because the test's runtime may
-//! be single-threaded, or shutting down.
+//! Asynchronous work in `Drop`: the test's runtime may be single-threaded or shutting down, so it gets its own.
 
 use anyhow::Result;
 use std::time::Duration;

@@ -37,7 +37,6 @@ pub struct Product {
     pub option_id: String,
 }
 
-/// A response of any status.
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub status: u16,
@@ -69,7 +68,6 @@ impl Client {
         self.post(order(external_order_id, items).to_string()).send().await
     }
 
-    /// A signed GET of a path.
     pub fn get(&self, path: &str) -> Request {
         self.post("").method("GET").path(path)
     }
@@ -81,8 +79,6 @@ impl Client {
             method: "POST".into(),
             path: ORDERS.into(),
             query: String::new(),
-            access_key: self.access_key.clone(),
-            secret: self.secret.clone(),
             timestamp: runtime::clock::unix_seconds().to_string(),
             changes: Vec::new(),
             body: body.into(),
@@ -116,8 +112,6 @@ pub struct Request {
     method: String,
     path: String,
     query: String,
-    access_key: String,
-    secret: SecretKey,
     timestamp: String,
     /// In order: a header and its new value, or `None` to leave it out.
     changes: Vec<(String, Option<Vec<u8>>)>,
@@ -143,13 +137,12 @@ impl Request {
     }
 
     pub fn access_key(mut self, access_key: &str) -> Self {
-        self.access_key = access_key.into();
+        self.client.access_key = access_key.into();
         self
     }
 
-    /// Signs with another secret.
     pub fn secret(mut self, secret: SecretKey) -> Self {
-        self.secret = secret;
+        self.client.secret = secret;
         self
     }
 
@@ -171,7 +164,6 @@ impl Request {
         self
     }
 
-    /// Omits a header.
     pub fn without(mut self, name: &str) -> Self {
         self.changes.push((name.into(), None));
         self
@@ -179,7 +171,8 @@ impl Request {
 
     /// The signature of the current request, lowercase hex.
     pub fn signature(&self) -> String {
-        signing::request::sign(&self.secret, &self.method, &self.path, &self.timestamp, &self.access_key)
+        let Client { secret, access_key, .. } = &self.client;
+        signing::request::sign(secret, &self.method, &self.path, &self.timestamp, access_key)
     }
 
     /// Errors: no response (refused, cut off, 30 s), or a method, path or header that HTTP cannot carry.
@@ -199,7 +192,7 @@ impl Request {
     fn headers(&self) -> Result<HeaderMap> {
         let mut headers = HeaderMap::new();
         headers.insert("content-type", HeaderValue::from_static("application/json"));
-        headers.insert(ACCESS_KEY, HeaderValue::from_str(&self.access_key)?);
+        headers.insert(ACCESS_KEY, HeaderValue::from_str(&self.client.access_key)?);
         headers.insert(TIMESTAMP, HeaderValue::from_str(&self.timestamp)?);
         headers.insert(SIGNATURE, HeaderValue::from_str(&self.signature())?);
         for (name, value) in &self.changes {
@@ -214,7 +207,6 @@ impl Request {
 }
 
 impl Answer {
-    /// The body as JSON.
     pub fn json(&self) -> Result<Value> {
         serde_json::from_slice(&self.body).with_context(|| format!("not JSON: {}", self.describe()))
     }

@@ -107,8 +107,7 @@ fn role(stage: &str) -> Result<(String, String)> {
         return Ok((format!("esim_{stage}"), PASSWORD.clone()));
     };
     let known: Url = known.parse()?;
-    let password = known.password().unwrap_or_default();
-    Ok((known.username().to_owned(), password.to_owned()))
+    Ok((known.username().to_owned(), known.password().unwrap_or_default().to_owned()))
 }
 
 /// Creates the stages' roles on a server of a test's own, where they do not exist yet.
@@ -129,10 +128,8 @@ async fn execute(server: &Url, statement: String) -> Result<()> {
     let failed = |what: &str| format!("PostgreSQL: {what}");
     let mut connection =
         PgConnection::connect(server.as_str()).await.with_context(|| failed("cannot connect"))?;
-    sqlx::raw_sql(AssertSqlSafe(statement.clone()))
-        .execute(&mut connection)
-        .await
-        .with_context(|| failed(&statement))?;
+    let done = sqlx::raw_sql(AssertSqlSafe(statement.clone())).execute(&mut connection).await;
+    done.with_context(|| failed(&statement))?;
     connection.close().await?;
     Ok(())
 }

@@ -44,7 +44,6 @@ pub struct OrderTimes {
     pub topups: Vec<TopupTimes>,
 }
 
-/// One purchase.
 #[derive(Clone, Debug, Deserialize)]
 pub struct PlacementTimes {
     pub placement_id: String,
@@ -53,7 +52,6 @@ pub struct PlacementTimes {
     pub placed_at: Option<OffsetDateTime>,
 }
 
-/// One unit.
 #[derive(Clone, Debug, Deserialize)]
 pub struct TopupTimes {
     pub topup_id: String,
@@ -143,24 +141,20 @@ impl Esimctl {
         struct Found {
             orders: Vec<OrderTimes>,
         }
-        let found: Found = self.run(&["order", "show", id]).await?;
-        Ok(found.orders)
+        self.run(&["order", "show", id]).await.map(|found: Found| found.orders)
     }
 
     /// `option import` of a catalogue, as JSON; what it counted.
     pub async fn import(&self, catalogue: impl AsRef<[u8]>) -> Result<Value> {
         let file = tempfile::NamedTempFile::new()?;
         std::fs::write(file.path(), catalogue)?;
-        let path = file.path().display().to_string();
-        self.run(&["option", "import", &path]).await
+        self.run(&["option", "import", &file.path().display().to_string()]).await
     }
 
-    /// `option list`.
     pub async fn options(&self) -> Result<Vec<CatalogueOption>> {
         self.run(&["option", "list"]).await
     }
 
-    /// The sandbox option of that name.
     pub async fn sandbox_option(&self, name: &str) -> Result<CatalogueOption> {
         let mut options = self.options().await?.into_iter();
         options

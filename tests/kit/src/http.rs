@@ -26,8 +26,7 @@ pub fn client() -> Result<reqwest::Client> {
     Ok(client)
 }
 
-/// Serves HTTP/1.1 and HTTP/2 until the task is aborted. `answer` gets the whole body; its error ends the
-/// connection without a response.
+/// Serves HTTP/1.1 and HTTP/2 until the task is aborted. An error of `answer` ends the connection silently.
 pub fn serve<F, A, B>(listener: TcpListener, answer: F) -> JoinHandle<()>
 where
     F: Fn(Request<Bytes>) -> A + Send + Sync + 'static,

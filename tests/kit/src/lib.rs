@@ -52,12 +52,10 @@ pub fn workspace() -> PathBuf {
 
 /// The folder of the binaries under test: `BIN_DIR`, which may be relative to the repository.
 pub fn bin_dir() -> PathBuf {
-    let folder = std::env::var_os("BIN_DIR").unwrap_or_else(|| "target/debug".into());
-    workspace().join(folder)
+    workspace().join(std::env::var_os("BIN_DIR").unwrap_or_else(|| "target/debug".into()))
 }
 
-/// The folder of the local start: `LOCAL_DIR`, or `.local` in the repository. `run/<process>.pid` and
-/// `log/<process>.log` are in it.
+/// `LOCAL_DIR`, or `.local` in the repository: it holds `run/<process>.pid` and `log/<process>.log`.
 pub fn local_dir() -> PathBuf {
     std::env::var_os("LOCAL_DIR").map_or_else(|| workspace().join(".local"), PathBuf::from)
 }

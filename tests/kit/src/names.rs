@@ -34,7 +34,6 @@ impl NameServer {
         Ok(server)
     }
 
-    /// The number of queries without an answer.
     pub fn unanswered(&self) -> usize {
         self.unanswered.load(Ordering::Relaxed)
     }

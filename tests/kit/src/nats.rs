@@ -6,20 +6,19 @@ use anyhow::{Context, Result};
 use futures_util::TryStreamExt;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::Duration;
 
 /// A real `nats-server` with `JetStream` in a folder of its own, for tests that stop it or lose its
 /// storage. Its port stays the same over restarts.
 #[derive(Debug)]
 pub struct NatsServer {
-    process: Process,
+    /// To stop it, kill it, stall it, and start it again; its storage stays.
+    pub process: Process,
     store: std::path::PathBuf,
     url: String,
 }
 
 impl NatsServer {
-    /// Starts `NATS_SERVER_BIN` (default: `nats-server` in the search path) with storage and log in
-    /// `folder`.
+    /// Starts `NATS_SERVER_BIN` (default: `nats-server` in the search path) with storage and log in `folder`.
     pub async fn start(folder: &Path) -> Result<Self> {
         Self::start_with(folder, None).await
     }
@@ -52,36 +51,11 @@ impl NatsServer {
         &self.url
     }
 
-    /// SIGTERM; its storage stays.
-    pub async fn stop(&mut self) -> Result<()> {
-        self.process.terminate(Duration::from_secs(10)).await.map(drop)
-    }
-
-    /// SIGKILL.
-    pub async fn kill(&mut self) -> Result<()> {
-        self.process.kill().await
-    }
-
-    /// Stalls it (SIGSTOP).
-    pub fn pause(&self) -> Result<()> {
-        self.process.pause()
-    }
-
-    /// Continues it (SIGCONT).
-    pub fn resume(&self) -> Result<()> {
-        self.process.resume()
-    }
-
     /// Deletes the storage of a server that is stopped: streams, consumers, messages.
     pub fn wipe(&self) -> Result<()> {
         anyhow::ensure!(self.process.pid().is_none(), "stop nats-server before its storage is deleted");
         std::fs::remove_dir_all(&self.store)
             .with_context(|| format!("cannot delete {}", self.store.display()))
-    }
-
-    /// Starts it again after a stop.
-    pub async fn start_again(&mut self) -> Result<()> {
-        self.process.start().await
     }
 }
 
@@ -114,8 +88,7 @@ impl OwnStreams {
     }
 
     async fn delete(&self) -> Result<()> {
-        let client = connect(&self.url).await?;
-        let jetstream = async_nats::jetstream::new(client);
+        let jetstream = async_nats::jetstream::new(connect(&self.url).await?);
         let names: Vec<String> = jetstream.stream_names().try_collect().await?;
         for name in names.iter().filter(|name| name.starts_with(&self.prefix)) {
             jetstream.delete_stream(name).await?;
@@ -133,26 +106,19 @@ impl Drop for OwnStreams {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use async_nats::jetstream::{self, Context as JetStream, stream::Config};
-
-    async fn connect(server: &NatsServer) -> JetStream {
-        jetstream::new(async_nats::connect(server.url()).await.unwrap())
-    }
-
-    async fn streams(jetstream: &JetStream) -> Vec<String> {
-        jetstream.stream_names().try_collect().await.unwrap()
-    }
+    use async_nats::jetstream::{self, stream::Config};
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn only_streams_with_the_prefix_are_deleted() {
         let folder = tempfile::tempdir().unwrap();
         let server = NatsServer::start(folder.path()).await.unwrap();
-        let jetstream = connect(&server).await;
+        let jetstream = jetstream::new(connect(server.url()).await.unwrap());
         for name in ["a_JOBS", "a_READY", "b_JOBS"] {
             let stream = Config { name: name.into(), subjects: vec![name.into()], ..Config::default() };
             jetstream.create_stream(stream).await.unwrap();
         }
         drop(OwnStreams::new(server.url(), "a_"));
-        assert_eq!(streams(&jetstream).await, ["b_JOBS"]);
+        let left: Vec<String> = jetstream.stream_names().try_collect().await.unwrap();
+        assert_eq!(left, ["b_JOBS"]);
     }
 }

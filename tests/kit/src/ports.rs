@@ -25,9 +25,7 @@ pub fn free() -> Result<u16> {
 }
 
 fn claim(port: u16) -> bool {
-    let Ok(socket) = UdpSocket::bind((Ipv4Addr::LOCALHOST, port)) else {
-        return false;
-    };
+    let Ok(socket) = UdpSocket::bind((Ipv4Addr::LOCALHOST, port)) else { return false };
     let free = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok();
     if free {
         CLAIMS.lock().unwrap_or_else(PoisonError::into_inner).push(socket);

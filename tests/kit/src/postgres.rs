@@ -96,9 +96,7 @@ impl PostgresServer {
             if let Some(status) = self.child.as_mut().map(Child::try_wait).transpose()?.flatten() {
                 bail!("postgres ended before it was ready: {status}; see {}", self.log().display());
             }
-            let Ok(connection) = PgConnection::connect(&self.url).await else {
-                return Ok(None);
-            };
+            let Ok(connection) = PgConnection::connect(&self.url).await else { return Ok(None) };
             connection.close().await?;
             Ok(Some(()))
         })
@@ -151,8 +149,7 @@ impl PostgresServer {
             "max_connections=200".into(),
         ];
         let data = ["-D".to_owned(), self.data().display().to_string()];
-        let settings = settings.into_iter().flat_map(|setting| ["-c".to_owned(), setting]);
-        data.into_iter().chain(settings).collect()
+        data.into_iter().chain(settings.into_iter().flat_map(|setting| ["-c".to_owned(), setting])).collect()
     }
 
     fn data(&self) -> PathBuf {

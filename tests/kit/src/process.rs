@@ -44,10 +44,14 @@ impl Process {
 
     /// Starts the program, for the first time or again, and waits until it is ready.
     ///
-    /// Errors, with the end of its log: it runs already, cannot be started, ends before it is ready, or takes
-    /// longer than 30 s.
+    /// Errors, with the end of its log: it runs already, cannot start, ends early, or takes longer than 30 s.
     pub async fn start(&mut self) -> Result<()> {
         self.spawn()?;
+        self.ready().await
+    }
+
+    /// Waits until a spawned program is ready. Errors: as of [`Process::start`].
+    pub async fn ready(&mut self) -> Result<()> {
         let client = http::client()?;
         let url = self.program.ready_url.clone();
         let what = format!("{} to be ready at {url}", self.program.name);
@@ -83,7 +87,6 @@ impl Process {
         Ok(())
     }
 
-    /// The process id, if it runs.
     pub fn pid(&self) -> Option<u32> {
         self.child.as_ref().and_then(Child::id)
     }
@@ -99,11 +102,8 @@ impl Process {
 
     /// The exit status, if it has ended.
     pub fn exited(&mut self) -> Result<Option<ExitStatus>> {
-        self.child
-            .as_mut()
-            .context("it was never started")?
-            .try_wait()
-            .context("cannot ask for the exit status")
+        let child = self.child.as_mut().context("it was never started")?;
+        child.try_wait().context("cannot ask for the exit status")
     }
 
     /// SIGKILL, and waits for the end. Does nothing if it is not running.
@@ -144,18 +144,15 @@ impl Process {
 
     /// Its whole output, over all its starts.
     pub fn log(&self) -> Result<String> {
-        let bytes = std::fs::read(&self.program.log)?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        Ok(String::from_utf8_lossy(&std::fs::read(&self.program.log)?).into_owned())
     }
 
     /// What it shows at `/metrics`.
     pub async fn metrics(&self) -> Result<String> {
-        let url = self.program.ready_url.replace("readyz", "metrics");
-        let answer = http::client()?.get(url).send().await?;
+        let answer = http::client()?.get(self.program.ready_url.replace("readyz", "metrics")).send().await?;
         Ok(answer.error_for_status()?.text().await?)
     }
 
-    /// The program and its settings.
     pub fn program(&self) -> &Program {
         &self.program
     }
@@ -192,7 +189,6 @@ pub async fn output(command: &mut Command, timeout: Duration) -> Result<Output> 
         .with_context(|| format!("cannot run {program}"))
 }
 
-/// Sends a signal to a child that runs.
 pub(crate) fn send(child: &Child, signal: Signal) -> Result<()> {
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
     let pid = pid.and_then(Pid::from_raw).context("it is not running")?;

@@ -1,5 +1,4 @@
-//! Requests as bytes on a socket: requests that an HTTP client can't send, and access to the socket while
-//! an answer is under way.
+//! Requests as bytes on a socket: also those that an HTTP client can't send, or that are cut off.
 
 use crate::client::{ACCESS_KEY, ORDERS, SIGNATURE, TIMESTAMP};
 use crate::esimctl::Partner;
@@ -11,8 +10,7 @@ use tokio::net::TcpStream;
 
 const TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The head of a correctly signed create-order request, with `framing`, the header of the body's
-/// length, and the empty line.
+/// The head of a correctly signed create-order request. `framing` is the header of the body's length.
 pub fn head(partner: &Partner, framing: &str) -> Result<Vec<u8>> {
     head_to(partner, "Host: partner-api", framing)
 }
@@ -29,7 +27,6 @@ pub fn head_to(partner: &Partner, host: &str, framing: &str) -> Result<Vec<u8>> 
     Ok(head.into_bytes())
 }
 
-/// A whole create-order request.
 pub fn create_order(partner: &Partner, body: &[u8]) -> Result<Vec<u8>> {
     let mut request = head(partner, &format!("Content-Length: {}", body.len()))?;
     request.extend_from_slice(body);
@@ -102,8 +99,7 @@ pub async fn answer(mut connection: impl AsyncRead + Unpin) -> Result<(Answer, V
     tokio::time::timeout(TIMEOUT, reading).await.with_context(|| format!("no answer within {TIMEOUT:?}"))?
 }
 
-/// Sends bytes and reads one answer. A server may answer and close before it has read everything, so a
-/// failed write is no error.
+/// Sends bytes and reads one answer. A server may close before it has read all, so a failed write is no error.
 pub async fn exchange(base_url: &str, request: &[u8]) -> Result<(Answer, Vec<u8>)> {
     let (reading, mut writing) = connect(base_url).await?.into_split();
     let (answer, _) = tokio::join!(answer(reading), writing.write_all(request));

@@ -17,7 +17,6 @@ use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
-/// One received request.
 #[derive(Clone, Debug)]
 pub struct Received {
     /// The time at the end of its head.
@@ -43,7 +42,6 @@ pub enum Signature {
     Invalid,
 }
 
-/// The response to a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Answer {
     /// 0: the connection ends without a response.
@@ -86,7 +84,6 @@ impl Received {
 }
 
 impl Answer {
-    /// An immediate response.
     pub fn status(status: u16) -> Self {
         Self { status, delay: Duration::ZERO }
     }
@@ -114,8 +111,7 @@ impl Receiver {
 
     /// Checks the signatures of requests to `path` from now on. `webhook_secret` is `whsec_…`.
     pub fn verify(&self, path: &str, webhook_secret: &str) -> Result<()> {
-        let secret = Secret::parse(webhook_secret)?;
-        self.shared.book().secrets.insert(path.into(), secret);
+        self.shared.book().secrets.insert(path.into(), Secret::parse(webhook_secret)?);
         Ok(())
     }
 
@@ -129,12 +125,10 @@ impl Receiver {
     pub fn fail_first(&self, path: &str, status: u16) {
         let failed = AtomicBool::new(false);
         self.answer(path, move |_| {
-            let first = !failed.swap(true, Ordering::Relaxed);
-            Answer::status(if first { status } else { 200 })
+            Answer::status(if failed.swap(true, Ordering::Relaxed) { 200 } else { status })
         });
     }
 
-    /// The number of requests so far.
     pub fn count(&self) -> usize {
         self.shared.book().received.len()
     }
@@ -220,9 +214,7 @@ async fn receive(shared: Arc<Shared>, request: Request<Bytes>) -> Result<Respons
 }
 
 fn check(secret: Option<&Secret>, headers: &HeaderMap, body: &[u8]) -> Signature {
-    let Some(secret) = secret else {
-        return Signature::Unchecked;
-    };
+    let Some(secret) = secret else { return Signature::Unchecked };
     let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let timestamp = header("webhook-timestamp").and_then(signing::parse_unix_time);
     match (header("webhook-id"), timestamp, header("webhook-signature")) {

@@ -21,8 +21,7 @@ pub fn of(stage: &str, database: &Database, more: &[(&str, &str)]) -> Result<BTr
         ("MASTER_KEY", MASTER_KEY.to_owned()),
     ];
     let more = more.iter().map(|(name, value)| (*name, (*value).to_owned()));
-    let all = common.into_iter().chain(more);
-    Ok(all.map(|(name, value)| (name.to_owned(), value)).collect())
+    Ok(common.into_iter().chain(more).map(|(name, value)| (name.to_owned(), value)).collect())
 }
 
 /// Parses the settings into a configuration, without the environment of the test.

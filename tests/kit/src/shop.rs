@@ -10,7 +10,6 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use uuid::Uuid;
 
-/// The path at which the shop receives its webhooks.
 pub const PATH: &str = "/webhook";
 /// How long ingress may take to receive a provisioner's heartbeat.
 const VERDICTS: Duration = Duration::from_secs(30);
@@ -63,18 +62,14 @@ pub fn fresh(name: &str) -> String {
     format!("{name}-{}", Uuid::now_v7().simple())
 }
 
-/// The topup ids of some entries.
 pub fn ids<'a>(products: impl IntoIterator<Item = &'a Product>) -> BTreeSet<String> {
     products.into_iter().map(|product| product.topup_id.clone()).collect()
 }
 
-/// Waits until ingress waits for verdicts, which starts with a provisioner's first heartbeat: until a
-/// response carries a rejection.
+/// Waits until a response carries a rejection: ingress waits for verdicts from the first heartbeat on.
 pub async fn verdicts_come(stack: &Stack, client: &Client) -> Result<()> {
     let refused = stack.option("refused")?;
-    let answered = async || {
-        let answer = client.order(&fresh("first"), &[(refused, 1)]).await?;
-        Ok((answer.status == 422).then_some(()))
-    };
+    let answered =
+        async || Ok((client.order(&fresh("first"), &[(refused, 1)]).await?.status == 422).then_some(()));
     wait::until(VERDICTS, "an answer that carries a refusal", answered).await.context("PLACEMENT_WAIT")
 }

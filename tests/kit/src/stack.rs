@@ -127,15 +127,13 @@ impl Builder {
         self
     }
 
-    /// Creates the database on this server (the URL of a role that may do so) instead of the one of
-    /// `TEST_DATABASE_URL`.
+    /// Creates the database on this server instead of `TEST_DATABASE_URL`; the role of the URL may do so.
     pub fn database_server(mut self, url: &str) -> Self {
         self.database_server = Some(url.into());
         self
     }
 
-    /// Creates the database, migrates it, loads the sandbox's catalogue, starts every stage and
-    /// waits until all are ready.
+    /// Creates and migrates the database, imports the sandbox's catalogue, and waits until every stage is ready.
     pub async fn start(self) -> Result<Stack> {
         if let Ok(base_url) = std::env::var("TEST_BASE_URL") {
             ensure!(
@@ -227,7 +225,6 @@ pub struct Stack {
     processes: BTreeMap<Stage, Vec<Process>>,
     nats: Option<NatsServer>,
     _streams: Option<OwnStreams>,
-    /// The pipeline's database.
     pub database: Database,
     dir: TempDir,
     pub esimctl: Esimctl,
@@ -257,7 +254,6 @@ impl Stack {
         settings.iter().fold(Self::builder(), with).start().await
     }
 
-    /// The running system at `base_url`.
     async fn attached(base_url: String) -> Result<Self> {
         let esimctl = Esimctl::new([]);
         let mut stack = Self {
@@ -279,22 +275,17 @@ impl Stack {
 
     /// Creates a partner with a random name; `environment` is `sandbox` or `live`.
     pub async fn create_partner(&self, environment: &str, webhook_url: Option<&str>) -> Result<Partner> {
-        let name = format!("partner {}", Uuid::now_v7());
-        self.esimctl.create_partner(&name, environment, webhook_url).await
+        self.esimctl.create_partner(&format!("partner {}", Uuid::now_v7()), environment, webhook_url).await
     }
 
-    /// A client of the first ingress.
     pub fn client(&self, partner: &Partner) -> Result<Client> {
         Client::of(&self.base_url, partner)
     }
 
-    /// The base URL of each ingress.
     pub fn base_urls(&self) -> Vec<String> {
         let replicas = self.processes.get(&Stage::Ingress).into_iter().flatten();
-        replicas
-            .filter_map(|one| one.program().env.get("LISTEN"))
-            .map(|listen| format!("http://{listen}"))
-            .collect()
+        let listening = replicas.filter_map(|one| one.program().env.get("LISTEN"));
+        listening.map(|listen| format!("http://{listen}")).collect()
     }
 
     /// The `option_id` of a sandbox option: `ready`, `delayed`, `refused`, `out-of-stock`.
@@ -318,7 +309,6 @@ impl Stack {
         Ok(ledger)
     }
 
-    /// Every topup in the database.
     pub async fn stored(&self) -> Result<Vec<Stored>> {
         let mut database = self.database.connect().await?;
         let stored = sqlx::query_as(
@@ -334,8 +324,7 @@ impl Stack {
 
     /// Sets the faults of the sandbox provider, as the JSON that its `PUT /faults` takes; `{}` ends them.
     pub async fn set_faults(&self, json: &'static str) -> Result<()> {
-        let url = format!("{}/faults", self.sandbox_url);
-        let answer = http::client()?.put(url).body(json).send().await?;
+        let answer = http::client()?.put(format!("{}/faults", self.sandbox_url)).body(json).send().await?;
         answer.error_for_status()?;
         Ok(())
     }
@@ -345,7 +334,6 @@ impl Stack {
         self.replicas(stage).first_mut().with_context(|| format!("no {} in this stack", stage.name()))
     }
 
-    /// All processes of a stage.
     pub fn replicas(&mut self, stage: Stage) -> &mut [Process] {
         self.processes.get_mut(&stage).map_or(&mut [], Vec::as_mut_slice)
     }
@@ -360,15 +348,13 @@ impl Stack {
         self.nats.take().context("build the stack with own_nats() to control its NATS server")
     }
 
-    /// Keeps database and folder after the drop; returns the folder, which holds the logs and the sandbox's
-    /// ledger.
+    /// Keeps database and folder after the drop; returns the folder, with the logs and the sandbox's ledger.
     pub fn keep(&mut self) -> &Path {
         self.database.keep();
         self.dir.disable_cleanup(true);
         self.dir.path()
     }
 
-    /// The stack's own `nats-server`.
     pub fn nats(&mut self) -> Result<&mut NatsServer> {
         self.nats.as_mut().context("build the stack with own_nats() to control its NATS server")
     }
@@ -390,7 +376,6 @@ impl Drop for Stack {
     }
 }
 
-/// The shared data of all process descriptions.
 struct Plan<'a> {
     dir: &'a Path,
     common: &'a BTreeMap<String, String>,
@@ -420,40 +405,39 @@ impl Plan<'_> {
         };
         let listen = fixed.map_or_else(ports::free, Ok)?;
         let admin = ports::free()?;
-        let listening = env([
-            ("LISTEN", format!("127.0.0.1:{listen}").as_str()),
-            ("ADMIN_LISTEN", format!("127.0.0.1:{admin}").as_str()),
-        ]);
-        let ledger = self.dir.join("ledger").display().to_string();
-        let keys = [("SANDBOX_ACCESS_KEY", SANDBOX_ACCESS_KEY), ("SANDBOX_SECRET_KEY", SANDBOX_SECRET_KEY)];
-        let own = match stage {
-            Stage::Sandbox => env([keys[0], keys[1], ("SANDBOX_LEDGER", &ledger)]),
-            Stage::Provisioner => env([keys[0], keys[1], ("SANDBOX_URL", &self.sandbox_url())]),
-            Stage::Ingress | Stage::Notifier => {
-                env([("PUBLIC_URL", self.base_url().as_str()), ("WEBHOOK_ALLOW", "127.0.0.0/8")])
-            }
-        };
-        let callbacks = self.callback_port.map(|port| match stage {
+        let mut env = self.common.clone();
+        let mut set = |name: &str, value: String| env.insert(name.to_owned(), value);
+        set("LISTEN", format!("127.0.0.1:{listen}"));
+        set("ADMIN_LISTEN", format!("127.0.0.1:{admin}"));
+        if matches!(stage, Stage::Sandbox | Stage::Provisioner) {
+            set("SANDBOX_ACCESS_KEY", SANDBOX_ACCESS_KEY.to_owned());
+            set("SANDBOX_SECRET_KEY", SANDBOX_SECRET_KEY.to_owned());
+        }
+        match stage {
             Stage::Sandbox => {
-                let url = format!("http://127.0.0.1:{port}/callbacks/sandbox/{CALLBACK_TOKEN}");
-                env([("SANDBOX_CALLBACK_URL", url.as_str())])
+                set("SANDBOX_LEDGER", self.dir.join("ledger").display().to_string());
+                if let Some(port) = self.callback_port {
+                    let url = format!("http://127.0.0.1:{port}/callbacks/sandbox/{CALLBACK_TOKEN}");
+                    set("SANDBOX_CALLBACK_URL", url);
+                }
             }
-            Stage::Provisioner => env([("SANDBOX_CALLBACK_TOKEN", CALLBACK_TOKEN)]),
-            Stage::Ingress | Stage::Notifier => env([]),
-        });
+            Stage::Provisioner => {
+                set("SANDBOX_URL", self.sandbox_url());
+                if self.callback_port.is_some() {
+                    set("SANDBOX_CALLBACK_TOKEN", CALLBACK_TOKEN.to_owned());
+                }
+            }
+            Stage::Ingress | Stage::Notifier => {
+                set("PUBLIC_URL", self.base_url());
+                set("WEBHOOK_ALLOW", "127.0.0.0/8".to_owned());
+            }
+        }
         Ok(Program {
             log: self.dir.join(format!("{name}.log")),
             name,
             binary: bin_dir().join(stage.name()),
             args: Vec::new(),
-            env: self
-                .common
-                .clone()
-                .into_iter()
-                .chain(listening)
-                .chain(own)
-                .chain(callbacks.into_iter().flatten())
-                .collect(),
+            env,
             ready_url: format!("http://127.0.0.1:{admin}/readyz"),
         })
     }

@@ -28,10 +28,8 @@ pub async fn until<T>(
             tokio::time::sleep((began.elapsed() / 10).clamp(SHORTEST, LONGEST)).await;
         }
     };
-    match tokio::time::timeout(timeout, polling).await {
-        Ok(result) => result,
-        Err(_) => bail!("timed out after {timeout:?}: {what}"),
-    }
+    let polled = tokio::time::timeout(timeout, polling).await;
+    polled.unwrap_or_else(|_| bail!("timed out after {timeout:?}: {what}"))
 }
 
 /// [`until`], at most for 40 s. Panics on an error, at the caller's place.

@@ -111,15 +111,11 @@ impl Running {
     /// Errors: the work failed by itself.
     pub async fn stop(mut self) -> Result<Option<u32>> {
         if let Some(mut connection) = self.snapshot.take() {
-            sqlx::raw_sql("COMMIT")
-                .execute(&mut connection)
-                .await
-                .context("the snapshot was not held until the end")?;
+            let committed = sqlx::raw_sql("COMMIT").execute(&mut connection).await;
+            committed.context("the snapshot was not held until the end")?;
             connection.close().await?;
         }
-        let Some(repeated) = self.repeated.take() else {
-            return Ok(None);
-        };
+        let Some(repeated) = self.repeated.take() else { return Ok(None) };
         repeated.abort();
         match repeated.await {
             Err(error) if error.is_cancelled() => Ok(Some(self.rounds.get())),

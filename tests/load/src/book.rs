@@ -46,7 +46,6 @@ pub struct Totals {
     pub order_to_webhook: Latency,
 }
 
-/// Errors of one kind.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Errors {
     pub count: u64,
@@ -95,7 +94,6 @@ impl Latency {
 }
 
 impl Book {
-    /// Sets the end of the window.
     pub fn open(&self, window_end: Instant) {
         self.window_end.set(Some(window_end));
     }
@@ -146,7 +144,6 @@ impl Book {
         arrivals
     }
 
-    /// Records a webhook.
     pub fn webhook(&self, topup_id: u128, at: Instant) {
         let mut book = self.topups.borrow_mut();
         let mut totals = self.totals.borrow_mut();
@@ -175,7 +172,6 @@ impl Book {
         self.totals.borrow_mut().fail(kind, example);
     }
 
-    /// Accepted topups without webhook so far.
     pub fn waiting(&self) -> u64 {
         self.waiting.get()
     }

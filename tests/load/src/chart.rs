@@ -28,7 +28,6 @@ pub struct Plot<'a> {
     pub y: &'a str,
     pub logarithmic: bool,
     pub lines: Vec<Line>,
-    /// Vertical marks.
     pub marks: Vec<(f64, String)>,
 }
 
@@ -70,12 +69,8 @@ impl Plot<'_> {
         for (index, line) in self.lines.iter().enumerate() {
             let colour = COLOURS[line.colour % COLOURS.len()];
             let dash = if line.dashed { r#" stroke-dasharray="6 4""# } else { "" };
-            let at: Vec<(f64, f64)> = line
-                .points
-                .iter()
-                .filter(|point| drawn(point))
-                .map(|point| (x.at(point.0), y.at(point.1)))
-                .collect();
+            let visible = line.points.iter().filter(|point| drawn(point));
+            let at: Vec<(f64, f64)> = visible.map(|point| (x.at(point.0), y.at(point.1))).collect();
             let path: Vec<String> = at.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
             svg.push(&format!(
                 r#"<polyline points="{}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>"#,

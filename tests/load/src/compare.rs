@@ -6,15 +6,12 @@ use crate::system::GENERATOR;
 use testkit::table::table;
 
 /// The divisor of a figure, which removes the effect of the machine's speed.
-#[derive(Clone, Copy)]
-enum Per {
-    /// A rate, divided by pgbench's.
-    Pgbench,
-    /// Processor time, divided by the generator's own.
-    Generator,
-    /// No divisor.
-    One,
-}
+type Per = fn(&Report) -> Option<f64>;
+/// Of rates.
+const PGBENCH: Per = |run| run.pgbench;
+/// Of processor time: the generator's own.
+const GENERATORS: Per = |run| run.processes.get(GENERATOR).map(|one| one.cpu_us_per_order);
+const NOTHING: Per = |_| None;
 
 struct Figure {
     name: String,
@@ -25,10 +22,8 @@ struct Figure {
 /// A table for each run that has an earlier run of the same kind.
 pub fn tables(now: &Document, earlier: &[Document]) -> Vec<String> {
     let pairs = now.runs.iter().filter_map(|run| {
-        let (document, before) = earlier
-            .iter()
-            .flat_map(|document| document.runs.iter().map(move |run| (document, run)))
-            .find(|(_, before)| same_kind(run, before))?;
+        let mut runs = earlier.iter().flat_map(|one| one.runs.iter().map(move |before| (one, before)));
+        let (document, before) = runs.find(|(_, before)| same_kind(run, before))?;
         Some(compared(run, before, document))
     });
     pairs.collect()
@@ -49,11 +44,7 @@ fn compared(now: &Report, before: &Report, document: &Document) -> String {
     let rows = figures(now).into_iter().filter_map(|figure| {
         let old = earlier.iter().find(|old| old.name == figure.name)?;
         let ratio = figure.value / old.value;
-        let scale = match figure.per {
-            Per::Pgbench => before.pgbench.zip(now.pgbench).map(|(before, now)| before / now),
-            Per::Generator => generator(before).zip(generator(now)).map(|(before, now)| before / now),
-            Per::One => None,
-        };
+        let scale = (figure.per)(before).zip((figure.per)(now)).map(|(before, now)| before / now);
         let shown = |ratio: f64| {
             if ratio.is_finite() { format!("{ratio:.2}") } else { "-".into() }
         };
@@ -77,44 +68,38 @@ fn compared(now: &Report, before: &Report, document: &Document) -> String {
         now.waited(),
         before.waited(),
     );
-    text += &table(&["figure", "earlier", "now", "now ÷ earlier", "machine's speed cancelled"], rows);
+    text += &table("figure | earlier | now | now ÷ earlier | machine's speed cancelled", rows);
     text
 }
 
 fn figures(run: &Report) -> Vec<Figure> {
     let mut figures = Vec::new();
     let mut add = |name: &str, value: f64, per: Per| {
-        let name = name.to_owned();
-        figures.push(Figure { name, value, per });
+        figures.push(Figure { name: name.to_owned(), value, per });
     };
-    add("accepted orders/s", run.accepted_orders_per_second, Per::Pgbench);
-    add("webhooks/s", run.webhooks_per_second, Per::Pgbench);
+    add("accepted orders/s", run.accepted_orders_per_second, PGBENCH);
+    add("webhooks/s", run.webhooks_per_second, PGBENCH);
     if let Some(drain) = run.drain_per_second {
-        add("drain/s", drain, Per::Pgbench);
+        add("drain/s", drain, PGBENCH);
     }
     if let Some(pgbench) = run.pgbench {
-        add("pgbench/s", pgbench, Per::One);
+        add("pgbench/s", pgbench, NOTHING);
     }
-    let latencies = [("answer", &run.answer), ("order to webhook", &run.order_to_webhook)];
-    for (name, latency) in latencies {
+    for (name, latency) in [("answer", &run.answer), ("order to webhook", &run.order_to_webhook)] {
         if let Some(latency) = latency {
-            add(&format!("{name} p50 ms"), latency.p50_ms, Per::One);
-            add(&format!("{name} p99 ms"), latency.p99_ms, Per::One);
+            add(&format!("{name} p50 ms"), latency.p50_ms, NOTHING);
+            add(&format!("{name} p99 ms"), latency.p99_ms, NOTHING);
         }
     }
-    add("all processes, µs per order", run.cpu_us_per_order(), Per::Generator);
+    add("all processes, µs per order", run.cpu_us_per_order(), GENERATORS);
     for (name, process) in &run.processes {
-        let per = if name == GENERATOR { Per::One } else { Per::Generator };
+        let per = if name == GENERATOR { NOTHING } else { GENERATORS };
         add(&format!("{name}, µs per order"), process.cpu_us_per_order, per);
     }
     for (name, process) in &run.processes {
-        add(&format!("{name}, peak MiB"), process.peak_memory_mib, Per::One);
+        add(&format!("{name}, peak MiB"), process.peak_memory_mib, NOTHING);
     }
     figures
-}
-
-fn generator(run: &Report) -> Option<f64> {
-    run.processes.get(GENERATOR).map(|one| one.cpu_us_per_order)
 }
 
 #[cfg(test)]

@@ -72,8 +72,7 @@ fn histograms(measured: &[Measured]) -> String {
     let mut csv = "run,rate,latency,up_to_us,count\n".to_owned();
     for (run, one) in measured.iter().enumerate() {
         let rate = one.report.rate.map(|rate| rate.to_string()).unwrap_or_default();
-        let latencies = [("answer", &one.answer), ("order_to_webhook", &one.order_to_webhook)];
-        for (name, latency) in latencies {
+        for (name, latency) in [("answer", &one.answer), ("order_to_webhook", &one.order_to_webhook)] {
             for (up_to, count) in latency.buckets() {
                 // A `String` takes everything.
                 let _ = writeln!(csv, "{run},{rate},{name},{up_to},{count}");

@@ -1,5 +1,4 @@
-//! Rows of finished and of due orders, written through COPY. Only this file of the program knows the
-//! pipeline's tables.
+//! Rows of finished and of due orders, written through COPY. Only this file knows the pipeline's tables.
 
 use anyhow::{Context, Result};
 use domain::{Environment, PartnerId};
@@ -13,7 +12,6 @@ use time::OffsetDateTime;
 use time::macros::format_description;
 use uuid::{NoContext, Timestamp, Uuid};
 
-/// Orders of one transaction.
 pub const BATCH: u64 = 20_000;
 /// Filled orders were created over this many seconds before now, 120 days.
 const SPREAD: i64 = 120 * 24 * 3600;
@@ -170,30 +168,23 @@ impl Fill {
 
     async fn copy(&mut self, rows: Rows) -> Result<()> {
         let tables = [
+            ("orders (order_id, partner_id, external_order_id, answer_by, created_at)", rows.orders),
             (
-                "COPY orders (order_id, partner_id, external_order_id, answer_by, created_at) FROM STDIN",
-                rows.orders,
-            ),
-            (
-                "COPY placements (placement_id, order_id, partner_id, provider, lane, state, attempt, attempted_at, placed_at, created_at) FROM STDIN",
+                "placements (placement_id, order_id, partner_id, provider, lane, state, attempt, attempted_at, \
+                 placed_at, created_at)",
                 rows.placements,
             ),
+            ("topups (topup_id, placement_id, position, option_id, provider_option_id)", rows.topups),
+            ("esims (topup_id, provider, provider_unit_id, iccid, profile, ready_at)", rows.esims),
+            ("placement_due (placement_id, provider, lane, partner_id, buys, at)", rows.due),
             (
-                "COPY topups (topup_id, placement_id, position, option_id, provider_option_id) FROM STDIN",
-                rows.topups,
-            ),
-            (
-                "COPY esims (topup_id, provider, provider_unit_id, iccid, profile, ready_at) FROM STDIN",
-                rows.esims,
-            ),
-            ("COPY placement_due (placement_id, provider, lane, partner_id, buys, at) FROM STDIN", rows.due),
-            (
-                "COPY deliveries (topup_id, partner_id, order_id, state, attempt, attempted_at, status, delivered_at, created_at) FROM STDIN",
+                "deliveries (topup_id, partner_id, order_id, state, attempt, attempted_at, status, delivered_at, \
+                 created_at)",
                 rows.deliveries,
             ),
         ];
-        for (statement, text) in tables {
-            let mut copy = self.connection.copy_in_raw(statement).await?;
+        for (table, text) in tables {
+            let mut copy = self.connection.copy_in_raw(&format!("COPY {table} FROM STDIN")).await?;
             copy.send(text.as_bytes()).await?;
             copy.finish().await?;
         }

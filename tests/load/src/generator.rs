@@ -106,7 +106,6 @@ impl Window {
 /// The closed loop: a connection sends its next order after the response to the last one.
 pub struct Pace {
     window: Rc<Window>,
-    /// Orders that may still be sent.
     left: Cell<u64>,
     qty: u32,
     permits: Option<Rc<Semaphore>>,
@@ -125,8 +124,7 @@ impl Pace {
         self.permits.clone()
     }
 
-    /// Waits until the next order may be sent. Returns the start of its latency; `None` after the end of the
-    /// window.
+    /// Waits until the next order may be sent. Returns the start of its latency; `None` after the window.
     async fn next(&self) -> Option<Instant> {
         if let Some(permits) = &self.permits {
             let end = self.window.end.get().into();
@@ -161,7 +159,6 @@ pub struct Schedule {
     book: Rc<Book>,
     interval: Duration,
     total: u32,
-    /// The most lines.
     most: u32,
     opened: Cell<u32>,
     /// Idle lines, the most recently used first, so that a low rate needs few lines.
@@ -189,7 +186,6 @@ impl Schedule {
         }
     }
 
-    /// Limits the number of orders.
     pub fn at_most(mut self, orders: Option<u32>) -> Self {
         self.total = self.total.min(orders.unwrap_or(u32::MAX));
         self
@@ -214,8 +210,7 @@ impl Schedule {
         let mut lines = JoinSet::new();
         for number in 0..self.total {
             let planned = self.planned(number);
-            let end = self.window.end.get();
-            tokio::time::sleep_until(planned.min(end).into()).await;
+            tokio::time::sleep_until(planned.min(self.window.end.get()).into()).await;
             if self.window.over() {
                 break;
             }
@@ -246,9 +241,7 @@ impl Schedule {
     /// Sends the due orders on this line, then returns the line.
     async fn serve(self: Rc<Self>, mut line: Line) {
         while !self.window.over() {
-            let Some(number) = self.due.borrow_mut().pop_front() else {
-                break;
-            };
+            let Some(number) = self.due.borrow_mut().pop_front() else { break };
             self.sent.set(self.sent.get() + 1);
             let sender = &self.senders[number as usize % self.senders.len()];
             line.order(sender, self.planned(number), &self.book).await;
@@ -287,8 +280,7 @@ impl Line {
             Some(open) => open,
             None => sender.connect().await?,
         };
-        let timestamp = runtime::clock::unix_seconds().to_string();
-        sender.write_order(&timestamp, &mut self.body, &mut self.request)?;
+        sender.write_order(&runtime::clock::unix_seconds().to_string(), &mut self.body, &mut self.request)?;
         open.write(&self.request).await?;
         let Some((head, answer)) = open.read().await? else {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -340,10 +332,8 @@ mod tests {
         let window = Rc::new(Window::new(Instant::now(), Duration::from_secs(load.seconds.into())));
         let book = Rc::new(Book::default());
         let senders = vec![Rc::new(sender(base_url))];
-        let rate = load.rate.unwrap();
-        let schedule = Rc::new(Schedule::new(&load, rate, senders, window, Rc::clone(&book)));
-        let running = Rc::clone(&schedule).run();
-        tokio::task::LocalSet::new().run_until(running).await;
+        let schedule = Rc::new(Schedule::new(&load, load.rate.unwrap(), senders, window, Rc::clone(&book)));
+        tokio::task::LocalSet::new().run_until(Rc::clone(&schedule).run()).await;
         (schedule, book)
     }
 
@@ -383,8 +373,7 @@ mod tests {
     #[tokio::test]
     async fn the_closed_loop_holds_back_in_deliver_mode_only() {
         let pace = |args: &[&str]| {
-            let window = Window::new(Instant::now(), Duration::from_secs(1));
-            Pace::new(&load(args), Rc::new(window))
+            Pace::new(&load(args), Rc::new(Window::new(Instant::now(), Duration::from_secs(1))))
         };
         let args = ["--connections", "1", "--qty", "2", "--outstanding", "4"];
         assert!(pace(&args).permits().is_none());

@@ -4,7 +4,7 @@ use crate::beside::Beside;
 use crate::book::Book;
 use crate::chart::{Line, Plot};
 use crate::fill::{BATCH, Fill, backlog_topup};
-use crate::report::{Circumstances, Report, approximate};
+use crate::report::{Circumstances, Quantiles, Report, approximate};
 use crate::run::{self, measure};
 use crate::settings::{Load, Mode, System};
 use crate::sink::Sink;
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use store::vault::Keyring;
 use testkit::esimctl::{CatalogueOption, Esimctl};
 use testkit::progress::Progress;
-use testkit::table::table;
+use testkit::table::{figure, table};
 use url::Url;
 
 /// A backlog is given up after this time.
@@ -74,22 +74,17 @@ pub struct Grow {
     master_key: store::config::MasterKeyConfig,
 }
 
-/// The measurement at one size.
 #[derive(Debug, Serialize)]
 struct Point {
-    /// Finished orders that were filled in.
     orders: u64,
     database_bytes: i64,
     beside: String,
     /// How often the other work was completed.
     rounds: Option<u32>,
-    /// The closed loop.
     closed: Report,
-    /// The open loop.
     open: Report,
 }
 
-/// The drain of a filled-in backlog.
 #[derive(Debug, Serialize)]
 struct Backlog {
     topups: u64,
@@ -151,11 +146,10 @@ impl Grow {
 
     /// What retention began goes on after its measurement; a base backup leaves the history in the page cache.
     fn besides(&self) -> Vec<Beside> {
-        let mut besides = Vec::new();
-        besides.extend(self.snapshot.map(Beside::Snapshot));
-        besides.extend(self.retention.clone().map(Beside::Command));
-        besides.extend(self.base_backup.then_some(Beside::BaseBackup));
-        besides
+        let snapshot = self.snapshot.map(Beside::Snapshot);
+        let retention = self.retention.clone().map(Beside::Command);
+        let base_backup = self.base_backup.then_some(Beside::BaseBackup);
+        [snapshot, retention, base_backup].into_iter().flatten().collect()
     }
 
     /// The pipeline's database, as the superuser.
@@ -224,11 +218,9 @@ impl Grow {
             window: began.elapsed(),
             drained: began.elapsed(),
             drain_per_second: run::drain_rate(&book.arrivals()),
-            unsent: 0,
-            opened: 0,
-            verdicts: None,
             before,
             after: system::sample(&self.system.run_dir)?,
+            ..Circumstances::default()
         };
         let load = Load { mode: Mode::Drain, rate: None, ..self.load.clone() };
         let report = Report::new(&load, &self.system, &book, &circumstances);
@@ -270,11 +262,7 @@ impl Results {
             let Point { closed, open, .. } = point;
             let ratio = first.map(|first| closed.webhooks_per_second / first.webhooks_per_second);
             let speed = first.and_then(|first| Some(first.pgbench? / closed.pgbench?));
-            let shown = |value: Option<f64>, digits: usize| {
-                value.map_or_else(|| "-".into(), |value| format!("{value:.digits$}"))
-            };
-            let p99 =
-                |latency: &Option<crate::report::Quantiles>| shown(latency.as_ref().map(|one| one.p99_ms), 1);
+            let p99 = |latency: &Option<Quantiles>| figure(latency.as_ref().map(|one| one.p99_ms), 1);
             [
                 point.orders.to_string(),
                 point.beside.clone(),
@@ -283,45 +271,32 @@ impl Results {
                     approximate(u64::try_from(point.database_bytes).unwrap_or(0)) / f64::from(1 << 30)
                 ),
                 format!("{:.0}", closed.webhooks_per_second),
-                shown(ratio, 3),
-                shown(ratio.zip(speed).map(|(ratio, speed)| ratio * speed), 3),
-                shown(closed.pgbench, 0),
+                figure(ratio, 3),
+                figure(ratio.zip(speed).map(|(ratio, speed)| ratio * speed), 3),
+                figure(closed.pgbench, 0),
                 open.rate.unwrap_or_default().to_string(),
                 p99(&open.answer),
                 p99(&open.order_to_webhook),
                 point.rounds.map_or_else(String::new, |rounds| rounds.to_string()),
             ]
         });
-        let head = [
-            "finished orders",
-            "beside",
-            "GiB",
-            "webhooks/s",
-            "÷ first",
-            "÷ pgbench ÷ first",
-            "pgbench/s",
-            "open loop/s",
-            "answer p99 ms",
-            "to webhook p99 ms",
-            "rounds",
-        ];
-        let points = table(&head, rows);
+        let head = "finished orders | beside | GiB | webhooks/s | ÷ first | ÷ pgbench ÷ first | pgbench/s \
+                    | open loop/s | answer p99 ms | to webhook p99 ms | rounds";
+        let points = table(head, rows);
         if self.backlogs.is_empty() {
             return points;
         }
         let rows = self.backlogs.iter().map(|Backlog { topups, report }| {
             let drain = report.drain_per_second.unwrap_or_default();
-            let ratio = report.pgbench.map(|pgbench| format!("{:.3}", drain / pgbench));
             [
                 topups.to_string(),
                 format!("{drain:.0}"),
-                ratio.unwrap_or_else(|| "-".into()),
+                figure(report.pgbench.map(|pgbench| drain / pgbench), 3),
                 format!("{:.1}", report.drain_seconds),
                 report.missing_webhooks.to_string(),
             ]
         });
-        let head = ["backlog", "drain/s", "÷ pgbench", "all after s", "missing"];
-        format!("{points}\n\n{}", table(&head, rows))
+        format!("{points}\n\n{}", table("backlog | drain/s | ÷ pgbench | all after s | missing", rows))
     }
 
     fn plot(&self, prefix: &Path) -> Result<()> {
@@ -332,16 +307,11 @@ impl Results {
             names
         });
         let lines = |label: &str, colour: usize, figure: &dyn Fn(&Point) -> Option<f64>| -> Vec<Line> {
-            let line = |(index, name): (usize, &&str)| Line {
-                name: if index == 0 { label.to_owned() } else { format!("{label}, {name}") },
-                points: self
-                    .points
-                    .iter()
-                    .filter(|point| point.beside == **name)
-                    .filter_map(|point| Some((approximate(point.orders), figure(point)?)))
-                    .collect(),
-                dashed: index > 0,
-                colour: colour + 2 * index,
+            let line = |(index, name): (usize, &&str)| {
+                let points = self.points.iter().filter(|point| point.beside == **name);
+                let points = points.filter_map(|point| Some((approximate(point.orders), figure(point)?)));
+                let name = if index == 0 { label.to_owned() } else { format!("{label}, {name}") };
+                Line { name, points: points.collect(), dashed: index > 0, colour: colour + 2 * index }
             };
             names.iter().enumerate().map(line).collect()
         };

@@ -3,12 +3,12 @@
 use crate::chart::{Columns, Line, Plot};
 use crate::document::{self, Document};
 use crate::pgbench;
-use crate::report::{Report, approximate};
+use crate::report::Report;
 use crate::run::{Measured, measure};
 use crate::settings::{Load, Mode, Settings};
 use anyhow::{Result, bail, ensure};
 use std::path::Path;
-use testkit::table::table;
+use testkit::table::{figure, table};
 
 /// Below this share of the saturation, idle work dominates the processor time per order.
 const IDLE: f64 = 0.05;
@@ -17,7 +17,6 @@ const CONNECTIONS: u32 = 256;
 /// The steps, as shares of the saturation.
 const SHARES: [f64; 10] = [0.02, 0.1, 0.25, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0];
 
-/// A figure of a step.
 type Figure = fn(&Report) -> Option<f64>;
 
 /// Finds the saturation, then measures each step.
@@ -42,8 +41,7 @@ pub async fn climb(settings: &Settings) -> Result<Vec<Measured>> {
     let mut steps = vec![found];
     for rate in rates(&settings.rates, saturation) {
         eprintln!("open loop, {rate} orders/s of {saturation:.0} at saturation");
-        let step = Load { rate: Some(rate), ..load.clone() };
-        let mut measured = measure(&step, system, pgbench).await?;
+        let mut measured = measure(&Load { rate: Some(rate), ..load.clone() }, system, pgbench).await?;
         measured.report.of_saturation = Some(f64::from(rate) / saturation);
         steps.push(measured);
     }
@@ -66,9 +64,7 @@ pub fn whole(rate: f64) -> u32 {
     rate.round().clamp(1.0, 1e6) as u32
 }
 
-/// The steps as a table.
 pub fn summary(document: &Document) -> String {
-    let quantile = |value: Option<f64>| value.map_or_else(|| "-".into(), |value| format!("{value:.1}"));
     let rows = document.runs.iter().map(|run| {
         let (answer, webhook) = (run.answer.as_ref(), run.order_to_webhook.as_ref());
         [
@@ -76,75 +72,38 @@ pub fn summary(document: &Document) -> String {
             run.of_saturation.map_or_else(String::new, |share| format!("{share:.2}")),
             format!("{:.0}", run.accepted_orders_per_second),
             format!("{:.0}", run.webhooks_per_second),
-            quantile(answer.map(|one| one.p50_ms)),
-            quantile(answer.map(|one| one.p99_ms)),
-            quantile(webhook.map(|one| one.p50_ms)),
-            quantile(webhook.map(|one| one.p99_ms)),
+            figure(answer.map(|one| one.p50_ms), 1),
+            figure(answer.map(|one| one.p99_ms), 1),
+            figure(webhook.map(|one| one.p50_ms), 1),
+            figure(webhook.map(|one| one.p99_ms), 1),
             run.shed().to_string(),
             run.unsent_orders.to_string(),
-            waited_share(run),
+            figure(run.waited_percent(), 0),
             format!("{:.0}", run.cpu_us_per_order()),
         ]
     });
-    let head = [
-        "offered/s",
-        "÷ saturation",
-        "accepted/s",
-        "webhooks/s",
-        "answer p50",
-        "p99 ms",
-        "webhook p50",
-        "p99 ms",
-        "shed",
-        "unsent",
-        "waited %",
-        "µs/order",
-    ];
-    let steps = table(&head, rows);
-    let memory = table(
-        &["process", "peak MiB, highest of all steps", "us per order, closed loop"],
-        memory(&document.runs),
-    );
+    let head = "offered/s | ÷ saturation | accepted/s | webhooks/s | answer p50 | p99 ms | webhook p50 | p99 ms \
+                | shed | unsent | waited % | µs/order";
+    let steps = table(head, rows);
+    let head = "process | peak MiB, highest of all steps | us per order, closed loop";
+    let memory = table(head, memory(&document.runs));
     format!("{steps}\n\n{memory}\n\n{}", yardstick(document))
 }
 
 /// pgbench's figure and the ratios.
 fn yardstick(document: &Document) -> String {
-    let Some(closed) = document.runs.first() else {
-        return String::new();
-    };
-    let Some(pgbench) = closed.pgbench else {
-        return "pgbench was not measured".into();
-    };
+    let Some(closed) = document.runs.first() else { return String::new() };
+    let Some(pgbench) = closed.pgbench else { return "pgbench was not measured".into() };
     let (name, rate) = closed.main_rate();
-    let peak = peak(&document.runs);
-    let past = document
-        .runs
-        .iter()
-        .filter(|run| run.rate.is_some())
-        .max_by_key(|run| run.rate)
-        .map_or(0.0, |run| run.accepted_orders_per_second);
+    let peak = document.runs.iter().map(|run| run.accepted_orders_per_second).fold(0.0, f64::max);
+    let open = document.runs.iter().filter(|run| run.rate.is_some());
+    let past = open.max_by_key(|run| run.rate).map_or(0.0, |run| run.accepted_orders_per_second);
     format!(
         "pgbench {pgbench:.0}/s; {name} in the closed loop {rate:.0}/s, {:.3} of pgbench\n\
          accepted at the highest rate {past:.0}/s, {:.2} of the peak {peak:.0}/s\n{}",
         rate / pgbench,
         past / peak.max(1.0),
         closed.waited()
-    )
-}
-
-fn peak(runs: &[Report]) -> f64 {
-    let rates = runs.iter().map(|run| run.accepted_orders_per_second);
-    rates.fold(0.0, f64::max)
-}
-
-fn waited_share(run: &Report) -> String {
-    run.verdicts.as_ref().map_or_else(
-        || "-".into(),
-        |verdicts| {
-            let share = approximate(verdicts.counts().0) / approximate(run.accepted_orders.max(1));
-            format!("{:.0}", 100.0 * share)
-        },
     )
 }
 
@@ -163,9 +122,7 @@ fn memory(runs: &[Report]) -> Vec<Vec<String>> {
 
 /// The processes' names, the costliest first.
 fn processes(runs: &[Report]) -> Vec<String> {
-    let Some(first) = runs.first() else {
-        return Vec::new();
-    };
+    let Some(first) = runs.first() else { return Vec::new() };
     let mut processes: Vec<_> = first.processes.iter().collect();
     processes.sort_by(|one, other| other.1.cpu_seconds.total_cmp(&one.1.cpu_seconds));
     processes.into_iter().map(|(name, _)| name.clone()).collect()
@@ -176,8 +133,7 @@ pub fn plot(prefix: &Path, document: &Document, earlier: Option<&Document>) -> R
     let saturation = document.runs.iter().find_map(|run| Some(f64::from(run.rate?) / run.of_saturation?));
     let marks: Vec<(f64, String)> = saturation.map(|rate| (rate, "saturation".into())).into_iter().collect();
     let runs = |document: &Document| -> Vec<Report> {
-        let open = document.runs.iter().filter(|run| run.rate.is_some());
-        open.cloned().collect()
+        document.runs.iter().filter(|run| run.rate.is_some()).cloned().collect()
     };
     let steps = runs(document);
     let before = earlier.map(runs).unwrap_or_default();

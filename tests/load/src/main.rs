@@ -1,29 +1,23 @@
 //! Load generator and webhook sink in one process.
 //!
 //! # What is measured
-//! - **Accepted orders/s**: 201 responses read within the window (`--seconds`, from the first send), divided
-//!   by its length.
+//! - **Accepted orders/s**: 201 responses read in the window (`--seconds` from the first send), by its length.
 //! - **Webhooks/s**: first webhooks of topups that arrived within the window, divided by its length.
 //! - **Drain/s**: see `--mode drain` below.
-//! - **Answer latency**: from the send until the end of the response. In the open loop it counts from the
-//!   *intended* send, so a stalled generator does not hide waiting time (coordinated omission). It includes
-//!   the timer's granularity of 1 ms.
-//! - **Order-to-webhook latency**: from the same moment until the sink read the topup's first webhook; one
-//!   value per topup.
+//! - **Answer latency**: from the send to the end of the response; in the open loop from the *intended* send, so a
+//!   stalled generator hides no waiting time (coordinated omission). It includes the timer's 1 ms.
+//! - **Order-to-webhook latency**: from the same moment until the sink read the topup's first webhook.
 //! - **Processor time**: user and system time of each process and its children, from before the first send
 //!   until the last webhook. Per order, it is divided by the accepted orders.
 //! - **Peak memory**: see [`system::Usage`].
 //! - **pgbench**: see [`pgbench`]; rates are also given as a ratio to it.
-//! - **Verdicts**: how many of them ingress waited for, by its own metric. A run with waits and a run without
-//!   cannot be compared.
+//! - **Verdicts**: how many ingress waited for, by its metric. Runs with and without waits do not compare.
 //!
 //! # Modes
 //! - `accept`: a connection sends its next order after the response to the last one. Orders that are accepted
-//!   faster than delivered queue and drain afterwards, so order-to-webhook latency measures that queue, not
-//!   the pipeline.
-//! - `deliver`: the same, but a connection waits while `--outstanding` units have no webhook. The pipeline
-//!   stays busy and no queue grows, so webhooks/s is the sustained rate, and latency is about outstanding /
-//!   rate.
+//!   faster than delivered queue, so order-to-webhook latency measures that queue, not the pipeline.
+//! - `deliver`: the same, but a connection waits while `--outstanding` units have no webhook. No queue grows, so
+//!   webhooks/s is the sustained rate, and latency is about outstanding / rate.
 //! - `drain`: the provisioner is paused while `--backlog` units are accepted. Then it resumes, and drain/s is
 //!   the rate of webhooks between the first and the last twentieth.
 //!
@@ -31,8 +25,7 @@
 //! min. SIGINT ends the sending, not the wait for webhooks. With `--rate` and in the steps of `--ladder`,
 //! sending never waits: the loop is open.
 //!
-//! One thread, no HTTP library and no checks in the sink: the generator shares the machine with the measured
-//! system.
+//! One thread, no HTTP library, no checks in the sink: the generator shares the measured system's machine.
 
 mod beside;
 mod book;
@@ -43,7 +36,6 @@ mod fill;
 mod generator;
 mod grow;
 mod ladder;
-mod measurement;
 mod pgbench;
 mod report;
 mod run;
@@ -53,11 +45,89 @@ mod system;
 mod verdicts;
 mod wire;
 
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use document::Document;
+use grow::Grow;
+use report::Report;
+use run::{Measured, measure};
+use settings::{Settings, System};
+use sqlx::{Connection, PgConnection};
+use std::ffi::OsString;
 use std::process::ExitCode;
+use tokio::task::LocalSet;
 
 fn main() -> ExitCode {
-    measurement::main().unwrap_or_else(|error| {
+    let work = || -> Result<ExitCode> {
+        let arguments: Vec<OsString> = std::env::args_os().collect();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        if arguments.get(1).is_some_and(|first| first == "grow") {
+            let grow = Grow::parse_from(&arguments[1..]);
+            return runtime.block_on(checked(&grow.system, grow.run()));
+        }
+        let settings = Settings::parse_from(arguments);
+        runtime.block_on(checked(&settings.system, measurement(&settings)))
+    };
+    work().unwrap_or_else(|error| {
         eprintln!("load: {error:#}");
         ExitCode::FAILURE
     })
+}
+
+async fn checked(system: &System, work: impl Future<Output = Result<ExitCode>>) -> Result<ExitCode> {
+    if let Err(error) = check_durability(system).await {
+        eprintln!("load: {error:#}");
+        return Ok(ExitCode::from(2));
+    }
+    LocalSet::new().run_until(work).await
+}
+
+async fn measurement(settings: &Settings) -> Result<ExitCode> {
+    let Settings { load, system, .. } = settings;
+    let mut earlier = Vec::new();
+    for path in &settings.compare {
+        earlier.extend(Document::read(path)?);
+    }
+    let measured: Vec<Measured> = if settings.ladder {
+        ladder::climb(settings).await?
+    } else {
+        let pgbench = pgbench::measure(system, load.pgbench_seconds).await?;
+        vec![measure(load, system, pgbench).await?]
+    };
+    let runs = measured.iter().map(|one| one.report.clone()).collect();
+    let document = Document::new(system, runs);
+    if settings.json {
+        println!("{}", serde_json::to_string_pretty(&document)?);
+    } else {
+        if settings.ladder {
+            println!("{}", ladder::summary(&document));
+        } else {
+            println!("{}", document.runs[0]);
+        }
+        for table in compare::tables(&document, &earlier) {
+            println!("\n{table}");
+        }
+    }
+    if let Some(prefix) = &settings.out {
+        document::write(prefix, &document, &measured)?;
+        if settings.ladder {
+            let before =
+                earlier.iter().find(|document| document.runs.iter().any(|run| run.of_saturation.is_some()));
+            ladder::plot(prefix, &document, before)?;
+        }
+    }
+    Ok(if document.runs.iter().all(Report::complete) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Fails unless the database is durable: other figures are meaningless.
+async fn check_durability(system: &System) -> Result<()> {
+    let mut connection =
+        PgConnection::connect(&system.database_url).await.context("cannot connect to DATABASE_URL")?;
+    for setting in ["fsync", "synchronous_commit", "full_page_writes"] {
+        let value: String =
+            sqlx::query_scalar("SELECT current_setting($1)").bind(setting).fetch_one(&mut connection).await?;
+        ensure!(value == "on", "PostgreSQL's {setting} is {value}; figures are reported only when it is on");
+    }
+    connection.close().await?;
+    Ok(())
 }

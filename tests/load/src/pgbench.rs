@@ -11,20 +11,11 @@ use tokio::process::Command;
 use url::Url;
 
 const TABLES: &str = "
-    CREATE TABLE orders (
-        order_id uuid PRIMARY KEY,
-        partner_id uuid NOT NULL,
-        external_order_id text NOT NULL,
-        created_at timestamptz NOT NULL DEFAULT now(),
-        UNIQUE (partner_id, external_order_id));
-    CREATE TABLE units (
-        unit_id uuid PRIMARY KEY,
-        order_id uuid NOT NULL,
-        option_id uuid NOT NULL,
+    CREATE TABLE orders (order_id uuid PRIMARY KEY, partner_id uuid NOT NULL, external_order_id text NOT NULL,
+        created_at timestamptz NOT NULL DEFAULT now(), UNIQUE (partner_id, external_order_id));
+    CREATE TABLE units (unit_id uuid PRIMARY KEY, order_id uuid NOT NULL, option_id uuid NOT NULL,
         state text NOT NULL DEFAULT 'pending');
-    CREATE TABLE outbox (
-        outbox_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-        order_id uuid NOT NULL,
+    CREATE TABLE outbox (outbox_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, order_id uuid NOT NULL,
         created_at timestamptz NOT NULL DEFAULT now());";
 /// One transaction: an order, a unit and an outbox row.
 const SCRIPT: &str = "
@@ -64,18 +55,13 @@ pub async fn measure(system: &System, seconds: u32) -> Result<Option<f64>> {
     input.write_all(SCRIPT.as_bytes()).await?;
     drop(input);
     let output = child.wait_with_output().await?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    ensure!(
-        output.status.success(),
-        "pgbench: {}: {}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let rate = transactions_per_second(&text).with_context(|| format!("pgbench printed no rate: {text}"))?;
-    Ok(Some(rate))
+    let [text, errors] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    ensure!(output.status.success(), "pgbench: {}: {errors}", output.status);
+    let line = text.lines().find_map(|line| line.strip_prefix("tps = "));
+    let rate: Option<f64> = line.and_then(|line| line.split_ascii_whitespace().next()?.parse().ok());
+    Ok(Some(rate.with_context(|| format!("pgbench printed no rate: {text}"))?))
 }
 
-/// The path of one of `PostgreSQL`'s programs.
 pub fn program(folder: Option<&Path>, name: &str) -> std::path::PathBuf {
     folder.map_or_else(|| name.into(), |folder| folder.join(name))
 }
@@ -89,9 +75,4 @@ pub fn connection_settings(url: &Url) -> Result<Vec<(&'static str, String)>> {
         ("PGPASSWORD", url.password().unwrap_or_default().to_owned()),
         ("PGDATABASE", url.path().trim_start_matches('/').to_owned()),
     ])
-}
-
-fn transactions_per_second(output: &str) -> Option<f64> {
-    let line = output.lines().find_map(|line| line.strip_prefix("tps = "))?;
-    line.split_ascii_whitespace().next()?.parse().ok()
 }

@@ -20,7 +20,6 @@ pub struct Report {
     pub rate: Option<u32>,
     /// A step of a ladder: `rate` as a share of the saturation.
     pub of_saturation: Option<f64>,
-    /// Length of the window.
     pub seconds: f64,
     pub qty: u32,
     pub partners: u32,
@@ -63,9 +62,9 @@ pub struct Report {
 }
 
 /// The input of [`Report::new`] in addition to the book.
+#[derive(Default)]
 pub struct Circumstances {
     pub pgbench: Option<f64>,
-    /// Length of the window.
     pub window: Duration,
     /// From the last response until the last webhook arrived or the wait ended.
     pub drained: Duration,
@@ -179,14 +178,19 @@ impl Report {
         format!("within 5 s: {within} of {topups} webhooks, {share:.2} %{}", beside.collect::<String>())
     }
 
+    /// Verdicts that ingress waited for per 100 accepted orders, if its metrics are known.
+    pub fn waited_percent(&self) -> Option<f64> {
+        let (waited, _) = self.verdicts.as_ref()?.counts();
+        Some(100.0 * approximate(waited) / approximate(self.accepted_orders.max(1)))
+    }
+
     /// Whether ingress waited for verdicts, as a sentence.
     pub fn waited(&self) -> String {
         let wait = &self.placement_wait;
-        let Some(verdicts) = &self.verdicts else {
+        let Some((verdicts, share)) = self.verdicts.as_ref().zip(self.waited_percent()) else {
             return format!("PLACEMENT_WAIT {wait}; ingress's metrics can't be read");
         };
         let (waited, in_time) = verdicts.counts();
-        let share = 100.0 * approximate(waited) / approximate(self.accepted_orders.max(1));
         format!(
             "PLACEMENT_WAIT {wait}; ingress waited for {waited} verdicts ({share:.0} per 100 accepted orders), {in_time} came in time"
         )
@@ -211,10 +215,8 @@ impl Display for Report {
             Some(rate) => format!("open loop, {rate} orders/s, up to {} connections", self.connections),
             None => format!("closed loop, {} connections", self.connections),
         };
-        let (mode, seconds) = (self.mode.name(), self.seconds);
-        let (qty, option) = (self.qty, &self.option);
-        writeln!(f, "mode {mode}: {pace}, {seconds} s, {qty} x `{option}` per order")?;
-        let (partners, build, cores) = (self.partners, self.build, self.cores);
+        let Self { mode, seconds, qty, option, partners, build, cores, .. } = self;
+        writeln!(f, "mode {}: {pace}, {seconds} s, {qty} x `{option}` per order", mode.name())?;
         writeln!(f, "{partners} partners, {build:?} build, {cores} cores, durable commits checked")?;
         writeln!(f, "{}\n", self.waited())?;
         if self.build != Build::Release {
@@ -229,17 +231,16 @@ impl Display for Report {
         rates.extend(self.drain_per_second.map(|drain| ("drain of the backlog", drain)));
         rates.extend(self.pgbench.map(|pgbench| ("pgbench transactions", pgbench)));
         let rows = rates.iter().map(|(name, rate)| [(*name).into(), format!("{rate:.1}"), ratio(*rate)]);
-        writeln!(f, "{}\n", table(&["rate", "per s", "÷ pgbench"], rows))?;
+        writeln!(f, "{}\n", table("rate | per s | ÷ pgbench", rows))?;
         let latencies = [("answer", &self.answer), ("order to webhook", &self.order_to_webhook)];
         let rows = latencies.iter().map(|(name, latency)| quantiles(name, latency.as_ref()));
-        writeln!(f, "{}\n", table(&["latency in ms", "p50", "p95", "p99", "max"], rows))?;
+        writeln!(f, "{}\n", table("latency in ms | p50 | p95 | p99 | max", rows))?;
         writeln!(f, "{}\n", self.isolation())?;
         let rows = self.processes.iter().map(|(name, one)| {
             let figures = [one.cpu_seconds, one.cpu_us_per_order, one.peak_memory_mib];
             [name.clone()].into_iter().chain(figures.map(|figure| format!("{figure:.1}")))
         });
-        let head = ["process", "processor s", "µs per order", "peak MiB"];
-        writeln!(f, "{}", table(&head, rows))?;
+        writeln!(f, "{}", table("process | processor s | µs per order | peak MiB", rows))?;
         writeln!(f, "all processes: {:.0} µs per order", self.cpu_us_per_order())?;
 
         writeln!(f)?;

@@ -20,7 +20,6 @@ const DRAIN: Duration = Duration::from_mins(10);
 /// The longest time for sending a backlog.
 const FILL: Duration = Duration::from_mins(10);
 
-/// The results of a run.
 pub struct Measured {
     pub report: Report,
     pub answer: Latency,
@@ -53,8 +52,7 @@ pub async fn measure(load: &Load, system: &System, pgbench: Option<f64>) -> Resu
         disturbing.push((schedule, sink));
     }
     let schedule = load.rate.filter(|_| load.mode != Mode::Drain).map(|rate| {
-        let (window, book) = (Rc::clone(&window), Rc::clone(&book));
-        Rc::new(Schedule::new(load, rate, senders.clone(), window, book))
+        Rc::new(Schedule::new(load, rate, senders.clone(), Rc::clone(&window), Rc::clone(&book)))
     });
     if let Some(schedule) = &schedule {
         workers.spawn_local(Rc::clone(schedule).run());
@@ -130,10 +128,8 @@ pub async fn partners(load: &Load, sink: &Sink) -> Result<Vec<Partner>> {
 async fn senders(load: &Load, system: &System, sink: &Sink) -> Result<Vec<Rc<Sender>>> {
     let option_id = Esimctl::new([]).sandbox_option(&load.option).await?.option_id;
     let run = Uuid::now_v7().simple().to_string();
-    let sender = |partner: &Partner| {
-        let sender = Sender::new(&system.base_url, partner, &option_id, load.qty, &run)?;
-        Ok(Rc::new(sender))
-    };
+    let sender =
+        |partner: &Partner| Sender::new(&system.base_url, partner, &option_id, load.qty, &run).map(Rc::new);
     partners(load, sink).await?.iter().map(sender).collect()
 }
 
@@ -196,7 +192,6 @@ pub fn drain_rate(arrivals: &[Instant]) -> Option<f64> {
     (seconds > 0.0).then(|| count / seconds)
 }
 
-/// The text of the progress line.
 pub struct Line {
     book: Rc<Book>,
     start: Instant,
@@ -213,9 +208,7 @@ impl Line {
         let totals = self.book.totals();
         let (orders, webhooks) = (totals.orders - self.orders, totals.webhooks - self.webhooks);
         (self.orders, self.webhooks) = (totals.orders, totals.webhooks);
-        let elapsed = self.start.elapsed().as_secs();
-        let waiting = self.book.waiting();
-        let errors = totals.errors;
+        let (elapsed, waiting, errors) = (self.start.elapsed().as_secs(), self.book.waiting(), totals.errors);
         format!(
             "{elapsed:>4} s  {what}: {orders:>6} orders/s {webhooks:>6} webhooks/s {waiting:>7} topups waiting {errors:>4} errors"
         )

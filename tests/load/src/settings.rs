@@ -6,7 +6,6 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Connections of a closed loop.
 const CLOSED_CONNECTIONS: u32 = 64;
 /// The most connections of an open loop: enough to keep sending on time while answers are late.
 const OPEN_CONNECTIONS: u32 = 1_024;
@@ -39,8 +38,7 @@ pub struct Settings {
     /// An earlier run's JSON file, or a folder of them, to print beside this run. Repeatable.
     #[arg(long, value_name = "PATH")]
     pub compare: Vec<PathBuf>,
-    /// Writes `<PREFIX>.json` and `<PREFIX>-histograms.csv`; a ladder also writes its plots,
-    /// `<PREFIX>-*.svg`.
+    /// Writes `<PREFIX>.json` and `<PREFIX>-histograms.csv`, and a ladder's plots to `<PREFIX>-*.svg`.
     #[arg(long, value_name = "PREFIX")]
     pub out: Option<PathBuf>,
     /// Prints the results as JSON.
@@ -79,8 +77,7 @@ pub struct Load {
     /// The aim of the run.
     #[arg(long, value_enum, default_value_t = Mode::Accept)]
     pub mode: Mode,
-    /// Units without webhook at which the closed loop of `--mode deliver` pauses [default: 16 per
-    /// connection].
+    /// Units without webhook at which the loop of `--mode deliver` pauses [default: 16 per connection].
     #[arg(long)]
     pub outstanding: Option<u32>,
     /// Orders that queue in `--mode drain` before the provisioner resumes.
@@ -162,17 +159,12 @@ pub enum Mode {
 }
 
 impl Mode {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Accept => "accept",
-            Self::Deliver => "deliver",
-            Self::Drain => "drain",
-        }
+    pub fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
     }
 }
 
 impl Load {
-    /// The maximum number of connections.
     pub fn most_connections(&self) -> u32 {
         let default = if self.rate.is_some() { OPEN_CONNECTIONS } else { CLOSED_CONNECTIONS };
         self.connections.unwrap_or(default)

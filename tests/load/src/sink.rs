@@ -1,5 +1,4 @@
-//! The partners' webhook endpoint: responds 200 and records the topup. It does not check signatures; the
-//! tests do.
+//! The partners' webhook endpoint: responds 200 and records the topup. The tests check signatures.
 
 use crate::book::Book;
 use crate::wire::{Connection, topup_ids};
@@ -22,8 +21,7 @@ pub struct Sink {
 impl Sink {
     pub async fn start(at: Ipv4Addr, book: Rc<Book>) -> Result<Self> {
         let listener = TcpListener::bind((at, 0)).await.context("the sink cannot listen")?;
-        let address = listener.local_addr()?;
-        Ok(Self { address, server: spawn_local(accept(listener, book)) })
+        Ok(Self { address: listener.local_addr()?, server: spawn_local(accept(listener, book)) })
     }
 
     /// The webhook URL of the partner with this number.

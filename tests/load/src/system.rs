@@ -20,9 +20,8 @@ const DEFAULT_PLACEMENT_WAIT: &str = "2s";
 pub struct Usage {
     /// User and system time; includes children that have ended.
     pub cpu: Duration,
-    /// The peak of resident memory (`VmHWM`) since [`reset_peaks`], or since the start where the kernel
-    /// doesn't allow that. With descendants: the sum of their peaks, with shared
-    /// memory counted once; an upper bound, since the peaks need not coincide.
+    /// The peak of resident memory (`VmHWM`) since [`reset_peaks`], or since the start where the kernel denies it. With
+    /// descendants: the sum of their peaks, shared memory counted once; an upper bound, as peaks need not coincide.
     pub peak_memory_kib: u64,
 }
 

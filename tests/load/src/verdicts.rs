@@ -18,7 +18,6 @@ impl Verdicts {
         Some(Self::parse(&answer.text().await.ok()?))
     }
 
-    /// The increase since `before`.
     pub fn since(&self, before: &Self) -> Self {
         let added = self.0.iter().map(|(verdict, count)| {
             let earlier = before.0.get(verdict).copied().unwrap_or_default();
@@ -36,9 +35,7 @@ impl Verdicts {
     fn parse(text: &str) -> Self {
         let mut verdicts = BTreeMap::new();
         for line in text.lines().filter_map(|line| line.strip_prefix(METRIC)) {
-            let Some((labels, value)) = line.split_once('}') else {
-                continue;
-            };
+            let Some((labels, value)) = line.split_once('}') else { continue };
             let verdict =
                 labels.split(',').find_map(|label| label.strip_prefix("verdict=\"")?.strip_suffix('"'));
             if let (Some(verdict), Ok(count)) = (verdict, value.trim().parse::<u64>()) {

@@ -7,10 +7,8 @@ use tokio::net::TcpStream;
 
 const HEAD_LIMIT: usize = 16 * 1024;
 const BODY_LIMIT: usize = 1024 * 1024;
-/// Digits of a `topup_id`.
 const TOPUP_ID_DIGITS: usize = 26;
 
-/// The head of a request or a response.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Head {
     /// Bytes up to and including the empty line.
@@ -37,9 +35,7 @@ fn parse_head(bytes: &[u8]) -> io::Result<Option<Head>> {
     let status = u16::try_from(status).map_err(|_| malformed("no status"))?;
     let mut head = Head { length: end + 4, body: 0, status, close: false };
     for line in lines {
-        let Some(colon) = line.iter().position(|byte| *byte == b':') else {
-            continue;
-        };
+        let Some(colon) = line.iter().position(|byte| *byte == b':') else { continue };
         let (name, value) = (&line[..colon], line[colon + 1..].trim_ascii());
         if name.eq_ignore_ascii_case(b"content-length") {
             head.body = number(value).ok_or_else(|| malformed("no content length"))?;
@@ -80,7 +76,6 @@ pub fn topup_ids(json: &[u8]) -> impl Iterator<Item = u128> {
     })
 }
 
-/// A connection and its read-ahead bytes.
 pub struct Connection {
     stream: TcpStream,
     buffer: Vec<u8>,
@@ -89,7 +84,6 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Takes over a connected stream.
     pub fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         Ok(Self { stream, buffer: Vec::with_capacity(4096), used: 0 })
@@ -97,8 +91,7 @@ impl Connection {
 
     /// False once the peer has closed it, as far as this side knows.
     pub fn is_open(&self) -> bool {
-        let nothing = self.stream.try_read(&mut [0; 1]);
-        nothing.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+        self.stream.try_read(&mut [0; 1]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
     }
 
     pub async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {

@@ -45,7 +45,7 @@ async fn a_server_that_loses_its_storage_costs_nothing_but_time() {
     bench.announce(0).await;
     rows.until_done(1).await;
 
-    server.kill().await.unwrap();
+    server.process.kill().await.unwrap();
     server.wipe().unwrap();
     until("the lost connection to be noticed", async || !bench.nats.is_connected()).await;
     // Not published and not queued: the row is due in the database instead.
@@ -53,7 +53,7 @@ async fn a_server_that_loses_its_storage_costs_nothing_but_time() {
     rows.make_due([2]);
     rows.until_done(2).await;
 
-    server.start_again().await.unwrap();
+    server.process.start().await.unwrap();
     tokio::time::timeout(PATIENCE, bench.nats.connected()).await.unwrap();
     bench.announce(3).await;
     rows.until_done(3).await;

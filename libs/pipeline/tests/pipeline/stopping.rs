@@ -89,7 +89,7 @@ async fn a_stop_ends_a_stage_that_has_no_server() {
     let rows = Rows::new([]);
     let stage = bench.start(&rows, 4).await;
     bench.until_pulled().await;
-    server.kill().await.unwrap();
+    server.process.kill().await.unwrap();
     rows.make_due([1]);
     rows.until_done(1).await;
     stage.stop().await;

@@ -10,7 +10,6 @@ use testkit::wait;
 /// How long leases, the settling delay and the first retry may take at the end.
 const QUIET: Duration = Duration::from_secs(90);
 
-/// Whether no work is left.
 fn is_settled(row: &Stored) -> bool {
     let closed = matches!(row.placement.as_str(), "refused" | "failed" | "parked");
     closed || row.topup == "failed" || row.delivery.as_deref() == Some("delivered")
@@ -18,22 +17,13 @@ fn is_settled(row: &Stored) -> bool {
 
 /// Waits until nothing is open; returns every discrepancy.
 pub async fn compare(walk: &Walk) -> Result<Vec<String>> {
-    let settled = async || {
-        let all = walk.stack.stored().await?.iter().all(is_settled);
-        Ok(all.then_some(()))
-    };
+    let settled = async || Ok(walk.stack.stored().await?.iter().all(is_settled).then_some(()));
     // Rows that are still open are reported below, by id.
     let _ = wait::until(QUIET, "quiet", settled).await;
 
     let stored = walk.stack.stored().await?;
-    let purchases: BTreeMap<String, u64> = walk
-        .stack
-        .ledger()
-        .await?
-        .orders
-        .into_iter()
-        .map(|order| (order.order_id, order.purchased_times))
-        .collect();
+    let orders = walk.stack.ledger().await?.orders.into_iter();
+    let purchases: BTreeMap<_, _> = orders.map(|order| (order.order_id, order.purchased_times)).collect();
     let webhooks = walk.webhooks()?;
     println!(
         "{} orders, {} topups stored, {} purchases, {} topups delivered",
@@ -81,8 +71,7 @@ fn answers(walk: &Walk, stored: &[Stored]) -> Vec<String> {
     }
     let mut wrong = Vec::new();
     for asked in &walk.asked {
-        let partner = walk.partners[asked.partner].access_key.as_str();
-        let order = (partner, asked.external_order_id.as_str());
+        let order = (walk.partners[asked.partner].access_key.as_str(), asked.external_order_id.as_str());
         let topups = standing.get(&order);
         let state = ended.get(&order).copied().unwrap_or("not stored");
         let expected = if asked.option == "refused" { "failed" } else { "placed" };

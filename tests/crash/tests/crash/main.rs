@@ -3,9 +3,8 @@
 //!
 //! It needs binaries with fail points; `tests/run crash` builds them into a separate folder.
 //!
-//! One system walks through all points while orders continue. Rows left behind at one point are redriven
-//! during the next ones, and may reach those too. At the end the test compares three ledgers: the partners'
-//! responses, the sandbox's purchases, the receiver's webhooks.
+//! One system walks through all points while orders continue; rows left behind are redriven during later points.
+//! At the end three ledgers are compared: partners' responses, the sandbox's purchases, the receiver's webhooks.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 

@@ -12,9 +12,8 @@ use testkit::esimctl::Partner;
 use testkit::process::Process;
 use testkit::receiver::{Answer, Receiver};
 use testkit::stack::{Stack, Stage};
-use testkit::{http, wait};
+use testkit::wait;
 
-/// How long a point may take to be reached.
 const REACH: Duration = Duration::from_secs(30);
 /// The options of each wave, ordered by the partner with a webhook URL.
 const WAVE: [&str; 4] = ["ready", "delayed", "refused", "bought-then-error"];
@@ -54,8 +53,7 @@ pub struct Walk {
 }
 
 impl Walk {
-    /// Starts everything. The provider detects no duplicates, so only the pipeline's safeguards prevent a
-    /// second purchase.
+    /// The provider detects no duplicates, so only the pipeline's safeguards prevent a second purchase.
     pub async fn begin() -> Result<Self> {
         let stack = Stack::builder()
             .env(Stage::Sandbox, "SANDBOX_DETECT_DUPLICATES", "false")
@@ -91,15 +89,10 @@ impl Walk {
         })
     }
 
-    /// Lets the process of `point` die there while orders arrive, then starts it again. Returns the number of
-    /// waves that it took.
+    /// Lets the process of `point` die there while orders arrive, then starts it again. Returns the waves of orders.
     pub async fn die_at(&mut self, point: Point) -> Result<usize> {
-        let stage = match point.stage {
-            "ingress" => Stage::Ingress,
-            "provisioner" => Stage::Provisioner,
-            "notifier" => Stage::Notifier,
-            other => bail!("no stage is named {other}"),
-        };
+        let stage = Stage::OURS.into_iter().find(|stage| stage.name() == point.stage);
+        let stage = stage.with_context(|| format!("no stage is named {}", point.stage))?;
         // Only a provider that cannot be reached as a whole opens its breaker, so that a probe follows.
         let unreachable = matches!(point.effect, Effect::CommitHealth | Effect::CommitProbe);
         if unreachable {
@@ -128,8 +121,9 @@ impl Walk {
     }
 
     async fn waves_until_death(&mut self, stage: Stage, point: Point) -> Result<usize> {
-        if !ready_or_dead(self.stack.process(stage)?).await? {
-            return Ok(0);
+        let process = self.stack.process(stage)?;
+        if let Err(error) = process.ready().await {
+            return if process.exited()?.is_some() { Ok(0) } else { Err(error) };
         }
         let mut waves = 0;
         let walking = async {
@@ -152,8 +146,7 @@ impl Walk {
         if point.effect == Effect::Bury {
             let prefix = &self.stack.prefix;
             for subject in ["topup.job.sandbox", "topup.ready.nobody"] {
-                let subject = format!("{prefix}{subject}");
-                self.jetstream.publish(subject, "unreadable".into()).await?.await?;
+                self.jetstream.publish(format!("{prefix}{subject}"), "unreadable".into()).await?.await?;
             }
         }
         let orders = WAVE.map(|option| (0, option)).into_iter().chain([(1, "ready")]);
@@ -172,14 +165,11 @@ impl Walk {
 
     /// Repeats each unanswered order under the same id until it gets a definite response, as a partner would.
     pub async fn settle_unanswered(&mut self) -> Result<()> {
-        for asked in &mut self.asked {
-            let client = &self.clients[asked.partner];
-            let stack = &self.stack;
-            if asked.answer.is_none() {
-                let again = async || ask(stack, client, &asked.external_order_id, asked.option).await;
-                let what = format!("an answer to {}", asked.external_order_id);
-                asked.answer = Some(wait::until(REACH, &what, again).await?);
-            }
+        for asked in self.asked.iter_mut().filter(|asked| asked.answer.is_none()) {
+            let (stack, client) = (&self.stack, &self.clients[asked.partner]);
+            let again = async || ask(stack, client, &asked.external_order_id, asked.option).await;
+            let what = format!("an answer to {}", asked.external_order_id);
+            asked.answer = Some(wait::until(REACH, &what, again).await?);
         }
         Ok(())
     }
@@ -209,36 +199,18 @@ impl Walk {
 /// Sends an order once; `None` without a definite response.
 async fn ask(stack: &Stack, client: &Client, id: &str, option: &str) -> Result<Option<Said>> {
     let option_id = stack.option(option)?;
-    let Ok(answer) = client.order(id, &[(option_id, 1)]).await else {
-        return Ok(None);
-    };
+    let Ok(answer) = client.order(id, &[(option_id, 1)]).await else { return Ok(None) };
     match answer.status {
         201 => {
-            let topups = answer.products()?.into_iter().map(|product| product.topup_id);
-            Ok(Some(Said::Created(topups.collect())))
+            Ok(Some(Said::Created(answer.products()?.into_iter().map(|product| product.topup_id).collect())))
         }
         422 => {
             let text = String::from_utf8_lossy(&answer.body).into_owned();
-            let taken = text.contains("already been taken");
-            Ok(Some(if taken { Said::Taken } else { Said::Refused(text) }))
+            Ok(Some(if text.contains("already been taken") { Said::Taken } else { Said::Refused(text) }))
         }
         500..600 => Ok(None),
         other => bail!("{id} was answered with {other}"),
     }
-}
-
-/// Waits until a process is ready (true) or has already died (false).
-async fn ready_or_dead(process: &mut Process) -> Result<bool> {
-    let client = http::client()?;
-    let url = process.program().ready_url.clone();
-    wait::until(REACH, "it to be ready", async || {
-        if process.exited()?.is_some() {
-            return Ok(Some(false));
-        }
-        let answer = client.get(&url).timeout(Duration::from_secs(1)).send().await;
-        Ok(answer.is_ok_and(|answer| answer.status().is_success()).then_some(true))
-    })
-    .await
 }
 
 /// Waits for the end of a process; returns the signal that ended it.

@@ -23,7 +23,7 @@ async fn orders_outlive_nats_and_its_storage() {
     // Still in flight when NATS stops.
     topup_ids.extend(order_many(&shop, "on the way", &delayed, 5).await.unwrap());
 
-    stack.nats().unwrap().stop().await.unwrap();
+    stack.nats().unwrap().process.terminate(Duration::from_secs(10)).await.unwrap();
     topup_ids.extend(order_many(&shop, "away", &ready, 10).await.unwrap());
     let ingress = stack.process(Stage::Ingress).unwrap();
     let ready_url = http::client().unwrap().get(&ingress.program().ready_url);
@@ -33,7 +33,7 @@ async fn orders_outlive_nats_and_its_storage() {
     topup_ids.extend(order_many(&shop, "started", &ready, 5).await.unwrap());
 
     stack.nats().unwrap().wipe().unwrap();
-    stack.nats().unwrap().start_again().await.unwrap();
+    stack.nats().unwrap().process.start().await.unwrap();
     assert_eq!(topup_ids.len(), 25);
     shop.delivered(&topup_ids, Duration::from_mins(1)).await.unwrap();
 

@@ -74,9 +74,9 @@ async fn a_wiped_jetstream_with_a_backlog_loses_nothing() {
     println!("{} topups, {} events in the stream", topup_ids.len(), waiting.await.unwrap());
 
     let server = stack.nats().unwrap();
-    server.kill().await.unwrap();
+    server.process.kill().await.unwrap();
     server.wipe().unwrap();
-    server.start_again().await.unwrap();
+    server.process.start().await.unwrap();
     assert!(shop.receiver.received().is_empty(), "the notifier doesn't run yet");
     stack.process(Stage::Notifier).unwrap().start().await.unwrap();
     shop.delivered(&topup_ids, Duration::from_mins(3)).await.unwrap();

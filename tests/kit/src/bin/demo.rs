@@ -1,6 +1,6 @@
 //! The demo: a partner orders three eSIMs and gets three webhooks.
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use qrcode::QrCode;
 use qrcode::render::unicode::Dense1x2;
@@ -15,22 +15,12 @@ use testkit::wait;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-/// The path of the partner's webhooks.
 const PATH: &str = "/webhooks";
 /// Ordered sandbox options, and the number of eSIMs of each.
 const ORDER: [(&str, u32); 2] = [("ready", 2), ("delayed", 1)];
 /// The fields of a webhook, in the order of the specification.
-const FIELDS: [&str; 9] = [
-    "topup_id",
-    "option_id",
-    "iccid",
-    "smdp",
-    "activate_code",
-    "download_link",
-    "qrcode_img_url",
-    "expired_date",
-    "external_order_id",
-];
+const FIELDS: &str =
+    "topup_id option_id iccid smdp activate_code download_link qrcode_img_url expired_date external_order_id";
 
 /// Creates a sandbox partner, orders three eSIMs of two options, and prints the webhooks that arrive.
 ///
@@ -60,7 +50,6 @@ async fn main() -> ExitCode {
     }
 }
 
-/// An accepted order.
 struct Order {
     external_order_id: String,
     products: Vec<Product>,
@@ -114,9 +103,7 @@ async fn place(settings: &Settings, esimctl: &Esimctl, client: &Client) -> Resul
         println!("  topup {} of option {}", product.topup_id, product.option_id);
     }
     let expected: usize = ORDER.iter().map(|(_, qty)| *qty as usize).sum();
-    if products.len() != expected {
-        bail!("the answer has {} topups instead of {expected}", products.len());
-    }
+    ensure!(products.len() == expected, "the answer has {} topups instead of {expected}", products.len());
     Ok(Order { external_order_id, products, sent, answer_took: answer.took })
 }
 
@@ -127,23 +114,17 @@ async fn follow(receiver: &Receiver, order: &Order, timeout: Duration) -> Vec<Re
     let mut progress = Progress::start();
     println!();
     while first.len() < topups.len() {
-        progress.show(format!(
-            "{} of {} webhooks arrived, waiting for the others",
-            first.len(),
-            topups.len()
-        ));
+        let (arrived, all) = (first.len(), topups.len());
+        progress.show(format!("{arrived} of {all} webhooks arrived, waiting for the others"));
         let is_new = |webhook: &Received| {
             let seen = first.iter().any(|one| one.topup_id() == webhook.topup_id());
             topups.contains(webhook.topup_id()) && !seen
         };
         let left = timeout.saturating_sub(order.sent.elapsed());
         let waiting = receiver.wait_until(left, "the next webhook", |all| all.iter().any(is_new));
-        let Ok(all) = waiting.await else { break };
-        let Some(webhook) = all.into_iter().find(is_new) else {
-            break;
-        };
-        let number = first.len() + 1;
-        progress.print(&describe(&webhook, number, topups.len(), webhook.at - order.sent));
+        let Ok(received) = waiting.await else { break };
+        let Some(webhook) = received.into_iter().find(is_new) else { break };
+        progress.print(&describe(&webhook, arrived + 1, all, webhook.at - order.sent));
         first.push(webhook);
     }
     first
@@ -151,10 +132,10 @@ async fn follow(receiver: &Receiver, order: &Order, timeout: Duration) -> Vec<Re
 
 fn describe(webhook: &Received, number: usize, of: usize, after: Duration) -> String {
     let verdict = if webhook.is_valid() { "signature valid" } else { "SIGNATURE INVALID" };
-    let fields = FIELDS.map(|field| {
-        let value = webhook.json[field].as_str().unwrap_or("(missing)");
-        format!("  {field:<18}{value}\n")
-    });
+    let fields: Vec<String> = FIELDS
+        .split(' ')
+        .map(|field| format!("  {field:<18}{}\n", webhook.json[field].as_str().unwrap_or("(missing)")))
+        .collect();
     let fields = fields.concat();
     format!("Webhook {number} of {of}, {} after the order, {verdict}\n{fields}", millis(after))
 }

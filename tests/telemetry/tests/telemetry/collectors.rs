@@ -42,8 +42,7 @@ async fn no_collector_and_one_that_hangs_cost_nothing() {
     let ready = stack.option("ready").unwrap().to_owned();
     let ids: Vec<String> = (0..ORDERS).map(|number| format!("order {number}")).collect();
     let items = [(ready.as_str(), 1)];
-    let orders = ids.iter().map(|id| shop.client.order(id, &items));
-    for answer in try_join_all(orders).await.unwrap() {
+    for answer in try_join_all(ids.iter().map(|id| shop.client.order(id, &items))).await.unwrap() {
         answer.products().unwrap();
     }
     shop.receiver.wait_for(ORDERS, Duration::from_secs(20)).await.unwrap();

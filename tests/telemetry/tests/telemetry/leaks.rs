@@ -103,7 +103,6 @@ async fn stored(url: &str) -> Result<(Vec<String>, Vec<Bytes>)> {
     Ok((names, messages))
 }
 
-/// Every row of every table.
 async fn rows(stack: &Stack) -> Result<Vec<String>> {
     let mut database = stack.database.connect().await?;
     let tables = "SELECT relname::text FROM pg_stat_user_tables WHERE n_live_tup > 0 OR n_tup_ins > 0";
@@ -155,8 +154,7 @@ async fn no_secret_is_in_logs_metrics_traces_or_messages() {
     secrets.add("the key in a webhook URL", "endpoint-key-in-the-url");
     for partner in [&shop.partner, &careless] {
         secrets.add_base64("a secret key", &partner.secret_key);
-        let webhook_secret = partner.webhook_secret.trim_start_matches("whsec_");
-        secrets.add_base64("a webhook secret", webhook_secret);
+        secrets.add_base64("a webhook secret", partner.webhook_secret.trim_start_matches("whsec_"));
     }
     let settings = stack.process(Stage::Provisioner).unwrap().program().env.clone();
     let (_, master_key) = settings["MASTER_KEY"].split_once(':').unwrap();
@@ -168,8 +166,7 @@ async fn no_secret_is_in_logs_metrics_traces_or_messages() {
     let received = shop.receiver.received();
     let webhooks = received.len() + echo.heard().len();
     for webhook in received {
-        let signature = webhook.headers["webhook-signature"].to_str().unwrap();
-        secrets.add_webhook(&webhook.json, signature);
+        secrets.add_webhook(&webhook.json, webhook.headers["webhook-signature"].to_str().unwrap());
     }
     for webhook in echo.heard() {
         secrets.add_webhook(&webhook.body, &webhook.signature);
@@ -211,8 +208,7 @@ async fn no_secret_is_in_logs_metrics_traces_or_messages() {
         }
     }
     let messages = tapped.lock().unwrap().clone();
-    let is_job = |message: &Bytes| message.starts_with(b"{\"type\":\"topup.job.v2\"");
-    assert!(messages.iter().any(is_job));
+    assert!(messages.iter().any(|message| message.starts_with(b"{\"type\":\"topup.job.v2\"")));
     for message in messages {
         secrets.search("a NATS message", &message);
     }
@@ -273,8 +269,7 @@ async fn traffic(
 
     // A message that no handler can read.
     let jetstream = async_nats::jetstream::new(async_nats::connect(nats_url).await?);
-    let subject = format!("{}topup.job.sandbox", stack.prefix);
-    jetstream.publish(subject, "unreadable".into()).await?.await?;
+    jetstream.publish(format!("{}topup.job.sandbox", stack.prefix), "unreadable".into()).await?.await?;
 
     let webhooks = shop.receiver.wait_for(4, Duration::from_secs(20)).await?;
     let echoed = async || Ok((echo.heard().len() >= 3).then_some(()));
@@ -284,8 +279,7 @@ async fn traffic(
     anyhow::ensure!(order.json()?["topups"][0]["esim"]["activate_code"].is_string());
     let echoed = echo.heard()[0].body["topup_id"].clone();
     let path = format!("/v1/api_partner/topups/{}/deliveries", echoed.as_str().context("no topup")?);
-    let asked = stack.client(careless)?.get(&path);
-    anyhow::ensure!(asked.send().await?.status == 200);
+    anyhow::ensure!(stack.client(careless)?.get(&path).send().await?.status == 200);
     // Pictures: as the webhook says, and in ways that don't work.
     let http = http::client()?;
     for webhook in &webhooks {
@@ -295,8 +289,7 @@ async fn traffic(
         anyhow::ensure!(http.get(format!("{path}/3")).send().await?.status() == 404);
         anyhow::ensure!(http.post(picture).send().await?.status() == 405);
         let code = webhook.json["activate_code"].as_str().context("no code")?;
-        let plain = format!("{}/{code}", stack.base_url);
-        anyhow::ensure!(http.get(plain).send().await?.status() == 404);
+        anyhow::ensure!(http.get(format!("{}/{code}", stack.base_url)).send().await?.status() == 404);
     }
     let mut database = stack.database.connect().await?;
     wait::until(Duration::from_secs(20), "a parked placement", async || {

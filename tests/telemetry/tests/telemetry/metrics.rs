@@ -53,11 +53,9 @@ fn read(service: &str, text: &str, metrics: &mut Metrics) -> Result<()> {
         }
         let (series, _) = line.rsplit_once(' ').context("no value")?;
         let (name, labels) = series.split_once('{').unwrap_or((series, ""));
-        let base = ["_bucket", "_sum", "_count"]
-            .iter()
-            .filter_map(|suffix| name.strip_suffix(suffix))
-            .find(|base| kind_of.get(base) == Some(&"histogram"))
-            .unwrap_or(name);
+        let suffixes = ["_bucket", "_sum", "_count"].into_iter();
+        let mut bases = suffixes.filter_map(|suffix| name.strip_suffix(suffix));
+        let base = bases.find(|base| kind_of.get(base) == Some(&"histogram")).unwrap_or(name);
         let kind = kind_of.get(base).with_context(|| format!("no type: {line}"))?;
         let metric = metrics.entry((service.to_owned(), base.to_owned())).or_default();
         (*kind).clone_into(&mut metric.kind);
@@ -72,13 +70,11 @@ fn read(service: &str, text: &str, metrics: &mut Metrics) -> Result<()> {
 async fn shown(stack: &mut Stack) -> Result<Metrics> {
     let mut metrics = Metrics::new();
     for stage in Stage::ALL {
-        let text = stack.process(stage)?.metrics().await?;
-        read(stage.name(), &text, &mut metrics)?;
+        read(stage.name(), &stack.process(stage)?.metrics().await?, &mut metrics)?;
     }
     Ok(metrics)
 }
 
-/// The differences, one line each.
 fn differences(documented: &Metrics, shown: &Metrics) -> Vec<String> {
     let mut differences = Vec::new();
     for ((service, name), metric) in documented {
@@ -126,8 +122,7 @@ async fn the_table_is_what_there_is() {
     // Verdicts, refusals, deliveries, a wrong signature, a callback that is none.
     verdicts_come(&stack, &shop.client).await.unwrap();
     let ready = stack.option("ready").unwrap().to_owned();
-    let answer = shop.client.order("one", &[(&ready, 1)]).await.unwrap();
-    answer.products().unwrap();
+    shop.client.order("one", &[(&ready, 1)]).await.unwrap().products().unwrap();
     let unsigned = shop.client.post("{}").header("x-service-signature", "00");
     assert_eq!(unsigned.send().await.unwrap().status, 401);
     let listen = stack.process(Stage::Provisioner).unwrap().program().env["LISTEN"].clone();

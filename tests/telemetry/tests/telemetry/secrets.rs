@@ -8,14 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The forms to search for, and the findings.
 #[derive(Default)]
 pub struct Secrets {
-    /// A form of a secret, and what it is.
     forms: BTreeMap<String, String>,
     found: BTreeSet<String>,
     searched: usize,
 }
 
 impl Secrets {
-    /// A secret text.
     pub fn add(&mut self, what: &str, text: &str) {
         assert!(text.len() >= 8, "{what} is too short to be searched for");
         self.form(what, text);
@@ -24,8 +22,7 @@ impl Secrets {
         self.form(what, STANDARD.encode(text).trim_end_matches('='));
         self.form(what, &URL_SAFE_NO_PAD.encode(text));
         self.form(what, &hex::encode(text));
-        let numbers = format!("{:?}", text.as_bytes());
-        self.form(what, numbers.trim_matches(['[', ']']));
+        self.form(what, format!("{:?}", text.as_bytes()).trim_matches(['[', ']']));
     }
 
     /// A secret of bytes, as its owner writes it.
@@ -33,8 +30,7 @@ impl Secrets {
         self.add(what, text);
         let bytes = STANDARD.decode(text).expect("Base64");
         self.form(what, &hex::encode(&bytes));
-        let numbers = format!("{bytes:?}");
-        self.form(what, numbers.trim_matches(['[', ']']));
+        self.form(what, format!("{bytes:?}").trim_matches(['[', ']']));
         if let Ok(text) = String::from_utf8(bytes)
             && text.len() >= 8
             && text.bytes().all(|byte| byte.is_ascii_graphic())

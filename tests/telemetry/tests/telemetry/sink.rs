@@ -24,7 +24,6 @@ use tokio::task::JoinHandle;
 
 pub type Attributes = BTreeMap<String, String>;
 
-/// A span as it was exported.
 #[derive(Clone, Debug)]
 pub struct Span {
     pub service: String,
@@ -41,7 +40,6 @@ pub struct Span {
     pub events: usize,
 }
 
-/// A log record as it was exported.
 #[derive(Clone, Debug)]
 pub struct Log {
     pub service: String,
@@ -50,7 +48,6 @@ pub struct Log {
     pub span: String,
 }
 
-/// Everything received so far.
 #[derive(Clone, Debug, Default)]
 pub struct Book {
     pub spans: Vec<Span>,
@@ -61,7 +58,6 @@ pub struct Book {
     pub resources: BTreeMap<String, Attributes>,
     /// Service and protocol.
     pub protocols: BTreeSet<(String, &'static str)>,
-    /// Every raw message.
     pub raw: Vec<Bytes>,
     pub authorization: BTreeSet<String>,
 }

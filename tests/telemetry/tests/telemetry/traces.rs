@@ -51,7 +51,6 @@ fn named<'a>(book: &'a Book, name: &str, trace: &str) -> Vec<&'a Span> {
     book.spans.iter().filter(named).collect()
 }
 
-/// The one POST of a trace.
 fn post_of<'a>(book: &'a Book, trace: &str) -> &'a Span {
     let posts = named(book, POST, trace);
     assert_eq!(posts.len(), 1, "{posts:#?}");
@@ -81,8 +80,7 @@ async fn an_order_is_one_trace_and_a_retried_webhook_one_of_its_own() {
     let items = [(stack.option("ready").unwrap(), 2), (stack.option("delayed").unwrap(), 1)];
     let order = testkit::client::order("traced", &items).to_string();
     let request = shop.client.post(order).header("traceparent", INBOUND);
-    let products = request.send().await.unwrap().products().unwrap();
-    assert_eq!(products.len(), 3);
+    assert_eq!(request.send().await.unwrap().products().unwrap().len(), 3);
     let told = shop.receiver.wait_for(3, Duration::from_secs(20)).await.unwrap();
     let (trace, _) = trace_of(&told[0]);
     let [_, inbound, caller, _] = INBOUND.split('-').collect::<Vec<_>>()[..] else { panic!("{INBOUND}") };
@@ -158,8 +156,7 @@ fn attributes_follow_the_conventions(spans: &[Span]) {
         }
     }
     assert!(spans.iter().all(|span| !span.failed), "{spans:#?}");
-    let events = spans.iter().map(|span| span.events).sum::<usize>();
-    assert_eq!(events, 0, "what is logged is sent as logs");
+    assert_eq!(spans.iter().map(|span| span.events).sum::<usize>(), 0, "what is logged is sent as logs");
     assert!(!of("POST webhook").contains_key("http.request.resend_count"));
 }
 

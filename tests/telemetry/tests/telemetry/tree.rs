@@ -5,7 +5,6 @@ use anyhow::{Context, Result, ensure};
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use std::collections::HashMap;
 
-/// The rule for spans of one name.
 #[derive(Debug)]
 pub struct Rule {
     pub name: &'static str,
@@ -16,11 +15,9 @@ pub struct Rule {
     parents: Vec<&'static str>,
     /// The least and the most spans of this name.
     count: (usize, usize),
-    /// Whether it is linked to its parent as well.
     pub linked: bool,
 }
 
-/// Reads a table of rules.
 pub fn rules(table: &'static str) -> Vec<Rule> {
     let rule = |line: &'static str| {
         let mut cells = line.split(';').map(str::trim);
