@@ -7,7 +7,7 @@ use time::OffsetDateTime;
 use crate::{
     console::Console,
     moment::past,
-    output::{Row, utc},
+    output::{Row, cells, utc},
 };
 
 const EXAMPLES: &str = "Examples:
@@ -43,12 +43,6 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
 }
 
 fn row(action: &Recorded) -> Row<6> {
-    [
-        ("at", utc(action.at)),
-        ("operator", format!("{} ({})", action.operator, action.database_role)),
-        ("command", action.command.clone()),
-        ("target", action.target.clone()),
-        ("affected", action.affected.to_string()),
-        ("reason", action.reason.clone()),
-    ]
+    let operator = format!("{} ({})", action.operator, action.database_role);
+    cells!(action: at = utc(action.at), operator = operator, command, target, affected, reason)
 }

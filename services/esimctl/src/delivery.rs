@@ -22,7 +22,7 @@ use crate::{
     event,
     lookup::find_id,
     moment::past,
-    output::{Row, moment, or_dash, printable, properties, utc},
+    output::{Row, cells, moment, or_dash, printable, properties, utc},
 };
 
 const LIST_EXAMPLES: &str = "Examples:
@@ -147,15 +147,10 @@ async fn list_all(asked: &List, console: &Console) -> anyhow::Result<()> {
 }
 
 fn row(delivery: &DeliveryView) -> Row<7> {
-    [
-        ("topup_id", delivery.topup_id.clone()),
-        ("external_order_id", delivery.external_order_id.clone()),
-        ("state", delivery.state.clone()),
-        ("attempts", delivery.attempts.to_string()),
-        ("last attempt", at(delivery.attempted_at)),
-        ("error", or_dash(delivery.error.as_ref())),
-        ("due", at(delivery.due_at)),
-    ]
+    cells!(delivery:
+        topup_id, external_order_id, state, attempts, "last attempt" = at(delivery.attempted_at),
+        error = or_dash(delivery.error.as_ref()), due = at(delivery.due_at),
+    )
 }
 
 async fn show(id: &DeliveryId, vault: Option<&Vault>, console: &Console) -> anyhow::Result<()> {
@@ -198,27 +193,18 @@ fn answer(vault: Option<&Vault>, id: &DeliveryId, attempt: &AttemptView) -> Opti
 }
 
 fn head(delivery: &DeliveryView) -> String {
-    properties(&[
-        ("topup_id", delivery.topup_id.clone()),
-        ("order_id", delivery.order_id.to_string()),
-        ("external_order_id", delivery.external_order_id.clone()),
-        ("partner_id", delivery.partner_id.to_string()),
-        ("state", delivery.state.clone()),
-        ("due", at(delivery.due_at)),
-        ("delivered", at(delivery.delivered_at)),
-        ("error", or_dash(delivery.error.as_ref())),
-        ("profile erased", at(delivery.erased_at)),
-    ])
+    properties(&cells!(delivery:
+        topup_id, order_id, external_order_id, partner_id, state, due = at(delivery.due_at),
+        delivered = at(delivery.delivered_at), error = or_dash(delivery.error.as_ref()),
+        "profile erased" = at(delivery.erased_at),
+    ))
 }
 
 fn attempt_row(attempt: &AttemptView) -> Row<5> {
-    [
-        ("attempt", (attempt.attempt + 1).to_string()),
-        ("at", moment(attempt.at)),
-        ("took", format!("{} ms", attempt.duration_ms)),
-        ("status", or_dash(attempt.status)),
-        ("class", attempt.class.clone()),
-    ]
+    cells!(attempt:
+        attempt = (attempt.attempt + 1).to_string(), at = moment(attempt.at),
+        took = format!("{} ms", attempt.duration_ms), status = or_dash(attempt.status), class,
+    )
 }
 
 fn describe(head: String, attempts: &[AttemptView], answers: &[Option<String>]) -> String {

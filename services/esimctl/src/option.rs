@@ -13,7 +13,10 @@ use serde_json::{Map, Value, json};
 use sqlx::Connection;
 use store::options::{self, ProductOption};
 
-use crate::{console::Console, output::Row};
+use crate::{
+    console::Console,
+    output::{Row, cells},
+};
 
 const LIST_EXAMPLES: &str = "Examples:
   esimctl option list
@@ -243,14 +246,8 @@ impl Fields<'_> {
 }
 
 fn row(option: &ProductOption) -> Row<6> {
-    [
-        ("option_id", option.option_id.to_string()),
-        ("name", option.name.clone()),
-        ("provider", option.provider.clone()),
-        ("provider_option_id", option.provider_option_id.clone()),
-        ("environment", option.environment.to_string()),
-        ("enabled", if option.enabled { "yes" } else { "no" }.to_owned()),
-    ]
+    let enabled = if option.enabled { "yes" } else { "no" }.to_owned();
+    cells!(option: option_id, name, provider, provider_option_id, environment, enabled = enabled)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use time::OffsetDateTime;
 use crate::{
     console::Console,
     erase::{self, EraseOrder},
-    output::{Row, moment_after, or_dash, printable, properties, table, took, utc},
+    output::{Row, cells, moment_after, or_dash, printable, properties, table, took, utc},
 };
 
 const SHOW_EXAMPLES: &str = "Examples:
@@ -64,13 +64,11 @@ fn describe(order: &OrderView) -> String {
     let erased = order
         .erased_at
         .map_or_else(String::new, |at| format!(" (erased {}: ids, states and times are left)", utc(at)));
-    let head = properties(&[
-        ("order_id", order.order_id.to_string()),
-        ("external_order_id", order.external_order_id.clone()),
-        ("partner_id", order.partner_id.to_string()),
-        ("accepted", format!("{}{refused}{erased}", utc(order.created_at))),
-        ("traceparent", or_dash(order.traceparent.as_ref())),
-    ]);
+    let accepted = format!("{}{refused}{erased}", utc(order.created_at));
+    let head = properties(&cells!(order:
+        order_id, external_order_id, partner_id, accepted = accepted,
+        traceparent = or_dash(order.traceparent.as_ref()),
+    ));
     let placements = order.placements.iter().enumerate();
     let placements = table(placements.map(|(index, placement)| placement_row(order, index, placement)));
     let topups = table(order.topups.iter().map(|topup| topup_row(order, topup)));
@@ -86,32 +84,23 @@ fn describe(order: &OrderView) -> String {
 fn placement_row(order: &OrderView, index: usize, placement: &PlacementView) -> Row<7> {
     let accepted = Some(order.created_at);
     let attempted = placement.attempted_at;
-    [
-        ("#", (index + 1).to_string()),
-        ("placement_id", placement.placement_id.to_string()),
-        ("provider", placement.provider.clone()),
-        ("state", placement.state.clone()),
-        ("attempt", placement.attempt.to_string()),
-        ("attempted", stage(order, accepted, attempted)),
-        ("placed", stage(order, attempted.or(accepted), placement.placed_at)),
-    ]
+    cells!(placement:
+        "#" = (index + 1).to_string(), placement_id, provider, state, attempt,
+        attempted = stage(order, accepted, attempted),
+        placed = stage(order, attempted.or(accepted), placement.placed_at),
+    )
 }
 
 fn topup_row(order: &OrderView, topup: &TopupView) -> Row<8> {
     let is_of = |placement: &PlacementView| placement.placement_id == topup.placement_id;
     let placement = order.placements.iter().position(is_of);
     let placed_at = placement.and_then(|index| order.placements[index].placed_at);
-    let total = topup.delivered_at.map(|at| took(at - order.created_at));
-    [
-        ("#", or_dash(placement.map(|index| index + 1))),
-        ("topup_id", topup.topup_id.clone()),
-        ("option_id", topup.option_id.to_string()),
-        ("state", topup.state.clone()),
-        ("ready", stage(order, placed_at, topup.ready_at)),
-        ("webhook", or_dash(topup.delivery.as_ref())),
-        ("delivered", stage(order, topup.ready_at, topup.delivered_at)),
-        ("total", or_dash(total)),
-    ]
+    cells!(topup:
+        "#" = or_dash(placement.map(|index| index + 1)), topup_id, option_id, state,
+        ready = stage(order, placed_at, topup.ready_at), webhook = or_dash(topup.delivery.as_ref()),
+        delivered = stage(order, topup.ready_at, topup.delivered_at),
+        total = or_dash(topup.delivered_at.map(|at| took(at - order.created_at))),
+    )
 }
 
 /// One line for each placement or topup that needed a retry, failed or waits.

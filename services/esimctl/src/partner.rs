@@ -21,7 +21,7 @@ use crate::{
     console::Console,
     erase::{self, ErasePartner},
     lookup::{Which, find},
-    output::{Row, or_dash, printable, properties, utc},
+    output::{Row, cells, or_dash, printable, properties, utc},
     rotate::{self, Rotate},
     webhook_url::WebhookUrlParser,
 };
@@ -369,14 +369,8 @@ fn row(partner: &Partner) -> Row<6> {
             state = format!("{state}, old {what} until {}", utc(until));
         }
     }
-    [
-        ("partner_id", partner.partner_id.to_string()),
-        ("name", partner.name.clone()),
-        ("environment", partner.environment.clone()),
-        ("access_key", partner.access_key.clone()),
-        ("state", state),
-        ("webhook_url", or_dash(partner.webhook_url.as_ref())),
-    ]
+    let webhook_url = or_dash(partner.webhook_url.as_ref());
+    cells!(partner: partner_id, name, environment, access_key, state = state, webhook_url = webhook_url)
 }
 
 fn describe(partner: &Partner) -> String {

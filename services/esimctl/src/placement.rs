@@ -15,7 +15,7 @@ use store::operator::{
 use crate::{
     confirm::Confirm,
     console::{self, Console},
-    output::{Row, or_dash, utc},
+    output::{Row, cells, or_dash, utc},
 };
 
 const LIST_EXAMPLES: &str = "Examples:
@@ -151,17 +151,11 @@ fn list(found: &[Listed], limit: i64) -> String {
 }
 
 fn row(one: &Listed) -> Row<9> {
-    [
-        ("placement_id", one.placement_id.to_string()),
-        ("provider", one.provider.clone()),
-        ("state", one.state.clone()),
-        ("attempt", one.attempt.to_string()),
-        ("bought", if one.bought { "yes" } else { "-" }.to_owned()),
-        ("pending", format!("{}/{}", one.pending, one.units)),
-        ("accepted", utc(one.created_at)),
-        ("external_order_id", one.external_order_id.clone()),
-        ("reason", or_dash(one.reason.as_ref())),
-    ]
+    cells!(one:
+        placement_id, provider, state, attempt, bought = if one.bought { "yes" } else { "-" }.to_owned(),
+        pending = format!("{}/{}", one.pending, one.units), accepted = utc(one.created_at), external_order_id,
+        reason = or_dash(one.reason.as_ref()),
+    )
 }
 
 fn describe(resolved: &Resolved) -> String {
