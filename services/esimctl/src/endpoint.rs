@@ -66,7 +66,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
 
 fn row(endpoint: &Endpoint) -> Row<8> {
     cells!(endpoint:
-        partner_id, name, state, "blocked until" = or_dash(endpoint.blocked_until.map(utc)), failures, pending,
-        exhausted, webhook_url = or_dash(endpoint.webhook_url.as_ref()),
+        partner_id, name, state, "blocked until" = or_dash(endpoint.blocked_until.map(utc)), failures,
+        pending, exhausted, webhook_url = or_dash(endpoint.webhook_url.as_ref()),
     )
 }

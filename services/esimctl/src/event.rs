@@ -11,7 +11,7 @@ use store::{
 
 use crate::{
     console::Console,
-    delivery::at,
+    delivery::{NO_URL, at},
     lookup::{Which, find},
     output::{Row, cells, moment, or_dash, properties},
 };
@@ -42,7 +42,8 @@ pub async fn list(asked: &List, console: &Console) -> anyhow::Result<()> {
 fn row(event: &View) -> Row<8> {
     cells!(event:
         event_id, kind, topup_id = or_dash(event.topup_id.as_ref()), state, attempts,
-        "last attempt" = at(event.attempted_at), error = or_dash(event.error.as_ref()), due = at(event.due_at),
+        "last attempt" = at(event.attempted_at), error = or_dash(event.error.as_ref()),
+        due = at(event.due_at),
     )
 }
 
@@ -58,7 +59,7 @@ pub async fn check_replay(connection: &mut PgConnection, id: &EventId) -> anyhow
         );
     }
     if sending.state.as_deref() == Some("no_endpoint") {
-        bail!("the partner has no webhook URL; `esimctl partner set-webhook` sends the waiting webhooks");
+        bail!(NO_URL);
     }
     Ok(())
 }
@@ -76,8 +77,8 @@ pub async fn read(
 
 fn describe(event: &View) -> String {
     properties(&cells!(event:
-        event_id, kind, topup_id = or_dash(event.topup_id.as_ref()), partner_id, state, due = at(event.due_at),
-        delivered = at(event.delivered_at), error = or_dash(event.error.as_ref()),
+        event_id, kind, topup_id = or_dash(event.topup_id.as_ref()), partner_id, state,
+        due = at(event.due_at), delivered = at(event.delivered_at), error = or_dash(event.error.as_ref()),
         created = moment(event.created_at),
     ))
 }

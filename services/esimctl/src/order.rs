@@ -92,8 +92,7 @@ fn placement_row(order: &OrderView, index: usize, placement: &PlacementView) -> 
 }
 
 fn topup_row(order: &OrderView, topup: &TopupView) -> Row<8> {
-    let is_of = |placement: &PlacementView| placement.placement_id == topup.placement_id;
-    let placement = order.placements.iter().position(is_of);
+    let placement = order.placements.iter().position(|one| one.placement_id == topup.placement_id);
     let placed_at = placement.and_then(|index| order.placements[index].placed_at);
     cells!(topup:
         "#" = or_dash(placement.map(|index| index + 1)), topup_id, option_id, state,
@@ -111,10 +110,8 @@ fn notes(order: &OrderView) -> Vec<String> {
     });
     let topups = order.topups.iter().map(|topup| {
         let erased = topup.erased_at.map(|at| format!("profile erased {}", utc(at)));
-        (
-            format!("topup {}", topup.topup_id),
-            list([topup.reason.clone(), webhook_attempts(order, topup), erased]),
-        )
+        let story = list([topup.reason.clone(), webhook_attempts(order, topup), erased]);
+        (format!("topup {}", topup.topup_id), story)
     });
     placements
         .chain(topups)
@@ -137,7 +134,6 @@ fn stage(order: &OrderView, began: Option<OffsetDateTime>, ended: Option<OffsetD
 /// The attempts of a delivery, unless the first one was acknowledged.
 fn webhook_attempts(order: &OrderView, topup: &TopupView) -> Option<String> {
     let attempts = topup.delivery_attempts.filter(|attempts| *attempts > 0)?;
-    let status = topup.delivery_status.map(|status| format!("answered {status}"));
     let delivered = topup.delivered_at.is_some();
     if delivered && attempts == 1 {
         return None;
@@ -145,7 +141,7 @@ fn webhook_attempts(order: &OrderView, topup: &TopupView) -> Option<String> {
     let plural = if attempts == 1 { "" } else { "s" };
     Some(list([
         Some(format!("{attempts} webhook attempt{plural}")),
-        status,
+        topup.delivery_status.map(|status| format!("answered {status}")),
         topup.delivery_error.clone().filter(|_| !delivered),
         topup.delivery_due_at.map(|at| format!("next {}", moment_after(order.created_at, at))),
     ]))

@@ -246,8 +246,13 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             };
             change(which, console, set).await
         }
-        Command::Disable(which) => set_disabled(which, true, console).await,
-        Command::Enable(which) => set_disabled(which, false, console).await,
+        Command::Disable(which) | Command::Enable(which) => {
+            let disabled = matches!(command, Command::Disable(_));
+            let set = async |connection: &mut PgConnection, id| {
+                partners::set_disabled(connection, id, disabled).await
+            };
+            change(which, console, set).await
+        }
         Command::SetLimits { which, limits } => {
             let limits = NewLimits {
                 max_in_flight: limits.max_in_flight.unwrap_or_default(),
@@ -298,15 +303,11 @@ async fn create(new: &Create, console: &Console) -> anyhow::Result<()> {
         "secret_key": secret_key.to_base64(), "webhook_url": webhook_url, "webhook_secret": webhook_secret.to_text(),
     });
     let text = || {
-        let properties = properties(&[
-            ("partner_id", partner_id.to_string()),
-            ("name", new.name.clone()),
-            ("environment", new.environment.to_string()),
-            ("access_key", access_key.clone()),
-            ("secret_key", secret_key.to_base64()),
-            ("webhook_url", or_dash(webhook_url)),
-            ("webhook_secret", webhook_secret.to_text()),
-        ]);
+        let properties = properties(&cells!(new:
+            partner_id = partner_id.to_string(), name, environment, access_key = access_key.clone(),
+            secret_key = secret_key.to_base64(), webhook_url = or_dash(webhook_url),
+            webhook_secret = webhook_secret.to_text(),
+        ));
         format!("{properties}\n\nsecret_key and webhook_secret are shown only now: keep them safe.")
     };
     console.print(&created, text).with_context(|| {
@@ -339,12 +340,6 @@ async fn set_webhook(
             }
         }
     })
-}
-
-async fn set_disabled(which: &Which, disabled: bool, console: &Console) -> anyhow::Result<()> {
-    let set =
-        async |connection: &mut PgConnection, id| partners::set_disabled(connection, id, disabled).await;
-    change(which, console, set).await
 }
 
 async fn change(

@@ -71,8 +71,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             return console.print(&json!({ "providers": all }), || console::list(&all, none, row));
         }
         Command::Open { name, duration, reason } => {
-            let opened = providers::open(&mut connection, name, *duration, reason);
-            (name, opened.await?)
+            (name, providers::open(&mut connection, name, *duration, reason).await?)
         }
         Command::Close { name } => (name, providers::close(&mut connection, name).await?),
     };

@@ -126,7 +126,7 @@ fn master_keys(folder: &Path, given: Option<&SecretString>) -> anyhow::Result<()
         );
     }
     if all.exists() || given.is_some() {
-        return master_key::ensure(&all, given);
+        return master_key::write(&all, given, true).map(drop);
     }
     for purpose in PURPOSES {
         let path = folder.join(format!("master-{purpose}.key"));
