@@ -174,15 +174,13 @@ impl Admission {
     pub(crate) fn visit(&self, partner: &Partner) -> Result<Place, ApiError> {
         self.rates.of(partner).request()?;
         let message = "Too many requests in progress; try again later";
-        let reasons = ["self_service", "self_service_share"];
-        visit(&self.self_service, partner, reasons, message)
+        visit(&self.self_service, partner, ["self_service", "self_service_share"], message)
     }
 
     /// Admits a [visit](Self::visit) that waits for webhooks.
     pub(crate) fn listen(&self, partner: &Partner) -> Result<Place, ApiError> {
         let message = "Too many requests wait for webhooks; try again later";
-        let reasons = ["listeners", "listeners_share"];
-        visit(&self.listeners, partner, reasons, message)
+        visit(&self.listeners, partner, ["listeners", "listeners_share"], message)
     }
 
     /// The partner's orders in flight in this process.
@@ -214,8 +212,7 @@ fn visit(
     [all, share]: [&'static str; 2],
     message: &'static str,
 ) -> Result<Place, ApiError> {
-    let place = places.take(partner.id, 1, None);
-    place.map_err(|full| {
+    places.take(partner.id, 1, None).map_err(|full| {
         let reason = if full == Full::Share { share } else { all };
         ApiError::overloaded(reason, message)
     })

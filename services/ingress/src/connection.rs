@@ -179,13 +179,10 @@ enum Waiting {
     End,
 }
 
-/// The socket of a connection.
 pub(crate) struct Socket {
     stream: TcpStream,
     connection: Arc<Connection>,
-    /// `HEAD_TIMEOUT`.
     head_timeout: Duration,
-    /// `IDLE_TIMEOUT`.
     idle_timeout: Duration,
     timer: Pin<Box<Sleep>>,
     waiting: Waiting,

@@ -168,8 +168,7 @@ impl IntoResponse for ApiError {
             }
             Self::Unprocessable(errors) | Self::Refused(errors) => {
                 let messages: Vec<String> = errors.into_iter().map(|fault| fault.message).collect();
-                let body = Json(json!({ "errors": messages }));
-                (StatusCode::UNPROCESSABLE_ENTITY, body).into_response()
+                (StatusCode::UNPROCESSABLE_ENTITY, Json(json!({ "errors": messages }))).into_response()
             }
             Self::Limited { message, limit, wait, .. } => {
                 limited(simple(StatusCode::TOO_MANY_REQUESTS, &message), limit, wait)

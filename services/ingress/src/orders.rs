@@ -161,8 +161,7 @@ impl Orders {
             option.enabled && (partner.environment == Environment::Sandbox || live())
         });
         let exists = |item: &Item| item.option_id.is_some_and(|id| options.contains_key(&id));
-        let missing = items.iter().filter(|item| !exists(item));
-        let missing: Vec<usize> = missing.map(|item| item.index).collect();
+        let missing: Vec<usize> = items.iter().filter(|item| !exists(item)).map(|item| item.index).collect();
         if !missing.is_empty() {
             errors.push(Fault {
                 items: missing,
@@ -292,12 +291,8 @@ impl Orders {
             }
             Ok(Some(refusals)) => {
                 tracing::info!(order.id = %order.order_id, partner.id = %order.partner_id, "refused");
-                let by_provider = |refusal: &Refusal| matches!(refusal, Refusal::Rejected { .. });
-                let outcome = if refusals.iter().any(by_provider) {
-                    OrderResult::Refused
-                } else {
-                    OrderResult::Unreachable
-                };
+                let rejected = refusals.iter().any(|refusal| matches!(refusal, Refusal::Rejected { .. }));
+                let outcome = if rejected { OrderResult::Refused } else { OrderResult::Unreachable };
                 let errors = refusal_errors(order.order_id, &refusals);
                 self.fail(outcome, ApiError::Refused(errors), answer);
             }
@@ -454,8 +449,7 @@ fn refusal_errors(order_id: OrderId, refusals: &[Refusal]) -> Vec<Fault> {
                 Fault::new(Code::ProviderRejected, webhooks::event::rejection(status, message))
             }
             Refusal::NotSent => {
-                let message = format!("API connection error (Order ID: {order_id})");
-                Fault::new(Code::ProviderUnreachable, message)
+                Fault::new(Code::ProviderUnreachable, format!("API connection error (Order ID: {order_id})"))
             }
         };
         if !errors.contains(&error) {

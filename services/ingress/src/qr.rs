@@ -62,8 +62,7 @@ impl Drawing {
             drop(place);
             drawn
         });
-        let drawn = drawn.await.context("the picture's thread panicked");
-        drawn.flatten().map_err(ApiError::Internal)
+        drawn.await.context("the picture's thread panicked").flatten().map_err(ApiError::Internal)
     }
 }
 
@@ -81,8 +80,7 @@ pub(crate) async fn draw(
     if !SIZES.contains(&size) || !drawing.gate.lets(&code, uri.query(), now) {
         return Err(ApiError::NotFound);
     }
-    let draw = move || picture(&code.download_link(), size);
-    let png = drawing.run(draw).await?.ok_or(ApiError::NotFound)?;
+    let png = drawing.run(move || picture(&code.download_link(), size)).await?.ok_or(ApiError::NotFound)?;
     let headers = [
         (header::CONTENT_TYPE, "image/png"),
         (header::CACHE_CONTROL, "no-store"),
