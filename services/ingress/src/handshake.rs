@@ -51,7 +51,7 @@ struct Promise {
     lanes: HashMap<String, Duration>,
 }
 
-/// An order that waits for verdicts. Dropping it releases its placements: the response has left or never will.
+/// An order that waits for verdicts. Dropping it releases its placements: the response left or never will.
 pub(crate) struct Waiting {
     handshake: Arc<Handshake>,
     order_id: OrderId,
