@@ -92,10 +92,8 @@ pub(crate) async fn trigger(account: &Account, outcome: Option<&str>, qty: u32) 
         "these are the keys of a {environment} account, which buys for real: `trigger` needs a sandbox account"
     );
     let options = options(account).await?;
-    let follows = |name: &str| {
-        let known = OUTCOMES.iter().find(|(known, _)| *known == name);
-        known.map_or("", |(_, follows)| *follows)
-    };
+    let follows =
+        |name: &str| OUTCOMES.iter().find(|(known, _)| *known == name).map_or("", |(_, follows)| *follows);
     let Some(outcome) = outcome else {
         for (name, option_id) in &options {
             print(format!("{name:<20} {option_id}  {}", follows(name)))?;

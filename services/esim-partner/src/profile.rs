@@ -58,12 +58,10 @@ pub(crate) fn read(file: &Path) -> anyhow::Result<BTreeMap<String, String>> {
     let shown = file.display();
     let failed = || format!("cannot read the keys file {shown}");
     let opened = fs::File::open(file).with_context(failed)?;
-    let permissions = opened.metadata().with_context(failed)?.permissions();
-    if permissions.mode() & 0o077 != 0 {
+    if opened.metadata().with_context(failed)?.permissions().mode() & 0o077 != 0 {
         eprintln!("esim-partner: other users can read {shown}: chmod 600 {shown}");
     }
-    let text = io::read_to_string(opened.take(LARGEST)).with_context(failed)?;
-    Ok(parse(&text))
+    Ok(parse(&io::read_to_string(opened.take(LARGEST)).with_context(failed)?))
 }
 
 fn parse(text: &str) -> BTreeMap<String, String> {

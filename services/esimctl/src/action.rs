@@ -37,8 +37,7 @@ pub struct List {
 
 pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let Command::List(asked) = command;
-    let mut connection = console.connect().await?;
-    let found = actions::list(&mut connection, asked.since, asked.limit).await?;
+    let found = actions::list(&mut console.connect().await?, asked.since, asked.limit).await?;
     console.print_list(&found, "There are no recorded actions.", row)
 }
 

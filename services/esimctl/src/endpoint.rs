@@ -46,8 +46,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let which = match command {
         Command::List => {
             let endpoints = endpoints::list(&mut connection, None).await?;
-            let none = "There are no endpoints: there are no partners yet.";
-            return console.print_list(&endpoints, none, row);
+            return console.print_list(&endpoints, "There are no endpoints: there are no partners yet.", row);
         }
         Command::Pause(which) | Command::Resume(which) => which,
     };

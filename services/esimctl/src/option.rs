@@ -62,8 +62,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     match command {
         Command::List => {
             let catalogue = options::all(&mut console.connect().await?).await?;
-            let none = "The catalogue is empty; see `esimctl option import --help`.";
-            console.print_list(&catalogue, none, row)
+            console.print_list(&catalogue, "The catalogue is empty; see `esimctl option import --help`.", row)
         }
         Command::Import { file } => import(file, console).await,
     }

@@ -43,8 +43,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         Command::Show { id } => id,
         Command::Erase(asked) => return erase::order(asked, console).await,
     };
-    let mut connection = console.connect().await?;
-    let found = orders::find(&mut connection, id).await?;
+    let found = orders::find(&mut console.connect().await?, id).await?;
     if found.is_empty() {
         bail!(
             "there is no order {id:?}; `order show` takes our order id, a placement id, a topup id, an ICCID or an external order id"

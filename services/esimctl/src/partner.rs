@@ -390,8 +390,7 @@ fn describe(partner: &Partner) -> String {
         ("signed body", partner.signed_body_required.then(|| "required".to_owned())),
         ("created", Some(utc(partner.created_at))),
     ];
-    let known = rows.into_iter().filter_map(|(name, value)| Some((name, value?)));
-    properties(&known.collect::<Vec<_>>())
+    properties(&rows.into_iter().filter_map(|(name, value)| Some((name, value?))).collect::<Vec<_>>())
 }
 
 fn state(partner: &Partner) -> String {

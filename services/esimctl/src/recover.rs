@@ -50,8 +50,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         shown["moved"] = json!(recovered.accepted + recovered.placing);
         console.print(&shown, || describe(recovered, park, dry_run))
     };
-    let confirm = &command.confirm;
-    confirm.carry_out("recover", target, recover, preview, print).await
+    command.confirm.carry_out("recover", target, recover, preview, print).await
 }
 
 fn describe(recovered: &Recovered, park: bool, preview: bool) -> String {

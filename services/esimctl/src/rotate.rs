@@ -147,6 +147,5 @@ fn refused(partner: &Partner, (what, is): (&str, &str), until: Option<OffsetDate
 }
 
 fn rfc3339(at: Option<OffsetDateTime>) -> anyhow::Result<Option<String>> {
-    let format = time::format_description::well_known::Rfc3339;
-    Ok(at.map(|at| at.format(&format)).transpose()?)
+    Ok(at.map(|at| at.format(&time::format_description::well_known::Rfc3339)).transpose()?)
 }

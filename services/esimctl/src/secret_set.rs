@@ -168,8 +168,7 @@ impl Share<'_> {
 
     fn keys(&self, purposes: &[&str]) -> anyhow::Result<()> {
         for purpose in purposes {
-            let keys = read(&keys_for(self.folder, purpose))?;
-            self.write(&format!("master-{purpose}.key"), &keys)?;
+            self.write(&format!("master-{purpose}.key"), &read(&keys_for(self.folder, purpose))?)?;
         }
         Ok(())
     }

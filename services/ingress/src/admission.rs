@@ -143,15 +143,12 @@ impl Admission {
                 .with_description(description)
                 .with_callback(move |gauge| gauge.observe(lock(&observed.taken).all, &[]))
         };
-        let description = "Orders that are being read, stored or answered";
-        gauge("esim.orders.in_flight", description, &in_flight).build();
+        gauge("esim.orders.in_flight", "Orders that are being read, stored or answered", &in_flight).build();
         let description = "Estimated memory of the bodies and units of orders in flight";
-        let bytes = gauge("esim.orders.in_flight.memory", description, &memory);
-        bytes.with_unit("By").build();
+        gauge("esim.orders.in_flight.memory", description, &memory).with_unit("By").build();
         let description = "Signed requests other than orders that are in flight";
         gauge("esim.self_service.in_flight", description, &self_service).build();
-        let description = "Requests of sandbox accounts that wait for webhooks";
-        gauge("esim.listeners", description, &listeners).build();
+        gauge("esim.listeners", "Requests of sandbox accounts that wait for webhooks", &listeners).build();
         Self { in_flight, memory, self_service, listeners, rates: Rates::new(limits, max_units) }
     }
 
@@ -185,8 +182,7 @@ impl Admission {
 
     /// The partner's orders in flight in this process.
     pub(crate) fn in_flight(&self, partner: PartnerId) -> u64 {
-        let taken = lock(&self.in_flight.taken);
-        taken.by_partner.get(&partner).copied().unwrap_or_default()
+        lock(&self.in_flight.taken).by_partner.get(&partner).copied().unwrap_or_default()
     }
 }
 
@@ -212,10 +208,9 @@ fn visit(
     [all, share]: [&'static str; 2],
     message: &'static str,
 ) -> Result<Place, ApiError> {
-    places.take(partner.id, 1, None).map_err(|full| {
-        let reason = if full == Full::Share { share } else { all };
-        ApiError::overloaded(reason, message)
-    })
+    places
+        .take(partner.id, 1, None)
+        .map_err(|full| ApiError::overloaded(if full == Full::Share { share } else { all }, message))
 }
 
 fn overloaded(reason: &'static str) -> ApiError {

@@ -185,8 +185,7 @@ impl Directory {
     }
 
     fn known_partner(&self, access_key: &str) -> Option<Arc<Partner>> {
-        let partners = self.partners.read().unwrap_or_else(PoisonError::into_inner);
-        partners.by_access_key.get(access_key).cloned()
+        self.partners.read().unwrap_or_else(PoisonError::into_inner).by_access_key.get(access_key).cloned()
     }
 
     fn partners_mut(&self) -> RwLockWriteGuard<'_, Partners> {

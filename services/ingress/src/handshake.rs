@@ -114,9 +114,8 @@ impl Handshake {
     /// only if a subscription ends.
     pub(crate) async fn listen(self: Arc<Self>) -> anyhow::Result<()> {
         let verdicts = self.nats.verdict_subject(&self.instance);
-        let heartbeats = self.nats.heartbeat_subject("*");
         let taking = self.nats.listen(verdicts, |verdicts| self.take(verdicts));
-        let hearing = self.nats.listen(heartbeats, |heartbeat| self.hear(heartbeat));
+        let hearing = self.nats.listen(self.nats.heartbeat_subject("*"), |heartbeat| self.hear(heartbeat));
         tokio::try_join!(taking, hearing).map(|((), ())| ())
     }
 
@@ -156,8 +155,7 @@ impl Heard {
             return;
         }
         self.verdicts.push((said, release));
-        let is_under_way = matches!(said, Said::Placed | Said::UnderWay);
-        if (is_under_way || self.said().len() == self.placements)
+        if (matches!(said, Said::Placed | Said::UnderWay) || self.said().len() == self.placements)
             && let Some(settled) = self.settled.take()
         {
             let _ = settled.send(());
@@ -174,8 +172,7 @@ impl Waiting {
     pub(crate) async fn verdicts(&mut self, until: Instant) -> HashMap<PlacementId, Said> {
         // After the timeout the order stands.
         let _ = tokio::time::timeout_at(until.into(), &mut self.settled).await;
-        let waiting = lock(&self.handshake.waiting);
-        waiting.get(&self.order_id).map(Heard::said).unwrap_or_default()
+        lock(&self.handshake.waiting).get(&self.order_id).map(Heard::said).unwrap_or_default()
     }
 }
 

@@ -160,8 +160,7 @@ impl<T: FromStr, S: Send + Sync> FromRequestParts<S> for Id<T> {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let path = Path::<String>::from_request_parts(parts, state).await.ok();
-        let id = path.and_then(|Path(text)| text.parse().ok());
-        id.map(Self).ok_or(ApiError::NotFound)
+        path.and_then(|Path(text)| text.parse().ok()).map(Self).ok_or(ApiError::NotFound)
     }
 }
 

@@ -103,8 +103,7 @@ fn refused<T>(parameter: &'static str, code: Code, message: impl Into<String>) -
 
 fn wanted(guard: &Guard, body: &[u8], environment: Environment) -> Result<Wanted, ApiError> {
     let body: Value = serde_json::from_slice(body).map_err(|_| ApiError::invalid_json())?;
-    let given = body.get("events").filter(|given| !given.is_null());
-    let events = given.map(events).transpose()?;
+    let events = body.get("events").filter(|given| !given.is_null()).map(events).transpose()?;
     let url = match body.get("url") {
         Some(Value::Null) => Some(None),
         Some(Value::String(text)) => Some(Some(url(guard, text, environment)?)),
