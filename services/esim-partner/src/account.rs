@@ -93,13 +93,6 @@ pub(crate) fn http(timeout: Duration) -> reqwest::ClientBuilder {
 impl Account {
     /// Reads the file that is named, or else the environment if it holds a key, or else the stored keys.
     pub(crate) fn read(config: &AccountConfig) -> anyhow::Result<Self> {
-        let stored = || {
-            let file = config.file()?;
-            if config.profile.is_none() && !file.exists() {
-                return Ok(BTreeMap::new());
-            }
-            profile::read(&file)
-        };
         let environment = || std::env::vars().filter(|(name, _)| profile::NAMES.contains(&name.as_str()));
         let settings = match &config.keys {
             Some(file) => profile::read(file)?,
@@ -108,7 +101,11 @@ impl Account {
             {
                 environment().collect()
             }
-            None => stored()?,
+            None => {
+                let file = config.file()?;
+                let absent = config.profile.is_none() && !file.exists();
+                if absent { BTreeMap::new() } else { profile::read(&file)? }
+            }
         };
         Self::with(settings)
     }
@@ -171,21 +168,14 @@ impl Account {
         }
         let answer = request.send().await.context("no answer")?;
         let header = |name: &str| {
-            let value = answer.headers().get(name).and_then(|value| value.to_str().ok());
-            value.unwrap_or_default().to_owned()
+            answer.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
         };
         let codes = header(&format!("x-{brand}-error"));
         let (request_id, date) = (header("x-request-id"), header("date"));
         let status = answer.status().as_u16();
         let text = answer.text().await.context("the answer broke off")?;
-        Ok(Answer {
-            status,
-            codes,
-            request_id,
-            date,
-            json: serde_json::from_str(&text).unwrap_or_default(),
-            text,
-        })
+        let json = serde_json::from_str(&text).unwrap_or_default();
+        Ok(Answer { status, codes, request_id, date, text, json })
     }
 
     /// The JSON of a signed GET.

@@ -54,11 +54,10 @@ const BY_HAND: [(&str, &str); 5] = [
 /// The checklist of an endpoint. Without keys of the account, its items are unknown.
 pub(crate) async fn checklist(account: &Account, url: &Url, passed: bool) -> Vec<Item> {
     let (https, host) = (url.scheme() == "https", url.host_str().unwrap_or_default());
-    let public = "the webhook URL's host is not a private address";
     let of_url = [
         ("endpoint", "the endpoint passes all checks", passed, ""),
         ("https", "the webhook URL is https", https, url.scheme()),
-        ("public", public, !is_private(url), host),
+        ("public", "the webhook URL's host is not a private address", !is_private(url), host),
     ];
     let mut items: Vec<Item> =
         of_url.map(|(name, text, done, found)| item(name, text, yes(done), found.to_owned())).into();
@@ -87,8 +86,7 @@ async fn of_account(account: &Account, url: &Url) -> Vec<Item> {
     let configured = from(&webhook, &|webhook| {
         let set = webhook["url"].as_str().and_then(|set| set.parse::<Url>().ok());
         let same = set.is_some_and(|set| set == *url);
-        let found = if same { "" } else { "PUT /webhook sets it" };
-        (same, found.to_owned())
+        (same, if same { "" } else { "PUT /webhook sets it" }.to_owned())
     });
     let open = from(&webhook, &|webhook| (webhook["state"] == "open", webhook["state"].to_string()));
     let exhausted = from(&webhook, &|webhook| {
@@ -102,11 +100,10 @@ async fn of_account(account: &Account, url: &Url) -> Vec<Item> {
         }
         Err(_) => (Done::Unknown, "no Date header".to_owned()),
     };
-    let not_blocked = "the account's endpoint is open, neither blocked nor paused";
     [
         ("live_keys", "these are the keys of the live account", live),
         ("configured", "the account's webhook URL is this endpoint", configured),
-        ("open", not_blocked, open),
+        ("open", "the account's endpoint is open, neither blocked nor paused", open),
         ("exhausted", "no webhook has used up its retries", exhausted),
         ("clock", "this machine's clock is right", clock),
     ]

@@ -161,22 +161,18 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
             order::place(&account, external_order_id, option_id, *qty).await?
         }
         AccountCommand::Orders(Orders::Show { external_order_id }) => {
-            let path = format!("/orders/{}", encoded(external_order_id));
-            account.send("GET", &path, "", None).await?
+            account.send("GET", &format!("/orders/{}", encoded(external_order_id)), "", None).await?
         }
         AccountCommand::Orders(Orders::List { state, cursor }) => {
-            let parameters = [("state", state), ("cursor", cursor)];
-            let given = parameters
-                .iter()
-                .filter_map(|(name, value)| Some(format!("{name}={}", encoded(value.as_deref()?))));
-            let query: Vec<String> = given.collect();
-            account.send("GET", "/orders", &query.join("&"), None).await?
+            let given = [("state", state), ("cursor", cursor)];
+            let query = given.map(|(name, value)| Some(format!("{name}={}", encoded(value.as_deref()?))));
+            let query = query.into_iter().flatten().collect::<Vec<_>>().join("&");
+            account.send("GET", "/orders", &query, None).await?
         }
         AccountCommand::Options => account.send("GET", "/options", "limit=100", None).await?,
         AccountCommand::Redeliver { id, .. } => {
             let of = if listen::is_event(id) { "webhook/events" } else { "topups" };
-            let path = format!("/{of}/{}/redeliver", encoded(id));
-            account.send("POST", &path, "", None).await?
+            account.send("POST", &format!("/{of}/{}/redeliver", encoded(id)), "", None).await?
         }
     };
     print(serde_json::to_string_pretty(&answer.json)?)?;

@@ -111,8 +111,7 @@ impl Listen {
 
 fn forwarder() -> anyhow::Result<reqwest::Client> {
     // A proxy does not reach the caller's machine.
-    let http = account::http(TIMEOUT).no_proxy().build();
-    http.context("cannot create an HTTP client")
+    account::http(TIMEOUT).no_proxy().build().context("cannot create an HTTP client")
 }
 
 /// Posts a webhook and prints its outcome, without the activation code, which is a secret. Returns whether it was
@@ -161,8 +160,7 @@ pub(crate) async fn redeliver(account: &Account, topup_id: &str, url: &Url) -> a
     }
     ensure!(!is_event(topup_id), "events are sent to the account's webhook URL only: leave out --forward-to");
     let secret = account.webhook_secret()?;
-    let path = format!("/topups/{}", encoded(topup_id));
-    let answer = account.send("GET", &path, "", None).await?;
+    let answer = account.send("GET", &format!("/topups/{}", encoded(topup_id)), "", None).await?;
     ensure!(answer.is_success(), "{}", answer.summary());
     let topup: Topup = serde_json::from_str(&answer.text).context("the response has an unexpected form")?;
     let Some(esim) = topup.esim else {

@@ -10,9 +10,8 @@ use crate::{
     output::print,
 };
 
-/// The waits before an order without a definite answer is sent again.
-const RETRIES: [Duration; 4] =
-    [Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(4), Duration::from_secs(8)];
+/// The waits before an order without a definite answer is sent again, in seconds.
+const RETRIES: [u64; 4] = [1, 2, 4, 8];
 /// The most pages of options that are read.
 const MOST_PAGES: usize = 100;
 /// The sandbox's outcomes: option, and what follows.
@@ -39,8 +38,8 @@ pub(crate) async fn place(
     option_id: &str,
     qty: u32,
 ) -> anyhow::Result<Answer> {
-    let products = json!([{"option_id": option_id, "qty": qty}]);
-    let body = json!({"external_order_id": external_order_id, "products": products});
+    let body =
+        json!({"external_order_id": external_order_id, "products": [{"option_id": option_id, "qty": qty}]});
     let send = async || account.send("POST", "/orders", "", Some(&body)).await;
     let answer = definite("repeating the order", send)
         .await
@@ -63,7 +62,7 @@ pub(crate) async fn place(
 
 /// Sends a request until its answer is definite; `again` names the next try in the message before a wait.
 async fn definite(again: &str, send: impl AsyncFn() -> anyhow::Result<Answer>) -> anyhow::Result<Answer> {
-    for wait in RETRIES {
+    for wait in RETRIES.map(Duration::from_secs) {
         let why = match send().await {
             Ok(answer) if !answer.is_temporary() => return Ok(answer),
             Ok(answer) => answer.summary(),
@@ -78,10 +77,8 @@ async fn definite(again: &str, send: impl AsyncFn() -> anyhow::Result<Answer>) -
 /// Whether an order consists of `qty` units of one option.
 fn is_same(order: &Value, option_id: &str, qty: u32) -> bool {
     let topups = order["topups"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let same = |topup: &Value| {
-        let id = topup["option_id"].as_str();
-        id.is_some_and(|id| id.eq_ignore_ascii_case(option_id))
-    };
+    let same =
+        |topup: &Value| topup["option_id"].as_str().is_some_and(|id| id.eq_ignore_ascii_case(option_id));
     u32::try_from(topups.len()) == Ok(qty) && topups.iter().all(same)
 }
 
@@ -95,10 +92,8 @@ pub(crate) async fn trigger(account: &Account, outcome: Option<&str>, qty: u32) 
         "these are the keys of a {environment} account, which buys for real: `trigger` needs a sandbox account"
     );
     let options = options(account).await?;
-    let follows = |name: &str| {
-        let known = OUTCOMES.iter().find(|(known, _)| *known == name);
-        known.map_or("", |(_, follows)| *follows)
-    };
+    let follows =
+        |name: &str| OUTCOMES.iter().find(|(known, _)| *known == name).map_or("", |(_, follows)| *follows);
     let Some(outcome) = outcome else {
         for (name, option_id) in &options {
             print(format!("{name:<20} {option_id}  {}", follows(name)))?;

@@ -50,8 +50,7 @@ pub(crate) fn file(profile: Option<&str>) -> anyhow::Result<PathBuf> {
     let folder = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let config = folder("XDG_CONFIG_HOME").or_else(|| Some(folder("HOME")?.join(".config")));
     let config = config.context("HOME is not set: name the keys with --keys")?;
-    let file = format!("{}.env", profile.unwrap_or("default"));
-    Ok(config.join("esim-partner").join(file))
+    Ok(config.join("esim-partner").join(format!("{}.env", profile.unwrap_or("default"))))
 }
 
 /// The settings of a file. Warns if other users can read it.
@@ -59,12 +58,10 @@ pub(crate) fn read(file: &Path) -> anyhow::Result<BTreeMap<String, String>> {
     let shown = file.display();
     let failed = || format!("cannot read the keys file {shown}");
     let opened = fs::File::open(file).with_context(failed)?;
-    let permissions = opened.metadata().with_context(failed)?.permissions();
-    if permissions.mode() & 0o077 != 0 {
+    if opened.metadata().with_context(failed)?.permissions().mode() & 0o077 != 0 {
         eprintln!("esim-partner: other users can read {shown}: chmod 600 {shown}");
     }
-    let text = io::read_to_string(opened.take(LARGEST)).with_context(failed)?;
-    Ok(parse(&text))
+    Ok(parse(&io::read_to_string(opened.take(LARGEST)).with_context(failed)?))
 }
 
 fn parse(text: &str) -> BTreeMap<String, String> {
@@ -86,8 +83,7 @@ fn parse(text: &str) -> BTreeMap<String, String> {
 fn write(file: &Path, settings: &BTreeMap<String, String>) -> anyhow::Result<()> {
     let folder = file.parent().context("the keys file has no folder")?;
     let failed = || format!("cannot write {}", file.display());
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
-    made.with_context(failed)?;
+    DirBuilder::new().recursive(true).mode(0o700).create(folder).with_context(failed)?;
     let mut new = tempfile::NamedTempFile::new_in(folder).with_context(failed)?;
     for (name, value) in settings {
         // So a shell can read the file.

@@ -214,18 +214,15 @@ async fn look(
         let seen = followed.topups.entry(topup.topup_id.clone()).or_default();
         let Topup { topup_id, state, error, delivery } = topup;
         if seen.state != *state {
-            let error = error.as_ref().map(|error| format!(" {error:?}"));
-            let error = error.unwrap_or_default();
-            let text = format!("topup   {topup_id} of {id:?} {state}{error}");
-            note(printed, now, &text);
+            let error = error.as_ref().map(|error| format!(" {error:?}")).unwrap_or_default();
+            note(printed, now, &format!("topup   {topup_id} of {id:?} {state}{error}"));
             seen.state.clone_from(state);
         }
         let changed = seen.delivery != *delivery;
         let attempts_may_be_new = changed || delivery.as_deref() == Some("pending");
         if attempts_may_be_new && delivery.is_some() && *deliveries_left > 0 {
             *deliveries_left -= 1;
-            let path = format!("/topups/{topup_id}/deliveries");
-            let found: Deliveries = account.get(&path, "").await?;
+            let found: Deliveries = account.get(&format!("/topups/{topup_id}/deliveries"), "").await?;
             for attempt in found.attempts {
                 if attempt.attempt > seen.attempt {
                     seen.attempt = attempt.attempt;
@@ -252,7 +249,6 @@ fn line_of(topup_id: &str, attempt: &Attempt) -> String {
 }
 
 fn note(printed: &mut Lines, at: OffsetDateTime, text: &str) {
-    let shown = at.replace_nanosecond(0).unwrap_or(at);
-    let shown = shown.format(&Rfc3339).unwrap_or_default();
+    let shown = at.replace_nanosecond(0).unwrap_or(at).format(&Rfc3339).unwrap_or_default();
     printed.insert((at, printed.len()), format!("{shown} {text}"));
 }

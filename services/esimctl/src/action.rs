@@ -7,7 +7,7 @@ use time::OffsetDateTime;
 use crate::{
     console::Console,
     moment::past,
-    output::{Row, utc},
+    output::{Row, cells, utc},
 };
 
 const EXAMPLES: &str = "Examples:
@@ -37,18 +37,11 @@ pub struct List {
 
 pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let Command::List(asked) = command;
-    let mut connection = console.connect().await?;
-    let found = actions::list(&mut connection, asked.since, asked.limit).await?;
+    let found = actions::list(&mut console.connect().await?, asked.since, asked.limit).await?;
     console.print_list(&found, "There are no recorded actions.", row)
 }
 
 fn row(action: &Recorded) -> Row<6> {
-    [
-        ("at", utc(action.at)),
-        ("operator", format!("{} ({})", action.operator, action.database_role)),
-        ("command", action.command.clone()),
-        ("target", action.target.clone()),
-        ("affected", action.affected.to_string()),
-        ("reason", action.reason.clone()),
-    ]
+    let operator = format!("{} ({})", action.operator, action.database_role);
+    cells!(action: at = utc(action.at), operator = operator, command, target, affected, reason)
 }

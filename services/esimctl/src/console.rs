@@ -36,8 +36,7 @@ impl Console {
 
     /// The options of connections.
     pub fn database(&self) -> anyhow::Result<PgConnectOptions> {
-        let database = self.database.as_ref().ok_or(NoDatabase)?;
-        Ok(database.options("esimctl")?)
+        Ok(self.database.as_ref().ok_or(NoDatabase)?.options("esimctl")?)
     }
 
     /// Connects to a database whose schema serves this version.

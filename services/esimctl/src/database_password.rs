@@ -15,8 +15,7 @@ pub fn pgpass(password: &str) -> String {
 
 /// Writes `password` for the server (`POSTGRES_PASSWORD_FILE`) and `pgpass` for its clients (`PGPASSFILE`), once.
 pub fn ensure(folder: &Path, password: Option<&SecretString>) -> anyhow::Result<()> {
-    let given = password.map(ExposeSecret::expose_secret);
-    let given = given.filter(|password| !password.is_empty());
+    let given = password.map(ExposeSecret::expose_secret).filter(|password| !password.is_empty());
     if given.is_some_and(|password| password.contains(['\n', '\r', '\0'])) {
         bail!("the password has a line break or a NUL, which the file can't hold");
     }

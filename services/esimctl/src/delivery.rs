@@ -22,7 +22,7 @@ use crate::{
     event,
     lookup::find_id,
     moment::past,
-    output::{Row, moment, or_dash, printable, properties, utc},
+    output::{Row, cells, moment, or_dash, printable, properties, utc},
 };
 
 const LIST_EXAMPLES: &str = "Examples:
@@ -49,6 +49,10 @@ It shows the number of webhooks to send, then asks. A replayed delivery is pendi
 schedule; its attempts stay. `all` and a single delivery include deliveries that wait for their next attempt. The
 webhook-id stays the same: a partner that has handled it may ignore it. Webhooks whose profile is erased can't be sent
 again and are left out. Events are replayed one by one; a test is sent once.";
+
+/// Why nothing of a partner can be sent.
+pub const NO_URL: &str =
+    "the partner has no webhook URL; `esimctl partner set-webhook` sends the waiting webhooks";
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
@@ -141,21 +145,15 @@ async fn list_all(asked: &List, console: &Console) -> anyhow::Result<()> {
         if u32::try_from(deliveries.len()).is_ok_and(|shown| shown < asked.limit) {
             return rows;
         }
-        let limit = asked.limit;
-        format!("{rows}\n\nOnly the newest {limit} are shown; --limit shows more.")
+        format!("{rows}\n\nOnly the newest {} are shown; --limit shows more.", asked.limit)
     })
 }
 
 fn row(delivery: &DeliveryView) -> Row<7> {
-    [
-        ("topup_id", delivery.topup_id.clone()),
-        ("external_order_id", delivery.external_order_id.clone()),
-        ("state", delivery.state.clone()),
-        ("attempts", delivery.attempts.to_string()),
-        ("last attempt", at(delivery.attempted_at)),
-        ("error", or_dash(delivery.error.as_ref())),
-        ("due", at(delivery.due_at)),
-    ]
+    cells!(delivery:
+        topup_id, external_order_id, state, attempts, "last attempt" = at(delivery.attempted_at),
+        error = or_dash(delivery.error.as_ref()), due = at(delivery.due_at),
+    )
 }
 
 async fn show(id: &DeliveryId, vault: Option<&Vault>, console: &Console) -> anyhow::Result<()> {
@@ -164,17 +162,15 @@ async fn show(id: &DeliveryId, vault: Option<&Vault>, console: &Console) -> anyh
         DeliveryId::Event(id) => event::read(&mut connection, id).await?,
         DeliveryId::Topup(topup_id) => {
             let filter = Filter { topup_id: Some(topup_id), ..Filter::default() };
-            let found = deliveries::list(&mut connection, &filter, 1).await?;
+            let mut found = deliveries::list(&mut connection, &filter, 1).await?;
             let delivery = found
-                .into_iter()
-                .next()
+                .pop()
                 .with_context(|| format!("there is no delivery of {topup_id}; see `esimctl order show`"))?;
             (json!(delivery), head(&delivery))
         }
     };
     let attempts = deliveries::attempts(&mut connection, id, i64::MAX).await?;
-    let answers = attempts.iter().map(|attempt| answer(vault, id, attempt));
-    let answers: Vec<Option<String>> = answers.collect();
+    let answers: Vec<_> = attempts.iter().map(|attempt| answer(vault, id, attempt)).collect();
     let mut shown = json!({ "delivery": delivery, "attempts": attempts });
     for (index, answer) in answers.iter().enumerate() {
         if let Some(answer) = answer {
@@ -188,45 +184,32 @@ async fn show(id: &DeliveryId, vault: Option<&Vault>, console: &Console) -> anyh
 fn answer(vault: Option<&Vault>, id: &DeliveryId, attempt: &AttemptView) -> Option<String> {
     let (vault, sealed) = (vault?, attempt.answer.as_ref()?);
     let number = u32::try_from(attempt.attempt).unwrap_or_default();
-    let opened = vault.open(Purpose::Answer(id, number), sealed);
-    Some(
-        opened.map_or_else(
-            |error| format!("[{error}]"),
-            |answer| String::from_utf8_lossy(&answer).into_owned(),
-        ),
-    )
+    Some(match vault.open(Purpose::Answer(id, number), sealed) {
+        Ok(answer) => String::from_utf8_lossy(&answer).into_owned(),
+        Err(error) => format!("[{error}]"),
+    })
 }
 
 fn head(delivery: &DeliveryView) -> String {
-    properties(&[
-        ("topup_id", delivery.topup_id.clone()),
-        ("order_id", delivery.order_id.to_string()),
-        ("external_order_id", delivery.external_order_id.clone()),
-        ("partner_id", delivery.partner_id.to_string()),
-        ("state", delivery.state.clone()),
-        ("due", at(delivery.due_at)),
-        ("delivered", at(delivery.delivered_at)),
-        ("error", or_dash(delivery.error.as_ref())),
-        ("profile erased", at(delivery.erased_at)),
-    ])
+    properties(&cells!(delivery:
+        topup_id, order_id, external_order_id, partner_id, state, due = at(delivery.due_at),
+        delivered = at(delivery.delivered_at), error = or_dash(delivery.error.as_ref()),
+        "profile erased" = at(delivery.erased_at),
+    ))
 }
 
 fn attempt_row(attempt: &AttemptView) -> Row<5> {
-    [
-        ("attempt", (attempt.attempt + 1).to_string()),
-        ("at", moment(attempt.at)),
-        ("took", format!("{} ms", attempt.duration_ms)),
-        ("status", or_dash(attempt.status)),
-        ("class", attempt.class.clone()),
-    ]
+    cells!(attempt:
+        attempt = (attempt.attempt + 1).to_string(), at = moment(attempt.at),
+        took = format!("{} ms", attempt.duration_ms), status = or_dash(attempt.status), class,
+    )
 }
 
 fn describe(head: String, attempts: &[AttemptView], answers: &[Option<String>]) -> String {
     let mut parts = vec![head, list(attempts, "No attempt has ended yet.", attempt_row)];
     for (attempt, answer) in attempts.iter().zip(answers) {
         if let Some(answer) = answer {
-            let answer = printable(answer);
-            parts.push(format!("answer to attempt {}: {answer}", attempt.attempt + 1));
+            parts.push(format!("answer to attempt {}: {}", attempt.attempt + 1, printable(answer)));
         }
     }
     parts.push("Times are UTC.".to_owned());
@@ -253,16 +236,13 @@ async fn replay(asked: &Replay, console: &Console) -> anyhow::Result<()> {
     let preview = send(&mut connection, asked, &filter, Mode::Preview).await?;
     if let (Some(topup_id), 0) = (topup_id, preview.replayed) {
         let found = deliveries::list(&mut connection, &filter, 1).await?;
-        match found.first().map(|delivery| delivery.state.as_str()) {
-            None => bail!("there is no delivery of {topup_id}; see `esimctl order show`"),
-            Some("no_endpoint") => {
-                bail!(
-                    "the partner has no webhook URL; `esimctl partner set-webhook` sends the waiting webhooks"
-                )
-            }
-            Some(_) => {}
+        let Some(delivery) = found.first() else {
+            bail!("there is no delivery of {topup_id}; see `esimctl order show`");
+        };
+        if delivery.state == "no_endpoint" {
+            bail!(NO_URL);
         }
-        if let Some(at) = found.first().and_then(|delivery| delivery.erased_at) {
+        if let Some(at) = delivery.erased_at {
             bail!(
                 "its profile was erased {}, by retention or an operator: the webhook can't be sent again",
                 utc(at)

@@ -7,7 +7,7 @@ use store::endpoints::{self, Endpoint};
 use crate::{
     console::Console,
     lookup::{Which, find},
-    output::{Row, or_dash, printable, utc},
+    output::{Row, cells, or_dash, printable, utc},
 };
 
 const LIST_EXAMPLES: &str = "Examples:
@@ -46,8 +46,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let which = match command {
         Command::List => {
             let endpoints = endpoints::list(&mut connection, None).await?;
-            let none = "There are no endpoints: there are no partners yet.";
-            return console.print_list(&endpoints, none, row);
+            return console.print_list(&endpoints, "There are no endpoints: there are no partners yet.", row);
         }
         Command::Pause(which) | Command::Resume(which) => which,
     };
@@ -65,14 +64,8 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
 }
 
 fn row(endpoint: &Endpoint) -> Row<8> {
-    [
-        ("partner_id", endpoint.partner_id.to_string()),
-        ("name", endpoint.name.clone()),
-        ("state", endpoint.state.clone()),
-        ("blocked until", or_dash(endpoint.blocked_until.map(utc))),
-        ("failures", endpoint.failures.to_string()),
-        ("pending", endpoint.pending.to_string()),
-        ("exhausted", endpoint.exhausted.to_string()),
-        ("webhook_url", or_dash(endpoint.webhook_url.as_ref())),
-    ]
+    cells!(endpoint:
+        partner_id, name, state, "blocked until" = or_dash(endpoint.blocked_until.map(utc)), failures,
+        pending, exhausted, webhook_url = or_dash(endpoint.webhook_url.as_ref()),
+    )
 }

@@ -97,10 +97,8 @@ pub async fn partner(asked: &ErasePartner, console: &Console) -> anyhow::Result<
         return console.print(&json, || format!("{shown} would be erased.\n{COPIES}"));
     }
     asked.confirm.ask(&format!("{shown} are erased for good."))?;
-    let mode = asked.confirm.apply("partner erase", &name);
-    erase::partner(&mut connection, id.into(), orders, mode).await?;
-    let erased = all_orders(&mut connection, id.into()).await?;
-    print(console, &name, erased, false)
+    erase::partner(&mut connection, id.into(), orders, asked.confirm.apply("partner erase", &name)).await?;
+    print(console, &name, all_orders(&mut connection, id.into()).await?, false)
 }
 
 async fn all_orders(connection: &mut PgConnection, partner_id: domain::PartnerId) -> anyhow::Result<Erased> {

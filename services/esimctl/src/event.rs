@@ -11,9 +11,9 @@ use store::{
 
 use crate::{
     console::Console,
-    delivery::at,
+    delivery::{NO_URL, at},
     lookup::{Which, find},
-    output::{Row, moment, or_dash, properties},
+    output::{Row, cells, moment, or_dash, properties},
 };
 
 pub const EXAMPLES: &str = "Examples:
@@ -40,16 +40,11 @@ pub async fn list(asked: &List, console: &Console) -> anyhow::Result<()> {
 }
 
 fn row(event: &View) -> Row<8> {
-    [
-        ("event_id", event.event_id.clone()),
-        ("kind", event.kind.clone()),
-        ("topup_id", or_dash(event.topup_id.as_ref())),
-        ("state", event.state.clone()),
-        ("attempts", event.attempts.to_string()),
-        ("last attempt", at(event.attempted_at)),
-        ("error", or_dash(event.error.as_ref())),
-        ("due", at(event.due_at)),
-    ]
+    cells!(event:
+        event_id, kind, topup_id = or_dash(event.topup_id.as_ref()), state, attempts,
+        "last attempt" = at(event.attempted_at), error = or_dash(event.error.as_ref()),
+        due = at(event.due_at),
+    )
 }
 
 /// Fails if a replay of this event cannot send it.
@@ -64,7 +59,7 @@ pub async fn check_replay(connection: &mut PgConnection, id: &EventId) -> anyhow
         );
     }
     if sending.state.as_deref() == Some("no_endpoint") {
-        bail!("the partner has no webhook URL; `esimctl partner set-webhook` sends the waiting webhooks");
+        bail!(NO_URL);
     }
     Ok(())
 }
@@ -81,15 +76,9 @@ pub async fn read(
 }
 
 fn describe(event: &View) -> String {
-    properties(&[
-        ("event_id", event.event_id.clone()),
-        ("kind", event.kind.clone()),
-        ("topup_id", or_dash(event.topup_id.as_ref())),
-        ("partner_id", event.partner_id.to_string()),
-        ("state", event.state.clone()),
-        ("due", at(event.due_at)),
-        ("delivered", at(event.delivered_at)),
-        ("error", or_dash(event.error.as_ref())),
-        ("created", moment(event.created_at)),
-    ])
+    properties(&cells!(event:
+        event_id, kind, topup_id = or_dash(event.topup_id.as_ref()), partner_id, state,
+        due = at(event.due_at), delivered = at(event.delivered_at), error = or_dash(event.error.as_ref()),
+        created = moment(event.created_at),
+    ))
 }

@@ -59,11 +59,6 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     }
 }
 
-/// The file with the master keys for all purposes. Given keys are added to it.
-pub fn ensure(file: &Path, given: Option<&SecretString>) -> anyhow::Result<()> {
-    write(file, given, true).map(drop)
-}
-
 fn create(
     file: &Path,
     keys: Option<&SecretString>,
@@ -74,8 +69,8 @@ fn create(
     console.print(&json!({ "file": file, "outcome": what }), || text)
 }
 
-/// The outcome as a word and as a text.
-fn write(
+/// Writes the file with the master keys for all purposes; returns the outcome as a word and as a text.
+pub fn write(
     file: &Path,
     keys: Option<&SecretString>,
     if_missing: bool,

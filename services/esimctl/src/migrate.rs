@@ -107,8 +107,7 @@ async fn set_passwords(connection: &mut PgConnection, folder: &Path) -> anyhow::
         if password.is_empty() || !password.bytes().all(|byte| byte.is_ascii_graphic()) {
             bail!("{} must hold a password of ASCII characters without spaces", file.display());
         }
-        let verifier = scram::secret(password, rand::random());
-        match schema::set_password(connection, role, &verifier).await {
+        match schema::set_password(connection, role, &scram::secret(password, rand::random())).await {
             Err(error) if error.is_denied() => {
                 eprintln!(
                     "esimctl: cannot create {} or set its password, because the role of DATABASE_URL has no CREATEROLE",

@@ -13,7 +13,10 @@ use serde_json::{Map, Value, json};
 use sqlx::Connection;
 use store::options::{self, ProductOption};
 
-use crate::{console::Console, output::Row};
+use crate::{
+    console::Console,
+    output::{Row, cells},
+};
 
 const LIST_EXAMPLES: &str = "Examples:
   esimctl option list
@@ -59,8 +62,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     match command {
         Command::List => {
             let catalogue = options::all(&mut console.connect().await?).await?;
-            let none = "The catalogue is empty; see `esimctl option import --help`.";
-            console.print_list(&catalogue, none, row)
+            console.print_list(&catalogue, "The catalogue is empty; see `esimctl option import --help`.", row)
         }
         Command::Import { file } => import(file, console).await,
     }
@@ -243,14 +245,8 @@ impl Fields<'_> {
 }
 
 fn row(option: &ProductOption) -> Row<6> {
-    [
-        ("option_id", option.option_id.to_string()),
-        ("name", option.name.clone()),
-        ("provider", option.provider.clone()),
-        ("provider_option_id", option.provider_option_id.clone()),
-        ("environment", option.environment.to_string()),
-        ("enabled", if option.enabled { "yes" } else { "no" }.to_owned()),
-    ]
+    let enabled = if option.enabled { "yes" } else { "no" }.to_owned();
+    cells!(option: option_id, name, provider, provider_option_id, environment, enabled = enabled)
 }
 
 #[cfg(test)]

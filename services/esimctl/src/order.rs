@@ -9,7 +9,7 @@ use time::OffsetDateTime;
 use crate::{
     console::Console,
     erase::{self, EraseOrder},
-    output::{Row, moment_after, or_dash, printable, properties, table, took, utc},
+    output::{Row, cells, moment_after, or_dash, printable, properties, table, took, utc},
 };
 
 const SHOW_EXAMPLES: &str = "Examples:
@@ -43,8 +43,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         Command::Show { id } => id,
         Command::Erase(asked) => return erase::order(asked, console).await,
     };
-    let mut connection = console.connect().await?;
-    let found = orders::find(&mut connection, id).await?;
+    let found = orders::find(&mut console.connect().await?, id).await?;
     if found.is_empty() {
         bail!(
             "there is no order {id:?}; `order show` takes our order id, a placement id, a topup id, an ICCID or an external order id"
@@ -64,13 +63,11 @@ fn describe(order: &OrderView) -> String {
     let erased = order
         .erased_at
         .map_or_else(String::new, |at| format!(" (erased {}: ids, states and times are left)", utc(at)));
-    let head = properties(&[
-        ("order_id", order.order_id.to_string()),
-        ("external_order_id", order.external_order_id.clone()),
-        ("partner_id", order.partner_id.to_string()),
-        ("accepted", format!("{}{refused}{erased}", utc(order.created_at))),
-        ("traceparent", or_dash(order.traceparent.as_ref())),
-    ]);
+    let accepted = format!("{}{refused}{erased}", utc(order.created_at));
+    let head = properties(&cells!(order:
+        order_id, external_order_id, partner_id, accepted = accepted,
+        traceparent = or_dash(order.traceparent.as_ref()),
+    ));
     let placements = order.placements.iter().enumerate();
     let placements = table(placements.map(|(index, placement)| placement_row(order, index, placement)));
     let topups = table(order.topups.iter().map(|topup| topup_row(order, topup)));
@@ -86,32 +83,22 @@ fn describe(order: &OrderView) -> String {
 fn placement_row(order: &OrderView, index: usize, placement: &PlacementView) -> Row<7> {
     let accepted = Some(order.created_at);
     let attempted = placement.attempted_at;
-    [
-        ("#", (index + 1).to_string()),
-        ("placement_id", placement.placement_id.to_string()),
-        ("provider", placement.provider.clone()),
-        ("state", placement.state.clone()),
-        ("attempt", placement.attempt.to_string()),
-        ("attempted", stage(order, accepted, attempted)),
-        ("placed", stage(order, attempted.or(accepted), placement.placed_at)),
-    ]
+    cells!(placement:
+        "#" = (index + 1).to_string(), placement_id, provider, state, attempt,
+        attempted = stage(order, accepted, attempted),
+        placed = stage(order, attempted.or(accepted), placement.placed_at),
+    )
 }
 
 fn topup_row(order: &OrderView, topup: &TopupView) -> Row<8> {
-    let is_of = |placement: &PlacementView| placement.placement_id == topup.placement_id;
-    let placement = order.placements.iter().position(is_of);
+    let placement = order.placements.iter().position(|one| one.placement_id == topup.placement_id);
     let placed_at = placement.and_then(|index| order.placements[index].placed_at);
-    let total = topup.delivered_at.map(|at| took(at - order.created_at));
-    [
-        ("#", or_dash(placement.map(|index| index + 1))),
-        ("topup_id", topup.topup_id.clone()),
-        ("option_id", topup.option_id.to_string()),
-        ("state", topup.state.clone()),
-        ("ready", stage(order, placed_at, topup.ready_at)),
-        ("webhook", or_dash(topup.delivery.as_ref())),
-        ("delivered", stage(order, topup.ready_at, topup.delivered_at)),
-        ("total", or_dash(total)),
-    ]
+    cells!(topup:
+        "#" = or_dash(placement.map(|index| index + 1)), topup_id, option_id, state,
+        ready = stage(order, placed_at, topup.ready_at), webhook = or_dash(topup.delivery.as_ref()),
+        delivered = stage(order, topup.ready_at, topup.delivered_at),
+        total = or_dash(topup.delivered_at.map(|at| took(at - order.created_at))),
+    )
 }
 
 /// One line for each placement or topup that needed a retry, failed or waits.
@@ -122,10 +109,8 @@ fn notes(order: &OrderView) -> Vec<String> {
     });
     let topups = order.topups.iter().map(|topup| {
         let erased = topup.erased_at.map(|at| format!("profile erased {}", utc(at)));
-        (
-            format!("topup {}", topup.topup_id),
-            list([topup.reason.clone(), webhook_attempts(order, topup), erased]),
-        )
+        let story = list([topup.reason.clone(), webhook_attempts(order, topup), erased]);
+        (format!("topup {}", topup.topup_id), story)
     });
     placements
         .chain(topups)
@@ -148,7 +133,6 @@ fn stage(order: &OrderView, began: Option<OffsetDateTime>, ended: Option<OffsetD
 /// The attempts of a delivery, unless the first one was acknowledged.
 fn webhook_attempts(order: &OrderView, topup: &TopupView) -> Option<String> {
     let attempts = topup.delivery_attempts.filter(|attempts| *attempts > 0)?;
-    let status = topup.delivery_status.map(|status| format!("answered {status}"));
     let delivered = topup.delivered_at.is_some();
     if delivered && attempts == 1 {
         return None;
@@ -156,7 +140,7 @@ fn webhook_attempts(order: &OrderView, topup: &TopupView) -> Option<String> {
     let plural = if attempts == 1 { "" } else { "s" };
     Some(list([
         Some(format!("{attempts} webhook attempt{plural}")),
-        status,
+        topup.delivery_status.map(|status| format!("answered {status}")),
         topup.delivery_error.clone().filter(|_| !delivered),
         topup.delivery_due_at.map(|at| format!("next {}", moment_after(order.created_at, at))),
     ]))

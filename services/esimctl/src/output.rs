@@ -10,6 +10,17 @@ const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().f
 /// A row of a table: the names of the columns with the cells.
 pub type Row<const N: usize> = [(&'static str, String); N];
 
+/// The row of an item. A column is one of its fields, or `name = text`.
+macro_rules! cells {
+    (@ $item:ident $name:ident) => { (stringify!($name), $item.$name.to_string()) };
+    (@ $item:ident $name:ident = $text:expr) => { (stringify!($name), $text) };
+    (@ $item:ident $name:literal = $text:expr) => { ($name, $text) };
+    ($item:ident: $($name:tt $(= $text:expr)?),+ $(,)?) => {
+        [$($crate::output::cells!(@ $item $name $(= $text)?)),+]
+    };
+}
+pub(crate) use cells;
+
 /// A table with a row per item. Never wrapped, so that ids can be copied.
 pub fn table<const N: usize>(rows: impl IntoIterator<Item = Row<N>>) -> String {
     let mut table = Table::new();
@@ -30,8 +41,7 @@ pub fn properties(rows: &[(&str, String)]) -> String {
 
 /// Joins the lines by blanks and escapes control characters.
 pub fn one_line(text: &str) -> String {
-    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    lines.map(printable).collect::<Vec<_>>().join(" ")
+    text.lines().map(str::trim).filter(|line| !line.is_empty()).map(printable).collect::<Vec<_>>().join(" ")
 }
 
 /// A UTC time: `2025-01-29 12:34:56.789`.

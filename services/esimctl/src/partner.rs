@@ -21,7 +21,7 @@ use crate::{
     console::Console,
     erase::{self, ErasePartner},
     lookup::{Which, find},
-    output::{Row, or_dash, printable, properties, utc},
+    output::{Row, cells, or_dash, printable, properties, utc},
     rotate::{self, Rotate},
     webhook_url::WebhookUrlParser,
 };
@@ -246,8 +246,13 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             };
             change(which, console, set).await
         }
-        Command::Disable(which) => set_disabled(which, true, console).await,
-        Command::Enable(which) => set_disabled(which, false, console).await,
+        Command::Disable(which) | Command::Enable(which) => {
+            let disabled = matches!(command, Command::Disable(_));
+            let set = async |connection: &mut PgConnection, id| {
+                partners::set_disabled(connection, id, disabled).await
+            };
+            change(which, console, set).await
+        }
         Command::SetLimits { which, limits } => {
             let limits = NewLimits {
                 max_in_flight: limits.max_in_flight.unwrap_or_default(),
@@ -298,15 +303,11 @@ async fn create(new: &Create, console: &Console) -> anyhow::Result<()> {
         "secret_key": secret_key.to_base64(), "webhook_url": webhook_url, "webhook_secret": webhook_secret.to_text(),
     });
     let text = || {
-        let properties = properties(&[
-            ("partner_id", partner_id.to_string()),
-            ("name", new.name.clone()),
-            ("environment", new.environment.to_string()),
-            ("access_key", access_key.clone()),
-            ("secret_key", secret_key.to_base64()),
-            ("webhook_url", or_dash(webhook_url)),
-            ("webhook_secret", webhook_secret.to_text()),
-        ]);
+        let properties = properties(&cells!(new:
+            partner_id = partner_id.to_string(), name, environment, access_key = access_key.clone(),
+            secret_key = secret_key.to_base64(), webhook_url = or_dash(webhook_url),
+            webhook_secret = webhook_secret.to_text(),
+        ));
         format!("{properties}\n\nsecret_key and webhook_secret are shown only now: keep them safe.")
     };
     console.print(&created, text).with_context(|| {
@@ -341,12 +342,6 @@ async fn set_webhook(
     })
 }
 
-async fn set_disabled(which: &Which, disabled: bool, console: &Console) -> anyhow::Result<()> {
-    let set =
-        async |connection: &mut PgConnection, id| partners::set_disabled(connection, id, disabled).await;
-    change(which, console, set).await
-}
-
 async fn change(
     which: &Which,
     console: &Console,
@@ -369,14 +364,8 @@ fn row(partner: &Partner) -> Row<6> {
             state = format!("{state}, old {what} until {}", utc(until));
         }
     }
-    [
-        ("partner_id", partner.partner_id.to_string()),
-        ("name", partner.name.clone()),
-        ("environment", partner.environment.clone()),
-        ("access_key", partner.access_key.clone()),
-        ("state", state),
-        ("webhook_url", or_dash(partner.webhook_url.as_ref())),
-    ]
+    let webhook_url = or_dash(partner.webhook_url.as_ref());
+    cells!(partner: partner_id, name, environment, access_key, state = state, webhook_url = webhook_url)
 }
 
 fn describe(partner: &Partner) -> String {
@@ -401,8 +390,7 @@ fn describe(partner: &Partner) -> String {
         ("signed body", partner.signed_body_required.then(|| "required".to_owned())),
         ("created", Some(utc(partner.created_at))),
     ];
-    let known = rows.into_iter().filter_map(|(name, value)| Some((name, value?)));
-    properties(&known.collect::<Vec<_>>())
+    properties(&rows.into_iter().filter_map(|(name, value)| Some((name, value?))).collect::<Vec<_>>())
 }
 
 fn state(partner: &Partner) -> String {

@@ -15,7 +15,7 @@ use store::operator::{
 use crate::{
     confirm::Confirm,
     console::{self, Console},
-    output::{Row, or_dash, utc},
+    output::{Row, cells, or_dash, utc},
 };
 
 const LIST_EXAMPLES: &str = "Examples:
@@ -128,9 +128,8 @@ fn not_resolved(placement_id: PlacementId, error: &NotResolved) -> anyhow::Error
 }
 
 fn preview(preview: &Resolved) -> String {
-    let (placement_id, provider, attempt) = (preview.placement_id, &preview.provider, preview.attempt);
-    let (pending, failed, ready) = (preview.pending, preview.failed, preview.ready);
-    let consequence = match preview.state {
+    let Resolved { placement_id, provider, state, attempt, pending, failed, ready, .. } = preview;
+    let consequence = match state {
         PlacementState::Placed => format!("{pending} units are collected from {provider} and delivered"),
         PlacementState::Accepted => format!(
             "BUYS {pending} units from {provider} by attempt {}; if {provider} has the purchase, it is bought twice",
@@ -151,24 +150,17 @@ fn list(found: &[Listed], limit: i64) -> String {
 }
 
 fn row(one: &Listed) -> Row<9> {
-    [
-        ("placement_id", one.placement_id.to_string()),
-        ("provider", one.provider.clone()),
-        ("state", one.state.clone()),
-        ("attempt", one.attempt.to_string()),
-        ("bought", if one.bought { "yes" } else { "-" }.to_owned()),
-        ("pending", format!("{}/{}", one.pending, one.units)),
-        ("accepted", utc(one.created_at)),
-        ("external_order_id", one.external_order_id.clone()),
-        ("reason", or_dash(one.reason.as_ref())),
-    ]
+    cells!(one:
+        placement_id, provider, state, attempt, bought = if one.bought { "yes" } else { "-" }.to_owned(),
+        pending = format!("{}/{}", one.pending, one.units), accepted = utc(one.created_at), external_order_id,
+        reason = or_dash(one.reason.as_ref()),
+    )
 }
 
 fn describe(resolved: &Resolved) -> String {
-    let (placement_id, attempt) = (resolved.placement_id, resolved.attempt);
-    let (pending, failed, ready) = (resolved.pending, resolved.failed, resolved.ready);
+    let Resolved { placement_id, state, attempt, pending, failed, ready, .. } = resolved;
     let units = format!("units now: {pending} pending, {failed} failed, {ready} ready");
-    let what = match resolved.state {
+    let what = match state {
         PlacementState::Placed => "is bought; its profiles are collected now".to_owned(),
         PlacementState::Accepted => format!("will be bought by attempt {}", attempt + 1),
         _ => "is given up as not bought".to_owned(),

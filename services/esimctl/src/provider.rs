@@ -9,7 +9,7 @@ use store::providers::{self, ProviderBreaker};
 
 use crate::{
     console::{self, Console},
-    output::{Row, or_dash, printable, utc},
+    output::{Row, cells, or_dash, printable, utc},
 };
 
 const LIST_EXAMPLES: &str = "Examples:
@@ -71,8 +71,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             return console.print(&json!({ "providers": all }), || console::list(&all, none, row));
         }
         Command::Open { name, duration, reason } => {
-            let opened = providers::open(&mut connection, name, *duration, reason);
-            (name, opened.await?)
+            (name, providers::open(&mut connection, name, *duration, reason).await?)
         }
         Command::Close { name } => (name, providers::close(&mut connection, name).await?),
     };
@@ -82,14 +81,11 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
 }
 
 fn row(breaker: &ProviderBreaker) -> Row<6> {
-    [
-        ("provider", breaker.name.clone()),
-        ("breaker", breaker.state.as_str().to_owned()),
-        ("open until", or_dash(breaker.open_until.map(utc))),
-        ("failures", breaker.failures.to_string()),
-        ("since", utc(breaker.changed_at)),
-        ("reason", or_dash(breaker.reason.as_ref())),
-    ]
+    cells!(breaker:
+        provider = breaker.name.clone(), breaker = breaker.state.as_str().to_owned(),
+        "open until" = or_dash(breaker.open_until.map(utc)), failures, since = utc(breaker.changed_at),
+        reason = or_dash(breaker.reason.as_ref()),
+    )
 }
 
 fn describe(breaker: &ProviderBreaker) -> String {

@@ -10,7 +10,7 @@ use store::{
 use crate::{
     confirm::Confirm,
     console::Console,
-    output::{table, utc},
+    output::{cells, table, utc},
 };
 
 pub const EXAMPLES: &str = "Examples:
@@ -50,8 +50,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         shown["moved"] = json!(recovered.accepted + recovered.placing);
         console.print(&shown, || describe(recovered, park, dry_run))
     };
-    let confirm = &command.confirm;
-    confirm.carry_out("recover", target, recover, preview, print).await
+    command.confirm.carry_out("recover", target, recover, preview, print).await
 }
 
 fn describe(recovered: &Recovered, park: bool, preview: bool) -> String {
@@ -81,14 +80,8 @@ fn describe(recovered: &Recovered, park: bool, preview: bool) -> String {
                 "; they are still bought (--park-unanswered parks them)"
             }
         ));
-        let rows = unanswered.iter().take(NAMED).map(|order| {
-            [
-                ("order_id", order.order_id.to_string()),
-                ("partner_id", order.partner_id.to_string()),
-                ("external_order_id", order.external_order_id.clone()),
-            ]
-        });
-        lines.push(table(rows));
+        let rows = unanswered.iter().take(NAMED);
+        lines.push(table(rows.map(|order| cells!(order: order_id, partner_id, external_order_id))));
         if unanswered.len() > NAMED {
             lines.push("… and more; --json lists all".to_owned());
         }

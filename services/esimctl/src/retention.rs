@@ -12,7 +12,12 @@ use store::{
     retention::Class,
 };
 
-use crate::{confirm::Confirm, console::Console, lookup::find_id, output::Row};
+use crate::{
+    confirm::Confirm,
+    console::Console,
+    lookup::find_id,
+    output::{Row, cells},
+};
 
 const LIST_EXAMPLES: &str = "Examples:
   esimctl retention list
@@ -78,12 +83,8 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
 }
 
 fn row(term: &Term) -> Row<3> {
-    let partner = term.partner_id.map(|id| id.to_string());
-    [
-        ("class", term.class.clone()),
-        ("partner", partner.unwrap_or_else(|| "all others".to_owned())),
-        ("kept", kept(term.days)),
-    ]
+    let partner = term.partner_id.map_or_else(|| "all others".to_owned(), |id| id.to_string());
+    cells!(term: class, partner = partner, kept = kept(term.days))
 }
 
 fn kept(days: Option<i32>) -> String {

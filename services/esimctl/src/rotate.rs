@@ -17,7 +17,7 @@ use time::OffsetDateTime;
 use crate::{
     console::Console,
     lookup::{Which, find},
-    output::{printable, properties, utc},
+    output::{cells, printable, properties, utc},
 };
 
 pub const KEYS_EXAMPLES: &str = "Examples:
@@ -43,6 +43,12 @@ last one is refused, except with
   --overlap 0    the old secret ends at once
 After an interruption, `esimctl partner show` says whether the rotation took effect.";
 
+/// The error for a statement whose response never arrived: the server may have executed it.
+const UNKNOWN: &str = "the result is unknown: see `esimctl partner show`; if the rotation took effect, rotate again, \
+                       with `--keep-old` during an overlap";
+const UNSEEN: &str =
+    "it is done, but the new values were not shown; rotate again, with `--keep-old` during an overlap";
+
 #[derive(Args, Clone, Debug)]
 pub struct Rotate {
     #[command(flatten)]
@@ -66,16 +72,9 @@ impl Rotate {
 pub async fn keys(rotate: &Rotate, console: &Console) -> anyhow::Result<()> {
     let (mut connection, vault, partner) = prepare(rotate, console).await?;
     let (access_key, secret_key) = generate::keys()?;
-    let partner_id = partner.partner_id.into();
-    let rotated = partners::rotate_keys(
-        &mut connection,
-        &vault,
-        partner_id,
-        &access_key,
-        &secret_key,
-        rotate.overlap(),
-    );
-    let Rotated::Until(until) = rotated.await.with_context(unknown)? else {
+    let (id, overlap) = (partner.partner_id.into(), rotate.overlap());
+    let rotated = partners::rotate_keys(&mut connection, &vault, id, &access_key, &secret_key, overlap);
+    let Rotated::Until(until) = rotated.await.context(UNKNOWN)? else {
         let partner = find(&mut connection, &rotate.which.partner).await?;
         return refused(&partner, ("keys", "are"), partner.old_keys_until);
     };
@@ -90,27 +89,22 @@ pub async fn keys(rotate: &Rotate, console: &Console) -> anyhow::Result<()> {
         "secret_key": secret_key.to_base64(), "old_access_key": old_access_key, "old_keys_until": rfc3339(until)?,
     });
     let text = || {
-        let properties = properties(&[
-            ("partner_id", partner.partner_id.to_string()),
-            ("name", partner.name.clone()),
-            ("access_key", access_key.clone()),
-            ("secret_key", secret_key.to_base64()),
-        ]);
+        let properties = properties(&cells!(partner:
+            partner_id, name, access_key = access_key.clone(), secret_key = secret_key.to_base64(),
+        ));
         format!("{properties}\n\nsecret_key is shown only now: keep it safe. {old_stays}.")
     };
-    console.print(&shown, text).with_context(unseen)
+    console.print(&shown, text).context(UNSEEN)
 }
 
 pub async fn webhook_secret(rotate: &Rotate, console: &Console) -> anyhow::Result<()> {
     let (mut connection, vault, partner) = prepare(rotate, console).await?;
     let secret = generate::webhook_secret()?;
-    let partner_id = partner.partner_id.into();
-    let rotated =
-        partners::rotate_webhook_secret(&mut connection, &vault, partner_id, &secret, rotate.overlap());
-    let Rotated::Until(until) = rotated.await.with_context(unknown)? else {
+    let (id, overlap) = (partner.partner_id.into(), rotate.overlap());
+    let rotated = partners::rotate_webhook_secret(&mut connection, &vault, id, &secret, overlap);
+    let Rotated::Until(until) = rotated.await.context(UNKNOWN)? else {
         let partner = find(&mut connection, &rotate.which.partner).await?;
-        let until = partner.old_webhook_secret_until;
-        return refused(&partner, ("webhook secret", "is"), until);
+        return refused(&partner, ("webhook secret", "is"), partner.old_webhook_secret_until);
     };
     let old_signs = match until {
         Some(until) => format!("The old secret also signs webhooks until {}", utc(until)),
@@ -121,14 +115,10 @@ pub async fn webhook_secret(rotate: &Rotate, console: &Console) -> anyhow::Resul
         "old_webhook_secret_until": rfc3339(until)?,
     });
     let text = || {
-        let properties = properties(&[
-            ("partner_id", partner.partner_id.to_string()),
-            ("name", partner.name.clone()),
-            ("webhook_secret", secret.to_text()),
-        ]);
+        let properties = properties(&cells!(partner: partner_id, name, webhook_secret = secret.to_text()));
         format!("{properties}\n\nwebhook_secret is shown only now: keep it safe. {old_signs}.")
     };
-    console.print(&shown, text).with_context(unseen)
+    console.print(&shown, text).context(UNSEEN)
 }
 
 async fn prepare(rotate: &Rotate, console: &Console) -> anyhow::Result<(PgConnection, Vault, Partner)> {
@@ -156,18 +146,6 @@ fn refused(partner: &Partner, (what, is): (&str, &str), until: Option<OffsetDate
     )
 }
 
-/// The error for a statement whose response never arrived: the server may have executed it.
-fn unknown() -> String {
-    "the result is unknown: see `esimctl partner show`; if the rotation took effect, rotate again, with `--keep-old` during an overlap"
-        .to_owned()
-}
-
-fn unseen() -> String {
-    "it is done, but the new values were not shown; rotate again, with `--keep-old` during an overlap"
-        .to_owned()
-}
-
 fn rfc3339(at: Option<OffsetDateTime>) -> anyhow::Result<Option<String>> {
-    let format = time::format_description::well_known::Rfc3339;
-    Ok(at.map(|at| at.format(&format)).transpose()?)
+    Ok(at.map(|at| at.format(&time::format_description::well_known::Rfc3339)).transpose()?)
 }

@@ -126,7 +126,7 @@ fn master_keys(folder: &Path, given: Option<&SecretString>) -> anyhow::Result<()
         );
     }
     if all.exists() || given.is_some() {
-        return master_key::ensure(&all, given);
+        return master_key::write(&all, given, true).map(drop);
     }
     for purpose in PURPOSES {
         let path = folder.join(format!("master-{purpose}.key"));
@@ -168,8 +168,7 @@ impl Share<'_> {
 
     fn keys(&self, purposes: &[&str]) -> anyhow::Result<()> {
         for purpose in purposes {
-            let keys = read(&keys_for(self.folder, purpose))?;
-            self.write(&format!("master-{purpose}.key"), &keys)?;
+            self.write(&format!("master-{purpose}.key"), &read(&keys_for(self.folder, purpose))?)?;
         }
         Ok(())
     }

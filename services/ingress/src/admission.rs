@@ -143,15 +143,12 @@ impl Admission {
                 .with_description(description)
                 .with_callback(move |gauge| gauge.observe(lock(&observed.taken).all, &[]))
         };
-        let description = "Orders that are being read, stored or answered";
-        gauge("esim.orders.in_flight", description, &in_flight).build();
+        gauge("esim.orders.in_flight", "Orders that are being read, stored or answered", &in_flight).build();
         let description = "Estimated memory of the bodies and units of orders in flight";
-        let bytes = gauge("esim.orders.in_flight.memory", description, &memory);
-        bytes.with_unit("By").build();
+        gauge("esim.orders.in_flight.memory", description, &memory).with_unit("By").build();
         let description = "Signed requests other than orders that are in flight";
         gauge("esim.self_service.in_flight", description, &self_service).build();
-        let description = "Requests of sandbox accounts that wait for webhooks";
-        gauge("esim.listeners", description, &listeners).build();
+        gauge("esim.listeners", "Requests of sandbox accounts that wait for webhooks", &listeners).build();
         Self { in_flight, memory, self_service, listeners, rates: Rates::new(limits, max_units) }
     }
 
@@ -174,21 +171,18 @@ impl Admission {
     pub(crate) fn visit(&self, partner: &Partner) -> Result<Place, ApiError> {
         self.rates.of(partner).request()?;
         let message = "Too many requests in progress; try again later";
-        let reasons = ["self_service", "self_service_share"];
-        visit(&self.self_service, partner, reasons, message)
+        visit(&self.self_service, partner, ["self_service", "self_service_share"], message)
     }
 
     /// Admits a [visit](Self::visit) that waits for webhooks.
     pub(crate) fn listen(&self, partner: &Partner) -> Result<Place, ApiError> {
         let message = "Too many requests wait for webhooks; try again later";
-        let reasons = ["listeners", "listeners_share"];
-        visit(&self.listeners, partner, reasons, message)
+        visit(&self.listeners, partner, ["listeners", "listeners_share"], message)
     }
 
     /// The partner's orders in flight in this process.
     pub(crate) fn in_flight(&self, partner: PartnerId) -> u64 {
-        let taken = lock(&self.in_flight.taken);
-        taken.by_partner.get(&partner).copied().unwrap_or_default()
+        lock(&self.in_flight.taken).by_partner.get(&partner).copied().unwrap_or_default()
     }
 }
 
@@ -214,11 +208,9 @@ fn visit(
     [all, share]: [&'static str; 2],
     message: &'static str,
 ) -> Result<Place, ApiError> {
-    let place = places.take(partner.id, 1, None);
-    place.map_err(|full| {
-        let reason = if full == Full::Share { share } else { all };
-        ApiError::overloaded(reason, message)
-    })
+    places
+        .take(partner.id, 1, None)
+        .map_err(|full| ApiError::overloaded(if full == Full::Share { share } else { all }, message))
 }
 
 fn overloaded(reason: &'static str) -> ApiError {

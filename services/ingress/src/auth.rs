@@ -83,7 +83,8 @@ impl Authenticator {
                 return Err(ApiError::bad_request(Code::RepeatedHeader, message));
             }
         }
-        let header = |name: &str| parts.headers.get(name).filter(|value| !is_blank(value));
+        let header =
+            |name: &str| parts.headers.get(name).filter(|value| !value.as_bytes().trim_ascii().is_empty());
         let (Some(access_key), Some(signature), Some(timestamp)) =
             (header(&names.access_key), header(&names.signature), header(&names.timestamp))
         else {
@@ -91,15 +92,13 @@ impl Authenticator {
             return Err(self.denied("missing_header", Code::AuthenticationHeaderMissing, message));
         };
 
-        let (timestamp, at) = timestamp
-            .to_str()
-            .ok()
-            .and_then(|text| Some((text, signing::parse_unix_time(text)?)))
-            .filter(|(_, at)| at.abs_diff(runtime::clock::unix_seconds()) <= WINDOW)
-            .ok_or_else(|| {
-                let message = "Request timestamp is too old or invalid.";
-                self.denied("timestamp", Code::TimestampInvalid, message)
-            })?;
+        let read = timestamp.to_str().ok().and_then(|text| Some((text, signing::parse_unix_time(text)?)));
+        let Some((timestamp, at)) =
+            read.filter(|(_, at)| at.abs_diff(runtime::clock::unix_seconds()) <= WINDOW)
+        else {
+            let message = "Request timestamp is too old or invalid.";
+            return Err(self.denied("timestamp", Code::TimestampInvalid, message));
+        };
 
         let unknown = |reason| {
             let header = &names.access_key;
@@ -108,12 +107,8 @@ impl Authenticator {
         };
         // A value with other characters than visible ASCII is no key.
         let access_key = access_key.to_str().map_err(|_| unknown("access_key"))?;
-        let partner = self
-            .directory
-            .partner(access_key)
-            .await
-            .map_err(ApiError::internal)?
-            .ok_or_else(|| unknown("access_key"))?;
+        let partner = self.directory.partner(access_key).await.map_err(ApiError::internal)?;
+        let partner = partner.ok_or_else(|| unknown("access_key"))?;
         if partner.disabled {
             return Err(unknown("disabled"));
         }
@@ -135,15 +130,9 @@ impl Authenticator {
             (Some(_), Some(whole)) => whole.as_str(),
             _ => parts.uri.path(),
         };
-        let is_valid = signing::request::verify(
-            secret,
-            parts.method.as_str(),
-            target,
-            timestamp,
-            access_key,
-            digest.map(HeaderValue::as_bytes),
-            signature.as_bytes(),
-        );
+        let (method, given, signed) =
+            (parts.method.as_str(), digest.map(HeaderValue::as_bytes), signature.as_bytes());
+        let is_valid = signing::request::verify(secret, method, target, timestamp, access_key, given, signed);
         if !is_valid {
             return Err(self.denied("signature", Code::SignatureInvalid, "Invalid signature."));
         }
@@ -178,8 +167,4 @@ impl Authenticator {
         }
         Ok(())
     }
-}
-
-fn is_blank(value: &HeaderValue) -> bool {
-    value.as_bytes().iter().all(u8::is_ascii_whitespace)
 }

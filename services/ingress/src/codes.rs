@@ -218,15 +218,13 @@ impl Code {
     }
 
     fn text(self) -> String {
-        let text = self.get_documentation().unwrap_or_default();
-        text.trim().replace('\n', " ")
+        self.get_documentation().unwrap_or_default().trim().replace('\n', " ")
     }
 
     /// The statuses, and whether something was bought.
     fn facts(self) -> String {
         let status = self.get_str("status").unwrap_or_default();
-        let bought = self.get_str("bought");
-        let bought = bought.map_or(String::new(), |bought| format!(" Bought: {bought}."));
+        let bought = self.get_str("bought").map_or(String::new(), |bought| format!(" Bought: {bought}."));
         format!("Status {status}.{bought}")
     }
 }
@@ -311,8 +309,7 @@ pub(crate) fn html() -> String {
 fn inline(text: &str) -> String {
     let text = text.replace('&', "&amp;").replace('<', "&lt;");
     let spans = |text: &str, mark: &str, tag: &str| {
-        let parts = text.split(mark).enumerate();
-        let parts = parts.map(|(index, part)| match index % 2 {
+        let parts = text.split(mark).enumerate().map(|(index, part)| match index % 2 {
             0 => part.to_owned(),
             _ => format!("<{tag}>{part}</{tag}>"),
         });

@@ -179,13 +179,10 @@ enum Waiting {
     End,
 }
 
-/// The socket of a connection.
 pub(crate) struct Socket {
     stream: TcpStream,
     connection: Arc<Connection>,
-    /// `HEAD_TIMEOUT`.
     head_timeout: Duration,
-    /// `IDLE_TIMEOUT`.
     idle_timeout: Duration,
     timer: Pin<Box<Sleep>>,
     waiting: Waiting,
@@ -249,9 +246,8 @@ impl Socket {
     fn time_out(&mut self) -> io::Error {
         if self.waiting == Waiting::Head {
             let (status, message) = (StatusCode::REQUEST_TIMEOUT, "Request head did not arrive in time");
-            let answer = self.connection.canned(status, Code::HeadTimeout, message);
             // Nothing else is in the socket's buffer, so all of it fits.
-            let _ = self.stream.try_write(&answer);
+            let _ = self.stream.try_write(&self.connection.canned(status, Code::HeadTimeout, message));
         }
         io::ErrorKind::TimedOut.into()
     }

@@ -156,11 +156,9 @@ impl Directory {
             return Ok(None);
         }
         let asked = Instant::now();
-        let found = self
-            .database
-            .run(async |connection| partners::by_access_key(connection, access_key).await)
-            .await?;
-        if let Some(credentials) = found {
+        let looking =
+            self.database.run(async |connection| partners::by_access_key(connection, access_key).await);
+        if let Some(credentials) = looking.await? {
             self.learn_partner(&credentials, asked);
         }
         Ok(self.known_partner(access_key).and_then(valid))
@@ -183,13 +181,11 @@ impl Directory {
 
     /// Waits for the turn to query. While the database is away, many requests wait here.
     async fn turn(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, Error> {
-        let turn = tokio::time::timeout(TURN, self.looking.lock()).await;
-        turn.map_err(|_| Error::timed_out())
+        tokio::time::timeout(TURN, self.looking.lock()).await.map_err(|_| Error::timed_out())
     }
 
     fn known_partner(&self, access_key: &str) -> Option<Arc<Partner>> {
-        let partners = self.partners.read().unwrap_or_else(PoisonError::into_inner);
-        partners.by_access_key.get(access_key).cloned()
+        self.partners.read().unwrap_or_else(PoisonError::into_inner).by_access_key.get(access_key).cloned()
     }
 
     fn partners_mut(&self) -> RwLockWriteGuard<'_, Partners> {
@@ -253,16 +249,14 @@ impl Directory {
     }
 
     fn open(&self, partner_id: PartnerId, sealed: Option<&[u8]>) -> Key {
-        let Some(sealed) = sealed else {
-            return Key::Missing;
-        };
-        partners::open_secret_key(&self.vault, partner_id, sealed).map_or_else(
-            |error| {
+        match sealed.map(|sealed| partners::open_secret_key(&self.vault, partner_id, sealed)) {
+            None => Key::Missing,
+            Some(Ok(secret)) => Key::Known(secret),
+            Some(Err(error)) => {
                 tracing::error!(partner.id = %partner_id, %error, "a partner's secret key is unusable");
                 Key::Unusable
-            },
-            Key::Known,
-        )
+            }
+        }
     }
 
     fn learn_option(&self, option: ProductOption) -> Arc<ProductOption> {

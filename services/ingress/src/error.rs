@@ -32,12 +32,10 @@ impl Fault {
         Self { code, items: Vec::new(), parameter: None, message: message.into() }
     }
 
-    /// An error of one item.
     pub(crate) fn of_item(index: usize, code: Code, message: impl Into<String>) -> Self {
         Self { items: vec![index], ..Self::new(code, message) }
     }
 
-    /// An error of one parameter.
     pub(crate) fn of_parameter(name: &'static str, code: Code, message: impl Into<String>) -> Self {
         Self { parameter: Some(name), ..Self::new(code, message) }
     }
@@ -45,9 +43,8 @@ impl Fault {
     /// The error for each item, or for the whole request.
     fn named(&self) -> impl Iterator<Item = Named> {
         let named = Named { code: self.code, item: None, parameter: self.parameter };
-        let whole = self.items.is_empty().then_some(named);
         let of_items = self.items.iter().map(move |index| Named { item: Some(*index), ..named });
-        whole.into_iter().chain(of_items)
+        self.items.is_empty().then_some(named).into_iter().chain(of_items)
     }
 }
 
@@ -168,8 +165,7 @@ impl IntoResponse for ApiError {
             }
             Self::Unprocessable(errors) | Self::Refused(errors) => {
                 let messages: Vec<String> = errors.into_iter().map(|fault| fault.message).collect();
-                let body = Json(json!({ "errors": messages }));
-                (StatusCode::UNPROCESSABLE_ENTITY, body).into_response()
+                (StatusCode::UNPROCESSABLE_ENTITY, Json(json!({ "errors": messages }))).into_response()
             }
             Self::Limited { message, limit, wait, .. } => {
                 limited(simple(StatusCode::TOO_MANY_REQUESTS, &message), limit, wait)

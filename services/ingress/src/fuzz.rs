@@ -49,10 +49,9 @@ impl Default for Harness {
         let entered = tokio.enter();
         let secret = SecretKey::from_bytes(vec![7; 32]).expect("not empty");
         let authenticators = [false, true].map(|required| {
+            let database_url = "postgres://nobody@127.0.0.1:1/none".to_owned().into();
             let pool = PoolConfig {
-                server: DatabaseConfig {
-                    database_url: "postgres://nobody@127.0.0.1:1/none".to_owned().into(),
-                },
+                server: DatabaseConfig { database_url },
                 database_connections: 1,
                 database_timeout: Duration::from_secs(1),
             };
@@ -60,13 +59,8 @@ impl Default for Harness {
             let vault = Vault::of(&[(Keyring::Partners, &MASTER_KEY.to_owned().into())]).expect("a key");
             let directory = Directory::new(database, vault);
             directory.learn_for_fuzzing(ACCESS_KEY, secret.clone(), required);
-            let metrics = Metrics::default();
-            Authenticator::new(
-                "Service",
-                Arc::new(directory),
-                Replays::new(1000, Duration::from_secs(15)),
-                metrics,
-            )
+            let replays = Replays::new(1000, Duration::from_secs(15));
+            Authenticator::new("Service", Arc::new(directory), replays, Metrics::default())
         });
         let gate = QrGate::new(Keys::parse(&QR_KEY.to_owned().into()).expect("a key"), None);
         let [open, closed] = [QrGate::default(), gate.clone()].map(|gate| {
@@ -132,8 +126,7 @@ impl Harness {
         let right = match covered.map(str::from_utf8) {
             None => Some(signature::sign(secret, method, target, timestamp, ACCESS_KEY)),
             Some(Ok(digest)) => {
-                let right = signature::sign_whole(secret, method, target, timestamp, ACCESS_KEY, digest);
-                Some(right)
+                Some(signature::sign_whole(secret, method, target, timestamp, ACCESS_KEY, digest))
             }
             Some(Err(_)) => None,
         };

@@ -51,8 +51,7 @@ struct Promise {
     lanes: HashMap<String, Duration>,
 }
 
-/// An order that waits for verdicts. Dropping it releases its placements: the response has left, or is
-/// never sent.
+/// An order that waits for verdicts. Dropping it releases its placements: the response left or never will.
 pub(crate) struct Waiting {
     handshake: Arc<Handshake>,
     order_id: OrderId,
@@ -89,12 +88,8 @@ impl Handshake {
         // Right after the start no heartbeat can have arrived, so a promise is assumed.
         let is_young = self.started.elapsed() < FRESH;
         placements.iter().all(|placement| {
-            let of_provider = promises.get(&placement.provider);
-            let mut fresh = of_provider
-                .into_iter()
-                .flat_map(HashMap::values)
-                .filter(|promise| promise.heard.elapsed() < FRESH)
-                .peekable();
+            let of_provider = promises.get(&placement.provider).into_iter().flat_map(HashMap::values);
+            let mut fresh = of_provider.filter(|promise| promise.heard.elapsed() < FRESH).peekable();
             if fresh.peek().is_none() {
                 return is_young;
             }
@@ -119,9 +114,8 @@ impl Handshake {
     /// only if a subscription ends.
     pub(crate) async fn listen(self: Arc<Self>) -> anyhow::Result<()> {
         let verdicts = self.nats.verdict_subject(&self.instance);
-        let heartbeats = self.nats.heartbeat_subject("*");
         let taking = self.nats.listen(verdicts, |verdicts| self.take(verdicts));
-        let hearing = self.nats.listen(heartbeats, |heartbeat| self.hear(heartbeat));
+        let hearing = self.nats.listen(self.nats.heartbeat_subject("*"), |heartbeat| self.hear(heartbeat));
         tokio::try_join!(taking, hearing).map(|((), ())| ())
     }
 
@@ -148,16 +142,10 @@ impl Handshake {
         if promises.len() >= MOST_PROVISIONERS && !promises.contains_key(&instance) {
             return;
         }
-        let lanes = lanes
-            .into_iter()
-            .take(MOST_LANES)
-            .map(|lane| (lane.lane, Duration::from_millis(lane.verdict_ms)));
-        let promise = Promise {
-            heard: Instant::now(),
-            verdict_in: Duration::from_millis(verdict_ms),
-            lanes: lanes.collect(),
-        };
-        promises.insert(instance, promise);
+        let lanes = lanes.into_iter().take(MOST_LANES);
+        let lanes = lanes.map(|lane| (lane.lane, Duration::from_millis(lane.verdict_ms))).collect();
+        let verdict_in = Duration::from_millis(verdict_ms);
+        promises.insert(instance, Promise { heard: Instant::now(), verdict_in, lanes });
     }
 }
 
@@ -167,8 +155,7 @@ impl Heard {
             return;
         }
         self.verdicts.push((said, release));
-        let is_under_way = matches!(said, Said::Placed | Said::UnderWay);
-        if (is_under_way || self.said().len() == self.placements)
+        if (matches!(said, Said::Placed | Said::UnderWay) || self.said().len() == self.placements)
             && let Some(settled) = self.settled.take()
         {
             let _ = settled.send(());
@@ -176,19 +163,16 @@ impl Heard {
     }
 
     fn said(&self) -> HashMap<PlacementId, Said> {
-        let verdicts = self.verdicts.iter();
-        verdicts.map(|(said, release)| (release.placement_id, *said)).collect()
+        self.verdicts.iter().map(|(said, release)| (release.placement_id, *said)).collect()
     }
 }
 
 impl Waiting {
-    /// Waits until every placement has a verdict, one is under way, or `until` passes. Returns the verdicts
-    /// so far.
+    /// Waits until all placements have a verdict, one is under way, or `until` passes; returns the verdicts.
     pub(crate) async fn verdicts(&mut self, until: Instant) -> HashMap<PlacementId, Said> {
         // After the timeout the order stands.
         let _ = tokio::time::timeout_at(until.into(), &mut self.settled).await;
-        let waiting = lock(&self.handshake.waiting);
-        waiting.get(&self.order_id).map(Heard::said).unwrap_or_default()
+        lock(&self.handshake.waiting).get(&self.order_id).map(Heard::said).unwrap_or_default()
     }
 }
 

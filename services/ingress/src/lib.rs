@@ -158,8 +158,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         let database = database.clone();
         move || database.connections()
     });
-    let vault = config.master_key.vault(&Keyring::ALL);
-    let vault = vault.map_err(BadSetting::error)?;
+    let vault = config.master_key.vault(&Keyring::ALL).map_err(BadSetting::error)?;
     let qr_keys = config.qr.keys().map_err(BadSetting::error)?;
     let connections = config.database.database_connections;
     if u32::from(config.limits.self_service_concurrency) > connections {
@@ -180,8 +179,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     shutdown.spawn("directory", Arc::clone(&directory).refresh(readiness, shutdown.clone()));
     let instance = Uuid::now_v7().simple().to_string();
     let jobs = nats.jobs(&instance, &shutdown);
-    let providers = config.providers.iter().map(String::as_str);
-    let providers = providers.chain([orders::SANDBOX]);
+    let providers = config.providers.iter().map(String::as_str).chain([orders::SANDBOX]);
     let handshake = Handshake::new(&nats, instance, providers, &shutdown);
     let mut listening = tokio::spawn(Arc::clone(&handshake).listen());
 
@@ -222,8 +220,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         metrics: metrics.clone(),
         limits: limits.clone(),
     };
-    let logged = limits.refusals_logged;
-    let observer = Observer::new(metrics, logged, &config.brand, &config.public_url);
+    let observer = Observer::new(metrics, limits.refusals_logged, &config.brand, &config.public_url);
     let gate = QrGate::new(qr_keys, config.qr_bare_until.map(OffsetDateTime::unix_timestamp));
     let drawing = Drawing::new(gate, limits.qr_concurrency, limits.qr_rate, limits.qr_wait);
     let document = openapi::document(&config.brand).context("the OpenAPI document")?;

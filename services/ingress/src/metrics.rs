@@ -93,8 +93,7 @@ impl Metrics {
     /// Counts a 4xx or 503 response. `partner` is known only if the signature is valid.
     pub(crate) fn refused(&self, partner: Option<PartnerId>, reason: &'static str) {
         let partner = partner.map_or_else(String::new, |partner| self.label(partner));
-        let attributes = [KeyValue::new("partner", partner), KeyValue::new("reason", reason)];
-        self.refused.add(1, &attributes);
+        self.refused.add(1, &[KeyValue::new("partner", partner), KeyValue::new("reason", reason)]);
     }
 
     fn label(&self, partner: PartnerId) -> String {

@@ -126,8 +126,7 @@ pub(crate) async fn observe(
     trace::link(span, traceparent(&request));
     let mut response = next.run(request).instrument(span.clone()).await;
     observer.requests.end(&underway, Some(response.status()));
-    let record = || observer.answered(&response, &id, connection.peer);
-    span.in_scope(record);
+    span.in_scope(|| observer.answered(&response, &id, connection.peer));
     if let Some(Refusal { errors, .. }) = response.extensions().get() {
         let explanation = observer.explanation(errors);
         response.headers_mut().extend(explanation);

@@ -64,7 +64,6 @@ pub(crate) struct Created {
     pub(crate) left: oneshot::Sender<()>,
 }
 
-/// The response that the handler sends.
 pub(crate) type Answer = Result<Created, ApiError>;
 
 pub(crate) struct Orders {
@@ -74,9 +73,7 @@ pub(crate) struct Orders {
     pub(crate) handshake: Arc<Handshake>,
     pub(crate) jobs: Batcher<Job>,
     pub(crate) topup_ids: TopupIds,
-    /// `PROVIDERS`.
     pub(crate) providers: Vec<String>,
-    /// `PLACEMENT_WAIT`.
     pub(crate) placement_wait: Duration,
     /// `QUEUE_DEADLINE`: the longest wait in the queue of the group commit.
     pub(crate) queue_deadline: Duration,
@@ -118,8 +115,7 @@ impl Writer for InsertOrders {
         let insert = async |connection: &mut PgConnection| {
             let sent = Instant::now();
             let stored = store::orders::insert(connection, orders).await?;
-            let inserted = stored.into_iter().map(|stored| Inserted { stored, sent });
-            Ok::<Vec<_>, store::Error>(inserted.collect())
+            Ok::<Vec<_>, store::Error>(stored.into_iter().map(|stored| Inserted { stored, sent }).collect())
         };
         let inserted = perform(Effect::CommitOrders, self.database.run(insert)).await?;
         let waits = |(order, inserted): &(&NewOrder, &Inserted)| order.refusable && inserted.stored;
@@ -161,8 +157,7 @@ impl Orders {
             option.enabled && (partner.environment == Environment::Sandbox || live())
         });
         let exists = |item: &Item| item.option_id.is_some_and(|id| options.contains_key(&id));
-        let missing = items.iter().filter(|item| !exists(item));
-        let missing: Vec<usize> = missing.map(|item| item.index).collect();
+        let missing: Vec<usize> = items.iter().filter(|item| !exists(item)).map(|item| item.index).collect();
         if !missing.is_empty() {
             errors.push(Fault {
                 items: missing,
@@ -250,8 +245,7 @@ impl Orders {
         };
         // The task belongs to the request's trace. The request's span ends with its response and does not
         // wait for the task.
-        let context = Span::current().context();
-        self.shutdown.tracker().spawn(task.with_context(context));
+        self.shutdown.tracker().spawn(task.with_context(Span::current().context()));
         answer
     }
 
@@ -292,14 +286,9 @@ impl Orders {
             }
             Ok(Some(refusals)) => {
                 tracing::info!(order.id = %order.order_id, partner.id = %order.partner_id, "refused");
-                let by_provider = |refusal: &Refusal| matches!(refusal, Refusal::Rejected { .. });
-                let outcome = if refusals.iter().any(by_provider) {
-                    OrderResult::Refused
-                } else {
-                    OrderResult::Unreachable
-                };
-                let errors = refusal_errors(order.order_id, &refusals);
-                self.fail(outcome, ApiError::Refused(errors), answer);
+                let rejected = refusals.iter().any(|refusal| matches!(refusal, Refusal::Rejected { .. }));
+                let outcome = if rejected { OrderResult::Refused } else { OrderResult::Unreachable };
+                self.fail(outcome, ApiError::Refused(refusal_errors(order.order_id, &refusals)), answer);
             }
             // The refusal's outcome is unknown: the order is refused or stands as PostgreSQL has it.
             Err(error) => self.fail(OrderResult::Error, ApiError::internal(error), answer),
@@ -372,8 +361,7 @@ impl Orders {
                 Err(error) if error.constraint() == Some("topups_topup_id_key") && tries < FRESH_IDS => {
                     tries += 1;
                     let now = runtime::clock::now();
-                    let placements = order.placements.iter_mut();
-                    for topup in placements.flat_map(|placement| &mut placement.topups) {
+                    for topup in order.placements.iter_mut().flat_map(|placement| &mut placement.topups) {
                         topup.topup_id = self.topup_ids.next(now);
                     }
                 }
@@ -389,8 +377,7 @@ impl Orders {
         order: &NewOrder,
         said: &HashMap<PlacementId, Said>,
     ) -> Result<Option<Vec<Refusal>>, store::Error> {
-        let is_under_way = |said: &Said| matches!(said, Said::Placed | Said::UnderWay);
-        if said.is_empty() || said.values().any(is_under_way) {
+        if said.is_empty() || said.values().any(|said| matches!(said, Said::Placed | Said::UnderWay)) {
             return Ok(None);
         }
         let refusing =
@@ -454,8 +441,7 @@ fn refusal_errors(order_id: OrderId, refusals: &[Refusal]) -> Vec<Fault> {
                 Fault::new(Code::ProviderRejected, webhooks::event::rejection(status, message))
             }
             Refusal::NotSent => {
-                let message = format!("API connection error (Order ID: {order_id})");
-                Fault::new(Code::ProviderUnreachable, message)
+                Fault::new(Code::ProviderUnreachable, format!("API connection error (Order ID: {order_id})"))
             }
         };
         if !errors.contains(&error) {
@@ -477,9 +463,8 @@ async fn answered(order: &NewOrder, deadline: Instant, answer: oneshot::Sender<A
         return;
     };
     let (left, departure) = oneshot::channel();
-    let created = Created { body: body.into(), deadline, left };
     perform(Effect::Answer, async {
-        if answer.send(Ok(created)).is_ok() {
+        if answer.send(Ok(Created { body: body.into(), deadline, left })).is_ok() {
             // After the deadline the response is never sent.
             let _ = tokio::time::timeout_at(deadline.into(), departure).await;
         }

@@ -54,16 +54,14 @@ impl Drawing {
             place
         };
         let Ok(Ok(place)) = tokio::time::timeout(self.wait, turn).await else {
-            let message = "Too many pictures are being drawn; try again later";
-            return Err(ApiError::overloaded("qr", message));
+            return Err(ApiError::overloaded("qr", "Too many pictures are being drawn; try again later"));
         };
         let drawn = tokio::task::spawn_blocking(move || {
             let drawn = draw();
             drop(place);
             drawn
         });
-        let drawn = drawn.await.context("the picture's thread panicked");
-        drawn.flatten().map_err(ApiError::Internal)
+        drawn.await.context("the picture's thread panicked").flatten().map_err(ApiError::Internal)
     }
 }
 
@@ -77,12 +75,10 @@ pub(crate) async fn draw(
     let Path((text, size)) = path.map_err(|_| ApiError::NotFound)?;
     let code = ActivationCode::parse(&text).map_err(|_| ApiError::NotFound)?;
     let size: usize = size.parse().map_err(|_| ApiError::NotFound)?;
-    let now = runtime::clock::unix_seconds();
-    if !SIZES.contains(&size) || !drawing.gate.lets(&code, uri.query(), now) {
+    if !SIZES.contains(&size) || !drawing.gate.lets(&code, uri.query(), runtime::clock::unix_seconds()) {
         return Err(ApiError::NotFound);
     }
-    let draw = move || picture(&code.download_link(), size);
-    let png = drawing.run(draw).await?.ok_or(ApiError::NotFound)?;
+    let png = drawing.run(move || picture(&code.download_link(), size)).await?.ok_or(ApiError::NotFound)?;
     let headers = [
         (header::CONTENT_TYPE, "image/png"),
         (header::CACHE_CONTROL, "no-store"),

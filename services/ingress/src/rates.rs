@@ -69,8 +69,7 @@ impl Rates {
             partners.retain(|_, known| now.saturating_duration_since(known.used) < FORGOTTEN);
         }
         let rates = Arc::new(self.rates(partner.limits));
-        let known = Known { rates: Arc::clone(&rates), used: now };
-        partners.insert(partner.id, known);
+        partners.insert(partner.id, Known { rates: Arc::clone(&rates), used: now });
         rates
     }
 
@@ -111,12 +110,8 @@ impl Rate {
     /// A burst is one second's worth, and at least `least`.
     fn new(what: &'static str, reason: &'static str, per_second: NonZeroU32, least: u32) -> Self {
         let burst = NonZeroU32::new(least).unwrap_or(NonZeroU32::MIN).max(per_second);
-        Self {
-            what,
-            reason,
-            per_second,
-            limiter: DefaultDirectRateLimiter::direct(Quota::per_second(per_second).allow_burst(burst)),
-        }
+        let limiter = DefaultDirectRateLimiter::direct(Quota::per_second(per_second).allow_burst(burst));
+        Self { what, reason, per_second, limiter }
     }
 
     fn check(&self, count: NonZeroU32) -> Result<(), ApiError> {

@@ -68,8 +68,7 @@ impl Replays {
 
     /// Like [`Self::is_first`]; forgets uses before `oldest`.
     fn is_first_at(&self, partner: PartnerId, used: &Use, oldest: i64) -> bool {
-        let mut seen = lock(&self.seen);
-        let seen = &mut *seen;
+        let seen = &mut *lock(&self.seen);
         let mine = seen.by_partner.entry(partner).or_default();
         seen.all -= drop_ended(mine, oldest);
         if !mine.insert(used.clone()) {

@@ -47,8 +47,7 @@ pub(crate) struct Draft {
 impl Draft {
     /// The units of all items; `None` if there are none.
     pub(crate) fn units(&self) -> Option<NonZeroU32> {
-        let units = self.items.iter().map(|item| item.quantity);
-        let units = units.fold(0, u64::saturating_add);
+        let units = self.items.iter().map(|item| item.quantity).fold(0, u64::saturating_add);
         NonZeroU32::new(u32::try_from(units).unwrap_or(u32::MAX))
     }
 }
@@ -91,8 +90,7 @@ fn external_order_id(value: Option<&RawValue>) -> Result<Result<String, Fault>, 
     if text.trim().is_empty() {
         fault(Code::ExternalOrderIdBlank, "can't be blank")
     } else if text.chars().count() > MAX_EXTERNAL_ID {
-        let what = format!("is too long (maximum is {MAX_EXTERNAL_ID} characters)");
-        fault(Code::ExternalOrderIdInvalid, &what)
+        fault(Code::ExternalOrderIdInvalid, &format!("is too long (maximum is {MAX_EXTERNAL_ID} characters)"))
     } else if text.contains('\0') {
         fault(Code::ExternalOrderIdInvalid, "can't contain a NUL character")
     } else {
@@ -112,14 +110,12 @@ fn products(value: Option<&RawValue>, limits: Largest, draft: &mut Draft) -> Res
         return Ok(());
     }
     if items.len() > limits.items {
-        let message = format!("Products can't have more than {} items", limits.items);
-        fault(Code::TooManyItems, &message);
+        fault(Code::TooManyItems, &format!("Products can't have more than {} items", limits.items));
         return Ok(());
     }
     for (index, item) in items.into_iter().enumerate() {
         let mut fault = |code, what: &str| {
-            let message = format!("Products[{index}] {what}");
-            draft.errors.push(Fault::of_item(index, code, message));
+            draft.errors.push(Fault::of_item(index, code, format!("Products[{index}] {what}")));
         };
         if !is(item, '{') {
             fault(Code::ItemInvalid, "must be an object");

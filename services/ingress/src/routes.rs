@@ -70,8 +70,7 @@ pub(crate) fn router(
         .merge(Router::new().route(QR, get(qr::draw)).with_state(drawing))
         .fallback(|| async { ApiError::NotFound })
         .method_not_allowed_fallback(|| async {
-            let status = StatusCode::METHOD_NOT_ALLOWED;
-            ApiError::plain(status, Code::MethodNotAllowed, "Method not allowed")
+            ApiError::plain(StatusCode::METHOD_NOT_ALLOWED, Code::MethodNotAllowed, "Method not allowed")
         })
         .layer(middleware::from_fn(one_host))
         .layer(CatchPanicLayer::custom(panicked))
@@ -81,8 +80,7 @@ pub(crate) fn router(
 #[expect(clippy::needless_pass_by_value, reason = "the layer's signature")]
 fn panicked(panic: Box<dyn Any + Send>) -> Response {
     let text = panic.downcast_ref::<String>().map(String::as_str);
-    let text = text.or(panic.downcast_ref::<&str>().copied());
-    let text = text.unwrap_or("unknown panic");
+    let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("unknown panic");
     ApiError::Internal(anyhow::anyhow!("a handler panicked: {text}")).into_response()
 }
 
@@ -197,10 +195,7 @@ fn announced(app: &App, headers: &HeaderMap) -> Result<usize, ApiError> {
     let length = match headers.get(header::CONTENT_LENGTH) {
         None if headers.contains_key(header::TRANSFER_ENCODING) => most,
         None => 0,
-        Some(length) => {
-            let length = length.to_str().ok().and_then(|length| length.parse().ok());
-            length.unwrap_or(usize::MAX)
-        }
+        Some(length) => length.to_str().ok().and_then(|text| text.parse().ok()).unwrap_or(usize::MAX),
     };
     if length > most {
         return Err(ApiError::body_too_large(most));
@@ -223,8 +218,7 @@ async fn read_body(app: &App, body: Body) -> Result<Bytes, ApiError> {
         }
         Ok(whole.freeze())
     };
-    let read = tokio::time::timeout(app.limits.body_timeout, read).await;
-    read.unwrap_or_else(|_| {
+    tokio::time::timeout(app.limits.body_timeout, read).await.unwrap_or_else(|_| {
         let (status, message) = (StatusCode::REQUEST_TIMEOUT, "Request body did not arrive in time");
         Err(ApiError::plain(status, Code::BodyTimeout, message))
     })

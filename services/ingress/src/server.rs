@@ -42,8 +42,7 @@ const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: appl
     content-length: 58\r\nretry-after: 1\r\nconnection: close\r\n\r\n\
     {\"error\":\"Too many connections are open; try again later\"}";
 
-/// How long an open connection may send one more request after the soft stop. The response closes the
-/// connection.
+/// How long an open connection may send one more request after the soft stop; its response closes it.
 const LAST_REQUEST: Duration = Duration::from_secs(1);
 
 pub(crate) struct Server {
@@ -82,8 +81,7 @@ impl Server {
         let service = service_fn(|request| self.handle(Arc::clone(&connection), request));
         let mut http = http1::Builder::new();
         // The socket enforces the timeouts.
-        let max_head = size(self.limits.max_head);
-        http.header_read_timeout(None).max_buf_size(max_head);
+        http.header_read_timeout(None).max_buf_size(size(self.limits.max_head));
         connection::serve(&http, socket, service, &self.shutdown, LAST_REQUEST).await;
     }
 
@@ -105,8 +103,7 @@ impl Server {
             connection.linger();
         }
         if unread || self.shutdown.is_stopping() {
-            let close = HeaderValue::from_static("close");
-            response.headers_mut().insert(header::CONNECTION, close);
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         connection.end();
         Ok(response)

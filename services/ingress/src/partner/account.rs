@@ -1,13 +1,17 @@
-//! The partner's account.
+//! The partner's account, and the rotation of its keys.
 
 use axum::{http::StatusCode, response::Response};
 use serde::Serialize;
-use store::partner_view;
+use signing::generate;
+use store::{
+    partner_view,
+    partners::{self, Rotated},
+};
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 
-use super::{Session, json};
-use crate::error::ApiError;
+use super::{OVERLAP, Session, json};
+use crate::{codes::Code, error::ApiError};
 
 /// The account of the partner that signed the request.
 #[derive(Serialize, ToSchema)]
@@ -49,8 +53,7 @@ struct Used {
 #[utoipa::path(get, path = "/account", operation_id = "show_account", tag = "Account",
     responses((status = 200, description = "The account", body = Account)))]
 pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
-    let stored = session.run(partner_view::account).await?;
-    let stored = stored.ok_or(ApiError::NotFound)?;
+    let stored = session.run(partner_view::account).await?.ok_or(ApiError::NotFound)?;
     let (app, partner) = (&session.app, &session.partner);
     let [requests, orders, units] = app.admission.rates.of(partner).per_second();
     let account = Account {
@@ -72,4 +75,42 @@ pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
         used: Used { orders_in_flight: app.admission.in_flight(partner.id) },
     };
     Ok(json(StatusCode::OK, &account))
+}
+
+/// The new keys. The secret key is shown only now.
+#[derive(Serialize, ToSchema)]
+pub(super) struct NewKeys<'a> {
+    access_key: &'a str,
+    /// Base64.
+    secret_key: String,
+    #[serde(with = "rfc3339::option")]
+    old_keys_until: Option<OffsetDateTime>,
+}
+
+/// Replace the keys
+///
+/// The new pair is valid at once, the old pair for 24 more hours. The new secret key is shown only in this answer. To
+/// end old keys at once, ask us.
+#[utoipa::path(post, path = "/keys", operation_id = "replace_keys", tag = "Account",
+    responses(
+        (status = 201, description = "The new keys", body = NewKeys),
+        (status = 409, description = "The old keys of the last rotation are still valid (`rotation_under_way`)", body = super::described::Message)))]
+pub(super) async fn rotate(session: Session) -> Result<Response, ApiError> {
+    let (access_key, secret_key) = generate::keys().map_err(ApiError::internal)?;
+    let vault = &session.desk().vault;
+    let rotated = session.run(async |connection, partner| {
+        partner_view::rotate(connection, partner, "keys rotate", async |transaction| {
+            partners::rotate_keys(transaction, vault, partner, &access_key, &secret_key, OVERLAP).await
+        })
+        .await
+    });
+    let Rotated::Until(until) = rotated.await? else {
+        return Err(ApiError::conflict(
+            Code::RotationUnderWay,
+            "The old keys of the last rotation are still valid; try again when they have ended",
+        ));
+    };
+    tracing::info!(partner.id = %session.id(), "a partner replaced its keys");
+    let new = NewKeys { access_key: &access_key, secret_key: secret_key.to_base64(), old_keys_until: until };
+    Ok(json(StatusCode::CREATED, &new))
 }

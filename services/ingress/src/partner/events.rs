@@ -122,8 +122,7 @@ pub(super) async fn show(session: Session, Id(id): Id<EventId>) -> Result<Respon
 }
 
 async fn find(session: &Session, id: &EventId) -> Result<Option<View>, ApiError> {
-    let finding = session.run(async |connection, partner| events::find(connection, Some(partner), id).await);
-    finding.await
+    session.run(async |connection, partner| events::find(connection, Some(partner), id).await).await
 }
 
 async fn detail(
@@ -133,8 +132,7 @@ async fn detail(
     event: &View,
 ) -> Result<Response, ApiError> {
     let id = id.clone().into();
-    let reading = session.run(async |connection, _| partner_view::attempts(connection, &id).await);
-    let made = reading.await?;
+    let made = session.run(async |connection, _| partner_view::attempts(connection, &id).await).await?;
     let shown = EventDetail { event: Event::new(event), attempts: attempts(session.desk(), &id, &made) };
     Ok(json(status, &shown))
 }
@@ -161,8 +159,7 @@ pub(super) struct EventRedelivery<'a> {
         (status = 429, description = "The last attempt began less than a minute ago (`redelivered_recently`)", body = super::described::Message)))]
 pub(super) async fn redeliver(session: Session, Id(id): Id<EventId>) -> Result<Response, ApiError> {
     send_again(&session, &id.clone().into()).await?;
-    let redelivery = EventRedelivery { event_id: &id, state: "pending" };
-    Ok(json(StatusCode::ACCEPTED, &redelivery))
+    Ok(json(StatusCode::ACCEPTED, &EventRedelivery { event_id: &id, state: "pending" }))
 }
 
 /// Test the webhook endpoint

@@ -100,11 +100,8 @@ async fn answer(session: &Session, found: &[StoredWebhook], after: &Position) ->
     let sealed =
         if found.is_empty() { Vec::new() } else { session.run(partner_view::webhook_secrets).await? };
     let desk = session.desk();
-    let secrets: Result<Vec<Secret>, _> = sealed
-        .iter()
-        .map(|sealed| partners::open_webhook_secret(&desk.vault, session.id(), sealed))
-        .collect();
-    let secrets = secrets.map_err(ApiError::internal)?;
+    let opened = sealed.iter().map(|one| partners::open_webhook_secret(&desk.vault, session.id(), one));
+    let secrets = opened.collect::<Result<Vec<Secret>, _>>().map_err(ApiError::internal)?;
     let webhooks = found.iter().filter_map(|stored| webhook(desk, &secrets, stored).transpose());
     let page = Webhooks {
         webhooks: webhooks.collect::<Result<_, _>>()?,

@@ -8,7 +8,6 @@
 mod account;
 pub(crate) mod described;
 mod events;
-mod keys;
 mod listen;
 pub(crate) mod openapi;
 mod options;
@@ -94,7 +93,7 @@ fn routes() -> [(&'static str, MethodRouter<Arc<App>>); 15] {
         ("/webhook/events", get(events::list)),
         ("/webhook/events/{event_id}", get(events::show)),
         ("/webhook/events/{event_id}/redeliver", post(events::redeliver)),
-        ("/keys", post(keys::rotate)),
+        ("/keys", post(account::rotate)),
     ]
 }
 
@@ -119,12 +118,9 @@ impl FromRequestParts<Arc<App>> for Session {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
-        let partner = parts.extensions.get().cloned();
-        Ok(Self {
-            app: Arc::clone(app),
-            partner: partner
-                .ok_or_else(|| ApiError::internal(anyhow::anyhow!("the request is not admitted")))?,
-        })
+        let admitted = parts.extensions.get().cloned();
+        let missing = || ApiError::internal(anyhow::anyhow!("the request is not admitted"));
+        Ok(Self { app: Arc::clone(app), partner: admitted.ok_or_else(missing)? })
     }
 }
 
@@ -164,8 +160,7 @@ impl<T: FromStr, S: Send + Sync> FromRequestParts<S> for Id<T> {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let path = Path::<String>::from_request_parts(parts, state).await.ok();
-        let id = path.and_then(|Path(text)| text.parse().ok());
-        id.map(Self).ok_or(ApiError::NotFound)
+        path.and_then(|Path(text)| text.parse().ok()).map(Self).ok_or(ApiError::NotFound)
     }
 }
 
@@ -187,8 +182,7 @@ async fn admit(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     };
     let mut response = visiting.await.unwrap_or_else(ApiError::into_response);
     response.extensions_mut().insert(id);
-    let no_store = HeaderValue::from_static("no-store");
-    response.headers_mut().insert(header::CACHE_CONTROL, no_store);
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }
 
@@ -229,10 +223,7 @@ impl http_body::Body for Visited {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
-        let held = |data| {
-            let place = Arc::clone(&self.place);
-            Bytes::from_owner(Held { data, _place: place })
-        };
+        let held = |data| Bytes::from_owner(Held { data, _place: Arc::clone(&self.place) });
         Poll::Ready(frame.map(|frame| frame.map(|frame| frame.map_data(held))))
     }
 

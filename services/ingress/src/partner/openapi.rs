@@ -13,7 +13,7 @@ use super::{
         BadRequest, Denied, Internal, InvalidJson, KeyExpiring, Message, Messages, NotFound, Overloaded,
         TooManyRequests, TopupFailed, Unauthorized, Unprocessable, WebhookTest,
     },
-    events, keys, listen, options, orders, topups, webhook,
+    events, listen, options, orders, topups, webhook,
 };
 use crate::routes;
 
@@ -34,7 +34,7 @@ const PREFIX: &str = "X-Service-";
     ),
     paths(
         routes::create_order, orders::list, orders::show, orders::cancel, topups::show, topups::deliveries,
-        topups::redeliver, options::list, account::show, keys::rotate, webhook::show, webhook::set,
+        topups::redeliver, options::list, account::show, account::rotate, webhook::show, webhook::set,
         webhook::rotate_secret, listen::listen, events::test, events::list, events::show,
         events::redeliver
     ),

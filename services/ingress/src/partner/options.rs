@@ -72,8 +72,7 @@ pub(super) async fn list(session: Session, uri: Uri, headers: HeaderMap) -> Resu
             .collect(),
     };
     let body = serde_json::to_vec(&page).map_err(ApiError::internal)?;
-    let digest = Sha256::digest(&body);
-    let etag = BASE64_URL_SAFE_NO_PAD.encode(digest);
+    let etag = BASE64_URL_SAFE_NO_PAD.encode(Sha256::digest(&body));
     let etag = HeaderValue::try_from(format!("\"{etag}\"")).map_err(ApiError::internal)?;
     if is_known(&headers, &etag) {
         return Ok((StatusCode::NOT_MODIFIED, [(header::ETAG, etag)]).into_response());
@@ -85,11 +84,7 @@ pub(super) async fn list(session: Session, uri: Uri, headers: HeaderMap) -> Resu
 
 /// Whether `If-None-Match` names the page.
 fn is_known(headers: &HeaderMap, etag: &HeaderValue) -> bool {
-    let known = headers.get_all(header::IF_NONE_MATCH);
-    known
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .map(|tag| tag.trim().trim_start_matches("W/"))
-        .any(|tag| tag == "*" || tag.as_bytes() == etag.as_bytes())
+    let known = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
+    let mut tags = known.flat_map(|value| value.split(',')).map(|tag| tag.trim().trim_start_matches("W/"));
+    tags.any(|tag| tag == "*" || tag.as_bytes() == etag.as_bytes())
 }

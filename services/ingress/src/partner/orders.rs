@@ -12,7 +12,6 @@ use store::{
     PgConnection,
     orders::Cancelled,
     partner_view::{self, OrderHead, OrderPage, OrderState, Unit, Units},
-    profile::Profile,
 };
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
@@ -120,8 +119,7 @@ async fn stored(
 }
 
 fn shown(desk: &Desk, head: &OrderHead, units: &[Unit]) -> Result<Response, ApiError> {
-    let profiles = units.iter().map(|unit| topups::profile(desk, unit));
-    let profiles: Vec<Option<Profile>> = profiles.collect::<Result<_, _>>()?;
+    let profiles: Vec<_> = units.iter().map(|unit| topups::profile(desk, unit)).collect::<Result<_, _>>()?;
     let both = units.iter().zip(&profiles);
     let topups = both.map(|(unit, profile)| Topup::new(unit, profile.as_ref(), &desk.qr));
     let order = Order { summary: Summary::new(head, partner_view::count(units)), topups: topups.collect() };

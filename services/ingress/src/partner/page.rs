@@ -91,8 +91,7 @@ pub(super) fn cursor(last: Uuid) -> String {
 }
 
 fn uncursor(text: &str) -> Option<Uuid> {
-    let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
-    Uuid::from_slice(&bytes).ok()
+    Uuid::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(text).ok()?).ok()
 }
 
 /// The cursor after an entry of a list by time. The entry may be gone when the cursor is used.

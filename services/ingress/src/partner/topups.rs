@@ -182,8 +182,7 @@ pub(super) struct Redelivery<'a> {
         (status = 429, description = "The last attempt began less than a minute ago", body = super::described::Message)))]
 pub(super) async fn redeliver(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
     send_again(&session, &id.clone().into()).await?;
-    let redelivery = Redelivery { topup_id: &id, delivery: "pending" };
-    Ok(json(StatusCode::ACCEPTED, &redelivery))
+    Ok(json(StatusCode::ACCEPTED, &Redelivery { topup_id: &id, delivery: "pending" }))
 }
 
 /// Makes a delivery of the partner due again.

@@ -40,8 +40,7 @@ pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
 }
 
 async fn current(session: &Session) -> Result<Endpoint, ApiError> {
-    let endpoint = session.run(partner_view::endpoint).await?;
-    endpoint.ok_or(ApiError::NotFound)
+    session.run(partner_view::endpoint).await?.ok_or(ApiError::NotFound)
 }
 
 /// The endpoint after a change.
@@ -99,14 +98,12 @@ struct Wanted {
 }
 
 fn refused<T>(parameter: &'static str, code: Code, message: impl Into<String>) -> Result<T, ApiError> {
-    let fault = Fault::of_parameter(parameter, code, message);
-    Err(ApiError::Unprocessable(vec![fault]))
+    Err(ApiError::Unprocessable(vec![Fault::of_parameter(parameter, code, message)]))
 }
 
 fn wanted(guard: &Guard, body: &[u8], environment: Environment) -> Result<Wanted, ApiError> {
     let body: Value = serde_json::from_slice(body).map_err(|_| ApiError::invalid_json())?;
-    let given = body.get("events").filter(|given| !given.is_null());
-    let events = given.map(events).transpose()?;
+    let events = body.get("events").filter(|given| !given.is_null()).map(events).transpose()?;
     let url = match body.get("url") {
         Some(Value::Null) => Some(None),
         Some(Value::String(text)) => Some(Some(url(guard, text, environment)?)),
@@ -119,16 +116,13 @@ fn wanted(guard: &Guard, body: &[u8], environment: Environment) -> Result<Wanted
 
 /// The events in a body, each once.
 fn events(given: &Value) -> Result<Vec<Kind>, ApiError> {
-    let names = given.as_array().map(|names| {
-        let kinds = names.iter().map(|name| name.as_str()?.parse::<Kind>().ok());
-        kinds.collect::<Option<Vec<Kind>>>()
-    });
-    let Some(Some(given)) = names else {
+    let kind = |name: &Value| name.as_str()?.parse::<Kind>().ok();
+    let given = given.as_array().and_then(|names| names.iter().map(kind).collect::<Option<Vec<_>>>());
+    let Some(given) = given else {
         let message = "Events must be a list of topup.failed and key.expiring";
         return refused("events", Code::EventsInvalid, message);
     };
-    let chosen = Kind::CHOICES.into_iter().filter(|kind| given.contains(kind));
-    Ok(chosen.collect())
+    Ok(Kind::CHOICES.into_iter().filter(|kind| given.contains(kind)).collect())
 }
 
 /// A URL after all checks that need no name server.
@@ -190,9 +184,8 @@ pub(super) struct NewSecret {
 pub(super) async fn rotate_secret(session: Session) -> Result<Response, ApiError> {
     let secret = generate::webhook_secret().map_err(ApiError::internal)?;
     let vault = &session.desk().vault;
-    let command = "webhook secret rotate";
     let rotated = session.run(async |connection, partner| {
-        partner_view::rotate(connection, partner, command, async |transaction| {
+        partner_view::rotate(connection, partner, "webhook secret rotate", async |transaction| {
             partners::rotate_webhook_secret(transaction, vault, partner, &secret, OVERLAP).await
         })
         .await
