@@ -5,7 +5,7 @@ mod settle;
 
 use std::time::Duration;
 
-pub use claim::{Claim, Claimed, ClaimedTopup, DuePlacement, Found, Page, claim, due, lease};
+pub use claim::{Claim, Claimed, ClaimedTopup, DuePlacement, Found, Page, claim, due, give_back, lease};
 use domain::PlacementId;
 pub use settle::{Outcome, Progress, Settled, Settlement, Unit, settle};
 use sqlx::PgConnection;

@@ -78,6 +78,12 @@ impl Bench {
 
     /// Runs the stage with this number of slots on its own connection.
     pub async fn start(&self, rows: &Arc<Rows>, slots: usize) -> Running {
+        let limits = Limits { slots, per_lane: slots, per_partner: slots, slow: PATIENCE, stale: PATIENCE };
+        self.start_with(rows, limits).await
+    }
+
+    /// The same with these limits.
+    pub async fn start_with(&self, rows: &Arc<Rows>, limits: Limits) -> Running {
         let source = Source {
             stream: "TOPUP_JOBS",
             durable: DURABLE.into(),
@@ -85,7 +91,6 @@ impl Bench {
             // Long, so that a redelivery happens only on request.
             ack_wait: Duration::from_mins(5),
         };
-        let limits = Limits { slots, per_lane: slots, per_partner: slots, slow: PATIENCE, stale: PATIENCE };
         let settings = Settings { source: Some(source), limits, provider: None };
         let shutdown = Shutdown::new();
         let nats = connect(&self.config).await;
@@ -214,6 +219,8 @@ pub struct Rows {
     held_from: AtomicU32,
     panics: AtomicBool,
     running: AtomicUsize,
+    /// How many rows of a lane may run.
+    most: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -225,6 +232,8 @@ struct State {
     /// The due ones among them.
     due: BTreeSet<u32>,
     leased: HashSet<u32>,
+    /// How many leases were given back.
+    given_back: usize,
     claims_to_fail: usize,
     claims: Vec<usize>,
     most_running: usize,
@@ -242,6 +251,7 @@ impl Rows {
             held_from: AtomicU32::new(u32::MAX),
             panics: AtomicBool::new(false),
             running: AtomicUsize::new(0),
+            most: AtomicUsize::new(usize::MAX),
         })
     }
 
@@ -265,6 +275,16 @@ impl Rows {
     /// The number of due rows that are not leased.
     pub fn due(&self) -> usize {
         self.state.lock().unwrap().due.len()
+    }
+
+    /// The number of leases that were given back.
+    pub fn given_back(&self) -> usize {
+        self.state.lock().unwrap().given_back
+    }
+
+    /// Lets at most this number of rows of a lane run.
+    pub fn let_run(&self, most: usize) {
+        self.most.store(most, Ordering::SeqCst);
     }
 
     pub fn let_end(&self) {
@@ -335,6 +355,10 @@ impl Stage for Rows {
         (message.rows.into_iter().map(ticket).collect(), ())
     }
 
+    fn most(&self, lane: &str) -> usize {
+        if lane.is_empty() { usize::MAX } else { self.most.load(Ordering::SeqCst) }
+    }
+
     async fn defer(&self, rows: &[u32]) -> Result<()> {
         let mut state = self.state.lock().unwrap();
         let open: Vec<u32> = rows.iter().copied().filter(|row| state.open.contains(row)).collect();
@@ -354,6 +378,16 @@ impl Stage for Rows {
         let leased: Vec<u32> = rows.iter().copied().filter(|row| state.due.remove(row)).collect();
         state.leased.extend(&leased);
         Ok(leased)
+    }
+
+    async fn give_back(&self, rows: &[u32]) -> Result<()> {
+        let mut state = self.state.lock().unwrap();
+        for row in rows {
+            assert!(state.leased.remove(row), "{row}");
+        }
+        state.due.extend(rows);
+        state.given_back += rows.len();
+        Ok(())
     }
 
     async fn claim(&self, rows: &[u32], overdue: bool) -> Result<Vec<u32>> {

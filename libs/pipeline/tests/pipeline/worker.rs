@@ -1,7 +1,10 @@
 //! The loop of a stage in normal operation, and with faulty messages or a faulty database.
 
+use std::time::Duration;
+
 use async_nats::{HeaderMap, jetstream};
 use bytes::Bytes;
+use pipeline::lanes::Limits;
 
 use crate::bench::{Bench, DURABLE, Rows, until};
 
@@ -210,6 +213,43 @@ async fn one_lane_that_hangs_leaves_slots_to_the_others() {
     assert!(rows.done_rows().iter().all(|row| *row < 10_000));
     rows.let_end();
     rows.until_done(300).await;
+    stage.stop().await;
+}
+
+#[tokio::test]
+async fn a_due_row_that_waits_too_long_for_its_slot_is_due_again() {
+    let bench = Bench::new().await;
+    let rows = Rows::held([]);
+    rows.make_due(10_000..10_008);
+    let stale = Duration::from_millis(20);
+    let limits = Limits { slots: 8, per_lane: 1, per_partner: 8, slow: stale, stale };
+    let stage = bench.start_with(&rows, limits).await;
+    rows.until_running(1).await;
+    until("the others to be given back", async || rows.given_back() >= 7).await;
+    rows.let_end();
+    rows.until_done(8).await;
+    assert_eq!((rows.done_rows(), rows.most_running()), ((10_000..10_008).collect(), 1));
+    stage.stop().await;
+}
+
+#[tokio::test]
+async fn a_lane_under_test_leases_no_more_than_the_test_needs() {
+    let bench = Bench::new().await;
+    bench.nats.ensure_streams().await.unwrap();
+    bench.announce(10_007).await;
+    bench.until_messages(1).await;
+    let rows = Rows::held([]);
+    rows.let_run(1);
+    rows.make_due(10_000..10_008);
+    let stage = bench.start(&rows, 8).await;
+    rows.until_running(1).await;
+    // Another row may have been leased before the first one ran.
+    assert!(rows.due() >= 6, "{}", rows.due());
+    // Its row is deferred.
+    bench.until_messages(0).await;
+    rows.let_end();
+    rows.until_done(8).await;
+    assert!(rows.done().iter().all(|done| !done.announced) && rows.most_running() == 1);
     stage.stop().await;
 }
 

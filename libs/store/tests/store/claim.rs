@@ -155,6 +155,8 @@ async fn a_lease_ends_and_then_nothing_is_bought_again() {
         for leased in [&named[..], &[]] {
             assert_eq!(placements::lease(&mut connection, &found, LEASE).await.unwrap(), leased);
         }
+        placements::give_back(&mut connection, &found).await.unwrap();
+        assert_eq!(placements::lease(&mut connection, &found, LEASE).await.unwrap(), named, "given back");
         let claim = placements::claim(&mut connection, PROVIDER, &named, Claim::Overdue, Duration::ZERO);
         let again = claim.await.unwrap();
         assert_eq!((again[0].was, again[0].attempt), (PlacementState::Placing, 1));

@@ -185,6 +185,8 @@ async fn no_delivery_is_taken_twice_as_due() {
     let mut taken = deliveries::lease(&mut one, &seen, LEASE).await.unwrap();
     assert_eq!(taken.len(), seen.len());
     assert_eq!(deliveries::lease(&mut other, &seen, LEASE).await.unwrap(), []);
+    deliveries::give_back(&mut one, &seen[..1]).await.unwrap();
+    assert_eq!(deliveries::lease(&mut other, &seen, LEASE).await.unwrap(), seen[..1], "given back");
     drop((one, other));
 
     let takers = (0..6).map(|_| async {

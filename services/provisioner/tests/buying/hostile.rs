@@ -90,7 +90,7 @@ fn statuses() -> Vec<Row> {
     let mut rows: Vec<Row> = all
         .map(|(status, class)| {
             let status = format!("{status} X");
-            row(status, http(&status, "location: http://127.0.0.1:9/\r\n", body), class)
+            row(status.clone(), http(&status, "location: http://127.0.0.1:9/\r\n", body), class)
         })
         .collect();
     for wait in ["-1", "1e99", "99999999999999999999", "Fri, 20 Nov 2026 06:00:00 GMT"] {

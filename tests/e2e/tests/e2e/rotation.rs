@@ -18,7 +18,8 @@ async fn rotate_keys(stack: &Stack, shop: &Shop, overlap: &str) -> Result<(Value
     let rotated: Value =
         stack.esimctl.run(&["partner", "rotate-keys", partner, "--overlap", overlap]).await?;
     let text = |field: &str| rotated[field].as_str().unwrap_or_default().to_owned();
-    Ok((rotated, Client::new(&stack.base_url, &text("access_key"), &text("secret_key"))?))
+    let client = Client::new(&stack.base_url, &text("access_key"), &text("secret_key"))?;
+    Ok((rotated, client))
 }
 
 /// Orders with keys that end until they are denied.
