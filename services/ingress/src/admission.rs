@@ -116,13 +116,11 @@ impl Drop for Place {
     }
 }
 
-/// Decides which orders are admitted.
 pub(crate) struct Admission {
     in_flight: Arc<Places>,
     memory: Arc<Places>,
     self_service: Arc<Places>,
     listeners: Arc<Places>,
-    /// The rates that partners are held to.
     pub(crate) rates: Rates,
 }
 

@@ -38,7 +38,6 @@ pub(crate) struct SignedBody {
     once: Option<Use>,
 }
 
-/// Finds the partner that signed a request.
 pub(crate) struct Authenticator {
     names: HeaderNames,
     directory: Arc<Directory>,

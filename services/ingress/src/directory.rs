@@ -35,7 +35,6 @@ const LOOK_UPS: NonZeroU32 = NonZeroU32::new(100).unwrap();
 pub(crate) struct Partner {
     pub(crate) id: PartnerId,
     pub(crate) environment: Environment,
-    /// Whether its requests are denied.
     pub(crate) disabled: bool,
     pub(crate) key: Key,
     pub(crate) limits: Limits,
@@ -54,14 +53,12 @@ impl Partner {
 /// The key that a partner's requests are signed with.
 #[derive(Clone, Debug)]
 pub(crate) enum Key {
-    /// The partner has no secret key.
     Missing,
     /// The stored key cannot be decrypted.
     Unusable,
     Known(SecretKey),
 }
 
-/// Partners by access key.
 #[derive(Default)]
 struct Partners {
     by_access_key: HashMap<String, Arc<Partner>>,
@@ -107,7 +104,6 @@ impl Partners {
     }
 }
 
-/// Partners by access key, options by id.
 pub(crate) struct Directory {
     database: Database,
     vault: Vault,
@@ -118,13 +114,11 @@ pub(crate) struct Directory {
     looking: tokio::sync::Mutex<()>,
 }
 
-/// The progress of reading the database.
+/// The progress of reading the database: the newest versions that were read.
 #[derive(Default)]
 struct Seen {
     schema: bool,
-    /// The newest version of a partner that was read.
     partners: i64,
-    /// The newest version of an option that was read.
     options: i64,
 }
 

@@ -96,7 +96,6 @@ impl InsertOrders {
     }
 }
 
-/// The result of storing an order.
 pub(crate) struct Inserted {
     /// Whether it was stored; otherwise its external id is taken.
     stored: bool,

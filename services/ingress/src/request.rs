@@ -14,7 +14,6 @@ use crate::{
 /// The longest `external_order_id`, in characters.
 pub(crate) const MAX_EXTERNAL_ID: usize = 255;
 
-/// The largest order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Largest {
     /// Items in `products`.
@@ -30,7 +29,6 @@ pub(crate) struct Item {
     pub(crate) index: usize,
     /// The ordered option; `None` if the text can't be the id of any option.
     pub(crate) option_id: Option<OptionId>,
-    /// Units of this option.
     pub(crate) quantity: u64,
 }
 

@@ -36,7 +36,6 @@ use crate::{
 pub(crate) const PREFIXES: [&str; 2] = ["/api/v1/api_partner", "/v1/api_partner"];
 pub(crate) const QR: &str = "/qr/{text}/{size}";
 
-/// The state that the handlers share.
 pub(crate) struct App {
     pub(crate) authenticator: Authenticator,
     pub(crate) admission: Admission,
