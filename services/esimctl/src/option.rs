@@ -208,17 +208,12 @@ impl Fields<'_> {
         None
     }
 
-    /// Parses a text. The fault of a refused text quotes it, followed by `otherwise`.
-    fn parsed<T>(
-        &mut self,
-        field: &str,
-        parse: impl FnOnce(&str) -> Option<T>,
-        otherwise: &str,
-    ) -> Option<T> {
+    /// Parses a text. The fault of a refused text quotes it, followed by `hint`.
+    fn parsed<T>(&mut self, field: &str, parse: impl FnOnce(&str) -> Option<T>, hint: &str) -> Option<T> {
         let text = self.text(field)?;
         let parsed = parse(&text);
         if parsed.is_none() {
-            self.fault(field, &format!("is {text:?}{otherwise}"));
+            self.fault(field, &format!("is {text:?}{hint}"));
         }
         parsed
     }

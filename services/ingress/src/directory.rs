@@ -104,11 +104,13 @@ impl Partners {
     }
 }
 
+pub(crate) type Options = HashMap<OptionId, Arc<ProductOption>>;
+
 pub(crate) struct Directory {
     database: Database,
     vault: Vault,
     partners: RwLock<Partners>,
-    options: RwLock<HashMap<OptionId, Arc<ProductOption>>>,
+    options: RwLock<Options>,
     look_ups: DefaultDirectRateLimiter,
     /// Held during a query.
     looking: tokio::sync::Mutex<()>,
@@ -187,7 +189,7 @@ impl Directory {
     }
 
     /// The options that are known, and the ids of those that are not.
-    fn known_options(&self, ids: &[OptionId]) -> (HashMap<OptionId, Arc<ProductOption>>, Vec<Uuid>) {
+    fn known_options(&self, ids: &[OptionId]) -> (Options, Vec<Uuid>) {
         let options = self.options.read().unwrap_or_else(PoisonError::into_inner);
         let (mut known, mut missing) = (HashMap::new(), Vec::new());
         for id in ids {
@@ -200,10 +202,7 @@ impl Directory {
     }
 
     /// Returns the known options among `ids`.
-    pub(crate) async fn options(
-        &self,
-        ids: &[OptionId],
-    ) -> Result<HashMap<OptionId, Arc<ProductOption>>, Error> {
+    pub(crate) async fn options(&self, ids: &[OptionId]) -> Result<Options, Error> {
         let (known, missing) = self.known_options(ids);
         if missing.is_empty() {
             return Ok(known);
@@ -262,17 +261,13 @@ impl Directory {
 
     /// Reads the database's changes until the soft stop. A wrong schema is an error; it is checked once,
     /// when the database is first reached.
-    pub(crate) async fn refresh(
-        self: Arc<Self>,
-        readiness: Readiness,
-        shutdown: Shutdown,
-    ) -> anyhow::Result<()> {
+    pub(crate) async fn refresh(self: Arc<Self>, ready: Readiness, shutdown: Shutdown) -> anyhow::Result<()> {
         let stop = shutdown.soft();
         let mut seen = Seen::default();
         loop {
             let changes = async |connection: &mut PgConnection| self.changes(connection, &mut seen).await;
             match self.database.run(changes).await {
-                Ok(()) => readiness.well("database"),
+                Ok(()) => ready.well("database"),
                 Err(SchemaError::Store(error)) => {
                     // Readiness stays as it is: partners get the specified 500.
                     tracing::warn!(%error, "cannot read changes of partners and catalogue; will retry");

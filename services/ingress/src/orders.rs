@@ -35,7 +35,7 @@ use utoipa::ToSchema;
 use crate::{
     admission::Admitted,
     codes::Code,
-    directory::{Directory, Partner},
+    directory::{Directory, Options, Partner},
     error::{ApiError, Fault},
     handshake::Handshake,
     metrics::{Metrics, OrderResult},
@@ -158,10 +158,8 @@ impl Orders {
         let exists = |item: &Item| item.option_id.is_some_and(|id| options.contains_key(&id));
         let missing: Vec<usize> = items.iter().filter(|item| !exists(item)).map(|item| item.index).collect();
         if !missing.is_empty() {
-            errors.push(Fault {
-                items: missing,
-                ..Fault::new(Code::OptionNotFound, "Product with option_id not found")
-            });
+            let fault = Fault::new(Code::OptionNotFound, "Product with option_id not found");
+            errors.push(Fault { items: missing, ..fault });
         }
         let Some(external_order_id) = external_order_id else {
             return Err(ApiError::Unprocessable(errors));
@@ -188,12 +186,7 @@ impl Orders {
     }
 
     /// Creates one placement per provider, in the order of the items.
-    fn placements(
-        &self,
-        partner: &Partner,
-        items: &[Item],
-        options: &HashMap<OptionId, Arc<store::options::ProductOption>>,
-    ) -> Vec<NewPlacement> {
+    fn placements(&self, partner: &Partner, items: &[Item], options: &Options) -> Vec<NewPlacement> {
         let now = runtime::clock::now();
         let mut placements: Vec<NewPlacement> = Vec::with_capacity(1);
         let mut position = 0;

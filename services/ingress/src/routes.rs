@@ -28,7 +28,7 @@ use crate::{
     observe::{Observer, observe},
     orders::{self, Created, Orders},
     partner::{self, Desk, described},
-    qr,
+    qr::{self, Drawing},
     request::{self, Largest},
 };
 
@@ -53,12 +53,7 @@ impl App {
     }
 }
 
-pub(crate) fn router(
-    app: Arc<App>,
-    pages: Router,
-    drawing: Arc<qr::Drawing>,
-    observer: Arc<Observer>,
-) -> Router {
+pub(crate) fn router(app: Arc<App>, pages: Router, drawing: Arc<Drawing>, observer: Arc<Observer>) -> Router {
     let mut router = partner::router(&app);
     for prefix in PREFIXES {
         router = router.route(&format!("{prefix}/orders"), post(create_order));
