@@ -122,9 +122,7 @@ async fn options(account: &Account) -> anyhow::Result<Vec<(String, String)>> {
             let text = |name: &str| option[name].as_str().unwrap_or_default().to_owned();
             all.push((text("name"), text("option_id")));
         }
-        let Some(next) = page["next_cursor"].as_str() else {
-            break;
-        };
+        let Some(next) = page["next_cursor"].as_str() else { break };
         query = format!("limit={PAGE}&cursor={}", encoded(next));
     }
     all.sort();

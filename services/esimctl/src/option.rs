@@ -118,9 +118,7 @@ fn parse(text: &str) -> anyhow::Result<Vec<ProductOption>> {
             continue;
         };
         let mut fields = Fields { faults: &mut faults, index, values };
-        let Some(option) = fields.read() else {
-            continue;
-        };
+        let Some(option) = fields.read() else { continue };
         if let Some(first) = first_with.insert(option.option_id, index) {
             fields.fault("option_id", &format!("is the same as in options[{first}]"));
         }

@@ -92,9 +92,7 @@ impl Partners {
     fn forget_ended(&mut self) {
         let by_access_key = &mut self.by_access_key;
         self.ending.retain(|access_key| {
-            let Some(partner) = by_access_key.get(access_key) else {
-                return false;
-            };
+            let Some(partner) = by_access_key.get(access_key) else { return false };
             let ended = partner.ended();
             if ended {
                 by_access_key.remove(access_key);

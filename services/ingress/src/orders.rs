@@ -161,9 +161,7 @@ impl Orders {
             let fault = Fault::new(Code::OptionNotFound, "Product with option_id not found");
             errors.push(Fault { items: missing, ..fault });
         }
-        let Some(external_order_id) = external_order_id else {
-            return Err(ApiError::Unprocessable(errors));
-        };
+        let Some(external_order_id) = external_order_id else { return Err(ApiError::Unprocessable(errors)) };
         if errors.is_empty() {
             return Ok(NewOrder {
                 order_id: OrderId::new(),
@@ -191,9 +189,7 @@ impl Orders {
         let mut placements: Vec<NewPlacement> = Vec::with_capacity(1);
         let mut position = 0;
         for item in items {
-            let Some(option) = item.option_id.and_then(|id| options.get(&id)) else {
-                continue;
-            };
+            let Some(option) = item.option_id.and_then(|id| options.get(&id)) else { continue };
             // A sandbox partner buys only at the sandbox, which knows other providers' options by our id.
             let (provider, provider_option_id) = match partner.environment {
                 Environment::Sandbox if option.provider != SANDBOX => (SANDBOX, option.option_id.to_string()),
@@ -451,9 +447,7 @@ async fn answered(order: &NewOrder, deadline: Instant, answer: oneshot::Sender<A
         .into_iter()
         .map(|topup| CreatedProduct { topup_id: topup.topup_id.as_str(), option_id: topup.option_id })
         .collect();
-    let Ok(body) = serde_json::to_vec(&CreatedOrder { products }) else {
-        return;
-    };
+    let Ok(body) = serde_json::to_vec(&CreatedOrder { products }) else { return };
     let (left, departure) = oneshot::channel();
     perform(Effect::Answer, async {
         if answer.send(Ok(Created { body: body.into(), deadline, left })).is_ok() {

@@ -78,9 +78,7 @@ fn is(value: &RawValue, start: char) -> bool {
 
 fn external_order_id(value: Option<&RawValue>) -> Result<Result<String, Fault>, ApiError> {
     let fault = |code, what: &str| Ok(Err(Fault::new(code, format!("External order id {what}"))));
-    let Some(value) = value else {
-        return fault(Code::ExternalOrderIdBlank, "can't be blank");
-    };
+    let Some(value) = value else { return fault(Code::ExternalOrderIdBlank, "can't be blank") };
     if !is(value, '"') {
         return fault(Code::ExternalOrderIdInvalid, "must be a string");
     }

@@ -149,9 +149,7 @@ fn forbidden<T>(reason: Forbidden) -> Result<T, ApiError> {
 /// partner may set the URL before the name.
 async fn resolved(desk: &Desk, url: &WebhookUrl) -> Result<Option<&'static str>, ApiError> {
     let parsed = url.parsed();
-    let Some(name) = parsed.as_ref().and_then(Url::domain) else {
-        return Ok(None);
-    };
+    let Some(name) = parsed.as_ref().and_then(Url::domain) else { return Ok(None) };
     let resolving = async {
         let _place = desk.resolving.acquire().await;
         desk.dns.resolve(name).await
