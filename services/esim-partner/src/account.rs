@@ -50,7 +50,6 @@ pub(crate) struct Account {
 /// A response of any status.
 pub(crate) struct Answer {
     pub(crate) status: u16,
-    /// The codes of the errors.
     pub(crate) codes: String,
     request_id: String,
     pub(crate) date: String,

@@ -16,7 +16,6 @@ use crate::{
 /// The largest clock skew that passes, in seconds; the service allows 300 s.
 const SKEW: i64 = 60;
 
-/// Whether an item is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Done {
@@ -33,9 +32,7 @@ pub(crate) struct Item {
     /// Its stable name.
     pub(crate) name: &'static str,
     pub(crate) done: Done,
-    /// The condition.
     pub(crate) text: &'static str,
-    /// The finding.
     pub(crate) found: String,
 }
 

@@ -163,9 +163,7 @@ pub(crate) async fn redeliver(account: &Account, topup_id: &str, url: &Url) -> a
     let answer = account.send("GET", &format!("/topups/{}", encoded(topup_id)), "", None).await?;
     ensure!(answer.is_success(), "{}", answer.summary());
     let topup: Topup = serde_json::from_str(&answer.text).context("the response has an unexpected form")?;
-    let Some(esim) = topup.esim else {
-        bail!("the topup is {} and has no eSIM to send", topup.state);
-    };
+    let Some(esim) = topup.esim else { bail!("the topup is {} and has no eSIM to send", topup.state) };
     let timestamp = runtime::clock::unix_seconds();
     let headers = [
         ("content-type", "application/json".to_owned()),

@@ -32,14 +32,8 @@ const OUTCOMES: [(&str, &str); 12] = [
 
 /// Orders until the answer says whether the order is stored. Without a definite answer the same body is sent again. If
 /// the id is taken by an order of the same units, that order is the answer.
-pub(crate) async fn place(
-    account: &Account,
-    external_order_id: &str,
-    option_id: &str,
-    qty: u32,
-) -> anyhow::Result<Answer> {
-    let body =
-        json!({"external_order_id": external_order_id, "products": [{"option_id": option_id, "qty": qty}]});
+pub(crate) async fn place(account: &Account, id: &str, option_id: &str, qty: u32) -> anyhow::Result<Answer> {
+    let body = json!({"external_order_id": id, "products": [{"option_id": option_id, "qty": qty}]});
     let send = async || account.send("POST", "/orders", "", Some(&body)).await;
     let answer = definite("repeating the order", send)
         .await
@@ -47,7 +41,7 @@ pub(crate) async fn place(
     if !answer.codes.contains("external_order_id_taken") {
         return Ok(answer);
     }
-    let path = format!("/orders/{}", encoded(external_order_id));
+    let path = format!("/orders/{}", encoded(id));
     let look_up = async || account.send("GET", &path, "", None).await;
     let failed = "an order with this id is stored, but it cannot be shown";
     let stored = definite("looking it up again", look_up).await.context(failed)?;
@@ -128,9 +122,7 @@ async fn options(account: &Account) -> anyhow::Result<Vec<(String, String)>> {
             let text = |name: &str| option[name].as_str().unwrap_or_default().to_owned();
             all.push((text("name"), text("option_id")));
         }
-        let Some(next) = page["next_cursor"].as_str() else {
-            break;
-        };
+        let Some(next) = page["next_cursor"].as_str() else { break };
         query = format!("limit={PAGE}&cursor={}", encoded(next));
     }
     all.sort();

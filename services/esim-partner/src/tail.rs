@@ -177,9 +177,7 @@ impl Follower<'_> {
         for _ in 0..MOST_PAGES {
             let page: Page = self.account.get("/orders", &query).await?;
             orders.extend(page.orders);
-            let Some(next) = page.next_cursor.filter(|_| self.newest.is_some()) else {
-                break;
-            };
+            let Some(next) = page.next_cursor.filter(|_| self.newest.is_some()) else { break };
             query = format!("{since}&cursor={}", encoded(&next));
         }
         orders.retain(|order| !self.listed.contains_key(&order.order_id));

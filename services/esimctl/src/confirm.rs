@@ -57,10 +57,8 @@ impl Confirm {
         }
         let mut stderr = std::io::stderr().lock();
         if !std::io::stdin().is_terminal() {
-            bail!(
-                "nothing was changed: {}; confirm with --yes, or preview with --dry-run",
-                one_line(preview)
-            );
+            let preview = one_line(preview);
+            bail!("nothing was changed: {preview}; confirm with --yes, or preview with --dry-run");
         }
         write!(stderr, "{preview}\nGo on? (yes/no) ")
             .and_then(|()| stderr.flush())

@@ -34,7 +34,6 @@ impl Console {
         Self { json, database }
     }
 
-    /// The options of connections.
     pub fn database(&self) -> anyhow::Result<PgConnectOptions> {
         Ok(self.database.as_ref().ok_or(NoDatabase)?.options("esimctl")?)
     }

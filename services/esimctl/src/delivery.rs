@@ -242,10 +242,9 @@ async fn replay(asked: &Replay, console: &Console) -> anyhow::Result<()> {
         if delivery.state == "no_endpoint" {
             bail!(NO_URL);
         }
-        if let Some(at) = delivery.erased_at {
+        if let Some(at) = delivery.erased_at.map(utc) {
             bail!(
-                "its profile was erased {}, by retention or an operator: the webhook can't be sent again",
-                utc(at)
+                "its profile was erased {at}, by retention or an operator: the webhook can't be sent again"
             );
         }
     }

@@ -75,9 +75,8 @@ pub async fn order(asked: &EraseOrder, console: &Console) -> anyhow::Result<()> 
     let target = format!("order {}", order.order_id);
     let name = format!("{target} ({})", printable(&order.external_order_id));
     let erase = async |mode: Mode<'_>| {
-        erase::order(&mut connection, order.order_id.into(), mode)
-            .await
-            .with_context(|| format!("cannot erase {name}"))
+        let erasing = erase::order(&mut connection, order.order_id.into(), mode);
+        erasing.await.with_context(|| format!("cannot erase {name}"))
     };
     let preview = |erased: &Erased| describe(&name, *erased, "is erased for good");
     let print = |erased: &Erased, dry_run| print(console, &name, *erased, dry_run);
@@ -88,9 +87,8 @@ pub async fn partner(asked: &ErasePartner, console: &Console) -> anyhow::Result<
     let mut connection = console.connect().await?;
     let partner = find(&mut connection, &asked.which.partner).await?;
     let (id, name) = (partner.partner_id, format!("partner {}", partner.partner_id));
-    let orders = erase::partner_orders(&mut connection, id.into())
-        .await
-        .with_context(|| format!("cannot erase {name}"))?;
+    let counting = erase::partner_orders(&mut connection, id.into());
+    let orders = counting.await.with_context(|| format!("cannot erase {name}"))?;
     let shown = format!("{name} ({}) and its {orders} orders", printable(&partner.name));
     if asked.confirm.dry_run {
         let json = json!({ "partner_id": id, "orders": orders, "dry_run": true });

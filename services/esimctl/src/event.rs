@@ -3,7 +3,7 @@
 use anyhow::{Context, bail};
 use clap::Args;
 use domain::EventId;
-use serde_json::json;
+use serde_json::{Value, json};
 use store::{
     PgConnection,
     events::{self, Page, View},
@@ -65,10 +65,7 @@ pub async fn check_replay(connection: &mut PgConnection, id: &EventId) -> anyhow
 }
 
 /// The event with this id, as JSON and as text.
-pub async fn read(
-    connection: &mut PgConnection,
-    id: &EventId,
-) -> anyhow::Result<(serde_json::Value, String)> {
+pub async fn read(connection: &mut PgConnection, id: &EventId) -> anyhow::Result<(Value, String)> {
     let event = events::find(connection, None, id)
         .await?
         .with_context(|| format!("there is no event {id}; events are deleted with their attempts"))?;

@@ -59,22 +59,13 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     }
 }
 
-fn create(
-    file: &Path,
-    keys: Option<&SecretString>,
-    if_missing: bool,
-    console: &Console,
-) -> anyhow::Result<()> {
-    let (what, text) = write(file, keys, if_missing)?;
+fn create(file: &Path, keys: Option<&SecretString>, keep: bool, console: &Console) -> anyhow::Result<()> {
+    let (what, text) = write(file, keys, keep)?;
     console.print(&json!({ "file": file, "outcome": what }), || text)
 }
 
-/// Writes the file with the master keys for all purposes; returns the outcome as a word and as a text.
-pub fn write(
-    file: &Path,
-    keys: Option<&SecretString>,
-    if_missing: bool,
-) -> anyhow::Result<(&'static str, String)> {
+/// Writes the file of the master keys; returns the outcome as a word and as a text. `keep` allows an old file.
+pub fn write(file: &Path, keys: Option<&SecretString>, keep: bool) -> anyhow::Result<(&'static str, String)> {
     let given = keys.map(|keys| keys.expose_secret().trim()).filter(|keys| !keys.is_empty());
     let content = match given {
         Some(keys) => entries(keys).collect::<Vec<_>>().join("\n"),
@@ -97,7 +88,7 @@ pub fn write(
             }
             ("created", format!("{path} is created. Keep a copy of it elsewhere"))
         }
-        Some(_) if !if_missing => bail!(
+        Some(_) if !keep => bail!(
             "{path} exists; a master key is never overwritten, because the values under it could not be read again"
         ),
         Some(old) if given.is_none() || old == content => ("kept", format!("{path} exists already")),

@@ -118,9 +118,7 @@ fn parse(text: &str) -> anyhow::Result<Vec<ProductOption>> {
             continue;
         };
         let mut fields = Fields { faults: &mut faults, index, values };
-        let Some(option) = fields.read() else {
-            continue;
-        };
+        let Some(option) = fields.read() else { continue };
         if let Some(first) = first_with.insert(option.option_id, index) {
             fields.fault("option_id", &format!("is the same as in options[{first}]"));
         }
@@ -208,17 +206,12 @@ impl Fields<'_> {
         None
     }
 
-    /// Parses a text. The fault of a refused text quotes it, followed by `otherwise`.
-    fn parsed<T>(
-        &mut self,
-        field: &str,
-        parse: impl FnOnce(&str) -> Option<T>,
-        otherwise: &str,
-    ) -> Option<T> {
+    /// Parses a text. The fault of a refused text quotes it, followed by `hint`.
+    fn parsed<T>(&mut self, field: &str, parse: impl FnOnce(&str) -> Option<T>, hint: &str) -> Option<T> {
         let text = self.text(field)?;
         let parsed = parse(&text);
         if parsed.is_none() {
-            self.fault(field, &format!("is {text:?}{otherwise}"));
+            self.fault(field, &format!("is {text:?}{hint}"));
         }
         parsed
     }

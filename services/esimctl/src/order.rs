@@ -112,11 +112,8 @@ fn notes(order: &OrderView) -> Vec<String> {
         let story = list([topup.reason.clone(), webhook_attempts(order, topup), erased]);
         (format!("topup {}", topup.topup_id), story)
     });
-    placements
-        .chain(topups)
-        .filter(|(_, story)| !story.is_empty())
-        .map(|(what, story)| printable(&format!("{what}: {story}")))
-        .collect()
+    let stories = placements.chain(topups).filter(|(_, story)| !story.is_empty());
+    stories.map(|(what, story)| printable(&format!("{what}: {story}"))).collect()
 }
 
 /// The end of a stage and its duration.

@@ -52,7 +52,6 @@ const NAMED: usize = 20;
 struct Row {
     /// The key's id; null for values without one.
     key: Option<String>,
-    /// The key is configured.
     configured: bool,
     /// The key encrypts new values.
     encrypts: bool,

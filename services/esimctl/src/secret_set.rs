@@ -135,11 +135,6 @@ fn master_keys(folder: &Path, given: Option<&SecretString>) -> anyhow::Result<()
     Ok(())
 }
 
-fn keys_for(folder: &Path, purpose: &str) -> PathBuf {
-    let own = folder.join(format!("master-{purpose}.key"));
-    if own.exists() { own } else { folder.join("master.key") }
-}
-
 /// The mode of a file that only its owner reads.
 const OWNER: u32 = 0o600;
 /// The mode of a file for a server that runs as another user; nothing else reads its share.
@@ -168,7 +163,9 @@ impl Share<'_> {
 
     fn keys(&self, purposes: &[&str]) -> anyhow::Result<()> {
         for purpose in purposes {
-            self.write(&format!("master-{purpose}.key"), &read(&keys_for(self.folder, purpose))?)?;
+            let name = format!("master-{purpose}.key");
+            let own = self.folder.join(&name).exists();
+            self.copy(if own { &name } else { "master.key" }, &name)?;
         }
         Ok(())
     }

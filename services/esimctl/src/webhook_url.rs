@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 
 use clap::{
-    Arg, Command,
+    Arg, Command, Error,
     builder::{StringValueParser, TypedValueParser},
     error::ErrorKind,
 };
@@ -16,16 +16,11 @@ pub struct WebhookUrlParser;
 impl TypedValueParser for WebhookUrlParser {
     type Value = WebhookUrl;
 
-    fn parse_ref(
-        &self,
-        command: &Command,
-        argument: Option<&Arg>,
-        value: &OsStr,
-    ) -> Result<WebhookUrl, clap::Error> {
-        let text = StringValueParser::new().parse_ref(command, argument, value)?;
+    fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<WebhookUrl, Error> {
+        let text = StringValueParser::new().parse_ref(command, arg, value)?;
         text.parse().map_err(|error| {
-            let flag = argument.and_then(Arg::get_long).unwrap_or("url");
-            clap::Error::raw(ErrorKind::ValueValidation, format!("invalid value for '--{flag}': {error}\n"))
+            let flag = arg.and_then(Arg::get_long).unwrap_or("url");
+            Error::raw(ErrorKind::ValueValidation, format!("invalid value for '--{flag}': {error}\n"))
         })
     }
 }

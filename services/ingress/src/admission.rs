@@ -116,13 +116,11 @@ impl Drop for Place {
     }
 }
 
-/// Decides which orders are admitted.
 pub(crate) struct Admission {
     in_flight: Arc<Places>,
     memory: Arc<Places>,
     self_service: Arc<Places>,
     listeners: Arc<Places>,
-    /// The rates that partners are held to.
     pub(crate) rates: Rates,
 }
 
@@ -138,10 +136,8 @@ impl Admission {
         let meter = global::meter("ingress");
         let gauge = |name, description, places: &Arc<Places>| {
             let observed = Arc::clone(places);
-            meter
-                .u64_observable_gauge(name)
-                .with_description(description)
-                .with_callback(move |gauge| gauge.observe(lock(&observed.taken).all, &[]))
+            let instrument = meter.u64_observable_gauge(name).with_description(description);
+            instrument.with_callback(move |gauge| gauge.observe(lock(&observed.taken).all, &[]))
         };
         gauge("esim.orders.in_flight", "Orders that are being read, stored or answered", &in_flight).build();
         let description = "Estimated memory of the bodies and units of orders in flight";

@@ -38,7 +38,6 @@ pub(crate) struct SignedBody {
     once: Option<Use>,
 }
 
-/// Finds the partner that signed a request.
 pub(crate) struct Authenticator {
     names: HeaderNames,
     directory: Arc<Directory>,
@@ -151,9 +150,7 @@ impl Authenticator {
     /// Checks the body of a request, if its signature covers it. If replays are refused, a request that changes
     /// something passes only once.
     pub(crate) fn body(&self, signed: &Signed, received: &[u8]) -> Result<(), ApiError> {
-        let Some(body) = &signed.body else {
-            return Ok(());
-        };
+        let Some(body) = &signed.body else { return Ok(()) };
         if !signing::request::is_digest(body.digest.as_bytes(), received) {
             let header = &self.names.content_sha256;
             let message = format!("{header} is not the SHA-256 of the body in lowercase hex.");

@@ -44,7 +44,6 @@ const LINGER_BYTES: usize = 4 * 1024 * 1024;
 pub(crate) struct Connection {
     pub(crate) peer: SocketAddr,
     observer: Arc<Observer>,
-    /// The number of requests that have begun.
     begun: AtomicU64,
     /// Whether a request is being handled.
     busy: AtomicBool,
@@ -58,7 +57,6 @@ pub(crate) struct Connection {
 struct Leaving {
     /// The time after which the response is not sent.
     deadline: Instant,
-    /// Gets `()` once it has left.
     left: oneshot::Sender<()>,
 }
 
@@ -92,10 +90,6 @@ impl Connection {
 
     fn leaving(&self) -> MutexGuard<'_, Vec<Leaving>> {
         lock(&self.leaving)
-    }
-
-    fn is_too_late(&self) -> bool {
-        self.leaving().iter().any(|answer| answer.deadline <= Instant::now())
     }
 
     fn have_left(&self) {
@@ -190,7 +184,6 @@ pub(crate) struct Socket {
     begun: u64,
     /// The unsent rest of a response that replaces one of the HTTP layer.
     canned: Option<Bytes>,
-    /// The bytes discarded at the end.
     drained: usize,
 }
 
@@ -235,7 +228,7 @@ impl Socket {
     }
 
     fn check(&self) -> io::Result<()> {
-        if self.connection.is_too_late() {
+        if self.connection.leaving().iter().any(|answer| answer.deadline <= Instant::now()) {
             tracing::warn!("connection closed: the response is past its deadline");
             return Err(io::ErrorKind::TimedOut.into());
         }

@@ -35,7 +35,6 @@ const LOOK_UPS: NonZeroU32 = NonZeroU32::new(100).unwrap();
 pub(crate) struct Partner {
     pub(crate) id: PartnerId,
     pub(crate) environment: Environment,
-    /// Whether its requests are denied.
     pub(crate) disabled: bool,
     pub(crate) key: Key,
     pub(crate) limits: Limits,
@@ -54,14 +53,12 @@ impl Partner {
 /// The key that a partner's requests are signed with.
 #[derive(Clone, Debug)]
 pub(crate) enum Key {
-    /// The partner has no secret key.
     Missing,
     /// The stored key cannot be decrypted.
     Unusable,
     Known(SecretKey),
 }
 
-/// Partners by access key.
 #[derive(Default)]
 struct Partners {
     by_access_key: HashMap<String, Arc<Partner>>,
@@ -95,9 +92,7 @@ impl Partners {
     fn forget_ended(&mut self) {
         let by_access_key = &mut self.by_access_key;
         self.ending.retain(|access_key| {
-            let Some(partner) = by_access_key.get(access_key) else {
-                return false;
-            };
+            let Some(partner) = by_access_key.get(access_key) else { return false };
             let ended = partner.ended();
             if ended {
                 by_access_key.remove(access_key);
@@ -107,24 +102,23 @@ impl Partners {
     }
 }
 
-/// Partners by access key, options by id.
+pub(crate) type Options = HashMap<OptionId, Arc<ProductOption>>;
+
 pub(crate) struct Directory {
     database: Database,
     vault: Vault,
     partners: RwLock<Partners>,
-    options: RwLock<HashMap<OptionId, Arc<ProductOption>>>,
+    options: RwLock<Options>,
     look_ups: DefaultDirectRateLimiter,
     /// Held during a query.
     looking: tokio::sync::Mutex<()>,
 }
 
-/// The progress of reading the database.
+/// The progress of reading the database: the newest versions that were read.
 #[derive(Default)]
 struct Seen {
     schema: bool,
-    /// The newest version of a partner that was read.
     partners: i64,
-    /// The newest version of an option that was read.
     options: i64,
 }
 
@@ -193,7 +187,7 @@ impl Directory {
     }
 
     /// The options that are known, and the ids of those that are not.
-    fn known_options(&self, ids: &[OptionId]) -> (HashMap<OptionId, Arc<ProductOption>>, Vec<Uuid>) {
+    fn known_options(&self, ids: &[OptionId]) -> (Options, Vec<Uuid>) {
         let options = self.options.read().unwrap_or_else(PoisonError::into_inner);
         let (mut known, mut missing) = (HashMap::new(), Vec::new());
         for id in ids {
@@ -206,10 +200,7 @@ impl Directory {
     }
 
     /// Returns the known options among `ids`.
-    pub(crate) async fn options(
-        &self,
-        ids: &[OptionId],
-    ) -> Result<HashMap<OptionId, Arc<ProductOption>>, Error> {
+    pub(crate) async fn options(&self, ids: &[OptionId]) -> Result<Options, Error> {
         let (known, missing) = self.known_options(ids);
         if missing.is_empty() {
             return Ok(known);
@@ -268,17 +259,13 @@ impl Directory {
 
     /// Reads the database's changes until the soft stop. A wrong schema is an error; it is checked once,
     /// when the database is first reached.
-    pub(crate) async fn refresh(
-        self: Arc<Self>,
-        readiness: Readiness,
-        shutdown: Shutdown,
-    ) -> anyhow::Result<()> {
+    pub(crate) async fn refresh(self: Arc<Self>, ready: Readiness, shutdown: Shutdown) -> anyhow::Result<()> {
         let stop = shutdown.soft();
         let mut seen = Seen::default();
         loop {
             let changes = async |connection: &mut PgConnection| self.changes(connection, &mut seen).await;
             match self.database.run(changes).await {
-                Ok(()) => readiness.well("database"),
+                Ok(()) => ready.well("database"),
                 Err(SchemaError::Store(error)) => {
                     // Readiness stays as it is: partners get the specified 500.
                     tracing::warn!(%error, "cannot read changes of partners and catalogue; will retry");

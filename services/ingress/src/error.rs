@@ -17,7 +17,6 @@ use crate::{
 /// One error of a 422.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
-    /// The stable code in the error header.
     pub(crate) code: Code,
     /// The indexes of the items at fault, from 0.
     pub(crate) items: Vec<usize>,
@@ -73,7 +72,6 @@ pub(crate) enum ApiError {
 pub(crate) struct Refusal {
     /// The reason, from a fixed list.
     pub(crate) reason: &'static str,
-    /// The errors that the error header names.
     pub(crate) errors: Vec<Named>,
     /// The cause of a 500.
     pub(crate) cause: Option<Arc<str>>,

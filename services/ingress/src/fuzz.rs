@@ -75,9 +75,7 @@ impl Default for Harness {
 impl Harness {
     /// The body of create-order. A draft without errors is an order within the limits.
     pub fn body(&self, data: &[u8]) {
-        let Ok(draft) = request::read(data, LIMITS) else {
-            return;
-        };
+        let Ok(draft) = request::read(data, LIMITS) else { return };
         if draft.errors.is_empty() {
             let id = draft.external_order_id.as_deref().expect("an id");
             assert!(!id.trim().is_empty() && id.chars().count() <= 255 && !id.contains('\0'));
@@ -91,9 +89,7 @@ impl Harness {
     /// Flags, then lines: method, target, timestamp, digest, signature; then the body. A request is accepted only if it
     /// is signed as it arrives.
     pub fn signature(&self, data: &[u8]) {
-        let Some((&flags, rest)) = data.split_first() else {
-            return;
-        };
+        let Some((&flags, rest)) = data.split_first() else { return };
         let flag = |bit: u8| flags & (1 << bit) != 0;
         let mut lines = rest.splitn(6, |byte| *byte == b'\n');
         let mut line = || lines.next().unwrap_or_default();
@@ -112,9 +108,7 @@ impl Harness {
         if let Some(digest) = covered {
             request = request.header("x-service-content-sha256", digest);
         }
-        let Ok(request) = request.body(Body::empty()) else {
-            return;
-        };
+        let Ok(request) = request.body(Body::empty()) else { return };
         let (mut parts, _) = request.into_parts();
         let signed_target = match (covered, parts.uri.path_and_query()) {
             (Some(_), Some(whole)) => whole.as_str().to_owned(),
@@ -134,17 +128,13 @@ impl Harness {
             (Some(right), true) => right.as_bytes(),
             _ => given,
         };
-        let Ok(sent) = HeaderValue::from_bytes(sent) else {
-            return;
-        };
+        let Ok(sent) = HeaderValue::from_bytes(sent) else { return };
         parts.headers.append("x-service-signature", sent.clone());
         if flag(4) {
             parts.headers.append("x-service-signature", sent.clone());
         }
         for (authenticator, required) in self.authenticators.iter().zip([false, true]) {
-            let Ok(head) = self.tokio.block_on(authenticator.head(&parts)) else {
-                continue;
-            };
+            let Ok(head) = self.tokio.block_on(authenticator.head(&parts)) else { continue };
             assert!(!flag(4), "a repeated header");
             assert_eq!(right.as_deref().map(str::as_bytes), Some(sent.as_bytes()), "a wrong signature");
             assert!(covered.is_some() || !required, "an uncovered body");
@@ -155,9 +145,7 @@ impl Harness {
 
     /// The path and query of a picture, behind `/qr/`.
     pub fn qr(&self, data: &[u8]) {
-        let Ok(uri) = Uri::try_from([b"/qr/", data].concat()) else {
-            return;
-        };
+        let Ok(uri) = Uri::try_from([b"/qr/", data].concat()) else { return };
         let ask = |router: &Router| {
             let request = Request::builder().uri(uri.clone()).body(Body::empty()).expect("a request");
             self.tokio.block_on(async {

@@ -135,9 +135,7 @@ impl Handshake {
     fn hear(&self, heartbeat: Heartbeat) {
         let Heartbeat::V1 { provider, instance, verdict_ms, lanes } = heartbeat;
         let mut promises = lock(&self.promises);
-        let Some(promises) = promises.get_mut(&provider) else {
-            return;
-        };
+        let Some(promises) = promises.get_mut(&provider) else { return };
         promises.retain(|_, promise| promise.heard.elapsed() < FRESH);
         if promises.len() >= MOST_PROVISIONERS && !promises.contains_key(&instance) {
             return;

@@ -94,9 +94,7 @@ impl Observer {
 
     fn answered(&self, response: &Response, request_id: &HeaderValue, peer: SocketAddr) {
         let status = response.status();
-        let Some(Refusal { reason, cause, .. }) = response.extensions().get() else {
-            return;
-        };
+        let Some(Refusal { reason, cause, .. }) = response.extensions().get() else { return };
         let partner = response.extensions().get::<PartnerId>().copied();
         if status != StatusCode::INTERNAL_SERVER_ERROR {
             self.refused(status, reason, partner, request_id, peer);

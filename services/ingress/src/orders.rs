@@ -35,7 +35,7 @@ use utoipa::ToSchema;
 use crate::{
     admission::Admitted,
     codes::Code,
-    directory::{Directory, Partner},
+    directory::{Directory, Options, Partner},
     error::{ApiError, Fault},
     handshake::Handshake,
     metrics::{Metrics, OrderResult},
@@ -96,7 +96,6 @@ impl InsertOrders {
     }
 }
 
-/// The result of storing an order.
 pub(crate) struct Inserted {
     /// Whether it was stored; otherwise its external id is taken.
     stored: bool,
@@ -159,14 +158,10 @@ impl Orders {
         let exists = |item: &Item| item.option_id.is_some_and(|id| options.contains_key(&id));
         let missing: Vec<usize> = items.iter().filter(|item| !exists(item)).map(|item| item.index).collect();
         if !missing.is_empty() {
-            errors.push(Fault {
-                items: missing,
-                ..Fault::new(Code::OptionNotFound, "Product with option_id not found")
-            });
+            let fault = Fault::new(Code::OptionNotFound, "Product with option_id not found");
+            errors.push(Fault { items: missing, ..fault });
         }
-        let Some(external_order_id) = external_order_id else {
-            return Err(ApiError::Unprocessable(errors));
-        };
+        let Some(external_order_id) = external_order_id else { return Err(ApiError::Unprocessable(errors)) };
         if errors.is_empty() {
             return Ok(NewOrder {
                 order_id: OrderId::new(),
@@ -189,19 +184,12 @@ impl Orders {
     }
 
     /// Creates one placement per provider, in the order of the items.
-    fn placements(
-        &self,
-        partner: &Partner,
-        items: &[Item],
-        options: &HashMap<OptionId, Arc<store::options::ProductOption>>,
-    ) -> Vec<NewPlacement> {
+    fn placements(&self, partner: &Partner, items: &[Item], options: &Options) -> Vec<NewPlacement> {
         let now = runtime::clock::now();
         let mut placements: Vec<NewPlacement> = Vec::with_capacity(1);
         let mut position = 0;
         for item in items {
-            let Some(option) = item.option_id.and_then(|id| options.get(&id)) else {
-                continue;
-            };
+            let Some(option) = item.option_id.and_then(|id| options.get(&id)) else { continue };
             // A sandbox partner buys only at the sandbox, which knows other providers' options by our id.
             let (provider, provider_option_id) = match partner.environment {
                 Environment::Sandbox if option.provider != SANDBOX => (SANDBOX, option.option_id.to_string()),
@@ -459,9 +447,7 @@ async fn answered(order: &NewOrder, deadline: Instant, answer: oneshot::Sender<A
         .into_iter()
         .map(|topup| CreatedProduct { topup_id: topup.topup_id.as_str(), option_id: topup.option_id })
         .collect();
-    let Ok(body) = serde_json::to_vec(&CreatedOrder { products }) else {
-        return;
-    };
+    let Ok(body) = serde_json::to_vec(&CreatedOrder { products }) else { return };
     let (left, departure) = oneshot::channel();
     perform(Effect::Answer, async {
         if answer.send(Ok(Created { body: body.into(), deadline, left })).is_ok() {

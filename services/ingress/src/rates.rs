@@ -22,7 +22,6 @@ const REMEMBERED: usize = 10_000;
 /// After this time without requests, a partner's state can be dropped.
 const FORGOTTEN: Duration = Duration::from_mins(1);
 
-/// The rates of all partners of this process.
 pub(crate) struct Rates {
     limits: LimitsConfig,
     max_units: u32,
@@ -34,7 +33,6 @@ struct Known {
     used: Instant,
 }
 
-/// The rates of one partner.
 pub(crate) struct PartnerRates {
     limits: Limits,
     requests: Rate,
@@ -89,7 +87,6 @@ impl Rates {
 }
 
 impl PartnerRates {
-    /// Counts a request.
     pub(crate) fn request(&self) -> Result<(), ApiError> {
         self.requests.check(NonZeroU32::MIN)
     }
@@ -99,7 +96,6 @@ impl PartnerRates {
         [&self.requests, &self.orders, &self.units].map(|rate| rate.per_second.get())
     }
 
-    /// Counts an order of `units`.
     pub(crate) fn order(&self, units: NonZeroU32) -> Result<(), ApiError> {
         self.orders.check(NonZeroU32::MIN)?;
         self.units.check(units)

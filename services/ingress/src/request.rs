@@ -14,7 +14,6 @@ use crate::{
 /// The longest `external_order_id`, in characters.
 pub(crate) const MAX_EXTERNAL_ID: usize = 255;
 
-/// The largest order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Largest {
     /// Items in `products`.
@@ -30,7 +29,6 @@ pub(crate) struct Item {
     pub(crate) index: usize,
     /// The ordered option; `None` if the text can't be the id of any option.
     pub(crate) option_id: Option<OptionId>,
-    /// Units of this option.
     pub(crate) quantity: u64,
 }
 
@@ -80,9 +78,7 @@ fn is(value: &RawValue, start: char) -> bool {
 
 fn external_order_id(value: Option<&RawValue>) -> Result<Result<String, Fault>, ApiError> {
     let fault = |code, what: &str| Ok(Err(Fault::new(code, format!("External order id {what}"))));
-    let Some(value) = value else {
-        return fault(Code::ExternalOrderIdBlank, "can't be blank");
-    };
+    let Some(value) = value else { return fault(Code::ExternalOrderIdBlank, "can't be blank") };
     if !is(value, '"') {
         return fault(Code::ExternalOrderIdInvalid, "must be a string");
     }

@@ -28,7 +28,7 @@ use crate::{
     observe::{Observer, observe},
     orders::{self, Created, Orders},
     partner::{self, Desk, described},
-    qr,
+    qr::{self, Drawing},
     request::{self, Largest},
 };
 
@@ -36,7 +36,6 @@ use crate::{
 pub(crate) const PREFIXES: [&str; 2] = ["/api/v1/api_partner", "/v1/api_partner"];
 pub(crate) const QR: &str = "/qr/{text}/{size}";
 
-/// The state that the handlers share.
 pub(crate) struct App {
     pub(crate) authenticator: Authenticator,
     pub(crate) admission: Admission,
@@ -54,12 +53,7 @@ impl App {
     }
 }
 
-pub(crate) fn router(
-    app: Arc<App>,
-    pages: Router,
-    drawing: Arc<qr::Drawing>,
-    observer: Arc<Observer>,
-) -> Router {
+pub(crate) fn router(app: Arc<App>, pages: Router, drawing: Arc<Drawing>, observer: Arc<Observer>) -> Router {
     let mut router = partner::router(&app);
     for prefix in PREFIXES {
         router = router.route(&format!("{prefix}/orders"), post(create_order));

@@ -112,9 +112,7 @@ async fn answer(session: &Session, found: &[StoredWebhook], after: &Position) ->
 
 /// The webhook, unless its profile was erased.
 fn webhook(desk: &Desk, secrets: &[Secret], stored: &StoredWebhook) -> Result<Option<Webhook>, ApiError> {
-    let Some(sealed) = &stored.profile else {
-        return Ok(None);
-    };
+    let Some(sealed) = &stored.profile else { return Ok(None) };
     let id = &stored.topup_id;
     let profile = Profile::open(&desk.vault, id, sealed).map_err(ApiError::internal)?;
     let (option_id, order, iccid) = (stored.option_id, &stored.external_order_id, &stored.iccid);

@@ -64,11 +64,7 @@ pub(super) async fn list(session: Session, uri: Uri, headers: HeaderMap) -> Resu
         next_cursor: cut(&mut found, limit, |last| Some(cursor(last.option_id.uuid()))),
         options: found
             .iter()
-            .map(|option| Offered {
-                option_id: option.option_id,
-                name: &option.name,
-                details: &option.details,
-            })
+            .map(|one| Offered { option_id: one.option_id, name: &one.name, details: &one.details })
             .collect(),
     };
     let body = serde_json::to_vec(&page).map_err(ApiError::internal)?;

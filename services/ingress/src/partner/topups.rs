@@ -65,9 +65,7 @@ impl<'a> Topup<'a> {
 
 /// Opens the profile of a ready unit.
 pub(super) fn profile(desk: &Desk, unit: &Unit) -> Result<Option<Profile>, ApiError> {
-    let (UnitState::Ready, Some(sealed)) = (unit.state, &unit.profile) else {
-        return Ok(None);
-    };
+    let (UnitState::Ready, Some(sealed)) = (unit.state, &unit.profile) else { return Ok(None) };
     Profile::open(&desk.vault, &unit.topup_id, sealed).map(Some).map_err(ApiError::internal)
 }
 

@@ -10,7 +10,6 @@ use domain::PartnerId;
 use runtime::lock;
 use tokio::sync::oneshot;
 
-/// A fixed number of turns.
 pub(crate) struct Turns(Arc<Mutex<State>>);
 
 struct State {

@@ -74,10 +74,8 @@ pub(super) async fn set(session: Session, request: Request) -> Result<Response, 
         }
         _ => None,
     };
-    let new = NewWebhook {
-        url: url.map(|url| url.as_ref().map(WebhookUrl::as_str)),
-        events: wanted.events.as_deref(),
-    };
+    let url = url.map(|url| url.as_ref().map(WebhookUrl::as_str));
+    let new = NewWebhook { url, events: wanted.events.as_deref() };
     let interval = session.app.limits.redeliver_interval;
     let changing = session.run(async |connection, partner| {
         partner_view::set_webhook(connection, partner, &new, interval).await
@@ -151,9 +149,7 @@ fn forbidden<T>(reason: Forbidden) -> Result<T, ApiError> {
 /// partner may set the URL before the name.
 async fn resolved(desk: &Desk, url: &WebhookUrl) -> Result<Option<&'static str>, ApiError> {
     let parsed = url.parsed();
-    let Some(name) = parsed.as_ref().and_then(Url::domain) else {
-        return Ok(None);
-    };
+    let Some(name) = parsed.as_ref().and_then(Url::domain) else { return Ok(None) };
     let resolving = async {
         let _place = desk.resolving.acquire().await;
         desk.dns.resolve(name).await
