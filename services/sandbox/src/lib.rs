@@ -1,10 +1,9 @@
 //! The sandbox eSIM provider: an upstream of our own that sells nothing real.
 //!
-//! It speaks the USIMSA protocol over HTTP with that protocol's authentication, so the pipeline
-//! buys from it exactly as it buys from a real provider. Each option follows its script ([`script`]),
-//! and faults can be set at run time ([`faults`]). Purchases are kept in a ledger ([`ledger`]), which
-//! tests compare with what the pipeline delivered: a purchase is in the file before its answer is
-//! sent, so a `kill -9` loses none.
+//! It speaks the USIMSA protocol over HTTP with that protocol's authentication, so the pipeline buys from it
+//! exactly as it buys from a real provider. Each option follows its script ([`script`]), and faults can be
+//! set at run time ([`faults`]). Purchases are kept in a ledger ([`ledger`]), which tests compare with what
+//! the pipeline delivered: a purchase is in the file before its answer is sent, so a `kill -9` loses none.
 
 mod attempts;
 mod auth;
