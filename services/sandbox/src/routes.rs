@@ -24,7 +24,7 @@ use crate::{
     error::Error,
     faults::{Ending, Faults},
     garble,
-    ledger::{NotBought, Repeats},
+    ledger::Repeats,
     observe::observe,
     protocol::{BoughtUnit, NewOrder, ProductList, Status, Unit, UnitStatus, code},
     script::{self, AtPost},
@@ -116,11 +116,8 @@ async fn order(
         }
         _ => {}
     }
-    let purchase =
-        sandbox.ledger.buy(order_id, products, clock::now(), repeats).map_err(|error| match error {
-            NotBought::Duplicate => Error::Duplicate,
-            NotBought::Failed(error) => Error::Ledger(error),
-        })?;
+    let bought = sandbox.ledger.buy(order_id, products, clock::now(), repeats);
+    let purchase = bought.map_err(Error::Ledger)?.ok_or(Error::Duplicate)?;
     sandbox.metrics.bought(&purchase);
     tracing::debug!(order.id = purchase.order_id, units = purchase.size(), "bought");
     if let Some(callbacks) = &sandbox.callbacks
