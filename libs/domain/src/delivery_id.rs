@@ -13,7 +13,7 @@ const PREFIX: &str = "evt_";
 
 /// Identifies an event other than the specified webhook: `evt_` and 32 hexadecimal digits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[serde(try_from = "String")]
 pub struct EventId(String);
 
 impl EventId {
@@ -59,12 +59,6 @@ impl TryFrom<String> for EventId {
 }
 
 text_form!(EventId);
-
-impl From<EventId> for String {
-    fn from(id: EventId) -> Self {
-        id.0
-    }
-}
 
 /// Identifies a delivery; also the `webhook-id`, the same in every attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -1,17 +1,29 @@
 //! The stored states, by the names that the database and operators see.
 
-use std::{fmt, str::FromStr};
-
 use serde::{Deserialize, Serialize};
+use strum::{Display, EnumString, IntoStaticStr};
 
 /// An unknown name of a state or an environment.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{0:?} is no {1}")]
 pub struct UnknownName(pub String, pub &'static str);
 
+impl UnknownName {
+    fn environment(name: &str) -> Self {
+        Self(name.to_owned(), "environment (sandbox or live)")
+    }
+
+    fn placement_state(name: &str) -> Self {
+        Self(name.to_owned(), "placement state")
+    }
+}
+
 /// The environment of a partner or an option.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, Display, EnumString, IntoStaticStr,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = UnknownName::environment)]
 pub enum Environment {
     /// Test data; nothing is bought for real.
     Sandbox,
@@ -19,9 +31,16 @@ pub enum Environment {
     Live,
 }
 
+impl Environment {
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+}
+
 /// The state of a placement; its transitions are in [`crate::placement`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, EnumString, IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = UnknownName::placement_state)]
 pub enum PlacementState {
     /// Certainly not bought; the next attempt may buy it.
     Accepted,
@@ -37,57 +56,12 @@ pub enum PlacementState {
     Parked,
 }
 
-impl Environment {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Sandbox => "sandbox",
-            Self::Live => "live",
-        }
-    }
-}
-
-impl fmt::Display for Environment {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-impl FromStr for Environment {
-    type Err = UnknownName;
-
-    fn from_str(name: &str) -> Result<Self, Self::Err> {
-        match name {
-            "sandbox" => Ok(Self::Sandbox),
-            "live" => Ok(Self::Live),
-            other => Err(UnknownName(other.to_owned(), "environment (sandbox or live)")),
-        }
-    }
-}
-
 impl PlacementState {
     pub const ALL: [Self; 6] =
         [Self::Accepted, Self::Placing, Self::Placed, Self::Refused, Self::Failed, Self::Parked];
 
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Accepted => "accepted",
-            Self::Placing => "placing",
-            Self::Placed => "placed",
-            Self::Refused => "refused",
-            Self::Failed => "failed",
-            Self::Parked => "parked",
-        }
-    }
-}
-
-impl FromStr for PlacementState {
-    type Err = UnknownName;
-
-    fn from_str(name: &str) -> Result<Self, Self::Err> {
-        Self::ALL
-            .into_iter()
-            .find(|state| state.as_str() == name)
-            .ok_or_else(|| UnknownName(name.to_owned(), "placement state"))
+        self.into()
     }
 }
 

@@ -9,7 +9,7 @@ use crate::ids::{NotAnId, text_form};
 
 /// Identifies one unit of an order: 26 decimal digits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[serde(try_from = "String")]
 pub struct TopupId(String);
 
 impl TopupId {
@@ -28,12 +28,6 @@ impl TryFrom<String> for TopupId {
 }
 
 text_form!(TopupId);
-
-impl From<TopupId> for String {
-    fn from(id: TopupId) -> Self {
-        id.0
-    }
-}
 
 /// The number of ids within one second.
 const RANGE: u64 = 1_000_000_000_000;

@@ -15,7 +15,7 @@ use crate::{
     profile::UnitNumber,
     protocol::Callback,
     purchase::Purchase,
-    script::Scripts,
+    script,
     units::{self, Fate},
 };
 
@@ -65,7 +65,6 @@ struct Due {
 pub async fn run(
     url: Url,
     ledger: Arc<Ledger>,
-    scripts: Arc<Scripts>,
     mut purchases: mpsc::Receiver<Arc<Purchase>>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
@@ -85,9 +84,9 @@ pub async fn run(
             () = stop.cancelled() => return Ok(()),
             Some(purchase) = purchases.recv(), if due.len() < MAX_DUE => {
                 let now = Instant::now();
-                for (unit, option_id, fate) in units::fates(&purchase, &scripts) {
+                for (unit, option_id, fate) in units::fates(&purchase) {
                     let Fate::Ready(after) = fate else { continue };
-                    for _ in 0..scripts.of(option_id).callbacks {
+                    for _ in 0..script::of(option_id).callbacks {
                         number += 1;
                         let option_id = option_id.to_owned();
                         due.insert((now + after, number), Due { unit, option_id, bought_at: purchase.at });

@@ -20,7 +20,7 @@ use crate::{
     profile::{self, FIRST_UNITS, Seed, UnitNumber},
     protocol::{Product, Profile},
     purchase::Purchase,
-    summary::{self, Summary},
+    summary::Summary,
 };
 
 /// The format of the file. A file of another version is refused.
@@ -71,16 +71,10 @@ pub enum Repeats {
     Bought,
 }
 
-#[derive(Debug)]
-pub enum NotBought {
-    Duplicate,
-    Failed(io::Error),
-}
-
-/// The purchases of one order id.
+/// The purchases of one order id, or all of them.
 #[derive(Default)]
 pub struct Order {
-    /// More than one only if duplicates are not detected.
+    /// Of one order id more than one only if duplicates are not detected.
     pub purchases: Vec<Arc<Purchase>>,
     pub canceled: BTreeSet<UnitNumber>,
 }
@@ -149,24 +143,24 @@ impl Ledger {
         Ok(Self { seed, books: Mutex::new(Books { journal, accounts }) })
     }
 
-    /// Buys `products` under `order_id`. If that id has bought before, `repeats` decides whether it
-    /// buys again. The purchase is in the file when this returns.
+    /// Buys `products` under `order_id`; `None` if that id has bought before and `repeats` refuses that. The
+    /// purchase is in the file when this returns.
     pub fn buy(
         &self,
         order_id: String,
         products: Vec<Product>,
         now: OffsetDateTime,
         repeats: Repeats,
-    ) -> Result<Arc<Purchase>, NotBought> {
+    ) -> io::Result<Option<Arc<Purchase>>> {
         let mut books = self.lock();
         let Books { journal, accounts } = &mut *books;
         if repeats == Repeats::Refused && accounts.by_order_id.contains_key(&order_id) {
-            return Err(NotBought::Duplicate);
+            return Ok(None);
         }
         let at = now.truncate_to_millisecond();
         let purchase = Purchase { at, order_id, first_unit: accounts.next_unit, products };
-        journal.append(&Record::Bought(&purchase)).map_err(NotBought::Failed)?;
-        Ok(accounts.enter(purchase))
+        journal.append(&Record::Bought(&purchase))?;
+        Ok(Some(accounts.enter(purchase)))
     }
 
     pub fn has(&self, order_id: &str) -> bool {
@@ -212,16 +206,14 @@ impl Ledger {
 
     /// All purchases, or the purchases of one order id.
     pub fn summary(&self, order_id: Option<&str>) -> Summary {
-        if let Some(order_id) = order_id {
-            let order = self.order(order_id).unwrap_or_default();
-            return summary::of_one(&order.purchases, &order.canceled);
-        }
-        let (purchases, canceled) = {
-            let books = self.lock();
-            (books.accounts.purchases.clone(), books.accounts.canceled.clone())
+        let Order { purchases, canceled } = if let Some(order_id) = order_id {
+            self.order(order_id).unwrap_or_default()
+        } else {
+            let accounts = &self.lock().accounts;
+            Order { purchases: accounts.purchases.clone(), canceled: accounts.canceled.clone() }
         };
         // Counted without the lock, so purchases do not wait.
-        summary::of_all(&purchases, &canceled)
+        Summary::of(&purchases, &canceled, order_id.is_some())
     }
 
     fn lock(&self) -> MutexGuard<'_, Books> {
@@ -258,10 +250,10 @@ mod tests {
 
     const NOW: OffsetDateTime = datetime!(2026-11-20 12:00:00.123_456 UTC);
 
-    fn buy(ledger: &Ledger, order_id: &str, products: &[(&str, u32)]) -> Result<Arc<Purchase>, NotBought> {
+    fn buy(ledger: &Ledger, order_id: &str, products: &[(&str, u32)]) -> Option<Arc<Purchase>> {
         let products =
             products.iter().map(|(option, qty)| Product { option_id: (*option).into(), qty: *qty });
-        ledger.buy(order_id.into(), products.collect(), NOW, Repeats::Refused)
+        ledger.buy(order_id.into(), products.collect(), NOW, Repeats::Refused).unwrap()
     }
 
     fn summary(ledger: &Ledger) -> serde_json::Value {
@@ -275,8 +267,7 @@ mod tests {
         let ledger = Ledger::open(&path).unwrap();
         let one = buy(&ledger, "one", &[("a", 2), ("b", 1)]).unwrap();
         let two = buy(&ledger, "two", &[("a", 1)]).unwrap();
-        let again = buy(&ledger, "one", &[("a", 1)]);
-        assert!(matches!(again, Err(NotBought::Duplicate)));
+        assert_eq!(buy(&ledger, "one", &[("a", 1)]), None);
         let options: Vec<_> = one.units().map(|(_, option)| option).collect();
         assert_eq!(options, ["a", "a", "b"]);
         assert_eq!(two.first_unit, one.first_unit + 3);

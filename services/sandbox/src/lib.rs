@@ -1,10 +1,9 @@
 //! The sandbox eSIM provider: an upstream of our own that sells nothing real.
 //!
-//! It speaks the USIMSA protocol over HTTP with that protocol's authentication, so the pipeline
-//! buys from it exactly as it buys from a real provider. Each option follows its script ([`script`]),
-//! and faults can be set at run time ([`faults`]). Purchases are kept in a ledger ([`ledger`]), which
-//! tests compare with what the pipeline delivered: a purchase is in the file before its answer is
-//! sent, so a `kill -9` loses none.
+//! It speaks the USIMSA protocol over HTTP with that protocol's authentication, so the pipeline buys from it
+//! exactly as it buys from a real provider. Each option follows its script ([`script`]), and faults can be
+//! set at run time ([`faults`]). Purchases are kept in a ledger ([`ledger`]), which tests compare with what
+//! the pipeline delivered: a purchase is in the file before its answer is sent, so a `kill -9` loses none.
 
 mod attempts;
 mod auth;
@@ -37,7 +36,7 @@ use runtime::{
 use secrecy::{ExposeSecret, SecretString};
 use signing::SecretKey;
 
-use crate::{auth::Credentials, ledger::Ledger, observe::Metrics, script::Scripts, state::Sandbox};
+use crate::{auth::Credentials, ledger::Ledger, observe::Metrics, state::Sandbox};
 
 const EXAMPLES: &str = "Examples:
   Serve on the default port, with a ledger in the working folder:
@@ -147,18 +146,14 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         "the sandbox provider has started"
     );
     let faults = Arc::new(faults::Switch::default());
-    let scripts = Arc::new(Scripts::default());
     let callbacks = callback_url.map(|url| {
         let (queue, purchases) = callbacks::Queue::new();
-        let (ledger, scripts) = (Arc::clone(&ledger), Arc::clone(&scripts));
-        let sending = callbacks::run(url, ledger, scripts, purchases, shutdown.soft());
-        shutdown.spawn("callbacks", sending);
+        shutdown.spawn("callbacks", callbacks::run(url, Arc::clone(&ledger), purchases, shutdown.soft()));
         queue
     });
     let sandbox = Sandbox {
         credentials,
         ledger,
-        scripts,
         attempts: Arc::default(),
         metrics: Arc::new(Metrics::new(Arc::clone(&faults))),
         faults,

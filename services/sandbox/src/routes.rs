@@ -24,10 +24,10 @@ use crate::{
     error::Error,
     faults::{Ending, Faults},
     garble,
-    ledger::{NotBought, Repeats},
+    ledger::Repeats,
     observe::observe,
     protocol::{BoughtUnit, NewOrder, ProductList, Status, Unit, UnitStatus, code},
-    script::AtPost,
+    script::{self, AtPost},
     server::{self, NoAnswer},
     state::Sandbox,
     summary::Summary,
@@ -100,7 +100,7 @@ async fn order(
     let body = body.map_err(|rejection| Error::Http(rejection.status()))?;
     let NewOrder { order_id, products } = read_order(&body).map_err(Error::Malformed)?;
     let repeats = sandbox.repeats();
-    let at_post = sandbox.scripts.at_post(&products);
+    let at_post = script::at_post(&products);
     // A repeated order id is a duplicate, whatever its products are.
     if at_post != AtPost::Buys && repeats == Repeats::Refused && sandbox.ledger.has(&order_id) {
         return Err(Error::Duplicate);
@@ -116,15 +116,12 @@ async fn order(
         }
         _ => {}
     }
-    let purchase =
-        sandbox.ledger.buy(order_id, products, clock::now(), repeats).map_err(|error| match error {
-            NotBought::Duplicate => Error::Duplicate,
-            NotBought::Failed(error) => Error::Ledger(error),
-        })?;
+    let bought = sandbox.ledger.buy(order_id, products, clock::now(), repeats);
+    let purchase = bought.map_err(Error::Ledger)?.ok_or(Error::Duplicate)?;
     sandbox.metrics.bought(&purchase);
     tracing::debug!(order.id = purchase.order_id, units = purchase.size(), "bought");
     if let Some(callbacks) = &sandbox.callbacks
-        && sandbox.scripts.calls_back(&purchase.products)
+        && script::calls_back(&purchase.products)
     {
         callbacks.push(Arc::clone(&purchase));
     }
@@ -160,7 +157,7 @@ async fn fetch(
     }
     let mut products = Vec::new();
     for purchase in &order.purchases {
-        for (unit, option_id, fate) in units::fates(purchase, &sandbox.scripts) {
+        for (unit, option_id, fate) in units::fates(purchase) {
             let status = if order.canceled.contains(&unit) {
                 UnitStatus::Canceled
             } else {

@@ -1,6 +1,6 @@
 //! What each option does. A new option is one line in [`SCRIPTS`].
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::LazyLock, time::Duration};
 
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -54,42 +54,25 @@ pub struct Refusal {
     pub message: &'static str,
 }
 
-impl Script {
-    const fn at_post(self, at_post: AtPost) -> Self {
-        Self { at_post, ..self }
-    }
-
-    const fn at_get(self, at_get: AtGet) -> Self {
-        Self { at_get, ..self }
-    }
-
-    const fn callbacks(self, callbacks: u8) -> Self {
-        Self { callbacks, ..self }
-    }
-}
-
 /// Buys at once; units are ready at the first GET. Options without a script behave like this too.
 const READY: Script = Script { at_post: AtPost::Buys, at_get: AtGet::Ready, callbacks: 0 };
 
 const NOT_ON_SALE: Refusal = Refusal { code: code::INVALID_PRODUCT, message: "Option is not on sale" };
 const SOLD_OUT: Refusal = Refusal { code: code::OUT_OF_STOCK, message: "Out of stock" };
-const ONE_SECOND: Duration = Duration::from_secs(1);
-const TWO_SECONDS: Duration = Duration::from_secs(2);
-const FIVE_SECONDS: Duration = Duration::from_secs(5);
 
 const SCRIPTS: &[(&str, Script)] = &[
     ("ready", READY),
-    ("delayed", READY.at_get(AtGet::ReadyAfter(TWO_SECONDS)).callbacks(1)),
-    ("refused", READY.at_post(AtPost::Refuses(NOT_ON_SALE))),
-    ("out-of-stock", READY.at_post(AtPost::Refuses(SOLD_OUT))),
-    ("bought-then-error", READY.at_post(AtPost::BuysThenErrs)),
-    ("bought-then-silent", READY.at_post(AtPost::BuysThenIsSilent)),
-    ("never-ready", READY.at_get(AtGet::Never)),
-    ("partly", READY.at_get(AtGet::FirstFails(ONE_SECOND)).callbacks(1)),
-    ("duplicate-callback", READY.callbacks(2)),
-    ("slow", READY.at_post(AtPost::BuysThenWaits(FIVE_SECONDS))),
-    ("flapping", READY.at_post(AtPost::ErrsFirst(2))),
-    ("rate-limited", READY.at_post(AtPost::LimitsFirst(2))),
+    ("delayed", Script { at_get: AtGet::ReadyAfter(Duration::from_secs(2)), callbacks: 1, ..READY }),
+    ("refused", Script { at_post: AtPost::Refuses(NOT_ON_SALE), ..READY }),
+    ("out-of-stock", Script { at_post: AtPost::Refuses(SOLD_OUT), ..READY }),
+    ("bought-then-error", Script { at_post: AtPost::BuysThenErrs, ..READY }),
+    ("bought-then-silent", Script { at_post: AtPost::BuysThenIsSilent, ..READY }),
+    ("never-ready", Script { at_get: AtGet::Never, ..READY }),
+    ("partly", Script { at_get: AtGet::FirstFails(Duration::from_secs(1)), callbacks: 1, ..READY }),
+    ("duplicate-callback", Script { callbacks: 2, ..READY }),
+    ("slow", Script { at_post: AtPost::BuysThenWaits(Duration::from_secs(5)), ..READY }),
+    ("flapping", Script { at_post: AtPost::ErrsFirst(2), ..READY }),
+    ("rate-limited", Script { at_post: AtPost::LimitsFirst(2), ..READY }),
 ];
 
 /// The option id of a scripted option, in the catalogue and at the provider.
@@ -116,48 +99,36 @@ pub fn catalogue() -> Value {
     json!({ "options": options.collect::<Vec<_>>() })
 }
 
-pub struct Scripts(HashMap<Uuid, (&'static str, Script)>);
-
-impl Default for Scripts {
-    fn default() -> Self {
-        let by_id = |(name, script): &(&'static str, Script)| (option_id(name), (*name, *script));
-        Self(SCRIPTS.iter().map(by_id).collect())
-    }
+fn find(option_id: &str) -> Option<(&'static str, Script)> {
+    static BY_ID: LazyLock<HashMap<Uuid, (&str, Script)>> =
+        LazyLock::new(|| SCRIPTS.iter().map(|scripted| (self::option_id(scripted.0), *scripted)).collect());
+    BY_ID.get(&Uuid::parse_str(option_id).ok()?).copied()
 }
 
-impl Scripts {
-    fn find(&self, option_id: &str) -> Option<(&'static str, Script)> {
-        let id = Uuid::parse_str(option_id).ok()?;
-        self.0.get(&id).copied()
-    }
+/// The script of an option. Any other id, UUID or not, behaves like `ready`: a sandbox partner may order any
+/// option of the live catalogue.
+pub(crate) fn of(option_id: &str) -> Script {
+    find(option_id).map_or(READY, |(_, script)| script)
+}
 
-    /// The script of an option. Any other id, UUID or not, behaves like `ready`: a sandbox partner
-    /// may order any option of the live catalogue.
-    pub fn of(&self, option_id: &str) -> Script {
-        self.find(option_id).map_or(READY, |(_, script)| script)
-    }
+pub(crate) fn name(option_id: &str) -> Option<&'static str> {
+    find(option_id).map(|(name, _)| name)
+}
 
-    pub fn name(&self, option_id: &str) -> Option<&'static str> {
-        self.find(option_id).map(|(name, _)| name)
-    }
+/// What an order of several products does: the first refusal decides; without a refusal, the first product
+/// that does more than buy.
+pub(crate) fn at_post(products: &[Product]) -> AtPost {
+    let each = products.iter().map(|product| of(&product.option_id).at_post);
+    let decisive = each.min_by_key(|at_post| match at_post {
+        AtPost::Refuses(_) => 0,
+        AtPost::Buys => 2,
+        _ => 1,
+    });
+    decisive.unwrap_or(AtPost::Buys)
+}
 
-    /// What an order of several products does: the first refusal decides; without a refusal, the
-    /// first product that does more than buy.
-    pub fn at_post(&self, products: &[Product]) -> AtPost {
-        products
-            .iter()
-            .map(|product| self.of(&product.option_id).at_post)
-            .min_by_key(|at_post| match at_post {
-                AtPost::Refuses(_) => 0,
-                AtPost::Buys => 2,
-                _ => 1,
-            })
-            .unwrap_or(AtPost::Buys)
-    }
-
-    pub fn calls_back(&self, products: &[Product]) -> bool {
-        products.iter().any(|product| self.of(&product.option_id).callbacks > 0)
-    }
+pub(crate) fn calls_back(products: &[Product]) -> bool {
+    products.iter().any(|product| of(&product.option_id).callbacks > 0)
 }
 
 #[cfg(test)]
@@ -166,11 +137,10 @@ mod tests {
 
     #[test]
     fn an_order_of_several_options_does_what_one_of_them_does() {
-        let scripts = Scripts::default();
         let at_post = |names: &[&str]| {
             let products: Vec<_> =
                 names.iter().map(|name| Product { option_id: option_id(name).to_string(), qty: 1 }).collect();
-            scripts.at_post(&products)
+            super::at_post(&products)
         };
         assert_eq!(at_post(&["ready", "delayed"]), AtPost::Buys);
         assert_eq!(at_post(&["ready", "flapping", "slow"]), AtPost::ErrsFirst(2));

@@ -13,7 +13,7 @@ use crate::{
     ledger::{Ledger, Repeats},
     observe::Metrics,
     protocol::Product,
-    script::Scripts,
+    script,
 };
 
 /// The sandbox, as its routes see it. Clones share everything.
@@ -21,7 +21,6 @@ use crate::{
 pub struct Sandbox {
     pub credentials: Credentials,
     pub ledger: Arc<Ledger>,
-    pub scripts: Arc<Scripts>,
     pub attempts: Arc<Attempts>,
     pub faults: Arc<Switch>,
     /// Whether a repeated order id is refused, unless the faults overrule it.
@@ -44,7 +43,7 @@ impl Sandbox {
     pub fn garble<'a>(&self, mut products: impl Iterator<Item = &'a Product>) -> Option<Garble> {
         let faults = self.faults.faults()?;
         products.find_map(|product| {
-            let name = self.scripts.name(&product.option_id)?;
+            let name = script::name(&product.option_id)?;
             faults.garbled.get(name).copied()
         })
     }

@@ -46,42 +46,20 @@ pub struct BoughtTopup {
     pub canceled: bool,
 }
 
-/// Summarises all purchases. The cost grows with their number.
-pub fn of_all(purchases: &[Arc<Purchase>], canceled: &BTreeSet<UnitNumber>) -> Summary {
-    let mut orders: Vec<OrderSummary> = Vec::new();
-    let mut places: HashMap<&str, usize> = HashMap::new();
-    for purchase in purchases {
-        let place = *places.entry(&purchase.order_id).or_insert_with(|| {
-            orders.push(OrderSummary::new(&purchase.order_id));
-            orders.len() - 1
-        });
-        orders[place].add(purchase, canceled);
-    }
-    Summary::new(orders)
-}
-
-/// Summarises the purchases of one order id, one by one.
-pub fn of_one(purchases: &[Arc<Purchase>], canceled: &BTreeSet<UnitNumber>) -> Summary {
-    let Some(first) = purchases.first() else {
-        return Summary::new(Vec::new());
-    };
-    let mut order = OrderSummary::new(&first.order_id);
-    let mut bought = Vec::new();
-    for purchase in purchases {
-        order.add(purchase, canceled);
-        let topups = purchase.units().map(|(unit, option_id)| BoughtTopup {
-            topup_id: unit.to_string(),
-            option_id: option_id.to_owned(),
-            canceled: canceled.contains(&unit),
-        });
-        bought.push(Bought { at: purchase.at, topups: topups.collect() });
-    }
-    order.bought = Some(bought);
-    Summary::new(vec![order])
-}
-
 impl Summary {
-    fn new(orders: Vec<OrderSummary>) -> Self {
+    /// Summarises purchases; `in_detail` lists each of them. The cost grows with their number.
+    pub fn of(purchases: &[Arc<Purchase>], canceled: &BTreeSet<UnitNumber>, in_detail: bool) -> Self {
+        let mut orders: Vec<OrderSummary> = Vec::new();
+        let mut places: HashMap<&str, usize> = HashMap::new();
+        for purchase in purchases {
+            let place = *places.entry(&purchase.order_id).or_insert_with(|| {
+                let bought = in_detail.then(Vec::new);
+                let order_id = purchase.order_id.clone();
+                orders.push(OrderSummary { order_id, units: 0, purchased_times: 0, canceled: 0, bought });
+                orders.len() - 1
+            });
+            orders[place].add(purchase, canceled);
+        }
         Self {
             purchases: orders.iter().map(|order| order.purchased_times).sum(),
             units: orders.iter().map(|order| order.units).sum(),
@@ -92,13 +70,17 @@ impl Summary {
 }
 
 impl OrderSummary {
-    fn new(order_id: &str) -> Self {
-        Self { order_id: order_id.to_owned(), units: 0, purchased_times: 0, canceled: 0, bought: None }
-    }
-
     fn add(&mut self, purchase: &Purchase, canceled: &BTreeSet<UnitNumber>) {
         self.units += purchase.size();
         self.purchased_times += 1;
         self.canceled += canceled.range(purchase.unit_numbers()).count();
+        if let Some(bought) = &mut self.bought {
+            let topups = purchase.units().map(|(unit, option_id)| BoughtTopup {
+                topup_id: unit.to_string(),
+                option_id: option_id.to_owned(),
+                canceled: canceled.contains(&unit),
+            });
+            bought.push(Bought { at: purchase.at, topups: topups.collect() });
+        }
     }
 }

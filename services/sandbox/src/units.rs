@@ -6,7 +6,7 @@ use crate::{
     profile::UnitNumber,
     protocol::UnitStatus,
     purchase::Purchase,
-    script::{AtGet, Scripts},
+    script::{self, AtGet},
 };
 
 /// The interval between two delayed units of one purchase.
@@ -34,10 +34,7 @@ impl Fate {
 }
 
 /// Each unit with its option id and its fate, in the order of the purchase.
-pub fn fates<'a>(
-    purchase: &'a Purchase,
-    scripts: &'a Scripts,
-) -> impl Iterator<Item = (UnitNumber, &'a str, Fate)> {
+pub fn fates(purchase: &Purchase) -> impl Iterator<Item = (UnitNumber, &str, Fate)> {
     let mut waiting = 0;
     let mut one_failed = false;
     let mut one_by_one = move |first: Duration| {
@@ -46,7 +43,7 @@ pub fn fates<'a>(
         Fate::Ready(first + later)
     };
     purchase.units().map(move |(unit, option_id)| {
-        let fate = match scripts.of(option_id).at_get {
+        let fate = match script::of(option_id).at_get {
             AtGet::Ready => Fate::Ready(Duration::ZERO),
             AtGet::FirstFails(after) if !mem::replace(&mut one_failed, true) => Fate::Failed(after),
             AtGet::ReadyAfter(after) | AtGet::FirstFails(after) => one_by_one(after),
@@ -69,7 +66,7 @@ mod tests {
             .collect();
         let purchase =
             Purchase { at: datetime!(2026-11-20 12:00 UTC), order_id: "o".into(), first_unit: 1, products };
-        fates(&purchase, &Scripts::default()).map(|(_, _, fate)| fate).collect()
+        fates(&purchase).map(|(_, _, fate)| fate).collect()
     }
 
     fn ready(milliseconds: u64) -> Fate {
