@@ -31,6 +31,11 @@ impl Kind {
     /// The kinds that a partner can choose. A test is not a choice: the partner requests each one.
     pub const CHOICES: [Self; 2] = [Self::TopupFailed, Self::KeyExpiring];
 
+    /// Their names, as errors list them.
+    pub fn choices() -> String {
+        Self::CHOICES.map(Self::as_str).join(" and ")
+    }
+
     /// The name in the database and in requests.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -47,7 +52,7 @@ impl std::str::FromStr for Kind {
     /// Parses a kind that a partner can choose.
     fn from_str(name: &str) -> Result<Self, String> {
         let found = Self::CHOICES.into_iter().find(|kind| kind.as_str() == name);
-        found.ok_or_else(|| "there are the events topup.failed and key.expiring".to_owned())
+        found.ok_or_else(|| format!("there are the events {}", Self::choices()))
     }
 }
 

@@ -343,7 +343,7 @@ pub async fn account(connection: &mut PgConnection, partner_id: PartnerId) -> Re
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Endpoint {
     pub url: Option<String>,
-    /// The further events that are sent: `topup.failed`, `key.expiring`.
+    /// The further events that are sent, such as `topup.failed`.
     pub events: Vec<String>,
     /// `open`, `blocked` (after failures), `probing` (one webhook tests it), `paused` (by us) or `no_url`.
     pub state: String,

@@ -183,7 +183,7 @@ pub struct Endpoint {
 #[derive(Args, Clone, Debug)]
 #[group(required = true, multiple = false)]
 pub struct Events {
-    /// The events, separated by commas: `topup.failed`, `key.expiring`
+    /// The events, separated by commas, such as `topup.failed`; an error names all
     #[arg(long, value_delimiter = ',')]
     events: Vec<Kind>,
     /// Send no further events

@@ -145,7 +145,7 @@ pub(crate) enum Code {
     /// `wait` is not a whole number of seconds.
     #[strum(props(status = "422"))]
     WaitInvalid,
-    /// `events` is not a list of `topup.failed` and `key.expiring`. An empty list asks for none.
+    /// `events` is not a list of further events; the message names them. An empty list asks for none.
     #[strum(props(status = "422"))]
     EventsInvalid,
     /// The body has no `url`. Send a string to set it, `null` to remove it.

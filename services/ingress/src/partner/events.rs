@@ -33,7 +33,7 @@ pub(super) struct Event<'a> {
     /// The `webhook-id`, the same in every attempt.
     #[schema(example = "evt_019a0000000070008000000000000001")]
     event_id: &'a str,
-    /// `topup.failed`, `key.expiring` or `webhook.test`.
+    /// `webhook.test`, or a further event such as `topup.failed`.
     #[serde(rename = "type")]
     kind: &'a str,
     /// The topup of `topup.failed`.

@@ -117,7 +117,7 @@ fn events(given: &Value) -> Result<Vec<Kind>, ApiError> {
     let kind = |name: &Value| name.as_str()?.parse::<Kind>().ok();
     let given = given.as_array().and_then(|names| names.iter().map(kind).collect::<Option<Vec<_>>>());
     let Some(given) = given else {
-        let message = "Events must be a list of topup.failed and key.expiring";
+        let message = format!("Events must be a list of {}", Kind::choices());
         return refused("events", Code::EventsInvalid, message);
     };
     Ok(Kind::CHOICES.into_iter().filter(|kind| given.contains(kind)).collect())
