@@ -171,9 +171,7 @@ pub(crate) async fn redeliver(account: &Account, topup_id: &str, url: &Url) -> a
         ("webhook-timestamp", timestamp.to_string()),
         ("webhook-signature", secret.sign(topup_id, timestamp, esim.get().as_bytes())),
     ];
-    let webhook = Webhook {
-        headers: headers.map(|(name, value)| (name.to_owned(), value)).into(),
-        body: esim.get().to_owned(),
-    };
+    let headers = headers.map(|(name, value)| (name.to_owned(), value)).into();
+    let webhook = Webhook { headers, body: esim.get().to_owned() };
     forward(&forwarder()?, url, &webhook).await
 }

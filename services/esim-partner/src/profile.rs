@@ -126,12 +126,8 @@ impl Login {
         let file = config.file()?;
         write(&file, &account.settings)?;
         let text = |name: &str| known[name].as_str().unwrap_or_default().to_owned();
-        print(format!(
-            "Logged in to the {} account {:?}; the keys are in {}",
-            text("environment"),
-            text("name"),
-            file.display()
-        ))
+        let (environment, name, file) = (text("environment"), text("name"), file.display());
+        print(format!("Logged in to the {environment} account {name:?}; the keys are in {file}"))
     }
 }
 

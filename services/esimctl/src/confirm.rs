@@ -73,11 +73,8 @@ impl Confirm {
 
     /// Commits the change with its record.
     pub fn apply<'a>(&'a self, command: &'a str, target: &'a str) -> Mode<'a> {
-        Mode::Apply(Action {
-            operator: self.operator.as_deref().unwrap_or(&self.account),
-            command,
-            target,
-            reason: self.reason.as_deref().unwrap_or_default(),
-        })
+        let operator = self.operator.as_deref().unwrap_or(&self.account);
+        let reason = self.reason.as_deref().unwrap_or_default();
+        Mode::Apply(Action { operator, command, target, reason })
     }
 }

@@ -283,11 +283,10 @@ fn describe_replay(replayed: &Replayed, asked: &Replay, verb: &str) -> String {
     if *replayed == 0 {
         return "nothing to replay: no such delivery, or all are due anyway".to_owned();
     }
+    let (oldest, newest) = (at(*oldest), at(*newest));
     let mut text = format!(
         "{replayed} webhooks {verb}: {delivered} were delivered, {exhausted} exhausted, {pending} pending; last attempts \
-         from {} to {} UTC",
-        at(*oldest),
-        at(*newest),
+         from {oldest} to {newest} UTC"
     );
     if *replayed >= i64::from(asked.limit) && asked.id.is_none() {
         text.push_str("; more may match (--limit): repeat the command for the next ones");
@@ -302,14 +301,10 @@ fn target(asked: &Replay) -> String {
         Some(DeliveryId::Event(id)) => return format!("event {id}"),
         None => {}
     }
-    format!(
-        "partner {} state {} since {} until {} limit {}",
-        asked.partner.as_deref().unwrap_or("-"),
-        asked.state,
-        at(asked.since),
-        at(asked.until),
-        asked.limit,
-    )
+    let Replay { state, limit, .. } = asked;
+    let partner = asked.partner.as_deref().unwrap_or("-");
+    let (since, until) = (at(asked.since), at(asked.until));
+    format!("partner {partner} state {state} since {since} until {until} limit {limit}")
 }
 
 /// A time without its zone, or `-`.

@@ -56,10 +56,9 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
 fn describe(recovered: &Recovered, park: bool, preview: bool) -> String {
     let Recovered { accepted, placing, parked, unanswered, parked_before, newest_order_at } = recovered;
     let verb = if preview { "would be moved" } else { "moved" };
+    let (moved, looked_up) = (accepted + placing, accepted + placing - parked);
     let mut lines = vec![format!(
-        "{} placements {verb}: {accepted} were accepted, {placing} were placing; {} of them will be looked up, {parked} are parked",
-        accepted + placing,
-        accepted + placing - parked,
+        "{moved} placements {verb}: {accepted} were accepted, {placing} were placing; {looked_up} of them will be looked up, {parked} are parked"
     )];
     match newest_order_at {
         Some(at) => lines.push(format!("The newest order is of {}; later orders are lost", utc(*at))),
@@ -71,15 +70,10 @@ fn describe(recovered: &Recovered, park: bool, preview: bool) -> String {
         ));
     }
     if !unanswered.is_empty() {
-        lines.push(format!(
-            "{} orders may have been answered with 422 after the dump{}:",
-            unanswered.len(),
-            if park {
-                "; their placements are parked"
-            } else {
-                "; they are still bought (--park-unanswered parks them)"
-            }
-        ));
+        let count = unanswered.len();
+        let bought = "they are still bought (--park-unanswered parks them)";
+        let rest = if park { "their placements are parked" } else { bought };
+        lines.push(format!("{count} orders may have been answered with 422 after the dump; {rest}:"));
         let rows = unanswered.iter().take(NAMED);
         lines.push(table(rows.map(|order| cells!(order: order_id, partner_id, external_order_id))));
         if unanswered.len() > NAMED {

@@ -85,14 +85,11 @@ pub async fn status(keys: &MasterKeyConfig, console: &Console) -> anyhow::Result
     rows.extend(usages.into_iter().map(|(key, usage)| Row { key, usage, ..Row::default() }));
     console.print(&json!({ "keys": rows, "left": left }), || {
         let table = table(rows.iter().map(cells));
-        match left {
-            0 => format!("{table}\n\nAll values are encrypted under the first key."),
-            left => {
-                format!(
-                    "{table}\n\nNot encrypted under the first key: {left}; see `esimctl master-key reencrypt --help`."
-                )
-            }
+        if left == 0 {
+            return format!("{table}\n\nAll values are encrypted under the first key.");
         }
+        let see = "see `esimctl master-key reencrypt --help`";
+        format!("{table}\n\nNot encrypted under the first key: {left}; {see}.")
     })?;
     // After the table, which shows the needed keys.
     checked
@@ -177,11 +174,9 @@ pub async fn run(asked: &Reencrypt, console: &Console) -> anyhow::Result<()> {
 }
 
 fn describe(key: &str, reencrypted: u64, failed: &[Failed], left: u64) -> String {
-    let mut lines = vec![format!(
-        "encrypted again under {}: {reencrypted}; failed: {}; left: {left}",
-        printable(key),
-        failed.len()
-    )];
+    let (key, count) = (printable(key), failed.len());
+    let mut lines =
+        vec![format!("encrypted again under {key}: {reencrypted}; failed: {count}; left: {left}")];
     if !failed.is_empty() {
         let rows = failed.iter().take(NAMED).map(|one| {
             [("failed", one.what.to_owned()), ("id", one.id.clone()), ("reason", one.reason.clone())]

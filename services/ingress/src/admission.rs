@@ -214,13 +214,9 @@ fn overloaded(reason: &'static str) -> ApiError {
 }
 
 fn too_many(limit: u32) -> ApiError {
-    ApiError::Limited {
-        code: Code::TooManyInFlight,
-        reason: "max_in_flight",
-        message: format!("Limit exceeded: at most {limit} requests at once").into(),
-        limit,
-        wait: Duration::from_secs(1),
-    }
+    let message = format!("Limit exceeded: at most {limit} requests at once").into();
+    let (reason, wait) = ("max_in_flight", Duration::from_secs(1));
+    ApiError::Limited { code: Code::TooManyInFlight, reason, message, limit, wait }
 }
 
 fn memory(full: Full) -> ApiError {

@@ -53,18 +53,11 @@ impl Authenticator {
         replays: Option<Replays>,
         metrics: Metrics,
     ) -> Self {
-        let name = |last: &str| format!("X-{brand}-{last}");
-        Self {
-            names: HeaderNames {
-                access_key: name("Access-Key"),
-                signature: name("Signature"),
-                timestamp: name("Timestamp"),
-                content_sha256: name("Content-SHA256"),
-            },
-            directory,
-            replays,
-            metrics,
-        }
+        let [access_key, signature, timestamp, content_sha256] =
+            ["Access-Key", "Signature", "Timestamp", "Content-SHA256"]
+                .map(|last| format!("X-{brand}-{last}"));
+        let names = HeaderNames { access_key, signature, timestamp, content_sha256 };
+        Self { names, directory, replays, metrics }
     }
 
     /// Counts a failed check under `reason`, and returns the 401.

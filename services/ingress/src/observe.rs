@@ -50,13 +50,12 @@ impl Observer {
     /// Creates the observer. It logs at most `logged` refused requests per second. `brand` is part of the name of the
     /// error header, `public_url` the base URL of the page that explains errors, without final slash.
     pub(crate) fn new(metrics: Metrics, logged: u32, brand: &str, public_url: &str) -> Arc<Self> {
-        let error_header = format!("x-{brand}-error").to_ascii_lowercase();
+        let named = HeaderName::try_from(format!("x-{brand}-error").to_ascii_lowercase());
         Arc::new(Self {
             requests: Requests::default(),
             metrics,
             log: Sampler::new(logged),
-            error_header: HeaderName::try_from(error_header)
-                .unwrap_or(HeaderName::from_static("x-service-error")),
+            error_header: named.unwrap_or(HeaderName::from_static("x-service-error")),
             errors_page: format!("{public_url}{}", pages::ERRORS),
         })
     }

@@ -197,11 +197,12 @@ impl Orders {
             };
             let index =
                 placements.iter().position(|placement| placement.provider == provider).unwrap_or_else(|| {
+                    let (provider, lane, topups) = (provider.to_owned(), String::new(), Vec::new());
                     placements.push(NewPlacement {
                         placement_id: PlacementId::new(),
-                        provider: provider.to_owned(),
-                        lane: String::new(),
-                        topups: Vec::new(),
+                        provider,
+                        lane,
+                        topups,
                     });
                     placements.len() - 1
                 });
@@ -407,16 +408,10 @@ fn topups(order: &NewOrder) -> impl Iterator<Item = &NewTopup> {
 /// Hands an order's jobs to the publisher.
 fn publish(jobs: &Batcher<Job>, order: &NewOrder) {
     for placement in &order.placements {
-        jobs.hand_in(Job {
-            provider: placement.provider.clone(),
-            placement: JobPlacement {
-                placement_id: placement.placement_id,
-                partner_id: order.partner_id,
-                lane: placement.lane.clone(),
-            },
-            waits: order.refusable,
-            traceparent: order.traceparent.clone(),
-        });
+        let (provider, traceparent) = (placement.provider.clone(), order.traceparent.clone());
+        let (placement_id, lane) = (placement.placement_id, placement.lane.clone());
+        let placement = JobPlacement { placement_id, partner_id: order.partner_id, lane };
+        jobs.hand_in(Job { provider, placement, waits: order.refusable, traceparent });
     }
 }
 

@@ -34,12 +34,9 @@ impl Drawing {
     /// Draws the pictures that `gate` allows, at most `concurrency` at once and `per_second` per second. A request
     /// waits at most `wait`.
     pub(crate) fn new(gate: QrGate, concurrency: u16, per_second: NonZeroU32, wait: Duration) -> Arc<Self> {
-        Arc::new(Self {
-            gate,
-            places: Arc::new(Semaphore::new(concurrency.into())),
-            rate: DefaultDirectRateLimiter::direct(Quota::per_second(per_second)),
-            wait,
-        })
+        let places = Arc::new(Semaphore::new(concurrency.into()));
+        let rate = DefaultDirectRateLimiter::direct(Quota::per_second(per_second));
+        Arc::new(Self { gate, places, rate, wait })
     }
 
     /// Runs `draw` on a thread of its own, or returns 503 after `wait`. A flood waits instead of being

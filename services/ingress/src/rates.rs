@@ -118,13 +118,8 @@ impl Rate {
             Err(_) => Duration::from_secs(1),
         };
         let (what, limit) = (self.what, self.per_second.get());
-        Err(ApiError::Limited {
-            code: Code::RateLimited,
-            reason: self.reason,
-            message: format!("Rate limit exceeded: at most {limit} {what} per second").into(),
-            limit,
-            wait,
-        })
+        let message = format!("Rate limit exceeded: at most {limit} {what} per second").into();
+        Err(ApiError::Limited { code: Code::RateLimited, reason: self.reason, message, limit, wait })
     }
 }
 

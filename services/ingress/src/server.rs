@@ -60,13 +60,8 @@ impl Server {
         observer: Arc<Observer>,
         shutdown: Shutdown,
     ) -> Arc<Self> {
-        Arc::new(Self {
-            connections: Connections::new(limits.connections(), TOO_MANY),
-            router,
-            observer,
-            limits: limits.clone(),
-            shutdown,
-        })
+        let connections = Connections::new(limits.connections(), TOO_MANY);
+        Arc::new(Self { connections, router, observer, limits: limits.clone(), shutdown })
     }
 
     /// Serves until the soft stop. Then it accepts no more connections and finishes the requests in flight.

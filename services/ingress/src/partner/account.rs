@@ -105,10 +105,8 @@ pub(super) async fn rotate(session: Session) -> Result<Response, ApiError> {
         .await
     });
     let Rotated::Until(until) = rotated.await? else {
-        return Err(ApiError::conflict(
-            Code::RotationUnderWay,
-            "The old keys of the last rotation are still valid; try again when they have ended",
-        ));
+        let message = "The old keys of the last rotation are still valid; try again when they have ended";
+        return Err(ApiError::conflict(Code::RotationUnderWay, message));
     };
     tracing::info!(partner.id = %session.id(), "a partner replaced its keys");
     let new = NewKeys { access_key: &access_key, secret_key: secret_key.to_base64(), old_keys_until: until };

@@ -103,11 +103,9 @@ async fn answer(session: &Session, found: &[StoredWebhook], after: &Position) ->
     let opened = sealed.iter().map(|one| partners::open_webhook_secret(&desk.vault, session.id(), one));
     let secrets = opened.collect::<Result<Vec<Secret>, _>>().map_err(ApiError::internal)?;
     let webhooks = found.iter().filter_map(|stored| webhook(desk, &secrets, stored).transpose());
-    let page = Webhooks {
-        webhooks: webhooks.collect::<Result<_, _>>()?,
-        next_cursor: cursor(found.last().map_or(after, |last| &last.position)),
-    };
-    Ok(json(StatusCode::OK, &page))
+    let webhooks = webhooks.collect::<Result<Vec<_>, _>>()?;
+    let next_cursor = cursor(found.last().map_or(after, |last| &last.position));
+    Ok(json(StatusCode::OK, &Webhooks { webhooks, next_cursor }))
 }
 
 /// The webhook, unless its profile was erased.

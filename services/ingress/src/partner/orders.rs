@@ -38,13 +38,8 @@ struct Counts {
 
 impl From<Units> for Counts {
     fn from(units: Units) -> Self {
-        Self {
-            total: units.total,
-            processing: units.total - units.ready - units.failed - units.on_hold,
-            on_hold: units.on_hold,
-            ready: units.ready,
-            failed: units.failed,
-        }
+        let Units { total, on_hold, ready, failed } = units;
+        Self { total, processing: total - ready - failed - on_hold, on_hold, ready, failed }
     }
 }
 

@@ -187,10 +187,8 @@ pub(super) async fn rotate_secret(session: Session) -> Result<Response, ApiError
         .await
     });
     let Rotated::Until(until) = rotated.await? else {
-        return Err(ApiError::conflict(
-            Code::RotationUnderWay,
-            "The old secret of the last rotation is still valid; try again when it has ended",
-        ));
+        let message = "The old secret of the last rotation is still valid; try again when it has ended";
+        return Err(ApiError::conflict(Code::RotationUnderWay, message));
     };
     tracing::info!(partner.id = %session.id(), "a partner replaced its webhook secret");
     let new = NewSecret { webhook_secret: secret.to_text(), old_secret_until: until };
