@@ -60,11 +60,8 @@ const LONGEST: Duration = Duration::from_hours(365 * 24);
 
 /// Like [`duration`], but not 0.
 pub fn positive_duration(text: &str) -> Result<Duration, String> {
-    duration(text).and_then(
-        |duration| {
-            if duration.is_zero() { Err("must be more than 0".into()) } else { Ok(duration) }
-        },
-    )
+    let duration = duration(text)?;
+    if duration.is_zero() { Err("must be more than 0".into()) } else { Ok(duration) }
 }
 
 /// Parses a duration such as `2s`, `500ms` or `1m 30s`; a plain `0` is zero.
@@ -101,16 +98,12 @@ pub fn parse<C: Parser>() -> C {
         .map_err(|reason| format!("{}: {reason}", C::command().get_name()));
     match arguments.and_then(try_parse) {
         Ok(Asked::Run(config)) => config,
-        Ok(Asked::Healthcheck(address)) => match healthcheck::ask(address) {
-            Ok(ready) => {
-                println!("{ready}");
-                exit(0)
-            }
-            Err(reason) => {
-                println!("{reason}");
-                exit(1)
-            }
-        },
+        Ok(Asked::Healthcheck(address)) => {
+            let answer = healthcheck::ask(address);
+            let (Ok(line) | Err(line)) = &answer;
+            println!("{line}");
+            exit(answer.is_err().into())
+        }
         Err(line) => {
             eprintln!("{line}");
             exit(2)

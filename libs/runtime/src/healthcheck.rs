@@ -9,6 +9,7 @@ use std::{
 };
 
 use clap::Command;
+use serde_json::Value;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -84,15 +85,12 @@ fn exchange(address: SocketAddr) -> std::io::Result<Vec<u8>> {
 
 /// Turns `{"missing": {"database": "why"}}` into `database: why`.
 fn reasons(body: &str) -> String {
-    let parsed: serde_json::Value = serde_json::from_str(body).unwrap_or_default();
+    let parsed: Value = serde_json::from_str(body).unwrap_or_default();
     let Some(missing) = parsed["missing"].as_object() else {
         return body.split_whitespace().collect::<Vec<_>>().join(" ");
     };
-    let parts: Vec<String> = missing
-        .iter()
-        .map(|(part, reason)| format!("{part}: {}", reason.as_str().unwrap_or_default()))
-        .collect();
-    parts.join("; ")
+    let part = |(part, reason): (&String, &Value)| format!("{part}: {}", reason.as_str().unwrap_or_default());
+    missing.iter().map(part).collect::<Vec<_>>().join("; ")
 }
 
 #[cfg(test)]

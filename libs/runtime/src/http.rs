@@ -77,8 +77,7 @@ impl Requests {
             KeyValue::new("error.type", NO_ANSWER)
         };
         if status.is_none_or(|status| status.is_server_error()) {
-            let error = status.as_ref().map_or(NO_ANSWER, StatusCode::as_str);
-            span.record("error.type", error);
+            span.record("error.type", status.as_ref().map_or(NO_ANSWER, StatusCode::as_str));
             span.record("otel.status_code", "ERROR");
         }
         let route = request.route.as_ref().map_or("", MatchedPath::as_str);
@@ -87,8 +86,7 @@ impl Requests {
             answered,
             KeyValue::new("http.route", route.to_owned()),
         ];
-        let took = request.began.elapsed().as_secs_f64();
-        self.duration.record(took, &attributes);
+        self.duration.record(request.began.elapsed().as_secs_f64(), &attributes);
     }
 }
 

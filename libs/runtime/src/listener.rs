@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::Context;
-use opentelemetry::{KeyValue, global, metrics::Counter};
+use opentelemetry::{KeyValue, metrics::Counter};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -87,14 +87,9 @@ impl Connections {
             log: Sampler::new(1),
         });
         let observed = Arc::downgrade(&connections);
-        global::meter("runtime")
-            .u64_observable_gauge("esim.connections")
-            .with_description("Open connections of clients")
-            .with_callback(move |gauge| {
-                let open = observed.upgrade().map_or(0, |connections| lock(&connections.open).all);
-                gauge.observe(u64::try_from(open).unwrap_or(u64::MAX), &[]);
-            })
-            .build();
+        Instruments::of("runtime").observe("esim.connections", "Open connections of clients", move || {
+            observed.upgrade().map_or(0, |connections| lock(&connections.open).all)
+        });
         connections
     }
 

@@ -26,6 +26,18 @@ impl Instruments {
         self.0.u64_gauge(name).with_description(description).build()
     }
 
+    /// Registers a gauge of the count that `look` returns at each scrape.
+    pub(crate) fn observe(
+        &self,
+        name: &'static str,
+        description: &'static str,
+        look: impl Fn() -> usize + Send + Sync + 'static,
+    ) {
+        let gauge = self.0.u64_observable_gauge(name).with_description(description);
+        let count = move || u64::try_from(look()).unwrap_or(u64::MAX);
+        gauge.with_callback(move |gauge| gauge.observe(count(), &[])).build();
+    }
+
     /// A gauge of seconds.
     pub fn seconds(&self, name: &'static str, description: &'static str) -> Gauge<f64> {
         let gauge = self.0.f64_gauge(name).with_description(description);

@@ -6,34 +6,23 @@ use std::fs;
 use opentelemetry::{KeyValue, global};
 use tokio::runtime::Handle;
 
+use crate::metrics::Instruments;
+
 pub(crate) fn observe() {
-    runtime(&Handle::current());
+    let make = Instruments::of("runtime");
+    let (tasks, queue) = (Handle::current().metrics(), Handle::current().metrics());
+    make.observe("tokio.runtime.tasks", "Unfinished tasks", move || tasks.num_alive_tasks());
+    let depth = move || queue.global_queue_depth();
+    make.observe("tokio.runtime.queued_tasks", "Runnable tasks in the global queue", depth);
     if Usage::read().is_some() {
         usage();
     }
 }
 
-fn runtime(handle: &Handle) {
-    let meter = global::meter("runtime");
-    let tasks = handle.metrics();
-    meter
-        .u64_observable_gauge("tokio.runtime.tasks")
-        .with_description("Unfinished tasks")
-        .with_callback(move |gauge| gauge.observe(count(tasks.num_alive_tasks()), &[]))
-        .build();
-    let queued = handle.metrics();
-    meter
-        .u64_observable_gauge("tokio.runtime.queued_tasks")
-        .with_description("Runnable tasks in the global queue")
-        .with_callback(move |gauge| gauge.observe(count(queued.global_queue_depth()), &[]))
-        .build();
-}
-
 fn usage() {
-    let meter = global::meter("runtime");
     let mode = |mode: &'static str| [KeyValue::new("cpu.mode", mode)];
     let (user, system) = (mode("user"), mode("system"));
-    meter
+    global::meter("runtime")
         .f64_observable_counter("process.cpu.time")
         .with_unit("s")
         .with_description("Processor time used")
@@ -74,10 +63,6 @@ fn open_files() -> Option<i64> {
     let open = fs::read_dir("/proc/self/fd").ok()?.count();
     // Reading the folder opens one itself.
     i64::try_from(open.saturating_sub(1)).ok()
-}
-
-fn count(count: usize) -> u64 {
-    u64::try_from(count).unwrap_or(u64::MAX)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -57,18 +57,16 @@ impl Telemetry {
     /// Sends what is buffered, with a short deadline. Then it is dropped.
     pub fn flush(self) {
         let Self { tracer, meter, logger } = self;
+        let flushes: [Box<dyn FnOnce() -> OTelSdkResult + Send>; 3] = [
+            Box::new(move || tracer.shutdown_with_timeout(FLUSH)),
+            Box::new(move || meter.shutdown_with_timeout(FLUSH)),
+            Box::new(move || logger.map_or(Ok(()), |logger| logger.shutdown_with_timeout(FLUSH))),
+        ];
         let (done, ended) = mpsc::channel();
-        let shut_down = |shut_down: Box<dyn FnOnce() -> OTelSdkResult + Send>| {
+        for flush in flushes {
             let done = done.clone();
             // Each flush waits for its own exporter: one that hangs must not delay the others.
-            thread::spawn(move || {
-                let _ = done.send(shut_down());
-            });
-        };
-        shut_down(Box::new(move || tracer.shutdown_with_timeout(FLUSH)));
-        shut_down(Box::new(move || meter.shutdown_with_timeout(FLUSH)));
-        if let Some(logger) = logger {
-            shut_down(Box::new(move || logger.shutdown_with_timeout(FLUSH)));
+            thread::spawn(move || done.send(flush()));
         }
         drop(done);
         let deadline = Instant::now() + FLUSH;
@@ -88,8 +86,9 @@ impl Telemetry {
 /// The gate of recorded spans, set by [`start`]; `None` if spans are never recorded.
 static RECORDED: OnceLock<Option<Gate>> = OnceLock::new();
 
-/// Whether spans are recorded now. A process without [`start`] is a test with its own subscriber, which records.
-pub(crate) fn is_recorded() -> bool {
+/// Whether spans are recorded now. If not, no span needs to be created, and the context of a request or a row is
+/// passed on unchanged. A process without [`start`] is a test with its own subscriber, which records.
+pub fn is_recorded() -> bool {
     match RECORDED.get() {
         None => true,
         Some(gate) => gate.as_ref().is_some_and(Gate::is_open),
@@ -114,14 +113,8 @@ pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Tel
     let _ = RECORDED.set(settings.traces.is_some().then(|| gate.clone()));
     let tracer = tracer(&settings, transport.as_ref(), &resource, &gate)?;
     let logger = logger(&settings, transport.as_ref(), &resource)?;
-    let bridge = match &logger {
-        None => None,
-        Some(logger) => {
-            let chosen = filter(&config.log)?;
-            let ours = FilterFn::new(|metadata| !is_transport(metadata));
-            Some(OpenTelemetryTracingBridge::new(logger).with_filter(chosen.and(ours)))
-        }
-    };
+    let exported = filter(&config.log)?.and(FilterFn::new(|metadata| !is_transport(metadata)));
+    let bridge = logger.as_ref().map(|logger| OpenTelemetryTracingBridge::new(logger).with_filter(exported));
     // Most order spans are created only while an exporter is active.
     let detail = if settings.traces.is_some() { LevelFilter::DEBUG } else { LevelFilter::INFO };
     let spans = tracing_opentelemetry::layer()

@@ -4,14 +4,10 @@ use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, Tra
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
+pub use crate::telemetry::is_recorded;
+
 /// The header of the context, in HTTP and NATS.
 pub const TRACEPARENT: &str = "traceparent";
-
-/// Whether spans are recorded now. If not, no span needs to be created, and the context of a request or a row is
-/// passed on unchanged.
-pub fn is_recorded() -> bool {
-    crate::telemetry::is_recorded()
-}
 
 /// The header value for a span; `None` if the span isn't part of a trace.
 pub fn context_of(span: &Span) -> Option<String> {

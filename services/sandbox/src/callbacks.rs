@@ -108,22 +108,18 @@ pub async fn run(
 }
 
 async fn send(client: Client, url: Url, ledger: Arc<Ledger>, due: Due) {
-    let topup_id = due.unit.to_string();
+    let Due { unit, option_id, bought_at } = &due;
     let callback = Callback {
+        topup_id: unit.to_string(),
+        option_id,
+        profile: ledger.profile(*unit, *bought_at),
         // A made-up URL, so that it does not repeat the activation code.
-        qrcode_img_url: format!("https://qr.sandbox.example/{topup_id}.png"),
-        topup_id,
-        option_id: &due.option_id,
-        profile: ledger.profile(due.unit, due.bought_at),
+        qrcode_img_url: format!("https://qr.sandbox.example/{unit}.png"),
     };
-    let topup_id = due.unit;
     match client.post(url).json(&callback).send().await {
         Ok(response) => {
-            let status = response.status().as_u16();
-            tracing::debug!(topup.id = topup_id, status, "callback sent");
+            tracing::debug!(topup.id = unit, status = response.status().as_u16(), "callback sent");
         }
-        Err(error) => {
-            tracing::debug!(topup.id = topup_id, error = %error.without_url(), "callback lost");
-        }
+        Err(error) => tracing::debug!(topup.id = unit, error = %error.without_url(), "callback lost"),
     }
 }

@@ -48,13 +48,11 @@ impl IntoResponse for Error {
             Self::UnknownOrder => no_products(code::NOT_FOUND, "Order not found"),
             Self::UnknownTopup => status(StatusCode::OK, code::NOT_FOUND, "Topup not found"),
             Self::Http(http) => {
-                let message = http.canonical_reason().unwrap_or("Request failed");
-                status(http, code::MALFORMED, message)
+                status(http, code::MALFORMED, http.canonical_reason().unwrap_or("Request failed"))
             }
             Self::Failed => server_error(),
             Self::RateLimited => {
-                let http = StatusCode::TOO_MANY_REQUESTS;
-                let response = status(http, code::RATE_LIMITED, "Too many requests");
+                let response = status(StatusCode::TOO_MANY_REQUESTS, code::RATE_LIMITED, "Too many requests");
                 ([(header::RETRY_AFTER, "1")], response).into_response()
             }
             Self::Unanswered(no_answer) => no_answer.into_response(),
@@ -68,13 +66,11 @@ impl IntoResponse for Error {
 }
 
 fn status(http: StatusCode, code: &'static str, message: impl Into<Cow<'static, str>>) -> Response {
-    let message = message.into();
-    (http, Json(Status { code, message })).into_response()
+    (http, Json(Status { code, message: message.into() })).into_response()
 }
 
 fn server_error() -> Response {
-    let http = StatusCode::INTERNAL_SERVER_ERROR;
-    status(http, code::SERVER_ERROR, "Server error")
+    status(StatusCode::INTERNAL_SERVER_ERROR, code::SERVER_ERROR, "Server error")
 }
 
 fn no_products(code: &'static str, message: impl Into<Cow<'static, str>>) -> Response {

@@ -124,15 +124,12 @@ fn secret<T, E: Display>(
 /// Serves until `shutdown`. Fails if the ledger cannot be read or the address is not free.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let path = config.ledger.context("--ledger (SANDBOX_LEDGER) is missing")?;
-    let access_key = config.access_key;
-    let given = config.secret_key.as_ref();
-    let secret_key = secret("SANDBOX_SECRET_KEY", given, SecretKey::from_base64)?;
+    let secret_key = secret("SANDBOX_SECRET_KEY", config.secret_key.as_ref(), SecretKey::from_base64)?;
     let credentials = Credentials {
-        access_key: access_key.context("--access-key (SANDBOX_ACCESS_KEY) is missing")?,
+        access_key: config.access_key.context("--access-key (SANDBOX_ACCESS_KEY) is missing")?,
         secret: secret_key.context("--secret-key (SANDBOX_SECRET_KEY) is missing")?,
     };
-    let given = config.callback_url.as_ref();
-    let callback_url = secret("SANDBOX_CALLBACK_URL", given, callbacks::url)?;
+    let callback_url = secret("SANDBOX_CALLBACK_URL", config.callback_url.as_ref(), callbacks::url)?;
     let ledger = Arc::new(Ledger::open(&path)?);
     let bought = ledger.summary(None);
     let listener = runtime::listener::bind("LISTEN", config.listen).await?;

@@ -131,11 +131,9 @@ async fn order(
         AtPost::BuysThenWaits(duration) => server::pause(&sandbox.shutdown, duration).await,
         _ => {}
     }
-    let products = purchase
-        .units()
-        .map(|(unit, option_id)| BoughtUnit { topup_id: unit.to_string(), option_id })
-        .collect();
-    let answer = ProductList::new(products, code::OK, "");
+    let units =
+        purchase.units().map(|(unit, option_id)| BoughtUnit { topup_id: unit.to_string(), option_id });
+    let answer = ProductList::new(units.collect(), code::OK, "");
     Ok(garble::answer(sandbox.garble(purchase.products.iter()), answer))
 }
 

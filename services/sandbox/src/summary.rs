@@ -58,29 +58,24 @@ impl Summary {
                 orders.push(OrderSummary { order_id, units: 0, purchased_times: 0, canceled: 0, bought });
                 orders.len() - 1
             });
-            orders[place].add(purchase, canceled);
+            let order = &mut orders[place];
+            order.units += purchase.size();
+            order.purchased_times += 1;
+            order.canceled += canceled.range(purchase.unit_numbers()).count();
+            if let Some(bought) = &mut order.bought {
+                let topups = purchase.units().map(|(unit, option_id)| BoughtTopup {
+                    topup_id: unit.to_string(),
+                    option_id: option_id.to_owned(),
+                    canceled: canceled.contains(&unit),
+                });
+                bought.push(Bought { at: purchase.at, topups: topups.collect() });
+            }
         }
         Self {
             purchases: orders.iter().map(|order| order.purchased_times).sum(),
             units: orders.iter().map(|order| order.units).sum(),
             canceled: orders.iter().map(|order| order.canceled).sum(),
             orders,
-        }
-    }
-}
-
-impl OrderSummary {
-    fn add(&mut self, purchase: &Purchase, canceled: &BTreeSet<UnitNumber>) {
-        self.units += purchase.size();
-        self.purchased_times += 1;
-        self.canceled += canceled.range(purchase.unit_numbers()).count();
-        if let Some(bought) = &mut self.bought {
-            let topups = purchase.units().map(|(unit, option_id)| BoughtTopup {
-                topup_id: unit.to_string(),
-                option_id: option_id.to_owned(),
-                canceled: canceled.contains(&unit),
-            });
-            bought.push(Bought { at: purchase.at, topups: topups.collect() });
         }
     }
 }

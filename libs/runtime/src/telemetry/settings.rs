@@ -131,8 +131,7 @@ impl Reader<'_> {
         }
     }
 
-    fn milliseconds(&self, name: &str, default: Duration) -> anyhow::Result<Duration> {
-        let default = u32::try_from(default.as_millis()).unwrap_or(u32::MAX);
+    fn milliseconds(&self, name: &str, default: u32) -> anyhow::Result<Duration> {
         Ok(Duration::from_millis(self.positive(name, default)?.into()))
     }
 
@@ -152,13 +151,15 @@ impl Reader<'_> {
 
     /// Limits the timeout of a target to the timeout of a whole export.
     fn within(&self, name: &str, mut target: Target) -> anyhow::Result<Target> {
-        target.timeout = target.timeout.min(self.milliseconds(name, Duration::from_secs(30))?);
+        target.timeout = target.timeout.min(self.milliseconds(name, 30_000)?);
         Ok(target)
     }
 
     fn sampler(&self) -> anyhow::Result<Sampler> {
         const SAMPLER: &str = "OTEL_TRACES_SAMPLER";
         const ARGUMENT: &str = "OTEL_TRACES_SAMPLER_ARG";
+        const KNOWN: &str = "always_on, always_off, traceidratio, parentbased_always_on, \
+                             parentbased_always_off, parentbased_traceidratio";
         let ratio = match self.text(ARGUMENT)? {
             None => 1.0,
             Some(text) => text
@@ -167,22 +168,15 @@ impl Reader<'_> {
                 .filter(|ratio| (0.0..=1.0).contains(ratio))
                 .ok_or_else(|| bad(ARGUMENT, format!("{text:?} is not a number from 0 to 1")))?,
         };
-        let by_parent = |root: Sampler| Sampler::ParentBased(Box::new(root));
-        match self.text(SAMPLER)?.as_deref() {
-            None | Some("parentbased_always_on") => Ok(by_parent(Sampler::AlwaysOn)),
-            Some("parentbased_always_off") => Ok(by_parent(Sampler::AlwaysOff)),
-            Some("parentbased_traceidratio") => Ok(by_parent(Sampler::TraceIdRatioBased(ratio))),
-            Some("always_on") => Ok(Sampler::AlwaysOn),
-            Some("always_off") => Ok(Sampler::AlwaysOff),
-            Some("traceidratio") => Ok(Sampler::TraceIdRatioBased(ratio)),
-            Some(other) => Err(bad(
-                SAMPLER,
-                format!(
-                    "{other:?} is none of always_on, always_off, traceidratio, parentbased_always_on, \
-                     parentbased_always_off, parentbased_traceidratio"
-                ),
-            )),
-        }
+        let name = self.text(SAMPLER)?.unwrap_or_else(|| "parentbased_always_on".into());
+        let root = name.strip_prefix("parentbased_");
+        let sampler = match root.unwrap_or(&name) {
+            "always_on" => Sampler::AlwaysOn,
+            "always_off" => Sampler::AlwaysOff,
+            "traceidratio" => Sampler::TraceIdRatioBased(ratio),
+            _ => return Err(bad(SAMPLER, format!("{name:?} is none of {KNOWN}"))),
+        };
+        Ok(if root.is_some() { Sampler::ParentBased(Box::new(sampler)) } else { sampler })
     }
 
     /// The target of a signal, which has this name in the variables; its endpoint is empty if it isn't exported.
@@ -221,7 +215,7 @@ impl Reader<'_> {
         }
         let timeout = match self.of(signal, "TIMEOUT")? {
             None => Duration::from_secs(10),
-            Some((name, _)) => self.milliseconds(&name, Duration::ZERO)?,
+            Some((name, _)) => self.milliseconds(&name, 0)?,
         };
         let of_signal = format!("OTEL_EXPORTER_OTLP_{signal}_ENDPOINT");
         let of_all = "OTEL_EXPORTER_OTLP_ENDPOINT";
