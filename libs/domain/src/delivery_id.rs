@@ -81,11 +81,8 @@ impl TryFrom<String> for DeliveryId {
     type Error = NotAnId;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
-        let id = if text.starts_with(PREFIX) {
-            text.try_into().map(Self::Event)
-        } else {
-            text.try_into().map(Self::Topup)
-        };
+        let id =
+            if text.starts_with(PREFIX) { text.try_into().map(Self::Event) } else { text.try_into().map(Self::Topup) };
         id.map_err(|_: NotAnId| NotAnId("neither a topup id (26 digits) nor an event id (`evt_…`)"))
     }
 }

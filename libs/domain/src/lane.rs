@@ -14,9 +14,9 @@ pub fn lane<'a>(options: impl IntoIterator<Item = &'a str>) -> String {
         return lane;
     }
     // FNV-1a: the same in every version of every program.
-    let hash = lane.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
+    let hash = lane
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
     format!("#{hash:016x}")
 }
 

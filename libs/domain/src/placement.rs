@@ -67,8 +67,7 @@ pub struct Ignored;
 
 impl Placement {
     /// A placement as ingress stores it.
-    pub const NEW: Self =
-        Self { state: PlacementState::Accepted, attempt: 0, not_found: false, disputed: false };
+    pub const NEW: Self = Self { state: PlacementState::Accepted, attempt: 0, not_found: false, disputed: false };
 
     /// The placement after `event`.
     pub fn after(self, event: Event) -> Result<Self, Ignored> {
@@ -89,7 +88,11 @@ impl Placement {
             (Placing, Event::Rejected(attempt)) if current(attempt) => to(Failed),
             (Placing, Event::NotBought(attempt)) if current(attempt) => to(Accepted),
             (Placing, Event::NotFound { attempt, settled }) if current(attempt) => {
-                if settled && self.not_found { to(Accepted) } else { Ok(Self { not_found: true, ..self }) }
+                if settled && self.not_found {
+                    to(Accepted)
+                } else {
+                    Ok(Self { not_found: true, ..self })
+                }
             }
             (Accepted | Failed, Event::Refuse) => to(Refused),
             // Not from `placed`: another look-up found the purchase.
@@ -197,11 +200,9 @@ mod tests {
         for state in PlacementState::ALL {
             for disputed in [false, state == Parked] {
                 let placement = Placement { state, disputed, not_found: true, ..placing(2) };
-                for (resolution, state) in [
-                    (Resolution::Bought, Placed),
-                    (Resolution::NotBought, Failed),
-                    (Resolution::Retry, Accepted),
-                ] {
+                for (resolution, state) in
+                    [(Resolution::Bought, Placed), (Resolution::NotBought, Failed), (Resolution::Retry, Accepted)]
+                {
                     let settled = Placement { state, ..placing(2) };
                     let expected = (placement.state == Parked).then_some(settled);
                     assert_eq!(placement.after(Event::Resolve(resolution)).ok(), expected);
@@ -226,8 +227,7 @@ mod tests {
             attempt.clone().prop_map(Event::Bought),
             attempt.clone().prop_map(Event::Rejected),
             attempt.clone().prop_map(Event::NotBought),
-            (attempt.clone(), any::<bool>())
-                .prop_map(|(attempt, settled)| Event::NotFound { attempt, settled }),
+            (attempt.clone(), any::<bool>()).prop_map(|(attempt, settled)| Event::NotFound { attempt, settled }),
             attempt.clone().prop_map(Event::Park),
             attempt.clone().prop_map(Event::Dispute),
             Just(Event::Refuse),

@@ -19,9 +19,7 @@ impl UnknownName {
 }
 
 /// The environment of a partner or an option.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, Display, EnumString, IntoStaticStr,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, Display, EnumString, IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = UnknownName::environment)]
 pub enum Environment {
@@ -57,8 +55,7 @@ pub enum PlacementState {
 }
 
 impl PlacementState {
-    pub const ALL: [Self; 6] =
-        [Self::Accepted, Self::Placing, Self::Placed, Self::Refused, Self::Failed, Self::Parked];
+    pub const ALL: [Self; 6] = [Self::Accepted, Self::Placing, Self::Placed, Self::Refused, Self::Failed, Self::Parked];
 
     pub fn as_str(self) -> &'static str {
         self.into()

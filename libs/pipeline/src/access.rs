@@ -38,8 +38,7 @@ impl NatsAccess {
         let Some((user, password)) = in_url.filter(|_| !own) else {
             return Ok(options);
         };
-        let [user, password] =
-            [user, password].map(|part| percent_decode_str(part).decode_utf8_lossy().into_owned());
+        let [user, password] = [user, password].map(|part| percent_decode_str(part).decode_utf8_lossy().into_owned());
         Ok(options.user_and_password(user, password))
     }
 
@@ -70,6 +69,5 @@ impl NatsAccess {
 }
 
 fn read(setting: &str, path: &PathBuf) -> anyhow::Result<String> {
-    std::fs::read_to_string(path)
-        .map_err(|error| BadSetting::error(format!("{setting}={}: {error}", path.display())))
+    std::fs::read_to_string(path).map_err(|error| BadSetting::error(format!("{setting}={}: {error}", path.display())))
 }

@@ -35,13 +35,7 @@ impl<T> Clone for Batcher<T> {
 impl<T: Send + 'static> Batcher<T> {
     /// Starts the task that sends batches of at most `most` items. It ends when the last clone is dropped.
     /// `unsent` counts the unsent items. If `send` panics, the process stops with an error.
-    pub fn start<F, Sending>(
-        name: &'static str,
-        most: usize,
-        unsent: TaskTracker,
-        shutdown: &Shutdown,
-        send: F,
-    ) -> Self
+    pub fn start<F, Sending>(name: &'static str, most: usize, unsent: TaskTracker, shutdown: &Shutdown, send: F) -> Self
     where
         F: Fn(Vec<T>) -> Sending + Send + 'static,
         Sending: Future<Output = ()> + Send,
@@ -143,8 +137,7 @@ mod tests {
     #[tokio::test]
     async fn a_send_that_panics_ends_the_process_with_an_error() {
         let shutdown = Shutdown::new();
-        let batcher =
-            Batcher::start("test", 4, TaskTracker::new(), &shutdown, async |_: Vec<u8>| panic!("broken"));
+        let batcher = Batcher::start("test", 4, TaskTracker::new(), &shutdown, async |_: Vec<u8>| panic!("broken"));
         batcher.hand_in(1);
         shutdown.soft().cancelled().await;
         let failure = shutdown.finished().await.unwrap_err();

@@ -27,10 +27,7 @@ pub trait Writer: Send + Sync + 'static {
     type Error: Clone + Send + 'static;
 
     /// Writes all items or none.
-    fn write(
-        &self,
-        items: &[Self::Item],
-    ) -> impl Future<Output = Result<Vec<Self::Output>, Self::Error>> + Send;
+    fn write(&self, items: &[Self::Item]) -> impl Future<Output = Result<Vec<Self::Output>, Self::Error>> + Send;
 
     /// Whether one item may have caused the error, so that writing the others alone is worth a try.
     fn one_is_at_fault(error: &Self::Error) -> bool;

@@ -63,9 +63,7 @@ impl Nats {
             .strip_prefix(self.prefix())
             .and_then(|rest| rest.strip_prefix(what))
             .and_then(|rest| rest.strip_prefix('.'))
-            .is_some_and(|name| {
-                name.len() <= LONGEST_NAME && name.bytes().all(|byte| byte.is_ascii_alphanumeric())
-            });
+            .is_some_and(|name| name.len() <= LONGEST_NAME && name.bytes().all(|byte| byte.is_ascii_alphanumeric()));
         if !ours {
             // A flood of forged messages must not flood the log.
             tracing::debug!("not sent: the address is not a subject of the pipeline");
@@ -89,11 +87,7 @@ impl Nats {
 
     /// Passes the messages of a subject to `take`, except unreadable ones and those that are too long for one of ours.
     /// Returns an error when the subscription ends.
-    pub async fn listen<M: DeserializeOwned>(
-        &self,
-        subject: String,
-        mut take: impl FnMut(M),
-    ) -> anyhow::Result<()> {
+    pub async fn listen<M: DeserializeOwned>(&self, subject: String, mut take: impl FnMut(M)) -> anyhow::Result<()> {
         use futures_util::StreamExt;
 
         let unreadable = Sampler::every(Duration::from_secs(10));

@@ -297,8 +297,8 @@ impl<T: Send + 'static> Lanes<T> {
         let of_partner = book.partners.get(partner).copied().unwrap_or_default();
         let of_lane = book.lanes.get(lane).copied().unwrap_or_default();
         let of_queue = queue.slots;
-        let lane_has = lane.is_empty()
-            || (of_lane < free * TAG_SHARE && of_queue < self.most(lane).saturating_sub(of_lane));
+        let lane_has =
+            lane.is_empty() || (of_lane < free * TAG_SHARE && of_queue < self.most(lane).saturating_sub(of_lane));
         of_queue < free && of_partner < self.limits.per_partner.min(free * TAG_SHARE) && lane_has
     }
 }
@@ -468,8 +468,7 @@ mod tests {
     #[test]
     fn although_lanes_hang_the_next_one_goes_on() {
         let lanes = lanes(64, 64, 64);
-        let mut hanging: Vec<_> =
-            (0..40).map(|lane| fill(&lanes, &format!("lane {lane}"), PartnerId::new())).collect();
+        let mut hanging: Vec<_> = (0..40).map(|lane| fill(&lanes, &format!("lane {lane}"), PartnerId::new())).collect();
         assert_eq!(hanging.iter().map(Vec::len).sum::<usize>(), 64);
         assert!(fill(&lanes, "good", PartnerId::new()).is_empty());
         // The first calls time out: their slots go to queues without slots.
@@ -502,9 +501,7 @@ mod tests {
         assert_eq!(run(&lanes, 9).1, [0, 1, 10, 2, 11]);
         assert!(lanes.is_idle());
         let book = lock(&lanes.book);
-        assert!(
-            book.used == 0 && book.lanes.is_empty() && book.partners.is_empty() && book.queues.is_empty()
-        );
+        assert!(book.used == 0 && book.lanes.is_empty() && book.partners.is_empty() && book.queues.is_empty());
     }
 
     #[test]
@@ -529,11 +526,7 @@ mod tests {
 
         let slow = Limits { slow: Duration::ZERO, ..limits(1, 1, 1) };
         let lanes = Lanes::new(slow, |_| usize::MAX);
-        assert_eq!(
-            offer(&lanes, Class::Fresh, &tags("a", partner), 5),
-            4,
-            "the first one waits for its slot"
-        );
+        assert_eq!(offer(&lanes, Class::Fresh, &tags("a", partner), 5), 4, "the first one waits for its slot");
         assert_eq!(offer(&lanes, Class::Overdue, &tags("a", partner), 5), 0);
     }
 

@@ -65,18 +65,14 @@ impl Jobs {
                 .i64_up_down_counter("esim.jobs.in_flight")
                 .with_description("Rows that this process works on")
                 .build(),
-            claimed: make.counter(
-                "esim.jobs.claimed",
-                "Rows that were claimed, because of a message or because they were due",
-            ),
+            claimed: make
+                .counter("esim.jobs.claimed", "Rows that were claimed, because of a message or because they were due"),
             deferred: make.counter(
                 "esim.jobs.deferred",
                 "Rows of messages that became due at once, because their lane is full, slow or blocked",
             ),
-            swept: make.counter(
-                "esim.due.swept",
-                "Rows that became due because their first lease ended without an outcome",
-            ),
+            swept: make
+                .counter("esim.due.swept", "Rows that became due because their first lease ended without an outcome"),
             drained: make.counter("esim.due.drained", "Due rows that were worked on"),
             stage: [KeyValue::new("stage", stage)],
             due: due_of(stage, provider),

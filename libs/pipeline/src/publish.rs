@@ -66,8 +66,7 @@ impl Nats {
         self.batcher("jobs", shutdown, move |nats, jobs: Vec<Job>| {
             let address = address.clone();
             async move {
-                let jobs =
-                    jobs.into_iter().map(|job| ((job.provider, job.waits), (job.placement, job.traceparent)));
+                let jobs = jobs.into_iter().map(|job| ((job.provider, job.waits), (job.placement, job.traceparent)));
                 let messages = parcels(jobs).into_iter().map(|((provider, waits), rows)| {
                     let (placements, traceparents): (_, Vec<_>) = rows.into_iter().unzip();
                     let verdict_to = waits.then(|| address.clone());
@@ -142,12 +141,7 @@ impl Nats {
     }
 
     /// Stores an unreadable message among the dead messages, with the reason.
-    pub(crate) async fn bury(
-        &self,
-        kind: &str,
-        message: &async_nats::Message,
-        reason: &str,
-    ) -> anyhow::Result<()> {
+    pub(crate) async fn bury(&self, kind: &str, message: &async_nats::Message, reason: &str) -> anyhow::Result<()> {
         const KEPT: usize = 64 * 1024;
         let mut headers = HeaderMap::new();
         headers.insert("Dead-Subject", message.subject.as_str());

@@ -65,11 +65,7 @@ pub fn provider_name(text: &str) -> Result<String, String> {
 }
 
 fn prefix(text: &str) -> Result<String, String> {
-    if is_plain(text) {
-        Ok(text.to_owned())
-    } else {
-        Err("only letters, digits, `_` and `-` are allowed".into())
-    }
+    if is_plain(text) { Ok(text.to_owned()) } else { Err("only letters, digits, `_` and `-` are allowed".into()) }
 }
 
 fn is_plain(text: &str) -> bool {

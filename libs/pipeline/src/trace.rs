@@ -159,8 +159,7 @@ mod tests {
 
         let apart = batch_of(&[Some(one), Some(other)]);
         assert_eq!(apart.parent_span_id, SpanId::INVALID);
-        let linked: Vec<String> =
-            apart.links.iter().map(|link| link.span_context.span_id().to_string()).collect();
+        let linked: Vec<String> = apart.links.iter().map(|link| link.span_context.span_id().to_string()).collect();
         assert_eq!(linked, ["00f067aa0ba902b7", "00f067aa0ba902b9"]);
         assert_eq!(apart.name, "receive TOPUP_JOBS");
 

@@ -27,8 +27,7 @@ pub struct CommonConfig {
 
 impl CommonConfig {
     pub(crate) fn worker_threads(&self) -> usize {
-        let half =
-            || std::thread::available_parallelism().map_or(1, |processors| processors.get().div_ceil(2));
+        let half = || std::thread::available_parallelism().map_or(1, |processors| processors.get().div_ceil(2));
         self.worker_threads.map_or_else(half, usize::from)
     }
 }
@@ -133,9 +132,7 @@ fn try_parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
     read().map_err(|error: clap::Error| {
         if matches!(
             error.kind(),
-            ErrorKind::DisplayHelp
-                | ErrorKind::DisplayVersion
-                | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
         ) {
             error.exit();
         }
@@ -167,11 +164,7 @@ fn one_line<C: Parser>(error: &clap::Error) -> String {
     };
     let named = command.get_arguments().filter(|argument| argument.get_long().is_some_and(is_named));
     let variables: Vec<&str> = named.filter_map(|argument| argument.get_env()?.to_str()).collect();
-    let hint = if variables.is_empty() {
-        String::new()
-    } else {
-        format!(" (environment: {})", variables.join(", "))
-    };
+    let hint = if variables.is_empty() { String::new() } else { format!(" (environment: {})", variables.join(", ")) };
     format!("{}: {message}{hint}", command.get_name())
 }
 

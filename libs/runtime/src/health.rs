@@ -38,11 +38,7 @@ impl Readiness {
             gauge.record(0, &[]);
             (*part, gauge)
         });
-        Self {
-            missing: Arc::new(Mutex::new(missing)),
-            up: Arc::new(up.collect()),
-            shutdown: shutdown.clone(),
-        }
+        Self { missing: Arc::new(Mutex::new(missing)), up: Arc::new(up.collect()), shutdown: shutdown.clone() }
     }
 
     pub fn well(&self, part: &'static str) {

@@ -32,9 +32,7 @@ pub fn offer(command: Command) -> Command {
     };
     command.subcommand_negates_reqs(true).subcommand(
         Command::new(NAME)
-            .about(
-                "Request /readyz of the running service: exit status 0 if it is ready, else 1 and the reason",
-            )
+            .about("Request /readyz of the running service: exit status 0 if it is ready, else 1 and the reason")
             .arg(port.help("The admin address of the service")),
     )
 }

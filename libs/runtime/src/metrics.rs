@@ -53,10 +53,8 @@ impl Instruments {
 
 /// Registers the metric with version and commit.
 pub(crate) fn build_info() {
-    let build = [
-        KeyValue::new("version", version::VERSION),
-        KeyValue::new("commit", version::COMMIT.unwrap_or("unknown")),
-    ];
+    let build =
+        [KeyValue::new("version", version::VERSION), KeyValue::new("commit", version::COMMIT.unwrap_or("unknown"))];
     Instruments::of("runtime")
         .gauge("esim.build.info", "Version and commit of the process; always 1")
         .record(1, &build);

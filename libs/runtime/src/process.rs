@@ -37,12 +37,7 @@ fn usage() {
     level("process.memory.usage", "By", "Physical memory in use", memory);
     let threads = || Some(Usage::read()?.threads);
     level("process.thread.count", "{thread}", "Threads", threads);
-    level(
-        "process.unix.file_descriptor.count",
-        "{file_descriptor}",
-        "Open files and connections",
-        open_files,
-    );
+    level("process.unix.file_descriptor.count", "{file_descriptor}", "Open files and connections", open_files);
 }
 
 /// Registers a metric that is not shown while `value` returns `None`.
@@ -105,13 +100,10 @@ mod tests {
 
     #[test]
     fn a_line_of_linux_is_read_whatever_the_name() {
-        let line =
-            "4242 (a) b (c) S 1 2 3 0 -1 4194304 1 2 3 4 150 25 0 0 20 0 7 0 12345 987654 321 184467 1 1\n";
+        let line = "4242 (a) b (c) S 1 2 3 0 -1 4194304 1 2 3 4 150 25 0 0 20 0 7 0 12345 987654 321 184467 1 1\n";
         let expected = Usage { user: 1.5, system: 0.25, threads: 7, memory: 321 * 4096 };
         assert_eq!(Usage::parse(line, 100, 4096), Some(expected));
-        for odd in
-            ["", "4242 (a", "4242 (a) S 1 2 3", "4242 (a) S x x x x x x x x x x x x x x x x x x x x x x x"]
-        {
+        for odd in ["", "4242 (a", "4242 (a) S 1 2 3", "4242 (a) S x x x x x x x x x x x x x x x x x x x x x x x"] {
             assert_eq!(Usage::parse(odd, 100, 4096), None, "{odd}");
         }
     }

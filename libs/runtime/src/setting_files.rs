@@ -28,19 +28,15 @@ pub(crate) fn add(
         None => BTreeMap::new(),
     };
     let mut arguments: Vec<OsString> = arguments.into_iter().collect();
-    let own =
-        |name: &str| command.get_arguments().any(|other| other.get_env().is_some_and(|env| env == name));
+    let own = |name: &str| command.get_arguments().any(|other| other.get_env().is_some_and(|env| env == name));
     for argument in command.get_arguments() {
-        let Some((long, name)) = argument.get_long().zip(argument.get_env().and_then(|env| env.to_str()))
-        else {
+        let Some((long, name)) = argument.get_long().zip(argument.get_env().and_then(|env| env.to_str())) else {
             continue;
         };
         let file = format!("{name}_FILE");
         let named = set(&file).filter(|_| argument.is_hide_env_values_set() && !own(&file));
-        let sources = [
-            named.map(|path| (file, path.into())),
-            folder.remove(name).map(|path| (format!("{FOLDER}/{name}"), path)),
-        ];
+        let sources =
+            [named.map(|path| (file, path.into())), folder.remove(name).map(|path| (format!("{FOLDER}/{name}"), path))];
         let mut sources: Vec<(String, PathBuf)> = sources.into_iter().flatten().collect();
         let Some((source, path)) = sources.pop() else {
             continue;
@@ -49,8 +45,7 @@ pub(crate) fn add(
         if let Some(other) = other.or_else(|| set(name).map(|_| name.to_owned())) {
             return Err(format!("both {other} and {source} are set: set one"));
         }
-        let value = std::fs::read_to_string(&path)
-            .map_err(|error| format!("{source}={}: {error}", path.display()))?;
+        let value = std::fs::read_to_string(&path).map_err(|error| format!("{source}={}: {error}", path.display()))?;
         let value = format!("--{long}={}", value.trim_end_matches(['\r', '\n']));
         // Before a subcommand.
         arguments.insert(1.min(arguments.len()), value.into());
@@ -100,9 +95,8 @@ mod tests {
 
     fn read(variables: &[(&str, &str)]) -> Result<Probe, String> {
         use clap::CommandFactory;
-        let variable = |name: &str| {
-            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| OsString::from(value))
-        };
+        let variable =
+            |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| OsString::from(value));
         Ok(Probe::parse_from(add(&Probe::command(), [OsString::from("probe")], variable)?))
     }
 
@@ -114,8 +108,7 @@ mod tests {
         let file = file.to_str().unwrap();
 
         let read_it =
-            read(&[("PROBE_TOKEN_FILE", file), ("PROBE_LEVEL_FILE", file), ("PROBE_KEY_FILE", file)])
-                .unwrap();
+            read(&[("PROBE_TOKEN_FILE", file), ("PROBE_LEVEL_FILE", file), ("PROBE_KEY_FILE", file)]).unwrap();
         assert_eq!(read_it.secrets.token.as_deref(), Some("-hush --level=high"));
         assert_eq!(read_it.level, "low", "it is no secret");
         assert_eq!(read_it.secrets.key, None, "the program has a setting of this name");

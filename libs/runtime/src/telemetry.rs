@@ -163,18 +163,13 @@ fn logger(
     let (Some(target), Some(transport)) = (&settings.logs, transport) else {
         return Ok(None);
     };
-    let provider = SdkLoggerProvider::builder()
-        .with_resource(resource.clone())
-        .with_batch_exporter(transport.logs(target)?);
+    let provider =
+        SdkLoggerProvider::builder().with_resource(resource.clone()).with_batch_exporter(transport.logs(target)?);
     Ok(Some(provider.build()))
 }
 
 /// Instruments come from `opentelemetry::global::meter`; the admin endpoint serves this registry.
-fn meter(
-    settings: &Settings,
-    transport: Option<&Transport>,
-    resource: Resource,
-) -> anyhow::Result<SdkMeterProvider> {
+fn meter(settings: &Settings, transport: Option<&Transport>, resource: Resource) -> anyhow::Result<SdkMeterProvider> {
     let prometheus = opentelemetry_prometheus::exporter()
         .with_registry(prometheus::default_registry().clone())
         .scope_info_enabled(false)
@@ -204,9 +199,7 @@ fn check_filter(log: &str) -> anyhow::Result<()> {
     // The filter would read an unknown word as a target and silence everything else.
     let is_filter = |part: &str| part.contains(['=', '[']) || part.parse::<LevelFilter>().is_ok();
     if let Some(odd) = log.split(',').map(str::trim).find(|part| !is_filter(part)) {
-        bail!(
-            "LOG: {odd:?} is neither a level nor a directive; write it like `info` or `info,ingress=debug`"
-        );
+        bail!("LOG: {odd:?} is neither a level nor a directive; write it like `info` or `info,ingress=debug`");
     }
     Ok(())
 }

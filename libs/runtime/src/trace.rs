@@ -14,9 +14,9 @@ pub fn context_of(span: &Span) -> Option<String> {
     let context = span.context();
     let span = context.span();
     let context = span.span_context();
-    context.is_valid().then(|| {
-        format!("00-{}-{}-{:02x}", context.trace_id(), context.span_id(), context.trace_flags().to_u8())
-    })
+    context
+        .is_valid()
+        .then(|| format!("00-{}-{}-{:02x}", context.trace_id(), context.span_id(), context.trace_flags().to_u8()))
 }
 
 /// Makes `span` a child of the span in a header value. An invalid value is ignored: tracing must not stop an order.

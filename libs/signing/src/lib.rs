@@ -98,11 +98,7 @@ impl Token {
     /// Checks for at least 16 letters, digits, `-` or `_`.
     pub fn parse(text: &str) -> Result<Self, InvalidSecret> {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
-        if text.len() >= 16 && text.bytes().all(plain) {
-            Ok(Self(text.into()))
-        } else {
-            Err(InvalidSecret::NotAToken)
-        }
+        if text.len() >= 16 && text.bytes().all(plain) { Ok(Self(text.into())) } else { Err(InvalidSecret::NotAToken) }
     }
 
     /// Compares in constant time.

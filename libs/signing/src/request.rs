@@ -141,8 +141,7 @@ mod tests {
     #[test]
     fn a_digest_is_lowercase_and_whole() {
         assert!(is_digest(DIGEST.as_bytes(), b"{}"));
-        for bad in [&DIGEST.to_uppercase(), &DIGEST[..63], "", "RBNvo1WzZ4oRRq0W9+hknpT7T8If536DEMBg9hyq/4o="]
-        {
+        for bad in [&DIGEST.to_uppercase(), &DIGEST[..63], "", "RBNvo1WzZ4oRRq0W9+hknpT7T8If536DEMBg9hyq/4o="] {
             assert!(!is_digest(bad.as_bytes(), b"{}"), "{bad}");
         }
         assert!(!is_digest(DIGEST.as_bytes(), b"{} "));

@@ -5,13 +5,7 @@ use crate::{BASE64, SecretKey, same};
 use base64::Engine;
 
 /// Signs a call. `path_and_query` starts with `/api`; `timestamp` is the text of `x-gat-timestamp`.
-pub fn sign(
-    secret: &SecretKey,
-    method: &str,
-    path_and_query: &str,
-    timestamp: &str,
-    access_key: &str,
-) -> String {
+pub fn sign(secret: &SecretKey, method: &str, path_and_query: &str, timestamp: &str, access_key: &str) -> String {
     let parts = [method, path_and_query, timestamp, access_key].map(str::as_bytes);
     let [method, path_and_query, timestamp, access_key] = parts;
     BASE64.encode(secret.mac(&[method, b" ", path_and_query, b"\n", timestamp, b"\n", access_key]))

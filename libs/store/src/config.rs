@@ -42,8 +42,7 @@ pub struct PoolConfig {
 const LONGEST_STATEMENT: Duration = Duration::from_secs(9);
 
 fn database_timeout(text: &str) -> Result<Duration, String> {
-    let timeout =
-        humantime::parse_duration(text).map_err(|error| format!("{error}; write it like `8s` or `500ms`"))?;
+    let timeout = humantime::parse_duration(text).map_err(|error| format!("{error}; write it like `8s` or `500ms`"))?;
     if !(Duration::from_millis(100)..=LONGEST_STATEMENT).contains(&timeout) {
         return Err("must be from 100ms to 9s".into());
     }
@@ -54,8 +53,7 @@ fn database_timeout(text: &str) -> Result<Duration, String> {
 /// (`tests/store/plans.rs`). For an empty due table the planner would choose a sequential scan, and a cached plan would
 /// keep it during a backlog. Planning takes several times as long as executing a small batch, so a connection plans each
 /// statement once. JIT would only cost time.
-const PLANS: [(&str, &str); 3] =
-    [("enable_seqscan", "off"), ("plan_cache_mode", "force_generic_plan"), ("jit", "off")];
+const PLANS: [(&str, &str); 3] = [("enable_seqscan", "off"), ("plan_cache_mode", "force_generic_plan"), ("jit", "off")];
 
 /// A setting of every session: a pooler drops it with `options`, so [`crate::schema::check`] finds it missing.
 pub(crate) const STARTUP_OPTIONS: (&str, &str) = ("esim.startup_options", "kept");

@@ -79,9 +79,7 @@ pub async fn due(connection: &mut PgConnection, page: &DeliveryPage) -> Result<F
     let after = rows.iter().find(|row| row.nth >= limit).map(|row| row.partner_id.into());
     let due = rows
         .into_iter()
-        .filter_map(|row| {
-            Some(DueDelivery { id: row.topup_id?.try_into().ok()?, partner_id: row.partner_id.into() })
-        })
+        .filter_map(|row| Some(DueDelivery { id: row.topup_id?.try_into().ok()?, partner_id: row.partner_id.into() }))
         .take(page.limit)
         .collect();
     Ok(FoundDeliveries { due, after })
@@ -89,11 +87,7 @@ pub async fn due(connection: &mut PgConnection, page: &DeliveryPage) -> Result<F
 
 /// Leases due deliveries: no other process claims them until `lease` has passed. A delivery of an endpoint whose block
 /// has ended becomes its probe. Returns those that this process leased.
-pub async fn lease(
-    connection: &mut PgConnection,
-    ids: &[DeliveryId],
-    lease: Duration,
-) -> Result<Vec<DeliveryId>> {
+pub async fn lease(connection: &mut PgConnection, ids: &[DeliveryId], lease: Duration) -> Result<Vec<DeliveryId>> {
     let ids: Vec<&str> = ids.iter().map(DeliveryId::as_str).collect();
     let query = sqlx::query_scalar!(
         "WITH mine AS MATERIALIZED (
@@ -196,11 +190,7 @@ pub enum AttemptResult {
 /// Records a batch of attempts and their effect on the endpoints. If another process recorded a result first,
 /// this result changes nothing, except that an acknowledged delivery becomes delivered. Recording the same
 /// batch again changes only the failure count that may block an endpoint.
-pub async fn record(
-    connection: &mut PgConnection,
-    attempts: &[Attempted],
-    policy: &BlockPolicy,
-) -> Result<Vec<()>> {
+pub async fn record(connection: &mut PgConnection, attempts: &[Attempted], policy: &BlockPolicy) -> Result<Vec<()>> {
     let batch = Batch::of(attempts);
     retry_conflicts!(record_once(&mut *connection, &batch, policy))?;
     Ok(vec![(); attempts.len()])

@@ -87,11 +87,7 @@ pub enum Block {
 }
 
 /// Notes that waiting deliveries must go to a new URL; [`move_waiting`] makes them due.
-pub(crate) async fn begin_move(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-    block: Block,
-) -> Result<()> {
+pub(crate) async fn begin_move(connection: &mut PgConnection, partner_id: PartnerId, block: Block) -> Result<()> {
     match block {
         Block::End => {
             let statement = sqlx::query!(
@@ -154,10 +150,9 @@ pub struct Moved {
 /// Makes deliveries due that waited for a URL or a retry when this partner's URL changed, about `limit` of each kind.
 /// Several processes can do this at once.
 pub async fn move_waiting(connection: &mut PgConnection, partner_id: PartnerId, limit: u32) -> Result<Moved> {
-    let since =
-        sqlx::query_scalar!("SELECT moving_since FROM endpoints WHERE partner_id = $1", partner_id.uuid())
-            .fetch_optional(&mut *connection)
-            .await?;
+    let since = sqlx::query_scalar!("SELECT moving_since FROM endpoints WHERE partner_id = $1", partner_id.uuid())
+        .fetch_optional(&mut *connection)
+        .await?;
     let Some(since) = since.flatten() else {
         return Ok(Moved::default());
     };

@@ -151,11 +151,7 @@ pub enum Tested {
 
 /// Makes a test event, unless the partner's last one is younger than `interval`. It is sent also while the endpoint is
 /// blocked: an acknowledgement ends the block.
-pub async fn test(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-    interval: Duration,
-) -> Result<Tested> {
+pub async fn test(connection: &mut PgConnection, partner_id: PartnerId, interval: Duration) -> Result<Tested> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     // The partner's row serialises its tests.
     let query = sqlx::query!(

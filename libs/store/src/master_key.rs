@@ -118,20 +118,12 @@ pub async fn usages(connection: &mut PgConnection) -> Result<Usages> {
 
 /// One pass: seals all values of other keys again under the first. Calls `progress` after each page. Values that
 /// other sessions change or lock meanwhile are left for another pass.
-pub async fn reencrypt(
-    connection: &mut PgConnection,
-    vault: &Vault,
-    progress: impl FnMut(&Pass),
-) -> Result<Pass> {
+pub async fn reencrypt(connection: &mut PgConnection, vault: &Vault, progress: impl FnMut(&Pass)) -> Result<Pass> {
     walk(connection, Some(vault), progress).await
 }
 
 /// Reads all tables, and seals their values again if there is a vault.
-async fn walk(
-    connection: &mut PgConnection,
-    vault: Option<&Vault>,
-    mut progress: impl FnMut(&Pass),
-) -> Result<Pass> {
+async fn walk(connection: &mut PgConnection, vault: Option<&Vault>, mut progress: impl FnMut(&Pass)) -> Result<Pass> {
     plan_by_index(connection).await?;
     let prefix = vault.map(|vault| vault.first_prefix(Keyring::Profiles));
     let prefix = prefix.transpose()?;
@@ -265,11 +257,7 @@ struct ProfileRow {
     sealed: Option<Vec<u8>>,
 }
 
-async fn profiles(
-    connection: &mut PgConnection,
-    after: &str,
-    prefix: Option<&[u8]>,
-) -> Result<Vec<ProfileRow>> {
+async fn profiles(connection: &mut PgConnection, after: &str, prefix: Option<&[u8]>) -> Result<Vec<ProfileRow>> {
     let page = sqlx::query_as!(
         ProfileRow,
         "SELECT topup_id, substring(profile FROM 1 FOR $3) AS head,

@@ -147,11 +147,7 @@ struct Topups<'a> {
 }
 
 /// Whether a partner has already used an external id.
-pub async fn is_taken(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-    external_order_id: &str,
-) -> Result<bool> {
+pub async fn is_taken(connection: &mut PgConnection, partner_id: PartnerId, external_order_id: &str) -> Result<bool> {
     let taken = sqlx::query_scalar!(
         r#"SELECT EXISTS (
                SELECT FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND NOT refused
@@ -254,10 +250,8 @@ async fn close(connection: &mut PgConnection, order_id: OrderId) -> Result<Optio
         order_id.uuid(),
     );
     let moved = query.fetch_all(&mut *connection).await?;
-    let query = sqlx::query_scalar!(
-        r#"SELECT count(*) AS "count!" FROM placements WHERE order_id = $1"#,
-        order_id.uuid()
-    );
+    let query =
+        sqlx::query_scalar!(r#"SELECT count(*) AS "count!" FROM placements WHERE order_id = $1"#, order_id.uuid());
     let all = query.fetch_one(&mut *connection).await?;
     if i64::try_from(moved.len()) != Ok(all) {
         return Ok(None);

@@ -124,8 +124,7 @@ pub struct Unit {
 }
 
 pub fn count(units: &[Unit]) -> Units {
-    let of =
-        |state| i64::try_from(units.iter().filter(|unit| unit.state == state).count()).unwrap_or(i64::MAX);
+    let of = |state| i64::try_from(units.iter().filter(|unit| unit.state == state).count()).unwrap_or(i64::MAX);
     Units {
         total: i64::try_from(units.len()).unwrap_or(i64::MAX),
         ready: of(UnitState::Ready),
@@ -189,28 +188,14 @@ pub async fn order(
 }
 
 /// The units of one of the partner's orders, in the order of the response.
-pub async fn units(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-    order_id: OrderId,
-) -> Result<Vec<Unit>> {
-    units!(
-        connection,
-        "order_id = $2 AND partner_id = $1 ORDER BY position",
-        partner_id.uuid(),
-        order_id.uuid()
-    )
-    .collect()
+pub async fn units(connection: &mut PgConnection, partner_id: PartnerId, order_id: OrderId) -> Result<Vec<Unit>> {
+    units!(connection, "order_id = $2 AND partner_id = $1 ORDER BY position", partner_id.uuid(), order_id.uuid())
+        .collect()
 }
 
 /// One of the partner's units.
-pub async fn unit(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-    topup_id: &TopupId,
-) -> Result<Option<Unit>> {
-    let mut found =
-        units!(connection, "topup_id = $2 AND partner_id = $1", partner_id.uuid(), topup_id.as_str());
+pub async fn unit(connection: &mut PgConnection, partner_id: PartnerId, topup_id: &TopupId) -> Result<Option<Unit>> {
+    let mut found = units!(connection, "topup_id = $2 AND partner_id = $1", partner_id.uuid(), topup_id.as_str());
     found.next().transpose()
 }
 
@@ -304,11 +289,7 @@ pub async fn options(
         limit,
     );
     let offered = rows.fetch_all(connection).await?.into_iter().map(|row| {
-        Ok(OfferedOption {
-            option_id: row.option_id.into(),
-            name: row.name,
-            details: options::details(&row.details)?,
-        })
+        Ok(OfferedOption { option_id: row.option_id.into(), name: row.name, details: options::details(&row.details)? })
     });
     offered.collect()
 }
@@ -363,8 +344,7 @@ pub struct Endpoint {
 
 /// The URL of the endpoint, if there is one.
 pub async fn webhook_url(connection: &mut PgConnection, partner_id: PartnerId) -> Result<Option<String>> {
-    let url =
-        sqlx::query_scalar!("SELECT webhook_url FROM partners WHERE partner_id = $1", partner_id.uuid());
+    let url = sqlx::query_scalar!("SELECT webhook_url FROM partners WHERE partner_id = $1", partner_id.uuid());
     Ok(url.fetch_optional(connection).await?.flatten())
 }
 

@@ -151,11 +151,7 @@ pub async fn show(connection: &mut PgConnection, id_or_access_key: &str) -> Resu
 }
 
 /// Denies a partner's requests or allows them again; accepted orders go on. Returns whether the partner exists.
-pub async fn set_disabled(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-    disabled: bool,
-) -> Result<bool> {
+pub async fn set_disabled(connection: &mut PgConnection, partner_id: PartnerId, disabled: bool) -> Result<bool> {
     let update = sqlx::query!(
         "UPDATE partners SET disabled_at = CASE WHEN $2 THEN coalesce(disabled_at, now()) END WHERE partner_id = $1",
         partner_id.uuid(),
@@ -198,11 +194,7 @@ pub struct NewLimits {
 }
 
 /// Changes a partner's limits. Returns whether the partner exists.
-pub async fn set_limits(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-    new: &NewLimits,
-) -> Result<bool> {
+pub async fn set_limits(connection: &mut PgConnection, partner_id: PartnerId, new: &NewLimits) -> Result<bool> {
     let update = sqlx::query!(
         "UPDATE partners
          SET max_in_flight = CASE WHEN $2 THEN $3 ELSE max_in_flight END,
@@ -318,18 +310,15 @@ macro_rules! credentials {
                       disabled_at IS NOT NULL AS "disabled!",
                       max_in_flight, requests_per_second, orders_per_second, units_per_second, signed_body_required,
                       version
-               FROM partners WHERE "# + $condition,
+               FROM partners WHERE "#
+                + $condition,
             $argument
         )
         .fetch_all($connection)
         .await?
         .into_iter()
         .map(|row| {
-            let new = Keys {
-                access_key: row.access_key,
-                secret_key: row.secret_key,
-                ends_in: None,
-            };
+            let new = Keys { access_key: row.access_key, secret_key: row.secret_key, ends_in: None };
             let old = row.old_access_key.zip(row.old_ends_in);
             let old = old.map(|(access_key, ends_in)| Keys {
                 access_key,
@@ -361,11 +350,8 @@ pub async fn changed_since(connection: &mut PgConnection, version: i64) -> Resul
 
 /// The credentials of the partner with this access key, current or old and still valid.
 pub async fn by_access_key(connection: &mut PgConnection, access_key: &str) -> Result<Option<Credentials>> {
-    let mut found = credentials!(
-        connection,
-        "access_key = $1 OR (old_access_key = $1 AND old_keys_until > now())",
-        access_key
-    );
+    let mut found =
+        credentials!(connection, "access_key = $1 OR (old_access_key = $1 AND old_keys_until > now())", access_key);
     found.next().transpose()
 }
 
@@ -398,8 +384,7 @@ pub async fn check_master_key(connection: &mut PgConnection, vault: &Vault) -> R
         open_some(vault, newest, Purpose::SecretKey)?;
     }
     if vault.holds(Keyring::Webhooks) {
-        let newest =
-            newest_sealed!(connection, "webhook_secret", "old_webhook_secret", "old_webhook_secret_until");
+        let newest = newest_sealed!(connection, "webhook_secret", "old_webhook_secret", "old_webhook_secret_until");
         open_some(vault, newest, Purpose::WebhookSecret)?;
     }
     if vault.holds(Keyring::Profiles) {

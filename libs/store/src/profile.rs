@@ -39,8 +39,7 @@ impl Profile {
     pub fn open(vault: &Vault, topup_id: &TopupId, sealed: &[u8]) -> Result<Self> {
         let bytes = vault.open(Purpose::Profile(topup_id), sealed)?;
         let stored: Stored = serde_json::from_slice(&bytes).map_err(|_| VaultError::Damaged)?;
-        let code =
-            ActivationCode::new(&stored.smdp, &stored.activate_code).map_err(|_| VaultError::Damaged)?;
+        let code = ActivationCode::new(&stored.smdp, &stored.activate_code).map_err(|_| VaultError::Damaged)?;
         Ok(Self { code, expired_date: stored.expired_date })
     }
 }

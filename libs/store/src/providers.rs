@@ -134,11 +134,7 @@ pub async fn failed(
 
 /// Closes the breaker, or clears its failures, after a call that began at this version and got a response.
 /// Returns `None` if the version has changed.
-pub async fn answered(
-    connection: &mut PgConnection,
-    name: &str,
-    version: i64,
-) -> Result<Option<ProviderBreaker>> {
+pub async fn answered(connection: &mut PgConnection, name: &str, version: i64) -> Result<Option<ProviderBreaker>> {
     let closed = breakers!(
         "UPDATE providers
          SET failures = 0, openings = 0, open_until = NULL, reason = NULL,
@@ -155,11 +151,7 @@ pub async fn answered(
 
 /// Lets one probe through a breaker whose open time has passed, if a placement is due. No other process gets
 /// a probe during `lease`. The probe's calls begin at the returned version.
-pub async fn probe(
-    connection: &mut PgConnection,
-    name: &str,
-    lease: Duration,
-) -> Result<Option<ProviderBreaker>> {
+pub async fn probe(connection: &mut PgConnection, name: &str, lease: Duration) -> Result<Option<ProviderBreaker>> {
     let probing = breakers!(
         "UPDATE providers
          SET open_until = now() + make_interval(secs => $2), version = version + 1, changed_at = now()

@@ -62,9 +62,7 @@ pub async fn recover(
     mode: Mode<'_>,
 ) -> Result<Recovered, NotRecovered> {
     let mut transaction = connection.begin().await?;
-    sqlx::query!("SELECT set_config('lock_timeout', $1, true)", LOCK_TIMEOUT)
-        .fetch_one(&mut *transaction)
-        .await?;
+    sqlx::query!("SELECT set_config('lock_timeout', $1, true)", LOCK_TIMEOUT).fetch_one(&mut *transaction).await?;
     // No claim between the check for provisioners and the commit.
     sqlx::query!("LOCK TABLE placements IN SHARE ROW EXCLUSIVE MODE").execute(&mut *transaction).await?;
     let query = sqlx::query_scalar!(

@@ -69,11 +69,7 @@ impl Step {
     }
 
     fn and(self, other: Self) -> Self {
-        Self {
-            seen: self.seen + other.seen,
-            erased: self.erased + other.erased,
-            more: self.more || other.more,
-        }
+        Self { seen: self.seen + other.seen, erased: self.erased + other.erased, more: self.more || other.more }
     }
 }
 

@@ -57,8 +57,7 @@ impl SchemaError {
     /// [`SchemaError::Pooler`], if a pooler refused the session's settings when the connection was made.
     pub fn refused(error: &sqlx::Error) -> Option<Self> {
         let error = error.as_database_error()?;
-        let refused =
-            error.code().as_deref() == Some("08P01") && error.message().contains("startup parameter");
+        let refused = error.code().as_deref() == Some("08P01") && error.message().contains("startup parameter");
         refused.then_some(Self::Pooler)
     }
 }

@@ -74,15 +74,11 @@ impl Purpose<'_> {
 /// Master keys or a sealed value can't be used. The texts show no secret.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum VaultError {
-    #[error(
-        "master key number {0} is not of the form <id>:<Base64 of 32 bytes> with an id of 1 to 32 characters"
-    )]
+    #[error("master key number {0} is not of the form <id>:<Base64 of 32 bytes> with an id of 1 to 32 characters")]
     BadKey(usize),
     #[error("master key number {0} is an example; make one with `esimctl master-key create FILE`")]
     Example(usize),
-    #[error(
-        "there is no master key: set MASTER_KEY or MASTER_KEY_FILE (`esimctl master-key create FILE` makes one)"
-    )]
+    #[error("there is no master key: set MASTER_KEY or MASTER_KEY_FILE (`esimctl master-key create FILE` makes one)")]
     NoKey,
     #[error("two master keys have the id {0:?}")]
     DuplicateKey(String),
@@ -134,9 +130,8 @@ impl Vault {
             let cipher = XChaCha20Poly1305::new_from_slice(bytes.expose_secret());
             cipher.map(|cipher| MasterKey { id, cipher }).map_err(|_| VaultError::Damaged)
         };
-        let rings = all
-            .into_iter()
-            .map(|(ring, keys)| Ok((ring, keys.into_iter().map(key).collect::<Result<_, _>>()?)));
+        let rings =
+            all.into_iter().map(|(ring, keys)| Ok((ring, keys.into_iter().map(key).collect::<Result<_, _>>()?)));
         Ok(Self(rings.collect::<Result<Vec<_>, VaultError>>()?.into()))
     }
 

@@ -66,8 +66,7 @@ impl QrConfig {
 
 /// Parses the public base URL of ingress and removes its final slash.
 pub fn public_url(text: &str) -> Result<String, String> {
-    let url: Url =
-        text.parse().map_err(|error| format!("{error}; write it like `https://esim.example.com`"))?;
+    let url: Url = text.parse().map_err(|error| format!("{error}; write it like `https://esim.example.com`"))?;
     let plain = url.query().is_none() && url.fragment().is_none() && url.username().is_empty();
     if plain && matches!(url.scheme(), "http" | "https") {
         Ok(url.as_str().trim_end_matches('/').to_owned())

@@ -10,9 +10,7 @@ use std::{
 
 use hickory_resolver::{
     Hosts, Resolver, TokioResolver,
-    config::{
-        ConnectionConfig, LookupIpStrategy, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts,
-    },
+    config::{ConnectionConfig, LookupIpStrategy, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts},
     net::runtime::TokioRuntimeProvider,
     proto::{
         op::Query,
@@ -69,9 +67,7 @@ impl NameServers {
         let system = system_conf::read_system_conf();
         if self.0.is_empty() {
             return system.map_err(|error| {
-                io::Error::other(format!(
-                    "cannot use /etc/resolv.conf: {error}; WEBHOOK_RESOLVERS names other servers"
-                ))
+                io::Error::other(format!("cannot use /etc/resolv.conf: {error}; WEBHOOK_RESOLVERS names other servers"))
             });
         }
         let servers = self.0.iter().map(|server| {

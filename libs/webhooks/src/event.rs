@@ -15,10 +15,7 @@ pub fn rejection(status: &str, message: &str) -> String {
 
 /// Why a topup has failed: the provider's rejection, if there is one.
 pub fn failure(refusal: Option<&(String, String)>) -> String {
-    refusal.map_or_else(
-        || "The eSIM will not be delivered".to_owned(),
-        |(status, message)| rejection(status, message),
-    )
+    refusal.map_or_else(|| "The eSIM will not be delivered".to_owned(), |(status, message)| rejection(status, message))
 }
 
 #[derive(Serialize)]
@@ -56,9 +53,7 @@ impl<'a> Body<'a> {
                 external_order_id,
                 error: failure(refusal.as_ref()),
             },
-            Subject::KeyExpiring { credential, ends_at } => {
-                Data::KeyExpiring { credential, ends_at: *ends_at }
-            }
+            Subject::KeyExpiring { credential, ends_at } => Data::KeyExpiring { credential, ends_at: *ends_at },
             Subject::WebhookTest => Data::WebhookTest {},
         };
         Self { r#type: event.subject.kind().as_str(), timestamp: event.created_at, data }
@@ -96,13 +91,10 @@ mod tests {
                 r#"{{"type":"topup.failed",{head}{topup}"error":"eSIM Request failed - Status: 9001, Message: No stock"}}}}"#
             )
         );
-        let expiring =
-            Subject::KeyExpiring { credential: "keys".into(), ends_at: OffsetDateTime::UNIX_EPOCH };
+        let expiring = Subject::KeyExpiring { credential: "keys".into(), ends_at: OffsetDateTime::UNIX_EPOCH };
         assert_eq!(
             body(expiring),
-            format!(
-                r#"{{"type":"key.expiring",{head}{{"credential":"keys","ends_at":"1970-01-01T00:00:00Z"}}}}"#
-            )
+            format!(r#"{{"type":"key.expiring",{head}{{"credential":"keys","ends_at":"1970-01-01T00:00:00Z"}}}}"#)
         );
         assert_eq!(body(Subject::WebhookTest), format!(r#"{{"type":"webhook.test",{head}{{}}}}"#));
     }

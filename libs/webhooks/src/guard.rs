@@ -161,9 +161,8 @@ impl Guard {
 
     /// Refuses if any of the addresses is forbidden, because a connection may use any of them.
     pub fn check(&self, addresses: impl IntoIterator<Item = IpAddr>) -> Result<(), Forbidden> {
-        let is_fine = |address: IpAddr| {
-            !self.denied.contains(address) && (is_public(address) || self.allowed.contains(address))
-        };
+        let is_fine =
+            |address: IpAddr| !self.denied.contains(address) && (is_public(address) || self.allowed.contains(address));
         if addresses.into_iter().all(is_fine) { Ok(()) } else { Err(Forbidden::Address) }
     }
 }
@@ -306,13 +305,9 @@ mod tests {
         let ports = Ports::parse("443, 8000-8999").unwrap();
         let guard = Guard::new(Networks::default(), Networks::default(), ports);
         let check = |port: u16| guard.check_url(&format!("https://example.com:{port}/").parse().unwrap());
-        for (port, expected) in [
-            (443, Ok(())),
-            (8_000, Ok(())),
-            (8_999, Ok(())),
-            (80, Err(Forbidden::Port)),
-            (9_000, Err(Forbidden::Port)),
-        ] {
+        for (port, expected) in
+            [(443, Ok(())), (8_000, Ok(())), (8_999, Ok(())), (80, Err(Forbidden::Port)), (9_000, Err(Forbidden::Port))]
+        {
             assert_eq!(check(port), expected, "{port}");
         }
         for bad in ["", "0", "http", "9-8", "1-", "65536", "1-2-3"] {

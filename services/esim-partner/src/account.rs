@@ -121,7 +121,9 @@ impl Account {
     fn setting(&self, name: &str) -> anyhow::Result<&str> {
         let value = self.settings.get(name).map(String::as_str);
         value.filter(|value| !value.is_empty()).with_context(|| {
-            format!("{name} is not set: run `esim-partner login`, or set it in the file of --keys or in the environment")
+            format!(
+                "{name} is not set: run `esim-partner login`, or set it in the file of --keys or in the environment"
+            )
         })
     }
 
@@ -150,8 +152,7 @@ impl Account {
         let target = format!("{path}{separator}{query}");
         let text = body.map(Value::to_string).unwrap_or_default();
         let digest = signing::request::digest(text.as_bytes());
-        let signature =
-            signing::request::sign_whole(&secret, method, &target, &timestamp, access_key, &digest);
+        let signature = signing::request::sign_whole(&secret, method, &target, &timestamp, access_key, &digest);
         let base_url = self.setting("BASE_URL")?.trim_end_matches('/');
         let brand = self.setting("BRAND").unwrap_or("Service");
         let method = Method::from_bytes(method.as_bytes())?;

@@ -182,8 +182,7 @@ pub async fn checks(url: &str, secret: &Secret, timeout: Duration) -> anyhow::Re
     endpoint.check(["raw_body", sent, remedy], &spaced, true).await;
     slow(&mut endpoint, secret, HALVES.min(timeout / 6)).await;
     unordered(&mut endpoint, secret).await;
-    let many: Vec<Webhook> =
-        (20..20 + AT_ONCE).rev().map(|number| Webhook::new(number).signed(&[secret], 0)).collect();
+    let many: Vec<Webhook> = (20..20 + AT_ONCE).rev().map(|number| Webhook::new(number).signed(&[secret], 0)).collect();
     let answers = join_all(many.iter().map(|webhook| endpoint.send(webhook))).await;
     endpoint.all(["at_once", "eight webhooks at once", "accept webhooks at once"], &answers);
     Ok(endpoint.checks)
@@ -220,15 +219,13 @@ async fn unordered(endpoint: &mut Endpoint<'_>, secret: &Secret) {
     let later = endpoint.send(&second.signed(&[secret], 0)).await;
     let earlier = endpoint.send(&first.signed(&[secret], -10)).await;
     let sent = "the second unit of an order, then the first with an older timestamp";
-    let remedy =
-        "accept webhooks in any order: neither topup ids nor timestamps rise from one webhook to the next";
+    let remedy = "accept webhooks in any order: neither topup ids nor timestamps rise from one webhook to the next";
     endpoint.all(["out_of_order", sent, remedy], &[later, earlier]);
 }
 
 /// Webhooks that must not be acknowledged.
 async fn forgeries(endpoint: &mut Endpoint<'_>, secret: &Secret, other: &Secret) {
-    const REFUSE: &str =
-        "answer 401 unless one signature is valid for the id, the timestamp and the raw body";
+    const REFUSE: &str = "answer 401 unless one signature is valid for the id, the timestamp and the raw body";
     const STALE: &str =
         "refuse a webhook-timestamp that is more than five minutes from your clock, however it is signed";
     let wrong = Webhook::new(3).signed(&[other], 0);
@@ -256,8 +253,7 @@ async fn forgeries(endpoint: &mut Endpoint<'_>, secret: &Secret, other: &Secret)
 
 /// Webhooks with two signatures, as during a rotation of the secret.
 async fn rotations(endpoint: &mut Endpoint<'_>, secret: &Secret, other: &Secret) {
-    const ANY: &str =
-        "split webhook-signature at the spaces and accept the webhook if any signature is valid";
+    const ANY: &str = "split webhook-signature at the spaces and accept the webhook if any signature is valid";
     let last = Webhook::new(10).signed(&[other, secret], 0);
     let first = Webhook::new(11).signed(&[secret, other], 0);
     endpoint.check(["second_signature", "two signatures, the second one valid", ANY], &last, true).await;

@@ -146,8 +146,7 @@ pub(crate) fn show(items: &[Item]) -> anyhow::Result<()> {
             Done::Unknown => "[?]",
             Done::ByHand => "[·]",
         };
-        let found =
-            if found.is_empty() || *done == Done::Yes { String::new() } else { format!(" ({found})") };
+        let found = if found.is_empty() || *done == Done::Yes { String::new() } else { format!(" ({found})") };
         print(format!("{mark} {text}{found}"))?;
     }
     print("[x] done, [ ] to do, [?] not checked, [·] check it yourself")

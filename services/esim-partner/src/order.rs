@@ -71,8 +71,7 @@ async fn definite(again: &str, send: impl AsyncFn() -> anyhow::Result<Answer>) -
 /// Whether an order consists of `qty` units of one option.
 fn is_same(order: &Value, option_id: &str, qty: u32) -> bool {
     let topups = order["topups"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let same =
-        |topup: &Value| topup["option_id"].as_str().is_some_and(|id| id.eq_ignore_ascii_case(option_id));
+    let same = |topup: &Value| topup["option_id"].as_str().is_some_and(|id| id.eq_ignore_ascii_case(option_id));
     u32::try_from(topups.len()) == Ok(qty) && topups.iter().all(same)
 }
 
@@ -86,8 +85,7 @@ pub(crate) async fn trigger(account: &Account, outcome: Option<&str>, qty: u32) 
         "these are the keys of a {environment} account, which buys for real: `trigger` needs a sandbox account"
     );
     let options = options(account).await?;
-    let follows =
-        |name: &str| OUTCOMES.iter().find(|(known, _)| *known == name).map_or("", |(_, follows)| *follows);
+    let follows = |name: &str| OUTCOMES.iter().find(|(known, _)| *known == name).map_or("", |(_, follows)| *follows);
     let Some(outcome) = outcome else {
         for (name, option_id) in &options {
             print(format!("{name:<20} {option_id}  {}", follows(name)))?;

@@ -66,9 +66,8 @@ pub(crate) fn read(file: &Path) -> anyhow::Result<BTreeMap<String, String>> {
 
 fn parse(text: &str) -> BTreeMap<String, String> {
     if let Ok(json) = serde_json::from_str::<Map<String, Value>>(text) {
-        let named = json
-            .iter()
-            .filter_map(|(name, value)| Some((name.to_ascii_uppercase(), value.as_str()?.to_owned())));
+        let named =
+            json.iter().filter_map(|(name, value)| Some((name.to_ascii_uppercase(), value.as_str()?.to_owned())));
         return named.filter(|(name, _)| NAMES.contains(&name.as_str())).collect();
     }
     let pairs = text.lines().filter_map(|line| line.trim().split_once('='));
@@ -114,15 +113,13 @@ impl Login {
         if account.has("WEBHOOK_SECRET") {
             account.webhook_secret()?;
         } else {
-            eprintln!(
-                "esim-partner: there is no WEBHOOK_SECRET; `certify` and `redeliver --forward-to` need it"
-            );
+            eprintln!("esim-partner: there is no WEBHOOK_SECRET; `certify` and `redeliver --forward-to` need it");
         }
         let known = account.send("GET", "/account", "", None).await?;
         let date = known.date.clone();
-        let known: Value = known.success().with_context(|| {
-            format!("the keys were not accepted and are not stored (server time: {date})")
-        })?;
+        let known: Value = known
+            .success()
+            .with_context(|| format!("the keys were not accepted and are not stored (server time: {date})"))?;
         let file = config.file()?;
         write(&file, &account.settings)?;
         let text = |name: &str| known[name].as_str().unwrap_or_default().to_owned();
@@ -199,8 +196,7 @@ mod tests {
             ("SECRET_KEY".to_owned(), "c2VjcmV0LWtleQ==".to_owned()),
         ]);
         let lines = "# keys\nexport ACCESS_KEY=ak\nSECRET_KEY = c2VjcmV0LWtleQ==\r\nPATH=/bin\n";
-        let json =
-            r#"{"access_key": "ak", "secret_key": "c2VjcmV0LWtleQ==", "name": "Acme", "webhook_url": null}"#;
+        let json = r#"{"access_key": "ak", "secret_key": "c2VjcmV0LWtleQ==", "name": "Acme", "webhook_url": null}"#;
         assert_eq!(parse(lines), expected);
         assert_eq!(parse(json), expected);
     }

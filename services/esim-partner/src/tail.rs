@@ -117,8 +117,7 @@ struct Follower<'a> {
 impl Tail {
     /// Prints until it is interrupted.
     pub(crate) async fn run(&self, account: &Account) -> anyhow::Result<()> {
-        let mut follower =
-            Follower { account, followed: VecDeque::new(), listed: HashMap::new(), newest: None };
+        let mut follower = Follower { account, followed: VecDeque::new(), listed: HashMap::new(), newest: None };
         let mut failures = 0;
         loop {
             match follower.round(self.lines.into()).await {

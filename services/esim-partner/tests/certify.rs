@@ -117,11 +117,9 @@ async fn a_correct_receiver_passes() {
 async fn each_broken_receiver_is_named() {
     let words = |text: &'static str| text.split(' ').collect::<Vec<_>>();
     let forged = words("wrong_signature no_signature changed_body changed_id old future");
-    let good = words(
-        "good repeated second_signature first_signature raw_body slow repeated_at_once out_of_order at_once",
-    );
-    let rewritten =
-        |webhook: &Received| (header(webhook, "webhook-id").to_owned(), webhook.json.to_string().into());
+    let good =
+        words("good repeated second_signature first_signature raw_body slow repeated_at_once out_of_order at_once");
+    let rewritten = |webhook: &Received| (header(webhook, "webhook-id").to_owned(), webhook.json.to_string().into());
     let broken: [(&str, Parts, &[&str]); 14] = testkit::rows! {
         "checks nothing", Parts { bad: 200, ..CORRECT } => &forged;
         "refuses all", Parts { good: 500, repeated: 500, concurrent: 500, ..CORRECT } => &good;

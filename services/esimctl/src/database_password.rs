@@ -43,10 +43,7 @@ mod tests {
         let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
         let ensure = |password: Option<&str>| super::ensure(folder.path(), password.map(Into::into).as_ref());
         ensure(Some(r"a:b\c")).unwrap();
-        assert_eq!(
-            (read("password").as_str(), read("pgpass").as_str()),
-            ("a:b\\c\n", "*:*:*:*:a\\:b\\\\c\n")
-        );
+        assert_eq!((read("password").as_str(), read("pgpass").as_str()), ("a:b\\c\n", "*:*:*:*:a\\:b\\\\c\n"));
         ensure(None).unwrap();
         let other = ensure(Some("other")).unwrap_err().to_string();
         assert!(other.contains("another password"), "{other}");

@@ -51,8 +51,7 @@ webhook-id stays the same: a partner that has handled it may ignore it. Webhooks
 again and are left out. Events are replayed one by one; a test is sent once.";
 
 /// Why nothing of a partner can be sent.
-pub const NO_URL: &str =
-    "the partner has no webhook URL; `esimctl partner set-webhook` sends the waiting webhooks";
+pub const NO_URL: &str = "the partner has no webhook URL; `esimctl partner set-webhook` sends the waiting webhooks";
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
@@ -163,9 +162,8 @@ async fn show(id: &DeliveryId, vault: Option<&Vault>, console: &Console) -> anyh
         DeliveryId::Topup(topup_id) => {
             let filter = Filter { topup_id: Some(topup_id), ..Filter::default() };
             let mut found = deliveries::list(&mut connection, &filter, 1).await?;
-            let delivery = found
-                .pop()
-                .with_context(|| format!("there is no delivery of {topup_id}; see `esimctl order show`"))?;
+            let delivery =
+                found.pop().with_context(|| format!("there is no delivery of {topup_id}; see `esimctl order show`"))?;
             (json!(delivery), head(&delivery))
         }
     };
@@ -243,15 +241,12 @@ async fn replay(asked: &Replay, console: &Console) -> anyhow::Result<()> {
             bail!(NO_URL);
         }
         if let Some(at) = delivery.erased_at.map(utc) {
-            bail!(
-                "its profile was erased {at}, by retention or an operator: the webhook can't be sent again"
-            );
+            bail!("its profile was erased {at}, by retention or an operator: the webhook can't be sent again");
         }
     }
     if asked.confirm.dry_run || preview.replayed == 0 {
-        return console.print(&shown(&preview, asked.confirm.dry_run), || {
-            describe_replay(&preview, asked, "would be sent")
-        });
+        return console
+            .print(&shown(&preview, asked.confirm.dry_run), || describe_replay(&preview, asked, "would be sent"));
     }
     asked.confirm.ask(&describe_replay(&preview, asked, "are sent again at once"))?;
     let target = target(asked);

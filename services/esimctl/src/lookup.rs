@@ -24,10 +24,7 @@ pub async fn find(connection: &mut PgConnection, partner: &str) -> anyhow::Resul
 }
 
 /// The id of the partner with this id or access key, if one is named.
-pub async fn find_id(
-    connection: &mut PgConnection,
-    partner: Option<&String>,
-) -> anyhow::Result<Option<PartnerId>> {
+pub async fn find_id(connection: &mut PgConnection, partner: Option<&String>) -> anyhow::Result<Option<PartnerId>> {
     match partner {
         Some(partner) => Ok(Some(find(connection, partner).await?.partner_id.into())),
         None => Ok(None),

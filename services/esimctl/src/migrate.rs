@@ -101,8 +101,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
 async fn set_passwords(connection: &mut PgConnection, folder: &Path) -> anyhow::Result<()> {
     for role in schema::ROLES {
         let file = folder.join(format!("database-{}", role.of));
-        let text =
-            std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
         let password = text.trim_end_matches('\n');
         if password.is_empty() || !password.bytes().all(|byte| byte.is_ascii_graphic()) {
             bail!("{} must hold a password of ASCII characters without spaces", file.display());

@@ -8,8 +8,7 @@ pub fn past(text: &str) -> Result<OffsetDateTime, String> {
     if let Ok(at) = OffsetDateTime::parse(text, &Rfc3339) {
         return Ok(at);
     }
-    let age = runtime::config::duration(text)
-        .map_err(|_| "write it like `2025-01-29T12:00:00Z` or `2h`".to_owned())?;
+    let age = runtime::config::duration(text).map_err(|_| "write it like `2025-01-29T12:00:00Z` or `2h`".to_owned())?;
     let age = time::Duration::try_from(age).map_err(|_| "that is too long ago".to_owned())?;
     clock::now().checked_sub(age).ok_or_else(|| "that is too long ago".to_owned())
 }

@@ -42,8 +42,7 @@ const MOST_FAULTS: usize = 10;
 const LONGEST_TEXT: usize = 255;
 /// The longest details as JSON, in bytes.
 const LONGEST_DETAILS: usize = 4 << 10;
-const FIELDS: [&str; 7] =
-    ["option_id", "name", "provider", "provider_option_id", "environment", "enabled", "details"];
+const FIELDS: [&str; 7] = ["option_id", "name", "provider", "provider_option_id", "environment", "enabled", "details"];
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
@@ -92,8 +91,7 @@ fn read(file: &str) -> anyhow::Result<String> {
     } else {
         &mut File::open(file).with_context(|| format!("cannot open {file}"))?
     };
-    let length =
-        source.take(LARGEST + 1).read_to_string(&mut text).with_context(|| format!("cannot read {file}"))?;
+    let length = source.take(LARGEST + 1).read_to_string(&mut text).with_context(|| format!("cannot read {file}"))?;
     ensure!(length as u64 <= LARGEST, "{file} is larger than {} MiB; split it", LARGEST >> 20);
     Ok(text)
 }
@@ -193,9 +191,7 @@ impl Fields<'_> {
         let fault = match self.values.remove(field) {
             None => "is missing".to_owned(),
             Some(Value::String(text)) if text.trim().is_empty() => "is blank".to_owned(),
-            Some(Value::String(text)) if text.chars().any(char::is_control) => {
-                "has a control character".to_owned()
-            }
+            Some(Value::String(text)) if text.chars().any(char::is_control) => "has a control character".to_owned(),
             Some(Value::String(text)) if text.chars().count() > LONGEST_TEXT => {
                 format!("is longer than {LONGEST_TEXT} characters")
             }
@@ -319,9 +315,7 @@ mod tests {
 
     #[test]
     fn a_file_of_another_shape_is_refused() {
-        for bad in
-            ["", "[]", "{}", "null", r#"{"options": {}}"#, r#"{"options": [], "more": 1}"#, "{\"options\": ["]
-        {
+        for bad in ["", "[]", "{}", "null", r#"{"options": {}}"#, r#"{"options": [], "more": 1}"#, "{\"options\": ["] {
             assert!(parse(bad).is_err(), "{bad}");
         }
     }

@@ -60,9 +60,8 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
 
 fn describe(order: &OrderView) -> String {
     let refused = if order.refused { " (refused with 422; nothing was bought)" } else { "" };
-    let erased = order
-        .erased_at
-        .map_or_else(String::new, |at| format!(" (erased {}: ids, states and times are left)", utc(at)));
+    let erased =
+        order.erased_at.map_or_else(String::new, |at| format!(" (erased {}: ids, states and times are left)", utc(at)));
     let accepted = format!("{}{refused}{erased}", utc(order.created_at));
     let head = properties(&cells!(order:
         order_id, external_order_id, partner_id, accepted = accepted,

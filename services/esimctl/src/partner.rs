@@ -241,16 +241,13 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         }
         Command::SetWebhook { which, endpoint, http } => set_webhook(which, endpoint, *http, console).await,
         Command::SetEvents { which, events } => {
-            let set = async |connection: &mut PgConnection, id| {
-                partners::set_events(connection, id, &events.events).await
-            };
+            let set =
+                async |connection: &mut PgConnection, id| partners::set_events(connection, id, &events.events).await;
             change(which, console, set).await
         }
         Command::Disable(which) | Command::Enable(which) => {
             let disabled = matches!(command, Command::Disable(_));
-            let set = async |connection: &mut PgConnection, id| {
-                partners::set_disabled(connection, id, disabled).await
-            };
+            let set = async |connection: &mut PgConnection, id| partners::set_disabled(connection, id, disabled).await;
             change(which, console, set).await
         }
         Command::SetLimits { which, limits } => {
@@ -260,8 +257,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
                 orders_per_second: limits.orders_per_second.unwrap_or_default(),
                 units_per_second: limits.units_per_second.unwrap_or_default(),
             };
-            let set =
-                async |connection: &mut PgConnection, id| partners::set_limits(connection, id, &limits).await;
+            let set = async |connection: &mut PgConnection, id| partners::set_limits(connection, id, &limits).await;
             change(which, console, set).await
         }
         Command::SetSigning { which, body } => {
@@ -315,12 +311,7 @@ async fn create(new: &Create, console: &Console) -> anyhow::Result<()> {
     })
 }
 
-async fn set_webhook(
-    which: &Which,
-    endpoint: &Endpoint,
-    http: HttpConfig,
-    console: &Console,
-) -> anyhow::Result<()> {
+async fn set_webhook(which: &Which, endpoint: &Endpoint, http: HttpConfig, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     let partner = find(&mut connection, &which.partner).await?;
     let partner_id = partner.partner_id;
@@ -357,9 +348,7 @@ async fn change(
 fn row(partner: &Partner) -> Row<6> {
     let mut state = state(partner);
     // Old keys and secrets that are still valid.
-    for (what, until) in
-        [("keys", partner.old_keys_until), ("webhook secret", partner.old_webhook_secret_until)]
-    {
+    for (what, until) in [("keys", partner.old_keys_until), ("webhook secret", partner.old_webhook_secret_until)] {
         if let Some(until) = until {
             state = format!("{state}, old {what} until {}", utc(until));
         }

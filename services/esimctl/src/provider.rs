@@ -75,8 +75,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         }
         Command::Close { name } => (name, providers::close(&mut connection, name).await?),
     };
-    let breaker =
-        changed.with_context(|| format!("there is no provider {name:?}; see `esimctl provider list`"))?;
+    let breaker = changed.with_context(|| format!("there is no provider {name:?}; see `esimctl provider list`"))?;
     console.print(&breaker, || describe(&breaker))
 }
 

@@ -104,9 +104,7 @@ async fn check(connection: &mut PgConnection, vault: &Vault) -> anyhow::Result<(
 
 fn cells(row: &Row) -> output::Row<5> {
     let state = match (row.encrypts, row.configured, &row.key) {
-        (true, ..) if row.purposes.len() < Keyring::ALL.len() => {
-            &format!("encrypts {}", row.purposes.join(", "))
-        }
+        (true, ..) if row.purposes.len() < Keyring::ALL.len() => &format!("encrypts {}", row.purposes.join(", ")),
         (true, ..) => "encrypts",
         (_, true, _) => "decrypts",
         (_, _, Some(_)) => "missing",
@@ -175,12 +173,12 @@ pub async fn run(asked: &Reencrypt, console: &Console) -> anyhow::Result<()> {
 
 fn describe(key: &str, reencrypted: u64, failed: &[Failed], left: u64) -> String {
     let (key, count) = (printable(key), failed.len());
-    let mut lines =
-        vec![format!("encrypted again under {key}: {reencrypted}; failed: {count}; left: {left}")];
+    let mut lines = vec![format!("encrypted again under {key}: {reencrypted}; failed: {count}; left: {left}")];
     if !failed.is_empty() {
-        let rows = failed.iter().take(NAMED).map(|one| {
-            [("failed", one.what.to_owned()), ("id", one.id.clone()), ("reason", one.reason.clone())]
-        });
+        let rows = failed
+            .iter()
+            .take(NAMED)
+            .map(|one| [("failed", one.what.to_owned()), ("id", one.id.clone()), ("reason", one.reason.clone())]);
         lines.push(table(rows));
     }
     if failed.len() > NAMED {

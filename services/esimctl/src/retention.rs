@@ -113,8 +113,7 @@ async fn set(asked: &Set, console: &Console) -> anyhow::Result<()> {
     let set = async |mode: Mode<'_>| Ok(terms::set(&mut connection, asked.class, partner, keep, mode).await?);
     let preview = |(): &()| format!("{}. Older data is erased for good.", said("will be"));
     let print = |(): &(), dry_run| {
-        let shown =
-            json!({ "class": class, "partner_id": partner, "kept": new, "before": old, "dry_run": dry_run });
+        let shown = json!({ "class": class, "partner_id": partner, "kept": new, "before": old, "dry_run": dry_run });
         console.print(&shown, || said(if dry_run { "would be" } else { "are" }))
     };
     let target = format!("{class} of {whose}: {new}");

@@ -46,8 +46,7 @@ After an interruption, `esimctl partner show` says whether the rotation took eff
 /// The error for a statement whose response never arrived: the server may have executed it.
 const UNKNOWN: &str = "the result is unknown: see `esimctl partner show`; if the rotation took effect, rotate again, \
                        with `--keep-old` during an overlap";
-const UNSEEN: &str =
-    "it is done, but the new values were not shown; rotate again, with `--keep-old` during an overlap";
+const UNSEEN: &str = "it is done, but the new values were not shown; rotate again, with `--keep-old` during an overlap";
 
 #[derive(Args, Clone, Debug)]
 pub struct Rotate {

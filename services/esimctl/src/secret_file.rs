@@ -22,11 +22,7 @@ pub fn replace(path: &Path, content: &str) -> anyhow::Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-fn put(
-    path: &Path,
-    content: &str,
-    finish: impl FnOnce(NamedTempFile) -> Result<File, PersistError>,
-) -> io::Result<()> {
+fn put(path: &Path, content: &str, finish: impl FnOnce(NamedTempFile) -> Result<File, PersistError>) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
     let mut unfinished = NamedTempFile::new_in(folder)?;

@@ -341,9 +341,7 @@ mod tests {
         fs::write(all.join("password"), "old\n").unwrap();
         create(folder.path(), &[]).unwrap();
         let shares = files(&folder.path().join("shares"));
-        for file in
-            ["ingress/master-partners.key", "provisioner/master-profiles.key", "notifier/master-webhooks.key"]
-        {
+        for file in ["ingress/master-partners.key", "provisioner/master-profiles.key", "notifier/master-webhooks.key"] {
             assert_eq!(shares[file], key, "{file}");
         }
         assert_eq!(shares["postgres/password"], "old\n");

@@ -47,15 +47,9 @@ pub(crate) struct Authenticator {
 
 impl Authenticator {
     /// Creates the authenticator. `brand` is part of the header names. `replays` remembers signatures.
-    pub(crate) fn new(
-        brand: &str,
-        directory: Arc<Directory>,
-        replays: Option<Replays>,
-        metrics: Metrics,
-    ) -> Self {
+    pub(crate) fn new(brand: &str, directory: Arc<Directory>, replays: Option<Replays>, metrics: Metrics) -> Self {
         let [access_key, signature, timestamp, content_sha256] =
-            ["Access-Key", "Signature", "Timestamp", "Content-SHA256"]
-                .map(|last| format!("X-{brand}-{last}"));
+            ["Access-Key", "Signature", "Timestamp", "Content-SHA256"].map(|last| format!("X-{brand}-{last}"));
         let names = HeaderNames { access_key, signature, timestamp, content_sha256 };
         Self { names, directory, replays, metrics }
     }
@@ -75,8 +69,7 @@ impl Authenticator {
                 return Err(ApiError::bad_request(Code::RepeatedHeader, message));
             }
         }
-        let header =
-            |name: &str| parts.headers.get(name).filter(|value| !value.as_bytes().trim_ascii().is_empty());
+        let header = |name: &str| parts.headers.get(name).filter(|value| !value.as_bytes().trim_ascii().is_empty());
         let (Some(access_key), Some(signature), Some(timestamp)) =
             (header(&names.access_key), header(&names.signature), header(&names.timestamp))
         else {
@@ -85,9 +78,7 @@ impl Authenticator {
         };
 
         let read = timestamp.to_str().ok().and_then(|text| Some((text, signing::parse_unix_time(text)?)));
-        let Some((timestamp, at)) =
-            read.filter(|(_, at)| at.abs_diff(runtime::clock::unix_seconds()) <= WINDOW)
-        else {
+        let Some((timestamp, at)) = read.filter(|(_, at)| at.abs_diff(runtime::clock::unix_seconds()) <= WINDOW) else {
             let message = "Request timestamp is too old or invalid.";
             return Err(self.denied("timestamp", Code::TimestampInvalid, message));
         };
@@ -122,8 +113,7 @@ impl Authenticator {
             (Some(_), Some(whole)) => whole.as_str(),
             _ => parts.uri.path(),
         };
-        let (method, given, signed) =
-            (parts.method.as_str(), digest.map(HeaderValue::as_bytes), signature.as_bytes());
+        let (method, given, signed) = (parts.method.as_str(), digest.map(HeaderValue::as_bytes), signature.as_bytes());
         let is_valid = signing::request::verify(secret, method, target, timestamp, access_key, given, signed);
         if !is_valid {
             return Err(self.denied("signature", Code::SignatureInvalid, "Invalid signature."));

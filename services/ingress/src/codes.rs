@@ -297,10 +297,7 @@ pub(crate) fn html() -> String {
     let mut page = format!("<h1>{TITLE}</h1>\n<p>{}</p>\n", inline(INTRODUCTION));
     for code in Code::VARIANTS {
         let (name, facts, text) = (code.name(), inline(&code.facts()), inline(&code.text()));
-        let _ = write!(
-            page,
-            "<h2 id=\"{name}\"><a href=\"#{name}\">{name}</a></h2>\n<p>{facts}</p>\n<p>{text}</p>\n"
-        );
+        let _ = write!(page, "<h2 id=\"{name}\"><a href=\"#{name}\">{name}</a></h2>\n<p>{facts}</p>\n<p>{text}</p>\n");
     }
     page
 }

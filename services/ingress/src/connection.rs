@@ -140,10 +140,7 @@ impl http_body::Body for AnswerBody {
 
     /// hyper first encodes the piece into its buffer, and flushes the socket only when that buffer is
     /// empty. So the next flush means that this response has left.
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         if let Some(leaving) = self.leaving.take() {
             self.connection.leaving().push(leaving);
         }
@@ -313,11 +310,7 @@ impl AsyncRead for Socket {
 }
 
 impl AsyncWrite for Socket {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.check()?;
         if let Some(replaced) = self.poll_replaced(context, bytes, bytes.len()) {
             return replaced;

@@ -150,8 +150,7 @@ impl Directory {
             return Ok(None);
         }
         let asked = Instant::now();
-        let looking =
-            self.database.run(async |connection| partners::by_access_key(connection, access_key).await);
+        let looking = self.database.run(async |connection| partners::by_access_key(connection, access_key).await);
         if let Some(credentials) = looking.await? {
             self.learn_partner(&credentials, asked);
         }
@@ -212,8 +211,7 @@ impl Directory {
         }
         let _turn = turn?;
         if self.look_ups.check().is_ok() {
-            let found =
-                self.database.run(async |connection| store::options::by_ids(connection, &missing).await);
+            let found = self.database.run(async |connection| store::options::by_ids(connection, &missing).await);
             for (option, _) in found.await? {
                 known.insert(option.option_id, self.learn_option(option));
             }

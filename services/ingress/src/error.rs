@@ -123,9 +123,9 @@ impl ApiError {
             Self::Plain { code: Code::MethodNotAllowed, .. } => "method",
             Self::Plain { code, .. } => code.name(),
             Self::NotFound => "not_found",
-            Self::Unauthorized { reason, .. }
-            | Self::Limited { reason, .. }
-            | Self::Unavailable { reason, .. } => reason,
+            Self::Unauthorized { reason, .. } | Self::Limited { reason, .. } | Self::Unavailable { reason, .. } => {
+                reason
+            }
             Self::Unprocessable(errors) if orders::is_taken(errors) => "taken",
             Self::Unprocessable(_) => "invalid",
             Self::Refused(_) => "provider",

@@ -93,8 +93,7 @@ impl Harness {
         let flag = |bit: u8| flags & (1 << bit) != 0;
         let mut lines = rest.splitn(6, |byte| *byte == b'\n');
         let mut line = || lines.next().unwrap_or_default();
-        let (method, target, timestamp, digest, given, body) =
-            (line(), line(), line(), line(), line(), line());
+        let (method, target, timestamp, digest, given, body) = (line(), line(), line(), line(), line(), line());
         let now = runtime::clock::unix_seconds().to_string();
         let timestamp = if flag(0) { now.as_bytes() } else { timestamp };
         let computed = signature::digest(body);
@@ -102,8 +101,7 @@ impl Harness {
         let covered = flag(2).then_some(digest);
 
         let Ok(uri) = Uri::try_from(target) else { return };
-        let mut request =
-            Request::builder().method(method).uri(uri).header("x-service-access-key", ACCESS_KEY);
+        let mut request = Request::builder().method(method).uri(uri).header("x-service-access-key", ACCESS_KEY);
         request = request.header("x-service-timestamp", timestamp);
         if let Some(digest) = covered {
             request = request.header("x-service-content-sha256", digest);
@@ -119,9 +117,7 @@ impl Harness {
         let (secret, method, target) = (&self.secret, parts.method.as_str(), &signed_target);
         let right = match covered.map(str::from_utf8) {
             None => Some(signature::sign(secret, method, target, timestamp, ACCESS_KEY)),
-            Some(Ok(digest)) => {
-                Some(signature::sign_whole(secret, method, target, timestamp, ACCESS_KEY, digest))
-            }
+            Some(Ok(digest)) => Some(signature::sign_whole(secret, method, target, timestamp, ACCESS_KEY, digest)),
             Some(Err(_)) => None,
         };
         let sent = match (&right, flag(3)) {

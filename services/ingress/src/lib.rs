@@ -142,8 +142,7 @@ fn placement_wait(text: &str) -> Result<Duration, String> {
 }
 
 fn moment(text: &str) -> Result<OffsetDateTime, String> {
-    OffsetDateTime::parse(text, &Rfc3339)
-        .map_err(|_| "it is not an RFC 3339 time such as 2027-01-31T00:00:00Z".into())
+    OffsetDateTime::parse(text, &Rfc3339).map_err(|_| "it is not an RFC 3339 time such as 2027-01-31T00:00:00Z".into())
 }
 
 fn brand(text: &str) -> Result<String, String> {

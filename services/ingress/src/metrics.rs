@@ -56,11 +56,9 @@ impl Default for Metrics {
         Self {
             orders: make.counter("esim.orders", "Create-order requests of known partners, by outcome"),
             units: make.counter("esim.units.accepted", "Units of accepted orders"),
-            auth_failures: make
-                .counter("esim.auth.failures", "Requests answered with 401, by the check that failed"),
+            auth_failures: make.counter("esim.auth.failures", "Requests answered with 401, by the check that failed"),
             verdicts: make.counter("esim.verdicts", "Placements that ingress waited for, by verdict"),
-            refused: make
-                .counter("esim.requests.refused", "Requests answered with 4xx or 503, by partner and reason"),
+            refused: make.counter("esim.requests.refused", "Requests answered with 4xx or 503, by partner and reason"),
             partners: Arc::default(),
         }
     }

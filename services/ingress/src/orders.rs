@@ -151,8 +151,7 @@ impl Orders {
         let ids: Vec<_> = items.iter().filter_map(|item| item.option_id).collect();
         let mut options = self.directory.options(&ids).await.map_err(ApiError::internal)?;
         options.retain(|_, option| {
-            let live =
-                || option.environment == Environment::Live && self.providers.contains(&option.provider);
+            let live = || option.environment == Environment::Live && self.providers.contains(&option.provider);
             option.enabled && (partner.environment == Environment::Sandbox || live())
         });
         let exists = |item: &Item| item.option_id.is_some_and(|id| options.contains_key(&id));
@@ -174,9 +173,9 @@ impl Orders {
             });
         }
         // The external id is checked too, so that one response lists all errors.
-        let taken = self.database.run(async |connection| {
-            store::orders::is_taken(connection, partner.id, &external_order_id).await
-        });
+        let taken = self
+            .database
+            .run(async |connection| store::orders::is_taken(connection, partner.id, &external_order_id).await);
         if taken.await.map_err(ApiError::internal)? {
             errors.insert(0, taken_fault());
         }
@@ -195,17 +194,11 @@ impl Orders {
                 Environment::Sandbox if option.provider != SANDBOX => (SANDBOX, option.option_id.to_string()),
                 _ => (option.provider.as_str(), option.provider_option_id.clone()),
             };
-            let index =
-                placements.iter().position(|placement| placement.provider == provider).unwrap_or_else(|| {
-                    let (provider, lane, topups) = (provider.to_owned(), String::new(), Vec::new());
-                    placements.push(NewPlacement {
-                        placement_id: PlacementId::new(),
-                        provider,
-                        lane,
-                        topups,
-                    });
-                    placements.len() - 1
-                });
+            let index = placements.iter().position(|placement| placement.provider == provider).unwrap_or_else(|| {
+                let (provider, lane, topups) = (provider.to_owned(), String::new(), Vec::new());
+                placements.push(NewPlacement { placement_id: PlacementId::new(), provider, lane, topups });
+                placements.len() - 1
+            });
             for _ in 0..item.quantity {
                 placements[index].topups.push(NewTopup {
                     topup_id: self.topup_ids.next(now),
@@ -329,11 +322,7 @@ impl Orders {
     }
 
     /// Stores the order, unless its client hangs up or its deadline passes while it is queued.
-    async fn store(
-        &self,
-        order: &mut NewOrder,
-        answer: &mut oneshot::Sender<Answer>,
-    ) -> Result<Inserted, ApiError> {
+    async fn store(&self, order: &mut NewOrder, answer: &mut oneshot::Sender<Answer>) -> Result<Inserted, ApiError> {
         let deadline = tokio::time::Instant::now() + self.queue_deadline;
         let mut tries = 0;
         loop {
@@ -344,8 +333,7 @@ impl Orders {
                 }
             };
             let written = self.commit.write_unless(order.clone(), given_up).await;
-            let written =
-                written.map_err(|_| ApiError::internal(anyhow::anyhow!("the process is stopping")))?;
+            let written = written.map_err(|_| ApiError::internal(anyhow::anyhow!("the process is stopping")))?;
             match written.ok_or(QUEUED_TOO_LONG)? {
                 Err(error) if error.constraint() == Some("topups_topup_id_key") && tries < FRESH_IDS => {
                     tries += 1;
@@ -369,8 +357,7 @@ impl Orders {
         if said.is_empty() || said.values().any(|said| matches!(said, Said::Placed | Said::UnderWay)) {
             return Ok(None);
         }
-        let refusing =
-            self.database.run(async |connection| store::orders::refuse(connection, order.order_id).await);
+        let refusing = self.database.run(async |connection| store::orders::refuse(connection, order.order_id).await);
         perform(Effect::CommitRefusal, refusing).await
     }
 }

@@ -54,12 +54,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(crate) fn new(
-        limits: &LimitsConfig,
-        router: Router,
-        observer: Arc<Observer>,
-        shutdown: Shutdown,
-    ) -> Arc<Self> {
+    pub(crate) fn new(limits: &LimitsConfig, router: Router, observer: Arc<Observer>, shutdown: Shutdown) -> Arc<Self> {
         let connections = Connections::new(limits.connections(), TOO_MANY);
         Arc::new(Self { connections, router, observer, limits: limits.clone(), shutdown })
     }
@@ -80,11 +75,7 @@ impl Server {
         connection::serve(&http, socket, service, &self.shutdown, LAST_REQUEST).await;
     }
 
-    async fn handle(
-        &self,
-        connection: Arc<Connection>,
-        request: Request<Incoming>,
-    ) -> Result<Response, Infallible> {
+    async fn handle(&self, connection: Arc<Connection>, request: Request<Incoming>) -> Result<Response, Infallible> {
         connection.begin();
         let (parts, incoming) = request.into_parts();
         let expects = parts.headers.contains_key(header::EXPECT);
@@ -141,10 +132,7 @@ impl http_body::Body for RequestBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         self.0.1.store(true, Relaxed);
         Pin::new(&mut *self.incoming()).poll_frame(context)
     }

@@ -165,14 +165,7 @@ impl Deliver {
         }
     }
 
-    fn count(
-        &self,
-        delivery: &Delivery,
-        class: &'static str,
-        next: Next,
-        duration: Duration,
-        since_claimed: Duration,
-    ) {
+    fn count(&self, delivery: &Delivery, class: &'static str, next: Next, duration: Duration, since_claimed: Duration) {
         self.metrics.attempt(&delivery.environment, class, duration);
         self.metrics.delivery(match next {
             Next::Delivered => "delivered",
@@ -224,15 +217,9 @@ impl Deliver {
             Span::none()
         };
         let traceparent = trace::context_of(&span).or_else(|| passed_on(delivery));
-        let headers = webhook::headers(
-            &delivery.id,
-            kind,
-            now.unix_timestamp(),
-            &body,
-            secrets,
-            traceparent.as_deref(),
-        )
-        .map_err(|_| Failure::Unwritable)?;
+        let headers =
+            webhook::headers(&delivery.id, kind, now.unix_timestamp(), &body, secrets, traceparent.as_deref())
+                .map_err(|_| Failure::Unwritable)?;
         let answer = self.sender.post(url.clone(), headers, body, now).instrument(span.clone()).await;
         match &answer {
             Ok((answer, _)) => {
@@ -255,8 +242,7 @@ impl Deliver {
         let (body, kind) = match content {
             Content::Esim(esim) if esim.erased => return Err(Failure::Erased),
             Content::Esim(esim) => {
-                let profile =
-                    Profile::open(&self.vault, &esim.topup_id, &esim.profile).map_err(Failure::Profile)?;
+                let profile = Profile::open(&self.vault, &esim.topup_id, &esim.profile).map_err(Failure::Profile)?;
                 let (order, qr) = (&esim.external_order_id, &self.settings.qr);
                 let body = Body::new(&esim.topup_id, esim.option_id, order, &esim.iccid, &profile, qr);
                 (serde_json::to_vec(&body), None)
@@ -278,8 +264,7 @@ impl Deliver {
         let mut pause = Duration::from_millis(100);
         loop {
             match commit.write(item.clone()).await {
-                Ok(Err(error))
-                    if error.is_transient() && !error.is_about_data() && !self.stop.is_cancelled() => {}
+                Ok(Err(error)) if error.is_transient() && !error.is_about_data() && !self.stop.is_cancelled() => {}
                 Ok(Err(error)) => {
                     return tracing::error!(%error, "attempt not recorded; it is repeated when its lease ends");
                 }
@@ -348,11 +333,8 @@ impl Stage for Deliver {
     }
 
     async fn claim(&self, ids: &[DeliveryId], overdue: bool) -> anyhow::Result<Vec<Delivery>> {
-        let which = if overdue {
-            Read::Leased
-        } else {
-            Read::Young(FIRST_LEASE.saturating_sub(lease(self.settings.timeout)))
-        };
+        let which =
+            if overdue { Read::Leased } else { Read::Young(FIRST_LEASE.saturating_sub(lease(self.settings.timeout))) };
         Ok(self.database.run(async |connection| deliveries::read(connection, ids, which).await).await?)
     }
 
@@ -429,9 +411,8 @@ impl Writer for Attempts {
     type Error = store::Error;
 
     async fn write(&self, items: &[Attempted]) -> Result<Vec<()>, store::Error> {
-        let record = async |connection: &mut PgConnection| {
-            deliveries::record(connection, items, &self.block_policy).await
-        };
+        let record =
+            async |connection: &mut PgConnection| deliveries::record(connection, items, &self.block_policy).await;
         perform(Effect::CommitAttempts, self.database.run(record))
             .await
             .inspect_err(|error| tracing::warn!(%error, attempts = items.len(), "cannot record attempts"))

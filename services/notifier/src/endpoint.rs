@@ -29,9 +29,7 @@ pub struct Endpoint {
 impl Endpoint {
     fn is_of(&self, delivery: &Delivery, text: &str) -> bool {
         let [newest, old] = &self.sealed;
-        self.text == text
-            && newest.as_deref() == Some(&delivery.webhook_secret)
-            && *old == delivery.old_webhook_secret
+        self.text == text && newest.as_deref() == Some(&delivery.webhook_secret) && *old == delivery.old_webhook_secret
     }
 }
 

@@ -37,9 +37,8 @@ async fn move_waiting(database: &Database, shutdown: &Shutdown) -> Result<(), st
     while !moving.is_empty() && !shutdown.is_stopping() {
         let mut left = Vec::with_capacity(moving.len());
         for partner in moving {
-            let moved = database
-                .run(async |connection| endpoints::move_waiting(connection, partner, BATCH).await)
-                .await?;
+            let moved =
+                database.run(async |connection| endpoints::move_waiting(connection, partner, BATCH).await).await?;
             if moved.due > 0 {
                 tracing::info!(partner.id = %partner, due = moved.due, "deliveries go to a new URL");
             }

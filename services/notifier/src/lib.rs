@@ -67,9 +67,8 @@ const STANDING: Duration = Duration::from_secs(5);
 const RETRY_SCHEDULE: &str = "5s,5m,30m,2h,5h,10h,10h";
 /// The longest `WEBHOOK_TIMEOUT`: the event's way and a first attempt must fit into the first lease.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(18);
-const _: () = assert!(
-    LONGEST_TIMEOUT.as_secs() + deliver::LEASE_MARGIN.as_secs() + 5 <= deliver::FIRST_LEASE.as_secs()
-);
+const _: () =
+    assert!(LONGEST_TIMEOUT.as_secs() + deliver::LEASE_MARGIN.as_secs() + 5 <= deliver::FIRST_LEASE.as_secs());
 
 /// The upper limit of both settings of blocks: a recovered endpoint is probed within a day.
 const LONGEST_BLOCK: Duration = Duration::from_hours(24);
@@ -154,8 +153,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let database = config.database.open("notifier").map_err(BadSetting::error)?;
     let pool = database.clone();
     runtime::metrics::connections(move || pool.connections());
-    let vault =
-        config.master_key.vault(&[Keyring::Webhooks, Keyring::Profiles]).map_err(BadSetting::error)?;
+    let vault = config.master_key.vault(&[Keyring::Webhooks, Keyring::Profiles]).map_err(BadSetting::error)?;
     let qr_keys = config.qr.keys().map_err(BadSetting::error)?;
     let name_servers = config.guard.webhook_resolvers.clone();
     let calls = webhook::Limits {
@@ -195,8 +193,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         Watched { stream: DEAD, consumers: Vec::new() },
     ];
     shutdown.spawn("streams", watch_streams(nats.clone(), watched, shutdown.clone()));
-    let source =
-        Source { stream: READY, durable, subject: nats.ready_subjects(), ack_wait: deliver::FIRST_LEASE };
+    let source = Source { stream: READY, durable, subject: nats.ready_subjects(), ack_wait: deliver::FIRST_LEASE };
     let work = worker::Settings {
         source: Some(source),
         limits: Limits {
@@ -213,8 +210,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let sweeping = worker::sweep::<Deliver, _>(shutdown.clone(), move || {
         let database = database.clone();
         async move {
-            let swept =
-                database.run(async |connection| deliveries::sweep(connection, deliver::FIRST_LEASE).await);
+            let swept = database.run(async |connection| deliveries::sweep(connection, deliver::FIRST_LEASE).await);
             let swept = swept.await?;
             Ok((swept.late, swept.more))
         }

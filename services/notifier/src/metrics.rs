@@ -10,10 +10,8 @@ use runtime::metrics::Instruments;
 use store::endpoints::Backlog;
 
 /// Histogram bounds of the time from order to delivery, in seconds.
-const DELIVERY_BOUNDS: [f64; 16] = [
-    0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 7_200.0, 21_600.0, 43_200.0,
-    100_000.0,
-];
+const DELIVERY_BOUNDS: [f64; 16] =
+    [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 7_200.0, 21_600.0, 43_200.0, 100_000.0];
 /// Histogram bounds of the duration of one request, in seconds.
 const ATTEMPT_BOUNDS: [f64; 10] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 5.0, 15.0];
 
@@ -54,8 +52,7 @@ impl Metrics {
                 "How long the oldest due row has been due, without blocked endpoints",
             ),
             blocked: make.gauge("esim.endpoints.blocked", "Endpoints that get no webhooks, by reason"),
-            exhausted: make
-                .gauge("esim.deliveries.exhausted", "Exhausted deliveries, which an operator can replay"),
+            exhausted: make.gauge("esim.deliveries.exhausted", "Exhausted deliveries, which an operator can replay"),
         }
     }
 

@@ -29,14 +29,10 @@ impl Metrics {
         let make = Instruments::of("notifier");
         Self {
             erased: make.counter("esim.retention.erased", "Rows that were erased after their term, by class"),
-            overdue: make.seconds(
-                "esim.retention.overdue",
-                "How long the oldest row of a class has been past its term",
-            ),
-            waiting: make.gauge(
-                "esim.retention.waiting",
-                "Profiles that are kept past the term because they are not delivered",
-            ),
+            overdue: make
+                .seconds("esim.retention.overdue", "How long the oldest row of a class has been past its term"),
+            waiting: make
+                .gauge("esim.retention.waiting", "Profiles that are kept past the term because they are not delivered"),
         }
     }
 }

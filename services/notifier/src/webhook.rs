@@ -109,11 +109,7 @@ impl Sender {
     /// Reads the system's name servers and certificates. Needs a runtime.
     pub fn new(guard: Guard, name_servers: &NameServers, limits: &Limits) -> io::Result<Self> {
         let dns = Dns::new(guard.clone(), name_servers)?;
-        Ok(Self {
-            endpoints: client::endpoints(dns, limits.head_max, limits.idle)?,
-            guard,
-            timeout: limits.timeout,
-        })
+        Ok(Self { endpoints: client::endpoints(dns, limits.head_max, limits.idle)?, guard, timeout: limits.timeout })
     }
 
     /// Posts one webhook; returns the response and the beginning of its body. Follows no redirect. A date
@@ -138,8 +134,7 @@ impl Sender {
             Ok((answer, response.into_body()))
         };
         let deadline = tokio::time::Instant::now() + self.timeout;
-        let (answer, body) =
-            tokio::time::timeout_at(deadline, exchange).await.map_err(|_| Unanswered::Timeout)??;
+        let (answer, body) = tokio::time::timeout_at(deadline, exchange).await.map_err(|_| Unanswered::Timeout)??;
         let mut beginning = Vec::new();
         let deadline = deadline.min(tokio::time::Instant::now() + ANSWER_WAIT);
         // A body that is late or broken changes nothing: the status counts.

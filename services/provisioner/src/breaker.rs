@@ -119,9 +119,8 @@ impl Breaker {
     /// Marks the start of a call.
     pub fn begin(&self) -> Since {
         let known = lock(&self.known);
-        let counts = |breaker: &&ProviderBreaker| {
-            breaker.state == BreakerState::Closed || known.probe == Some(breaker.version)
-        };
+        let counts =
+            |breaker: &&ProviderBreaker| breaker.state == BreakerState::Closed || known.probe == Some(breaker.version);
         Since(known.breaker.as_ref().filter(counts).map(|breaker| breaker.version))
     }
 
@@ -131,16 +130,14 @@ impl Breaker {
         {
             let mut known = lock(&self.known);
             known.run = Run::default();
-            let closes = |breaker: &ProviderBreaker| {
-                breaker.version == version && breaker.state != BreakerState::Closed
-            };
+            let closes =
+                |breaker: &ProviderBreaker| breaker.version == version && breaker.state != BreakerState::Closed;
             if !known.breaker.as_ref().is_some_and(closes) {
                 return;
             }
         }
-        let updated = self
-            .database
-            .run(async |connection| providers::answered(connection, &self.provider, version).await);
+        let updated =
+            self.database.run(async |connection| providers::answered(connection, &self.provider, version).await);
         self.take(perform(Effect::CommitHealth, updated).await);
     }
 
@@ -163,16 +160,15 @@ impl Breaker {
             known.run = Run::default();
         }
         let (name, reason) = (&self.provider, trouble.reason());
-        let updated = self.database.run(async |connection| {
-            providers::failed(connection, name, version, true, &self.limits, reason).await
-        });
+        let updated = self
+            .database
+            .run(async |connection| providers::failed(connection, name, version, true, &self.limits, reason).await);
         self.take(perform(Effect::CommitHealth, updated).await);
     }
 
     /// Takes the probe if the breaker is half open and no other process has it.
     pub async fn probe(&self, lease: Duration) -> Result<bool, store::Error> {
-        let probing =
-            self.database.run(async |connection| providers::probe(connection, &self.provider, lease).await);
+        let probing = self.database.run(async |connection| providers::probe(connection, &self.provider, lease).await);
         let probe = perform(Effect::CommitProbe, probing).await?;
         let granted = probe.is_some();
         if let Some(now) = probe {

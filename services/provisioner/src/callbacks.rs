@@ -58,13 +58,7 @@ pub struct Callbacks {
 
 impl Callbacks {
     /// Callbacks of these providers: at most `in_flight` at once, and `rate` per second that reach PostgreSQL.
-    pub fn new(
-        providers: Callers,
-        database: Database,
-        metrics: Metrics,
-        in_flight: usize,
-        rate: usize,
-    ) -> Self {
+    pub fn new(providers: Callers, database: Database, metrics: Metrics, in_flight: usize, rate: usize) -> Self {
         Self {
             providers,
             database,
@@ -178,8 +172,7 @@ async fn hear(
     }
     // The semaphore is never closed, so this only waits.
     let _statement = callbacks.statements.acquire().await;
-    let hinted =
-        callbacks.database.run(async |connection| providers::hint(connection, &name, unit_id.as_str()).await);
+    let hinted = callbacks.database.run(async |connection| providers::hint(connection, &name, unit_id.as_str()).await);
     match perform(Effect::CommitHint, hinted).await {
         Ok(moved) => counted(if moved { "hinted" } else { "ignored" }, StatusCode::OK),
         Err(error) => {

@@ -132,12 +132,10 @@ mod tests {
     async fn a_purchase_whose_turn_comes_too_late_is_not_sent() {
         let (name, metrics, lanes) = ("test".to_owned(), Metrics::default(), Arc::new(lanes(4)));
         let server = DatabaseConfig { database_url: "postgres://localhost/none".into() };
-        let database =
-            PoolConfig { server, database_connections: 1, database_timeout: Duration::from_secs(5) }
-                .open("test")
-                .unwrap();
-        let limits =
-            BreakerLimits { failures: 3, open: Duration::from_secs(10), open_most: Duration::from_mins(1) };
+        let database = PoolConfig { server, database_connections: 1, database_timeout: Duration::from_secs(5) }
+            .open("test")
+            .unwrap();
+        let limits = BreakerLimits { failures: 3, open: Duration::from_secs(10), open_most: Duration::from_mins(1) };
         let breaker = Breaker::new(name.clone(), limits, database, Arc::clone(&lanes), metrics.clone());
         let calls = Calls {
             name,

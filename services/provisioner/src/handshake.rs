@@ -115,7 +115,8 @@ impl Handshake {
 
     /// Waits a moment for the releases of held events, at the end of the process.
     pub async fn finish(&self) {
-        let holds = |(_, state): &(Instant, Remembered)| matches!(state, Remembered::Held { ready, .. } if !ready.is_empty());
+        let holds =
+            |(_, state): &(Instant, Remembered)| matches!(state, Remembered::Held { ready, .. } if !ready.is_empty());
         let released = async {
             while self.nats.is_connected() && lock(&self.remembered).values().any(holds) {
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -128,8 +129,7 @@ impl Handshake {
 fn readiness(work: &Claimed, ready: Vec<TopupId>) -> impl Iterator<Item = Ready> {
     let partner_id: PartnerId = work.partner_id;
     let traceparent = trace::context_of(&Span::current()).or_else(|| work.traceparent.clone());
-    ready.into_iter().map(move |topup_id| Ready {
-        topup: ReadyTopup { topup_id, partner_id },
-        traceparent: traceparent.clone(),
-    })
+    ready
+        .into_iter()
+        .map(move |topup_id| Ready { topup: ReadyTopup { topup_id, partner_id }, traceparent: traceparent.clone() })
 }

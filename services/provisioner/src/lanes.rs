@@ -216,9 +216,7 @@ impl Lanes {
         let mut book = lock(&self.book);
         let (in_flight, last_begun) = (book.in_flight, book.last_begun);
         let stuck = if in_flight >= self.slots { now - last_begun } else { Duration::ZERO };
-        book.lanes.retain(|_, lane| {
-            lane.in_flight > 0 || lane.state != State::Closed || now - lane.last_change < IDLE
-        });
+        book.lanes.retain(|_, lane| lane.in_flight > 0 || lane.state != State::Closed || now - lane.last_change < IDLE);
         let mut usual = None;
         let mut least = Duration::MAX;
         let mut lanes = Vec::new();

@@ -221,13 +221,10 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let instance = Uuid::now_v7().simple().to_string();
     let handshake = Handshake::start(&nats, &instance, &shutdown);
     if checked {
-        let watched =
-            start(&config, providers, &instance, &handshake, &database, &nats, &vault, &metrics, &shutdown);
+        let watched = start(&config, providers, &instance, &handshake, &database, &nats, &vault, &metrics, &shutdown);
         shutdown.spawn("breakers", breaker::watch(watched, database.clone(), readiness, shutdown.clone()));
-        let watched = vec![Watched {
-            stream: JOBS,
-            consumers: config.providers.iter().map(|name| durable(name)).collect(),
-        }];
+        let watched =
+            vec![Watched { stream: JOBS, consumers: config.providers.iter().map(|name| durable(name)).collect() }];
         shutdown.spawn("streams", watch_streams(nats.clone(), watched, shutdown.clone()));
         let swept = database.clone();
         let sweep = move || {
@@ -280,8 +277,7 @@ fn start(
     let mut watched = Vec::new();
     for (name, Connected { provider, .. }) in providers {
         let lanes = Arc::new(Lanes::new(name.clone(), lane_limits, purchases.slots, metrics.clone()));
-        let breaker =
-            Breaker::new(name.clone(), limits, database.clone(), Arc::clone(&lanes), metrics.clone());
+        let breaker = Breaker::new(name.clone(), limits, database.clone(), Arc::clone(&lanes), metrics.clone());
         let rate = Arc::new(Rate::new(config.provider_rate, instance.to_owned()));
         watched.push((Arc::clone(&breaker), Arc::clone(&rate)));
         let placing = Arc::new(Placing {

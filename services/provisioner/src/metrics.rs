@@ -41,10 +41,8 @@ impl Default for Metrics {
     fn default() -> Self {
         let make = Instruments::of("provisioner");
         Self {
-            breaker: make.gauge(
-                "esim.provider.breaker",
-                "State of a provider's breaker: 0 closed, 1 open, 2 half open",
-            ),
+            breaker: make
+                .gauge("esim.provider.breaker", "State of a provider's breaker: 0 closed, 1 open, 2 half open"),
             open_lanes: make.gauge(
                 "esim.provider.lanes.open",
                 "Open lanes of a provider: their purchases fail or are slow, and wait",
@@ -56,10 +54,8 @@ impl Default for Metrics {
                 &[0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0],
             ),
             parked: make.gauge("esim.placements.parked", "Parked placements; read every 15 s"),
-            oldest_overdue: make.seconds(
-                "esim.redrive.oldest_overdue",
-                "How long the oldest due row has been due; read every 15 s",
-            ),
+            oldest_overdue: make
+                .seconds("esim.redrive.oldest_overdue", "How long the oldest due row has been due; read every 15 s"),
             due: DueRows::new("provisioner"),
             server: ServerGauges::default(),
             callbacks: make.counter("esim.provider.callbacks", "Callbacks from providers, by outcome"),
@@ -97,17 +93,12 @@ impl Default for ServerGauges {
                 "esim.database.xid_age",
                 "Transactions since the oldest unfrozen row; writes stop near 2 billion",
             ),
-            longest_transaction: make.seconds(
-                "esim.database.longest_transaction",
-                "Age of the oldest open transaction of a client",
-            ),
-            unarchived: make.seconds(
-                "esim.database.archive_age",
-                "How long WAL has not been archived because archiving fails",
-            ),
+            longest_transaction: make
+                .seconds("esim.database.longest_transaction", "Age of the oldest open transaction of a client"),
+            unarchived: make
+                .seconds("esim.database.archive_age", "How long WAL has not been archived because archiving fails"),
             standbys: make.gauge("esim.database.standbys", "Connected standbys"),
-            standby_lag: make
-                .seconds("esim.database.standby_lag", "Largest replay lag of a connected standby"),
+            standby_lag: make.seconds("esim.database.standby_lag", "Largest replay lag of a connected standby"),
         }
     }
 }
@@ -176,12 +167,7 @@ impl Metrics {
     }
 
     /// Reads the providers' backlogs until the soft stop, including providers that only others serve.
-    pub async fn watch(
-        self,
-        served: Vec<String>,
-        database: Database,
-        shutdown: Shutdown,
-    ) -> anyhow::Result<()> {
+    pub async fn watch(self, served: Vec<String>, database: Database, shutdown: Shutdown) -> anyhow::Result<()> {
         let mut ticks = shutdown.ticks(PERIOD);
         while ticks.next().await {
             match database.run(async |connection| providers::backlogs(connection, &served).await).await {

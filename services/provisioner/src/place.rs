@@ -92,8 +92,7 @@ impl Stage for Queue {
     fn open(&self, job: TopupJob) -> (Vec<Ticket<PlacementId>>, Self::Hint) {
         match job {
             TopupJob::V1 { placement_id } => {
-                let ticket =
-                    Ticket { id: placement_id, lane: "".into(), partner: PartnerId::from(uuid::Uuid::nil()) };
+                let ticket = Ticket { id: placement_id, lane: "".into(), partner: PartnerId::from(uuid::Uuid::nil()) };
                 (vec![ticket], None)
             }
             TopupJob::V2 { placements, verdict_to } => {
@@ -157,8 +156,7 @@ impl Stage for Queue {
 impl Placing {
     async fn due(&self, buys: bool, page: &Page<'_>) -> anyhow::Result<Found<PlacementId>> {
         let name = &self.calls.name;
-        let found =
-            self.database.run(async |connection| placements::due(connection, name, buys, page).await).await?;
+        let found = self.database.run(async |connection| placements::due(connection, name, buys, page).await).await?;
         let tickets = found.due.into_iter().map(|due| Ticket {
             id: due.placement_id,
             lane: due.lane.into(),
@@ -173,9 +171,8 @@ impl Placing {
 
     async fn claim(&self, rows: &[PlacementId], claim: Claim) -> anyhow::Result<Vec<Claimed>> {
         let (name, lease) = (&self.calls.name, self.lease);
-        let claimed = self
-            .database
-            .run(async |connection| placements::claim(connection, name, rows, claim, lease).await);
+        let claimed =
+            self.database.run(async |connection| placements::claim(connection, name, rows, claim, lease).await);
         Ok(claimed.await?)
     }
 
@@ -203,8 +200,7 @@ impl Placing {
         let mut candidate = None;
         let purchases = [(true, tried.clone()), (true, None)];
         let lookups = [(false, None)];
-        let (first, second) =
-            if *looks { (&lookups[..], &purchases[..]) } else { (&purchases[..], &lookups[..]) };
+        let (first, second) = if *looks { (&lookups[..], &purchases[..]) } else { (&purchases[..], &lookups[..]) };
         for (buys, after) in first.iter().chain(second).cloned() {
             let page = Page { limit: PROBED_LANES, per_lane: 1, after, skip: &[] };
             candidate = self.due(buys, &page).await?.due.into_iter().next();
@@ -281,13 +277,7 @@ impl Placing {
     }
 
     /// Sends the purchase of a fresh attempt, once.
-    async fn buy(
-        &self,
-        work: &Claimed,
-        lane: &Arc<str>,
-        trigger: &Trigger<Option<Arc<str>>>,
-        slot: Option<Slot>,
-    ) {
+    async fn buy(&self, work: &Claimed, lane: &Arc<str>, trigger: &Trigger<Option<Arc<str>>>, slot: Option<Slot>) {
         let message = trigger.message.as_deref();
         let verdict_to = message.and_then(|message| message.hint.as_ref());
         // Only a first attempt with a message measures the wait in the job queue.

@@ -27,10 +27,10 @@ pub async fn broadcast(
     while ticks.next().await {
         let promises = lanes.promises();
         let verdict_in = if breaker.is_closed() { promises.verdict_in } else { Duration::MAX };
-        let lanes = promises.lanes.into_iter().map(|(lane, verdict_in)| LanePromise {
-            lane: lane.to_string(),
-            verdict_ms: milliseconds(verdict_in),
-        });
+        let lanes = promises
+            .lanes
+            .into_iter()
+            .map(|(lane, verdict_in)| LanePromise { lane: lane.to_string(), verdict_ms: milliseconds(verdict_in) });
         let heartbeat = Heartbeat::V1 {
             provider: provider.to_owned(),
             instance: instance.to_owned(),

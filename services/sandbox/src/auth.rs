@@ -34,8 +34,7 @@ fn check(parts: &Parts, ours: &Credentials, now_ms: i64) -> Result<Authenticated
     let access_key = header("x-gat-access-key").ok_or("x-gat-access-key is missing")?;
     let signature = header("x-gat-signature").ok_or("x-gat-signature is missing")?;
 
-    let sent_ms =
-        signing::parse_unix_time(timestamp).ok_or("x-gat-timestamp is not Unix time in milliseconds")?;
+    let sent_ms = signing::parse_unix_time(timestamp).ok_or("x-gat-timestamp is not Unix time in milliseconds")?;
     if sent_ms.abs_diff(now_ms) > WINDOW_MS {
         return Err("x-gat-timestamp is more than 5 minutes off");
     }
@@ -60,10 +59,7 @@ mod tests {
 
     /// The error for a valid request after `change`.
     fn refused(change: impl FnOnce(&mut Parts)) -> Option<&'static str> {
-        let ours = Credentials {
-            access_key: "AK".into(),
-            secret: SecretKey::from_base64("c2VjcmV0LWtleQ==").unwrap(),
-        };
+        let ours = Credentials { access_key: "AK".into(), secret: SecretKey::from_base64("c2VjcmV0LWtleQ==").unwrap() };
         let timestamp = NOW.to_string();
         let signature = signing::usimsa::sign(&ours.secret, "GET", PATH, &timestamp, "AK");
         let request = Request::get(PATH)

@@ -47,9 +47,7 @@ impl IntoResponse for Error {
             Self::Duplicate => no_products(code::DUPLICATE, "Order id was already processed"),
             Self::UnknownOrder => no_products(code::NOT_FOUND, "Order not found"),
             Self::UnknownTopup => status(StatusCode::OK, code::NOT_FOUND, "Topup not found"),
-            Self::Http(http) => {
-                status(http, code::MALFORMED, http.canonical_reason().unwrap_or("Request failed"))
-            }
+            Self::Http(http) => status(http, code::MALFORMED, http.canonical_reason().unwrap_or("Request failed")),
             Self::Failed => server_error(),
             Self::RateLimited => {
                 let response = status(StatusCode::TOO_MANY_REQUESTS, code::RATE_LIMITED, "Too many requests");

@@ -70,11 +70,9 @@ impl Faults {
     }
 
     fn check(&self) -> Result<(), String> {
-        for (field, share) in [
-            ("error_rate", self.error_rate),
-            ("error_buys", self.error_buys),
-            ("silent_rate", self.silent_rate),
-        ] {
+        for (field, share) in
+            [("error_rate", self.error_rate), ("error_buys", self.error_buys), ("silent_rate", self.silent_rate)]
+        {
             if !(0.0..=1.0).contains(&share) {
                 return Err(format!("{field} must be between 0 and 1"));
             }
@@ -82,10 +80,9 @@ impl Faults {
         if self.error_rate + self.silent_rate > 1.0 {
             return Err("error_rate and silent_rate together must be at most 1".into());
         }
-        for (field, value, most) in [
-            ("latency_ms", self.latency_ms, MAX_LATENCY_MS),
-            ("not_found_lag_ms", self.not_found_lag_ms, MAX_LAG_MS),
-        ] {
+        for (field, value, most) in
+            [("latency_ms", self.latency_ms, MAX_LATENCY_MS), ("not_found_lag_ms", self.not_found_lag_ms, MAX_LAG_MS)]
+        {
             if value > most {
                 return Err(format!("{field} must be at most {most}"));
             }

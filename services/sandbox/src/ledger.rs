@@ -116,10 +116,7 @@ impl Ledger {
                 (_, None) => bail!("the first record is not `opened`"),
                 (Record::Bought(purchase), _) => {
                     let expected = accounts.next_unit;
-                    ensure!(
-                        purchase.first_unit == expected,
-                        "the next unit is {expected}: a record is missing"
-                    );
+                    ensure!(purchase.first_unit == expected, "the next unit is {expected}: a record is missing");
                     accounts.enter(purchase);
                 }
                 (Record::Canceled { unit, .. }, _) => {
@@ -173,11 +170,8 @@ impl Ledger {
         let places = accounts.by_order_id.get(order_id)?;
         let purchases = places.iter().map(|place| Arc::clone(&accounts.purchases[*place]));
         let purchases: Vec<_> = purchases.collect();
-        let canceled = purchases
-            .iter()
-            .flat_map(|purchase| accounts.canceled.range(purchase.unit_numbers()))
-            .copied()
-            .collect();
+        let canceled =
+            purchases.iter().flat_map(|purchase| accounts.canceled.range(purchase.unit_numbers())).copied().collect();
         Some(Order { purchases, canceled })
     }
 
@@ -251,8 +245,7 @@ mod tests {
     const NOW: OffsetDateTime = datetime!(2026-11-20 12:00:00.123_456 UTC);
 
     fn buy(ledger: &Ledger, order_id: &str, products: &[(&str, u32)]) -> Option<Arc<Purchase>> {
-        let products =
-            products.iter().map(|(option, qty)| Product { option_id: (*option).into(), qty: *qty });
+        let products = products.iter().map(|(option, qty)| Product { option_id: (*option).into(), qty: *qty });
         ledger.buy(order_id.into(), products.collect(), NOW, Repeats::Refused).unwrap()
     }
 
@@ -294,8 +287,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ledger.jsonl");
         let seed = "00".repeat(32);
-        let opened =
-            format!(r#"{{"opened":{{"version":1,"first_unit":100000000000000,"seed":"{seed}"}}}}"#) + "\n";
+        let opened = format!(r#"{{"opened":{{"version":1,"first_unit":100000000000000,"seed":"{seed}"}}}}"#) + "\n";
         let bought = concat!(
             r#"{"bought":{"at_ms":0,"order_id":"o","first_unit":100000000000000,"#,
             r#""products":[{"optionId":"a","qty":1}]}}"#,

@@ -65,12 +65,7 @@ pub struct Config {
     pub admin_listen: SocketAddr,
     /// File of all purchases: JSON lines, created if missing. Activation codes derive from its seed, so
     /// only its owner may read it
-    #[arg(
-        long,
-        env = "SANDBOX_LEDGER",
-        required_unless_present = "command",
-        required_if_eq("command", "serve")
-    )]
+    #[arg(long, env = "SANDBOX_LEDGER", required_unless_present = "command", required_if_eq("command", "serve"))]
     pub ledger: Option<PathBuf>,
     /// Access key that callers must send
     #[arg(

@@ -30,10 +30,8 @@ impl Purchase {
 
     /// Each unit with its option id, in the order of the products.
     pub fn units(&self) -> impl Iterator<Item = (UnitNumber, &str)> {
-        let options = self
-            .products
-            .iter()
-            .flat_map(|product| (0..product.qty).map(move |_| product.option_id.as_str()));
+        let options =
+            self.products.iter().flat_map(|product| (0..product.qty).map(move |_| product.option_id.as_str()));
         (self.first_unit..).zip(options)
     }
 }

@@ -131,8 +131,7 @@ async fn order(
         AtPost::BuysThenWaits(duration) => server::pause(&sandbox.shutdown, duration).await,
         _ => {}
     }
-    let units =
-        purchase.units().map(|(unit, option_id)| BoughtUnit { topup_id: unit.to_string(), option_id });
+    let units = purchase.units().map(|(unit, option_id)| BoughtUnit { topup_id: unit.to_string(), option_id });
     let answer = ProductList::new(units.collect(), code::OK, "");
     Ok(garble::answer(sandbox.garble(purchase.products.iter()), answer))
 }
@@ -156,11 +155,8 @@ async fn fetch(
     let mut products = Vec::new();
     for purchase in &order.purchases {
         for (unit, option_id, fate) in units::fates(purchase) {
-            let status = if order.canceled.contains(&unit) {
-                UnitStatus::Canceled
-            } else {
-                fate.status(now - purchase.at)
-            };
+            let status =
+                if order.canceled.contains(&unit) { UnitStatus::Canceled } else { fate.status(now - purchase.at) };
             let ready = status == UnitStatus::Ready;
             products.push(Unit {
                 created_at: purchase.at,

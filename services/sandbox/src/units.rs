@@ -60,12 +60,9 @@ mod tests {
     use time::macros::datetime;
 
     fn fates_of(products: &[(&str, u32)]) -> Vec<Fate> {
-        let products = products
-            .iter()
-            .map(|(name, qty)| Product { option_id: option_id(name).to_string(), qty: *qty })
-            .collect();
-        let purchase =
-            Purchase { at: datetime!(2026-11-20 12:00 UTC), order_id: "o".into(), first_unit: 1, products };
+        let products =
+            products.iter().map(|(name, qty)| Product { option_id: option_id(name).to_string(), qty: *qty }).collect();
+        let purchase = Purchase { at: datetime!(2026-11-20 12:00 UTC), order_id: "o".into(), first_unit: 1, products };
         fates(&purchase).map(|(_, _, fate)| fate).collect()
     }
 

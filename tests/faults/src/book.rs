@@ -43,11 +43,9 @@ impl Settled {
             return None;
         }
         let json: Value = serde_json::from_slice(body).unwrap_or_default();
-        let errors: Vec<&str> =
-            json["errors"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let errors: Vec<&str> = json["errors"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
         let refused = |error: &&str| {
-            error.starts_with("eSIM Request failed - Status: ")
-                || error.starts_with("API connection error (Order ID: ")
+            error.starts_with("eSIM Request failed - Status: ") || error.starts_with("API connection error (Order ID: ")
         };
         let settled = if status == 422 && errors == ["External order id has already been taken"] {
             Self::Taken

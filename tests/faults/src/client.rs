@@ -37,12 +37,8 @@ impl Clients {
         let items: Vec<_> = items.map(|(name, qty)| (self.options[name].as_str(), *qty)).collect();
         let body = order(&external_order_id, &items).to_string();
         let sent = self.epoch.elapsed();
-        let mut asked = Asked {
-            external_order_id,
-            partner: plan.partner,
-            hung_up: plan.hang_up.is_some(),
-            ..Asked::default()
-        };
+        let mut asked =
+            Asked { external_order_id, partner: plan.partner, hung_up: plan.hang_up.is_some(), ..Asked::default() };
         while asked.settled.is_none() && self.epoch.elapsed() < self.deadline {
             let first = asked.requests == 0;
             let ingress = (plan.ingress + asked.requests) % self.ingresses.len();

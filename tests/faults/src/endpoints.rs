@@ -34,9 +34,7 @@ fn answer(behaviour: Behaviour, number: u64) -> Answer {
         Behaviour::Failing if number % 5 < 2 => (500, Duration::ZERO),
         Behaviour::Hanging => (503, HANGING),
         Behaviour::Closing if number % 3 < 2 => (0, Duration::ZERO),
-        Behaviour::Fast | Behaviour::Failing | Behaviour::Closing | Behaviour::Absent => {
-            (200, Duration::ZERO)
-        }
+        Behaviour::Fast | Behaviour::Failing | Behaviour::Closing | Behaviour::Absent => (200, Duration::ZERO),
     };
     Answer { status, delay }
 }

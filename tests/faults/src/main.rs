@@ -85,9 +85,7 @@ fn within(text: &str, least: f64, most: f64) -> Result<f64, String> {
 
 fn interval(text: &str) -> Result<Duration, String> {
     let duration = humantime::parse_duration(text).map_err(|error| error.to_string())?;
-    (duration >= Duration::from_millis(500))
-        .then_some(duration)
-        .ok_or_else(|| "must be at least 500ms".into())
+    (duration >= Duration::from_millis(500)).then_some(duration).ok_or_else(|| "must be at least 500ms".into())
 }
 
 /// The settings with every default filled in.

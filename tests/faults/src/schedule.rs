@@ -195,8 +195,7 @@ pub fn schedule(terms: &Terms) -> Vec<Planned> {
         if let Some((index, targets)) = drawn {
             let card = cards.remove(index);
             let target = targets[rng.random_range(0..targets.len())];
-            let mut within =
-                |range: Option<RangeInclusive<Duration>>| range.map(|range| draw(&range, &mut rng));
+            let mut within = |range: Option<RangeInclusive<Duration>>| range.map(|range| draw(&range, &mut rng));
             let fault = (card.fault)(within(card.strength).unwrap_or_default());
             let fault = Planned { at, target, fault, lasts: within(card.lasts).unwrap_or_default() };
             busy.insert(target, fault.end() + RESPITE);

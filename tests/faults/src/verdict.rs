@@ -277,9 +277,7 @@ fn fate(unit: &StoredUnit, placement: &StoredPlacement, acknowledged: bool) -> F
     let reason = reasons.into_iter().find(|text| !text.is_empty()).cloned();
     match (unit.state.as_str(), unit.delivery.as_deref(), reason) {
         ("ready", Some("delivered"), _) if acknowledged => Fate::Delivered,
-        ("ready", Some("delivered"), _) => {
-            Fate::Lost("stored as delivered, but no endpoint acknowledged it".into())
-        }
+        ("ready", Some("delivered"), _) => Fate::Lost("stored as delivered, but no endpoint acknowledged it".into()),
         ("ready", Some(state), _) => {
             let (attempts, error) = (unit.attempt, &unit.error);
             Fate::Lost(format!("its delivery is {state} after {attempts:?} attempts: {error:?}"))
@@ -301,8 +299,7 @@ fn webhooks(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
     let mut acknowledged: HashSet<&str> = HashSet::new();
     let mut wrong: BTreeSet<(Broken, &str)> = BTreeSet::new();
     let orders = evidence.stored.orders.iter();
-    let partner_of: HashMap<&str, &str> =
-        orders.map(|one| (&one.order_id[..], &one.partner_id[..])).collect();
+    let partner_of: HashMap<&str, &str> = orders.map(|one| (&one.order_id[..], &one.partner_id[..])).collect();
     for arrival in &evidence.arrivals {
         verdict.counts.webhooks += 1;
         let topup = arrival.topup_id.as_str();

@@ -61,11 +61,7 @@ fn good() -> Evidence {
         asked: vec![asked("external", 1, &["t1", "t2"])],
         arrivals: vec![arrival("t1", 2), arrival("t2", 2)],
         ledger: vec![bought],
-        stored: Stored {
-            orders: vec![order],
-            placements: vec![placement],
-            units: vec![unit("t1"), unit("t2")],
-        },
+        stored: Stored { orders: vec![order], placements: vec![placement], units: vec![unit("t1"), unit("t2")] },
         partners: vec!["partner".into()],
     }
 }
@@ -169,11 +165,8 @@ fn what_happened_is_counted() {
 
 #[test]
 fn recovery_counts_from_the_end_to_an_order_that_was_sent_later() {
-    let happened = |kind: &str, until| Happened {
-        kind: kind.into(),
-        from: Duration::ZERO,
-        until: Duration::from_secs(until),
-    };
+    let happened =
+        |kind: &str, until| Happened { kind: kind.into(), from: Duration::ZERO, until: Duration::from_secs(until) };
     let asked = [("a", 9), ("b", 11), ("c", 30)].map(|(topup, sent)| asked(topup, sent, &[topup]));
     // Topup a was ordered before the fault ended: it proves nothing.
     let arrivals = [arrival("b", 15), arrival("a", 12), arrival("c", 31)];

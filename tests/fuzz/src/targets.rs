@@ -134,8 +134,7 @@ fn callback() -> Target {
 fn endpoint() -> Target {
     install_tls();
     let server = Replayed::start();
-    let guard =
-        Guard::new(Networks::parse("127.0.0.0/8").expect("a network"), Networks::default(), Ports::default());
+    let guard = Guard::new(Networks::parse("127.0.0.0/8").expect("a network"), Networks::default(), Ports::default());
     let limits = webhook::Limits { timeout: Duration::from_secs(5), head_max: 16 * 1024, idle: 4 };
     let sender = {
         let _entered = server.tokio.enter();
@@ -165,16 +164,11 @@ fn url(data: &[u8]) {
     let Ok(url) = text.parse::<WebhookUrl>() else { return };
     assert_eq!(url.as_str(), text);
     let url = url.parsed().expect("it was parsed before");
-    assert!(
-        matches!(url.scheme(), "http" | "https") && url.username().is_empty() && url.password().is_none()
-    );
+    assert!(matches!(url.scheme(), "http" | "https") && url.username().is_empty() && url.password().is_none());
     let passes = Guard::default().check_url(&url).is_ok();
     let is_ours = match url.host() {
         Some(url::Host::Ipv4(address)) => {
-            address.is_private()
-                || address.is_loopback()
-                || address.is_link_local()
-                || address.is_unspecified()
+            address.is_private() || address.is_loopback() || address.is_link_local() || address.is_unspecified()
         }
         Some(url::Host::Ipv6(address)) => {
             address.is_loopback() || address.is_unspecified() || address.to_ipv4_mapped().is_some()

@@ -184,8 +184,7 @@ impl Request {
         let request = self.client.http.request(method, &url).headers(headers).body(self.body);
         let answer = request.send().await.with_context(|| format!("{} {url}", self.method))?;
         let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
-        let body =
-            answer.bytes().await.with_context(|| format!("reading the answer to {} {url}", self.method))?;
+        let body = answer.bytes().await.with_context(|| format!("reading the answer to {} {url}", self.method))?;
         Ok(Answer { status, headers, body, took: start.elapsed() })
     }
 

@@ -51,12 +51,7 @@ impl Database {
     /// An existing database, which is not dropped.
     pub fn existing(url: &str) -> Result<Self> {
         let server: Url = url.parse().context("the URL of the database is not a URL")?;
-        Ok(Self {
-            name: server.path().trim_start_matches('/').to_owned(),
-            server,
-            url: url.to_owned(),
-            kept: true,
-        })
+        Ok(Self { name: server.path().trim_start_matches('/').to_owned(), server, url: url.to_owned(), kept: true })
     }
 
     /// The value for `DATABASE_URL`.
@@ -84,9 +79,7 @@ impl Database {
 
     /// A connection for reading what the services stored.
     pub async fn connect(&self) -> Result<PgConnection> {
-        PgConnection::connect(&self.url)
-            .await
-            .with_context(|| format!("cannot connect to database {}", self.name))
+        PgConnection::connect(&self.url).await.with_context(|| format!("cannot connect to database {}", self.name))
     }
 }
 
@@ -126,8 +119,7 @@ async fn create_roles(server: &Url) -> Result<()> {
 /// Runs a statement whose only variable part is a generated name.
 async fn execute(server: &Url, statement: String) -> Result<()> {
     let failed = |what: &str| format!("PostgreSQL: {what}");
-    let mut connection =
-        PgConnection::connect(server.as_str()).await.with_context(|| failed("cannot connect"))?;
+    let mut connection = PgConnection::connect(server.as_str()).await.with_context(|| failed("cannot connect"))?;
     let done = sqlx::raw_sql(AssertSqlSafe(statement.clone())).execute(&mut connection).await;
     done.with_context(|| failed(&statement))?;
     connection.close().await?;

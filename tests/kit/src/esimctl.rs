@@ -116,18 +116,12 @@ impl Esimctl {
         if !output.status.success() {
             bail!("{shown}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
         }
-        serde_json::from_slice(&output.stdout).with_context(|| {
-            format!("{shown}: unexpected output: {}", String::from_utf8_lossy(&output.stdout))
-        })
+        serde_json::from_slice(&output.stdout)
+            .with_context(|| format!("{shown}: unexpected output: {}", String::from_utf8_lossy(&output.stdout)))
     }
 
     /// `partner create`; `environment` is `sandbox` or `live`.
-    pub async fn create_partner(
-        &self,
-        name: &str,
-        environment: &str,
-        webhook_url: Option<&str>,
-    ) -> Result<Partner> {
+    pub async fn create_partner(&self, name: &str, environment: &str, webhook_url: Option<&str>) -> Result<Partner> {
         let mut args = vec!["partner", "create", "--name", name, "--environment", environment];
         if let Some(url) = webhook_url {
             args.extend(["--webhook-url", url]);

@@ -54,8 +54,7 @@ impl NatsServer {
     /// Deletes the storage of a server that is stopped: streams, consumers, messages.
     pub fn wipe(&self) -> Result<()> {
         anyhow::ensure!(self.process.pid().is_none(), "stop nats-server before its storage is deleted");
-        std::fs::remove_dir_all(&self.store)
-            .with_context(|| format!("cannot delete {}", self.store.display()))
+        std::fs::remove_dir_all(&self.store).with_context(|| format!("cannot delete {}", self.store.display()))
     }
 }
 

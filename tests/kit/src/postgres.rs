@@ -111,10 +111,12 @@ impl PostgresServer {
             std::os::unix::fs::chown(&file, Some(user.uid), Some(user.gid))?;
         }
         let mut initdb = self.command("initdb");
-        initdb
-            .arg(format!("--pgdata={}", self.data().display()))
-            .arg(format!("--pwfile={}", file.display()))
-            .args(["--username=postgres", "--auth=scram-sha-256", "--encoding=UTF8", "--no-locale"]);
+        initdb.arg(format!("--pgdata={}", self.data().display())).arg(format!("--pwfile={}", file.display())).args([
+            "--username=postgres",
+            "--auth=scram-sha-256",
+            "--encoding=UTF8",
+            "--no-locale",
+        ]);
         let output = output(&mut initdb, START).await?;
         std::fs::remove_file(&file)?;
         ensure!(output.status.success(), "initdb: {}", String::from_utf8_lossy(&output.stderr).trim());

@@ -70,8 +70,7 @@ impl Process {
     pub fn spawn(&mut self) -> Result<()> {
         ensure!(self.child.is_none(), "{} is running already", self.program.name);
         let log = OpenOptions::new().create(true).append(true).open(&self.program.log)?;
-        let inherited =
-            ["PATH", "HOME", "TMPDIR"].map(|name| std::env::var_os(name).map(|value| (name, value)));
+        let inherited = ["PATH", "HOME", "TMPDIR"].map(|name| std::env::var_os(name).map(|value| (name, value)));
         let child = Command::new(&self.program.binary)
             .args(&self.program.args)
             .env_clear()
@@ -164,9 +163,7 @@ impl Process {
 
     fn send(&self, signal: Signal) -> Result<()> {
         let child = self.child.as_ref().context("it is not running");
-        child
-            .and_then(|child| send(child, signal))
-            .with_context(|| format!("cannot signal {}", self.program.name))
+        child.and_then(|child| send(child, signal)).with_context(|| format!("cannot signal {}", self.program.name))
     }
 
     fn log_tail(&self) -> String {

@@ -66,9 +66,8 @@ impl Answer {
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let head = bytes.windows(4).position(|four| four == b"\r\n\r\n")?;
         let text = String::from_utf8_lossy(&bytes[..head]).to_ascii_lowercase();
-        let header = |name: &str| {
-            text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim))
-        };
+        let header =
+            |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim));
         let length: usize = header("content-length")?.parse().ok()?;
         let body = head + 4..head + 4 + length;
         let complete = bytes.len() >= body.end;

@@ -124,9 +124,7 @@ impl Receiver {
     /// Responds `status` to the first request to `path` from now on, and 200 to the others.
     pub fn fail_first(&self, path: &str, status: u16) {
         let failed = AtomicBool::new(false);
-        self.answer(path, move |_| {
-            Answer::status(if failed.swap(true, Ordering::Relaxed) { 200 } else { status })
-        });
+        self.answer(path, move |_| Answer::status(if failed.swap(true, Ordering::Relaxed) { 200 } else { status }));
     }
 
     pub fn count(&self) -> usize {
@@ -235,8 +233,7 @@ mod tests {
     async fn post(url: String, signature: &str) -> u16 {
         let request = http::client().unwrap().post(url).body(BODY);
         let request = request.header("webhook-id", "msg_p5jXN8AQM9LWM0D4loKWxJek");
-        let request =
-            request.header("webhook-timestamp", "1614265330").header("webhook-signature", signature);
+        let request = request.header("webhook-timestamp", "1614265330").header("webhook-signature", signature);
         request.send().await.unwrap().status().as_u16()
     }
 

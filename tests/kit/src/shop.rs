@@ -69,7 +69,6 @@ pub fn ids<'a>(products: impl IntoIterator<Item = &'a Product>) -> BTreeSet<Stri
 /// Waits until a response carries a rejection: ingress waits for verdicts from the first heartbeat on.
 pub async fn verdicts_come(stack: &Stack, client: &Client) -> Result<()> {
     let refused = stack.option("refused")?;
-    let answered =
-        async || Ok((client.order(&fresh("first"), &[(refused, 1)]).await?.status == 422).then_some(()));
+    let answered = async || Ok((client.order(&fresh("first"), &[(refused, 1)]).await?.status == 422).then_some(()));
     wait::until(VERDICTS, "an answer that carries a refusal", answered).await.context("PLACEMENT_WAIT")
 }

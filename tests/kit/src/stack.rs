@@ -136,10 +136,7 @@ impl Builder {
     /// Creates and migrates the database, imports the sandbox's catalogue, and waits until every stage is ready.
     pub async fn start(self) -> Result<Stack> {
         if let Ok(base_url) = std::env::var("TEST_BASE_URL") {
-            ensure!(
-                self == Self::default(),
-                "this test needs a system of its own: run it without TEST_BASE_URL"
-            );
+            ensure!(self == Self::default(), "this test needs a system of its own: run it without TEST_BASE_URL");
             return Stack::attached(base_url).await;
         }
         let dir = tempfile::Builder::new().prefix("stack-").tempdir()?;
@@ -297,8 +294,7 @@ impl Stack {
     /// The sandbox provider's purchases so far, for this stack's partners.
     pub async fn ledger(&self) -> Result<Ledger> {
         let answer = http::client()?.get(format!("{}/ledger", self.sandbox_url)).send().await?;
-        let mut ledger: Ledger =
-            answer.error_for_status()?.json().await.context("unexpected shape of the ledger")?;
+        let mut ledger: Ledger = answer.error_for_status()?.json().await.context("unexpected shape of the ledger")?;
         let before = &self.sold_before;
         ledger.purchases -= before.purchases;
         ledger.units -= before.units;
@@ -361,8 +357,7 @@ impl Stack {
 
     async fn start_all(&mut self, left_out: &BTreeSet<Stage>) -> Result<()> {
         let stages = self.processes.iter_mut().filter(|(stage, _)| !left_out.contains(stage));
-        futures_util::future::try_join_all(stages.flat_map(|(_, replicas)| replicas).map(Process::start))
-            .await?;
+        futures_util::future::try_join_all(stages.flat_map(|(_, replicas)| replicas).map(Process::start)).await?;
         Ok(())
     }
 }

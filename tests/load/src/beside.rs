@@ -55,13 +55,13 @@ impl Beside {
             Self::Snapshot(_) => {
                 let mut connection = PgConnection::connect(&system.database_url).await?;
                 // The snapshot is taken by the first query.
-                let hold = "SET idle_in_transaction_session_timeout = 0; BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1";
+                let hold =
+                    "SET idle_in_transaction_session_timeout = 0; BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1";
                 sqlx::raw_sql(hold).execute(&mut connection).await?;
                 running.snapshot = Some(connection);
             }
             Self::BaseBackup => {
-                let admin =
-                    system.database_admin_url.as_deref().context("a base backup needs DATABASE_ADMIN_URL")?;
+                let admin = system.database_admin_url.as_deref().context("a base backup needs DATABASE_ADMIN_URL")?;
                 let settings = connection_settings(&admin.parse::<Url>()?)?;
                 let program = program(system.pg_bin.as_deref(), "pg_basebackup");
                 running.repeat("pg_basebackup", move || {

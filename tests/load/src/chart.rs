@@ -9,8 +9,7 @@ const RIGHT: f64 = 250.0;
 const TOP: f64 = 44.0;
 const BOTTOM: f64 = 52.0;
 /// Distinct in hue and in lightness.
-const COLOURS: [&str; 8] =
-    ["#0b6fb8", "#d9480f", "#2b8a3e", "#862e9c", "#c99a00", "#0c8599", "#a61e4d", "#495057"];
+const COLOURS: [&str; 8] = ["#0b6fb8", "#d9480f", "#2b8a3e", "#862e9c", "#c99a00", "#0c8599", "#a61e4d", "#495057"];
 
 /// A line through its points, sorted by `x`.
 pub struct Line {

@@ -137,9 +137,7 @@ mod tests {
     #[test]
     fn only_runs_of_one_kind_are_compared() {
         let now = document(1.0, 1.0, &json!({}));
-        for other in
-            [json!({"mode": "accept"}), json!({"connections": 256}), json!({"rate": 64}), json!({"qty": 2})]
-        {
+        for other in [json!({"mode": "accept"}), json!({"connections": 256}), json!({"rate": 64}), json!({"qty": 2})] {
             assert!(tables(&now, &[document(1.0, 1.0, &other)]).is_empty(), "{other}");
         }
         let step = |rate: u32, share: f64| document(1.0, 1.0, &json!({"rate": rate, "of_saturation": share}));

@@ -22,11 +22,7 @@ pub struct Document {
 impl Document {
     pub fn new(system: &System, runs: Vec<Report>) -> Self {
         let now = UNIX_EPOCH + Duration::from_secs(runtime::clock::unix_seconds().unsigned_abs());
-        Self {
-            measured_at: humantime::format_rfc3339_seconds(now).to_string(),
-            commit: system.commit.clone(),
-            runs,
-        }
+        Self { measured_at: humantime::format_rfc3339_seconds(now).to_string(), commit: system.commit.clone(), runs }
     }
 
     /// The documents of a JSON file, or of every JSON file in a folder.

@@ -41,8 +41,7 @@ struct Rows {
 impl Fill {
     /// `admin` connects to the pipeline's database as a superuser: foreign keys are not checked row by row.
     pub async fn new(admin: &str, partners: Vec<Uuid>, option: CatalogueOption) -> Result<Self> {
-        let mut connection =
-            PgConnection::connect(admin).await.context("cannot connect as DATABASE_ADMIN_URL")?;
+        let mut connection = PgConnection::connect(admin).await.context("cannot connect as DATABASE_ADMIN_URL")?;
         sqlx::raw_sql(
             "SET session_replication_role = replica; SET synchronous_commit = off; SET statement_timeout = 0",
         )
@@ -77,10 +76,9 @@ impl Fill {
 
     /// Orders that [`Fill::finished`] has stored so far, also in earlier runs.
     pub async fn stored(&mut self) -> Result<u64> {
-        let last: Option<String> =
-            sqlx::query_scalar("SELECT max(topup_id) FROM topups WHERE topup_id < '20000102'")
-                .fetch_one(&mut self.connection)
-                .await?;
+        let last: Option<String> = sqlx::query_scalar("SELECT max(topup_id) FROM topups WHERE topup_id < '20000102'")
+            .fetch_one(&mut self.connection)
+            .await?;
         Ok(last.map_or(0, |last| last[14..].parse().unwrap_or(0)))
     }
 
@@ -90,8 +88,7 @@ impl Fill {
         for number in first + 1..=first + count {
             let age = SPREAD - SPREAD * i64::try_from(number)? / i64::try_from(of.max(1))?;
             let (external, topup) = (format!("filled-{number}"), format!("20000101000000{number:012}"));
-            let ([order, _, partner], at) =
-                self.order(&mut rows, number, age.max(60), &external, &topup, true)?;
+            let ([order, _, partner], at) = self.order(&mut rows, number, age.max(60), &external, &topup, true)?;
             let provider = &self.option.provider;
             let unit = Uuid::now_v7().simple().to_string();
             let profile = unit.repeat(PROFILE_BYTES / 16);
@@ -112,8 +109,7 @@ impl Fill {
             for number in first..first + batch {
                 let external = format!("backlog-{run}-{number}");
                 let topup = format!("{:026}", backlog_topup(run, number));
-                let ([_, placement, partner], at) =
-                    self.order(&mut rows, number, 60, &external, &topup, false)?;
+                let ([_, placement, partner], at) = self.order(&mut rows, number, 60, &external, &topup, false)?;
                 let (provider, lane) = (&self.option.provider, &self.option.provider_option_id);
                 writeln!(rows.due, "{placement}\t{provider}\t{lane}\t{partner}\tt\t{at}")?;
             }
@@ -158,8 +154,7 @@ impl Fill {
         let at = OffsetDateTime::from_unix_timestamp(seconds)?.format(format)?;
         let partner = self.partners[usize::try_from(number)? % self.partners.len()];
         let CatalogueOption { option_id, provider, provider_option_id: lane, .. } = &self.option;
-        let state =
-            if bought { format!("placed\t1\t{at}\t{at}") } else { "accepted\t0\t\\N\t\\N".to_owned() };
+        let state = if bought { format!("placed\t1\t{at}\t{at}") } else { "accepted\t0\t\\N\t\\N".to_owned() };
         writeln!(rows.orders, "{order}\t{partner}\t{external}\t{at}\t{at}")?;
         writeln!(rows.placements, "{placement}\t{order}\t{partner}\t{provider}\t{lane}\t{state}\t{at}")?;
         writeln!(rows.topups, "{topup}\t{placement}\t0\t{option_id}\t{lane}")?;

@@ -113,8 +113,7 @@ pub struct Pace {
 
 impl Pace {
     pub fn new(load: &Load, window: Rc<Window>) -> Self {
-        let left =
-            if load.mode == Mode::Drain { u64::from(load.backlog.div_ceil(load.qty)) } else { u64::MAX };
+        let left = if load.mode == Mode::Drain { u64::from(load.backlog.div_ceil(load.qty)) } else { u64::MAX };
         let permits = |units| Rc::new(Semaphore::new(units as usize));
         Self { window, left: Cell::new(left), qty: load.qty, permits: load.outstanding().map(permits) }
     }
@@ -372,9 +371,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_closed_loop_holds_back_in_deliver_mode_only() {
-        let pace = |args: &[&str]| {
-            Pace::new(&load(args), Rc::new(Window::new(Instant::now(), Duration::from_secs(1))))
-        };
+        let pace = |args: &[&str]| Pace::new(&load(args), Rc::new(Window::new(Instant::now(), Duration::from_secs(1))));
         let args = ["--connections", "1", "--qty", "2", "--outstanding", "4"];
         assert!(pace(&args).permits().is_none());
         let held = pace(&[&args[..], &["--mode", "deliver"]].concat());
@@ -402,16 +399,10 @@ mod tests {
         for number in 0..2 {
             sender.write_order("1700000000", &mut body, &mut request).unwrap();
             let text = String::from_utf8(request.clone()).unwrap();
-            let expected = format!(
-                r#"{{"external_order_id":"load-run-{number}","products":[{{"option_id":"opt","qty":3}}]}}"#
-            );
-            assert!(
-                text.ends_with(&format!("Content-Length: {}\r\n\r\n{expected}", expected.len())),
-                "{text}"
-            );
-            assert!(
-                text.starts_with("POST /api/v1/api_partner/orders HTTP/1.1\r\nHost: 127.0.0.1:18080\r\n")
-            );
+            let expected =
+                format!(r#"{{"external_order_id":"load-run-{number}","products":[{{"option_id":"opt","qty":3}}]}}"#);
+            assert!(text.ends_with(&format!("Content-Length: {}\r\n\r\n{expected}", expected.len())), "{text}");
+            assert!(text.starts_with("POST /api/v1/api_partner/orders HTTP/1.1\r\nHost: 127.0.0.1:18080\r\n"));
             // The same request is openssl's example in the signing library.
             assert!(text.contains("01b20bc3aefc2db24f3274ab516cd84157104aea28018b7bb6d04828df68a486"));
         }

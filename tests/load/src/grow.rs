@@ -136,12 +136,7 @@ impl Grow {
         for topups in &self.backlogs {
             backlogs.push(self.backlog(*topups, &option).await?);
         }
-        Ok(Results {
-            commit: self.system.commit.clone(),
-            fill_partners: self.fill_partners,
-            points,
-            backlogs,
-        })
+        Ok(Results { commit: self.system.commit.clone(), fill_partners: self.fill_partners, points, backlogs })
     }
 
     /// What retention began goes on after its measurement; a base backup leaves the history in the page cache.
@@ -160,13 +155,7 @@ impl Grow {
         Ok(url.into())
     }
 
-    async fn point(
-        &self,
-        fill: &mut Fill,
-        orders: u64,
-        beside: &Beside,
-        open_rate: &mut Option<u32>,
-    ) -> Result<Point> {
+    async fn point(&self, fill: &mut Fill, orders: u64, beside: &Beside, open_rate: &mut Option<u32>) -> Result<Point> {
         let name = beside.name();
         eprintln!("{orders} finished orders, {name}");
         let mut pgbench = pgbench::measure(&self.system, self.load.pgbench_seconds).await?;
@@ -266,10 +255,7 @@ impl Results {
             [
                 point.orders.to_string(),
                 point.beside.clone(),
-                format!(
-                    "{:.1}",
-                    approximate(u64::try_from(point.database_bytes).unwrap_or(0)) / f64::from(1 << 30)
-                ),
+                format!("{:.1}", approximate(u64::try_from(point.database_bytes).unwrap_or(0)) / f64::from(1 << 30)),
                 format!("{:.0}", closed.webhooks_per_second),
                 figure(ratio, 3),
                 figure(ratio.zip(speed).map(|(ratio, speed)| ratio * speed), 3),
@@ -325,8 +311,7 @@ impl Results {
         };
         document::write_file(prefix, "-rate.svg", &rate.svg())?;
         let mut latencies = lines("answer p99", 0, &|point| Some(point.open.answer.as_ref()?.p99_ms));
-        latencies
-            .extend(lines("to webhook p99", 1, &|point| Some(point.open.order_to_webhook.as_ref()?.p99_ms)));
+        latencies.extend(lines("to webhook p99", 1, &|point| Some(point.open.order_to_webhook.as_ref()?.p99_ms)));
         let latency = Plot {
             title: "p99 over finished orders",
             x: "finished orders stored",

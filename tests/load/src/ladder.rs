@@ -144,10 +144,8 @@ pub fn plot(prefix: &Path, document: &Document, earlier: Option<&Document>) -> R
         ("to webhook p50", |run| Some(run.order_to_webhook.as_ref()?.p50_ms)),
         ("to webhook p99", |run| Some(run.order_to_webhook.as_ref()?.p99_ms)),
     ];
-    let rates: [(&str, Figure); 2] = [
-        ("accepted", |run| Some(run.accepted_orders_per_second)),
-        ("webhooks", |run| Some(run.webhooks_per_second)),
-    ];
+    let rates: [(&str, Figure); 2] =
+        [("accepted", |run| Some(run.accepted_orders_per_second)), ("webhooks", |run| Some(run.webhooks_per_second))];
     let both = |figures: &[(&str, Figure)]| -> Vec<Line> {
         let of = |runs: &[Report], dashed: bool, suffix: &str| -> Vec<Line> {
             let line = |(colour, (name, figure)): (usize, &(&str, Figure))| Line {

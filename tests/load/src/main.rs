@@ -111,8 +111,7 @@ async fn measurement(settings: &Settings) -> Result<ExitCode> {
     if let Some(prefix) = &settings.out {
         document::write(prefix, &document, &measured)?;
         if settings.ladder {
-            let before =
-                earlier.iter().find(|document| document.runs.iter().any(|run| run.of_saturation.is_some()));
+            let before = earlier.iter().find(|document| document.runs.iter().any(|run| run.of_saturation.is_some()));
             ladder::plot(prefix, &document, before)?;
         }
     }
@@ -121,8 +120,7 @@ async fn measurement(settings: &Settings) -> Result<ExitCode> {
 
 /// Fails unless the database is durable: other figures are meaningless.
 async fn check_durability(system: &System) -> Result<()> {
-    let mut connection =
-        PgConnection::connect(&system.database_url).await.context("cannot connect to DATABASE_URL")?;
+    let mut connection = PgConnection::connect(&system.database_url).await.context("cannot connect to DATABASE_URL")?;
     for setting in ["fsync", "synchronous_commit", "full_page_writes"] {
         let value: String =
             sqlx::query_scalar("SELECT current_setting($1)").bind(setting).fetch_one(&mut connection).await?;

@@ -222,12 +222,9 @@ impl Display for Report {
         if self.build != Build::Release {
             writeln!(f, "NOT A RELEASE BUILD: these figures say nothing about speed\n")?;
         }
-        let ratio =
-            |rate: f64| self.pgbench.map_or_else(String::new, |pgbench| format!("{:.3}", rate / pgbench));
-        let mut rates = vec![
-            ("accepted orders", self.accepted_orders_per_second),
-            ("webhooks", self.webhooks_per_second),
-        ];
+        let ratio = |rate: f64| self.pgbench.map_or_else(String::new, |pgbench| format!("{:.3}", rate / pgbench));
+        let mut rates =
+            vec![("accepted orders", self.accepted_orders_per_second), ("webhooks", self.webhooks_per_second)];
         rates.extend(self.drain_per_second.map(|drain| ("drain of the backlog", drain)));
         rates.extend(self.pgbench.map(|pgbench| ("pgbench transactions", pgbench)));
         let rows = rates.iter().map(|(name, rate)| [(*name).into(), format!("{rate:.1}"), ratio(*rate)]);

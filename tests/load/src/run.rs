@@ -35,8 +35,7 @@ pub async fn measure(load: &Load, system: &System, pgbench: Option<f64>) -> Resu
     let verdicts = Verdicts::read(system).await;
     let before = system::sample(&system.run_dir)?;
 
-    let paused =
-        (load.mode == Mode::Drain).then(|| Paused::new(&system.run_dir, "provisioner")).transpose()?;
+    let paused = (load.mode == Mode::Drain).then(|| Paused::new(&system.run_dir, "provisioner")).transpose()?;
     let start = Instant::now();
     let length = match load.mode {
         Mode::Drain => FILL,
@@ -51,9 +50,10 @@ pub async fn measure(load: &Load, system: &System, pgbench: Option<f64>) -> Resu
         workers.spawn_local(Rc::clone(&schedule).run());
         disturbing.push((schedule, sink));
     }
-    let schedule = load.rate.filter(|_| load.mode != Mode::Drain).map(|rate| {
-        Rc::new(Schedule::new(load, rate, senders.clone(), Rc::clone(&window), Rc::clone(&book)))
-    });
+    let schedule = load
+        .rate
+        .filter(|_| load.mode != Mode::Drain)
+        .map(|rate| Rc::new(Schedule::new(load, rate, senders.clone(), Rc::clone(&window), Rc::clone(&book))));
     if let Some(schedule) = &schedule {
         workers.spawn_local(Rc::clone(schedule).run());
     } else {
@@ -99,12 +99,7 @@ pub async fn measure(load: &Load, system: &System, pgbench: Option<f64>) -> Resu
 }
 
 /// Prepares the orders of a disturbance. Their webhooks go to a sink and a book of their own.
-async fn disturb(
-    load: &Load,
-    one: &Disturbance,
-    system: &System,
-    window: &Rc<Window>,
-) -> Result<(Rc<Schedule>, Sink)> {
+async fn disturb(load: &Load, one: &Disturbance, system: &System, window: &Rc<Window>) -> Result<(Rc<Schedule>, Sink)> {
     let load = Load { option: one.option.clone(), rate: Some(one.rate), partners: 1, qty: 1, ..load.clone() };
     let book = Rc::new(Book::default());
     let sink = Sink::start(system.webhook_address, Rc::clone(&book)).await?;
@@ -128,18 +123,12 @@ pub async fn partners(load: &Load, sink: &Sink) -> Result<Vec<Partner>> {
 async fn senders(load: &Load, system: &System, sink: &Sink) -> Result<Vec<Rc<Sender>>> {
     let option_id = Esimctl::new([]).sandbox_option(&load.option).await?.option_id;
     let run = Uuid::now_v7().simple().to_string();
-    let sender =
-        |partner: &Partner| Sender::new(&system.base_url, partner, &option_id, load.qty, &run).map(Rc::new);
+    let sender = |partner: &Partner| Sender::new(&system.base_url, partner, &option_id, load.qty, &run).map(Rc::new);
     partners(load, sink).await?.iter().map(sender).collect()
 }
 
 /// Sends the orders of the window and waits for every response. SIGINT ends the window.
-async fn send(
-    window: &Window,
-    mut workers: JoinSet<()>,
-    progress: &mut Progress,
-    line: &mut Line,
-) -> Result<()> {
+async fn send(window: &Window, mut workers: JoinSet<()>, progress: &mut Progress, line: &mut Line) -> Result<()> {
     let mut interrupted = std::pin::pin!(tokio::signal::ctrl_c());
     let mut stopping = false;
     let mut second = tokio::time::interval(Duration::from_secs(1));

@@ -142,9 +142,7 @@ fn disturbance(text: &str) -> Result<Disturbance, String> {
         let rate: u32 = rate.parse().ok()?;
         (!option.is_empty() && rate > 0).then(|| Disturbance { option: option.to_owned(), rate, count })
     };
-    parsed().ok_or_else(|| {
-        "expected OPTION=RATE or OPTION=RATE,COUNT, such as slow=20 or flapping=100,300".into()
-    })
+    parsed().ok_or_else(|| "expected OPTION=RATE or OPTION=RATE,COUNT, such as slow=20 or flapping=100,300".into())
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]

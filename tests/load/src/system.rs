@@ -41,8 +41,7 @@ pub enum Build {
 pub fn sample(run_dir: &Path) -> Result<Sample> {
     let processes = processes();
     let pids = pids(run_dir)?.into_iter().chain([(GENERATOR.to_owned(), std::process::id())]);
-    let usages =
-        pids.filter(|(_, pid)| processes.contains_key(pid)).map(|(name, pid)| (name, usage(pid, &processes)));
+    let usages = pids.filter(|(_, pid)| processes.contains_key(pid)).map(|(name, pid)| (name, usage(pid, &processes)));
     Ok(usages.collect())
 }
 
@@ -113,8 +112,7 @@ fn ingress(run_dir: &Path) -> Option<u32> {
 
 fn pids(run_dir: &Path) -> Result<BTreeMap<String, u32>> {
     let mut pids = BTreeMap::new();
-    let files =
-        fs::read_dir(run_dir).with_context(|| format!("{} (is the pipeline running?)", run_dir.display()))?;
+    let files = fs::read_dir(run_dir).with_context(|| format!("{} (is the pipeline running?)", run_dir.display()))?;
     for file in files {
         let path = file?.path();
         if path.extension().is_none_or(|extension| extension != "pid") {

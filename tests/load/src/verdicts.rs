@@ -36,8 +36,7 @@ impl Verdicts {
         let mut verdicts = BTreeMap::new();
         for line in text.lines().filter_map(|line| line.strip_prefix(METRIC)) {
             let Some((labels, value)) = line.split_once('}') else { continue };
-            let verdict =
-                labels.split(',').find_map(|label| label.strip_prefix("verdict=\"")?.strip_suffix('"'));
+            let verdict = labels.split(',').find_map(|label| label.strip_prefix("verdict=\"")?.strip_suffix('"'));
             if let (Some(verdict), Ok(count)) = (verdict, value.trim().parse::<u64>()) {
                 *verdicts.entry(verdict.to_owned()).or_default() += count;
             }

@@ -159,7 +159,8 @@ mod tests {
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let mut server = Connection::new(listener.accept().await.unwrap().0).unwrap();
         let writing = async {
-            let text = "HTTP/1.1 201 Created\r\ncontent-length: 3\r\n\r\nabcHTTP/1.1 500 X\r\ncontent-length: 1\r\n\r\nd";
+            let text =
+                "HTTP/1.1 201 Created\r\ncontent-length: 3\r\n\r\nabcHTTP/1.1 500 X\r\ncontent-length: 1\r\n\r\nd";
             for byte in text.as_bytes() {
                 client.write_all(&[*byte]).await.unwrap();
                 tokio::task::yield_now().await;

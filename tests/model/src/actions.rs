@@ -208,8 +208,7 @@ impl Protocol {
                 actions.push(Action::Show(request));
                 continue;
             }
-            let waits =
-                |provisioner: &Provisioner| matches!(provisioner.work, Work::Sent(job) if sent.is_of(job));
+            let waits = |provisioner: &Provisioner| matches!(provisioner.work, Work::Sent(job) if sent.is_of(job));
             let awaited = state.provisioners.iter().any(waits);
             for does in [Does::Buy { ready: true }, Does::Buy { ready: false }, Does::Reject, Does::Defer] {
                 if awaited {

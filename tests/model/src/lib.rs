@@ -190,11 +190,5 @@ pub fn check(settings: &Settings) -> Report {
     let unreached =
         protocol::ENDS.iter().map(|(name, _)| *name).filter(|name| !discoveries.contains_key(name)).collect();
     let visited = visited.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    Report {
-        states: checker.unique_state_count(),
-        depth: checker.max_depth(),
-        counterexample,
-        unreached,
-        visited,
-    }
+    Report { states: checker.unique_state_count(), depth: checker.max_depth(), counterexample, unreached, visited }
 }

@@ -29,8 +29,7 @@ type Condition = fn(&Protocol, &State) -> bool;
 /// Final states that the protocol must reach; otherwise the model proves nothing.
 pub const ENDS: [(&str, Condition); 9] = [
     ("an order is answered with 201 and delivered", |_, state| {
-        state.answer == Some(Answer::Created)
-            && state.rows.iter().all(|row| row.delivery == Delivery::Delivered)
+        state.answer == Some(Answer::Created) && state.rows.iter().all(|row| row.delivery == Delivery::Delivered)
     }),
     ("an order is delivered that was never answered", |_, state| {
         state.answer.is_none()
@@ -50,8 +49,7 @@ pub const ENDS: [(&str, Condition); 9] = [
         state.rows.iter().any(|row| row.told && matches!(row.delivery, Delivery::Pending(_)))
     }),
     ("a placement that failed is refused after all", |_, state| {
-        let rejected =
-            |row: &Row| row.placement.state == PlacementState::Refused && row.placement.attempt > 0;
+        let rejected = |row: &Row| row.placement.state == PlacementState::Refused && row.placement.attempt > 0;
         state.answer == Some(Answer::Refused) && state.rows.iter().all(rejected)
     }),
     ("a release publishes what was held back", |_, state| {

@@ -264,9 +264,8 @@ impl State {
 
     /// Whether the order can't be refused any more, as a second POST of it finds.
     pub fn is_decided(&self) -> bool {
-        let bought = |row: &Row| {
-            matches!(row.placement.state, domain::PlacementState::Placed | domain::PlacementState::Parked)
-        };
+        let bought =
+            |row: &Row| matches!(row.placement.state, domain::PlacementState::Placed | domain::PlacementState::Parked);
         self.late || self.rows.iter().any(bought)
     }
 }

@@ -10,8 +10,8 @@ use crate::{
     actions::{Action, Does, Found},
     protocol::Protocol,
     state::{
-        Address, Answer, Delivery, Ingress, Job, Notifier, OVERDUE, Provisioner, Release, Request, SETTLED,
-        Settlement, State, Turn, Work,
+        Address, Answer, Delivery, Ingress, Job, Notifier, OVERDUE, Provisioner, Release, Request, SETTLED, Settlement,
+        State, Turn, Work,
     },
 };
 
@@ -123,12 +123,7 @@ impl Protocol {
             (Action::StartClock(_), Work::Fresh { job, .. }) => *work = Work::Fresh { job, late: false },
             (Action::Send(_), Work::Fresh { job, .. }) => {
                 *work = Work::Sent(job);
-                state.requests.push(Request {
-                    row: job.row,
-                    attempt: job.attempt,
-                    bought: false,
-                    old: false,
-                });
+                state.requests.push(Request { row: job.row, attempt: job.attempt, bought: false, old: false });
             }
             (Action::TimeOut(_), Work::Sent(job)) => {
                 *work = Work::Idle;
@@ -238,18 +233,13 @@ impl Protocol {
     /// A provisioner claims a placement to buy it.
     fn claim(&self, state: &mut State, by: usize, index: usize, address: Option<Address>) {
         // A job without an address is published after the response; so is a late one.
-        let answered =
-            state.late || state.provisioners[by].release == Release::Came || address == Some(Address::None);
+        let answered = state.late || state.provisioners[by].release == Release::Came || address == Some(Address::None);
         let row = &mut state.rows[index];
         if row.placement.attempt >= self.settings.attempts {
             return;
         }
-        let mut job = Job {
-            row: index,
-            attempt: row.placement.attempt + 1,
-            address: address.unwrap_or(Address::None),
-            answered,
-        };
+        let mut job =
+            Job { row: index, attempt: row.placement.attempt + 1, address: address.unwrap_or(Address::None), answered };
         if !self.has(Safeguard::LookUp) && row.placement.state == PlacementState::Placing {
             // Without a look-up the provisioner assumes that nothing was bought.
             row.placement.state = PlacementState::Accepted;
@@ -275,9 +265,7 @@ impl Protocol {
         let settled = row.age >= SETTLED || !self.has(Safeguard::Settle);
         let outcome = match found {
             Found::Purchase { ready } => Settlement::Bought { ready },
-            Found::Nothing if settled && row.placement.attempt >= self.settings.attempts => {
-                Settlement::Hopeless
-            }
+            Found::Nothing if settled && row.placement.attempt >= self.settings.attempts => Settlement::Hopeless,
             Found::Nothing if settled || !row.placement.not_found => Settlement::NotFound { settled },
             Found::Unknown if row.age >= OVERDUE => Settlement::Hopeless,
             // Changes only the time of the next look-up.
@@ -325,9 +313,7 @@ impl Protocol {
         let event = match outcome {
             Settlement::Bought { .. } => Event::Bought(attempt),
             Settlement::Rejected => Event::Rejected(attempt),
-            Settlement::NotSent | Settlement::Busy if attempt >= self.settings.attempts => {
-                Event::Park(attempt)
-            }
+            Settlement::NotSent | Settlement::Busy if attempt >= self.settings.attempts => Event::Park(attempt),
             Settlement::NotSent | Settlement::Busy => Event::NotBought(attempt),
             Settlement::NotFound { settled } => Event::NotFound { attempt, settled },
             Settlement::Hopeless => Event::Park(attempt),
@@ -343,8 +329,7 @@ impl Protocol {
         let placed = row.placement.state == PlacementState::Placed && row.placement.attempt == attempt;
         let announce = placed && outcome == Settlement::Bought { ready: true } && !row.ready;
         let provisioner = &mut state.provisioners[by];
-        let released =
-            job.answered || provisioner.release == Release::Came || !self.has(Safeguard::AnsweredFirst);
+        let released = job.answered || provisioner.release == Release::Came || !self.has(Safeguard::AnsweredFirst);
         if announce {
             row.ready = true;
             // An announced delivery starts with its first lease, any other with a due row.

@@ -15,9 +15,9 @@ fn holds(settings: &Settings) -> Report {
 
 fn breaks(settings: &Settings) -> Promise {
     let report = check(settings);
-    let broken = report.counterexample.unwrap_or_else(|| {
-        panic!("{settings:?} breaks nothing in {} states: is it a safeguard?", report.states)
-    });
+    let broken = report
+        .counterexample
+        .unwrap_or_else(|| panic!("{settings:?} breaks nothing in {} states: is it a safeguard?", report.states));
     println!("{settings:?} breaks \"{}\":", broken.promise.name());
     for step in broken.steps {
         println!("  {step}");
@@ -54,8 +54,8 @@ fn the_promise_holds_for_an_order_of_two_providers() {
 #[test]
 fn without_any_one_safeguard_the_promise_breaks() {
     use Safeguard::{
-        Abandon, AnswerBy, AnsweredFirst, EarlyClock, IdempotentClaim, LookUp, RecordedAttempt,
-        RecordedDelivery, Redrive, RefusalInTime, RefusalTransaction, Settle, Sweep, SweepFence, Undecided,
+        Abandon, AnswerBy, AnsweredFirst, EarlyClock, IdempotentClaim, LookUp, RecordedAttempt, RecordedDelivery,
+        Redrive, RefusalInTime, RefusalTransaction, Settle, Sweep, SweepFence, Undecided,
     };
     let breaks = |safeguard| breaks(&without(safeguard));
     for safeguard in [RecordedAttempt, LookUp, Abandon, EarlyClock] {
@@ -81,8 +81,7 @@ fn without_any_one_safeguard_the_promise_breaks() {
 
 #[test]
 fn the_refusal_transaction_is_needed_for_two_providers_too() {
-    let settings =
-        Settings { placements: 2, faults: 0, attempts: 1, ..without(Safeguard::RefusalTransaction) };
+    let settings = Settings { placements: 2, faults: 0, attempts: 1, ..without(Safeguard::RefusalTransaction) };
     assert_eq!(breaks(&settings), Promise::NothingForRefused);
 }
 

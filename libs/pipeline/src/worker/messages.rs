@@ -149,8 +149,7 @@ impl<S: Stage> Worker<S> {
                     let (rows, hint) = self.stage.open(read);
                     let received = Arc::new(Received { hint, traceparent });
                     tickets.extend(
-                        rows.into_iter()
-                            .map(|row| ((row.lane, row.partner), (row.id, Some(Arc::clone(&received))))),
+                        rows.into_iter().map(|row| ((row.lane, row.partner), (row.id, Some(Arc::clone(&received))))),
                     );
                     ackers.push(acker);
                 }

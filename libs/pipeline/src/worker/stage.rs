@@ -39,11 +39,7 @@ pub trait Stage: Send + Sync + 'static {
     /// Makes leased rows due at once that no slot was free for. On an error, they are due when their leases end.
     fn give_back(&self, rows: &[Self::Id]) -> impl Future<Output = anyhow::Result<()>> + Send;
     /// Claims rows of messages or, if `overdue`, due rows that it has leased. Returns those that need work.
-    fn claim(
-        &self,
-        rows: &[Self::Id],
-        overdue: bool,
-    ) -> impl Future<Output = anyhow::Result<Vec<Self::Work>>> + Send;
+    fn claim(&self, rows: &[Self::Id], overdue: bool) -> impl Future<Output = anyhow::Result<Vec<Self::Work>>> + Send;
     /// The id of a claimed row.
     fn id(work: &Self::Work) -> &Self::Id;
     /// Acts, records and publishes, until the row is next due. Dropping the slot returns it.

@@ -30,11 +30,7 @@ fn access(folder: &Path, user: &str) -> NatsAccess {
 }
 
 /// A service's connection, and the refusals of the server.
-async fn connect(
-    server: &NatsServer,
-    folder: &Path,
-    user: &str,
-) -> (Client, mpsc::UnboundedReceiver<String>) {
+async fn connect(server: &NatsServer, folder: &Path, user: &str) -> (Client, mpsc::UnboundedReceiver<String>) {
     let (told, refusals) = mpsc::unbounded_channel();
     let options = access(folder, user).options(user).unwrap().event_callback(move |event| {
         if let Event::ServerError(ServerError::Other(refusal)) = event {

@@ -15,9 +15,7 @@ async fn heard<M: DeserializeOwned + Send + 'static>(bench: &Bench, subject: Str
     let heard = Arc::new(Mutex::new(Vec::new()));
     let (nats, kept) = (connect(&bench.config).await, Arc::clone(&heard));
     let listening = nats.clone();
-    tokio::spawn(
-        async move { listening.listen(subject, |message| kept.lock().unwrap().push(message)).await },
-    );
+    tokio::spawn(async move { listening.listen(subject, |message| kept.lock().unwrap().push(message)).await });
     tokio::task::yield_now().await;
     // After this round trip, the server knows the subscription.
     nats.ensure_streams().await.unwrap();

@@ -47,8 +47,7 @@ async fn jobs_travel_by_provider_in_messages_that_one_replica_can_run() {
     let (mut found, mut sizes) = ([Vec::new(), Vec::new(), Vec::new()], Vec::new());
     for sequence in 1..=info.state.last_sequence {
         let message = stream.get_raw_message(sequence).await.unwrap();
-        let TopupJob::V2 { placements, verdict_to } = serde_json::from_slice(&message.payload).unwrap()
-        else {
+        let TopupJob::V2 { placements, verdict_to } = serde_json::from_slice(&message.payload).unwrap() else {
             panic!("an old version is sent: {message:?}");
         };
         assert!(message.headers.get(trace::TRACEPARENT).is_none(), "nothing is traced");

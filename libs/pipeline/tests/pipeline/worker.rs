@@ -94,8 +94,7 @@ async fn an_error_in_a_pull_loses_none_of_the_messages_that_came_with_it() {
 
 #[tokio::test]
 async fn unreadable_messages_are_put_aside_and_block_no_other() {
-    let unreadable =
-        [&b"no JSON"[..], b"", b"{\"rows\":\"\r\n\\u0000\x01\xc3\xa9\"}", b"\xff\xfe", b"{\"other\":1}"];
+    let unreadable = [&b"no JSON"[..], b"", b"{\"rows\":\"\r\n\\u0000\x01\xc3\xa9\"}", b"\xff\xfe", b"{\"other\":1}"];
     let rows = Rows::new(0..10);
     let (bench, stage) = Bench::running(&rows, 4).await;
     bench.until_pulled().await;
@@ -103,8 +102,7 @@ async fn unreadable_messages_are_put_aside_and_block_no_other() {
         bench.announce(u32::try_from(index).unwrap() * 2).await;
         let mut headers = HeaderMap::new();
         headers.insert("Number", index.to_string());
-        let published =
-            bench.jetstream.publish_with_headers(bench.subject(), headers, Bytes::copy_from_slice(payload));
+        let published = bench.jetstream.publish_with_headers(bench.subject(), headers, Bytes::copy_from_slice(payload));
         published.await.unwrap().await.unwrap();
         bench.announce(u32::try_from(index).unwrap() * 2 + 1).await;
     }

@@ -57,14 +57,7 @@ macro_rules! exporter {
                     .build()?
             }
         };
-        Reporting {
-            signal: $signal,
-            endpoint: $target.shown(),
-            exporter,
-            cause,
-            gate: None,
-            outage: Mutex::default(),
-        }
+        Reporting { signal: $signal, endpoint: $target.shown(), exporter, cause, gate: None, outage: Mutex::default() }
     }};
 }
 
@@ -206,13 +199,7 @@ impl<E> Reporting<E> {
             (Ok(()), Some(Outage { began, dropped })) => {
                 let (seconds, dropped) = (began.elapsed().as_secs(), *dropped);
                 *outage = None;
-                tracing::info!(
-                    signal,
-                    endpoint,
-                    dropped,
-                    seconds,
-                    "the OTLP collector accepts telemetry again"
-                );
+                tracing::info!(signal, endpoint, dropped, seconds, "the OTLP collector accepts telemetry again");
             }
             (Err(error), None) => {
                 *outage = Some(Outage { began: Instant::now(), dropped: size });

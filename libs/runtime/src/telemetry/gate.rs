@@ -104,8 +104,8 @@ impl ShouldSample for Gated {
         if self.gate.is_open() {
             return self.sampler.should_sample(parent, trace_id, name, kind, attributes, links);
         }
-        let trace_state = parent
-            .map_or_else(TraceState::default, |parent| parent.span().span_context().trace_state().clone());
+        let trace_state =
+            parent.map_or_else(TraceState::default, |parent| parent.span().span_context().trace_state().clone());
         SamplingResult { decision: SamplingDecision::Drop, attributes: Vec::new(), trace_state }
     }
 }

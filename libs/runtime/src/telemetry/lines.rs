@@ -133,12 +133,7 @@ impl<S> FormatEvent<S, Ids> for Shape
 where
     S: Subscriber + for<'span> LookupSpan<'span>,
 {
-    fn format_event(
-        &self,
-        context: &FmtContext<'_, S, Ids>,
-        writer: Writer<'_>,
-        event: &Event<'_>,
-    ) -> fmt::Result {
+    fn format_event(&self, context: &FmtContext<'_, S, Ids>, writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         let members = Members::of(context, event)?;
         match self {
             Self::Json => json(members, writer),
@@ -217,11 +212,8 @@ mod tests {
         let writer = sink.clone();
         let provider = SdkTracerProvider::builder().build();
         let spans = tracing_opentelemetry::layer().with_tracer(provider.tracer("test"));
-        let lines = fmt::layer()
-            .fmt_fields(Ids)
-            .event_format(shape)
-            .with_ansi(false)
-            .with_writer(move || writer.clone());
+        let lines =
+            fmt::layer().fmt_fields(Ids).event_format(shape).with_ansi(false).with_writer(move || writer.clone());
         let subscriber = tracing_subscriber::registry().with(lines).with(spans);
         tracing::subscriber::with_default(subscriber, emit);
         String::from_utf8(sink.0.lock().unwrap().clone()).unwrap()
@@ -239,12 +231,8 @@ mod tests {
     }
 
     fn emit() {
-        let outer = tracing::info_span!(
-            "outer",
-            order.id = "one",
-            http.route = "/",
-            partner.id = tracing::field::Empty
-        );
+        let outer =
+            tracing::info_span!("outer", order.id = "one", http.route = "/", partner.id = tracing::field::Empty);
         let _outer = outer.enter();
         outer.record("partner.id", tracing::field::display("two"));
         let _inner = tracing::info_span!("inner", topup.id = 3).entered();

@@ -117,9 +117,7 @@ impl Reader<'_> {
     /// A number. The SDK ignores one with blanks around it, so it is refused.
     fn number<T: FromStr>(&self, name: &str) -> anyhow::Result<Option<T>> {
         self.raw(name)?
-            .map(|text| {
-                text.parse().map_err(|_| bad(name, format!("{text:?} is not a whole number, or too large")))
-            })
+            .map(|text| text.parse().map_err(|_| bad(name, format!("{text:?} is not a whole number, or too large"))))
             .transpose()
     }
 
@@ -204,10 +202,7 @@ impl Reader<'_> {
         // The exporter doesn't support them.
         for what in ["CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE"] {
             if let Some((name, _)) = self.of(signal, what)? {
-                return Err(bad(
-                    &name,
-                    "is not supported; set SSL_CERT_FILE or use the system's certificates",
-                ));
+                return Err(bad(&name, "is not supported; set SSL_CERT_FILE or use the system's certificates"));
             }
         }
         if let Some((name, headers)) = self.of(signal, "HEADERS")? {
@@ -311,8 +306,7 @@ fn check_headers(name: &str, headers: &str) -> anyhow::Result<()> {
     for pair in headers.split(',').filter(|pair| !pair.trim().is_empty()) {
         let usable = pair.split_once('=').is_some_and(|(key, value)| {
             let value = percent_decoded(value.trim());
-            key.trim().parse::<HeaderName>().is_ok()
-                && value.is_some_and(|value| HeaderValue::from_str(&value).is_ok())
+            key.trim().parse::<HeaderName>().is_ok() && value.is_some_and(|value| HeaderValue::from_str(&value).is_ok())
         });
         if !usable {
             return Err(bad(name, "is not of the form key=value,key=value"));
@@ -362,8 +356,7 @@ mod tests {
             let settings = read(nothing).unwrap();
             assert!(settings.traces.is_none() && settings.metrics.is_none() && settings.logs.is_none());
         }
-        let some =
-            read(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318"), ("OTEL_LOGS_EXPORTER", "none")]);
+        let some = read(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318"), ("OTEL_LOGS_EXPORTER", "none")]);
         let some = some.unwrap();
         assert!(some.traces.is_some() && some.metrics.is_some() && some.logs.is_none());
         let standard = read(&[("OTEL_TRACES_EXPORTER", "otlp")]).unwrap();

@@ -123,9 +123,7 @@ async fn read_esims(connection: &mut PgConnection, ids: &[&str], which: Read) ->
         let topup_id: TopupId = row
             .topup_id
             .parse()
-            .inspect_err(
-                |error| tracing::error!(topup.id = row.topup_id, %error, "a delivery cannot be read"),
-            )
+            .inspect_err(|error| tracing::error!(topup.id = row.topup_id, %error, "a delivery cannot be read"))
             .ok()?;
         Some(Delivery {
             id: topup_id.clone().into(),

@@ -75,11 +75,7 @@ pub struct Recorded {
 }
 
 /// The newest actions since a time.
-pub async fn list(
-    connection: &mut PgConnection,
-    since: Option<OffsetDateTime>,
-    limit: u32,
-) -> Result<Vec<Recorded>> {
+pub async fn list(connection: &mut PgConnection, since: Option<OffsetDateTime>, limit: u32) -> Result<Vec<Recorded>> {
     let actions = sqlx::query_as!(
         Recorded,
         "SELECT at, operator, database_role, command, target, affected, reason

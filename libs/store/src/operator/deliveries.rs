@@ -67,11 +67,7 @@ pub struct Filter<'a> {
 
 /// Lists the newest deliveries that match a filter: exhausted ones and those without an endpoint by topup id, a
 /// partner's by the time of readiness, all others by topup id.
-pub async fn list(
-    connection: &mut PgConnection,
-    filter: &Filter<'_>,
-    limit: u32,
-) -> Result<Vec<DeliveryView>> {
+pub async fn list(connection: &mut PgConnection, filter: &Filter<'_>, limit: u32) -> Result<Vec<DeliveryView>> {
     let chosen = find(connection, filter, Order::NewestFirst, limit).await?;
     let views = sqlx::query_as!(
         DeliveryView,
@@ -124,12 +120,7 @@ impl Filter<'_> {
 }
 
 /// The first `limit` topups that match, found by an index in bounded looks.
-async fn find(
-    connection: &mut PgConnection,
-    filter: &Filter<'_>,
-    order: Order,
-    limit: u32,
-) -> Result<Vec<String>> {
+async fn find(connection: &mut PgConnection, filter: &Filter<'_>, order: Order, limit: u32) -> Result<Vec<String>> {
     if let Some(topup_id) = filter.topup_id {
         return Ok(vec![topup_id.to_string()]);
     }
@@ -164,11 +155,7 @@ async fn find(
 }
 
 /// Deliveries that wait for an operator or a URL, newest topups first; at most 100,000 of a partner, 10,000 of all.
-async fn held(
-    connection: &mut PgConnection,
-    partner_id: Option<PartnerId>,
-    state: &str,
-) -> Result<Vec<Seen>> {
+async fn held(connection: &mut PgConnection, partner_id: Option<PartnerId>, state: &str) -> Result<Vec<Seen>> {
     let held = match partner_id {
         Some(partner_id) => {
             sqlx::query_scalar!(

@@ -64,11 +64,7 @@ pub enum NotErased {
     Store(#[from] Error),
 }
 
-pub async fn order(
-    connection: &mut PgConnection,
-    order_id: OrderId,
-    mode: Mode<'_>,
-) -> Result<Erased, NotErased> {
+pub async fn order(connection: &mut PgConnection, order_id: OrderId, mode: Mode<'_>) -> Result<Erased, NotErased> {
     let mut transaction = connection.begin().await?;
     sqlx::query_scalar!("SELECT order_id FROM orders WHERE order_id = $1 FOR UPDATE", order_id.uuid())
         .fetch_optional(&mut *transaction)

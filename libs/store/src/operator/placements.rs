@@ -177,13 +177,9 @@ pub async fn resolve(
         placement_id.uuid(),
     );
     let row = query.fetch_optional(&mut *transaction).await?.ok_or(NotResolved::Unknown)?;
-    let parked = Placement {
-        state: row.state.parse().map_err(Error::from)?,
-        attempt: unsigned(row.attempt),
-        ..Placement::NEW
-    };
-    let settled =
-        parked.after(Event::Resolve(resolution)).map_err(|_| NotResolved::NotParked(parked.state))?;
+    let parked =
+        Placement { state: row.state.parse().map_err(Error::from)?, attempt: unsigned(row.attempt), ..Placement::NEW };
+    let settled = parked.after(Event::Resolve(resolution)).map_err(|_| NotResolved::NotParked(parked.state))?;
     if row.refused && resolution != Resolution::NotBought {
         return Err(NotResolved::Refused);
     }

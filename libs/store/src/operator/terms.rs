@@ -68,11 +68,8 @@ pub async fn set(
         Keep::ForEver | Keep::Default => None,
     };
     if keep == Keep::Default && partner_id.is_some() {
-        let statement = sqlx::query!(
-            "DELETE FROM retention_terms WHERE class = $1 AND partner_id = $2",
-            class.as_str(),
-            partner
-        );
+        let statement =
+            sqlx::query!("DELETE FROM retention_terms WHERE class = $1 AND partner_id = $2", class.as_str(), partner);
         statement.execute(&mut *transaction).await?;
     } else {
         let statement = sqlx::query!(

@@ -21,8 +21,7 @@ async fn commit(
     partner_id: PartnerId,
 ) -> Result<()> {
     if changed {
-        let action =
-            Action { operator: PARTNER, command, target: &format!("partner {partner_id}"), reason: REASON };
+        let action = Action { operator: PARTNER, command, target: &format!("partner {partner_id}"), reason: REASON };
         actions::record(&mut transaction, action, 1).await?;
     }
     Ok(transaction.commit().await?)
@@ -37,8 +36,7 @@ pub async fn set_webhook(
     interval: Duration,
 ) -> Result<bool> {
     let mut transaction = connection.begin().await?;
-    let changed =
-        partners::change_webhook(&mut transaction, partner_id, new, Block::Hasten(interval)).await?;
+    let changed = partners::change_webhook(&mut transaction, partner_id, new, Block::Hasten(interval)).await?;
     commit(transaction, changed, "webhook set", partner_id).await?;
     Ok(changed)
 }

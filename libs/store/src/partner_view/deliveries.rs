@@ -111,8 +111,7 @@ pub async fn redeliver(
     let until = Some(sending.now - interval);
     let replayed = match id {
         DeliveryId::Topup(topup_id) => {
-            let filter =
-                Filter { topup_id: Some(topup_id), partner_id: Some(partner_id), until, ..Filter::default() };
+            let filter = Filter { topup_id: Some(topup_id), partner_id: Some(partner_id), until, ..Filter::default() };
             deliveries::replay(connection, &filter, 1, mode).await?
         }
         DeliveryId::Event(event_id) => events::replay(connection, event_id, until, mode).await?,
@@ -125,11 +124,7 @@ pub async fn redeliver(
     })
 }
 
-async fn sending(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-    topup_id: &TopupId,
-) -> Result<Option<Sending>> {
+async fn sending(connection: &mut PgConnection, partner_id: PartnerId, topup_id: &TopupId) -> Result<Option<Sending>> {
     let sending = sqlx::query_as!(
         Sending,
         r#"SELECT CASE WHEN u.delivery IS NOT NULL AND p.webhook_url IS NULL THEN 'no_endpoint' ELSE u.delivery END AS state,

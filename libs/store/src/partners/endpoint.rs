@@ -26,8 +26,7 @@ pub(crate) async fn change_webhook(
     new: &NewWebhook<'_>,
     block: Block,
 ) -> Result<bool> {
-    let events: Option<Vec<&str>> =
-        new.events.map(|events| events.iter().copied().map(Kind::as_str).collect());
+    let events: Option<Vec<&str>> = new.events.map(|events| events.iter().copied().map(Kind::as_str).collect());
     let query = sqlx::query_scalar!(
         r#"WITH was AS MATERIALIZED (
                SELECT webhook_url, webhook_events, $2 AND ($4 OR webhook_url IS DISTINCT FROM $3) AS moved
@@ -85,11 +84,7 @@ pub async fn set_webhook(
 }
 
 /// Sets the further events that a partner gets. Returns whether the partner exists.
-pub async fn set_events(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-    events: &[Kind],
-) -> Result<bool> {
+pub async fn set_events(connection: &mut PgConnection, partner_id: PartnerId, events: &[Kind]) -> Result<bool> {
     let names: Vec<&str> = events.iter().copied().map(Kind::as_str).collect();
     let update = sqlx::query!(
         "UPDATE partners SET webhook_events = $2 WHERE partner_id = $1",

@@ -40,12 +40,7 @@ pub struct Found {
 }
 
 /// Looks for due placements of a provider: purchases, or else look-ups and collects. Changes nothing.
-pub async fn due(
-    connection: &mut PgConnection,
-    provider: &str,
-    buys: bool,
-    page: &Page<'_>,
-) -> Result<Found> {
+pub async fn due(connection: &mut PgConnection, provider: &str, buys: bool, page: &Page<'_>) -> Result<Found> {
     let (lane, partner) = match &page.after {
         Some((lane, partner)) => (lane.as_str(), partner.uuid()),
         None => ("", Uuid::nil()),
@@ -122,12 +117,9 @@ pub async fn lease(
 pub async fn give_back(connection: &mut PgConnection, placements: &[PlacementId]) -> Result<()> {
     let ids: Vec<Uuid> = placements.iter().map(|placement| placement.uuid()).collect();
     retry_conflicts!(async {
-        sqlx::query!(
-            "UPDATE placement_due SET at = now() WHERE placement_id = ANY ($1) AND at > now()",
-            &ids
-        )
-        .execute(&mut *connection)
-        .await?;
+        sqlx::query!("UPDATE placement_due SET at = now() WHERE placement_id = ANY ($1) AND at > now()", &ids)
+            .execute(&mut *connection)
+            .await?;
         Ok::<_, Error>(())
     })
 }
@@ -220,9 +212,7 @@ pub async fn claim(
     let probe = which == Claim::Probe;
     let rows = match which {
         Claim::Named => retry_conflicts!(claim_named(&mut *connection, provider, &ids))?,
-        Claim::Overdue | Claim::Probe => {
-            retry_conflicts!(claim_leased(&mut *connection, provider, &ids, probe))?
-        }
+        Claim::Overdue | Claim::Probe => retry_conflicts!(claim_leased(&mut *connection, provider, &ids, probe))?,
     };
     let mut claimed = Vec::with_capacity(placements.len());
     for work in group(rows) {

@@ -174,9 +174,7 @@ impl Bought {
             for unit in units {
                 let (iccid, profile) = match &unit.progress {
                     Progress::Pending => (None, None),
-                    Progress::Ready { iccid, profile } => {
-                        (Some(iccid.as_str().to_owned()), Some(profile.clone()))
-                    }
+                    Progress::Ready { iccid, profile } => (Some(iccid.as_str().to_owned()), Some(profile.clone())),
                     Progress::Failed(reason) => {
                         columns.failed_placements.push(placement);
                         columns.failed_topups.push(unit.topup_id.to_string());
@@ -351,9 +349,7 @@ impl Moves {
             let mut refusal = (None, None);
             let (kind, due_in, reason) = match &settlement.outcome {
                 Outcome::Bought { .. } => continue,
-                Outcome::NotBought { retry_in, reason } => {
-                    ("not_bought", Some(*retry_in), Some(reason.clone()))
-                }
+                Outcome::NotBought { retry_in, reason } => ("not_bought", Some(*retry_in), Some(reason.clone())),
                 Outcome::Rejected { status, message } => {
                     refusal = (Some(status.clone()), Some(message.clone()));
                     let reason = format!("the provider refused: {status} {message}");

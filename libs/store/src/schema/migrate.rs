@@ -125,11 +125,9 @@ async fn apply_missing<F: FnMut(&Wait)>(
     tries: &mut Tries<'_, F>,
 ) -> Result<i64, MigrationError> {
     connection.ensure_migrations_table(TABLE).await?;
-    sqlx::query(
-        "CREATE TABLE IF NOT EXISTS _schema_serves (version bigint PRIMARY KEY, serves bigint NOT NULL)",
-    )
-    .execute(&mut *connection)
-    .await?;
+    sqlx::query("CREATE TABLE IF NOT EXISTS _schema_serves (version bigint PRIMARY KEY, serves bigint NOT NULL)")
+        .execute(&mut *connection)
+        .await?;
     let applied = connection.list_applied_migrations(TABLE).await?;
     for migration in migrations.iter() {
         match applied.iter().find(|one| one.version == migration.version) {
@@ -171,9 +169,7 @@ async fn apply_one(
 /// The oldest program that the migration serves. Migrations without `-- serves: N` serve their own version only.
 fn oldest_served(migration: &Migration) -> i64 {
     let mut comments = migration.sql.as_str().lines().take_while(|line| line.starts_with("--"));
-    comments
-        .find_map(|line| line.strip_prefix("-- serves:")?.trim().parse().ok())
-        .unwrap_or(migration.version)
+    comments.find_map(|line| line.strip_prefix("-- serves:")?.trim().parse().ok()).unwrap_or(migration.version)
 }
 
 /// Recorded before the migration counts as applied: a session that sees its version sees this too.
@@ -190,10 +186,7 @@ async fn record_served(connection: &mut PgConnection, migration: &Migration) -> 
 }
 
 /// A concurrent build that fails leaves an invalid index under the name. Others' invalid indexes stay.
-async fn drop_unfinished_indexes(
-    connection: &mut PgConnection,
-    migration: &Migration,
-) -> Result<(), sqlx::Error> {
+async fn drop_unfinished_indexes(connection: &mut PgConnection, migration: &Migration) -> Result<(), sqlx::Error> {
     let unfinished: Vec<(String, String)> = sqlx::query_as(
         "SELECT c.relname, format('DROP INDEX CONCURRENTLY %s', c.oid::regclass)
          FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE NOT i.indisvalid",

@@ -21,11 +21,7 @@ pub struct Role {
 
 macro_rules! role {
     ($of:literal) => {
-        Role {
-            name: concat!("esim_", $of),
-            of: $of,
-            grants: include_str!(concat!("../../roles/", $of, ".sql")),
-        }
+        Role { name: concat!("esim_", $of), of: $of, grants: include_str!(concat!("../../roles/", $of, ".sql")) }
     };
 }
 
@@ -80,8 +76,7 @@ pub async fn set_password(connection: &mut PgConnection, role: Role, verifier: &
 }
 
 async fn exists(connection: &mut PgConnection, role: Role) -> Result<bool> {
-    let exists =
-        sqlx::query_scalar("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)").bind(role.name);
+    let exists = sqlx::query_scalar("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)").bind(role.name);
     Ok(exists.fetch_one(connection).await?)
 }
 
@@ -94,9 +89,8 @@ async fn retry(connection: &mut PgConnection, statements: &str) -> Result<()> {
             Ok(_) => return Ok(transaction.commit().await?),
             Err(error) => {
                 transaction.rollback().await?;
-                let changed = error
-                    .as_database_error()
-                    .is_some_and(|error| error.message().contains("concurrently updated"));
+                let changed =
+                    error.as_database_error().is_some_and(|error| error.message().contains("concurrently updated"));
                 if !changed || conflicts == CONFLICTS {
                     return Err(error.into());
                 }

@@ -29,12 +29,7 @@ async fn buy(connection: &mut PgConnection, partner: PartnerId, name: &str) {
 }
 
 /// Replaces the data of a stopped server by a restore, and starts it.
-async fn restore(
-    server: &mut PostgresServer,
-    data: &Path,
-    backups: &str,
-    time: Option<&str>,
-) -> PgConnection {
+async fn restore(server: &mut PostgresServer, data: &Path, backups: &str, time: Option<&str>) -> PgConnection {
     let before = data.with_file_name("before");
     if before.exists() {
         std::fs::remove_dir_all(data).unwrap();
@@ -49,8 +44,7 @@ async fn restore(
     server.start_again().await.unwrap();
     wait::soon("the end of the recovery", async || {
         let mut connection = PgConnection::connect(server.url()).await?;
-        let recovering: bool =
-            sqlx::query_scalar("SELECT pg_is_in_recovery()").fetch_one(&mut connection).await?;
+        let recovering: bool = sqlx::query_scalar("SELECT pg_is_in_recovery()").fetch_one(&mut connection).await?;
         Ok((!recovering).then_some(connection))
     })
     .await
@@ -76,8 +70,7 @@ async fn a_base_backup_and_its_log_restore_the_last_commit_or_a_time_before_it()
     execute(&mut connection, "SELECT pg_sleep(1)").await;
     let between: String = sqlx::query_scalar("SELECT now()::text").fetch_one(&mut connection).await.unwrap();
     buy(&mut connection, partner, "last").await;
-    let end: String =
-        sqlx::query_scalar("SELECT pg_current_wal_lsn()::text").fetch_one(&mut connection).await.unwrap();
+    let end: String = sqlx::query_scalar("SELECT pg_current_wal_lsn()::text").fetch_one(&mut connection).await.unwrap();
     wait::soon("the log to be stored", async || {
         let flushed = "SELECT coalesce(max(flush_lsn) >= $1::pg_lsn, false) FROM pg_stat_replication";
         let flushed: bool = sqlx::query_scalar(flushed).bind(&end).fetch_one(&mut connection).await?;

@@ -323,12 +323,8 @@ pub fn bought(placement_id: PlacementId, attempt: u32, units: Vec<Unit>, announc
 
 /// A purchase without profiles so far.
 pub fn bought_pending(placement_id: PlacementId, attempt: u32) -> Settlement {
-    let outcome = Outcome::Bought {
-        units: Vec::new(),
-        collect_in: Some(Duration::from_mins(1)),
-        park: None,
-        announced: false,
-    };
+    let outcome =
+        Outcome::Bought { units: Vec::new(), collect_in: Some(Duration::from_mins(1)), park: None, announced: false };
     settlement(placement_id, attempt, outcome)
 }
 

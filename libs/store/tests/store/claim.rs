@@ -8,8 +8,8 @@ use store::orders::NewOrder;
 use store::placements::{self, Claim, Claimed, ClaimedTopup, Page, Progress};
 
 use crate::bench::{
-    Bench, LEASE, PROVIDER, bought, bought_pending, execute, order, order_of, parked, part, placement, ready,
-    rejected, unit,
+    Bench, LEASE, PROVIDER, bought, bought_pending, execute, order, order_of, parked, part, placement, ready, rejected,
+    unit,
 };
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -122,12 +122,7 @@ async fn a_message_takes_up_only_what_is_accepted() {
     let mut named: Vec<PlacementId> = orders.iter().map(placement).collect();
     bench.claim(&named[..5]).await;
     bench
-        .settle(&[
-            bought_pending(named[1], 1),
-            rejected(named[2], 1),
-            parked(named[3], 1),
-            rejected(named[4], 1),
-        ])
+        .settle(&[bought_pending(named[1], 1), rejected(named[2], 1), parked(named[3], 1), rejected(named[4], 1)])
         .await;
     assert!(bench.refuse(&orders[4]).await.is_some());
     named.extend([PlacementId::new(), named[5]]);
@@ -145,8 +140,7 @@ async fn a_lease_ends_and_then_nothing_is_bought_again() {
     assert_eq!((first[0].was, first[0].attempt), (PlacementState::Accepted, 1));
     // In flight until the lease of its attempt ends: put off, not looked at.
     assert!(bench.claim_due(PROVIDER, 1).await.is_empty());
-    let sql =
-        "SELECT extract(epoch FROM at - now())::float8 FROM placement_due WHERE placement_id::text = $1";
+    let sql = "SELECT extract(epoch FROM at - now())::float8 FROM placement_due WHERE placement_id::text = $1";
     let left: f64 = bench.value(sql, named[0]).await;
     assert!((590.0..=600.0).contains(&left), "{left}");
     for _ in 0..2 {

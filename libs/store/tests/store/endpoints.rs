@@ -58,8 +58,7 @@ async fn turns_go_round() {
     assert_eq!(bench.turns(&page(6, 100)).await, HashMap::from([(big, 2), (other, 2), (small, 2)]));
     assert_eq!(bench.turns(&page(100, 3)).await, HashMap::from([(big, 3), (other, 3)]));
     let host = "SELECT webhook_host FROM partners WHERE partner_id::text = $1";
-    for (partner, expected) in [(big, "shared.example"), (other, "shared.example"), (small, "[2001:db8::1]")]
-    {
+    for (partner, expected) in [(big, "shared.example"), (other, "shared.example"), (small, "[2001:db8::1]")] {
         assert_eq!(bench.value::<String>(host, partner).await, expected);
     }
 }
@@ -74,11 +73,8 @@ async fn an_endpoint_is_blocked_then_probed_by_one() {
 
     // A webhook that could not be built says nothing about the endpoint.
     let ours = |topup| {
-        let result = AttemptResult::Failed {
-            error: "not built".into(),
-            retry_in: Some(Duration::ZERO),
-            endpoint: false,
-        };
+        let result =
+            AttemptResult::Failed { error: "not built".into(), retry_in: Some(Duration::ZERO), endpoint: false };
         of(partner, topup, 0, result)
     };
     bench.record(&due.iter().map(ours).collect::<Vec<_>>()).await;
@@ -149,7 +145,8 @@ async fn a_new_url_has_no_history() {
     bench.deliver_in(&due[1..], 3600.0).await;
     // Due soon: it may be leased.
     bench.deliver_in(&due[..1], 20.0).await;
-    let sql = "INSERT INTO endpoints (partner_id, failures, blocked_until) VALUES ($1::uuid, 9, now() + interval '1 hour')
+    let sql =
+        "INSERT INTO endpoints (partner_id, failures, blocked_until) VALUES ($1::uuid, 9, now() + interval '1 hour')
              ON CONFLICT (partner_id) DO UPDATE SET blocked_until = excluded.blocked_until";
     bench.set(sql, partner).await;
     let url = Some("https://partner.example/new");

@@ -67,10 +67,8 @@ impl Bench {
     }
 
     async fn attempt(&self, delivery: &Delivery, result: AttemptResult) {
-        let attempted = Attempted {
-            partner_id: delivery.partner_id,
-            ..attempted(delivery.id.clone(), delivery.attempt, result)
-        };
+        let attempted =
+            Attempted { partner_id: delivery.partner_id, ..attempted(delivery.id.clone(), delivery.attempt, result) };
         self.record(&[attempted]).await;
     }
 
@@ -454,16 +452,14 @@ async fn waiting_deliveries_move_in_batches() {
     deliveries::set_no_endpoint(&mut connection, &ids(&held)).await.unwrap();
     bench.deliver_in(&retried, 3600.0).await;
     bench.deliver_in(&fresh, 3600.0).await;
-    let tried =
-        "UPDATE deliveries SET attempt = 1, attempted_at = now() - interval '1 min' WHERE topup_id = $1";
+    let tried = "UPDATE deliveries SET attempt = 1, attempted_at = now() - interval '1 min' WHERE topup_id = $1";
     for topup in &retried {
         bench.set(tried, topup).await;
     }
     assert!(bench.change(partner, URL).await);
     assert_eq!(endpoints::moving(&mut connection).await.unwrap(), [partner]);
     // Failed at the new URL meanwhile: it keeps its retry.
-    let failed_there =
-        "UPDATE deliveries SET attempt = 1, attempted_at = now() + interval '1 s' WHERE topup_id = $1";
+    let failed_there = "UPDATE deliveries SET attempt = 1, attempted_at = now() + interval '1 s' WHERE topup_id = $1";
     bench.set(failed_there, &fresh[0]).await;
     let mut batches = Vec::new();
     loop {

@@ -7,8 +7,8 @@ use store::orders::{Cancelled, NewOrder};
 use store::recover;
 
 use crate::bench::{
-    Bench, PROVIDER, applied, bought_pending, disputed, not_bought, not_found, order, parked, placement,
-    rejected, unknown,
+    Bench, PROVIDER, applied, bought_pending, disputed, not_bought, not_found, order, parked, placement, rejected,
+    unknown,
 };
 
 /// The recorded attempt; events name it, an earlier or a later one.
@@ -124,8 +124,7 @@ impl Bench {
             Event::Claim => return !self.claim(&[id]).await.is_empty(),
             Event::Refuse => return self.refuse(order).await.is_some(),
             Event::Resolve(resolution) => {
-                let resolved =
-                    operated::resolve(&mut *self.connection().await, id, resolution, applied()).await;
+                let resolved = operated::resolve(&mut *self.connection().await, id, resolution, applied()).await;
                 return match resolved {
                     Ok(_) => true,
                     Err(NotResolved::NotParked(_)) => false,
@@ -154,8 +153,8 @@ impl Bench {
         let row = self.read(placement(&order)).await;
         let what = format!("{event:?} of {start:?}");
         // A repeated collect moves only the due time.
-        let collected = start.placement.state == PlacementState::Placed
-            && event == Event::Bought(start.placement.attempt);
+        let collected =
+            start.placement.state == PlacementState::Placed && event == Event::Bought(start.placement.attempt);
         match start.placement.after(event) {
             Ok(after) => {
                 assert_eq!((row, applied), (after, true), "{what}");
@@ -283,10 +282,8 @@ async fn what_is_open_is_due_and_what_is_closed_is_not() {
             bench.apply(&order, event).await;
             let sql = "SELECT EXISTS (SELECT FROM placement_due WHERE placement_id::text = $1)";
             let due: bool = bench.value(sql, placement(&order)).await;
-            let open = matches!(
-                after.state,
-                PlacementState::Accepted | PlacementState::Placing | PlacementState::Placed
-            );
+            let open =
+                matches!(after.state, PlacementState::Accepted | PlacementState::Placing | PlacementState::Placed);
             assert_eq!(due, open, "{event:?} of {start:?}");
             let sql = "SELECT count(*) FROM topups WHERE placement_id::text = $1 AND state = 'pending'";
             let pending: i64 = bench.value(sql, placement(&order)).await;

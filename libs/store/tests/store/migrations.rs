@@ -24,9 +24,7 @@ impl File {
 
     /// `-- contract: why`: removes or renames something that no served program uses.
     fn contracts(&self) -> bool {
-        self.head()
-            .iter()
-            .any(|line| line.strip_prefix("-- contract:").is_some_and(|why| !why.trim().is_empty()))
+        self.head().iter().any(|line| line.strip_prefix("-- contract:").is_some_and(|why| !why.trim().is_empty()))
     }
 
     /// Its statements in lower case, each on one line without comments. Bodies of functions are left out.
@@ -78,8 +76,7 @@ fn wrong_action(action: &str, contracts: bool) -> Option<&'static str> {
     let has = |words: &str| format!(" {action} ").contains(&format!(" {words} "));
     if action.starts_with("add constraint") {
         let unchecked = has("not valid") || has("using index");
-        return (!unchecked)
-            .then_some("a constraint is added NOT VALID, or USING INDEX of one that is there");
+        return (!unchecked).then_some("a constraint is added NOT VALID, or USING INDEX of one that is there");
     }
     if action.starts_with("add") {
         let default = action.split_once(" default ").map(|(_, default)| default);
@@ -111,9 +108,9 @@ fn wrong_statement(statement: &str, existing: &BTreeSet<String>, contracts: bool
     let known = |table: &str| existing.contains(table);
     if statement.starts_with("create index") || statement.starts_with("create unique index") {
         let table = statement.split_once(" on ").and_then(|(_, rest)| word_after(rest, ""));
-        return table.is_some_and(known).then_some(
-            "an index on an existing table is built CONCURRENTLY, by a -- no-transaction migration",
-        );
+        return table
+            .is_some_and(known)
+            .then_some("an index on an existing table is built CONCURRENTLY, by a -- no-transaction migration");
     }
     if let Some(table) = word_after(statement, "alter table") {
         if !known(table) {
@@ -143,8 +140,7 @@ fn wrong_statement(statement: &str, existing: &BTreeSet<String>, contracts: bool
         "comment on ",
         "language plpgsql",
     ];
-    (!starts(&harmless))
-        .then_some("the lint doesn't know this statement: teach it whether it waits for live queries")
+    (!starts(&harmless)).then_some("the lint doesn't know this statement: teach it whether it waits for live queries")
 }
 
 fn lint(files: &[File]) -> Vec<String> {
@@ -160,9 +156,7 @@ fn lint(files: &[File]) -> Vec<String> {
             let serves: Vec<i64> =
                 head.iter().filter_map(|line| line.strip_prefix("-- serves:")?.trim().parse().ok()).collect();
             if !matches!(serves[..], [serves] if (1..=version).contains(&serves)) {
-                say(
-                    "its head has one line `-- serves: N`, the oldest schema version of a program that may run on it",
-                );
+                say("its head has one line `-- serves: N`, the oldest schema version of a program that may run on it");
             }
             if head.first().is_some_and(|line| line.starts_with("-- no-transaction")) {
                 let alone = matches!(&statements[..], [one] if
@@ -171,18 +165,14 @@ fn lint(files: &[File]) -> Vec<String> {
                     || one == "do" // a block that commits in batches; its body is left out
                     || (one.starts_with("alter table ") && one.contains(" validate constraint ")));
                 if !alone {
-                    say(
-                        "-- no-transaction holds one CREATE or DROP INDEX CONCURRENTLY, VALIDATE CONSTRAINT or DO",
-                    );
+                    say("-- no-transaction holds one CREATE or DROP INDEX CONCURRENTLY, VALIDATE CONSTRAINT or DO");
                 }
             } else {
-                let found =
-                    statements.iter().filter_map(|one| wrong_statement(one, &existing, file.contracts()));
+                let found = statements.iter().filter_map(|one| wrong_statement(one, &existing, file.contracts()));
                 found.for_each(&mut say);
             }
         }
-        existing
-            .extend(statements.iter().filter_map(|one| word_after(one, "create table").map(str::to_owned)));
+        existing.extend(statements.iter().filter_map(|one| word_after(one, "create table").map(str::to_owned)));
     }
     wrong
 }

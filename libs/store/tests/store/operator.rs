@@ -5,8 +5,8 @@ use store::operator::placements::{self, NotResolved, Resolved};
 use store::{orders::NewOrder, placements::Progress};
 
 use crate::bench::{
-    Bench, PROVIDER, applied, bought, bought_pending, disputed, iccid, order, parked, placement, ready,
-    rejected, topups, unit,
+    Bench, PROVIDER, applied, bought, bought_pending, disputed, iccid, order, parked, placement, ready, rejected,
+    topups, unit,
 };
 
 impl Bench {
@@ -128,9 +128,8 @@ async fn placements_are_listed_by_state_and_provider() {
     let bench = Bench::new().await;
     let doubted = bench.in_doubt(2).await;
     let open = bench.stored(order(PartnerId::new(), 1)).await;
-    let list = async |state, provider| {
-        placements::list(&mut *bench.connection().await, state, provider, 10).await.unwrap()
-    };
+    let list =
+        async |state, provider| placements::list(&mut *bench.connection().await, state, provider, 10).await.unwrap();
     let parked = list(Some(PlacementState::Parked), None).await;
     assert_eq!(parked.len(), 1);
     let parked = &parked[0];

@@ -8,8 +8,8 @@ use store::orders::{self, NewOrder, Refusal};
 use store::placements::{Claim, Settlement};
 
 use crate::bench::{
-    Bench, PROVIDER, bought_pending, not_bought, order, order_of, parked, part, placement, rejected,
-    topup_id, topups, unknown,
+    Bench, PROVIDER, bought_pending, not_bought, order, order_of, parked, part, placement, rejected, topup_id, topups,
+    unknown,
 };
 
 fn named(partner_id: PartnerId, external_order_id: &str) -> NewOrder {
@@ -100,9 +100,7 @@ async fn two_replicas_that_store_the_same_keys_never_deadlock_and_store_each_onc
     let partner = PartnerId::new();
     let (mut one, mut other) = (bench.connection().await, bench.connection().await);
     for round in 0..25 {
-        let batch = || -> Vec<NewOrder> {
-            (0..KEYS).map(|key| named(partner, &format!("{round}-{key}-ö"))).collect()
-        };
+        let batch = || -> Vec<NewOrder> { (0..KEYS).map(|key| named(partner, &format!("{round}-{key}-ö"))).collect() };
         let forwards = batch();
         let mut backwards = batch();
         backwards.reverse();
@@ -238,8 +236,7 @@ async fn a_refusal_says_what_the_provider_said_and_only_while_the_order_waits() 
     let [one, other] = [0, 1].map(|part| order.placements[part].placement_id);
     bench.settle(&[rejected(one, 1), not_bought(other, 1)]).await;
     let late = "UPDATE orders SET answer_by = now() - interval '1 s' WHERE order_id::text = $1";
-    let again =
-        "UPDATE orders SET answer_by = now() + interval '5 s', refusable = false WHERE order_id::text = $1";
+    let again = "UPDATE orders SET answer_by = now() + interval '5 s', refusable = false WHERE order_id::text = $1";
     for statement in [late, again] {
         bench.set(statement, order.order_id).await;
         assert_eq!(bench.refuse(&order).await, None, "its answer has left: {statement}");

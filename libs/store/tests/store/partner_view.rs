@@ -9,8 +9,8 @@ use store::orders::{self, Cancelled, NewOrder};
 use store::partner_view::{self, OrderPage, OrderState, Position, Redelivered, StoredWebhook, UnitState};
 
 use crate::bench::{
-    Bench, PROVIDER, answered, bought, bought_pending, disputed, not_bought, order, parked, part, placement,
-    ready, rejected, topups, unknown,
+    Bench, PROVIDER, answered, bought, bought_pending, disputed, not_bought, order, parked, part, placement, ready,
+    rejected, topups, unknown,
 };
 
 const MINUTE: Duration = Duration::from_mins(1);
@@ -64,8 +64,7 @@ async fn only_an_order_that_is_certainly_not_bought_is_cancelled() {
     let id = placement(&waits);
     bench.due_in(&[id], -1.0).await;
     assert!(bench.claim(&[id]).await.is_empty() && bench.claim_due(PROVIDER, 10).await.is_empty());
-    let again =
-        NewOrder { order_id: OrderId::new(), placements: vec![part(PROVIDER, &[0])], ..waits.clone() };
+    let again = NewOrder { order_id: OrderId::new(), placements: vec![part(PROVIDER, &[0])], ..waits.clone() };
     bench.store(&[again]).await;
 
     // An attempt may have bought something until it is recorded that it has not.
@@ -93,10 +92,7 @@ async fn only_an_order_that_is_certainly_not_bought_is_cancelled() {
     }
 
     // One part that is bought keeps the others.
-    let two = NewOrder {
-        placements: vec![part(PROVIDER, &[0]), part("other", &[1])],
-        ..answered(PartnerId::new(), 0)
-    };
+    let two = NewOrder { placements: vec![part(PROVIDER, &[0]), part("other", &[1])], ..answered(PartnerId::new(), 0) };
     let two = bench.stored(two).await;
     bench.claim(&[placement(&two)]).await;
     assert_eq!(bench.cancel(&two).await, Cancelled::TooLate);
@@ -238,8 +234,7 @@ async fn a_replay_of_one_topup_heeds_its_partner_and_time() {
     bench.set(DELIVERED, &topup).await;
     let now = runtime::clock::now();
     let one = Filter { topup_id: Some(&topup), ..Filter::default() };
-    let mine =
-        Filter { partner_id: Some(partner), since: Some(now - MINUTE), until: Some(now + MINUTE), ..one };
+    let mine = Filter { partner_id: Some(partner), since: Some(now - MINUTE), until: Some(now + MINUTE), ..one };
     let earlier = Filter { until: Some(now - MINUTE), ..one };
     let later = Filter { since: Some(now + MINUTE), ..one };
     let anothers = Filter { partner_id: Some(PartnerId::new()), ..one };

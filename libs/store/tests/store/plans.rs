@@ -30,8 +30,7 @@ const GROWING: [&str; 13] = [
 ];
 
 /// Columns that name one order, or one partner.
-const KEYS: [&str; 7] =
-    ["partner_id", "order_id", "placement_id", "topup_id", "event_id", "provider_unit_id", "iccid"];
+const KEYS: [&str; 7] = ["partner_id", "order_id", "placement_id", "topup_id", "event_id", "provider_unit_id", "iccid"];
 
 /// Rows that a scan may be expected to find without a `LIMIT`.
 const MANY: f64 = 2_000.0;
@@ -183,10 +182,8 @@ fn walks(node: &Value, limited: bool, found: &mut Vec<String>) {
 fn keyless(node: &Value, found: &mut Vec<String>) {
     let table = node["Relation Name"].as_str().unwrap_or_default();
     let kind = node["Node Type"].as_str().unwrap();
-    let condition = ["Index Cond", "Recheck Cond", "TID Cond"]
-        .iter()
-        .find_map(|name| node[*name].as_str())
-        .unwrap_or_default();
+    let condition =
+        ["Index Cond", "Recheck Cond", "TID Cond"].iter().find_map(|name| node[*name].as_str()).unwrap_or_default();
     let named = |key: &str| condition.contains(&format!("({key} = ")) || condition.contains("(ctid = ");
     if GROWING.contains(&table) && kind.ends_with("Scan") && !KEYS.iter().any(|key| named(key)) {
         found.push(table.to_owned());
@@ -249,9 +246,7 @@ fn squares(node: &Value, found: &mut Vec<String>) {
 /// The tables of [`GROWING`] that are small, and usually empty.
 fn narrow() -> Vec<&'static str> {
     let narrow = GROWING.into_iter();
-    narrow
-        .filter(|name| name.ends_with("_due") || name.ends_with("_held") || name.ends_with("_parked"))
-        .collect()
+    narrow.filter(|name| name.ends_with("_due") || name.ends_with("_held") || name.ends_with("_parked")).collect()
 }
 
 /// A generic plan is kept until the next autoanalyze. It must also do when it was made for a new database, or while the

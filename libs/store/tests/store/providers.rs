@@ -7,8 +7,8 @@ use store::placements::{self, Claim, Outcome, Progress};
 use store::providers::{self, Backlog, BreakerLimits, BreakerState, ProviderBreaker};
 
 use crate::bench::{
-    Bench, LEASE, PROVIDER, not_bought, not_found, order, order_of, parked, part, placement, settlement,
-    topups, unit, unknown,
+    Bench, LEASE, PROVIDER, not_bought, not_found, order, order_of, parked, part, placement, settlement, topups, unit,
+    unknown,
 };
 
 const LIMITS: BreakerLimits =
@@ -52,8 +52,7 @@ impl Bench {
 
     /// How long the breaker stays open, in seconds.
     async fn open_for(&self) -> f64 {
-        let statement =
-            "SELECT extract(epoch FROM open_until - changed_at)::float8 FROM providers WHERE name = $1";
+        let statement = "SELECT extract(epoch FROM open_until - changed_at)::float8 FROM providers WHERE name = $1";
         self.value(statement, PROVIDER).await
     }
 
@@ -166,10 +165,9 @@ async fn an_operator_opens_and_closes_a_breaker() {
     assert_eq!(closed.unwrap().unwrap().state, BreakerState::Closed);
     bench.make_due(id).await;
     assert_eq!(bench.claim_due(PROVIDER, 10).await[0].placement_id, id);
-    for unknown in [
-        providers::open(&mut connection, "nobody", hour, "").await,
-        providers::close(&mut connection, "nobody").await,
-    ] {
+    for unknown in
+        [providers::open(&mut connection, "nobody", hour, "").await, providers::close(&mut connection, "nobody").await]
+    {
         assert_eq!(unknown.unwrap(), None);
     }
 }
@@ -181,12 +179,8 @@ async fn hints_are_taken_once_a_second() {
     let (id, topup) = (placement(&order), &topups(&order)[0]);
     let named = unit(topup, Progress::Pending);
     let unit_id = named.provider_unit_id.clone();
-    let outcome = Outcome::Bought {
-        units: vec![named],
-        collect_in: Some(Duration::from_mins(1)),
-        park: None,
-        announced: false,
-    };
+    let outcome =
+        Outcome::Bought { units: vec![named], collect_in: Some(Duration::from_mins(1)), park: None, announced: false };
     bench.settle(&[settlement(id, 1, outcome)]).await;
 
     let mut connection = bench.connection().await;
@@ -211,8 +205,7 @@ async fn hints_are_taken_once_a_second() {
 
     // A callback moves only placed placements.
     for state in ["accepted", "placing", "failed", "refused", "parked"] {
-        let sql =
-            format!("UPDATE placements SET state = '{state}', hinted_at = NULL WHERE placement_id = '{id}'");
+        let sql = format!("UPDATE placements SET state = '{state}', hinted_at = NULL WHERE placement_id = '{id}'");
         bench.sql(&sql).await;
         bench.due_in(&[id], 3600.0).await;
         assert!(!hint(PROVIDER).await, "{state}");
@@ -225,14 +218,9 @@ async fn the_queue_reports_its_lag() {
     let sql = "INSERT INTO options (option_id, name, provider, provider_option_id, environment)
              VALUES (gen_random_uuid(), $1, $1, 'x', 'live')";
     bench.set(sql, "nobody").await;
-    let backlogs =
-        async || providers::backlogs(&mut *bench.connection().await, &[PROVIDER.to_owned()]).await.unwrap();
-    let idle = |provider: &str| Backlog {
-        provider: provider.to_owned(),
-        parked: 0,
-        due: 0,
-        oldest_overdue: Duration::ZERO,
-    };
+    let backlogs = async || providers::backlogs(&mut *bench.connection().await, &[PROVIDER.to_owned()]).await.unwrap();
+    let idle =
+        |provider: &str| Backlog { provider: provider.to_owned(), parked: 0, due: 0, oldest_overdue: Duration::ZERO };
     let mut before = backlogs().await;
     before.sort_by(|a, b| a.provider.cmp(&b.provider));
     assert_eq!(before, [idle("nobody"), idle(PROVIDER)]);

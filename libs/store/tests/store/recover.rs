@@ -9,9 +9,7 @@ use store::placements::{self, Claim};
 use store::recover::{self, NotRecovered, Recovered};
 use store::{operator::actions::Mode, orders::NewOrder};
 
-use crate::bench::{
-    Bench, PROVIDER, applied, bought_pending, not_found, order, parked, placement, rejected, unknown,
-};
+use crate::bench::{Bench, PROVIDER, applied, bought_pending, not_found, order, parked, placement, rejected, unknown};
 
 impl Bench {
     async fn recover(&self, park_unanswered: bool, dry_run: bool) -> Result<Recovered, NotRecovered> {
@@ -89,9 +87,7 @@ async fn orders_that_may_have_been_refused_are_named_and_can_be_parked() {
     let waiting = bench.accepted(Duration::from_secs(10)).await;
     bench.accepted(Duration::ZERO).await;
 
-    let named = |recovered: Recovered| -> Vec<_> {
-        recovered.unanswered.into_iter().map(|one| one.order_id).collect()
-    };
+    let named = |recovered: Recovered| -> Vec<_> { recovered.unanswered.into_iter().map(|one| one.order_id).collect() };
     assert_eq!(named(bench.recover(false, true).await.unwrap()), [waiting.order_id]);
 
     let recovered = bench.recover(true, false).await.unwrap();

@@ -27,8 +27,7 @@ impl Bench {
         let order = self.ordered_ago(partner_id, days).await;
         let topup = topups(&order).remove(0);
         self.claim(&[placement(&order)]).await;
-        let ready =
-            Progress::Ready { iccid: iccid(&topup), profile: profile().seal(&VAULT, &topup).unwrap() };
+        let ready = Progress::Ready { iccid: iccid(&topup), profile: profile().seal(&VAULT, &topup).unwrap() };
         self.settle(&[bought(placement(&order), 1, vec![unit(&topup, ready)], true)]).await;
         self.backdate(&topup, days).await;
         order
@@ -48,8 +47,7 @@ impl Bench {
 
     /// Moves a delivery into the past, as delivered, with an attempt before it.
     async fn backdate(&self, topup: &TopupId, days: i32) {
-        let delivered =
-            "UPDATE deliveries SET state = 'delivered', created_at = now() - make_interval(days => $2),
+        let delivered = "UPDATE deliveries SET state = 'delivered', created_at = now() - make_interval(days => $2),
                 delivered_at = now() - make_interval(days => $2) WHERE topup_id = $1";
         let delivered = sqlx::query(delivered).bind(topup.as_str()).bind(days);
         delivered.execute(&self.pool).await.unwrap();
@@ -169,8 +167,7 @@ async fn a_partners_own_term_holds_and_a_shorter_one_reaches_back() {
     for _ in 0..2 {
         bench.step(Class::Profiles).await;
     }
-    let left =
-        async || futures_util::future::join_all(kept.iter().map(|topup| bench.has_profile(topup))).await;
+    let left = async || futures_util::future::join_all(kept.iter().map(|topup| bench.has_profile(topup))).await;
     assert_eq!(left().await, [true, true, false, false, false, true]);
 
     // The walk of 5 days has passed these rows; a new term begins it again.
@@ -197,7 +194,8 @@ async fn what_is_not_delivered_is_kept_until_it_is() {
     assert_eq!(bench.backlog().await.waiting, 3);
 
     // All three are looked at again; one is delivered long enough by then.
-    let back = "UPDATE deliveries SET state = 'delivered', delivered_at = now() - interval '91 days' WHERE topup_id = $1";
+    let back =
+        "UPDATE deliveries SET state = 'delivered', delivered_at = now() - interval '91 days' WHERE topup_id = $1";
     bench.set(back, &waiting).await;
     bench.sql("UPDATE retention_due SET at = now() - interval '1 minute'").await;
     assert_eq!(bench.step(Class::Profiles).await.erased, 1);
@@ -242,9 +240,7 @@ async fn old_actions_go_only_if_a_term_is_set() {
     assert_eq!(bench.step(Class::Audit).await, Step::default());
     bench.keep(Class::Audit, None, Keep::Days(365)).await;
     assert_eq!(bench.step(Class::Audit).await.erased, 1);
-    let set = async |days, mode| {
-        bench.set_term(Class::Profiles, Some(PartnerId::new()), Keep::Days(days), mode).await
-    };
+    let set = async |days, mode| bench.set_term(Class::Profiles, Some(PartnerId::new()), Keep::Days(days), mode).await;
     for days in 1..=8 {
         set(days, Mode::Preview).await.unwrap();
     }

@@ -108,8 +108,7 @@ async fn ingress_moves_no_placement_that_may_be_bought() {
         (&accepted, "refused", true),
         (&accepted, "accepted", false),
     ] {
-        let sql =
-            format!("UPDATE placements SET state = '{state}' WHERE placement_id = '{}'", placement(order));
+        let sql = format!("UPDATE placements SET state = '{state}' WHERE placement_id = '{}'", placement(order));
         let moved = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut ingress).await;
         assert_eq!(moved.is_ok(), allowed, "{state}: {moved:?}");
     }
@@ -129,8 +128,7 @@ async fn the_provisioner_fails_a_topup_whose_partner_wants_the_event() {
     execute(&mut provisioner, tables).await;
     let fail = format!("UPDATE topups SET state = 'failed' WHERE placement_id = '{}'", placement(&failed));
     execute(&mut provisioner, &fail).await;
-    let made =
-        "SELECT count(*) FROM public.events JOIN public.delivery_due ON delivery_due.topup_id = event_id
+    let made = "SELECT count(*) FROM public.events JOIN public.delivery_due ON delivery_due.topup_id = event_id
                 WHERE events.partner_id::text = $1";
     assert_eq!(bench.value::<i64>(made, partner).await, 1);
 }

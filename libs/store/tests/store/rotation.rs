@@ -179,10 +179,8 @@ async fn every_secret_that_is_valid_needs_its_key() {
 /// Ready units, with profiles that open.
 async fn ready_units(bench: &Bench, partner: PartnerId, count: usize) -> Vec<TopupId> {
     let topups = bench.deliveries(partner, count, true).await;
-    let profile = Profile {
-        code: ActivationCode::new("smdp.example.com", "A1-B2").unwrap(),
-        expired_date: "2026-12-31".into(),
-    };
+    let profile =
+        Profile { code: ActivationCode::new("smdp.example.com", "A1-B2").unwrap(), expired_date: "2026-12-31".into() };
     let seal = |topup| profile.seal(&VAULT, topup).unwrap();
     sqlx::query(
         "UPDATE esims t SET profile = new.profile

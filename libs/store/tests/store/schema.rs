@@ -41,8 +41,7 @@ fn with(newer: &[&'static str]) -> Migrator {
     Migrator::with_migrations(all)
 }
 
-const QUICK: Patience =
-    Patience { lock_timeout: Duration::from_millis(100), give_up: Duration::from_mins(1) };
+const QUICK: Patience = Patience { lock_timeout: Duration::from_millis(100), give_up: Duration::from_mins(1) };
 
 async fn upgrade(bench: &Bench, newer: &[&'static str]) -> Result<i64, MigrationError> {
     schema::apply(&mut *bench.connection().await, &with(newer), QUICK, |_| {}).await
@@ -175,9 +174,8 @@ async fn a_concurrent_index_waits_for_a_dump_and_blocks_no_order() {
 async fn an_index_whose_build_failed_is_built_anew() {
     let bench = Bench::new().await;
     bench.store(&[order(PartnerId::new(), 1)]).await;
-    let newer = [
-        "-- no-transaction\n-- serves: 1\nCREATE UNIQUE INDEX CONCURRENTLY newer ON orders ((order_id IS NULL));",
-    ];
+    let newer =
+        ["-- no-transaction\n-- serves: 1\nCREATE UNIQUE INDEX CONCURRENTLY newer ON orders ((order_id IS NULL));"];
     bench.store(&[order(PartnerId::new(), 1)]).await;
     let error = upgrade(&bench, &newer).await.unwrap_err();
     assert!(matches!(error, MigrationError::Failed { .. }), "{error}");

@@ -7,8 +7,8 @@ use store::orders::NewOrder;
 use store::placements::{self, Claim, Outcome, Progress, Settlement, Unit};
 
 use crate::bench::{
-    Bench, bought, bought_pending, iccid, not_bought, not_found, order, order_of, parked, part, placement,
-    ready, rejected, settlement, topups, unit, unknown,
+    Bench, bought, bought_pending, iccid, not_bought, not_found, order, order_of, parked, part, placement, ready,
+    rejected, settlement, topups, unit, unknown,
 };
 
 impl Bench {
@@ -65,8 +65,7 @@ async fn a_delivery_is_born_due_after_the_answer() {
     for (answer_within, announced, due) in
         [(0, false, Some(0.0)), (5, false, Some(5.0)), (0, true, None), (5, true, None)]
     {
-        let order =
-            NewOrder { answer_within: Duration::from_secs(answer_within), ..order(PartnerId::new(), 1) };
+        let order = NewOrder { answer_within: Duration::from_secs(answer_within), ..order(PartnerId::new(), 1) };
         let order = bench.stored(order).await;
         let id = placement(&order);
         bench.claim(&[id]).await;
@@ -129,8 +128,7 @@ async fn a_provider_unit_is_assigned_once() {
     let bench = Bench::new().await;
     let order = bench.placing(1).await;
     let (id, topup) = (placement(&order), &topups(&order)[0]);
-    let named =
-        |name: &str, progress: Progress| Unit { provider_unit_id: name.to_owned(), ..unit(topup, progress) };
+    let named = |name: &str, progress: Progress| Unit { provider_unit_id: name.to_owned(), ..unit(topup, progress) };
     let settle = async |units: Vec<Unit>| bench.settle(&[bought(id, 1, units, false)]).await.remove(0);
     settle(vec![named("first", Progress::Pending)]).await;
     settle(vec![named("second", Progress::Pending)]).await;
@@ -199,10 +197,7 @@ async fn an_unexpected_purchase_is_parked_and_stays_so() {
         assert!(settled[0].ready.is_empty(), "{was}");
         assert_eq!(bench.state(id).await, "parked", "{was}");
         let reason = bench.reason(&order).await;
-        assert_eq!(
-            reason,
-            format!("attempt 1 was bought although this placement was {was} at attempt {attempt}")
-        );
+        assert_eq!(reason, format!("attempt 1 was bought although this placement was {was} at attempt {attempt}"));
         // Neither a repeated outcome nor the current attempt's own success may hide it again.
         let before = bench.everything(order.order_id).await;
         for late in [

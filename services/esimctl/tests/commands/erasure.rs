@@ -72,10 +72,7 @@ async fn a_partner_is_erased_after_it_was_disabled() {
     operator.run(&with(&erase, &CONFIRMED)).await.fails(1, "partner disable");
     operator.json(&["partner", "disable", &id]).await;
     let mut connection = operator.database.connect().await.unwrap();
-    sqlx::query("UPDATE sweeps SET up_to = now() + interval '1 minute'")
-        .execute(&mut connection)
-        .await
-        .unwrap();
+    sqlx::query("UPDATE sweeps SET up_to = now() + interval '1 minute'").execute(&mut connection).await.unwrap();
     assert_eq!(operator.json(&with(&erase, &["--dry-run"])).await["orders"], 1);
     let erased = operator.json(&with(&erase, &CONFIRMED)).await;
     assert_eq!((&erased["orders"], &erased["profiles"]), (&json!(1), &json!(1)));

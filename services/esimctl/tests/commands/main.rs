@@ -95,8 +95,7 @@ async fn make_unit_ready(connection: &mut store::PgConnection, order: &Order, nu
         },
     };
     let outcome = Outcome::Bought { units: vec![unit], collect_in: None, park: None, announced: true };
-    let settlement =
-        Settlement { placement_id: order.placement, attempt: claimed.unwrap()[0].attempt, outcome };
+    let settlement = Settlement { placement_id: order.placement, attempt: claimed.unwrap()[0].attempt, outcome };
     let settled = placements::settle(connection, &[settlement]).await.unwrap();
     assert_eq!(settled[0].ready, std::slice::from_ref(&order.topup));
 }
@@ -147,8 +146,7 @@ async fn an_order_is_found_by_each_of_its_ids() {
         assert_eq!(found["topups"][0]["delivery_status"], 500);
     }
     let shown = operator.run(&["order", "show", &order.topup.to_string()]).await;
-    for part in [r"o\u{1b}[2J-1", "placed", "ready", "1 webhook attempt; answered 500; status; next ", " +0."]
-    {
+    for part in [r"o\u{1b}[2J-1", "placed", "ready", "1 webhook attempt; answered 500; status; next ", " +0."] {
         assert!(shown.text().contains(part), "{part} in {}", shown.stdout);
     }
     assert!(!shown.stdout.contains("TOP-SECRET") && !shown.stdout.contains('\u{1b}'));
@@ -160,8 +158,7 @@ async fn options_are_imported_whole_or_not_at_all() {
     let operator = Operator::new().await;
     let (mut one, other) = (option("one"), option("other"));
     let catalogue = |options: &[&Value]| json!({ "options": options }).to_string();
-    let import =
-        async |text: String| operator.run_with_input(&["option", "import", "-", "--json"], text).await;
+    let import = async |text: String| operator.run_with_input(&["option", "import", "-", "--json"], text).await;
     let counts = |imported: u32, unchanged: u32| json!({ "imported": imported, "unchanged": unchanged });
 
     let folder = tempfile::tempdir().unwrap();

@@ -95,8 +95,7 @@ async fn what_needs_which_master_key_is_counted_and_encrypted_anew() {
     let (mut connection, order) = operator.ready_order(&made, "o-1").await;
     record(&mut connection, &order, 0, None).await;
     let both = format!("{SECOND},{MASTER_KEY}");
-    let with_both =
-        async |arguments: &[&str]| run(operator.command(arguments).env("MASTER_KEY", &both)).await;
+    let with_both = async |arguments: &[&str]| run(operator.command(arguments).env("MASTER_KEY", &both)).await;
     let status = ["master-key", "status", "--json"];
     let reencrypt = ["master-key", "reencrypt", "--replicas-restarted", "--json"];
     let row = |key: &str, encrypts: bool, used: bool| {

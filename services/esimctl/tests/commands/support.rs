@@ -160,11 +160,7 @@ pub struct Order {
     pub topup: TopupId,
 }
 
-pub async fn store_order(
-    connection: &mut PgConnection,
-    partner: PartnerId,
-    external_order_id: &str,
-) -> Order {
+pub async fn store_order(connection: &mut PgConnection, partner: PartnerId, external_order_id: &str) -> Order {
     let topup = TOPUP_IDS.next(runtime::clock::now());
     let order = Order { id: OrderId::new(), partner, placement: PlacementId::new(), topup };
     let new = NewOrder {

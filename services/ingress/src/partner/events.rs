@@ -105,8 +105,7 @@ pub(super) async fn list(session: Session, uri: Uri) -> Result<Response, ApiErro
         let id: EventId = last.event_id.parse().ok()?;
         Some(timed_cursor(last.created_at, id.uuid()))
     };
-    let shown =
-        Events { next_cursor: cut(&mut found, limit, after), events: found.iter().map(Event::new).collect() };
+    let shown = Events { next_cursor: cut(&mut found, limit, after), events: found.iter().map(Event::new).collect() };
     Ok(json(StatusCode::OK, &shown))
 }
 
@@ -125,12 +124,7 @@ async fn find(session: &Session, id: &EventId) -> Result<Option<View>, ApiError>
     session.run(async |connection, partner| events::find(connection, Some(partner), id).await).await
 }
 
-async fn detail(
-    session: &Session,
-    status: StatusCode,
-    id: &EventId,
-    event: &View,
-) -> Result<Response, ApiError> {
+async fn detail(session: &Session, status: StatusCode, id: &EventId, event: &View) -> Result<Response, ApiError> {
     let id = id.clone().into();
     let made = session.run(async |connection, _| partner_view::attempts(connection, &id).await).await?;
     let shown = EventDetail { event: Event::new(event), attempts: attempts(session.desk(), &id, &made) };

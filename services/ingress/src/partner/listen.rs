@@ -84,9 +84,8 @@ pub(super) async fn listen(session: Session, uri: Uri) -> Result<Response, ApiEr
         topup_id: String::new(),
     });
     loop {
-        let looking = session.run(async |connection, partner| {
-            partner_view::webhooks(connection, partner, &after, limit).await
-        });
+        let looking =
+            session.run(async |connection, partner| partner_view::webhooks(connection, partner, &after, limit).await);
         let found = looking.await?;
         let next = Instant::now() + PAUSE;
         if !found.is_empty() || next > until || stop.is_cancelled() {
@@ -97,8 +96,7 @@ pub(super) async fn listen(session: Session, uri: Uri) -> Result<Response, ApiEr
 }
 
 async fn answer(session: &Session, found: &[StoredWebhook], after: &Position) -> Result<Response, ApiError> {
-    let sealed =
-        if found.is_empty() { Vec::new() } else { session.run(partner_view::webhook_secrets).await? };
+    let sealed = if found.is_empty() { Vec::new() } else { session.run(partner_view::webhook_secrets).await? };
     let desk = session.desk();
     let opened = sealed.iter().map(|one| partners::open_webhook_secret(&desk.vault, session.id(), one));
     let secrets = opened.collect::<Result<Vec<Secret>, _>>().map_err(ApiError::internal)?;
@@ -148,11 +146,9 @@ mod tests {
 
     #[test]
     fn a_cursor_is_read_as_made_and_nothing_else_is() {
-        for (nanoseconds, topup_id) in [
-            (0, ""),
-            (1_700_000_000_123_456_000, ""),
-            (1_700_000_000_000_001_000, "20250129123456123456789012"),
-        ] {
+        for (nanoseconds, topup_id) in
+            [(0, ""), (1_700_000_000_123_456_000, ""), (1_700_000_000_000_001_000, "20250129123456123456789012")]
+        {
             let position = Position {
                 at: OffsetDateTime::from_unix_timestamp_nanos(nanoseconds).unwrap(),
                 topup_id: topup_id.to_owned(),

@@ -71,9 +71,9 @@ impl Modify for Signed {
             components.add_security_scheme(name, SecurityScheme::ApiKey(ApiKey::Header(value)));
         }
         let all = |headers: &[(&str, &str, &str)]| {
-            headers.iter().fold(SecurityRequirement::default(), |all, (name, ..)| {
-                all.add::<_, [String; 0], String>(*name, [])
-            })
+            headers
+                .iter()
+                .fold(SecurityRequirement::default(), |all, (name, ..)| all.add::<_, [String; 0], String>(*name, []))
         };
         document.security = Some(vec![all(&headers), all(&headers[..3])]);
     }

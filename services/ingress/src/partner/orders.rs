@@ -156,10 +156,9 @@ pub(super) async fn cancel(session: Session, Id(id): Id<ExternalId>) -> Result<R
             Code::OrderUndecided,
             "The order's create request may not be answered yet; try again in a few seconds",
         )),
-        Cancelled::TooLate => Err(ApiError::conflict(
-            Code::OrderNotWaiting,
-            "The order is bought, or may be; it can't be cancelled",
-        )),
+        Cancelled::TooLate => {
+            Err(ApiError::conflict(Code::OrderNotWaiting, "The order is bought, or may be; it can't be cancelled"))
+        }
         Cancelled::Unknown if head.cancelled_at.is_none() => {
             Err(ApiError::conflict(Code::OrderRefused, "The order was refused; nothing was bought"))
         }
@@ -190,8 +189,7 @@ pub(super) async fn list(session: Session, uri: Uri) -> Result<Response, ApiErro
     query.check()?;
     let looked_at = if state.is_some() { LOOKED_AT } else { limit.into() };
     let page = OrderPage { before: before.map(OrderId::from), created_after, limit: looked_at };
-    let listing =
-        session.run(async |connection, partner| partner_view::orders(connection, partner, &page).await);
+    let listing = session.run(async |connection, partner| partner_view::orders(connection, partner, &page).await);
     let found = listing.await?;
     let (mut orders, mut last) = (Vec::new(), None);
     let mut rest = found.iter();

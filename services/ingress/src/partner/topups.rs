@@ -45,8 +45,7 @@ impl<'a> Topup<'a> {
     pub(super) fn new(unit: &'a Unit, profile: Option<&'a Profile>, qr: &QrUrls) -> Self {
         let iccid = unit.iccid.as_deref().unwrap_or_default();
         let error = (unit.state == UnitState::Failed).then(|| failure(unit.refusal.as_ref()));
-        let (topup_id, option_id, external_order_id) =
-            (&unit.topup_id, unit.option_id, &unit.external_order_id);
+        let (topup_id, option_id, external_order_id) = (&unit.topup_id, unit.option_id, &unit.external_order_id);
         let esim = |profile| Body::new(topup_id, option_id, external_order_id, iccid, profile, qr);
         Self {
             topup_id,
@@ -121,8 +120,7 @@ pub(super) struct Attempt<'a> {
     params(("topup_id" = String, Path, description = "26 digits")),
     responses((status = 200, description = "The delivery with its attempts", body = Deliveries), (status = 404, response = super::described::NotFound)))]
 pub(super) async fn deliveries(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
-    let reading =
-        session.run(async |connection, partner| partner_view::delivery(connection, partner, &id).await);
+    let reading = session.run(async |connection, partner| partner_view::delivery(connection, partner, &id).await);
     let delivery = reading.await?.ok_or(ApiError::NotFound)?;
     let shown = Deliveries {
         topup_id: &id,
@@ -135,11 +133,7 @@ pub(super) async fn deliveries(session: Session, Id(id): Id<TopupId>) -> Result<
 }
 
 /// The attempts of a delivery, with the opened answers.
-pub(super) fn attempts<'a>(
-    desk: &Desk,
-    id: &DeliveryId,
-    made: &'a [partner_view::Attempt],
-) -> Vec<Attempt<'a>> {
+pub(super) fn attempts<'a>(desk: &Desk, id: &DeliveryId, made: &'a [partner_view::Attempt]) -> Vec<Attempt<'a>> {
     let shown = made.iter().map(|attempt| Attempt {
         attempt: attempt.attempt + 1,
         at: attempt.at,
@@ -186,8 +180,8 @@ pub(super) async fn redeliver(session: Session, Id(id): Id<TopupId>) -> Result<R
 /// Makes a delivery of the partner due again.
 pub(super) async fn send_again(session: &Session, id: &DeliveryId) -> Result<(), ApiError> {
     let interval = session.app.limits.redeliver_interval;
-    let redelivering = session
-        .run(async |connection, partner| partner_view::redeliver(connection, partner, id, interval).await);
+    let redelivering =
+        session.run(async |connection, partner| partner_view::redeliver(connection, partner, id, interval).await);
     match (redelivering.await?, id) {
         (Redelivered::Again | Redelivered::Due, _) => Ok(()),
         (Redelivered::TooSoon(wait), _) => {
@@ -195,10 +189,9 @@ pub(super) async fn send_again(session: &Session, id: &DeliveryId) -> Result<(),
             Err(ApiError::too_soon(Code::RedeliveredRecently, message, wait))
         }
         (Redelivered::NotReady, _) => Err(ApiError::conflict(Code::TopupNotReady, "The eSIM is not ready")),
-        (Redelivered::Gone, DeliveryId::Topup(_)) => Err(ApiError::conflict(
-            Code::TopupErased,
-            "The eSIM's fields were erased and cannot be sent again",
-        )),
+        (Redelivered::Gone, DeliveryId::Topup(_)) => {
+            Err(ApiError::conflict(Code::TopupErased, "The eSIM's fields were erased and cannot be sent again"))
+        }
         (Redelivered::Gone, DeliveryId::Event(_)) => Err(ApiError::conflict(
             Code::EventVoid,
             "The event is a test, is no longer asked for, or is no longer true; it cannot be sent again",

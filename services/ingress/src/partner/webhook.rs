@@ -77,9 +77,8 @@ pub(super) async fn set(session: Session, request: Request) -> Result<Response, 
     let url = url.map(|url| url.as_ref().map(WebhookUrl::as_str));
     let new = NewWebhook { url, events: wanted.events.as_deref() };
     let interval = session.app.limits.redeliver_interval;
-    let changing = session.run(async |connection, partner| {
-        partner_view::set_webhook(connection, partner, &new, interval).await
-    });
+    let changing =
+        session.run(async |connection, partner| partner_view::set_webhook(connection, partner, &new, interval).await);
     if changing.await? {
         let removed = matches!(wanted.url, Some(None));
         tracing::info!(partner.id = %session.id(), removed, "a partner set its webhook endpoint");

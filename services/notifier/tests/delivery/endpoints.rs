@@ -26,8 +26,7 @@ async fn an_endpoint_that_fails_is_left_alone_then_probed_then_served() {
     };
     testkit::wait::soon("the endpoint to be blocked", blocked).await;
     // Each end of a block allows one probe: one attempt of one delivery.
-    let is_block =
-        |pair: &[testkit::receiver::Received]| pair[1].at - pair[0].at >= Duration::from_millis(800);
+    let is_block = |pair: &[testkit::receiver::Received]| pair[1].at - pair[0].at >= Duration::from_millis(800);
     let probes = async || {
         let received = bench.receiver.received();
         let before = received.windows(2).position(is_block).map(|last| last + 1);
@@ -38,8 +37,7 @@ async fn an_endpoint_that_fails_is_left_alone_then_probed_then_served() {
     let (before, pause) = testkit::wait::soon("two probes", probes).await;
     assert!((3..=12).contains(&before), "{before}");
     assert!(pause >= Duration::from_millis(1_500), "the second block is longer: {pause:?}");
-    let attempts: i64 =
-        sqlx::query_scalar("SELECT sum(attempt) FROM deliveries").fetch_one(&bench.pool).await.unwrap();
+    let attempts: i64 = sqlx::query_scalar("SELECT sum(attempt) FROM deliveries").fetch_one(&bench.pool).await.unwrap();
     let requests = i64::try_from(bench.receiver.received().len()).unwrap();
     assert!(attempts <= requests, "what was deferred has lost no attempt");
 
@@ -83,8 +81,7 @@ async fn a_replay_starts_the_schedule_again_and_keeps_the_attempts() {
     let replay = async |state: &'static str| {
         let filter = Filter { partner_id: Some(partner), state: Some(state), ..Filter::default() };
         let mut connection = bench.pool.acquire().await.unwrap();
-        let action =
-            Action { operator: "tester", command: "delivery replay", target: "partner", reason: "a test" };
+        let action = Action { operator: "tester", command: "delivery replay", target: "partner", reason: "a test" };
         let replayed = deliveries::replay(&mut connection, &filter, 100, Mode::Apply(action)).await;
         replayed.unwrap().replayed
     };

@@ -46,10 +46,7 @@ async fn a_test_has_one_signed_attempt_with_its_type() {
         assert_eq!(webhook.signature, Signature::Valid);
         assert_eq!(webhook.headers["webhook-id"], id.as_str());
         assert_eq!(webhook.headers["webhook-type"], "webhook.test");
-        assert_eq!(
-            (&webhook.json["type"], &webhook.json["data"]),
-            (&"webhook.test".into(), &serde_json::json!({}))
-        );
+        assert_eq!((&webhook.json["type"], &webhook.json["data"]), (&"webhook.test".into(), &serde_json::json!({})));
     }
     let id = DeliveryId::from(failed);
     let mut connection = bench.pool.acquire().await.unwrap();

@@ -34,8 +34,7 @@ async fn time(bench: &Bench, partner: PartnerId, path: &str, topups: &[TopupId])
     for topup in topups {
         bench.announce(partner, topup).await;
     }
-    let all =
-        bench.receiver.wait_until(PATIENCE, path, |received| at(received, path) >= before + topups.len());
+    let all = bench.receiver.wait_until(PATIENCE, path, |received| at(received, path) >= before + topups.len());
     all.await.unwrap();
     began.elapsed()
 }

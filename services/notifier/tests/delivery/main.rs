@@ -112,9 +112,8 @@ async fn a_redirect_is_not_followed_and_retry_after_is_heeded() {
     tokio::spawn(async move {
         let (mut connection, _) = listener.accept().await.unwrap();
         let _ = connection.read(&mut [0; 4096]).await.unwrap();
-        let answer = format!(
-            "HTTP/1.1 307 Moved\r\nlocation: {elsewhere}\r\nretry-after: 3600\r\ncontent-length: 0\r\n\r\n"
-        );
+        let answer =
+            format!("HTTP/1.1 307 Moved\r\nlocation: {elsewhere}\r\nretry-after: 3600\r\ncontent-length: 0\r\n\r\n");
         connection.write_all(answer.as_bytes()).await.unwrap();
     });
     let (partner, _) = bench.partner(Some(&url)).await;

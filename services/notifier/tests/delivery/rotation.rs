@@ -17,8 +17,7 @@ impl Bench {
         let vault = self.config.master_key.vault(&Keyring::ALL).unwrap();
         let mut connection = self.pool.acquire().await.unwrap();
         let overlap = Overlap { lasts: Duration::from_hours(24), keep_old: false };
-        let rotated =
-            partners::rotate_webhook_secret(&mut connection, &vault, partner, &secret, overlap).await;
+        let rotated = partners::rotate_webhook_secret(&mut connection, &vault, partner, &secret, overlap).await;
         assert!(matches!(rotated, Ok(Rotated::Until(_))), "{rotated:?}");
         secret
     }

@@ -2,9 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Once, time::Duration};
 
-use domain::{
-    ActivationCode, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds,
-};
+use domain::{ActivationCode, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds};
 use notifier::Config;
 use pipeline::Nats;
 use pipeline::payload::{ReadyTopup, TopupReady};
@@ -255,9 +253,8 @@ impl Bench {
             }],
         };
         assert_eq!(orders::insert(&mut connection, &[order]).await.unwrap(), [true]);
-        let claimed = placements::claim(&mut connection, "sandbox", &[placement_id], Claim::Named, PATIENCE)
-            .await
-            .unwrap();
+        let claimed =
+            placements::claim(&mut connection, "sandbox", &[placement_id], Claim::Named, PATIENCE).await.unwrap();
         let unit = Unit {
             topup_id: topup_id.clone(),
             provider_unit_id: topup_id.to_string(),
@@ -329,8 +326,7 @@ impl Bench {
         let (_, name) = self.database.url().rsplit_once('/').unwrap();
         let server = std::env::var("TEST_DATABASE_URL").unwrap();
         let mut admin = sqlx::PgConnection::connect(&server).await.unwrap();
-        let allow =
-            |allow: bool| sqlx::AssertSqlSafe(format!("ALTER DATABASE {name} ALLOW_CONNECTIONS {allow}"));
+        let allow = |allow: bool| sqlx::AssertSqlSafe(format!("ALTER DATABASE {name} ALLOW_CONNECTIONS {allow}"));
         sqlx::raw_sql(allow(false)).execute(&mut admin).await.unwrap();
         let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1";
         sqlx::query(cut).bind(name).execute(&mut admin).await.unwrap();
@@ -375,10 +371,7 @@ impl Bench {
 }
 
 fn profile() -> Profile {
-    Profile {
-        code: ActivationCode::new("smdp.example.com", "A1-B2").unwrap(),
-        expired_date: "2026-12-31".into(),
-    }
+    Profile { code: ActivationCode::new("smdp.example.com", "A1-B2").unwrap(), expired_date: "2026-12-31".into() }
 }
 
 pub fn option_id() -> OptionId {

@@ -54,12 +54,9 @@ pub(super) fn credentials(
     secret_key: Option<SecretString>,
     callback_token: Option<SecretString>,
 ) -> anyhow::Result<Credentials> {
-    let missing = |setting: &str| {
-        BadSetting::error(format!("PROVIDERS names {name}, but {prefix}_{setting} is not set"))
-    };
-    let bad = |setting: &str, error: &dyn std::fmt::Display| {
-        BadSetting::error(format!("{prefix}_{setting}: {error}"))
-    };
+    let missing =
+        |setting: &str| BadSetting::error(format!("PROVIDERS names {name}, but {prefix}_{setting} is not set"));
+    let bad = |setting: &str, error: &dyn std::fmt::Display| BadSetting::error(format!("{prefix}_{setting}: {error}"));
     let url = url.ok_or_else(|| missing("URL"))?;
     if !matches!(url.scheme(), "http" | "https") {
         return Err(BadSetting::error(format!("{prefix}_URL is not an http or https address")));
@@ -68,8 +65,7 @@ pub(super) fn credentials(
     Ok(Credentials {
         url,
         access_key: access_key.ok_or_else(|| missing("ACCESS_KEY"))?,
-        secret_key: SecretKey::from_base64(secret_key?.expose_secret())
-            .map_err(|error| bad("SECRET_KEY", &error))?,
+        secret_key: SecretKey::from_base64(secret_key?.expose_secret()).map_err(|error| bad("SECRET_KEY", &error))?,
         callback_token: callback_token
             .map(|token| Token::parse(token.expose_secret()))
             .transpose()

@@ -58,10 +58,7 @@ impl Http {
     /// Sends a request. Returns status and body of a response that the protocol defines. 401 and 403 are
     /// [`Trouble::Denied`], 429 is [`Trouble::Busy`]. The outcome of any other response is unknown: a proxy may send 503
     /// for an order that went through.
-    pub(super) async fn call<B: Serialize>(
-        &self,
-        call: Call<'_, B>,
-    ) -> Result<(StatusCode, Vec<u8>), Trouble> {
+    pub(super) async fn call<B: Serialize>(&self, call: Call<'_, B>) -> Result<(StatusCode, Vec<u8>), Trouble> {
         let span = info_span!(
             "provider call",
             otel.name = format!("{} {}", call.method, call.route),
@@ -131,17 +128,14 @@ pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Trouble> {
 
 /// Reads a response of at most `most` bytes.
 async fn read(mut response: Response, most: usize) -> Result<Vec<u8>, Trouble> {
-    let too_large =
-        || Trouble::Unknown(format!("the response has more than {most} bytes (PROVIDER_ANSWER_MAX)"));
+    let too_large = || Trouble::Unknown(format!("the response has more than {most} bytes (PROVIDER_ANSWER_MAX)"));
     let announced = response.content_length().unwrap_or_default();
     let announced = usize::try_from(announced).map_err(|_| too_large())?;
     if announced > most {
         return Err(too_large());
     }
     let mut body = Vec::with_capacity(announced);
-    while let Some(chunk) =
-        response.chunk().await.map_err(|error| Trouble::Unknown(describe(&error.without_url())))?
-    {
+    while let Some(chunk) = response.chunk().await.map_err(|error| Trouble::Unknown(describe(&error.without_url())))? {
         if chunk.len() > most - body.len() {
             return Err(too_large());
         }
@@ -179,10 +173,7 @@ mod tests {
     #[test]
     fn retry_after_is_read_in_seconds() {
         let read = |value: &'static str| {
-            retry_after(&HeaderMap::from_iter([(
-                header::RETRY_AFTER,
-                header::HeaderValue::from_static(value),
-            )]))
+            retry_after(&HeaderMap::from_iter([(header::RETRY_AFTER, header::HeaderValue::from_static(value))]))
         };
         assert_eq!(read(" 7 "), Some(Duration::from_secs(7)));
         for odd in ["", "-1", "soon", "Fri, 20 Nov 2026 06:00:00 GMT"] {

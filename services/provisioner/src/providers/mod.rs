@@ -114,10 +114,7 @@ pub enum Trouble {
 impl Trouble {
     pub fn reason(&self) -> &str {
         match self {
-            Self::Denied(reason)
-            | Self::Busy { reason, .. }
-            | Self::NotSent(reason)
-            | Self::Unknown(reason) => reason,
+            Self::Denied(reason) | Self::Busy { reason, .. } | Self::NotSent(reason) | Self::Unknown(reason) => reason,
         }
     }
 

@@ -53,8 +53,7 @@ async fn nothing_is_repeated_before_the_settling_delay_is_over() {
         assert_eq!((stored.state.as_str(), stored.attempt), ("placing", 1));
     }
     // After the delay one more look-up is enough.
-    let later =
-        "UPDATE placements SET attempted_at = attempted_at - interval '100 hours' WHERE placement_id = $1";
+    let later = "UPDATE placements SET attempted_at = attempted_at - interval '100 hours' WHERE placement_id = $1";
     bench.set(later, id).await;
     bench.due_now(id).await;
     bench.until(id, |stored| stored.attempt == 2).await;

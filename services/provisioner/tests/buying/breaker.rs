@@ -12,8 +12,7 @@ use crate::support::{Bench, PATIENCE, Seller, WRONG_KEY};
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_providers_work_is_kept_and_goes_on_when_it_is_back() {
     let bench = Bench::start(|config| config.breaker_failures = 3).await;
-    let mut heartbeats =
-        bench.nats.client().subscribe(bench.nats.heartbeat_subject("sandbox")).await.unwrap();
+    let mut heartbeats = bench.nats.client().subscribe(bench.nats.heartbeat_subject("sandbox")).await.unwrap();
     let mut promise = async || {
         let message = tokio::time::timeout(PATIENCE, heartbeats.next()).await.unwrap().unwrap();
         let Heartbeat::V1 { verdict_ms, .. } = serde_json::from_slice(&message.payload).unwrap();

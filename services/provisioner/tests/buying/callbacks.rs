@@ -151,9 +151,8 @@ async fn a_flood_of_callbacks_makes_one_update_per_placement_and_second() {
 async fn callbacks_beyond_the_rate_cost_no_statement() {
     let bench = Bench::start(|config| config.callback_rate = 10).await;
     let path = format!("/callbacks/sandbox/{TOKEN}");
-    let count = async |outcome: &str| {
-        bench.metric("esim_provider_callbacks_total", &[&format!("outcome=\"{outcome}\"")]).await
-    };
+    let count =
+        async |outcome: &str| bench.metric("esim_provider_callbacks_total", &[&format!("outcome=\"{outcome}\"")]).await;
     let before = count("ignored").await;
     let began = Instant::now();
     let mut shed = 0;

@@ -83,8 +83,7 @@ fn broken() -> Vec<Row> {
 /// Statuses, with a body that would be a rejection.
 fn statuses() -> Vec<Row> {
     let body = br#"{"code":"9001","message":"no such product"}"#;
-    let unknown =
-        [300, 301, 302, 307, 308, 304, 400, 404, 405, 408, 409, 418, 422, 451, 500, 501, 502, 503, 504, 599];
+    let unknown = [300, 301, 302, 307, 308, 304, 400, 404, 405, 408, 409, 418, 422, 451, 500, 501, 502, 503, 504, 599];
     let others = [(401, "denied"), (403, "denied"), (429, "busy")];
     let all = unknown.map(|status| (status, "unknown")).into_iter().chain(others);
     let mut rows: Vec<Row> = all
@@ -165,8 +164,7 @@ fn bodies() -> Vec<Row> {
         "activateCode" => &["", "A1$B2", r"A1\r\nX: 1", "<script>"];
         "expiredDate" => &["2027-02-30", "1999-12-31", "2027-01-31x", "31.01.2027", "9999999-01-01"];
     };
-    for (field, value) in unreadable.iter().flat_map(|(field, all)| all.iter().map(move |one| (*field, *one)))
-    {
+    for (field, value) in unreadable.iter().flat_map(|(field, all)| all.iter().map(move |one| (*field, *one))) {
         let fields = good.map(|(name, good)| {
             let value = if name == field { value } else { good };
             format!(r#","{name}":"{value}""#)

@@ -84,8 +84,7 @@ impl Seller {
 
     /// Replaces the faults of the whole provider.
     pub async fn faults(&self, faults: Value) {
-        let answer =
-            self.http.put(format!("{}/faults", self.base)).body(faults.to_string()).send().await.unwrap();
+        let answer = self.http.put(format!("{}/faults", self.base)).body(faults.to_string()).send().await.unwrap();
         assert!(answer.status().is_success(), "{answer:?}");
     }
 
@@ -450,8 +449,7 @@ impl Bench {
 
     /// The provider's unit of a placement's only topup.
     pub async fn unit(&self, id: PlacementId) -> String {
-        let unit =
-            "SELECT esims.provider_unit_id FROM esims JOIN topups USING (topup_id) WHERE placement_id = $1";
+        let unit = "SELECT esims.provider_unit_id FROM esims JOIN topups USING (topup_id) WHERE placement_id = $1";
         sqlx::query_scalar(unit).bind(id.uuid()).fetch_one(&self.pool).await.unwrap()
     }
 

@@ -30,8 +30,7 @@ async fn order_many(caller: &Caller, name: &str, count: usize) -> Vec<StatusCode
 async fn faults_are_replaced_as_a_whole_and_bad_ones_change_nothing() {
     let sandbox = Started::fresh().await;
     assert_eq!(sandbox.get("/faults").await, none());
-    let (status, set) =
-        sandbox.faults(json!({ "latency_ms": 5, "error_rate": 0.5, "detect_duplicates": false })).await;
+    let (status, set) = sandbox.faults(json!({ "latency_ms": 5, "error_rate": 0.5, "detect_duplicates": false })).await;
     assert_eq!(status, StatusCode::OK);
     assert_eq!(
         (&set["latency_ms"], &set["error_rate"], &set["detect_duplicates"]),
@@ -164,10 +163,8 @@ async fn undetected_duplicates_buy_again_and_the_ledger_shows_it() {
     settings.detect_duplicates = false;
     let sandbox = Started::with(settings).await;
     let ready = option("ready");
-    let answers =
-        [sandbox.order("order-1", &[(&ready, 2)]).await, sandbox.order("order-1", &[(&ready, 2)]).await];
-    let topups: HashSet<_> =
-        answers.iter().flat_map(|answer| sorted(&answer["products"], "topupId")).collect();
+    let answers = [sandbox.order("order-1", &[(&ready, 2)]).await, sandbox.order("order-1", &[(&ready, 2)]).await];
+    let topups: HashSet<_> = answers.iter().flat_map(|answer| sorted(&answer["products"], "topupId")).collect();
     assert_eq!(topups.len(), 4);
     let fetched = sandbox.fetch("order-1").await;
     let found: HashSet<_> = sorted(&fetched["products"], "topupId").into_iter().collect();

@@ -64,10 +64,7 @@ async fn a_refused_product_refuses_the_whole_order_and_buys_nothing() {
         sandbox.order("order-1", &[(&sold_out, 1)]).await,
         json!({ "products": [], "code": "9005", "message": "Out of stock" })
     );
-    assert_eq!(
-        sandbox.fetch("order-1").await,
-        json!({ "products": [], "code": "9002", "message": "Order not found" })
-    );
+    assert_eq!(sandbox.fetch("order-1").await, json!({ "products": [], "code": "9002", "message": "Order not found" }));
     assert_eq!(sandbox.ledger().await, json!({ "purchases": 0, "units": 0, "canceled": 0, "orders": [] }));
     // The id bought nothing, so it is still free.
     assert_eq!(sandbox.code("order-1", &[(&ready, 1)]).await, "0000");
@@ -87,10 +84,7 @@ async fn an_order_id_buys_once() {
     assert_eq!(sandbox.code("a b/c", &[(&option("refused"), 1)]).await, "9003");
     assert_eq!(units(&sandbox.fetch("a%20b%2Fc").await).len(), 2);
     let ledger = sandbox.ledger().await;
-    assert_eq!(
-        ledger["orders"],
-        json!([{ "order_id": "a b/c", "units": 2, "purchased_times": 1, "canceled": 0 }])
-    );
+    assert_eq!(ledger["orders"], json!([{ "order_id": "a b/c", "units": 2, "purchased_times": 1, "canceled": 0 }]));
 }
 
 #[tokio::test]
@@ -120,11 +114,9 @@ async fn a_canceled_unit_has_no_profile_and_stays_in_the_ledger() {
 async fn requests_that_are_not_authentic_get_401_and_buy_nothing() {
     let (_folder, path) = ledger_file();
     let sandbox = Started::new(&path).await;
-    for (method, path) in [
-        (Method::POST, "/api/v2/order"),
-        (Method::GET, "/api/v2/order/o"),
-        (Method::POST, "/api/v2/cancel/1"),
-    ] {
+    for (method, path) in
+        [(Method::POST, "/api/v2/order"), (Method::GET, "/api/v2/order/o"), (Method::POST, "/api/v2/cancel/1")]
+    {
         let request = sandbox.http.request(method, format!("{}{path}", sandbox.base));
         let response = request.send().await.unwrap();
         assert_eq!(response.status(), StatusCode::UNAUTHORIZED);
@@ -138,8 +130,7 @@ async fn requests_that_are_not_authentic_get_401_and_buy_nothing() {
 #[tokio::test]
 async fn what_is_not_the_protocol_is_answered_in_json() {
     let sandbox = Started::fresh().await;
-    let (status, answer) =
-        sandbox.send(Method::POST, "/api/v2/order", r#"{"orderId":"o","products":[]}"#).await;
+    let (status, answer) = sandbox.send(Method::POST, "/api/v2/order", r#"{"orderId":"o","products":[]}"#).await;
     let expected = json!({ "products": [], "code": "9000", "message": "products is empty" });
     assert_eq!((status, answer), (StatusCode::OK, expected));
     let large = vec![b' '; 1024 * 1024 + 1];
@@ -221,11 +212,8 @@ fn the_command_line_says_what_it_needs() {
     }
 
     let (_folder, path) = ledger_file();
-    let bad = binary()
-        .args(["--access-key", "k", "--secret-key", "no*base64", "--ledger"])
-        .arg(&path)
-        .output()
-        .unwrap();
+    let bad =
+        binary().args(["--access-key", "k", "--secret-key", "no*base64", "--ledger"]).arg(&path).output().unwrap();
     assert_eq!(bad.status.code(), Some(2));
     let line = String::from_utf8(bad.stderr).unwrap();
     assert!(line.contains("SANDBOX_SECRET_KEY") && !line.contains("no*base64"), "{line}");

@@ -34,8 +34,7 @@ async fn delayed_units_come_one_by_one_after_two_seconds() {
         }
     }
     for (unit, after) in [(0, 2000), (1, 2200), (2, 2400)] {
-        let answer =
-            sandbox.fetch_until("order-1", |answer| by_topup(answer)[unit]["status"] == "READY").await;
+        let answer = sandbox.fetch_until("order-1", |answer| by_topup(answer)[unit]["status"] == "READY").await;
         // The sandbox counts whole milliseconds.
         assert!(begun.elapsed() >= Duration::from_millis(after - 1), "unit {unit}");
         if begun.elapsed() < Duration::from_millis(after + 150) {
@@ -83,8 +82,7 @@ async fn bought_then_silent_buys_and_never_answers() {
     assert_eq!(sandbox.code("order-1", &[(&silent, 1)]).await, "9003");
 
     // A client that waits longer is sent away when the sandbox stops.
-    let waiting =
-        tokio::spawn(sandbox.ordering("order-2", &[(&silent, 1)]).timeout(Duration::from_mins(1)).send());
+    let waiting = tokio::spawn(sandbox.ordering("order-2", &[(&silent, 1)]).timeout(Duration::from_mins(1)).send());
     sandbox.until_bought("order-2").await;
     assert!(!waiting.is_finished());
     let stopping = Instant::now();

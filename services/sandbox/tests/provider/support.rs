@@ -36,12 +36,7 @@ impl Caller {
         caller
     }
 
-    pub async fn send(
-        &self,
-        method: Method,
-        path: &str,
-        body: impl Into<reqwest::Body>,
-    ) -> (StatusCode, Value) {
+    pub async fn send(&self, method: Method, path: &str, body: impl Into<reqwest::Body>) -> (StatusCode, Value) {
         let response = self.signed(method, path, body).send().await.unwrap();
         (response.status(), response.json().await.unwrap())
     }
@@ -132,8 +127,7 @@ impl Caller {
 }
 
 fn order_body(order_id: &str, products: &[(&str, u32)]) -> String {
-    let products: Vec<_> =
-        products.iter().map(|(option, qty)| json!({ "optionId": option, "qty": qty })).collect();
+    let products: Vec<_> = products.iter().map(|(option, qty)| json!({ "optionId": option, "qty": qty })).collect();
     json!({ "orderId": order_id, "products": products }).to_string()
 }
 

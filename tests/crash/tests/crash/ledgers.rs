@@ -54,8 +54,7 @@ pub async fn compare(walk: &Walk) -> Result<Vec<String>> {
     let placements: BTreeSet<&str> = stored.iter().map(|row| row.placement_id.as_str()).collect();
     let strangers = purchases.keys().filter(|id| !placements.contains(id.as_str()));
     wrong.extend(strangers.map(|id| format!("bought, but not stored: {id}")));
-    wrong
-        .extend(webhooks.difference(&known).map(|webhook| format!("delivered, but not stored: {webhook:?}")));
+    wrong.extend(webhooks.difference(&known).map(|webhook| format!("delivered, but not stored: {webhook:?}")));
     wrong.extend(answers(walk, &stored));
     Ok(wrong)
 }

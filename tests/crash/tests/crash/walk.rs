@@ -201,9 +201,7 @@ async fn ask(stack: &Stack, client: &Client, id: &str, option: &str) -> Result<O
     let option_id = stack.option(option)?;
     let Ok(answer) = client.order(id, &[(option_id, 1)]).await else { return Ok(None) };
     match answer.status {
-        201 => {
-            Ok(Some(Said::Created(answer.products()?.into_iter().map(|product| product.topup_id).collect())))
-        }
+        201 => Ok(Some(Said::Created(answer.products()?.into_iter().map(|product| product.topup_id).collect()))),
         422 => {
             let text = String::from_utf8_lossy(&answer.body).into_owned();
             Ok(Some(if text.contains("already been taken") { Said::Taken } else { Said::Refused(text) }))

@@ -88,8 +88,7 @@ async fn the_webhook_is_changed_by_the_partner() {
     wait::soon("a webhook without an endpoint", held).await;
     let redeliver = ask(&client, "POST", &format!("/topups/{topup_id}/redeliver")).await.unwrap();
     assert_refused(&redeliver, 409, "webhook_url_missing");
-    let put =
-        async |url: Value| send(&client, "PUT", "/webhook", &json!({"url": url}).to_string()).await.unwrap();
+    let put = async |url: Value| send(&client, "PUT", "/webhook", &json!({"url": url}).to_string()).await.unwrap();
     for (url, code) in [
         (json!("http://10.1.2.3/hook"), "url_forbidden; parameter=url"),
         (json!("http://127.0.0.1:22/hook"), "url_forbidden; parameter=url"),

@@ -60,8 +60,7 @@ async fn without_postgresql_the_answer_is_500_and_everything_recovers() {
 
     forwarder.restore().await.unwrap();
     let recovered = async || Ok(shop.client.order("away", &items).await?.products().ok());
-    let products =
-        wait::until(Duration::from_secs(15), "ingress to recover by itself", recovered).await.unwrap();
+    let products = wait::until(Duration::from_secs(15), "ingress to recover by itself", recovered).await.unwrap();
     topup_ids.extend(ids(&products));
 
     // A 5xx leaves the result open; sending the order again gives a definite one.

@@ -104,8 +104,7 @@ async fn keys_are_checked_before_they_are_stored_for_the_user_alone() {
 
     // Wrong keys change nothing.
     let file = tool.home.path().join("wrong.env");
-    let lines =
-        format!("BASE_URL={}\nACCESS_KEY={}\nSECRET_KEY=d3Jvbmc=\n", stack.base_url, partner.access_key);
+    let lines = format!("BASE_URL={}\nACCESS_KEY={}\nSECRET_KEY=d3Jvbmc=\n", stack.base_url, partner.access_key);
     std::fs::write(&file, lines).unwrap();
     let path = file.display().to_string();
     let shown = tool.failure(&["login", "--from", &path]).await.unwrap();
@@ -241,8 +240,7 @@ async fn the_log_is_followed() {
     let ready = stack.option("ready").unwrap();
     let before = fresh("before");
     shop.buy(&before, ready, 1).await.unwrap();
-    let mut following =
-        tool.command(&["logs", "tail", "--lines", "1"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut following = tool.command(&["logs", "tail", "--lines", "1"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(following.stdout.take().unwrap()).lines();
     let mut until = async |part: &str| -> Result<()> {
         while let Some(line) = tokio::time::timeout(SOON, lines.next_line()).await?? {

@@ -49,12 +49,8 @@ async fn a_test_of_the_endpoint_is_answered_with_its_outcome() {
     assert_refused(&tested_again.unwrap(), 409, "event_void");
     let stranger = Shop::open(&stack).await.unwrap();
     assert_eq!(ask(&stranger.client, "GET", &path, "").await.unwrap().status, 404);
-    assert_eq!(
-        get(&stranger.client, "/webhook/events").await.unwrap(),
-        json!({"events": [], "next_cursor": null})
-    );
-    let shown: Value =
-        stack.esimctl.run(&["delivery", "show", failed["event_id"].as_str().unwrap()]).await.unwrap();
+    assert_eq!(get(&stranger.client, "/webhook/events").await.unwrap(), json!({"events": [], "next_cursor": null}));
+    let shown: Value = stack.esimctl.run(&["delivery", "show", failed["event_id"].as_str().unwrap()]).await.unwrap();
     assert_eq!(shown["attempts"][0]["class"], "status_5xx", "{shown}");
 
     assert_eq!(ask(&shop.client, "PUT", "/webhook", r#"{"url": null}"#).await.unwrap().status, 200);

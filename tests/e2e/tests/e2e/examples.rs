@@ -47,12 +47,7 @@ impl Example<'_> {
     /// The JSON that a successful command prints.
     async fn json(&self, arguments: &[&str]) -> Result<Value> {
         let output = self.output(arguments).await?;
-        ensure!(
-            output.status.success(),
-            "{} {arguments:?}: {}",
-            self.file,
-            String::from_utf8_lossy(&output.stderr)
-        );
+        ensure!(output.status.success(), "{} {arguments:?}: {}", self.file, String::from_utf8_lossy(&output.stderr));
         Ok(serde_json::from_slice(&output.stdout)?)
     }
 
@@ -139,8 +134,7 @@ async fn the_examples_order_look_up_and_recover_a_lost_webhook() {
         }
         run += 1;
         let shop = Shop::open(&stack).await.unwrap();
-        let example =
-            Example { file, program: prepared(file, folder.path()).await, stack: &stack, shop: &shop };
+        let example = Example { file, program: prepared(file, folder.path()).await, stack: &stack, shop: &shop };
         let address = format!("127.0.0.1:{}", ports::free().unwrap());
         if receives {
             let url = format!("http://{address}/webhooks");

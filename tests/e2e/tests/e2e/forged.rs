@@ -22,15 +22,12 @@ async fn forge_a_refusal(mut jobs: async_nats::Subscriber, stack: &Stack, sold: 
     let placement_id = job["placements"][0]["placement_id"].as_str().context("no placement")?;
     let verdict_to = job["verdict_to"].as_str().context("nobody waits")?.to_owned();
     let mut database = stack.database.connect().await?;
-    let order_id: String =
-        sqlx::query_scalar("SELECT order_id::text FROM placements WHERE placement_id::text = $1")
-            .bind(placement_id)
-            .fetch_one(&mut database)
-            .await?;
-    testkit::wait::until(SOON, "the purchase", async || {
-        Ok((stack.ledger().await?.purchases > sold).then_some(()))
-    })
-    .await?;
+    let order_id: String = sqlx::query_scalar("SELECT order_id::text FROM placements WHERE placement_id::text = $1")
+        .bind(placement_id)
+        .fetch_one(&mut database)
+        .await?;
+    testkit::wait::until(SOON, "the purchase", async || Ok((stack.ledger().await?.purchases > sold).then_some(())))
+        .await?;
     let forged = json!({
         "type": "verdicts.v2", "release_to": format!("{}topup.release.attacker", stack.prefix),
         "verdicts": [{"order_id": order_id, "placement_id": placement_id, "said": "refused"}],
@@ -66,8 +63,7 @@ async fn forged_heartbeats_do_not_fill_ingress_memory() {
     let pid = stack.process(Stage::Ingress).unwrap().pid().unwrap();
     let before = resident(pid).unwrap();
     let client = provisioners_client().await.unwrap();
-    let lanes: Vec<Value> =
-        (0..500).map(|lane| json!({"lane": format!("lane-{lane:050}"), "verdict_ms": 1})).collect();
+    let lanes: Vec<Value> = (0..500).map(|lane| json!({"lane": format!("lane-{lane:050}"), "verdict_ms": 1})).collect();
     for number in 0..1_000 {
         let known = number % 2 == 0;
         let provider = if known { "sandbox".to_owned() } else { format!("invented{number}") };

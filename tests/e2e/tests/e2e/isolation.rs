@@ -32,8 +32,7 @@ async fn good_beside(stack: &Stack, good: &Shop, bad: &[(&str, u32)]) -> Result<
     let other = stack.create_partner("sandbox", Some(&sink.url("/bad"))).await?;
     let other = stack.client(&other)?;
     let ready = stack.option("ready")?;
-    let disturbing =
-        bad.iter().map(async |(name, rate)| send(&other, stack.option(name).unwrap(), *rate).await);
+    let disturbing = bad.iter().map(async |(name, rate)| send(&other, stack.option(name).unwrap(), *rate).await);
     let disturbing = futures_util::future::join_all(disturbing);
     let (sent, _) = tokio::join!(send(&good.client, ready, 10), disturbing);
     ensure!(sent.len() >= 149, "only {} good orders were accepted", sent.len());
@@ -45,12 +44,7 @@ async fn good_beside(stack: &Stack, good: &Shop, bad: &[(&str, u32)]) -> Result<
         .iter()
         .filter(|(topup, at)| arrived.get(topup.as_str()).is_none_or(|arrived| *arrived - *at > IN_TIME))
         .collect();
-    ensure!(
-        late.len() * 100 <= sent.len(),
-        "{} of {} good webhooks were late beside {bad:?}",
-        late.len(),
-        sent.len()
-    );
+    ensure!(late.len() * 100 <= sent.len(), "{} of {} good webhooks were late beside {bad:?}", late.len(), sent.len());
     Ok(())
 }
 

@@ -45,8 +45,7 @@ async fn in_flight(stack: &mut Stack, orders: f64) {
 
 #[tokio::test]
 async fn a_flood_of_one_partner_leaves_room_for_the_others() {
-    let mut stack =
-        Stack::with(Stage::Ingress, &[("MAX_IN_FLIGHT", "16"), ("BODY_TIMEOUT", "3s")]).await.unwrap();
+    let mut stack = Stack::with(Stage::Ingress, &[("MAX_IN_FLIGHT", "16"), ("BODY_TIMEOUT", "3s")]).await.unwrap();
     let (flooding, other) = partners(&stack).await.unwrap();
     let flood = (0..24).map(|_| unfinished(&stack, &flooding));
     let flood = try_join_all(flood).await.unwrap();
@@ -90,8 +89,7 @@ async fn a_partner_beyond_its_rate_gets_429_and_buys_nothing() {
     }
     assert_eq!(one(&stack, &stack.client(&other).unwrap()).await.status, 201);
     let mut database = stack.database.connect().await.unwrap();
-    let stored: i64 =
-        sqlx::query_scalar("SELECT count(*) FROM orders").fetch_one(&mut database).await.unwrap();
+    let stored: i64 = sqlx::query_scalar("SELECT count(*) FROM orders").fetch_one(&mut database).await.unwrap();
     assert_eq!(usize::try_from(stored).unwrap(), accepted + 1);
 }
 
@@ -140,8 +138,7 @@ async fn a_partner_has_limits_of_its_own_within_a_second() {
 /// gone.
 #[tokio::test]
 async fn an_order_that_queues_too_long_is_not_stored_later() {
-    let mut stack =
-        Stack::with(Stage::Ingress, &[("QUEUE_DEADLINE", "2s"), ("PLACEMENT_WAIT", "0s")]).await.unwrap();
+    let mut stack = Stack::with(Stage::Ingress, &[("QUEUE_DEADLINE", "2s"), ("PLACEMENT_WAIT", "0s")]).await.unwrap();
     let (partner, _) = partners(&stack).await.unwrap();
     let client = stack.client(&partner).unwrap();
     assert_eq!(one(&stack, &client).await.status, 201);

@@ -36,8 +36,7 @@ async fn three_thousand_unfinished_bodies_stay_within_the_memory_limit() {
         let _ = connection.write_all(&[head, body.clone()].concat()).await;
         anyhow::Ok(connection)
     };
-    let held: Vec<_> =
-        stream::iter(0..UNFINISHED).map(|_| send()).buffer_unordered(64).try_collect().await.unwrap();
+    let held: Vec<_> = stream::iter(0..UNFINISHED).map(|_| send()).buffer_unordered(64).try_collect().await.unwrap();
     assert_eq!(held.len(), UNFINISHED);
     // Another partner orders meanwhile.
     let other = stack.create_partner("sandbox", None).await.unwrap();

@@ -166,10 +166,7 @@ async fn a_201_names_its_order_and_a_rejected_one_is_refused() {
     ]});
     let answer = shop.client.post(body.to_string()).send().await.unwrap();
     let messages = ["Products[2] qty must be a positive integer", "Product with option_id not found"];
-    assert_eq!(
-        refusal(&answer),
-        (422, "qty_invalid; item=2, option_not_found; item=1", json!({"errors": messages}))
-    );
+    assert_eq!(refusal(&answer), (422, "qty_invalid; item=2, option_not_found; item=1", json!({"errors": messages})));
 }
 
 #[tokio::test]

@@ -4,8 +4,7 @@ use crate::shop::{SOON, Shop, fresh};
 use testkit::receiver::Received;
 use testkit::stack::{Stack, Stage};
 
-const KEYS: &str =
-    "HxscHR4fAAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBk=,AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+const KEYS: &str = "HxscHR4fAAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBk=,AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 const OLD_KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 
 /// A stack whose ingress has these settings, and whose notifier has the old key, as in the middle of a rotation.

@@ -211,10 +211,7 @@ async fn an_order_of_two_providers_is_answered_alike_whichever_verdict_comes_fir
         assert_eq!((status, bought), (422, [0, 0]), "{case}");
         assert!(units.is_empty(), "{case}: {units:?}");
         let messages = ["Option is not on sale", "Out of stock"].map(|text| body.find(text));
-        assert!(
-            messages[0].is_some() && messages[0] < messages[1],
-            "both messages, in the order of the items: {case}"
-        );
+        assert!(messages[0].is_some() && messages[0] < messages[1], "both messages, in the order of the items: {case}");
     }
 
     // One refuses, and the other's verdict misses PLACEMENT_WAIT: it may be buying.

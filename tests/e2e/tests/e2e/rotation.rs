@@ -15,8 +15,7 @@ const NEW: &str = "second:AQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 
 async fn rotate_keys(stack: &Stack, shop: &Shop, overlap: &str) -> Result<(Value, Client)> {
     let partner = shop.partner.partner_id.as_str();
-    let rotated: Value =
-        stack.esimctl.run(&["partner", "rotate-keys", partner, "--overlap", overlap]).await?;
+    let rotated: Value = stack.esimctl.run(&["partner", "rotate-keys", partner, "--overlap", overlap]).await?;
     let text = |field: &str| rotated[field].as_str().unwrap_or_default().to_owned();
     let client = Client::new(&stack.base_url, &text("access_key"), &text("secret_key"))?;
     Ok((rotated, client))
@@ -53,10 +52,7 @@ async fn both_pairs_of_keys_order_until_the_old_one_ends() {
 
     let old = denied(&shop.client, ready).await.unwrap();
     let late = runtime::clock::now() - until;
-    assert!(
-        late > -time::Duration::milliseconds(100) && late < time::Duration::SECOND,
-        "denied {late} after the end"
-    );
+    assert!(late > -time::Duration::milliseconds(100) && late < time::Duration::SECOND, "denied {late} after the end");
     let mut stranger = shop.partner.clone();
     stranger.access_key = "ak_stranger".into();
     let unknown = stack.client(&stranger).unwrap();
@@ -122,11 +118,7 @@ async fn a_master_key_is_replaced_step_by_step() {
     let esimctl = Esimctl::new(settings);
     let done: Value = esimctl.run(&["master-key", "reencrypt", "--replicas-restarted"]).await.unwrap();
     // A partner's two secrets and the profiles of its units.
-    assert_eq!(
-        (&done["reencrypted"], &done["failed"], &done["left"]),
-        (&json!(4), &json!([]), &json!(0)),
-        "{done}"
-    );
+    assert_eq!((&done["reencrypted"], &done["failed"], &done["left"]), (&json!(4), &json!([]), &json!(0)), "{done}");
 
     restart(&mut stack, NEW).await.unwrap();
     let partner = shop.partner.partner_id.as_str();

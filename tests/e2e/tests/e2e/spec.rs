@@ -87,26 +87,12 @@ impl Results {
         }
     }
 
-    fn compare(
-        &mut self,
-        world: &World,
-        expected: Expected,
-        status: u16,
-        json: bool,
-        body: &[u8],
-    ) -> Result<()> {
+    fn compare(&mut self, world: &World, expected: Expected, status: u16, json: bool, body: &[u8]) -> Result<()> {
         let came = || format!("came {status} {}", String::from_utf8_lossy(&body[..body.len().min(500)]));
         self.check(world, expected, status, json, body).with_context(came)
     }
 
-    fn check(
-        &mut self,
-        world: &World,
-        expected: Expected,
-        status: u16,
-        json: bool,
-        body: &[u8],
-    ) -> Result<()> {
+    fn check(&mut self, world: &World, expected: Expected, status: u16, json: bool, body: &[u8]) -> Result<()> {
         if let Expected::Bare(bare) = expected {
             ensure!(status == bare && body.is_empty(), "expected a bare {bare}");
             return Ok(());
@@ -167,9 +153,7 @@ fn is_topup_id(text: &str) -> bool {
 async fn the_specification_holds_rule_by_rule() {
     let world = World::make().await.unwrap();
     let mut results = Results::default();
-    for table in
-        [authentication::ROWS, body::ROWS, products::ROWS, ordering::ROWS, http::ROWS, self_service::ROWS]
-    {
+    for table in [authentication::ROWS, body::ROWS, products::ROWS, ordering::ROWS, http::ROWS, self_service::ROWS] {
         results.run(&world, table).await;
     }
     results.run_raw(&world, http::RAW).await;
@@ -186,8 +170,7 @@ async fn an_answer_that_leaves_the_body_unread_announces_the_end_of_the_connecti
     let world = World::make().await.unwrap();
     let mut stranger = world.partner.clone();
     stranger.secret_key = "c29tZWJvZHkgZWxzZQ==".into();
-    for framing in
-        ["Content-Length: 100", "Expect: 100-continue\r\nContent-Length: 100", "Transfer-Encoding: chunked"]
+    for framing in ["Content-Length: 100", "Expect: 100-continue\r\nContent-Length: 100", "Transfer-Encoding: chunked"]
     {
         let request = raw::head(&stranger, framing).unwrap();
         let (answer, _) = raw::exchange(&world.stack.base_url, &request).await.unwrap();
@@ -234,17 +217,12 @@ async fn a_provider_that_cannot_be_reached_refuses_the_order() {
 
     let body = answer.json().unwrap();
     let message = body["errors"][0].as_str().unwrap();
-    let order_id =
-        message.strip_prefix("API connection error (Order ID: ").and_then(|rest| rest.strip_suffix(')'));
+    let order_id = message.strip_prefix("API connection error (Order ID: ").and_then(|rest| rest.strip_suffix(')'));
     let order_id: Uuid = order_id.unwrap_or_else(|| panic!("{body}")).parse().unwrap();
     assert_eq!((answer.status, &body), (422, &json!({"errors": [message]})));
 
     let order = show(&world.stack, &order_id.to_string()).await.unwrap();
-    assert_eq!(
-        (&order["refused"], &order["placements"][0]["state"]),
-        (&json!(true), &json!("refused")),
-        "{order}"
-    );
+    assert_eq!((&order["refused"], &order["placements"][0]["state"]), (&json!(true), &json!("refused")), "{order}");
     assert_eq!(order["external_order_id"], external_order_id);
 
     world.stack.process(Stage::Sandbox).unwrap().start().await.unwrap();
@@ -265,8 +243,7 @@ async fn settings_change_the_brand_the_limits_and_the_providers() {
     let mut world = World::on(stack).await.unwrap();
     let ingress = &mut world.stack.replicas(Stage::Ingress)[1];
     ingress.terminate(Duration::from_secs(30)).await.unwrap();
-    let settings =
-        [("BRAND", "Acme"), ("MAX_ITEMS", "2"), ("MAX_UNITS", "3"), ("PROVIDERS", "sandbox,usimsa")];
+    let settings = [("BRAND", "Acme"), ("MAX_ITEMS", "2"), ("MAX_UNITS", "3"), ("PROVIDERS", "sandbox,usimsa")];
     for (name, value) in settings {
         ingress.program_mut().env.insert(name.into(), value.into());
     }

@@ -169,8 +169,7 @@ async fn a_stop_finishes_what_was_begun_and_gives_back_the_rest() {
     assert_eq!(placed + accepted, ORDERS, "none is under way any more");
     assert!(placed > 0 && accepted > 0, "it was stopped in the middle");
     let nats = testkit::nats::connect(&std::env::var("TEST_NATS_URL").unwrap()).await.unwrap();
-    let jobs =
-        async_nats::jetstream::new(nats).get_stream(format!("{}TOPUP_JOBS", stack.prefix)).await.unwrap();
+    let jobs = async_nats::jetstream::new(nats).get_stream(format!("{}TOPUP_JOBS", stack.prefix)).await.unwrap();
     let mut consumer = jobs.get_consumer::<pull::Config>("provisioner-sandbox").await.unwrap();
     assert_eq!(consumer.info().await.unwrap().num_ack_pending, 0, "jobs that the stopped process keeps");
 

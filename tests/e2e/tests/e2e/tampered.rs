@@ -38,12 +38,8 @@ impl Known {
     /// A good request of the victim. With `whole`, its signature covers query and body.
     fn request(&self, whole: bool) -> Sent {
         let body = order(&fresh("captured"), &[(&self.option, 1)]).to_string();
-        let mut sent = Sent {
-            method: "POST".into(),
-            target: ORDERS.into(),
-            headers: Vec::new(),
-            body: body.into_bytes(),
-        };
+        let mut sent =
+            Sent { method: "POST".into(), target: ORDERS.into(), headers: Vec::new(), body: body.into_bytes() };
         sent.set(ACCESS_KEY, &self.victim.access_key);
         sent.set(TIMESTAMP, &runtime::clock::unix_seconds().to_string());
         sent.set(SIGNATURE, "");
@@ -153,10 +149,9 @@ async fn stored(stack: &Stack, known: &Known) -> Result<Value> {
     let partner: Value = stack.esimctl.run(&["partner", "show", &known.victim.partner_id]).await?;
     let mut database = stack.database.connect().await?;
     let orders: i64 = sqlx::query_scalar("SELECT count(*) FROM orders").fetch_one(&mut database).await?;
-    let sent: String =
-        sqlx::query_scalar("SELECT string_agg(state || attempt || schedule_start, ' ') FROM deliveries")
-            .fetch_one(&mut database)
-            .await?;
+    let sent: String = sqlx::query_scalar("SELECT string_agg(state || attempt || schedule_start, ' ') FROM deliveries")
+        .fetch_one(&mut database)
+        .await?;
     Ok(json!({"partner": partner, "orders": orders, "sent": sent, "bought": stack.ledger().await?.units}))
 }
 

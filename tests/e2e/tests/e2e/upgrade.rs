@@ -131,8 +131,7 @@ async fn an_upgrade_a_rollback_and_an_upgrade_fail_no_order() {
     let receiver = Receiver::start().await.unwrap();
     let partner = stack.create_partner("sandbox", Some(&receiver.url(PATH))).await.unwrap();
     receiver.verify(PATH, &partner.webhook_secret).unwrap();
-    let clients: Vec<Client> =
-        stack.base_urls().iter().map(|url| Client::of(url, &partner).unwrap()).collect();
+    let clients: Vec<Client> = stack.base_urls().iter().map(|url| Client::of(url, &partner).unwrap()).collect();
     let load = Load::start(&clients, stack.option("ready").unwrap());
 
     let known = schema::latest();

@@ -48,8 +48,7 @@ fn check_shapes(webhook: &Received, stack: &Stack) -> Result<()> {
 
     ensure!(webhook.signature == Signature::Valid, "the signature is wrong");
     ensure!(header(webhook, "content-type")? == "application/json");
-    let timestamp =
-        signing::parse_unix_time(header(webhook, "webhook-timestamp")?).context("webhook-timestamp")?;
+    let timestamp = signing::parse_unix_time(header(webhook, "webhook-timestamp")?).context("webhook-timestamp")?;
     ensure!(timestamp.abs_diff(runtime::clock::unix_seconds()) < 60, "webhook-timestamp {timestamp}");
     ensure!(!header(webhook, "webhook-id")?.is_empty());
     Ok(())
@@ -115,8 +114,7 @@ async fn each_unit_has_one_webhook_with_the_nine_fields() {
     let settled = async || {
         let order = show(&stack, &external_order_id).await?;
         let topups = order["topups"].as_array().context("topups")?;
-        let done =
-            topups.iter().all(|topup| topup["delivery"] == "delivered" && topup["delivery_due_at"].is_null());
+        let done = topups.iter().all(|topup| topup["delivery"] == "delivered" && topup["delivery_due_at"].is_null());
         Ok(done.then_some(()))
     };
     wait::soon("all deliveries to be recorded", settled).await;
@@ -180,24 +178,18 @@ async fn a_webhook_that_is_not_acknowledged_comes_again() {
 async fn the_largest_order_arrives_completely() {
     let (stack, shop) = open().await;
     let (ready, delayed) = (stack.option("ready").unwrap(), stack.option("delayed").unwrap());
-    let items: Vec<(&str, u32)> =
-        (0..100).map(|item| (if item % 2 == 0 { ready } else { delayed }, 10)).collect();
+    let items: Vec<(&str, u32)> = (0..100).map(|item| (if item % 2 == 0 { ready } else { delayed }, 10)).collect();
     let products = shop.client.order("largest", &items).await.unwrap().products().unwrap();
     assert_eq!(products.len(), 1000);
 
     let received = shop.delivered(&ids(&products), Duration::from_secs(90)).await.unwrap();
-    let told: BTreeMap<&str, &str> = received
-        .iter()
-        .map(|webhook| (webhook.topup_id(), webhook.json["option_id"].as_str().unwrap()))
-        .collect();
-    let entered: BTreeMap<&str, &str> = products
-        .iter()
-        .map(|Product { topup_id, option_id }| (topup_id.as_str(), option_id.as_str()))
-        .collect();
+    let told: BTreeMap<&str, &str> =
+        received.iter().map(|webhook| (webhook.topup_id(), webhook.json["option_id"].as_str().unwrap())).collect();
+    let entered: BTreeMap<&str, &str> =
+        products.iter().map(|Product { topup_id, option_id }| (topup_id.as_str(), option_id.as_str())).collect();
     assert_eq!(told, entered);
     assert_eq!(received.len(), 1000);
-    let iccids: BTreeSet<&str> =
-        received.iter().map(|webhook| webhook.json["iccid"].as_str().unwrap()).collect();
+    let iccids: BTreeSet<&str> = received.iter().map(|webhook| webhook.json["iccid"].as_str().unwrap()).collect();
     assert_eq!(iccids.len(), 1000);
     let ledger = stack.ledger().await.unwrap();
     assert_eq!((ledger.purchases, ledger.units), (1, 1000));

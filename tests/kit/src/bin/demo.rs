@@ -26,9 +26,7 @@ const FIELDS: &str =
 ///
 /// Exit status 0 only if every webhook arrived with a valid signature.
 #[derive(Parser)]
-#[command(
-    after_help = "deploy/local/demo starts the whole system and runs this with the settings of .local/env."
-)]
+#[command(after_help = "deploy/local/demo starts the whole system and runs this with the settings of .local/env.")]
 struct Settings {
     /// Base URL of the ingress, for example `http://127.0.0.1:18080`.
     #[arg(long, env = "BASE_URL")]

@@ -86,9 +86,7 @@ async fn trouble_on(port: u16, trouble: Trouble) -> Result<JoinHandle<()>> {
                 held.push(connection);
             }
         }),
-        Trouble::Refuses => {
-            http::serve(listener, async |_| Ok(Response::builder().status(503).body(Empty::new())?))
-        }
+        Trouble::Refuses => http::serve(listener, async |_| Ok(Response::builder().status(503).body(Empty::new())?)),
     })
 }
 

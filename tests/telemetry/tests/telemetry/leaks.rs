@@ -237,13 +237,12 @@ async fn traffic(
     echo: &Echo,
 ) -> Result<Vec<String>> {
     let mut signatures = Vec::new();
-    let mut order =
-        async |client: &testkit::client::Client, id: &str, option: &str, units: u32| -> Result<u16> {
-            let body = testkit::client::order(id, &[(stack.option(option)?, units)]).to_string();
-            let request = client.post(body);
-            signatures.push(request.signature());
-            Ok(request.send().await?.status)
-        };
+    let mut order = async |client: &testkit::client::Client, id: &str, option: &str, units: u32| -> Result<u16> {
+        let body = testkit::client::order(id, &[(stack.option(option)?, units)]).to_string();
+        let request = client.post(body);
+        signatures.push(request.signature());
+        Ok(request.send().await?.status)
+    };
     let to_echo = stack.client(careless)?;
     for (client, id, option, units) in [
         (&shop.client, "arrives", "ready", 2),

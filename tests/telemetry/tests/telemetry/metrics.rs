@@ -31,8 +31,7 @@ fn documented() -> Result<Metrics> {
         anyhow::ensure!(!meaning.is_empty(), "{name} means nothing");
         anyhow::ensure!((unit == "s") == name.contains("_seconds"), "{name} in {unit:?}");
         let labels = labels.split(", ").map(|label| label.trim_matches('`').to_owned());
-        let metric =
-            Metric { kind: kind.to_owned(), labels: labels.filter(|label| !label.is_empty()).collect() };
+        let metric = Metric { kind: kind.to_owned(), labels: labels.filter(|label| !label.is_empty()).collect() };
         for service in services.split(", ") {
             metrics.insert((service.to_owned(), name.to_owned()), metric.clone());
         }

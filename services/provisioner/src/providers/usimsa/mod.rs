@@ -19,8 +19,7 @@ use serde_json::{Value, json};
 use signing::{SecretKey, usimsa};
 
 use super::{
-    Connected, FindAnswer, Limits, PlaceAnswer, Provider, ProviderId, ProviderUnit, Purchase, Trouble,
-    UnitState,
+    Connected, FindAnswer, Limits, PlaceAnswer, Provider, ProviderId, ProviderUnit, Purchase, Trouble, UnitState,
     account::{Credentials, account},
     http::{Call, Http, parse},
     text::{BadId, day, one_line},
@@ -41,8 +40,8 @@ pub fn connect(account: &Account, limits: Limits) -> anyhow::Result<Connected> {
 /// Creates the adapter of an account at any provider of this protocol. Fails if the access key does not fit into a
 /// header.
 pub(super) fn adapter(account: Credentials, limits: Limits) -> anyhow::Result<Connected> {
-    let mut access_key_header = HeaderValue::from_str(&account.access_key)
-        .context("the access key has characters that no header may have")?;
+    let mut access_key_header =
+        HeaderValue::from_str(&account.access_key).context("the access key has characters that no header may have")?;
     access_key_header.set_sensitive(true);
     let provider = Usimsa {
         http: Http::new(&account.url, limits, StatusCode::is_success)?,
@@ -97,8 +96,7 @@ impl Usimsa {
     ) -> Result<Answer, Trouble> {
         let now = runtime::clock::unix_milliseconds().to_string();
         let signature = usimsa::sign(&self.secret_key, method.as_str(), path, &now, &self.access_key);
-        let text =
-            |text: String| HeaderValue::try_from(text).map_err(|_| Trouble::NotSent("no header".into()));
+        let text = |text: String| HeaderValue::try_from(text).map_err(|_| Trouble::NotSent("no header".into()));
         let headers = HeaderMap::from_iter([
             (TIMESTAMP, text(now)?),
             (ACCESS_KEY, self.access_key_header.clone()),
@@ -257,9 +255,7 @@ mod tests {
         }
         for date in ["2026-12-31", "2028-02-29 23:59:59", "9999-12-31T00:00:00.000+09:00"] {
             let whole = WHOLE.replace("2026-12-31T00:00:00Z", date);
-            let Ok(UnitState::Ready { expired_date, .. }) = product(&whole) else {
-                panic!("{date} is not accepted")
-            };
+            let Ok(UnitState::Ready { expired_date, .. }) = product(&whole) else { panic!("{date} is not accepted") };
             assert_eq!(expired_date, &date[..10]);
         }
     }

@@ -137,11 +137,7 @@ async fn listening_is_paged_bounded_and_shows_no_other_partners_webhooks() {
     // An empty answer comes after the service's longest wait, however long the partner would wait.
     let answer = listen(&stranger.client, "wait=3600").await.unwrap();
     assert!(page(&answer).unwrap().0.is_empty());
-    assert!(
-        answer.took > Duration::from_secs(1) && answer.took < Duration::from_secs(15),
-        "{:?}",
-        answer.took
-    );
+    assert!(answer.took > Duration::from_secs(1) && answer.took < Duration::from_secs(15), "{:?}", answer.took);
 
     // One place: who comes second gets 503.
     let query = format!("cursor={}", cursors[2]);

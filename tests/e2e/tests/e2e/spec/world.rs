@@ -124,17 +124,14 @@ impl World {
     /// An order of one item with any JSON text for its quantity.
     pub fn qty(&self, text: &str) -> Request {
         let (id, ready) = (fresh("qty"), self.ready());
-        self.post(format!(
-            r#"{{"external_order_id":"{id}","products":[{{"option_id":"{ready}","qty":{text}}}]}}"#
-        ))
+        self.post(format!(r#"{{"external_order_id":"{id}","products":[{{"option_id":"{ready}","qty":{text}}}]}}"#))
     }
 
     /// A good order, signed over the text that the function makes of path, timestamp and access key.
     pub fn signed_over(&self, text: fn(&str, &str, &str) -> [String; 4]) -> Request {
         let timestamp = runtime::clock::unix_seconds().to_string();
         let [method, path, signed_timestamp, access_key] = text(ORDERS, &timestamp, &self.partner.access_key);
-        let secret =
-            signing::SecretKey::from_base64(&self.partner.secret_key).expect("esimctl prints Base64");
+        let secret = signing::SecretKey::from_base64(&self.partner.secret_key).expect("esimctl prints Base64");
         let signature = signing::request::sign(&secret, &method, &path, &signed_timestamp, &access_key);
         self.order().timestamp(&timestamp).header(SIGNATURE, signature)
     }
@@ -164,8 +161,7 @@ async fn changed(stack: &Stack, secret_key: &str, status: u16) -> Result<Client>
     let partner = stack.create_partner("sandbox", None).await?;
     let statement = format!("UPDATE partners SET secret_key = {secret_key} WHERE access_key = $1");
     let mut database = stack.database.connect().await?;
-    let changed =
-        sqlx::query(sqlx::AssertSqlSafe(statement)).bind(&partner.access_key).execute(&mut database);
+    let changed = sqlx::query(sqlx::AssertSqlSafe(statement)).bind(&partner.access_key).execute(&mut database);
     anyhow::ensure!(changed.await?.rows_affected() == 1, "the partner is not in the database");
     let client = stack.client(&partner)?;
     known(&client, status).await?;
