@@ -64,7 +64,7 @@ fn create(file: &Path, keys: Option<&SecretString>, keep: bool, console: &Consol
     console.print(&json!({ "file": file, "outcome": what }), || text)
 }
 
-/// Writes the file of the master keys; returns the outcome as a word and as a text. `keep` allows an old file.
+/// Writes the file of the master keys; returns the outcome as a word and a text. `keep` allows an old file.
 pub fn write(file: &Path, keys: Option<&SecretString>, keep: bool) -> anyhow::Result<(&'static str, String)> {
     let given = keys.map(|keys| keys.expose_secret().trim()).filter(|keys| !keys.is_empty());
     let content = match given {
