@@ -1,12 +1,4 @@
-//! All signatures of the system. No other crate uses `hmac` or `subtle`.
-//!
-//! - [`generate`]: new keys and secrets.
-//! - [`request`]: `X-Service-Signature` of partners' requests.
-//! - [`webhook`]: `webhook-signature` of our webhooks (Standard Webhooks).
-//! - [`qr`]: the MAC in the URL of a QR picture.
-//! - [`usimsa`]: `x-gat-signature` of our calls to a USIMSA provider.
-//!
-//! Comparisons take constant time.
+//! All signatures of the system. No other crate uses `hmac` or `subtle`. Comparisons take constant time.
 
 pub mod generate;
 pub mod qr;

@@ -1,4 +1,5 @@
-//! The signature of a partner's request: lowercase hex HMAC-SHA256 of `METHOD<LF>PATH<LF>TIMESTAMP<LF>ACCESS_KEY`.
+//! `X-Service-Signature`, the signature of a partner's request: lowercase hex HMAC-SHA256 of
+//! `METHOD<LF>PATH<LF>TIMESTAMP<LF>ACCESS_KEY`.
 //!
 //! A request that names the digest of its body signs five lines:
 //! `METHOD<LF>PATH?QUERY<LF>TIMESTAMP<LF>ACCESS_KEY<LF>DIGEST`. A header or a path holds no line feed, so no signature

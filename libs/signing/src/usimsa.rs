@@ -1,4 +1,4 @@
-//! The signature of the USIMSA protocol: Base64 of HMAC-SHA256 over
+//! `x-gat-signature`, the signature of the USIMSA protocol: Base64 of HMAC-SHA256 over
 //! `METHOD path?query<LF>timestamp<LF>access key`, timestamp in milliseconds.
 
 use crate::{BASE64, SecretKey, same};
