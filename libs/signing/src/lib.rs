@@ -55,8 +55,7 @@ impl SecretKey {
 
     /// Decodes the Base64 form that partners get.
     pub fn from_base64(text: &str) -> Result<Self, InvalidSecret> {
-        let bytes = BASE64.decode(text.trim()).map_err(|_| InvalidSecret::NotBase64)?;
-        Self::from_bytes(bytes)
+        Self::from_bytes(BASE64.decode(text.trim()).map_err(|_| InvalidSecret::NotBase64)?)
     }
 
     /// The Base64 form for the partner: a secret.

@@ -12,9 +12,9 @@ pub fn sign(
     timestamp: &str,
     access_key: &str,
 ) -> String {
-    let parts = [method, path_and_query, timestamp, access_key].map(str::as_bytes);
-    let [method, path_and_query, timestamp, access_key] = parts;
-    BASE64.encode(secret.mac(&[method, b" ", path_and_query, b"\n", timestamp, b"\n", access_key]))
+    let [method, path, timestamp, access_key] =
+        [method, path_and_query, timestamp, access_key].map(str::as_bytes);
+    BASE64.encode(secret.mac(&[method, b" ", path, b"\n", timestamp, b"\n", access_key]))
 }
 
 /// Whether `signature` is the signature of the call.
