@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use crate::PlacementState;
+use crate::PlacementState::{self, Accepted, Failed, Parked, Placed, Placing, Refused};
 
 /// The columns that the transitions depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -67,11 +67,10 @@ pub struct Ignored;
 
 impl Placement {
     /// A placement as ingress stores it.
-    pub const NEW: Self = Self { state: PlacementState::Accepted, attempt: 0, not_found: false, disputed: false };
+    pub const NEW: Self = Self { state: Accepted, attempt: 0, not_found: false, disputed: false };
 
     /// The placement after `event`.
     pub fn after(self, event: Event) -> Result<Self, Ignored> {
-        use PlacementState::{Accepted, Failed, Parked, Placed, Placing, Refused};
         let to = |state| Ok(Self { state, ..self });
         let current = |attempt| attempt == self.attempt;
         match (self.state, event) {
@@ -100,16 +99,14 @@ impl Placement {
             (Placing | Placed, Event::Dispute(attempt)) if current(attempt) => {
                 Ok(Self { state: Parked, disputed: self.state == Placed, ..self })
             }
-            (Parked, Event::Resolve(resolution)) => Ok(Self {
-                state: match resolution {
+            (Parked, Event::Resolve(resolution)) => {
+                let state = match resolution {
                     Resolution::Bought => Placed,
                     Resolution::NotBought => Failed,
                     Resolution::Retry => Accepted,
-                },
-                attempt: self.attempt,
-                not_found: false,
-                disputed: false,
-            }),
+                };
+                Ok(Self { state, not_found: false, disputed: false, ..self })
+            }
             _ => Err(Ignored),
         }
     }
@@ -139,7 +136,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use PlacementState::{Accepted, Failed, Parked, Placed, Placing, Refused};
 
     fn placing(attempt: u32) -> Placement {
         Placement { state: Placing, attempt, ..Placement::NEW }

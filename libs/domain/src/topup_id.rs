@@ -43,7 +43,6 @@ pub struct TopupIds {
 }
 
 impl TopupIds {
-    /// A generator that starts at `random_start`.
     pub fn new(random_start: u64) -> Self {
         Self { next: AtomicU64::new(random_start % RANGE) }
     }

@@ -110,7 +110,6 @@ pub fn parse<C: Parser>() -> C {
     }
 }
 
-/// The arguments, parsed.
 #[derive(Debug)]
 enum Asked<C> {
     Run(C),

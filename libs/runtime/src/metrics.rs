@@ -16,12 +16,10 @@ impl Instruments {
         Self(global::meter(scope))
     }
 
-    /// A counter.
     pub fn counter(&self, name: &'static str, description: &'static str) -> Counter<u64> {
         self.0.u64_counter(name).with_description(description).build()
     }
 
-    /// A gauge of whole numbers.
     pub fn gauge(&self, name: &'static str, description: &'static str) -> Gauge<u64> {
         self.0.u64_gauge(name).with_description(description).build()
     }
@@ -40,8 +38,7 @@ impl Instruments {
 
     /// A gauge of seconds.
     pub fn seconds(&self, name: &'static str, description: &'static str) -> Gauge<f64> {
-        let gauge = self.0.f64_gauge(name).with_description(description);
-        gauge.with_unit("s").build()
+        self.0.f64_gauge(name).with_description(description).with_unit("s").build()
     }
 
     /// A histogram of durations in seconds, with these bucket bounds.

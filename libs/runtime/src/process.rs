@@ -33,10 +33,8 @@ fn usage() {
             }
         })
         .build();
-    let memory = || Some(Usage::read()?.memory);
-    level("process.memory.usage", "By", "Physical memory in use", memory);
-    let threads = || Some(Usage::read()?.threads);
-    level("process.thread.count", "{thread}", "Threads", threads);
+    level("process.memory.usage", "By", "Physical memory in use", || Some(Usage::read()?.memory));
+    level("process.thread.count", "{thread}", "Threads", || Some(Usage::read()?.threads));
     level("process.unix.file_descriptor.count", "{file_descriptor}", "Open files and connections", open_files);
 }
 

@@ -1,12 +1,4 @@
-//! All signatures of the system. No other crate uses `hmac` or `subtle`.
-//!
-//! - [`generate`]: new keys and secrets.
-//! - [`request`]: `X-Service-Signature` of partners' requests.
-//! - [`webhook`]: `webhook-signature` of our webhooks (Standard Webhooks).
-//! - [`qr`]: the MAC in the URL of a QR picture.
-//! - [`usimsa`]: `x-gat-signature` of our calls to a USIMSA provider.
-//!
-//! Comparisons take constant time.
+//! All signatures of the system. No other crate uses `hmac` or `subtle`. Comparisons take constant time.
 
 pub mod generate;
 pub mod qr;
@@ -63,8 +55,7 @@ impl SecretKey {
 
     /// Decodes the Base64 form that partners get.
     pub fn from_base64(text: &str) -> Result<Self, InvalidSecret> {
-        let bytes = BASE64.decode(text.trim()).map_err(|_| InvalidSecret::NotBase64)?;
-        Self::from_bytes(bytes)
+        Self::from_bytes(BASE64.decode(text.trim()).map_err(|_| InvalidSecret::NotBase64)?)
     }
 
     /// The Base64 form for the partner: a secret.

@@ -1,4 +1,5 @@
-//! The signature of a partner's request: lowercase hex HMAC-SHA256 of `METHOD<LF>PATH<LF>TIMESTAMP<LF>ACCESS_KEY`.
+//! `X-Service-Signature`, the signature of a partner's request: lowercase hex HMAC-SHA256 of
+//! `METHOD<LF>PATH<LF>TIMESTAMP<LF>ACCESS_KEY`.
 //!
 //! A request that names the digest of its body signs five lines:
 //! `METHOD<LF>PATH?QUERY<LF>TIMESTAMP<LF>ACCESS_KEY<LF>DIGEST`. A header or a path holds no line feed, so no signature
@@ -16,8 +17,7 @@ fn mac(
     access_key: &str,
     digest: Option<&[u8]>,
 ) -> String {
-    let parts = [method, target, timestamp, access_key].map(str::as_bytes);
-    let [method, target, timestamp, access_key] = parts;
+    let [method, target, timestamp, access_key] = [method, target, timestamp, access_key].map(str::as_bytes);
     let four = [method, b"\n", target, b"\n", timestamp, b"\n", access_key];
     let fifth = digest.map(|digest| [b"\n", digest]);
     let text: Vec<&[u8]> = four.into_iter().chain(fifth.into_iter().flatten()).collect();
@@ -37,8 +37,7 @@ pub fn is_digest(given: &[u8], body: &[u8]) -> bool {
 /// Signs a request. `path` is the path exactly as requested, without query; `timestamp` is the
 /// text of the timestamp header.
 pub fn sign(secret: &SecretKey, method: &str, path: &str, timestamp: &str, access_key: &str) -> String {
-    let method = method.to_ascii_uppercase();
-    mac(secret, &method, path, timestamp, access_key, None)
+    mac(secret, &method.to_ascii_uppercase(), path, timestamp, access_key, None)
 }
 
 /// Signs a request with its query and body. `target` is the path exactly as requested, with `?` and the query if there
@@ -51,9 +50,7 @@ pub fn sign_whole(
     access_key: &str,
     digest: &str,
 ) -> String {
-    let method = method.to_ascii_uppercase();
-    let digest = Some(digest.as_bytes());
-    mac(secret, &method, target, timestamp, access_key, digest)
+    mac(secret, &method.to_ascii_uppercase(), target, timestamp, access_key, Some(digest.as_bytes()))
 }
 
 /// Whether `signature` is the lowercase hex signature of the request, compared as sent. With a `digest`, `target`

@@ -1,4 +1,4 @@
-//! The signature of the USIMSA protocol: Base64 of HMAC-SHA256 over
+//! `x-gat-signature`, the signature of the USIMSA protocol: Base64 of HMAC-SHA256 over
 //! `METHOD path?query<LF>timestamp<LF>access key`, timestamp in milliseconds.
 
 use crate::{BASE64, SecretKey, same};
@@ -6,9 +6,8 @@ use base64::Engine;
 
 /// Signs a call. `path_and_query` starts with `/api`; `timestamp` is the text of `x-gat-timestamp`.
 pub fn sign(secret: &SecretKey, method: &str, path_and_query: &str, timestamp: &str, access_key: &str) -> String {
-    let parts = [method, path_and_query, timestamp, access_key].map(str::as_bytes);
-    let [method, path_and_query, timestamp, access_key] = parts;
-    BASE64.encode(secret.mac(&[method, b" ", path_and_query, b"\n", timestamp, b"\n", access_key]))
+    let [method, path, timestamp, access_key] = [method, path_and_query, timestamp, access_key].map(str::as_bytes);
+    BASE64.encode(secret.mac(&[method, b" ", path, b"\n", timestamp, b"\n", access_key]))
 }
 
 /// Whether `signature` is the signature of the call.

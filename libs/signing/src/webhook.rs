@@ -1,10 +1,16 @@
-//! The signature of a webhook, as Standard Webhooks defines it: `v1,` and the Base64 of
-//! HMAC-SHA256 over `{id}.{timestamp}.{raw body}`, keyed with the bytes after `whsec_`.
+//! `webhook-signature`, the signature of a webhook, as Standard Webhooks defines it: `v1,` and the Base64 of HMAC-SHA256
+//! over `{id}.{timestamp}.{raw body}`, keyed with the bytes after `whsec_`.
 
 use crate::{BASE64, InvalidSecret, SecretKey, same};
 use base64::Engine;
 
 const PREFIX: &str = "whsec_";
+
+/// The value of `webhook-signature`: one signature by each of the `secrets`, separated by spaces. `timestamp` is the
+/// Unix time of the attempt in seconds.
+pub fn signatures(secrets: &[Secret], id: &str, timestamp: i64, body: &[u8]) -> String {
+    secrets.iter().map(|secret| secret.sign(id, timestamp, body)).collect::<Vec<_>>().join(" ")
+}
 
 /// A partner's webhook secret.
 #[derive(Clone, Debug)]

@@ -2,7 +2,7 @@
 
 use clap::{ArgAction, Args};
 use secrecy::{ExposeSecret, SecretString};
-use signing::{InvalidSecret, qr::Keys};
+use signing::qr::Keys;
 use url::Url;
 
 use crate::{
@@ -51,16 +51,11 @@ pub struct QrConfig {
     pub qr_keys: Option<SecretString>,
 }
 
-/// The keys can't be used.
-#[derive(Debug, thiserror::Error)]
-#[error("QR_KEYS: {0}")]
-pub struct BadQrKeys(InvalidSecret);
-
 impl QrConfig {
-    /// The keys; none if the setting is missing or empty.
-    pub fn keys(&self) -> Result<Keys, BadQrKeys> {
+    /// The keys; none if the setting is missing or empty. The error names the setting.
+    pub fn keys(&self) -> Result<Keys, String> {
         let given = self.qr_keys.as_ref().filter(|keys| !keys.expose_secret().is_empty());
-        given.map_or_else(|| Ok(Keys::default()), Keys::parse).map_err(BadQrKeys)
+        given.map_or_else(|| Ok(Keys::default()), Keys::parse).map_err(|error| format!("QR_KEYS: {error}"))
     }
 }
 

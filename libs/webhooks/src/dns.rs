@@ -121,10 +121,7 @@ impl Dns {
         [RecordType::A, RecordType::AAAA]
             .into_iter()
             .filter_map(|kind| self.hosts.lookup_static_host(&Query::query(name.clone(), kind)))
-            .flat_map(|lookup| {
-                let addresses = lookup.answers().iter().map(|record| record.data.ip_addr());
-                addresses.flatten().collect::<Vec<_>>()
-            })
+            .flat_map(|lookup| lookup.answers().iter().filter_map(|record| record.data.ip_addr()).collect::<Vec<_>>())
             .collect()
     }
 
@@ -132,8 +129,7 @@ impl Dns {
     pub async fn resolve(&self, name: &str) -> Result<Vec<IpAddr>, NameError> {
         let mut addresses = self.in_hosts(name);
         if addresses.is_empty() {
-            let found = self.resolver.lookup_ip(name).await;
-            let found = found.map_err(|_| NameError::Unresolved)?;
+            let found = self.resolver.lookup_ip(name).await.map_err(|_| NameError::Unresolved)?;
             addresses = found.iter().take(ADDRESSES).collect();
         }
         if addresses.is_empty() {

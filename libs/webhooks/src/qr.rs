@@ -8,8 +8,8 @@ use crate::body::encoded;
 
 /// The size of the picture, the last segment of its URL.
 const SIZE: u16 = 300;
-/// The query parameter of the MAC.
-const PARAMETER: &str = "mac";
+/// What the query parameter of the MAC begins with.
+const MAC: &str = "mac=";
 
 #[derive(Clone, Debug)]
 pub struct QrUrls {
@@ -28,7 +28,7 @@ impl QrUrls {
         let text = code.download_link();
         let url = format!("{}/qr/{}/{SIZE}", self.base, encoded(&text));
         match self.keys.mac(&text) {
-            Some(mac) => format!("{url}?{PARAMETER}={mac}"),
+            Some(mac) => format!("{url}?{MAC}{mac}"),
             None => url,
         }
     }
@@ -53,11 +53,8 @@ impl QrGate {
         if self.keys.is_empty() {
             return true;
         }
-        let parameters = query.unwrap_or_default().split('&');
-        let given = parameters
-            .filter_map(|parameter| parameter.split_once('='))
-            .find_map(|(name, value)| (name == PARAMETER).then_some(value));
-        match given {
+        let mut parameters = query.unwrap_or_default().split('&');
+        match parameters.find_map(|parameter| parameter.strip_prefix(MAC)) {
             Some(mac) => self.keys.verify(&code.download_link(), mac),
             None => self.bare_until.is_some_and(|until| now < until),
         }

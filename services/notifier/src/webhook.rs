@@ -10,14 +10,13 @@ use http::{
 };
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
-use signing::webhook::Secret;
+use signing::webhook::{Secret, signatures};
 use time::OffsetDateTime;
 use url::Url;
 use webhooks::{
     dns::{Dns, NameError, NameServers},
     event,
     guard::{Forbidden, Guard},
-    signature::signatures,
 };
 
 use crate::{

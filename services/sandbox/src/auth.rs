@@ -42,8 +42,7 @@ fn check(parts: &Parts, ours: &Credentials, now_ms: i64) -> Result<Authenticated
         return Err("x-gat-access-key is unknown");
     }
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
-    let method = parts.method.as_str();
-    if !signing::usimsa::verify(&ours.secret, method, path, timestamp, access_key, signature) {
+    if !signing::usimsa::verify(&ours.secret, parts.method.as_str(), path, timestamp, access_key, signature) {
         return Err("x-gat-signature is wrong");
     }
     Ok(Authenticated)

@@ -23,7 +23,6 @@ use crate::{
 const QUEUE: usize = 10_000;
 /// The most callbacks that wait for their time. At this number the queue is not read.
 const MAX_DUE: usize = 100_000;
-/// The most callbacks in flight.
 const MAX_SENDING: usize = 32;
 const TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -54,7 +53,6 @@ impl Queue {
     }
 }
 
-/// A callback and its unit.
 struct Due {
     unit: UnitNumber,
     option_id: String,

@@ -13,9 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{garble::Garble, script};
 
-/// The longest `latency_ms`.
 const MAX_LATENCY_MS: u64 = 60_000;
-/// The longest `not_found_lag_ms`.
 const MAX_LAG_MS: u64 = 3_600_000;
 
 /// The body of `PUT /faults` and of its answer. A field that the body omits is at its default, which
@@ -54,7 +52,6 @@ pub enum Ending {
 }
 
 impl Faults {
-    /// Parses a body; the error says what is wrong.
     pub fn read(body: &[u8]) -> Result<Self, String> {
         // serde would accept an array of the fields in their order.
         if body.trim_ascii_start().starts_with(b"[") {

@@ -39,7 +39,6 @@ enum Record<P> {
     },
 }
 
-/// The first unit number and the seed of the profiles.
 #[derive(Deserialize, Serialize)]
 struct Opened {
     version: u32,
@@ -225,8 +224,7 @@ impl Accounts {
     fn enter(&mut self, purchase: Purchase) -> Arc<Purchase> {
         let purchase = Arc::new(purchase);
         self.next_unit += purchase.size();
-        let places = self.by_order_id.entry(purchase.order_id.clone());
-        places.or_default().push(self.purchases.len());
+        self.by_order_id.entry(purchase.order_id.clone()).or_default().push(self.purchases.len());
         self.purchases.push(Arc::clone(&purchase));
         purchase
     }

@@ -19,7 +19,6 @@ pub const FIRST_UNITS: std::ops::Range<UnitNumber> = 100_000_000_000_000..900_00
 const SMDP: &str = "smdp.sandbox.example";
 const VALID_FOR: Duration = Duration::days(30);
 
-/// The profile of a unit bought at `bought_at`.
 pub fn profile(seed: Seed, unit: UnitNumber, bought_at: OffsetDateTime) -> Profile {
     let activate_code = activate_code(seed, unit);
     Profile {

@@ -36,7 +36,6 @@ pub struct NewOrder {
     pub products: Vec<Product>,
 }
 
-/// An option and its number of units.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Product {

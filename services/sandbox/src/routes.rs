@@ -36,7 +36,6 @@ use crate::{
 
 const ORDER: &str = "/api/v2/order";
 const MAX_BODY: usize = 1024 * 1024;
-/// The most units in one order.
 const MAX_UNITS: u64 = 10_000;
 /// The most characters of an order id or option id.
 const MAX_ID: usize = 200;
@@ -215,7 +214,6 @@ async fn set_faults(
     Ok(Json(faults))
 }
 
-/// Parses an order; the error says what is wrong.
 fn read_order(body: &[u8]) -> Result<NewOrder, String> {
     let order: NewOrder = serde_json::from_slice(body).map_err(|error| {
         // serde repeats values from the body; long ones are cut.

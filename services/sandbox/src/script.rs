@@ -47,7 +47,6 @@ pub enum AtGet {
     Never,
 }
 
-/// A business error: the order is answered with it and nothing is bought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
     pub code: &'static str,

@@ -38,8 +38,7 @@ impl IntoResponse for NoAnswer {
 /// Serves `router` until the soft stop; the tracker then waits for the requests in flight.
 pub async fn serve(listener: TcpListener, router: Router, shutdown: Shutdown) -> anyhow::Result<()> {
     let serve_one = |stream, _| {
-        let serving = serve_one(stream, router.clone(), shutdown.clone());
-        shutdown.tracker().spawn(serving);
+        shutdown.tracker().spawn(serve_one(stream, router.clone(), shutdown.clone()));
     };
     listener::accept(listener, &shutdown, serve_one).await
 }
@@ -63,7 +62,6 @@ async fn serve_one(stream: TcpStream, router: Router, shutdown: Shutdown) {
     connection::serve(&http, stream, service, &shutdown, Duration::ZERO).await;
 }
 
-/// Waits for `duration` or the soft stop.
 pub async fn pause(shutdown: &Shutdown, duration: Duration) {
     let _ = tokio::time::timeout(duration, shutdown.soft().cancelled_owned()).await;
 }

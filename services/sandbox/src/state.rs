@@ -32,14 +32,12 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
-    /// Whether a repeated order id is refused now.
     pub fn repeats(&self) -> Repeats {
         let faults = self.faults.faults();
         let detect = faults.and_then(|faults| faults.detect_duplicates);
         if detect.unwrap_or(self.detect_duplicates) { Repeats::Refused } else { Repeats::Bought }
     }
 
-    /// How an answer about these products is garbled now, if at all.
     pub fn garble<'a>(&self, mut products: impl Iterator<Item = &'a Product>) -> Option<Garble> {
         let faults = self.faults.faults()?;
         products.find_map(|product| {

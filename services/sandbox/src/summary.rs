@@ -19,7 +19,6 @@ pub struct Summary {
     pub orders: Vec<OrderSummary>,
 }
 
-/// The purchases of one order id.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct OrderSummary {
     pub order_id: String,
@@ -31,7 +30,6 @@ pub struct OrderSummary {
     pub bought: Option<Vec<Bought>>,
 }
 
-/// One purchase, unit by unit.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Bought {
     #[serde(with = "time::serde::rfc3339")]

@@ -190,7 +190,6 @@ struct Outage {
 }
 
 impl<E> Reporting<E> {
-    /// Records the result of a batch of `size`.
     fn report(&self, result: &OTelSdkResult, size: usize) {
         let (signal, endpoint) = (self.signal, self.endpoint.as_str());
         let mut outage = lock(&self.outage);

@@ -56,12 +56,10 @@ impl Gate {
         now >= self.0.closed_until.load(Ordering::Relaxed) && sending < milliseconds(PATIENCE)
     }
 
-    /// The export of a batch begins.
     pub(super) fn sending(&self) {
         self.0.sending_since.store(self.now(), Ordering::Relaxed);
     }
 
-    /// The export of a batch has ended.
     pub(super) fn sent(&self, arrived: bool) {
         self.sent_at(self.now(), arrived);
     }
@@ -72,8 +70,7 @@ impl Gate {
             0
         } else {
             let failures = self.0.failures.fetch_add(1, Ordering::Relaxed).min(10);
-            let pause = Duration::from_secs(1 << failures).min(LONGEST_PAUSE);
-            now + milliseconds(pause)
+            now + milliseconds(Duration::from_secs(1 << failures).min(LONGEST_PAUSE))
         };
         self.0.closed_until.store(closed_until, Ordering::Relaxed);
         self.0.sending_since.store(NOT_SENDING, Ordering::Relaxed);

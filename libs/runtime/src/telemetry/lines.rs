@@ -121,7 +121,6 @@ impl Visit for Members {
     }
 }
 
-/// The shape of log lines.
 pub(super) enum Shape {
     /// One JSON object per line.
     Json,

@@ -10,7 +10,6 @@ use reqwest::Url;
 
 use crate::{config::BadSetting, version};
 
-/// Reads a variable.
 type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
 /// The settings. The SDK reads the variables of queues and intervals itself; they are only checked here.
@@ -260,8 +259,7 @@ impl Reader<'_> {
 }
 
 fn http_endpoint(base: &str, signal: &str) -> String {
-    let path = signal.to_ascii_lowercase();
-    format!("{}/v1/{path}", base.trim_end_matches('/'))
+    format!("{}/v1/{}", base.trim_end_matches('/'), signal.to_ascii_lowercase())
 }
 
 /// An error without the value, which may hold a password.

@@ -12,7 +12,7 @@ use axum::{
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use domain::Environment;
 use serde::Serialize;
-use signing::webhook::Secret;
+use signing::webhook::{Secret, signatures};
 use store::{
     partner_view::{self, Position, StoredWebhook},
     partners,
@@ -21,7 +21,7 @@ use store::{
 use time::OffsetDateTime;
 use tokio::time::Instant;
 use utoipa::ToSchema;
-use webhooks::{body::Body, signature::signatures};
+use webhooks::body::Body;
 
 use super::{Desk, Session, json, page::Query};
 use crate::{codes::Code, error::ApiError};
