@@ -47,8 +47,7 @@ impl Shutdown {
         &self.tracker
     }
 
-    /// Runs a task that lives as long as the service. If it fails, panics or ends before a stop, the service stops
-    /// with that failure.
+    /// Runs a task that lives as long as the service. Its failure, panic or early end fails the service.
     pub fn spawn<F>(&self, name: &'static str, task: F)
     where
         F: Future<Output = anyhow::Result<()>> + Send + 'static,

@@ -98,7 +98,6 @@ pub fn is_recorded() -> bool {
 /// Starts logging (to standard error), tracing and metrics for this process; once per process.
 pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Telemetry> {
     let settings = Settings::read(service, &|name| std::env::var_os(name))?;
-    check_filter(&config.log)?;
     // reqwest, tonic and async-nats use the process's provider. A test may have installed it.
     let _ = rustls::crypto::ring::default_provider().install_default();
     global::set_text_map_propagator(TraceContextPropagator::new());
@@ -200,7 +199,7 @@ where
     fmt::layer().with_writer(std::io::stderr).with_ansi(is_terminal).fmt_fields(Ids).event_format(shape)
 }
 
-fn check_filter(log: &str) -> anyhow::Result<()> {
+fn filter(log: &str) -> anyhow::Result<EnvFilter> {
     // The filter would read an unknown word as a target and silence everything else.
     let is_filter = |part: &str| part.contains(['=', '[']) || part.parse::<LevelFilter>().is_ok();
     if let Some(odd) = log.split(',').map(str::trim).find(|part| !is_filter(part)) {
@@ -208,10 +207,6 @@ fn check_filter(log: &str) -> anyhow::Result<()> {
             "LOG: {odd:?} is neither a level nor a directive; write it like `info` or `info,ingress=debug`"
         );
     }
-    Ok(())
-}
-
-fn filter(log: &str) -> anyhow::Result<EnvFilter> {
     // OpenTelemetry logs each failed batch; `export` logs the beginning and the end of an outage.
     EnvFilter::try_new(format!("opentelemetry=off,{log}"))
         .with_context(|| format!("LOG={log:?} is not a log filter such as `info`"))
@@ -233,8 +228,7 @@ fn recorded<S: Subscriber>(detail: LevelFilter, gate: Gate) -> impl Filter<S> {
         .with_max_level_hint(detail)
 }
 
-/// Whether a span is ours. Libraries' spans are not recorded: they may hold anything. Events are sent as logs, not
-/// with the spans.
+/// Whether a span is ours. Libraries' spans may hold anything. Events are sent as logs, not with the spans.
 fn is_ours(metadata: &Metadata<'_>) -> bool {
     metadata.is_span() && metadata.fields().field("otel.kind").is_some()
 }
