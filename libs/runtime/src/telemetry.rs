@@ -186,10 +186,7 @@ fn meter(
     Ok(provider.build())
 }
 
-fn lines<S>(format: LogFormat) -> impl Layer<S>
-where
-    S: Subscriber + for<'span> LookupSpan<'span>,
-{
+fn lines<S: Subscriber + for<'span> LookupSpan<'span>>(format: LogFormat) -> impl Layer<S> {
     let is_terminal = std::io::stderr().is_terminal();
     let shape = match format {
         LogFormat::Json => Shape::Json,

@@ -105,10 +105,7 @@ pub(super) enum Shape {
     Text,
 }
 
-impl<S> FormatEvent<S, Ids> for Shape
-where
-    S: Subscriber + for<'span> LookupSpan<'span>,
-{
+impl<S: Subscriber + for<'span> LookupSpan<'span>> FormatEvent<S, Ids> for Shape {
     /// Time, level, target and fields of the event, then the ids of its spans, outermost first.
     fn format_event(
         &self,
@@ -148,9 +145,7 @@ fn json(mut members: Members, mut writer: Writer<'_>) -> fmt::Result {
         }
     });
     let mut line = Vec::with_capacity(256);
-    let members = members.0.iter().map(|(name, value)| (name, value));
-    let written = serde_json::Serializer::new(&mut line).collect_map(members);
-    written.map_err(|_| fmt::Error)?;
+    serde_json::Serializer::new(&mut line).collect_map(members.0).map_err(|_| fmt::Error)?;
     writeln!(writer, "{}", String::from_utf8_lossy(&line))
 }
 
