@@ -98,6 +98,7 @@ pub fn is_recorded() -> bool {
 /// Starts logging (to standard error), tracing and metrics for this process; once per process.
 pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Telemetry> {
     let settings = Settings::read(service, &|name| std::env::var_os(name))?;
+    let exported = filter(&config.log)?.and(FilterFn::new(|metadata| !is_transport(metadata)));
     // reqwest, tonic and async-nats use the process's provider. A test may have installed it.
     let _ = rustls::crypto::ring::default_provider().install_default();
     global::set_text_map_propagator(TraceContextPropagator::new());
@@ -110,9 +111,21 @@ pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Tel
 
     let gate = Gate::new();
     let _ = RECORDED.set(settings.traces.is_some().then(|| gate.clone()));
-    let tracer = tracer(&settings, transport.as_ref(), &resource, &gate)?;
-    let logger = logger(&settings, transport.as_ref(), &resource)?;
-    let exported = filter(&config.log)?.and(FilterFn::new(|metadata| !is_transport(metadata)));
+    let spans = SdkTracerProvider::builder().with_resource(resource.clone());
+    let tracer = if let (Some((target, sampler)), Some(transport)) = (&settings.traces, &transport) {
+        let exporter = transport.spans(target, gate.clone())?;
+        let sampler = Gated { sampler: sampler.clone(), gate: gate.clone() };
+        spans.with_sampler(sampler).with_batch_exporter(exporter).build()
+    } else {
+        // Not exported: they only have ids.
+        spans.with_sampler(Sampler::AlwaysOff).build()
+    };
+    let logger = if let (Some(target), Some(transport)) = (&settings.logs, &transport) {
+        let logs = SdkLoggerProvider::builder().with_resource(resource.clone());
+        Some(logs.with_batch_exporter(transport.logs(target)?).build())
+    } else {
+        None
+    };
     let bridge = logger.as_ref().map(|logger| OpenTelemetryTracingBridge::new(logger).with_filter(exported));
     // Most order spans are created only while an exporter is active.
     let detail = if settings.traces.is_some() { LevelFilter::DEBUG } else { LevelFilter::INFO };
@@ -134,38 +147,6 @@ pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Tel
     global::set_meter_provider(meter.clone());
     crate::metrics::build_info();
     Ok(Telemetry { tracer, meter, logger })
-}
-
-fn tracer(
-    settings: &Settings,
-    transport: Option<&Transport>,
-    resource: &Resource,
-    gate: &Gate,
-) -> anyhow::Result<SdkTracerProvider> {
-    let provider = SdkTracerProvider::builder().with_resource(resource.clone());
-    let (Some((target, sampler)), Some(transport)) = (&settings.traces, transport) else {
-        // Not exported: they only have ids.
-        return Ok(provider.with_sampler(Sampler::AlwaysOff).build());
-    };
-    let exporter = transport.spans(target, gate.clone())?;
-    Ok(provider
-        .with_sampler(Gated { sampler: sampler.clone(), gate: gate.clone() })
-        .with_batch_exporter(exporter)
-        .build())
-}
-
-fn logger(
-    settings: &Settings,
-    transport: Option<&Transport>,
-    resource: &Resource,
-) -> anyhow::Result<Option<SdkLoggerProvider>> {
-    let (Some(target), Some(transport)) = (&settings.logs, transport) else {
-        return Ok(None);
-    };
-    let provider = SdkLoggerProvider::builder()
-        .with_resource(resource.clone())
-        .with_batch_exporter(transport.logs(target)?);
-    Ok(Some(provider.build()))
 }
 
 /// Instruments come from `opentelemetry::global::meter`; the admin endpoint serves this registry.
