@@ -112,8 +112,7 @@ impl Placement {
     }
 }
 
-/// The delay before the next collect, by the age of the purchase: half the age, from 1 s to 1 min. After `overdue`,
-/// twice `overdue`.
+/// The delay before the next collect: half the purchase's age, 1 s to 1 min; from `overdue` on, twice that.
 pub fn next_collect(age: Duration, overdue: Duration) -> Duration {
     if age >= overdue {
         return overdue * 2;

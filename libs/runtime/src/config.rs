@@ -2,7 +2,10 @@
 
 use std::{ffi::OsString, net::SocketAddr, process::exit, time::Duration};
 
-use clap::{Args, Parser, ValueEnum, error::ErrorKind};
+use clap::{
+    Args, Parser, ValueEnum,
+    error::ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion},
+};
 
 use crate::{healthcheck, setting_files, version};
 
@@ -89,9 +92,8 @@ impl BadSetting {
     }
 }
 
-/// Reads the configuration from arguments, environment and files (`NAME_FILE`, `SETTINGS_DIR`). An invalid one ends the
-/// process with exit status 2 and one line that names the setting. The subcommand `healthcheck` also runs here and ends
-/// the process.
+/// Reads the configuration from arguments, environment and files (`NAME_FILE`, `SETTINGS_DIR`), or runs
+/// `healthcheck` and ends the process. An invalid one ends it: exit status 2, one line that names the setting.
 pub fn parse<C: Parser>() -> C {
     let arguments = setting_files::add(&C::command(), std::env::args_os(), |name| std::env::var_os(name))
         .map_err(|reason| format!("{}: {reason}", C::command().get_name()));
@@ -119,20 +121,15 @@ enum Asked<C> {
 fn try_parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<Asked<C>, String> {
     let read = || {
         let mut matches = command::<C>().try_get_matches_from(arguments)?;
-        let address = match matches.subcommand() {
-            Some((healthcheck::NAME, arguments)) => healthcheck::address(arguments),
-            _ => None,
-        };
-        match address {
-            Some(address) => Ok(Asked::Healthcheck(address)),
-            None => C::from_arg_matches_mut(&mut matches).map(Asked::Run),
+        if let Some((healthcheck::NAME, arguments)) = matches.subcommand()
+            && let Some(address) = healthcheck::address(arguments)
+        {
+            return Ok(Asked::Healthcheck(address));
         }
+        C::from_arg_matches_mut(&mut matches).map(Asked::Run)
     };
     read().map_err(|error: clap::Error| {
-        if matches!(
-            error.kind(),
-            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
-        ) {
+        if matches!(error.kind(), DisplayHelp | DisplayVersion | DisplayHelpOnMissingArgumentOrSubcommand) {
             error.exit();
         }
         one_line::<C>(&error.format(&mut command::<C>()))

@@ -1,5 +1,4 @@
-//! The span and the metric of each served request, by route. A path with parameters is never shown: it may
-//! hold a secret.
+//! The span and the metric of a request, by route. A path with parameters may hold a secret and is not shown.
 
 use std::time::Instant;
 

@@ -47,12 +47,8 @@ impl Shutdown {
         &self.tracker
     }
 
-    /// Runs a task that lives as long as the service. If it fails, panics or ends before a stop, the service stops
-    /// with that failure.
-    pub fn spawn<F>(&self, name: &'static str, task: F)
-    where
-        F: Future<Output = anyhow::Result<()>> + Send + 'static,
-    {
+    /// Runs a task that lives as long as the service. Its failure, panic or early end fails the service.
+    pub fn spawn(&self, name: &'static str, task: impl Future<Output = anyhow::Result<()>> + Send + 'static) {
         let running = tokio::spawn(task);
         let shutdown = self.clone();
         self.tracker.spawn(async move {
@@ -67,10 +63,7 @@ impl Shutdown {
 
     /// Runs a task that serves other tasks until the last of them has ended; the soft stop does not wait for it. If
     /// it panics, the service stops with that failure.
-    pub fn supervise<F>(&self, name: &'static str, task: F)
-    where
-        F: Future<Output = ()> + Send + 'static,
-    {
+    pub fn supervise(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         let running = tokio::spawn(task);
         let shutdown = self.clone();
         tokio::spawn(async move {

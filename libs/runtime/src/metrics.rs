@@ -59,8 +59,7 @@ pub(crate) fn build_info() {
 
 /// Registers the metric of a connection pool. `look` returns the number of open and of idle connections.
 pub fn connections(look: impl Fn() -> (u32, usize) + Send + Sync + 'static) {
-    let state = |state: &'static str| [KeyValue::new("state", state)];
-    let (idle_state, used_state) = (state("idle"), state("used"));
+    let [idle_state, used_state] = ["idle", "used"].map(|state| [KeyValue::new("state", state)]);
     global::meter("runtime")
         .u64_observable_gauge("db.client.connection.count")
         .with_description("Open connections to PostgreSQL")

@@ -20,8 +20,7 @@ pub(crate) fn observe() {
 }
 
 fn usage() {
-    let mode = |mode: &'static str| [KeyValue::new("cpu.mode", mode)];
-    let (user, system) = (mode("user"), mode("system"));
+    let [user, system] = ["user", "system"].map(|mode| [KeyValue::new("cpu.mode", mode)]);
     global::meter("runtime")
         .f64_observable_counter("process.cpu.time")
         .with_unit("s")

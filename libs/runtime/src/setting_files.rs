@@ -28,7 +28,7 @@ pub(crate) fn add(
         None => BTreeMap::new(),
     };
     let mut arguments: Vec<OsString> = arguments.into_iter().collect();
-    let own = |name: &str| command.get_arguments().any(|other| other.get_env().is_some_and(|env| env == name));
+    let own = |name: &str| command.get_arguments().any(|one| one.get_env().is_some_and(|env| env == name));
     for argument in command.get_arguments() {
         let Some((long, name)) = argument.get_long().zip(argument.get_env().and_then(|env| env.to_str())) else {
             continue;

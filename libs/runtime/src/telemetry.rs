@@ -98,7 +98,7 @@ pub fn is_recorded() -> bool {
 /// Starts logging (to standard error), tracing and metrics for this process; once per process.
 pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Telemetry> {
     let settings = Settings::read(service, &|name| std::env::var_os(name))?;
-    check_filter(&config.log)?;
+    let exported = filter(&config.log)?.and(FilterFn::new(|metadata| !is_transport(metadata)));
     // reqwest, tonic and async-nats use the process's provider. A test may have installed it.
     let _ = rustls::crypto::ring::default_provider().install_default();
     global::set_text_map_propagator(TraceContextPropagator::new());
@@ -111,9 +111,21 @@ pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Tel
 
     let gate = Gate::new();
     let _ = RECORDED.set(settings.traces.is_some().then(|| gate.clone()));
-    let tracer = tracer(&settings, transport.as_ref(), &resource, &gate)?;
-    let logger = logger(&settings, transport.as_ref(), &resource)?;
-    let exported = filter(&config.log)?.and(FilterFn::new(|metadata| !is_transport(metadata)));
+    let spans = SdkTracerProvider::builder().with_resource(resource.clone());
+    let tracer = if let (Some((target, sampler)), Some(transport)) = (&settings.traces, &transport) {
+        let exporter = transport.spans(target, gate.clone())?;
+        let sampler = Gated { sampler: sampler.clone(), gate: gate.clone() };
+        spans.with_sampler(sampler).with_batch_exporter(exporter).build()
+    } else {
+        // Not exported: they only have ids.
+        spans.with_sampler(Sampler::AlwaysOff).build()
+    };
+    let logger = if let (Some(target), Some(transport)) = (&settings.logs, &transport) {
+        let logs = SdkLoggerProvider::builder().with_resource(resource.clone());
+        Some(logs.with_batch_exporter(transport.logs(target)?).build())
+    } else {
+        None
+    };
     let bridge = logger.as_ref().map(|logger| OpenTelemetryTracingBridge::new(logger).with_filter(exported));
     // Most order spans are created only while an exporter is active.
     let detail = if settings.traces.is_some() { LevelFilter::DEBUG } else { LevelFilter::INFO };
@@ -137,37 +149,6 @@ pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Tel
     Ok(Telemetry { tracer, meter, logger })
 }
 
-fn tracer(
-    settings: &Settings,
-    transport: Option<&Transport>,
-    resource: &Resource,
-    gate: &Gate,
-) -> anyhow::Result<SdkTracerProvider> {
-    let provider = SdkTracerProvider::builder().with_resource(resource.clone());
-    let (Some((target, sampler)), Some(transport)) = (&settings.traces, transport) else {
-        // Not exported: they only have ids.
-        return Ok(provider.with_sampler(Sampler::AlwaysOff).build());
-    };
-    let exporter = transport.spans(target, gate.clone())?;
-    Ok(provider
-        .with_sampler(Gated { sampler: sampler.clone(), gate: gate.clone() })
-        .with_batch_exporter(exporter)
-        .build())
-}
-
-fn logger(
-    settings: &Settings,
-    transport: Option<&Transport>,
-    resource: &Resource,
-) -> anyhow::Result<Option<SdkLoggerProvider>> {
-    let (Some(target), Some(transport)) = (&settings.logs, transport) else {
-        return Ok(None);
-    };
-    let provider =
-        SdkLoggerProvider::builder().with_resource(resource.clone()).with_batch_exporter(transport.logs(target)?);
-    Ok(Some(provider.build()))
-}
-
 /// Instruments come from `opentelemetry::global::meter`; the admin endpoint serves this registry.
 fn meter(settings: &Settings, transport: Option<&Transport>, resource: Resource) -> anyhow::Result<SdkMeterProvider> {
     let prometheus = opentelemetry_prometheus::exporter()
@@ -182,10 +163,7 @@ fn meter(settings: &Settings, transport: Option<&Transport>, resource: Resource)
     Ok(provider.build())
 }
 
-fn lines<S>(format: LogFormat) -> impl Layer<S>
-where
-    S: Subscriber + for<'span> LookupSpan<'span>,
-{
+fn lines<S: Subscriber + for<'span> LookupSpan<'span>>(format: LogFormat) -> impl Layer<S> {
     let is_terminal = std::io::stderr().is_terminal();
     let shape = match format {
         LogFormat::Json => Shape::Json,
@@ -195,16 +173,12 @@ where
     fmt::layer().with_writer(std::io::stderr).with_ansi(is_terminal).fmt_fields(Ids).event_format(shape)
 }
 
-fn check_filter(log: &str) -> anyhow::Result<()> {
+fn filter(log: &str) -> anyhow::Result<EnvFilter> {
     // The filter would read an unknown word as a target and silence everything else.
     let is_filter = |part: &str| part.contains(['=', '[']) || part.parse::<LevelFilter>().is_ok();
     if let Some(odd) = log.split(',').map(str::trim).find(|part| !is_filter(part)) {
         bail!("LOG: {odd:?} is neither a level nor a directive; write it like `info` or `info,ingress=debug`");
     }
-    Ok(())
-}
-
-fn filter(log: &str) -> anyhow::Result<EnvFilter> {
     // OpenTelemetry logs each failed batch; `export` logs the beginning and the end of an outage.
     EnvFilter::try_new(format!("opentelemetry=off,{log}"))
         .with_context(|| format!("LOG={log:?} is not a log filter such as `info`"))
@@ -226,8 +200,7 @@ fn recorded<S: Subscriber>(detail: LevelFilter, gate: Gate) -> impl Filter<S> {
         .with_max_level_hint(detail)
 }
 
-/// Whether a span is ours. Libraries' spans are not recorded: they may hold anything. Events are sent as logs, not
-/// with the spans.
+/// Whether a span is ours. Libraries' spans may hold anything. Events are sent as logs, not with the spans.
 fn is_ours(metadata: &Metadata<'_>) -> bool {
     metadata.is_span() && metadata.fields().field("otel.kind").is_some()
 }

@@ -2,31 +2,27 @@
 
 use rand::{TryRng, rngs::SysRng};
 
-use crate::{InvalidSecret, SecretKey, webhook};
+use crate::{SecretKey, webhook};
 
 /// No key was created.
 #[derive(Debug, thiserror::Error)]
-pub enum NotGenerated {
-    #[error("cannot read random bytes from the operating system: {0}")]
-    NoRandom(<SysRng as TryRng>::Error),
-    #[error(transparent)]
-    Invalid(#[from] InvalidSecret),
-}
+#[error("cannot read random bytes from the operating system: {0}")]
+pub struct NotGenerated(<SysRng as TryRng>::Error);
 
 /// Creates an access key and a secret key.
 pub fn keys() -> Result<(String, SecretKey), NotGenerated> {
     let access_key = format!("ak_{}", hex::encode(random::<12>()?));
-    Ok((access_key, SecretKey::from_bytes(random::<32>()?.into())?))
+    Ok((access_key, SecretKey(random::<32>()?.to_vec().into())))
 }
 
 /// Creates a webhook secret of 32 bytes.
 pub fn webhook_secret() -> Result<webhook::Secret, NotGenerated> {
-    Ok(webhook::Secret::from_bytes(random::<32>()?.into())?)
+    Ok(webhook::Secret(SecretKey(random::<32>()?.to_vec().into())))
 }
 
 fn random<const N: usize>() -> Result<[u8; N], NotGenerated> {
     let mut bytes = [0; N];
-    SysRng.try_fill_bytes(&mut bytes).map_err(NotGenerated::NoRandom)?;
+    SysRng.try_fill_bytes(&mut bytes).map_err(NotGenerated)?;
     Ok(bytes)
 }
 

@@ -34,8 +34,7 @@ pub fn is_digest(given: &[u8], body: &[u8]) -> bool {
     same(digest(body).as_bytes(), given)
 }
 
-/// Signs a request. `path` is the path exactly as requested, without query; `timestamp` is the
-/// text of the timestamp header.
+/// Signs a request. `path` is exactly as requested, without query; `timestamp` is the text of its header.
 pub fn sign(secret: &SecretKey, method: &str, path: &str, timestamp: &str, access_key: &str) -> String {
     mac(secret, &method.to_ascii_uppercase(), path, timestamp, access_key, None)
 }

@@ -14,7 +14,7 @@ pub fn signatures(secrets: &[Secret], id: &str, timestamp: i64, body: &[u8]) -> 
 
 /// A partner's webhook secret.
 #[derive(Clone, Debug)]
-pub struct Secret(SecretKey);
+pub struct Secret(pub(crate) SecretKey);
 
 impl Secret {
     /// Wraps the decoded bytes; they must not be empty.

@@ -1,5 +1,4 @@
-//! Names of endpoints. Partners choose their name servers, so a lookup may take any
-//! time: it runs without a thread of its own and ends when its caller stops waiting.
+//! Names of endpoints. Partners choose their name servers: a lookup takes no thread and ends with its caller.
 
 use std::{
     io,

@@ -1,5 +1,4 @@
-//! Counts the attempts of each order id, for options whose first attempts fail. In memory only: a
-//! restart forgets them.
+//! Counts the attempts of each order id, for options whose first attempts fail. A restart forgets them.
 
 use std::{collections::HashMap, sync::Mutex};
 

@@ -1,5 +1,4 @@
-//! Authentication: three `x-gat-*` headers. The signature covers method, path with query, timestamp
-//! and access key.
+//! Authentication: three `x-gat-*` headers. The signature covers method, path, query, time and access key.
 
 use axum::{extract::FromRequestParts, http::request::Parts};
 use runtime::clock;

@@ -1,6 +1,5 @@
-//! Callbacks: a unit that becomes ready is posted to the caller, unsigned and without retries.
-//! No order waits for them. A callback that does not fit the queue, or is unsent at a stop or a
-//! crash, is lost, as with the real provider.
+//! Callbacks: a unit that becomes ready is posted to the caller, unsigned, without retries. No order waits.
+//! What does not fit the queue, or is unsent at a stop or a crash, is lost, as with the real provider.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 

@@ -16,8 +16,7 @@ use crate::{garble::Garble, script};
 const MAX_LATENCY_MS: u64 = 60_000;
 const MAX_LAG_MS: u64 = 3_600_000;
 
-/// The body of `PUT /faults` and of its answer. A field that the body omits is at its default, which
-/// is no fault.
+/// The body of `PUT /faults` and of its answer. A field that the body omits is at its default: no fault.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Faults {

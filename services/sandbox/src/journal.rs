@@ -1,6 +1,5 @@
-//! An append-only file of JSON lines. A record is one `write(2)`: once [`Journal::append`] has
-//! returned, the kernel has the record, so a crash of this process loses none. There is no fsync: a
-//! power cut may lose the last seconds.
+//! An append-only file of JSON lines. A record is one `write(2)`: a crash of this process after
+//! [`Journal::append`] loses none. There is no fsync: a power cut may lose the last seconds.
 
 use std::{
     fs::{File, OpenOptions, TryLockError},
@@ -69,8 +68,7 @@ impl Journal {
         Ok(Self { file, len, torn: false })
     }
 
-    /// Appends one record. After an error the file is as before, at the latest when the next
-    /// record is appended.
+    /// Appends one record. After an error the file is as before, at the latest when the next one is appended.
     pub fn append(&mut self, record: &impl Serialize) -> io::Result<()> {
         let mut line = serde_json::to_vec(record)?;
         line.push(b'\n');

@@ -1,7 +1,6 @@
 //! The ledger: every purchase that was made. The file is the truth; an index in memory answers.
 //!
-//! One lock covers file and index, so both have the same order. Under it runs one short write into
-//! the page cache, which is cheaper than handing it to another thread.
+//! One lock gives both the same order. It covers one short write into the page cache: cheaper than a thread.
 
 use std::{
     collections::{BTreeSet, HashMap},

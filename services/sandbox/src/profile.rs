@@ -1,13 +1,11 @@
-//! Profiles, derived from the unit's number and the ledger's seed. They are not stored; a unit has the
-//! same profile after every restart.
+//! Profiles, derived from the unit's number and the ledger's seed: not stored, the same after every restart.
 
 use rand::{Rng, SeedableRng, rngs::ChaCha20Rng};
 use time::{Duration, OffsetDateTime};
 
 use crate::protocol::Profile;
 
-/// The number of a unit: 15 digits. Each ledger counts from a random start, so two ledgers rarely
-/// share a number.
+/// The number of a unit: 15 digits. Ledgers count from random starts, so two of them rarely share a number.
 pub type UnitNumber = u64;
 
 /// The secret from which activation codes derive.

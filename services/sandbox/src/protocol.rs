@@ -5,8 +5,7 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
-/// The codes of answers. Codes marked "made up" exist only in this sandbox, because the protocol's
-/// own code is unknown.
+/// The codes of answers. Those marked "made up" exist only here, because the protocol's own code is unknown.
 pub mod code {
     pub const OK: &str = "0000";
     /// The request does not follow the protocol. Made up.

@@ -67,8 +67,7 @@ async fn suffer(State(sandbox): State<Sandbox>, request: Request, next: Next) ->
     }
     let is_order = request.uri().path() == ORDER;
     let ending = faults.ending(is_order, rand::random(), rand::random());
-    // A delayed call is carried out even if the client goes away. So the body is read first, and the
-    // call runs in a task of its own.
+    // A delayed call is carried out even if the client goes away: the body is read first, and a task runs it.
     let (parts, body) = request.into_parts();
     let body = Bytes::from_request(Request::from_parts(parts.clone(), body), &())
         .await

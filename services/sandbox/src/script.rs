@@ -104,8 +104,7 @@ fn find(option_id: &str) -> Option<(&'static str, Script)> {
     BY_ID.get(&Uuid::parse_str(option_id).ok()?).copied()
 }
 
-/// The script of an option. Any other id, UUID or not, behaves like `ready`: a sandbox partner may order any
-/// option of the live catalogue.
+/// The script of an option; `READY` for any other text, because a sandbox partner may order any live option.
 pub(crate) fn of(option_id: &str) -> Script {
     find(option_id).map_or(READY, |(_, script)| script)
 }
@@ -114,8 +113,7 @@ pub(crate) fn name(option_id: &str) -> Option<&'static str> {
     find(option_id).map(|(name, _)| name)
 }
 
-/// What an order of several products does: the first refusal decides; without a refusal, the first product
-/// that does more than buy.
+/// The first refusal decides; without a refusal, the first product that does more than buy.
 pub(crate) fn at_post(products: &[Product]) -> AtPost {
     let each = products.iter().map(|product| of(&product.option_id).at_post);
     let decisive = each.min_by_key(|at_post| match at_post {

@@ -1,5 +1,4 @@
-//! Export over OTLP that never slows the service. Queues are bounded and drop items beyond the bound. Exporters
-//! have their own threads. The beginning and the end of an outage are logged once.
+//! Export over OTLP that never slows the service: queues are bounded, exporters have their threads.
 
 use std::{
     error::Error,

@@ -60,29 +60,6 @@ impl Visit for IdVisitor<'_> {
 struct Members(Vec<(String, Value)>);
 
 impl Members {
-    /// The time, the level, the target and the fields of an event, then the ids of all spans around it, outermost first.
-    fn of<S>(context: &FmtContext<'_, S, Ids>, event: &Event<'_>) -> Result<Self, fmt::Error>
-    where
-        S: Subscriber + for<'span> LookupSpan<'span>,
-    {
-        let mut time = String::with_capacity(32);
-        SystemTime.format_time(&mut Writer::new(&mut time))?;
-        let mut members = Self::default();
-        members.add("timestamp", time.trim().into());
-        members.add("level", event.metadata().level().as_str().into());
-        if event.metadata().target() != OF_LOG {
-            members.add("target", event.metadata().target().into());
-        }
-        event.record(&mut members);
-        for span in context.event_scope().into_iter().flat_map(Scope::from_root) {
-            if let Some(ids) = span.extensions().get::<FormattedFields<Ids>>() {
-                let ids = ids.split_whitespace().filter_map(|pair| pair.split_once('='));
-                ids.for_each(|(name, value)| members.add(name, value.into()));
-            }
-        }
-        Ok(members)
-    }
-
     fn add(&mut self, name: &str, value: Value) {
         let name = match name {
             "log.target" => "target",
@@ -128,15 +105,27 @@ pub(super) enum Shape {
     Text,
 }
 
-impl<S> FormatEvent<S, Ids> for Shape
-where
-    S: Subscriber + for<'span> LookupSpan<'span>,
-{
+impl<S: Subscriber + for<'span> LookupSpan<'span>> FormatEvent<S, Ids> for Shape {
+    /// Time, level, target and fields of the event, then the ids of its spans, outermost first.
     fn format_event(&self, context: &FmtContext<'_, S, Ids>, writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
-        let members = Members::of(context, event)?;
+        let (mut members, metadata) = (Members::default(), event.metadata());
+        let mut time = String::with_capacity(32);
+        SystemTime.format_time(&mut Writer::new(&mut time))?;
+        members.add("timestamp", time.trim().into());
+        members.add("level", metadata.level().as_str().into());
+        if metadata.target() != OF_LOG {
+            members.add("target", metadata.target().into());
+        }
+        event.record(&mut members);
+        for span in context.event_scope().into_iter().flat_map(Scope::from_root) {
+            if let Some(ids) = span.extensions().get::<FormattedFields<Ids>>() {
+                let ids = ids.split_whitespace().filter_map(|pair| pair.split_once('='));
+                ids.for_each(|(name, value)| members.add(name, value.into()));
+            }
+        }
         match self {
             Self::Json => json(members, writer),
-            Self::Text => text(&members, *event.metadata().level(), writer),
+            Self::Text => text(&members, *metadata.level(), writer),
         }
     }
 }
@@ -151,9 +140,7 @@ fn json(mut members: Members, mut writer: Writer<'_>) -> fmt::Result {
         }
     });
     let mut line = Vec::with_capacity(256);
-    let members = members.0.iter().map(|(name, value)| (name, value));
-    let written = serde_json::Serializer::new(&mut line).collect_map(members);
-    written.map_err(|_| fmt::Error)?;
+    serde_json::Serializer::new(&mut line).collect_map(members.0).map_err(|_| fmt::Error)?;
     writeln!(writer, "{}", String::from_utf8_lossy(&line))
 }
 

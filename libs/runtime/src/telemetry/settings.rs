@@ -1,5 +1,4 @@
-//! The supported `OTEL_*` variables. An invalid one stops the start: otherwise a typing error would be noticed only
-//! when the telemetry is needed.
+//! The supported `OTEL_*` variables. An invalid one stops the start, or it would be noticed too late.
 
 use std::{collections::BTreeMap, ffi::OsString, fmt::Display, str::FromStr, time::Duration};
 
