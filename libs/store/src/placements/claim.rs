@@ -11,7 +11,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{Outcome, Settlement, settle};
-use crate::{Error, Result, age, retry_conflicts, seconds, signed, unsigned};
+use crate::{Error, Result, age, retry_conflicts, seconds, unsigned};
 
 /// How placements are claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +35,8 @@ pub struct Claimed {
     /// The state before the claim. From `accepted`, the claim recorded a new attempt, and only its holder may
     /// send it. In any other state nothing may be bought.
     pub was: PlacementState,
+    /// It was claimed by [`Claim::Fresh`]: it has no due work.
+    pub fresh: bool,
     /// The last recorded attempt; this claim may have recorded it.
     pub attempt: u32,
     /// The time since that attempt was recorded.
@@ -120,10 +122,10 @@ pub async fn claim(
         }
     }
     let mut claimed = Vec::with_capacity(placements.len());
-    for work in group(rows) {
+    for work in group(rows, which == Claim::Fresh) {
         match work {
             Ok(work) => claimed.push(work),
-            Err(unreadable) => unreadable.park(connection, provider).await?,
+            Err(unreadable) => unreadable.park(connection).await?,
         }
     }
     if is_due {
@@ -163,7 +165,8 @@ async fn take_leases(
 
 /// Records an attempt of each of these placements that is still `accepted`. It is the only statement
 /// that allows a purchase. Under its row lock it sees the newest state, so of two processes that
-/// claim the same placement one gets nothing.
+/// claim the same placement one gets nothing. A placement that another transaction has locked is
+/// skipped, so that one stalled process can't hold up the others.
 async fn begin_attempts(
     connection: &mut PgConnection,
     provider: &str,
@@ -172,11 +175,15 @@ async fn begin_attempts(
 ) -> Result<Vec<Row>> {
     let rows = sqlx::query_as!(
         Row,
-        r#"WITH claimed AS (
+        r#"WITH free AS (
+               SELECT placement_id FROM placements
+               WHERE placement_id = ANY ($1) AND provider = $2 AND state = 'accepted'
+                 AND ($3 OR NOT EXISTS (SELECT FROM providers WHERE name = $2 AND open_until IS NOT NULL))
+               FOR UPDATE SKIP LOCKED
+           ), claimed AS (
                UPDATE placements p
                SET state = 'placing', attempt = p.attempt + 1, attempted_at = now(), not_found_at = NULL, unknowns = 0
-               WHERE p.placement_id = ANY ($1) AND p.provider = $2 AND p.state = 'accepted'
-                 AND ($3 OR NOT EXISTS (SELECT FROM providers WHERE name = $2 AND open_until IS NOT NULL))
+               FROM free WHERE p.placement_id = free.placement_id
                RETURNING p.placement_id, p.order_id, p.partner_id, p.lane, p.attempt, p.created_at
            )
            SELECT c.placement_id, c.order_id, c.partner_id, c.lane, 'accepted' AS "was!", c.attempt,
@@ -221,8 +228,6 @@ async fn read_others(connection: &mut PgConnection, provider: &str, placements: 
 /// know.
 struct Unreadable {
     placement_id: PlacementId,
-    order_id: OrderId,
-    partner_id: PartnerId,
     attempt: u32,
     error: Error,
 }
@@ -231,24 +236,19 @@ impl Unreadable {
     fn new(row: &Row, error: impl Into<Error>) -> Self {
         Self {
             placement_id: row.placement_id.into(),
-            order_id: row.order_id.into(),
-            partner_id: row.partner_id.into(),
             attempt: unsigned(row.attempt),
             error: error.into(),
         }
     }
 
-    async fn park(self, connection: &mut PgConnection, provider: &str) -> Result<()> {
+    async fn park(self, connection: &mut PgConnection) -> Result<()> {
         let error = self.error;
         tracing::error!(placement.id = %self.placement_id, %error, "parked: its row cannot be read");
         let parked = Settlement {
             placement_id: self.placement_id,
-            order_id: self.order_id,
-            partner_id: self.partner_id,
-            provider: provider.to_owned(),
             attempt: self.attempt,
-            fresh: false,
             outcome: Outcome::Disputed { reason: format!("its row cannot be read: {error}") },
+            fresh: None,
         };
         settle(connection, &[parked]).await?;
         Ok(())
@@ -256,14 +256,14 @@ impl Unreadable {
 }
 
 /// Turns rows of topups into placements, in the order of their first rows.
-fn group(mut rows: Vec<Row>) -> Vec<Result<Claimed, Unreadable>> {
+fn group(mut rows: Vec<Row>, fresh: bool) -> Vec<Result<Claimed, Unreadable>> {
     // The units of a placement in the order of the response.
     rows.sort_by_key(|row| row.position);
     let mut places: HashMap<Uuid, usize> = HashMap::with_capacity(rows.len());
     let mut claimed: Vec<Result<Claimed, Unreadable>> = Vec::with_capacity(rows.len());
     for row in rows {
         let place = *places.entry(row.placement_id).or_insert_with(|| {
-            claimed.push(placement(&row).map_err(|error| Unreadable::new(&row, error)));
+            claimed.push(placement(&row, fresh).map_err(|error| Unreadable::new(&row, error)));
             claimed.len() - 1
         });
         if let Ok(placement) = &mut claimed[place] {
@@ -276,13 +276,14 @@ fn group(mut rows: Vec<Row>) -> Vec<Result<Claimed, Unreadable>> {
     claimed
 }
 
-fn placement(row: &Row) -> Result<Claimed> {
+fn placement(row: &Row, fresh: bool) -> Result<Claimed> {
     Ok(Claimed {
         placement_id: row.placement_id.into(),
         order_id: row.order_id.into(),
         partner_id: row.partner_id.into(),
         lane: row.lane.clone(),
         was: row.was.parse()?,
+        fresh,
         attempt: unsigned(row.attempt),
         attempt_age: age(row.attempt_age),
         age: age(row.age),

@@ -20,13 +20,19 @@ use crate::{Result, retry_conflicts, seconds, signed};
 #[derive(Clone, Debug)]
 pub struct Settlement {
     pub placement_id: PlacementId,
+    pub attempt: u32,
+    pub outcome: Outcome,
+    /// What the claim knew, if the placement was claimed fresh: it has no due work, and its units
+    /// have no eSIM yet.
+    pub fresh: Option<Fresh>,
+}
+
+/// The columns of a freshly claimed placement that its eSIMs and deliveries repeat.
+#[derive(Clone, Debug)]
+pub struct Fresh {
     pub order_id: OrderId,
     pub partner_id: PartnerId,
     pub provider: String,
-    pub attempt: u32,
-    /// The placement was claimed for its first purchase, before it had any due work.
-    pub fresh: bool,
-    pub outcome: Outcome,
 }
 
 /// The outcome of an attempt; see [`domain::placement::Event`].
@@ -159,7 +165,7 @@ fn is_ready(settlement: &Settlement) -> bool {
     let Outcome::Bought { units, collect_in: None, park: None, announced: true } = &settlement.outcome else {
         return false;
     };
-    settlement.fresh && units.iter().all(|unit| matches!(unit.progress, Progress::Ready { .. }))
+    settlement.fresh.is_some() && units.iter().all(|unit| matches!(unit.progress, Progress::Ready { .. }))
 }
 
 /// The [common outcomes](is_ready) of a batch, one vector per column.
@@ -184,7 +190,9 @@ impl Ready {
         let mut columns = Self::default();
         let mut seen = HashSet::with_capacity(settlements.len());
         for settlement in settlements.iter().filter(|settlement| is_ready(settlement)) {
-            let Outcome::Bought { units, .. } = &settlement.outcome else { continue };
+            let (Outcome::Bought { units, .. }, Some(fresh)) = (&settlement.outcome, &settlement.fresh) else {
+                continue;
+            };
             let placement = settlement.placement_id.uuid();
             if !seen.insert(placement) {
                 continue;
@@ -194,9 +202,9 @@ impl Ready {
             for unit in units {
                 let Progress::Ready { iccid, profile, delivery_id } = &unit.progress else { continue };
                 columns.unit_placements.push(placement);
-                columns.orders.push(settlement.order_id.uuid());
-                columns.partners.push(settlement.partner_id.uuid());
-                columns.providers.push(settlement.provider.clone());
+                columns.orders.push(fresh.order_id.uuid());
+                columns.partners.push(fresh.partner_id.uuid());
+                columns.providers.push(fresh.provider.clone());
                 columns.topups.push(unit.topup_id.to_string());
                 columns.provider_units.push(unit.provider_unit_id.clone());
                 columns.iccids.push(iccid.as_str().to_owned());
