@@ -62,13 +62,13 @@ text_form!(EventId);
 
 /// Identifies a delivery; also the `webhook-id`, the same in every attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum DeliveryId {
+pub enum WebhookId {
     /// The specified webhook of this topup.
     Topup(TopupId),
     Event(EventId),
 }
 
-impl DeliveryId {
+impl WebhookId {
     pub fn as_str(&self) -> &str {
         match self {
             Self::Topup(id) => id.as_str(),
@@ -77,7 +77,7 @@ impl DeliveryId {
     }
 }
 
-impl TryFrom<String> for DeliveryId {
+impl TryFrom<String> for WebhookId {
     type Error = NotAnId;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
@@ -87,15 +87,15 @@ impl TryFrom<String> for DeliveryId {
     }
 }
 
-text_form!(DeliveryId);
+text_form!(WebhookId);
 
-impl From<TopupId> for DeliveryId {
+impl From<TopupId> for WebhookId {
     fn from(id: TopupId) -> Self {
         Self::Topup(id)
     }
 }
 
-impl From<EventId> for DeliveryId {
+impl From<EventId> for WebhookId {
     fn from(id: EventId) -> Self {
         Self::Event(id)
     }
@@ -110,11 +110,11 @@ mod tests {
         let event = EventId::new();
         assert_eq!(event.as_str().parse::<EventId>().unwrap(), event);
         assert_eq!(EventId::from(event.uuid()), event);
-        assert_eq!(event.as_str().parse::<DeliveryId>().unwrap(), DeliveryId::Event(event));
+        assert_eq!(event.as_str().parse::<WebhookId>().unwrap(), WebhookId::Event(event));
         let topup = "20250129123456123456789012";
-        assert_eq!(topup.parse::<DeliveryId>().unwrap(), DeliveryId::Topup(topup.parse().unwrap()));
+        assert_eq!(topup.parse::<WebhookId>().unwrap(), WebhookId::Topup(topup.parse().unwrap()));
         for bad in ["", "evt_", "evt_0199", &format!("evt_{}", "G".repeat(32)), &"1".repeat(25)] {
-            assert!(bad.parse::<DeliveryId>().is_err(), "{bad}");
+            assert!(bad.parse::<WebhookId>().is_err(), "{bad}");
         }
     }
 }

@@ -44,6 +44,9 @@ pub type PlacementId = Id<kind::Placement>;
 /// Identifies an option of the catalogue.
 pub type OptionId = Id<kind::ProductOption>;
 
+/// Identifies a delivery: the obligation to send one webhook.
+pub type DeliveryId = Id<kind::Delivery>;
+
 /// Markers for [`Id`].
 pub mod kind {
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -54,6 +57,8 @@ pub mod kind {
     pub enum Placement {}
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub enum ProductOption {}
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Delivery {}
 }
 
 impl<Kind> Id<Kind> {

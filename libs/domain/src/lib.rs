@@ -9,8 +9,8 @@ pub mod placement;
 pub mod states;
 pub mod topup_id;
 
-pub use delivery_id::{DeliveryId, EventId};
-pub use ids::{OptionId, OrderId, PartnerId, PlacementId};
+pub use delivery_id::{EventId, WebhookId};
+pub use ids::{DeliveryId, OptionId, OrderId, PartnerId, PlacementId};
 pub use lane::lane;
 pub use lpa::{ActivationCode, Iccid, InvalidProfile};
 pub use states::{Environment, PlacementState};

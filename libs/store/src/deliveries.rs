@@ -7,7 +7,7 @@ mod read;
 
 use std::time::Duration;
 
-use domain::{DeliveryId, PartnerId};
+use domain::{PartnerId, WebhookId};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -22,7 +22,7 @@ use crate::{
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DueDelivery {
-    pub id: DeliveryId,
+    pub id: WebhookId,
     pub partner_id: PartnerId,
 }
 
@@ -87,8 +87,8 @@ pub async fn due(connection: &mut PgConnection, page: &DeliveryPage) -> Result<F
 
 /// Leases due deliveries: no other process claims them until `lease` has passed. A delivery of an endpoint whose block
 /// has ended becomes its probe. Returns those that this process leased.
-pub async fn lease(connection: &mut PgConnection, ids: &[DeliveryId], lease: Duration) -> Result<Vec<DeliveryId>> {
-    let ids: Vec<&str> = ids.iter().map(DeliveryId::as_str).collect();
+pub async fn lease(connection: &mut PgConnection, ids: &[WebhookId], lease: Duration) -> Result<Vec<WebhookId>> {
+    let ids: Vec<&str> = ids.iter().map(WebhookId::as_str).collect();
     let query = sqlx::query_scalar!(
         "WITH mine AS MATERIALIZED (
              SELECT topup_id, partner_id FROM delivery_due
@@ -108,8 +108,8 @@ pub async fn lease(connection: &mut PgConnection, ids: &[DeliveryId], lease: Dur
 }
 
 /// Inserts a due row, due now, for each of these pending deliveries. One that has a due row keeps it.
-pub async fn defer(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<()> {
-    let ids: Vec<&str> = ids.iter().map(DeliveryId::as_str).collect();
+pub async fn defer(connection: &mut PgConnection, ids: &[WebhookId]) -> Result<()> {
+    let ids: Vec<&str> = ids.iter().map(WebhookId::as_str).collect();
     retry_conflicts!(async {
         let statement = sqlx::query!(
             "INSERT INTO delivery_due (topup_id, partner_id, at)
@@ -123,8 +123,8 @@ pub async fn defer(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<
 }
 
 /// Ends leases of this process: the deliveries are due now.
-pub async fn give_back(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<()> {
-    let ids: Vec<&str> = ids.iter().map(DeliveryId::as_str).collect();
+pub async fn give_back(connection: &mut PgConnection, ids: &[WebhookId]) -> Result<()> {
+    let ids: Vec<&str> = ids.iter().map(WebhookId::as_str).collect();
     retry_conflicts!(async {
         sqlx::query!(
             "UPDATE delivery_due d
@@ -158,7 +158,7 @@ pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept
 /// One ended attempt.
 #[derive(Clone, Debug)]
 pub struct Attempted {
-    pub id: DeliveryId,
+    pub id: WebhookId,
     pub partner_id: PartnerId,
     /// The number of attempts that ended before this one.
     pub attempt: u32,
@@ -324,7 +324,7 @@ impl Batch {
                     (state, Some(error.clone()), *retry_in, *endpoint)
                 }
             };
-            batch.events |= matches!(attempted.id, DeliveryId::Event(_));
+            batch.events |= matches!(attempted.id, WebhookId::Event(_));
             batch.topups.push(attempted.id.to_string());
             batch.partners.push(attempted.partner_id.uuid());
             batch.attempts.push(signed(attempted.attempt));
@@ -344,8 +344,8 @@ impl Batch {
 
 /// Moves deliveries of partners without a URL to `no_endpoint`. The statement locks and reads the partners'
 /// rows: either this statement or [`crate::partners::set_webhook`] sees a URL that is set at the same time.
-pub async fn set_no_endpoint(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<u64> {
-    let ids: Vec<&str> = ids.iter().map(DeliveryId::as_str).collect();
+pub async fn set_no_endpoint(connection: &mut PgConnection, ids: &[WebhookId]) -> Result<u64> {
+    let ids: Vec<&str> = ids.iter().map(WebhookId::as_str).collect();
     let held = sqlx::query!(
         "WITH without AS MATERIALIZED (
              SELECT partner_id FROM partners

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use domain::{DeliveryId, TopupId};
+use domain::{TopupId, WebhookId};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -350,7 +350,7 @@ async fn reencrypt_answers(
     let (mut old, mut new) = (Vec::new(), Vec::new());
     for row in page {
         let Some(sealed) = &row.sealed else { continue };
-        let id: Result<DeliveryId, _> = row.topup_id.parse();
+        let id: Result<WebhookId, _> = row.topup_id.parse();
         let purpose = match (&id, u32::try_from(row.attempt)) {
             (Ok(id), Ok(attempt)) => Ok(Purpose::Answer(id, attempt)),
             _ => Err(VaultError::Damaged),

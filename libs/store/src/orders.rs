@@ -23,8 +23,9 @@ pub struct NewOrder {
     pub traceparent: Option<String>,
     /// Ingress answers within this time from now, or never.
     pub answer_within: Duration,
-    /// Its request waits for verdicts, and ingress may answer it with 422.
-    pub refusable: bool,
+    /// The ingress process whose request may be answered with 422 until `answer_by`, because it waits for verdicts;
+    /// `None` if the answer does not depend on a verdict.
+    pub answering: Option<Uuid>,
     /// The purchases of the order; together they have one topup per unit.
     pub placements: Vec<NewPlacement>,
 }
@@ -59,7 +60,7 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
     let external_ids: Vec<&str> = sorted.iter().map(|order| order.external_order_id.as_str()).collect();
     let traceparents: Vec<Option<&str>> = sorted.iter().map(|order| order.traceparent.as_deref()).collect();
     let answers: Vec<f64> = sorted.iter().map(|order| seconds(order.answer_within)).collect();
-    let refusable: Vec<bool> = sorted.iter().map(|order| order.refusable).collect();
+    let refusable: Vec<bool> = sorted.iter().map(|order| order.answering.is_some()).collect();
 
     let mut placements = Placements::default();
     let mut topups = Topups::default();

@@ -6,7 +6,7 @@ mod settle;
 use std::time::Duration;
 
 pub use claim::{Claim, Claimed, ClaimedTopup, DuePlacement, Found, Page, claim, due, give_back, lease};
-use domain::PlacementId;
+use domain::{OrderId, PlacementId};
 pub use settle::{Outcome, Progress, Settled, Settlement, Unit, settle};
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -16,8 +16,17 @@ use crate::{
     sweep::{Fence, Swept},
 };
 
+/// A placement that [`defer`] made due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deferred {
+    pub placement_id: PlacementId,
+    pub order_id: OrderId,
+    /// The ingress process that may still answer the order's request; see [`Claimed::answering`].
+    pub answering: Option<Uuid>,
+}
+
 /// Inserts a due row, due now, for each of these placements that no process has claimed yet.
-pub async fn defer(connection: &mut PgConnection, placements: &[PlacementId]) -> Result<()> {
+pub async fn defer(connection: &mut PgConnection, placements: &[PlacementId]) -> Result<Vec<Deferred>> {
     let ids: Vec<Uuid> = placements.iter().map(|placement| placement.uuid()).collect();
     retry_conflicts!(async {
         let statement = sqlx::query!(
@@ -29,7 +38,7 @@ pub async fn defer(connection: &mut PgConnection, placements: &[PlacementId]) ->
             &ids,
         );
         statement.execute(&mut *connection).await?;
-        Ok::<_, Error>(())
+        Ok::<_, Error>(Vec::new())
     })
 }
 

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use domain::{DeliveryId, PartnerId};
+use domain::{PartnerId, WebhookId};
 use pipeline::{
     Effect, GroupCommit,
     group_commit::{Closed, Writer},
@@ -99,7 +99,7 @@ impl Deliver {
         }
     }
 
-    fn ticket(&self, id: DeliveryId, partner: PartnerId) -> Ticket<DeliveryId> {
+    fn ticket(&self, id: WebhookId, partner: PartnerId) -> Ticket<WebhookId> {
         Ticket { id, lane: self.endpoints.host(partner), partner }
     }
 
@@ -150,7 +150,7 @@ impl Deliver {
     }
 
     /// Makes a delivery due at once whose host was full. Its lane is known now, so it waits there for a slot.
-    async fn make_due(&self, id: &DeliveryId, leased: bool) {
+    async fn make_due(&self, id: &WebhookId, leased: bool) {
         let row = std::slice::from_ref(id);
         let made_due = if leased { self.give_back(row).await } else { self.defer(row).await };
         if let Err(error) = made_due {
@@ -286,11 +286,11 @@ impl Stage for Deliver {
     const KIND: &'static str = "ready";
     const CLAIM: (&'static str, &'static str) = ("SELECT", "deliveries");
     type Message = TopupReady;
-    type Id = DeliveryId;
+    type Id = WebhookId;
     type Hint = ();
     type Work = Delivery;
 
-    fn open(&self, message: TopupReady) -> (Vec<Ticket<DeliveryId>>, ()) {
+    fn open(&self, message: TopupReady) -> (Vec<Ticket<WebhookId>>, ()) {
         let tickets = match message {
             TopupReady::V1 { topup_id } => vec![Ticket {
                 id: topup_id.into(),
@@ -305,11 +305,11 @@ impl Stage for Deliver {
         (tickets, ())
     }
 
-    async fn defer(&self, ids: &[DeliveryId]) -> anyhow::Result<()> {
+    async fn defer(&self, ids: &[WebhookId]) -> anyhow::Result<()> {
         Ok(self.database.run(async |connection| deliveries::defer(connection, ids).await).await?)
     }
 
-    async fn due(&self, look: Look) -> anyhow::Result<Found<DeliveryId>> {
+    async fn due(&self, look: Look) -> anyhow::Result<Found<WebhookId>> {
         let page = DeliveryPage {
             limit: look.limit,
             per_partner: look.per_lane,
@@ -323,22 +323,22 @@ impl Stage for Deliver {
         })
     }
 
-    async fn lease(&self, ids: &[DeliveryId]) -> anyhow::Result<Vec<DeliveryId>> {
+    async fn lease(&self, ids: &[WebhookId]) -> anyhow::Result<Vec<WebhookId>> {
         let lease = lease(self.settings.timeout);
         Ok(self.database.run(async |connection| deliveries::lease(connection, ids, lease).await).await?)
     }
 
-    async fn give_back(&self, ids: &[DeliveryId]) -> anyhow::Result<()> {
+    async fn give_back(&self, ids: &[WebhookId]) -> anyhow::Result<()> {
         Ok(self.database.run(async |connection| deliveries::give_back(connection, ids).await).await?)
     }
 
-    async fn claim(&self, ids: &[DeliveryId], overdue: bool) -> anyhow::Result<Vec<Delivery>> {
+    async fn claim(&self, ids: &[WebhookId], overdue: bool) -> anyhow::Result<Vec<Delivery>> {
         let which =
             if overdue { Read::Leased } else { Read::Young(FIRST_LEASE.saturating_sub(lease(self.settings.timeout))) };
         Ok(self.database.run(async |connection| deliveries::read(connection, ids, which).await).await?)
     }
 
-    fn id(delivery: &Delivery) -> &DeliveryId {
+    fn id(delivery: &Delivery) -> &WebhookId {
         &delivery.id
     }
 
@@ -429,11 +429,11 @@ struct WithoutUrl(Database);
 impl Writer for WithoutUrl {
     const NAME: &'static str = "commit-no-endpoint";
     const STATEMENT: (&'static str, &'static str) = ("UPDATE", "deliveries");
-    type Item = DeliveryId;
+    type Item = WebhookId;
     type Output = ();
     type Error = store::Error;
 
-    async fn write(&self, items: &[DeliveryId]) -> Result<Vec<()>, store::Error> {
+    async fn write(&self, items: &[WebhookId]) -> Result<Vec<()>, store::Error> {
         let set = async |connection: &mut PgConnection| deliveries::set_no_endpoint(connection, items).await;
         perform(Effect::CommitNoEndpoint, self.0.run(set))
             .await

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use domain::{DeliveryId, EventId, OptionId, OrderId, PartnerId, TopupId};
+use domain::{EventId, OptionId, OrderId, PartnerId, TopupId, WebhookId};
 use sqlx::PgConnection;
 
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Delivery {
     /// The delivery; also the webhook's id, the same in every attempt.
-    pub id: DeliveryId,
+    pub id: WebhookId,
     pub partner_id: PartnerId,
     pub webhook_url: Option<String>,
     pub webhook_host: Option<String>,
@@ -70,12 +70,12 @@ pub enum Read {
 
 /// Reads deliveries with everything that their webhooks need. A delivery that is no longer pending is left out and
 /// loses its due row. An unreadable row is logged and skipped.
-pub async fn read(connection: &mut PgConnection, ids: &[DeliveryId], which: Read) -> Result<Vec<Delivery>> {
+pub async fn read(connection: &mut PgConnection, ids: &[WebhookId], which: Read) -> Result<Vec<Delivery>> {
     let (mut topups, mut events) = (Vec::new(), Vec::new());
     for id in ids {
         match id {
-            DeliveryId::Topup(id) => topups.push(id.as_str()),
-            DeliveryId::Event(id) => events.push(id.as_str()),
+            WebhookId::Topup(id) => topups.push(id.as_str()),
+            WebhookId::Event(id) => events.push(id.as_str()),
         }
     }
     let mut read = Vec::new();
@@ -223,7 +223,7 @@ async fn read_events(connection: &mut PgConnection, ids: &[&str]) -> Result<Vec<
             return None;
         };
         Some(Delivery {
-            id: DeliveryId::Event(id),
+            id: WebhookId::Event(id),
             partner_id: row.partner_id.into(),
             webhook_url: row.webhook_url,
             webhook_host: row.webhook_host,

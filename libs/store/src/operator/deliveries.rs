@@ -1,6 +1,6 @@
 //! Deliveries and their attempts as operators see them, and replays.
 
-use domain::{DeliveryId, PartnerId, TopupId};
+use domain::{PartnerId, TopupId, WebhookId};
 use sqlx::{Connection, PgConnection};
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
@@ -249,7 +249,7 @@ async fn all(connection: &mut PgConnection, filter: &Filter<'_>, last: Option<&S
 }
 
 /// The newest attempts of a delivery, at most `most`, in order.
-pub async fn attempts(connection: &mut PgConnection, id: &DeliveryId, most: i64) -> Result<Vec<AttemptView>> {
+pub async fn attempts(connection: &mut PgConnection, id: &WebhookId, most: i64) -> Result<Vec<AttemptView>> {
     let attempts = sqlx::query_as!(
         AttemptView,
         r#"SELECT attempt AS "attempt!", at AS "at!", duration_ms AS "duration_ms!", status, class AS "class!", answer

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use domain::{DeliveryId, PartnerId, TopupId};
+use domain::{PartnerId, TopupId, WebhookId};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 
@@ -57,7 +57,7 @@ pub async fn delivery(
 }
 
 /// The newest attempts of a delivery, in order. The caller has checked that it is the partner's.
-pub async fn attempts(connection: &mut PgConnection, id: &DeliveryId) -> Result<Vec<AttemptView>> {
+pub async fn attempts(connection: &mut PgConnection, id: &WebhookId) -> Result<Vec<AttemptView>> {
     deliveries::attempts(connection, id, MOST_ATTEMPTS).await
 }
 
@@ -82,12 +82,12 @@ pub enum Redelivered {
 pub async fn redeliver(
     connection: &mut PgConnection,
     partner_id: PartnerId,
-    id: &DeliveryId,
+    id: &WebhookId,
     interval: Duration,
 ) -> Result<Redelivered> {
     let sending = match id {
-        DeliveryId::Topup(topup_id) => sending(connection, partner_id, topup_id).await?,
-        DeliveryId::Event(event_id) => events::sending(connection, Some(partner_id), event_id).await?,
+        WebhookId::Topup(topup_id) => sending(connection, partner_id, topup_id).await?,
+        WebhookId::Event(event_id) => events::sending(connection, Some(partner_id), event_id).await?,
     };
     let Some(sending) = sending else {
         return Ok(Redelivered::Unknown);
@@ -104,17 +104,17 @@ pub async fn redeliver(
         return Ok(Redelivered::TooSoon(interval.saturating_sub(age)));
     }
     let (command, target) = match id {
-        DeliveryId::Topup(id) => ("topup redeliver", format!("topup {id}")),
-        DeliveryId::Event(id) => ("event redeliver", format!("event {id}")),
+        WebhookId::Topup(id) => ("topup redeliver", format!("topup {id}")),
+        WebhookId::Event(id) => ("event redeliver", format!("event {id}")),
     };
     let mode = Mode::Apply(Action { operator: PARTNER, command, target: &target, reason: REASON });
     let until = Some(sending.now - interval);
     let replayed = match id {
-        DeliveryId::Topup(topup_id) => {
+        WebhookId::Topup(topup_id) => {
             let filter = Filter { topup_id: Some(topup_id), partner_id: Some(partner_id), until, ..Filter::default() };
             deliveries::replay(connection, &filter, 1, mode).await?
         }
-        DeliveryId::Event(event_id) => events::replay(connection, event_id, until, mode).await?,
+        WebhookId::Event(event_id) => events::replay(connection, event_id, until, mode).await?,
     };
     Ok(if replayed.replayed > 0 {
         Redelivered::Again

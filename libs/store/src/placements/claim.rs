@@ -157,8 +157,9 @@ pub struct Claimed {
     pub unknowns: u32,
     /// Whether no outcome of that attempt is recorded, not even an unknown one: its call may be in flight.
     pub open: bool,
-    /// Whether the order is certainly answered, or will never be.
-    pub answered: bool,
+    /// The ingress process that may still answer the order's request; `None` once `answer_by` has passed, and for an
+    /// order whose answer did not depend on a verdict.
+    pub answering: Option<Uuid>,
     /// W3C trace context of the POST.
     pub traceparent: Option<String>,
     /// The units, in the order of the response.
@@ -362,7 +363,7 @@ fn placement(row: &Row) -> Result<Claimed> {
         placed_age: row.placed_age.map(age),
         unknowns: unsigned(row.unknowns),
         open: row.open,
-        answered: row.answered,
+        answering: (!row.answered).then_some(Uuid::nil()),
         traceparent: row.traceparent.clone(),
         topups: Vec::new(),
     })

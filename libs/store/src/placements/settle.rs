@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use domain::{Iccid, PlacementId, TopupId};
+use domain::{DeliveryId, Iccid, PlacementId, TopupId};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -73,8 +73,8 @@ pub struct Settled {
     pub moved: bool,
     /// The purchase was unexpected, so the placement is parked now.
     pub unexpected: bool,
-    /// Topups that it made ready, each with a new delivery.
-    pub ready: Vec<TopupId>,
+    /// The new deliveries of the topups that it made ready.
+    pub ready: Vec<DeliveryId>,
 }
 
 /// Records a batch of settlements, each along its transition, in one transaction.
@@ -272,7 +272,7 @@ impl Bought {
         for row in query.fetch_all(&mut *connection).await? {
             let settled = changes.entry(row.placement_id.into()).or_default();
             settled.moved = true;
-            settled.ready.extend(row.topup_id.map(TopupId::try_from).transpose()?);
+            settled.ready.extend(row.topup_id.map(|_| DeliveryId::new()));
         }
         let has_moved = |placement: &Uuid| changes.contains_key(&PlacementId::from(*placement));
         let moved: Vec<bool> = self.failed_placements.iter().map(has_moved).collect();

@@ -2,7 +2,7 @@
 
 use std::{sync::LazyLock, time::Duration};
 
-use domain::{DeliveryId, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds};
+use domain::{Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds, WebhookId};
 use secrecy::SecretString;
 use signing::{SecretKey, webhook};
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, pool::PoolConnection};
@@ -158,7 +158,7 @@ impl Bench {
     pub async fn read_due(&self, page: &DeliveryPage) -> Vec<Delivery> {
         let mut connection = self.connection().await;
         let found = deliveries::due(&mut connection, page).await.unwrap();
-        let due: Vec<DeliveryId> = found.due.into_iter().map(|one| one.id).collect();
+        let due: Vec<WebhookId> = found.due.into_iter().map(|one| one.id).collect();
         let leased = deliveries::lease(&mut connection, &due, LEASE).await.unwrap();
         deliveries::read(&mut connection, &leased, Read::Leased).await.unwrap()
     }
@@ -273,7 +273,7 @@ pub fn order(partner_id: PartnerId, units: usize) -> NewOrder {
         external_order_id: order_id.to_string(),
         traceparent: None,
         answer_within: Duration::from_secs(5),
-        refusable: true,
+        answering: Some(Uuid::now_v7()),
         placements: vec![part(PROVIDER, &positions)],
     }
 }
@@ -365,8 +365,8 @@ pub fn ready(topup_id: &TopupId) -> Unit {
 }
 
 /// The deliveries of topups.
-pub fn ids(topups: &[TopupId]) -> Vec<DeliveryId> {
-    topups.iter().cloned().map(DeliveryId::from).collect()
+pub fn ids(topups: &[TopupId]) -> Vec<WebhookId> {
+    topups.iter().cloned().map(WebhookId::from).collect()
 }
 
 /// The content of a topup's delivery.

@@ -262,7 +262,7 @@ async fn an_order_stands_once_it_cannot_be_refused() {
     bench.claim(&[placement(&waiting)]).await;
     bench.settle(&[bought_pending(placement(&waiting), 1)]).await;
     assert!(stands(&waiting).await.unwrap().decided, "it is bought");
-    let answered = NewOrder { refusable: false, ..order(partner, 1) };
+    let answered = NewOrder { answering: None, ..order(partner, 1) };
     assert!(stands(&bench.stored(answered).await).await.unwrap().decided, "its answer waits for no verdict");
 }
 
