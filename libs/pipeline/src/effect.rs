@@ -33,7 +33,7 @@ effects! {
     CommitRefusal: "ingress";
     /// The write of the response to the socket.
     Answer: "ingress";
-    /// The send of releases or of verdicts.
+    /// The send of reports to ingress.
     Send: "ingress" "provisioner";
 
     /// The acknowledgement of a message, whose rows wait for slots.

@@ -5,9 +5,8 @@
 //! An attempt with an unknown outcome is looked up by its placement id before the next attempt buys. A
 //! placement that cannot be settled is parked.
 //!
-//! Modules: [`place`] is the stage, and records outcomes. [`handshake`] sends verdicts and holds
-//! readiness events until the order is answered. [`promise`] promises verdict times. [`assign`] pairs units
-//! with topups. [`providers`] holds the adapters. [`calls`] measures their calls, and [`rate`] paces them.
+//! Modules: [`place`] is the stage, and records outcomes. [`reporter`] sends verdicts and readiness events, and
+//! [`heartbeat`] tells ingress that verdicts come in time. [`assign`] pairs units with topups. [`providers`] holds the adapters. [`calls`] measures their calls, and [`rate`] paces them.
 //! [`lanes`] and [`breaker`] stop work at what fails. [`callbacks`] receives providers' hints.
 //!
 //! A lease saves work: other processes skip the placement. It does *not* prevent a second purchase.
@@ -16,13 +15,13 @@ pub mod assign;
 pub mod breaker;
 pub mod callbacks;
 pub mod calls;
-pub mod handshake;
+pub mod heartbeat;
 pub mod lanes;
 pub mod metrics;
 pub mod place;
-pub mod promise;
 pub mod providers;
 pub mod rate;
+pub mod reporter;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -32,6 +31,7 @@ use pipeline::{
     lanes::Limits,
     metrics::{Watched, watch as watch_streams},
     streams::{JOBS, Source},
+    timing::PLACEMENT_FIRST_LEASE,
     worker,
 };
 use runtime::{
@@ -54,12 +54,12 @@ use crate::{
     breaker::Breaker,
     callbacks::{Callbacks, Callers},
     calls::Calls,
-    handshake::Handshake,
     lanes::{LaneLimits, Lanes},
     metrics::Metrics,
     place::{Placing, Queue, Settlements, UNRECORDED},
     providers::{Accounts, Connected},
     rate::Rate,
+    reporter::Reporter,
 };
 
 /// Buys accepted orders from eSIM providers
@@ -140,8 +140,6 @@ const TURNS: Duration = Duration::from_secs(5);
 const SLOW: Duration = Duration::from_secs(1);
 /// The longest wait of a due placement for its slot; its lease includes this wait.
 const WAIT: Duration = Duration::from_secs(10);
-/// The first lease of a placement. After it, the job counts as lost.
-const FIRST_LEASE: Duration = Duration::from_secs(10);
 
 /// The configured providers by their names.
 type Providers = Vec<(String, Connected)>;
@@ -219,9 +217,9 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let checked = stop.run_until_cancelled(schema::wait(&database, &vault)).await;
     let checked = checked.transpose()?.is_some();
     let instance = Uuid::now_v7().simple().to_string();
-    let handshake = Handshake::start(&nats, &instance, &shutdown);
+    let reporter = Arc::new(Reporter::start(&nats, &shutdown));
     if checked {
-        let watched = start(&config, providers, &instance, &handshake, &database, &nats, &vault, &metrics, &shutdown);
+        let watched = start(&config, providers, &instance, &reporter, &database, &nats, &vault, &metrics, &shutdown);
         shutdown.spawn("breakers", breaker::watch(watched, database.clone(), readiness, shutdown.clone()));
         let watched =
             vec![Watched { stream: JOBS, consumers: config.providers.iter().map(|name| durable(name)).collect() }];
@@ -230,7 +228,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         let sweep = move || {
             let database = swept.clone();
             async move {
-                let swept = database.run(async |connection| placements::sweep(connection, FIRST_LEASE).await);
+                let swept = database.run(async |connection| placements::sweep(connection, PLACEMENT_FIRST_LEASE).await);
                 let swept = swept.await?;
                 Ok((swept.late, swept.more))
             }
@@ -240,7 +238,6 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     }
     stop.cancelled().await;
     let finished = shutdown.finished().await;
-    handshake.finish().await;
     nats.flush().await;
     finished
 }
@@ -251,7 +248,7 @@ fn start(
     config: &Config,
     providers: Providers,
     instance: &str,
-    handshake: &Arc<Handshake>,
+    reporter: &Arc<Reporter>,
     database: &Database,
     nats: &Nats,
     vault: &Vault,
@@ -291,7 +288,7 @@ fn start(
             },
             database: database.clone(),
             vault: vault.clone(),
-            handshake: Arc::clone(handshake),
+            reporter: Arc::clone(reporter),
             settlements: settlements.clone(),
             settle_delay: config.settle,
             unrecorded: Semaphore::new(UNRECORDED),
@@ -311,10 +308,8 @@ fn start(
             worker::start(Arc::new(queue), nats, settings, shutdown);
         }
         shutdown.spawn("probes", placing.probe());
-        let (instance, nats, stop) = (instance.to_owned(), nats.clone(), shutdown.clone());
-        shutdown.spawn("heartbeat", async move {
-            promise::broadcast(&name, &instance, &breaker, &lanes, &nats, &stop).await
-        });
+        let (nats, stop) = (nats.clone(), shutdown.clone());
+        shutdown.spawn("heartbeat", async move { heartbeat::send(&name, &breaker, &lanes, &nats, &stop).await });
     }
     watched
 }

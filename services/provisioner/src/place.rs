@@ -17,7 +17,7 @@ use pipeline::{
     Effect, GroupCommit,
     lanes::Slot,
     messaging_span,
-    payload::{Said, TopupJob},
+    payload::{TopupJob, Verdict},
     perform,
     streams::JOBS,
     trace,
@@ -35,8 +35,8 @@ use tracing::{Instrument, Span, info_span};
 use crate::{
     WAIT, assign,
     calls::Calls,
-    handshake::Handshake,
     providers::{FindAnswer, PlaceAnswer, ProviderUnit, Purchase, Trouble},
+    reporter::Reporter,
 };
 
 /// The most attempts of a placement whose purchases are sent but never arrive.
@@ -60,7 +60,7 @@ pub struct Placing {
     pub database: Database,
     pub vault: Vault,
     /// Sends verdicts and readiness events; all providers share it.
-    pub handshake: Arc<Handshake>,
+    pub reporter: Arc<Reporter>,
     /// The group commit of outcomes; all providers share it.
     pub settlements: GroupCommit<Settlements>,
     /// A purchase may still arrive at the provider this long after its attempt was recorded.
@@ -85,25 +85,17 @@ impl Stage for Queue {
     const CLAIM: (&'static str, &'static str) = ("UPDATE", "placements");
     type Message = TopupJob;
     type Id = PlacementId;
-    /// The subject on which an ingress waits for verdicts.
-    type Hint = Option<Arc<str>>;
+    type Hint = ();
     type Work = Claimed;
 
     fn open(&self, job: TopupJob) -> (Vec<Ticket<PlacementId>>, Self::Hint) {
-        match job {
-            TopupJob::V1 { placement_id } => {
-                let ticket = Ticket { id: placement_id, lane: "".into(), partner: PartnerId::from(uuid::Uuid::nil()) };
-                (vec![ticket], None)
-            }
-            TopupJob::V2 { placements, verdict_to } => {
-                let tickets = placements.into_iter().map(|placement| Ticket {
-                    id: placement.placement_id,
-                    lane: placement.lane.into(),
-                    partner: placement.partner_id,
-                });
-                (tickets.collect(), verdict_to.map(Arc::from))
-            }
-        }
+        let TopupJob::V1 { placements } = job;
+        let tickets = placements.into_iter().map(|placement| Ticket {
+            id: placement.placement_id,
+            lane: placement.lane.into(),
+            partner: placement.partner_id,
+        });
+        (tickets.collect(), ())
     }
 
     fn most(&self, lane: &str) -> usize {
@@ -116,8 +108,10 @@ impl Stage for Queue {
     }
 
     async fn defer(&self, rows: &[PlacementId]) -> anyhow::Result<()> {
-        let database = &self.placing.database;
-        Ok(database.run(async |connection| placements::defer(connection, rows).await).await?)
+        let placing = &self.placing;
+        let deferred = placing.database.run(async |connection| placements::defer(connection, rows).await).await?;
+        placing.reporter.deferred(&deferred);
+        Ok(())
     }
 
     async fn due(&self, look: Look) -> anyhow::Result<Found<PlacementId>> {
@@ -228,13 +222,13 @@ impl Placing {
         Ok(())
     }
 
-    async fn run(&self, work: Claimed, trigger: Trigger<Option<Arc<str>>>, slot: Option<Slot>) {
+    async fn run(&self, work: Claimed, trigger: Trigger<()>, slot: Option<Slot>) {
         self.process(&work, &trigger, slot).instrument(process_span(&work, &trigger, &self.calls.name)).await;
     }
 }
 
 /// The first attempt's early work belongs to the order's trace; later work starts one with a link to it.
-fn process_span(work: &Claimed, trigger: &Trigger<Option<Arc<str>>>, provider: &str) -> Span {
+fn process_span(work: &Claimed, trigger: &Trigger<()>, provider: &str) -> Span {
     if !trace::is_recorded() {
         return Span::none();
     }
@@ -258,7 +252,7 @@ fn process_span(work: &Claimed, trigger: &Trigger<Option<Arc<str>>>, provider: &
 }
 
 impl Placing {
-    async fn process(&self, work: &Claimed, trigger: &Trigger<Option<Arc<str>>>, slot: Option<Slot>) {
+    async fn process(&self, work: &Claimed, trigger: &Trigger<()>, slot: Option<Slot>) {
         let lane = Arc::from(work.lane.as_str());
         match work.was {
             PlacementState::Accepted => self.buy(work, &lane, trigger, slot).await,
@@ -277,62 +271,51 @@ impl Placing {
     }
 
     /// Sends the purchase of a fresh attempt, once.
-    async fn buy(&self, work: &Claimed, lane: &Arc<str>, trigger: &Trigger<Option<Arc<str>>>, slot: Option<Slot>) {
-        let message = trigger.message.as_deref();
-        let verdict_to = message.and_then(|message| message.hint.as_ref());
-        // Only a first attempt with a message measures the wait in the job queue.
-        let queued = if message.is_some() && work.attempt == 1 { work.age } else { Duration::ZERO };
+    async fn buy(&self, work: &Claimed, lane: &Arc<str>, trigger: &Trigger<()>, slot: Option<Slot>) {
         let purchase = Purchase { placement_id: work.placement_id, items: assign::items(&work.topups) };
         // After a stall, a look-up may already have said "not found", so this purchase must not be sent.
         let send_by = trigger.claimed + self.settle_delay / 2;
-        let Some(answer) = self.calls.place(lane, &purchase, queued, send_by).await else {
+        let Some(answer) = self.calls.place(lane, &purchase, send_by).await else {
             tracing::warn!(placement.id = %work.placement_id, "attempt abandoned: it was recorded too long ago");
             return;
         };
         match answer {
             Ok(PlaceAnswer::Bought(units)) => {
+                // The partner waits neither for the profiles nor for the record, because a 201 rests on the stored
+                // order alone.
+                self.reporter.verdict(work, Verdict::Placed);
                 // The purchase and the profiles that are ready are recorded as one outcome.
                 let units = match self.calls.collect(work.placement_id).await {
                     Ok(FindAnswer::Found(units)) => units,
                     Ok(FindAnswer::NotFound) | Err(_) => units,
                 };
                 let _room = self.leave(slot).await;
-                // A job without a verdict address was published after the 201.
-                let released = (message.is_some() && verdict_to.is_none()) || self.is_released(work);
-                // Without NATS no event can announce the delivery, so it is due at `answer_by`.
-                let announced = (released || verdict_to.is_some()) && self.handshake.is_connected();
                 let age = work.age + trigger.claimed.elapsed();
-                let (settled, complete) = self.settle_bought(work, age, units, announced, LATE).await;
-                if announced && released {
-                    self.handshake.announce(work, settled.ready);
-                } else if announced {
-                    self.handshake.hold(work, settled.ready, !complete);
-                }
-                self.handshake.hint(verdict_to, work, Said::Placed);
+                self.record_units(work, age, units, LATE).await;
             }
             Ok(PlaceAnswer::Rejected { status, message }) => {
                 let _room = self.leave(slot).await;
                 tracing::info!(placement.id = %work.placement_id, order.id = %work.order_id, status, message, "the provider rejected the purchase");
                 // Recorded before the verdict is sent: the 422 rests on what is stored.
                 if self.settle(work, Outcome::Rejected { status, message }).await.moved {
-                    self.handshake.hint(verdict_to, work, Said::Refused);
+                    self.reporter.verdict(work, Verdict::Rejected);
                 }
             }
             Err(trouble) => {
                 let _room = self.leave(slot).await;
-                self.not_placed(work, verdict_to, trouble).await;
+                self.not_placed(work, trouble).await;
             }
         }
     }
 
     /// Settles an attempt that led neither to a purchase nor to a rejection.
-    async fn not_placed(&self, work: &Claimed, verdict_to: Option<&Arc<str>>, trouble: Trouble) {
+    async fn not_placed(&self, work: &Claimed, trouble: Trouble) {
         let wait = trouble.after(LONGEST_WAIT);
         let (class, reason) = (trouble.class(), trouble.reason().to_owned());
         tracing::warn!(placement.id = %work.placement_id, class, reason, "not bought yet");
-        let said = match trouble {
-            Trouble::NotSent(_) => Said::NotSent,
-            Trouble::Unknown(_) | Trouble::Denied(_) | Trouble::Busy { .. } => Said::UnderWay,
+        let verdict = match trouble {
+            Trouble::NotSent(_) => Verdict::NotSent,
+            Trouble::Unknown(_) | Trouble::Denied(_) | Trouble::Busy { .. } => Verdict::UnderWay,
         };
         let outcome = match trouble {
             Trouble::Unknown(_) => Outcome::Unknown { look_in: placement::next_look(Duration::ZERO), reason },
@@ -341,12 +324,9 @@ impl Placing {
                 Outcome::NotBought { retry_in: placement::next_attempt(work.attempt).max(wait), reason }
             }
         };
+        // Recorded before the verdict is sent: ingress may answer 422 only if the record says that nothing was sent.
         self.settle(work, outcome).await;
-        if verdict_to.is_some() {
-            // After the release, later profiles are announced at once.
-            self.handshake.hold(work, Vec::new(), true);
-        }
-        self.handshake.hint(verdict_to, work, said);
+        self.reporter.verdict(work, verdict);
     }
 
     /// Looks up an attempt without a recorded outcome. Buys nothing.
@@ -356,7 +336,7 @@ impl Placing {
         let outcome = match answer {
             Ok(FindAnswer::Found(units)) => {
                 tracing::info!(placement.id = %work.placement_id, attempt = work.attempt, "a look-up found the purchase");
-                return self.record_units(work, units, LATE).await;
+                return self.record_units(work, work.age, units, LATE).await;
             }
             Ok(FindAnswer::NotFound) => {
                 let settled = work.attempt_age >= self.settle_delay;
@@ -384,16 +364,16 @@ impl Placing {
         let answer = self.calls.collect(work.placement_id).await;
         let _room = self.leave(slot).await;
         match answer {
-            Ok(FindAnswer::Found(units)) => self.record_units(work, units, LATE).await,
+            Ok(FindAnswer::Found(units)) => self.record_units(work, work.age, units, LATE).await,
             Ok(FindAnswer::NotFound) => {
                 tracing::error!(placement.id = %work.placement_id, "the provider no longer knows the purchase");
-                self.record_units(work, Vec::new(), "bought, but the provider no longer knows it").await;
+                self.record_units(work, work.age, Vec::new(), "bought, but the provider no longer knows it").await;
             }
             Err(trouble) => {
                 let age = work.placed_age.unwrap_or_default();
                 if age >= self.park_after && self.is_lasting(work, &trouble) {
                     let late = format!("bought, but its profiles cannot be collected: {}", trouble.reason());
-                    return self.record_units(work, Vec::new(), &late).await;
+                    return self.record_units(work, work.age, Vec::new(), &late).await;
                 }
                 // An overdue purchase parks after a few failed calls, so they are not an hour apart.
                 let parked = work.was == PlacementState::Parked;
@@ -406,17 +386,14 @@ impl Placing {
         }
     }
 
-    /// Records the returned units and announces the ready topups. `late`: why to park if units are overdue.
-    async fn record_units(&self, work: &Claimed, units: Vec<ProviderUnit>, late: &str) {
-        let announced = self.is_released(work) && self.handshake.is_connected();
-        let (settled, _) = self.settle_bought(work, work.age, units, announced, late).await;
+    /// Records the units that the provider returned, and announces those that became ready. `since_order` is the age
+    /// of the order; `late` says why the placement is parked if units are overdue.
+    async fn record_units(&self, work: &Claimed, since_order: Duration, units: Vec<ProviderUnit>, late: &str) {
+        // Without NATS no event can announce the deliveries, so they get due rows, due at `answer_by`.
+        let announced = self.reporter.is_connected();
+        let settled = self.settle_bought(work, since_order, units, announced, late).await;
         if announced {
-            self.handshake.announce(work, settled.ready);
+            self.reporter.ready(work, settled.ready);
         }
-    }
-
-    /// Whether the placement is released: `answer_by` has passed, or an ingress sent its release.
-    fn is_released(&self, work: &Claimed) -> bool {
-        work.answered || self.handshake.is_released(work.placement_id)
     }
 }

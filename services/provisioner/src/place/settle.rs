@@ -69,8 +69,8 @@ impl Placing {
         Outcome::Parked { reason }
     }
 
-    /// Settles a purchase with its units. Also returns whether every unit is final. `since_order` is the age
-    /// of the order; `late` is the reason to park it if units are overdue.
+    /// Settles a purchase with its units. `since_order` is the age of the order; `late` is the reason to park it if
+    /// units are overdue.
     pub(crate) async fn settle_bought(
         &self,
         work: &Claimed,
@@ -78,7 +78,7 @@ impl Placing {
         units: Vec<ProviderUnit>,
         announced: bool,
         late: &str,
-    ) -> (Settled, bool) {
+    ) -> Settled {
         let waiting = work.topups.iter().filter(|topup| topup.pending).count();
         let mut final_units = 0;
         let mut known = Vec::with_capacity(units.len());
@@ -113,7 +113,7 @@ impl Placing {
         };
         let settled = self.settle(work, outcome).await;
         self.calls.metrics.ready(&self.calls.name, settled.ready.len(), since_order);
-        (settled, complete)
+        settled
     }
 
     /// Records an outcome, and retries until the database is back. After a crash, the attempt is looked up.
