@@ -1,9 +1,6 @@
 //! The calls to a provider: paced by the rate limit, measured, and reported to the breaker and the lanes.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 
 use domain::PlacementId;
 use pipeline::{Effect, perform};
@@ -27,20 +24,18 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// Sends a purchase. Returns `None` and sends nothing if its turn comes after `send_by`. `queued` is how
-    /// long the job was queued; zero if the placement says nothing about the queue.
+    /// Sends a purchase. Returns `None` and sends nothing if its turn comes after `send_by`.
     pub async fn place(
         &self,
         lane: &Arc<str>,
         purchase: &Purchase,
-        queued: Duration,
         send_by: Instant,
     ) -> Option<Result<PlaceAnswer, Trouble>> {
         self.rate.turn().await;
         if Instant::now() > send_by {
             return None;
         }
-        let (begun, began) = (self.lanes.begin(lane, queued), Instant::now());
+        let (begun, began) = (self.lanes.begin(lane), Instant::now());
         let place = perform(Effect::Place, self.provider.place(purchase));
         let outcome = |answer: &PlaceAnswer| match answer {
             PlaceAnswer::Bought(_) => "bought",
@@ -104,6 +99,8 @@ fn found(answer: &FindAnswer) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use futures_util::future::BoxFuture;
     use store::config::{DatabaseConfig, PoolConfig};
     use store::providers::BreakerLimits;
@@ -147,6 +144,6 @@ mod tests {
         };
         let purchase = Purchase { placement_id: PlacementId::new(), items: vec![("option".into(), 1)] };
         let (lane, send_by) = ("lane".into(), Instant::now());
-        assert!(calls.place(&lane, &purchase, Duration::ZERO, send_by).await.is_none());
+        assert!(calls.place(&lane, &purchase, send_by).await.is_none());
     }
 }

@@ -15,10 +15,8 @@ use crate::metrics::Metrics;
 const LEAST_CALLS: u32 = 5;
 /// The time without calls after which a closed lane is forgotten.
 const IDLE: Duration = Duration::from_mins(2);
-/// A lane whose verdicts take longer has its own promise.
-const EXCEPTIONAL: Duration = Duration::from_millis(500);
-/// The most lanes with their own promise: the slowest.
-const MOST_PROMISES: usize = 64;
+/// The slots are stuck if all are taken and none has begun for this long.
+const STUCK: Duration = Duration::from_secs(1);
 
 /// The limits at which a lane opens, and the time for which it stays open.
 #[derive(Clone, Copy, Debug)]
@@ -68,25 +66,12 @@ struct Lane {
     half_began: Instant,
     in_flight: usize,
     last_change: Instant,
-    /// The longest wait in the job queue, in this second and in the previous one.
-    queued: [Duration; 2],
-    /// The moving average of a purchase call's duration.
-    attempt: Duration,
 }
 
 /// A purchase in flight; [`Lanes::end`] must follow.
 pub struct Begun {
     lane: Arc<str>,
     version: u64,
-}
-
-/// The expected times to a verdict.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Promises {
-    /// The time of lanes without their own promise.
-    pub verdict_in: Duration,
-    /// The lanes that take longer, with their times.
-    pub lanes: Vec<(Arc<str>, Duration)>,
 }
 
 impl Lanes {
@@ -127,8 +112,8 @@ impl Lanes {
         book.lanes.values().filter(active).count()
     }
 
-    /// Records the start of a purchase whose job was queued for `queued`.
-    pub fn begin(&self, lane: &Arc<str>, queued: Duration) -> Begun {
+    /// Records the start of a purchase.
+    pub fn begin(&self, lane: &Arc<str>) -> Begun {
         let now = Instant::now();
         let mut book = lock(&self.book);
         book.in_flight += 1;
@@ -148,7 +133,6 @@ impl Lanes {
             entry.last_change = now;
         }
         entry.in_flight += 1;
-        entry.queued[0] = entry.queued[0].max(queued);
         Begun { lane: Arc::clone(lane), version: entry.version }
     }
 
@@ -163,7 +147,6 @@ impl Lanes {
         };
         lane.in_flight -= 1;
         lane.last_change = now;
-        lane.attempt = (lane.attempt * 7 + took) / 8;
         if lane.version != begun.version {
             return;
         }
@@ -210,30 +193,13 @@ impl Lanes {
         }
     }
 
-    /// The expected times from publishing a job to its verdict. Starts a new second.
-    pub fn promises(&self) -> Promises {
+    /// Whether every slot is taken and no purchase has begun for a second, so that a new job would wait. Also forgets
+    /// idle lanes.
+    pub fn is_stuck(&self) -> bool {
         let now = Instant::now();
         let mut book = lock(&self.book);
-        let (in_flight, last_begun) = (book.in_flight, book.last_begun);
-        let stuck = if in_flight >= self.slots { now - last_begun } else { Duration::ZERO };
         book.lanes.retain(|_, lane| lane.in_flight > 0 || lane.state != State::Closed || now - lane.last_change < IDLE);
-        let mut usual = None;
-        let mut least = Duration::MAX;
-        let mut lanes = Vec::new();
-        for (name, lane) in &mut book.lanes {
-            let verdict_in = lane.verdict_in(now);
-            lane.queued = [Duration::ZERO, lane.queued[0]];
-            least = least.min(verdict_in);
-            if verdict_in > EXCEPTIONAL {
-                lanes.push((Arc::clone(name), verdict_in));
-            } else {
-                usual = usual.max(Some(verdict_in));
-            }
-        }
-        lanes.sort_unstable_by_key(|(_, verdict_in)| std::cmp::Reverse(*verdict_in));
-        lanes.truncate(MOST_PROMISES);
-        let usual = usual.unwrap_or(if lanes.is_empty() { Duration::ZERO } else { least });
-        Promises { verdict_in: usual.saturating_add(stuck), lanes }
+        book.in_flight >= self.slots && now - book.last_begun > STUCK
     }
 }
 
@@ -247,8 +213,6 @@ impl Lane {
             half_began: now,
             in_flight: 0,
             last_change: now,
-            queued: [Duration::ZERO; 2],
-            attempt: Duration::ZERO,
         }
     }
 
@@ -274,15 +238,6 @@ impl Lane {
         self.openings = openings;
         self.halves = [(0, 0); 2];
     }
-
-    fn verdict_in(&self, now: Instant) -> Duration {
-        if self.state != State::Closed {
-            return Duration::MAX;
-        }
-        // The time for which no purchase in flight has ended.
-        let stuck = if self.in_flight > 0 { now - self.last_change } else { Duration::ZERO };
-        self.queued[0].max(self.queued[1]) + self.attempt.max(stuck)
-    }
 }
 
 #[cfg(test)]
@@ -303,7 +258,7 @@ pub(crate) mod tests {
     }
 
     fn call(lanes: &Lanes, lane: &str, took: Duration, answered: bool) {
-        let begun = lanes.begin(&lane.into(), Duration::ZERO);
+        let begun = lanes.begin(&lane.into());
         lanes.end(&begun, took, Some(answered));
     }
 
@@ -343,11 +298,11 @@ pub(crate) mod tests {
     #[test]
     fn one_purchase_tests_an_open_lane_and_what_began_before_says_nothing() {
         let lanes = lanes(64);
-        let before = lanes.begin(&"bad".into(), Duration::ZERO);
+        let before = lanes.begin(&"bad".into());
         fail(&lanes, 5);
         opened_long_ago(&lanes, "bad");
         assert_eq!((lanes.most("bad"), lanes.open()), (1, vec![]));
-        let test = lanes.begin(&"bad".into(), Duration::ZERO);
+        let test = lanes.begin(&"bad".into());
         lanes.end(&before, Duration::ZERO, Some(true));
         assert_eq!(lanes.most("bad"), 1, "only the test counts");
         lanes.end(&test, Duration::ZERO, Some(false));
@@ -360,35 +315,11 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_promise_covers_the_queue_and_the_attempt() {
-        let lanes = lanes(64);
-        let begun = lanes.begin(&"a".into(), Duration::from_millis(300));
-        lanes.end(&begun, Duration::from_millis(80), Some(true));
-        assert_eq!(lanes.promises().verdict_in, Duration::from_millis(310));
-        // A long queue counts in its second and in the next one.
-        assert_eq!(lanes.promises().verdict_in, Duration::from_millis(310));
-        assert_eq!(lanes.promises().verdict_in, Duration::from_millis(10));
-    }
-
-    #[test]
-    fn a_bad_lane_has_a_promise_of_its_own() {
-        let lanes = lanes(64);
-        call(&lanes, "good", Duration::from_millis(80), true);
-        let begun = lanes.begin(&"late".into(), Duration::from_secs(3));
-        lanes.end(&begun, Duration::ZERO, Some(true));
-        fail(&lanes, 5);
-        let promises = lanes.promises();
-        assert_eq!(promises.verdict_in, Duration::from_millis(10));
-        let of_lanes = [("bad".into(), Duration::MAX), ("late".into(), Duration::from_secs(3))];
-        assert_eq!(promises.lanes, of_lanes);
-    }
-
-    #[test]
     fn a_test_without_a_result_is_followed_by_another() {
         let lanes = lanes(8);
         fail(&lanes, 5);
         lanes.looked_up("bad");
-        let test = lanes.begin(&Arc::from("bad"), Duration::ZERO);
+        let test = lanes.begin(&Arc::from("bad"));
         assert_eq!(lanes.open(), ["bad"], "one test at a time");
         // The provider was busy.
         lanes.end(&test, Duration::ZERO, None);
@@ -398,11 +329,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn while_every_slot_is_taken_nothing_soon_is_promised() {
+    fn while_every_slot_is_taken_and_none_begins_the_slots_are_stuck() {
         let lanes = lanes(1);
-        call(&lanes, "other", Duration::ZERO, true);
-        let _hangs = lanes.begin(&"a".into(), Duration::ZERO);
+        assert!(!lanes.is_stuck());
+        let hangs = lanes.begin(&"a".into());
+        assert!(!lanes.is_stuck(), "it has only just begun");
         lock(&lanes.book).last_begun -= Duration::from_secs(3);
-        assert!(lanes.promises().verdict_in >= Duration::from_secs(3));
+        assert!(lanes.is_stuck());
+        lanes.end(&hangs, Duration::from_secs(3), Some(true));
+        assert!(!lanes.is_stuck());
     }
 }
