@@ -350,6 +350,9 @@ class Rendered:
             for name, value in self.settings(one["metadata"]["name"]).items():
                 if value.startswith("/run/secrets/") and value not in files:
                     self.wrong(one, f"{name} names {value}, which is not mounted")
+            # fsGroup opens the mounted files to the pod's group, so the programs refuse this one.
+            if "PGPASSFILE" in self.settings(one["metadata"]["name"]):
+                self.wrong(one, "PGPASSFILE is refused with a mounted secret's mode: set DATABASE_URL_FILE")
             # On a cluster with IPv6 only, a socket of 0.0.0.0 is out of reach.
             for name in ("LISTEN", "ADMIN_LISTEN"):
                 listen = self.settings(one["metadata"]["name"]).get(name)
