@@ -10,6 +10,7 @@ import jsonschema
 import kubernetes_validate
 import yaml
 
+import nats_chart
 import scaling
 
 # --- resources that are no part of Kubernetes: the fields that we use, from their documentation -----
@@ -446,7 +447,9 @@ def main():
         problems += rendered.problems
         count += len(rendered.all)
     deploy = readme.parent.parent
-    problems += check_nats((deploy / "nats/nats.conf").read_text(), (readme.parent / "values/nats-production.yaml").read_text())
+    values = {name: (readme.parent / f"values/nats-{name}.yaml").read_text() for name in ("production", "local")}
+    problems += check_nats((deploy / "nats/nats.conf").read_text(), values["production"])
+    problems += nats_chart.check_values(jsonschema.Draft7Validator, *map(yaml.safe_load, values.values()))
     for problem in problems:
         print(problem, file=sys.stderr)
     if problems:
