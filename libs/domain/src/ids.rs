@@ -10,26 +10,6 @@ use uuid::Uuid;
 #[error("{0}")]
 pub struct NotAnId(pub(crate) &'static str);
 
-/// The text form of an id whose `TryFrom<String>` checks it.
-macro_rules! text_form {
-    ($id:ty) => {
-        impl std::str::FromStr for $id {
-            type Err = $crate::ids::NotAnId;
-
-            fn from_str(text: &str) -> Result<Self, Self::Err> {
-                text.to_owned().try_into()
-            }
-        }
-
-        impl std::fmt::Display for $id {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(self.as_str())
-            }
-        }
-    };
-}
-pub(crate) use text_form;
-
 /// A UUID that identifies a `Kind`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -44,7 +24,7 @@ pub type PlacementId = Id<kind::Placement>;
 /// Identifies an option of the catalogue.
 pub type OptionId = Id<kind::ProductOption>;
 
-/// Identifies a delivery: the obligation to send one webhook.
+/// Identifies a delivery. Partners see it as a [`WebhookId`](crate::WebhookId).
 pub type DeliveryId = Id<kind::Delivery>;
 
 /// Markers for [`Id`].

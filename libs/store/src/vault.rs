@@ -9,7 +9,7 @@ use chacha20poly1305::{
     KeyInit, XChaCha20Poly1305, XNonce,
     aead::{Aead, Payload},
 };
-use domain::{PartnerId, TopupId, WebhookId};
+use domain::{DeliveryId, PartnerId, TopupId};
 use secrecy::{ExposeSecret, SecretSlice, SecretString};
 
 /// The bytes of a master key.
@@ -49,7 +49,7 @@ pub enum Purpose<'a> {
     /// The profile of a topup.
     Profile(&'a TopupId),
     /// An endpoint's response to a delivery attempt, which is numbered from 0.
-    Answer(&'a WebhookId, u32),
+    Answer(DeliveryId, u32),
 }
 
 impl Purpose<'_> {

@@ -169,7 +169,7 @@ impl PendingOrders {
             let ready = Ready { delivery, traceparent };
             match orders.get_mut(&order_id) {
                 Some(order) => order.hold(ready),
-                None => self.readiness.hand_in(ready),
+                None => self.readiness.push(ready),
             }
         }
     }
@@ -217,7 +217,7 @@ impl Drop for PendingAnswer {
     fn drop(&mut self) {
         let order = lock(&self.pending.orders).remove(&self.order_id);
         for ready in order.into_iter().flat_map(|order| order.ready) {
-            self.pending.readiness.hand_in(ready);
+            self.pending.readiness.push(ready);
         }
     }
 }

@@ -5,17 +5,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use domain::{PartnerId, WebhookId};
+use domain::{PartnerId, DeliveryId};
 use pipeline::{
     Effect, GroupCommit,
     group_commit::{Closed, Writer},
-    lanes::Slot,
     messaging_span,
     payload::TopupReady,
     perform,
     streams::READY,
     trace,
-    worker::{Found, Look, Stage, Ticket, Trigger},
+    worker::{Class, Found, Look, Permit, Stage, Ticket, Trigger},
 };
 use runtime::{Shutdown, clock};
 use store::{
@@ -98,23 +97,22 @@ impl Deliver {
         }
     }
 
-    fn ticket(&self, id: WebhookId, partner: PartnerId) -> Ticket<WebhookId> {
+    fn ticket(&self, id: DeliveryId, partner: PartnerId) -> Ticket<DeliveryId> {
         Ticket { id, lane: self.endpoints.host(partner), partner }
     }
 
-    /// `leased`: this process holds the lease of a due row; otherwise the delivery has its first lease.
-    async fn deliver(&self, delivery: Delivery, claimed: Instant, leased: bool, mut slot: Slot) {
+    async fn deliver(&self, delivery: Delivery, trigger: Trigger, mut permit: Permit) {
         let Some(endpoint) = self.endpoints.of(&delivery, &self.vault) else {
             let (topup_id, event_id) = ids(&delivery.id);
             tracing::debug!(topup.id = topup_id, event.id = event_id, partner.id = %delivery.partner_id, "no webhook URL");
             self.metrics.delivery("no_endpoint");
             return self.write(&self.without_url, delivery.id).await;
         };
-        if !slot.join(&endpoint.host) {
+        if !permit.move_to(&endpoint.host) {
             let (topup_id, event_id) = ids(&delivery.id);
-            tracing::debug!(topup.id = topup_id, event.id = event_id, partner.id = %delivery.partner_id, "deferred: the host has no free slot");
+            tracing::debug!(topup.id = topup_id, event.id = event_id, partner.id = %delivery.partner_id, "deferred: the host has no free permit");
             self.metrics.delivery("deferred");
-            return self.make_due(&delivery.id, leased).await;
+            return self.make_due(&delivery.id, trigger.class).await;
         }
         let (at, began) = (clock::now(), Instant::now());
         let tried = self.attempt(&delivery, &endpoint, at).await;
@@ -129,10 +127,10 @@ impl Deliver {
         if next != Next::Delivered && is_test(&delivery) {
             next = Next::Exhausted;
         }
-        // A failed attempt keeps its slot until it is recorded: a block then stops the next one.
-        let slot = (next != Next::Delivered).then_some(slot);
+        // A failed attempt keeps its permit until it is recorded: a block then stops the next one.
+        let permit = (next != Next::Delivered).then_some(permit);
         log(&delivery, answer, tried.as_ref().err(), next);
-        self.count(&delivery, class(&tried), next, duration, claimed.elapsed());
+        self.count(&delivery, class(&tried), next, duration, trigger.claimed.elapsed());
         let attempted = Attempted {
             at,
             duration,
@@ -145,13 +143,16 @@ impl Deliver {
             attempt: delivery.attempt,
         };
         self.write(&self.attempts, attempted).await;
-        drop(slot);
+        drop(permit);
     }
 
-    /// Makes a delivery due at once whose host was full. Its lane is known now, so it waits there for a slot.
-    async fn make_due(&self, id: &WebhookId, leased: bool) {
+    /// Makes a delivery due at once whose host was full. Its lane is known now, so it waits there for a permit.
+    async fn make_due(&self, id: &DeliveryId, class: Class) {
         let row = std::slice::from_ref(id);
-        let made_due = if leased { self.give_back(row).await } else { self.defer(row).await };
+        let made_due = match class {
+            Class::Fresh => self.defer(row).await,
+            Class::Due => self.give_back(row).await,
+        };
         if let Err(error) = made_due {
             let (topup_id, event_id) = ids(id);
             let error = format!("{error:#}");
@@ -285,25 +286,19 @@ impl Stage for Deliver {
     const KIND: &'static str = "ready";
     const CLAIM: (&'static str, &'static str) = ("SELECT", "deliveries");
     type Message = TopupReady;
-    type Id = WebhookId;
-    type Hint = ();
+    type Id = DeliveryId;
     type Work = Delivery;
 
-    fn open(&self, message: TopupReady) -> (Vec<Ticket<WebhookId>>, ()) {
+    fn open(&self, message: TopupReady) -> Vec<Ticket<DeliveryId>> {
         let TopupReady::V1 { deliveries } = message;
-        // SHIM until deliveries have ids of their own in this tree.
-        let tickets = deliveries.into_iter().map(|ready| {
-            let id = WebhookId::Event(ready.delivery_id.uuid().into());
-            self.ticket(id, ready.partner_id)
-        });
-        (tickets.collect(), ())
+        deliveries.into_iter().map(|ready| self.ticket(ready.delivery_id, ready.partner_id)).collect()
     }
 
-    async fn defer(&self, ids: &[WebhookId]) -> anyhow::Result<()> {
+    async fn defer(&self, ids: &[DeliveryId]) -> anyhow::Result<()> {
         Ok(self.database.run(async |connection| deliveries::defer(connection, ids).await).await?)
     }
 
-    async fn due(&self, look: Look) -> anyhow::Result<Found<WebhookId>> {
+    async fn due(&self, look: Look) -> anyhow::Result<Found<DeliveryId>> {
         let page = DeliveryPage {
             limit: look.limit,
             per_partner: look.per_lane,
@@ -317,28 +312,32 @@ impl Stage for Deliver {
         })
     }
 
-    async fn lease(&self, ids: &[WebhookId]) -> anyhow::Result<Vec<WebhookId>> {
+    async fn claim(&self, ids: &[DeliveryId], class: Class) -> anyhow::Result<Vec<(DeliveryId, Delivery)>> {
         let lease = lease(self.settings.timeout);
-        Ok(self.database.run(async |connection| deliveries::lease(connection, ids, lease).await).await?)
+        let deliveries = match class {
+            Class::Fresh => self.read(ids, Read::Young(FIRST_LEASE.saturating_sub(lease))).await?,
+            Class::Due => {
+                let leased =
+                    self.database.run(async |connection| deliveries::lease(connection, ids, lease).await).await?;
+                self.read(&leased, Read::Leased).await?
+            }
+        };
+        Ok(deliveries.into_iter().map(|delivery| (delivery.id.clone(), delivery)).collect())
     }
 
-    async fn give_back(&self, ids: &[WebhookId]) -> anyhow::Result<()> {
-        Ok(self.database.run(async |connection| deliveries::give_back(connection, ids).await).await?)
-    }
-
-    async fn claim(&self, ids: &[WebhookId], overdue: bool) -> anyhow::Result<Vec<Delivery>> {
-        let which =
-            if overdue { Read::Leased } else { Read::Young(FIRST_LEASE.saturating_sub(lease(self.settings.timeout))) };
-        Ok(self.database.run(async |connection| deliveries::read(connection, ids, which).await).await?)
-    }
-
-    fn id(delivery: &Delivery) -> &WebhookId {
-        &delivery.id
-    }
-
-    async fn run(self: Arc<Self>, delivery: Delivery, trigger: Trigger<()>, slot: Slot) {
+    async fn run(self: Arc<Self>, delivery: Delivery, trigger: Trigger, permit: Permit) {
         let span = process_span(&delivery, &trigger);
-        self.deliver(delivery, trigger.claimed, trigger.message.is_none(), slot).instrument(span).await;
+        self.deliver(delivery, trigger, permit).instrument(span).await;
+    }
+}
+
+impl Deliver {
+    async fn read(&self, ids: &[DeliveryId], which: Read) -> Result<Vec<Delivery>, store::Error> {
+        self.database.run(async |connection| deliveries::read(connection, ids, which).await).await
+    }
+
+    async fn give_back(&self, ids: &[DeliveryId]) -> anyhow::Result<()> {
+        Ok(self.database.run(async |connection| deliveries::give_back(connection, ids).await).await?)
     }
 }
 
@@ -359,7 +358,7 @@ fn passed_on(delivery: &Delivery) -> Option<String> {
 }
 
 /// The first attempt belongs to the order's trace. A later one starts its own trace with a link to it.
-fn process_span(delivery: &Delivery, trigger: &Trigger<()>) -> Span {
+fn process_span(delivery: &Delivery, trigger: &Trigger) -> Span {
     if !trace::is_recorded() {
         return Span::none();
     }
@@ -369,7 +368,7 @@ fn process_span(delivery: &Delivery, trigger: &Trigger<()>) -> Span {
     };
     let (topup_id, event_id) = ids(&delivery.id);
     let order_id = esim.map(|esim| tracing::field::display(esim.order_id));
-    let span = if trigger.message.is_some() {
+    let span = if trigger.class == Class::Fresh {
         messaging_span!(INFO, "process", "consumer", "process", READY;
             topup.id = topup_id, event.id = event_id, partner.id = %delivery.partner_id, order.id = order_id,
             attempt = delivery.attempt,
@@ -385,7 +384,7 @@ fn process_span(delivery: &Delivery, trigger: &Trigger<()>) -> Span {
     };
     trace::follow(
         &span,
-        trigger.traceparent(),
+        trigger.traceparent.as_deref(),
         esim.and_then(|esim| esim.traceparent.as_deref()),
         delivery.attempt == 0,
     );
@@ -423,11 +422,11 @@ struct WithoutUrl(Database);
 impl Writer for WithoutUrl {
     const NAME: &'static str = "commit-no-endpoint";
     const STATEMENT: (&'static str, &'static str) = ("UPDATE", "deliveries");
-    type Item = WebhookId;
+    type Item = DeliveryId;
     type Output = ();
     type Error = store::Error;
 
-    async fn write(&self, items: &[WebhookId]) -> Result<Vec<()>, store::Error> {
+    async fn write(&self, items: &[DeliveryId]) -> Result<Vec<()>, store::Error> {
         let set = async |connection: &mut PgConnection| deliveries::set_no_endpoint(connection, items).await;
         perform(Effect::CommitNoEndpoint, self.0.run(set))
             .await

@@ -28,11 +28,10 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use clap::Parser;
 use pipeline::{
     Nats, NatsConfig,
-    lanes::Limits,
     metrics::{Watched, watch as watch_streams},
     streams::{JOBS, Source},
     timing::PLACEMENT_FIRST_LEASE,
-    worker,
+    worker::{self, LaneState, LaneStates, Limits},
 };
 use runtime::{
     CommonConfig, Shutdown,
@@ -134,12 +133,10 @@ pub struct Config {
     pub common: CommonConfig,
 }
 
-/// The longest wait of a call for the rate limit. The slots are limited so that no call waits longer.
+/// The longest wait of a call for the rate limit. The permits are limited so that no call waits longer.
 const TURNS: Duration = Duration::from_secs(5);
-/// The wait of a job for its slot after which its lane is slow. New jobs of a slow lane are deferred.
+/// The wait of a job for its permit after which its lane is slow. New jobs of a slow lane are deferred.
 const SLOW: Duration = Duration::from_secs(1);
-/// The longest wait of a due placement for its slot; its lease includes this wait.
-const WAIT: Duration = Duration::from_secs(10);
 
 /// The configured providers by their names.
 type Providers = Vec<(String, Connected)>;
@@ -161,12 +158,12 @@ impl Config {
         Ok(connected)
     }
 
-    /// The limits of a provider's slots. A rate limit lowers them so that no call waits longer than [`TURNS`].
+    /// The limits of a provider's permits. A rate limit lowers them so that no call waits longer than [`TURNS`].
     fn limits(&self, concurrency: u16) -> Limits {
         let turns = u64::from(self.provider_rate) * TURNS.as_secs();
         let most = if turns == 0 { u64::MAX } else { turns };
-        let slots = usize::try_from(u64::from(concurrency).min(most)).unwrap_or(usize::MAX);
-        Limits { slots, per_lane: slots, per_partner: slots, slow: SLOW, stale: WAIT }
+        let permits = usize::try_from(u64::from(concurrency).min(most)).unwrap_or(usize::MAX);
+        Limits { permits, per_lane: permits, per_partner: permits, slow: SLOW }
     }
 
     /// The lease of a claimed placement: a purchase and a collect, each with its wait for the rate limit
@@ -273,7 +270,7 @@ fn start(
     let settlements = Settlements::start(database.clone(), shutdown);
     let mut watched = Vec::new();
     for (name, Connected { provider, .. }) in providers {
-        let lanes = Arc::new(Lanes::new(name.clone(), lane_limits, purchases.slots, metrics.clone()));
+        let lanes = Arc::new(Lanes::new(name.clone(), lane_limits, purchases.permits, metrics.clone()));
         let breaker = Breaker::new(name.clone(), limits, database.clone(), Arc::clone(&lanes), metrics.clone());
         let rate = Arc::new(Rate::new(config.provider_rate, instance.to_owned()));
         watched.push((Arc::clone(&breaker), Arc::clone(&rate)));
@@ -304,7 +301,8 @@ fn start(
         };
         for (buys, source, limits) in [(true, Some(jobs), purchases), (false, None, lookups)] {
             let queue = Queue { placing: Arc::clone(&placing), buys };
-            let settings = worker::Settings { source, limits, provider: Some(name.clone()) };
+            let lane = lane_states(Arc::clone(&breaker), buys.then(|| Arc::clone(&lanes)));
+            let settings = worker::Settings { source, limits, lane, provider: Some(name.clone()) };
             worker::start(Arc::new(queue), nats, settings, shutdown);
         }
         shutdown.spawn("probes", placing.probe());
@@ -312,6 +310,22 @@ fn start(
         shutdown.spawn("heartbeat", async move { heartbeat::send(&name, &breaker, &lanes, &nats, &stop).await });
     }
     watched
+}
+
+/// The states of a provider's lanes. `lanes` limits purchases; look-ups and collects only wait for the breaker.
+fn lane_states(breaker: Arc<Breaker>, lanes: Option<Arc<Lanes>>) -> LaneStates {
+    Arc::new(move |lane| {
+        if !breaker.is_closed() {
+            return LaneState { permits: 0, accepts_fresh: false };
+        }
+        match &lanes {
+            None => LaneState::UNLIMITED,
+            Some(lanes) => {
+                let permits = lanes.most(lane);
+                LaneState { permits, accepts_fresh: permits > 1 }
+            }
+        }
+    })
 }
 
 /// The consumer of a provider's jobs.

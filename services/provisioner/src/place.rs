@@ -14,26 +14,25 @@ use std::{
 pub use self::settle::Settlements;
 use domain::{PartnerId, PlacementId, PlacementState, placement};
 use pipeline::{
-    Effect, GroupCommit,
-    lanes::Slot,
-    messaging_span,
-    payload::{TopupJob, Verdict},
+    Effect, GroupCommit, messaging_span,
+    payload::{JobPlacement, TopupJob, Verdict},
     perform,
     streams::JOBS,
     trace,
-    worker::{Found, Look, Stage, Ticket, Trigger},
+    worker::{Class, Found, Look, Permit, Stage, Ticket, Trigger},
 };
 use runtime::Shutdown;
 use store::{
     Database,
-    placements::{self, Claim, Claimed, Outcome, Page},
+    placements::{self, Claim, Claimed, Outcome},
     vault::Vault,
+    work::Page,
 };
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tracing::{Instrument, Span, info_span};
 
 use crate::{
-    WAIT, assign,
+    assign,
     calls::Calls,
     providers::{FindAnswer, PlaceAnswer, ProviderUnit, Purchase, Trouble},
     reporter::Reporter,
@@ -85,26 +84,16 @@ impl Stage for Queue {
     const CLAIM: (&'static str, &'static str) = ("UPDATE", "placements");
     type Message = TopupJob;
     type Id = PlacementId;
-    type Hint = ();
     type Work = Claimed;
 
-    fn open(&self, job: TopupJob) -> (Vec<Ticket<PlacementId>>, Self::Hint) {
+    fn open(&self, job: TopupJob) -> Vec<Ticket<PlacementId>> {
         let TopupJob::V1 { placements } = job;
-        let tickets = placements.into_iter().map(|placement| Ticket {
+        let ticket = |placement: JobPlacement| Ticket {
             id: placement.placement_id,
             lane: placement.lane.into(),
             partner: placement.partner_id,
-        });
-        (tickets.collect(), ())
-    }
-
-    fn most(&self, lane: &str) -> usize {
-        let calls = &self.placing.calls;
-        match (calls.breaker.is_closed(), self.buys) {
-            (false, _) => 0,
-            (true, false) => usize::MAX,
-            (true, true) => calls.lanes.most(lane),
-        }
+        };
+        placements.into_iter().map(ticket).collect()
     }
 
     async fn defer(&self, rows: &[PlacementId]) -> anyhow::Result<()> {
@@ -124,60 +113,58 @@ impl Stage for Queue {
         self.placing.due(self.buys, &page).await
     }
 
-    async fn lease(&self, rows: &[PlacementId]) -> anyhow::Result<Vec<PlacementId>> {
-        self.placing.lease(rows, self.placing.lease + WAIT).await
+    async fn claim(&self, rows: &[PlacementId], class: Class) -> anyhow::Result<Vec<(PlacementId, Claimed)>> {
+        let claim = match class {
+            Class::Fresh => Claim::Fresh,
+            Class::Due => Claim::Due,
+        };
+        let works = self.placing.claim(rows, claim).await?;
+        Ok(works.into_iter().map(|work| (work.placement_id, work)).collect())
     }
 
-    async fn give_back(&self, rows: &[PlacementId]) -> anyhow::Result<()> {
-        let database = &self.placing.database;
-        Ok(database.run(async |connection| placements::give_back(connection, rows).await).await?)
-    }
-
-    async fn claim(&self, rows: &[PlacementId], overdue: bool) -> anyhow::Result<Vec<Claimed>> {
-        let claim = if overdue { Claim::Overdue } else { Claim::Named };
-        self.placing.claim(rows, claim).await
-    }
-
-    fn id(work: &Claimed) -> &PlacementId {
-        &work.placement_id
-    }
-
-    async fn run(self: Arc<Self>, work: Claimed, trigger: Trigger<Self::Hint>, slot: Slot) {
-        self.placing.run(work, trigger, Some(slot)).await;
+    async fn run(self: Arc<Self>, work: Claimed, trigger: Trigger, permit: Permit) {
+        self.placing.run(work, trigger, Some(permit)).await;
     }
 }
 
+/// What a probe of the provider tried last.
+#[derive(Default)]
+struct Probes {
+    /// A purchase: then a look-up comes first.
+    purchased: bool,
+    /// The lane and partner of the last purchase, after which the next one begins.
+    after: Option<(String, PartnerId)>,
+}
+
 impl Placing {
-    async fn due(&self, buys: bool, page: &Page<'_>) -> anyhow::Result<Found<PlacementId>> {
+    async fn due(&self, purchases: bool, page: &Page<'_>) -> anyhow::Result<Found<PlacementId>> {
         let name = &self.calls.name;
-        let found = self.database.run(async |connection| placements::due(connection, name, buys, page).await).await?;
+        let found =
+            self.database.run(async |connection| placements::due(connection, name, purchases, page).await).await?;
         let tickets = found.due.into_iter().map(|due| Ticket {
-            id: due.placement_id,
+            id: due.id,
             lane: due.lane.into(),
             partner: due.partner_id,
         });
         Ok(Found { due: tickets.collect(), after: found.after })
     }
 
-    async fn lease(&self, rows: &[PlacementId], lease: Duration) -> anyhow::Result<Vec<PlacementId>> {
-        Ok(self.database.run(async |connection| placements::lease(connection, rows, lease).await).await?)
-    }
-
     async fn claim(&self, rows: &[PlacementId], claim: Claim) -> anyhow::Result<Vec<Claimed>> {
-        let (name, lease) = (&self.calls.name, self.lease);
+        let name = &self.calls.name;
+        let lease = self.lease;
         let claimed =
             self.database.run(async |connection| placements::claim(connection, name, rows, claim, lease).await);
         Ok(claimed.await?)
     }
 
-    /// Probes the provider with one placement at a time while its breaker is half open, until the soft
-    /// stop. Look-ups and purchases take turns, and each purchase is of another lane.
+    /// Probes the provider with one placement at a time while its breaker is half open, until the soft stop. Look-ups
+    /// and purchases take turns, and each purchase is of another lane, so that one bad option keeps no breaker open.
     pub async fn probe(self: Arc<Self>) -> anyhow::Result<()> {
         let mut ticks = self.shutdown.ticks(PROBE);
-        let (mut looks, mut tried) = (true, None);
+        let mut probes = Probes { purchased: true, after: None };
         while ticks.next().await {
             if self.calls.breaker.is_half_open()
-                && let Err(error) = self.try_one(&mut looks, &mut tried).await
+                && let Err(error) = self.probe_with_one(&mut probes).await
             {
                 tracing::warn!(error = format!("{error:#}"), "cannot probe the provider");
             }
@@ -185,54 +172,57 @@ impl Placing {
         Ok(())
     }
 
-    /// Tries one probe. `looks`: a look-up comes first. `tried`: lane and partner of the last purchase.
-    async fn try_one(
-        self: &Arc<Self>,
-        looks: &mut bool,
-        tried: &mut Option<(String, PartnerId)>,
-    ) -> anyhow::Result<()> {
+    async fn probe_with_one(self: &Arc<Self>, probes: &mut Probes) -> anyhow::Result<()> {
+        let order = if probes.purchased { [false, true] } else { [true, false] };
         let mut candidate = None;
-        let purchases = [(true, tried.clone()), (true, None)];
-        let lookups = [(false, None)];
-        let (first, second) = if *looks { (&lookups[..], &purchases[..]) } else { (&purchases[..], &lookups[..]) };
-        for (buys, after) in first.iter().chain(second).cloned() {
-            let page = Page { limit: PROBED_LANES, per_lane: 1, after, skip: &[] };
-            candidate = self.due(buys, &page).await?.due.into_iter().next();
-            if let Some(found) = candidate.as_ref().filter(|_| buys) {
-                *tried = Some((found.lane.to_string(), found.partner));
-            }
+        for purchase in order {
+            candidate = self.candidate(purchase, probes).await?;
             if candidate.is_some() {
-                *looks = buys;
+                probes.purchased = purchase;
                 break;
             }
         }
-        let Some(Ticket { id, .. }) = candidate else {
-            return Ok(());
-        };
+        let Some(candidate) = candidate else { return Ok(()) };
         if !self.calls.breaker.probe(self.lease).await? {
             return Ok(());
         }
         let claimed = Instant::now();
-        let leased = perform(Effect::LeaseDue, self.lease(&[id], self.lease)).await?;
-        for work in perform(Effect::ClaimDue, self.claim(&leased, Claim::Probe)).await? {
-            let trigger = Trigger { message: None, claimed };
+        for work in perform(Effect::ClaimDue, self.claim(&[candidate], Claim::Probe)).await? {
+            let trigger = Trigger { class: Class::Due, traceparent: None, claimed };
             let placing = Arc::clone(self);
             self.shutdown.tracker().spawn(Box::pin(async move { placing.run(work, trigger, None).await }));
         }
         Ok(())
     }
 
-    async fn run(&self, work: Claimed, trigger: Trigger<()>, slot: Option<Slot>) {
-        self.process(&work, &trigger, slot).instrument(process_span(&work, &trigger, &self.calls.name)).await;
+    /// A due placement for a probe: the next lane's purchase, or any look-up.
+    async fn candidate(&self, purchase: bool, probes: &mut Probes) -> anyhow::Result<Option<PlacementId>> {
+        let page = |after| Page { limit: PROBED_LANES, per_lane: 1, after, skip: &[] };
+        if !purchase {
+            let found = self.due(false, &page(None)).await?;
+            return Ok(found.due.first().map(|ticket| ticket.id));
+        }
+        // After the last lane the first one follows.
+        for after in [probes.after.clone(), None] {
+            if let Some(ticket) = self.due(true, &page(after)).await?.due.into_iter().next() {
+                probes.after = Some((ticket.lane.to_string(), ticket.partner));
+                return Ok(Some(ticket.id));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn run(&self, work: Claimed, trigger: Trigger, permit: Option<Permit>) {
+        self.process(&work, &trigger, permit).instrument(process_span(&work, &trigger, &self.calls.name)).await;
     }
 }
 
 /// The first attempt's early work belongs to the order's trace; later work starts one with a link to it.
-fn process_span(work: &Claimed, trigger: &Trigger<()>, provider: &str) -> Span {
+fn process_span(work: &Claimed, trigger: &Trigger, provider: &str) -> Span {
     if !trace::is_recorded() {
         return Span::none();
     }
-    let span = if trigger.message.is_some() {
+    let span = if trigger.class == Class::Fresh {
         messaging_span!(INFO, "process", "consumer", "process", JOBS;
             messaging.message.id = %work.placement_id, order.id = %work.order_id,
             placement.id = %work.placement_id, provider.name = provider, attempt = work.attempt,
@@ -247,31 +237,31 @@ fn process_span(work: &Claimed, trigger: &Trigger<()>, provider: &str) -> Span {
         )
     };
     let belongs = work.attempt <= 1 && work.age < ONE_TRACE;
-    trace::follow(&span, trigger.traceparent(), work.traceparent.as_deref(), belongs);
+    trace::follow(&span, trigger.traceparent.as_deref(), work.traceparent.as_deref(), belongs);
     span
 }
 
 impl Placing {
-    async fn process(&self, work: &Claimed, trigger: &Trigger<()>, slot: Option<Slot>) {
+    async fn process(&self, work: &Claimed, trigger: &Trigger, permit: Option<Permit>) {
         let lane = Arc::from(work.lane.as_str());
         match work.was {
-            PlacementState::Accepted => self.buy(work, &lane, trigger, slot).await,
-            PlacementState::Placing => self.look_up(work, &lane, slot).await,
-            PlacementState::Placed | PlacementState::Parked => self.collect(work, slot).await,
+            PlacementState::Accepted => self.buy(work, &lane, trigger, permit).await,
+            PlacementState::Placing => self.look_up(work, &lane, permit).await,
+            PlacementState::Placed | PlacementState::Parked => self.collect(work, permit).await,
             // Closed placements are never due.
             PlacementState::Refused | PlacementState::Failed => {}
         }
     }
 
-    /// Frees the slot once few enough outcomes wait to be recorded.
-    async fn leave(&self, slot: Option<Slot>) -> Option<SemaphorePermit<'_>> {
+    /// Returns the permit once few enough outcomes wait to be recorded.
+    async fn leave(&self, permit: Option<Permit>) -> Option<SemaphorePermit<'_>> {
         let room = self.unrecorded.acquire().await.ok();
-        drop(slot);
+        drop(permit);
         room
     }
 
     /// Sends the purchase of a fresh attempt, once.
-    async fn buy(&self, work: &Claimed, lane: &Arc<str>, trigger: &Trigger<()>, slot: Option<Slot>) {
+    async fn buy(&self, work: &Claimed, lane: &Arc<str>, trigger: &Trigger, permit: Option<Permit>) {
         let purchase = Purchase { placement_id: work.placement_id, items: assign::items(&work.topups) };
         // After a stall, a look-up may already have said "not found", so this purchase must not be sent.
         let send_by = trigger.claimed + self.settle_delay / 2;
@@ -289,12 +279,12 @@ impl Placing {
                     Ok(FindAnswer::Found(units)) => units,
                     Ok(FindAnswer::NotFound) | Err(_) => units,
                 };
-                let _room = self.leave(slot).await;
+                let _room = self.leave(permit).await;
                 let age = work.age + trigger.claimed.elapsed();
                 self.record_units(work, age, units, LATE).await;
             }
             Ok(PlaceAnswer::Rejected { status, message }) => {
-                let _room = self.leave(slot).await;
+                let _room = self.leave(permit).await;
                 tracing::info!(placement.id = %work.placement_id, order.id = %work.order_id, status, message, "the provider rejected the purchase");
                 // Recorded before the verdict is sent: the 422 rests on what is stored.
                 if self.settle(work, Outcome::Rejected { status, message }).await.moved {
@@ -302,7 +292,7 @@ impl Placing {
                 }
             }
             Err(trouble) => {
-                let _room = self.leave(slot).await;
+                let _room = self.leave(permit).await;
                 self.not_placed(work, trouble).await;
             }
         }
@@ -330,9 +320,9 @@ impl Placing {
     }
 
     /// Looks up an attempt without a recorded outcome. Buys nothing.
-    async fn look_up(&self, work: &Claimed, lane: &Arc<str>, slot: Option<Slot>) {
+    async fn look_up(&self, work: &Claimed, lane: &Arc<str>, permit: Option<Permit>) {
         let answer = self.calls.find(lane, work.placement_id).await;
-        let _room = self.leave(slot).await;
+        let _room = self.leave(permit).await;
         let outcome = match answer {
             Ok(FindAnswer::Found(units)) => {
                 tracing::info!(placement.id = %work.placement_id, attempt = work.attempt, "a look-up found the purchase");
@@ -360,9 +350,9 @@ impl Placing {
         self.settle(work, outcome).await;
     }
 
-    async fn collect(&self, work: &Claimed, slot: Option<Slot>) {
+    async fn collect(&self, work: &Claimed, permit: Option<Permit>) {
         let answer = self.calls.collect(work.placement_id).await;
-        let _room = self.leave(slot).await;
+        let _room = self.leave(permit).await;
         match answer {
             Ok(FindAnswer::Found(units)) => self.record_units(work, work.age, units, LATE).await,
             Ok(FindAnswer::NotFound) => {

@@ -74,15 +74,15 @@ impl Reporter {
             match work.answering {
                 Some(ingress) => {
                     let ready = ReadyReport { order_id: work.order_id, delivery, traceparent };
-                    self.reports.hand_in(Report { ingress, content: Content::Ready(ready) });
+                    self.reports.push(Report { ingress, content: Content::Ready(ready) });
                 }
-                None => self.readiness.hand_in(Ready { delivery, traceparent }),
+                None => self.readiness.push(Ready { delivery, traceparent }),
             }
         }
     }
 
     fn send_verdict(&self, ingress: Uuid, order_id: OrderId, placement_id: PlacementId, verdict: Verdict) {
         let content = Content::Verdict(VerdictReport { order_id, placement_id, verdict });
-        self.reports.hand_in(Report { ingress, content });
+        self.reports.push(Report { ingress, content });
     }
 }

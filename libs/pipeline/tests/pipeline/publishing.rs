@@ -34,7 +34,7 @@ async fn jobs_travel_by_provider_in_messages_that_one_replica_can_run() {
         let (to, name) = if n % 4 == 0 { (&mut usimsa, "usimsa") } else { (&mut sandbox, "sandbox") };
         let job = job(name);
         to.push(job.placement.clone());
-        jobs.hand_in(job);
+        jobs.push(job);
     }
     bench.nats.flush().await;
     let info = bench.stream("TOPUP_JOBS").await.unwrap();
@@ -67,7 +67,7 @@ async fn readiness_travels_in_batches() {
     let mut deliveries: Vec<ReadyDelivery> =
         (0..40).map(|_| ReadyDelivery { delivery_id: DeliveryId::new(), partner_id: PartnerId::new() }).collect();
     for delivery in deliveries.clone() {
-        readiness.hand_in(Ready { delivery, traceparent: None });
+        readiness.push(Ready { delivery, traceparent: None });
     }
     bench.nats.flush().await;
     let info = bench.stream("TOPUP_READY").await.unwrap();

@@ -46,8 +46,8 @@ async fn reports_reach_the_ingress_that_answers_their_orders_together() {
         for (ingress, _, verdicts, ready) in &expected {
             let verdict = Content::Verdict(verdicts[row].clone());
             let ready = Content::Ready(ready[row].clone());
-            reports.hand_in(Report { ingress: *ingress, content: verdict });
-            reports.hand_in(Report { ingress: *ingress, content: ready });
+            reports.push(Report { ingress: *ingress, content: verdict });
+            reports.push(Report { ingress: *ingress, content: ready });
         }
     }
     for (_, received, verdicts, ready) in expected {
@@ -77,7 +77,7 @@ async fn an_unreadable_message_is_ignored() {
     }
     let readable = verdict();
     let reports = bench.nats.reports(&Shutdown::new());
-    reports.hand_in(Report { ingress, content: Content::Verdict(readable.clone()) });
+    reports.push(Report { ingress, content: Content::Verdict(readable.clone()) });
     until("the report", async || !received.lock().unwrap().is_empty()).await;
     let first = received.lock().unwrap()[0].clone();
     assert_eq!(first, Reports::V1 { verdicts: vec![readable], ready: vec![] });

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, time::Duration};
 
-use domain::{PartnerId, TopupId, WebhookId};
+use domain::{DeliveryId, PartnerId, TopupId};
 use sqlx::PgConnection;
 use store::deliveries::{self, AttemptResult, Attempted, Delivery, Read};
 use store::{endpoints::BlockPolicy, partners};
@@ -56,7 +56,7 @@ fn topups_of(read: &[Delivery]) -> Vec<TopupId> {
 }
 
 /// An attempt with this result, of an unknown partner.
-pub fn attempted(id: impl Into<WebhookId>, attempt: u32, result: AttemptResult) -> Attempted {
+pub fn attempted(id: impl Into<DeliveryId>, attempt: u32, result: AttemptResult) -> Attempted {
     let (status, class) = match result {
         AttemptResult::Delivered => (200, "delivered"),
         AttemptResult::Failed { .. } => (500, "status_5xx"),
@@ -173,7 +173,7 @@ async fn no_delivery_is_taken_twice_as_due() {
         let partner = bench.partner(URL).await;
         all.extend(ids(&bench.deliveries(partner, 100, false).await));
     }
-    let find = async |connection: &mut PgConnection| -> Vec<WebhookId> {
+    let find = async |connection: &mut PgConnection| -> Vec<DeliveryId> {
         let found = deliveries::due(connection, &page(9, 5)).await.unwrap().due;
         assert!(found.len() <= 9);
         found.into_iter().map(|one| one.id).collect()

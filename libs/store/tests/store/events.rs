@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use domain::{EventId, PartnerId, WebhookId};
+use domain::{DeliveryId, EventId, PartnerId};
 use signing::SecretKey;
 use store::deliveries::{self, AttemptResult, Attempted, Content, Delivery};
 use store::events::{self, Kind, Subject, Tested};
@@ -78,7 +78,7 @@ impl Bench {
         events::replay(&mut connection, id, None, Mode::Preview).await.unwrap()
     }
 
-    async fn event(&self, id: &WebhookId) -> Option<events::View> {
+    async fn event(&self, id: &DeliveryId) -> Option<events::View> {
         let id: EventId = id.as_str().parse().unwrap();
         let mut connection = self.connection().await;
         events::find(&mut connection, None, &id).await.unwrap()
@@ -212,7 +212,7 @@ async fn a_test_goes_out_although_the_endpoint_is_blocked() {
     assert!(backlog.overdue_sandbox < HOUR, "{backlog:?}");
     let due = bench.all_due().await;
     let found: Vec<_> = due.iter().map(|one| one.id.clone()).collect();
-    assert_eq!(found, [WebhookId::Event(first)]);
+    assert_eq!(found, [DeliveryId::Event(first)]);
     assert!(bench.all_due().await.is_empty(), "it is leased");
     bench.attempt(&due[0], failure(None)).await;
     let seen = bench.event(&due[0].id).await.unwrap();
@@ -277,7 +277,7 @@ async fn an_event_is_sent_again_unless_it_is_void() {
     let partner = bench.listener(&[Kind::TopupFailed]).await;
     let failed = bench.failed_order(partner, Duration::ZERO, 1).await;
     let due = bench.all_due().await.remove(0);
-    let again = async |partner: PartnerId, id: &WebhookId| {
+    let again = async |partner: PartnerId, id: &DeliveryId| {
         let mut connection = bench.connection().await;
         partner_view::redeliver(&mut connection, partner, id, MINUTE).await.unwrap()
     };

@@ -38,16 +38,16 @@ pub async fn webhooks(
     limit: i64,
 ) -> Result<Vec<StoredWebhook>> {
     let query = sqlx::query!(
-        r#"SELECT d.topup_id, d.created_at, t.option_id, o.external_order_id, e.iccid,
+        r#"SELECT d.topup_id AS "topup_id!", d.created_at, t.option_id, o.external_order_id, e.iccid,
                   CASE WHEN e.erased_at IS NULL THEN e.profile END AS profile
            FROM (SELECT topup_id, order_id, created_at FROM deliveries
-                 WHERE partner_id = $1 AND created_at >= $2 AND (created_at, topup_id) > ($2, $3)
+                 WHERE partner_id = $1 AND kind = 'topup.ready'
+                   AND created_at >= $2 AND (created_at, topup_id) > ($2, $3)
                    AND created_at <= now() - make_interval(secs => $4)
                  ORDER BY created_at, topup_id LIMIT $5) d
            JOIN topups t ON t.topup_id = d.topup_id
            JOIN esims e ON e.topup_id = d.topup_id
-           JOIN orders o ON o.order_id = coalesce(
-                d.order_id, (SELECT order_id FROM placements WHERE placement_id = t.placement_id))
+           JOIN orders o ON o.order_id = d.order_id
            ORDER BY d.created_at, d.topup_id"#,
         partner_id.uuid(),
         after.at,

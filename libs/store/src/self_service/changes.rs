@@ -1,7 +1,5 @@
 //! Changes of a partner's own endpoint, secret and keys. Each commits with its record.
 
-use std::time::Duration;
-
 use domain::PartnerId;
 use sqlx::{Connection, PgConnection, Postgres, Transaction};
 
@@ -28,15 +26,14 @@ async fn commit(
 }
 
 /// Changes the partner's webhook endpoint. After a new URL, notifiers make waiting deliveries due, and the next probe
-/// of a blocked endpoint is due at once, at most once in `interval`. Returns whether anything changed.
+/// of a blocked endpoint is due at once. Returns whether anything changed.
 pub async fn set_webhook(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     new: &NewWebhook<'_>,
-    interval: Duration,
 ) -> Result<bool> {
     let mut transaction = connection.begin().await?;
-    let changed = partners::change_webhook(&mut transaction, partner_id, new, Block::Hasten(interval)).await?;
+    let changed = partners::change_webhook(&mut transaction, partner_id, new, Block::ProbeNow).await?;
     commit(transaction, changed, "webhook set", partner_id).await?;
     Ok(changed)
 }

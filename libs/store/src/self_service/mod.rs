@@ -172,15 +172,10 @@ pub async fn order(
 ) -> Result<Option<OrderHead>> {
     let found = sqlx::query_as!(
         OrderHead,
-        r#"SELECT order_id AS "order_id!", external_order_id AS "external_order_id!", refused AS "refused!",
-                  cancelled_at, created_at AS "created_at!"
-           FROM (
-               (SELECT * FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND NOT refused)
-               UNION ALL
-               (SELECT * FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND refused
-                ORDER BY created_at DESC LIMIT 1)
-           ) found
-           ORDER BY refused LIMIT 1"#,
+        r#"SELECT order_id, external_order_id, refused_at IS NOT NULL AS "refused!", cancelled_at, created_at
+           FROM orders WHERE partner_id = $1 AND external_order_id = $2
+           -- The order of the unique index, read backwards.
+           ORDER BY refused_at DESC NULLS FIRST LIMIT 1"#,
         partner_id.uuid(),
         external_order_id,
     );
@@ -217,7 +212,7 @@ pub async fn orders(
     page: &OrderPage,
 ) -> Result<Vec<(OrderHead, Units)>> {
     let query = sqlx::query!(
-        r#"SELECT o.order_id, o.external_order_id, o.refused, o.cancelled_at, o.created_at,
+        r#"SELECT o.order_id, o.external_order_id, o.refused_at IS NOT NULL AS "refused!", o.cancelled_at, o.created_at,
                   units.total AS "total!", units.ready AS "ready!", units.failed AS "failed!",
                   units.on_hold AS "on_hold!"
            FROM (SELECT * FROM orders
@@ -359,10 +354,13 @@ pub async fn endpoint(connection: &mut PgConnection, partner_id: PartnerId) -> R
                        ELSE 'open' END AS "state!",
                   nullif(e.blocked_until, 'infinity') AS blocked_until,
                   coalesce(e.failures, 0) AS "failures!",
-                  (SELECT count(*) FROM (SELECT FROM delivery_due d WHERE d.partner_id = $1 LIMIT $2) d) AS "waiting!",
-                  (SELECT count(*) FROM (SELECT FROM delivery_held h
-                                         WHERE h.partner_id = $1 AND h.state = 'exhausted' LIMIT $2) h)
-                      AS "exhausted!",
+                  (SELECT count(*)
+                   FROM (SELECT FROM work w
+                         WHERE w.kind = 'deliver' AND w.provider = '' AND w.lane = '' AND w.partner_id = $1
+                         LIMIT $2) waiting) AS "waiting!",
+                  (SELECT count(*)
+                   FROM (SELECT FROM held h WHERE h.partner_id = $1 AND h.state = 'exhausted'
+                         LIMIT $2) exhausted) AS "exhausted!",
                   CASE WHEN p.old_webhook_secret_until > now() THEN p.old_webhook_secret_until END
                       AS old_secret_until
            FROM partners p LEFT JOIN endpoints e ON e.partner_id = p.partner_id
