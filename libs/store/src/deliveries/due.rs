@@ -60,9 +60,7 @@ pub async fn due(connection: &mut PgConnection, page: &Page<'_>) -> Result<Found
     let after = last.map(|row| (String::new(), PartnerId::from(row.partner_id)));
     let due = rows
         .into_iter()
-        .filter_map(|row| {
-            Some(DueWork { id: row.id?.into(), lane: String::new(), partner_id: row.partner_id.into() })
-        })
+        .filter_map(|row| Some(DueWork { id: row.id?.into(), lane: String::new(), partner_id: row.partner_id.into() }))
         .take(page.limit)
         .collect();
     Ok(Found { due, after })

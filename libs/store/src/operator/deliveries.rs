@@ -61,8 +61,7 @@ pub struct AttemptView {
 pub async fn find(connection: &mut PgConnection, id: &WebhookId) -> Result<Option<DeliveryId>> {
     let found = match id {
         WebhookId::Topup(topup_id) => {
-            let query =
-                sqlx::query_scalar!("SELECT delivery_id FROM esims WHERE topup_id = $1", topup_id.as_str());
+            let query = sqlx::query_scalar!("SELECT delivery_id FROM esims WHERE topup_id = $1", topup_id.as_str());
             query.fetch_optional(connection).await?.flatten()
         }
         WebhookId::Event(id) => {

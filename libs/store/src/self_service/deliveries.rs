@@ -54,13 +54,7 @@ pub async fn delivery(
         Some(id) => attempts(connection, id).await?,
         None => Vec::new(),
     };
-    Ok(Some(Delivery {
-        id,
-        state: row.state,
-        delivered_at: row.delivered_at,
-        next_attempt_at: row.at,
-        attempts: made,
-    }))
+    Ok(Some(Delivery { id, state: row.state, delivered_at: row.delivered_at, next_attempt_at: row.at, attempts: made }))
 }
 
 /// The newest attempts of a delivery, in order. The caller has checked that it is the partner's.

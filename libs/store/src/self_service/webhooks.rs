@@ -1,13 +1,91 @@
-//! The webhooks of a partner, in the order of their creation.
+//! A partner's webhook endpoint, and its webhooks in the order of their creation.
 
 use domain::{OptionId, PartnerId, TopupId};
-use sqlx::PgConnection;
-use time::OffsetDateTime;
+use serde::Serialize;
+use sqlx::{Connection, PgConnection};
+use time::{OffsetDateTime, serde::rfc3339};
+use utoipa::ToSchema;
 
-use crate::Result;
+use super::record_change;
+use crate::{
+    Result,
+    endpoints::Block,
+    partners::{self, NewWebhook},
+};
 
 /// A webhook is found this long after its creation, in seconds: transactions commit in another order than they begin.
 const SETTLE: f64 = 1.0;
+
+/// The largest count; larger numbers show as this one.
+const MOST_COUNTED: i64 = 10_000;
+
+/// The webhook endpoint.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct Endpoint {
+    pub url: Option<String>,
+    /// The further events that are sent, such as `topup.failed`.
+    pub events: Vec<String>,
+    /// `open`, `blocked` (after failures), `probing` (one webhook tests it), `paused` (by us) or `no_url`.
+    pub state: String,
+    #[serde(with = "rfc3339::option")]
+    pub blocked_until: Option<OffsetDateTime>,
+    /// Consecutive failed attempts.
+    pub failures: i32,
+    /// Webhooks that wait for an attempt, counted up to 10,000.
+    // Those within their first lease do not count.
+    pub waiting: i64,
+    /// Webhooks whose retries have ended, counted up to 10,000; redeliver them one by one.
+    pub exhausted: i64,
+    /// Until when the old secret signs, too.
+    #[serde(with = "rfc3339::option")]
+    pub old_secret_until: Option<OffsetDateTime>,
+}
+
+/// The URL of the endpoint, if there is one.
+pub async fn webhook_url(connection: &mut PgConnection, partner_id: PartnerId) -> Result<Option<String>> {
+    let url = sqlx::query_scalar!("SELECT webhook_url FROM partners WHERE partner_id = $1", partner_id.uuid());
+    Ok(url.fetch_optional(connection).await?.flatten())
+}
+
+pub async fn endpoint(connection: &mut PgConnection, partner_id: PartnerId) -> Result<Option<Endpoint>> {
+    let endpoint = sqlx::query_as!(
+        Endpoint,
+        r#"SELECT p.webhook_url AS url, p.webhook_events AS events,
+                  CASE WHEN e.blocked_until = 'infinity' THEN 'paused'
+                       WHEN p.webhook_url IS NULL THEN 'no_url'
+                       WHEN e.probe IS NOT NULL OR e.blocked_until <= now() THEN 'probing'
+                       WHEN e.blocked_until IS NOT NULL THEN 'blocked'
+                       ELSE 'open' END AS "state!",
+                  nullif(e.blocked_until, 'infinity') AS blocked_until,
+                  coalesce(e.failures, 0) AS "failures!",
+                  (SELECT count(*)
+                   FROM (SELECT FROM work w
+                         WHERE w.kind = 'deliver' AND w.provider = '' AND w.lane = '' AND w.partner_id = $1
+                         LIMIT $2) waiting) AS "waiting!",
+                  (SELECT count(*)
+                   FROM (SELECT FROM held h WHERE h.partner_id = $1 AND h.state = 'exhausted'
+                         LIMIT $2) exhausted) AS "exhausted!",
+                  CASE WHEN p.old_webhook_secret_until > now() THEN p.old_webhook_secret_until END
+                      AS old_secret_until
+           FROM partners p LEFT JOIN endpoints e ON e.partner_id = p.partner_id
+           WHERE p.partner_id = $1"#,
+        partner_id.uuid(),
+        MOST_COUNTED,
+    );
+    Ok(endpoint.fetch_optional(connection).await?)
+}
+
+/// Changes the partner's webhook endpoint. After a new URL, notifiers make waiting deliveries due, and the next probe
+/// of a blocked endpoint is due at once. Returns whether anything changed.
+pub async fn set_webhook(connection: &mut PgConnection, partner_id: PartnerId, new: &NewWebhook<'_>) -> Result<bool> {
+    let mut transaction = connection.begin().await?;
+    let changed = partners::change_webhook(&mut transaction, partner_id, new, Block::ProbeNow).await?;
+    if changed {
+        record_change(&mut transaction, "webhook set", partner_id).await?;
+    }
+    transaction.commit().await?;
+    Ok(changed)
+}
 
 /// The position of a webhook among all webhooks of its partner.
 #[derive(Clone, Debug, PartialEq, Eq)]
