@@ -8,7 +8,7 @@
 //! Modules: [`place`] is the stage, and records outcomes. [`handshake`] sends verdicts and holds
 //! readiness events until the order is answered. [`promise`] promises verdict times. [`assign`] pairs units
 //! with topups. [`providers`] holds the adapters. [`calls`] measures their calls, and [`rate`] paces them.
-//! [`lanes`] and [`breaker`] stop work at what fails. [`callbacks`] receives providers' hints.
+//! [`limiter`] and [`breaker`] hold work back from what fails, and [`watch`] shares what they know. [`callbacks`] receives providers' hints.
 //!
 //! A lease saves work: other processes skip the placement. It does *not* prevent a second purchase.
 
@@ -17,14 +17,19 @@ pub mod breaker;
 pub mod callbacks;
 pub mod calls;
 pub mod handshake;
-pub mod lanes;
+pub mod limiter;
 pub mod metrics;
 pub mod place;
 pub mod promise;
 pub mod providers;
 pub mod rate;
+pub mod watch;
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use clap::Parser;
 use pipeline::{
@@ -55,11 +60,12 @@ use crate::{
     callbacks::{Callbacks, Callers},
     calls::Calls,
     handshake::Handshake,
-    lanes::{LaneLimits, Lanes},
+    limiter::LaneLimiters,
     metrics::Metrics,
     place::{Placing, Queue, Settlements, UNRECORDED},
     providers::{Accounts, Connected},
     rate::Rate,
+    watch::Watched,
 };
 
 /// Buys accepted orders from eSIM providers
@@ -103,19 +109,12 @@ pub struct Config {
     /// fail; a denied call (401, 403) opens it at once
     #[arg(long, env = "BREAKER_FAILURES", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub breaker_failures: u32,
-    /// How long a breaker, or a lane, stays open at first, before one placement probes it; doubles with each failed probe
+    /// How long a breaker stays open at first, before one placement probes it; doubles with each failed probe
     #[arg(long, env = "BREAKER_OPEN", value_parser = runtime::config::duration, default_value = "5s")]
     pub breaker_open: Duration,
-    /// Longest time that a breaker, or a lane, stays open, unless an operator opens the breaker
+    /// Longest time that a breaker stays open, unless an operator opens the breaker
     #[arg(long, env = "BREAKER_OPEN_MOST", value_parser = runtime::config::duration, default_value = "30s")]
     pub breaker_open_most: Duration,
-    /// The time over which the calls of a lane are counted
-    #[arg(long, env = "LANE_WINDOW", value_parser = runtime::config::positive_duration, default_value = "10s")]
-    pub lane_window: Duration,
-    /// The percentage of failed or slow purchases at which a lane opens. Slow is more than half of
-    /// `PROVIDER_TIMEOUT`
-    #[arg(long, env = "LANE_FAILURE_RATE", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub lane_failure_rate: u32,
     /// Callbacks in flight at once, on at most four times as many connections; others get 503
     #[arg(long, env = "CALLBACK_CONCURRENCY", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub callback_concurrency: u16,
@@ -222,7 +221,9 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let handshake = Handshake::start(&nats, &instance, &shutdown);
     if checked {
         let watched = start(&config, providers, &instance, &handshake, &database, &nats, &vault, &metrics, &shutdown);
-        shutdown.spawn("breakers", breaker::watch(watched, database.clone(), readiness, shutdown.clone()));
+        let watching =
+            watch::watch(watched, instance.clone(), database.clone(), metrics.clone(), readiness, shutdown.clone());
+        shutdown.spawn("providers", watching);
         let watched =
             vec![Watched { stream: JOBS, consumers: config.providers.iter().map(|name| durable(name)).collect() }];
         shutdown.spawn("streams", watch_streams(nats.clone(), watched, shutdown.clone()));
@@ -245,7 +246,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     finished
 }
 
-/// Starts the queues of every provider. Returns the breakers and rate limits.
+/// Starts the queues of every provider. Returns what must be watched of each.
 #[expect(clippy::too_many_arguments, reason = "called once, with the parts of the service")]
 fn start(
     config: &Config,
@@ -257,16 +258,9 @@ fn start(
     vault: &Vault,
     metrics: &Metrics,
     shutdown: &Shutdown,
-) -> Vec<(Arc<Breaker>, Arc<Rate>)> {
+) -> Vec<Watched> {
     let limits = BreakerLimits {
         failures: config.breaker_failures,
-        open: config.breaker_open,
-        open_most: config.breaker_open_most,
-    };
-    let lane_limits = LaneLimits {
-        window: config.lane_window,
-        failure_rate: config.lane_failure_rate,
-        slow: config.provider_timeout / 2,
         open: config.breaker_open,
         open_most: config.breaker_open_most,
     };
@@ -276,17 +270,17 @@ fn start(
     let settlements = Settlements::start(database.clone(), shutdown);
     let mut watched = Vec::new();
     for (name, Connected { provider, .. }) in providers {
-        let lanes = Arc::new(Lanes::new(name.clone(), lane_limits, purchases.slots, metrics.clone()));
-        let breaker = Breaker::new(name.clone(), limits, database.clone(), Arc::clone(&lanes), metrics.clone());
+        let limiters = Arc::new(LaneLimiters::new(name.clone(), purchases.slots, Instant::now()));
+        let breaker = Breaker::new(name.clone(), limits, database.clone(), Arc::clone(&limiters), metrics.clone());
         let rate = Arc::new(Rate::new(config.provider_rate, instance.to_owned()));
-        watched.push((Arc::clone(&breaker), Arc::clone(&rate)));
+        watched.push(Watched::new(Arc::clone(&breaker), Arc::clone(&rate), Arc::clone(&limiters)));
         let placing = Arc::new(Placing {
             calls: Calls {
                 name: name.clone(),
                 provider,
                 rate,
                 breaker: Arc::clone(&breaker),
-                lanes: Arc::clone(&lanes),
+                limiters: Arc::clone(&limiters),
                 metrics: metrics.clone(),
             },
             database: database.clone(),
@@ -313,7 +307,7 @@ fn start(
         shutdown.spawn("probes", placing.probe());
         let (instance, nats, stop) = (instance.to_owned(), nats.clone(), shutdown.clone());
         shutdown.spawn("heartbeat", async move {
-            promise::broadcast(&name, &instance, &breaker, &lanes, &nats, &stop).await
+            promise::broadcast(&name, &instance, &breaker, &limiters, &nats, &stop).await
         });
     }
     watched

@@ -111,7 +111,7 @@ impl Stage for Queue {
         match (calls.breaker.is_closed(), self.buys) {
             (false, _) => 0,
             (true, false) => usize::MAX,
-            (true, true) => calls.lanes.most(lane),
+            (true, true) => calls.limiters.state(lane, Instant::now()).permits,
         }
     }
 
@@ -125,7 +125,7 @@ impl Stage for Queue {
         if !calls.breaker.is_closed() {
             return Ok(Found { due: Vec::new(), after: None });
         }
-        let skip = if self.buys { calls.lanes.open() } else { Vec::new() };
+        let skip = if self.buys { calls.limiters.full(Instant::now()) } else { Vec::new() };
         let page = Page { limit: look.limit, per_lane: look.per_lane, after: look.after, skip: &skip };
         self.placing.due(self.buys, &page).await
     }
@@ -280,12 +280,10 @@ impl Placing {
     async fn buy(&self, work: &Claimed, lane: &Arc<str>, trigger: &Trigger<Option<Arc<str>>>, slot: Option<Slot>) {
         let message = trigger.message.as_deref();
         let verdict_to = message.and_then(|message| message.hint.as_ref());
-        // Only a first attempt with a message measures the wait in the job queue.
-        let queued = if message.is_some() && work.attempt == 1 { work.age } else { Duration::ZERO };
         let purchase = Purchase { placement_id: work.placement_id, items: assign::items(&work.topups) };
         // After a stall, a look-up may already have said "not found", so this purchase must not be sent.
         let send_by = trigger.claimed + self.settle_delay / 2;
-        let Some(answer) = self.calls.place(lane, &purchase, queued, send_by).await else {
+        let Some(answer) = self.calls.place(lane, &purchase, send_by).await else {
             tracing::warn!(placement.id = %work.placement_id, "attempt abandoned: it was recorded too long ago");
             return;
         };
@@ -351,7 +349,7 @@ impl Placing {
 
     /// Looks up an attempt without a recorded outcome. Buys nothing.
     async fn look_up(&self, work: &Claimed, lane: &Arc<str>, slot: Option<Slot>) {
-        let answer = self.calls.find(lane, work.placement_id).await;
+        let answer = self.calls.find(lane, work.placement_id, work.unknowns > 0).await;
         let _room = self.leave(slot).await;
         let outcome = match answer {
             Ok(FindAnswer::Found(units)) => {

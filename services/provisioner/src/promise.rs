@@ -1,15 +1,12 @@
 //! The verdict times that this process promises for a provider. They are broadcast each second, so that
-//! ingress waits only for verdicts that arrive in time. [`crate::lanes`] measures them.
+//! ingress waits only for verdicts that arrive in time. [`crate::limiter`] knows whether purchases begin.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use pipeline::{
-    Nats,
-    payload::{Heartbeat, LanePromise},
-};
+use pipeline::{Nats, payload::Heartbeat};
 use runtime::Shutdown;
 
-use crate::{breaker::Breaker, lanes::Lanes};
+use crate::{breaker::Breaker, limiter::LaneLimiters};
 
 const PERIOD: Duration = Duration::from_secs(1);
 
@@ -18,24 +15,20 @@ pub async fn broadcast(
     provider: &str,
     instance: &str,
     breaker: &Breaker,
-    lanes: &Lanes,
+    limiters: &LaneLimiters,
     nats: &Nats,
     shutdown: &Shutdown,
 ) -> anyhow::Result<()> {
     let subject = nats.heartbeat_subject(provider);
     let mut ticks = shutdown.ticks(PERIOD);
     while ticks.next().await {
-        let promises = lanes.promises();
-        let verdict_in = if breaker.is_closed() { promises.verdict_in } else { Duration::MAX };
-        let lanes = promises
-            .lanes
-            .into_iter()
-            .map(|(lane, verdict_in)| LanePromise { lane: lane.to_string(), verdict_ms: milliseconds(verdict_in) });
+        let is_ready = breaker.is_closed() && !limiters.is_stuck(Instant::now());
+        let verdict_in = if is_ready { Duration::ZERO } else { Duration::MAX };
         let heartbeat = Heartbeat::V1 {
             provider: provider.to_owned(),
             instance: instance.to_owned(),
             verdict_ms: milliseconds(verdict_in),
-            lanes: lanes.collect(),
+            lanes: Vec::new(),
         };
         let payload = serde_json::to_vec(&heartbeat)?;
         if nats.is_connected()
