@@ -11,7 +11,7 @@ use crate::{
     Batcher, Effect, Nats,
     payload::{Releases, Verdict, Verdicts},
     perform,
-    publish::parcels,
+    publish::group_by_address,
 };
 
 /// The longest hint that is read, in bytes; ours take less than a tenth.
@@ -38,7 +38,7 @@ impl Nats {
         self.batcher("verdicts", shutdown, move |nats, hints: Vec<Hint>| {
             let address = address.clone();
             async move {
-                for (to, verdicts) in parcels(hints.into_iter().map(|hint| (hint.to, hint.verdict))) {
+                for (to, verdicts) in group_by_address(hints.into_iter().map(|hint| (hint.to, hint.verdict))) {
                     let release_to = address.clone();
                     nats.send("topup.verdict", &to, &Verdicts::V2 { release_to, verdicts }).await;
                 }
@@ -50,7 +50,7 @@ impl Nats {
     pub fn releases(&self, shutdown: &Shutdown) -> Batcher<Release> {
         self.batcher("releases", shutdown, async |nats: Self, releases: Vec<Release>| {
             let releases = releases.into_iter().map(|release| (release.to, release.placement_id));
-            for (to, placements) in parcels(releases) {
+            for (to, placements) in group_by_address(releases) {
                 nats.send("topup.release", &to, &Releases::V2 { placements }).await;
             }
         })

@@ -76,7 +76,7 @@ fn log_event(event: &Event) {
     match event {
         Event::Connected => tracing::info!("connected to NATS"),
         Event::Disconnected => {
-            tracing::warn!("NATS is disconnected; nothing is published, redrive picks the rows up");
+            tracing::warn!("NATS is disconnected; nothing is published; rows start once they are due");
         }
         Event::ServerError(error) => tracing::warn!(%error, "NATS reports an error"),
         // Emitted for each failed attempt to reconnect.
@@ -137,7 +137,7 @@ impl Nats {
         &self.client
     }
 
-    /// Whether NATS is connected. If not, messages are dropped, not queued: redrive picks the rows up.
+    /// Whether NATS is connected. If not, messages are dropped, not queued, because their rows start once they are due.
     pub fn is_connected(&self) -> bool {
         self.client.connection_state() == State::Connected
     }

@@ -127,7 +127,7 @@ impl Handshake {
             match waiting.get_mut(&order_id) {
                 Some(heard) => heard.add(said, release),
                 // The order no longer waits: its response has left, or its partner hung up.
-                None => self.releases.hand_in(release),
+                None => self.releases.push(release),
             }
         }
     }
@@ -178,7 +178,7 @@ impl Drop for Waiting {
     fn drop(&mut self) {
         let heard = lock(&self.handshake.waiting).remove(&self.order_id);
         for (_, release) in heard.into_iter().flat_map(|heard| heard.verdicts) {
-            self.handshake.releases.hand_in(release);
+            self.handshake.releases.push(release);
         }
     }
 }

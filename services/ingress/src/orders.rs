@@ -398,7 +398,7 @@ fn publish(jobs: &Batcher<Job>, order: &NewOrder) {
         let (provider, traceparent) = (placement.provider.clone(), order.traceparent.clone());
         let (placement_id, lane) = (placement.placement_id, placement.lane.clone());
         let placement = JobPlacement { placement_id, partner_id: order.partner_id, lane };
-        jobs.hand_in(Job { provider, placement, waits: order.refusable, traceparent });
+        jobs.push(Job { provider, placement, waits: order.refusable, traceparent });
     }
 }
 

@@ -9,13 +9,12 @@ use domain::{DeliveryId, PartnerId};
 use pipeline::{
     Effect, GroupCommit,
     group_commit::{Closed, Writer},
-    lanes::Slot,
     messaging_span,
     payload::TopupReady,
     perform,
     streams::READY,
     trace,
-    worker::{Found, Look, Stage, Ticket, Trigger},
+    worker::{Class, Found, Look, Permit, Stage, Ticket, Trigger},
 };
 use runtime::{Shutdown, clock};
 use store::{
@@ -103,19 +102,18 @@ impl Deliver {
         Ticket { id, lane: self.endpoints.host(partner), partner }
     }
 
-    /// `leased`: this process holds the lease of a due row; otherwise the delivery has its first lease.
-    async fn deliver(&self, delivery: Delivery, claimed: Instant, leased: bool, mut slot: Slot) {
+    async fn deliver(&self, delivery: Delivery, trigger: Trigger, mut permit: Permit) {
         let Some(endpoint) = self.endpoints.of(&delivery, &self.vault) else {
             let (topup_id, event_id) = ids(&delivery.id);
             tracing::debug!(topup.id = topup_id, event.id = event_id, partner.id = %delivery.partner_id, "no webhook URL");
             self.metrics.delivery("no_endpoint");
             return self.write(&self.without_url, delivery.id).await;
         };
-        if !slot.join(&endpoint.host) {
+        if !permit.move_to(&endpoint.host) {
             let (topup_id, event_id) = ids(&delivery.id);
-            tracing::debug!(topup.id = topup_id, event.id = event_id, partner.id = %delivery.partner_id, "deferred: the host has no free slot");
+            tracing::debug!(topup.id = topup_id, event.id = event_id, partner.id = %delivery.partner_id, "deferred: the host has no free permit");
             self.metrics.delivery("deferred");
-            return self.make_due(&delivery.id, leased).await;
+            return self.make_due(&delivery.id, trigger.class).await;
         }
         let (at, began) = (clock::now(), Instant::now());
         let tried = self.attempt(&delivery, &endpoint, at).await;
@@ -130,10 +128,10 @@ impl Deliver {
         if next != Next::Delivered && is_test(&delivery) {
             next = Next::Exhausted;
         }
-        // A failed attempt keeps its slot until it is recorded: a block then stops the next one.
-        let slot = (next != Next::Delivered).then_some(slot);
+        // A failed attempt keeps its permit until it is recorded: a block then stops the next one.
+        let permit = (next != Next::Delivered).then_some(permit);
         log(&delivery, answer, tried.as_ref().err(), next);
-        self.count(&delivery, class(&tried), next, duration, claimed.elapsed());
+        self.count(&delivery, class(&tried), next, duration, trigger.claimed.elapsed());
         let attempted = Attempted {
             at,
             duration,
@@ -146,13 +144,16 @@ impl Deliver {
             attempt: delivery.attempt,
         };
         self.write(&self.attempts, attempted).await;
-        drop(slot);
+        drop(permit);
     }
 
-    /// Makes a delivery due at once whose host was full. Its lane is known now, so it waits there for a slot.
-    async fn make_due(&self, id: &DeliveryId, leased: bool) {
+    /// Makes a delivery due at once whose host was full. Its lane is known now, so it waits there for a permit.
+    async fn make_due(&self, id: &DeliveryId, class: Class) {
         let row = std::slice::from_ref(id);
-        let made_due = if leased { self.give_back(row).await } else { self.defer(row).await };
+        let made_due = match class {
+            Class::Fresh => self.defer(row).await,
+            Class::Due => self.give_back(row).await,
+        };
         if let Err(error) = made_due {
             let (topup_id, event_id) = ids(id);
             let error = format!("{error:#}");
@@ -287,11 +288,10 @@ impl Stage for Deliver {
     const CLAIM: (&'static str, &'static str) = ("SELECT", "deliveries");
     type Message = TopupReady;
     type Id = DeliveryId;
-    type Hint = ();
     type Work = Delivery;
 
-    fn open(&self, message: TopupReady) -> (Vec<Ticket<DeliveryId>>, ()) {
-        let tickets = match message {
+    fn open(&self, message: TopupReady) -> Vec<Ticket<DeliveryId>> {
+        match message {
             TopupReady::V1 { topup_id } => vec![Ticket {
                 id: topup_id.into(),
                 lane: "".into(),
@@ -301,8 +301,7 @@ impl Stage for Deliver {
             TopupReady::V2 { topups } => {
                 topups.into_iter().map(|ready| self.ticket(ready.topup_id.into(), ready.partner_id)).collect()
             }
-        };
-        (tickets, ())
+        }
     }
 
     async fn defer(&self, ids: &[DeliveryId]) -> anyhow::Result<()> {
@@ -323,28 +322,32 @@ impl Stage for Deliver {
         })
     }
 
-    async fn lease(&self, ids: &[DeliveryId]) -> anyhow::Result<Vec<DeliveryId>> {
+    async fn claim(&self, ids: &[DeliveryId], class: Class) -> anyhow::Result<Vec<(DeliveryId, Delivery)>> {
         let lease = lease(self.settings.timeout);
-        Ok(self.database.run(async |connection| deliveries::lease(connection, ids, lease).await).await?)
+        let deliveries = match class {
+            Class::Fresh => self.read(ids, Read::Young(FIRST_LEASE.saturating_sub(lease))).await?,
+            Class::Due => {
+                let leased =
+                    self.database.run(async |connection| deliveries::lease(connection, ids, lease).await).await?;
+                self.read(&leased, Read::Leased).await?
+            }
+        };
+        Ok(deliveries.into_iter().map(|delivery| (delivery.id.clone(), delivery)).collect())
+    }
+
+    async fn run(self: Arc<Self>, delivery: Delivery, trigger: Trigger, permit: Permit) {
+        let span = process_span(&delivery, &trigger);
+        self.deliver(delivery, trigger, permit).instrument(span).await;
+    }
+}
+
+impl Deliver {
+    async fn read(&self, ids: &[DeliveryId], which: Read) -> Result<Vec<Delivery>, store::Error> {
+        self.database.run(async |connection| deliveries::read(connection, ids, which).await).await
     }
 
     async fn give_back(&self, ids: &[DeliveryId]) -> anyhow::Result<()> {
         Ok(self.database.run(async |connection| deliveries::give_back(connection, ids).await).await?)
-    }
-
-    async fn claim(&self, ids: &[DeliveryId], overdue: bool) -> anyhow::Result<Vec<Delivery>> {
-        let which =
-            if overdue { Read::Leased } else { Read::Young(FIRST_LEASE.saturating_sub(lease(self.settings.timeout))) };
-        Ok(self.database.run(async |connection| deliveries::read(connection, ids, which).await).await?)
-    }
-
-    fn id(delivery: &Delivery) -> &DeliveryId {
-        &delivery.id
-    }
-
-    async fn run(self: Arc<Self>, delivery: Delivery, trigger: Trigger<()>, slot: Slot) {
-        let span = process_span(&delivery, &trigger);
-        self.deliver(delivery, trigger.claimed, trigger.message.is_none(), slot).instrument(span).await;
     }
 }
 
@@ -365,7 +368,7 @@ fn passed_on(delivery: &Delivery) -> Option<String> {
 }
 
 /// The first attempt belongs to the order's trace. A later one starts its own trace with a link to it.
-fn process_span(delivery: &Delivery, trigger: &Trigger<()>) -> Span {
+fn process_span(delivery: &Delivery, trigger: &Trigger) -> Span {
     if !trace::is_recorded() {
         return Span::none();
     }
@@ -375,7 +378,7 @@ fn process_span(delivery: &Delivery, trigger: &Trigger<()>) -> Span {
     };
     let (topup_id, event_id) = ids(&delivery.id);
     let order_id = esim.map(|esim| tracing::field::display(esim.order_id));
-    let span = if trigger.message.is_some() {
+    let span = if trigger.class == Class::Fresh {
         messaging_span!(INFO, "process", "consumer", "process", READY;
             topup.id = topup_id, event.id = event_id, partner.id = %delivery.partner_id, order.id = order_id,
             attempt = delivery.attempt,
@@ -391,7 +394,7 @@ fn process_span(delivery: &Delivery, trigger: &Trigger<()>) -> Span {
     };
     trace::follow(
         &span,
-        trigger.traceparent(),
+        trigger.traceparent.as_deref(),
         esim.and_then(|esim| esim.traceparent.as_deref()),
         delivery.attempt == 0,
     );

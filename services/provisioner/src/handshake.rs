@@ -74,7 +74,7 @@ impl Handshake {
     pub fn hint(&self, to: Option<&Arc<str>>, work: &Claimed, said: Said) {
         let Some(to) = to else { return };
         let verdict = Verdict { order_id: work.order_id, placement_id: work.placement_id, said };
-        self.verdicts.hand_in(Hint { to: Arc::clone(to), verdict });
+        self.verdicts.push(Hint { to: Arc::clone(to), verdict });
     }
 
     /// Holds readiness events until the release; called before the verdict. `more`: profiles are missing.
@@ -95,7 +95,7 @@ impl Handshake {
 
     /// Publishes readiness events. Called only after the profiles are committed and the order is released.
     pub fn announce(&self, work: &Claimed, ready: Vec<TopupId>) {
-        readiness(work, ready).for_each(|ready| self.readiness.hand_in(ready));
+        readiness(work, ready).for_each(|ready| self.readiness.push(ready));
     }
 
     fn release(&self, placements: &[PlacementId]) {
@@ -108,7 +108,7 @@ impl Handshake {
                 remembered.insert(*placement, (since, Remembered::Released));
             }
             for ready in ready {
-                self.readiness.hand_in(ready);
+                self.readiness.push(ready);
             }
         }
     }

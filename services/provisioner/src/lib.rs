@@ -34,10 +34,9 @@ use std::{
 use clap::Parser;
 use pipeline::{
     Nats, NatsConfig,
-    lanes::Limits,
     metrics::{Watched, watch as watch_streams},
     streams::{JOBS, Source},
-    worker,
+    worker::{self, LaneState, LaneStates, Limits},
 };
 use runtime::{
     CommonConfig, Shutdown,
@@ -133,12 +132,10 @@ pub struct Config {
     pub common: CommonConfig,
 }
 
-/// The longest wait of a call for the rate limit. The slots are limited so that no call waits longer.
+/// The longest wait of a call for the rate limit. The permits are limited so that no call waits longer.
 const TURNS: Duration = Duration::from_secs(5);
-/// The wait of a job for its slot after which its lane is slow. New jobs of a slow lane are deferred.
+/// The wait of a job for its permit after which its lane is slow. New jobs of a slow lane are deferred.
 const SLOW: Duration = Duration::from_secs(1);
-/// The longest wait of a due placement for its slot; its lease includes this wait.
-const WAIT: Duration = Duration::from_secs(10);
 /// The first lease of a placement. After it, the job counts as lost.
 const FIRST_LEASE: Duration = Duration::from_secs(10);
 
@@ -162,12 +159,12 @@ impl Config {
         Ok(connected)
     }
 
-    /// The limits of a provider's slots. A rate limit lowers them so that no call waits longer than [`TURNS`].
+    /// The limits of a provider's permits. A rate limit lowers them so that no call waits longer than [`TURNS`].
     fn limits(&self, concurrency: u16) -> Limits {
         let turns = u64::from(self.provider_rate) * TURNS.as_secs();
         let most = if turns == 0 { u64::MAX } else { turns };
-        let slots = usize::try_from(u64::from(concurrency).min(most)).unwrap_or(usize::MAX);
-        Limits { slots, per_lane: slots, per_partner: slots, slow: SLOW, stale: WAIT }
+        let permits = usize::try_from(u64::from(concurrency).min(most)).unwrap_or(usize::MAX);
+        Limits { permits, per_lane: permits, per_partner: permits, slow: SLOW }
     }
 
     /// The lease of a claimed placement: a purchase and a collect, each with its wait for the rate limit
@@ -270,7 +267,7 @@ fn start(
     let settlements = Settlements::start(database.clone(), shutdown);
     let mut watched = Vec::new();
     for (name, Connected { provider, .. }) in providers {
-        let limiters = Arc::new(LaneLimiters::new(name.clone(), purchases.slots, Instant::now()));
+        let limiters = Arc::new(LaneLimiters::new(name.clone(), purchases.permits, Instant::now()));
         let breaker = Breaker::new(name.clone(), limits, database.clone(), Arc::clone(&limiters), metrics.clone());
         let rate = Arc::new(Rate::new(config.provider_rate, instance.to_owned()));
         watched.push(Watched::new(Arc::clone(&breaker), Arc::clone(&rate), Arc::clone(&limiters)));
@@ -301,7 +298,8 @@ fn start(
         };
         for (buys, source, limits) in [(true, Some(jobs), purchases), (false, None, lookups)] {
             let queue = Queue { placing: Arc::clone(&placing), buys };
-            let settings = worker::Settings { source, limits, provider: Some(name.clone()) };
+            let lane = lane_states(Arc::clone(&breaker), buys.then(|| Arc::clone(&limiters)));
+            let settings = worker::Settings { source, limits, lane, provider: Some(name.clone()) };
             worker::start(Arc::new(queue), nats, settings, shutdown);
         }
         shutdown.spawn("probes", placing.probe());
@@ -311,6 +309,15 @@ fn start(
         });
     }
     watched
+}
+
+/// The states of a provider's lanes. `limiters` limit purchases; look-ups and collects only wait for the breaker.
+fn lane_states(breaker: Arc<Breaker>, limiters: Option<Arc<LaneLimiters>>) -> LaneStates {
+    Arc::new(move |lane| match &limiters {
+        _ if !breaker.is_closed() => LaneState { permits: 0, accepts_fresh: false },
+        Some(limiters) => limiters.state(lane, Instant::now()),
+        None => LaneState::UNLIMITED,
+    })
 }
 
 /// The consumer of a provider's jobs.

@@ -39,6 +39,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use pipeline::worker::LaneState;
 use runtime::lock;
 
 use self::{
@@ -59,16 +60,6 @@ const REPORTED: Duration = Duration::from_secs(10);
 const REPORTED_LANES: usize = 256;
 /// The process is stuck if all permits have been taken for this long and no purchase began.
 const STUCK: Duration = Duration::from_secs(1);
-
-/// What the worker may grant to a lane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LaneState {
-    /// How many permits the lane may hold now.
-    pub permits: usize,
-    /// Whether tickets of messages are accepted. A lane that fails leaves its few permits to due work, whose further
-    /// attempts come first.
-    pub accepts_fresh: bool,
-}
 
 /// The result of a purchase for its lane.
 #[derive(Clone, Copy, Debug)]
@@ -307,7 +298,9 @@ impl Lane {
             permits = permits.min(UNSETTLED.saturating_sub(self.unsettled));
         }
         if self.is_suspect {
-            permits = permits.min(self.in_flight.saturating_add(available));
+            // The orders of one partner get half of a lane's permits at most, so twice as many let them use all tokens.
+            let tokens = if available == 0 { self.in_flight } else { 2 * (self.in_flight + available) };
+            permits = permits.min(tokens);
         }
         LaneState { permits, accepts_fresh: !self.is_held_back() }
     }
@@ -364,7 +357,7 @@ mod tests {
         for _ in 0..7 {
             limiters.found(&lane, true, now);
         }
-        assert_eq!(limiters.state("late", now).permits, 7, "seven tokens are returned");
+        assert_eq!(limiters.state("late", now).permits, 8, "seven good results that came late");
         assert!(limiters.waiting(now).is_empty());
     }
 
@@ -402,7 +395,7 @@ mod tests {
         let now = Instant::now();
         let limiters = grown(now);
         buy(&limiters, "a", PurchaseResult::Unknown("HTTP 500"), now);
-        assert_eq!(limiters.state("a", now).permits, 9, "by the failing budget");
+        assert_eq!(limiters.state("a", now).permits, 18, "nine for one partner, by the failing budget");
         buy(&limiters, "a", PurchaseResult::Answered, now);
         assert_eq!(limiters.state("a", now).permits, UNSETTLED - 1);
         limiters.not_found(&"a".into(), now);

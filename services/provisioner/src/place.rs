@@ -14,14 +14,12 @@ use std::{
 pub use self::settle::Settlements;
 use domain::{PartnerId, PlacementId, PlacementState, placement};
 use pipeline::{
-    Effect, GroupCommit,
-    lanes::Slot,
-    messaging_span,
+    Effect, GroupCommit, messaging_span,
     payload::{Said, TopupJob},
     perform,
     streams::JOBS,
     trace,
-    worker::{Found, Look, Stage, Ticket, Trigger},
+    worker::{Class, Found, Look, Permit, Stage, Ticket, Trigger},
 };
 use runtime::Shutdown;
 use store::{
@@ -33,7 +31,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tracing::{Instrument, Span, info_span};
 
 use crate::{
-    WAIT, assign,
+    assign,
     calls::Calls,
     handshake::Handshake,
     providers::{FindAnswer, PlaceAnswer, ProviderUnit, Purchase, Trouble},
@@ -85,33 +83,21 @@ impl Stage for Queue {
     const CLAIM: (&'static str, &'static str) = ("UPDATE", "placements");
     type Message = TopupJob;
     type Id = PlacementId;
-    /// The subject on which an ingress waits for verdicts.
-    type Hint = Option<Arc<str>>;
     type Work = Claimed;
 
-    fn open(&self, job: TopupJob) -> (Vec<Ticket<PlacementId>>, Self::Hint) {
+    fn open(&self, job: TopupJob) -> Vec<Ticket<PlacementId>> {
         match job {
             TopupJob::V1 { placement_id } => {
-                let ticket = Ticket { id: placement_id, lane: "".into(), partner: PartnerId::from(uuid::Uuid::nil()) };
-                (vec![ticket], None)
+                vec![Ticket { id: placement_id, lane: "".into(), partner: PartnerId::from(uuid::Uuid::nil()) }]
             }
-            TopupJob::V2 { placements, verdict_to } => {
-                let tickets = placements.into_iter().map(|placement| Ticket {
+            TopupJob::V2 { placements, verdict_to: _ } => placements
+                .into_iter()
+                .map(|placement| Ticket {
                     id: placement.placement_id,
                     lane: placement.lane.into(),
                     partner: placement.partner_id,
-                });
-                (tickets.collect(), verdict_to.map(Arc::from))
-            }
-        }
-    }
-
-    fn most(&self, lane: &str) -> usize {
-        let calls = &self.placing.calls;
-        match (calls.breaker.is_closed(), self.buys) {
-            (false, _) => 0,
-            (true, false) => usize::MAX,
-            (true, true) => calls.limiters.state(lane, Instant::now()).permits,
+                })
+                .collect(),
         }
     }
 
@@ -130,26 +116,19 @@ impl Stage for Queue {
         self.placing.due(self.buys, &page).await
     }
 
-    async fn lease(&self, rows: &[PlacementId]) -> anyhow::Result<Vec<PlacementId>> {
-        self.placing.lease(rows, self.placing.lease + WAIT).await
+    async fn claim(&self, rows: &[PlacementId], class: Class) -> anyhow::Result<Vec<(PlacementId, Claimed)>> {
+        let works = match class {
+            Class::Fresh => self.placing.claim(rows, Claim::Named).await?,
+            Class::Due => {
+                let leased = self.placing.lease(rows, self.placing.lease).await?;
+                self.placing.claim(&leased, Claim::Overdue).await?
+            }
+        };
+        Ok(works.into_iter().map(|work| (work.placement_id, work)).collect())
     }
 
-    async fn give_back(&self, rows: &[PlacementId]) -> anyhow::Result<()> {
-        let database = &self.placing.database;
-        Ok(database.run(async |connection| placements::give_back(connection, rows).await).await?)
-    }
-
-    async fn claim(&self, rows: &[PlacementId], overdue: bool) -> anyhow::Result<Vec<Claimed>> {
-        let claim = if overdue { Claim::Overdue } else { Claim::Named };
-        self.placing.claim(rows, claim).await
-    }
-
-    fn id(work: &Claimed) -> &PlacementId {
-        &work.placement_id
-    }
-
-    async fn run(self: Arc<Self>, work: Claimed, trigger: Trigger<Self::Hint>, slot: Slot) {
-        self.placing.run(work, trigger, Some(slot)).await;
+    async fn run(self: Arc<Self>, work: Claimed, trigger: Trigger, permit: Permit) {
+        self.placing.run(work, trigger, Some(permit)).await;
     }
 }
 
@@ -219,26 +198,29 @@ impl Placing {
             return Ok(());
         }
         let claimed = Instant::now();
-        let leased = perform(Effect::LeaseDue, self.lease(&[id], self.lease)).await?;
-        for work in perform(Effect::ClaimDue, self.claim(&leased, Claim::Probe)).await? {
-            let trigger = Trigger { message: None, claimed };
+        let claim = async {
+            let leased = self.lease(&[id], self.lease).await?;
+            self.claim(&leased, Claim::Probe).await
+        };
+        for work in perform(Effect::ClaimDue, claim).await? {
+            let trigger = Trigger { class: Class::Due, traceparent: None, claimed };
             let placing = Arc::clone(self);
             self.shutdown.tracker().spawn(Box::pin(async move { placing.run(work, trigger, None).await }));
         }
         Ok(())
     }
 
-    async fn run(&self, work: Claimed, trigger: Trigger<Option<Arc<str>>>, slot: Option<Slot>) {
-        self.process(&work, &trigger, slot).instrument(process_span(&work, &trigger, &self.calls.name)).await;
+    async fn run(&self, work: Claimed, trigger: Trigger, permit: Option<Permit>) {
+        self.process(&work, &trigger, permit).instrument(process_span(&work, &trigger, &self.calls.name)).await;
     }
 }
 
 /// The first attempt's early work belongs to the order's trace; later work starts one with a link to it.
-fn process_span(work: &Claimed, trigger: &Trigger<Option<Arc<str>>>, provider: &str) -> Span {
+fn process_span(work: &Claimed, trigger: &Trigger, provider: &str) -> Span {
     if !trace::is_recorded() {
         return Span::none();
     }
-    let span = if trigger.message.is_some() {
+    let span = if trigger.class == Class::Fresh {
         messaging_span!(INFO, "process", "consumer", "process", JOBS;
             messaging.message.id = %work.placement_id, order.id = %work.order_id,
             placement.id = %work.placement_id, provider.name = provider, attempt = work.attempt,
@@ -253,33 +235,34 @@ fn process_span(work: &Claimed, trigger: &Trigger<Option<Arc<str>>>, provider: &
         )
     };
     let belongs = work.attempt <= 1 && work.age < ONE_TRACE;
-    trace::follow(&span, trigger.traceparent(), work.traceparent.as_deref(), belongs);
+    trace::follow(&span, trigger.traceparent.as_deref(), work.traceparent.as_deref(), belongs);
     span
 }
 
 impl Placing {
-    async fn process(&self, work: &Claimed, trigger: &Trigger<Option<Arc<str>>>, slot: Option<Slot>) {
+    async fn process(&self, work: &Claimed, trigger: &Trigger, permit: Option<Permit>) {
         let lane = Arc::from(work.lane.as_str());
         match work.was {
-            PlacementState::Accepted => self.buy(work, &lane, trigger, slot).await,
-            PlacementState::Placing => self.look_up(work, &lane, slot).await,
-            PlacementState::Placed | PlacementState::Parked => self.collect(work, slot).await,
+            PlacementState::Accepted => self.buy(work, &lane, trigger, permit).await,
+            PlacementState::Placing => self.look_up(work, &lane, permit).await,
+            PlacementState::Placed | PlacementState::Parked => self.collect(work, permit).await,
             // Closed placements are never due.
             PlacementState::Refused | PlacementState::Failed => {}
         }
     }
 
-    /// Frees the slot once few enough outcomes wait to be recorded.
-    async fn leave(&self, slot: Option<Slot>) -> Option<SemaphorePermit<'_>> {
+    /// Returns the permit once few enough outcomes wait to be recorded.
+    async fn leave(&self, permit: Option<Permit>) -> Option<SemaphorePermit<'_>> {
         let room = self.unrecorded.acquire().await.ok();
-        drop(slot);
+        drop(permit);
         room
     }
 
     /// Sends the purchase of a fresh attempt, once.
-    async fn buy(&self, work: &Claimed, lane: &Arc<str>, trigger: &Trigger<Option<Arc<str>>>, slot: Option<Slot>) {
-        let message = trigger.message.as_deref();
-        let verdict_to = message.and_then(|message| message.hint.as_ref());
+    async fn buy(&self, work: &Claimed, lane: &Arc<str>, trigger: &Trigger, permit: Option<Permit>) {
+        // Messages carry no verdict address any more. Until the claim returns the ingress that may still answer, no
+        // verdict is sent and readiness events wait for `answer_by`.
+        let verdict_to: Option<&Arc<str>> = None;
         let purchase = Purchase { placement_id: work.placement_id, items: assign::items(&work.topups) };
         // After a stall, a look-up may already have said "not found", so this purchase must not be sent.
         let send_by = trigger.claimed + self.settle_delay / 2;
@@ -294,9 +277,8 @@ impl Placing {
                     Ok(FindAnswer::Found(units)) => units,
                     Ok(FindAnswer::NotFound) | Err(_) => units,
                 };
-                let _room = self.leave(slot).await;
-                // A job without a verdict address was published after the 201.
-                let released = (message.is_some() && verdict_to.is_none()) || self.is_released(work);
+                let _room = self.leave(permit).await;
+                let released = self.is_released(work);
                 // Without NATS no event can announce the delivery, so it is due at `answer_by`.
                 let announced = (released || verdict_to.is_some()) && self.handshake.is_connected();
                 let age = work.age + trigger.claimed.elapsed();
@@ -309,7 +291,7 @@ impl Placing {
                 self.handshake.hint(verdict_to, work, Said::Placed);
             }
             Ok(PlaceAnswer::Rejected { status, message }) => {
-                let _room = self.leave(slot).await;
+                let _room = self.leave(permit).await;
                 tracing::info!(placement.id = %work.placement_id, order.id = %work.order_id, status, message, "the provider rejected the purchase");
                 // Recorded before the verdict is sent: the 422 rests on what is stored.
                 if self.settle(work, Outcome::Rejected { status, message }).await.moved {
@@ -317,7 +299,7 @@ impl Placing {
                 }
             }
             Err(trouble) => {
-                let _room = self.leave(slot).await;
+                let _room = self.leave(permit).await;
                 self.not_placed(work, verdict_to, trouble).await;
             }
         }
@@ -348,9 +330,9 @@ impl Placing {
     }
 
     /// Looks up an attempt without a recorded outcome. Buys nothing.
-    async fn look_up(&self, work: &Claimed, lane: &Arc<str>, slot: Option<Slot>) {
+    async fn look_up(&self, work: &Claimed, lane: &Arc<str>, permit: Option<Permit>) {
         let answer = self.calls.find(lane, work.placement_id, work.unknowns > 0).await;
-        let _room = self.leave(slot).await;
+        let _room = self.leave(permit).await;
         let outcome = match answer {
             Ok(FindAnswer::Found(units)) => {
                 tracing::info!(placement.id = %work.placement_id, attempt = work.attempt, "a look-up found the purchase");
@@ -378,9 +360,9 @@ impl Placing {
         self.settle(work, outcome).await;
     }
 
-    async fn collect(&self, work: &Claimed, slot: Option<Slot>) {
+    async fn collect(&self, work: &Claimed, permit: Option<Permit>) {
         let answer = self.calls.collect(work.placement_id).await;
-        let _room = self.leave(slot).await;
+        let _room = self.leave(permit).await;
         match answer {
             Ok(FindAnswer::Found(units)) => self.record_units(work, units, LATE).await,
             Ok(FindAnswer::NotFound) => {

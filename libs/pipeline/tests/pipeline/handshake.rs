@@ -36,7 +36,7 @@ async fn verdicts_reach_the_ingress_that_waits_together() {
     let addresses: [Arc<str>; 2] = [one.into(), other.into()];
     for verdicts in to_one.iter().zip(&to_other) {
         for (verdict, to) in [verdicts.0, verdicts.1].into_iter().zip(&addresses) {
-            hints.hand_in(Hint { to: Arc::clone(to), verdict: verdict.clone() });
+            hints.push(Hint { to: Arc::clone(to), verdict: verdict.clone() });
         }
     }
     for (heard, expected) in [(ones, to_one), (others, to_other)] {
@@ -72,7 +72,7 @@ async fn releases_go_to_addresses_of_ours_and_nowhere_else() {
         bench.nats.release_subject("me 0\r\n\r\nPUB topup.job.sandbox"),
         ours,
     ] {
-        releases.hand_in(Release { to: to.into(), placement_id });
+        releases.push(Release { to: to.into(), placement_id });
     }
     until("the release", async || !released.lock().unwrap().is_empty()).await;
     let Releases::V2 { placements } = released.lock().unwrap()[0].clone();
@@ -92,7 +92,7 @@ async fn an_unreadable_hint_is_passed_by() {
     }
     let placement_id = PlacementId::new();
     let releases = bench.nats.releases(&Shutdown::new());
-    releases.hand_in(Release { to: ours.into(), placement_id });
+    releases.push(Release { to: ours.into(), placement_id });
     until("the release", async || !released.lock().unwrap().is_empty()).await;
     let Releases::V2 { placements } = released.lock().unwrap()[0].clone();
     assert_eq!(placements, [placement_id]);

@@ -39,7 +39,7 @@ async fn jobs_travel_by_provider_in_messages_that_one_replica_can_run() {
         };
         let job = job(name, waits);
         to.push(job.placement.clone());
-        jobs.hand_in(job);
+        jobs.push(job);
     }
     bench.nats.flush().await;
     let info = bench.stream("TOPUP_JOBS").await.unwrap();
@@ -79,7 +79,7 @@ async fn readiness_travels_in_batches() {
         .map(|_| ReadyTopup { topup_id: ids.next(runtime::clock::now()), partner_id: PartnerId::new() })
         .collect();
     for topup in topups.clone() {
-        readiness.hand_in(Ready { topup, traceparent: None });
+        readiness.push(Ready { topup, traceparent: None });
     }
     bench.nats.flush().await;
     let info = bench.stream("TOPUP_READY").await.unwrap();
