@@ -17,7 +17,7 @@ pub enum Effect {
     CommitRefusal,
     /// The write of the response to the socket.
     Answer,
-    /// The send of releases or of verdicts.
+    /// The send of reports to ingress.
     Send,
 
     /// The acknowledgement of a message, whose rows wait for permits.

@@ -13,7 +13,7 @@ use tracing::Instrument;
 use crate::{
     Batcher, Nats,
     effect::{Effect, perform},
-    payload::{JobPlacement, MOST, ReadyTopup, TopupJob, TopupReady},
+    payload::{JobPlacement, MOST, ReadyDelivery, TopupJob, TopupReady},
     streams::{JOBS, READY},
     trace,
 };
@@ -24,14 +24,12 @@ const BATCH: usize = 1024;
 pub struct Job {
     pub provider: String,
     pub placement: JobPlacement,
-    /// Whether an ingress waits for its verdict.
-    pub waits: bool,
     /// W3C trace context of the order, if it is recorded.
     pub traceparent: Option<String>,
 }
 
 pub struct Ready {
-    pub topup: ReadyTopup,
+    pub delivery: ReadyDelivery,
     /// W3C trace context of the order, if it is recorded.
     pub traceparent: Option<String>,
 }
@@ -61,30 +59,25 @@ impl Nats {
         Batcher::start(name, BATCH, self.unsent.clone(), shutdown, move |items| send(nats.clone(), items))
     }
 
-    /// Starts the publisher of jobs. Jobs that wait for a verdict carry the subject of the ingress `instance`.
-    pub fn jobs(&self, instance: &str, shutdown: &Shutdown) -> Batcher<Job> {
-        let address = self.verdict_subject(instance);
-        self.batcher("jobs", shutdown, move |nats, jobs: Vec<Job>| {
-            let address = address.clone();
-            async move {
-                let jobs = jobs.into_iter().map(|job| ((job.provider, job.waits), (job.placement, job.traceparent)));
-                let messages = group_by_address(jobs).into_iter().map(|((provider, waits), rows)| {
-                    let (placements, traceparents): (_, Vec<_>) = rows.into_iter().unzip();
-                    let verdict_to = waits.then(|| address.clone());
-                    (nats.job_subject(&provider), TopupJob::V2 { placements, verdict_to }, traceparents)
-                });
-                nats.publish_all(JOBS, messages).await;
-            }
+    /// Starts the publisher of jobs.
+    pub fn jobs(&self, shutdown: &Shutdown) -> Batcher<Job> {
+        self.batcher("jobs", shutdown, async |nats: Self, jobs: Vec<Job>| {
+            let jobs = jobs.into_iter().map(|job| (job.provider, (job.placement, job.traceparent)));
+            let messages = group_by_address(jobs).into_iter().map(|(provider, rows)| {
+                let (placements, traceparents): (_, Vec<_>) = rows.into_iter().unzip();
+                (nats.job_subject(&provider), TopupJob::V1 { placements }, traceparents)
+            });
+            nats.publish_all(JOBS, messages).await;
         })
     }
 
     /// Starts the publisher of readiness events.
     pub fn readiness(&self, shutdown: &Shutdown) -> Batcher<Ready> {
         self.batcher("readiness", shutdown, async |nats: Self, ready: Vec<Ready>| {
-            let ready = ready.into_iter().map(|ready| ((), (ready.topup, ready.traceparent)));
+            let ready = ready.into_iter().map(|ready| ((), (ready.delivery, ready.traceparent)));
             let messages = group_by_address(ready).into_iter().map(|((), rows)| {
-                let (topups, traceparents): (_, Vec<_>) = rows.into_iter().unzip();
-                (nats.ready_batch_subject(), TopupReady::V2 { topups }, traceparents)
+                let (deliveries, traceparents): (_, Vec<_>) = rows.into_iter().unzip();
+                (nats.ready_batch_subject(), TopupReady::V1 { deliveries }, traceparents)
             });
             nats.publish_all(READY, messages).await;
         })

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, builder::PossibleValuesParser};
-use domain::DeliveryId;
+use domain::WebhookId;
 use serde_json::json;
 use store::{
     PgConnection,
@@ -66,7 +66,7 @@ pub enum Command {
     Show {
         /// The topup id of the delivery, or the id of an event
         #[arg(value_name = "TOPUP_ID|EVENT_ID")]
-        id: DeliveryId,
+        id: WebhookId,
         /// Show the first bytes of responses that did not acknowledge it; needs the master key
         #[arg(long)]
         answers: bool,
@@ -98,7 +98,7 @@ pub struct List {
 pub struct Replay {
     /// The topup id of the delivery, or the id of an event
     #[arg(value_name = "TOPUP_ID|EVENT_ID", required_unless_present = "partner", conflicts_with_all = ["partner", "since", "until", "state", "limit"])]
-    id: Option<DeliveryId>,
+    id: Option<WebhookId>,
     /// All deliveries of this partner, by id or access key
     #[arg(long, value_name = "ID|ACCESS_KEY", requires = "since")]
     partner: Option<String>,
@@ -155,11 +155,11 @@ fn row(delivery: &DeliveryView) -> Row<7> {
     )
 }
 
-async fn show(id: &DeliveryId, vault: Option<&Vault>, console: &Console) -> anyhow::Result<()> {
+async fn show(id: &WebhookId, vault: Option<&Vault>, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     let (delivery, head) = match id {
-        DeliveryId::Event(id) => event::read(&mut connection, id).await?,
-        DeliveryId::Topup(topup_id) => {
+        WebhookId::Event(id) => event::read(&mut connection, id).await?,
+        WebhookId::Topup(topup_id) => {
             let filter = Filter { topup_id: Some(topup_id), ..Filter::default() };
             let mut found = deliveries::list(&mut connection, &filter, 1).await?;
             let delivery =
@@ -179,7 +179,7 @@ async fn show(id: &DeliveryId, vault: Option<&Vault>, console: &Console) -> anyh
 }
 
 /// The first bytes of the response, if they are stored and the vault is given.
-fn answer(vault: Option<&Vault>, id: &DeliveryId, attempt: &AttemptView) -> Option<String> {
+fn answer(vault: Option<&Vault>, id: &WebhookId, attempt: &AttemptView) -> Option<String> {
     let (vault, sealed) = (vault?, attempt.answer.as_ref()?);
     let number = u32::try_from(attempt.attempt).unwrap_or_default();
     Some(match vault.open(Purpose::Answer(id, number), sealed) {
@@ -216,11 +216,11 @@ fn describe(head: String, attempts: &[AttemptView], answers: &[Option<String>]) 
 
 async fn replay(asked: &Replay, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
-    if let Some(DeliveryId::Event(id)) = &asked.id {
+    if let Some(WebhookId::Event(id)) = &asked.id {
         event::check_replay(&mut connection, id).await?;
     }
     let topup_id = match &asked.id {
-        Some(DeliveryId::Topup(id)) => Some(id),
+        Some(WebhookId::Topup(id)) => Some(id),
         _ => None,
     };
     let state = Some(asked.state.as_str()).filter(|state| *state != "all");
@@ -262,7 +262,7 @@ async fn send(
     mode: Mode<'_>,
 ) -> Result<Replayed, store::Error> {
     match &asked.id {
-        Some(DeliveryId::Event(id)) => events::replay(connection, id, None, mode).await,
+        Some(WebhookId::Event(id)) => events::replay(connection, id, None, mode).await,
         _ => deliveries::replay(connection, filter, asked.limit, mode).await,
     }
 }
@@ -292,8 +292,8 @@ fn describe_replay(replayed: &Replayed, asked: &Replay, verb: &str) -> String {
 /// The filter of a replay, as recorded.
 fn target(asked: &Replay) -> String {
     match &asked.id {
-        Some(DeliveryId::Topup(id)) => return format!("topup {id}"),
-        Some(DeliveryId::Event(id)) => return format!("event {id}"),
+        Some(WebhookId::Topup(id)) => return format!("topup {id}"),
+        Some(WebhookId::Event(id)) => return format!("event {id}"),
         None => {}
     }
     let Replay { state, limit, .. } = asked;

@@ -39,7 +39,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use anyhow::Context;
 use clap::Parser;
 use domain::TopupIds;
-use pipeline::{Nats, NatsConfig};
+use pipeline::{Nats, NatsConfig, timing::PLACEMENT_WAIT_MAX};
 use runtime::{
     CommonConfig, Shutdown,
     config::BadSetting,
@@ -51,7 +51,6 @@ use store::{
 };
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::sync::Semaphore;
-use uuid::Uuid;
 use webhooks::{
     config::{GuardConfig, HttpConfig, QrConfig, public_url},
     dns::Dns,
@@ -132,11 +131,11 @@ pub struct Config {
     pub common: CommonConfig,
 }
 
-/// A webhook without its release is sent 30 s after readiness, and must not precede the 201.
+/// See [`pipeline::timing`] for why this has a maximum.
 fn placement_wait(text: &str) -> Result<Duration, String> {
     let wait = runtime::config::duration(text)?;
-    if wait > Duration::from_secs(20) {
-        return Err("at most 20s".into());
+    if wait > PLACEMENT_WAIT_MAX {
+        return Err(format!("at most {}s", PLACEMENT_WAIT_MAX.as_secs()));
     }
     Ok(wait)
 }
@@ -176,10 +175,9 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     health::serve(config.admin_listen, readiness.clone()).await?;
     let directory = Arc::new(Directory::new(database.clone(), vault.clone()));
     shutdown.spawn("directory", Arc::clone(&directory).refresh(readiness, shutdown.clone()));
-    let instance = Uuid::now_v7().simple().to_string();
-    let jobs = nats.jobs(&instance, &shutdown);
+    let jobs = nats.jobs(&shutdown);
     let providers = config.providers.iter().map(String::as_str).chain([orders::SANDBOX]);
-    let handshake = Handshake::new(&nats, instance, providers, &shutdown);
+    let handshake = Handshake::new(&nats, providers, &shutdown);
     let mut listening = tokio::spawn(Arc::clone(&handshake).listen());
 
     let metrics = Metrics::default();
@@ -206,7 +204,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
             commit: InsertOrders::start(&database, &jobs, &shutdown),
             database,
             directory,
-            handshake,
+            handshake: Arc::clone(&handshake),
             jobs,
             topup_ids: TopupIds::new(rand::random()),
             providers: config.providers,
@@ -235,8 +233,11 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         ended = &mut listening => ended.map_err(anyhow::Error::from).flatten(),
     };
     shutdown.stop();
-    // Orders in flight still receive verdicts.
+    // Orders in flight still receive verdicts, and readiness of the last answered orders is still passed on.
     let finished = shutdown.finished().await;
+    if listened.is_ok() {
+        handshake.drain().await;
+    }
     listening.abort();
     nats.flush().await;
     finished.and(listened)

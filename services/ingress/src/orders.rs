@@ -16,9 +16,10 @@ use opentelemetry::trace::FutureExt;
 use pipeline::{
     Batcher, Effect, GroupCommit,
     group_commit::Writer,
-    payload::{JobPlacement, Said},
+    payload::{JobPlacement, Verdict},
     perform,
     publish::Job,
+    timing::ANSWER,
     trace,
 };
 use runtime::Shutdown;
@@ -46,8 +47,6 @@ use crate::{
 pub(crate) const SANDBOX: &str = "sandbox";
 /// The most orders in one commit.
 const BATCH: usize = 256;
-/// The time from the commit to the answer's deadline, in addition to `PLACEMENT_WAIT`.
-const ANSWER: Duration = Duration::from_secs(4);
 /// The first wait before an undecided order with the same external id is read again; it doubles.
 const UNDECIDED: Duration = Duration::from_millis(50);
 /// The longest such wait.
@@ -117,7 +116,7 @@ impl Writer for InsertOrders {
             Ok::<Vec<_>, store::Error>(stored.into_iter().map(|stored| Inserted { stored, sent }).collect())
         };
         let inserted = perform(Effect::CommitOrders, self.database.run(insert)).await?;
-        let waits = |(order, inserted): &(&NewOrder, &Inserted)| order.refusable && inserted.stored;
+        let waits = |(order, inserted): &(&NewOrder, &Inserted)| order.answering.is_some() && inserted.stored;
         for (order, _) in orders.iter().zip(&inserted).filter(waits) {
             publish(&self.jobs, order);
         }
@@ -168,7 +167,7 @@ impl Orders {
                 external_order_id,
                 traceparent: trace::context_of(&Span::current()),
                 answer_within: ANSWER,
-                refusable: false,
+                answering: None,
                 placements: self.placements(partner, &items, &options),
             });
         }
@@ -232,13 +231,12 @@ impl Orders {
     }
 
     async fn store_and_answer(&self, mut order: NewOrder, mut answer: oneshot::Sender<Answer>) {
-        order.refusable =
-            !self.placement_wait.is_zero() && self.handshake.promised(&order.placements, self.placement_wait);
-        if order.refusable {
+        let waits = !self.placement_wait.is_zero() && self.handshake.expects_verdicts(&order.placements);
+        if waits {
+            order.answering = Some(self.handshake.instance());
             order.answer_within += self.placement_wait;
         }
-        // Before the commit, which publishes the jobs.
-        let waiting = order.refusable.then(|| self.handshake.wait_for(&order));
+        let pending = waits.then(|| self.handshake.expect_reports(&order));
         let sent = match self.store_unless_taken(&mut order, &mut answer).await {
             Ok(Some(sent)) => sent,
             Ok(None) => {
@@ -251,17 +249,18 @@ impl Orders {
             Err(error) => return self.fail(OrderResult::Error, error, answer),
         };
         let deadline = sent + order.answer_within;
-        let Some(mut waiting) = waiting else {
+        let Some(mut pending) = pending else {
             self.metrics.order(OrderResult::Accepted, topups(&order).count());
             answered(&order, deadline, answer).await;
             publish(&self.jobs, &order);
             return;
         };
-        let said = waiting.verdicts(sent + self.placement_wait).await;
+        pending.stored(deadline);
+        let verdicts = pending.verdicts(sent + self.placement_wait).await;
         for placement in &order.placements {
-            self.metrics.verdict(said.get(&placement.placement_id).copied());
+            self.metrics.verdict(verdicts.get(&placement.placement_id).copied());
         }
-        match self.refuse(&order, &said).await {
+        match self.refuse(&order, &verdicts).await {
             Ok(None) => {
                 self.metrics.order(OrderResult::Accepted, topups(&order).count());
                 answered(&order, deadline, answer).await;
@@ -352,9 +351,10 @@ impl Orders {
     async fn refuse(
         &self,
         order: &NewOrder,
-        said: &HashMap<PlacementId, Said>,
+        verdicts: &HashMap<PlacementId, Verdict>,
     ) -> Result<Option<Vec<Refusal>>, store::Error> {
-        if said.is_empty() || said.values().any(|said| matches!(said, Said::Placed | Said::UnderWay)) {
+        let is_carried_out = |verdict: &Verdict| matches!(verdict, Verdict::Placed | Verdict::UnderWay);
+        if verdicts.is_empty() || verdicts.values().any(is_carried_out) {
             return Ok(None);
         }
         let refusing = self.database.run(async |connection| store::orders::refuse(connection, order.order_id).await);
@@ -398,7 +398,7 @@ fn publish(jobs: &Batcher<Job>, order: &NewOrder) {
         let (provider, traceparent) = (placement.provider.clone(), order.traceparent.clone());
         let (placement_id, lane) = (placement.placement_id, placement.lane.clone());
         let placement = JobPlacement { placement_id, partner_id: order.partner_id, lane };
-        jobs.push(Job { provider, placement, waits: order.refusable, traceparent });
+        jobs.push(Job { provider, placement, traceparent });
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use domain::{DeliveryId, PartnerId};
+use domain::{PartnerId, DeliveryId};
 use pipeline::{
     Effect, GroupCommit,
     group_commit::{Closed, Writer},
@@ -28,7 +28,6 @@ use store::{
 use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span, field::Empty, info_span};
-use uuid::Uuid;
 use webhooks::{body::Body, event, qr::QrUrls};
 
 use crate::{
@@ -40,7 +39,7 @@ use crate::{
 };
 
 /// The first lease of a delivery. A delivery that is not finished by then gets a due row.
-pub const FIRST_LEASE: Duration = Duration::from_secs(30);
+pub const FIRST_LEASE: Duration = pipeline::timing::DELIVERY_FIRST_LEASE;
 /// The part of a lease beyond the request: decrypting, recording.
 pub const LEASE_MARGIN: Duration = Duration::from_secs(5);
 /// The most attempts of one commit.
@@ -291,17 +290,8 @@ impl Stage for Deliver {
     type Work = Delivery;
 
     fn open(&self, message: TopupReady) -> Vec<Ticket<DeliveryId>> {
-        match message {
-            TopupReady::V1 { topup_id } => vec![Ticket {
-                id: topup_id.into(),
-                lane: "".into(),
-                // A message of the first version does not name the partner.
-                partner: Uuid::nil().into(),
-            }],
-            TopupReady::V2 { topups } => {
-                topups.into_iter().map(|ready| self.ticket(ready.topup_id.into(), ready.partner_id)).collect()
-            }
-        }
+        let TopupReady::V1 { deliveries } = message;
+        deliveries.into_iter().map(|ready| self.ticket(ready.delivery_id, ready.partner_id)).collect()
     }
 
     async fn defer(&self, ids: &[DeliveryId]) -> anyhow::Result<()> {

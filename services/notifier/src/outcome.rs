@@ -1,6 +1,6 @@
 //! The result of an attempt: its class, its record, its log line.
 
-use domain::DeliveryId;
+use domain::WebhookId;
 use store::deliveries::{AttemptResult, Content, Delivery};
 
 use crate::{
@@ -9,10 +9,10 @@ use crate::{
 };
 
 /// The topup id or the event id of a delivery, for log lines.
-pub(crate) fn ids(id: &DeliveryId) -> (Option<&str>, Option<&str>) {
+pub(crate) fn ids(id: &WebhookId) -> (Option<&str>, Option<&str>) {
     match id {
-        DeliveryId::Topup(id) => (Some(id.as_str()), None),
-        DeliveryId::Event(id) => (None, Some(id.as_str())),
+        WebhookId::Topup(id) => (Some(id.as_str()), None),
+        WebhookId::Event(id) => (None, Some(id.as_str())),
     }
 }
 

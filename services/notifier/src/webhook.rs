@@ -3,7 +3,7 @@
 use std::{error::Error, io, time::Duration};
 
 use bytes::Bytes;
-use domain::DeliveryId;
+use domain::WebhookId;
 use http::{
     HeaderMap, HeaderValue, Method, Request, Uri,
     header::{ACCEPT, CONTENT_TYPE, InvalidHeaderValue, RETRY_AFTER, USER_AGENT},
@@ -34,7 +34,7 @@ const ANSWER_WAIT: Duration = Duration::from_secs(1);
 /// The headers of one attempt at the Unix time `timestamp`, with a Standard Webhooks signature by each of
 /// the `secrets`, the newest first. `kind` is the kind of an event; `None` for the specified webhook.
 pub fn headers(
-    id: &DeliveryId,
+    id: &WebhookId,
     kind: Option<&'static str>,
     timestamp: i64,
     body: &[u8],

@@ -1,9 +1,6 @@
 //! The calls to a provider: paced by the rate limit, measured, and reported to the breaker and the limits of the lanes.
 
-use std::{
-    sync::Arc,
-    time::Instant,
-};
+use std::{sync::Arc, time::Instant};
 
 use domain::PlacementId;
 use pipeline::{Effect, perform};

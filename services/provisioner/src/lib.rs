@@ -5,10 +5,10 @@
 //! An attempt with an unknown outcome is looked up by its placement id before the next attempt buys. A
 //! placement that cannot be settled is parked.
 //!
-//! Modules: [`place`] is the stage, and records outcomes. [`handshake`] sends verdicts and holds
-//! readiness events until the order is answered. [`promise`] promises verdict times. [`assign`] pairs units
-//! with topups. [`providers`] holds the adapters. [`calls`] measures their calls, and [`rate`] paces them.
-//! [`limiter`] and [`breaker`] hold work back from what fails, and [`watch`] shares what they know. [`callbacks`] receives providers' hints.
+//! Modules: [`place`] is the stage, and records outcomes. [`reporter`] sends verdicts and readiness events, and
+//! [`heartbeat`] tells ingress that verdicts come in time. [`assign`] pairs units with topups. [`providers`] holds the
+//! adapters. [`calls`] measures their calls, and [`rate`] paces them. [`limiter`] and [`breaker`] hold work back from what
+//! fails, and [`watch`] shares what they know with the other replicas. [`callbacks`] receives providers' hints.
 //!
 //! A lease saves work: other processes skip the placement. It does *not* prevent a second purchase.
 
@@ -16,13 +16,13 @@ pub mod assign;
 pub mod breaker;
 pub mod callbacks;
 pub mod calls;
-pub mod handshake;
+pub mod heartbeat;
 pub mod limiter;
 pub mod metrics;
 pub mod place;
-pub mod promise;
 pub mod providers;
 pub mod rate;
+pub mod reporter;
 pub mod watch;
 
 use std::{
@@ -34,8 +34,9 @@ use std::{
 use clap::Parser;
 use pipeline::{
     Nats, NatsConfig,
-    metrics::{Watched, watch as watch_streams},
+    metrics::{Watched as WatchedStream, watch as watch_streams},
     streams::{JOBS, Source},
+    timing::PLACEMENT_FIRST_LEASE,
     worker::{self, LaneState, LaneStates, Limits},
 };
 use runtime::{
@@ -58,12 +59,12 @@ use crate::{
     breaker::Breaker,
     callbacks::{Callbacks, Callers},
     calls::Calls,
-    handshake::Handshake,
     limiter::LaneLimiters,
     metrics::Metrics,
     place::{Placing, Queue, Settlements, UNRECORDED},
     providers::{Accounts, Connected},
     rate::Rate,
+    reporter::Reporter,
     watch::Watched,
 };
 
@@ -136,8 +137,6 @@ pub struct Config {
 const TURNS: Duration = Duration::from_secs(5);
 /// The wait of a job for its permit after which its lane is slow. New jobs of a slow lane are deferred.
 const SLOW: Duration = Duration::from_secs(1);
-/// The first lease of a placement. After it, the job counts as lost.
-const FIRST_LEASE: Duration = Duration::from_secs(10);
 
 /// The configured providers by their names.
 type Providers = Vec<(String, Connected)>;
@@ -215,20 +214,19 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let checked = stop.run_until_cancelled(schema::wait(&database, &vault)).await;
     let checked = checked.transpose()?.is_some();
     let instance = Uuid::now_v7().simple().to_string();
-    let handshake = Handshake::start(&nats, &instance, &shutdown);
+    let reporter = Arc::new(Reporter::start(&nats, &shutdown));
     if checked {
-        let watched = start(&config, providers, &instance, &handshake, &database, &nats, &vault, &metrics, &shutdown);
-        let watching =
-            watch::watch(watched, instance.clone(), database.clone(), metrics.clone(), readiness, shutdown.clone());
+        let watched = start(&config, providers, &instance, &reporter, &database, &nats, &vault, &metrics, &shutdown);
+        let watching = watch::watch(watched, instance, database.clone(), metrics.clone(), readiness, shutdown.clone());
         shutdown.spawn("providers", watching);
         let watched =
-            vec![Watched { stream: JOBS, consumers: config.providers.iter().map(|name| durable(name)).collect() }];
+            vec![WatchedStream { stream: JOBS, consumers: config.providers.iter().map(|name| durable(name)).collect() }];
         shutdown.spawn("streams", watch_streams(nats.clone(), watched, shutdown.clone()));
         let swept = database.clone();
         let sweep = move || {
             let database = swept.clone();
             async move {
-                let swept = database.run(async |connection| placements::sweep(connection, FIRST_LEASE).await);
+                let swept = database.run(async |connection| placements::sweep(connection, PLACEMENT_FIRST_LEASE).await);
                 let swept = swept.await?;
                 Ok((swept.late, swept.more))
             }
@@ -238,7 +236,6 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     }
     stop.cancelled().await;
     let finished = shutdown.finished().await;
-    handshake.finish().await;
     nats.flush().await;
     finished
 }
@@ -249,7 +246,7 @@ fn start(
     config: &Config,
     providers: Providers,
     instance: &str,
-    handshake: &Arc<Handshake>,
+    reporter: &Arc<Reporter>,
     database: &Database,
     nats: &Nats,
     vault: &Vault,
@@ -282,7 +279,7 @@ fn start(
             },
             database: database.clone(),
             vault: vault.clone(),
-            handshake: Arc::clone(handshake),
+            reporter: Arc::clone(reporter),
             settlements: settlements.clone(),
             settle_delay: config.settle,
             unrecorded: Semaphore::new(UNRECORDED),
@@ -303,10 +300,8 @@ fn start(
             worker::start(Arc::new(queue), nats, settings, shutdown);
         }
         shutdown.spawn("probes", placing.probe());
-        let (instance, nats, stop) = (instance.to_owned(), nats.clone(), shutdown.clone());
-        shutdown.spawn("heartbeat", async move {
-            promise::broadcast(&name, &instance, &breaker, &limiters, &nats, &stop).await
-        });
+        let (nats, stop) = (nats.clone(), shutdown.clone());
+        shutdown.spawn("heartbeat", async move { heartbeat::send(&name, &breaker, &limiters, &nats, &stop).await });
     }
     watched
 }

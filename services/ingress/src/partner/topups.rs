@@ -1,7 +1,7 @@
 //! Topups, their deliveries and redeliveries.
 
 use axum::{http::StatusCode, response::Response};
-use domain::{DeliveryId, OptionId, TopupId};
+use domain::{OptionId, TopupId, WebhookId};
 use serde::Serialize;
 use store::{
     partner_view::{self, Redelivered, Unit, UnitState},
@@ -133,7 +133,7 @@ pub(super) async fn deliveries(session: Session, Id(id): Id<TopupId>) -> Result<
 }
 
 /// The attempts of a delivery, with the opened answers.
-pub(super) fn attempts<'a>(desk: &Desk, id: &DeliveryId, made: &'a [partner_view::Attempt]) -> Vec<Attempt<'a>> {
+pub(super) fn attempts<'a>(desk: &Desk, id: &WebhookId, made: &'a [partner_view::Attempt]) -> Vec<Attempt<'a>> {
     let shown = made.iter().map(|attempt| Attempt {
         attempt: attempt.attempt + 1,
         at: attempt.at,
@@ -146,7 +146,7 @@ pub(super) fn attempts<'a>(desk: &Desk, id: &DeliveryId, made: &'a [partner_view
 }
 
 /// The opened answer; an answer that does not open is left out.
-fn answer(desk: &Desk, id: &DeliveryId, attempt: &partner_view::Attempt) -> Option<String> {
+fn answer(desk: &Desk, id: &WebhookId, attempt: &partner_view::Attempt) -> Option<String> {
     let number = u32::try_from(attempt.attempt).ok()?;
     let sealed = attempt.answer.as_ref()?;
     let opened = desk.vault.open(Purpose::Answer(id, number), sealed).ok()?;
@@ -178,7 +178,7 @@ pub(super) async fn redeliver(session: Session, Id(id): Id<TopupId>) -> Result<R
 }
 
 /// Makes a delivery of the partner due again.
-pub(super) async fn send_again(session: &Session, id: &DeliveryId) -> Result<(), ApiError> {
+pub(super) async fn send_again(session: &Session, id: &WebhookId) -> Result<(), ApiError> {
     let interval = session.app.limits.redeliver_interval;
     let redelivering =
         session.run(async |connection, partner| partner_view::redeliver(connection, partner, id, interval).await);
@@ -189,10 +189,10 @@ pub(super) async fn send_again(session: &Session, id: &DeliveryId) -> Result<(),
             Err(ApiError::too_soon(Code::RedeliveredRecently, message, wait))
         }
         (Redelivered::NotReady, _) => Err(ApiError::conflict(Code::TopupNotReady, "The eSIM is not ready")),
-        (Redelivered::Gone, DeliveryId::Topup(_)) => {
+        (Redelivered::Gone, WebhookId::Topup(_)) => {
             Err(ApiError::conflict(Code::TopupErased, "The eSIM's fields were erased and cannot be sent again"))
         }
-        (Redelivered::Gone, DeliveryId::Event(_)) => Err(ApiError::conflict(
+        (Redelivered::Gone, WebhookId::Event(_)) => Err(ApiError::conflict(
             Code::EventVoid,
             "The event is a test, is no longer asked for, or is no longer true; it cannot be sent again",
         )),

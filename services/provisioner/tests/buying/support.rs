@@ -281,7 +281,7 @@ impl Bench {
             external_order_id: order_id.to_string(),
             traceparent: None,
             answer_within: Duration::ZERO,
-            refusable: false,
+            answering: None,
             placements: vec![NewPlacement {
                 placement_id: PlacementId::new(),
                 provider: provider.into(),
@@ -303,7 +303,7 @@ impl Bench {
                 partner_id: partner.into(),
                 lane,
             });
-            let job = TopupJob::V2 { placements: placements.collect(), verdict_to: None };
+            let job = TopupJob::V1 { placements: placements.collect() };
             self.nats.publish(self.nats.job_subject(provider), job, None).await;
         }
     }
