@@ -34,13 +34,19 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 use utoipa::ToSchema;
 
 use crate::{
-    admission::Admitted,
-    codes::Code,
-    directory::{Directory, Options, Partner},
-    error::{ApiError, Fault},
-    handshake::Handshake,
+    access::{
+        admission::Admitted,
+        directory::{Directory, Options, Partner},
+    },
+    http::{
+        codes::Code,
+        error::{ApiError, Fault},
+    },
     metrics::{Metrics, OrderResult},
-    request::{Draft, Item},
+    orders::{
+        handshake::Handshake,
+        request::{Draft, Item},
+    },
 };
 
 /// The provider of every order from a sandbox partner.

@@ -24,7 +24,7 @@ use utoipa::ToSchema;
 use webhooks::body::Body;
 
 use super::{Desk, Session, json, page::Query};
-use crate::{codes::Code, error::ApiError};
+use crate::http::{codes::Code, error::ApiError};
 
 /// The time between two looks at the database.
 const PAUSE: Duration = Duration::from_secs(1);

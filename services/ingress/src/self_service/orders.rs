@@ -21,7 +21,10 @@ use super::{
     page::{Query, cursor},
     topups::{self, Topup},
 };
-use crate::{codes::Code, error::ApiError, request::MAX_EXTERNAL_ID};
+use crate::{
+    http::{codes::Code, error::ApiError},
+    orders::request::MAX_EXTERNAL_ID,
+};
 
 /// The orders that a page with a filter looks at.
 const LOOKED_AT: i64 = 200;

@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 use webhooks::{body::Body, event::failure, qr::QrUrls};
 
 use super::{Desk, Id, Session, json};
-use crate::{codes::Code, error::ApiError};
+use crate::http::{codes::Code, error::ApiError};
 
 /// One unit of an order.
 #[derive(Serialize, ToSchema)]

@@ -16,7 +16,7 @@ use super::{
     Session,
     page::{Query, cursor, cut},
 };
-use crate::error::ApiError;
+use crate::http::error::ApiError;
 
 /// An option that may be ordered.
 #[derive(Serialize, ToSchema)]

@@ -22,7 +22,7 @@ use webhooks::{
 };
 
 use super::{Desk, OVERLAP, Session, json};
-use crate::{
+use crate::http::{
     codes::Code,
     error::{ApiError, Fault},
     routes::whole_body,

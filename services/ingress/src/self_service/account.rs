@@ -11,7 +11,7 @@ use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 
 use super::{OVERLAP, Session, json};
-use crate::{codes::Code, error::ApiError};
+use crate::http::{codes::Code, error::ApiError};
 
 /// The account of the partner that signed the request.
 #[derive(Serialize, ToSchema)]

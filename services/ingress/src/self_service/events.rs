@@ -21,7 +21,7 @@ use super::{
     page::{Query, cut, timed_cursor},
     topups::{Attempt, attempts, send_again},
 };
-use crate::{codes::Code, error::ApiError};
+use crate::http::{codes::Code, error::ApiError};
 
 /// How often the outcome of a test is looked for.
 const LOOK: Duration = Duration::from_millis(200);
