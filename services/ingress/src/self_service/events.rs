@@ -40,23 +40,6 @@ impl FromStr for EventId {
 /// How often the outcome of a test is looked for.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// An event named in a path: `evt_` and 32 digits.
-pub(super) struct EventId(DeliveryId);
-
-impl FromStr for EventId {
-    type Err = NotAnEvent;
-
-    fn from_str(text: &str) -> Result<Self, NotAnEvent> {
-        match text.parse() {
-            Ok(WebhookId::Event(id)) => Ok(Self(id)),
-            Ok(WebhookId::Topup(_)) | Err(_) => Err(NotAnEvent),
-        }
-    }
-}
-
-/// The path names no event.
-pub(super) struct NotAnEvent;
-
 /// An event.
 #[derive(Serialize, ToSchema)]
 #[expect(clippy::struct_field_names, reason = "the names on the wire")]

@@ -4,8 +4,8 @@ use axum::{http::StatusCode, response::Response};
 use domain::{DeliveryId, OptionId, TopupId, WebhookId};
 use serde::Serialize;
 use store::{
-    self_service::{self, Redelivered, Unit, UnitState},
     profile::Profile,
+    self_service::{self, Redelivered, Unit, UnitState},
     vault::Purpose,
 };
 use time::{OffsetDateTime, serde::rfc3339};
@@ -122,7 +122,6 @@ pub(super) struct Attempt<'a> {
 pub(super) async fn deliveries(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
     let reading = session.run(async |connection, partner| self_service::delivery(connection, partner, &id).await);
     let delivery = reading.await?.ok_or(ApiError::NotFound)?;
-    let attempts = delivery.id.map(|id| attempts(session.desk(), id, &delivery.attempts));
     let attempts = delivery.id.map(|id| attempts(session.desk(), id, &delivery.attempts));
     let shown = Deliveries {
         topup_id: &id,
