@@ -255,7 +255,7 @@ impl Orders {
             publish(&self.jobs, &order);
             return;
         };
-        pending.stored(deadline);
+        self.handshake.stored(deadline);
         let verdicts = pending.verdicts(sent + self.placement_wait).await;
         for placement in &order.placements {
             self.metrics.verdict(verdicts.get(&placement.placement_id).copied());
