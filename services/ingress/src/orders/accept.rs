@@ -26,7 +26,7 @@ use runtime::Shutdown;
 use serde::Serialize;
 use store::{
     Database, PgConnection,
-    orders::{NewOrder, NewPlacement, NewTopup, Refusal, Stands},
+    orders::{NewOrder, NewPlacement, NewTopup, Refusal, OrderStatus},
 };
 use tokio::sync::{Semaphore, oneshot};
 use tracing::Span;
@@ -34,13 +34,19 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 use utoipa::ToSchema;
 
 use crate::{
-    admission::Admitted,
-    codes::Code,
-    directory::{Directory, Options, Partner},
-    error::{ApiError, Fault},
-    handshake::Handshake,
+    access::{
+        admission::Admitted,
+        directory::{Directory, Options, Partner},
+    },
+    http::{
+        codes::Code,
+        error::{ApiError, Fault},
+    },
     metrics::{Metrics, OrderResult},
-    request::{Draft, Item},
+    orders::{
+        handshake::Handshake,
+        request::{Draft, Item},
+    },
 };
 
 /// The provider of every order from a sandbox partner.
@@ -297,7 +303,7 @@ impl Orders {
             if inserted.stored {
                 return Ok(Some(inserted.sent));
             }
-            while let Some(Stands { decided, undecided_for }) = self.stands(order).await? {
+            while let Some(OrderStatus { decided, undecided_for }) = self.status(order).await? {
                 if decided {
                     return Ok(None);
                 }
@@ -313,11 +319,11 @@ impl Orders {
         }
     }
 
-    async fn stands(&self, order: &NewOrder) -> Result<Option<Stands>, ApiError> {
-        let stands = self.database.run(async |connection| {
-            store::orders::stands(connection, order.partner_id, &order.external_order_id).await
+    async fn status(&self, order: &NewOrder) -> Result<Option<OrderStatus>, ApiError> {
+        let status = self.database.run(async |connection| {
+            store::orders::status(connection, order.partner_id, &order.external_order_id).await
         });
-        stands.await.map_err(ApiError::internal)
+        status.await.map_err(ApiError::internal)
     }
 
     /// Stores the order, unless its client hangs up or its deadline passes while it is queued.

@@ -1,10 +1,10 @@
 //! Topups, their deliveries and redeliveries.
 
 use axum::{http::StatusCode, response::Response};
-use domain::{OptionId, TopupId, WebhookId};
+use domain::{DeliveryId, OptionId, TopupId, WebhookId};
 use serde::Serialize;
 use store::{
-    partner_view::{self, Redelivered, Unit, UnitState},
+    self_service::{self, Redelivered, Unit, UnitState},
     profile::Profile,
     vault::Purpose,
 };
@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 use webhooks::{body::Body, event::failure, qr::QrUrls};
 
 use super::{Desk, Id, Session, json};
-use crate::{codes::Code, error::ApiError};
+use crate::http::{codes::Code, error::ApiError};
 
 /// One unit of an order.
 #[derive(Serialize, ToSchema)]
@@ -75,7 +75,7 @@ pub(super) fn profile(desk: &Desk, unit: &Unit) -> Result<Option<Profile>, ApiEr
     params(("topup_id" = String, Path, description = "26 digits, from the answer of create-order")),
     responses((status = 200, description = "The topup", body = Topup), (status = 404, response = super::described::NotFound)))]
 pub(super) async fn show(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
-    let reading = session.run(async |connection, partner| partner_view::unit(connection, partner, &id).await);
+    let reading = session.run(async |connection, partner| self_service::unit(connection, partner, &id).await);
     let unit = reading.await?.ok_or(ApiError::NotFound)?;
     let profile = profile(session.desk(), &unit)?;
     let topup = Topup::new(&unit, profile.as_ref(), &session.desk().qr);
@@ -120,20 +120,22 @@ pub(super) struct Attempt<'a> {
     params(("topup_id" = String, Path, description = "26 digits")),
     responses((status = 200, description = "The delivery with its attempts", body = Deliveries), (status = 404, response = super::described::NotFound)))]
 pub(super) async fn deliveries(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
-    let reading = session.run(async |connection, partner| partner_view::delivery(connection, partner, &id).await);
+    let reading = session.run(async |connection, partner| self_service::delivery(connection, partner, &id).await);
     let delivery = reading.await?.ok_or(ApiError::NotFound)?;
+    let attempts = delivery.id.map(|id| attempts(session.desk(), id, &delivery.attempts));
+    let attempts = delivery.id.map(|id| attempts(session.desk(), id, &delivery.attempts));
     let shown = Deliveries {
         topup_id: &id,
         state: delivery.state.as_deref(),
         delivered_at: delivery.delivered_at,
         next_attempt_at: delivery.next_attempt_at,
-        attempts: attempts(session.desk(), &id.clone().into(), &delivery.attempts),
+        attempts: attempts.unwrap_or_default(),
     };
     Ok(json(StatusCode::OK, &shown))
 }
 
 /// The attempts of a delivery, with the opened answers.
-pub(super) fn attempts<'a>(desk: &Desk, id: &WebhookId, made: &'a [partner_view::Attempt]) -> Vec<Attempt<'a>> {
+pub(super) fn attempts<'a>(desk: &Desk, id: DeliveryId, made: &'a [self_service::Attempt]) -> Vec<Attempt<'a>> {
     let shown = made.iter().map(|attempt| Attempt {
         attempt: attempt.attempt + 1,
         at: attempt.at,
@@ -146,7 +148,7 @@ pub(super) fn attempts<'a>(desk: &Desk, id: &WebhookId, made: &'a [partner_view:
 }
 
 /// The opened answer; an answer that does not open is left out.
-fn answer(desk: &Desk, id: &WebhookId, attempt: &partner_view::Attempt) -> Option<String> {
+fn answer(desk: &Desk, id: DeliveryId, attempt: &self_service::Attempt) -> Option<String> {
     let number = u32::try_from(attempt.attempt).ok()?;
     let sealed = attempt.answer.as_ref()?;
     let opened = desk.vault.open(Purpose::Answer(id, number), sealed).ok()?;
@@ -181,7 +183,7 @@ pub(super) async fn redeliver(session: Session, Id(id): Id<TopupId>) -> Result<R
 pub(super) async fn send_again(session: &Session, id: &WebhookId) -> Result<(), ApiError> {
     let interval = session.app.limits.redeliver_interval;
     let redelivering =
-        session.run(async |connection, partner| partner_view::redeliver(connection, partner, id, interval).await);
+        session.run(async |connection, partner| self_service::redeliver(connection, partner, id, interval).await);
     match (redelivering.await?, id) {
         (Redelivered::Again | Redelivered::Due, _) => Ok(()),
         (Redelivered::TooSoon(wait), _) => {

@@ -29,9 +29,11 @@ use tokio::{
 };
 
 use crate::{
-    codes::Code,
-    limits::LimitsConfig,
-    observe::{Observer, request_id},
+    access::limits::LimitsConfig,
+    http::{
+        codes::Code,
+        observe::{Observer, request_id},
+    },
 };
 
 /// How long a connection is read after a response that came before the request's end. Most clients read

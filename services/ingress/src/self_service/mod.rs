@@ -3,7 +3,7 @@
 //! These requests never delay an order: they have places of their own ([`Admission::visit`]), and they use at most
 //! `SELF_SERVICE_CONCURRENCY` connections of the database. An id of another partner is answered like an unknown one.
 //!
-//! [`Admission::visit`]: crate::admission::Admission::visit
+//! [`Admission::visit`]: crate::access::admission::Admission::visit
 
 mod account;
 pub(crate) mod described;
@@ -45,11 +45,11 @@ use webhooks::{dns::Dns, guard::Guard, qr::QrUrls};
 
 pub(crate) use self::turns::Turns;
 use crate::{
-    admission::Place,
-    auth::Signed,
-    directory::Partner,
-    error::ApiError,
-    routes::{App, PREFIXES, whole_body},
+    access::{admission::Place, authentication::Signed, directory::Partner},
+    http::{
+        error::ApiError,
+        routes::{App, PREFIXES, whole_body},
+    },
 };
 
 /// The longest wait for a connection.

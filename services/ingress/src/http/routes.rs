@@ -18,18 +18,24 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tracing::field;
 
 use crate::{
-    admission::Admission,
-    auth::{Authenticator, Signed},
-    codes::Code,
-    connection::{Connection, answer_body},
-    error::ApiError,
-    limits::{LimitsConfig, size},
+    access::{
+        admission::Admission,
+        authentication::{Authenticator, Signed},
+        limits::{LimitsConfig, size},
+    },
+    http::{
+        codes::Code,
+        connection::{Connection, answer_body},
+        error::ApiError,
+        observe::{Observer, observe},
+    },
     metrics::{Metrics, OrderResult},
-    observe::{Observer, observe},
-    orders::{self, Created, Orders},
-    partner::{self, Desk, described},
-    qr::{self, Drawing},
-    request::{self, Largest},
+    orders::{
+        accept::{self, Created, Orders},
+        request::{self, Largest},
+    },
+    pages::qr::{self, Drawing},
+    self_service::{self, Desk, described},
 };
 
 /// Both forms of the prefix that the specification writes.
@@ -54,7 +60,7 @@ impl App {
 }
 
 pub(crate) fn router(app: Arc<App>, pages: Router, drawing: Arc<Drawing>, observer: Arc<Observer>) -> Router {
-    let mut router = partner::router(&app);
+    let mut router = self_service::router(&app);
     for prefix in PREFIXES {
         router = router.route(&format!("{prefix}/orders"), post(create_order));
     }
@@ -93,7 +99,7 @@ async fn one_host(request: Request, next: Next) -> Response {
 /// repeat the request with the same `external_order_id`, or look the order up.
 #[utoipa::path(post, path = "/orders", operation_id = "create_order", tag = "Orders", request_body = described::NewOrder,
     responses(
-        (status = 201, description = "The order is stored", body = orders::CreatedOrder,
+        (status = 201, description = "The order is stored", body = accept::CreatedOrder,
             headers(("Location" = String, description = "The path of the order"))),
         (status = 400, response = described::InvalidJson),
         (status = 422, response = described::Unprocessable),
@@ -114,7 +120,7 @@ pub(crate) async fn create_order(
     let answered = answer(&app, &signed, connection, &parts.headers, body, &mut id).await;
     let stored = match &answered {
         Ok(_) => true,
-        Err(ApiError::Unprocessable(faults)) => orders::names_taken(faults),
+        Err(ApiError::Unprocessable(faults)) => accept::names_taken(faults),
         Err(_) => false,
     };
     let mut response = answered.unwrap_or_else(ApiError::into_response);
@@ -172,7 +178,7 @@ fn order_result(error: &ApiError) -> OrderResult {
         ApiError::Internal(_) => OrderResult::Error,
         ApiError::Limited { .. } => OrderResult::Limited,
         ApiError::Unavailable { .. } => OrderResult::Shed,
-        ApiError::Unprocessable(errors) if orders::is_taken(errors) => OrderResult::Duplicate,
+        ApiError::Unprocessable(errors) if accept::is_taken(errors) => OrderResult::Duplicate,
         _ => OrderResult::Invalid,
     }
 }

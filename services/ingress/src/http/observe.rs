@@ -19,9 +19,11 @@ use tracing::{Instrument, field};
 use uuid::Uuid;
 
 use crate::{
-    codes::{self, Named},
-    connection::Connection,
-    error::Refusal,
+    http::{
+        codes::{self, Named},
+        connection::Connection,
+        error::Refusal,
+    },
     metrics::Metrics,
     pages,
 };

@@ -4,14 +4,14 @@ use axum::{http::StatusCode, response::Response};
 use serde::Serialize;
 use signing::generate;
 use store::{
-    partner_view,
+    self_service,
     partners::{self, Rotated},
 };
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 
 use super::{OVERLAP, Session, json};
-use crate::{codes::Code, error::ApiError};
+use crate::http::{codes::Code, error::ApiError};
 
 /// The account of the partner that signed the request.
 #[derive(Serialize, ToSchema)]
@@ -53,7 +53,7 @@ struct Used {
 #[utoipa::path(get, path = "/account", operation_id = "show_account", tag = "Account",
     responses((status = 200, description = "The account", body = Account)))]
 pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
-    let stored = session.run(partner_view::account).await?.ok_or(ApiError::NotFound)?;
+    let stored = session.run(self_service::account).await?.ok_or(ApiError::NotFound)?;
     let (app, partner) = (&session.app, &session.partner);
     let [requests, orders, units] = app.admission.rates.of(partner).per_second();
     let account = Account {
@@ -99,7 +99,7 @@ pub(super) async fn rotate(session: Session) -> Result<Response, ApiError> {
     let (access_key, secret_key) = generate::keys().map_err(ApiError::internal)?;
     let vault = &session.desk().vault;
     let rotated = session.run(async |connection, partner| {
-        partner_view::rotate(connection, partner, "keys rotate", async |transaction| {
+        self_service::rotate(connection, partner, "keys rotate", async |transaction| {
             partners::rotate_keys(transaction, vault, partner, &access_key, &secret_key, OVERLAP).await
         })
         .await

@@ -14,7 +14,7 @@ use domain::Environment;
 use serde::Serialize;
 use signing::webhook::{Secret, signatures};
 use store::{
-    partner_view::{self, Position, StoredWebhook},
+    self_service::{self, Position, StoredWebhook},
     partners,
     profile::Profile,
 };
@@ -24,7 +24,7 @@ use utoipa::ToSchema;
 use webhooks::body::Body;
 
 use super::{Desk, Session, json, page::Query};
-use crate::{codes::Code, error::ApiError};
+use crate::http::{codes::Code, error::ApiError};
 
 /// The time between two looks at the database.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -85,7 +85,7 @@ pub(super) async fn listen(session: Session, uri: Uri) -> Result<Response, ApiEr
     });
     loop {
         let looking =
-            session.run(async |connection, partner| partner_view::webhooks(connection, partner, &after, limit).await);
+            session.run(async |connection, partner| self_service::webhooks(connection, partner, &after, limit).await);
         let found = looking.await?;
         let next = Instant::now() + PAUSE;
         if !found.is_empty() || next > until || stop.is_cancelled() {
@@ -96,7 +96,7 @@ pub(super) async fn listen(session: Session, uri: Uri) -> Result<Response, ApiEr
 }
 
 async fn answer(session: &Session, found: &[StoredWebhook], after: &Position) -> Result<Response, ApiError> {
-    let sealed = if found.is_empty() { Vec::new() } else { session.run(partner_view::webhook_secrets).await? };
+    let sealed = if found.is_empty() { Vec::new() } else { session.run(self_service::webhook_secrets).await? };
     let desk = session.desk();
     let opened = sealed.iter().map(|one| partners::open_webhook_secret(&desk.vault, session.id(), one));
     let secrets = opened.collect::<Result<Vec<Secret>, _>>().map_err(ApiError::internal)?;

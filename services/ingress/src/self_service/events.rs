@@ -1,16 +1,16 @@
 //! Events of the partner's endpoint other than the specified webhook, and the test of the endpoint.
 
-use std::time::Duration;
+use std::{str::FromStr, time::Duration};
 
 use axum::{
     http::{StatusCode, Uri},
     response::Response,
 };
-use domain::EventId;
+use domain::{DeliveryId, WebhookId};
 use serde::Serialize;
 use store::{
-    events::{self, Page, Tested, View},
-    partner_view,
+    deliveries::events::{self, Page, Tested, View},
+    self_service,
 };
 use time::{OffsetDateTime, serde::rfc3339};
 use tokio::time::Instant;
@@ -21,18 +21,49 @@ use super::{
     page::{Query, cut, timed_cursor},
     topups::{Attempt, attempts, send_again},
 };
-use crate::{codes::Code, error::ApiError};
+use crate::http::{codes::Code, error::ApiError};
+
+/// The id of an event in a path. A topup's id names no event, although both are webhook ids.
+pub(super) struct EventId(DeliveryId);
+
+impl FromStr for EventId {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text.parse() {
+            Ok(WebhookId::Event(id)) => Ok(Self(id)),
+            Ok(WebhookId::Topup(_)) | Err(_) => Err(()),
+        }
+    }
+}
 
 /// How often the outcome of a test is looked for.
 const LOOK: Duration = Duration::from_millis(200);
+
+/// An event named in a path: `evt_` and 32 digits.
+pub(super) struct EventId(DeliveryId);
+
+impl FromStr for EventId {
+    type Err = NotAnEvent;
+
+    fn from_str(text: &str) -> Result<Self, NotAnEvent> {
+        match text.parse() {
+            Ok(WebhookId::Event(id)) => Ok(Self(id)),
+            Ok(WebhookId::Topup(_)) | Err(_) => Err(NotAnEvent),
+        }
+    }
+}
+
+/// The path names no event.
+pub(super) struct NotAnEvent;
 
 /// An event.
 #[derive(Serialize, ToSchema)]
 #[expect(clippy::struct_field_names, reason = "the names on the wire")]
 pub(super) struct Event<'a> {
     /// The `webhook-id`, the same in every attempt.
-    #[schema(example = "evt_019a0000000070008000000000000001")]
-    event_id: &'a str,
+    #[schema(value_type = String, example = "evt_019a0000000070008000000000000001")]
+    event_id: &'a WebhookId,
     /// `webhook.test`, or a further event such as `topup.failed`.
     #[serde(rename = "type")]
     kind: &'a str,
@@ -101,10 +132,7 @@ pub(super) async fn list(session: Session, uri: Uri) -> Result<Response, ApiErro
     };
     let listing = session.run(async |connection, partner| events::list(connection, partner, &page).await);
     let mut found = listing.await?;
-    let after = |last: &View| {
-        let id: EventId = last.event_id.parse().ok()?;
-        Some(timed_cursor(last.created_at, id.uuid()))
-    };
+    let after = |last: &View| Some(timed_cursor(last.created_at, last.delivery_id.uuid()));
     let shown = Events { next_cursor: cut(&mut found, limit, after), events: found.iter().map(Event::new).collect() };
     Ok(json(StatusCode::OK, &shown))
 }
@@ -115,19 +143,19 @@ pub(super) async fn list(session: Session, uri: Uri) -> Result<Response, ApiErro
 #[utoipa::path(get, path = "/webhook/events/{event_id}", operation_id = "show_event", tag = "Webhook",
     params(("event_id" = String, Path, description = "`evt_` and 32 digits")),
     responses((status = 200, description = "The event", body = EventDetail), (status = 404, response = super::described::NotFound)))]
-pub(super) async fn show(session: Session, Id(id): Id<EventId>) -> Result<Response, ApiError> {
-    let event = find(&session, &id).await?.ok_or(ApiError::NotFound)?;
-    detail(&session, StatusCode::OK, &id, &event).await
+pub(super) async fn show(session: Session, Id(EventId(id)): Id<EventId>) -> Result<Response, ApiError> {
+    let event = find(&session, id).await?.ok_or(ApiError::NotFound)?;
+    detail(&session, StatusCode::OK, &event).await
 }
 
-async fn find(session: &Session, id: &EventId) -> Result<Option<View>, ApiError> {
+async fn find(session: &Session, id: DeliveryId) -> Result<Option<View>, ApiError> {
     session.run(async |connection, partner| events::find(connection, Some(partner), id).await).await
 }
 
-async fn detail(session: &Session, status: StatusCode, id: &EventId, event: &View) -> Result<Response, ApiError> {
-    let id = id.clone().into();
-    let made = session.run(async |connection, _| partner_view::attempts(connection, &id).await).await?;
-    let shown = EventDetail { event: Event::new(event), attempts: attempts(session.desk(), &id, &made) };
+async fn detail(session: &Session, status: StatusCode, event: &View) -> Result<Response, ApiError> {
+    let id = event.delivery_id;
+    let made = session.run(async |connection, _| self_service::attempts(connection, id).await).await?;
+    let shown = EventDetail { event: Event::new(event), attempts: attempts(session.desk(), id, &made) };
     Ok(json(status, &shown))
 }
 
@@ -135,7 +163,7 @@ async fn detail(session: &Session, status: StatusCode, id: &EventId, event: &Vie
 #[derive(Serialize, ToSchema)]
 pub(super) struct EventRedelivery<'a> {
     #[schema(value_type = String, example = "evt_019a0000000070008000000000000001")]
-    event_id: &'a EventId,
+    event_id: &'a WebhookId,
     /// Always `pending`: the event is sent within seconds.
     state: &'a str,
 }
@@ -152,7 +180,8 @@ pub(super) struct EventRedelivery<'a> {
         (status = 409, description = "The event cannot be sent again (`event_void`), or no webhook URL is set (`webhook_url_missing`)", body = super::described::Message),
         (status = 429, description = "The last attempt began less than a minute ago (`redelivered_recently`)", body = super::described::Message)))]
 pub(super) async fn redeliver(session: Session, Id(id): Id<EventId>) -> Result<Response, ApiError> {
-    send_again(&session, &id.clone().into()).await?;
+    let id = WebhookId::Event(id.0);
+    send_again(&session, &id).await?;
     Ok(json(StatusCode::ACCEPTED, &EventRedelivery { event_id: &id, state: "pending" }))
 }
 
@@ -190,11 +219,11 @@ pub(super) async fn test(session: Session) -> Result<Response, ApiError> {
     loop {
         stop.run_until_cancelled(tokio::time::sleep(LOOK)).await;
         let late = Instant::now() >= deadline || stop.is_cancelled();
-        match find(&session, &id).await {
+        match find(&session, id).await {
             Ok(Some(event)) if event.state != "pending" => {
-                return detail(&session, StatusCode::OK, &id, &event).await;
+                return detail(&session, StatusCode::OK, &event).await;
             }
-            Ok(Some(event)) if late => return detail(&session, StatusCode::ACCEPTED, &id, &event).await,
+            Ok(Some(event)) if late => return detail(&session, StatusCode::ACCEPTED, &event).await,
             Ok(None) => return Err(ApiError::NotFound),
             Err(error) if late => return Err(error),
             // A busy database delays the answer, not the test.

@@ -10,8 +10,8 @@ use axum::{
 use serde_json::json;
 
 use crate::{
-    codes::{Code, Named},
-    orders,
+    http::codes::{Code, Named},
+    orders::accept,
 };
 
 /// One error of a 422.
@@ -126,7 +126,7 @@ impl ApiError {
             Self::Unauthorized { reason, .. } | Self::Limited { reason, .. } | Self::Unavailable { reason, .. } => {
                 reason
             }
-            Self::Unprocessable(errors) if orders::is_taken(errors) => "taken",
+            Self::Unprocessable(errors) if accept::is_taken(errors) => "taken",
             Self::Unprocessable(_) => "invalid",
             Self::Refused(_) => "provider",
             Self::Internal(_) => "internal",

@@ -9,14 +9,14 @@ use domain::OptionId;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
-use store::partner_view;
+use store::self_service;
 use utoipa::ToSchema;
 
 use super::{
     Session,
     page::{Query, cursor, cut},
 };
-use crate::error::ApiError;
+use crate::http::error::ApiError;
 
 /// An option that may be ordered.
 #[derive(Serialize, ToSchema)]
@@ -57,7 +57,7 @@ pub(super) async fn list(session: Session, uri: Uri, headers: HeaderMap) -> Resu
     let listing = session.run(async |connection, _| {
         // One more row shows that there is another page.
         let most = i64::from(limit) + 1;
-        partner_view::options(connection, environment, providers, after, most).await
+        self_service::options(connection, environment, providers, after, most).await
     });
     let mut found = listing.await?;
     let page = Options {

@@ -15,7 +15,7 @@ use super::{
     },
     events, listen, options, orders, topups, webhook,
 };
-use crate::routes;
+use crate::http::routes;
 
 /// The prefix of all header names in the document, replaced by the brand's.
 const PREFIX: &str = "X-Service-";

@@ -6,7 +6,7 @@ use domain::OptionId;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::{
+use crate::http::{
     codes::Code,
     error::{ApiError, Fault},
 };

@@ -15,7 +15,10 @@ use governor::{
 use runtime::lock;
 use store::partners::Limits;
 
-use crate::{codes::Code, directory::Partner, error::ApiError, limits::LimitsConfig};
+use crate::{
+    access::{directory::Partner, limits::LimitsConfig},
+    http::{codes::Code, error::ApiError},
+};
 
 /// The most partners with state before inactive ones are dropped.
 const REMEMBERED: usize = 10_000;

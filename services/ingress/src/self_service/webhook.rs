@@ -9,7 +9,7 @@ use serde_json::Value;
 use signing::generate;
 use store::{
     events::Kind,
-    partner_view::{self, Endpoint},
+    self_service::{self, Endpoint},
     partners::{self, NewWebhook, Rotated},
 };
 use time::{OffsetDateTime, serde::rfc3339};
@@ -22,7 +22,7 @@ use webhooks::{
 };
 
 use super::{Desk, OVERLAP, Session, json};
-use crate::{
+use crate::http::{
     codes::Code,
     error::{ApiError, Fault},
     routes::whole_body,
@@ -40,7 +40,7 @@ pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
 }
 
 async fn current(session: &Session) -> Result<Endpoint, ApiError> {
-    session.run(partner_view::endpoint).await?.ok_or(ApiError::NotFound)
+    session.run(self_service::endpoint).await?.ok_or(ApiError::NotFound)
 }
 
 /// The endpoint after a change.
@@ -69,16 +69,15 @@ pub(super) async fn set(session: Session, request: Request) -> Result<Response, 
     let wanted = wanted(&session.desk().guard, &body, session.environment())?;
     let url = wanted.url.as_ref();
     let warning = match url.and_then(Option::as_ref) {
-        Some(url) if session.run(partner_view::webhook_url).await?.as_deref() != Some(url.as_str()) => {
+        Some(url) if session.run(self_service::webhook_url).await?.as_deref() != Some(url.as_str()) => {
             resolved(session.desk(), url).await?
         }
         _ => None,
     };
     let url = url.map(|url| url.as_ref().map(WebhookUrl::as_str));
     let new = NewWebhook { url, events: wanted.events.as_deref() };
-    let interval = session.app.limits.redeliver_interval;
     let changing =
-        session.run(async |connection, partner| partner_view::set_webhook(connection, partner, &new, interval).await);
+        session.run(async |connection, partner| self_service::set_webhook(connection, partner, &new).await);
     if changing.await? {
         let removed = matches!(wanted.url, Some(None));
         tracing::info!(partner.id = %session.id(), removed, "a partner set its webhook endpoint");
@@ -180,7 +179,7 @@ pub(super) async fn rotate_secret(session: Session) -> Result<Response, ApiError
     let secret = generate::webhook_secret().map_err(ApiError::internal)?;
     let vault = &session.desk().vault;
     let rotated = session.run(async |connection, partner| {
-        partner_view::rotate(connection, partner, "webhook secret rotate", async |transaction| {
+        self_service::rotate(connection, partner, "webhook secret rotate", async |transaction| {
             partners::rotate_webhook_secret(transaction, vault, partner, &secret, OVERLAP).await
         })
         .await

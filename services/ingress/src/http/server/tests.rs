@@ -7,7 +7,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{mpsc, oneshot};
 
 use super::*;
-use crate::{connection::answer_body, metrics::Metrics, observe::observe};
+use crate::{
+    http::{connection::answer_body, observe::observe},
+    metrics::Metrics,
+};
 
 #[derive(Parser)]
 struct Program {

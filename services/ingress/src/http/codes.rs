@@ -283,7 +283,7 @@ const INTRODUCTION: &str = "Each error answer names its codes in `X-Service-Erro
 #[cfg(test)]
 fn markdown() -> String {
     let mut page = format!(
-        "<!-- Made from services/ingress/src/codes.rs: UPDATE_DOCS=1 cargo test -p ingress --lib codes -->\n# {TITLE}\n\n{INTRODUCTION}\n"
+        "<!-- Made from services/ingress/src/http/codes.rs: UPDATE_DOCS=1 cargo test -p ingress --lib codes -->\n# {TITLE}\n\n{INTRODUCTION}\n"
     );
     for code in Code::VARIANTS {
         let (name, facts, text) = (code.name(), code.facts(), code.text());

@@ -15,7 +15,7 @@ use qrcode::{Color, EcLevel, QrCode, bits::encode_auto};
 use tokio::sync::Semaphore;
 use webhooks::qr::QrGate;
 
-use crate::error::ApiError;
+use crate::http::error::ApiError;
 
 /// Smallest and largest picture, in pixels of one side.
 const SIZES: std::ops::RangeInclusive<usize> = 64..=1024;

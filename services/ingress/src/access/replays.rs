@@ -14,7 +14,7 @@ use domain::PartnerId;
 use opentelemetry::global;
 use runtime::lock;
 
-use crate::{auth::WINDOW, limits::size};
+use crate::access::{authentication::WINDOW, limits::size};
 
 /// The use of a signature: the timestamp and the 64 digits of a valid one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

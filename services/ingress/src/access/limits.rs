@@ -104,7 +104,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::request::{self, Largest};
+    use crate::orders::request::{self, Largest};
 
     #[derive(Parser)]
     struct Program {

@@ -13,11 +13,12 @@ use opentelemetry::global;
 use runtime::lock;
 
 use crate::{
-    codes::Code,
-    directory::Partner,
-    error::ApiError,
-    limits::LimitsConfig,
-    rates::{PartnerRates, Rates},
+    access::{
+        directory::Partner,
+        limits::LimitsConfig,
+        rates::{PartnerRates, Rates},
+    },
+    http::{codes::Code, error::ApiError},
 };
 
 const MIB: u64 = 1024 * 1024;

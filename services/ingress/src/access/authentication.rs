@@ -6,11 +6,12 @@ use std::sync::Arc;
 use axum::http::{HeaderValue, request::Parts};
 
 use crate::{
-    codes::Code,
-    directory::{Directory, Key, Partner},
-    error::ApiError,
+    access::{
+        directory::{Directory, Key, Partner},
+        replays::{Replays, Use},
+    },
+    http::{codes::Code, error::ApiError},
     metrics::Metrics,
-    replays::{Replays, Use},
 };
 
 /// The largest difference between a request's timestamp and our clock, in seconds.

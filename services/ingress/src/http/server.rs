@@ -32,9 +32,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tower::ServiceExt;
 
 use crate::{
-    connection::{Connection, Socket},
-    limits::{LimitsConfig, size},
-    observe::Observer,
+    access::limits::{LimitsConfig, size},
+    http::{
+        connection::{Connection, Socket},
+        observe::Observer,
+    },
 };
 
 /// The response to a connection beyond `MAX_CONNECTIONS`.

@@ -11,7 +11,7 @@ use serde::Serialize;
 use store::{
     PgConnection,
     orders::Cancelled,
-    partner_view::{self, OrderHead, OrderPage, OrderState, Unit, Units},
+    self_service::{self, OrderHead, OrderPage, OrderState, Unit, Units},
 };
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
@@ -21,7 +21,10 @@ use super::{
     page::{Query, cursor},
     topups::{self, Topup},
 };
-use crate::{codes::Code, error::ApiError, request::MAX_EXTERNAL_ID};
+use crate::{
+    http::{codes::Code, error::ApiError},
+    orders::request::MAX_EXTERNAL_ID,
+};
 
 /// The orders that a page with a filter looks at.
 const LOOKED_AT: i64 = 200;
@@ -106,10 +109,10 @@ async fn stored(
     partner: PartnerId,
     external_order_id: &str,
 ) -> Result<Option<(OrderHead, Vec<Unit>)>, store::Error> {
-    let Some(head) = partner_view::order(connection, partner, external_order_id).await? else {
+    let Some(head) = self_service::order(connection, partner, external_order_id).await? else {
         return Ok(None);
     };
-    let units = partner_view::units(connection, partner, head.order_id).await?;
+    let units = self_service::units(connection, partner, head.order_id).await?;
     Ok(Some((head, units)))
 }
 
@@ -117,7 +120,7 @@ fn shown(desk: &Desk, head: &OrderHead, units: &[Unit]) -> Result<Response, ApiE
     let profiles: Vec<_> = units.iter().map(|unit| topups::profile(desk, unit)).collect::<Result<_, _>>()?;
     let both = units.iter().zip(&profiles);
     let topups = both.map(|(unit, profile)| Topup::new(unit, profile.as_ref(), &desk.qr));
-    let order = Order { summary: Summary::new(head, partner_view::count(units)), topups: topups.collect() };
+    let order = Order { summary: Summary::new(head, self_service::count(units)), topups: topups.collect() };
     Ok(json(StatusCode::OK, &order))
 }
 
@@ -189,7 +192,7 @@ pub(super) async fn list(session: Session, uri: Uri) -> Result<Response, ApiErro
     query.check()?;
     let looked_at = if state.is_some() { LOOKED_AT } else { limit.into() };
     let page = OrderPage { before: before.map(OrderId::from), created_after, limit: looked_at };
-    let listing = session.run(async |connection, partner| partner_view::orders(connection, partner, &page).await);
+    let listing = session.run(async |connection, partner| self_service::orders(connection, partner, &page).await);
     let found = listing.await?;
     let (mut orders, mut last) = (Vec::new(), None);
     let mut rest = found.iter();
