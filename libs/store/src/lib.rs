@@ -13,6 +13,7 @@ pub mod orders;
 pub mod partners;
 pub mod placements;
 pub mod profile;
+pub mod provider_lanes;
 pub mod providers;
 pub mod recover;
 pub mod retention;

@@ -4,20 +4,21 @@
 //! A single lane that is held back sends no heartbeat of its own: its placements are deferred, and the provisioner
 //! then reports *under way* at once.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pipeline::{Nats, payload::Heartbeat};
 use runtime::Shutdown;
 
-use crate::{breaker::Breaker, lanes::Lanes};
+use crate::{breaker::Breaker, limiter::LaneLimiters};
 
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Sends heartbeats until the soft stop, except while the provider's breaker is not closed or every slot is stuck.
+/// Sends heartbeats until the soft stop, except while the provider's breaker is not closed or every permit is taken and no
+/// purchase begins.
 pub async fn send(
     provider: &str,
     breaker: &Breaker,
-    lanes: &Lanes,
+    limiters: &LaneLimiters,
     nats: &Nats,
     shutdown: &Shutdown,
 ) -> anyhow::Result<()> {
@@ -26,7 +27,7 @@ pub async fn send(
     let mut ticks = shutdown.ticks(PERIOD);
     while ticks.next().await {
         if breaker.is_closed()
-            && !lanes.is_stuck()
+            && !limiters.is_stuck(Instant::now())
             && nats.is_connected()
             && let Err(error) = nats.client().publish(subject.clone(), payload.clone().into()).await
         {

@@ -108,7 +108,7 @@ impl Stage for Queue {
         if !calls.breaker.is_closed() {
             return Ok(Found { due: Vec::new(), after: None });
         }
-        let skip = if self.buys { calls.lanes.open() } else { Vec::new() };
+        let skip = if self.buys { calls.limiters.full(Instant::now()) } else { Vec::new() };
         let page = Page { limit: look.limit, per_lane: look.per_lane, after: look.after, skip: &skip };
         self.placing.due(self.buys, &page).await
     }
@@ -321,7 +321,7 @@ impl Placing {
 
     /// Looks up an attempt without a recorded outcome. Buys nothing.
     async fn look_up(&self, work: &Claimed, lane: &Arc<str>, permit: Option<Permit>) {
-        let answer = self.calls.find(lane, work.placement_id).await;
+        let answer = self.calls.find(lane, work.placement_id, work.unknowns > 0).await;
         let _room = self.leave(permit).await;
         let outcome = match answer {
             Ok(FindAnswer::Found(units)) => {

@@ -54,7 +54,7 @@ impl Writer for Settlements {
 impl Placing {
     /// Whether an operator must resolve it. A provider that is busy or fails as a whole says nothing about it.
     pub(crate) fn is_lasting(&self, work: &Claimed, trouble: &Trouble) -> bool {
-        !matches!(trouble, Trouble::Busy { .. }) && work.unknowns + 1 >= LASTING && self.calls.breaker.is_well()
+        !matches!(trouble, Trouble::Busy { .. }) && work.unknowns + 1 >= LASTING && self.calls.breaker.is_healthy()
     }
 
     fn alarm(&self, work: &Claimed, reason: &str) {
