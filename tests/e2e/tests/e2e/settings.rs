@@ -59,7 +59,6 @@ const ROWS: &[(&[&str], &str, Option<&str>)] = &[
     (&["ingress"], "SELF_SERVICE_IN_FLIGHT", Some("0")),
     (&["ingress"], "SELF_SERVICE_CONCURRENCY", Some("many")),
     (&["ingress"], "REDELIVER_INTERVAL", Some("0s")),
-    (&["ingress"], "REPLAYS_REMEMBERED", Some("-1")),
     (&["ingress"], "WEBHOOK_HTTP_LIVE", Some("maybe")),
     (&["ingress"], "QR_BARE_UNTIL", Some("tomorrow")),
     (&["ingress", "notifier"], "QR_KEYS", Some("c2hvcnQ=")),
