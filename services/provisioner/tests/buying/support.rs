@@ -188,7 +188,6 @@ impl Bench {
             ("BREAKER_FAILURES", "1000"),
             ("BREAKER_OPEN", "1h"),
             ("BREAKER_OPEN_MOST", "1h"),
-            ("LANE_FAILURE_RATE", "100"),
             ("SANDBOX_URL", &url),
             ("SANDBOX_ACCESS_KEY", ACCESS_KEY),
             ("SANDBOX_SECRET_KEY", SECRET_KEY),
