@@ -36,7 +36,9 @@ impl Nats {
     /// Starts the sender of reports.
     pub fn reports(&self, shutdown: &Shutdown) -> Batcher<Report> {
         self.batcher("reports", shutdown, async |nats: Self, reports: Vec<Report>| {
-            for (ingress, contents) in group_by_address(reports.into_iter().map(|report| (report.ingress, report.content))) {
+            for (ingress, contents) in
+                group_by_address(reports.into_iter().map(|report| (report.ingress, report.content)))
+            {
                 nats.send(nats.answer_subject(ingress), &message(contents)).await;
             }
         })

@@ -4,35 +4,19 @@
 //! Guarantee: a 201 is sent only after the order is committed. A 4xx or 503 is sent only if nothing is
 //! bought, now or later. Jobs only save time: provisioners find placements without a job in the database.
 //!
-//! Modules: [`server`] serves [`connection`]s, which know when a response has left. [`auth`] finds the
-//! partner; [`replays`] refuses a signature that was used. [`admission`], [`rates`] and [`limits`] bound the
-//! load. [`request`] parses the order. [`directory`] caches partners and options. [`orders`] stores and
-//! answers orders. [`handshake`] receives the provisioners' verdicts and releases their orders. [`partner`]
-//! answers all other signed requests. [`qr`] draws QR codes. [`codes`] names and explains errors. [`pages`]
-//! serves the partners' documentation. [`observe`] and [`metrics`] record requests.
+//! The folders follow a request: [`http`] serves connections and names the errors. [`access`] authenticates requests
+//! and limits their load. [`orders`] stores and answers orders; [`self_service`] answers all other signed requests.
+//! [`pages`] serves the documentation and the QR codes. [`metrics`] counts.
 
-mod admission;
-mod auth;
-mod codes;
-mod connection;
-mod directory;
-mod error;
+mod access;
 #[cfg(fuzzing)]
 #[expect(clippy::expect_used, reason = "a target that cannot start fails")]
 pub mod fuzz;
-mod handshake;
-mod limits;
+mod http;
 mod metrics;
-mod observe;
 mod orders;
 mod pages;
-mod partner;
-mod qr;
-mod rates;
-mod replays;
-mod request;
-mod routes;
-mod server;
+mod self_service;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -58,20 +42,23 @@ use webhooks::{
 };
 
 use crate::{
-    admission::Admission,
-    auth::Authenticator,
-    directory::Directory,
-    handshake::Handshake,
-    limits::LimitsConfig,
+    access::{
+        admission::Admission, authentication::Authenticator, directory::Directory, limits::LimitsConfig,
+        replays::Replays,
+    },
+    http::{
+        observe::Observer,
+        routes::{self, App},
+        server::Server,
+    },
     metrics::Metrics,
-    observe::Observer,
-    orders::{InsertOrders, Orders},
-    partner::{Desk, Turns, openapi},
-    qr::Drawing,
-    replays::Replays,
-    request::Largest,
-    routes::App,
-    server::Server,
+    orders::{
+        accept::{self, InsertOrders, Orders},
+        handshake::Handshake,
+        request::Largest,
+    },
+    pages::qr::Drawing,
+    self_service::{Desk, Turns, openapi},
 };
 
 /// The most lookups of new webhook URLs' hosts in flight.
@@ -176,7 +163,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let directory = Arc::new(Directory::new(database.clone(), vault.clone()));
     shutdown.spawn("directory", Arc::clone(&directory).refresh(readiness, shutdown.clone()));
     let jobs = nats.jobs(&shutdown);
-    let providers = config.providers.iter().map(String::as_str).chain([orders::SANDBOX]);
+    let providers = config.providers.iter().map(String::as_str).chain([accept::SANDBOX]);
     let handshake = Handshake::new(&nats, providers, &shutdown);
     let mut listening = tokio::spawn(Arc::clone(&handshake).listen());
 

@@ -1,11 +1,11 @@
-//! The stage: reads deliveries, attempts each once, and records the result.
+//! The stage: claims deliveries, attempts each once, and records the result.
 
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use domain::{PartnerId, DeliveryId};
+use domain::{DeliveryId, PartnerId};
 use pipeline::{
     Effect, GroupCommit,
     group_commit::{Closed, Writer},
@@ -19,11 +19,12 @@ use pipeline::{
 use runtime::{Shutdown, clock};
 use store::{
     Database, PgConnection,
-    deliveries::{self, Attempted, Content, Delivery, DeliveryPage, Read},
+    deliveries::{self, Attempted, Claim, Content, Delivery},
     endpoints::BlockPolicy,
     events::Subject,
     profile::Profile,
     vault::{Purpose, Vault},
+    work::Page,
 };
 use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
@@ -33,12 +34,12 @@ use webhooks::{body::Body, event, qr::QrUrls};
 use crate::{
     endpoint::{Endpoint, Endpoints},
     metrics::Metrics,
-    outcome::{Failure, Tried, class, ids, log, result},
+    outcome::{Failure, LogIds, Tried, class, log, result},
     schedule::{Next, Schedule},
     webhook::{self, Sender},
 };
 
-/// The first lease of a delivery. A delivery that is not finished by then gets a due row.
+/// The first lease of a delivery. A delivery that is not finished by then becomes due.
 pub const FIRST_LEASE: Duration = pipeline::timing::DELIVERY_FIRST_LEASE;
 /// The part of a lease beyond the request: decrypting, recording.
 pub const LEASE_MARGIN: Duration = Duration::from_secs(5);
@@ -101,18 +102,24 @@ impl Deliver {
         Ticket { id, lane: self.endpoints.host(partner), partner }
     }
 
-    async fn deliver(&self, delivery: Delivery, trigger: Trigger, mut permit: Permit) {
+    async fn deliver(&self, delivery: Delivery, claimed: Instant, mut permit: Permit) {
         let Some(endpoint) = self.endpoints.of(&delivery, &self.vault) else {
-            let (topup_id, event_id) = ids(&delivery.id);
-            tracing::debug!(topup.id = topup_id, event.id = event_id, partner.id = %delivery.partner_id, "no webhook URL");
+            let ids = LogIds::of(&delivery);
+            tracing::debug!(
+                topup.id = ids.topup, event.id = ids.event, partner.id = %delivery.partner_id,
+                "no webhook URL"
+            );
             self.metrics.delivery("no_endpoint");
             return self.write(&self.without_url, delivery.id).await;
         };
         if !permit.move_to(&endpoint.host) {
-            let (topup_id, event_id) = ids(&delivery.id);
-            tracing::debug!(topup.id = topup_id, event.id = event_id, partner.id = %delivery.partner_id, "deferred: the host has no free permit");
+            let ids = LogIds::of(&delivery);
+            tracing::debug!(
+                topup.id = ids.topup, event.id = ids.event, partner.id = %delivery.partner_id,
+                "deferred: the host has no free permit"
+            );
             self.metrics.delivery("deferred");
-            return self.make_due(&delivery.id, trigger.class).await;
+            return self.make_due(&delivery).await;
         }
         let (at, began) = (clock::now(), Instant::now());
         let tried = self.attempt(&delivery, &endpoint, at).await;
@@ -130,7 +137,7 @@ impl Deliver {
         // A failed attempt keeps its permit until it is recorded: a block then stops the next one.
         let permit = (next != Next::Delivered).then_some(permit);
         log(&delivery, answer, tried.as_ref().err(), next);
-        self.count(&delivery, class(&tried), next, duration, trigger.claimed.elapsed());
+        self.count(&delivery, class(&tried), next, duration, claimed.elapsed());
         let attempted = Attempted {
             at,
             duration,
@@ -140,6 +147,8 @@ impl Deliver {
             result: result(&tried, next),
             id: delivery.id,
             partner_id: delivery.partner_id,
+            is_event: matches!(delivery.content, Content::Event(_)),
+            leased: delivery.leased,
             attempt: delivery.attempt,
         };
         self.write(&self.attempts, attempted).await;
@@ -147,19 +156,17 @@ impl Deliver {
     }
 
     /// Makes a delivery due at once whose host was full. Its lane is known now, so it waits there for a permit.
-    async fn make_due(&self, id: &DeliveryId, class: Class) {
-        let row = std::slice::from_ref(id);
-        let made_due = match class {
-            Class::Fresh => self.defer(row).await,
-            Class::Due => self.give_back(row).await,
+    async fn make_due(&self, delivery: &Delivery) {
+        let id = std::slice::from_ref(&delivery.id);
+        let made_due = if delivery.leased {
+            self.database.run(async |connection| deliveries::put_back(connection, id).await).await
+        } else {
+            self.database.run(async |connection| deliveries::defer(connection, id).await).await
         };
         if let Err(error) = made_due {
-            let (topup_id, event_id) = ids(id);
-            let error = format!("{error:#}");
+            let ids = LogIds::of(delivery);
             tracing::warn!(
-                topup.id = topup_id,
-                event.id = event_id,
-                error,
+                topup.id = ids.topup, event.id = ids.event, %error,
                 "cannot defer; the delivery is due when its lease ends"
             );
         }
@@ -191,7 +198,7 @@ impl Deliver {
         if (next == Next::Delivered && !is_test(delivery)) || beginning.is_empty() {
             return None;
         }
-        let purpose = Purpose::Answer(&delivery.id, delivery.attempt);
+        let purpose = Purpose::Answer(delivery.id, delivery.attempt);
         self.vault
             .seal(purpose, beginning)
             .inspect_err(|error| tracing::error!(%error, "response cannot be encrypted; not stored"))
@@ -217,9 +224,15 @@ impl Deliver {
             Span::none()
         };
         let traceparent = trace::context_of(&span).or_else(|| passed_on(delivery));
-        let headers =
-            webhook::headers(&delivery.id, kind, now.unix_timestamp(), &body, secrets, traceparent.as_deref())
-                .map_err(|_| Failure::Unwritable)?;
+        let headers = webhook::headers(
+            &delivery.webhook_id(),
+            kind,
+            now.unix_timestamp(),
+            &body,
+            secrets,
+            traceparent.as_deref(),
+        )
+        .map_err(|_| Failure::Unwritable)?;
         let answer = self.sender.post(url.clone(), headers, body, now).instrument(span.clone()).await;
         match &answer {
             Ok((answer, _)) => {
@@ -299,45 +312,25 @@ impl Stage for Deliver {
     }
 
     async fn due(&self, look: Look) -> anyhow::Result<Found<DeliveryId>> {
-        let page = DeliveryPage {
-            limit: look.limit,
-            per_partner: look.per_lane,
-            after: look.after.map(|(_, partner)| partner),
-        };
+        let page = Page { limit: look.limit, per_lane: look.per_lane, after: look.after, skip: &[] };
         let found = self.database.run(async |connection| deliveries::due(connection, &page).await).await?;
         let due = found.due.into_iter();
-        Ok(Found {
-            due: due.map(|due| self.ticket(due.id, due.partner_id)).collect(),
-            after: found.after.map(|partner| (String::new(), partner)),
-        })
+        Ok(Found { due: due.map(|due| self.ticket(due.id, due.partner_id)).collect(), after: found.after })
     }
 
     async fn claim(&self, ids: &[DeliveryId], class: Class) -> anyhow::Result<Vec<(DeliveryId, Delivery)>> {
         let lease = lease(self.settings.timeout);
-        let deliveries = match class {
-            Class::Fresh => self.read(ids, Read::Young(FIRST_LEASE.saturating_sub(lease))).await?,
-            Class::Due => {
-                let leased =
-                    self.database.run(async |connection| deliveries::lease(connection, ids, lease).await).await?;
-                self.read(&leased, Read::Leased).await?
-            }
+        let claim = match class {
+            Class::Fresh => Claim::Fresh { youth: FIRST_LEASE.saturating_sub(lease) },
+            Class::Due => Claim::Due { lease },
         };
-        Ok(deliveries.into_iter().map(|delivery| (delivery.id.clone(), delivery)).collect())
+        let claimed = self.database.run(async |connection| deliveries::claim(connection, ids, claim).await).await?;
+        Ok(claimed.into_iter().map(|delivery| (delivery.id, delivery)).collect())
     }
 
     async fn run(self: Arc<Self>, delivery: Delivery, trigger: Trigger, permit: Permit) {
         let span = process_span(&delivery, &trigger);
-        self.deliver(delivery, trigger, permit).instrument(span).await;
-    }
-}
-
-impl Deliver {
-    async fn read(&self, ids: &[DeliveryId], which: Read) -> Result<Vec<Delivery>, store::Error> {
-        self.database.run(async |connection| deliveries::read(connection, ids, which).await).await
-    }
-
-    async fn give_back(&self, ids: &[DeliveryId]) -> anyhow::Result<()> {
-        Ok(self.database.run(async |connection| deliveries::give_back(connection, ids).await).await?)
+        self.deliver(delivery, trigger.claimed, permit).instrument(span).await;
     }
 }
 
@@ -366,19 +359,19 @@ fn process_span(delivery: &Delivery, trigger: &Trigger) -> Span {
         Content::Esim(esim) => Some(esim),
         Content::Event(_) => None,
     };
-    let (topup_id, event_id) = ids(&delivery.id);
+    let ids = LogIds::of(delivery);
     let order_id = esim.map(|esim| tracing::field::display(esim.order_id));
     let span = if trigger.class == Class::Fresh {
         messaging_span!(INFO, "process", "consumer", "process", READY;
-            topup.id = topup_id, event.id = event_id, partner.id = %delivery.partner_id, order.id = order_id,
+            topup.id = ids.topup, event.id = ids.event, partner.id = %delivery.partner_id, order.id = order_id,
             attempt = delivery.attempt,
         )
     } else {
-        // Without a message: the row was due.
+        // Without a message: the delivery was due.
         info_span!(
             parent: None,
             "redrive delivery",
-            otel.kind = "internal", topup.id = topup_id, event.id = event_id, order.id = order_id,
+            otel.kind = "internal", topup.id = ids.topup, event.id = ids.event, order.id = order_id,
             partner.id = %delivery.partner_id, attempt = delivery.attempt,
         )
     };

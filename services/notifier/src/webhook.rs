@@ -41,11 +41,12 @@ pub fn headers(
     secrets: &[Secret],
     traceparent: Option<&str>,
 ) -> Result<HeaderMap, InvalidHeaderValue> {
+    let id = id.to_string();
     let mut headers = HeaderMap::with_capacity(8);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    headers.insert("webhook-id", HeaderValue::from_str(id.as_str())?);
+    headers.insert("webhook-id", HeaderValue::from_str(&id)?);
     headers.insert("webhook-timestamp", HeaderValue::from(timestamp));
-    let signatures = signatures(secrets, id.as_str(), timestamp, body);
+    let signatures = signatures(secrets, &id, timestamp, body);
     headers.insert("webhook-signature", HeaderValue::from_str(&signatures)?);
     if let Some(kind) = kind {
         headers.insert(event::TYPE, HeaderValue::from_static(kind));

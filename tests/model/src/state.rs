@@ -9,6 +9,7 @@ pub const OVERDUE: u8 = 3;
 
 /// One state of the whole system.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts, also of different processes")]
 pub struct State {
     /// The ingress that has the order.
     pub ingress: Ingress,

@@ -7,13 +7,13 @@ use secrecy::SecretString;
 use signing::{SecretKey, webhook};
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, pool::PoolConnection};
 use store::config::{DatabaseConfig, PoolConfig};
-use store::deliveries::{self, Content, Delivery, DeliveryPage, Esim, Read};
+use store::deliveries::{self, Content, Delivery, Esim, events::Kind};
 use store::operator::actions::{Action, Mode};
 use store::orders::{self, NewOrder, NewPlacement, NewTopup};
 use store::partners::{self, NewPartner};
 use store::placements::{self, Claim, Claimed, Outcome, Progress, Settled, Settlement, Unit};
 use store::work::Page;
-use store::{events::Kind, schema, vault::Vault};
+use store::{schema, vault::Vault};
 use testkit::database::Database;
 use uuid::Uuid;
 
@@ -159,7 +159,7 @@ impl Bench {
     }
 
     /// Claims what is due, as a notifier does.
-    pub async fn read_due(&self, page: &DeliveryPage) -> Vec<Delivery> {
+    pub async fn claim_due_deliveries(&self, page: &Page<'_>) -> Vec<Delivery> {
         let mut connection = self.connection().await;
         let found = deliveries::due(&mut connection, page).await.unwrap();
         let due: Vec<DeliveryId> = found.due.into_iter().map(|one| one.id).collect();
@@ -396,6 +396,6 @@ pub fn iccid(topup_id: &TopupId) -> Iccid {
 }
 
 /// A look for at most `limit` deliveries.
-pub fn page(limit: usize, per_partner: usize) -> DeliveryPage {
-    DeliveryPage { limit, per_partner, after: None }
+pub fn page(limit: usize, per_partner: usize) -> Page<'static> {
+    Page { limit, per_lane: per_partner, ..Page::default() }
 }

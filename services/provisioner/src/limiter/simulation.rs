@@ -186,10 +186,10 @@ impl Simulation {
             let process = &self.processes[self.turn % self.processes.len()];
             if looked.bought {
                 process.found(&name, looked.was_unknown, now);
-                self.lanes[lane].bought.push((self.now, self.now - looked.placement.created));
+                self.lanes[lane].bought.push((self.now, self.now.saturating_sub(looked.placement.created)));
                 continue;
             }
-            let age = self.now - looked.placement.attempted;
+            let age = self.now.saturating_sub(looked.placement.attempted);
             if looked.was_unknown {
                 process.not_found(&name, now);
                 looked.was_unknown = false;
@@ -212,7 +212,7 @@ impl Simulation {
             let process = &self.processes[placement.process];
             if answered {
                 process.end(&begun, PurchaseResult::Answered, now);
-                lane.bought.push((self.now, self.now - placement.created));
+                lane.bought.push((self.now, self.now.saturating_sub(placement.created)));
             } else {
                 process.end(&begun, PurchaseResult::Unknown("HTTP 500"), now);
                 let look_at = self.now + placement::next_look(Duration::ZERO);
