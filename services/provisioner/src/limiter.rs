@@ -112,12 +112,7 @@ struct Lanes {
 impl LaneLimiters {
     /// The limits of a provider with `permits` permits for purchases.
     pub fn new(provider: String, permits: usize, now: Instant) -> Self {
-        let lanes = Lanes {
-            by_name: HashMap::new(),
-            budget: FailingBudget::new(now),
-            in_flight: 0,
-            last_begun: now,
-        };
+        let lanes = Lanes { by_name: HashMap::new(), budget: FailingBudget::new(now), in_flight: 0, last_begun: now };
         Self { provider, permits, lanes: Mutex::new(lanes) }
     }
 
@@ -281,9 +276,8 @@ impl LaneLimiters {
                 held_for: now.saturating_duration_since(held_back.since),
             });
         }
-        reports.sort_unstable_by(|one, other| {
-            other.held_for.cmp(&one.held_for).then_with(|| one.lane.cmp(&other.lane))
-        });
+        reports
+            .sort_unstable_by(|one, other| other.held_for.cmp(&one.held_for).then_with(|| one.lane.cmp(&other.lane)));
         reports.truncate(REPORTED_LANES);
         reports
     }

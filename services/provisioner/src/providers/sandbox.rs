@@ -15,21 +15,11 @@ pub struct Account {
     pub url: Option<Url>,
 
     /// Access key of our account at the sandbox
-    #[arg(
-        id = "sandbox_access_key",
-        long = "sandbox-access-key",
-        env = "SANDBOX_ACCESS_KEY",
-        hide_env_values = true
-    )]
+    #[arg(id = "sandbox_access_key", long = "sandbox-access-key", env = "SANDBOX_ACCESS_KEY", hide_env_values = true)]
     pub access_key: Option<String>,
 
     /// Secret key of our account at the sandbox, Base64
-    #[arg(
-        id = "sandbox_secret_key",
-        long = "sandbox-secret-key",
-        env = "SANDBOX_SECRET_KEY",
-        hide_env_values = true
-    )]
+    #[arg(id = "sandbox_secret_key", long = "sandbox-secret-key", env = "SANDBOX_SECRET_KEY", hide_env_values = true)]
     pub secret_key: Option<SecretString>,
 
     /// Token in the callback URL: at least 16 letters, digits, `-` or `_`

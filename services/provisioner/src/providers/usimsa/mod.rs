@@ -42,21 +42,11 @@ pub struct Account {
     pub url: Option<Url>,
 
     /// Access key of our account at USIMSA
-    #[arg(
-        id = "usimsa_access_key",
-        long = "usimsa-access-key",
-        env = "USIMSA_ACCESS_KEY",
-        hide_env_values = true
-    )]
+    #[arg(id = "usimsa_access_key", long = "usimsa-access-key", env = "USIMSA_ACCESS_KEY", hide_env_values = true)]
     pub access_key: Option<String>,
 
     /// Secret key of our account at USIMSA, Base64
-    #[arg(
-        id = "usimsa_secret_key",
-        long = "usimsa-secret-key",
-        env = "USIMSA_SECRET_KEY",
-        hide_env_values = true
-    )]
+    #[arg(id = "usimsa_secret_key", long = "usimsa-secret-key", env = "USIMSA_SECRET_KEY", hide_env_values = true)]
     pub secret_key: Option<SecretString>,
 
     /// Token in the callback URL: at least 16 letters, digits, `-` or `_`
