@@ -364,11 +364,8 @@ pub fn unit(topup_id: &TopupId, progress: Progress) -> Unit {
 }
 
 pub fn ready(topup_id: &TopupId) -> Unit {
-    let progress = Progress::Ready {
-        iccid: iccid(topup_id),
-        profile: b"sealed".to_vec(),
-        delivery_id: delivery_id(topup_id),
-    };
+    let progress =
+        Progress::Ready { iccid: iccid(topup_id), profile: b"sealed".to_vec(), delivery_id: delivery_id(topup_id) };
     unit(topup_id, progress)
 }
 

@@ -185,11 +185,8 @@ async fn a_deferred_placement_names_the_ingress_that_answers_it() {
     let mut connection = bench.connection().await;
     let mut deferred = placements::defer(&mut connection, &all).await.unwrap();
     deferred.sort_by_key(|one| one.placement_id != all[0]);
-    let expected = |order: &NewOrder, answering| Deferred {
-        placement_id: placement(order),
-        order_id: order.order_id,
-        answering,
-    };
+    let expected =
+        |order: &NewOrder, answering| Deferred { placement_id: placement(order), order_id: order.order_id, answering };
     assert_eq!(deferred, [expected(&waiting, waiting.answering), expected(&answered, None)]);
     assert_eq!(placements::defer(&mut connection, &all).await.unwrap(), [], "they are due already");
     assert_eq!(bench.find_due(PROVIDER, 3).await.len(), 2);

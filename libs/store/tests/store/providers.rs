@@ -186,8 +186,7 @@ async fn hints_are_taken_once_a_second() {
     let mut connection = bench.connection().await;
     let mut hint = async |provider: &str| providers::hint(&mut connection, provider, &unit_id).await.unwrap();
     let due_in = async || -> f64 {
-        let statement =
-            "SELECT extract(epoch FROM at - now())::float8 FROM work WHERE id::text = $1";
+        let statement = "SELECT extract(epoch FROM at - now())::float8 FROM work WHERE id::text = $1";
         bench.value(statement, id).await
     };
     assert!(!hint("other").await, "units belong to a provider");

@@ -6,11 +6,11 @@ use domain::{OrderId, PartnerId, TopupId};
 use store::operator::actions::Mode;
 use store::operator::deliveries::{Filter, replay};
 use store::orders::{self, Cancelled, NewOrder};
-use store::partner_view::{self, OrderPage, OrderState, Position, Redelivered, StoredWebhook, UnitState};
+use store::self_service::{self, OrderPage, OrderState, Position, Redelivered, StoredWebhook, UnitState};
 
 use crate::bench::{
-    Bench, PROVIDER, answered, bought, bought_pending, disputed, not_bought, order, parked, part, placement, ready,
-    rejected, topups, unknown,
+    Bench, PROVIDER, answered, bought, bought_pending, delivery_id, disputed, not_bought, order, parked, part,
+    placement, ready, rejected, topups, unknown,
 };
 
 const MINUTE: Duration = Duration::from_mins(1);
@@ -30,20 +30,20 @@ impl Bench {
     async fn seen(&self, order: &NewOrder) -> (OrderState, Vec<UnitState>) {
         let (partner, id) = (order.partner_id, &order.external_order_id);
         let mut connection = self.connection().await;
-        let head = partner_view::order(&mut connection, partner, id).await.unwrap().unwrap();
-        let units = partner_view::units(&mut connection, partner, head.order_id).await.unwrap();
+        let head = self_service::order(&mut connection, partner, id).await.unwrap().unwrap();
+        let units = self_service::units(&mut connection, partner, head.order_id).await.unwrap();
         let states = units.iter().map(|unit| unit.state).collect();
-        (head.state(partner_view::count(&units)), states)
+        (head.state(self_service::count(&units)), states)
     }
 
     async fn redeliver(&self, partner: PartnerId, topup: &TopupId) -> Redelivered {
         let mut connection = self.connection().await;
-        partner_view::redeliver(&mut connection, partner, &topup.clone().into(), MINUTE).await.unwrap()
+        self_service::redeliver(&mut connection, partner, &topup.clone().into(), MINUTE).await.unwrap()
     }
 
     async fn webhooks(&self, partner: PartnerId, after: &Position, limit: i64) -> Vec<StoredWebhook> {
         let mut connection = self.connection().await;
-        partner_view::webhooks(&mut connection, partner, after, limit).await.unwrap()
+        self_service::webhooks(&mut connection, partner, after, limit).await.unwrap()
     }
 }
 
@@ -137,18 +137,18 @@ async fn units_are_shown_as_they_are() {
     let seen = bench.seen(&order).await;
     assert_eq!(seen, all(OrderState::Ready, UnitState::Ready));
     let mut connection = bench.connection().await;
-    let unit = partner_view::unit(&mut connection, order.partner_id, &units[0]).await.unwrap().unwrap();
+    let unit = self_service::unit(&mut connection, order.partner_id, &units[0]).await.unwrap().unwrap();
     assert!(unit.profile.is_some(), "{unit:?}");
     assert_eq!(unit.delivery.as_deref(), Some("pending"));
     // Another partner does not see it.
     let page = OrderPage { limit: 10, ..OrderPage::default() };
     for (partner, seen) in [(order.partner_id, true), (PartnerId::new(), false)] {
-        assert_eq!(partner_view::unit(&mut connection, partner, &units[0]).await.unwrap().is_some(), seen);
-        let delivery = partner_view::delivery(&mut connection, partner, &units[0]).await;
+        assert_eq!(self_service::unit(&mut connection, partner, &units[0]).await.unwrap().is_some(), seen);
+        let delivery = self_service::delivery(&mut connection, partner, &units[0]).await;
         assert_eq!(delivery.unwrap().is_some(), seen);
-        let found = partner_view::units(&mut connection, partner, order.order_id).await;
+        let found = self_service::units(&mut connection, partner, order.order_id).await;
         assert_eq!(found.unwrap().len(), if seen { 2 } else { 0 });
-        let orders = partner_view::orders(&mut connection, partner, &page).await;
+        let orders = self_service::orders(&mut connection, partner, &page).await;
         assert_eq!(orders.unwrap().len(), usize::from(seen));
     }
 }
@@ -222,7 +222,7 @@ async fn webhooks_are_read_in_order_by_their_partner_only() {
 
     let stranger = bench.partner(None).await;
     assert!(bench.webhooks(stranger, &start, 10).await.is_empty());
-    let secrets = partner_view::webhook_secrets(&mut *bench.connection().await, partner).await;
+    let secrets = self_service::webhook_secrets(&mut *bench.connection().await, partner).await;
     assert_eq!(secrets.unwrap().len(), 1);
 }
 
@@ -233,7 +233,7 @@ async fn a_replay_of_one_topup_heeds_its_partner_and_time() {
     let topup = bench.deliveries(partner, 1, true).await.remove(0);
     bench.set(DELIVERED, &topup).await;
     let now = runtime::clock::now();
-    let one = Filter { topup_id: Some(&topup), ..Filter::default() };
+    let one = Filter { id: Some(delivery_id(&topup)), ..Filter::default() };
     let mine = Filter { partner_id: Some(partner), since: Some(now - MINUTE), until: Some(now + MINUTE), ..one };
     let earlier = Filter { until: Some(now - MINUTE), ..one };
     let later = Filter { since: Some(now + MINUTE), ..one };

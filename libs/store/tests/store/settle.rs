@@ -7,8 +7,8 @@ use store::orders::NewOrder;
 use store::placements::{self, Claim, Outcome, Progress, Settlement, Unit};
 
 use crate::bench::{
-    Bench, bought, bought_pending, delivery_id, iccid, ids, not_bought, not_found, order, order_of, parked, part, placement, ready,
-    rejected, settlement, topups, unit, unknown,
+    Bench, bought, bought_pending, delivery_id, iccid, ids, not_bought, not_found, order, order_of, parked, part,
+    placement, ready, rejected, settlement, topups, unit, unknown,
 };
 
 impl Bench {

@@ -87,5 +87,9 @@ async fn the_snapshot_is_the_schema() {
         fs::write(&file, &schema).unwrap();
     }
     let committed = fs::read_to_string(&file).unwrap_or_default();
-    assert!(committed == schema, "run UPDATE_SCHEMA=1 tests/run test -- -p store snapshot, and commit {}", file.display());
+    assert!(
+        committed == schema,
+        "run UPDATE_SCHEMA=1 tests/run test -- -p store snapshot, and commit {}",
+        file.display()
+    );
 }
