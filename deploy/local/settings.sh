@@ -92,7 +92,9 @@ check_ports() {
 }
 
 check_providers() {
-  local provider rest=${PROVIDERS:-sandbox}, seen=, name known=(sandbox "${ACCOUNTS[@],,}")
+  local provider rest=${PROVIDERS:-sandbox}, seen=, name known
+  known=("${ACCOUNTS[@],,}")
+  known=(sandbox "${known[@]//_/-}")
   while [[ -n $rest ]]; do
     provider=${rest%%,*} rest=${rest#*,}
     if [[ $seen == *",$provider,"* ]]; then
@@ -103,7 +105,8 @@ check_providers() {
     if [[ " ${known[*]} " != *" $provider "* ]]; then
       complain "PROVIDERS names \"$provider\": known are sandbox$(printf ' and %s' "${known[@]:1}")"
     elif [[ $provider != sandbox ]]; then
-      for name in "${provider^^}"_{URL,ACCESS_KEY,SECRET_KEY}; do
+      name=${provider//-/_}
+      for name in "${name^^}"_{URL,ACCESS_KEY,SECRET_KEY}; do
         [[ -n ${!name-} ]] || complain "PROVIDERS names $provider, but $name is not set"
       done
     fi
@@ -116,7 +119,7 @@ check_service_settings() {
   for name in "${SERVICE_SETTINGS[@]}"; do
     [[ -n ${!name-} && ${!name} != *[[:cntrl:]]* ]] || continue
     case $name in
-      PLACEMENT_WAIT | QUEUE_DEADLINE | QR_WAIT | LANE_WINDOW | *_TIMEOUT | SETTLE | PARK_AFTER | BREAKER_OPEN* | ENDPOINT_BLOCK*)
+      PLACEMENT_WAIT | QUEUE_DEADLINE | QR_WAIT | *_TIMEOUT | SETTLE | PARK_AFTER | BREAKER_OPEN* | ENDPOINT_BLOCK*)
         pattern="(0|$span)" meaning='a duration, such as 2s or 500ms'
         ;;
       RETRY_SCHEDULE) pattern="$span(, ?$span)*" meaning='durations with commas between them, such as 5s,5m' ;;

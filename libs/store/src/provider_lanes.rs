@@ -11,6 +11,9 @@ use time::OffsetDateTime;
 
 use crate::{Result, seconds};
 
+/// The most attempts of a lane that are sent and whose outcome is unknown, in all replicas. Each may be money spent.
+pub const MOST_UNSETTLED: usize = 64;
+
 /// A lane that one provisioner holds back.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HeldBackLane {

@@ -2,14 +2,19 @@
 
 use anyhow::bail;
 use clap::{Subcommand, builder::NonEmptyStringValueParser};
+use domain::PlacementState;
 use serde_json::json;
-use store::operator::orders::{self, OrderView, PlacementView, TopupView};
+use store::{
+    operator::orders::{self, OrderView, PlacementView, TopupView},
+    provider_lanes::{self, WaitingLane},
+};
 use time::OffsetDateTime;
 
 use crate::{
     console::Console,
     erase::{self, EraseOrder},
     output::{Row, cells, moment_after, or_dash, printable, properties, table, took, utc},
+    provider::why,
 };
 
 const SHOW_EXAMPLES: &str = "Examples:
@@ -19,7 +24,8 @@ const SHOW_EXAMPLES: &str = "Examples:
   esimctl order show 0199aabb-ccdd-7eee-8fff-001122334455    our order id, as API connection errors name it,
                                                              or a placement id, the order id at the provider
 
-It shows no activation codes. --json prints {\"orders\":[…]}";
+It shows no activation codes. --json prints {\"orders\":[…],\"lanes\":[…]}: the orders, and the lanes that purchases of them
+wait for.";
 
 /// The most orders that the store returns for one id.
 const MOST: usize = 20;
@@ -43,14 +49,20 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         Command::Show { id } => id,
         Command::Erase(asked) => return erase::order(asked, console).await,
     };
-    let found = orders::find(&mut console.connect().await?, id).await?;
+    let mut connection = console.connect().await?;
+    let found = orders::find(&mut connection, id).await?;
     if found.is_empty() {
         bail!(
             "there is no order {id:?}; `order show` takes our order id, a placement id, a topup id, an ICCID or an external order id"
         );
     }
-    console.print(&json!({ "orders": found }), || {
-        let mut parts: Vec<String> = found.iter().map(describe).collect();
+    let mut lanes = provider_lanes::list(&mut connection).await?;
+    lanes.retain(|lane| {
+        let mut placements = found.iter().flat_map(|order| &order.placements);
+        placements.any(|placement| lane_of(placement, std::slice::from_ref(lane)).is_some())
+    });
+    console.print(&json!({ "orders": found, "lanes": lanes }), || {
+        let mut parts: Vec<String> = found.iter().map(|order| describe(order, &lanes)).collect();
         if found.len() >= MOST {
             parts.push(format!("Only the newest {MOST} orders with this id are shown."));
         }
@@ -58,7 +70,8 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     })
 }
 
-fn describe(order: &OrderView) -> String {
+/// An order as text. `lanes` are those that are held back.
+fn describe(order: &OrderView, lanes: &[WaitingLane]) -> String {
     let refused = if order.refused { " (refused with 422; nothing was bought)" } else { "" };
     let erased =
         order.erased_at.map_or_else(String::new, |at| format!(" (erased {}: ids, states and times are left)", utc(at)));
@@ -71,7 +84,7 @@ fn describe(order: &OrderView) -> String {
     let placements = table(placements.map(|(index, placement)| placement_row(order, index, placement)));
     let topups = table(order.topups.iter().map(|topup| topup_row(order, topup)));
     let mut parts = vec![head, placements, topups];
-    let notes = notes(order);
+    let notes = notes(order, lanes);
     if !notes.is_empty() {
         parts.push(notes.join("\n"));
     }
@@ -101,10 +114,11 @@ fn topup_row(order: &OrderView, topup: &TopupView) -> Row<8> {
 }
 
 /// One line for each placement or topup that needed a retry, failed or waits.
-fn notes(order: &OrderView) -> Vec<String> {
+fn notes(order: &OrderView, lanes: &[WaitingLane]) -> Vec<String> {
     let placements = order.placements.iter().enumerate().map(|(index, placement)| {
         let due = placement.due_at.map(|at| format!("due {}", moment_after(order.created_at, at)));
-        (format!("placement {}", index + 1), list([placement.reason.clone(), due]))
+        let lane = lane_of(placement, lanes).map(|lane| format!("lane {} is held back: {}", lane.lane, why(lane)));
+        (format!("placement {}", index + 1), list([placement.reason.clone(), due, lane]))
     });
     let topups = order.topups.iter().map(|topup| {
         let erased = topup.erased_at.map(|at| format!("profile erased {}", utc(at)));
@@ -113,6 +127,12 @@ fn notes(order: &OrderView) -> Vec<String> {
     });
     let stories = placements.chain(topups).filter(|(_, story)| !story.is_empty());
     stories.map(|(what, story)| printable(&format!("{what}: {story}"))).collect()
+}
+
+/// The lane for which the purchase of a placement waits.
+fn lane_of<'a>(placement: &PlacementView, lanes: &'a [WaitingLane]) -> Option<&'a WaitingLane> {
+    let waits = placement.state == PlacementState::Accepted.as_str();
+    lanes.iter().find(|lane| waits && lane.provider == placement.provider && lane.lane == placement.lane)
 }
 
 /// The end of a stage and its duration.

@@ -1,11 +1,14 @@
-//! `esimctl provider`: the breakers of the providers.
+//! `esimctl provider`: the breakers of the providers, and the lanes whose purchases are held back.
 
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Subcommand, builder::NonEmptyStringValueParser};
 use serde_json::json;
-use store::providers::{self, ProviderBreaker};
+use store::{
+    provider_lanes::{self, MOST_UNSETTLED, WaitingLane},
+    providers::{self, ProviderBreaker},
+};
 
 use crate::{
     console::{self, Console},
@@ -17,6 +20,15 @@ const LIST_EXAMPLES: &str = "Examples:
   esimctl provider list --json
 
 --json prints {\"providers\":[…]}";
+
+const LANES_EXAMPLES: &str = "Examples:
+  esimctl provider lanes
+  esimctl provider lanes --json
+
+A lane is usually one option, by the provider's id. While it is held back, its orders wait and other options are not
+affected. Nothing has to be reset: the first purchases that succeed raise the limit again.
+
+--json prints {\"lanes\":[…]}";
 
 const OPEN_EXAMPLES: &str = "Examples:
   esimctl provider open usimsa --for 1h --reason 'their maintenance until 3:00'
@@ -34,6 +46,9 @@ pub enum Command {
     /// List all providers that were ever configured, with their breakers
     #[command(after_help = LIST_EXAMPLES)]
     List,
+    /// List the lanes whose purchases are held back because they fail, and why
+    #[command(after_help = LANES_EXAMPLES)]
+    Lanes,
     /// Open a provider's breaker; its placements wait
     #[command(after_help = OPEN_EXAMPLES)]
     Open {
@@ -70,6 +85,11 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             let none = "There are no providers yet: a provisioner adds its own when it starts.";
             return console.print(&json!({ "providers": all }), || console::list(&all, none, row));
         }
+        Command::Lanes => {
+            let all = provider_lanes::list(&mut connection).await?;
+            let none = "No lane is held back.";
+            return console.print(&json!({ "lanes": all }), || console::list(&all, none, lane_row));
+        }
         Command::Open { name, duration, reason } => {
             (name, providers::open(&mut connection, name, *duration, reason).await?)
         }
@@ -85,6 +105,28 @@ fn row(breaker: &ProviderBreaker) -> Row<6> {
         "open until" = or_dash(breaker.open_until.map(utc)), failures, since = utc(breaker.changed_at),
         reason = or_dash(breaker.reason.as_ref()),
     )
+}
+
+fn lane_row(lane: &WaitingLane) -> Row<4> {
+    cells!(lane: provider, lane, since = utc(lane.since), "why it waits" = why(lane))
+}
+
+/// Why the orders of a lane wait, in one sentence.
+pub fn why(lane: &WaitingLane) -> String {
+    let failure = match lane.reason.as_str() {
+        "" => String::new(),
+        reason => format!("; the last failure: {reason}"),
+    };
+    let unsettled = lane.unsettled;
+    if usize::try_from(unsettled).is_ok_and(|unsettled| unsettled >= MOST_UNSETTLED) {
+        return format!(
+            "{unsettled} of its attempts have an unknown outcome, and no further purchase begins beside \
+             {MOST_UNSETTLED}; look-ups settle them{failure}"
+        );
+    }
+    let purchases = if lane.max_in_flight == 1 { "purchase" } else { "purchases" };
+    let in_flight = lane.max_in_flight;
+    format!("its purchases fail, so at most {in_flight} {purchases} at a time may be in flight{failure}")
 }
 
 fn describe(breaker: &ProviderBreaker) -> String {

@@ -18,7 +18,7 @@ use store::{
     providers::{self, BreakerLimits, BreakerState, ProviderBreaker},
 };
 
-use crate::{limiter::LaneLimiters, metrics::Metrics, providers::Trouble, rate::Rate};
+use crate::{limiter::LaneLimiters, metrics::Metrics, providers::Trouble};
 
 pub struct Breaker {
     provider: String,

@@ -75,60 +75,138 @@ pub struct Config {
     /// Address of `POST /callbacks/<provider>/<token>`; served if a provider has a callback token
     #[arg(long, env = "LISTEN", default_value = "127.0.0.1:8082")]
     pub listen: SocketAddr,
+
     /// Address of `/livez`, `/readyz` and `/metrics`
     #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:8083")]
     pub admin_listen: SocketAddr,
+
     /// Providers to buy from: `sandbox`, `usimsa`
-    #[arg(long, env = "PROVIDERS", default_value = "sandbox", value_delimiter = ',', value_parser = pipeline::streams::provider_name)]
+    #[arg(
+        long,
+        env = "PROVIDERS",
+        default_value = "sandbox",
+        value_delimiter = ',',
+        value_parser = pipeline::streams::provider_name
+    )]
     pub providers: Vec<String>,
-    /// Purchases in flight, per provider and process. A lane (an option) and partner together hold at
-    /// most half of the free slots
-    #[arg(long, env = "PROVIDER_CONCURRENCY", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..=4096))]
+
+    /// Purchases in flight, per provider and process. One partner's orders for one option use at most half of them
+    #[arg(
+        long,
+        env = "PROVIDER_CONCURRENCY",
+        default_value_t = 256,
+        value_parser = clap::value_parser!(u16).range(1..=4096)
+    )]
     pub provider_concurrency: u16,
+
     /// Look-ups and collects in flight, per provider and process. Default: half of `PROVIDER_CONCURRENCY`
-    #[arg(long, env = "PROVIDER_LOOKUP_CONCURRENCY", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    #[arg(
+        long,
+        env = "PROVIDER_LOOKUP_CONCURRENCY",
+        value_parser = clap::value_parser!(u16).range(1..=4096)
+    )]
     pub provider_lookup_concurrency: Option<u16>,
+
     /// Timeout of a call to a provider
-    #[arg(long, env = "PROVIDER_TIMEOUT", value_parser = runtime::config::positive_duration, default_value = "10s")]
+    #[arg(
+        long,
+        env = "PROVIDER_TIMEOUT",
+        value_parser = runtime::config::positive_duration,
+        default_value = "10s"
+    )]
     pub provider_timeout: Duration,
+
     /// The largest response of a provider, in bytes; the outcome of a larger one is unknown. Allow 1 KiB for
     /// each unit of `MAX_UNITS`
-    #[arg(long, env = "PROVIDER_ANSWER_MAX", default_value_t = 1024 * 1024, value_parser = clap::value_parser!(u32).range(16 * 1024..=1024 * 1024 * 1024))]
+    #[arg(
+        long,
+        env = "PROVIDER_ANSWER_MAX",
+        default_value_t = 1024 * 1024,
+        value_parser = clap::value_parser!(u32).range(16 * 1024..=1024 * 1024 * 1024)
+    )]
     pub provider_answer_max: u32,
+
     /// A purchase may still arrive at the provider this long after its attempt was recorded. Must exceed
     /// twice `PROVIDER_TIMEOUT` plus the delay of the provider's look-up
     #[arg(long, env = "SETTLE", value_parser = runtime::config::duration, default_value = "60s")]
     pub settle: Duration,
+
     /// How long profiles may be missing, or an outcome unknown, before the placement is parked
-    #[arg(long, env = "PARK_AFTER", value_parser = runtime::config::duration, default_value = "30m")]
+    #[arg(
+        long,
+        env = "PARK_AFTER",
+        value_parser = runtime::config::duration,
+        default_value = "30m"
+    )]
     pub park_after: Duration,
+
     /// Calls per second to each provider, of all replicas together; 0 means no limit
-    #[arg(long, env = "PROVIDER_RATE", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=100_000))]
+    #[arg(
+        long,
+        env = "PROVIDER_RATE",
+        default_value_t = 0,
+        value_parser = clap::value_parser!(u32).range(..=100_000)
+    )]
     pub provider_rate: u32,
+
     /// Consecutive failed calls after which the breaker opens, if that many could not be sent or most lanes
     /// fail; a denied call (401, 403) opens it at once
-    #[arg(long, env = "BREAKER_FAILURES", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(
+        long,
+        env = "BREAKER_FAILURES",
+        default_value_t = 10,
+        value_parser = clap::value_parser!(u32).range(1..=1_000_000)
+    )]
     pub breaker_failures: u32,
+
     /// How long a breaker stays open at first, before one placement probes it; doubles with each failed probe
-    #[arg(long, env = "BREAKER_OPEN", value_parser = runtime::config::duration, default_value = "5s")]
+    #[arg(
+        long,
+        env = "BREAKER_OPEN",
+        value_parser = runtime::config::duration,
+        default_value = "5s"
+    )]
     pub breaker_open: Duration,
+
     /// Longest time that a breaker stays open, unless an operator opens the breaker
-    #[arg(long, env = "BREAKER_OPEN_MOST", value_parser = runtime::config::duration, default_value = "30s")]
+    #[arg(
+        long,
+        env = "BREAKER_OPEN_MOST",
+        value_parser = runtime::config::duration,
+        default_value = "30s"
+    )]
     pub breaker_open_most: Duration,
+
     /// Callbacks in flight at once, on at most four times as many connections; others get 503
-    #[arg(long, env = "CALLBACK_CONCURRENCY", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    #[arg(
+        long,
+        env = "CALLBACK_CONCURRENCY",
+        default_value_t = 64,
+        value_parser = clap::value_parser!(u16).range(1..=4096)
+    )]
     pub callback_concurrency: u16,
+
     /// Callbacks per second that reach PostgreSQL; others get 503
-    #[arg(long, env = "CALLBACK_RATE", default_value_t = 200, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(
+        long,
+        env = "CALLBACK_RATE",
+        default_value_t = 200,
+        value_parser = clap::value_parser!(u16).range(1..)
+    )]
     pub callback_rate: u16,
+
     #[command(flatten)]
     pub accounts: Accounts,
+
     #[command(flatten)]
     pub database: PoolConfig,
+
     #[command(flatten)]
     pub nats: NatsConfig,
+
     #[command(flatten)]
     pub master_key: MasterKeyConfig,
+
     #[command(flatten)]
     pub common: CommonConfig,
 }
@@ -219,8 +297,10 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         let watched = start(&config, providers, &instance, &reporter, &database, &nats, &vault, &metrics, &shutdown);
         let watching = watch::watch(watched, instance, database.clone(), metrics.clone(), readiness, shutdown.clone());
         shutdown.spawn("providers", watching);
-        let watched =
-            vec![WatchedStream { stream: JOBS, consumers: config.providers.iter().map(|name| durable(name)).collect() }];
+        let watched = vec![WatchedStream {
+            stream: JOBS,
+            consumers: config.providers.iter().map(|name| durable(name)).collect(),
+        }];
         shutdown.spawn("streams", watch_streams(nats.clone(), watched, shutdown.clone()));
         let swept = database.clone();
         let sweep = move || {

@@ -18,7 +18,7 @@
 //! - While a lane is *suspect*, because its last purchase got no answer, a purchase begins only if the provider's
 //!   [`FailingBudget`] has a token for it. Lanes that answer need none; otherwise one lost response would slow a busy lane
 //!   down.
-//! - At most [`UNSETTLED`] attempts of a lane are sent and unsettled, because each may be money spent. The number is
+//! - At most [`MOST_UNSETTLED`] attempts of a lane are sent and unsettled, because each may be money spent. The number is
 //!   read from PostgreSQL once a second and so covers all replicas; it can be exceeded by what other replicas sent within
 //!   that second. A lane without any such attempt may have more in flight. If it falls silent all at once, these are
 //!   unsettled too, and no further purchase begins until enough of them are settled.
@@ -41,14 +41,13 @@ use std::{
 
 use pipeline::worker::LaneState;
 use runtime::lock;
+use store::provider_lanes::MOST_UNSETTLED;
 
 use self::{
     budget::FailingBudget,
     lane::{HeldBack, Lane},
 };
 
-/// The most attempts of a lane that are sent and whose outcome is unknown, in all replicas.
-pub const UNSETTLED: usize = 64;
 /// The time after which an unused lane is forgotten.
 const IDLE: Duration = Duration::from_mins(2);
 /// A lane with a purchase in this time is active.
@@ -113,12 +112,7 @@ struct Lanes {
 impl LaneLimiters {
     /// The limits of a provider with `permits` permits for purchases.
     pub fn new(provider: String, permits: usize, now: Instant) -> Self {
-        let lanes = Lanes {
-            by_name: HashMap::new(),
-            budget: FailingBudget::new(now),
-            in_flight: 0,
-            last_begun: now,
-        };
+        let lanes = Lanes { by_name: HashMap::new(), budget: FailingBudget::new(now), in_flight: 0, last_begun: now };
         Self { provider, permits, lanes: Mutex::new(lanes) }
     }
 
@@ -282,9 +276,8 @@ impl LaneLimiters {
                 held_for: now.saturating_duration_since(held_back.since),
             });
         }
-        reports.sort_unstable_by(|one, other| {
-            other.held_for.cmp(&one.held_for).then_with(|| one.lane.cmp(&other.lane))
-        });
+        reports
+            .sort_unstable_by(|one, other| other.held_for.cmp(&one.held_for).then_with(|| one.lane.cmp(&other.lane)));
         reports.truncate(REPORTED_LANES);
         reports
     }
@@ -295,7 +288,7 @@ impl Lane {
     fn state(&self, available: usize) -> LaneState {
         let mut permits = self.limit;
         if self.unsettled > 0 {
-            permits = permits.min(UNSETTLED.saturating_sub(self.unsettled));
+            permits = permits.min(MOST_UNSETTLED.saturating_sub(self.unsettled));
         }
         if self.is_suspect {
             // The orders of one partner get half of a lane's permits at most, so twice as many let them use all tokens.
@@ -306,7 +299,7 @@ impl Lane {
     }
 
     fn is_held_back(&self) -> bool {
-        self.is_failing || self.unsettled >= UNSETTLED
+        self.is_failing || self.unsettled >= MOST_UNSETTLED
     }
 }
 
@@ -377,7 +370,7 @@ mod tests {
     fn no_purchase_begins_beside_64_unsettled_attempts_of_its_lane_in_all_replicas() {
         let now = Instant::now();
         let limiters = grown(now);
-        read(&limiters, &[("a", UNSETTLED - 4), ("elsewhere", UNSETTLED)], now);
+        read(&limiters, &[("a", MOST_UNSETTLED - 4), ("elsewhere", MOST_UNSETTLED)], now);
         assert_eq!(limiters.state("a", now).permits, 4);
         assert_eq!(limiters.state("elsewhere", now), LaneState { permits: 0, accepts_fresh: false });
 
@@ -397,7 +390,7 @@ mod tests {
         buy(&limiters, "a", PurchaseResult::Unknown("HTTP 500"), now);
         assert_eq!(limiters.state("a", now).permits, 18, "nine for one partner, by the failing budget");
         buy(&limiters, "a", PurchaseResult::Answered, now);
-        assert_eq!(limiters.state("a", now).permits, UNSETTLED - 1);
+        assert_eq!(limiters.state("a", now).permits, MOST_UNSETTLED - 1);
         limiters.not_found(&"a".into(), now);
         buy(&limiters, "a", PurchaseResult::Answered, now);
         read(&limiters, &[], now);

@@ -59,8 +59,7 @@ impl Watched {
         self.limiters.begin_read();
         let unsettled = providers::unsettled(connection, provider).await?;
         let now = Instant::now();
-        let unsettled =
-            unsettled.into_iter().map(|(lane, count)| (lane, usize::try_from(count).unwrap_or(usize::MAX)));
+        let unsettled = unsettled.into_iter().map(|(lane, count)| (lane, usize::try_from(count).unwrap_or(usize::MAX)));
         self.limiters.end_read(unsettled, now);
         let waiting = self.limiters.waiting(now);
         metrics.lanes_held_back(provider, waiting.len());
@@ -101,10 +100,7 @@ fn held_back_lane(report: LaneReport) -> provider_lanes::HeldBackLane {
 }
 
 /// Reads the breakers of all providers and creates the missing ones of `watched`.
-async fn breakers(
-    connection: &mut PgConnection,
-    watched: &[Watched],
-) -> Result<Vec<ProviderBreaker>, store::Error> {
+async fn breakers(connection: &mut PgConnection, watched: &[Watched]) -> Result<Vec<ProviderBreaker>, store::Error> {
     let rows = providers::list(connection).await?;
     let is_known = |watched: &Watched| rows.iter().any(|row| row.name == watched.breaker.provider());
     if watched.iter().all(is_known) {

@@ -3,7 +3,7 @@
 //! - [`machine`]: every statement that moves a placement, against the state machine of crate `domain`.
 //! - [`orders`], [`claim`], [`settle`], [`deliveries`]: each statement, alone and in several processes at
 //!   once.
-//! - [`providers`]: breakers and hints. [`operator`]: operators' lists, searches and changes.
+//! - [`providers`]: breakers and hints. [`provider_lanes`]: lanes that are held back, shares of a rate limit. [`operator`]: operators' lists, searches and changes.
 //! - [`events`]: further events of an endpoint, and new URLs.
 //! - [`self_service`]: what partners see and change themselves.
 //! - [`recover`]: recovery after an old dump is restored.
@@ -35,6 +35,7 @@ mod operator;
 mod orders;
 mod plans;
 mod pooler;
+mod provider_lanes;
 mod providers;
 mod recover;
 mod retention;

@@ -32,33 +32,40 @@ pub struct Connected {
     pub callback_token: Option<Token>,
 }
 
-macro_rules! providers {
-    ($($name:ident),*) => {
-        const NAMES: &[&str] = &[$(stringify!($name)),*];
-
-        #[derive(clap::Args, Clone, Debug)]
-        #[group(skip)]
-        pub struct Accounts {
-            $(#[command(flatten)] pub $name: $name::Account,)*
-        }
-
-        impl Accounts {
-            /// Creates the adapter of the provider with this name. Errors name the setting.
-            pub fn connect(&self, name: &str, limits: Limits) -> anyhow::Result<Connected> {
-                match name {
-                    $(stringify!($name) => $name::connect(&self.$name, limits),)*
-                    other => {
-                        let known = NAMES.join(", ");
-                        Err(BadSetting::error(format!("PROVIDERS names {other:?}: known are {known}")))
-                    }
-                }
-            }
-        }
-    };
+/// A provider that can be named in `PROVIDERS`.
+struct KnownProvider {
+    /// Letters, digits and `-`.
+    name: &'static str,
+    connect: fn(&Accounts, Limits) -> anyhow::Result<Connected>,
 }
 
-// Every provider, by its name in `PROVIDERS`.
-providers!(sandbox, usimsa);
+/// Every provider. The module of each owns its settings, its protocol and the reading of its callbacks.
+const KNOWN: [KnownProvider; 2] = [
+    KnownProvider { name: "sandbox", connect: |accounts, limits| sandbox::connect(&accounts.sandbox, limits) },
+    KnownProvider { name: "usimsa", connect: |accounts, limits| usimsa::connect(&accounts.usimsa, limits) },
+];
+
+/// The settings of our account at each provider.
+#[derive(clap::Args, Clone, Debug)]
+#[group(skip)]
+pub struct Accounts {
+    #[command(flatten)]
+    pub sandbox: sandbox::Account,
+
+    #[command(flatten)]
+    pub usimsa: usimsa::Account,
+}
+
+impl Accounts {
+    /// Creates the adapter of the provider with this name. Errors name the setting.
+    pub fn connect(&self, name: &str, limits: Limits) -> anyhow::Result<Connected> {
+        let Some(known) = KNOWN.iter().find(|known| known.name == name) else {
+            let names = KNOWN.map(|known| known.name).join(", ");
+            return Err(BadSetting::error(format!("PROVIDERS names {name:?}: known are {names}")));
+        };
+        (known.connect)(self, limits)
+    }
+}
 
 /// A purchase: all units of one placement.
 #[derive(Clone, Debug)]

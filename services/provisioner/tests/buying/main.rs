@@ -5,6 +5,7 @@
 //! - [`breaker`]: placements of a failing provider.
 //! - [`callbacks`]: hints and their tokens.
 //! - [`hostile`]: responses that no provider should send, each with its class.
+//! - [`lanes`]: lanes whose purchases are held back.
 //! - [`operator`]: parked placements and how they are resolved.
 //! - [`reports`]: what the ingress process that is answering an order is told.
 //! - [`unreadable`]: responses and outcomes that cannot be used.
@@ -15,6 +16,7 @@ mod answers;
 mod breaker;
 mod callbacks;
 mod hostile;
+mod lanes;
 mod operator;
 mod reports;
 mod support;

@@ -188,7 +188,6 @@ impl Bench {
             ("BREAKER_FAILURES", "1000"),
             ("BREAKER_OPEN", "1h"),
             ("BREAKER_OPEN_MOST", "1h"),
-            ("LANE_FAILURE_RATE", "100"),
             ("SANDBOX_URL", &url),
             ("SANDBOX_ACCESS_KEY", ACCESS_KEY),
             ("SANDBOX_SECRET_KEY", SECRET_KEY),
@@ -269,8 +268,7 @@ impl Bench {
     /// Stores an order for the sandbox that an ingress process is still answering, without publishing its job.
     pub async fn store_pending(&self, ingress: Uuid, options: &[&str]) -> NewOrder {
         let within = Duration::from_mins(1);
-        let order =
-            NewOrder { answering: Some(ingress), answer_within: within, ..self.order("sandbox", options) };
+        let order = NewOrder { answering: Some(ingress), answer_within: within, ..self.order("sandbox", options) };
         let mut connection = self.pool.acquire().await.unwrap();
         assert_eq!(orders::insert(&mut connection, std::slice::from_ref(&order)).await.unwrap(), [true]);
         order
@@ -377,10 +375,7 @@ impl Bench {
 
     /// Makes a placement due unless it is leased. A lease is longer than any wait in these tests.
     pub async fn make_due(&self, id: PlacementId) {
-        self.sql(&format!(
-            "UPDATE work SET at = now() WHERE id = '{id}' AND at < now() + interval '8 seconds'"
-        ))
-        .await;
+        self.sql(&format!("UPDATE work SET at = now() WHERE id = '{id}' AND at < now() + interval '8 seconds'")).await;
     }
 
     /// Makes a placement due, leased or not, and also during its first lease. The lease of an attempt ends, too.

@@ -11,16 +11,17 @@ use anyhow::Context;
 use domain::{ActivationCode, Iccid, PlacementId};
 use futures_util::{FutureExt, future::BoxFuture};
 use reqwest::{
-    Method, StatusCode,
+    Method, StatusCode, Url,
     header::{HeaderMap, HeaderName, HeaderValue},
 };
+use secrecy::SecretString;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use signing::{SecretKey, usimsa};
 
 use super::{
     Connected, FindAnswer, Limits, PlaceAnswer, Provider, ProviderId, ProviderUnit, Purchase, Trouble, UnitState,
-    account::{Credentials, account},
+    account::{self, Credentials},
     http::{Call, Http, parse},
     text::{BadId, day, one_line},
 };
@@ -31,10 +32,44 @@ const TIMESTAMP: HeaderName = HeaderName::from_static("x-gat-timestamp");
 const ACCESS_KEY: HeaderName = HeaderName::from_static("x-gat-access-key");
 const SIGNATURE: HeaderName = HeaderName::from_static("x-gat-signature");
 
-account!("usimsa", "USIMSA", "USIMSA", "Base URL of USIMSA: scheme and host, without `/api`");
+/// The settings of our account.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[group(skip)]
+#[command(next_help_heading = "Provider `usimsa`")]
+pub struct Account {
+    /// Base URL of USIMSA: scheme and host, without `/api`
+    #[arg(id = "usimsa_url", long = "usimsa-url", env = "USIMSA_URL")]
+    pub url: Option<Url>,
 
+    /// Access key of our account at USIMSA
+    #[arg(id = "usimsa_access_key", long = "usimsa-access-key", env = "USIMSA_ACCESS_KEY", hide_env_values = true)]
+    pub access_key: Option<String>,
+
+    /// Secret key of our account at USIMSA, Base64
+    #[arg(id = "usimsa_secret_key", long = "usimsa-secret-key", env = "USIMSA_SECRET_KEY", hide_env_values = true)]
+    pub secret_key: Option<SecretString>,
+
+    /// Token in the callback URL: at least 16 letters, digits, `-` or `_`
+    #[arg(
+        id = "usimsa_callback_token",
+        long = "usimsa-callback-token",
+        env = "USIMSA_CALLBACK_TOKEN",
+        hide_env_values = true
+    )]
+    pub callback_token: Option<SecretString>,
+}
+
+/// Connects to the account. Errors name the setting.
 pub fn connect(account: &Account, limits: Limits) -> anyhow::Result<Connected> {
-    adapter(account.credentials()?, limits)
+    let settings = account::Settings {
+        provider: "usimsa",
+        prefix: "USIMSA",
+        url: account.url.as_ref(),
+        access_key: account.access_key.as_deref(),
+        secret_key: account.secret_key.as_ref(),
+        callback_token: account.callback_token.as_ref(),
+    };
+    adapter(settings.check()?, limits)
 }
 
 /// Creates the adapter of an account at any provider of this protocol. Fails if the access key does not fit into a
