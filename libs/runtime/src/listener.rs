@@ -25,7 +25,8 @@ const REFUSED: usize = 64;
 /// How long such a connection stays open.
 const REFUSED_FOR: Duration = Duration::from_secs(1);
 
-/// Binds `address`; `[::]` is every address, also of a machine without IPv6. The error names the setting to change.
+/// Binds `address`. `[::]` means all interfaces; on hosts without IPv6 it falls back to `0.0.0.0`. The error names the
+/// setting to change.
 pub async fn bind(setting: &'static str, address: SocketAddr) -> anyhow::Result<TcpListener> {
     let mut bound = TcpListener::bind(address).await;
     if address.ip() == Ipv6Addr::UNSPECIFIED && bound.as_ref().is_err_and(|error| error.kind() != ErrorKind::AddrInUse)

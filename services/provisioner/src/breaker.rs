@@ -218,7 +218,7 @@ pub async fn watch(
         });
         match read.await {
             Ok(rows) => {
-                readiness.well("database");
+                readiness.set_ready("database");
                 for row in rows {
                     let of = watched.iter().find(|(breaker, _)| breaker.provider == row.name);
                     if let Some((breaker, _)) = of {
@@ -227,7 +227,7 @@ pub async fn watch(
                 }
             }
             Err(error) => {
-                readiness.unwell("database", "it does not respond");
+                readiness.set_not_ready("database", "it does not respond");
                 tracing::warn!(%error, "cannot read the breakers");
             }
         }
