@@ -101,10 +101,7 @@ pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Tel
     let _ = rustls::crypto::ring::default_provider().install_default();
     global::set_text_map_propagator(TraceContextPropagator::new());
 
-    // The SDK warns of variables that it ignores while the providers are built. These warnings are logged; later ones,
-    // one for each failed batch, are not.
-    let warnings = tracing_subscriber::registry().with(lines(config.log_format)).with(LevelFilter::WARN);
-    let (telemetry, gate) = tracing::subscriber::with_default(warnings, || providers(service))?;
+    let (telemetry, gate) = providers(service)?;
     let bridge = match &telemetry.logger {
         Some(logger) => Some(OpenTelemetryTracingBridge::new(logger).with_filter(filter(&config.log)?)),
         None => None,
@@ -183,9 +180,7 @@ fn filter(log: &str) -> anyhow::Result<EnvFilter> {
     if let Some(odd) = log.split(',').map(str::trim).find(|part| !is_filter(part)) {
         bail!("LOG: {odd:?} is neither a level nor a directive; write it like `info` or `info,ingress=debug`");
     }
-    // OpenTelemetry logs each failed batch; `export` logs the beginning and the end of an outage.
-    EnvFilter::try_new(format!("opentelemetry=off,{log}"))
-        .with_context(|| format!("LOG={log:?} is not a log filter such as `info`"))
+    EnvFilter::try_new(log).with_context(|| format!("LOG={log:?} is not a log filter such as `info`"))
 }
 
 /// Selects the spans to record. It is evaluated for each span, without a cached interest: libraries such as sqlx

@@ -86,11 +86,13 @@ impl<S: Subscriber + for<'span> LookupSpan<'span>> FormatEvent<S, Ids> for Shape
         if let Ok(Value::Object(own)) = serde_json::to_value(event.field_map()) {
             fields.extend(own);
         }
+        // Events of the crate `log` have one target. The real one is a field, beside paths of the build machine.
+        let target = fields.remove("log.target").unwrap_or_else(|| event.metadata().target().into());
+        fields.retain(|name, _| !name.starts_with("log."));
         let line = Line {
             timestamp: now()?,
             level: event.metadata().level().as_str(),
-            // The crate `log` has one target for all of its events and puts the real one into a field.
-            target: fields.remove("log.target").unwrap_or_else(|| event.metadata().target().into()),
+            target,
             message: fields.remove("message").unwrap_or_default(),
             fields,
         };
@@ -171,10 +173,10 @@ mod tests {
     #[test]
     fn a_line_of_the_crate_log_has_its_own_target() {
         let emit = || {
-            tracing::info!(target: "log", { "log.target" = "rustls::check" }, "looked");
+            tracing::info!(target: "log", { "log.target" = "rustls::check", "log.line" = 7 }, "looked");
         };
         let line: serde_json::Value = serde_json::from_str(&lines(Shape::Json, emit)).unwrap();
-        assert_eq!((&line["target"], line.get("log.target")), (&"rustls::check".into(), None));
+        assert_eq!((&line["target"], line.get("log.line")), (&"rustls::check".into(), None));
         let text = lines(Shape::Text, emit);
         assert!(text.ends_with(" rustls::check: looked\n"), "{text}");
     }
