@@ -10,6 +10,7 @@ import jsonschema
 import kubernetes_validate
 import yaml
 
+import nats_chart
 import scaling
 
 # --- resources that are no part of Kubernetes: the fields that we use, from their documentation -----
@@ -350,6 +351,9 @@ class Rendered:
             for name, value in self.settings(one["metadata"]["name"]).items():
                 if value.startswith("/run/secrets/") and value not in files:
                     self.wrong(one, f"{name} names {value}, which is not mounted")
+            # fsGroup opens the mounted files to the pod's group, so the programs refuse this one.
+            if "PGPASSFILE" in self.settings(one["metadata"]["name"]):
+                self.wrong(one, "PGPASSFILE is refused with a mounted secret's mode: set DATABASE_URL_FILE")
             # On a cluster with IPv6 only, a socket of 0.0.0.0 is out of reach.
             for name in ("LISTEN", "ADMIN_LISTEN"):
                 listen = self.settings(one["metadata"]["name"]).get(name)
@@ -443,7 +447,9 @@ def main():
         problems += rendered.problems
         count += len(rendered.all)
     deploy = readme.parent.parent
-    problems += check_nats((deploy / "nats/nats.conf").read_text(), (readme.parent / "values/nats-production.yaml").read_text())
+    values = {name: (readme.parent / f"values/nats-{name}.yaml").read_text() for name in ("production", "local")}
+    problems += check_nats((deploy / "nats/nats.conf").read_text(), values["production"])
+    problems += nats_chart.check_values(jsonschema.Draft7Validator, *map(yaml.safe_load, values.values()))
     for problem in problems:
         print(problem, file=sys.stderr)
     if problems:

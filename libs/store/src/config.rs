@@ -1,10 +1,11 @@
 //! Settings of the database and the master key, shared by all programs.
 
-use std::time::Duration;
+use std::{ffi::OsString, fs::File, io, os::unix::fs::PermissionsExt, path::PathBuf, time::Duration};
 
 use clap::Args;
 use secrecy::{ExposeSecret, SecretString};
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
+use url::Url;
 
 use crate::{
     Database,
@@ -55,23 +56,60 @@ const PLANS: [(&str, &str); 3] = [("enable_seqscan", "off"), ("plan_cache_mode",
 /// A setting of every session: a pooler drops it with `options`, so [`crate::schema::check`] finds it missing.
 pub(crate) const STARTUP_OPTIONS: (&str, &str) = ("esim.startup_options", "kept");
 
-/// `DATABASE_URL` can't be parsed. The error doesn't show it: it holds a password.
+/// No login can be made of the settings.
 #[derive(Debug, thiserror::Error)]
-#[error("DATABASE_URL is not of the form postgres://user:password@host:port/database")]
-pub struct BadDatabaseUrl;
+pub enum BadDatabase {
+    /// `DATABASE_URL` can't be parsed. The error doesn't show it: it holds a password.
+    #[error("DATABASE_URL is not of the form postgres://user:password@host:port/database")]
+    Url,
+    #[error(
+        "PGPASSFILE={} can't be read: {cause}. Make it readable, or mount the whole URL with its password and name that \
+         file in DATABASE_URL_FILE", .path.display()
+    )]
+    UnreadablePasswords { path: PathBuf, cause: io::Error },
+    #[error(
+        "PGPASSFILE={} has mode {mode:04o}, and its passwords count only if none but its owner may use it: set mode 0600. \
+         Where the mode is given, as in a mounted secret, mount the whole URL with its password and name that file in \
+         DATABASE_URL_FILE", .path.display()
+    )]
+    OpenPasswords { path: PathBuf, mode: u32 },
+}
 
 impl DatabaseConfig {
     /// The options of a connection; the server shows `application` for it.
-    pub fn options(&self, application: &str) -> Result<PgConnectOptions, BadDatabaseUrl> {
+    pub fn options(&self, application: &str) -> Result<PgConnectOptions, BadDatabase> {
         // sqlx takes any scheme.
         let url = self.database_url.expose_secret();
         if !["postgres://", "postgresql://"].iter().any(|scheme| url.starts_with(scheme)) {
-            return Err(BadDatabaseUrl);
+            return Err(BadDatabase::Url);
         }
-        let options: PgConnectOptions = url.parse().map_err(|_: sqlx::Error| BadDatabaseUrl)?;
+        let url: Url = url.parse().map_err(|_| BadDatabase::Url)?;
+        check_passwords(&url, |name| std::env::var_os(name))?;
+        let options = PgConnectOptions::from_url(&url).map_err(|_: sqlx::Error| BadDatabase::Url)?;
         // The server can log slow statements; whole statements in our log are noise.
         Ok(options.application_name(application).options([STARTUP_OPTIONS]).disable_statement_logging())
     }
+}
+
+/// Refuses a `PGPASSFILE` that a login would need and sqlx would ignore: it warns once and connects
+/// without a password, and the server's 28P01 then blames a password that nobody gave.
+fn check_passwords(url: &Url, variable: impl Fn(&str) -> Option<OsString>) -> Result<(), BadDatabase> {
+    let in_url = url.password().is_some() || url.query_pairs().any(|(key, _)| key == "password");
+    let Some(path) = variable("PGPASSFILE").filter(|path| !path.is_empty()).map(PathBuf::from) else {
+        return Ok(());
+    };
+    if in_url || variable("PGPASSWORD").is_some() {
+        return Ok(());
+    }
+    // Opened as sqlx does: what counts is the file behind the symlinks of a mounted secret.
+    let mode = match File::open(&path).and_then(|file| file.metadata()) {
+        Ok(metadata) => metadata.permissions().mode() & 0o7777,
+        Err(cause) => return Err(BadDatabase::UnreadablePasswords { path, cause }),
+    };
+    if mode & 0o077 != 0 {
+        return Err(BadDatabase::OpenPasswords { path, mode });
+    }
+    Ok(())
 }
 
 /// How much longer than a statement a transaction may be idle before the server ends it.
@@ -79,7 +117,7 @@ const IDLE_SPARE: Duration = Duration::from_secs(2);
 
 impl PoolConfig {
     /// The options of a connection with the session settings that the statements rely on.
-    pub fn session(&self, application: &str) -> Result<PgConnectOptions, BadDatabaseUrl> {
+    pub fn session(&self, application: &str) -> Result<PgConnectOptions, BadDatabase> {
         let limit = format!("{}ms", self.database_timeout.as_millis());
         let options = self.server.options(application)?;
         // A host that vanishes in a transaction must not keep its locks, nor the sweep's fence, for hours.
@@ -95,7 +133,7 @@ impl PoolConfig {
     }
 
     /// A pool that connects at its first use; the server shows `application` for it.
-    pub fn open(&self, application: &str) -> Result<Database, BadDatabaseUrl> {
+    pub fn open(&self, application: &str) -> Result<Database, BadDatabase> {
         Ok(Database::open(self.session(application)?, self.database_connections, self.database_timeout))
     }
 }
@@ -152,5 +190,58 @@ impl MasterKeyConfig {
             keys.push((*ring, text));
         }
         Vault::of(&keys).map_err(|cause| MasterKeyError { setting, cause })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs::{self, Permissions},
+        os::unix::fs::symlink,
+        path::Path,
+    };
+
+    use super::*;
+
+    /// A file in a volume as kubelet writes it: its name leads through `..data` to the folder of its
+    /// version.
+    fn mounted(volume: &Path, name: &str, mode: u32) -> PathBuf {
+        let version = volume.join("..2026_01_02_03_04_05.1");
+        fs::create_dir_all(&version).unwrap();
+        fs::write(version.join(name), "*:*:*:*:hush\n").unwrap();
+        fs::set_permissions(version.join(name), Permissions::from_mode(mode)).unwrap();
+        if !volume.join("..data").exists() {
+            symlink("..2026_01_02_03_04_05.1", volume.join("..data")).unwrap();
+        }
+        symlink(format!("..data/{name}"), volume.join(name)).unwrap();
+        volume.join(name)
+    }
+
+    fn check(url: &str, settings: &[(&str, &Path)]) -> Result<(), String> {
+        let variable = |name: &str| settings.iter().find(|(known, _)| *known == name).map(|(_, path)| (*path).into());
+        check_passwords(&url.parse().unwrap(), variable).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_password_file_that_would_be_ignored_is_refused() {
+        const BARE: &str = "postgres://esim_ingress@esim-db-rw:5432/esim";
+        let folder = tempfile::tempdir().unwrap();
+        // What a secret volume with `fsGroup` has, whatever its `defaultMode` is.
+        let open = mounted(folder.path(), "pgpass", 0o440);
+        let refused = check(BARE, &[("PGPASSFILE", &open)]).unwrap_err();
+        for part in [open.to_str().unwrap(), "mode 0440", "DATABASE_URL_FILE"] {
+            assert!(refused.contains(part) && !refused.contains("hush"), "{part}: {refused}");
+        }
+        let missing = check(BARE, &[("PGPASSFILE", &folder.path().join("none"))]).unwrap_err();
+        assert!(missing.contains("/none can't be read: No such file"), "{missing}");
+
+        let owned = mounted(folder.path(), "owned", 0o600);
+        assert_eq!(check(BARE, &[("PGPASSFILE", &owned)]), Ok(()));
+        // Nothing would read it.
+        assert_eq!(check(BARE, &[("PGPASSFILE", Path::new(""))]), Ok(()));
+        assert_eq!(check(BARE, &[("PGPASSFILE", &open), ("PGPASSWORD", Path::new("given"))]), Ok(()));
+        for url in ["postgres://user:given@host/esim", "postgres://user@host/esim?password=given"] {
+            assert_eq!(check(url, &[("PGPASSFILE", &open)]), Ok(()), "{url}");
+        }
     }
 }

@@ -32,7 +32,7 @@ mod webhook_url;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use store::config::{BadDatabaseUrl, DatabaseConfig, MasterKeyError};
+use store::config::{BadDatabase, DatabaseConfig, MasterKeyError};
 
 use crate::{
     console::{Console, NoDatabase},
@@ -130,8 +130,7 @@ pub fn run(config: &Config) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("esimctl: {}", one_line(&with_causes(&error)));
-            let wrong_settings =
-                error.is::<NoDatabase>() || error.is::<BadDatabaseUrl>() || error.is::<MasterKeyError>();
+            let wrong_settings = error.is::<NoDatabase>() || error.is::<BadDatabase>() || error.is::<MasterKeyError>();
             ExitCode::from(if wrong_settings { USAGE } else { FAILED })
         }
     }

@@ -7,18 +7,20 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use clap::{Args, Subcommand};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
 use store::schema::ROLES;
+use url::Url;
 
 use crate::{console::Console, database_password, master_key, secret_file};
 
 const EXAMPLES: &str = "Examples:
   esimctl secrets create secrets/
   esimctl secrets create secrets/ --into shares/     also copies each service's secrets to shares/<service>/
+  esimctl secrets create secrets/ --into shares/ --database-at esim-db-rw:5432/esim
 
 Creates missing secrets and never changes an existing password or master key. Keep a copy of the folder: without the
 master keys the stored secrets can't be read.";
@@ -37,6 +39,10 @@ pub struct Create {
     /// Copy each service's secrets to a folder named after it, inside this folder
     #[arg(long, value_name = "FOLDER")]
     into: Option<PathBuf>,
+    /// Where the database is: also gives each stage, and operators, a file `database-url` with its
+    /// role and password
+    #[arg(long, value_name = "HOST:PORT/DATABASE", requires = "into", value_parser = database_at)]
+    database_at: Option<Url>,
     /// The password of the database's owner [default: a random one]
     #[arg(long, env = "POSTGRES_PASSWORD", hide_env_values = true)]
     postgres_password: Option<SecretString>,
@@ -58,6 +64,18 @@ pub struct Create {
     /// The password of Grafana's admin [default: a random one]
     #[arg(long, env = "GRAFANA_PASSWORD", hide_env_values = true)]
     grafana_password: Option<SecretString>,
+}
+
+/// The URL of a database, still without a role.
+fn database_at(text: &str) -> Result<Url, String> {
+    let url = Url::parse(&format!("postgres://{text}")).ok();
+    let whole = |url: &Url| {
+        url.has_host()
+            && url.username().is_empty()
+            && url.password().is_none()
+            && !url.path().trim_matches('/').is_empty()
+    };
+    url.filter(whole).ok_or_else(|| "write it like `esim-db-rw:5432/esim`".into())
 }
 
 /// The purposes of master keys, as their files are named.
@@ -84,7 +102,7 @@ pub fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         changeable(folder, name, given.as_ref(), &random)?;
     }
     if let Some(into) = &asked.into {
-        share(folder, into, &asked.sandbox_callback_base)?;
+        share(folder, into, &asked.sandbox_callback_base, asked.database_at.as_ref())?;
     }
     console.print(&json!({ "folder": folder, "shares": asked.into }), || {
         format!("{} holds all secrets. Keep a copy of it elsewhere", folder.display())
@@ -175,10 +193,24 @@ impl Share<'_> {
         let password = read(&self.folder.join(format!("database-{of}")))?;
         self.write("pgpass", &database_password::pgpass(password.trim_end()))
     }
+
+    /// The URL of a database role with its password. A Kubernetes pod needs it: the files of a mounted
+    /// secret are open to the pod's group, and such a `pgpass` is refused.
+    fn database_url(&self, of: &str, database: Option<&Url>) -> anyhow::Result<()> {
+        let Some(database) = database else { return Ok(()) };
+        let password = read(&self.folder.join(format!("database-{of}")))?;
+        let role = ROLES.iter().find(|role| role.of == of).with_context(|| format!("there is no role of {of}"))?;
+        let mut url = database.clone();
+        // `set_password` takes a percent sign for the begin of an escape.
+        let password = password.trim_end().replace('%', "%25");
+        let set = url.set_username(role.name).and_then(|()| url.set_password(Some(&password)));
+        set.map_err(|()| anyhow!("{database} takes no user and password"))?;
+        self.write("database-url", url.as_str())
+    }
 }
 
 /// Gives each service only its own secrets.
-fn share(folder: &Path, into: &Path, callback_base: &str) -> anyhow::Result<()> {
+fn share(folder: &Path, into: &Path, callback_base: &str, database: Option<&Url>) -> anyhow::Result<()> {
     let of = |name: &str, mode| {
         let into = into.join(name);
         fs::create_dir_all(&into).with_context(|| format!("cannot create {}", into.display()))?;
@@ -191,6 +223,7 @@ fn share(folder: &Path, into: &Path, callback_base: &str) -> anyhow::Result<()> 
     ] {
         let share = of(stage, OWNER)?;
         share.pgpass(stage)?;
+        share.database_url(stage, database)?;
         share.keys(purposes)?;
         share.copy(&format!("nats-{stage}"), "nats-password")?;
         if stage != "provisioner" {
@@ -199,6 +232,7 @@ fn share(folder: &Path, into: &Path, callback_base: &str) -> anyhow::Result<()> 
     }
     let operator = of("operator", OWNER)?;
     operator.pgpass("operator")?;
+    operator.database_url("operator", database)?;
     operator.keys(&PURPOSES)?;
 
     // The owner of the tables, for migrations and maintenance.
@@ -239,6 +273,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use clap::Parser;
+    use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 
     use super::*;
 
@@ -328,6 +363,25 @@ mod tests {
         create(folder.path(), &[]).unwrap();
         assert_eq!(files(&folder.path().join("all")), all);
         assert_eq!(files(&folder.path().join("shares")), shares);
+    }
+
+    #[test]
+    fn a_url_holds_the_password_of_its_role() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir_all(folder.path().join("all")).unwrap();
+        fs::write(folder.path().join("all/database-notifier"), "a%41:b@c/d?e#f g\n").unwrap();
+        create(folder.path(), &["--database-at", "esim-db-rw:5432/esim"]).unwrap();
+        let shares = files(&folder.path().join("shares"));
+        let password = files(&folder.path().join("all"))["database-ingress"].trim_end().to_owned();
+        assert_eq!(shares["ingress/database-url"], format!("postgres://esim_ingress:{password}@esim-db-rw:5432/esim"));
+        let url: PgConnectOptions = shares["notifier/database-url"].parse().unwrap();
+        let as_given = PgConnectOptions::new().username("esim_notifier").password("a%41:b@c/d?e#f g");
+        let as_given = as_given.host("esim-db-rw").port(5432).database("esim");
+        assert_eq!(url.to_url_lossy(), as_given.to_url_lossy());
+        assert!(shares.contains_key("operator/database-url") && !shares.contains_key("owner/database-url"));
+        for wrong in ["", "esim-db-rw:5432", "esim-db-rw:5432/", "user:hush@esim-db-rw/esim", "esim-db-rw:port/esim"] {
+            assert!(database_at(wrong).is_err(), "{wrong}");
+        }
     }
 
     /// A system of an earlier version has one key file; its keys stay in use for all purposes.

@@ -1,7 +1,12 @@
 //! Every program refuses to start with an invalid or missing setting, with one line that names it.
 
 use anyhow::{Result, ensure};
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fs::Permissions,
+    os::unix::fs::{PermissionsExt, symlink},
+    time::Duration,
+};
 use testkit::{bin_dir, process::output, settings::MASTER_KEY};
 use tokio::process::Command;
 
@@ -26,6 +31,7 @@ const ROWS: &[(&[&str], &str, Option<&str>)] = &[
     (SERVICES, "DATABASE_URL", None),
     (SERVICES, "DATABASE_URL", Some("mysql")),
     (SERVICES, "DATABASE_URL", Some("postgres://127.0.0.1:seven/x")),
+    (SERVICES, "PGPASSFILE", Some("/nonexistent/passwords")),
     (SERVICES, "NATS_URL", None),
     (SERVICES, "NATS_URL", Some("nats://::::")),
     (SERVICES, "STREAM_PREFIX", Some("a.b")),
@@ -148,4 +154,29 @@ async fn contradictions_and_unknown_flags_are_named_too() {
     usimsa.insert("PROVIDERS", "sandbox,usimsa");
     let line = refusal("provisioner", &[], &usimsa).await.unwrap();
     assert!(line.contains("USIMSA_"), "provisioner: {line}");
+}
+
+/// A mounted secret is open to the pod's group. sqlx would warn about such a password file once and
+/// log in without a password.
+#[tokio::test]
+async fn a_password_file_that_is_open_to_others_stops_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    // As kubelet writes it: the name leads through `..data` to the folder of its version.
+    let version = folder.path().join("..2026_01_02_03_04_05.1");
+    std::fs::create_dir(&version).unwrap();
+    std::fs::write(version.join("pgpass"), "*:*:*:*:hush\n").unwrap();
+    std::fs::set_permissions(version.join("pgpass"), Permissions::from_mode(0o440)).unwrap();
+    symlink(version.file_name().unwrap(), folder.path().join("..data")).unwrap();
+    symlink("..data/pgpass", folder.path().join("pgpass")).unwrap();
+
+    let path = folder.path().join("pgpass");
+    let mut settings: BTreeMap<&str, &str> = GOOD.iter().copied().collect();
+    settings.insert("PGPASSFILE", path.to_str().unwrap());
+    for program in SERVICES.iter().chain(&["esimctl"]) {
+        let arguments: &[&str] = if *program == "esimctl" { &["partner", "list"] } else { &[] };
+        let line = refusal(program, arguments, &settings).await.unwrap();
+        for part in ["PGPASSFILE", path.to_str().unwrap(), "mode 0440", "DATABASE_URL_FILE"] {
+            assert!(line.contains(part) && !line.contains("hush"), "{program}, {part}: {line}");
+        }
+    }
 }
