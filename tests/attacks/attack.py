@@ -205,40 +205,37 @@ class Attack:
     # --- with a stage's credentials of NATS ---
 
     async def forged_by_provisioner(self):
-        """Verdicts on made-up orders to a waiting ingress, readiness of made-up topups, heartbeats of made-up providers and
-        of made-up provisioners with many lanes."""
+        """Verdicts on made-up orders and readiness of their units to an ingress, readiness of made-up deliveries, heartbeats
+        of made-up providers."""
         nats = await self.nats("provisioner")
-        ingresses = subjects(self.settings["monitor_port"], "topup.verdict.")
+        ingresses = subjects(self.settings["monitor_port"], "topup.answer.")
         assert ingresses, "no ingress listens"
 
-        lanes = [{"lane": f"lane-{number:050}", "verdict_ms": 1} for number in range(600)]
-
         async def burst(number):
-            verdicts = [{"order_id": str(uuid.uuid4()), "placement_id": str(uuid.uuid4()), "said": "refused"} for _ in range(32)]
-            message = {"type": "verdicts.v2", "release_to": f"topup.release.{number}", "verdicts": verdicts}
+            ids = [str(uuid.uuid4()) for _ in range(32)]
+            verdicts = [{"order_id": one, "placement_id": one, "verdict": "rejected"} for one in ids]
+            deliveries = [{"delivery_id": one, "partner_id": one} for one in ids]
+            ready = [{"order_id": str(uuid.uuid4())} | one for one in deliveries]
+            message = {"type": "topup.answer.v1", "verdicts": verdicts, "ready": ready}
             await nats.publish(ingresses[number % len(ingresses)], message)
-            beat = {"type": "heartbeat.v1", "provider": f"invented-{number}", "instance": f"i-{number}", "verdict_ms": 1}
-            await nats.publish(f"topup.heartbeat.invented-{number}", beat)
-            many = beat | {"provider": "sandbox", "verdict_ms": 60_000, "lanes": lanes}
-            await nats.publish("topup.heartbeat.sandbox", many)
-            ready = [{"topup_id": str(10**15 + number), "partner_id": str(uuid.uuid4())} for _ in range(32)]
-            await nats.publish("topup.ready.batch", {"type": "topup.ready.v2", "topups": ready})
+            for provider in [f"invented-{number}", "sandbox"]:
+                beat = {"type": "topup.heartbeat.v1", "provider": provider}
+                await nats.publish(f"topup.heartbeat.{provider}", beat)
+            await nats.publish("topup.ready.batch", {"type": "topup.ready.v1", "deliveries": deliveries})
 
         await self.bursts(nats, burst, 100)
 
     async def forged_by_ingress(self):
-        """Jobs of made-up placements, releases of them, and what is no message."""
+        """Jobs of made-up placements, readiness of made-up deliveries, and what is no message."""
         nats = await self.nats("ingress")
-        provisioners = subjects(self.settings["monitor_port"], "topup.release.")
-        assert provisioners, "no provisioner listens"
 
         async def burst(number):
             placements = [{"placement_id": str(uuid.uuid4()), "partner_id": str(uuid.uuid4()), "lane": f"lane-{number}"} for _ in range(32)]
-            job = {"type": "topup.job.v2", "placements": placements, "verdict_to": f"topup.verdict.{number}"}
+            job = {"type": "topup.job.v1", "placements": placements}
             await nats.publish("topup.job.sandbox", job)
             await nats.publish("topup.job.sandbox", b"{" * 1000)
-            ids = [one["placement_id"] for one in placements]
-            await nats.publish(provisioners[number % len(provisioners)], {"type": "releases.v2", "placements": ids})
+            deliveries = [{"delivery_id": str(uuid.uuid4()), "partner_id": str(uuid.uuid4())} for _ in range(32)]
+            await nats.publish("topup.ready.batch", {"type": "topup.ready.v1", "deliveries": deliveries})
 
         await self.bursts(nats, burst, 100)
 

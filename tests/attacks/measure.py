@@ -79,7 +79,7 @@ class System:
         """Of all orders of a partner that are not refused: external id and placement."""
         query = (
             "SELECT external_order_id, placement_id FROM orders JOIN placements USING (order_id)"
-            f" WHERE orders.partner_id = '{partner_id}' AND NOT refused"
+            f" WHERE orders.partner_id = '{partner_id}' AND refused_at IS NULL"
         )
         psql = pathlib.Path(self.env["PG_BIN"]) / "psql"
         done = subprocess.run([psql, self.env["DATABASE_URL"], "-AtF,", "-c", query], capture_output=True, text=True, check=True, timeout=60)

@@ -10,26 +10,6 @@ use uuid::Uuid;
 #[error("{0}")]
 pub struct NotAnId(pub(crate) &'static str);
 
-/// The text form of an id whose `TryFrom<String>` checks it.
-macro_rules! text_form {
-    ($id:ty) => {
-        impl std::str::FromStr for $id {
-            type Err = $crate::ids::NotAnId;
-
-            fn from_str(text: &str) -> Result<Self, Self::Err> {
-                text.to_owned().try_into()
-            }
-        }
-
-        impl std::fmt::Display for $id {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(self.as_str())
-            }
-        }
-    };
-}
-pub(crate) use text_form;
-
 /// A UUID that identifies a `Kind`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -44,6 +24,9 @@ pub type PlacementId = Id<kind::Placement>;
 /// Identifies an option of the catalogue.
 pub type OptionId = Id<kind::ProductOption>;
 
+/// Identifies a delivery. Partners see it as a [`WebhookId`](crate::WebhookId).
+pub type DeliveryId = Id<kind::Delivery>;
+
 /// Markers for [`Id`].
 pub mod kind {
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -54,6 +37,8 @@ pub mod kind {
     pub enum Placement {}
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub enum ProductOption {}
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Delivery {}
 }
 
 impl<Kind> Id<Kind> {

@@ -1,11 +1,15 @@
 //! Topup ids: 26 digits, the UTC time `YYYYMMDDHHMMSS` and 12 digits that make it unique.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    fmt,
+    str::FromStr,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
-use crate::ids::{NotAnId, text_form};
+use crate::ids::NotAnId;
 
 /// Identifies one unit of an order: 26 decimal digits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -27,7 +31,19 @@ impl TryFrom<String> for TopupId {
     }
 }
 
-text_form!(TopupId);
+impl FromStr for TopupId {
+    type Err = NotAnId;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.to_owned().try_into()
+    }
+}
+
+impl fmt::Display for TopupId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
 
 /// The number of ids within one second.
 const RANGE: u64 = 1_000_000_000_000;

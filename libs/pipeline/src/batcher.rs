@@ -7,7 +7,7 @@ use runtime::{Shutdown, sampler::Sampler};
 use tokio::sync::mpsc;
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
-/// The longest queue. Further items are dropped: their rows are in PostgreSQL, and redrive picks them up.
+/// The longest queue. Further items are dropped: their rows are in PostgreSQL, and a stage finds them once they are due.
 const WAITING: usize = 16 * 1024;
 /// The interval between log lines about dropped items.
 const LOG_EVERY: Duration = Duration::from_secs(10);
@@ -53,14 +53,14 @@ impl<T: Send + 'static> Batcher<T> {
     }
 
     /// Queues one item, or drops it if the queue is full.
-    pub fn hand_in(&self, item: T) {
+    pub fn push(&self, item: T) {
         if self.queue.try_send((item, self.unsent.token())).is_err()
             && let Some(others) = self.overflow.pass()
         {
             tracing::warn!(
                 queue = self.name,
                 dropped = others + 1,
-                "messages were dropped: the queue is full; redrive will pick their rows up"
+                "messages were dropped: the queue is full; their rows start once they are due"
             );
         }
     }
@@ -109,12 +109,12 @@ mod tests {
     #[tokio::test]
     async fn what_queues_while_a_send_is_under_way_is_sent_together() {
         let (batcher, unsent, gate, sent) = batcher(4);
-        batcher.hand_in(0);
+        batcher.push(0);
         for _ in 0..3 {
             tokio::task::yield_now().await;
         }
         // The first send waits at the gate now.
-        (1..7).for_each(|item| batcher.hand_in(item));
+        (1..7).for_each(|item| batcher.push(item));
         gate.add_permits(9);
         unsent.wait().await;
         assert_eq!(*sent.lock().unwrap(), [vec![0], vec![1, 2, 3, 4], vec![5, 6]]);
@@ -123,11 +123,11 @@ mod tests {
     #[tokio::test]
     async fn a_send_that_hangs_holds_up_no_caller_and_a_full_queue_drops_items() {
         let (batcher, unsent, gate, sent) = batcher(WAITING * 2);
-        batcher.hand_in(0);
+        batcher.push(0);
         for _ in 0..3 {
             tokio::task::yield_now().await;
         }
-        (0..WAITING + 5).for_each(|item| batcher.hand_in(item));
+        (0..WAITING + 5).for_each(|item| batcher.push(item));
         gate.add_permits(9);
         unsent.wait().await;
         let sent: Vec<usize> = sent.lock().unwrap().iter().map(Vec::len).collect();
@@ -138,7 +138,7 @@ mod tests {
     async fn a_send_that_panics_ends_the_process_with_an_error() {
         let shutdown = Shutdown::new();
         let batcher = Batcher::start("test", 4, TaskTracker::new(), &shutdown, async |_: Vec<u8>| panic!("broken"));
-        batcher.hand_in(1);
+        batcher.push(1);
         shutdown.soft().cancelled().await;
         let failure = shutdown.finished().await.unwrap_err();
         assert!(failure.to_string().contains("test panicked"), "{failure}");

@@ -5,65 +5,68 @@ use std::fmt;
 
 use strum::VariantArray;
 
-/// `variant: stages` for each effect.
-macro_rules! effects {
-    ($($(#[$doc:meta])* $variant:ident: $($stage:literal)+;)*) => {
-        /// An effect of a stage outside its process, in the order of an order's path.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::Display, strum::VariantArray)]
-        #[strum(serialize_all = "kebab-case")]
-        pub enum Effect {
-            $($(#[$doc])* $variant,)*
-        }
+/// An effect of a stage outside its process, in the order of an order's path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::Display, strum::VariantArray)]
+#[strum(serialize_all = "kebab-case")]
+pub enum Effect {
+    /// The group commit that stores orders.
+    CommitOrders,
+    /// The publication of jobs or of readiness events.
+    Publish,
+    /// The transaction that refuses an order as a whole.
+    CommitRefusal,
+    /// The write of the response to the socket.
+    Answer,
+    /// The send of reports to ingress.
+    Send,
 
-        impl Effect {
-            /// The binaries that run the effect.
-            pub const fn stages(self) -> &'static [&'static str] {
-                match self { $(Self::$variant => &[$($stage),+],)* }
-            }
-        }
-    };
+    /// The acknowledgement of a message, whose rows wait for permits.
+    Acknowledge,
+    /// The claim of fresh tickets; it records the attempts of placements.
+    Claim,
+    /// The sweep that makes rows due which have no outcome after their first lease.
+    Sweep,
+    /// The claim of due tickets, which also takes their leases.
+    ClaimDue,
+    /// The move of an unreadable message to the dead messages.
+    Bury,
+
+    Place,
+    /// The look-up of a purchase by its placement id.
+    Find,
+    /// The request for a purchase's profiles.
+    Collect,
+    /// A placement becomes due earlier, because the provider called back.
+    CommitHint,
+    /// The record that a provider's breaker opens or closes.
+    CommitHealth,
+    /// The claim of one placement through an open breaker, as a probe.
+    CommitProbe,
+    CommitOutcomes,
+
+    Webhook,
+    CommitAttempts,
+    /// The group commit of deliveries without a webhook URL.
+    CommitNoEndpoint,
 }
 
-effects! {
-    /// The group commit that stores orders.
-    CommitOrders: "ingress";
-    /// The publication of jobs or of readiness events.
-    Publish: "ingress" "provisioner";
-    /// The transaction that refuses an order as a whole.
-    CommitRefusal: "ingress";
-    /// The write of the response to the socket.
-    Answer: "ingress";
-    /// The send of releases or of verdicts.
-    Send: "ingress" "provisioner";
-
-    /// The acknowledgement of a message, whose rows wait for slots.
-    Acknowledge: "provisioner" "notifier";
-    /// The claim of rows that messages name; it records the attempts of placements.
-    Claim: "provisioner" "notifier";
-    /// The sweep that gives due rows to rows without an outcome.
-    Sweep: "provisioner" "notifier";
-    LeaseDue: "provisioner" "notifier";
-    ClaimDue: "provisioner" "notifier";
-    /// The move of an unreadable message to the dead messages.
-    Bury: "provisioner" "notifier";
-
-    Place: "provisioner";
-    /// The look-up of a purchase by its placement id.
-    Find: "provisioner";
-    /// The request for a purchase's profiles.
-    Collect: "provisioner";
-    /// A placement becomes due earlier, because the provider called back.
-    CommitHint: "provisioner";
-    /// The record that a provider's breaker opens or closes.
-    CommitHealth: "provisioner";
-    /// The claim of one placement through an open breaker, as a probe.
-    CommitProbe: "provisioner";
-    CommitOutcomes: "provisioner";
-
-    Webhook: "notifier";
-    CommitAttempts: "notifier";
-    /// The group commit of deliveries without a webhook URL.
-    CommitNoEndpoint: "notifier";
+impl Effect {
+    /// The binaries that run the effect.
+    pub const fn stages(self) -> &'static [&'static str] {
+        match self {
+            Self::CommitOrders | Self::CommitRefusal | Self::Answer => &["ingress"],
+            Self::Publish | Self::Send => &["ingress", "provisioner"],
+            Self::Acknowledge | Self::Claim | Self::Sweep | Self::ClaimDue | Self::Bury => &["provisioner", "notifier"],
+            Self::Place
+            | Self::Find
+            | Self::Collect
+            | Self::CommitHint
+            | Self::CommitHealth
+            | Self::CommitProbe
+            | Self::CommitOutcomes => &["provisioner"],
+            Self::Webhook | Self::CommitAttempts | Self::CommitNoEndpoint => &["notifier"],
+        }
+    }
 }
 
 /// The side of an effect.

@@ -33,13 +33,17 @@ pub trait Writer: Send + Sync + 'static {
     fn one_is_at_fault(error: &Self::Error) -> bool;
 }
 
-type Entry<W> = (Slot<<W as Writer>::Item>, oneshot::Sender<Written<W>>);
+/// An entry of the queue.
+struct Entry<W: Writer> {
+    item: Queued<W::Item>,
+    answer: oneshot::Sender<Written<W>>,
+}
 
-/// An item in the queue: the writer takes it out and writes it, or the caller takes it out and drops it.
-type Slot<T> = Arc<Mutex<Option<T>>>;
+/// An item that either the writer takes and writes, or the caller takes back and drops.
+type Queued<T> = Arc<Mutex<Option<T>>>;
 
-fn take<T>(slot: &Slot<T>) -> Option<T> {
-    lock(slot).take()
+fn take<T>(item: &Queued<T>) -> Option<T> {
+    lock(item).take()
 }
 
 /// The result of an item, and the number of items written with it.
@@ -57,11 +61,11 @@ impl<W: Writer> Clone for GroupCommit<W> {
 }
 
 impl<W: Writer> GroupCommit<W> {
-    /// Starts the writer, which ends when the last clone is dropped. `most` limits a batch and the queue. If
+    /// Starts the writer, which ends when the last clone is dropped. `max_batch` limits a batch and, times four, the queue. If
     /// the writer panics, the process stops with an error.
-    pub fn start(writer: W, most: usize, shutdown: &Shutdown) -> Self {
-        let (queue, entries) = mpsc::channel(most * 4);
-        shutdown.supervise(W::NAME, run(writer, entries, most));
+    pub fn start(writer: W, max_batch: usize, shutdown: &Shutdown) -> Self {
+        let (queue, entries) = mpsc::channel(max_batch * 4);
+        shutdown.supervise(W::NAME, run(writer, entries, max_batch));
         Self { queue }
     }
 
@@ -77,21 +81,21 @@ impl<W: Writer> GroupCommit<W> {
         item: W::Item,
         given_up: impl Future<Output = ()>,
     ) -> Result<Option<Result<W::Output, W::Error>>, Closed> {
-        let slot = Arc::new(Mutex::new(Some(item)));
+        let item = Arc::new(Mutex::new(Some(item)));
         let (answer, mut written) = oneshot::channel();
         let (operation, table) = W::STATEMENT;
         let span = trace::statement(operation, table);
         let writing = async {
             let mut given_up = pin!(given_up);
             tokio::select! {
-                queued = self.queue.send((Arc::clone(&slot), answer)) => queued.map_err(|_| Closed)?,
+                queued = self.queue.send(Entry { item: Arc::clone(&item), answer }) => queued.map_err(|_| Closed)?,
                 () = &mut given_up => return Ok(None),
             }
             tokio::select! {
                 result = &mut written => return result.map(Some).map_err(|_| Closed),
                 () = &mut given_up => {}
             }
-            match take(&slot) {
+            match take(&item) {
                 Some(_) => Ok(None),
                 None => written.await.map(Some).map_err(|_| Closed),
             }
@@ -104,10 +108,10 @@ impl<W: Writer> GroupCommit<W> {
     }
 }
 
-async fn run<W: Writer>(writer: W, mut entries: mpsc::Receiver<Entry<W>>, most: usize) {
-    let mut batch = Vec::with_capacity(most);
-    while queued(&mut entries, &mut batch, most).await {
-        let wanted = |(slot, answer): Entry<W>| Some((take(&slot)?, answer));
+async fn run<W: Writer>(writer: W, mut entries: mpsc::Receiver<Entry<W>>, max_batch: usize) {
+    let mut batch = Vec::with_capacity(max_batch);
+    while queued(&mut entries, &mut batch, max_batch).await {
+        let wanted = |entry: Entry<W>| Some((take(&entry.item)?, entry.answer));
         let (items, answers): (Vec<_>, Vec<_>) = batch.drain(..).filter_map(wanted).unzip();
         if items.is_empty() {
             continue;

@@ -1,19 +1,21 @@
-//! Work between the stages: streams and subjects, payloads, publishing in batches, the worker loop (wait in a
-//! lane, claim, act, record), the answer's handshake, and the trace of an order.
+//! Work between the stages: streams and subjects, payloads, publishing in batches, the worker (wait for a permit,
+//! claim, run), reports to the ingress process that answers an order, and the trace of an order.
 //!
-//! PostgreSQL is the truth; JetStream only makes work start sooner. Each stage also sweeps for unfinished
-//! rows and redrives its due rows, so a lost, repeated or late message changes nothing.
+//! PostgreSQL is the source of truth; JetStream only makes work start sooner. Each stage also sweeps for unfinished
+//! rows and looks at its due work, so a lost, repeated or late message changes nothing.
 
 pub mod access;
 pub mod batcher;
 pub mod effect;
 pub mod group_commit;
-pub mod handshake;
-pub mod lanes;
 pub mod metrics;
 pub mod payload;
+pub mod permits;
 pub mod publish;
+mod queues;
+pub mod reports;
 pub mod streams;
+pub mod timing;
 pub mod trace;
 pub mod worker;
 

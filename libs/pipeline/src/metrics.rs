@@ -12,7 +12,7 @@ use opentelemetry::{
 };
 use runtime::{Shutdown, lock, metrics::Instruments};
 
-use crate::Nats;
+use crate::{Nats, queues::Class};
 
 /// The interval between two reads of JetStream's state.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -31,9 +31,9 @@ pub(crate) struct Jobs {
 }
 
 /// A row in flight, until this is dropped.
-pub(crate) struct UnderWay {
+pub(crate) struct InFlight {
     jobs: Jobs,
-    overdue: bool,
+    class: Class,
 }
 
 /// The attributes of due rows: the stage, and the provider if the stage has several.
@@ -69,7 +69,7 @@ impl Jobs {
                 .counter("esim.jobs.claimed", "Rows that were claimed, because of a message or because they were due"),
             deferred: make.counter(
                 "esim.jobs.deferred",
-                "Rows of messages that became due at once, because their lane is full, slow or blocked",
+                "Rows of messages that became due at once, because their lane is full, slow or failing",
             ),
             swept: make
                 .counter("esim.due.swept", "Rows that became due because their first lease ended without an outcome"),
@@ -84,7 +84,11 @@ impl Jobs {
         jobs
     }
 
-    pub(crate) fn claimed(&self, rows: usize, source: &'static str) {
+    pub(crate) fn claimed(&self, rows: usize, class: Class) {
+        let source = match class {
+            Class::Fresh => "message",
+            Class::Due => "due",
+        };
         let [stage] = self.stage.clone();
         self.claimed.add(count(rows), &[stage, KeyValue::new("source", source)]);
     }
@@ -97,9 +101,9 @@ impl Jobs {
         self.swept.add(rows, &self.stage);
     }
 
-    pub(crate) fn begin(&self, overdue: bool) -> UnderWay {
+    pub(crate) fn begin(&self, class: Class) -> InFlight {
         self.in_flight.add(1, &self.stage);
-        UnderWay { jobs: self.clone(), overdue }
+        InFlight { jobs: self.clone(), class }
     }
 }
 
@@ -107,10 +111,10 @@ fn count(rows: usize) -> u64 {
     u64::try_from(rows).unwrap_or(u64::MAX)
 }
 
-impl Drop for UnderWay {
+impl Drop for InFlight {
     fn drop(&mut self) {
         self.jobs.in_flight.add(-1, &self.jobs.stage);
-        if self.overdue {
+        if self.class == Class::Due {
             self.jobs.drained.add(1, &self.jobs.due);
         }
     }

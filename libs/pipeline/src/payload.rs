@@ -1,27 +1,22 @@
-//! Messages in JetStream and between stages: ids and trace context, never credentials. They are tagged and
-//! versioned; an old variant stays until no stream can hold it.
+//! The messages between stages: ids and trace context, never credentials.
+//!
+//! Each message carries its type and version as a tag, so that a reader refuses what it does not know instead of
+//! guessing. When a message changes after `v0.1.0`, its new form becomes a further variant, and the old variant stays
+//! until no stream can hold it any more.
 
-use domain::{OrderId, PartnerId, PlacementId, TopupId};
+use domain::{DeliveryId, OrderId, PartnerId, PlacementId};
 use serde::{Deserialize, Serialize};
 
 /// The most rows in one message: one replica can run at least this many at once.
 pub const MOST: usize = 32;
 
-/// Placements wait to be bought. Subject `topup.job.<provider>`.
+/// Placements wait to be bought. JetStream, subject `topup.job.<provider>`, from ingress to the provisioners.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
 pub enum TopupJob {
-    /// The first version: one placement. Still read, never sent.
-    #[serde(rename = "topup.job.v1")]
-    V1 { placement_id: PlacementId },
     /// At most [`MOST`] placements of one provider.
-    #[serde(rename = "topup.job.v2")]
-    V2 {
-        placements: Vec<JobPlacement>,
-        /// The subject on which an ingress waits for [`Verdicts`]; `None` if the orders are already answered.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        verdict_to: Option<String>,
-    },
+    #[serde(rename = "topup.job.v1")]
+    V1 { placements: Vec<JobPlacement> },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,97 +26,84 @@ pub struct JobPlacement {
     pub lane: String,
 }
 
-/// Topups have their profile. Subject `topup.ready.<partner>` (v1), `topup.ready.batch` (v2).
+/// Units have their profile, so their webhooks can be sent. JetStream, subject `topup.ready.batch`, to the notifiers.
+///
+/// It is published only when the answer of the order has left or never will, because a webhook must not precede its
+/// 201. While an order is still being answered, its ingress process publishes the event; otherwise the provisioner
+/// does.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
 pub enum TopupReady {
-    /// The first version: one topup. Still read, never sent.
+    /// At most [`MOST`] deliveries.
     #[serde(rename = "topup.ready.v1")]
-    V1 { topup_id: TopupId },
-    /// At most [`MOST`] topups.
-    #[serde(rename = "topup.ready.v2")]
-    V2 { topups: Vec<ReadyTopup> },
+    V1 { deliveries: Vec<ReadyDelivery> },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ReadyTopup {
-    pub topup_id: TopupId,
+pub struct ReadyDelivery {
+    pub delivery_id: DeliveryId,
     pub partner_id: PartnerId,
 }
 
-/// Verdicts for an ingress that waits: core NATS, subject `topup.verdict.<ingress>`.
+/// What happened to orders that one ingress process is still answering. Core NATS, subject `topup.answer.<ingress>`,
+/// from any provisioner to that process.
+///
+/// Ingress believes nothing of it that matters: a 422 rests on a transaction of its own, and a readiness event only
+/// makes the notifier read the delivery in PostgreSQL. So a lost report costs time, and a forged one changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
-pub enum Verdicts {
-    /// The verdicts of one batch of outcomes for one ingress.
-    #[serde(rename = "verdicts.v2")]
-    V2 {
-        /// The subject on which the provisioner waits for [`Releases`].
-        release_to: String,
-        verdicts: Vec<Verdict>,
+pub enum Reports {
+    /// At most [`MOST`] verdicts and deliveries together.
+    #[serde(rename = "topup.answer.v1")]
+    V1 {
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        verdicts: Vec<VerdictReport>,
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        ready: Vec<ReadyReport>,
     },
 }
 
-/// The verdict on a placement. A hint: the answer rests on PostgreSQL.
+/// The verdict on one placement of an order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Verdict {
-    /// The order whose partner waits.
+pub struct VerdictReport {
     pub order_id: OrderId,
     pub placement_id: PlacementId,
-    pub said: Said,
+    pub verdict: Verdict,
 }
 
-/// The content of a verdict, as far as the partner's response depends on it.
+/// What became of a purchase, as far as the partner's response depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Said {
-    /// The provider has the purchase.
+pub enum Verdict {
+    /// The provider has the purchase. The provisioner may not have recorded it yet, because a 201 rests on the stored
+    /// order alone.
     Placed,
-    /// The provider may have the purchase, or another attempt follows.
+    /// The provider may have the purchase, or the purchase is sent later. The order is carried out either way.
     UnderWay,
-    /// The provider rejected the purchase.
-    Refused,
-    /// The request certainly never reached the provider.
+    /// The provider rejected the purchase. The provisioner has recorded that, because a 422 rests on it.
+    Rejected,
+    /// The request certainly never reached the provider. The provisioner has recorded that, too.
     NotSent,
 }
 
-/// Releases for a provisioner: core NATS, subject `topup.release.<provisioner>`.
+/// A unit of an order became ready while the order is still being answered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "type")]
-pub enum Releases {
-    /// The webhooks of these placements may go out.
-    #[serde(rename = "releases.v2")]
-    V2 {
-        /// The placements whose orders are answered, or never will be.
-        placements: Vec<PlacementId>,
-    },
+pub struct ReadyReport {
+    pub order_id: OrderId,
+    #[serde(flatten)]
+    pub delivery: ReadyDelivery,
+    /// W3C trace context of the work that made it ready, if that is recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traceparent: Option<String>,
 }
 
-/// A provisioner's estimate for a provider, broadcast each second. Subject `topup.heartbeat.<provider>`.
+/// A provisioner can buy from this provider now. Core NATS, subject `topup.heartbeat.<provider>`, each second, to every
+/// ingress process. No heartbeat means that a verdict would not come in time, so ingress answers without one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
 pub enum Heartbeat {
-    /// The first version.
-    #[serde(rename = "heartbeat.v1")]
-    V1 {
-        provider: String,
-        /// The provisioner that sends it; empty before version 2 of jobs.
-        #[serde(default)]
-        instance: String,
-        /// The expected time from a job's publication to its verdict, in milliseconds.
-        verdict_ms: u64,
-        /// The lanes in which it takes longer.
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        lanes: Vec<LanePromise>,
-    },
-}
-
-/// A provisioner's estimate for one lane.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LanePromise {
-    pub lane: String,
-    /// The expected time from a job's publication to its verdict, in milliseconds.
-    pub verdict_ms: u64,
+    #[serde(rename = "topup.heartbeat.v1")]
+    V1 { provider: String },
 }
 
 #[cfg(test)]
@@ -129,28 +111,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_of_the_first_version_is_still_read() {
-        let placement_id = PlacementId::new();
-        let text = format!(
-            r#"{{"type":"topup.job.v1","placement_id":"{placement_id}","verdict":{{"subject":"x","within_ms":1}}}}"#
-        );
-        assert_eq!(serde_json::from_str::<TopupJob>(&text).unwrap(), TopupJob::V1 { placement_id });
-    }
-
-    #[test]
     fn a_job_is_small_and_tagged() {
         let (placement_id, partner_id) = (PlacementId::new(), PartnerId::new());
-        let job = TopupJob::V2 {
-            placements: vec![JobPlacement { placement_id, partner_id, lane: "a".into() }],
-            verdict_to: None,
-        };
+        let job = TopupJob::V1 { placements: vec![JobPlacement { placement_id, partner_id, lane: "a".into() }] };
         let text = serde_json::to_string(&job).unwrap();
         assert_eq!(
             text,
             format!(
-                r#"{{"type":"topup.job.v2","placements":[{{"placement_id":"{placement_id}","partner_id":"{partner_id}","lane":"a"}}]}}"#
+                r#"{{"type":"topup.job.v1","placements":[{{"placement_id":"{placement_id}","partner_id":"{partner_id}","lane":"a"}}]}}"#
             )
         );
         assert_eq!(serde_json::from_str::<TopupJob>(&text).unwrap(), job);
+    }
+
+    #[test]
+    fn a_message_of_an_unknown_version_is_refused() {
+        let text = r#"{"type":"topup.job.v2","placements":[]}"#;
+        assert!(serde_json::from_str::<TopupJob>(text).is_err());
+    }
+
+    #[test]
+    fn a_report_names_only_what_it_has() {
+        let (order_id, placement_id) = (OrderId::new(), PlacementId::new());
+        let verdict = VerdictReport { order_id, placement_id, verdict: Verdict::UnderWay };
+        let delivery = ReadyDelivery { delivery_id: DeliveryId::new(), partner_id: PartnerId::new() };
+        let ready = ReadyReport { order_id, delivery, traceparent: None };
+        for (verdicts, ready) in [(vec![verdict], vec![]), (vec![], vec![ready])] {
+            let reports = Reports::V1 { verdicts, ready };
+            let text = serde_json::to_string(&reports).unwrap();
+            assert!(!text.contains("[]") && !text.contains("traceparent"), "{text}");
+            assert_eq!(serde_json::from_str::<Reports>(&text).unwrap(), reports);
+        }
     }
 }

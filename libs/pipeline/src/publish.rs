@@ -1,5 +1,5 @@
 //! Publishing never blocks an order. A message that cannot be published is dropped: its rows are in
-//! PostgreSQL, and redrive picks them up.
+//! PostgreSQL, and a stage finds them once they are due.
 
 use async_nats::{
     HeaderMap,
@@ -13,7 +13,7 @@ use tracing::Instrument;
 use crate::{
     Batcher, Nats,
     effect::{Effect, perform},
-    payload::{JobPlacement, MOST, ReadyTopup, TopupJob, TopupReady},
+    payload::{JobPlacement, MOST, ReadyDelivery, TopupJob, TopupReady},
     streams::{JOBS, READY},
     trace,
 };
@@ -24,28 +24,27 @@ const BATCH: usize = 1024;
 pub struct Job {
     pub provider: String,
     pub placement: JobPlacement,
-    /// Whether an ingress waits for its verdict.
-    pub waits: bool,
     /// W3C trace context of the order, if it is recorded.
     pub traceparent: Option<String>,
 }
 
 pub struct Ready {
-    pub topup: ReadyTopup,
+    pub delivery: ReadyDelivery,
     /// W3C trace context of the order, if it is recorded.
     pub traceparent: Option<String>,
 }
 
 /// Groups items by address, at most [`MOST`] in a group.
-pub(crate) fn parcels<K: PartialEq, T>(items: impl Iterator<Item = (K, T)>) -> Vec<(K, Vec<T>)> {
-    let mut parcels: Vec<(K, Vec<T>)> = Vec::new();
-    for (key, item) in items {
-        match parcels.iter_mut().rev().find(|(to, rows): &&mut (K, Vec<T>)| *to == key && rows.len() < MOST) {
-            Some((_, rows)) => rows.push(item),
-            None => parcels.push((key, vec![item])),
+pub(crate) fn group_by_address<K: PartialEq, T>(items: impl Iterator<Item = (K, T)>) -> Vec<(K, Vec<T>)> {
+    let mut groups: Vec<(K, Vec<T>)> = Vec::new();
+    for (address, item) in items {
+        let open = groups.iter_mut().rev().find(|(of, group)| *of == address && group.len() < MOST);
+        match open {
+            Some((_, group)) => group.push(item),
+            None => groups.push((address, vec![item])),
         }
     }
-    parcels
+    groups
 }
 
 impl Nats {
@@ -60,30 +59,25 @@ impl Nats {
         Batcher::start(name, BATCH, self.unsent.clone(), shutdown, move |items| send(nats.clone(), items))
     }
 
-    /// Starts the publisher of jobs. Jobs that wait for a verdict carry the subject of the ingress `instance`.
-    pub fn jobs(&self, instance: &str, shutdown: &Shutdown) -> Batcher<Job> {
-        let address = self.verdict_subject(instance);
-        self.batcher("jobs", shutdown, move |nats, jobs: Vec<Job>| {
-            let address = address.clone();
-            async move {
-                let jobs = jobs.into_iter().map(|job| ((job.provider, job.waits), (job.placement, job.traceparent)));
-                let messages = parcels(jobs).into_iter().map(|((provider, waits), rows)| {
-                    let (placements, traceparents): (_, Vec<_>) = rows.into_iter().unzip();
-                    let verdict_to = waits.then(|| address.clone());
-                    (nats.job_subject(&provider), TopupJob::V2 { placements, verdict_to }, traceparents)
-                });
-                nats.publish_all(JOBS, messages).await;
-            }
+    /// Starts the publisher of jobs.
+    pub fn jobs(&self, shutdown: &Shutdown) -> Batcher<Job> {
+        self.batcher("jobs", shutdown, async |nats: Self, jobs: Vec<Job>| {
+            let jobs = jobs.into_iter().map(|job| (job.provider, (job.placement, job.traceparent)));
+            let messages = group_by_address(jobs).into_iter().map(|(provider, rows)| {
+                let (placements, traceparents): (_, Vec<_>) = rows.into_iter().unzip();
+                (nats.job_subject(&provider), TopupJob::V1 { placements }, traceparents)
+            });
+            nats.publish_all(JOBS, messages).await;
         })
     }
 
     /// Starts the publisher of readiness events.
     pub fn readiness(&self, shutdown: &Shutdown) -> Batcher<Ready> {
         self.batcher("readiness", shutdown, async |nats: Self, ready: Vec<Ready>| {
-            let ready = ready.into_iter().map(|ready| ((), (ready.topup, ready.traceparent)));
-            let messages = parcels(ready).into_iter().map(|((), rows)| {
-                let (topups, traceparents): (_, Vec<_>) = rows.into_iter().unzip();
-                (nats.ready_batch_subject(), TopupReady::V2 { topups }, traceparents)
+            let ready = ready.into_iter().map(|ready| ((), (ready.delivery, ready.traceparent)));
+            let messages = group_by_address(ready).into_iter().map(|((), rows)| {
+                let (deliveries, traceparents): (_, Vec<_>) = rows.into_iter().unzip();
+                (nats.ready_batch_subject(), TopupReady::V1 { deliveries }, traceparents)
             });
             nats.publish_all(READY, messages).await;
         })
@@ -104,7 +98,7 @@ impl Nats {
     }
 
     /// Publishes a message, and waits until the stream has stored it. If the stream is missing, it is created and
-    /// the message sent once more. A failure is only logged: redrive picks the rows up.
+    /// the message sent once more. A failure is only logged, because the rows start once they are due.
     pub async fn publish(&self, subject: String, message: impl Serialize, traceparent: Option<String>) {
         if !self.is_connected() {
             tracing::debug!(subject, "not published: NATS is disconnected");
@@ -123,7 +117,7 @@ impl Nats {
             && let Some(others) = self.unpublished.pass()
         {
             let error = format!("{error:#}");
-            tracing::warn!(subject, error, others, "not published; redrive will pick the rows up");
+            tracing::warn!(subject, error, others, "not published; the rows start once they are due");
         }
     }
 

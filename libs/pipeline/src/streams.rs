@@ -17,6 +17,7 @@ use clap::Args;
 use runtime::{config::BadSetting, sampler::Sampler};
 use secrecy::{ExposeSecret, SecretString};
 use tokio_util::task::TaskTracker;
+use uuid::Uuid;
 
 use crate::access::NatsAccess;
 
@@ -76,7 +77,7 @@ fn log_event(event: &Event) {
     match event {
         Event::Connected => tracing::info!("connected to NATS"),
         Event::Disconnected => {
-            tracing::warn!("NATS is disconnected; nothing is published, redrive picks the rows up");
+            tracing::warn!("NATS is disconnected; nothing is published; rows start once they are due");
         }
         Event::ServerError(error) => tracing::warn!(%error, "NATS reports an error"),
         // Emitted for each failed attempt to reconnect.
@@ -137,7 +138,7 @@ impl Nats {
         &self.client
     }
 
-    /// Whether NATS is connected. If not, messages are dropped, not queued: redrive picks the rows up.
+    /// Whether NATS is connected. If not, messages are dropped, not queued, because their rows start once they are due.
     pub fn is_connected(&self) -> bool {
         self.client.connection_state() == State::Connected
     }
@@ -175,7 +176,7 @@ impl Nats {
         format!("{}topup.ready.batch", self.config.stream_prefix)
     }
 
-    /// The subjects of the readiness events of all versions.
+    /// The subjects of the stream of readiness events.
     pub fn ready_subjects(&self) -> String {
         format!("{}topup.ready.>", self.config.stream_prefix)
     }
@@ -184,23 +185,14 @@ impl Nats {
         format!("{}topup.dead.{kind}", self.config.stream_prefix)
     }
 
-    /// The subject on which one ingress waits for verdicts.
-    pub fn verdict_subject(&self, instance: &str) -> String {
-        format!("{}topup.verdict.{instance}", self.config.stream_prefix)
-    }
-
-    /// The subject on which one provisioner waits for releases.
-    pub fn release_subject(&self, instance: &str) -> String {
-        format!("{}topup.release.{instance}", self.config.stream_prefix)
+    /// The subject on which one ingress process receives reports about the orders that it is answering.
+    pub fn answer_subject(&self, ingress: Uuid) -> String {
+        format!("{}topup.answer.{}", self.config.stream_prefix, ingress.simple())
     }
 
     /// The subject of heartbeats: of a provider, or `*` for all.
     pub fn heartbeat_subject(&self, provider: &str) -> String {
         format!("{}topup.heartbeat.{provider}", self.config.stream_prefix)
-    }
-
-    pub(crate) fn prefix(&self) -> &str {
-        &self.config.stream_prefix
     }
 
     /// A stream's name on this server.

@@ -1,7 +1,21 @@
-//! The loop of a stage: tickets of [messages](messages) and due rows wait in [lanes](crate::lanes) and run.
+//! The worker of a stage: it turns messages and due work into running rows.
 //!
-//! The rows of a message are in PostgreSQL, and the sweep finds those that never finish. Only the [`Stage`]
-//! publishes messages and changes rows.
+//! ```text
+//! message ──────────▶ ticket ─┐
+//!                             ├─▶ queue of lane and partner ─▶ permit ─▶ claim ─▶ run
+//! look at due work ─▶ ticket ─┘
+//! ```
+//!
+//! A ticket names a row and holds nothing: the lease is taken by the claim, once there is a permit to run the row. So
+//! a row may have several tickets, here or in other processes, and only the first claim of it finds work. The others
+//! return their permits at once.
+//!
+//! Guarantees: a row runs only with a permit and only after its claim; due work gets every fourth permit while messages
+//! flood the stage; no queue is offered due tickets twice. An unreadable message stops no other.
+//!
+//! Each service [`start`]s it with its [`Stage`]. The worker relies on PostgreSQL alone for completeness: it may lose
+//! any ticket, because the [`sweep`] makes rows due that nobody has finished within their first lease, and the next
+//! look finds every due row again.
 
 mod messages;
 mod stage;
@@ -14,29 +28,36 @@ use std::{
 };
 
 use domain::PartnerId;
+use rand::seq::SliceRandom;
 use runtime::Shutdown;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span};
 
-pub use self::stage::{Found, Look, Received, Stage, Ticket, Trigger};
+pub use self::stage::{Found, Look, Stage, Ticket, Trigger};
 use crate::{
     Nats,
     effect::{Effect, perform},
-    lanes::{Class, Lanes, Limits, Slot, Tags},
     metrics::Jobs,
+    queues::{Granted, Queues},
     streams::Source,
     trace,
 };
+pub use crate::{
+    permits::{LaneState, LaneStates, Limits, Permit, unlimited_lanes},
+    queues::Class,
+};
 
-/// The interval between two looks for due rows while none are due, and the shortest interval.
-const REDRIVE: Duration = Duration::from_millis(500);
-const REDRIVE_MOST: Duration = Duration::from_millis(5);
+/// The pause between two looks at due work while nothing is due.
+const LOOK_IDLE: Duration = Duration::from_millis(500);
+/// The shortest pause between two looks.
+const LOOK_BUSY: Duration = Duration::from_millis(5);
 /// The most due rows of one look.
-const DUE: usize = 256;
-/// The time for which a claim is retried, and the delay before a retry. Then its rows are left to redrive.
+const LOOK_ROWS: usize = 256;
+/// How long a claim is retried. Then its rows are left to a later look.
 const CLAIM: Duration = Duration::from_secs(5);
+/// The pause before a claim is retried.
 const CLAIM_AGAIN: Duration = Duration::from_millis(200);
-/// The time for which a stop still gives slots to waiting tickets. Then they are left to redrive.
+/// How long a stop still gives permits to waiting tickets. Then they are left to another process.
 const DRAIN: Duration = Duration::from_secs(2);
 /// The interval between two sweeps.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -46,18 +67,19 @@ pub struct Settings {
     /// The source of messages; `None`: the stage works on due rows only.
     pub source: Option<Source>,
     pub limits: Limits,
+    /// Tells the state of a lane; [`unlimited_lanes`] if no lane fails by itself.
+    pub lane: LaneStates,
     /// The provider of the rows, for metrics; `None` if the stage has no provider.
     pub provider: Option<String>,
 }
 
 /// Runs a stage until the soft stop.
 pub fn start<S: Stage>(stage: Arc<S>, nats: &Nats, settings: Settings, shutdown: &Shutdown) {
-    let breakers = Arc::clone(&stage);
     let worker = Arc::new(Worker {
         stage,
         nats: nats.clone(),
-        lanes: Lanes::new(settings.limits, move |lane| breakers.most(lane)),
-        per_lane: settings.limits.slots.div_ceil(2).min(DUE),
+        queues: Queues::new(settings.limits, settings.lane),
+        rows_per_queue: settings.limits.permits.div_ceil(2).min(LOOK_ROWS),
         jobs: Jobs::new(S::NAME, settings.provider),
         pulled: CancellationToken::new(),
         shutdown: shutdown.clone(),
@@ -66,13 +88,13 @@ pub fn start<S: Stage>(stage: Arc<S>, nats: &Nats, settings: Settings, shutdown:
         Some(source) => shutdown.spawn("message loop", Arc::clone(&worker).messages(source)),
         None => worker.pulled.cancel(),
     }
-    shutdown.spawn("claims of messages", Arc::clone(&worker).claims(Class::Fresh));
-    shutdown.spawn("claims of due rows", Arc::clone(&worker).claims(Class::Overdue));
-    shutdown.spawn("redrive loop", worker.redrive());
+    shutdown.spawn("claims of fresh tickets", Arc::clone(&worker).claims(Class::Fresh));
+    shutdown.spawn("claims of due tickets", Arc::clone(&worker).claims(Class::Due));
+    shutdown.spawn("looks at due work", worker.looks());
 }
 
-/// Runs `sweep` once a second until the soft stop, and again at once while more rows are left. `sweep` gives due
-/// rows to rows whose first lease ended without an outcome; it returns their number, and whether more are left.
+/// Runs `sweep` once a second until the soft stop, and again at once while more rows are left. `sweep` makes rows due
+/// whose first lease ended without an outcome; it returns their number, and whether more are left.
 pub async fn sweep<S: Stage, Sweeping: Future<Output = anyhow::Result<(u64, bool)>>>(
     shutdown: Shutdown,
     sweep: impl Fn() -> Sweeping,
@@ -98,17 +120,19 @@ pub async fn sweep<S: Stage, Sweeping: Future<Output = anyhow::Result<(u64, bool
     Ok(())
 }
 
-/// The message that brought a ticket; `None` for a due row.
-type Brought<S> = Option<Arc<Received<<S as Stage>::Hint>>>;
-/// A ticket that waits, with its message.
-type Waiting<S> = (<S as Stage>::Id, Brought<S>);
+/// A ticket in its queue.
+struct Waiting<Id> {
+    id: Id,
+    /// The trace context of its message; `None` for a due ticket.
+    traceparent: Option<Arc<str>>,
+}
 
 struct Worker<S: Stage> {
     stage: Arc<S>,
     nats: Nats,
-    lanes: Arc<Lanes<Waiting<S>>>,
-    /// The most due rows of one lane and partner in one look.
-    per_lane: usize,
+    queues: Arc<Queues<Waiting<S::Id>>>,
+    /// The most due rows of one queue in one look: no queue can hold more permits at once.
+    rows_per_queue: usize,
     jobs: Jobs,
     /// Cancelled once no more messages are pulled.
     pulled: CancellationToken,
@@ -116,12 +140,13 @@ struct Worker<S: Stage> {
 }
 
 impl<S: Stage> Worker<S> {
-    /// Claims the tickets that got slots, and starts the work.
+    /// Claims the tickets that got permits, and runs their rows. The classes are claimed apart, because the store
+    /// claims fresh rows with one lean statement and takes leases only for due ones.
     async fn claims(self: Arc<Self>, class: Class) -> anyhow::Result<()> {
         let mut ended = pin!(self.ended());
         loop {
             tokio::select! {
-                granted = self.lanes.granted(class) => self.claim(class, granted).await,
+                granted = self.queues.granted(class) => self.claim(class, granted).await,
                 () = &mut ended => return Ok(()),
             }
         }
@@ -132,46 +157,51 @@ impl<S: Stage> Worker<S> {
         self.shutdown.soft().cancelled().await;
         self.pulled.cancelled().await;
         let idle = async {
-            while !self.lanes.is_idle() {
+            while !self.queues.is_idle() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
         let _ = tokio::time::timeout(DRAIN, idle).await;
     }
 
-    async fn claim(&self, class: Class, granted: Vec<(Waiting<S>, Slot)>) {
+    async fn claim(&self, class: Class, granted: Vec<Granted<Waiting<S::Id>>>) {
         let claimed = Instant::now();
-        let overdue = class == Class::Overdue;
-        let (rows, rest): (Vec<S::Id>, Vec<_>) =
-            granted.into_iter().map(|((id, message), slot)| (id, (message, slot))).unzip();
-        let span = if overdue { Span::none() } else { Self::claim_span(&rest) };
-        let works = self.claim_rows(&rows, overdue).instrument(span.clone()).await;
+        let rows: Vec<S::Id> = granted.iter().map(|granted| granted.ticket.id.clone()).collect();
+        let span = match class {
+            Class::Fresh => Self::claim_span(&granted),
+            Class::Due => Span::none(),
+        };
+        let works = self.claim_rows(&rows, class).instrument(span.clone()).await;
         trace::executed(&span, rows.len(), works.is_none());
-        let Some(works) = works else { return };
-        self.jobs.claimed(works.len(), if overdue { "redrive" } else { "message" });
-        let mut waiting: HashMap<S::Id, _> = rows.into_iter().zip(rest).collect();
-        for work in works {
-            let Some((message, slot)) = waiting.remove(S::id(&work)) else {
+        if class == Class::Due {
+            self.queues.due_claimed(granted.iter().map(|granted| granted.permit.key()));
+        }
+        let works = works.unwrap_or_default();
+        self.jobs.claimed(works.len(), class);
+        // The permits of rows that need no work are returned at the end of this function.
+        let mut permits: HashMap<S::Id, _> = rows.into_iter().zip(granted).collect();
+        for (id, work) in works {
+            let Some(Granted { ticket, permit }) = permits.remove(&id) else {
                 continue;
             };
-            let trigger = Trigger { message, claimed };
-            let under_way = self.jobs.begin(overdue);
+            let trigger = Trigger { class, traceparent: ticket.traceparent, claimed };
+            let in_flight = self.jobs.begin(class);
             // Boxed: a large future would be copied several times on its way into the task.
-            let running = Box::pin(Arc::clone(&self.stage).run(work, trigger, slot));
+            let running = Box::pin(Arc::clone(&self.stage).run(work, trigger, permit));
             self.shutdown.tracker().spawn(async move {
                 running.await;
-                drop(under_way);
+                drop(in_flight);
             });
         }
     }
 
     /// The span of the statement that claims rows, with the contexts of their messages.
-    fn claim_span(granted: &[(Brought<S>, Slot)]) -> Span {
+    fn claim_span(granted: &[Granted<Waiting<S::Id>>]) -> Span {
         let (operation, table) = S::CLAIM;
         let span = trace::statement(operation, table);
         if !span.is_none() {
             let mut contexts: Vec<&str> =
-                granted.iter().filter_map(|(message, _)| message.as_ref()?.traceparent.as_deref()).collect();
+                granted.iter().filter_map(|granted| granted.ticket.traceparent.as_deref()).collect();
             contexts.sort_unstable();
             contexts.dedup();
             trace::gather(&span, contexts.into_iter().map(Some));
@@ -179,17 +209,20 @@ impl<S: Stage> Worker<S> {
         span
     }
 
-    /// Claims rows, with retries for a short outage of the database. `None`: the rows are left to redrive.
-    async fn claim_rows(&self, rows: &[S::Id], overdue: bool) -> Option<Vec<S::Work>> {
-        let effect = if overdue { Effect::ClaimDue } else { Effect::Claim };
+    /// Claims rows, with retries for a short outage of the database. `None`: the rows are left to a later look.
+    async fn claim_rows(&self, rows: &[S::Id], class: Class) -> Option<Vec<(S::Id, S::Work)>> {
+        let effect = match class {
+            Class::Fresh => Effect::Claim,
+            Class::Due => Effect::ClaimDue,
+        };
         let began = Instant::now();
         loop {
-            let error = match perform(effect, self.stage.claim(rows, overdue)).await {
+            let error = match perform(effect, self.stage.claim(rows, class)).await {
                 Ok(works) => return Some(works),
                 Err(error) => format!("{error:#}"),
             };
             if began.elapsed() >= CLAIM || self.shutdown.is_stopping() {
-                tracing::warn!(error, rows = rows.len(), "cannot claim; the rows are left to redrive");
+                tracing::warn!(error, rows = rows.len(), "cannot claim; the rows are claimed once they are due");
                 return None;
             }
             tracing::warn!(error, rows = rows.len(), "cannot claim; trying again");
@@ -197,30 +230,31 @@ impl<S: Stage> Worker<S> {
         }
     }
 
-    async fn redrive(self: Arc<Self>) -> anyhow::Result<()> {
+    /// Looks at due work until the soft stop. Several looks walk once over all lanes.
+    async fn looks(self: Arc<Self>) -> anyhow::Result<()> {
         let stop = self.shutdown.soft();
         let mut after = None;
-        let mut pause = REDRIVE;
+        let mut pause = LOOK_IDLE;
         loop {
             if stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
                 return Ok(());
             }
-            // A breaker may have closed since.
-            self.lanes.look();
-            self.give_back().await;
-            let began_anew = after.is_none();
-            let found = match self.lease_due(&mut after).await {
+            // The state of a lane may have changed since the last ticket or permit.
+            self.queues.grant();
+            let from_start = after.is_none();
+            let found = match self.look(&mut after).await {
                 Ok(found) => found,
                 Err(error) => {
-                    tracing::warn!(error = format!("{error:#}"), "cannot lease due rows; trying again");
+                    tracing::warn!(error = format!("{error:#}"), "cannot look at due work; trying again");
                     after = None;
                     false
                 }
             };
-            pause = if !found && after.is_none() && began_anew { REDRIVE } else { REDRIVE_MOST };
-            if found && after.is_none() {
-                // More rows of the same lanes may be due. The next look waits until one of them is drained.
-                let drained = tokio::time::timeout(REDRIVE, self.lanes.drained());
+            let saw_all = after.is_none();
+            pause = if !found && from_start && saw_all { LOOK_IDLE } else { LOOK_BUSY };
+            if found && saw_all {
+                // More rows of the same queues may be due. The next look waits until one of the queues is drained.
+                let drained = tokio::time::timeout(LOOK_IDLE, self.queues.drained());
                 if stop.run_until_cancelled(drained).await.is_none() {
                     return Ok(());
                 }
@@ -228,43 +262,62 @@ impl<S: Stage> Worker<S> {
         }
     }
 
-    /// Ends the leases of due rows that waited too long for a slot, so that any process leases them again.
-    async fn give_back(&self) {
-        let rows: Vec<S::Id> = self.lanes.stale().into_iter().map(|(row, _)| row).collect();
-        if !rows.is_empty()
-            && let Err(error) = self.stage.give_back(&rows).await
-        {
-            let (error, rows) = (format!("{error:#}"), rows.len());
-            tracing::warn!(error, rows, "cannot give leases back; the rows are due when their leases end");
-        }
-    }
-
-    /// Leases due rows whose queue has none, and offers them to the lanes; of a lane under test, only what the test
-    /// needs. Returns whether any row was due.
-    async fn lease_due(&self, after: &mut Option<(String, PartnerId)>) -> anyhow::Result<bool> {
-        let limit = self.lanes.room(Class::Overdue).min(DUE);
+    /// Looks for due rows, and queues tickets for them. Returns whether any row was due.
+    async fn look(&self, after: &mut Option<(String, PartnerId)>) -> anyhow::Result<bool> {
+        let limit = self.queues.room(Class::Due).min(LOOK_ROWS);
         if limit == 0 {
             *after = None;
             return Ok(false);
         }
-        let found = self.stage.due(Look { limit, per_lane: self.per_lane, after: after.take() }).await?;
+        let found = self.stage.due(Look { limit, per_lane: self.rows_per_queue, after: after.take() }).await?;
         *after = found.after;
         let any = !found.due.is_empty();
-        let tagged = found.due.into_iter().map(|row| (row.id, (row.lane, row.partner)));
         let mut of_lane: HashMap<Arc<str>, usize> = HashMap::new();
-        let fits = |(_, tags): &(S::Id, Tags)| {
-            let before = of_lane.entry(Arc::clone(&tags.0)).or_default();
-            *before += 1;
-            *before <= self.stage.most(&tags.0) && !self.lanes.waits(tags)
-        };
-        let mut due: HashMap<S::Id, Tags> = tagged.filter(fits).collect();
-        if due.is_empty() {
-            return Ok(any);
-        }
-        let rows: Vec<S::Id> = due.keys().cloned().collect();
-        let leased = perform(Effect::LeaseDue, self.stage.lease(&rows)).await?;
-        let tickets = leased.into_iter().filter_map(|row| Some((due.remove(&row)?, (row, None))));
-        self.lanes.offer(Class::Overdue, tickets);
+        let tickets = shuffled_within_queues(found.due).into_iter().filter(|ticket| {
+            if self.queues.has_due(&ticket.key()) {
+                return false;
+            }
+            // A lane with a small limit gets no more tickets than it can run, because other processes may run the
+            // others sooner.
+            let taken = of_lane.entry(Arc::clone(&ticket.lane)).or_default();
+            *taken += 1;
+            *taken <= self.queues.lane_permits(&ticket.lane)
+        });
+        let tickets: Vec<_> =
+            tickets.map(|ticket| (ticket.key(), Waiting { id: ticket.id, traceparent: None })).collect();
+        self.queues.offer_due(tickets.into_iter());
         Ok(any)
+    }
+}
+
+/// Shuffles the tickets of each queue and keeps the order of the queues. All replicas find the same rows, the oldest
+/// ones of each queue; in random order they rarely claim the same row at the same time, so few claims find nothing.
+fn shuffled_within_queues<Id>(tickets: Vec<Ticket<Id>>) -> Vec<Ticket<Id>> {
+    let order: Vec<_> = tickets.iter().map(Ticket::key).collect();
+    let mut queues: HashMap<_, Vec<Ticket<Id>>> = HashMap::new();
+    for ticket in tickets {
+        queues.entry(ticket.key()).or_default().push(ticket);
+    }
+    for queue in queues.values_mut() {
+        queue.shuffle(&mut rand::rng());
+    }
+    order.iter().filter_map(|key| queues.get_mut(key)?.pop()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_is_shuffled_within_each_queue_and_loses_nothing() {
+        let [one, other] = std::array::from_fn(|_| PartnerId::new());
+        let ticket = |id: usize| Ticket { id, lane: "a".into(), partner: if id % 2 == 0 { one } else { other } };
+        let shuffled = shuffled_within_queues((0..200).map(ticket).collect());
+        let ids: Vec<usize> = shuffled.iter().map(|ticket| ticket.id).collect();
+        assert!(ids.iter().enumerate().all(|(place, id)| place % 2 == id % 2), "partners take turns as before");
+        assert_ne!(ids, (0..200).collect::<Vec<_>>());
+        let mut sorted = ids;
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..200).collect::<Vec<_>>());
     }
 }

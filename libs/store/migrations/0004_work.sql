@@ -48,9 +48,21 @@ CREATE TABLE sweeps (
 );
 INSERT INTO sweeps (stage, up_to) VALUES ('placements', now()), ('deliveries', now());
 
--- Each stage sees and changes its own work only: the policies are in `libs/store/roles`. The owner is not affected.
+-- Each stage sees and changes its own work only, although the table is shared: whoever has a stage's credentials cannot
+-- stop the other stage by deleting its work. The provisioner may insert a delivery's row, because it creates deliveries.
+-- Retention, which runs in the notifier, keeps the profiles of parked placements, so the notifier may read those. The
+-- owner and operators see everything.
 ALTER TABLE work ENABLE ROW LEVEL SECURITY;
+CREATE POLICY work_of_stage ON work
+    USING (CASE current_user WHEN 'esim_provisioner' THEN kind <> 'deliver' WHEN 'esim_notifier' THEN kind = 'deliver'
+                             WHEN 'esim_ingress' THEN kind = 'deliver' ELSE true END)
+    WITH CHECK (CASE current_user WHEN 'esim_notifier' THEN kind = 'deliver' WHEN 'esim_ingress' THEN kind = 'deliver'
+                                  ELSE true END);
 ALTER TABLE held ENABLE ROW LEVEL SECURITY;
+CREATE POLICY held_readable ON held FOR SELECT USING (current_user <> 'esim_provisioner' OR state = 'parked');
+CREATE POLICY held_of_stage ON held
+    USING (CASE current_user WHEN 'esim_provisioner' THEN state = 'parked' WHEN 'esim_notifier' THEN state <> 'parked'
+                             WHEN 'esim_ingress' THEN state <> 'parked' ELSE true END);
 
 -- Whatever fails a topup creates the event about it in the same transaction. The event is due when the order can no
 -- longer be answered with 422. The function has the owner's rights, because the provisioner reads nothing of partners.

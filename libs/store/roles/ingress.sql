@@ -1,38 +1,32 @@
 -- Ingress stores orders, refuses them, and acts for partners on what is theirs.
 GRANT SELECT (partner_id, environment, access_key, secret_key, old_access_key, old_secret_key, old_keys_until,
-              disabled_at, max_in_flight, requests_per_second, units_per_second, signed_body_required, created_at,
-              version)
+              disabled_at, max_in_flight, requests_per_second, orders_per_second, units_per_second,
+              signed_body_required, created_at, version)
     ON partners TO esim_ingress;
 GRANT SELECT ON options, configuration_version, orders, placements TO esim_ingress;
 GRANT SELECT (topup_id, placement_id, position, option_id, state, reason) ON topups TO esim_ingress;
-GRANT SELECT (placement_id) ON placement_due TO esim_ingress;
 
-GRANT INSERT (order_id, partner_id, external_order_id, traceparent, answer_by, refusable) ON orders TO esim_ingress;
+GRANT INSERT (order_id, partner_id, external_order_id, traceparent, answer_by, answering) ON orders TO esim_ingress;
 GRANT INSERT (placement_id, order_id, partner_id, provider, lane) ON placements TO esim_ingress;
 GRANT INSERT (topup_id, placement_id, position, option_id, provider_option_id) ON topups TO esim_ingress;
 
--- Migration 0022 restricts the states that ingress can set.
-GRANT UPDATE (refused) ON orders TO esim_ingress;
-GRANT UPDATE (state) ON placements TO esim_ingress;
+-- It moves placements only by this function, which refuses all of an order or none.
+GRANT EXECUTE ON FUNCTION close_placements(uuid) TO esim_ingress;
+GRANT UPDATE (refused_at, cancelled_at) ON orders TO esim_ingress;
 GRANT UPDATE (state, reason) ON topups TO esim_ingress;
-GRANT DELETE ON placement_due TO esim_ingress;
 
 -- What partners see and change themselves: docs/decisions/0017-partner-endpoints.md. Profiles go out in a partner's own
 -- look-up, and a rotation keeps the old key and the old secret.
 GRANT SELECT (name, webhook_url, webhook_host, webhook_events, webhook_secret, old_webhook_secret,
-              old_webhook_secret_until, orders_per_second) ON partners TO esim_ingress;
-GRANT SELECT ON placement_due, esims, deliveries, delivery_due, delivery_held, delivery_attempts, endpoints, events,
-    partner_units TO esim_ingress;
+              old_webhook_secret_until) ON partners TO esim_ingress;
+GRANT SELECT ON esims, deliveries, work, held, delivery_attempts, endpoints, partner_units TO esim_ingress;
 GRANT UPDATE (access_key, secret_key, old_access_key, old_secret_key, old_keys_until, webhook_url, webhook_events,
               webhook_secret, old_webhook_secret, old_webhook_secret_until) ON partners TO esim_ingress;
 GRANT UPDATE ON configuration_version TO esim_ingress;
-GRANT UPDATE (cancelled_at) ON orders TO esim_ingress;
-GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries, events TO esim_ingress;
+GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_ingress;
+GRANT INSERT (delivery_id, partner_id, kind, created_at) ON deliveries TO esim_ingress;
 GRANT INSERT ON delivery_attempts TO esim_ingress;
-GRANT INSERT, UPDATE ON delivery_due TO esim_ingress;
--- Programs of schema 23 delete rows of `endpoints`.
-GRANT DELETE ON delivery_held, endpoints TO esim_ingress;
-GRANT INSERT (partner_id, moving_since, hastened_at), UPDATE (moving_since, hastened_at, blocked_until) ON endpoints
-    TO esim_ingress;
-GRANT INSERT (event_id, partner_id, kind, created_at) ON events TO esim_ingress;
+GRANT INSERT, UPDATE ON work TO esim_ingress;
+GRANT DELETE ON held TO esim_ingress;
+GRANT INSERT (partner_id, moving_since), UPDATE (moving_since, blocked_until) ON endpoints TO esim_ingress;
 GRANT SELECT, INSERT ON operator_actions TO esim_ingress;

@@ -6,23 +6,19 @@ GRANT SELECT (partner_id, environment, webhook_url, webhook_host, webhook_secret
 -- Only for FOR SHARE, which needs the privilege to update a column. An update fails: its trigger raises the
 -- configuration's version, which this role may not do.
 GRANT UPDATE (created_at) ON partners TO esim_notifier;
-GRANT SELECT (order_id, partner_id, external_order_id, traceparent, refused, created_at) ON orders TO esim_notifier;
-GRANT SELECT (placement_id, order_id) ON placements TO esim_notifier;
-GRANT SELECT (topup_id, placement_id, order_id, position, option_id) ON topups TO esim_notifier;
-GRANT SELECT ON esims, deliveries, sweeps TO esim_notifier;
+GRANT SELECT (order_id, partner_id, external_order_id, traceparent, refused_at, created_at) ON orders TO esim_notifier;
+GRANT SELECT ON placements, topups, esims, deliveries, sweeps TO esim_notifier;
 
+-- It deletes events whose term has ended, or that have become pointless before they were sent.
+GRANT INSERT, DELETE ON deliveries TO esim_notifier;
 GRANT UPDATE (state, attempt, attempted_at, status, error, delivered_at, duration_ms) ON deliveries TO esim_notifier;
-GRANT SELECT, INSERT, UPDATE, DELETE ON delivery_due, delivery_held, endpoints TO esim_notifier;
-GRANT SELECT, INSERT, DELETE ON events TO esim_notifier;
-GRANT UPDATE (state, attempt, attempted_at, status, error, delivered_at, duration_ms) ON events TO esim_notifier;
+GRANT SELECT, INSERT, UPDATE, DELETE ON work, held, endpoints TO esim_notifier;
 GRANT SELECT, INSERT ON delivery_attempts TO esim_notifier;
 GRANT UPDATE ON sweeps TO esim_notifier;
 
 -- Retention: docs/decisions/0018-retention.md.
-GRANT SELECT ON retention_terms TO esim_notifier;
-GRANT SELECT, INSERT, UPDATE, DELETE ON retention_walks, retention_due TO esim_notifier;
-GRANT SELECT ON placements, placement_parked, topups TO esim_notifier;
+GRANT SELECT, UPDATE (after, up_to, began_at) ON retention TO esim_notifier;
+GRANT SELECT, INSERT, UPDATE, DELETE ON retention_due TO esim_notifier;
 GRANT UPDATE (profile, erased_at) ON esims TO esim_notifier;
-GRANT UPDATE (profile) ON topups TO esim_notifier;
 GRANT DELETE ON delivery_attempts TO esim_notifier;
 GRANT SELECT, DELETE ON operator_actions TO esim_notifier;

@@ -1,30 +1,28 @@
 -- Operators, through esimctl. They read no profile. `migrate`, `recover` and `master-key` need the owner.
-GRANT SELECT ON configuration_version, partners, options, orders, placements, placement_due, placement_parked,
-    deliveries, events, delivery_due, delivery_held, delivery_attempts, endpoints, providers, provider_replicas, sweeps,
-    operator_actions TO esim_operator;
-GRANT SELECT (topup_id, placement_id, order_id, position, option_id, provider, provider_option_id, state, reason)
-    ON topups TO esim_operator;
-GRANT SELECT (topup_id, provider, provider_unit_id, iccid, ready_at, erased_at) ON esims TO esim_operator;
+GRANT SELECT ON configuration_version, partners, options, orders, placements, topups, work, held, deliveries,
+    delivery_attempts, endpoints, providers, provider_lanes, provider_replicas, sweeps, operator_actions
+    TO esim_operator;
+GRANT SELECT (topup_id, provider, provider_unit_id, iccid, ready_at, delivery_id, erased_at) ON esims
+    TO esim_operator;
 
 GRANT UPDATE ON configuration_version TO esim_operator;
 GRANT INSERT ON partners, options, operator_actions TO esim_operator;
 GRANT UPDATE (name, environment, access_key, secret_key, old_access_key, old_secret_key, old_keys_until, webhook_url,
               webhook_events, webhook_secret, old_webhook_secret, old_webhook_secret_until, disabled_at, max_in_flight,
-              requests_per_second, orders_per_second, units_per_second, signed_body_required, erased_at, version) ON partners TO esim_operator;
+              requests_per_second, orders_per_second, units_per_second, signed_body_required, erased_at, version)
+    ON partners TO esim_operator;
 GRANT UPDATE ON options, providers TO esim_operator;
 GRANT UPDATE (state, not_found_at, placed_at, reason, unknowns, disputed) ON placements TO esim_operator;
 GRANT UPDATE (state, reason) ON topups TO esim_operator;
-GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries, events TO esim_operator;
+GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_operator;
 GRANT INSERT ON delivery_attempts TO esim_operator;
-GRANT INSERT, UPDATE, DELETE ON placement_due, placement_parked, delivery_due, delivery_held, endpoints
-    TO esim_operator;
+GRANT INSERT, UPDATE, DELETE ON work, held, endpoints TO esim_operator;
 
 -- Retention and erasure.
-GRANT SELECT, INSERT, UPDATE, DELETE ON retention_terms TO esim_operator;
-GRANT SELECT, UPDATE, DELETE ON retention_walks, retention_due TO esim_operator;
-GRANT UPDATE (profile) ON topups TO esim_operator;
+GRANT SELECT, UPDATE ON retention TO esim_operator;
+GRANT SELECT, UPDATE, DELETE ON retention_due TO esim_operator;
 GRANT UPDATE (profile, erased_at) ON esims TO esim_operator;
 GRANT UPDATE (traceparent, erased_at) ON orders TO esim_operator;
 GRANT UPDATE (reason, refusal_status, refusal_message) ON placements TO esim_operator;
-GRANT DELETE ON delivery_attempts, events TO esim_operator;
+GRANT DELETE ON delivery_attempts, deliveries TO esim_operator;
 GRANT UPDATE (error) ON deliveries TO esim_operator;

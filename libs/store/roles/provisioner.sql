@@ -1,20 +1,19 @@
 -- The provisioner buys. It reads nothing of partners. It may read profiles only because PostgreSQL demands it for
 -- ON CONFLICT DO UPDATE SET profile = excluded.profile.
 GRANT SELECT ON orders, placements, options, providers TO esim_provisioner;
-GRANT SELECT (topup_id, placement_id, order_id, position, option_id, provider_option_id, state, reason)
+GRANT SELECT (topup_id, placement_id, position, option_id, provider_option_id, state, reason)
     ON topups TO esim_provisioner;
 GRANT SELECT ON esims TO esim_provisioner;
-GRANT SELECT (topup_id) ON deliveries, delivery_due TO esim_provisioner;
+GRANT SELECT (delivery_id) ON deliveries TO esim_provisioner;
 GRANT SELECT ON sweeps TO esim_provisioner;
 
 GRANT UPDATE (state, attempt, attempted_at, not_found_at, placed_at, reason, unknowns, hinted_at, refusal_status,
               refusal_message, disputed) ON placements TO esim_provisioner;
 GRANT UPDATE (state, reason) ON topups TO esim_provisioner;
-GRANT INSERT (topup_id, provider, provider_unit_id, iccid, profile, ready_at) ON esims TO esim_provisioner;
-GRANT UPDATE (iccid, profile, ready_at) ON esims TO esim_provisioner;
-GRANT INSERT (topup_id, partner_id, order_id) ON deliveries TO esim_provisioner;
-GRANT INSERT (topup_id, partner_id, at) ON delivery_due TO esim_provisioner;
+GRANT INSERT (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id) ON esims TO esim_provisioner;
+GRANT UPDATE (iccid, profile, ready_at, delivery_id) ON esims TO esim_provisioner;
+GRANT INSERT (delivery_id, partner_id, kind, topup_id, order_id) ON deliveries TO esim_provisioner;
 
-GRANT SELECT, INSERT, UPDATE, DELETE ON placement_due, placement_parked, provider_replicas TO esim_provisioner;
+GRANT SELECT, INSERT, UPDATE, DELETE ON work, held, provider_replicas, provider_lanes TO esim_provisioner;
 GRANT INSERT, UPDATE ON providers TO esim_provisioner;
 GRANT UPDATE ON sweeps TO esim_provisioner;

@@ -138,7 +138,7 @@ impl PoolConfig {
     }
 }
 
-/// The keys that secrets at rest are encrypted under. A program reads the keys of its own purposes only. Each text holds
+/// The keys that secrets at rest are encrypted under. A program uses the keys of its own purposes only. Each text holds
 /// keys of the form `<id>:<Base64 of 32 bytes>`, separated by commas or lines; the first encrypts.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Master key")]

@@ -6,27 +6,28 @@
 pub mod config;
 pub mod database;
 pub mod deliveries;
-pub mod endpoints;
-pub mod events;
 pub mod master_key;
 pub mod operator;
 pub mod options;
 pub mod orders;
-pub mod partner_view;
 pub mod partners;
 pub mod placements;
 pub mod profile;
+pub mod provider_lanes;
 pub mod providers;
 pub mod recover;
 pub mod retention;
 pub mod schema;
+pub mod self_service;
 pub mod server;
 mod sweep;
 pub mod vault;
+pub mod work;
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
 pub use database::Database;
+pub use deliveries::{endpoints, events};
 pub use sqlx::PgConnection;
 use sqlx::error::DatabaseError;
 pub use sweep::Swept;
@@ -85,7 +86,7 @@ macro_rules! store_errors {
         })+
     };
 }
-store_errors!(operator::erase::NotErased, operator::placements::NotResolved, operator::terms::NotSet);
+store_errors!(operator::erase::NotErased, operator::placements::NotResolved);
 store_errors!(recover::NotRecovered);
 
 impl From<domain::states::UnknownName> for Error {

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use domain::{DeliveryId, TopupId};
+use domain::TopupId;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -60,7 +60,7 @@ pub fn left(usages: &Usages, vault: &Vault) -> u64 {
 pub struct Failed {
     /// The column.
     pub what: &'static str,
-    /// The partner id or topup id; for a response with the number of the attempt.
+    /// The partner id or topup id; for a response the delivery id with the number of the attempt.
     pub id: String,
     pub reason: String,
 }
@@ -310,7 +310,7 @@ async fn reencrypt_profiles(
 }
 
 struct AnswerRow {
-    topup_id: String,
+    delivery_id: Uuid,
     attempt: i32,
     at: OffsetDateTime,
     head: Option<Vec<u8>>,
@@ -322,17 +322,15 @@ async fn answers(
     after: Option<&AnswerRow>,
     prefix: Option<&[u8]>,
 ) -> Result<Vec<AnswerRow>> {
-    let (topup_id, attempt, at) =
-        after.map_or(("", -1, OffsetDateTime::UNIX_EPOCH), |last| (&last.topup_id, last.attempt, last.at));
     let page = sqlx::query_as!(
         AnswerRow,
-        "SELECT topup_id, attempt, at, substring(answer FROM 1 FOR $5) AS head,
+        "SELECT delivery_id, attempt, at, substring(answer FROM 1 FOR $5) AS head,
                 CASE WHEN substring(answer FROM 1 FOR octet_length($6::bytea)) <> $6 THEN answer END AS sealed
-         FROM delivery_attempts WHERE (topup_id, attempt, at) > ($1, $2, $3)
-         ORDER BY topup_id, attempt, at LIMIT $4",
-        topup_id,
-        attempt,
-        at,
+         FROM delivery_attempts WHERE (delivery_id, attempt, at) > ($1, $2, $3)
+         ORDER BY delivery_id, attempt, at LIMIT $4",
+        after.map_or(Uuid::nil(), |last| last.delivery_id),
+        after.map_or(-1, |last| last.attempt),
+        after.map_or(OffsetDateTime::UNIX_EPOCH, |last| last.at),
         i64::from(signed(PAGE)),
         signed(vault::HEAD),
         prefix,
@@ -346,39 +344,47 @@ async fn reencrypt_answers(
     page: &[AnswerRow],
     pass: &mut Pass,
 ) -> Result<()> {
-    let (mut topups, mut attempts, mut times) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut old, mut new) = (Vec::new(), Vec::new());
+    let mut changed = ChangedAnswers::default();
     for row in page {
         let Some(sealed) = &row.sealed else { continue };
-        let id: Result<DeliveryId, _> = row.topup_id.parse();
-        let purpose = match (&id, u32::try_from(row.attempt)) {
-            (Ok(id), Ok(attempt)) => Ok(Purpose::Answer(id, attempt)),
-            _ => Err(VaultError::Damaged),
-        };
-        let id = format!("{} attempt {}", row.topup_id, i64::from(row.attempt) + 1);
+        let purpose = u32::try_from(row.attempt)
+            .map(|attempt| Purpose::Answer(row.delivery_id.into(), attempt))
+            .map_err(|_| VaultError::Damaged);
+        let id = format!("{} attempt {}", row.delivery_id, i64::from(row.attempt) + 1);
         if let Some(resealed) = pass.reseal(vault, ("answer", id), purpose, sealed) {
-            topups.push(row.topup_id.clone());
-            attempts.push(row.attempt);
-            times.push(row.at);
-            old.push(sealed.clone());
-            new.push(resealed);
+            changed.deliveries.push(row.delivery_id);
+            changed.attempts.push(row.attempt);
+            changed.times.push(row.at);
+            changed.old.push(sealed.clone());
+            changed.new.push(resealed);
         }
     }
-    if topups.is_empty() {
+    if changed.deliveries.is_empty() {
         return Ok(());
     }
     // Rows of attempts are written once, so no other session changes them.
     let statement = sqlx::query!(
         "UPDATE delivery_attempts a SET answer = new.sealed
-         FROM unnest($1::text[], $2::int[], $3::timestamptz[], $4::bytea[], $5::bytea[])
-             AS new(topup_id, attempt, at, was, sealed)
-         WHERE a.topup_id = ANY($1) AND a.topup_id = new.topup_id AND a.attempt = new.attempt AND a.at = new.at AND a.answer = new.was",
-        &topups,
-        &attempts,
-        &times,
-        &old,
-        &new,
+         FROM unnest($1::uuid[], $2::int[], $3::timestamptz[], $4::bytea[], $5::bytea[])
+             AS new (delivery_id, attempt, at, was, sealed)
+         WHERE a.delivery_id = ANY ($1) AND a.delivery_id = new.delivery_id AND a.attempt = new.attempt
+           AND a.at = new.at AND a.answer = new.was",
+        &changed.deliveries,
+        &changed.attempts,
+        &changed.times,
+        &changed.old,
+        &changed.new,
     );
     pass.reencrypted += statement.execute(connection).await?.rows_affected();
     Ok(())
+}
+
+/// Answers to write, in the shape of the statement.
+#[derive(Default)]
+struct ChangedAnswers {
+    deliveries: Vec<Uuid>,
+    attempts: Vec<i32>,
+    times: Vec<OffsetDateTime>,
+    old: Vec<Vec<u8>>,
+    new: Vec<Vec<u8>>,
 }

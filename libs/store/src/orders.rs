@@ -9,7 +9,7 @@ use uuid::Uuid;
 use crate::{
     Error, Result, age,
     operator::actions::{self, Action, Mode},
-    partner_view::{PARTNER, REASON},
+    self_service::{PARTNER, REASON},
     retry_conflicts, seconds, signed,
 };
 
@@ -23,8 +23,9 @@ pub struct NewOrder {
     pub traceparent: Option<String>,
     /// Ingress answers within this time from now, or never.
     pub answer_within: Duration,
-    /// Its request waits for verdicts, and ingress may answer it with 422.
-    pub refusable: bool,
+    /// The ingress process whose request waits for verdicts and may be answered with 422 until then;
+    /// `None` if the request does not wait.
+    pub answering: Option<Uuid>,
     /// The purchases of the order; together they have one topup per unit.
     pub placements: Vec<NewPlacement>,
 }
@@ -53,13 +54,13 @@ pub struct NewTopup {
 /// other instead of deadlocking.
 pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Result<Vec<bool>> {
     let mut sorted: Vec<&NewOrder> = orders.iter().collect();
-    sorted.sort_unstable_by_key(|order| (order.partner_id, &order.external_order_id));
+    sorted.sort_unstable_by_key(|order| (&order.external_order_id, order.partner_id));
     let order_ids: Vec<Uuid> = sorted.iter().map(|order| order.order_id.uuid()).collect();
     let partner_ids: Vec<Uuid> = sorted.iter().map(|order| order.partner_id.uuid()).collect();
     let external_ids: Vec<&str> = sorted.iter().map(|order| order.external_order_id.as_str()).collect();
     let traceparents: Vec<Option<&str>> = sorted.iter().map(|order| order.traceparent.as_deref()).collect();
     let answers: Vec<f64> = sorted.iter().map(|order| seconds(order.answer_within)).collect();
-    let refusable: Vec<bool> = sorted.iter().map(|order| order.refusable).collect();
+    let answering: Vec<Option<Uuid>> = sorted.iter().map(|order| order.answering).collect();
 
     let mut placements = Placements::default();
     let mut topups = Topups::default();
@@ -83,12 +84,13 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
     let stored: Vec<Uuid> = retry_conflicts!(async {
         let query = sqlx::query_scalar!(
             r#"WITH stored AS (
-                   INSERT INTO orders (order_id, partner_id, external_order_id, traceparent, answer_by, refusable)
+                   -- An order whose external id is taken is left out, and so are its parts below.
+                   INSERT INTO orders (order_id, partner_id, external_order_id, traceparent, answer_by, answering)
                    SELECT order_id, partner_id, external_order_id, traceparent,
-                          now() + make_interval(secs => answer_within), refusable
-                   FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::float8[], $6::bool[])
-                       AS new (order_id, partner_id, external_order_id, traceparent, answer_within, refusable)
-                   ON CONFLICT (partner_id, external_order_id) WHERE NOT refused DO NOTHING RETURNING order_id
+                          now() + make_interval(secs => answer_within), answering
+                   FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::float8[], $6::uuid[])
+                       AS new (order_id, partner_id, external_order_id, traceparent, answer_within, answering)
+                   ON CONFLICT (external_order_id, partner_id, refused_at) DO NOTHING RETURNING order_id
                ), placed AS (
                    INSERT INTO placements (placement_id, order_id, partner_id, provider, lane)
                    SELECT new.placement_id, new.order_id, new.partner_id, new.provider, new.lane
@@ -108,7 +110,7 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
             &external_ids as &[&str],
             &traceparents as &[Option<&str>],
             &answers,
-            &refusable,
+            &answering as &[Option<Uuid>],
             &placements.ids,
             &placements.orders,
             &placements.partners,
@@ -150,7 +152,7 @@ struct Topups<'a> {
 pub async fn is_taken(connection: &mut PgConnection, partner_id: PartnerId, external_order_id: &str) -> Result<bool> {
     let taken = sqlx::query_scalar!(
         r#"SELECT EXISTS (
-               SELECT FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND NOT refused
+               SELECT FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND refused_at IS NULL
            ) AS "taken!""#,
         partner_id.uuid(),
         external_order_id,
@@ -158,33 +160,34 @@ pub async fn is_taken(connection: &mut PgConnection, partner_id: PartnerId, exte
     Ok(taken.fetch_one(connection).await?)
 }
 
-/// Whether an order is final.
+/// Whether an order that is stored may still be refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stands {
-    /// Whether ingress can no longer refuse it.
+pub struct OrderStatus {
+    /// Ingress can no longer refuse it.
     pub decided: bool,
     /// The longest time until it is decided.
     pub undecided_for: Duration,
 }
 
-/// Whether the order with this external id is final, once no [`refuse`] of it is under way; `None`: no order.
-pub async fn stands(
+/// The status of the order with this external id; `None` if there is none, or it is refused. Waits for
+/// a [`refuse`] that is under way, so that its result counts.
+pub async fn status(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     external_order_id: &str,
-) -> Result<Option<Stands>> {
+) -> Result<Option<OrderStatus>> {
     let query = sqlx::query!(
-        r#"SELECT NOT refusable OR answer_by <= clock_timestamp() OR EXISTS (
+        r#"SELECT answering IS NULL OR answer_by <= clock_timestamp() OR EXISTS (
                    SELECT FROM placements p WHERE p.order_id = orders.order_id AND p.state IN ('placed', 'parked')
                ) AS "decided!",
                extract(epoch FROM answer_by - clock_timestamp())::float8 AS "undecided_for!"
-           FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND NOT refused
+           FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND refused_at IS NULL
            FOR SHARE OF orders"#,
         partner_id.uuid(),
         external_order_id,
     );
     let row = query.fetch_optional(connection).await?;
-    Ok(row.map(|row| Stands { decided: row.decided, undecided_for: age(row.undecided_for) }))
+    Ok(row.map(|row| OrderStatus { decided: row.decided, undecided_for: age(row.undecided_for) }))
 }
 
 /// Why a placement of a refused order was not bought.
@@ -201,10 +204,12 @@ pub enum Refusal {
 /// order is refused, or nothing changes and the result is `None`.
 pub async fn refuse(connection: &mut PgConnection, order_id: OrderId) -> Result<Option<Vec<Refusal>>> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
-    // The order's lock comes first and the clock is read under it: `stands` sees the order decided, or refused.
+    // The order's lock comes first and the clock is read under it, so that `status` sees the order
+    // decided, or refused.
     let query = sqlx::query_scalar!(
         "SELECT order_id FROM orders
-         WHERE order_id = $1 AND refusable AND NOT refused AND answer_by > clock_timestamp() FOR UPDATE",
+         WHERE order_id = $1 AND answering IS NOT NULL AND refused_at IS NULL AND answer_by > clock_timestamp()
+         FOR UPDATE",
         order_id.uuid(),
     );
     if query.fetch_optional(&mut *transaction).await?.is_none() {
@@ -212,14 +217,14 @@ pub async fn refuse(connection: &mut PgConnection, order_id: OrderId) -> Result<
         return Ok(None);
     }
     // A placement that was never tried says nothing of the provider.
-    let moved = close(&mut transaction, order_id).await?;
-    let Some(moved) = moved.filter(|moved| moved.iter().any(|placement| placement.tried)) else {
+    let closed = close(&mut transaction, order_id).await?;
+    if !closed.iter().any(|placement| placement.tried) {
         transaction.rollback().await?;
         return Ok(None);
-    };
-    finish_refusal(&mut transaction, order_id, &moved, false).await?;
+    }
+    finish_refusal(&mut transaction, order_id, &closed, false).await?;
     transaction.commit().await?;
-    let tried = moved.into_iter().filter(|placement| placement.tried);
+    let tried = closed.into_iter().filter(|placement| placement.tried);
     Ok(Some(tried.map(|placement| placement.refusal).collect()))
 }
 
@@ -231,32 +236,16 @@ struct Closed {
     refusal: Refusal,
 }
 
-/// Moves all placements of a locked order to `refused`; `None`, to roll back, if one is bought or may be.
-async fn close(connection: &mut PgConnection, order_id: OrderId) -> Result<Option<Vec<Closed>>> {
+/// Moves all placements of a locked order to `refused`; moves and returns none if one is bought, or may be.
+/// The function of the database does this in one step, because ingress may not update placements.
+async fn close(connection: &mut PgConnection, order_id: OrderId) -> Result<Vec<Closed>> {
     let query = sqlx::query!(
-        r#"WITH moved AS (
-               UPDATE placements p SET state = 'refused'
-               FROM (SELECT placement_id, state FROM placements
-                     WHERE order_id = $1 AND state IN ('accepted', 'failed')
-                     ORDER BY placement_id FOR UPDATE) was
-               WHERE p.placement_id = was.placement_id
-               RETURNING p.placement_id, was.state, p.attempt, p.refusal_status, p.refusal_message
-           ), done AS (
-               DELETE FROM placement_due WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM moved))
-           )
-           SELECT placement_id AS "placement_id!", state = 'failed' OR attempt > 0 AS "tried!",
-                  refusal_status, refusal_message
-           FROM moved ORDER BY placement_id"#,
+        r#"SELECT placement_id AS "placement_id!", was = 'failed' OR attempt > 0 AS "tried!", refusal_status,
+                  refusal_message
+           FROM close_placements($1)"#,
         order_id.uuid(),
     );
-    let moved = query.fetch_all(&mut *connection).await?;
-    let query =
-        sqlx::query_scalar!(r#"SELECT count(*) AS "count!" FROM placements WHERE order_id = $1"#, order_id.uuid());
-    let all = query.fetch_one(&mut *connection).await?;
-    if i64::try_from(moved.len()) != Ok(all) {
-        return Ok(None);
-    }
-    let closed = moved.into_iter().map(|row| Closed {
+    let closed = query.fetch_all(connection).await?.into_iter().map(|row| Closed {
         placement_id: row.placement_id,
         tried: row.tried,
         refusal: match (row.refusal_status, row.refusal_message) {
@@ -264,7 +253,7 @@ async fn close(connection: &mut PgConnection, order_id: OrderId) -> Result<Optio
             _ => Refusal::NotSent,
         },
     });
-    Ok(Some(closed.collect()))
+    Ok(closed.collect())
 }
 
 /// Marks the order of [`close`]d placements as refused, and its topups as failed.
@@ -277,7 +266,7 @@ async fn finish_refusal(
     let placements: Vec<Uuid> = closed.iter().map(|placement| placement.placement_id).collect();
     let statement = sqlx::query!(
         "WITH refused AS (
-             UPDATE orders SET refused = true, cancelled_at = CASE WHEN $3 THEN now() END WHERE order_id = $1
+             UPDATE orders SET refused_at = now(), cancelled_at = CASE WHEN $3 THEN now() END WHERE order_id = $1
          )
          UPDATE topups t
          SET state = 'failed',
@@ -315,7 +304,7 @@ pub async fn cancel(
     let query = sqlx::query!(
         r#"SELECT order_id,
                   greatest(extract(epoch FROM answer_by - clock_timestamp())::float8, 0) AS "undecided_for!"
-           FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND NOT refused FOR UPDATE"#,
+           FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND refused_at IS NULL FOR UPDATE"#,
         partner_id.uuid(),
         external_order_id,
     );
@@ -327,10 +316,11 @@ pub async fn cancel(
         return Ok(Cancelled::Undecided(age(order.undecided_for)));
     }
     let order_id = order.order_id.into();
-    let Some(closed) = close(&mut transaction, order_id).await? else {
+    let closed = close(&mut transaction, order_id).await?;
+    if closed.is_empty() {
         transaction.rollback().await?;
         return Ok(Cancelled::TooLate);
-    };
+    }
     finish_refusal(&mut transaction, order_id, &closed, true).await?;
     let action = Action {
         operator: PARTNER,

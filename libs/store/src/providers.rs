@@ -156,7 +156,12 @@ pub async fn probe(connection: &mut PgConnection, name: &str, lease: Duration) -
         "UPDATE providers
          SET open_until = now() + make_interval(secs => $2), version = version + 1, changed_at = now()
          WHERE name = $1 AND open_until <= now()
-           AND (SELECT at FROM placement_due WHERE provider = $1 ORDER BY at LIMIT 1) <= now()
+           AND EXISTS (
+               SELECT FROM unnest('{buy_again,buy,find,collect}'::text[]) AS wanted (kind)
+               CROSS JOIN LATERAL (
+                   SELECT at FROM work w WHERE w.kind = wanted.kind AND w.provider = $1 ORDER BY at LIMIT 1
+               ) oldest
+               WHERE oldest.at <= now())
          RETURNING",
         "",
         name,
@@ -206,90 +211,85 @@ pub async fn hint(connection: &mut PgConnection, provider: &str, unit_id: &str) 
              SELECT p.placement_id, greatest(now(), p.hinted_at + interval '1 second') AS at
              FROM esims e JOIN topups t ON t.topup_id = e.topup_id
              JOIN placements p ON p.placement_id = t.placement_id
-             JOIN placement_due d ON d.placement_id = t.placement_id
+             JOIN work w ON w.id = t.placement_id
              WHERE e.provider = $1 AND e.provider_unit_id = $2 AND e.ready_at IS NULL AND t.state = 'pending'
-               AND p.state = 'placed' AND d.at > greatest(now(), p.hinted_at + interval '1 second')
-             FOR UPDATE OF p, d
+               AND p.state = 'placed' AND w.at > greatest(now(), p.hinted_at + interval '1 second')
+             FOR UPDATE OF p, w
          ), hinted AS (
              UPDATE placements p SET hinted_at = late.at FROM late WHERE p.placement_id = late.placement_id
          )
-         UPDATE placement_due d SET at = late.at FROM late
-         WHERE d.placement_id = late.placement_id AND d.placement_id = ANY (ARRAY (SELECT placement_id FROM late))",
+         UPDATE work w SET at = late.at FROM late
+         WHERE w.id = late.placement_id AND w.id = ANY (ARRAY (SELECT placement_id FROM late))",
         provider,
         unit_id,
     );
     Ok(statement.execute(connection).await?.rows_affected() > 0)
 }
 
-/// The lease of a replica's share of a rate limit.
+/// How long a replica holds its share of a rate limit without renewing it.
 const SHARE: Duration = Duration::from_secs(3);
 
-/// Leases this replica's share of a provider's rate limit; the caller renews it each second. `wanted` and the
-/// result are calls per second. The sum of all leased shares is at most `limit`.
-pub async fn allowance(
+/// Renews this replica's share of a provider's rate limit for the next seconds; the caller does so
+/// once a second. The share and the limit are calls per second. All replicas get equal shares. A
+/// replica that joins gets what the others have given up, so the sum never exceeds the limit.
+pub async fn share_of_rate(
     connection: &mut PgConnection,
     provider: &str,
     instance: &str,
     limit: f64,
-    wanted: f64,
 ) -> Result<f64> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
-    // One replica after the other.
+    // The row's lock lets one replica after the other compute its share.
     sqlx::query!("SELECT FROM providers WHERE name = $1 FOR NO KEY UPDATE", provider)
         .fetch_optional(&mut *transaction)
         .await?;
-    let query = sqlx::query!(
-        "SELECT wanted, share FROM provider_replicas WHERE provider = $1 AND instance <> $2 AND until > now()",
+    let query = sqlx::query_scalar!(
+        r#"WITH others AS (
+               SELECT count(*) AS replicas, coalesce(sum(share), 0) AS leased FROM provider_replicas
+               WHERE provider = $1 AND instance <> $2 AND until > now()
+           ), ended AS (
+               DELETE FROM provider_replicas WHERE provider = $1 AND instance <> $2 AND until <= now()
+           )
+           INSERT INTO provider_replicas (provider, instance, share, until)
+           SELECT $1, $2, greatest(0, least($3::float8 / (replicas + 1), $3 - leased)),
+                  now() + make_interval(secs => $4)
+           FROM others
+           ON CONFLICT (provider, instance) DO UPDATE SET share = excluded.share, until = excluded.until
+           RETURNING share"#,
         provider,
         instance,
-    );
-    let others = query.fetch_all(&mut *transaction).await?;
-    let others: Vec<(f64, f64)> = others.into_iter().map(|row| (row.wanted, row.share)).collect();
-    let share = share(limit, wanted, &others);
-    let statement = sqlx::query!(
-        "WITH ended AS (
-             DELETE FROM provider_replicas WHERE provider = $1 AND instance <> $2 AND until <= now()
-         )
-         INSERT INTO provider_replicas (provider, instance, wanted, share, until)
-         VALUES ($1, $2, $3, $4, now() + make_interval(secs => $5))
-         ON CONFLICT (provider, instance) DO UPDATE
-         SET wanted = excluded.wanted, share = excluded.share, until = excluded.until",
-        provider,
-        instance,
-        wanted,
-        share,
+        limit,
         seconds(SHARE),
     );
-    statement.execute(&mut *transaction).await?;
+    let share = query.fetch_one(&mut *transaction).await?;
     transaction.commit().await?;
     Ok(share)
 }
 
-/// The share of a replica beside `others`, each with its wanted and its leased rate. A replica gets the rate that it
-/// wants, but at most an equal part of the rate that replicas with smaller wishes leave. The unwanted rest is split
-/// equally.
-fn share(limit: f64, wanted: f64, others: &[(f64, f64)]) -> f64 {
-    let count = |length: usize| u32::try_from(length).map_or(f64::MAX, f64::from);
-    let replicas = count(others.len() + 1);
-    // Room to grow, so that a replica without work can begin at once.
-    let room = |wanted: f64| wanted * 1.2 + limit / replicas / 10.0;
-    let mut rooms: Vec<f64> = others.iter().map(|(wanted, _)| room(*wanted)).collect();
-    rooms.push(room(wanted));
-    rooms.sort_unstable_by(f64::total_cmp);
-    let mut left = limit;
-    let mut level = f64::MAX;
-    for (index, room) in rooms.iter().enumerate() {
-        let equal = left / count(rooms.len() - index);
-        if *room > equal {
-            level = equal;
-            left = 0.0;
-            break;
-        }
-        left -= room;
-    }
-    let fair = room(wanted).min(level) + left / replicas;
-    let leased: f64 = others.iter().map(|(_, share)| share).sum();
-    fair.min(limit - leased).max(0.0)
+/// The most attempts of a lane that [`unsettled`] counts.
+const MOST_COUNTED: i64 = 100;
+
+/// How many attempts of each lane of a provider wait for a look-up, because their outcome is unknown.
+/// Counts up to 100 of a lane.
+pub async fn unsettled(connection: &mut PgConnection, provider: &str) -> Result<Vec<(String, u64)>> {
+    let query = sqlx::query!(
+        r#"-- Walks from lane to lane by the index.
+           WITH RECURSIVE known (lane) AS (
+               (SELECT lane FROM work WHERE kind = 'find' AND provider = $1 ORDER BY lane LIMIT 1)
+               UNION ALL
+               SELECT (SELECT w.lane FROM work w WHERE w.kind = 'find' AND w.provider = $1 AND w.lane > known.lane
+                       ORDER BY w.lane LIMIT 1)
+               FROM known WHERE known.lane IS NOT NULL
+           )
+           SELECT lane AS "lane!",
+                  (SELECT count(*) FROM (SELECT FROM work w WHERE w.kind = 'find' AND w.provider = $1
+                                         AND w.lane = known.lane LIMIT $2) counted) AS "unsettled!"
+           FROM known WHERE lane IS NOT NULL"#,
+        provider,
+        MOST_COUNTED,
+    );
+    let rows = query.fetch_all(connection).await?;
+    Ok(rows.into_iter().map(|row| (row.lane, count(row.unsettled))).collect())
 }
 
 /// The backlog of a provider's queue.
@@ -305,14 +305,25 @@ pub struct Backlog {
 /// Reads the backlogs, by index, of `served` providers and of all in the catalogue, served or not.
 pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Result<Vec<Backlog>> {
     let query = sqlx::query!(
-        r#"SELECT provider AS "provider!",
-                  (SELECT count(*) FROM (SELECT FROM placement_parked p
-                                          WHERE p.provider = known.provider LIMIT 100000) parked) AS "parked!",
-                  (SELECT count(*) FROM (SELECT FROM placement_due d
-                                          WHERE d.provider = known.provider AND d.at <= now() LIMIT 100000) due) AS "due!",
-                  extract(epoch FROM now() - (SELECT at FROM placement_due d
-                                              WHERE d.provider = known.provider ORDER BY at LIMIT 1))::float8 AS overdue
-           FROM (SELECT provider FROM options UNION SELECT unnest($1::text[])) known (provider)"#,
+        r#"SELECT known.provider AS "provider!",
+                  (SELECT count(*) FROM (SELECT FROM held h
+                                         WHERE h.state = 'parked' AND h.provider = known.provider
+                                         LIMIT 100000) parked) AS "parked!",
+                  due.due AS "due!", due.overdue
+           FROM (SELECT provider FROM options UNION SELECT unnest($1::text[])) known (provider)
+           CROSS JOIN LATERAL (
+               -- By index, and bounded for each kind of work.
+               SELECT coalesce(sum(of_kind.due), 0)::int8 AS due, max(of_kind.overdue)::float8 AS overdue
+               FROM unnest('{buy_again,buy,find,collect}'::text[]) AS wanted (kind)
+               CROSS JOIN LATERAL (
+                   SELECT (SELECT count(*) FROM (SELECT FROM work w
+                                                 WHERE w.kind = wanted.kind AND w.provider = known.provider
+                                                   AND w.at <= now() LIMIT 100000) rows) AS due,
+                          extract(epoch FROM now() - (SELECT w.at FROM work w
+                                                      WHERE w.kind = wanted.kind AND w.provider = known.provider
+                                                      ORDER BY w.at LIMIT 1)) AS overdue
+               ) of_kind
+           ) due"#,
         served,
     );
     let backlogs = query.fetch_all(connection).await?.into_iter().map(|row| Backlog {
@@ -322,47 +333,4 @@ pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Resul
         oldest_overdue: age(row.overdue.unwrap_or_default()),
     });
     Ok(backlogs.collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::share;
-
-    /// The shares of replicas that renew one after the other, round after round.
-    fn settled(limit: f64, wanted: &[f64], rounds: usize) -> Vec<f64> {
-        let mut shares = vec![0.0; wanted.len()];
-        for _ in 0..rounds {
-            for replica in 0..wanted.len() {
-                let others = (0..wanted.len()).filter(|other| *other != replica);
-                let others: Vec<_> = others.map(|other| (wanted[other], shares[other])).collect();
-                shares[replica] = share(limit, wanted[replica], &others);
-                assert!(shares.iter().sum::<f64>() <= limit + 1e-9, "{shares:?}");
-            }
-        }
-        shares
-    }
-
-    fn close(shares: &[f64], expected: &[f64]) -> bool {
-        shares.iter().zip(expected).all(|(share, expected)| (share - expected).abs() < 0.01)
-    }
-
-    #[test]
-    fn replicas_share_the_limit_by_what_they_want() {
-        assert!(close(&settled(100.0, &[500.0], 1), &[100.0]));
-        assert!(close(&settled(100.0, &[500.0, 500.0], 3), &[50.0, 50.0]));
-        // 10 wanted, a fifth more and a twentieth of the limit to grow.
-        assert!(close(&settled(100.0, &[500.0, 10.0], 3), &[83.0, 17.0]));
-        assert!(close(&settled(100.0, &[0.0, 0.0], 3), &[50.0, 50.0]));
-        assert!(close(&settled(100.0, &[500.0; 10], 3), &[10.0; 10]));
-    }
-
-    #[test]
-    fn a_replica_that_comes_later_has_its_share_after_the_others_have_renewed() {
-        let first = share(100.0, 500.0, &[]);
-        let second = share(100.0, 500.0, &[(500.0, first)]);
-        assert!(second < 0.01, "all is leased: {second}");
-        let first = share(100.0, 500.0, &[(500.0, second)]);
-        let second = share(100.0, 500.0, &[(500.0, first)]);
-        assert!(close(&[first, second], &[50.0, 50.0]), "{first} {second}");
-    }
 }

@@ -74,7 +74,7 @@ pub async fn recover(
         return Err(NotRecovered::Provisioners(provisioners));
     }
     let query = sqlx::query!(
-        r#"SELECT (SELECT count(*) FROM placement_parked) AS "parked!",
+        r#"SELECT (SELECT count(*) FROM held WHERE state = 'parked') AS "parked!",
                   (SELECT created_at FROM orders ORDER BY order_id DESC LIMIT 1) AS newest"#
     );
     let before = query.fetch_one(&mut *transaction).await?;
@@ -92,19 +92,18 @@ pub async fn recover(
                                  THEN 'restored from a dump: may have been bought, or refused with 422, after it'
                                  ELSE 'restored from a dump: may have been bought after it' END
                FROM open WHERE p.placement_id = open.placement_id
-               RETURNING p.placement_id, p.order_id, p.provider, p.lane, p.state, open.was, open.unanswered
+               RETURNING p.placement_id, p.order_id, p.partner_id, p.provider, p.lane, p.state, open.was,
+                         open.unanswered
            ), done AS (
-               DELETE FROM placement_due
-               WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM moved WHERE state = 'parked'))
+               DELETE FROM work WHERE id = ANY (ARRAY (SELECT placement_id FROM moved WHERE state = 'parked'))
            ), due AS (
-               INSERT INTO placement_due AS d (placement_id, provider, lane, partner_id, buys, at)
-               SELECT moved.placement_id, moved.provider, coalesce(moved.lane, ''), o.partner_id, false, now()
-               FROM moved JOIN orders o ON o.order_id = moved.order_id
-               WHERE moved.state = 'placing'
-               ON CONFLICT (placement_id) DO UPDATE SET buys = false, at = excluded.at
+               INSERT INTO work AS w (id, kind, provider, lane, partner_id, at)
+               SELECT placement_id, 'find', provider, lane, partner_id, now() FROM moved WHERE state = 'placing'
+               ON CONFLICT (id) DO UPDATE SET kind = excluded.kind, at = excluded.at
            ), parked AS (
-               INSERT INTO placement_parked (placement_id, provider)
-               SELECT placement_id, provider FROM moved WHERE state = 'parked' ON CONFLICT DO NOTHING
+               INSERT INTO held (id, state, provider, partner_id)
+               SELECT placement_id, 'parked', provider, partner_id FROM moved WHERE state = 'parked'
+               ON CONFLICT DO NOTHING
            )
            SELECT moved.was AS "was!", moved.unanswered AS "unanswered!", o.order_id, o.partner_id, o.external_order_id
            FROM moved JOIN orders o ON o.order_id = moved.order_id"#,

@@ -1,8 +1,11 @@
 //! Retention: erases data past its term, in bounded batches.
 //!
-//! Each class has one walk for each term in use. A walk reads the history once, by an index and in the order of time,
-//! and remembers how far it has got. One process works on a walk at a time. A profile that is not delivered when the
-//! walk passes gets a row in `retention_due` and is looked at again.
+//! Each class has one walk. It reads the history once, by an index and in the order of time, and the
+//! table `retention` remembers how far it has got; one process works on a walk at a time. A profile
+//! that is not delivered when the walk passes, or not for long enough, gets a row in `retention_due`
+//! and is looked at again.
+//!
+//! The notifier calls [`step`] at a limited rate. Operators set the terms.
 
 use std::time::Duration;
 
@@ -15,7 +18,7 @@ use crate::{Result, age, count, seconds};
 /// get a row in `retention_due`.
 const LAG: Duration = Duration::from_hours(1);
 
-/// A class of data with terms of its own.
+/// A class of data with a term of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
 pub enum Class {
@@ -75,7 +78,6 @@ impl Step {
 
 /// Looks at about `limit` rows of a class and erases those past their term, unless another process does.
 pub async fn step(connection: &mut PgConnection, class: Class, limit: u32) -> Result<Step> {
-    keep_walks(connection, class).await?;
     let step = walk(connection, class, limit).await?;
     match class {
         Class::Profiles => Ok(step.and(late_profiles(connection, limit).await?)),
@@ -87,14 +89,11 @@ async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result
     let mut transaction = sqlx::Connection::begin(connection).await?;
     let query = sqlx::query_as!(
         Walk,
-        r#"SELECT days, after, nullif(up_to, '-infinity') AS up_to,
-                  now() - make_interval(days => days, secs => $2) AS "until!",
-                  EXISTS (SELECT FROM retention_terms t
-                          WHERE t.class = w.class AND t.partner_id = '00000000-0000-0000-0000-000000000000'
-                            AND t.days = w.days) AS "by_default!"
-           FROM retention_walks w
+        r#"SELECT days AS "days!", after, nullif(up_to, '-infinity') AS up_to,
+                  now() - make_interval(days => days, secs => $2) AS "until!"
+           FROM retention
            WHERE class = $1 AND up_to < now() - make_interval(days => days, secs => $2)
-           ORDER BY w.up_to LIMIT 1 FOR UPDATE OF w SKIP LOCKED"#,
+           FOR UPDATE SKIP LOCKED"#,
         class.as_str(),
         seconds(class.lag()),
     );
@@ -110,9 +109,8 @@ async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result
     };
     let step = Step::of(batch.seen, batch.erased, limit);
     let statement = sqlx::query!(
-        "UPDATE retention_walks SET after = coalesce($3, after), up_to = $4 WHERE class = $1 AND days = $2",
+        "UPDATE retention SET after = coalesce($2, after), up_to = $3 WHERE class = $1",
         class.as_str(),
-        walk.days,
         batch.after,
         batch.at.filter(|_| step.more).map_or(walk.until, |at| at.min(walk.until)),
     );
@@ -121,30 +119,12 @@ async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result
     Ok(step)
 }
 
-/// A walk for each term in use, and no other.
-async fn keep_walks(connection: &mut PgConnection, class: Class) -> Result<()> {
-    let statement = sqlx::query!(
-        "WITH unused AS (
-             DELETE FROM retention_walks w
-             WHERE class = $1 AND NOT EXISTS (
-                 SELECT FROM retention_terms t WHERE t.class = w.class AND t.days = w.days)
-         )
-         INSERT INTO retention_walks (class, days)
-         SELECT DISTINCT class, days FROM retention_terms WHERE class = $1 AND days IS NOT NULL
-         ON CONFLICT DO NOTHING",
-        class.as_str(),
-    );
-    statement.execute(connection).await?;
-    Ok(())
-}
-
+/// Where a walk stands.
 struct Walk {
     days: i32,
     after: String,
     up_to: Option<OffsetDateTime>,
     until: OffsetDateTime,
-    /// The term is the default, for partners without their own.
-    by_default: bool,
 }
 
 struct Batch {
@@ -165,41 +145,36 @@ impl Walk {
                    SELECT topup_id, placement_id, state FROM topups
                    WHERE topup_id > $1 AND topup_id < to_char($2::timestamptz AT TIME ZONE 'UTC', 'YYYYMMDDHH24MISS')
                    ORDER BY topup_id LIMIT $3
-               ), mine AS MATERIALIZED (
-                   SELECT page.topup_id, page.state = 'failed' AND d.topup_id IS NULL AND coalesce(
-                              (SELECT false FROM placement_parked k WHERE k.placement_id = page.placement_id), true) AS never,
-                          coalesce(d.delivered_at, d.created_at) + make_interval(days => $4) AS ends_at,
-                          d.state = 'delivered' AS delivered
+               ), unit AS MATERIALIZED (
+                   SELECT page.topup_id, p.created_at,
+                          -- There is no profile and there will be none. A parked placement may still get one.
+                          page.state = 'failed' AND d.delivery_id IS NULL AND p.state <> 'parked' AS never,
+                          d.state = 'delivered' AS delivered,
+                          d.delivered_at + make_interval(days => $4) AS ends_at
                    FROM page
-                   LEFT JOIN deliveries d ON d.topup_id = page.topup_id
-                   LEFT JOIN retention_terms own ON own.class = 'profiles' AND own.partner_id = d.partner_id
-                   WHERE d.topup_id IS NULL OR CASE WHEN own.class IS NULL THEN $5 ELSE own.days = $4 END
+                   JOIN placements p ON p.placement_id = page.placement_id
+                   LEFT JOIN esims e ON e.topup_id = page.topup_id
+                   LEFT JOIN deliveries d ON d.delivery_id = e.delivery_id
                ), erased AS (
                    UPDATE esims e SET profile = NULL, erased_at = now()
-                   FROM mine
-                   WHERE e.topup_id = mine.topup_id AND e.erased_at IS NULL AND mine.delivered AND mine.ends_at <= now()
+                   FROM unit
+                   WHERE e.topup_id = unit.topup_id AND e.erased_at IS NULL AND unit.delivered AND unit.ends_at <= now()
                    RETURNING e.topup_id
-               ), old_column AS (
-                   -- Programs of schema 6 stored profiles here.
-                   UPDATE topups t SET profile = NULL
-                   FROM mine
-                   WHERE t.topup_id = mine.topup_id AND t.profile IS NOT NULL AND mine.delivered
-                     AND mine.ends_at <= now()
                ), later AS (
+                   -- A profile that is not delivered is looked at daily.
                    INSERT INTO retention_due (topup_id, at)
                    SELECT topup_id, CASE WHEN delivered THEN ends_at ELSE now() + interval '1 day' END
-                   FROM mine WHERE NOT never AND NOT (coalesce(delivered, false) AND ends_at <= now())
+                   FROM unit
+                   WHERE NOT never AND NOT (coalesce(delivered, false) AND ends_at <= now())
                    ON CONFLICT DO NOTHING
                )
-               SELECT count(*) AS "seen!", (SELECT count(*) FROM erased) AS "erased!", max(page.topup_id) AS after,
-                      (SELECT p.created_at FROM page last JOIN placements p ON p.placement_id = last.placement_id
-                       ORDER BY last.topup_id DESC LIMIT 1) AS at
-               FROM page"#,
+               SELECT count(*) AS "seen!", (SELECT count(*) FROM erased) AS "erased!", max(topup_id) AS after,
+                      (SELECT created_at FROM unit ORDER BY topup_id DESC LIMIT 1) AS at
+               FROM unit"#,
             self.after,
             self.until,
             i64::from(limit),
             self.days,
-            self.by_default,
         );
         Ok(batch.fetch_one(connection).await?)
     }
@@ -208,27 +183,20 @@ impl Walk {
         let batch = sqlx::query_as!(
             Batch,
             r#"WITH page AS MATERIALIZED (
-                   SELECT topup_id, attempt, at FROM delivery_attempts
+                   SELECT delivery_id, attempt, at FROM delivery_attempts
                    WHERE at > coalesce($1, '-infinity'::timestamptz) AND at < $2
+                   -- With ties, because the walk continues after the time of the last row.
                    ORDER BY at FETCH FIRST $3 ROWS WITH TIES
                ), erased AS (
-                   DELETE FROM delivery_attempts a
-                   USING page
-                   LEFT JOIN deliveries d ON d.topup_id = page.topup_id
-                   LEFT JOIN events v ON v.event_id = page.topup_id
-                   LEFT JOIN retention_terms own
-                        ON own.class = 'attempts' AND own.partner_id = coalesce(d.partner_id, v.partner_id)
-                   WHERE a.topup_id = page.topup_id AND a.attempt = page.attempt AND a.at = page.at
-                     AND CASE WHEN own.class IS NULL THEN $4 ELSE own.days = $5 END
-                   RETURNING a.topup_id
+                   DELETE FROM delivery_attempts a USING page
+                   WHERE a.delivery_id = page.delivery_id AND a.attempt = page.attempt AND a.at = page.at
+                   RETURNING a.delivery_id
                )
                SELECT count(*) AS "seen!", (SELECT count(*) FROM erased) AS "erased!", NULL::text AS after, max(at) AS at
                FROM page"#,
             self.up_to,
             self.until,
             i64::from(limit),
-            self.by_default,
-            self.days,
         );
         Ok(batch.fetch_one(connection).await?)
     }
@@ -254,43 +222,32 @@ async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<Step
     let query = sqlx::query!(
         r#"WITH page AS MATERIALIZED (
                SELECT topup_id FROM retention_due WHERE at <= now() ORDER BY at LIMIT $1 FOR UPDATE SKIP LOCKED
-           ), known AS MATERIALIZED (
+           ), unit AS MATERIALIZED (
                SELECT page.topup_id, d.state = 'delivered' AS delivered,
-                      coalesce(d.delivered_at, d.created_at) + make_interval(days => term.days) AS ends_at,
-                      t.topup_id IS NULL OR (d.topup_id IS NOT NULL AND term.days IS NULL)
-                      OR (d.topup_id IS NULL AND t.state = 'failed' AND coalesce(
-                          (SELECT false FROM placement_parked k WHERE k.placement_id = t.placement_id), true)) AS never
+                      d.delivered_at + make_interval(days => r.days) AS ends_at,
+                      -- There is no profile and there will be none, or profiles are now kept for ever.
+                      r.days IS NULL OR (t.state = 'failed' AND d.delivery_id IS NULL AND p.state <> 'parked') AS never
                FROM page
-               LEFT JOIN (SELECT * FROM topups WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM page))) t
-                    ON t.topup_id = page.topup_id
-               LEFT JOIN (SELECT * FROM deliveries WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM page))) d
-                    ON d.topup_id = page.topup_id
-               LEFT JOIN LATERAL (
-                   SELECT days FROM retention_terms
-                   WHERE class = 'profiles' AND partner_id IN (d.partner_id, '00000000-0000-0000-0000-000000000000')
-                   ORDER BY partner_id DESC LIMIT 1
-               ) term ON true
+               JOIN topups t ON t.topup_id = page.topup_id
+               JOIN placements p ON p.placement_id = t.placement_id
+               LEFT JOIN esims e ON e.topup_id = page.topup_id
+               LEFT JOIN deliveries d ON d.delivery_id = e.delivery_id
+               CROSS JOIN (SELECT days FROM retention WHERE class = 'profiles') r
            ), erased AS (
                UPDATE esims e SET profile = NULL, erased_at = now()
-               FROM known
-               WHERE e.topup_id = known.topup_id AND e.topup_id = ANY (ARRAY (SELECT topup_id FROM known))
-                 AND e.erased_at IS NULL AND known.delivered AND known.ends_at <= now()
+               FROM unit
+               WHERE e.topup_id = unit.topup_id AND e.topup_id = ANY (ARRAY (SELECT topup_id FROM unit))
+                 AND e.erased_at IS NULL AND NOT unit.never AND unit.delivered AND unit.ends_at <= now()
                RETURNING e.topup_id
-           ), old_column AS (
-               UPDATE topups t SET profile = NULL
-               FROM known
-               WHERE t.topup_id = known.topup_id AND t.topup_id = ANY (ARRAY (SELECT topup_id FROM known))
-                 AND t.profile IS NOT NULL AND known.delivered
-                 AND known.ends_at <= now()
            ), done AS (
                DELETE FROM retention_due WHERE topup_id = ANY (ARRAY (
-                   SELECT topup_id FROM known WHERE never OR coalesce(delivered AND ends_at <= now(), false)))
+                   SELECT topup_id FROM unit WHERE never OR coalesce(delivered AND ends_at <= now(), false)))
            ), later AS (
                UPDATE retention_due due
-               SET at = CASE WHEN known.delivered THEN known.ends_at ELSE now() + interval '1 day' END
-               FROM known
-               WHERE due.topup_id = known.topup_id AND due.topup_id = ANY (ARRAY (SELECT topup_id FROM known))
-                 AND NOT (known.never OR coalesce(known.delivered AND known.ends_at <= now(), false))
+               SET at = CASE WHEN unit.delivered THEN unit.ends_at ELSE now() + interval '1 day' END
+               FROM unit
+               WHERE due.topup_id = unit.topup_id AND due.topup_id = ANY (ARRAY (SELECT topup_id FROM unit))
+                 AND NOT (unit.never OR coalesce(unit.delivered AND unit.ends_at <= now(), false))
            )
            SELECT count(*) AS "seen!", (SELECT count(*) FROM erased) AS "erased!" FROM page"#,
         i64::from(limit),
@@ -313,14 +270,14 @@ pub async fn backlog(connection: &mut PgConnection) -> Result<Backlog> {
     let mut backlog = Backlog::default();
     for (class, overdue) in Class::ALL.into_iter().zip(&mut backlog.overdue) {
         let query = sqlx::query_scalar!(
-            r#"SELECT max(extract(epoch FROM CASE
+            r#"SELECT extract(epoch FROM CASE
                        WHEN up_to > '-infinity' THEN now() - make_interval(days => days, secs => $2) - up_to
-                       ELSE now() - began_at END))::float8
-               FROM retention_walks WHERE class = $1"#,
+                       ELSE now() - began_at END)::float8
+               FROM retention WHERE class = $1 AND days IS NOT NULL"#,
             class.as_str(),
             seconds(class.lag()),
         );
-        *overdue = age(query.fetch_one(&mut *connection).await?.unwrap_or_default());
+        *overdue = age(query.fetch_optional(&mut *connection).await?.flatten().unwrap_or_default());
     }
     let query = sqlx::query!(
         r#"SELECT extract(epoch FROM now() - (SELECT at FROM retention_due ORDER BY at LIMIT 1))::float8 AS overdue,

@@ -49,7 +49,7 @@ pub enum Purpose<'a> {
     /// The profile of a topup.
     Profile(&'a TopupId),
     /// An endpoint's response to a delivery attempt, which is numbered from 0.
-    Answer(&'a DeliveryId, u32),
+    Answer(DeliveryId, u32),
 }
 
 impl Purpose<'_> {

@@ -2,12 +2,11 @@
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, builder::PossibleValuesParser};
-use domain::DeliveryId;
+use domain::{DeliveryId, WebhookId};
 use serde_json::json;
 use store::{
     PgConnection,
     config::MasterKeyConfig,
-    events,
     operator::{
         actions::Mode,
         deliveries::{self, AttemptView, DeliveryView, Filter, Replayed},
@@ -22,7 +21,7 @@ use crate::{
     event,
     lookup::find_id,
     moment::past,
-    output::{Row, cells, moment, or_dash, printable, properties, utc},
+    output::{Row, cells, moment, or_dash, printable, properties},
 };
 
 const LIST_EXAMPLES: &str = "Examples:
@@ -66,7 +65,7 @@ pub enum Command {
     Show {
         /// The topup id of the delivery, or the id of an event
         #[arg(value_name = "TOPUP_ID|EVENT_ID")]
-        id: DeliveryId,
+        id: WebhookId,
         /// Show the first bytes of responses that did not acknowledge it; needs the master key
         #[arg(long)]
         answers: bool,
@@ -98,7 +97,7 @@ pub struct List {
 pub struct Replay {
     /// The topup id of the delivery, or the id of an event
     #[arg(value_name = "TOPUP_ID|EVENT_ID", required_unless_present = "partner", conflicts_with_all = ["partner", "since", "until", "state", "limit"])]
-    id: Option<DeliveryId>,
+    id: Option<WebhookId>,
     /// All deliveries of this partner, by id or access key
     #[arg(long, value_name = "ID|ACCESS_KEY", requires = "since")]
     partner: Option<String>,
@@ -155,15 +154,24 @@ fn row(delivery: &DeliveryView) -> Row<7> {
     )
 }
 
-async fn show(id: &DeliveryId, vault: Option<&Vault>, console: &Console) -> anyhow::Result<()> {
+/// The delivery with this name.
+async fn find(connection: &mut PgConnection, id: &WebhookId) -> anyhow::Result<DeliveryId> {
+    let found = deliveries::find(connection, id).await?;
+    found.with_context(|| match id {
+        WebhookId::Topup(topup_id) => format!("there is no delivery of {topup_id}; see `esimctl order show`"),
+        WebhookId::Event(_) => format!("there is no event {id}; events are deleted with their attempts"),
+    })
+}
+
+async fn show(webhook_id: &WebhookId, vault: Option<&Vault>, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
-    let (delivery, head) = match id {
-        DeliveryId::Event(id) => event::read(&mut connection, id).await?,
-        DeliveryId::Topup(topup_id) => {
-            let filter = Filter { topup_id: Some(topup_id), ..Filter::default() };
+    let id = find(&mut connection, webhook_id).await?;
+    let (delivery, head) = match webhook_id {
+        WebhookId::Event(_) => event::read(&mut connection, id).await?,
+        WebhookId::Topup(topup_id) => {
+            let filter = Filter { id: Some(id), ..Filter::default() };
             let mut found = deliveries::list(&mut connection, &filter, 1).await?;
-            let delivery =
-                found.pop().with_context(|| format!("there is no delivery of {topup_id}; see `esimctl order show`"))?;
+            let delivery = found.pop().with_context(|| format!("the delivery of {topup_id} has no order"))?;
             (json!(delivery), head(&delivery))
         }
     };
@@ -179,7 +187,7 @@ async fn show(id: &DeliveryId, vault: Option<&Vault>, console: &Console) -> anyh
 }
 
 /// The first bytes of the response, if they are stored and the vault is given.
-fn answer(vault: Option<&Vault>, id: &DeliveryId, attempt: &AttemptView) -> Option<String> {
+fn answer(vault: Option<&Vault>, id: DeliveryId, attempt: &AttemptView) -> Option<String> {
     let (vault, sealed) = (vault?, attempt.answer.as_ref()?);
     let number = u32::try_from(attempt.attempt).unwrap_or_default();
     Some(match vault.open(Purpose::Answer(id, number), sealed) {
@@ -216,34 +224,21 @@ fn describe(head: String, attempts: &[AttemptView], answers: &[Option<String>]) 
 
 async fn replay(asked: &Replay, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
-    if let Some(DeliveryId::Event(id)) = &asked.id {
-        event::check_replay(&mut connection, id).await?;
+    let mut id = None;
+    if let Some(webhook_id) = &asked.id {
+        let found = find(&mut connection, webhook_id).await?;
+        check_replay(&mut connection, found, webhook_id).await?;
+        id = Some(found);
     }
-    let topup_id = match &asked.id {
-        Some(DeliveryId::Topup(id)) => Some(id),
-        _ => None,
-    };
     let state = Some(asked.state.as_str()).filter(|state| *state != "all");
     let filter = Filter {
-        topup_id,
+        id,
         partner_id: find_id(&mut connection, asked.partner.as_ref()).await?,
         state: state.filter(|_| asked.partner.is_some()),
         since: asked.since,
         until: asked.until,
     };
-    let preview = send(&mut connection, asked, &filter, Mode::Preview).await?;
-    if let (Some(topup_id), 0) = (topup_id, preview.replayed) {
-        let found = deliveries::list(&mut connection, &filter, 1).await?;
-        let Some(delivery) = found.first() else {
-            bail!("there is no delivery of {topup_id}; see `esimctl order show`");
-        };
-        if delivery.state == "no_endpoint" {
-            bail!(NO_URL);
-        }
-        if let Some(at) = delivery.erased_at.map(utc) {
-            bail!("its profile was erased {at}, by retention or an operator: the webhook can't be sent again");
-        }
-    }
+    let preview = deliveries::replay(&mut connection, &filter, asked.limit, Mode::Preview).await?;
     if asked.confirm.dry_run || preview.replayed == 0 {
         return console
             .print(&shown(&preview, asked.confirm.dry_run), || describe_replay(&preview, asked, "would be sent"));
@@ -251,20 +246,30 @@ async fn replay(asked: &Replay, console: &Console) -> anyhow::Result<()> {
     asked.confirm.ask(&describe_replay(&preview, asked, "are sent again at once"))?;
     let target = target(asked);
     let mode = asked.confirm.apply("delivery replay", &target);
-    let replayed = send(&mut connection, asked, &filter, mode).await?;
+    let replayed = deliveries::replay(&mut connection, &filter, asked.limit, mode).await?;
     console.print(&shown(&replayed, false), || describe_replay(&replayed, asked, "are due now"))
 }
 
-async fn send(
-    connection: &mut PgConnection,
-    asked: &Replay,
-    filter: &Filter<'_>,
-    mode: Mode<'_>,
-) -> Result<Replayed, store::Error> {
-    match &asked.id {
-        Some(DeliveryId::Event(id)) => events::replay(connection, id, None, mode).await,
-        _ => deliveries::replay(connection, filter, asked.limit, mode).await,
+/// Fails if a replay of this delivery cannot send it.
+async fn check_replay(connection: &mut PgConnection, id: DeliveryId, webhook_id: &WebhookId) -> anyhow::Result<()> {
+    let Some(delivery) = deliveries::resendable(connection, id).await? else {
+        return Ok(());
+    };
+    if delivery.pointless {
+        match webhook_id {
+            WebhookId::Topup(_) => {
+                bail!("its profile was erased, by retention or an operator: the webhook can't be sent again")
+            }
+            WebhookId::Event(_) => bail!(
+                "the event can't be sent again: it is a test, or its partner no longer wants its kind, or its topup is \
+                 no longer failed, or its order was cancelled"
+            ),
+        }
     }
+    if delivery.state == "no_endpoint" {
+        bail!(NO_URL);
+    }
+    Ok(())
 }
 
 fn shown(replayed: &Replayed, dry_run: bool) -> serde_json::Value {
@@ -292,8 +297,8 @@ fn describe_replay(replayed: &Replayed, asked: &Replay, verb: &str) -> String {
 /// The filter of a replay, as recorded.
 fn target(asked: &Replay) -> String {
     match &asked.id {
-        Some(DeliveryId::Topup(id)) => return format!("topup {id}"),
-        Some(DeliveryId::Event(id)) => return format!("event {id}"),
+        Some(WebhookId::Topup(id)) => return format!("topup {id}"),
+        Some(id @ WebhookId::Event(_)) => return format!("event {id}"),
         None => {}
     }
     let Replay { state, limit, .. } = asked;

@@ -100,14 +100,15 @@ pub async fn partner(asked: &ErasePartner, console: &Console) -> anyhow::Result<
 }
 
 async fn all_orders(connection: &mut PgConnection, partner_id: domain::PartnerId) -> anyhow::Result<Erased> {
-    let (mut erased, mut after) = (Erased::default(), String::new());
+    let mut erased = Erased::default();
+    let mut after = None;
     loop {
-        let (batch, next) = erase::partner_batch(connection, partner_id, &after, BATCH).await?;
+        let (batch, next) = erase::partner_batch(connection, partner_id, after, BATCH).await?;
         erased += batch;
-        match next {
-            Some(next) => after = next,
-            None => return Ok(erased),
+        if next.is_none() {
+            return Ok(erased);
         }
+        after = next;
         eprintln!("{} orders erased", erased.orders);
     }
 }

@@ -1,8 +1,8 @@
 //! `esimctl delivery events`, and `delivery show` of an event.
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::Args;
-use domain::EventId;
+use domain::{DeliveryId, WebhookId};
 use serde_json::{Value, json};
 use store::{
     PgConnection,
@@ -11,7 +11,7 @@ use store::{
 
 use crate::{
     console::Console,
-    delivery::{NO_URL, at},
+    delivery::at,
     lookup::{Which, find},
     output::{Row, cells, moment, or_dash, properties},
 };
@@ -47,28 +47,11 @@ fn row(event: &View) -> Row<8> {
     )
 }
 
-/// Fails if a replay of this event cannot send it.
-pub async fn check_replay(connection: &mut PgConnection, id: &EventId) -> anyhow::Result<()> {
-    let sending = events::sending(connection, None, id)
-        .await?
-        .with_context(|| format!("there is no event {id}; events are deleted with their attempts"))?;
-    if sending.void {
-        bail!(
-            "the event can't be sent again: it is a test, or its partner no longer wants its kind, or its topup is no \
-             longer failed, or its order was cancelled"
-        );
-    }
-    if sending.state.as_deref() == Some("no_endpoint") {
-        bail!(NO_URL);
-    }
-    Ok(())
-}
-
 /// The event with this id, as JSON and as text.
-pub async fn read(connection: &mut PgConnection, id: &EventId) -> anyhow::Result<(Value, String)> {
-    let event = events::find(connection, None, id)
-        .await?
-        .with_context(|| format!("there is no event {id}; events are deleted with their attempts"))?;
+pub async fn read(connection: &mut PgConnection, id: DeliveryId) -> anyhow::Result<(Value, String)> {
+    let event = events::find(connection, None, id).await?.with_context(|| {
+        format!("there is no event {}; events are deleted with their attempts", WebhookId::Event(id))
+    })?;
     Ok((json!(event), describe(&event)))
 }
 

@@ -103,7 +103,7 @@ fn topup_row(order: &OrderView, topup: &TopupView) -> Row<8> {
 /// One line for each placement or topup that needed a retry, failed or waits.
 fn notes(order: &OrderView) -> Vec<String> {
     let placements = order.placements.iter().enumerate().map(|(index, placement)| {
-        let due = placement.redrive_at.map(|at| format!("redrive {}", moment_after(order.created_at, at)));
+        let due = placement.due_at.map(|at| format!("due {}", moment_after(order.created_at, at)));
         (format!("placement {}", index + 1), list([placement.reason.clone(), due]))
     });
     let topups = order.topups.iter().map(|topup| {

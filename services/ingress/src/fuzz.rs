@@ -19,13 +19,11 @@ use tower::ServiceExt;
 use webhooks::qr::QrGate;
 
 use crate::{
-    auth::Authenticator,
-    directory::Directory,
+    access::{authentication::Authenticator, directory::Directory, replays::Replays},
+    http::routes::QR,
     metrics::Metrics,
-    qr::{self, Drawing},
-    replays::Replays,
-    request::{self, Largest},
-    routes::QR,
+    orders::request::{self, Largest},
+    pages::qr::{self, Drawing},
 };
 
 const ACCESS_KEY: &str = "ak_fuzz";

@@ -4,42 +4,26 @@
 //! Guarantee: a 201 is sent only after the order is committed. A 4xx or 503 is sent only if nothing is
 //! bought, now or later. Jobs only save time: provisioners find placements without a job in the database.
 //!
-//! Modules: [`server`] serves [`connection`]s, which know when a response has left. [`auth`] finds the
-//! partner; [`replays`] refuses a signature that was used. [`admission`], [`rates`] and [`limits`] bound the
-//! load. [`request`] parses the order. [`directory`] caches partners and options. [`orders`] stores and
-//! answers orders. [`handshake`] receives the provisioners' verdicts and releases their orders. [`partner`]
-//! answers all other signed requests. [`qr`] draws QR codes. [`codes`] names and explains errors. [`pages`]
-//! serves the partners' documentation. [`observe`] and [`metrics`] record requests.
+//! The folders follow a request: [`http`] serves connections and names the errors. [`access`] authenticates requests
+//! and limits their load. [`orders`] stores and answers orders; [`self_service`] answers all other signed requests.
+//! [`pages`] serves the documentation and the QR codes. [`metrics`] counts.
 
-mod admission;
-mod auth;
-mod codes;
-mod connection;
-mod directory;
-mod error;
+mod access;
 #[cfg(fuzzing)]
 #[expect(clippy::expect_used, reason = "a target that cannot start fails")]
 pub mod fuzz;
-mod handshake;
-mod limits;
+mod http;
 mod metrics;
-mod observe;
 mod orders;
 mod pages;
-mod partner;
-mod qr;
-mod rates;
-mod replays;
-mod request;
-mod routes;
-mod server;
+mod self_service;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use clap::Parser;
 use domain::TopupIds;
-use pipeline::{Nats, NatsConfig};
+use pipeline::{Nats, NatsConfig, timing::PLACEMENT_WAIT_MAX};
 use runtime::{
     CommonConfig, Shutdown,
     config::BadSetting,
@@ -51,7 +35,6 @@ use store::{
 };
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::sync::Semaphore;
-use uuid::Uuid;
 use webhooks::{
     config::{GuardConfig, HttpConfig, QrConfig, public_url},
     dns::Dns,
@@ -59,20 +42,23 @@ use webhooks::{
 };
 
 use crate::{
-    admission::Admission,
-    auth::Authenticator,
-    directory::Directory,
-    handshake::Handshake,
-    limits::LimitsConfig,
+    access::{
+        admission::Admission, authentication::Authenticator, directory::Directory, limits::LimitsConfig,
+        replays::Replays,
+    },
+    http::{
+        observe::Observer,
+        routes::{self, App},
+        server::Server,
+    },
     metrics::Metrics,
-    observe::Observer,
-    orders::{InsertOrders, Orders},
-    partner::{Desk, Turns, openapi},
-    qr::Drawing,
-    replays::Replays,
-    request::Largest,
-    routes::App,
-    server::Server,
+    orders::{
+        accept::{self, InsertOrders, Orders},
+        handshake::Handshake,
+        request::Largest,
+    },
+    pages::qr::Drawing,
+    self_service::{Desk, Turns, openapi},
 };
 
 /// The most lookups of new webhook URLs' hosts in flight.
@@ -132,11 +118,11 @@ pub struct Config {
     pub common: CommonConfig,
 }
 
-/// A webhook without its release is sent 30 s after readiness, and must not precede the 201.
+/// See [`pipeline::timing`] for why this has a maximum.
 fn placement_wait(text: &str) -> Result<Duration, String> {
     let wait = runtime::config::duration(text)?;
-    if wait > Duration::from_secs(20) {
-        return Err("at most 20s".into());
+    if wait > PLACEMENT_WAIT_MAX {
+        return Err(format!("at most {}s", PLACEMENT_WAIT_MAX.as_secs()));
     }
     Ok(wait)
 }
@@ -176,10 +162,9 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     health::serve(config.admin_listen, readiness.clone()).await?;
     let directory = Arc::new(Directory::new(database.clone(), vault.clone()));
     shutdown.spawn("directory", Arc::clone(&directory).refresh(readiness, shutdown.clone()));
-    let instance = Uuid::now_v7().simple().to_string();
-    let jobs = nats.jobs(&instance, &shutdown);
-    let providers = config.providers.iter().map(String::as_str).chain([orders::SANDBOX]);
-    let handshake = Handshake::new(&nats, instance, providers, &shutdown);
+    let jobs = nats.jobs(&shutdown);
+    let providers = config.providers.iter().map(String::as_str).chain([accept::SANDBOX]);
+    let handshake = Handshake::new(&nats, providers, &shutdown);
     let mut listening = tokio::spawn(Arc::clone(&handshake).listen());
 
     let metrics = Metrics::default();
@@ -206,7 +191,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
             commit: InsertOrders::start(&database, &jobs, &shutdown),
             database,
             directory,
-            handshake,
+            handshake: Arc::clone(&handshake),
             jobs,
             topup_ids: TopupIds::new(rand::random()),
             providers: config.providers,
@@ -235,8 +220,11 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         ended = &mut listening => ended.map_err(anyhow::Error::from).flatten(),
     };
     shutdown.stop();
-    // Orders in flight still receive verdicts.
+    // Orders in flight still receive verdicts, and readiness of the last answered orders is still passed on.
     let finished = shutdown.finished().await;
+    if listened.is_ok() {
+        handshake.drain().await;
+    }
     listening.abort();
     nats.flush().await;
     finished.and(listened)

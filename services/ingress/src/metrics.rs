@@ -7,7 +7,7 @@ use std::{
 
 use domain::PartnerId;
 use opentelemetry::{KeyValue, metrics::Counter};
-use pipeline::payload::Said;
+use pipeline::payload::Verdict;
 use runtime::{lock, metrics::Instruments};
 use strum::IntoStaticStr;
 
@@ -77,12 +77,12 @@ impl Metrics {
         self.auth_failures.add(1, &[KeyValue::new("reason", reason)]);
     }
 
-    pub(crate) fn verdict(&self, said: Option<Said>) {
-        let verdict = match said {
-            Some(Said::Placed) => "placed",
-            Some(Said::UnderWay) => "later",
-            Some(Said::Refused) => "refused",
-            Some(Said::NotSent) => "not_sent",
+    pub(crate) fn verdict(&self, verdict: Option<Verdict>) {
+        let verdict = match verdict {
+            Some(Verdict::Placed) => "placed",
+            Some(Verdict::UnderWay) => "under_way",
+            Some(Verdict::Rejected) => "rejected",
+            Some(Verdict::NotSent) => "not_sent",
             None => "none",
         };
         self.verdicts.add(1, &[KeyValue::new("verdict", verdict)]);

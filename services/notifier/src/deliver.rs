@@ -1,4 +1,4 @@
-//! The stage: reads deliveries, attempts each once, and records the result.
+//! The stage: claims deliveries, attempts each once, and records the result.
 
 use std::{
     sync::Arc,
@@ -9,39 +9,38 @@ use domain::{DeliveryId, PartnerId};
 use pipeline::{
     Effect, GroupCommit,
     group_commit::{Closed, Writer},
-    lanes::Slot,
     messaging_span,
     payload::TopupReady,
     perform,
     streams::READY,
     trace,
-    worker::{Found, Look, Stage, Ticket, Trigger},
+    worker::{Class, Found, Look, Permit, Stage, Ticket, Trigger},
 };
 use runtime::{Shutdown, clock};
 use store::{
     Database, PgConnection,
-    deliveries::{self, Attempted, Content, Delivery, DeliveryPage, Read},
+    deliveries::{self, Attempted, Claim, Content, Delivery},
     endpoints::BlockPolicy,
     events::Subject,
     profile::Profile,
     vault::{Purpose, Vault},
+    work::Page,
 };
 use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span, field::Empty, info_span};
-use uuid::Uuid;
 use webhooks::{body::Body, event, qr::QrUrls};
 
 use crate::{
     endpoint::{Endpoint, Endpoints},
     metrics::Metrics,
-    outcome::{Failure, Tried, class, ids, log, result},
+    outcome::{Failure, LogIds, Tried, class, log, result},
     schedule::{Next, Schedule},
     webhook::{self, Sender},
 };
 
-/// The first lease of a delivery. A delivery that is not finished by then gets a due row.
-pub const FIRST_LEASE: Duration = Duration::from_secs(30);
+/// The first lease of a delivery. A delivery that is not finished by then becomes due.
+pub const FIRST_LEASE: Duration = pipeline::timing::DELIVERY_FIRST_LEASE;
 /// The part of a lease beyond the request: decrypting, recording.
 pub const LEASE_MARGIN: Duration = Duration::from_secs(5);
 /// The most attempts of one commit.
@@ -103,19 +102,24 @@ impl Deliver {
         Ticket { id, lane: self.endpoints.host(partner), partner }
     }
 
-    /// `leased`: this process holds the lease of a due row; otherwise the delivery has its first lease.
-    async fn deliver(&self, delivery: Delivery, claimed: Instant, leased: bool, mut slot: Slot) {
+    async fn deliver(&self, delivery: Delivery, claimed: Instant, mut permit: Permit) {
         let Some(endpoint) = self.endpoints.of(&delivery, &self.vault) else {
-            let (topup_id, event_id) = ids(&delivery.id);
-            tracing::debug!(topup.id = topup_id, event.id = event_id, partner.id = %delivery.partner_id, "no webhook URL");
+            let ids = LogIds::of(&delivery);
+            tracing::debug!(
+                topup.id = ids.topup, event.id = ids.event, partner.id = %delivery.partner_id,
+                "no webhook URL"
+            );
             self.metrics.delivery("no_endpoint");
             return self.write(&self.without_url, delivery.id).await;
         };
-        if !slot.join(&endpoint.host) {
-            let (topup_id, event_id) = ids(&delivery.id);
-            tracing::debug!(topup.id = topup_id, event.id = event_id, partner.id = %delivery.partner_id, "deferred: the host has no free slot");
+        if !permit.move_to(&endpoint.host) {
+            let ids = LogIds::of(&delivery);
+            tracing::debug!(
+                topup.id = ids.topup, event.id = ids.event, partner.id = %delivery.partner_id,
+                "deferred: the host has no free permit"
+            );
             self.metrics.delivery("deferred");
-            return self.make_due(&delivery.id, leased).await;
+            return self.make_due(&delivery).await;
         }
         let (at, began) = (clock::now(), Instant::now());
         let tried = self.attempt(&delivery, &endpoint, at).await;
@@ -130,8 +134,8 @@ impl Deliver {
         if next != Next::Delivered && is_test(&delivery) {
             next = Next::Exhausted;
         }
-        // A failed attempt keeps its slot until it is recorded: a block then stops the next one.
-        let slot = (next != Next::Delivered).then_some(slot);
+        // A failed attempt keeps its permit until it is recorded: a block then stops the next one.
+        let permit = (next != Next::Delivered).then_some(permit);
         log(&delivery, answer, tried.as_ref().err(), next);
         self.count(&delivery, class(&tried), next, duration, claimed.elapsed());
         let attempted = Attempted {
@@ -143,23 +147,26 @@ impl Deliver {
             result: result(&tried, next),
             id: delivery.id,
             partner_id: delivery.partner_id,
+            is_event: matches!(delivery.content, Content::Event(_)),
+            leased: delivery.leased,
             attempt: delivery.attempt,
         };
         self.write(&self.attempts, attempted).await;
-        drop(slot);
+        drop(permit);
     }
 
-    /// Makes a delivery due at once whose host was full. Its lane is known now, so it waits there for a slot.
-    async fn make_due(&self, id: &DeliveryId, leased: bool) {
-        let row = std::slice::from_ref(id);
-        let made_due = if leased { self.give_back(row).await } else { self.defer(row).await };
+    /// Makes a delivery due at once whose host was full. Its lane is known now, so it waits there for a permit.
+    async fn make_due(&self, delivery: &Delivery) {
+        let id = std::slice::from_ref(&delivery.id);
+        let made_due = if delivery.leased {
+            self.database.run(async |connection| deliveries::put_back(connection, id).await).await
+        } else {
+            self.database.run(async |connection| deliveries::defer(connection, id).await).await
+        };
         if let Err(error) = made_due {
-            let (topup_id, event_id) = ids(id);
-            let error = format!("{error:#}");
+            let ids = LogIds::of(delivery);
             tracing::warn!(
-                topup.id = topup_id,
-                event.id = event_id,
-                error,
+                topup.id = ids.topup, event.id = ids.event, %error,
                 "cannot defer; the delivery is due when its lease ends"
             );
         }
@@ -191,7 +198,7 @@ impl Deliver {
         if (next == Next::Delivered && !is_test(delivery)) || beginning.is_empty() {
             return None;
         }
-        let purpose = Purpose::Answer(&delivery.id, delivery.attempt);
+        let purpose = Purpose::Answer(delivery.id, delivery.attempt);
         self.vault
             .seal(purpose, beginning)
             .inspect_err(|error| tracing::error!(%error, "response cannot be encrypted; not stored"))
@@ -217,9 +224,15 @@ impl Deliver {
             Span::none()
         };
         let traceparent = trace::context_of(&span).or_else(|| passed_on(delivery));
-        let headers =
-            webhook::headers(&delivery.id, kind, now.unix_timestamp(), &body, secrets, traceparent.as_deref())
-                .map_err(|_| Failure::Unwritable)?;
+        let headers = webhook::headers(
+            &delivery.webhook_id(),
+            kind,
+            now.unix_timestamp(),
+            &body,
+            secrets,
+            traceparent.as_deref(),
+        )
+        .map_err(|_| Failure::Unwritable)?;
         let answer = self.sender.post(url.clone(), headers, body, now).instrument(span.clone()).await;
         match &answer {
             Ok((answer, _)) => {
@@ -287,22 +300,11 @@ impl Stage for Deliver {
     const CLAIM: (&'static str, &'static str) = ("SELECT", "deliveries");
     type Message = TopupReady;
     type Id = DeliveryId;
-    type Hint = ();
     type Work = Delivery;
 
-    fn open(&self, message: TopupReady) -> (Vec<Ticket<DeliveryId>>, ()) {
-        let tickets = match message {
-            TopupReady::V1 { topup_id } => vec![Ticket {
-                id: topup_id.into(),
-                lane: "".into(),
-                // A message of the first version does not name the partner.
-                partner: Uuid::nil().into(),
-            }],
-            TopupReady::V2 { topups } => {
-                topups.into_iter().map(|ready| self.ticket(ready.topup_id.into(), ready.partner_id)).collect()
-            }
-        };
-        (tickets, ())
+    fn open(&self, message: TopupReady) -> Vec<Ticket<DeliveryId>> {
+        let TopupReady::V1 { deliveries } = message;
+        deliveries.into_iter().map(|ready| self.ticket(ready.delivery_id, ready.partner_id)).collect()
     }
 
     async fn defer(&self, ids: &[DeliveryId]) -> anyhow::Result<()> {
@@ -310,41 +312,25 @@ impl Stage for Deliver {
     }
 
     async fn due(&self, look: Look) -> anyhow::Result<Found<DeliveryId>> {
-        let page = DeliveryPage {
-            limit: look.limit,
-            per_partner: look.per_lane,
-            after: look.after.map(|(_, partner)| partner),
-        };
+        let page = Page { limit: look.limit, per_lane: look.per_lane, after: look.after, skip: &[] };
         let found = self.database.run(async |connection| deliveries::due(connection, &page).await).await?;
         let due = found.due.into_iter();
-        Ok(Found {
-            due: due.map(|due| self.ticket(due.id, due.partner_id)).collect(),
-            after: found.after.map(|partner| (String::new(), partner)),
-        })
+        Ok(Found { due: due.map(|due| self.ticket(due.id, due.partner_id)).collect(), after: found.after })
     }
 
-    async fn lease(&self, ids: &[DeliveryId]) -> anyhow::Result<Vec<DeliveryId>> {
+    async fn claim(&self, ids: &[DeliveryId], class: Class) -> anyhow::Result<Vec<(DeliveryId, Delivery)>> {
         let lease = lease(self.settings.timeout);
-        Ok(self.database.run(async |connection| deliveries::lease(connection, ids, lease).await).await?)
+        let claim = match class {
+            Class::Fresh => Claim::Fresh { youth: FIRST_LEASE.saturating_sub(lease) },
+            Class::Due => Claim::Due { lease },
+        };
+        let claimed = self.database.run(async |connection| deliveries::claim(connection, ids, claim).await).await?;
+        Ok(claimed.into_iter().map(|delivery| (delivery.id, delivery)).collect())
     }
 
-    async fn give_back(&self, ids: &[DeliveryId]) -> anyhow::Result<()> {
-        Ok(self.database.run(async |connection| deliveries::give_back(connection, ids).await).await?)
-    }
-
-    async fn claim(&self, ids: &[DeliveryId], overdue: bool) -> anyhow::Result<Vec<Delivery>> {
-        let which =
-            if overdue { Read::Leased } else { Read::Young(FIRST_LEASE.saturating_sub(lease(self.settings.timeout))) };
-        Ok(self.database.run(async |connection| deliveries::read(connection, ids, which).await).await?)
-    }
-
-    fn id(delivery: &Delivery) -> &DeliveryId {
-        &delivery.id
-    }
-
-    async fn run(self: Arc<Self>, delivery: Delivery, trigger: Trigger<()>, slot: Slot) {
+    async fn run(self: Arc<Self>, delivery: Delivery, trigger: Trigger, permit: Permit) {
         let span = process_span(&delivery, &trigger);
-        self.deliver(delivery, trigger.claimed, trigger.message.is_none(), slot).instrument(span).await;
+        self.deliver(delivery, trigger.claimed, permit).instrument(span).await;
     }
 }
 
@@ -365,7 +351,7 @@ fn passed_on(delivery: &Delivery) -> Option<String> {
 }
 
 /// The first attempt belongs to the order's trace. A later one starts its own trace with a link to it.
-fn process_span(delivery: &Delivery, trigger: &Trigger<()>) -> Span {
+fn process_span(delivery: &Delivery, trigger: &Trigger) -> Span {
     if !trace::is_recorded() {
         return Span::none();
     }
@@ -373,25 +359,25 @@ fn process_span(delivery: &Delivery, trigger: &Trigger<()>) -> Span {
         Content::Esim(esim) => Some(esim),
         Content::Event(_) => None,
     };
-    let (topup_id, event_id) = ids(&delivery.id);
+    let ids = LogIds::of(delivery);
     let order_id = esim.map(|esim| tracing::field::display(esim.order_id));
-    let span = if trigger.message.is_some() {
+    let span = if trigger.class == Class::Fresh {
         messaging_span!(INFO, "process", "consumer", "process", READY;
-            topup.id = topup_id, event.id = event_id, partner.id = %delivery.partner_id, order.id = order_id,
+            topup.id = ids.topup, event.id = ids.event, partner.id = %delivery.partner_id, order.id = order_id,
             attempt = delivery.attempt,
         )
     } else {
-        // Without a message: the row was due.
+        // Without a message: the delivery was due.
         info_span!(
             parent: None,
             "redrive delivery",
-            otel.kind = "internal", topup.id = topup_id, event.id = event_id, order.id = order_id,
+            otel.kind = "internal", topup.id = ids.topup, event.id = ids.event, order.id = order_id,
             partner.id = %delivery.partner_id, attempt = delivery.attempt,
         )
     };
     trace::follow(
         &span,
-        trigger.traceparent(),
+        trigger.traceparent.as_deref(),
         esim.and_then(|esim| esim.traceparent.as_deref()),
         delivery.attempt == 0,
     );

@@ -4,7 +4,7 @@
 //! request and reads the response. [`schedule`] decides what a response leads to and when to retry.
 //! [`webhooks::guard`] keeps webhooks out of private networks. [`endpoint`] prepares the parts that all
 //! requests to one partner share. [`metrics`] holds the instruments. `events` makes events and moves
-//! deliveries to new URLs. `retention` erases old data. [`pipeline::lanes`] shares the slots between endpoints.
+//! deliveries to new URLs. `retention` erases old data. [`pipeline::permits`] shares the requests in flight between endpoints.
 //!
 //! Guarantee: every delivery is attempted until the endpoint acknowledges it, the schedule ends, or the
 //! partner has no webhook URL. Each of these ends is recorded. Delivery is at least once: a crash between
@@ -29,10 +29,9 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use clap::Parser;
 use pipeline::{
     Nats, NatsConfig,
-    lanes::Limits,
     metrics::{DueRows, Watched, watch as watch_streams},
     streams::{DEAD, READY, Source},
-    worker,
+    worker::{self, Limits},
 };
 use runtime::{
     CommonConfig, Shutdown,
@@ -197,12 +196,12 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let work = worker::Settings {
         source: Some(source),
         limits: Limits {
-            slots: config.delivery_concurrency.into(),
+            permits: config.delivery_concurrency.into(),
             per_lane: config.host_concurrency.into(),
             per_partner: config.endpoint_concurrency.into(),
             slow: deliver::SLOW,
-            stale: deliver::lease(config.webhook_timeout) / 2,
         },
+        lane: worker::unlimited_lanes(),
         provider: None,
     };
     let stage = Deliver::new(database.clone(), vault, sender, settings, metrics, &shutdown);

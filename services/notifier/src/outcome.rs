@@ -1,18 +1,26 @@
 //! The result of an attempt: its class, its record, its log line.
 
-use domain::DeliveryId;
+use domain::WebhookId;
 use store::deliveries::{AttemptResult, Content, Delivery};
+use tracing::field::{DisplayValue, display};
 
 use crate::{
     schedule::{Answer, Next},
     webhook::Unanswered,
 };
 
-/// The topup id or the event id of a delivery, for log lines.
-pub(crate) fn ids(id: &DeliveryId) -> (Option<&str>, Option<&str>) {
-    match id {
-        DeliveryId::Topup(id) => (Some(id.as_str()), None),
-        DeliveryId::Event(id) => (None, Some(id.as_str())),
+/// What log lines and spans call a delivery: the ids that its partner sees.
+pub(crate) struct LogIds<'a> {
+    pub topup: Option<&'a str>,
+    pub event: Option<DisplayValue<WebhookId>>,
+}
+
+impl<'a> LogIds<'a> {
+    pub fn of(delivery: &'a Delivery) -> Self {
+        match &delivery.content {
+            Content::Esim(esim) => Self { topup: Some(esim.topup_id.as_str()), event: None },
+            Content::Event(_) => Self { topup: None, event: Some(display(delivery.webhook_id())) },
+        }
     }
 }
 
@@ -67,18 +75,18 @@ pub(crate) fn result(tried: &Tried, next: Next) -> AttemptResult {
 }
 
 pub(crate) fn log(delivery: &Delivery, answer: Option<Answer>, failure: Option<&Failure>, next: Next) {
-    let Delivery { id, partner_id, attempt, content, .. } = delivery;
-    let (topup_id, event_id) = ids(id);
+    let Delivery { partner_id, attempt, content, .. } = delivery;
+    let ids = LogIds::of(delivery);
     let (order_id, age) = match content {
-        Content::Esim(esim) => (Some(tracing::field::display(esim.order_id)), Some(esim.age)),
+        Content::Esim(esim) => (Some(display(esim.order_id)), Some(esim.age)),
         Content::Event(_) => (None, None),
     };
     let status = answer.map(|answer| answer.status);
-    let error = failure.map(tracing::field::display);
+    let error = failure.map(display);
     macro_rules! log {
         ($level:ident, $($fields:tt)+) => {
             tracing::$level!(
-                topup.id = topup_id, event.id = event_id, partner.id = %partner_id, order.id = order_id, attempt,
+                topup.id = ids.topup, event.id = &ids.event, partner.id = %partner_id, order.id = order_id, attempt,
                 $($fields)+
             )
         };

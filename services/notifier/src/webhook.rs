@@ -3,7 +3,7 @@
 use std::{error::Error, io, time::Duration};
 
 use bytes::Bytes;
-use domain::DeliveryId;
+use domain::WebhookId;
 use http::{
     HeaderMap, HeaderValue, Method, Request, Uri,
     header::{ACCEPT, CONTENT_TYPE, InvalidHeaderValue, RETRY_AFTER, USER_AGENT},
@@ -34,18 +34,19 @@ const ANSWER_WAIT: Duration = Duration::from_secs(1);
 /// The headers of one attempt at the Unix time `timestamp`, with a Standard Webhooks signature by each of
 /// the `secrets`, the newest first. `kind` is the kind of an event; `None` for the specified webhook.
 pub fn headers(
-    id: &DeliveryId,
+    id: &WebhookId,
     kind: Option<&'static str>,
     timestamp: i64,
     body: &[u8],
     secrets: &[Secret],
     traceparent: Option<&str>,
 ) -> Result<HeaderMap, InvalidHeaderValue> {
+    let id = id.to_string();
     let mut headers = HeaderMap::with_capacity(8);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    headers.insert("webhook-id", HeaderValue::from_str(id.as_str())?);
+    headers.insert("webhook-id", HeaderValue::from_str(&id)?);
     headers.insert("webhook-timestamp", HeaderValue::from(timestamp));
-    let signatures = signatures(secrets, id.as_str(), timestamp, body);
+    let signatures = signatures(secrets, &id, timestamp, body);
     headers.insert("webhook-signature", HeaderValue::from_str(&signatures)?);
     if let Some(kind) = kind {
         headers.insert(event::TYPE, HeaderValue::from_static(kind));

@@ -1,33 +1,30 @@
 //! A process's view of a provider's breaker. The breaker is a row in PostgreSQL, so every replica and the
-//! operator see the same state. The view is refreshed each second and after each change by this process.
+//! operator see the same state. The view is refreshed each second ([`crate::watch`]) and after each change by this process.
 //! The claim statement itself checks the row, so a stale view claims nothing behind an open breaker.
 //!
 //! It opens when the provider as a whole fails: the provider denies access or cannot be reached, or most of
-//! its lanes fail and none succeeds. One bad lane opens only itself ([`crate::lanes`]).
+//! its lanes fail and none succeeds. One bad lane is held back by its own limit ([`crate::limiter`]).
 
 use std::{
     collections::HashSet,
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use pipeline::{Effect, perform};
-use runtime::{Shutdown, health::Readiness, lock};
+use runtime::lock;
 use store::{
-    Database, PgConnection,
+    Database,
     providers::{self, BreakerLimits, BreakerState, ProviderBreaker},
 };
 
-use crate::{lanes::Lanes, metrics::Metrics, providers::Trouble, rate::Rate};
-
-/// How often the breakers are read.
-const PERIOD: Duration = Duration::from_secs(1);
+use crate::{limiter::LaneLimiters, metrics::Metrics, providers::Trouble, rate::Rate};
 
 pub struct Breaker {
     provider: String,
     limits: BreakerLimits,
     database: Database,
-    lanes: Arc<Lanes>,
+    limiters: Arc<LaneLimiters>,
     known: Mutex<Known>,
     metrics: Metrics,
 }
@@ -77,13 +74,19 @@ impl Breaker {
         provider: String,
         limits: BreakerLimits,
         database: Database,
-        lanes: Arc<Lanes>,
+        limiters: Arc<LaneLimiters>,
         metrics: Metrics,
     ) -> Arc<Self> {
-        Arc::new(Self { provider, limits, database, lanes, known: Mutex::default(), metrics })
+        Arc::new(Self { provider, limits, database, limiters, known: Mutex::default(), metrics })
     }
 
-    fn learn(&self, now: ProviderBreaker) {
+    /// The name of the provider.
+    pub fn provider(&self) -> &str {
+        &self.provider
+    }
+
+    /// Takes the row as it is in the database.
+    pub fn update(&self, now: ProviderBreaker) {
         let mut known = lock(&self.known);
         // The row may be older than a change by this process.
         if known.breaker.as_ref().is_some_and(|known| known.version > now.version) {
@@ -107,7 +110,7 @@ impl Breaker {
     }
 
     /// Whether the provider responds to other calls, so that a failure concerns its placement only.
-    pub fn is_well(&self) -> bool {
+    pub fn is_healthy(&self) -> bool {
         self.is_closed() && lock(&self.known).run.failed < self.limits.failures
     }
 
@@ -138,13 +141,13 @@ impl Breaker {
         }
         let updated =
             self.database.run(async |connection| providers::answered(connection, &self.provider, version).await);
-        self.take(perform(Effect::CommitHealth, updated).await);
+        self.apply(perform(Effect::CommitHealth, updated).await);
     }
 
     /// Records that a call begun at `since` failed: a purchase in `lane`, or a look-up or collect in none.
     pub async fn failed(&self, since: Since, lane: Option<&Arc<str>>, trouble: &Trouble) {
         let Some(version) = since.0 else { return };
-        let active = self.lanes.active();
+        let active = self.limiters.active(Instant::now());
         {
             let mut known = lock(&self.known);
             let state = known.breaker.as_ref().filter(|breaker| breaker.version == version);
@@ -163,7 +166,7 @@ impl Breaker {
         let updated = self
             .database
             .run(async |connection| providers::failed(connection, name, version, true, &self.limits, reason).await);
-        self.take(perform(Effect::CommitHealth, updated).await);
+        self.apply(perform(Effect::CommitHealth, updated).await);
     }
 
     /// Takes the probe if the breaker is half open and no other process has it.
@@ -174,65 +177,19 @@ impl Breaker {
         if let Some(now) = probe {
             tracing::info!(provider.name = self.provider, "probing the provider with one placement");
             lock(&self.known).probe = Some(now.version);
-            self.learn(now);
+            self.update(now);
         }
         Ok(granted)
     }
 
-    fn take(&self, updated: Result<Option<ProviderBreaker>, store::Error>) {
+    fn apply(&self, updated: Result<Option<ProviderBreaker>, store::Error>) {
         match updated {
-            Ok(Some(now)) => self.learn(now),
+            Ok(Some(now)) => self.update(now),
             // Another process changed the row; the next read shows it.
             Ok(None) => {}
             Err(error) => tracing::warn!(provider.name = self.provider, %error, "cannot update the breaker"),
         }
     }
-}
-
-/// Reads the breakers of all providers and creates the missing ones of `names`.
-async fn read(connection: &mut PgConnection, names: &[String]) -> Result<Vec<ProviderBreaker>, store::Error> {
-    let rows = providers::list(connection).await?;
-    if names.iter().all(|name| rows.iter().any(|row| row.name == *name)) {
-        return Ok(rows);
-    }
-    providers::register(connection, names).await?;
-    providers::list(connection).await
-}
-
-/// Reads the breakers, leases each provider's share of its rate limit and reports the database's state.
-pub async fn watch(
-    watched: Vec<(Arc<Breaker>, Arc<Rate>)>,
-    database: Database,
-    readiness: Readiness,
-    shutdown: Shutdown,
-) -> anyhow::Result<()> {
-    let names: Vec<String> = watched.iter().map(|(breaker, _)| breaker.provider.clone()).collect();
-    let mut ticks = shutdown.ticks(PERIOD);
-    while ticks.next().await {
-        let read = database.run(async |connection| {
-            let rows = read(connection, &names).await?;
-            for (breaker, rate) in &watched {
-                rate.renew(connection, &breaker.provider).await?;
-            }
-            Ok::<_, store::Error>(rows)
-        });
-        match read.await {
-            Ok(rows) => {
-                readiness.set_ready("database");
-                for row in rows {
-                    let of = watched.iter().find(|(breaker, _)| breaker.provider == row.name);
-                    if let Some((breaker, _)) = of {
-                        breaker.learn(row);
-                    }
-                }
-            }
-            Err(error) => {
-                readiness.set_not_ready("database", "it does not respond");
-                tracing::warn!(%error, "cannot read the breakers");
-            }
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,67 +1,73 @@
-//! The calls to a provider: paced by the rate limit, measured, and reported to the breaker and the lanes.
+//! The calls to a provider: paced by the rate limit, measured, and reported to the breaker and the limits of the lanes.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 
 use domain::PlacementId;
 use pipeline::{Effect, perform};
 
 use crate::{
     breaker::Breaker,
-    lanes::Lanes,
+    limiter::{LaneLimiters, PurchaseResult},
     metrics::Metrics,
     providers::{FindAnswer, PlaceAnswer, Provider, Purchase, Trouble},
     rate::Rate,
 };
 
-/// A provider, its rate limit, its breaker and its lanes.
+/// A provider, its rate limit, its breaker and the limits of its lanes.
 pub struct Calls {
     pub name: String,
     pub provider: Arc<dyn Provider>,
     pub rate: Arc<Rate>,
     pub breaker: Arc<Breaker>,
-    pub lanes: Arc<Lanes>,
+    pub limiters: Arc<LaneLimiters>,
     pub metrics: Metrics,
 }
 
 impl Calls {
-    /// Sends a purchase. Returns `None` and sends nothing if its turn comes after `send_by`. `queued` is how
-    /// long the job was queued; zero if the placement says nothing about the queue.
+    /// Sends a purchase. Returns `None` and sends nothing if its turn comes after `send_by`.
     pub async fn place(
         &self,
         lane: &Arc<str>,
         purchase: &Purchase,
-        queued: Duration,
         send_by: Instant,
     ) -> Option<Result<PlaceAnswer, Trouble>> {
         self.rate.turn().await;
         if Instant::now() > send_by {
             return None;
         }
-        let (begun, began) = (self.lanes.begin(lane, queued), Instant::now());
+        let begun = self.limiters.begin(lane, Instant::now());
         let place = perform(Effect::Place, self.provider.place(purchase));
         let outcome = |answer: &PlaceAnswer| match answer {
             PlaceAnswer::Bought(_) => "bought",
             PlaceAnswer::Rejected { .. } => "rejected",
         };
         let answer = self.measure("place", Some(lane), place, outcome).await;
-        let answered = match &answer {
-            Ok(_) => Some(true),
-            Err(Trouble::NotSent(_) | Trouble::Unknown(_)) => Some(false),
-            Err(Trouble::Denied(_) | Trouble::Busy { .. }) => None,
+        let result = match &answer {
+            Ok(_) => PurchaseResult::Answered,
+            Err(Trouble::NotSent(reason)) => PurchaseResult::NotSent(reason),
+            Err(Trouble::Unknown(reason)) => PurchaseResult::Unknown(reason),
+            Err(Trouble::Denied(_) | Trouble::Busy { .. }) => PurchaseResult::Inconclusive,
         };
-        self.lanes.end(&begun, began.elapsed(), answered);
+        self.limiters.end(&begun, result, Instant::now());
         Some(answer)
     }
 
-    pub async fn find(&self, lane: &Arc<str>, placement_id: PlacementId) -> Result<FindAnswer, Trouble> {
+    /// Looks an attempt up. `was_unknown`: it is the first look-up since the attempt's purchase got no answer, so it
+    /// shows whether that purchase failed. Later ones, and those of attempts that were perhaps never sent, say nothing
+    /// about the lane unless they find the purchase.
+    pub async fn find(
+        &self,
+        lane: &Arc<str>,
+        placement_id: PlacementId,
+        was_unknown: bool,
+    ) -> Result<FindAnswer, Trouble> {
         self.rate.turn().await;
         let find = perform(Effect::Find, self.provider.find(placement_id));
         let answer = self.measure("find", None, find, found).await;
-        if answer.is_ok() {
-            self.lanes.looked_up(lane);
+        match &answer {
+            Ok(FindAnswer::Found(_)) => self.limiters.found(lane, was_unknown, Instant::now()),
+            Ok(FindAnswer::NotFound) if was_unknown => self.limiters.not_found(lane, Instant::now()),
+            Ok(FindAnswer::NotFound) | Err(_) => {}
         }
         answer
     }
@@ -104,12 +110,14 @@ fn found(answer: &FindAnswer) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use futures_util::future::BoxFuture;
     use store::config::{DatabaseConfig, PoolConfig};
     use store::providers::BreakerLimits;
 
     use super::*;
-    use crate::{lanes::tests::lanes, providers::ProviderId};
+    use crate::providers::ProviderId;
 
     /// A provider that must not be called.
     struct Untouched;
@@ -130,23 +138,25 @@ mod tests {
 
     #[tokio::test]
     async fn a_purchase_whose_turn_comes_too_late_is_not_sent() {
-        let (name, metrics, lanes) = ("test".to_owned(), Metrics::default(), Arc::new(lanes(4)));
+        let name = "test".to_owned();
+        let metrics = Metrics::default();
+        let limiters = Arc::new(LaneLimiters::new(name.clone(), 4, Instant::now()));
         let server = DatabaseConfig { database_url: "postgres://localhost/none".into() };
         let database = PoolConfig { server, database_connections: 1, database_timeout: Duration::from_secs(5) }
             .open("test")
             .unwrap();
         let limits = BreakerLimits { failures: 3, open: Duration::from_secs(10), open_most: Duration::from_mins(1) };
-        let breaker = Breaker::new(name.clone(), limits, database, Arc::clone(&lanes), metrics.clone());
+        let breaker = Breaker::new(name.clone(), limits, database, Arc::clone(&limiters), metrics.clone());
         let calls = Calls {
             name,
             provider: Arc::new(Untouched),
             rate: Arc::new(Rate::new(0, "replica".into())),
             breaker,
-            lanes,
+            limiters,
             metrics,
         };
         let purchase = Purchase { placement_id: PlacementId::new(), items: vec![("option".into(), 1)] };
-        let (lane, send_by) = ("lane".into(), Instant::now());
-        assert!(calls.place(&lane, &purchase, Duration::ZERO, send_by).await.is_none());
+        let send_by = Instant::now();
+        assert!(calls.place(&"lane".into(), &purchase, send_by).await.is_none());
     }
 }

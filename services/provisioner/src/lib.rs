@@ -5,10 +5,10 @@
 //! An attempt with an unknown outcome is looked up by its placement id before the next attempt buys. A
 //! placement that cannot be settled is parked.
 //!
-//! Modules: [`place`] is the stage, and records outcomes. [`handshake`] sends verdicts and holds
-//! readiness events until the order is answered. [`promise`] promises verdict times. [`assign`] pairs units
-//! with topups. [`providers`] holds the adapters. [`calls`] measures their calls, and [`rate`] paces them.
-//! [`lanes`] and [`breaker`] stop work at what fails. [`callbacks`] receives providers' hints.
+//! Modules: [`place`] is the stage, and records outcomes. [`reporter`] sends verdicts and readiness events, and
+//! [`heartbeat`] tells ingress that verdicts come in time. [`assign`] pairs units with topups. [`providers`] holds the
+//! adapters. [`calls`] measures their calls, and [`rate`] paces them. [`limiter`] and [`breaker`] hold work back from what
+//! fails, and [`watch`] shares what they know with the other replicas. [`callbacks`] receives providers' hints.
 //!
 //! A lease saves work: other processes skip the placement. It does *not* prevent a second purchase.
 
@@ -16,23 +16,28 @@ pub mod assign;
 pub mod breaker;
 pub mod callbacks;
 pub mod calls;
-pub mod handshake;
-pub mod lanes;
+pub mod heartbeat;
+pub mod limiter;
 pub mod metrics;
 pub mod place;
-pub mod promise;
 pub mod providers;
 pub mod rate;
+pub mod reporter;
+pub mod watch;
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use clap::Parser;
 use pipeline::{
     Nats, NatsConfig,
-    lanes::Limits,
-    metrics::{Watched, watch as watch_streams},
+    metrics::{Watched as WatchedStream, watch as watch_streams},
     streams::{JOBS, Source},
-    worker,
+    timing::PLACEMENT_FIRST_LEASE,
+    worker::{self, LaneState, LaneStates, Limits},
 };
 use runtime::{
     CommonConfig, Shutdown,
@@ -54,12 +59,13 @@ use crate::{
     breaker::Breaker,
     callbacks::{Callbacks, Callers},
     calls::Calls,
-    handshake::Handshake,
-    lanes::{LaneLimits, Lanes},
+    limiter::LaneLimiters,
     metrics::Metrics,
     place::{Placing, Queue, Settlements, UNRECORDED},
     providers::{Accounts, Connected},
     rate::Rate,
+    reporter::Reporter,
+    watch::Watched,
 };
 
 /// Buys accepted orders from eSIM providers
@@ -103,19 +109,12 @@ pub struct Config {
     /// fail; a denied call (401, 403) opens it at once
     #[arg(long, env = "BREAKER_FAILURES", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub breaker_failures: u32,
-    /// How long a breaker, or a lane, stays open at first, before one placement probes it; doubles with each failed probe
+    /// How long a breaker stays open at first, before one placement probes it; doubles with each failed probe
     #[arg(long, env = "BREAKER_OPEN", value_parser = runtime::config::duration, default_value = "5s")]
     pub breaker_open: Duration,
-    /// Longest time that a breaker, or a lane, stays open, unless an operator opens the breaker
+    /// Longest time that a breaker stays open, unless an operator opens the breaker
     #[arg(long, env = "BREAKER_OPEN_MOST", value_parser = runtime::config::duration, default_value = "30s")]
     pub breaker_open_most: Duration,
-    /// The time over which the calls of a lane are counted
-    #[arg(long, env = "LANE_WINDOW", value_parser = runtime::config::positive_duration, default_value = "10s")]
-    pub lane_window: Duration,
-    /// The percentage of failed or slow purchases at which a lane opens. Slow is more than half of
-    /// `PROVIDER_TIMEOUT`
-    #[arg(long, env = "LANE_FAILURE_RATE", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub lane_failure_rate: u32,
     /// Callbacks in flight at once, on at most four times as many connections; others get 503
     #[arg(long, env = "CALLBACK_CONCURRENCY", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub callback_concurrency: u16,
@@ -134,14 +133,10 @@ pub struct Config {
     pub common: CommonConfig,
 }
 
-/// The longest wait of a call for the rate limit. The slots are limited so that no call waits longer.
+/// The longest wait of a call for the rate limit. The permits are limited so that no call waits longer.
 const TURNS: Duration = Duration::from_secs(5);
-/// The wait of a job for its slot after which its lane is slow. New jobs of a slow lane are deferred.
+/// The wait of a job for its permit after which its lane is slow. New jobs of a slow lane are deferred.
 const SLOW: Duration = Duration::from_secs(1);
-/// The longest wait of a due placement for its slot; its lease includes this wait.
-const WAIT: Duration = Duration::from_secs(10);
-/// The first lease of a placement. After it, the job counts as lost.
-const FIRST_LEASE: Duration = Duration::from_secs(10);
 
 /// The configured providers by their names.
 type Providers = Vec<(String, Connected)>;
@@ -163,12 +158,12 @@ impl Config {
         Ok(connected)
     }
 
-    /// The limits of a provider's slots. A rate limit lowers them so that no call waits longer than [`TURNS`].
+    /// The limits of a provider's permits. A rate limit lowers them so that no call waits longer than [`TURNS`].
     fn limits(&self, concurrency: u16) -> Limits {
         let turns = u64::from(self.provider_rate) * TURNS.as_secs();
         let most = if turns == 0 { u64::MAX } else { turns };
-        let slots = usize::try_from(u64::from(concurrency).min(most)).unwrap_or(usize::MAX);
-        Limits { slots, per_lane: slots, per_partner: slots, slow: SLOW, stale: WAIT }
+        let permits = usize::try_from(u64::from(concurrency).min(most)).unwrap_or(usize::MAX);
+        Limits { permits, per_lane: permits, per_partner: permits, slow: SLOW }
     }
 
     /// The lease of a claimed placement: a purchase and a collect, each with its wait for the rate limit
@@ -219,18 +214,19 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let checked = stop.run_until_cancelled(schema::wait(&database, &vault)).await;
     let checked = checked.transpose()?.is_some();
     let instance = Uuid::now_v7().simple().to_string();
-    let handshake = Handshake::start(&nats, &instance, &shutdown);
+    let reporter = Arc::new(Reporter::start(&nats, &shutdown));
     if checked {
-        let watched = start(&config, providers, &instance, &handshake, &database, &nats, &vault, &metrics, &shutdown);
-        shutdown.spawn("breakers", breaker::watch(watched, database.clone(), readiness, shutdown.clone()));
+        let watched = start(&config, providers, &instance, &reporter, &database, &nats, &vault, &metrics, &shutdown);
+        let watching = watch::watch(watched, instance, database.clone(), metrics.clone(), readiness, shutdown.clone());
+        shutdown.spawn("providers", watching);
         let watched =
-            vec![Watched { stream: JOBS, consumers: config.providers.iter().map(|name| durable(name)).collect() }];
+            vec![WatchedStream { stream: JOBS, consumers: config.providers.iter().map(|name| durable(name)).collect() }];
         shutdown.spawn("streams", watch_streams(nats.clone(), watched, shutdown.clone()));
         let swept = database.clone();
         let sweep = move || {
             let database = swept.clone();
             async move {
-                let swept = database.run(async |connection| placements::sweep(connection, FIRST_LEASE).await);
+                let swept = database.run(async |connection| placements::sweep(connection, PLACEMENT_FIRST_LEASE).await);
                 let swept = swept.await?;
                 Ok((swept.late, swept.more))
             }
@@ -240,33 +236,25 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     }
     stop.cancelled().await;
     let finished = shutdown.finished().await;
-    handshake.finish().await;
     nats.flush().await;
     finished
 }
 
-/// Starts the queues of every provider. Returns the breakers and rate limits.
+/// Starts the queues of every provider. Returns what must be watched of each.
 #[expect(clippy::too_many_arguments, reason = "called once, with the parts of the service")]
 fn start(
     config: &Config,
     providers: Providers,
     instance: &str,
-    handshake: &Arc<Handshake>,
+    reporter: &Arc<Reporter>,
     database: &Database,
     nats: &Nats,
     vault: &Vault,
     metrics: &Metrics,
     shutdown: &Shutdown,
-) -> Vec<(Arc<Breaker>, Arc<Rate>)> {
+) -> Vec<Watched> {
     let limits = BreakerLimits {
         failures: config.breaker_failures,
-        open: config.breaker_open,
-        open_most: config.breaker_open_most,
-    };
-    let lane_limits = LaneLimits {
-        window: config.lane_window,
-        failure_rate: config.lane_failure_rate,
-        slow: config.provider_timeout / 2,
         open: config.breaker_open,
         open_most: config.breaker_open_most,
     };
@@ -276,22 +264,22 @@ fn start(
     let settlements = Settlements::start(database.clone(), shutdown);
     let mut watched = Vec::new();
     for (name, Connected { provider, .. }) in providers {
-        let lanes = Arc::new(Lanes::new(name.clone(), lane_limits, purchases.slots, metrics.clone()));
-        let breaker = Breaker::new(name.clone(), limits, database.clone(), Arc::clone(&lanes), metrics.clone());
+        let limiters = Arc::new(LaneLimiters::new(name.clone(), purchases.permits, Instant::now()));
+        let breaker = Breaker::new(name.clone(), limits, database.clone(), Arc::clone(&limiters), metrics.clone());
         let rate = Arc::new(Rate::new(config.provider_rate, instance.to_owned()));
-        watched.push((Arc::clone(&breaker), Arc::clone(&rate)));
+        watched.push(Watched::new(Arc::clone(&breaker), Arc::clone(&rate), Arc::clone(&limiters)));
         let placing = Arc::new(Placing {
             calls: Calls {
                 name: name.clone(),
                 provider,
                 rate,
                 breaker: Arc::clone(&breaker),
-                lanes: Arc::clone(&lanes),
+                limiters: Arc::clone(&limiters),
                 metrics: metrics.clone(),
             },
             database: database.clone(),
             vault: vault.clone(),
-            handshake: Arc::clone(handshake),
+            reporter: Arc::clone(reporter),
             settlements: settlements.clone(),
             settle_delay: config.settle,
             unrecorded: Semaphore::new(UNRECORDED),
@@ -307,16 +295,24 @@ fn start(
         };
         for (buys, source, limits) in [(true, Some(jobs), purchases), (false, None, lookups)] {
             let queue = Queue { placing: Arc::clone(&placing), buys };
-            let settings = worker::Settings { source, limits, provider: Some(name.clone()) };
+            let lane = lane_states(Arc::clone(&breaker), buys.then(|| Arc::clone(&limiters)));
+            let settings = worker::Settings { source, limits, lane, provider: Some(name.clone()) };
             worker::start(Arc::new(queue), nats, settings, shutdown);
         }
         shutdown.spawn("probes", placing.probe());
-        let (instance, nats, stop) = (instance.to_owned(), nats.clone(), shutdown.clone());
-        shutdown.spawn("heartbeat", async move {
-            promise::broadcast(&name, &instance, &breaker, &lanes, &nats, &stop).await
-        });
+        let (nats, stop) = (nats.clone(), shutdown.clone());
+        shutdown.spawn("heartbeat", async move { heartbeat::send(&name, &breaker, &limiters, &nats, &stop).await });
     }
     watched
+}
+
+/// The states of a provider's lanes. `limiters` limit purchases; look-ups and collects only wait for the breaker.
+fn lane_states(breaker: Arc<Breaker>, limiters: Option<Arc<LaneLimiters>>) -> LaneStates {
+    Arc::new(move |lane| match &limiters {
+        _ if !breaker.is_closed() => LaneState { permits: 0, accepts_fresh: false },
+        Some(limiters) => limiters.state(lane, Instant::now()),
+        None => LaneState::UNLIMITED,
+    })
 }
 
 /// The consumer of a provider's jobs.

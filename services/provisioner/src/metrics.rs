@@ -25,7 +25,7 @@ const READY_BOUNDS: [f64; 15] =
 #[derive(Clone)]
 pub struct Metrics {
     breaker: Gauge<u64>,
-    open_lanes: Gauge<u64>,
+    lanes_held_back: Gauge<u64>,
     calls: Counter<u64>,
     call_duration: Histogram<f64>,
     parked: Gauge<u64>,
@@ -43,9 +43,9 @@ impl Default for Metrics {
         Self {
             breaker: make
                 .gauge("esim.provider.breaker", "State of a provider's breaker: 0 closed, 1 open, 2 half open"),
-            open_lanes: make.gauge(
-                "esim.provider.lanes.open",
-                "Open lanes of a provider: their purchases fail or are slow, and wait",
+            lanes_held_back: make.gauge(
+                "esim.provider.lanes.held_back",
+                "Lanes of a provider whose purchases this process holds back, because they fail",
             ),
             calls: make.counter("esim.provider.calls", "Calls to a provider, by call and outcome"),
             call_duration: make.durations(
@@ -128,8 +128,8 @@ impl Metrics {
         self.breaker.record(value, &[provider(name)]);
     }
 
-    pub fn open_lanes(&self, name: &str, lanes: usize) {
-        self.open_lanes.record(u64::try_from(lanes).unwrap_or(u64::MAX), &[provider(name)]);
+    pub fn lanes_held_back(&self, name: &str, lanes: usize) {
+        self.lanes_held_back.record(u64::try_from(lanes).unwrap_or(u64::MAX), &[provider(name)]);
     }
 
     pub fn call(&self, name: &str, call: &'static str, outcome: &'static str, took: Duration) {

@@ -14,29 +14,28 @@ use std::{
 pub use self::settle::Settlements;
 use domain::{PartnerId, PlacementId, PlacementState, placement};
 use pipeline::{
-    Effect, GroupCommit,
-    lanes::Slot,
-    messaging_span,
-    payload::{Said, TopupJob},
+    Effect, GroupCommit, messaging_span,
+    payload::{JobPlacement, TopupJob, Verdict},
     perform,
     streams::JOBS,
     trace,
-    worker::{Found, Look, Stage, Ticket, Trigger},
+    worker::{Class, Found, Look, Permit, Stage, Ticket, Trigger},
 };
 use runtime::Shutdown;
 use store::{
     Database,
-    placements::{self, Claim, Claimed, Outcome, Page},
+    placements::{self, Claim, Claimed, Outcome},
     vault::Vault,
+    work::Page,
 };
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tracing::{Instrument, Span, info_span};
 
 use crate::{
-    WAIT, assign,
+    assign,
     calls::Calls,
-    handshake::Handshake,
     providers::{FindAnswer, PlaceAnswer, ProviderUnit, Purchase, Trouble},
+    reporter::Reporter,
 };
 
 /// The most attempts of a placement whose purchases are sent but never arrive.
@@ -60,7 +59,7 @@ pub struct Placing {
     pub database: Database,
     pub vault: Vault,
     /// Sends verdicts and readiness events; all providers share it.
-    pub handshake: Arc<Handshake>,
+    pub reporter: Arc<Reporter>,
     /// The group commit of outcomes; all providers share it.
     pub settlements: GroupCommit<Settlements>,
     /// A purchase may still arrive at the provider this long after its attempt was recorded.
@@ -85,39 +84,23 @@ impl Stage for Queue {
     const CLAIM: (&'static str, &'static str) = ("UPDATE", "placements");
     type Message = TopupJob;
     type Id = PlacementId;
-    /// The subject on which an ingress waits for verdicts.
-    type Hint = Option<Arc<str>>;
     type Work = Claimed;
 
-    fn open(&self, job: TopupJob) -> (Vec<Ticket<PlacementId>>, Self::Hint) {
-        match job {
-            TopupJob::V1 { placement_id } => {
-                let ticket = Ticket { id: placement_id, lane: "".into(), partner: PartnerId::from(uuid::Uuid::nil()) };
-                (vec![ticket], None)
-            }
-            TopupJob::V2 { placements, verdict_to } => {
-                let tickets = placements.into_iter().map(|placement| Ticket {
-                    id: placement.placement_id,
-                    lane: placement.lane.into(),
-                    partner: placement.partner_id,
-                });
-                (tickets.collect(), verdict_to.map(Arc::from))
-            }
-        }
-    }
-
-    fn most(&self, lane: &str) -> usize {
-        let calls = &self.placing.calls;
-        match (calls.breaker.is_closed(), self.buys) {
-            (false, _) => 0,
-            (true, false) => usize::MAX,
-            (true, true) => calls.lanes.most(lane),
-        }
+    fn open(&self, job: TopupJob) -> Vec<Ticket<PlacementId>> {
+        let TopupJob::V1 { placements } = job;
+        let ticket = |placement: JobPlacement| Ticket {
+            id: placement.placement_id,
+            lane: placement.lane.into(),
+            partner: placement.partner_id,
+        };
+        placements.into_iter().map(ticket).collect()
     }
 
     async fn defer(&self, rows: &[PlacementId]) -> anyhow::Result<()> {
-        let database = &self.placing.database;
-        Ok(database.run(async |connection| placements::defer(connection, rows).await).await?)
+        let placing = &self.placing;
+        let deferred = placing.database.run(async |connection| placements::defer(connection, rows).await).await?;
+        placing.reporter.deferred(&deferred);
+        Ok(())
     }
 
     async fn due(&self, look: Look) -> anyhow::Result<Found<PlacementId>> {
@@ -125,65 +108,63 @@ impl Stage for Queue {
         if !calls.breaker.is_closed() {
             return Ok(Found { due: Vec::new(), after: None });
         }
-        let skip = if self.buys { calls.lanes.open() } else { Vec::new() };
+        let skip = if self.buys { calls.limiters.full(Instant::now()) } else { Vec::new() };
         let page = Page { limit: look.limit, per_lane: look.per_lane, after: look.after, skip: &skip };
         self.placing.due(self.buys, &page).await
     }
 
-    async fn lease(&self, rows: &[PlacementId]) -> anyhow::Result<Vec<PlacementId>> {
-        self.placing.lease(rows, self.placing.lease + WAIT).await
+    async fn claim(&self, rows: &[PlacementId], class: Class) -> anyhow::Result<Vec<(PlacementId, Claimed)>> {
+        let claim = match class {
+            Class::Fresh => Claim::Fresh,
+            Class::Due => Claim::Due,
+        };
+        let works = self.placing.claim(rows, claim).await?;
+        Ok(works.into_iter().map(|work| (work.placement_id, work)).collect())
     }
 
-    async fn give_back(&self, rows: &[PlacementId]) -> anyhow::Result<()> {
-        let database = &self.placing.database;
-        Ok(database.run(async |connection| placements::give_back(connection, rows).await).await?)
-    }
-
-    async fn claim(&self, rows: &[PlacementId], overdue: bool) -> anyhow::Result<Vec<Claimed>> {
-        let claim = if overdue { Claim::Overdue } else { Claim::Named };
-        self.placing.claim(rows, claim).await
-    }
-
-    fn id(work: &Claimed) -> &PlacementId {
-        &work.placement_id
-    }
-
-    async fn run(self: Arc<Self>, work: Claimed, trigger: Trigger<Self::Hint>, slot: Slot) {
-        self.placing.run(work, trigger, Some(slot)).await;
+    async fn run(self: Arc<Self>, work: Claimed, trigger: Trigger, permit: Permit) {
+        self.placing.run(work, trigger, Some(permit)).await;
     }
 }
 
+/// What a probe of the provider tried last.
+#[derive(Default)]
+struct Probes {
+    /// A purchase: then a look-up comes first.
+    purchased: bool,
+    /// The lane and partner of the last purchase, after which the next one begins.
+    after: Option<(String, PartnerId)>,
+}
+
 impl Placing {
-    async fn due(&self, buys: bool, page: &Page<'_>) -> anyhow::Result<Found<PlacementId>> {
+    async fn due(&self, purchases: bool, page: &Page<'_>) -> anyhow::Result<Found<PlacementId>> {
         let name = &self.calls.name;
-        let found = self.database.run(async |connection| placements::due(connection, name, buys, page).await).await?;
+        let found =
+            self.database.run(async |connection| placements::due(connection, name, purchases, page).await).await?;
         let tickets = found.due.into_iter().map(|due| Ticket {
-            id: due.placement_id,
+            id: due.id,
             lane: due.lane.into(),
             partner: due.partner_id,
         });
         Ok(Found { due: tickets.collect(), after: found.after })
     }
 
-    async fn lease(&self, rows: &[PlacementId], lease: Duration) -> anyhow::Result<Vec<PlacementId>> {
-        Ok(self.database.run(async |connection| placements::lease(connection, rows, lease).await).await?)
-    }
-
     async fn claim(&self, rows: &[PlacementId], claim: Claim) -> anyhow::Result<Vec<Claimed>> {
-        let (name, lease) = (&self.calls.name, self.lease);
+        let name = &self.calls.name;
+        let lease = self.lease;
         let claimed =
             self.database.run(async |connection| placements::claim(connection, name, rows, claim, lease).await);
         Ok(claimed.await?)
     }
 
-    /// Probes the provider with one placement at a time while its breaker is half open, until the soft
-    /// stop. Look-ups and purchases take turns, and each purchase is of another lane.
+    /// Probes the provider with one placement at a time while its breaker is half open, until the soft stop. Look-ups
+    /// and purchases take turns, and each purchase is of another lane, so that one bad option keeps no breaker open.
     pub async fn probe(self: Arc<Self>) -> anyhow::Result<()> {
         let mut ticks = self.shutdown.ticks(PROBE);
-        let (mut looks, mut tried) = (true, None);
+        let mut probes = Probes { purchased: true, after: None };
         while ticks.next().await {
             if self.calls.breaker.is_half_open()
-                && let Err(error) = self.try_one(&mut looks, &mut tried).await
+                && let Err(error) = self.probe_with_one(&mut probes).await
             {
                 tracing::warn!(error = format!("{error:#}"), "cannot probe the provider");
             }
@@ -191,54 +172,57 @@ impl Placing {
         Ok(())
     }
 
-    /// Tries one probe. `looks`: a look-up comes first. `tried`: lane and partner of the last purchase.
-    async fn try_one(
-        self: &Arc<Self>,
-        looks: &mut bool,
-        tried: &mut Option<(String, PartnerId)>,
-    ) -> anyhow::Result<()> {
+    async fn probe_with_one(self: &Arc<Self>, probes: &mut Probes) -> anyhow::Result<()> {
+        let order = if probes.purchased { [false, true] } else { [true, false] };
         let mut candidate = None;
-        let purchases = [(true, tried.clone()), (true, None)];
-        let lookups = [(false, None)];
-        let (first, second) = if *looks { (&lookups[..], &purchases[..]) } else { (&purchases[..], &lookups[..]) };
-        for (buys, after) in first.iter().chain(second).cloned() {
-            let page = Page { limit: PROBED_LANES, per_lane: 1, after, skip: &[] };
-            candidate = self.due(buys, &page).await?.due.into_iter().next();
-            if let Some(found) = candidate.as_ref().filter(|_| buys) {
-                *tried = Some((found.lane.to_string(), found.partner));
-            }
+        for purchase in order {
+            candidate = self.candidate(purchase, probes).await?;
             if candidate.is_some() {
-                *looks = buys;
+                probes.purchased = purchase;
                 break;
             }
         }
-        let Some(Ticket { id, .. }) = candidate else {
-            return Ok(());
-        };
+        let Some(candidate) = candidate else { return Ok(()) };
         if !self.calls.breaker.probe(self.lease).await? {
             return Ok(());
         }
         let claimed = Instant::now();
-        let leased = perform(Effect::LeaseDue, self.lease(&[id], self.lease)).await?;
-        for work in perform(Effect::ClaimDue, self.claim(&leased, Claim::Probe)).await? {
-            let trigger = Trigger { message: None, claimed };
+        for work in perform(Effect::ClaimDue, self.claim(&[candidate], Claim::Probe)).await? {
+            let trigger = Trigger { class: Class::Due, traceparent: None, claimed };
             let placing = Arc::clone(self);
             self.shutdown.tracker().spawn(Box::pin(async move { placing.run(work, trigger, None).await }));
         }
         Ok(())
     }
 
-    async fn run(&self, work: Claimed, trigger: Trigger<Option<Arc<str>>>, slot: Option<Slot>) {
-        self.process(&work, &trigger, slot).instrument(process_span(&work, &trigger, &self.calls.name)).await;
+    /// A due placement for a probe: the next lane's purchase, or any look-up.
+    async fn candidate(&self, purchase: bool, probes: &mut Probes) -> anyhow::Result<Option<PlacementId>> {
+        let page = |after| Page { limit: PROBED_LANES, per_lane: 1, after, skip: &[] };
+        if !purchase {
+            let found = self.due(false, &page(None)).await?;
+            return Ok(found.due.first().map(|ticket| ticket.id));
+        }
+        // After the last lane the first one follows.
+        for after in [probes.after.clone(), None] {
+            if let Some(ticket) = self.due(true, &page(after)).await?.due.into_iter().next() {
+                probes.after = Some((ticket.lane.to_string(), ticket.partner));
+                return Ok(Some(ticket.id));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn run(&self, work: Claimed, trigger: Trigger, permit: Option<Permit>) {
+        self.process(&work, &trigger, permit).instrument(process_span(&work, &trigger, &self.calls.name)).await;
     }
 }
 
 /// The first attempt's early work belongs to the order's trace; later work starts one with a link to it.
-fn process_span(work: &Claimed, trigger: &Trigger<Option<Arc<str>>>, provider: &str) -> Span {
+fn process_span(work: &Claimed, trigger: &Trigger, provider: &str) -> Span {
     if !trace::is_recorded() {
         return Span::none();
     }
-    let span = if trigger.message.is_some() {
+    let span = if trigger.class == Class::Fresh {
         messaging_span!(INFO, "process", "consumer", "process", JOBS;
             messaging.message.id = %work.placement_id, order.id = %work.order_id,
             placement.id = %work.placement_id, provider.name = provider, attempt = work.attempt,
@@ -253,86 +237,75 @@ fn process_span(work: &Claimed, trigger: &Trigger<Option<Arc<str>>>, provider: &
         )
     };
     let belongs = work.attempt <= 1 && work.age < ONE_TRACE;
-    trace::follow(&span, trigger.traceparent(), work.traceparent.as_deref(), belongs);
+    trace::follow(&span, trigger.traceparent.as_deref(), work.traceparent.as_deref(), belongs);
     span
 }
 
 impl Placing {
-    async fn process(&self, work: &Claimed, trigger: &Trigger<Option<Arc<str>>>, slot: Option<Slot>) {
+    async fn process(&self, work: &Claimed, trigger: &Trigger, permit: Option<Permit>) {
         let lane = Arc::from(work.lane.as_str());
         match work.was {
-            PlacementState::Accepted => self.buy(work, &lane, trigger, slot).await,
-            PlacementState::Placing => self.look_up(work, &lane, slot).await,
-            PlacementState::Placed | PlacementState::Parked => self.collect(work, slot).await,
+            PlacementState::Accepted => self.buy(work, &lane, trigger, permit).await,
+            PlacementState::Placing => self.look_up(work, &lane, permit).await,
+            PlacementState::Placed | PlacementState::Parked => self.collect(work, permit).await,
             // Closed placements are never due.
             PlacementState::Refused | PlacementState::Failed => {}
         }
     }
 
-    /// Frees the slot once few enough outcomes wait to be recorded.
-    async fn leave(&self, slot: Option<Slot>) -> Option<SemaphorePermit<'_>> {
+    /// Returns the permit once few enough outcomes wait to be recorded.
+    async fn leave(&self, permit: Option<Permit>) -> Option<SemaphorePermit<'_>> {
         let room = self.unrecorded.acquire().await.ok();
-        drop(slot);
+        drop(permit);
         room
     }
 
     /// Sends the purchase of a fresh attempt, once.
-    async fn buy(&self, work: &Claimed, lane: &Arc<str>, trigger: &Trigger<Option<Arc<str>>>, slot: Option<Slot>) {
-        let message = trigger.message.as_deref();
-        let verdict_to = message.and_then(|message| message.hint.as_ref());
-        // Only a first attempt with a message measures the wait in the job queue.
-        let queued = if message.is_some() && work.attempt == 1 { work.age } else { Duration::ZERO };
+    async fn buy(&self, work: &Claimed, lane: &Arc<str>, trigger: &Trigger, permit: Option<Permit>) {
         let purchase = Purchase { placement_id: work.placement_id, items: assign::items(&work.topups) };
         // After a stall, a look-up may already have said "not found", so this purchase must not be sent.
         let send_by = trigger.claimed + self.settle_delay / 2;
-        let Some(answer) = self.calls.place(lane, &purchase, queued, send_by).await else {
+        let Some(answer) = self.calls.place(lane, &purchase, send_by).await else {
             tracing::warn!(placement.id = %work.placement_id, "attempt abandoned: it was recorded too long ago");
             return;
         };
         match answer {
             Ok(PlaceAnswer::Bought(units)) => {
+                // The partner waits neither for the profiles nor for the record, because a 201 rests on the stored
+                // order alone.
+                self.reporter.verdict(work, Verdict::Placed);
                 // The purchase and the profiles that are ready are recorded as one outcome.
                 let units = match self.calls.collect(work.placement_id).await {
                     Ok(FindAnswer::Found(units)) => units,
                     Ok(FindAnswer::NotFound) | Err(_) => units,
                 };
-                let _room = self.leave(slot).await;
-                // A job without a verdict address was published after the 201.
-                let released = (message.is_some() && verdict_to.is_none()) || self.is_released(work);
-                // Without NATS no event can announce the delivery, so it is due at `answer_by`.
-                let announced = (released || verdict_to.is_some()) && self.handshake.is_connected();
+                let _room = self.leave(permit).await;
                 let age = work.age + trigger.claimed.elapsed();
-                let (settled, complete) = self.settle_bought(work, age, units, announced, LATE).await;
-                if announced && released {
-                    self.handshake.announce(work, settled.ready);
-                } else if announced {
-                    self.handshake.hold(work, settled.ready, !complete);
-                }
-                self.handshake.hint(verdict_to, work, Said::Placed);
+                self.record_units(work, age, units, LATE).await;
             }
             Ok(PlaceAnswer::Rejected { status, message }) => {
-                let _room = self.leave(slot).await;
+                let _room = self.leave(permit).await;
                 tracing::info!(placement.id = %work.placement_id, order.id = %work.order_id, status, message, "the provider rejected the purchase");
                 // Recorded before the verdict is sent: the 422 rests on what is stored.
                 if self.settle(work, Outcome::Rejected { status, message }).await.moved {
-                    self.handshake.hint(verdict_to, work, Said::Refused);
+                    self.reporter.verdict(work, Verdict::Rejected);
                 }
             }
             Err(trouble) => {
-                let _room = self.leave(slot).await;
-                self.not_placed(work, verdict_to, trouble).await;
+                let _room = self.leave(permit).await;
+                self.not_placed(work, trouble).await;
             }
         }
     }
 
     /// Settles an attempt that led neither to a purchase nor to a rejection.
-    async fn not_placed(&self, work: &Claimed, verdict_to: Option<&Arc<str>>, trouble: Trouble) {
+    async fn not_placed(&self, work: &Claimed, trouble: Trouble) {
         let wait = trouble.after(LONGEST_WAIT);
         let (class, reason) = (trouble.class(), trouble.reason().to_owned());
         tracing::warn!(placement.id = %work.placement_id, class, reason, "not bought yet");
-        let said = match trouble {
-            Trouble::NotSent(_) => Said::NotSent,
-            Trouble::Unknown(_) | Trouble::Denied(_) | Trouble::Busy { .. } => Said::UnderWay,
+        let verdict = match trouble {
+            Trouble::NotSent(_) => Verdict::NotSent,
+            Trouble::Unknown(_) | Trouble::Denied(_) | Trouble::Busy { .. } => Verdict::UnderWay,
         };
         let outcome = match trouble {
             Trouble::Unknown(_) => Outcome::Unknown { look_in: placement::next_look(Duration::ZERO), reason },
@@ -341,22 +314,19 @@ impl Placing {
                 Outcome::NotBought { retry_in: placement::next_attempt(work.attempt).max(wait), reason }
             }
         };
+        // Recorded before the verdict is sent: ingress may answer 422 only if the record says that nothing was sent.
         self.settle(work, outcome).await;
-        if verdict_to.is_some() {
-            // After the release, later profiles are announced at once.
-            self.handshake.hold(work, Vec::new(), true);
-        }
-        self.handshake.hint(verdict_to, work, said);
+        self.reporter.verdict(work, verdict);
     }
 
     /// Looks up an attempt without a recorded outcome. Buys nothing.
-    async fn look_up(&self, work: &Claimed, lane: &Arc<str>, slot: Option<Slot>) {
-        let answer = self.calls.find(lane, work.placement_id).await;
-        let _room = self.leave(slot).await;
+    async fn look_up(&self, work: &Claimed, lane: &Arc<str>, permit: Option<Permit>) {
+        let answer = self.calls.find(lane, work.placement_id, work.unknowns > 0).await;
+        let _room = self.leave(permit).await;
         let outcome = match answer {
             Ok(FindAnswer::Found(units)) => {
                 tracing::info!(placement.id = %work.placement_id, attempt = work.attempt, "a look-up found the purchase");
-                return self.record_units(work, units, LATE).await;
+                return self.record_units(work, work.age, units, LATE).await;
             }
             Ok(FindAnswer::NotFound) => {
                 let settled = work.attempt_age >= self.settle_delay;
@@ -380,20 +350,20 @@ impl Placing {
         self.settle(work, outcome).await;
     }
 
-    async fn collect(&self, work: &Claimed, slot: Option<Slot>) {
+    async fn collect(&self, work: &Claimed, permit: Option<Permit>) {
         let answer = self.calls.collect(work.placement_id).await;
-        let _room = self.leave(slot).await;
+        let _room = self.leave(permit).await;
         match answer {
-            Ok(FindAnswer::Found(units)) => self.record_units(work, units, LATE).await,
+            Ok(FindAnswer::Found(units)) => self.record_units(work, work.age, units, LATE).await,
             Ok(FindAnswer::NotFound) => {
                 tracing::error!(placement.id = %work.placement_id, "the provider no longer knows the purchase");
-                self.record_units(work, Vec::new(), "bought, but the provider no longer knows it").await;
+                self.record_units(work, work.age, Vec::new(), "bought, but the provider no longer knows it").await;
             }
             Err(trouble) => {
                 let age = work.placed_age.unwrap_or_default();
                 if age >= self.park_after && self.is_lasting(work, &trouble) {
                     let late = format!("bought, but its profiles cannot be collected: {}", trouble.reason());
-                    return self.record_units(work, Vec::new(), &late).await;
+                    return self.record_units(work, work.age, Vec::new(), &late).await;
                 }
                 // An overdue purchase parks after a few failed calls, so they are not an hour apart.
                 let parked = work.was == PlacementState::Parked;
@@ -406,17 +376,14 @@ impl Placing {
         }
     }
 
-    /// Records the returned units and announces the ready topups. `late`: why to park if units are overdue.
-    async fn record_units(&self, work: &Claimed, units: Vec<ProviderUnit>, late: &str) {
-        let announced = self.is_released(work) && self.handshake.is_connected();
-        let (settled, _) = self.settle_bought(work, work.age, units, announced, late).await;
+    /// Records the units that the provider returned, and announces those that became ready. `since_order` is the age
+    /// of the order; `late` says why the placement is parked if units are overdue.
+    async fn record_units(&self, work: &Claimed, since_order: Duration, units: Vec<ProviderUnit>, late: &str) {
+        // Without NATS no event can announce the deliveries, so they get due rows, due at `answer_by`.
+        let announced = self.reporter.is_connected();
+        let settled = self.settle_bought(work, since_order, units, announced, late).await;
         if announced {
-            self.handshake.announce(work, settled.ready);
+            self.reporter.ready(work, settled.ready);
         }
-    }
-
-    /// Whether the placement is released: `answer_by` has passed, or an ingress sent its release.
-    fn is_released(&self, work: &Claimed) -> bool {
-        work.answered || self.handshake.is_released(work.placement_id)
     }
 }

@@ -1,54 +1,35 @@
-//! The rate limit of a provider's calls, for all replicas together. Once a second each replica leases a share
-//! of it through PostgreSQL, and spaces its own calls evenly within that share.
+//! The rate limit of a provider's calls, for all replicas together. Once a second each replica renews its equal share of
+//! it in PostgreSQL ([`watch`](crate::watch)), and [`Calls`](crate::calls::Calls) spaces its own calls evenly within it.
 //!
-//! The sum of all shares never exceeds the limit; after a change, all of it is used again within two seconds.
+//! The sum of all shares never exceeds the limit. A replica that joins gets only what the others have given up, so it is
+//! at full speed after two seconds; the share of one that died is free after three.
 
-use std::{
-    sync::{
-        Mutex as Lock,
-        atomic::{AtomicU32, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::time::Duration;
 
-use runtime::lock;
 use store::{PgConnection, providers};
 use tokio::{
     sync::{Mutex, watch},
     time::{Instant, sleep_until},
 };
 
-/// The longest delay that later calls catch up on. A longer one would cause a burst above the provider's limit.
-const MADE_UP: Duration = Duration::from_millis(10);
+/// How much lost time later calls may make up for. More would lead to a burst above the provider's limit.
+const CATCH_UP_MOST: Duration = Duration::from_millis(10);
 
 /// The calls of one replica to one provider.
 pub struct Rate {
     /// Calls per second of all replicas together; 0 means no limit.
     limit: u32,
     instance: String,
-    /// Calls per second of this replica; 0 before the first lease.
+    /// Calls per second of this replica; 0 until the first share is renewed.
     share: watch::Sender<f64>,
     /// The turn of the last call.
     last: Mutex<Instant>,
-    /// The calls since the last lease, and the calls that wait for their turn.
-    asked: AtomicU32,
-    waiting: AtomicU32,
-    leased: Lock<Instant>,
 }
 
 impl Rate {
-    /// Creates the rate limit of the replica `instance`. No call has a turn before the first lease.
+    /// Creates the rate limit of the replica `instance`. No call has a turn before its share is renewed.
     pub fn new(limit: u32, instance: String) -> Self {
-        let now = Instant::now();
-        Self {
-            limit,
-            instance,
-            share: watch::Sender::new(0.0),
-            last: Mutex::new(now),
-            asked: AtomicU32::new(0),
-            waiting: AtomicU32::new(0),
-            leased: Lock::new(now),
-        }
+        Self { limit, instance, share: watch::Sender::new(0.0), last: Mutex::new(Instant::now()) }
     }
 
     /// Waits for the turn of one call. Calls have their turns in order. Must not be cancelled.
@@ -56,8 +37,6 @@ impl Rate {
         if self.limit == 0 {
             return;
         }
-        self.asked.fetch_add(1, Relaxed);
-        self.waiting.fetch_add(1, Relaxed);
         let mut last = self.last.lock().await;
         let mut share = self.share.subscribe();
         loop {
@@ -66,25 +45,21 @@ impl Rate {
             let turn = *last + Duration::from_secs_f64((1.0 / now).min(3e7));
             tokio::select! {
                 () = sleep_until(turn) => {
-                    *last = turn.max(Instant::now() - MADE_UP);
+                    *last = turn.max(Instant::now() - CATCH_UP_MOST);
                     break;
                 }
                 _ = share.changed() => {}
             }
         }
-        self.waiting.fetch_sub(1, Relaxed);
     }
 
-    /// Leases this replica's share for the next second.
+    /// Renews this replica's share.
     pub async fn renew(&self, connection: &mut PgConnection, provider: &str) -> Result<(), store::Error> {
         if self.limit == 0 {
             return Ok(());
         }
-        let since = std::mem::replace(&mut *lock(&self.leased), Instant::now());
-        let asked = self.asked.swap(0, Relaxed) + self.waiting.load(Relaxed);
-        let wanted = f64::from(asked) / since.elapsed().as_secs_f64().max(0.1);
         let limit = f64::from(self.limit);
-        let share = providers::allowance(connection, provider, &self.instance, limit, wanted).await?;
+        let share = providers::share_of_rate(connection, provider, &self.instance, limit).await?;
         self.share.send_replace(share);
         Ok(())
     }

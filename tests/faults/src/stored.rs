@@ -48,7 +48,7 @@ pub struct StoredUnit {
 impl Stored {
     /// Reads everything; `options` gives the names of option ids.
     pub async fn read(connection: &mut PgConnection, options: &BTreeMap<String, &'static str>) -> Result<Self> {
-        let orders = sqlx::query_as("SELECT order_id::text, partner_id::text, external_order_id, refused FROM orders")
+        let orders = sqlx::query_as("SELECT order_id::text, partner_id::text, external_order_id, refused_at IS NOT NULL AS refused FROM orders")
             .fetch_all(&mut *connection)
             .await?;
         let placements = sqlx::query_as(
@@ -61,7 +61,7 @@ impl Stored {
                     CASE WHEN e.ready_at IS NULL THEN t.state ELSE 'ready' END AS state,
                     d.state AS delivery, d.attempt, d.error
              FROM topups t JOIN placements p USING (placement_id) LEFT JOIN esims e USING (topup_id)
-             LEFT JOIN deliveries d USING (topup_id)",
+             LEFT JOIN deliveries d USING (delivery_id)",
         )
         .fetch_all(connection)
         .await?;

@@ -308,12 +308,12 @@ impl Stack {
     pub async fn stored(&self) -> Result<Vec<Stored>> {
         let mut database = self.database.connect().await?;
         let stored = sqlx::query_as(
-            "SELECT o.external_order_id, a.access_key, p.placement_id::text, t.topup_id, o.refused,
+            "SELECT o.external_order_id, a.access_key, p.placement_id::text, t.topup_id, o.refused_at IS NOT NULL AS refused,
                     p.state AS placement, d.state AS delivery,
                     CASE WHEN e.ready_at IS NULL THEN t.state ELSE 'ready' END AS topup
              FROM topups t LEFT JOIN esims e USING (topup_id) JOIN placements p USING (placement_id)
              JOIN orders o ON o.order_id = p.order_id JOIN partners a ON a.partner_id = o.partner_id
-             LEFT JOIN deliveries d USING (topup_id)",
+             LEFT JOIN deliveries d ON d.delivery_id = e.delivery_id",
         );
         Ok(stored.fetch_all(&mut database).await?)
     }

@@ -32,14 +32,14 @@ pub struct Fill {
 struct Rows {
     orders: String,
     placements: String,
-    due: String,
+    work: String,
     topups: String,
     esims: String,
     deliveries: String,
 }
 
 impl Fill {
-    /// `admin` connects to the pipeline's database as a superuser: foreign keys are not checked row by row.
+    /// `admin` connects to the pipeline's database as a superuser: triggers are not executed.
     pub async fn new(admin: &str, partners: Vec<Uuid>, option: CatalogueOption) -> Result<Self> {
         let mut connection = PgConnection::connect(admin).await.context("cannot connect as DATABASE_ADMIN_URL")?;
         sqlx::raw_sql(
@@ -92,8 +92,15 @@ impl Fill {
             let provider = &self.option.provider;
             let unit = Uuid::now_v7().simple().to_string();
             let profile = unit.repeat(PROFILE_BYTES / 16);
-            writeln!(rows.esims, "{topup}\t{provider}\t{unit}\t89{number:018}\t\\\\x{profile}\t{at}")?;
-            writeln!(rows.deliveries, "{topup}\t{partner}\t{order}\tdelivered\t1\t{at}\t200\t{at}\t{at}")?;
+            let delivery = Uuid::now_v7();
+            writeln!(
+                rows.esims,
+                "{topup}\t{provider}\t{unit}\t89{number:018}\t\\\\x{profile}\t{at}\t{delivery}"
+            )?;
+            writeln!(
+                rows.deliveries,
+                "{delivery}\t{partner}\ttopup.ready\t{topup}\t{order}\tdelivered\t1\t{at}\t200\t{at}\t{at}"
+            )?;
         }
         self.copy(rows).await
     }
@@ -111,7 +118,7 @@ impl Fill {
                 let topup = format!("{:026}", backlog_topup(run, number));
                 let ([_, placement, partner], at) = self.order(&mut rows, number, 60, &external, &topup, false)?;
                 let (provider, lane) = (&self.option.provider, &self.option.provider_option_id);
-                writeln!(rows.due, "{placement}\t{provider}\t{lane}\t{partner}\tt\t{at}")?;
+                writeln!(rows.work, "{placement}\tbuy\t{provider}\t{lane}\t{partner}\t{at}")?;
             }
             self.copy(rows).await?;
             first += batch;
@@ -123,7 +130,7 @@ impl Fill {
 
     /// Vacuums and analyses the tables and writes them to disk, as they are some time after a fill.
     pub async fn settle(&mut self) -> Result<()> {
-        let vacuum = "VACUUM (ANALYZE) orders, placements, placement_due, topups, esims, deliveries";
+        let vacuum = "VACUUM (ANALYZE) orders, placements, work, topups, esims, deliveries";
         for statement in [vacuum, "CHECKPOINT"] {
             sqlx::raw_sql(statement).execute(&mut self.connection).await?;
         }
@@ -170,11 +177,11 @@ impl Fill {
                 rows.placements,
             ),
             ("topups (topup_id, placement_id, position, option_id, provider_option_id)", rows.topups),
-            ("esims (topup_id, provider, provider_unit_id, iccid, profile, ready_at)", rows.esims),
-            ("placement_due (placement_id, provider, lane, partner_id, buys, at)", rows.due),
+            ("esims (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id)", rows.esims),
+            ("work (id, kind, provider, lane, partner_id, at)", rows.work),
             (
-                "deliveries (topup_id, partner_id, order_id, state, attempt, attempted_at, status, delivered_at, \
-                 created_at)",
+                "deliveries (delivery_id, partner_id, kind, topup_id, order_id, state, attempt, attempted_at, status, \
+                 delivered_at, created_at)",
                 rows.deliveries,
             ),
         ];

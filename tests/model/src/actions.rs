@@ -5,7 +5,7 @@ use domain::PlacementState;
 use crate::{
     Assumption, Safeguard,
     protocol::Protocol,
-    state::{Delivery, Ingress, Notifier, Provisioner, Release, State, Turn, Work},
+    state::{Delivery, Ingress, Notifier, Settlement, State, Turn, Work},
 };
 
 /// One step of one participant; a process may die or stall after each. Provisioners are named by their index
@@ -60,14 +60,15 @@ pub enum Action {
     Vanish { request: usize, noticed: bool },
     /// A provisioner stops waiting for the provider's response.
     TimeOut(usize),
-    /// A provisioner records an outcome.
-    Record(usize),
-    /// Ingress releases a provisioner, which publishes what it held back.
-    Release(usize),
-    /// A provisioner's verdict or ingress's release is lost.
-    LoseRelease(usize),
-    /// A provisioner publishes that a profile is stored.
+    /// A provisioner records an outcome. `announces`: it is connected to NATS, so it will send the readiness event of a
+    /// unit that becomes ready.
+    Record { by: usize, announces: bool },
+    /// A provisioner sends a readiness event: to ingress while the order may still be answered, else to the stream.
     Announce(usize),
+    /// Ingress receives a readiness event: it holds the event while the order is pending, else it publishes the event.
+    TakeReport(usize),
+    /// The message to ingress is lost.
+    LoseReport(usize),
     /// The notifier gets a readiness event.
     TakeEvent(usize),
     /// The notifier claims a due delivery.
@@ -119,13 +120,20 @@ impl Protocol {
         Self::provider(state, actions);
         self.notifies(state, actions);
         for (index, row) in state.rows.iter().enumerate() {
-            if row.job.is_some() {
+            if row.job {
                 actions.push(Action::LoseJob(index));
+            }
+            if row.report {
+                actions.push(Action::LoseReport(index));
+                if state.ingress != Ingress::Crashed {
+                    actions.push(Action::TakeReport(index));
+                }
             }
             if row.event {
                 actions.push(Action::LoseEvent(index));
             }
-            if self.has(Safeguard::Sweep) && row.turn == Turn::Young {
+            let leased = self.has(Safeguard::FirstLease) && !state.answering && !state.late;
+            if self.has(Safeguard::Sweep) && row.turn == Turn::Young && !leased {
                 actions.push(Action::SweepPlacement(index));
             }
             if self.has(Safeguard::Sweep) && row.delivery == Delivery::Pending(Turn::Young) {
@@ -139,7 +147,7 @@ impl Protocol {
     fn takes(&self, state: &State, by: usize, index: usize, actions: &mut Vec<Action>) {
         let row = &state.rows[index];
         let accepted = row.placement.state == PlacementState::Accepted;
-        if row.job.is_some() && (accepted || !self.has(Safeguard::IdempotentClaim)) {
+        if row.job && (accepted || !self.has(Safeguard::IdempotentClaim)) {
             actions.push(Action::TakeJob(by, index));
         }
         // A row may be due at any moment from when it has a due row: a lease is no safeguard.
@@ -168,15 +176,7 @@ impl Protocol {
     }
 
     fn provisions(&self, state: &State, by: usize, actions: &mut Vec<Action>) {
-        let Provisioner { work, release } = state.provisioners[by];
-        if let Release::Awaited { .. } = release {
-            // A crashed ingress releases nothing.
-            if matches!(state.ingress, Ingress::Publishing | Ingress::Done) {
-                actions.push(Action::Release(by));
-            }
-            actions.push(Action::LoseRelease(by));
-        }
-        match work {
+        match state.provisioners[by] {
             // Two placements of one order are bought from two providers, each served by its own.
             Work::Idle if state.rows.len() > 1 => return self.takes(state, by, by, actions),
             // For two provisioners in the same state, one is enough.
@@ -194,7 +194,12 @@ impl Protocol {
                 }
             }
             Work::Sent(_) => actions.push(Action::TimeOut(by)),
-            Work::Settling(..) => actions.push(Action::Record(by)),
+            Work::Settling(_, outcome) => {
+                actions.push(Action::Record { by, announces: true });
+                if outcome == (Settlement::Bought { ready: true }) {
+                    actions.push(Action::Record { by, announces: false });
+                }
+            }
             Work::Announcing(_) => actions.push(Action::Announce(by)),
         }
         if state.faults > 0 {
@@ -208,7 +213,7 @@ impl Protocol {
                 actions.push(Action::Show(request));
                 continue;
             }
-            let waits = |provisioner: &Provisioner| matches!(provisioner.work, Work::Sent(job) if sent.is_of(job));
+            let waits = |work: &Work| matches!(work, Work::Sent(job) if sent.is_of(*job));
             let awaited = state.provisioners.iter().any(waits);
             for does in [Does::Buy { ready: true }, Does::Buy { ready: false }, Does::Reject, Does::Defer] {
                 if awaited {

@@ -55,8 +55,11 @@ pub enum Safeguard {
     RefusalInTime,
     /// A second POST is answered "already taken" only after the order can no longer be refused
     Undecided,
-    /// Readiness is published only after ingress has released the order
+    /// Readiness of an order that is still being answered goes through its ingress, which publishes it only once the
+    /// answer has left
     AnsweredFirst,
+    /// A placement whose answer waits for no verdict isn't due before `answer_by`: its first lease is longer
+    FirstLease,
     /// A delivery isn't due before `answer_by`, and ingress doesn't answer after it
     AnswerBy,
     /// A delivery counts as delivered only after the endpoint has acknowledged it
@@ -181,8 +184,7 @@ pub fn check(settings: &Settings) -> Report {
         let path = discoveries.remove(promise.name())?.into_vec();
         // Provisioners are sorted after each step, so their work says which one is meant.
         let step = |pair: &[(State, Option<Action>)]| {
-            let work = pair[1].0.provisioners.map(|one| one.work);
-            Some(format!("{:?}; then provisioners: {work:?}", pair[0].1?))
+            Some(format!("{:?}; then provisioners: {:?}", pair[0].1?, pair[1].0.provisioners))
         };
         let steps = path.windows(2).filter_map(step).collect();
         Some(Counterexample { promise, steps })

@@ -26,8 +26,8 @@ pub struct Protocol {
 /// A predicate over states.
 type Condition = fn(&Protocol, &State) -> bool;
 
-/// Final states that the protocol must reach; otherwise the model proves nothing.
-pub const ENDS: [(&str, Condition); 9] = [
+/// States that the protocol must reach; otherwise the model proves nothing.
+pub const ENDS: [(&str, Condition); 10] = [
     ("an order is answered with 201 and delivered", |_, state| {
         state.answer == Some(Answer::Created) && state.rows.iter().all(|row| row.delivery == Delivery::Delivered)
     }),
@@ -52,9 +52,10 @@ pub const ENDS: [(&str, Condition); 9] = [
         let rejected = |row: &Row| row.placement.state == PlacementState::Refused && row.placement.attempt > 0;
         state.answer == Some(Answer::Refused) && state.rows.iter().all(rejected)
     }),
-    ("a release publishes what was held back", |_, state| {
+    ("ingress holds a readiness event", |_, state| state.rows.iter().any(|row| row.held)),
+    ("ingress publishes a readiness event after the answer", |_, state| {
         let published = |row: &Row| row.event && row.delivery == Delivery::Pending(Turn::Young);
-        state.answer == Some(Answer::Created) && state.rows.iter().any(published)
+        state.answering && state.answer == Some(Answer::Created) && state.rows.iter().any(published)
     }),
 ];
 
@@ -89,7 +90,7 @@ impl Protocol {
         let mut actions = Vec::new();
         self.actions(state, &mut actions);
         actions.into_iter().any(|action| {
-            let lost = matches!(action, Action::LoseJob(_) | Action::LoseEvent(_));
+            let lost = matches!(action, Action::LoseJob(_) | Action::LoseReport(_) | Action::LoseEvent(_));
             !lost && self.next_state(state, action).is_some()
         })
     }

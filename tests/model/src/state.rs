@@ -9,17 +9,20 @@ pub const OVERDUE: u8 = 3;
 
 /// One state of the whole system.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts, also of different processes")]
 pub struct State {
     /// The ingress that has the order.
     pub ingress: Ingress,
     /// The partner's response.
     pub answer: Option<Answer>,
+    /// The row of the order says that ingress waits for a verdict (`orders.answering`).
+    pub answering: bool,
     /// `answer_by` has passed.
     pub late: bool,
     /// The order's placements, each with one unit.
     pub rows: Vec<Row>,
-    /// Two provisioners, in no particular order.
-    pub provisioners: [Provisioner; 2],
+    /// The work of two provisioners, in no particular order. Each has room for one placement at a time.
+    pub provisioners: [Work; 2],
     /// Purchases on their way to the provider or not yet shown by it, in no particular order.
     pub requests: Vec<Request>,
     pub notifier: Notifier,
@@ -38,11 +41,12 @@ pub enum Ingress {
     Checking,
     /// Committed; waits for no verdict.
     Answering,
-    /// Answered or given up; publishes jobs without an address.
+    /// Answered or given up, without a verdict; publishes the jobs now.
     Publishing,
-    /// Committed; publishes jobs with its address.
+    /// Committed; publishes the jobs and will wait for verdicts.
     Asking,
-    /// Published; waits for verdicts, and may decide at any time and either way: verdicts are hints.
+    /// Published; waits for verdicts. It may decide at any time and either way, because nothing rests on a verdict:
+    /// *placed* is sent before the purchase is recorded, any verdict may be lost, and a forged one may say anything.
     Waiting,
     /// Decided on 201.
     Standing,
@@ -77,7 +81,11 @@ pub struct Row {
     pub ready: bool,
     pub delivery: Delivery,
     /// Its job in the stream; any provisioner may get it at any time, also repeatedly.
-    pub job: Option<Address>,
+    pub job: bool,
+    /// Its readiness event on the way to ingress.
+    pub report: bool,
+    /// Its readiness event in the memory of ingress, until the answer has left.
+    pub held: bool,
     /// Its readiness event in the stream.
     pub event: bool,
     /// The number of purchases.
@@ -99,15 +107,6 @@ pub enum Turn {
     Never,
 }
 
-/// Whether a job names an ingress that waits for the verdict.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Address {
-    /// Published after the response.
-    None,
-    /// Ingress waits.
-    Ingress,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Delivery {
     /// Not ready.
@@ -118,28 +117,6 @@ pub enum Delivery {
     Delivered,
 }
 
-/// A provisioner, with room for one placement at a time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Provisioner {
-    pub work: Work,
-    /// Its side of the answer handshake.
-    pub release: Release,
-}
-
-/// What a provisioner knows of the response to the partner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Release {
-    /// It has sent no verdict, or no longer waits for a release.
-    None,
-    /// It has sent a verdict and waits for the release.
-    Awaited {
-        /// It holds a readiness event back until the release.
-        holds: bool,
-    },
-    /// It was released: later readiness is published at once.
-    Came,
-}
-
 /// A claimed placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Job {
@@ -147,10 +124,8 @@ pub struct Job {
     pub row: usize,
     /// The attempt.
     pub attempt: u32,
-    /// Whether ingress waits for the verdict.
-    pub address: Address,
-    /// The order was certainly answered at the time of the claim.
-    pub answered: bool,
+    /// Ingress might still answer the order at the time of the claim, so its readiness event goes to ingress.
+    pub answering: bool,
 }
 
 /// The current work of a provisioner.
@@ -162,8 +137,6 @@ pub enum Work {
     Ticket {
         /// The row's index.
         row: usize,
-        /// Who waits for the verdict.
-        address: Address,
     },
     /// Has recorded an attempt that it hasn't sent.
     Fresh {
@@ -176,7 +149,7 @@ pub enum Work {
     Sent(Job),
     /// Has an outcome that is not recorded yet.
     Settling(Job, Settlement),
-    /// Will publish the readiness event next.
+    /// Will send the readiness event next: to ingress or to the stream.
     Announcing(Job),
 }
 
@@ -236,25 +209,32 @@ impl State {
             turn: Turn::Young,
             ready: false,
             delivery: Delivery::Unborn,
-            job: None,
+            job: false,
+            report: false,
+            held: false,
             event: false,
             bought: 0,
             shown: false,
             told: false,
         };
-        let provisioner = Provisioner { work: Work::Idle, release: Release::None };
         Self {
             ingress: Ingress::Checking,
             answer: None,
+            answering: false,
             late: false,
             rows: vec![row; placements.into()],
-            provisioners: [provisioner; 2],
+            provisioners: [Work::Idle; 2],
             requests: Vec::new(),
             notifier: Notifier::Idle,
             faults,
             overtaken: false,
             taken: false,
         }
+    }
+
+    /// Ingress knows the order and has not answered it; only this memory says so.
+    pub fn is_pending(&self) -> bool {
+        matches!(self.ingress, Ingress::Asking | Ingress::Waiting | Ingress::Standing | Ingress::Refusing)
     }
 
     /// The order is stored.

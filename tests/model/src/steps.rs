@@ -9,10 +9,7 @@ use crate::{
     Assumption, Safeguard,
     actions::{Action, Does, Found},
     protocol::Protocol,
-    state::{
-        Address, Answer, Delivery, Ingress, Job, Notifier, OVERDUE, Provisioner, Release, Request, SETTLED, Settlement,
-        State, Turn, Work,
-    },
+    state::{Answer, Delivery, Ingress, Job, Notifier, OVERDUE, Request, SETTLED, Settlement, State, Turn, Work},
 };
 
 impl Protocol {
@@ -21,7 +18,8 @@ impl Protocol {
         match action {
             Action::AnswerBy => state.late = true,
             Action::Tick => self.tick(state),
-            Action::LoseJob(index) => state.rows[index].job = None,
+            Action::LoseJob(index) => state.rows[index].job = false,
+            Action::LoseReport(index) => state.rows[index].report = false,
             Action::LoseEvent(index) => state.rows[index].event = false,
             Action::SweepPlacement(index) => state.rows[index].turn = Turn::Due,
             Action::SweepDelivery(index) => state.rows[index].delivery = Delivery::Pending(Turn::Due),
@@ -33,32 +31,37 @@ impl Protocol {
             | Action::GiveUp
             | Action::CrashIngress => self.ingress_step(state, action),
             Action::TakeJob(by, row) => {
-                let Some(address) = state.rows[row].job else {
-                    return;
-                };
-                state.provisioners[by].work = Work::Ticket { row, address };
+                state.provisioners[by] = Work::Ticket { row };
             }
             Action::Claim(by) => {
-                if let Work::Ticket { row, address } = state.provisioners[by].work {
-                    state.provisioners[by].work = Work::Idle;
-                    self.claim(state, by, row, Some(address));
+                if let Work::Ticket { row } = state.provisioners[by] {
+                    state.provisioners[by] = Work::Idle;
+                    self.claim(state, by, row);
                 }
             }
-            Action::TakeDue(by, index) => self.claim(state, by, index, None),
+            Action::TakeDue(by, index) => self.claim(state, by, index),
             Action::LookUp(by, index, found) => self.look_up(state, by, index, found),
             Action::Collect(by, index) => {
-                let job = due(state, by, index);
-                state.provisioners[by].work = Work::Settling(job, Settlement::Bought { ready: true });
+                let job = due(state, index);
+                state.provisioners[by] = Work::Settling(job, Settlement::Bought { ready: true });
             }
             Action::StartClock(by)
             | Action::Send(by)
             | Action::Abandon(by)
             | Action::TimeOut(by)
-            | Action::Release(by)
-            | Action::LoseRelease(by)
             | Action::Announce(by)
-            | Action::CrashProvisioner(by) => Self::provisioner_step(state, by, action),
-            Action::Record(by) => self.record(state, by),
+            | Action::CrashProvisioner(by) => self.provisioner_step(state, by, action),
+            Action::Record { by, announces } => self.record(state, by, announces),
+            Action::TakeReport(index) => {
+                let pending = state.is_pending();
+                let row = &mut state.rows[index];
+                row.report = false;
+                if pending {
+                    row.held = true;
+                } else {
+                    row.event = true;
+                }
+            }
             Action::Arrive { request, does, answered } => self.arrive(state, request, does, answered),
             Action::Show(request) => {
                 let shown = state.requests.remove(request);
@@ -67,7 +70,7 @@ impl Protocol {
             Action::Vanish { request, noticed } => {
                 let lost = state.requests.remove(request);
                 if noticed {
-                    hear(state, &lost, Settlement::NotSent);
+                    respond(state, &lost, Settlement::NotSent);
                 }
             }
             Action::TakeEvent(_)
@@ -85,22 +88,22 @@ impl Protocol {
                     // The commit took so long that the sweep had passed.
                     state.rows.iter_mut().for_each(|row| row.turn = Turn::Never);
                 }
+                state.answering = waits;
                 state.ingress = if waits { Ingress::Asking } else { Ingress::Answering };
             }
             Action::Publish => {
-                let (address, next) = match state.ingress {
-                    Ingress::Asking => (Address::Ingress, Ingress::Waiting),
-                    _ => (Address::None, Ingress::Done),
-                };
-                state.ingress = next;
+                state.ingress = if state.ingress == Ingress::Asking { Ingress::Waiting } else { Ingress::Done };
                 for row in &mut state.rows {
-                    row.job = Some(address);
+                    row.job = true;
                 }
             }
             Action::Decide { refuses } => self.decide(state, refuses),
             Action::CrashIngress => {
                 state.faults -= 1;
                 state.ingress = Ingress::Crashed;
+                for row in &mut state.rows {
+                    row.held = false;
+                }
             }
             _ => {
                 let (answer, next) = match state.ingress {
@@ -113,39 +116,35 @@ impl Protocol {
                     state.answer = Some(answer);
                     state.overtaken = answer == Answer::Created && state.rows.iter().any(|row| row.told);
                 }
+                // The answer has left or never will, so ingress publishes what it held.
+                for row in &mut state.rows {
+                    row.event |= row.held;
+                    row.held = false;
+                }
             }
         }
     }
 
-    fn provisioner_step(state: &mut State, by: usize, action: Action) {
-        let Provisioner { work, release } = &mut state.provisioners[by];
+    fn provisioner_step(&self, state: &mut State, by: usize, action: Action) {
+        let work = &mut state.provisioners[by];
         match (action, *work) {
             (Action::StartClock(_), Work::Fresh { job, .. }) => *work = Work::Fresh { job, late: false },
             (Action::Send(_), Work::Fresh { job, .. }) => {
                 *work = Work::Sent(job);
                 state.requests.push(Request { row: job.row, attempt: job.attempt, bought: false, old: false });
             }
-            (Action::TimeOut(_), Work::Sent(job)) => {
-                *work = Work::Idle;
-                release.await_of(job, false);
-            }
-            (Action::Abandon(_), _) => *work = Work::Idle,
-            (Action::Release(_), _) => {
-                let held = *release == Release::Awaited { holds: true };
-                // Later readiness is announced at once.
-                *release = Release::Came;
-                for row in &mut state.rows {
-                    row.event |= held && row.ready && row.delivery != Delivery::Delivered;
-                }
-            }
-            (Action::LoseRelease(_), _) => *release = Release::None,
+            (Action::TimeOut(_), Work::Sent(_)) | (Action::Abandon(_), _) => *work = Work::Idle,
             (Action::Announce(_), Work::Announcing(job)) => {
                 *work = Work::Idle;
-                state.rows[job.row].event = true;
+                let row = &mut state.rows[job.row];
+                if job.answering && self.has(Safeguard::AnsweredFirst) {
+                    row.report = true;
+                } else {
+                    row.event = true;
+                }
             }
             (Action::CrashProvisioner(_), _) => {
                 *work = Work::Idle;
-                *release = Release::None;
                 state.faults -= 1;
             }
             _ => {}
@@ -188,18 +187,21 @@ impl Protocol {
         for row in &mut state.rows {
             let bought_or_closed = matches!(row.placement.state, Placed | Refused | Failed | Parked);
             if bought_or_closed && self.has(Safeguard::IdempotentClaim) {
-                row.job = None;
+                row.job = false;
             }
             if bought_or_closed && (row.placement.state != Placed || row.ready) {
                 row.turn = Turn::Never;
             }
-            row.event &= row.delivery != Delivery::Delivered;
-        }
-        for provisioner in &mut state.provisioners {
-            if state.late && provisioner.release != (Release::Awaited { holds: true }) {
-                provisioner.release = Release::None;
+            if row.delivery == Delivery::Delivered {
+                row.report = false;
+                row.held = false;
+                row.event = false;
             }
+            // Nobody listens any more.
+            row.report &= state.ingress != Ingress::Crashed;
         }
+        // A claim reads it only until `answer_by`.
+        state.answering &= !state.late;
         state.taken &= matches!(state.ingress, Ingress::Asking | Ingress::Waiting | Ingress::Refusing);
         // Provisioners of the same provider are interchangeable, and so are requests.
         if state.rows.len() == 1 {
@@ -224,22 +226,20 @@ impl Protocol {
             request.old = true;
         }
         for provisioner in &mut state.provisioners {
-            if let Work::Fresh { late, .. } = &mut provisioner.work {
+            if let Work::Fresh { late, .. } = provisioner {
                 *late = true;
             }
         }
     }
 
     /// A provisioner claims a placement to buy it.
-    fn claim(&self, state: &mut State, by: usize, index: usize, address: Option<Address>) {
-        // A job without an address is published after the response; so is a late one.
-        let answered = state.late || state.provisioners[by].release == Release::Came || address == Some(Address::None);
+    fn claim(&self, state: &mut State, by: usize, index: usize) {
+        let answering = state.answering && !state.late;
         let row = &mut state.rows[index];
         if row.placement.attempt >= self.settings.attempts {
             return;
         }
-        let mut job =
-            Job { row: index, attempt: row.placement.attempt + 1, address: address.unwrap_or(Address::None), answered };
+        let mut job = Job { row: index, attempt: row.placement.attempt + 1, answering };
         if !self.has(Safeguard::LookUp) && row.placement.state == PlacementState::Placing {
             // Without a look-up the provisioner assumes that nothing was bought.
             row.placement.state = PlacementState::Accepted;
@@ -255,7 +255,7 @@ impl Protocol {
             row.age = 0;
             job.attempt = placement.attempt;
         }
-        state.provisioners[by].work = Work::Fresh { job, late: false };
+        state.provisioners[by] = Work::Fresh { job, late: false };
     }
 
     /// Handles the result of a look-up. A process that dies or stalls between claim and result has changed
@@ -274,7 +274,7 @@ impl Protocol {
         if found == Found::Nothing && row.shown {
             state.faults -= 1;
         }
-        state.provisioners[by].work = Work::Settling(due(state, by, index), outcome);
+        state.provisioners[by] = Work::Settling(due(state, index), outcome);
     }
 
     fn arrive(&self, state: &mut State, request: usize, does: Does, answered: bool) {
@@ -294,13 +294,14 @@ impl Protocol {
             state.requests.remove(request);
         }
         if answered {
-            hear(state, &sent, outcome);
+            respond(state, &sent, outcome);
         }
     }
 
-    /// A provisioner records an outcome, and sends the verdict only afterwards.
-    fn record(&self, state: &mut State, by: usize) {
-        let Work::Settling(mut job, outcome) = state.provisioners[by].work else {
+    /// A provisioner records an outcome. It sends the verdict *placed* before that and any other verdict afterwards,
+    /// see [`Ingress::Waiting`].
+    fn record(&self, state: &mut State, by: usize, announces: bool) {
+        let Work::Settling(mut job, outcome) = state.provisioners[by] else {
             return;
         };
         let row = &mut state.rows[job.row];
@@ -327,21 +328,13 @@ impl Protocol {
             row.turn = Turn::Due;
         }
         let placed = row.placement.state == PlacementState::Placed && row.placement.attempt == attempt;
-        let announce = placed && outcome == Settlement::Bought { ready: true } && !row.ready;
-        let provisioner = &mut state.provisioners[by];
-        let released = job.answered || provisioner.release == Release::Came || !self.has(Safeguard::AnsweredFirst);
-        if announce {
+        let becomes_ready = placed && outcome == Settlement::Bought { ready: true } && !row.ready;
+        if becomes_ready {
             row.ready = true;
             // An announced delivery starts with its first lease, any other with a due row.
-            let holds = job.address == Address::Ingress;
-            row.delivery = Delivery::Pending(if released || holds { Turn::Young } else { Turn::Due });
+            row.delivery = Delivery::Pending(if announces { Turn::Young } else { Turn::Due });
         }
-        provisioner.work = if announce && released {
-            Work::Announcing(job)
-        } else {
-            provisioner.release.await_of(job, announce);
-            Work::Idle
-        };
+        state.provisioners[by] = if becomes_ready && announces { Work::Announcing(job) } else { Work::Idle };
     }
 
     /// Ingress ends its wait; refuses all placements in one transaction or none.
@@ -369,35 +362,20 @@ impl Protocol {
     }
 }
 
-impl Release {
-    /// Sends the verdict of a job; `holds`: a readiness event is held back until the release.
-    fn await_of(&mut self, job: Job, holds: bool) {
-        if job.address == Address::Ingress && *self != Self::Came {
-            *self = Self::Awaited { holds };
-        }
-    }
-}
-
 /// A due row that is claimed for anything except a purchase.
-fn due(state: &State, by: usize, index: usize) -> Job {
-    Job {
-        row: index,
-        attempt: state.rows[index].placement.attempt,
-        address: Address::None,
-        answered: state.late || state.provisioners[by].release == Release::Came,
-    }
+fn due(state: &State, index: usize) -> Job {
+    let answering = state.answering && !state.late;
+    Job { row: index, attempt: state.rows[index].placement.attempt, answering }
 }
 
 /// Hands the provider's response to the provisioner that waits for it.
-fn hear(state: &mut State, sent: &Request, outcome: Settlement) {
+fn respond(state: &mut State, sent: &Request, outcome: Settlement) {
     for provisioner in &mut state.provisioners {
-        let Work::Sent(job) = provisioner.work else {
-            continue;
-        };
-        if !sent.is_of(job) {
-            continue;
+        if let Work::Sent(job) = *provisioner
+            && sent.is_of(job)
+        {
+            *provisioner = Work::Settling(job, outcome);
+            return;
         }
-        provisioner.work = Work::Settling(job, outcome);
-        return;
     }
 }

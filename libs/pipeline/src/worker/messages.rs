@@ -1,4 +1,5 @@
-//! Messages, a source of tickets: each is acknowledged once its tickets wait or are deferred to redrive.
+//! Messages as a source of tickets. Each is acknowledged once its tickets wait for permits or their rows are deferred:
+//! from then on the sweep finds the rows if this process dies.
 
 use std::{
     pin::pin,
@@ -10,23 +11,24 @@ use async_nats::jetstream::{AckKind, Message, message::Acker};
 use futures_util::StreamExt;
 use tracing::Instrument;
 
-use super::{Received, Stage, Waiting, Worker};
+use super::{Stage, Waiting, Worker};
 use crate::{
     effect::{Effect, perform},
-    lanes::Class,
     payload::MOST,
     streams::{DEAD, Source, TooFewServers},
     trace::{self, TRACEPARENT},
 };
 
-/// How long one pull stays open, and the most messages it brings.
+/// How long one pull stays open.
 const PULL: Duration = Duration::from_secs(3);
-const PULL_MOST: usize = 64;
+/// The most messages of one pull.
+const PULL_MESSAGES: usize = 64;
 /// The delay before the redelivery of an unreadable message that was not stored as a dead one.
 const RETRY: Duration = Duration::from_secs(1);
-/// The delay before the next pull after a failed one: the first delay, and the longest.
+/// The delay before the next pull after a failed one. It doubles with each further failure.
 const PULL_AGAIN: Duration = Duration::from_millis(500);
-const PULL_AGAIN_MOST: Duration = Duration::from_secs(5);
+/// The longest delay before the next pull.
+const PULL_AGAIN_MAX: Duration = Duration::from_secs(5);
 /// How long a stop waits for a message that the server has sent already.
 const LAST_MESSAGES: Duration = Duration::from_millis(50);
 /// The interval between log lines about missing messages.
@@ -44,7 +46,7 @@ impl Outage {
     fn pause(&self) -> Duration {
         match self.failures.checked_sub(1) {
             None => Duration::ZERO,
-            Some(earlier) => (PULL_AGAIN * 2_u32.pow(earlier.min(10))).min(PULL_AGAIN_MOST),
+            Some(earlier) => (PULL_AGAIN * 2_u32.pow(earlier.min(10))).min(PULL_AGAIN_MAX),
         }
     }
 
@@ -55,14 +57,14 @@ impl Outage {
         let lasts = self.failures > 1 || error.is::<TooFewServers>();
         let error = format!("{error:#}");
         if !lasts {
-            tracing::warn!(consumer, error, "pulling again");
+            tracing::warn!(consumer, error, "cannot pull messages; trying again");
         } else if self.logged.is_none_or(|at| at.elapsed() >= LOG_EVERY) {
             self.logged = Some(Instant::now());
             tracing::error!(
                 consumer,
                 error,
                 failures = self.failures,
-                "no messages come from NATS; redrive picks the rows up when they are due"
+                "no messages come from NATS; rows start once they are due"
             );
         }
     }
@@ -103,18 +105,18 @@ impl<S: Stage> Worker<S> {
         let consumer = self.nats.consumer(source).await?;
         let stop = self.shutdown.soft();
         loop {
-            let Some(room) = stop.run_until_cancelled(self.lanes.room_for(MOST)).await else {
+            let Some(room) = stop.run_until_cancelled(self.queues.room_for(MOST)).await else {
                 return Ok(());
             };
-            let most = (room / MOST).min(PULL_MOST);
-            let batch = consumer.batch().max_messages(most).expires(PULL);
-            let mut chunks = pin!(batch.messages().await?.ready_chunks(most));
+            let messages = (room / MOST).min(PULL_MESSAGES);
+            let batch = consumer.batch().max_messages(messages).expires(PULL);
+            let mut chunks = pin!(batch.messages().await?.ready_chunks(messages));
             while let Some(Some(chunk)) = stop.run_until_cancelled(chunks.next()).await {
                 // An error ends the pull, but the messages that came with it are accepted.
                 let (messages, errors): (Vec<_>, Vec<_>) = chunk.into_iter().partition(Result::is_ok);
                 if !messages.is_empty() {
                     outage.over(&source.durable);
-                    self.take(source, messages.into_iter().flatten()).await;
+                    self.accept(source, messages.into_iter().flatten()).await;
                 }
                 if let Some(Err(error)) = errors.into_iter().next() {
                     anyhow::bail!("{error}");
@@ -133,24 +135,25 @@ impl<S: Stage> Worker<S> {
         }
     }
 
-    /// Offers the rows of messages to the lanes, then acknowledges the messages.
-    async fn take(&self, source: &Source, messages: impl Iterator<Item = Message>) {
-        let (mut ackers, mut tickets, mut contexts) = (Vec::new(), Vec::new(), Vec::new());
+    /// Queues the tickets of messages, then acknowledges the messages.
+    async fn accept(&self, source: &Source, messages: impl Iterator<Item = Message>) {
+        let mut ackers = Vec::new();
+        let mut tickets = Vec::new();
+        let mut contexts = Vec::new();
         for message in messages {
             match serde_json::from_slice::<S::Message>(&message.payload) {
                 Ok(read) => {
                     let (message, acker) = message.split();
-                    let traceparent = message
+                    let traceparent: Option<Arc<str>> = message
                         .headers
                         .as_ref()
                         .and_then(|headers| headers.get(TRACEPARENT))
-                        .map(|value| value.as_str().to_owned());
+                        .map(|value| value.as_str().into());
                     contexts.extend(traceparent.clone());
-                    let (rows, hint) = self.stage.open(read);
-                    let received = Arc::new(Received { hint, traceparent });
-                    tickets.extend(
-                        rows.into_iter().map(|row| ((row.lane, row.partner), (row.id, Some(Arc::clone(&received))))),
-                    );
+                    tickets.extend(self.stage.open(read).into_iter().map(|ticket| {
+                        let key = ticket.key();
+                        (key, Waiting { id: ticket.id, traceparent: traceparent.clone() })
+                    }));
                     ackers.push(acker);
                 }
                 Err(error) => self.bury(message, &error.to_string()).await,
@@ -158,7 +161,7 @@ impl<S: Stage> Worker<S> {
         }
         let span = trace::receive(source.stream, &source.durable, ackers.len(), &contexts);
         let accepting = async {
-            self.defer(self.lanes.offer(Class::Fresh, tickets.into_iter())).await;
+            self.defer(self.queues.offer_fresh(tickets.into_iter())).await;
             for acker in ackers {
                 self.acknowledge(&acker, AckKind::Ack).await;
             }
@@ -166,12 +169,12 @@ impl<S: Stage> Worker<S> {
         accepting.instrument(span).await;
     }
 
-    async fn defer(&self, refused: Vec<Waiting<S>>) {
+    async fn defer(&self, refused: Vec<Waiting<S::Id>>) {
         if refused.is_empty() {
             return;
         }
         self.jobs.deferred(refused.len());
-        let rows: Vec<S::Id> = refused.into_iter().map(|(row, _)| row).collect();
+        let rows: Vec<S::Id> = refused.into_iter().map(|ticket| ticket.id).collect();
         if let Err(error) = self.stage.defer(&rows).await {
             let error = format!("{error:#}");
             tracing::warn!(error, rows = rows.len(), "cannot defer; the sweep finds the rows");

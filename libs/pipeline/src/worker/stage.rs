@@ -1,11 +1,14 @@
-//! What a stage implements for the loop, and what the loop passes to it.
+//! What a stage implements for the worker, and what the worker passes to it.
 
 use std::{hash::Hash, sync::Arc, time::Instant};
 
 use domain::PartnerId;
 use serde::de::DeserializeOwned;
 
-use crate::lanes::Slot;
+use crate::{
+    permits::{Permit, QueueKey},
+    queues::Class,
+};
 
 /// One stage of the pipeline.
 pub trait Stage: Send + Sync + 'static {
@@ -19,39 +22,32 @@ pub trait Stage: Send + Sync + 'static {
     type Message: DeserializeOwned + Send;
     /// Identifies a row.
     type Id: Clone + Eq + Hash + Send + Sync + 'static;
-    /// The content of a message for all of its rows.
-    type Hint: Send + Sync + 'static;
     /// A claimed row, which only this process works on until its lease ends.
     type Work: Send + 'static;
 
-    /// The rows of a message, and its content for all of them.
-    fn open(&self, message: Self::Message) -> (Vec<Ticket<Self::Id>>, Self::Hint);
-    /// The number of slots that a lane may hold now; 0 while its breaker is open. Called with a lock held.
-    fn most(&self, _lane: &str) -> usize {
-        usize::MAX
-    }
-    /// Makes rows due at once whose tickets found no room. On an error, the sweep finds them later.
+    /// The rows of a message.
+    fn open(&self, message: Self::Message) -> Vec<Ticket<Self::Id>>;
+
+    /// Makes rows of messages due at once, because they cannot wait for permits here. After an error, the sweep finds
+    /// them later.
     fn defer(&self, rows: &[Self::Id]) -> impl Future<Output = anyhow::Result<()>> + Send;
-    /// Looks for due rows; changes nothing.
+
+    /// Looks for due rows; changes nothing. Other processes may find the same rows.
     fn due(&self, look: Look) -> impl Future<Output = anyhow::Result<Found<Self::Id>>> + Send;
-    /// Leases due rows; returns those whose lease this process got.
-    fn lease(&self, rows: &[Self::Id]) -> impl Future<Output = anyhow::Result<Vec<Self::Id>>> + Send;
-    /// Makes leased rows due at once that no slot was free for. On an error, they are due when their leases end.
-    fn give_back(&self, rows: &[Self::Id]) -> impl Future<Output = anyhow::Result<()>> + Send;
-    /// Claims rows of messages or, if `overdue`, due rows that it has leased. Returns those that need work.
-    fn claim(&self, rows: &[Self::Id], overdue: bool) -> impl Future<Output = anyhow::Result<Vec<Self::Work>>> + Send;
-    /// The id of a claimed row.
-    fn id(work: &Self::Work) -> &Self::Id;
-    /// Acts, records and publishes, until the row is next due. Dropping the slot returns it.
-    fn run(
-        self: Arc<Self>,
-        work: Self::Work,
-        trigger: Trigger<Self::Hint>,
-        slot: Slot,
-    ) -> impl Future<Output = ()> + Send;
+
+    /// Claims rows, which takes their leases. Returns those that need work now, without the rows that are finished or
+    /// that another process has claimed.
+    fn claim(
+        &self,
+        rows: &[Self::Id],
+        class: Class,
+    ) -> impl Future<Output = anyhow::Result<Vec<(Self::Id, Self::Work)>>> + Send;
+
+    /// Acts, records and publishes, until the row is next due. Dropping the permit lets another row run.
+    fn run(self: Arc<Self>, work: Self::Work, trigger: Trigger, permit: Permit) -> impl Future<Output = ()> + Send;
 }
 
-/// A row that waits for a slot.
+/// A row that waits for a permit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ticket<Id> {
     pub id: Id,
@@ -60,7 +56,13 @@ pub struct Ticket<Id> {
     pub partner: PartnerId,
 }
 
-/// The limits of a look for due rows, and where it begins.
+impl<Id> Ticket<Id> {
+    pub(super) fn key(&self) -> QueueKey {
+        QueueKey { lane: Arc::clone(&self.lane), partner: self.partner }
+    }
+}
+
+/// The limits of a look at due work, and where it begins.
 #[derive(Clone, Debug)]
 pub struct Look {
     pub limit: usize,
@@ -70,7 +72,7 @@ pub struct Look {
     pub after: Option<(String, PartnerId)>,
 }
 
-/// The result of a look for due rows.
+/// The result of a look at due work.
 #[derive(Clone, Debug)]
 pub struct Found<Id> {
     pub due: Vec<Ticket<Id>>,
@@ -78,25 +80,12 @@ pub struct Found<Id> {
     pub after: Option<(String, PartnerId)>,
 }
 
-/// The reason why a stage claimed a row.
-#[derive(Debug)]
-pub struct Trigger<Hint> {
-    /// The message; `None` if the row was due.
-    pub message: Option<Arc<Received<Hint>>>,
-    /// When this process started the claim; never later than the claim's commit.
+/// Why and when a row was claimed.
+#[derive(Clone, Debug)]
+pub struct Trigger {
+    pub class: Class,
+    /// The trace context of the message; `None` for due work and without a trace.
+    pub traceparent: Option<Arc<str>>,
+    /// When this process began the claim; never later than the claim's commit.
     pub claimed: Instant,
-}
-
-impl<Hint> Trigger<Hint> {
-    pub fn traceparent(&self) -> Option<&str> {
-        self.message.as_ref()?.traceparent.as_deref()
-    }
-}
-
-/// A message without its rows.
-#[derive(Debug)]
-pub struct Received<Hint> {
-    /// The content for all of its rows.
-    pub hint: Hint,
-    pub traceparent: Option<String>,
 }

@@ -51,8 +51,8 @@ async fn a_stage_has_what_it_needs() {
     let server = server(folder.path()).await;
     let operator = connect(&server, "operator").await.0;
     for (user, subjects) in [
-        ("ingress", &["topup.job.sandbox", "topup.release.p1"][..]),
-        ("provisioner", &["topup.ready.batch", "topup.verdict.i1", "topup.heartbeat.sandbox"]),
+        ("ingress", &["topup.job.sandbox", "topup.ready.batch"][..]),
+        ("provisioner", &["topup.ready.batch", "topup.answer.i1", "topup.heartbeat.sandbox"]),
         ("notifier", &["topup.dead.ready"]),
     ] {
         let config = NatsConfig {
@@ -86,17 +86,17 @@ async fn a_stage_may_not_do_the_work_of_another() {
     settled(&operator).await;
     let denied: [(&str, &[&str]); 3] = testkit::rows! {
         "ingress" => &[
-            "topup.verdict.i2", "topup.heartbeat.invented", "topup.ready.batch", "topup.dead.job",
+            "topup.answer.i2", "topup.heartbeat.invented", "topup.dead.job",
             "$JS.API.CONSUMER.CREATE.TOPUP_JOBS.mine", "$JS.API.STREAM.MSG.GET.TOPUP_READY",
             "$JS.API.STREAM.DELETE.TOPUP_JOBS", "$JS.API.STREAM.PURGE.TOPUP_JOBS",
             "$JS.API.STREAM.UPDATE.TOPUP_READY", "$JS.API.STREAM.CREATE.MINE",
         ];
         "provisioner" => &[
-            "topup.job.sandbox", "topup.release.p2", "$JS.API.CONSUMER.CREATE.TOPUP_READY.mine",
+            "topup.job.sandbox", "$JS.API.CONSUMER.CREATE.TOPUP_READY.mine",
             "$JS.API.STREAM.DELETE.TOPUP_READY",
         ];
         "notifier" => &[
-            "topup.job.sandbox", "topup.verdict.i1", "topup.release.p1", "topup.heartbeat.sandbox",
+            "topup.job.sandbox", "topup.answer.i1", "topup.heartbeat.sandbox",
             "topup.ready.batch", "$JS.API.CONSUMER.CREATE.TOPUP_JOBS.mine",
             "$JS.API.CONSUMER.MSG.NEXT.TOPUP_JOBS.provisioner-sandbox", "$JS.API.STREAM.UPDATE.TOPUP_JOBS",
         ];
@@ -113,8 +113,8 @@ async fn a_stage_may_not_do_the_work_of_another() {
     for (user, subject) in [
         ("ingress", "topup.job.*"),
         ("ingress", "_INBOX_provisioner.>"),
-        ("provisioner", "topup.verdict.*"),
-        ("notifier", "topup.verdict.*"),
+        ("provisioner", "topup.answer.*"),
+        ("notifier", "topup.answer.*"),
         ("notifier", ">"),
     ] {
         let (client, mut refusals) = connect(&server, user).await;

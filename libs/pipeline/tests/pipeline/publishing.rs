@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use domain::{PartnerId, PlacementId, TopupIds};
-use pipeline::payload::{JobPlacement, MOST, ReadyTopup, TopupJob, TopupReady};
+use domain::{DeliveryId, PartnerId, PlacementId};
+use pipeline::payload::{JobPlacement, MOST, ReadyDelivery, TopupJob, TopupReady};
 use pipeline::publish::{Job, Ready};
 use pipeline::{Nats, NatsAccess, NatsConfig, trace};
 use runtime::Shutdown;
@@ -13,7 +13,7 @@ use testkit::ports;
 
 use crate::bench::{Bench, Rows};
 
-fn job(provider: &str, waits: bool) -> Job {
+fn job(provider: &str) -> Job {
     Job {
         provider: provider.into(),
         placement: JobPlacement {
@@ -21,7 +21,6 @@ fn job(provider: &str, waits: bool) -> Job {
             partner_id: PartnerId::new(),
             lane: "option".into(),
         },
-        waits,
         traceparent: None,
     }
 }
@@ -29,38 +28,29 @@ fn job(provider: &str, waits: bool) -> Job {
 #[tokio::test]
 async fn jobs_travel_by_provider_in_messages_that_one_replica_can_run() {
     let bench = Bench::new().await;
-    let jobs = bench.nats.jobs("one", &Shutdown::new());
-    let (mut sandbox, mut usimsa, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
+    let jobs = bench.nats.jobs(&Shutdown::new());
+    let (mut sandbox, mut usimsa) = (Vec::new(), Vec::new());
     for n in 0..100 {
-        let (to, name, waits) = match n % 4 {
-            0 | 1 => (&mut sandbox, "sandbox", false),
-            2 => (&mut usimsa, "usimsa", false),
-            _ => (&mut waiting, "sandbox", true),
-        };
-        let job = job(name, waits);
+        let (to, name) = if n % 4 == 0 { (&mut usimsa, "usimsa") } else { (&mut sandbox, "sandbox") };
+        let job = job(name);
         to.push(job.placement.clone());
-        jobs.hand_in(job);
+        jobs.push(job);
     }
     bench.nats.flush().await;
     let info = bench.stream("TOPUP_JOBS").await.unwrap();
     let stream = bench.jetstream.get_stream(info.config.name).await.unwrap();
-    let (mut found, mut sizes) = ([Vec::new(), Vec::new(), Vec::new()], Vec::new());
+    let (mut found, mut sizes) = ([Vec::new(), Vec::new()], Vec::new());
     for sequence in 1..=info.state.last_sequence {
         let message = stream.get_raw_message(sequence).await.unwrap();
-        let TopupJob::V2 { placements, verdict_to } = serde_json::from_slice(&message.payload).unwrap() else {
-            panic!("an old version is sent: {message:?}");
-        };
+        let TopupJob::V1 { placements } = serde_json::from_slice(&message.payload).unwrap();
         assert!(message.headers.get(trace::TRACEPARENT).is_none(), "nothing is traced");
         sizes.push(placements.len());
-        let index = match verdict_to {
-            None if message.subject.as_str() == bench.nats.job_subject("sandbox") => 0,
-            None if message.subject.as_str() == bench.nats.job_subject("usimsa") => 1,
-            Some(to) if to == bench.nats.verdict_subject("one") => 2,
-            other => panic!("{other:?} on {}", message.subject),
-        };
-        found[index].extend(placements);
+        let index = [bench.nats.job_subject("sandbox"), bench.nats.job_subject("usimsa")]
+            .iter()
+            .position(|subject| *subject == *message.subject);
+        found[index.unwrap()].extend(placements);
     }
-    let mut expected = [sandbox, usimsa, waiting];
+    let mut expected = [sandbox, usimsa];
     // Batches may be stored in another order.
     for list in found.iter_mut().chain(&mut expected) {
         list.sort_by_key(|one| one.partner_id.uuid());
@@ -74,12 +64,10 @@ async fn jobs_travel_by_provider_in_messages_that_one_replica_can_run() {
 async fn readiness_travels_in_batches() {
     let bench = Bench::new().await;
     let readiness = bench.nats.readiness(&Shutdown::new());
-    let ids = TopupIds::new(0);
-    let mut topups: Vec<ReadyTopup> = (0..40)
-        .map(|_| ReadyTopup { topup_id: ids.next(runtime::clock::now()), partner_id: PartnerId::new() })
-        .collect();
-    for topup in topups.clone() {
-        readiness.hand_in(Ready { topup, traceparent: None });
+    let mut deliveries: Vec<ReadyDelivery> =
+        (0..40).map(|_| ReadyDelivery { delivery_id: DeliveryId::new(), partner_id: PartnerId::new() }).collect();
+    for delivery in deliveries.clone() {
+        readiness.push(Ready { delivery, traceparent: None });
     }
     bench.nats.flush().await;
     let info = bench.stream("TOPUP_READY").await.unwrap();
@@ -89,16 +77,14 @@ async fn readiness_travels_in_batches() {
     for sequence in 1..=info.state.last_sequence {
         let message = stream.get_raw_message(sequence).await.unwrap();
         assert_eq!(message.subject.as_str(), bench.nats.ready_batch_subject());
-        match serde_json::from_slice(&message.payload).unwrap() {
-            TopupReady::V2 { topups } => found.extend(topups),
-            TopupReady::V1 { .. } => panic!("an old version is sent"),
-        }
+        let TopupReady::V1 { deliveries } = serde_json::from_slice(&message.payload).unwrap();
+        found.extend(deliveries);
     }
     // Batches may be stored in another order.
-    for list in [&mut found, &mut topups] {
+    for list in [&mut found, &mut deliveries] {
         list.sort_by_key(|one| one.partner_id.uuid());
     }
-    assert_eq!(found, topups);
+    assert_eq!(found, deliveries);
 }
 
 #[tokio::test]

@@ -1,6 +1,8 @@
 //! Deliveries and their attempts as operators see them, and replays.
+//!
+//! `esimctl` calls all of it. Self-service calls [`resendable`] and [`replay`] for one delivery of a partner.
 
-use domain::{DeliveryId, PartnerId, TopupId};
+use domain::{DeliveryId, PartnerId, WebhookId};
 use sqlx::{Connection, PgConnection};
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
@@ -8,8 +10,10 @@ use uuid::Uuid;
 use super::actions::{self, Mode};
 use crate::{Result, endpoints::LONGEST_LEASE, seconds};
 
+/// The delivery of a ready topup.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct DeliveryView {
+    pub delivery_id: Uuid,
     pub topup_id: String,
     pub order_id: Uuid,
     pub external_order_id: String,
@@ -53,10 +57,29 @@ pub struct AttemptView {
     pub answer: Option<Vec<u8>>,
 }
 
-/// Conditions on deliveries; `None` matches all.
+/// The delivery that a partner knows by this name; `None` if there is none (yet).
+pub async fn find(connection: &mut PgConnection, id: &WebhookId) -> Result<Option<DeliveryId>> {
+    let found = match id {
+        WebhookId::Topup(topup_id) => {
+            let query = sqlx::query_scalar!("SELECT delivery_id FROM esims WHERE topup_id = $1", topup_id.as_str());
+            query.fetch_optional(connection).await?.flatten()
+        }
+        WebhookId::Event(id) => {
+            let query = sqlx::query_scalar!(
+                "SELECT delivery_id FROM deliveries WHERE delivery_id = $1 AND kind <> 'topup.ready'",
+                id.uuid(),
+            );
+            query.fetch_optional(connection).await?
+        }
+    };
+    Ok(found.map(DeliveryId::from))
+}
+
+/// Which deliveries to list or replay; `None` matches all.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Filter<'a> {
-    pub topup_id: Option<&'a TopupId>,
+    /// One delivery of any kind. Otherwise only deliveries of topups match.
+    pub id: Option<DeliveryId>,
     pub partner_id: Option<PartnerId>,
     pub state: Option<&'a str>,
     /// The earliest start of the last attempt; without an attempt, of the readiness.
@@ -65,22 +88,20 @@ pub struct Filter<'a> {
     pub until: Option<OffsetDateTime>,
 }
 
-/// Lists the newest deliveries that match a filter: exhausted ones and those without an endpoint by topup id, a
-/// partner's by the time of readiness, all others by topup id.
+/// Lists the newest deliveries of topups that match a filter.
 pub async fn list(connection: &mut PgConnection, filter: &Filter<'_>, limit: u32) -> Result<Vec<DeliveryView>> {
-    let chosen = find(connection, filter, Order::NewestFirst, limit).await?;
+    let chosen = choose(connection, filter, Order::NewestFirst, limit).await?;
     let views = sqlx::query_as!(
         DeliveryView,
-        r#"SELECT d.topup_id, o.order_id, o.external_order_id, d.partner_id, d.state, d.attempt AS attempts,
-                  d.attempted_at, d.status, d.error, (SELECT at FROM delivery_due due WHERE due.topup_id = d.topup_id) AS "due_at?", d.delivered_at, d.created_at,
-                  e.erased_at AS "erased_at?"
+        r#"SELECT d.delivery_id, d.topup_id AS "topup_id!", o.order_id, o.external_order_id, d.partner_id,
+                  d.state, d.attempt AS attempts, d.attempted_at, d.status, d.error,
+                  (SELECT w.at FROM work w WHERE w.id = d.delivery_id) AS due_at,
+                  d.delivered_at, d.created_at, e.erased_at AS "erased_at?"
            FROM deliveries d
-           JOIN topups t ON t.topup_id = d.topup_id
-           JOIN placements p ON p.placement_id = t.placement_id
-           JOIN orders o ON o.order_id = p.order_id
+           JOIN orders o ON o.order_id = d.order_id
            LEFT JOIN esims e ON e.topup_id = d.topup_id
-           WHERE d.topup_id = ANY ($1)
-           ORDER BY array_position($1, d.topup_id)"#,
+           WHERE d.delivery_id = ANY ($1) AND d.kind = 'topup.ready'
+           ORDER BY array_position($1, d.delivery_id)"#,
         &chosen,
     );
     Ok(views.fetch_all(connection).await?)
@@ -99,7 +120,7 @@ enum Order {
 
 /// The values that a filter compares.
 struct Seen {
-    topup_id: String,
+    delivery_id: Uuid,
     state: String,
     attempted_at: Option<OffsetDateTime>,
     created_at: OffsetDateTime,
@@ -119,10 +140,10 @@ impl Filter<'_> {
     }
 }
 
-/// The first `limit` topups that match, found by an index in bounded looks.
-async fn find(connection: &mut PgConnection, filter: &Filter<'_>, order: Order, limit: u32) -> Result<Vec<String>> {
-    if let Some(topup_id) = filter.topup_id {
-        return Ok(vec![topup_id.to_string()]);
+/// The first `limit` deliveries that match, found by an index in bounded looks.
+async fn choose(connection: &mut PgConnection, filter: &Filter<'_>, order: Order, limit: u32) -> Result<Vec<Uuid>> {
+    if let Some(id) = filter.id {
+        return Ok(vec![id.uuid()]);
     }
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     if let Some(state @ ("exhausted" | "no_endpoint")) = filter.state {
@@ -131,7 +152,7 @@ async fn find(connection: &mut PgConnection, filter: &Filter<'_>, order: Order, 
         if order == Order::OldestFirst {
             held.reverse();
         }
-        return Ok(held.into_iter().take(limit).map(|seen| seen.topup_id).collect());
+        return Ok(held.into_iter().take(limit).map(|seen| seen.delivery_id).collect());
     }
     let mut found = Vec::new();
     let mut last: Option<Seen> = None;
@@ -143,7 +164,7 @@ async fn find(connection: &mut PgConnection, filter: &Filter<'_>, order: Order, 
         let full = i64::try_from(rows.len()) == Ok(LOOK);
         for seen in rows {
             if filter.matches(&seen) && found.len() < limit {
-                found.push(seen.topup_id.clone());
+                found.push(seen.delivery_id);
             }
             last = Some(seen);
         }
@@ -154,12 +175,12 @@ async fn find(connection: &mut PgConnection, filter: &Filter<'_>, order: Order, 
     Ok(found)
 }
 
-/// Deliveries that wait for an operator or a URL, newest topups first; at most 100,000 of a partner, 10,000 of all.
+/// Deliveries that wait for an operator or a URL, the newest first; at most 100,000 of a partner, 10,000 of all.
 async fn held(connection: &mut PgConnection, partner_id: Option<PartnerId>, state: &str) -> Result<Vec<Seen>> {
     let held = match partner_id {
         Some(partner_id) => {
             sqlx::query_scalar!(
-                "SELECT topup_id FROM delivery_held WHERE partner_id = $1 AND state = $2 LIMIT 100000",
+                "SELECT id FROM held WHERE partner_id = $1 AND state = $2 LIMIT 100000",
                 partner_id.uuid(),
                 state,
             )
@@ -168,7 +189,7 @@ async fn held(connection: &mut PgConnection, partner_id: Option<PartnerId>, stat
         }
         None => {
             sqlx::query_scalar!(
-                "SELECT topup_id FROM delivery_held WHERE state = $1 ORDER BY at DESC LIMIT 10000",
+                "SELECT id FROM held WHERE state = $1 AND provider = '' ORDER BY at DESC LIMIT 10000",
                 state,
             )
             .fetch_all(&mut *connection)
@@ -179,12 +200,13 @@ async fn held(connection: &mut PgConnection, partner_id: Option<PartnerId>, stat
     for part in held.chunks(1_000) {
         let rows = sqlx::query_as!(
             Seen,
-            "SELECT topup_id, state, attempted_at, created_at FROM deliveries WHERE topup_id = ANY ($1)",
+            "SELECT delivery_id, state, attempted_at, created_at FROM deliveries
+             WHERE delivery_id = ANY ($1) AND kind = 'topup.ready'",
             part,
         );
         seen.extend(rows.fetch_all(&mut *connection).await?);
     }
-    seen.sort_unstable_by(|one, other| other.topup_id.cmp(&one.topup_id));
+    seen.sort_unstable_by_key(|one| std::cmp::Reverse((one.created_at, one.delivery_id)));
     Ok(seen)
 }
 
@@ -196,16 +218,17 @@ async fn of_partner(
     order: Order,
     last: Option<&Seen>,
 ) -> Result<Vec<Seen>> {
-    let last_id = last.map_or("", |seen| seen.topup_id.as_str());
+    let last_id = last.map_or(Uuid::nil(), |seen| seen.delivery_id);
     let last_at = last.map(|seen| seen.created_at);
     Ok(match order {
         Order::NewestFirst => {
             sqlx::query_as!(
                 Seen,
-                "SELECT topup_id, state, attempted_at, created_at FROM deliveries
-                 WHERE partner_id = $1 AND created_at >= $2 AND created_at <= coalesce($3, 'infinity'::timestamptz)
-                   AND (created_at < coalesce($3, 'infinity'::timestamptz) OR topup_id < $4)
-                 ORDER BY created_at DESC, topup_id DESC LIMIT $5",
+                "SELECT delivery_id, state, attempted_at, created_at FROM deliveries
+                 WHERE partner_id = $1 AND kind = 'topup.ready'
+                   AND created_at >= $2 AND created_at <= coalesce($3, 'infinity'::timestamptz)
+                   AND (created_at < coalesce($3, 'infinity'::timestamptz) OR delivery_id < $4)
+                 ORDER BY created_at DESC, delivery_id DESC LIMIT $5",
                 partner_id.uuid(),
                 filter.reach(),
                 last_at,
@@ -218,10 +241,11 @@ async fn of_partner(
         Order::OldestFirst => {
             sqlx::query_as!(
                 Seen,
-                "SELECT topup_id, state, attempted_at, created_at FROM deliveries
-                 WHERE partner_id = $1 AND created_at >= $2 AND created_at < coalesce($3, 'infinity'::timestamptz)
-                   AND (created_at > $2 OR topup_id > $4)
-                 ORDER BY created_at, topup_id LIMIT $5",
+                "SELECT delivery_id, state, attempted_at, created_at FROM deliveries
+                 WHERE partner_id = $1 AND kind = 'topup.ready'
+                   AND created_at >= $2 AND created_at < coalesce($3, 'infinity'::timestamptz)
+                   AND (created_at > $2 OR delivery_id > $4)
+                 ORDER BY created_at, delivery_id LIMIT $5",
                 partner_id.uuid(),
                 last_at.unwrap_or_else(|| filter.reach()),
                 filter.until,
@@ -234,36 +258,92 @@ async fn of_partner(
     })
 }
 
-/// The newest topups of all partners: a topup id begins with the time of its order.
+/// The newest deliveries of all partners.
 async fn all(connection: &mut PgConnection, filter: &Filter<'_>, last: Option<&Seen>) -> Result<Vec<Seen>> {
     let rows = sqlx::query_as!(
         Seen,
-        "SELECT topup_id, state, attempted_at, created_at FROM deliveries
-         WHERE topup_id < $1 AND topup_id >= to_char($2::timestamptz AT TIME ZONE 'UTC', 'YYYYMMDDHH24MISS')
-         ORDER BY topup_id DESC LIMIT $3",
-        last.map_or("A", |seen| seen.topup_id.as_str()),
+        "SELECT delivery_id, state, attempted_at, created_at FROM deliveries
+         WHERE kind = 'topup.ready'
+           AND created_at >= $1 AND created_at <= coalesce($2, 'infinity'::timestamptz)
+           AND (created_at < coalesce($2, 'infinity'::timestamptz) OR delivery_id < $3)
+         ORDER BY created_at DESC, delivery_id DESC LIMIT $4",
         filter.reach(),
+        last.map(|seen| seen.created_at),
+        last.map_or(Uuid::nil(), |seen| seen.delivery_id),
         LOOK,
     );
     Ok(rows.fetch_all(connection).await?)
 }
 
 /// The newest attempts of a delivery, at most `most`, in order.
-pub async fn attempts(connection: &mut PgConnection, id: &DeliveryId, most: i64) -> Result<Vec<AttemptView>> {
+pub async fn attempts(connection: &mut PgConnection, id: DeliveryId, most: i64) -> Result<Vec<AttemptView>> {
     let attempts = sqlx::query_as!(
         AttemptView,
         r#"SELECT attempt AS "attempt!", at AS "at!", duration_ms AS "duration_ms!", status, class AS "class!", answer
            FROM (
-               SELECT attempt, at, duration_ms, status, class, answer FROM delivery_attempts WHERE topup_id = $1
-               UNION ALL SELECT attempt - 1, attempted_at, coalesce(duration_ms, 0), status, 'delivered', NULL
-               FROM deliveries WHERE topup_id = $1 AND state = 'delivered' AND attempted_at IS NOT NULL
-           ) attempts ORDER BY 1 DESC, 2 DESC LIMIT $2"#,
-        id.as_str(),
+               SELECT attempt, at, duration_ms, status, class, answer FROM delivery_attempts WHERE delivery_id = $1
+               UNION ALL
+               -- The last attempt of a delivered topup is on the delivery's own row.
+               SELECT attempt - 1, attempted_at, coalesce(duration_ms, 0), status, 'delivered', NULL
+               FROM deliveries
+               WHERE delivery_id = $1 AND kind = 'topup.ready' AND state = 'delivered' AND attempted_at IS NOT NULL
+           ) attempts
+           ORDER BY 1 DESC, 2 DESC LIMIT $2"#,
+        id.uuid(),
         most,
     );
     let mut attempts = attempts.fetch_all(connection).await?;
     attempts.reverse();
     Ok(attempts)
+}
+
+/// The facts that decide whether a delivery can be sent again.
+#[derive(Clone, Debug)]
+pub struct Resendable {
+    /// `pending`, `delivered` or `exhausted`; `no_endpoint` if the partner has no URL now.
+    pub state: String,
+    /// It cannot be sent again: the topup's profile was erased, or the event is a test, is no longer
+    /// wanted, or reports a failed topup that got ready or whose order was cancelled.
+    pub pointless: bool,
+    /// It is due, or an attempt is in flight.
+    pub(crate) due: bool,
+    /// Seconds since the last attempt, or since it was stored.
+    pub(crate) age: f64,
+    /// The database's time.
+    pub(crate) now: OffsetDateTime,
+}
+
+/// Reads [`Resendable`].
+pub async fn resendable(connection: &mut PgConnection, id: DeliveryId) -> Result<Option<Resendable>> {
+    let read = sqlx::query_as!(
+        Resendable,
+        r#"SELECT CASE WHEN p.webhook_url IS NULL THEN 'no_endpoint' ELSE d.state END AS "state!",
+                  -- For events, the same conditions as in the claim (`deliveries::claim`).
+                  CASE d.kind
+                      WHEN 'topup.ready' THEN e.erased_at IS NOT NULL
+                      WHEN 'webhook.test' THEN true
+                      ELSE d.kind <> ALL (p.webhook_events)
+                           OR (d.kind = 'topup.failed'
+                               AND (t.state = 'failed' AND o.refused_at IS NULL AND e.ready_at IS NULL) IS NOT TRUE)
+                  END AS "pointless!",
+                  -- Without work, or with work that is due within the longest lease, an attempt may be
+                  -- in flight.
+                  d.state = 'pending'
+                  AND (d.attempt = 0
+                       OR coalesce(w.at <= clock_timestamp() + make_interval(secs => $2), true)) AS "due!",
+                  extract(epoch FROM clock_timestamp() - greatest(d.attempted_at, d.created_at))::float8 AS "age!",
+                  clock_timestamp() AS "now!"
+           FROM deliveries d
+           JOIN partners p ON p.partner_id = d.partner_id
+           LEFT JOIN work w ON w.id = d.delivery_id
+           LEFT JOIN orders o ON o.order_id = d.order_id
+           LEFT JOIN topups t ON t.topup_id = d.topup_id
+           LEFT JOIN esims e ON e.topup_id = d.topup_id
+           WHERE d.delivery_id = $1"#,
+        id.uuid(),
+        seconds(LONGEST_LEASE),
+    );
+    Ok(read.fetch_optional(connection).await?)
 }
 
 /// The numbers of deliveries that a replay makes due.
@@ -283,9 +363,9 @@ pub struct Replayed {
     pub newest: Option<OffsetDateTime>,
 }
 
-/// Makes the oldest deliveries that match a filter pending and due, at the start of the schedule; their
-/// attempts stay. Pending deliveries match if they wait for a retry, not if they wait for a URL. Deliveries whose profile
-/// was erased don't match.
+/// Makes the oldest deliveries that match a filter pending and due, at the start of the schedule; their attempts stay.
+/// A pending delivery matches if it waits for a retry, not if it waits for a URL. Deliveries whose profile was erased
+/// and tests don't match.
 pub async fn replay(
     connection: &mut PgConnection,
     filter: &Filter<'_>,
@@ -293,36 +373,42 @@ pub async fn replay(
     mode: Mode<'_>,
 ) -> Result<Replayed> {
     let mut transaction = connection.begin().await?;
-    let topups = find(&mut transaction, filter, Order::OldestFirst, limit).await?;
-    // A delivery that is due within 30 s may be leased, or is due soon enough.
+    let ids = choose(&mut transaction, filter, Order::OldestFirst, limit).await?;
     let query = sqlx::query_as!(
         Replayed,
         r#"WITH chosen AS MATERIALIZED (
-             SELECT topup_id, partner_id, attempt, state, attempted_at, duration_ms, status, created_at
+             -- The filter again, because a row may have changed since it was chosen.
+             SELECT delivery_id, partner_id, kind, attempt, state, attempted_at, duration_ms, status, created_at
              FROM deliveries d
-             WHERE topup_id = ANY ($1) AND ($2::text IS NULL OR state = $2)
+             WHERE delivery_id = ANY ($1) AND kind <> 'webhook.test'
+               AND ($2::text IS NULL OR state = $2)
                AND ($4::uuid IS NULL OR partner_id = $4)
                AND ($5::timestamptz IS NULL OR greatest(attempted_at, created_at) >= $5)
                AND ($6::timestamptz IS NULL OR greatest(attempted_at, created_at) < $6)
+               -- A pending delivery that is due within the longest lease may be in flight, or is due
+               -- soon enough.
                AND (state IN ('delivered', 'exhausted')
                     OR (state = 'pending' AND attempt > 0
-                        AND (SELECT at FROM delivery_due due WHERE due.topup_id = d.topup_id)
+                        AND (SELECT at FROM work w WHERE w.id = d.delivery_id)
                             > now() + make_interval(secs => $3)))
                AND NOT EXISTS (SELECT FROM esims e WHERE e.topup_id = d.topup_id AND e.erased_at IS NOT NULL)
-             ORDER BY topup_id FOR UPDATE
+             ORDER BY delivery_id
+             FOR UPDATE
          ), kept AS (
-             INSERT INTO delivery_attempts (topup_id, attempt, at, duration_ms, status, class)
-             SELECT topup_id, attempt - 1, attempted_at, coalesce(duration_ms, 0), status, 'delivered'
-             FROM chosen WHERE state = 'delivered' AND attempted_at IS NOT NULL ON CONFLICT DO NOTHING
+             -- The attempt that delivered a topup is on its row, which the replay overwrites.
+             INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, status, class)
+             SELECT delivery_id, attempt - 1, attempted_at, coalesce(duration_ms, 0), status, 'delivered'
+             FROM chosen WHERE kind = 'topup.ready' AND state = 'delivered' AND attempted_at IS NOT NULL
+             ON CONFLICT DO NOTHING
          ), due AS (
-             INSERT INTO delivery_due AS due (topup_id, partner_id, at) SELECT topup_id, partner_id, now() FROM chosen
-             ON CONFLICT (topup_id) DO UPDATE SET at = excluded.at
-         ), free AS (
-             DELETE FROM delivery_held WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM chosen))
-         ), made_due AS (
-             UPDATE deliveries d
-             SET state = 'pending', schedule_start = d.attempt, delivered_at = NULL
-             FROM chosen WHERE d.topup_id = chosen.topup_id
+             INSERT INTO work AS w (id, kind, provider, lane, partner_id, at)
+             SELECT delivery_id, 'deliver', '', '', partner_id, now() FROM chosen
+             ON CONFLICT (id) DO UPDATE SET at = excluded.at
+         ), released AS (
+             DELETE FROM held WHERE id = ANY (ARRAY (SELECT delivery_id FROM chosen))
+         ), pending AS (
+             UPDATE deliveries d SET state = 'pending', schedule_start = d.attempt, delivered_at = NULL
+             FROM chosen WHERE d.delivery_id = chosen.delivery_id
          )
          SELECT count(*) AS "replayed!",
                 count(*) FILTER (WHERE state = 'delivered') AS "delivered!",
@@ -330,7 +416,7 @@ pub async fn replay(
                 count(*) FILTER (WHERE state = 'pending') AS "pending!",
                 min(greatest(attempted_at, created_at)) AS oldest, max(greatest(attempted_at, created_at)) AS newest
          FROM chosen"#,
-        &topups,
+        &ids,
         filter.state,
         seconds(LONGEST_LEASE),
         filter.partner_id.map(PartnerId::uuid),

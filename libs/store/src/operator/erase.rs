@@ -47,7 +47,7 @@ pub enum NotErased {
     },
     #[error("the partner is enabled; run `esimctl partner disable` first")]
     Enabled,
-    /// The partner's last orders may still lack due rows.
+    /// The partner's last orders may still lack their work.
     #[error("the partner was disabled a moment ago; repeat the command in a minute")]
     TooSoon,
     #[error(
@@ -55,9 +55,9 @@ pub enum NotErased {
          --partner` and `esimctl placement list --state parked`"
     )]
     Busy {
-        /// Due and parked placements.
+        /// Placements with work, and parked ones.
         placements: i64,
-        /// Due deliveries.
+        /// Deliveries with work.
         deliveries: i64,
     },
     #[error(transparent)]
@@ -73,9 +73,11 @@ pub async fn order(connection: &mut PgConnection, order_id: OrderId, mode: Mode<
     // A replay or a claim that is under way ends before the check.
     let query = sqlx::query!(
         "WITH placed AS (SELECT placement_id FROM placements WHERE order_id = $1 FOR UPDATE)
-         SELECT d.topup_id FROM placed
+         SELECT d.delivery_id FROM placed
          JOIN topups t ON t.placement_id = placed.placement_id
-         JOIN deliveries d ON d.topup_id = t.topup_id FOR UPDATE OF d",
+         JOIN esims e ON e.topup_id = t.topup_id
+         JOIN deliveries d ON d.delivery_id = e.delivery_id
+         FOR UPDATE OF d",
         order_id.uuid()
     );
     query.fetch_all(&mut *transaction).await?;
@@ -83,10 +85,11 @@ pub async fn order(connection: &mut PgConnection, order_id: OrderId, mode: Mode<
         r#"SELECT (SELECT count(*) FROM placements p
                    WHERE p.order_id = $1
                      AND (p.state NOT IN ('placed', 'failed', 'refused')
-                          OR (SELECT true FROM placement_due d WHERE d.placement_id = p.placement_id))) AS "placements!",
+                          OR (SELECT true FROM work w WHERE w.id = p.placement_id))) AS "placements!",
                   (SELECT count(*) FROM placements p
                    JOIN topups t ON t.placement_id = p.placement_id
-                   LEFT JOIN deliveries d ON d.topup_id = t.topup_id
+                   LEFT JOIN esims e ON e.topup_id = t.topup_id
+                   LEFT JOIN deliveries d ON d.delivery_id = e.delivery_id
                    WHERE p.order_id = $1 AND coalesce(d.state = 'pending', t.state <> 'failed')) AS "units!""#,
         order_id.uuid()
     );
@@ -102,35 +105,43 @@ pub async fn order(connection: &mut PgConnection, order_id: OrderId, mode: Mode<
 async fn orders(connection: &mut PgConnection, orders: &[Uuid]) -> Result<Erased, sqlx::Error> {
     sqlx::query_as!(
         Erased,
-        r#"WITH part AS MATERIALIZED (
-               SELECT t.topup_id FROM placements p JOIN topups t ON t.placement_id = p.placement_id
+        r#"WITH unit AS MATERIALIZED (
+               SELECT t.topup_id, e.delivery_id,
+                      -- The id of the event `topup.failed` is derived from the topup.
+                      md5('topup.failed ' || t.topup_id)::uuid AS event_id
+               FROM placements p
+               JOIN topups t ON t.placement_id = p.placement_id
+               LEFT JOIN esims e ON e.topup_id = t.topup_id
                WHERE p.order_id = ANY ($1)
            ), profiles AS (
                UPDATE esims e SET profile = NULL, erased_at = now()
-               FROM part WHERE e.topup_id = part.topup_id AND e.erased_at IS NULL AND e.ready_at IS NOT NULL
+               FROM unit WHERE e.topup_id = unit.topup_id AND e.erased_at IS NULL AND e.ready_at IS NOT NULL
                RETURNING e.topup_id
-           ), units AS (
-               UPDATE topups t SET profile = NULL, reason = NULL
-               FROM part WHERE t.topup_id = part.topup_id
-           ), attempts AS (
-               DELETE FROM delivery_attempts a USING part WHERE a.topup_id = part.topup_id RETURNING a.topup_id
-           ), held AS (
-               DELETE FROM delivery_held WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM part)) RETURNING topup_id
-           ), events_of AS (
-               DELETE FROM events v USING part WHERE v.topup_id = part.topup_id RETURNING v.event_id
-           ), event_attempts AS (
-               DELETE FROM delivery_attempts WHERE topup_id = ANY (ARRAY (SELECT event_id FROM events_of))
-           ), event_due AS (
-               DELETE FROM delivery_due WHERE topup_id = ANY (ARRAY (SELECT event_id FROM events_of))
-           ), event_held AS (
-               DELETE FROM delivery_held WHERE topup_id = ANY (ARRAY (SELECT event_id FROM events_of))
+           ), reasons AS (
+               UPDATE topups t SET reason = NULL
+               FROM unit WHERE t.topup_id = unit.topup_id AND t.reason IS NOT NULL
            ), late AS (
-               DELETE FROM retention_due WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM part))
+               DELETE FROM retention_due WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM unit))
+           ), attempts AS (
+               DELETE FROM delivery_attempts WHERE delivery_id = ANY (ARRAY (SELECT delivery_id FROM unit))
+               RETURNING delivery_id
+           ), waiting AS (
+               DELETE FROM held WHERE id = ANY (ARRAY (SELECT delivery_id FROM unit)) RETURNING id
            ), webhooks AS (
+               -- Deliveries keep their states and times; one that waits for a URL will not be sent.
                UPDATE deliveries d
                SET state = CASE WHEN d.state = 'no_endpoint' THEN 'exhausted' ELSE d.state END,
                    error = CASE WHEN d.state <> 'delivered' THEN 'its order was erased' END
-               FROM part WHERE d.topup_id = part.topup_id AND (d.state <> 'delivered' OR d.error IS NOT NULL)
+               FROM unit WHERE d.delivery_id = unit.delivery_id AND (d.state <> 'delivered' OR d.error IS NOT NULL)
+           ), events AS (
+               -- Events are deleted with everything that belongs to them.
+               DELETE FROM deliveries WHERE delivery_id = ANY (ARRAY (SELECT event_id FROM unit))
+           ), event_attempts AS (
+               DELETE FROM delivery_attempts WHERE delivery_id = ANY (ARRAY (SELECT event_id FROM unit))
+           ), event_work AS (
+               DELETE FROM work WHERE id = ANY (ARRAY (SELECT event_id FROM unit))
+           ), event_waiting AS (
+               DELETE FROM held WHERE id = ANY (ARRAY (SELECT event_id FROM unit))
            ), texts AS (
                UPDATE placements p SET reason = NULL, refusal_status = NULL, refusal_message = NULL
                WHERE p.order_id = ANY ($1)
@@ -140,7 +151,7 @@ async fn orders(connection: &mut PgConnection, orders: &[Uuid]) -> Result<Erased
                WHERE o.order_id = ANY ($1) AND o.erased_at IS NULL RETURNING o.order_id
            )
            SELECT (SELECT count(*) FROM erased) AS "orders!", (SELECT count(*) FROM profiles) AS "profiles!",
-                  (SELECT count(*) FROM attempts) AS "attempts!", (SELECT count(*) FROM held) AS "undelivered!""#,
+                  (SELECT count(*) FROM attempts) AS "attempts!", (SELECT count(*) FROM waiting) AS "undelivered!""#,
         orders,
     )
     .fetch_one(connection)
@@ -160,17 +171,15 @@ pub async fn partner_orders(connection: &mut PgConnection, partner_id: PartnerId
     if !partner.disabled {
         return Err(NotErased::Enabled);
     }
-    // From then on, everything unfinished has a due row.
+    // From then on, everything unfinished has work.
     if !partner.swept {
         return Err(NotErased::TooSoon);
     }
     let query = sqlx::query!(
-        r#"SELECT (SELECT count(*) FROM placement_due WHERE partner_id = $1)
-                  + (SELECT count(*) FROM placement_parked k
-                     WHERE $1 = (SELECT o.partner_id FROM placements p JOIN orders o ON o.order_id = p.order_id
-                                 WHERE p.placement_id = k.placement_id)) AS "placements!",
-                  (SELECT count(*) FROM delivery_due WHERE partner_id = $1)
-                  -- Within its first lease, a delivery has no due row.
+        r#"SELECT (SELECT count(*) FROM work WHERE partner_id = $1 AND kind <> 'deliver')
+                  + (SELECT count(*) FROM held WHERE partner_id = $1 AND state = 'parked') AS "placements!",
+                  (SELECT count(*) FROM work WHERE partner_id = $1 AND kind = 'deliver')
+                  -- Within its first lease, a delivery has no work.
                   + (SELECT count(*) FROM deliveries
                      WHERE partner_id = $1 AND created_at > now() - interval '1 minute' AND state = 'pending')
                   AS "deliveries!""#,
@@ -181,13 +190,13 @@ pub async fn partner_orders(connection: &mut PgConnection, partner_id: PartnerId
         return Err(NotErased::Busy { placements: open.placements, deliveries: open.deliveries });
     }
     let orders = sqlx::query_scalar!(
-        r#"SELECT count(*) AS "orders!" FROM orders WHERE partner_id = $1 AND NOT refused"#,
+        r#"SELECT count(*) AS "orders!" FROM orders WHERE partner_id = $1 AND refused_at IS NULL"#,
         partner_id.uuid(),
     );
     Ok(orders.fetch_one(connection).await?)
 }
 
-/// Erases a disabled partner's name, keys, webhook URL and terms. Its id stays.
+/// Erases a disabled partner's name, keys, webhook URL and events. Its id stays.
 pub async fn partner(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -198,15 +207,19 @@ pub async fn partner(
     // Its state may have changed since the preview.
     partner_orders(&mut transaction, partner_id).await?;
     let statement = sqlx::query!(
-        "WITH endpoint AS (DELETE FROM endpoints WHERE partner_id = $1),
-              terms AS (DELETE FROM retention_terms WHERE partner_id = $1),
-              erased_events AS (DELETE FROM events WHERE partner_id = $1 RETURNING event_id),
-              answers AS (DELETE FROM delivery_attempts WHERE topup_id = ANY (ARRAY (SELECT event_id FROM erased_events))),
-              held AS (DELETE FROM delivery_held WHERE topup_id = ANY (ARRAY (SELECT event_id FROM erased_events)))
+        "WITH endpoint AS (
+             DELETE FROM endpoints WHERE partner_id = $1
+         ), events AS (
+             DELETE FROM deliveries WHERE partner_id = $1 AND kind <> 'topup.ready' RETURNING delivery_id
+         ), attempts AS (
+             DELETE FROM delivery_attempts WHERE delivery_id = ANY (ARRAY (SELECT delivery_id FROM events))
+         ), waiting AS (
+             DELETE FROM held WHERE id = ANY (ARRAY (SELECT delivery_id FROM events))
+         )
          UPDATE partners
          SET name = 'erased', access_key = 'erased-' || partner_id, secret_key = NULL, webhook_url = NULL,
-             webhook_events = '{}', webhook_secret = '', old_access_key = NULL, old_secret_key = NULL, old_keys_until = NULL,
-             old_webhook_secret = NULL, old_webhook_secret_until = NULL, erased_at = coalesce(erased_at, now())
+             webhook_events = '{}', webhook_secret = '', old_access_key = NULL, old_secret_key = NULL,
+             old_keys_until = NULL, old_webhook_secret = NULL, old_webhook_secret_until = NULL, erased_at = coalesce(erased_at, now())
          WHERE partner_id = $1 AND disabled_at IS NOT NULL",
         partner_id.uuid(),
     );
@@ -217,25 +230,25 @@ pub async fn partner(
     Ok(())
 }
 
-/// Erases a partner's next orders by external id, after `after`. Returns the next `after`, if more are left.
+/// Erases a partner's next orders, after `after`. Returns the next `after`, if more are left.
 pub async fn partner_batch(
     connection: &mut PgConnection,
     partner_id: PartnerId,
-    after: &str,
+    after: Option<OrderId>,
     limit: u32,
-) -> Result<(Erased, Option<String>), NotErased> {
+) -> Result<(Erased, Option<OrderId>), NotErased> {
     let mut transaction = connection.begin().await?;
-    let query = sqlx::query!(
-        "SELECT order_id, external_order_id FROM orders
-         WHERE partner_id = $1 AND external_order_id > $2 AND NOT refused ORDER BY external_order_id LIMIT $3",
+    let query = sqlx::query_scalar!(
+        "SELECT order_id FROM orders
+         WHERE partner_id = $1 AND order_id > $2 AND refused_at IS NULL
+         ORDER BY order_id LIMIT $3",
         partner_id.uuid(),
-        after,
+        after.map_or(Uuid::nil(), OrderId::uuid),
         i64::from(limit),
     );
-    let page = query.fetch_all(&mut *transaction).await?;
-    let ids: Vec<Uuid> = page.iter().map(|order| order.order_id).collect();
+    let ids = query.fetch_all(&mut *transaction).await?;
     let erased = orders(&mut transaction, &ids).await?;
     transaction.commit().await?;
-    let full = u32::try_from(page.len()).is_ok_and(|read| read >= limit);
-    Ok((erased, page.into_iter().last().filter(|_| full).map(|last| last.external_order_id)))
+    let full = u32::try_from(ids.len()).is_ok_and(|read| read >= limit);
+    Ok((erased, ids.last().filter(|_| full).map(|last| OrderId::from(*last))))
 }

@@ -45,9 +45,11 @@ pub struct PlacementView {
     /// When the provider confirmed the purchase.
     #[serde(with = "time::serde::rfc3339::option")]
     pub placed_at: Option<OffsetDateTime>,
-    /// When redrive picks it up next.
+    /// What fails together with it at the provider, usually its option.
+    pub lane: String,
+    /// When a provisioner looks at it next.
     #[serde(with = "time::serde::rfc3339::option")]
-    pub redrive_at: Option<OffsetDateTime>,
+    pub due_at: Option<OffsetDateTime>,
 }
 
 /// One unit and its delivery, as operators see it.
@@ -96,14 +98,9 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderVi
                      JOIN esims e ON e.provider = known.name AND e.iccid = $3
                      JOIN topups t ON t.topup_id = e.topup_id
                      JOIN placements p ON p.placement_id = t.placement_id
-               UNION SELECT o.order_id FROM partners p
-                     CROSS JOIN LATERAL (
-                         SELECT order_id FROM orders
-                         WHERE partner_id = p.partner_id AND external_order_id = $2 AND NOT refused LIMIT 1
-                     ) o
-               UNION SELECT order_id FROM orders WHERE external_order_id = $2 AND refused
+               UNION SELECT order_id FROM orders WHERE external_order_id = $2
            )
-           SELECT order_id, partner_id, external_order_id, refused, traceparent, created_at, erased_at
+           SELECT order_id, partner_id, external_order_id, refused_at IS NOT NULL AS "refused!", traceparent, created_at, erased_at
            FROM orders WHERE order_id = ANY (ARRAY (SELECT order_id FROM found))
            ORDER BY created_at DESC LIMIT 20"#,
         uuid,
@@ -115,7 +112,8 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderVi
     for head in heads {
         let query = sqlx::query_as!(
             PlacementView,
-            r#"SELECT placement_id, p.provider, state, attempt, reason, attempted_at, placed_at, (SELECT at FROM placement_due d WHERE d.placement_id = p.placement_id) AS "redrive_at?"
+            r#"SELECT placement_id, p.provider, state, attempt, reason, attempted_at, placed_at, lane,
+                      (SELECT at FROM work w WHERE w.id = p.placement_id) AS "due_at?"
                FROM placements p
                WHERE order_id = $1 ORDER BY placement_id"#,
             head.order_id,
@@ -133,8 +131,8 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderVi
                FROM placements p
                JOIN topups t ON t.placement_id = p.placement_id
                LEFT JOIN esims e ON e.topup_id = t.topup_id
-               LEFT JOIN deliveries d ON d.topup_id = t.topup_id
-               LEFT JOIN delivery_due due ON due.topup_id = t.topup_id
+               LEFT JOIN deliveries d ON d.delivery_id = e.delivery_id
+               LEFT JOIN work due ON due.id = e.delivery_id
                WHERE p.order_id = $1 ORDER BY t.position"#,
             head.order_id,
         );

@@ -34,9 +34,9 @@ pub struct Listed {
     pub pending: i64,
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
-    /// When redrive picks it up next.
+    /// When a provisioner looks at it next.
     #[serde(with = "time::serde::rfc3339::option")]
-    pub redrive_at: Option<OffsetDateTime>,
+    pub due_at: Option<OffsetDateTime>,
 }
 
 /// Lists placements, optionally of one state or provider. Parked ones come oldest first, all others newest first.
@@ -55,7 +55,7 @@ pub async fn list(
         Listed,
         r#"SELECT p.placement_id, p.order_id, o.partner_id, o.external_order_id, p.provider, p.state, p.attempt,
                   p.reason, p.placed_at IS NOT NULL AS "bought!", p.created_at,
-                  (SELECT at FROM placement_due d WHERE d.placement_id = p.placement_id) AS "redrive_at?",
+                  (SELECT at FROM work w WHERE w.id = p.placement_id) AS "due_at?",
                   count(t.topup_id) AS "units!", count(t.topup_id) FILTER (WHERE t.state = 'pending' AND e.ready_at IS NULL) AS "pending!"
            FROM placements p
            JOIN orders o ON o.order_id = p.order_id
@@ -75,16 +75,17 @@ const LOOK: i64 = 5_000;
 async fn parked(connection: &mut PgConnection, provider: Option<&str>, limit: i64) -> Result<Vec<Uuid>> {
     let found = sqlx::query_scalar!(
         r#"WITH RECURSIVE known (provider) AS (
-               (SELECT provider FROM placement_parked ORDER BY provider LIMIT 1)
+               -- Walks from provider to provider by the index.
+               (SELECT provider FROM held WHERE state = 'parked' ORDER BY provider LIMIT 1)
                UNION ALL
-               SELECT (SELECT k.provider FROM placement_parked k WHERE k.provider > known.provider
-                       ORDER BY k.provider LIMIT 1)
+               SELECT (SELECT h.provider FROM held h WHERE h.state = 'parked' AND h.provider > known.provider
+                       ORDER BY h.provider LIMIT 1)
                FROM known WHERE known.provider IS NOT NULL
            )
-           SELECT parked.placement_id AS "placement_id!"
+           SELECT parked.id AS "placement_id!"
            FROM known
            CROSS JOIN LATERAL (
-               SELECT placement_id, at FROM placement_parked k WHERE k.provider = known.provider ORDER BY at LIMIT $2
+               SELECT id, at FROM held h WHERE h.state = 'parked' AND h.provider = known.provider ORDER BY at LIMIT $2
            ) parked
            WHERE $1::text IS NULL OR known.provider = $1
            ORDER BY parked.at LIMIT $2"#,
@@ -169,7 +170,7 @@ pub async fn resolve(
 ) -> Result<Resolved, NotResolved> {
     let mut transaction = connection.begin().await?;
     let query = sqlx::query!(
-        r#"SELECT p.order_id, p.provider, p.state, p.attempt, o.refused,
+        r#"SELECT p.order_id, p.provider, p.state, p.attempt, o.refused_at IS NOT NULL AS "refused!",
                   EXISTS (SELECT FROM topups t JOIN esims e ON e.topup_id = t.topup_id
                           WHERE t.placement_id = p.placement_id) AS "has_units!"
            FROM placements p JOIN orders o ON o.order_id = p.order_id
@@ -194,16 +195,17 @@ pub async fn resolve(
              SET state = $2, not_found_at = NULL, unknowns = 0, disputed = false,
                  placed_at = CASE WHEN $3 THEN now() END,
                  reason = CASE WHEN $4 THEN NULL ELSE 'settled by an operator as not bought' END
-             FROM orders o WHERE p.placement_id = $1 AND o.order_id = p.order_id
-             RETURNING p.placement_id, p.provider, p.lane, o.partner_id
+             WHERE p.placement_id = $1
+             RETURNING p.placement_id, p.provider, p.lane, p.partner_id
          ), due AS (
-             INSERT INTO placement_due AS d (placement_id, provider, lane, partner_id, buys, at)
-             SELECT placement_id, provider, coalesce(lane, ''), partner_id, NOT $3, now() FROM settled WHERE $4
-             ON CONFLICT (placement_id) DO UPDATE SET buys = excluded.buys, at = excluded.at
+             INSERT INTO work AS w (id, kind, provider, lane, partner_id, at)
+             SELECT placement_id, CASE WHEN $3 THEN 'collect' ELSE 'buy_again' END, provider, lane, partner_id, now()
+             FROM settled WHERE $4
+             ON CONFLICT (id) DO UPDATE SET kind = excluded.kind, at = excluded.at
          ), done AS (
-             DELETE FROM placement_due WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM settled WHERE NOT $4))
+             DELETE FROM work WHERE id = ANY (ARRAY (SELECT placement_id FROM settled WHERE NOT $4))
          )
-         DELETE FROM placement_parked WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM settled))",
+         DELETE FROM held WHERE id = ANY (ARRAY (SELECT placement_id FROM settled))",
         placement_id.uuid(),
         settled.state.as_str(),
         placed,

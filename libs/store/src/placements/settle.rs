@@ -1,8 +1,16 @@
 //! Settling placements: outcomes are recorded in batches.
+//!
+//! Most outcomes of most batches are the same: the first attempt bought the placement and all its
+//! profiles are there. A statement of three writes records those ([`Ready`]). Whatever it does not
+//! move, and every other outcome, goes through the general statements, which also write and delete
+//! due work and what waits for an operator.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
-use domain::{Iccid, PlacementId, TopupId};
+use domain::{DeliveryId, Iccid, OrderId, PartnerId, PlacementId, TopupId};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -14,6 +22,17 @@ pub struct Settlement {
     pub placement_id: PlacementId,
     pub attempt: u32,
     pub outcome: Outcome,
+    /// What the claim knew, if the placement was claimed fresh: it has no due work, and its units
+    /// have no eSIM yet.
+    pub fresh: Option<Fresh>,
+}
+
+/// The columns of a freshly claimed placement that its eSIMs and deliveries repeat.
+#[derive(Clone, Debug)]
+pub struct Fresh {
+    pub order_id: OrderId,
+    pub partner_id: PartnerId,
+    pub provider: String,
 }
 
 /// The outcome of an attempt; see [`domain::placement::Event`].
@@ -61,7 +80,12 @@ pub enum Progress {
     /// No profile yet.
     Pending,
     /// The profile has arrived.
-    Ready { iccid: Iccid, profile: Vec<u8> },
+    Ready {
+        iccid: Iccid,
+        profile: Vec<u8>,
+        /// The delivery that is created together with the profile.
+        delivery_id: DeliveryId,
+    },
     /// It will never have a profile, for this reason.
     Failed(String),
 }
@@ -73,8 +97,8 @@ pub struct Settled {
     pub moved: bool,
     /// The purchase was unexpected, so the placement is parked now.
     pub unexpected: bool,
-    /// Topups that it made ready, each with a new delivery.
-    pub ready: Vec<TopupId>,
+    /// The deliveries of the units that it made ready.
+    pub ready: Vec<DeliveryId>,
 }
 
 /// Records a batch of settlements, each along its transition, in one transaction.
@@ -83,34 +107,176 @@ pub async fn settle(connection: &mut PgConnection, settlements: &[Settlement]) -
 }
 
 async fn settle_once(connection: &mut PgConnection, settlements: &[Settlement]) -> Result<Vec<Settled>> {
-    let rounds = rounds(settlements);
     let mut settled = vec![Settled::default(); settlements.len()];
     // One statement is a transaction by itself; only a mixed batch needs a larger one.
-    if rounds.len() <= 1 && settlements.iter().all(is_one_statement) {
-        settle_rounds(connection, settlements, &rounds, &mut settled).await?;
+    if settlements.iter().all(is_ready) {
+        let left = settle_ready(connection, settlements, &mut settled).await?;
+        if left.is_empty() {
+            return Ok(settled);
+        }
+        settle_others(connection, settlements, &left, &mut settled).await?;
+    } else if settlements.iter().all(is_one_statement) && !settlements.iter().any(is_ready) {
+        let all: Vec<usize> = (0..settlements.len()).collect();
+        settle_others(connection, settlements, &all, &mut settled).await?;
     } else {
         let mut transaction = sqlx::Connection::begin(connection).await?;
-        settle_rounds(&mut transaction, settlements, &rounds, &mut settled).await?;
+        let left = settle_ready(&mut transaction, settlements, &mut settled).await?;
+        settle_others(&mut transaction, settlements, &left, &mut settled).await?;
         transaction.commit().await?;
     }
     Ok(settled)
 }
 
+/// Records the common outcomes of a batch. Returns the places of the settlements that are left.
+async fn settle_ready(
+    connection: &mut PgConnection,
+    settlements: &[Settlement],
+    settled: &mut [Settled],
+) -> Result<Vec<usize>> {
+    let ready = Ready::of(settlements);
+    let mut changes = HashMap::new();
+    if !ready.placements.is_empty() {
+        changes = ready.record(connection).await?;
+    }
+    let mut left = Vec::new();
+    for (index, settlement) in settlements.iter().enumerate() {
+        let change = if is_ready(settlement) { changes.remove(&settlement.placement_id) } else { None };
+        match change {
+            Some(ready) => settled[index] = Settled { moved: true, unexpected: false, ready },
+            None => left.push(index),
+        }
+    }
+    Ok(left)
+}
+
+/// Records these members of a batch by the general statements.
+async fn settle_others(
+    connection: &mut PgConnection,
+    settlements: &[Settlement],
+    members: &[usize],
+    settled: &mut [Settled],
+) -> Result<()> {
+    settle_rounds(connection, settlements, &rounds(settlements, members), settled).await
+}
+
+/// Whether the outcome is the common one: a first purchase with all of its profiles, which leaves no
+/// work and which a readiness event announces.
+fn is_ready(settlement: &Settlement) -> bool {
+    let Outcome::Bought { units, collect_in: None, park: None, announced: true } = &settlement.outcome else {
+        return false;
+    };
+    settlement.fresh.is_some() && units.iter().all(|unit| matches!(unit.progress, Progress::Ready { .. }))
+}
+
+/// The [common outcomes](is_ready) of a batch, one vector per column.
+#[derive(Default)]
+struct Ready {
+    placements: Vec<Uuid>,
+    attempts: Vec<i32>,
+    unit_placements: Vec<Uuid>,
+    orders: Vec<Uuid>,
+    partners: Vec<Uuid>,
+    providers: Vec<String>,
+    topups: Vec<String>,
+    provider_units: Vec<String>,
+    iccids: Vec<String>,
+    profiles: Vec<Vec<u8>>,
+    deliveries: Vec<Uuid>,
+}
+
+impl Ready {
+    /// A placement that occurs twice is left to the general statements.
+    fn of(settlements: &[Settlement]) -> Self {
+        let mut columns = Self::default();
+        let mut seen = HashSet::with_capacity(settlements.len());
+        for settlement in settlements.iter().filter(|settlement| is_ready(settlement)) {
+            let (Outcome::Bought { units, .. }, Some(fresh)) = (&settlement.outcome, &settlement.fresh) else {
+                continue;
+            };
+            let placement = settlement.placement_id.uuid();
+            if !seen.insert(placement) {
+                continue;
+            }
+            columns.placements.push(placement);
+            columns.attempts.push(signed(settlement.attempt));
+            for unit in units {
+                let Progress::Ready { iccid, profile, delivery_id } = &unit.progress else { continue };
+                columns.unit_placements.push(placement);
+                columns.orders.push(fresh.order_id.uuid());
+                columns.partners.push(fresh.partner_id.uuid());
+                columns.providers.push(fresh.provider.clone());
+                columns.topups.push(unit.topup_id.to_string());
+                columns.provider_units.push(unit.provider_unit_id.clone());
+                columns.iccids.push(iccid.as_str().to_owned());
+                columns.profiles.push(profile.clone());
+                columns.deliveries.push(delivery_id.uuid());
+            }
+        }
+        columns
+    }
+
+    /// Records the purchases with their profiles and deliveries. Returns the deliveries of each
+    /// placement that moved. The units need no check of their own: only a claim leads to `placing`,
+    /// and its topups can neither fail nor get a unit before that attempt is settled.
+    async fn record(&self, connection: &mut PgConnection) -> Result<HashMap<PlacementId, Vec<DeliveryId>>> {
+        let query = sqlx::query!(
+            r#"WITH moved AS (
+                   UPDATE placements p
+                   SET state = 'placed', placed_at = now(), unknowns = 0, reason = NULL
+                   FROM unnest($1::uuid[], $2::int[]) AS new (placement_id, attempt)
+                   WHERE p.placement_id = new.placement_id AND p.attempt = new.attempt AND p.state = 'placing'
+                   RETURNING p.placement_id
+               ), unit AS MATERIALIZED (
+                   SELECT *
+                   FROM unnest($3::uuid[], $4::uuid[], $5::uuid[], $6::text[], $7::text[], $8::text[], $9::text[],
+                               $10::bytea[], $11::uuid[])
+                       AS unit (placement_id, order_id, partner_id, provider, topup_id, provider_unit_id, iccid,
+                                profile, delivery_id)
+                   WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM moved))
+               ), stored AS (
+                   INSERT INTO esims (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id)
+                   SELECT topup_id, provider, provider_unit_id, iccid, profile, now(), delivery_id FROM unit
+               ), created AS (
+                   INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id)
+                   SELECT delivery_id, partner_id, 'topup.ready', topup_id, order_id FROM unit
+               )
+               SELECT placement_id AS "placement_id!", delivery_id AS "delivery_id!" FROM unit"#,
+            &self.placements,
+            &self.attempts,
+            &self.unit_placements,
+            &self.orders,
+            &self.partners,
+            &self.providers,
+            &self.topups,
+            &self.provider_units,
+            &self.iccids,
+            &self.profiles,
+            &self.deliveries,
+        );
+        let mut moved: HashMap<PlacementId, Vec<DeliveryId>> = HashMap::with_capacity(self.placements.len());
+        for row in query.fetch_all(connection).await? {
+            moved.entry(row.placement_id.into()).or_default().push(row.delivery_id.into());
+        }
+        Ok(moved)
+    }
+}
+
+/// Whether the general statements record it in one: only failed units take a further statement.
 fn is_one_statement(settlement: &Settlement) -> bool {
     let lasts = |unit: &Unit| !matches!(unit.progress, Progress::Failed(_));
     matches!(&settlement.outcome, Outcome::Bought { units, .. } if units.iter().all(lasts))
 }
 
-/// Splits a batch into statements. A statement sees each placement only once, so two settlements of one
-/// placement go into different rounds. Usually there is one round.
-fn rounds(settlements: &[Settlement]) -> Vec<Vec<usize>> {
+/// Splits these members of a batch into statements. A statement sees each placement only once, so
+/// two settlements of one placement go into different rounds. Usually there is one round.
+fn rounds(settlements: &[Settlement], members: &[usize]) -> Vec<Vec<usize>> {
     let mut rounds: Vec<Vec<usize>> = Vec::new();
-    let mut next: HashMap<PlacementId, usize> = HashMap::with_capacity(settlements.len());
-    for (index, settlement) in settlements.iter().enumerate() {
-        let round = next.entry(settlement.placement_id).or_default();
+    let mut next: HashMap<PlacementId, usize> = HashMap::with_capacity(members.len());
+    for index in members {
+        let round = next.entry(settlements[*index].placement_id).or_default();
         match rounds.get_mut(*round) {
-            Some(round) => round.push(index),
-            None => rounds.push(vec![index]),
+            Some(round) => round.push(*index),
+            None => rounds.push(vec![*index]),
         }
         *round += 1;
     }
@@ -151,6 +317,7 @@ struct Bought {
     provider_units: Vec<String>,
     iccids: Vec<Option<String>>,
     profiles: Vec<Option<Vec<u8>>>,
+    deliveries: Vec<Option<Uuid>>,
     failed_placements: Vec<Uuid>,
     failed_topups: Vec<String>,
     failed_reasons: Vec<String>,
@@ -172,37 +339,43 @@ impl Bought {
                 columns.unannounced.push(placement);
             }
             for unit in units {
-                let (iccid, profile) = match &unit.progress {
-                    Progress::Pending => (None, None),
-                    Progress::Ready { iccid, profile } => (Some(iccid.as_str().to_owned()), Some(profile.clone())),
+                columns.unit_placements.push(placement);
+                columns.topups.push(unit.topup_id.to_string());
+                columns.provider_units.push(unit.provider_unit_id.clone());
+                let mut ready = None;
+                match &unit.progress {
+                    Progress::Pending => {}
+                    Progress::Ready { iccid, profile, delivery_id } => {
+                        ready = Some((iccid.as_str().to_owned(), profile.clone(), delivery_id.uuid()));
+                    }
                     Progress::Failed(reason) => {
                         columns.failed_placements.push(placement);
                         columns.failed_topups.push(unit.topup_id.to_string());
                         columns.failed_reasons.push(reason.clone());
-                        (None, None)
                     }
-                };
-                columns.unit_placements.push(placement);
-                columns.topups.push(unit.topup_id.to_string());
-                columns.provider_units.push(unit.provider_unit_id.clone());
-                columns.iccids.push(iccid);
-                columns.profiles.push(profile);
+                }
+                columns.iccids.push(ready.as_ref().map(|(iccid, ..)| iccid.clone()));
+                columns.deliveries.push(ready.as_ref().map(|(.., delivery)| *delivery));
+                columns.profiles.push(ready.map(|(_, profile, _)| profile));
             }
         }
         columns
     }
 
-    /// One statement stores the units, their profiles and their deliveries. It joins no two row sets without an index:
-    /// PostgreSQL takes them for one row each, and compares every pair.
+    /// One statement stores the units, their profiles and their deliveries. It never joins two CTEs
+    /// directly: the planner expects one row from each and picks a nested loop, which is quadratic
+    /// in the size of the batch.
     async fn record(&self, connection: &mut PgConnection, changes: &mut Changes) -> Result<()> {
         if self.placements.is_empty() {
             return Ok(());
         }
         let query = sqlx::query!(
             r#"WITH unit AS MATERIALIZED (
-                   SELECT * FROM unnest($6::uuid[], $7::text[], $8::text[], $9::text[], $10::bytea[])
-                       AS unit (placement_id, topup_id, provider_unit_id, iccid, profile)
+                   SELECT * FROM unnest($6::uuid[], $7::text[], $8::text[], $9::text[], $10::bytea[], $11::uuid[])
+                       AS unit (placement_id, topup_id, provider_unit_id, iccid, profile, delivery_id)
                ), moved AS (
+                   -- Only the attempt that is recorded last can be settled, and only while it is open, or
+                   -- bought with profiles missing.
                    UPDATE placements p
                    SET state = CASE WHEN new.park IS NULL THEN 'placed' ELSE 'parked' END,
                        reason = new.park,
@@ -211,53 +384,58 @@ impl Bought {
                        AS new (placement_id, attempt, collect_in, park)
                    WHERE p.placement_id = new.placement_id AND p.attempt = new.attempt
                      AND (p.state IN ('placing', 'placed') OR (p.state = 'parked' AND NOT p.disputed))
-                   RETURNING p.placement_id, p.order_id, p.provider, p.lane, new.collect_in, new.park
+                   RETURNING p.placement_id, p.order_id, p.partner_id, p.provider, p.lane, new.collect_in, new.park
                ), stored AS (
-                   INSERT INTO esims AS e (topup_id, provider, provider_unit_id, iccid, profile, ready_at)
+                   -- A unit stays with its topup for ever; only its profile may come later.
+                   INSERT INTO esims AS e (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id)
                    SELECT unit.topup_id, p.provider, unit.provider_unit_id, unit.iccid, unit.profile,
-                          CASE WHEN unit.profile IS NOT NULL THEN now() END
+                          CASE WHEN unit.profile IS NOT NULL THEN now() END, unit.delivery_id
                    FROM unit
                    JOIN topups t ON t.topup_id = unit.topup_id AND t.placement_id = unit.placement_id
                                     AND t.state = 'pending'
                    JOIN placements p ON p.placement_id = unit.placement_id
                    WHERE unit.placement_id = ANY (ARRAY (SELECT placement_id FROM moved))
                    ON CONFLICT (topup_id) DO UPDATE
-                   SET iccid = excluded.iccid, profile = excluded.profile, ready_at = excluded.ready_at
+                   SET iccid = excluded.iccid, profile = excluded.profile, ready_at = excluded.ready_at,
+                       delivery_id = excluded.delivery_id
                    WHERE e.ready_at IS NULL AND excluded.ready_at IS NOT NULL
                      AND e.provider_unit_id = excluded.provider_unit_id
-                   RETURNING e.topup_id, e.ready_at
+                   RETURNING e.topup_id, e.delivery_id
                ), ready AS (
-                   SELECT stored.topup_id, p.placement_id, p.order_id, o.partner_id, o.answer_by
+                   SELECT stored.topup_id, stored.delivery_id, p.placement_id, p.order_id, p.partner_id, o.answer_by
                    FROM stored
                    JOIN topups t ON t.topup_id = stored.topup_id
                    JOIN placements p ON p.placement_id = t.placement_id
                    JOIN orders o ON o.order_id = p.order_id
-                   WHERE stored.ready_at IS NOT NULL
-               ), born AS (
-                   INSERT INTO deliveries (topup_id, partner_id, order_id)
-                   SELECT topup_id, partner_id, order_id FROM ready
-               ), delivery_due AS (
-                   INSERT INTO delivery_due (topup_id, partner_id, at)
-                   SELECT topup_id, partner_id, greatest(answer_by, now()) FROM ready WHERE placement_id = ANY ($5)
+                   WHERE stored.delivery_id IS NOT NULL
+               ), created AS (
+                   INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id)
+                   SELECT delivery_id, partner_id, 'topup.ready', topup_id, order_id FROM ready
+               ), unannounced AS (
+                   -- No readiness event will name these, so they are due as soon as the order is
+                   -- certainly answered.
+                   INSERT INTO work (id, kind, provider, lane, partner_id, at)
+                   SELECT delivery_id, 'deliver', '', '', partner_id, greatest(answer_by, now())
+                   FROM ready WHERE placement_id = ANY ($5)
                ), done AS (
-                   DELETE FROM placement_due
-                   WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM moved WHERE collect_in IS NULL))
+                   DELETE FROM work
+                   WHERE id = ANY (ARRAY (SELECT placement_id FROM moved WHERE collect_in IS NULL))
                ), later AS (
-                   INSERT INTO placement_due AS d (placement_id, provider, lane, partner_id, buys, at)
-                   SELECT moved.placement_id, moved.provider, coalesce(moved.lane, ''), o.partner_id, false,
-                          now() + make_interval(secs => moved.collect_in)
-                   FROM moved JOIN orders o ON o.order_id = moved.order_id
-                   WHERE moved.collect_in IS NOT NULL
-                   ON CONFLICT (placement_id) DO UPDATE SET buys = false, at = excluded.at
+                   INSERT INTO work AS w (id, kind, provider, lane, partner_id, at)
+                   SELECT placement_id, 'collect', provider, lane, partner_id,
+                          now() + make_interval(secs => collect_in)
+                   FROM moved WHERE collect_in IS NOT NULL
+                   ON CONFLICT (id) DO UPDATE SET kind = excluded.kind, at = excluded.at
                ), parked AS (
-                   INSERT INTO placement_parked (placement_id, provider)
-                   SELECT placement_id, provider FROM moved WHERE park IS NOT NULL ON CONFLICT DO NOTHING
+                   INSERT INTO held (id, state, provider, partner_id)
+                   SELECT placement_id, 'parked', provider, partner_id FROM moved WHERE park IS NOT NULL
+                   ON CONFLICT DO NOTHING
                ), settled AS (
-                   DELETE FROM placement_parked
-                   WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM moved WHERE park IS NULL))
+                   DELETE FROM held
+                   WHERE id = ANY (ARRAY (SELECT placement_id FROM moved WHERE park IS NULL))
                )
-               SELECT placement_id AS "placement_id!", NULL AS "topup_id?" FROM moved
-               UNION ALL SELECT placement_id, topup_id FROM ready"#,
+               SELECT placement_id AS "placement_id!", NULL::uuid AS "delivery_id?" FROM moved
+               UNION ALL SELECT placement_id, delivery_id FROM ready"#,
             &self.placements,
             &self.attempts,
             &self.collect_in as &[Option<f64>],
@@ -268,11 +446,12 @@ impl Bought {
             &self.provider_units,
             &self.iccids as &[Option<String>],
             &self.profiles as &[Option<Vec<u8>>],
+            &self.deliveries as &[Option<Uuid>],
         );
         for row in query.fetch_all(&mut *connection).await? {
             let settled = changes.entry(row.placement_id.into()).or_default();
             settled.moved = true;
-            settled.ready.extend(row.topup_id.map(TopupId::try_from).transpose()?);
+            settled.ready.extend(row.delivery_id.map(DeliveryId::from));
         }
         let has_moved = |placement: &Uuid| changes.contains_key(&PlacementId::from(*placement));
         let moved: Vec<bool> = self.failed_placements.iter().map(has_moved).collect();
@@ -312,11 +491,12 @@ impl Bought {
                    WHERE p.placement_id = new.placement_id AND new.attempt <= p.attempt
                      AND (p.state IN ('accepted', 'refused', 'failed')
                           OR (p.attempt <> new.attempt AND NOT p.disputed))
-                   RETURNING p.placement_id, p.provider
+                   RETURNING p.placement_id, p.provider, p.partner_id
                ), done AS (
-                   DELETE FROM placement_due WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM moved))
+                   DELETE FROM work WHERE id = ANY (ARRAY (SELECT placement_id FROM moved))
                ), parked AS (
-                   INSERT INTO placement_parked (placement_id, provider) SELECT placement_id, provider FROM moved
+                   INSERT INTO held (id, state, provider, partner_id)
+                   SELECT placement_id, 'parked', provider, partner_id FROM moved
                    ON CONFLICT DO NOTHING
                )
                SELECT placement_id AS "placement_id!" FROM moved"#,
@@ -399,25 +579,26 @@ impl Moves {
                    WHERE p.placement_id = new.placement_id AND p.attempt = new.attempt
                      AND (p.state = 'placing' OR (p.state = 'placed' AND new.kind = 'disputed')
                           OR (p.state IN ('placed', 'parked') AND new.kind = 'unknown'
-                              AND (SELECT true FROM placement_due d WHERE d.placement_id = p.placement_id)))
-                   RETURNING p.placement_id, p.order_id, p.provider, p.lane, p.state, p.reason, new.due_in
+                              AND (SELECT true FROM work w WHERE w.id = p.placement_id)))
+                   RETURNING p.placement_id, p.partner_id, p.provider, p.lane, p.state, p.reason, new.due_in
                ), failed AS (
                    UPDATE topups t SET state = 'failed', reason = moved.reason
                    FROM moved
                    WHERE t.placement_id = moved.placement_id AND moved.state = 'failed' AND t.state = 'pending'
                ), done AS (
-                   DELETE FROM placement_due
-                   WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM moved WHERE due_in IS NULL))
+                   DELETE FROM work
+                   WHERE id = ANY (ARRAY (SELECT placement_id FROM moved WHERE due_in IS NULL))
                ), later AS (
-                   INSERT INTO placement_due AS d (placement_id, provider, lane, partner_id, buys, at)
-                   SELECT moved.placement_id, moved.provider, coalesce(moved.lane, ''), o.partner_id,
-                          moved.state = 'accepted', now() + make_interval(secs => moved.due_in)
-                   FROM moved JOIN orders o ON o.order_id = moved.order_id
-                   WHERE moved.due_in IS NOT NULL
-                   ON CONFLICT (placement_id) DO UPDATE SET buys = excluded.buys, at = excluded.at
+                   INSERT INTO work AS w (id, kind, provider, lane, partner_id, at)
+                   SELECT placement_id,
+                          CASE state WHEN 'accepted' THEN 'buy_again' WHEN 'placing' THEN 'find' ELSE 'collect' END,
+                          provider, lane, partner_id, now() + make_interval(secs => due_in)
+                   FROM moved WHERE due_in IS NOT NULL
+                   ON CONFLICT (id) DO UPDATE SET kind = excluded.kind, at = excluded.at
                ), parked AS (
-                   INSERT INTO placement_parked (placement_id, provider)
-                   SELECT placement_id, provider FROM moved WHERE state = 'parked' ON CONFLICT DO NOTHING
+                   INSERT INTO held (id, state, provider, partner_id)
+                   SELECT placement_id, 'parked', provider, partner_id FROM moved WHERE state = 'parked'
+                   ON CONFLICT DO NOTHING
                )
                SELECT placement_id AS "placement_id!" FROM moved"#,
             &self.placements,

@@ -72,6 +72,11 @@ pub enum MigrationError {
     Schema(#[from] SchemaError),
     #[error("the applied migration {0} differs from this program's: the database belongs to another program")]
     Changed(i64),
+    #[error(
+        "the database was made by a program from before version 0.1.0, whose data no later version reads: name an empty \
+         database in DATABASE_URL, and import partners and options again"
+    )]
+    BeforeFirstRelease,
     #[error("{wait}; gave up after {waited:?} (--give-up). End that transaction or migrate later")]
     Locked { wait: Wait, waited: Duration },
     #[error("migration {version} failed")]
@@ -131,6 +136,10 @@ async fn apply_missing<F: FnMut(&Wait)>(
     let applied = connection.list_applied_migrations(TABLE).await?;
     for migration in migrations.iter() {
         match applied.iter().find(|one| one.version == migration.version) {
+            // The first migration never changes again, so this is the one of an older program.
+            Some(applied) if applied.checksum != migration.checksum && migration.version == 1 => {
+                return Err(MigrationError::BeforeFirstRelease);
+            }
             Some(applied) if applied.checksum != migration.checksum => {
                 return Err(MigrationError::Changed(migration.version));
             }

@@ -7,13 +7,15 @@ use secrecy::SecretString;
 use signing::{SecretKey, webhook};
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, pool::PoolConnection};
 use store::config::{DatabaseConfig, PoolConfig};
-use store::deliveries::{self, Content, Delivery, DeliveryPage, Esim, Read};
+use store::deliveries::{self, Content, Delivery, Esim, events::Kind};
 use store::operator::actions::{Action, Mode};
 use store::orders::{self, NewOrder, NewPlacement, NewTopup};
 use store::partners::{self, NewPartner};
-use store::placements::{self, Claim, Claimed, Outcome, Page, Progress, Settled, Settlement, Unit};
-use store::{events::Kind, schema, vault::Vault};
+use store::placements::{self, Claim, Claimed, Outcome, Progress, Settled, Settlement, Unit};
+use store::work::Page;
+use store::{schema, vault::Vault};
 use testkit::database::Database;
+use uuid::Uuid;
 
 /// The provider of every placement, unless a test is about several.
 pub const PROVIDER: &str = "sandbox";
@@ -105,7 +107,7 @@ impl Bench {
 
     /// Claims placements that messages name.
     pub async fn claim(&self, placements: &[PlacementId]) -> Vec<Claimed> {
-        self.claim_as(PROVIDER, placements, Claim::Named).await
+        self.claim_as(PROVIDER, placements, Claim::Fresh).await
     }
 
     pub async fn claim_as(&self, provider: &str, named: &[PlacementId], which: Claim) -> Vec<Claimed> {
@@ -118,34 +120,36 @@ impl Bench {
         let mut due = Vec::new();
         for buys in [true, false] {
             let found = placements::due(&mut *self.connection().await, provider, buys, &page).await;
-            due.extend(found.unwrap().due.into_iter().map(|one| one.placement_id));
+            due.extend(found.unwrap().due.into_iter().map(|one| one.id));
         }
         due
     }
 
-    /// Leases and claims what is due, as a provisioner does.
+    /// Claims what is due, as a provisioner does.
     pub async fn claim_due(&self, provider: &str, limit: usize) -> Vec<Claimed> {
         let due = self.find_due(provider, limit).await;
-        let leased = placements::lease(&mut *self.connection().await, &due, LEASE).await;
-        self.claim_as(provider, &leased.unwrap(), Claim::Overdue).await
+        self.claim_as(provider, &due, Claim::Due).await
     }
 
     /// Makes placements due that many seconds from now, negative in the past.
     pub async fn due_in(&self, placements: &[PlacementId], seconds: f64) {
         let statement = "
-            INSERT INTO placement_due AS d (placement_id, provider, lane, partner_id, buys, at)
-            SELECT placement_id, provider, 'lane', partner_id, state = 'accepted', now() + make_interval(secs => $2)
+            INSERT INTO work AS w (id, kind, provider, lane, partner_id, at)
+            SELECT placement_id,
+                   CASE state WHEN 'accepted' THEN 'buy' WHEN 'placing' THEN 'find' ELSE 'collect' END,
+                   provider, lane, partner_id, now() + make_interval(secs => $2)
             FROM placements WHERE placement_id::text = ANY ($1)
-            ON CONFLICT (placement_id) DO UPDATE SET at = excluded.at";
+            ON CONFLICT (id) DO UPDATE SET at = excluded.at";
         self.move_due(statement, placements, seconds).await;
     }
 
     /// Makes deliveries due that many seconds from now, negative in the past.
     pub async fn deliver_in(&self, topups: &[TopupId], seconds: f64) {
         let statement = "
-            INSERT INTO delivery_due AS d (topup_id, partner_id, at)
-            SELECT topup_id, partner_id, now() + make_interval(secs => $2) FROM deliveries WHERE topup_id = ANY ($1)
-            ON CONFLICT (topup_id) DO UPDATE SET at = excluded.at";
+            INSERT INTO work AS w (id, kind, provider, lane, partner_id, at)
+            SELECT delivery_id, 'deliver', '', '', partner_id, now() + make_interval(secs => $2)
+            FROM deliveries WHERE topup_id = ANY ($1)
+            ON CONFLICT (id) DO UPDATE SET at = excluded.at";
         self.move_due(statement, topups, seconds).await;
     }
 
@@ -154,13 +158,12 @@ impl Bench {
         sqlx::query(statement).bind(ids).bind(seconds).execute(&self.pool).await.unwrap();
     }
 
-    /// Leases and reads what is due, as a notifier does.
-    pub async fn read_due(&self, page: &DeliveryPage) -> Vec<Delivery> {
+    /// Claims what is due, as a notifier does.
+    pub async fn claim_due_deliveries(&self, page: &Page<'_>) -> Vec<Delivery> {
         let mut connection = self.connection().await;
         let found = deliveries::due(&mut connection, page).await.unwrap();
         let due: Vec<DeliveryId> = found.due.into_iter().map(|one| one.id).collect();
-        let leased = deliveries::lease(&mut connection, &due, LEASE).await.unwrap();
-        deliveries::read(&mut connection, &leased, Read::Leased).await.unwrap()
+        deliveries::claim(&mut connection, &due, deliveries::Claim::Due { lease: LEASE }).await.unwrap()
     }
 
     pub async fn settle(&self, settlements: &[Settlement]) -> Vec<Settled> {
@@ -215,13 +218,13 @@ impl Bench {
         sqlx::query_scalar(
             "SELECT to_jsonb(o)::text FROM orders o WHERE order_id = $1
              UNION ALL SELECT to_jsonb(p)::text FROM placements p WHERE order_id = $1
-             UNION ALL SELECT to_jsonb(d)::text FROM placement_due d JOIN placements USING (placement_id) WHERE order_id = $1
-             UNION ALL SELECT to_jsonb(k)::text FROM placement_parked k JOIN placements USING (placement_id) WHERE order_id = $1
+             UNION ALL SELECT to_jsonb(w)::text FROM work w JOIN placements p ON p.placement_id = w.id WHERE order_id = $1
+             UNION ALL SELECT to_jsonb(h)::text FROM held h JOIN placements p ON p.placement_id = h.id WHERE order_id = $1
              UNION ALL SELECT to_jsonb(t)::text FROM topups t JOIN placements p USING (placement_id) WHERE p.order_id = $1
              UNION ALL SELECT unnest(ARRAY[to_jsonb(e)::text, to_jsonb(d)::text, to_jsonb(due)::text, to_jsonb(held)::text])
                  FROM topups t JOIN placements p USING (placement_id)
                  LEFT JOIN esims e USING (topup_id) LEFT JOIN deliveries d USING (topup_id)
-                 LEFT JOIN delivery_due due USING (topup_id) LEFT JOIN delivery_held held USING (topup_id)
+                 LEFT JOIN work due ON due.id = d.delivery_id LEFT JOIN held ON held.id = d.delivery_id
                  WHERE p.order_id = $1
              ORDER BY 1 NULLS FIRST",
         )
@@ -273,7 +276,7 @@ pub fn order(partner_id: PartnerId, units: usize) -> NewOrder {
         external_order_id: order_id.to_string(),
         traceparent: None,
         answer_within: Duration::from_secs(5),
-        refusable: true,
+        answering: Some(Uuid::now_v7()),
         placements: vec![part(PROVIDER, &positions)],
     }
 }
@@ -313,7 +316,7 @@ pub fn topups(order: &NewOrder) -> Vec<TopupId> {
 }
 
 pub fn settlement(placement_id: PlacementId, attempt: u32, outcome: Outcome) -> Settlement {
-    Settlement { placement_id, attempt, outcome }
+    Settlement { placement_id, attempt, outcome, fresh: None }
 }
 
 /// A purchase whose units are all known; nothing is left to collect.
@@ -361,12 +364,19 @@ pub fn unit(topup_id: &TopupId, progress: Progress) -> Unit {
 }
 
 pub fn ready(topup_id: &TopupId) -> Unit {
-    unit(topup_id, Progress::Ready { iccid: iccid(topup_id), profile: b"sealed".to_vec() })
+    let progress =
+        Progress::Ready { iccid: iccid(topup_id), profile: b"sealed".to_vec(), delivery_id: delivery_id(topup_id) };
+    unit(topup_id, progress)
+}
+
+/// The delivery of a topup: the tests derive its id, so that they can name it.
+pub fn delivery_id(topup_id: &TopupId) -> DeliveryId {
+    Uuid::new_v5(&Uuid::NAMESPACE_OID, topup_id.as_str().as_bytes()).into()
 }
 
 /// The deliveries of topups.
 pub fn ids(topups: &[TopupId]) -> Vec<DeliveryId> {
-    topups.iter().cloned().map(DeliveryId::from).collect()
+    topups.iter().map(delivery_id).collect()
 }
 
 /// The content of a topup's delivery.
@@ -383,6 +393,6 @@ pub fn iccid(topup_id: &TopupId) -> Iccid {
 }
 
 /// A look for at most `limit` deliveries.
-pub fn page(limit: usize, per_partner: usize) -> DeliveryPage {
-    DeliveryPage { limit, per_partner, after: None }
+pub fn page(limit: usize, per_partner: usize) -> Page<'static> {
+    Page { limit, per_lane: per_partner, ..Page::default() }
 }

@@ -5,11 +5,12 @@ use std::{collections::HashSet, time::Duration};
 use domain::{PartnerId, PlacementId, PlacementState};
 use sqlx::Connection;
 use store::orders::NewOrder;
-use store::placements::{self, Claim, Claimed, ClaimedTopup, Page, Progress};
+use store::placements::{self, Claim, Claimed, ClaimedTopup, Deferred, Progress};
+use store::work::Page;
 
 use crate::bench::{
-    Bench, LEASE, PROVIDER, bought, bought_pending, execute, order, order_of, parked, part, placement, ready, rejected,
-    unit,
+    Bench, LEASE, PROVIDER, bought, bought_pending, execute, not_bought, order, order_of, parked, part, placement,
+    ready, rejected, unit,
 };
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -60,12 +61,11 @@ async fn no_placement_is_taken_up_twice() {
             let page = Page { limit: 7, per_lane: 7, after: after.take(), ..Page::default() };
             let found = placements::due(&mut connection, PROVIDER, true, &page).await.unwrap();
             after = found.after;
-            let found: Vec<_> = found.due.into_iter().map(|one| one.placement_id).collect();
+            let found: Vec<_> = found.due.into_iter().map(|one| one.id).collect();
             if found.is_empty() && after.is_none() {
                 return mine;
             }
-            let leased = placements::lease(&mut connection, &found, LEASE).await.unwrap();
-            let claimed = placements::claim(&mut connection, PROVIDER, &leased, Claim::Overdue, LEASE).await;
+            let claimed = placements::claim(&mut connection, PROVIDER, &found, Claim::Due, LEASE).await;
             let claimed = claimed.unwrap();
             assert!(claimed.len() <= 7);
             mine.extend(claimed.iter().map(|one| {
@@ -140,21 +140,56 @@ async fn a_lease_ends_and_then_nothing_is_bought_again() {
     assert_eq!((first[0].was, first[0].attempt), (PlacementState::Accepted, 1));
     // In flight until the lease of its attempt ends: put off, not looked at.
     assert!(bench.claim_due(PROVIDER, 1).await.is_empty());
-    let sql = "SELECT extract(epoch FROM at - now())::float8 FROM placement_due WHERE placement_id::text = $1";
+    let sql = "SELECT extract(epoch FROM at - now())::float8 FROM work WHERE id::text = $1";
     let left: f64 = bench.value(sql, named[0]).await;
     assert!((590.0..=600.0).contains(&left), "{left}");
     for _ in 0..2 {
         bench.due_in(&named, 0.0).await;
         let found = bench.find_due(PROVIDER, 1).await;
-        for leased in [&named[..], &[]] {
-            assert_eq!(placements::lease(&mut connection, &found, LEASE).await.unwrap(), leased);
-        }
-        placements::give_back(&mut connection, &found).await.unwrap();
-        assert_eq!(placements::lease(&mut connection, &found, LEASE).await.unwrap(), named, "given back");
-        let claim = placements::claim(&mut connection, PROVIDER, &named, Claim::Overdue, Duration::ZERO);
+        let claim = placements::claim(&mut connection, PROVIDER, &found, Claim::Due, Duration::from_millis(1));
         let again = claim.await.unwrap();
         assert_eq!((again[0].was, again[0].attempt), (PlacementState::Placing, 1));
     }
+    bench.due_in(&named, 0.0).await;
+    bench.set("UPDATE placements SET unknowns = 1 WHERE placement_id::text = $1", named[0]).await;
+    for claimed in [1, 0] {
+        let claim = placements::claim(&mut connection, PROVIDER, &named, Claim::Due, LEASE);
+        assert_eq!(claim.await.unwrap().len(), claimed, "the claim takes the lease");
+    }
+}
+
+#[tokio::test]
+async fn further_attempts_come_before_first_ones() {
+    let bench = Bench::new().await;
+    let partner = PartnerId::new();
+    let mut orders = Vec::new();
+    for _ in 0..3 {
+        orders.push(bench.stored(order(partner, 1)).await);
+    }
+    let [first, second, again] = [0, 1, 2].map(|index| placement(&orders[index]));
+    bench.due_in(&[first, second], -60.0).await;
+    bench.claim(&[again]).await;
+    bench.settle(&[not_bought(again, 1)]).await;
+    bench.due_in(&[again], -1.0).await;
+    assert_eq!(bench.find_due(PROVIDER, 1).await, [again]);
+    assert_eq!(bench.find_due(PROVIDER, 3).await[0], again);
+}
+
+#[tokio::test]
+async fn a_deferred_placement_names_the_ingress_that_answers_it() {
+    let bench = Bench::new().await;
+    let waiting = bench.stored(order(PartnerId::new(), 1)).await;
+    let answered = bench.stored(NewOrder { answer_within: Duration::ZERO, ..order(PartnerId::new(), 1) }).await;
+    let claimed = bench.placing(1).await;
+    let all: Vec<_> = [&waiting, &answered, &claimed].into_iter().map(placement).collect();
+    let mut connection = bench.connection().await;
+    let mut deferred = placements::defer(&mut connection, &all).await.unwrap();
+    deferred.sort_by_key(|one| one.placement_id != all[0]);
+    let expected =
+        |order: &NewOrder, answering| Deferred { placement_id: placement(order), order_id: order.order_id, answering };
+    assert_eq!(deferred, [expected(&waiting, waiting.answering), expected(&answered, None)]);
+    assert_eq!(placements::defer(&mut connection, &all).await.unwrap(), [], "they are due already");
+    assert_eq!(bench.find_due(PROVIDER, 3).await.len(), 2);
 }
 
 #[tokio::test]
@@ -168,7 +203,7 @@ async fn a_claim_returns_what_a_provisioner_needs() {
     let fresh = bench.claim(&[placement(&new)]).await.remove(0);
     assert_eq!((fresh.order_id, fresh.partner_id), (new.order_id, new.partner_id));
     assert_eq!(fresh.traceparent, new.traceparent);
-    assert_eq!((fresh.placed_age, fresh.answered), (None, false));
+    assert_eq!((fresh.placed_age, fresh.answering, fresh.fresh), (None, new.answering, true));
     assert!(fresh.attempt_age < Duration::from_secs(5) && fresh.age < Duration::from_secs(5));
     let options: Vec<_> = fresh.topups.iter().map(|one| &one.provider_option_id).collect();
     assert_eq!(options, ["option-0", "option-1", "option-2"]);
@@ -190,7 +225,7 @@ async fn a_claim_returns_what_a_provisioner_needs() {
     for (age, seconds) in ages.into_iter().zip([300, 200, 100]) {
         assert!((seconds..seconds + 10).contains(&age.as_secs()), "{later:?}");
     }
-    assert!(later.answered);
+    assert_eq!((later.answering, later.fresh), (None, false), "the order is certainly answered");
     let unit = |one: &ClaimedTopup| (one.pending, one.provider_unit_id.is_some());
     let units: Vec<_> = later.topups.iter().map(unit).collect();
     assert_eq!(units, [(false, true), (true, true), (true, false)]);

@@ -4,10 +4,10 @@ use std::{collections::HashSet, time::Duration};
 
 use domain::{DeliveryId, PartnerId, TopupId};
 use sqlx::PgConnection;
-use store::deliveries::{self, AttemptResult, Attempted, Delivery, Read};
-use store::{endpoints::BlockPolicy, partners};
+use store::deliveries::{self, AttemptResult, Attempted, Claim, Delivery, endpoints::BlockPolicy};
+use store::partners;
 
-use crate::bench::{Bench, LEASE, esim, iccid, ids, page};
+use crate::bench::{Bench, LEASE, delivery_id, esim, iccid, ids, page};
 
 const URL: Option<&str> = Some("https://partner.example/hook");
 /// A whole attempt of a younger delivery ends within the first lease.
@@ -19,12 +19,13 @@ const BLOCK_POLICY: BlockPolicy =
 impl Bench {
     /// First attempts that are young enough.
     async fn first(&self, topups: &[TopupId], youth: Duration) -> Vec<TopupId> {
-        let read = deliveries::read(&mut *self.connection().await, &ids(topups), Read::Young(youth)).await;
-        topups_of(&read.unwrap())
+        let claim = Claim::Fresh { youth };
+        let claimed = deliveries::claim(&mut *self.connection().await, &ids(topups), claim).await;
+        topups_of(&claimed.unwrap())
     }
 
     async fn take_due(&self, limit: usize, per_partner: usize) -> Vec<TopupId> {
-        topups_of(&self.read_due(&page(limit, per_partner)).await)
+        topups_of(&self.claim_due_deliveries(&page(limit, per_partner)).await)
     }
 
     pub async fn record(&self, attempts: &[Attempted]) {
@@ -34,7 +35,7 @@ impl Bench {
 
     async fn delivery(&self, topup: &TopupId) -> String {
         let statement = "SELECT to_jsonb(d)::text || coalesce(to_jsonb(due)::text, '')
-            FROM deliveries d LEFT JOIN delivery_due due USING (topup_id) WHERE topup_id = $1";
+            FROM deliveries d LEFT JOIN work due ON due.id = d.delivery_id WHERE topup_id = $1";
         self.value(statement, topup).await
     }
 
@@ -42,7 +43,7 @@ impl Bench {
     async fn summary(&self, topup: &TopupId) -> (String, i32, Option<i32>) {
         sqlx::query_as(
             "SELECT state, attempt, round(extract(epoch FROM at - now()))::int
-             FROM deliveries LEFT JOIN delivery_due USING (topup_id) WHERE topup_id = $1",
+             FROM deliveries LEFT JOIN work ON id = delivery_id WHERE topup_id = $1",
         )
         .bind(topup.as_str())
         .fetch_one(&self.pool)
@@ -55,15 +56,17 @@ fn topups_of(read: &[Delivery]) -> Vec<TopupId> {
     read.iter().map(|one| esim(one).topup_id.clone()).collect()
 }
 
-/// An attempt with this result, of an unknown partner.
-pub fn attempted(id: impl Into<DeliveryId>, attempt: u32, result: AttemptResult) -> Attempted {
+/// An attempt of due work with this result, of an unknown partner.
+pub fn attempted(id: DeliveryId, attempt: u32, result: AttemptResult) -> Attempted {
     let (status, class) = match result {
         AttemptResult::Delivered => (200, "delivered"),
         AttemptResult::Failed { .. } => (500, "status_5xx"),
     };
     Attempted {
-        id: id.into(),
+        id,
         partner_id: PartnerId::new(),
+        is_event: false,
+        leased: true,
         attempt,
         at: runtime::clock::now(),
         duration: Duration::from_millis(7),
@@ -80,11 +83,11 @@ pub fn failure(retry_in: Option<Duration>) -> AttemptResult {
 }
 
 fn delivered(topup_id: &TopupId, attempt: u32) -> Attempted {
-    attempted(topup_id.clone(), attempt, AttemptResult::Delivered)
+    attempted(delivery_id(topup_id), attempt, AttemptResult::Delivered)
 }
 
 fn failed(topup_id: &TopupId, attempt: u32, retry_in: Option<u64>) -> Attempted {
-    attempted(topup_id.clone(), attempt, failure(retry_in.map(Duration::from_secs)))
+    attempted(delivery_id(topup_id), attempt, failure(retry_in.map(Duration::from_secs)))
 }
 
 #[tokio::test]
@@ -113,10 +116,10 @@ async fn a_delivery_comes_with_all_that_its_webhook_needs() {
     let bench = Bench::new().await;
     let partner = bench.partner(URL).await;
     let topup = &bench.deliveries(partner, 1, false).await[0];
-    let one = &bench.read_due(&page(1, 1)).await[0];
+    let one = &bench.claim_due_deliveries(&page(1, 1)).await[0];
     let content = esim(one);
     assert_eq!((&content.topup_id, one.partner_id), (topup, partner));
-    assert_eq!(one.id, topup.clone().into());
+    assert_eq!((one.id, one.webhook_id()), (delivery_id(topup), topup.clone().into()));
     assert_eq!(content.iccid, iccid(topup).as_str());
     assert_eq!(content.profile, b"sealed");
     assert_eq!((one.webhook_url.as_deref(), one.attempt), (URL, 0));
@@ -166,7 +169,7 @@ async fn a_look_walks_over_all_partners_a_page_at_a_time() {
 }
 
 #[tokio::test]
-async fn no_delivery_is_taken_twice_as_due() {
+async fn no_delivery_is_claimed_twice_as_due() {
     let bench = Bench::new().await;
     let mut all = HashSet::new();
     for _ in 0..3 {
@@ -178,15 +181,19 @@ async fn no_delivery_is_taken_twice_as_due() {
         assert!(found.len() <= 9);
         found.into_iter().map(|one| one.id).collect()
     };
-    // Two processes see the same rows due.
+    let claim = async |connection: &mut PgConnection, found: &[DeliveryId]| -> Vec<DeliveryId> {
+        let claimed = deliveries::claim(connection, found, Claim::Due { lease: LEASE }).await.unwrap();
+        claimed.into_iter().map(|one| one.id).collect()
+    };
+    // Two processes see the same rows due, because a look leases nothing.
     let (mut one, mut other) = (bench.connection().await, bench.connection().await);
     let (seen, also_seen) = (find(&mut one).await, find(&mut other).await);
     assert_eq!(seen, also_seen);
-    let mut taken = deliveries::lease(&mut one, &seen, LEASE).await.unwrap();
+    let mut taken = claim(&mut one, &seen).await;
     assert_eq!(taken.len(), seen.len());
-    assert_eq!(deliveries::lease(&mut other, &seen, LEASE).await.unwrap(), []);
-    deliveries::give_back(&mut one, &seen[..1]).await.unwrap();
-    assert_eq!(deliveries::lease(&mut other, &seen, LEASE).await.unwrap(), seen[..1], "given back");
+    assert_eq!(claim(&mut other, &seen).await, []);
+    deliveries::put_back(&mut one, &seen[..1]).await.unwrap();
+    assert_eq!(claim(&mut other, &seen).await, seen[..1], "put back");
     drop((one, other));
 
     let takers = (0..6).map(|_| async {
@@ -197,12 +204,77 @@ async fn no_delivery_is_taken_twice_as_due() {
             if found.is_empty() {
                 return mine;
             }
-            mine.extend(deliveries::lease(&mut connection, &found, LEASE).await.unwrap());
+            mine.extend(claim(&mut connection, &found).await);
         }
     });
     taken.extend(futures_util::future::join_all(takers).await.concat());
     assert_eq!(taken.len(), 300);
     assert_eq!(taken.into_iter().collect::<HashSet<_>>(), all);
+}
+
+/// A delivery waits for a permit while its endpoint is blocked, or while another process finishes it.
+#[tokio::test]
+async fn a_claim_takes_no_lease_in_vain_and_deletes_finished_work() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(URL).await;
+    let topups = bench.deliveries(partner, 3, false).await;
+    let mut connection = bench.connection().await;
+    let claim = Claim::Due { lease: LEASE };
+    bench.set("UPDATE deliveries SET state = 'delivered' WHERE topup_id = $1", &topups[0]).await;
+    let claimed = deliveries::claim(&mut connection, &ids(&topups[..2]), claim).await.unwrap();
+    assert_eq!(topups_of(&claimed), topups[1..2]);
+    assert!(claimed[0].leased);
+    let left: i64 = bench.value("SELECT count(*) FROM work WHERE partner_id::text = $1", partner).await;
+    assert_eq!(left, 2, "the work of the delivered one is gone");
+
+    let block = "INSERT INTO endpoints (partner_id, blocked_until) VALUES ($1::uuid, now() + interval '1 hour')
+                 ON CONFLICT (partner_id) DO UPDATE SET blocked_until = excluded.blocked_until";
+    bench.set(block, partner).await;
+    assert!(deliveries::claim(&mut connection, &ids(&topups[2..]), claim).await.unwrap().is_empty());
+    assert_eq!(bench.summary(&topups[2]).await.2, Some(0), "it stays due");
+    // After the block one of several is the probe, and the others stay due.
+    bench.deliver_in(&topups[1..], 0.0).await;
+    bench.set("UPDATE endpoints SET blocked_until = now() WHERE partner_id::text = $1", partner).await;
+    let probes = deliveries::claim(&mut connection, &ids(&topups[1..]), claim).await.unwrap();
+    assert_eq!(probes.len(), 1);
+    let due: i64 = bench.value("SELECT count(*) FROM work WHERE at <= now() AND partner_id::text = $1", partner).await;
+    assert_eq!(due, 1);
+}
+
+/// Most attempts are first ones of topups that are acknowledged: one update records them.
+#[tokio::test]
+async fn an_acknowledged_first_attempt_is_recorded_and_what_is_left_of_it_goes_later() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(URL).await;
+    let topups = bench.deliveries(partner, 4, true).await;
+    let first = |topup: &TopupId| Attempted { partner_id: partner, leased: false, ..delivered(topup, 0) };
+    let mut connection = bench.connection().await;
+    // The message came twice: one of its rows was deferred, another process exhausted another row.
+    deliveries::defer(&mut connection, &ids(&topups[1..2])).await.unwrap();
+    bench.record(&[failed(&topups[2], 0, None)]).await;
+    let fail = Attempted { partner_id: partner, ..failed(&topups[3], 0, Some(60)) };
+    bench.record(&[fail]).await;
+    let failures = "SELECT failures FROM endpoints WHERE partner_id::text = $1";
+    assert_eq!(bench.value::<i32>(failures, partner).await, 1);
+
+    bench.record(&topups[..3].iter().map(first).collect::<Vec<_>>()).await;
+    for (topup, attempts) in topups[..3].iter().zip([1, 1, 2]) {
+        let (state, attempt, _) = bench.summary(topup).await;
+        assert_eq!((state.as_str(), attempt), ("delivered", attempts));
+        let statement = "SELECT status = 200 AND duration_ms = 7 AND error IS NULL AND attempted_at IS NOT NULL
+                AND delivered_at IS NOT NULL FROM deliveries WHERE topup_id = $1";
+        assert!(bench.value::<bool>(statement, topup).await);
+    }
+    assert_eq!(bench.value::<i32>(failures, partner).await, 0, "the endpoint answers");
+    assert_eq!(bench.value::<i64>("SELECT count(*) FROM held WHERE partner_id::text = $1", partner).await, 0);
+    // The first and the third have no attempt of their own in the table; the exhausted one has its failure.
+    let kept = "SELECT count(*) FROM delivery_attempts WHERE class = $1";
+    assert_eq!(bench.value::<i64>(kept, "delivered").await, 0);
+    assert_eq!(bench.value::<i64>(kept, "status_5xx").await, 2);
+    // The deferred one still has work, which the next claim deletes.
+    assert_eq!(bench.summary(&topups[1]).await.2, Some(0));
+    assert!(bench.take_due(10, 10).await.is_empty());
+    assert_eq!(bench.summary(&topups[1]).await.2, None);
 }
 
 #[tokio::test]
@@ -285,8 +357,8 @@ async fn a_url_that_is_just_being_set_is_never_missed() {
         let (given_up, due) = (given_up.unwrap(), due.unwrap().unwrap());
         assert_eq!(given_up, due, "round {round}: what is given up becomes due");
         first += usize::from(given_up > 0);
-        let sql = "SELECT count(*) FROM deliveries LEFT JOIN delivery_due due USING (topup_id)
-                 WHERE deliveries.partner_id::text = $1 AND (state <> 'pending' OR due.at IS NULL)";
+        let sql = "SELECT count(*) FROM deliveries LEFT JOIN work ON id = delivery_id
+                 WHERE deliveries.partner_id::text = $1 AND (state <> 'pending' OR work.at IS NULL)";
         let stuck: i64 = bench.value(sql, partner).await;
         assert_eq!(stuck, 0, "round {round}");
         partners::set_webhook(&mut operator, partner, None).await.unwrap();

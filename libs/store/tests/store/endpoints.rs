@@ -3,17 +3,18 @@
 use std::{collections::HashMap, time::Duration};
 
 use domain::{PartnerId, TopupId};
-use store::deliveries::{self, AttemptResult, Attempted, DeliveryPage, Read};
-use store::endpoints::{self, Endpoint};
+use store::deliveries::endpoints::{self, Endpoint};
+use store::deliveries::{self, AttemptResult, Attempted, Claim};
+use store::work::Page;
 
-use crate::bench::{Bench, esim, ids, page};
+use crate::bench::{Bench, delivery_id, esim, ids, page};
 use crate::deliveries::{attempted, failure};
 
 impl Bench {
     /// The number of claimed deliveries per partner.
-    async fn turns(&self, page: &DeliveryPage) -> HashMap<PartnerId, usize> {
+    async fn turns(&self, page: &Page<'_>) -> HashMap<PartnerId, usize> {
         let mut turns = HashMap::new();
-        for delivery in self.read_due(page).await {
+        for delivery in self.claim_due_deliveries(page).await {
             *turns.entry(delivery.partner_id).or_default() += 1;
         }
         turns
@@ -35,7 +36,7 @@ impl Bench {
 }
 
 fn of(partner_id: PartnerId, topup: &TopupId, attempt: u32, result: AttemptResult) -> Attempted {
-    Attempted { partner_id, ..attempted(topup.clone(), attempt, result) }
+    Attempted { partner_id, ..attempted(delivery_id(topup), attempt, result) }
 }
 
 fn failed(partner: PartnerId, topup: &TopupId, attempt: u32) -> Attempted {
@@ -92,26 +93,26 @@ async fn an_endpoint_is_blocked_then_probed_by_one() {
     // Late failures of attempts that began before the block do not extend it.
     bench.record(&[failed(partner, &due[3], 1)]).await;
     assert_eq!(bench.block(partner).await, 10);
-    assert!(bench.read_due(&all).await.is_empty());
-    let first = Read::Young(Duration::from_mins(1));
-    let first = deliveries::read(&mut *bench.connection().await, &ids(&announced), first).await;
+    assert!(bench.claim_due_deliveries(&all).await.is_empty());
+    let first = Claim::Fresh { youth: Duration::from_mins(1) };
+    let first = deliveries::claim(&mut *bench.connection().await, &ids(&announced), first).await;
     assert!(first.unwrap().is_empty());
 
     for expected in [20, 35, 35] {
         bench.end_block(partner).await;
-        let (one, other) = tokio::join!(bench.read_due(&all), bench.read_due(&all));
+        let (one, other) = tokio::join!(bench.claim_due_deliveries(&all), bench.claim_due_deliveries(&all));
         let probes = [one, other].concat();
         assert_eq!(probes.len(), 1, "one probe at a time");
         assert_eq!(bench.endpoint(partner).await.state, "probing");
-        assert!(bench.read_due(&all).await.is_empty());
+        assert!(bench.claim_due_deliveries(&all).await.is_empty());
         bench.record(&[failed(partner, &esim(&probes[0]).topup_id, probes[0].attempt)]).await;
         assert_eq!(bench.block(partner).await, expected, "bounded, and twice as long");
     }
     bench.end_block(partner).await;
-    let probe = bench.read_due(&all).await.remove(0);
+    let probe = bench.claim_due_deliveries(&all).await.remove(0);
     bench.record(&[delivered(partner, &esim(&probe).topup_id)]).await;
     assert_eq!(bench.endpoint(partner).await.state, "open");
-    assert!(bench.read_due(&all).await.len() >= 5, "all that waited go out");
+    assert!(bench.claim_due_deliveries(&all).await.len() >= 5, "all that waited go out");
 }
 
 #[tokio::test]
@@ -125,14 +126,14 @@ async fn a_pause_ends_only_when_it_is_resumed() {
     let many: Vec<Attempted> = due[2..].iter().map(|topup| failed(partner, topup, 0)).collect();
     bench.record(&many).await;
     assert_eq!(bench.endpoint(partner).await.state, "paused");
-    assert!(bench.read_due(&page(9, 9)).await.is_empty());
+    assert!(bench.claim_due_deliveries(&page(9, 9)).await.is_empty());
     let backlog = endpoints::backlog(&mut connection).await.unwrap();
     assert_eq!((backlog.paused, backlog.blocked), (1, 0));
     assert_eq!((backlog.overdue_live, backlog.overdue_sandbox), (Duration::ZERO, Duration::ZERO));
 
     bench.deliver_in(&due[3..], 3600.0).await;
     assert_eq!(endpoints::resume(&mut connection, partner).await.unwrap(), 3);
-    assert_eq!(bench.read_due(&page(9, 9)).await.len(), 3);
+    assert_eq!(bench.claim_due_deliveries(&page(9, 9)).await.len(), 3);
 }
 
 #[tokio::test]
@@ -152,7 +153,7 @@ async fn a_new_url_has_no_history() {
     let url = Some("https://partner.example/new");
     assert_eq!(bench.set_url(partner, url).await, Some(3));
     assert_eq!(bench.endpoint(partner).await.state, "open");
-    assert_eq!(bench.read_due(&page(9, 9)).await.len(), 3);
+    assert_eq!(bench.claim_due_deliveries(&page(9, 9)).await.len(), 3);
 
     let mut connection = bench.connection().await;
     endpoints::pause(&mut connection, partner).await.unwrap();
@@ -166,5 +167,5 @@ async fn a_row_that_is_broken_is_taken_with_the_others() {
     let partner = bench.partner(Some("https://partner.example/hook")).await;
     let due = bench.deliveries(partner, 3, false).await;
     bench.set("UPDATE esims SET profile = NULL, iccid = NULL WHERE topup_id = $1", &due[1]).await;
-    assert_eq!(bench.read_due(&page(9, 9)).await.len(), 3);
+    assert_eq!(bench.claim_due_deliveries(&page(9, 9)).await.len(), 3);
 }

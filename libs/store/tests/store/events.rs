@@ -2,17 +2,18 @@
 
 use std::time::Duration;
 
-use domain::{DeliveryId, EventId, PartnerId};
+use domain::{DeliveryId, PartnerId, WebhookId};
 use signing::SecretKey;
+use store::deliveries::endpoints;
+use store::deliveries::events::{self, Kind, Subject, Tested};
 use store::deliveries::{self, AttemptResult, Attempted, Content, Delivery};
-use store::events::{self, Kind, Subject, Tested};
 use store::operator::actions::{self, Mode, Recorded};
-use store::operator::deliveries::Replayed;
-use store::partner_view::{self, Redelivered};
+use store::operator::deliveries::{Filter, Replayed, replay};
+use store::orders::NewOrder;
 use store::partners::{self, NewWebhook, Overlap, Rotated};
-use store::{endpoints, orders::NewOrder};
+use store::self_service::{self, Redelivered};
 
-use crate::bench::{Bench, VAULT, execute, ids, order, page, placement, rejected, topups};
+use crate::bench::{Bench, VAULT, ids, order, page, placement, rejected, topups};
 use crate::deliveries::{attempted, failure};
 
 /// An operator revives a topup; it fails again.
@@ -39,18 +40,19 @@ impl Bench {
     }
 
     async fn all_due(&self) -> Vec<Delivery> {
-        self.read_due(&page(100, 100)).await
+        self.claim_due_deliveries(&page(100, 100)).await
     }
 
-    /// Events of a partner, with the number of their due rows.
+    /// The numbers of events of a partner, and of those with work.
     async fn events_of(&self, partner: PartnerId) -> (i64, i64) {
-        let events = "SELECT count(*) FROM events WHERE partner_id::text = $1";
-        let due = "SELECT count(*) FROM delivery_due WHERE topup_id LIKE 'evt_%' AND partner_id::text = $1";
+        let events = "SELECT count(*) FROM deliveries WHERE kind <> 'topup.ready' AND partner_id::text = $1";
+        let due = "SELECT count(*) FROM work JOIN deliveries d ON d.delivery_id = work.id
+                   WHERE d.kind <> 'topup.ready' AND d.partner_id::text = $1";
         (self.value(events, partner).await, self.value(due, partner).await)
     }
 
     async fn make_all_due(&self, partner: PartnerId) {
-        self.set("UPDATE delivery_due SET at = now() WHERE partner_id::text = $1", partner).await;
+        self.set("UPDATE work SET at = now() WHERE partner_id::text = $1", partner).await;
     }
 
     async fn test(&self, partner: PartnerId, interval: Duration) -> Tested {
@@ -59,7 +61,7 @@ impl Bench {
     }
 
     /// A test that is due.
-    async fn tested(&self, partner: PartnerId, interval: Duration) -> EventId {
+    async fn tested(&self, partner: PartnerId, interval: Duration) -> DeliveryId {
         match self.test(partner, interval).await {
             Tested::Due(id) => id,
             other => panic!("{other:?}"),
@@ -67,27 +69,29 @@ impl Bench {
     }
 
     async fn attempt(&self, delivery: &Delivery, result: AttemptResult) {
-        let attempted =
-            Attempted { partner_id: delivery.partner_id, ..attempted(delivery.id.clone(), delivery.attempt, result) };
+        let attempted = Attempted {
+            partner_id: delivery.partner_id,
+            is_event: matches!(delivery.content, Content::Event(_)),
+            leased: delivery.leased,
+            ..attempted(delivery.id, delivery.attempt, result)
+        };
         self.record(&[attempted]).await;
     }
 
     /// What an operator's replay would do.
-    async fn preview(&self, id: &EventId) -> Replayed {
-        let mut connection = self.connection().await;
-        events::replay(&mut connection, id, None, Mode::Preview).await.unwrap()
+    async fn preview(&self, id: DeliveryId) -> Replayed {
+        let filter = Filter { id: Some(id), ..Filter::default() };
+        replay(&mut *self.connection().await, &filter, 1, Mode::Preview).await.unwrap()
     }
 
-    async fn event(&self, id: &DeliveryId) -> Option<events::View> {
-        let id: EventId = id.as_str().parse().unwrap();
-        let mut connection = self.connection().await;
-        events::find(&mut connection, None, &id).await.unwrap()
+    async fn event(&self, id: DeliveryId) -> Option<events::View> {
+        events::find(&mut *self.connection().await, None, id).await.unwrap()
     }
 
     async fn change(&self, partner: PartnerId, url: &str) -> bool {
         let new = NewWebhook { url: Some(Some(url)), events: None };
         let mut connection = self.connection().await;
-        partner_view::set_webhook(&mut connection, partner, &new, MINUTE).await.unwrap()
+        self_service::set_webhook(&mut connection, partner, &new).await.unwrap()
     }
 
     async fn actions(&self) -> Vec<Recorded> {
@@ -165,7 +169,7 @@ async fn keys_that_end_soon_make_one_event_each() {
         let overlap = Overlap { lasts: 24 * HOUR, keep_old: false };
         let secret = SecretKey::from_bytes(vec![9; 32]).unwrap();
         let mut connection = bench.connection().await;
-        let rotated = partner_view::rotate(&mut connection, partner, "keys rotate", async |transaction| {
+        let rotated = self_service::rotate(&mut connection, partner, "keys rotate", async |transaction| {
             partners::rotate_keys(transaction, &VAULT, partner, key, &secret, overlap).await
         });
         rotated.await.unwrap()
@@ -211,21 +215,22 @@ async fn a_test_goes_out_although_the_endpoint_is_blocked() {
     let backlog = endpoints::backlog(&mut *bench.connection().await).await.unwrap();
     assert!(backlog.overdue_sandbox < HOUR, "{backlog:?}");
     let due = bench.all_due().await;
-    let found: Vec<_> = due.iter().map(|one| one.id.clone()).collect();
-    assert_eq!(found, [DeliveryId::Event(first)]);
+    let found: Vec<_> = due.iter().map(|one| one.id).collect();
+    assert_eq!(found, [first]);
+    assert_eq!(due[0].webhook_id(), WebhookId::Event(first));
     assert!(bench.all_due().await.is_empty(), "it is leased");
     bench.attempt(&due[0], failure(None)).await;
-    let seen = bench.event(&due[0].id).await.unwrap();
+    let seen = bench.event(due[0].id).await.unwrap();
     assert_eq!((seen.state.as_str(), seen.status), ("exhausted", Some(500)));
     assert_eq!(bench.events_of(partner).await, (1, 0));
     assert!(bench.all_due().await.is_empty(), "the block stays");
 
     let second = bench.tested(partner, Duration::ZERO).await;
     let due = bench.all_due().await;
-    assert_eq!(due[0].id, second.clone().into());
+    assert_eq!(due[0].id, second);
     bench.attempt(&due[0], AttemptResult::Delivered).await;
-    assert_eq!(bench.event(&due[0].id).await.unwrap().state, "delivered");
-    let made = partner_view::attempts(&mut *bench.connection().await, &second.into()).await.unwrap();
+    assert_eq!(bench.event(due[0].id).await.unwrap().state, "delivered");
+    let made = self_service::attempts(&mut *bench.connection().await, second).await.unwrap();
     assert_eq!((made.len(), made[0].class.as_str()), (1, "delivered"));
     assert!(made[0].answer.is_some());
     assert_eq!(bench.all_due().await.len(), waiting.len(), "the block has ended");
@@ -247,7 +252,7 @@ async fn an_event_is_retried_held_and_forgotten_like_a_webhook() {
     bench.failed_order(partner, Duration::ZERO, 1).await;
     let due = bench.all_due().await.remove(0);
     bench.attempt(&due, failure(Some(HOUR))).await;
-    let seen = bench.event(&due.id).await.unwrap();
+    let seen = bench.event(due.id).await.unwrap();
     assert_eq!((seen.state.as_str(), seen.attempts), ("pending", 1));
     assert!(seen.due_at.unwrap() > runtime::clock::now() + 50 * MINUTE);
     // Without a URL it waits for one.
@@ -255,18 +260,19 @@ async fn an_event_is_retried_held_and_forgotten_like_a_webhook() {
     let mut connection = bench.connection().await;
     let id = std::slice::from_ref(&due.id);
     assert_eq!(deliveries::set_no_endpoint(&mut connection, id).await.unwrap(), 1);
-    assert_eq!(bench.event(&due.id).await.unwrap().state, "no_endpoint");
+    assert_eq!(bench.event(due.id).await.unwrap().state, "no_endpoint");
     assert_eq!(bench.events_of(partner).await, (1, 0));
     assert_eq!(bench.set_url(partner, Some(URL)).await, Some(1));
     let due = bench.all_due().await.remove(0);
     assert_eq!(due.attempt, 1);
     bench.attempt(&due, AttemptResult::Delivered).await;
     bench.attempt(&due, failure(None)).await;
-    let seen = bench.event(&due.id).await.unwrap();
+    let seen = bench.event(due.id).await.unwrap();
     assert_eq!((seen.state.as_str(), seen.attempts), ("delivered", 2));
 
     assert_eq!(events::forget(&mut connection, 10).await.unwrap(), 0);
-    bench.set("UPDATE events SET created_at = now() - interval '31 days' WHERE event_id = $1", &due.id).await;
+    let old = "UPDATE deliveries SET created_at = now() - interval '31 days' WHERE delivery_id::text = $1";
+    bench.set(old, due.id).await;
     assert_eq!(events::forget(&mut connection, 10).await.unwrap(), 1);
     assert_eq!(bench.events_of(partner).await, (0, 0));
 }
@@ -277,111 +283,73 @@ async fn an_event_is_sent_again_unless_it_is_void() {
     let partner = bench.listener(&[Kind::TopupFailed]).await;
     let failed = bench.failed_order(partner, Duration::ZERO, 1).await;
     let due = bench.all_due().await.remove(0);
-    let again = async |partner: PartnerId, id: &DeliveryId| {
+    let again = async |partner: PartnerId, id: DeliveryId| {
         let mut connection = bench.connection().await;
-        partner_view::redeliver(&mut connection, partner, id, MINUTE).await.unwrap()
+        self_service::redeliver(&mut connection, partner, &WebhookId::Event(id), MINUTE).await.unwrap()
     };
     let earlier = async || {
-        let statement = "UPDATE events SET attempted_at = now() - interval '2 min',
-                         created_at = now() - interval '3 min' WHERE event_id = $1";
-        bench.set(statement, &due.id).await;
+        let statement = "UPDATE deliveries SET attempted_at = now() - interval '2 min',
+                         created_at = now() - interval '3 min' WHERE delivery_id::text = $1";
+        bench.set(statement, due.id).await;
     };
-    assert_eq!(again(PartnerId::new(), &due.id).await, Redelivered::Unknown);
-    assert_eq!(again(partner, &due.id).await, Redelivered::Due, "it is leased");
+    assert_eq!(again(PartnerId::new(), due.id).await, Redelivered::Unknown);
+    assert_eq!(again(partner, due.id).await, Redelivered::Due, "it is leased");
 
     // Delivered, exhausted, or waiting for a retry: each starts the schedule again.
     for (attempts, result) in (1..).zip([AttemptResult::Delivered, failure(None), failure(Some(HOUR))]) {
         let sent = if attempts == 1 { due.clone() } else { bench.all_due().await.remove(0) };
         assert_eq!((sent.attempt, sent.schedule_start), (attempts - 1, attempts - 1));
         bench.attempt(&sent, result).await;
-        let Redelivered::TooSoon(left) = again(partner, &due.id).await else {
+        let Redelivered::TooSoon(left) = again(partner, due.id).await else {
             panic!("it was not too soon");
         };
         assert!(left > Duration::from_secs(50) && left <= MINUTE, "{left:?}");
         earlier().await;
-        assert_eq!(again(partner, &due.id).await, Redelivered::Again);
-        assert_eq!(again(partner, &due.id).await, Redelivered::Due);
-        let seen = bench.event(&due.id).await.unwrap();
+        assert_eq!(again(partner, due.id).await, Redelivered::Again);
+        assert_eq!(again(partner, due.id).await, Redelivered::Due);
+        let seen = bench.event(due.id).await.unwrap();
         assert_eq!((seen.state.as_str(), seen.delivered_at), ("pending", None));
     }
     let recorded = bench.actions().await;
     assert_eq!((recorded.len(), recorded[0].command.as_str()), (3, "event redeliver"));
-    assert_eq!(recorded[0].target, format!("event {}", due.id));
+    assert_eq!(recorded[0].target, format!("event {}", due.webhook_id()));
 
     // An operator's replay has no interval, and a preview changes nothing.
     let sent = bench.all_due().await.remove(0);
     bench.attempt(&sent, AttemptResult::Delivered).await;
-    let id: EventId = due.id.as_str().parse().unwrap();
-    assert_eq!(bench.preview(&id).await.delivered, 1);
+    assert_eq!(bench.preview(due.id).await.delivered, 1);
     assert!(bench.all_due().await.is_empty());
 
     // A partner without a URL.
     earlier().await;
     let set_url = "UPDATE partners SET webhook_url = nullif($1, '')";
     bench.set(set_url, "").await;
-    assert_eq!(again(partner, &due.id).await, Redelivered::NoEndpoint);
+    assert_eq!(again(partner, due.id).await, Redelivered::NoEndpoint);
     bench.set(set_url, URL).await;
 
     // A topup that is no longer failed, a cancelled order, a partner that no longer asks for the event, a test.
     let topup = topups(&failed).remove(0);
     bench.set(REVIVE, &topup).await;
-    assert_eq!(again(partner, &due.id).await, Redelivered::Gone);
+    assert_eq!(again(partner, due.id).await, Redelivered::Gone);
     // Its own trigger finds the event that there is.
     bench.set(FAIL, &topup).await;
-    let refuse = "UPDATE orders SET refused = $1::bool";
-    bench.set(refuse, "true").await;
-    assert_eq!(again(partner, &due.id).await, Redelivered::Gone);
-    bench.set(refuse, "false").await;
+    let refuse = "UPDATE orders SET refused_at = nullif($1, '')::timestamptz";
+    bench.set(refuse, "now").await;
+    assert_eq!(again(partner, due.id).await, Redelivered::Gone);
+    bench.set(refuse, "").await;
     bench.set_events(partner, &[]).await;
-    assert_eq!(again(partner, &due.id).await, Redelivered::Gone);
+    assert_eq!(again(partner, due.id).await, Redelivered::Gone);
     bench.set_events(partner, &[Kind::TopupFailed]).await;
-    assert_eq!(again(partner, &due.id).await, Redelivered::Again);
+    assert_eq!(again(partner, due.id).await, Redelivered::Again);
     let test = bench.tested(partner, MINUTE).await;
-    assert_eq!(again(partner, &test.clone().into()).await, Redelivered::Gone);
+    assert_eq!(again(partner, test).await, Redelivered::Gone);
     let sent = bench.all_due().await;
-    let sent = sent.iter().find(|one| one.id == test.clone().into()).unwrap();
+    let sent = sent.iter().find(|one| one.id == test).unwrap();
     bench.attempt(sent, AttemptResult::Delivered).await;
-    assert_eq!(bench.preview(&test).await.replayed, 0, "a test is sent once");
-}
-
-/// How programs of schema 23 find due deliveries. They skip ids that are no topup's.
-const OLD_DUE: &str = "
-    SELECT d.topup_id FROM endpoints e CROSS JOIN LATERAL (
-        SELECT topup_id, at FROM delivery_due
-        WHERE partner_id = e.partner_id AND at <= now() AND (e.blocked_until IS NULL OR e.blocked_until <= now())
-        ORDER BY at LIMIT CASE WHEN e.blocked_until IS NULL THEN 100 ELSE 1 END) d
-    WHERE e.partner_id = $1::uuid";
-
-#[tokio::test]
-async fn the_statements_of_a_rollback_free_the_probe_of_older_notifiers() {
-    let bench = Bench::new().await;
-    let partner = bench.listener(&[Kind::TopupFailed]).await;
-    let mut connection = bench.connection().await;
-    bench.failed_order(partner, Duration::ZERO, 2).await;
-    let [held, due] = <[Delivery; 2]>::try_from(bench.all_due().await).unwrap();
-    bench.set_url(partner, None).await;
-    assert_eq!(deliveries::set_no_endpoint(&mut connection, &[held.id]).await.unwrap(), 1);
+    assert_eq!(bench.preview(test).await.replayed, 0, "a test is sent once");
+    // The delivery of a topup is no event, whatever its id.
     let topup = bench.deliveries(partner, 1, true).await.remove(0);
-    deliveries::defer(&mut connection, &[topup.clone().into()]).await.unwrap();
-    let block = "INSERT INTO endpoints (partner_id, failures, blocks, blocked_until)
-                 VALUES ($1::uuid, 20, 1, now() - interval '1 s')";
-    bench.set(block, partner).await;
-    bench.set("UPDATE delivery_due SET at = now() - interval '1 min' WHERE topup_id = $1", &due.id).await;
-    assert_eq!(bench.value::<String>(OLD_DUE, partner).await, due.id.as_str());
-
-    let docs = include_str!("../../../../docs/operations.md");
-    let (_, after) = docs.split_once("Older notifiers cannot send").unwrap();
-    execute(&mut connection, after.split("```").nth(1).unwrap().trim_start_matches("sql")).await;
-
-    assert_eq!(bench.value::<String>(OLD_DUE, partner).await, topup.as_str());
-    // Nothing brings an event back: neither a URL that is set, nor a topup that fails.
-    bench.set_url(partner, Some(URL)).await;
-    bench.failed_order(partner, Duration::ZERO, 1).await;
-    assert_eq!(bench.events_of(partner).await, (2, 0));
-    // After the next upgrade they can be sent.
-    assert_eq!(bench.event(&due.id).await.unwrap().state, "exhausted");
-    let id: EventId = due.id.as_str().parse().unwrap();
-    assert_eq!(bench.preview(&id).await.exhausted, 1);
+    assert_eq!(again(partner, ids(&[topup])[0]).await, Redelivered::Unknown);
 }
 
 #[tokio::test]
@@ -390,55 +358,60 @@ async fn events_are_listed_in_pages() {
     let [partner, other] = [bench.partner(Some(URL)).await, bench.partner(Some(URL)).await];
     let mut made = Vec::new();
     for _ in 0..5 {
-        made.insert(0, bench.tested(partner, Duration::ZERO).await.to_string());
+        made.insert(0, bench.tested(partner, Duration::ZERO).await);
     }
     bench.test(other, Duration::ZERO).await;
+    // The webhooks of topups are not events.
+    let topup = bench.deliveries(partner, 1, true).await.remove(0);
     let mut connection = bench.connection().await;
-    let mut seen: Vec<String> = Vec::new();
+    let mut seen: Vec<DeliveryId> = Vec::new();
     let mut next = events::Page { before: None, limit: 2 };
     loop {
         let found = events::list(&mut connection, partner, &next).await.unwrap();
         let Some(last) = found.last() else { break };
-        next.before = Some((last.created_at, last.event_id.parse().unwrap()));
+        next.before = Some((last.created_at, last.delivery_id));
         // An event may be gone when the next page is read.
-        bench.set("DELETE FROM events WHERE event_id = $1", &last.event_id).await;
-        seen.extend(found.into_iter().map(|one| one.event_id));
+        bench.set("DELETE FROM deliveries WHERE delivery_id::text = $1", last.delivery_id).await;
+        seen.extend(found.into_iter().map(|one| one.delivery_id));
     }
     assert_eq!(seen, made);
-    let strange = made[0].parse().unwrap();
     for (partner, seen) in [(partner, true), (other, false)] {
-        assert_eq!(events::find(&mut connection, Some(partner), &strange).await.unwrap().is_some(), seen);
+        assert_eq!(events::find(&mut connection, Some(partner), made[0]).await.unwrap().is_some(), seen);
     }
+    assert!(events::find(&mut connection, Some(partner), ids(&[topup])[0]).await.unwrap().is_none());
 }
 
 #[tokio::test]
-async fn changing_back_and_forth_ends_no_block() {
+async fn a_new_url_of_a_partner_is_probed_at_once_and_ends_no_block() {
     let bench = Bench::new().await;
     let partner = bench.partner(Some(URL)).await;
-    let due = bench.deliveries(partner, 2, false).await;
+    bench.deliveries(partner, 2, false).await;
     assert!(!bench.change(partner, URL).await, "the same URL again");
     assert!(bench.actions().await.is_empty());
     let sql = "INSERT INTO endpoints (partner_id, failures, blocks, blocked_until)
              VALUES ($1::uuid, 20, 7, now() + interval '1 hour')
              ON CONFLICT (partner_id) DO UPDATE SET blocks = 7, blocked_until = now() + interval '1 hour'";
     bench.set(sql, partner).await;
-    assert!(bench.change(partner, "https://other.example/").await);
-    let probes = bench.all_due().await;
-    assert_eq!(probes.len(), 1, "one delivery tests the new URL");
-    bench.attempt(&probes[0], failure(Some(HOUR))).await;
-    assert!(bench.all_due().await.is_empty());
-    for url in [URL, "https://other.example/", URL] {
+    for (url, blocks) in [("https://other.example/", 8), (URL, 9)] {
         assert!(bench.change(partner, url).await);
-        assert!(bench.all_due().await.is_empty(), "once a minute");
+        bench.make_all_due(partner).await;
+        let probes = bench.all_due().await;
+        assert_eq!(probes.len(), 1, "one delivery tests the new URL");
+        bench.attempt(&probes[0], failure(Some(HOUR))).await;
+        assert!(bench.all_due().await.is_empty());
+        let state = "SELECT blocks || ' ' || (blocked_until > now() + interval '20 s') FROM endpoints
+                     WHERE partner_id::text = $1";
+        assert_eq!(bench.value::<String>(state, partner).await, format!("{blocks} true"));
     }
-    let state = "SELECT blocks || ' ' || (blocked_until > now() + interval '20 s') FROM endpoints
-                 WHERE partner_id::text = $1";
-    assert_eq!(bench.value::<String>(state, partner).await, "8 true");
     let recorded = bench.actions().await;
-    assert_eq!(recorded.len(), 4);
+    assert_eq!(recorded.len(), 2);
     assert_eq!((recorded[0].operator.as_str(), recorded[0].command.as_str()), ("partner", "webhook set"));
     assert!(recorded.iter().all(|one| !one.target.contains("example")));
-    drop(due);
+    // A pause stays.
+    endpoints::pause(&mut *bench.connection().await, partner).await.unwrap();
+    assert!(bench.change(partner, "https://other.example/").await);
+    bench.make_all_due(partner).await;
+    assert!(bench.all_due().await.is_empty());
 }
 
 #[tokio::test]

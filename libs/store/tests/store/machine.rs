@@ -86,8 +86,7 @@ impl Bench {
                  attempted_at = CASE WHEN $3 > 0 THEN now() - interval '15 minutes' END,
                  not_found_at = CASE WHEN $4 THEN now() - interval '2 minutes' END,
                  placed_at = CASE WHEN $5 THEN now() - interval '1 minute' END,
-                 disputed = $7,
-                 redrive_at = CASE WHEN $6 THEN now() - interval '1 second' END
+                 disputed = $6
              WHERE placement_id = $1",
         )
         .bind(placement(&order).uuid())
@@ -95,11 +94,19 @@ impl Bench {
         .bind(i32::try_from(start.placement.attempt).unwrap())
         .bind(start.placement.not_found)
         .bind(start.placed)
-        .bind(start.due)
         .bind(start.placement.disputed)
         .execute(&self.pool)
         .await
         .unwrap();
+        if start.due {
+            self.due_in(&[placement(&order)], -1.0).await;
+        }
+        if start.placement.state == PlacementState::Parked {
+            let held = "INSERT INTO held (id, state, provider, partner_id)
+                        SELECT placement_id, 'parked', provider, partner_id FROM placements
+                        WHERE placement_id::text = $1";
+            self.set(held, placement(&order)).await;
+        }
         assert_eq!(self.read(placement(&order)).await, start.placement);
         order
     }
@@ -280,7 +287,7 @@ async fn what_is_open_is_due_and_what_is_closed_is_not() {
             }
             let order = bench.at(start).await;
             bench.apply(&order, event).await;
-            let sql = "SELECT EXISTS (SELECT FROM placement_due WHERE placement_id::text = $1)";
+            let sql = "SELECT EXISTS (SELECT FROM work WHERE id::text = $1)";
             let due: bool = bench.value(sql, placement(&order)).await;
             let open =
                 matches!(after.state, PlacementState::Accepted | PlacementState::Placing | PlacementState::Placed);

@@ -5,7 +5,7 @@
 //!   once.
 //! - [`providers`]: breakers and hints. [`operator`]: operators' lists, searches and changes.
 //! - [`events`]: further events of an endpoint, and new URLs.
-//! - [`partner_view`]: what partners see and change themselves.
+//! - [`self_service`]: what partners see and change themselves.
 //! - [`recover`]: recovery after an old dump is restored.
 //! - [`backup`]: a base backup and its log are restored.
 //! - [`retention`]: what is erased after its term or on request, and a search for it in a dump.
@@ -15,8 +15,8 @@
 //! - [`rotation`]: replaced keys and secrets, and re-encryption under another master key.
 //! - [`sweep`]: rows without an outcome after their first lease.
 //! - [`configuration`]: operators' changes, as services see them.
-//! - [`schema`], [`migrations`]: migrations beside live traffic and older programs. [`pooler`]: poolers are
-//!   refused.
+//! - [`schema`], [`migrations`]: migrations beside live traffic and older programs. [`snapshot`]: the committed
+//!   `schema.sql` is current. [`pooler`]: poolers are refused.
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
@@ -33,7 +33,6 @@ mod machine;
 mod migrations;
 mod operator;
 mod orders;
-mod partner_view;
 mod plans;
 mod pooler;
 mod providers;
@@ -42,5 +41,7 @@ mod retention;
 mod roles;
 mod rotation;
 mod schema;
+mod self_service;
 mod settle;
+mod snapshot;
 mod sweep;

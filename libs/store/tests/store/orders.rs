@@ -69,7 +69,7 @@ async fn an_order_is_stored_with_its_units_in_the_order_of_the_answer() {
     }
     for part in &found.placements {
         assert_eq!((part.state.as_str(), part.attempt), ("accepted", 0));
-        assert_eq!(part.redrive_at, None, "its first lease is no due row");
+        assert_eq!(part.due_at, None, "its first lease is no due row");
     }
 }
 
@@ -186,7 +186,7 @@ async fn two_placements(bench: &Bench, placing: &[usize]) -> NewOrder {
     let new = bench.stored(order_of(vec![part("one", &[0]), part("other", &[1])])).await;
     for part in placing {
         let part = &new.placements[*part];
-        bench.claim_as(&part.provider, &[part.placement_id], Claim::Named).await;
+        bench.claim_as(&part.provider, &[part.placement_id], Claim::Fresh).await;
     }
     new
 }
@@ -236,34 +236,34 @@ async fn a_refusal_says_what_the_provider_said_and_only_while_the_order_waits() 
     let [one, other] = [0, 1].map(|part| order.placements[part].placement_id);
     bench.settle(&[rejected(one, 1), not_bought(other, 1)]).await;
     let late = "UPDATE orders SET answer_by = now() - interval '1 s' WHERE order_id::text = $1";
-    let again = "UPDATE orders SET answer_by = now() + interval '5 s', refusable = false WHERE order_id::text = $1";
+    let again = "UPDATE orders SET answer_by = now() + interval '5 s', answering = NULL WHERE order_id::text = $1";
     for statement in [late, again] {
         bench.set(statement, order.order_id).await;
         assert_eq!(bench.refuse(&order).await, None, "its answer has left: {statement}");
     }
-    bench.set("UPDATE orders SET refusable = true WHERE order_id::text = $1", order.order_id).await;
+    bench.set("UPDATE orders SET answering = gen_random_uuid() WHERE order_id::text = $1", order.order_id).await;
     let said = Refusal::Rejected { status: "9001".into(), message: "it refused".into() };
     assert_eq!(bench.refuse(&order).await, Some(vec![said, Refusal::NotSent]));
 }
 
 #[tokio::test]
-async fn an_order_stands_once_it_cannot_be_refused() {
+async fn an_order_is_decided_once_it_cannot_be_refused() {
     let bench = Bench::new().await;
     let partner = PartnerId::new();
-    let stands = async |order: &NewOrder| {
+    let status = async |order: &NewOrder| {
         let mut connection = bench.connection().await;
-        orders::stands(&mut connection, partner, &order.external_order_id).await.unwrap()
+        orders::status(&mut connection, partner, &order.external_order_id).await.unwrap()
     };
     let waiting = order(partner, 1);
-    assert_eq!(stands(&waiting).await, None);
+    assert_eq!(status(&waiting).await, None);
     bench.store(std::slice::from_ref(&waiting)).await;
-    let undecided = stands(&waiting).await.unwrap();
+    let undecided = status(&waiting).await.unwrap();
     assert!(!undecided.decided && undecided.undecided_for > Duration::from_secs(2), "{undecided:?}");
     bench.claim(&[placement(&waiting)]).await;
     bench.settle(&[bought_pending(placement(&waiting), 1)]).await;
-    assert!(stands(&waiting).await.unwrap().decided, "it is bought");
-    let answered = NewOrder { refusable: false, ..order(partner, 1) };
-    assert!(stands(&bench.stored(answered).await).await.unwrap().decided, "its answer waits for no verdict");
+    assert!(status(&waiting).await.unwrap().decided, "it is bought");
+    let answered = NewOrder { answering: None, ..order(partner, 1) };
+    assert!(status(&bench.stored(answered).await).await.unwrap().decided, "its answer waits for no verdict");
 }
 
 #[tokio::test]

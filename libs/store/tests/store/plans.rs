@@ -13,24 +13,22 @@ use testkit::{database::Database, rows};
 use crate::bench::execute;
 
 /// Tables that grow with the orders.
-const GROWING: [&str; 13] = [
+const GROWING: [&str; 10] = [
     "orders",
     "placements",
     "topups",
     "esims",
     "deliveries",
-    "events",
     "delivery_attempts",
-    "placement_due",
-    "delivery_due",
-    "delivery_held",
-    "placement_parked",
+    "work",
+    "held",
     "retention_due",
     "operator_actions",
 ];
 
 /// Columns that name one order, or one partner.
-const KEYS: [&str; 7] = ["partner_id", "order_id", "placement_id", "topup_id", "event_id", "provider_unit_id", "iccid"];
+const KEYS: [&str; 8] =
+    ["partner_id", "order_id", "placement_id", "topup_id", "delivery_id", "id", "provider_unit_id", "iccid"];
 
 /// Rows that a scan may be expected to find without a `LIMIT`.
 const MANY: f64 = 2_000.0;
@@ -39,9 +37,9 @@ const MANY: f64 = 2_000.0;
 const WALKS: [(&str, &str); 3] = rows! {
     "SELECT p.placement_id, p.order_id, p.state AS was, o.answer_by > $1 AS unanswered"
         => "recover: after a restore every placement is looked at, with all provisioners stopped";
-    "SELECT (SELECT count(*) FROM placement_parked) AS \"parked!\"" => "recover: counts what waits for an operator";
-    "SELECT (SELECT count(*) FROM placement_due WHERE partner_id = $1)"
-        => "partner erase: reads the narrow tables once, before it begins";
+    "SELECT (SELECT count(*) FROM held WHERE state = 'parked') AS \"parked!\""
+        => "recover: counts what waits for an operator";
+    "SELECT (SELECT count(*) FROM work" => "partner erase: reads the narrow tables once, before it begins";
 };
 
 /// Statements that read a narrow table whole up to a limit, unless `enable_seqscan` is off as in the services.
@@ -61,13 +59,12 @@ const SMALL: [(&str, &str); 3] = rows! {
 const PER_SHARD: [(&str, &str); 19] = rows! {
     "FROM (SELECT topup_id, profile FROM esims ORDER BY topup_id DESC LIMIT 1000)"
         => "start: the newest profiles check the master key";
-    "WITH RECURSIVE lane (lane, partner_id, nth)" => "redrive of placements";
+    "WITH RECURSIVE pair (lane, partner_id, nth)" => "a look at due placements";
     "WITH RECURSIVE partner (partner_id, nth)" => "redrive of deliveries; their gauges";
-    "INSERT INTO placement_due (placement_id, provider, lane, partner_id, buys, at)" => "the sweep";
-    "INSERT INTO delivery_due (topup_id, partner_id, at)\n         SELECT topup_id, partner_id, now() FROM deliveries"
-        => "the sweep";
+    "WHERE created_at > $1 AND created_at <= $2 AND state" => "the sweeps";
     "UPDATE providers" => "a provider's probe needs due work";
-    "SELECT provider AS \"provider!\"" => "the gauges of a provider";
+    "SELECT known.provider AS \"provider!\"" => "the gauges of a provider";
+    "WITH RECURSIVE known (lane)" => "the unsettled attempts of a provider's lanes";
     "SELECT topup_id FROM retention_due WHERE at <= now()" => "retention";
     "SELECT topup_id, placement_id, state FROM topups" => "retention";
     "SELECT topup_id, attempt, at FROM delivery_attempts" => "retention";
@@ -75,12 +72,12 @@ const PER_SHARD: [(&str, &str); 19] = rows! {
     "SELECT action_id FROM operator_actions WHERE at" => "retention";
     "SELECT event_id FROM events\n                 WHERE created_at <" => "retention of events";
     "SELECT at, operator, database_role, command" => "an operator's list";
-    "SELECT parked.placement_id AS" => "an operator's list";
+    "SELECT parked.id AS" => "an operator's list";
     "SELECT placement_id, state, provider FROM placements" => "an operator's list";
     "SELECT topup_id, state, attempted_at, created_at FROM deliveries\n         WHERE topup_id < $1"
         => "an operator's list";
     "SELECT topup_id FROM delivery_held WHERE state = $1" => "an operator's list";
-    "UNION SELECT order_id FROM orders WHERE external_order_id = $2 AND refused" => "an operator's search";
+    "UNION SELECT order_id FROM orders WHERE external_order_id = $2" => "an operator's search";
 };
 
 /// The same for statements that read everything, in pages.
@@ -246,7 +243,7 @@ fn squares(node: &Value, found: &mut Vec<String>) {
 /// The tables of [`GROWING`] that are small, and usually empty.
 fn narrow() -> Vec<&'static str> {
     let narrow = GROWING.into_iter();
-    narrow.filter(|name| name.ends_with("_due") || name.ends_with("_held") || name.ends_with("_parked")).collect()
+    narrow.filter(|name| name.ends_with("_due") || ["work", "held"].contains(name)).collect()
 }
 
 /// A generic plan is kept until the next autoanalyze. It must also do when it was made for a new database, or while the
@@ -323,4 +320,45 @@ async fn every_statement_finds_its_rows_by_an_index_and_names_a_key() {
         keyless(&plan, &mut found);
         assert_eq!(found.len(), 1, "{fault}");
     }
+}
+
+/// What PostgreSQL starts for one order at a batch size of one: the nodes that modify or lock rows, and the indexes that
+/// the modifying ones open. They are opened at the start of a statement, whether or not the node changes anything, and
+/// cost more than the rows themselves.
+#[tokio::test]
+async fn one_order_opens_few_indexes_and_starts_few_nodes() {
+    const PATH: [(&str, &str); 4] = rows! {
+        "INSERT INTO orders (order_id, partner_id, external_order_id" => "stored";
+        "FOR UPDATE SKIP LOCKED\n           ), claimed AS (" => "claimed";
+        "INSERT INTO esims (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id)\n                   SELECT topup_id, provider, provider_unit_id, iccid, profile, now(), delivery_id FROM unit" => "settled";
+        "d.delivery_id = new.delivery_id AND d.state = 'pending' AND d.attempt = 0" => "delivered";
+    };
+    let (_database, mut connection) = migrated().await;
+    let all = statements();
+    let (mut nodes, mut opens) = (0, 0);
+    for (part, step) in PATH {
+        let of_step: Vec<&Statement> = all.iter().filter(|one| one.text.contains(part)).collect();
+        assert_eq!(of_step.len(), 1, "{step}");
+        let plan = plan(&mut connection, of_step[0]).await;
+        let mut tables = Vec::new();
+        nodes += modifying(&plan, &mut tables);
+        for table in tables {
+            let indexes = "SELECT count(*) FROM pg_index WHERE indrelid = to_regclass($1)";
+            let indexes: i64 = sqlx::query_scalar(indexes).bind(table).fetch_one(&mut connection).await.unwrap();
+            opens += indexes;
+        }
+    }
+    assert!(nodes <= 10, "{nodes} nodes modify or lock");
+    assert!(opens <= 25, "{opens} indexes are opened");
+}
+
+/// Counts the nodes that modify or lock rows, and collects the tables of the modifying ones.
+fn modifying(node: &Value, tables: &mut Vec<String>) -> usize {
+    let kind = node["Node Type"].as_str().unwrap();
+    if kind == "ModifyTable" {
+        tables.push(node["Relation Name"].as_str().unwrap().to_owned());
+    }
+    let here = usize::from(kind == "ModifyTable" || kind == "LockRows");
+    let below = node["Plans"].as_array().into_iter().flatten();
+    here + below.map(|child| modifying(child, tables)).sum::<usize>()
 }

@@ -10,42 +10,42 @@ SELECT n, lpad(to_hex(n), 12, '0') AS hex, now() - make_interval(secs => (60000 
        ('00000000-0000-7000-8000-' || lpad((n % 500 + 1)::text, 12, '0'))::uuid AS partner_id,
        ('01980000-0000-7000-8000-' || lpad(to_hex(n), 12, '0'))::uuid AS id
 FROM generate_series(1, 60000) n;
-INSERT INTO orders (order_id, partner_id, external_order_id, answer_by, created_at, refused)
-SELECT id, partner_id, 'o-' || n, at, at, n % 100 = 0 FROM filled;
+INSERT INTO orders (order_id, partner_id, external_order_id, answer_by, created_at, refused_at)
+SELECT id, partner_id, 'o-' || n, at, at, CASE WHEN n % 100 = 0 THEN at END FROM filled;
 INSERT INTO placements (placement_id, order_id, partner_id, provider, lane, state, attempt, attempted_at, placed_at, created_at)
 SELECT id, id, partner_id, CASE n % 2 WHEN 0 THEN 'sandbox' ELSE 'usimsa' END, 'lane ' || n % 20, 'placed', 1, at, at, at
 FROM filled;
 INSERT INTO topups (topup_id, placement_id, position, option_id, provider_option_id)
 SELECT to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), id, 0, partner_id, 'option' FROM filled;
-INSERT INTO esims (topup_id, provider, provider_unit_id, iccid, profile, ready_at)
+INSERT INTO esims (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id)
 SELECT to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), CASE n % 2 WHEN 0 THEN 'sandbox' ELSE 'usimsa' END,
-       'unit-' || n, '89' || lpad(n::text, 17, '0'), decode(repeat(md5(n::text), 12), 'hex'), at
+       'unit-' || n, '89' || lpad(n::text, 17, '0'), decode(repeat(md5(n::text), 12), 'hex'), at, id
 FROM filled;
-INSERT INTO deliveries (topup_id, partner_id, order_id, state, attempt, attempted_at, status, delivered_at, created_at)
-SELECT to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), partner_id, id, 'delivered', 1, at, 200, at, at
+INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, state, attempt, attempted_at, status,
+                        delivered_at, created_at)
+SELECT id, partner_id, 'topup.ready', to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), id, 'delivered', 1, at,
+       200, at, at
 FROM filled;
-INSERT INTO delivery_attempts (topup_id, attempt, at, duration_ms, status, class)
-SELECT to_char(filled.at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), 0, filled.at, 5, 500, 'status_5xx'
+INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, state, attempt, attempted_at, status,
+                        delivered_at, created_at)
+SELECT md5(n::text)::uuid, partner_id, 'topup.failed', to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), id,
+       'delivered', 1, at, 200, at, at
 FROM filled;
-INSERT INTO placement_due (placement_id, provider, lane, partner_id, buys, at)
-SELECT id, CASE n % 2 WHEN 0 THEN 'sandbox' ELSE 'usimsa' END, 'lane ' || n % 20, partner_id, n % 3 = 0,
-       now() + make_interval(secs => n - 50000)
+INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, status, class)
+SELECT id, 0, at, 5, 500, 'status_5xx' FROM filled;
+INSERT INTO work (id, kind, provider, lane, partner_id, at)
+SELECT id, (ARRAY['buy', 'buy_again', 'find', 'collect'])[n % 4 + 1], CASE n / 4 % 2 WHEN 0 THEN 'sandbox' ELSE 'usimsa' END,
+       'lane ' || n % 20, partner_id, now() + make_interval(secs => n - 50000)
 FROM filled WHERE n > 40000;
-INSERT INTO placement_parked (placement_id, provider, at)
-SELECT id, CASE n % 2 WHEN 0 THEN 'sandbox' ELSE 'usimsa' END, at FROM filled WHERE n > 40000;
-INSERT INTO delivery_due (topup_id, partner_id, at)
-SELECT to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), partner_id, now() + make_interval(secs => n - 50000)
+INSERT INTO work (id, kind, provider, lane, partner_id, at)
+SELECT md5(n::text)::uuid, 'deliver', '', '', partner_id, now() + make_interval(secs => n - 50000)
 FROM filled WHERE n > 40000;
-INSERT INTO delivery_held (topup_id, partner_id, state, at)
-SELECT to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), partner_id,
-       CASE n % 2 WHEN 0 THEN 'exhausted' ELSE 'no_endpoint' END, at
-FROM filled;
+INSERT INTO held (id, state, provider, partner_id, at)
+SELECT id, 'parked', CASE n % 2 WHEN 0 THEN 'sandbox' ELSE 'usimsa' END, partner_id, at FROM filled WHERE n > 40000;
+INSERT INTO held (id, state, provider, partner_id, at)
+SELECT md5(n::text)::uuid, CASE n % 2 WHEN 0 THEN 'exhausted' ELSE 'no_endpoint' END, '', partner_id, at FROM filled;
 INSERT INTO retention_due (topup_id, at)
 SELECT to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), at FROM filled WHERE n <= 20000;
 INSERT INTO operator_actions (action_id, at, operator, command, target, affected, reason)
 SELECT id, at, 'o', 'recover', 't', 1, 'r' FROM filled;
-INSERT INTO events (event_id, partner_id, kind, topup_id, state, attempt, attempted_at, status, delivered_at, created_at)
-SELECT 'evt_' || md5(n::text), partner_id, 'topup.failed', to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'),
-       'delivered', 1, at, 200, at, at
-FROM filled;
 INSERT INTO endpoints (partner_id, failures) SELECT DISTINCT partner_id, 1 FROM filled;

@@ -112,7 +112,7 @@ async fn an_open_breaker_is_probed_once_at_a_time_and_opens_for_longer_each_time
 
     for expected in [20.0, 35.0, 35.0] {
         bench.wait_for_half_open().await;
-        assert!(bench.claim_as(PROVIDER, &[id], Claim::Overdue).await.is_empty());
+        assert!(bench.claim_as(PROVIDER, &[id], Claim::Due).await.is_empty());
         assert!(bench.claim(&[id]).await.is_empty());
         let probes = futures_util::future::join_all((0..4).map(|_| bench.probe())).await;
         let mut probes = probes.into_iter().flatten();
@@ -159,7 +159,7 @@ async fn an_operator_opens_and_closes_a_breaker() {
     assert!(bench.claim_due(PROVIDER, 10).await.is_empty());
     assert_eq!(bench.answered(before).await, None, "an answer doesn't overrule it");
     let elsewhere = placement(&elsewhere);
-    assert_eq!(bench.claim_as("other", &[elsewhere], Claim::Named).await.len(), 1);
+    assert_eq!(bench.claim_as("other", &[elsewhere], Claim::Fresh).await.len(), 1);
 
     let closed = providers::close(&mut connection, PROVIDER).await;
     assert_eq!(closed.unwrap().unwrap().state, BreakerState::Closed);
@@ -186,8 +186,7 @@ async fn hints_are_taken_once_a_second() {
     let mut connection = bench.connection().await;
     let mut hint = async |provider: &str| providers::hint(&mut connection, provider, &unit_id).await.unwrap();
     let due_in = async || -> f64 {
-        let statement =
-            "SELECT extract(epoch FROM at - now())::float8 FROM placement_due WHERE placement_id::text = $1";
+        let statement = "SELECT extract(epoch FROM at - now())::float8 FROM work WHERE id::text = $1";
         bench.value(statement, id).await
     };
     assert!(!hint("other").await, "units belong to a provider");
@@ -227,7 +226,7 @@ async fn the_queue_reports_its_lag() {
     bench.overdue().await;
     let order = bench.placing(1).await;
     bench.settle(&[parked(placement(&order), 1)]).await;
-    bench.set("UPDATE placement_due SET provider = $1", "nobody").await;
+    bench.set("UPDATE work SET provider = $1", "nobody").await;
     let now = backlogs().await;
     let of = |provider: &str| now.iter().find(|backlog| backlog.provider == provider).unwrap();
     assert_eq!((of(PROVIDER).parked, of("nobody").parked), (1, 0));
@@ -254,8 +253,8 @@ async fn answers_that_leave_it_open_are_counted_in_a_row() {
     let again = async || {
         bench.make_due(id).await;
         let mut connection = bench.connection().await;
-        let lease = Duration::ZERO;
-        let claimed = placements::claim(&mut connection, PROVIDER, &[id], Claim::Overdue, lease).await;
+        let lease = Duration::from_millis(1);
+        let claimed = placements::claim(&mut connection, PROVIDER, &[id], Claim::Due, lease).await;
         let claimed = claimed.unwrap();
         (claimed[0].unknowns, claimed[0].attempt)
     };

@@ -60,8 +60,8 @@ async fn what_may_have_been_bought_is_looked_up_and_nothing_else_is_touched() {
     assert_eq!(moved(&bench.recover(false, false).await.unwrap()), (0, 2, 0), "nothing moves further");
     let due = bench.find_due(PROVIDER, 100).await;
     let mut connection = bench.connection().await;
-    let lease = Duration::ZERO;
-    let claimed = placements::claim(&mut connection, PROVIDER, &due, Claim::Overdue, lease).await;
+    let lease = Duration::from_millis(1);
+    let claimed = placements::claim(&mut connection, PROVIDER, &due, Claim::Due, lease).await;
     let mut claimed = claimed.unwrap();
     claimed.retain(|one| one.was == PlacementState::Placing);
     assert_eq!(claimed.len(), 2);

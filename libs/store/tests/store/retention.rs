@@ -3,16 +3,18 @@
 use std::{path::PathBuf, process::Command};
 
 use domain::{ActivationCode, OrderId, PartnerId, TopupId, TopupIds};
-use store::deliveries::{self, Read};
+use store::deliveries::{self, Claim};
 use store::operator::erase::{self, Erased, NotErased};
-use store::operator::terms::{self, Keep, NotSet};
+use store::operator::terms;
 use store::operator::{actions::Mode, deliveries::Filter};
 use store::orders::{self, NewOrder};
 use store::retention::{self, Backlog, Class, Step};
 use store::{partners, placements::Progress, profile::Profile, vault::Purpose};
 use time::Duration;
 
-use crate::bench::{Bench, VAULT, applied, bought, esim, execute, iccid, order, placement, topups, unit};
+use crate::bench::{
+    Bench, LEASE, VAULT, applied, bought, delivery_id, esim, execute, iccid, order, placement, topups, unit,
+};
 
 fn profile() -> Profile {
     Profile {
@@ -27,7 +29,8 @@ impl Bench {
         let order = self.ordered_ago(partner_id, days).await;
         let topup = topups(&order).remove(0);
         self.claim(&[placement(&order)]).await;
-        let ready = Progress::Ready { iccid: iccid(&topup), profile: profile().seal(&VAULT, &topup).unwrap() };
+        let profile = profile().seal(&VAULT, &topup).unwrap();
+        let ready = Progress::Ready { iccid: iccid(&topup), profile, delivery_id: delivery_id(&topup) };
         self.settle(&[bought(placement(&order), 1, vec![unit(&topup, ready)], true)]).await;
         self.backdate(&topup, days).await;
         order
@@ -51,13 +54,13 @@ impl Bench {
                 delivered_at = now() - make_interval(days => $2) WHERE topup_id = $1";
         let delivered = sqlx::query(delivered).bind(topup.as_str()).bind(days);
         delivered.execute(&self.pool).await.unwrap();
-        let id = topup.clone().into();
-        let answer = VAULT.seal(Purpose::Answer(&id, 0), b"echo TOP-SECRET");
+        let id = delivery_id(topup);
+        let answer = VAULT.seal(Purpose::Answer(id, 0), b"echo TOP-SECRET");
         sqlx::query(
-            "INSERT INTO delivery_attempts (topup_id, attempt, at, duration_ms, status, class, answer)
+            "INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, status, class, answer)
              VALUES ($1, 0, now() - make_interval(days => $2), 3, 500, 'status_5xx', $3)",
         )
-        .bind(topup.as_str())
+        .bind(id.uuid())
         .bind(days)
         .bind(answer.unwrap())
         .execute(&self.pool)
@@ -77,18 +80,8 @@ impl Bench {
         retention::backlog(&mut *self.connection().await).await.unwrap()
     }
 
-    async fn set_term(
-        &self,
-        class: Class,
-        partner: Option<PartnerId>,
-        keep: Keep,
-        mode: Mode<'_>,
-    ) -> Result<(), NotSet> {
-        terms::set(&mut *self.connection().await, class, partner, keep, mode).await
-    }
-
-    async fn keep(&self, class: Class, partner: Option<PartnerId>, keep: Keep) {
-        self.set_term(class, partner, keep, applied()).await.unwrap();
+    async fn keep(&self, class: Class, days: Option<i32>, mode: Mode<'_>) {
+        terms::set(&mut *self.connection().await, class, days, mode).await.unwrap();
     }
 
     async fn erase(&self, order: OrderId, mode: Mode<'_>) -> Result<Erased, NotErased> {
@@ -115,10 +108,8 @@ fn recovered(dump: &str, topup: &TopupId) -> usize {
         let byte = |at| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok();
         (0..digits.len()).step_by(2).map(byte).collect::<Option<Vec<u8>>>()
     });
-    let id = topup.clone().into();
-    let opens = |value: &Vec<u8>| {
-        Profile::open(&VAULT, topup, value).is_ok() || VAULT.open(Purpose::Answer(&id, 0), value).is_ok()
-    };
+    let answer = Purpose::Answer(delivery_id(topup), 0);
+    let opens = |value: &Vec<u8>| Profile::open(&VAULT, topup, value).is_ok() || VAULT.open(answer, value).is_ok();
     values.filter(opens).count()
 }
 
@@ -154,29 +145,32 @@ async fn an_old_profile_is_not_in_a_dump_after_its_term_and_a_young_one_is() {
 }
 
 #[tokio::test]
-async fn a_partners_own_term_holds_and_a_shorter_one_reaches_back() {
+async fn a_shorter_term_reaches_back_and_for_ever_erases_nothing() {
     let bench = Bench::new().await;
-    let (long, short, other) = (PartnerId::new(), PartnerId::new(), PartnerId::new());
     let mut kept = Vec::new();
-    for partner in [long, short, other] {
-        kept.push(topups(&bench.delivered_ago(partner, 100).await).remove(0));
-        kept.push(topups(&bench.delivered_ago(partner, 10).await).remove(0));
-    }
-    bench.keep(Class::Profiles, Some(long), Keep::ForEver).await;
-    bench.keep(Class::Profiles, Some(short), Keep::Days(5)).await;
-    for _ in 0..2 {
-        bench.step(Class::Profiles).await;
+    for days in [100, 10, 1] {
+        kept.push(topups(&bench.delivered_ago(PartnerId::new(), days).await).remove(0));
     }
     let left = async || futures_util::future::join_all(kept.iter().map(|topup| bench.has_profile(topup))).await;
-    assert_eq!(left().await, [true, true, false, false, false, true]);
+    bench.keep(Class::Profiles, None, applied()).await;
+    assert_eq!(bench.step(Class::Profiles).await, Step::default());
+    bench.keep(Class::Profiles, Some(90), applied()).await;
+    bench.step(Class::Profiles).await;
+    assert_eq!(left().await, [false, true, true]);
 
-    // The walk of 5 days has passed these rows; a new term begins it again.
-    bench.keep(Class::Profiles, Some(other), Keep::Days(5)).await;
-    bench.keep(Class::Profiles, Some(long), Keep::Default).await;
-    for _ in 0..2 {
-        bench.step(Class::Profiles).await;
-    }
-    assert_eq!(left().await, [false, true, false, false, false, false]);
+    // The walk has passed these rows; a new term begins it again, and the same one does not.
+    let began = "SELECT began_at::text FROM retention WHERE class = $1";
+    bench.keep(Class::Profiles, Some(5), Mode::Preview).await;
+    assert_eq!(bench.step(Class::Profiles).await.erased, 0);
+    bench.keep(Class::Profiles, Some(5), applied()).await;
+    assert_eq!(bench.step(Class::Profiles).await.erased, 1);
+    assert_eq!(left().await, [false, false, true]);
+    let before: String = bench.value(began, "profiles").await;
+    bench.keep(Class::Profiles, Some(5), applied()).await;
+    assert_eq!(bench.value::<String>(began, "profiles").await, before);
+    let shown = terms::list(&mut *bench.connection().await).await.unwrap();
+    let days: Vec<_> = shown.iter().map(|term| (term.class.as_str(), term.days)).collect();
+    assert_eq!(days, [("attempts", Some(30)), ("audit", None), ("profiles", Some(5))]);
 }
 
 #[tokio::test]
@@ -225,7 +219,7 @@ async fn a_walk_goes_on_where_it_stopped_and_two_processes_do_not_share_it() {
     let overdue = bench.backlog().await.overdue[0];
     assert!(overdue > std::time::Duration::from_hours(24 * 6), "{overdue:?}");
     let mut holder = bench.pool.begin().await.unwrap();
-    execute(&mut holder, "SELECT FROM retention_walks FOR UPDATE").await;
+    execute(&mut holder, "SELECT FROM retention FOR UPDATE").await;
     assert_eq!(bench.step(Class::Profiles).await, Step::default());
     holder.rollback().await.unwrap();
     assert_eq!(next().await, (2, true));
@@ -235,19 +229,11 @@ async fn a_walk_goes_on_where_it_stopped_and_two_processes_do_not_share_it() {
 #[tokio::test]
 async fn old_actions_go_only_if_a_term_is_set() {
     let bench = Bench::new().await;
-    bench.keep(Class::Attempts, None, Keep::Days(7)).await;
+    bench.keep(Class::Attempts, Some(7), applied()).await;
     bench.sql("UPDATE operator_actions SET at = now() - interval '3 years'").await;
     assert_eq!(bench.step(Class::Audit).await, Step::default());
-    bench.keep(Class::Audit, None, Keep::Days(365)).await;
+    bench.keep(Class::Audit, Some(365), applied()).await;
     assert_eq!(bench.step(Class::Audit).await.erased, 1);
-    let set = async |days, mode| bench.set_term(Class::Profiles, Some(PartnerId::new()), Keep::Days(days), mode).await;
-    for days in 1..=8 {
-        set(days, Mode::Preview).await.unwrap();
-    }
-    for days in 1..8 {
-        set(days, applied()).await.unwrap();
-    }
-    assert!(matches!(set(8, applied()).await, Err(NotSet::TooMany)));
 }
 
 /// A replay that was under way when the profile was erased.
@@ -258,14 +244,16 @@ async fn an_erased_profile_is_not_replayed_and_says_so_where_it_is_read() {
     let topup = topups(&bench.delivered_ago(partner, 100).await).remove(0);
     bench.step(Class::Profiles).await;
     let mut connection = bench.connection().await;
-    let filter = Filter { topup_id: Some(&topup), ..Filter::default() };
+    let filter = Filter { id: Some(delivery_id(&topup)), ..Filter::default() };
     let replayed = store::operator::deliveries::replay(&mut connection, &filter, 10, applied()).await;
     assert_eq!(replayed.unwrap().replayed, 0);
     let listed = store::operator::deliveries::list(&mut connection, &filter, 1).await;
     assert!(listed.unwrap()[0].erased_at.is_some());
     bench.set("UPDATE deliveries SET state = 'pending' WHERE topup_id = $1", &topup).await;
-    let read = deliveries::read(&mut connection, &[topup.into()], Read::Leased).await.unwrap();
-    assert!(esim(&read[0]).erased && esim(&read[0]).profile.is_empty());
+    bench.deliver_in(std::slice::from_ref(&topup), 0.0).await;
+    let claim = Claim::Due { lease: LEASE };
+    let claimed = deliveries::claim(&mut connection, &[delivery_id(&topup)], claim).await.unwrap();
+    assert!(esim(&claimed[0]).erased && esim(&claimed[0]).profile.is_empty());
 }
 
 #[tokio::test]
@@ -318,20 +306,20 @@ async fn a_partner_is_erased_with_all_its_orders_and_no_other() {
     bench.due_in(&[placement(&theirs[0])], 60.0).await;
     let busy = erase::partner_orders(&mut connection, gone).await.unwrap_err();
     assert!(matches!(busy, NotErased::Busy { placements: 1, .. }), "{busy}");
-    bench.sql("DELETE FROM placement_due").await;
+    bench.sql("DELETE FROM work").await;
     assert_eq!(erase::partner_orders(&mut connection, gone).await.unwrap(), 5);
 
     erase::partner(&mut connection, gone, 5, applied()).await.unwrap();
-    let (mut erased, mut after) = (0, String::new());
+    let (mut erased, mut after) = (Vec::new(), None);
     loop {
-        let batch = erase::partner_batch(&mut connection, gone, &after, 2).await;
-        let (batch, Some(next)) = batch.unwrap() else {
+        let (batch, next) = erase::partner_batch(&mut connection, gone, after, 2).await.unwrap();
+        erased.push(batch.profiles);
+        if next.is_none() {
             break;
-        };
-        erased += batch.profiles;
+        }
         after = next;
     }
-    assert_eq!(erased, 4, "the last batch is not full");
+    assert_eq!(erased, [2, 2, 1]);
     let dump = bench.dump();
     assert!(!dump.contains("gone.example"));
     for order in &theirs {

@@ -23,7 +23,7 @@ async fn refused(connection: &mut PgConnection, statement: &'static str) -> Stri
 /// What somebody with the credentials of one stage may not do.
 const DENIED: [(&str, &[&str]); 4] = testkit::rows! {
     "ingress" => &[
-        "SELECT profile FROM topups", "UPDATE partners SET disabled_at = NULL",
+        "UPDATE partners SET disabled_at = NULL",
         "UPDATE partners SET max_in_flight = NULL", "UPDATE partners SET signed_body_required = false",
         "UPDATE partners SET environment = 'live'", "UPDATE esims SET profile = ''",
         "UPDATE esims SET iccid = '1'", "DELETE FROM delivery_attempts", "DELETE FROM operator_actions",
@@ -32,19 +32,18 @@ const DENIED: [(&str, &[&str]); 4] = testkit::rows! {
         "UPDATE deliveries SET partner_id = gen_random_uuid()",
         "INSERT INTO deliveries (topup_id) VALUES ('a')",
         "INSERT INTO placements (placement_id, state) VALUES (gen_random_uuid(), 'placed')",
-        "DELETE FROM orders", "INSERT INTO placement_due (placement_id) VALUES (gen_random_uuid())",
-        "UPDATE providers SET open_until = NULL", "UPDATE events SET kind = 'key.expiring'",
-        "INSERT INTO events (event_id, topup_id) VALUES ('a', 'b')",
+        "UPDATE placements SET state = 'refused'", "DELETE FROM orders", "DELETE FROM work",
+        "INSERT INTO work VALUES (gen_random_uuid(), 'buy', 'sandbox', '', gen_random_uuid(), now())",
+        "UPDATE providers SET open_until = NULL", "UPDATE deliveries SET kind = 'key.expiring'",
     ];
     "provisioner" => &[
-        "SELECT partner_id FROM partners", "SELECT profile FROM topups",
+        "SELECT partner_id FROM partners",
         "SELECT answer FROM delivery_attempts", "SELECT state FROM deliveries",
-        "UPDATE partners SET webhook_url = 'https://attacker.example/'", "UPDATE orders SET refused = true",
+        "UPDATE partners SET webhook_url = 'https://attacker.example/'", "UPDATE orders SET refused_at = now()",
         "INSERT INTO orders (order_id) VALUES (gen_random_uuid())",
         "INSERT INTO placements (placement_id) VALUES (gen_random_uuid())",
         "UPDATE topups SET provider_option_id = 'dear'", "UPDATE options SET enabled = false",
-        "DELETE FROM deliveries", "DELETE FROM esims", "SELECT event_id FROM events",
-        "INSERT INTO events (event_id) VALUES ('a')",
+        "DELETE FROM deliveries", "DELETE FROM esims", "SELECT close_placements(gen_random_uuid())",
     ];
     "notifier" => &[
         "SELECT secret_key FROM partners", "SELECT old_secret_key FROM partners",
@@ -54,14 +53,15 @@ const DENIED: [(&str, &[&str]); 4] = testkit::rows! {
         // Granted for FOR SHARE only: the trigger of partners refuses it.
         "UPDATE partners SET created_at = now()",
         "UPDATE placements SET state = 'accepted'",
-        "INSERT INTO placement_due (placement_id) VALUES (gen_random_uuid())",
+        "INSERT INTO work VALUES (gen_random_uuid(), 'buy', 'sandbox', '', gen_random_uuid(), now())",
+        "SELECT close_placements(gen_random_uuid())",
         "INSERT INTO placements (placement_id) VALUES (gen_random_uuid())",
-        "INSERT INTO orders (order_id) VALUES (gen_random_uuid())", "UPDATE orders SET refused = true",
-        "UPDATE esims SET iccid = '1'", "INSERT INTO deliveries (topup_id) VALUES ('a')",
-        "UPDATE deliveries SET partner_id = gen_random_uuid()", "UPDATE retention_terms SET days = 1",
+        "INSERT INTO orders (order_id) VALUES (gen_random_uuid())", "UPDATE orders SET refused_at = now()",
+        "UPDATE esims SET iccid = '1'", "UPDATE deliveries SET partner_id = gen_random_uuid()",
+        "UPDATE retention SET days = 1",
     ];
     "operator" => &[
-        "SELECT profile FROM esims", "SELECT profile FROM topups", "UPDATE operator_actions SET reason = ''",
+        "SELECT profile FROM esims", "UPDATE operator_actions SET reason = ''",
         "DELETE FROM operator_actions", "INSERT INTO orders (order_id) VALUES (gen_random_uuid())",
         "UPDATE placements SET attempt = 0", "DELETE FROM partners",
     ];
@@ -70,7 +70,7 @@ const DENIED: [(&str, &[&str]); 4] = testkit::rows! {
 const ANYBODY: [&str; 7] = [
     "CREATE TABLE mine ()",
     "DROP TABLE orders",
-    "ALTER TABLE placements DISABLE TRIGGER ingress_only_refuses",
+    "ALTER TABLE work DISABLE ROW LEVEL SECURITY",
     "CREATE FUNCTION mine() RETURNS int LANGUAGE sql AS 'SELECT 1'",
     "DELETE FROM _sqlx_migrations",
     "COPY partners TO PROGRAM 'cat'",
@@ -94,23 +94,43 @@ async fn a_stage_may_not_do_the_work_of_another() {
 
 /// Ingress has the privilege to refuse. It can't undo a purchase or repeat one with it.
 #[tokio::test]
-async fn ingress_moves_no_placement_that_may_be_bought() {
+async fn ingress_refuses_no_order_that_may_be_bought() {
     let bench = Bench::new().await;
-    let placing = bench.placing(1).await;
-    let accepted = bench.stored(order(PartnerId::new(), 1)).await;
     let mut ingress = connect(&bench, "ingress").await;
-    for (order, state, allowed) in [
-        (&placing, "refused", false),
-        (&placing, "accepted", false),
-        (&placing, "failed", false),
-        (&accepted, "placed", false),
-        (&accepted, "parked", false),
-        (&accepted, "refused", true),
-        (&accepted, "accepted", false),
-    ] {
-        let sql = format!("UPDATE placements SET state = '{state}' WHERE placement_id = '{}'", placement(order));
-        let moved = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut ingress).await;
-        assert_eq!(moved.is_ok(), allowed, "{state}: {moved:?}");
+    for (placing, closed) in [(true, 0), (false, 1)] {
+        let order = bench.stored(order(PartnerId::new(), 1)).await;
+        if placing {
+            bench.claim(&[placement(&order)]).await;
+        }
+        let sql = "SELECT count(*) FROM close_placements($1)";
+        let count: i64 = sqlx::query_scalar(sql).bind(order.order_id.uuid()).fetch_one(&mut ingress).await.unwrap();
+        assert_eq!(count, closed);
+        assert_eq!(bench.state(placement(&order)).await, if placing { "placing" } else { "refused" });
+    }
+}
+
+/// The table is shared, but a stage sees and changes the rows of its own kinds only.
+#[tokio::test]
+async fn each_stage_has_its_own_work() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some("https://partner.example/")).await;
+    let bought = bench.stored(order(partner, 1)).await;
+    bench.due_in(&[placement(&bought)], -1.0).await;
+    bench.deliveries(partner, 1, false).await;
+    let held = "INSERT INTO held (id, state, provider, partner_id)
+                SELECT gen_random_uuid(), state, '', $1::uuid FROM unnest('{parked,exhausted}'::text[]) state";
+    bench.set(held, partner).await;
+    for (stage, work, held) in [("provisioner", "buy", "parked"), ("notifier", "deliver", "exhausted")] {
+        let mut connection = connect(&bench, stage).await;
+        let kinds = "SELECT string_agg(kind, ' ') FROM work";
+        assert_eq!(sqlx::query_scalar::<_, String>(kinds).fetch_one(&mut connection).await.unwrap(), work, "{stage}");
+        for (table, kind, own) in [("work", "kind", work), ("held", "state", held)] {
+            let mut transaction = connection.begin().await.unwrap();
+            let delete = AssertSqlSafe(format!("DELETE FROM {table} RETURNING {kind}"));
+            let deleted: Vec<String> = sqlx::query_scalar(delete).fetch_all(&mut *transaction).await.unwrap();
+            assert_eq!(deleted, [own], "{stage} deletes from {table}");
+            transaction.rollback().await.unwrap();
+        }
     }
 }
 
@@ -119,17 +139,17 @@ async fn ingress_moves_no_placement_that_may_be_bought() {
 async fn the_provisioner_fails_a_topup_whose_partner_wants_the_event() {
     let bench = Bench::new().await;
     let partner = bench.partner(Some("https://partner.example/")).await;
-    bench.set_events(partner, &[store::events::Kind::TopupFailed]).await;
+    bench.set_events(partner, &[store::deliveries::events::Kind::TopupFailed]).await;
     let failed = bench.stored(order(partner, 1)).await;
     let mut provisioner = connect(&bench, "provisioner").await;
     // What the name finds first for the session is not what the trigger writes.
-    let tables = "CREATE TEMP TABLE events (event_id text UNIQUE, partner_id uuid, kind text, topup_id text);
-         CREATE TEMP TABLE delivery_due (topup_id text, partner_id uuid, at timestamptz)";
+    let tables = "CREATE TEMP TABLE deliveries (LIKE deliveries INCLUDING ALL);
+         CREATE TEMP TABLE work (LIKE public.work INCLUDING ALL)";
     execute(&mut provisioner, tables).await;
     let fail = format!("UPDATE topups SET state = 'failed' WHERE placement_id = '{}'", placement(&failed));
     execute(&mut provisioner, &fail).await;
-    let made = "SELECT count(*) FROM public.events JOIN public.delivery_due ON delivery_due.topup_id = event_id
-                WHERE events.partner_id::text = $1";
+    let made = "SELECT count(*) FROM public.deliveries d JOIN public.work ON id = delivery_id
+                WHERE d.partner_id::text = $1 AND d.kind = 'topup.failed'";
     assert_eq!(bench.value::<i64>(made, partner).await, 1);
 }
 

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use domain::{ActivationCode, PartnerId, TopupId};
 use signing::{SecretKey, webhook::Secret};
-use store::deliveries::{self, Delivery, Read};
+use store::deliveries::{self, Claim, Delivery};
 use store::master_key::{self, Pass, Usage};
 use store::partners::{self, Credentials, Overlap, Partner, Rotated};
 use store::vault::{Purpose, Vault};
 use store::{operator, profile::Profile, schema};
 
-use crate::bench::{Bench, NEW_KEY, OLD_KEY, VAULT, esim, execute, ids, page, vault};
+use crate::bench::{Bench, NEW_KEY, OLD_KEY, VAULT, delivery_id, esim, execute, ids, page, vault};
 
 const DAY: Duration = Duration::from_hours(24);
 
@@ -115,8 +115,8 @@ async fn old_keys_are_valid_until_the_overlap_ends() {
 }
 
 async fn young(bench: &Bench, topups: &[TopupId]) -> Vec<Delivery> {
-    let young = Read::Young(Duration::from_mins(1));
-    deliveries::read(&mut *bench.connection().await, &ids(topups), young).await.unwrap()
+    let young = Claim::Fresh { youth: Duration::from_mins(1) };
+    deliveries::claim(&mut *bench.connection().await, &ids(topups), young).await.unwrap()
 }
 
 async fn taken(bench: &Bench, topups: &[TopupId]) -> Delivery {
@@ -135,7 +135,10 @@ async fn a_delivery_has_the_old_secret_until_the_overlap_ends() {
     assert_eq!(open(&delivery.webhook_secret), 8);
     assert_eq!(delivery.old_webhook_secret.as_deref().map(open), Some(7));
     bench.deliver_in(&topups, 0.0).await;
-    assert_eq!(bench.read_due(&page(8, 8)).await.remove(0).old_webhook_secret.as_deref().map(open), Some(7));
+    assert_eq!(
+        bench.claim_due_deliveries(&page(8, 8)).await.remove(0).old_webhook_secret.as_deref().map(open),
+        Some(7)
+    );
 
     assert_eq!(rotate_secret(&bench, partner, 9, ANEW).await, "refused");
     assert_eq!(open(&taken(&bench, &topups).await.webhook_secret), 8);
@@ -195,12 +198,12 @@ async fn ready_units(bench: &Bench, partner: PartnerId, count: usize) -> Vec<Top
 }
 
 async fn answer(bench: &Bench, vault: &Vault, topup: &TopupId, attempt: u32) {
-    let sealed = vault.seal(Purpose::Answer(&topup.clone().into(), attempt), b"no");
+    let sealed = vault.seal(Purpose::Answer(delivery_id(topup), attempt), b"no");
     sqlx::query(
-        "INSERT INTO delivery_attempts (topup_id, attempt, at, duration_ms, class, answer)
+        "INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, class, answer)
          VALUES ($1, $2, now(), 1, 'status_5xx', $3)",
     )
-    .bind(topup.as_str())
+    .bind(delivery_id(topup).uuid())
     .bind(i32::try_from(attempt).unwrap())
     .bind(sealed.unwrap())
     .execute(&bench.pool)
@@ -263,11 +266,11 @@ async fn everything_is_sealed_anew_and_opens_with_the_new_key_alone() {
         partners::open_webhook_secret(&new, partner, sealed).unwrap();
     }
     let mut connection = bench.connection().await;
-    let id = topups[0].clone().into();
-    let attempts = operator::deliveries::attempts(&mut connection, &id, i64::MAX).await;
+    let id = delivery_id(&topups[0]);
+    let attempts = operator::deliveries::attempts(&mut connection, id, i64::MAX).await;
     for attempt in attempts.unwrap() {
         let number = u32::try_from(attempt.attempt).unwrap();
-        assert_eq!(new.open(Purpose::Answer(&id, number), &attempt.answer.unwrap()).unwrap(), b"no");
+        assert_eq!(new.open(Purpose::Answer(id, number), &attempt.answer.unwrap()).unwrap(), b"no");
     }
 }
 
@@ -289,7 +292,7 @@ async fn what_cannot_be_opened_is_named_and_the_others_are_done() {
     let expected = [
         ("secret_key", partner.to_string()),
         ("profile", topups[1].to_string()),
-        ("answer", format!("{} attempt 1", topups[0])),
+        ("answer", format!("{} attempt 1", delivery_id(&topups[0]))),
     ];
     assert_eq!(failed, expected);
     assert!(pass.failed[2].reason.contains("\"lost\""), "{pass:?}");

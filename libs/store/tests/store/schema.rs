@@ -102,6 +102,16 @@ async fn a_migration_that_was_changed_is_refused() {
     assert!(matches!(error, MigrationError::Changed(version) if version == newer), "{error}");
 }
 
+#[tokio::test]
+async fn a_database_from_before_the_first_release_is_refused_in_one_line() {
+    let bench = Bench::new().await;
+    bench.sql("UPDATE _sqlx_migrations SET checksum = 'another' WHERE version = 1").await;
+    let error = schema::migrate(&mut *bench.connection().await).await.unwrap_err();
+    assert!(matches!(error, MigrationError::BeforeFirstRelease), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("before version 0.1.0") && text.contains("DATABASE_URL") && !text.contains('\n'), "{text}");
+}
+
 /// Like `pg_dump`, which holds every table for hours. Queries would queue behind a waiting migration.
 #[tokio::test]
 async fn orders_go_on_while_a_migration_waits_for_a_dump() {
@@ -182,7 +192,7 @@ async fn an_index_whose_build_failed_is_built_anew() {
     let valid = "SELECT indisvalid FROM pg_index WHERE indexrelid = 'newer'::regclass";
     let is_valid = async || sqlx::query_scalar::<_, bool>(valid).fetch_one(&bench.pool).await;
     assert!(!is_valid().await.unwrap());
-    bench.sql("TRUNCATE orders CASCADE").await;
+    bench.sql("TRUNCATE orders").await;
     upgrade(&bench, &newer).await.unwrap();
     assert!(is_valid().await.unwrap());
 }

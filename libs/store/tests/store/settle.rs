@@ -7,15 +7,15 @@ use store::orders::NewOrder;
 use store::placements::{self, Claim, Outcome, Progress, Settlement, Unit};
 
 use crate::bench::{
-    Bench, bought, bought_pending, iccid, not_bought, not_found, order, order_of, parked, part, placement, ready,
-    rejected, settlement, topups, unit, unknown,
+    Bench, bought, bought_pending, delivery_id, iccid, ids, not_bought, not_found, order, order_of, parked, part,
+    placement, ready, rejected, settlement, topups, unit, unknown,
 };
 
 impl Bench {
     /// Seconds from the creation of an order's only delivery until it is due, if it has a due row.
     async fn due_after(&self, order: &NewOrder) -> Option<f64> {
         let statement = "SELECT extract(epoch FROM due.at - d.created_at)::float8
-            FROM deliveries d LEFT JOIN delivery_due due USING (topup_id) WHERE topup_id = $1";
+            FROM deliveries d LEFT JOIN work due ON due.id = delivery_id WHERE topup_id = $1";
         self.value(statement, &topups(order)[0]).await
     }
 
@@ -44,7 +44,7 @@ async fn a_profile_its_topup_and_its_delivery_are_stored_together() {
     let (id, topup) = (placement(&order), &topups(&order)[0]);
     let settled = bench.settle(&[bought(id, 1, vec![ready(topup)], true)]).await;
     assert!(settled[0].moved && !settled[0].unexpected);
-    assert_eq!(settled[0].ready, std::slice::from_ref(topup));
+    assert_eq!(settled[0].ready, [delivery_id(topup)]);
     let statement = "SELECT iccid || ' ' || encode(profile, 'escape') || ' ' || provider_unit_id || ' '
             || (ready_at IS NOT NULL) FROM esims WHERE topup_id = $1";
     let stored: String = bench.value(statement, topup).await;
@@ -53,8 +53,8 @@ async fn a_profile_its_topup_and_its_delivery_are_stored_together() {
     let statement = "SELECT partner_id || ' ' || state || ' ' || attempt FROM deliveries WHERE topup_id = $1";
     let delivery: String = bench.value(statement, topup).await;
     assert_eq!(delivery, format!("{} pending 0", order.partner_id));
-    let statement = "SELECT placed_at IS NOT NULL AND NOT EXISTS (SELECT FROM placement_due d
-            WHERE d.placement_id = p.placement_id) FROM placements p WHERE placement_id::text = $1";
+    let statement = "SELECT placed_at IS NOT NULL AND NOT EXISTS (SELECT FROM work w
+            WHERE w.id = p.placement_id) FROM placements p WHERE placement_id::text = $1";
     assert!(bench.value::<bool>(statement, id).await, "complete");
 }
 
@@ -78,8 +78,8 @@ async fn a_delivery_is_born_due_after_the_answer() {
         let after = after.unwrap();
         // The time between the two statements is missing from `answer_by`.
         assert!((due - 3.0..=due).contains(&after), "{answer_within} {announced}: {after}");
-        let statement = "SELECT due.at >= o.answer_by FROM delivery_due due
-                JOIN deliveries d USING (topup_id) JOIN orders o USING (order_id) WHERE topup_id = $1";
+        let statement = "SELECT due.at >= o.answer_by FROM work due
+                JOIN deliveries d ON d.delivery_id = due.id JOIN orders o USING (order_id) WHERE topup_id = $1";
         assert!(bench.value::<bool>(statement, &topups(&order)[0]).await);
     }
 }
@@ -161,7 +161,7 @@ async fn a_unit_sold_twice_is_found_by_its_constraint_and_changes_nothing() {
     // Another provider may use the same names.
     let third = bench.stored(order_of(vec![part("elsewhere", &[0])])).await;
     let id = placement(&third);
-    bench.claim_as("elsewhere", &[id], Claim::Named).await;
+    bench.claim_as("elsewhere", &[id], Claim::Fresh).await;
     let unit = Unit { topup_id: topups(&third)[0].clone(), ..sold };
     assert_eq!(bench.settle(&[bought(id, 1, vec![unit], false)]).await[0].ready.len(), 1);
 }
@@ -224,9 +224,9 @@ async fn units_finish_one_by_one() {
         unit(&units[1], Progress::Failed("no such profile".into())),
         unit(&units[2], Progress::Pending),
     ];
-    assert_eq!(bench.settle(&[bought(id, 1, first, false)]).await[0].ready, units[..1]);
+    assert_eq!(bench.settle(&[bought(id, 1, first, false)]).await[0].ready, ids(&units[..1]));
     let second: Vec<Unit> = units.iter().map(ready).collect();
-    assert_eq!(bench.settle(&[bought(id, 1, second, false)]).await[0].ready, units[2..]);
+    assert_eq!(bench.settle(&[bought(id, 1, second, false)]).await[0].ready, ids(&units[2..]));
     let expected = [("ready", "pending"), ("failed", "none"), ("ready", "pending")];
     for (topup, (unit, delivery)) in units.iter().zip(expected) {
         assert_eq!(bench.states(topup).await, (unit.into(), delivery.into()));
@@ -302,7 +302,7 @@ async fn a_mixed_batch_is_settled_in_one_transaction() {
     assert_eq!(moved, [true, true, true, true, true, true, true, false]);
     let unexpected: Vec<bool> = settled.iter().map(|one| one.unexpected).collect();
     assert_eq!(unexpected, [false, false, false, true, false, false, false, false]);
-    assert_eq!(settled[1].ready, topups(&orders[0]));
+    assert_eq!(settled[1].ready, ids(&topups(&orders[0])));
     let expected = ["placed", "accepted", "failed", "placing", "placing", "parked", "placing", "parked"];
     for (order, expected) in orders.iter().zip(expected) {
         assert_eq!(bench.state(placement(order)).await, expected);

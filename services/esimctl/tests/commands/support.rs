@@ -169,7 +169,7 @@ pub async fn store_order(connection: &mut PgConnection, partner: PartnerId, exte
         external_order_id: external_order_id.to_owned(),
         traceparent: None,
         answer_within: Duration::ZERO,
-        refusable: false,
+        answering: None,
         placements: vec![NewPlacement {
             placement_id: order.placement,
             provider: "sandbox".to_owned(),

@@ -6,7 +6,9 @@
 use axum::{Router, http::header, routing::get};
 use bytes::Bytes;
 
-use crate::codes;
+pub(crate) mod qr;
+
+use crate::http::codes;
 
 /// The page that explains each error code.
 pub(crate) const ERRORS: &str = "/errors";

@@ -2,10 +2,12 @@
 
 use std::{collections::BTreeMap, sync::Once, time::Duration};
 
-use domain::{ActivationCode, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds};
+use domain::{
+    ActivationCode, DeliveryId, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds,
+};
 use notifier::Config;
 use pipeline::Nats;
-use pipeline::payload::{ReadyTopup, TopupReady};
+use pipeline::payload::{ReadyDelivery, TopupReady};
 use runtime::{CommonConfig, Shutdown, clock};
 use secrecy::ExposeSecret;
 use signing::{SecretKey, webhook::Secret};
@@ -17,6 +19,7 @@ use store::vault::{Keyring, Vault};
 use store::{endpoints, profile::Profile, schema};
 use testkit::{database::Database, nats::OwnStreams, receiver::Receiver, wait};
 use tokio::task::JoinHandle;
+use uuid::Uuid;
 
 /// The timeout of every wait in these tests.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -244,7 +247,7 @@ impl Bench {
             external_order_id: format!("order of {topup_id}"),
             traceparent: Some(TRACEPARENT.into()),
             answer_within: Duration::ZERO,
-            refusable: false,
+            answering: None,
             placements: vec![NewPlacement {
                 placement_id,
                 provider: "sandbox".into(),
@@ -266,14 +269,21 @@ impl Bench {
         let outcome = Outcome::Bought { units: vec![unit], collect_in: None, park: None, announced: true };
         let settlement = Settlement { placement_id, attempt: claimed[0].attempt, outcome };
         let settled = placements::settle(&mut connection, &[settlement]).await.unwrap();
-        assert_eq!(settled[0].ready, std::slice::from_ref(&topup_id));
+        assert_eq!(settled[0].ready, [self.delivery_of(&topup_id).await]);
         topup_id
+    }
+
+    /// The delivery of a ready unit.
+    async fn delivery_of(&self, topup_id: &TopupId) -> DeliveryId {
+        let find = "SELECT delivery_id FROM esims WHERE topup_id = $1";
+        let id: Uuid = sqlx::query_scalar(find).bind(topup_id.as_str()).fetch_one(&self.pool).await.unwrap();
+        id.into()
     }
 
     /// Publishes the readiness event, as the provisioner does.
     pub async fn announce(&self, partner_id: PartnerId, topup_id: &TopupId) {
-        let topup_id = topup_id.clone();
-        let event = TopupReady::V2 { topups: vec![ReadyTopup { topup_id, partner_id }] };
+        let delivery_id = self.delivery_of(topup_id).await;
+        let event = TopupReady::V1 { deliveries: vec![ReadyDelivery { delivery_id, partner_id }] };
         self.nats.publish(self.nats.ready_batch_subject(), event, None).await;
     }
 

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use domain::{PlacementState, placement};
+use domain::{DeliveryId, PlacementState, placement};
 use pipeline::{Effect, GroupCommit, group_commit::Writer, perform};
 use runtime::Shutdown;
 use store::{
     Database, PgConnection,
-    placements::{self, Claimed, Outcome, Progress, Settled, Settlement, Unit},
+    placements::{self, Claimed, Fresh, Outcome, Progress, Settled, Settlement, Unit},
     profile::Profile,
 };
 
@@ -54,7 +54,7 @@ impl Writer for Settlements {
 impl Placing {
     /// Whether an operator must resolve it. A provider that is busy or fails as a whole says nothing about it.
     pub(crate) fn is_lasting(&self, work: &Claimed, trouble: &Trouble) -> bool {
-        !matches!(trouble, Trouble::Busy { .. }) && work.unknowns + 1 >= LASTING && self.calls.breaker.is_well()
+        !matches!(trouble, Trouble::Busy { .. }) && work.unknowns + 1 >= LASTING && self.calls.breaker.is_healthy()
     }
 
     fn alarm(&self, work: &Claimed, reason: &str) {
@@ -69,8 +69,8 @@ impl Placing {
         Outcome::Parked { reason }
     }
 
-    /// Settles a purchase with its units. Also returns whether every unit is final. `since_order` is the age
-    /// of the order; `late` is the reason to park it if units are overdue.
+    /// Settles a purchase with its units. `since_order` is the age of the order; `late` is the reason to park it if
+    /// units are overdue.
     pub(crate) async fn settle_bought(
         &self,
         work: &Claimed,
@@ -78,7 +78,7 @@ impl Placing {
         units: Vec<ProviderUnit>,
         announced: bool,
         late: &str,
-    ) -> (Settled, bool) {
+    ) -> Settled {
         let waiting = work.topups.iter().filter(|topup| topup.pending).count();
         let mut final_units = 0;
         let mut known = Vec::with_capacity(units.len());
@@ -88,7 +88,7 @@ impl Placing {
                 UnitState::Failed(reason) => Progress::Failed(reason),
                 UnitState::Ready { iccid, code, expired_date } => {
                     match (Profile { code, expired_date }).seal(&self.vault, &topup_id) {
-                        Ok(profile) => Progress::Ready { iccid, profile },
+                        Ok(profile) => Progress::Ready { iccid, profile, delivery_id: DeliveryId::new() },
                         Err(error) => {
                             tracing::error!(topup.id = %topup_id, %error, "a profile cannot be encrypted");
                             Progress::Pending
@@ -113,12 +113,18 @@ impl Placing {
         };
         let settled = self.settle(work, outcome).await;
         self.calls.metrics.ready(&self.calls.name, settled.ready.len(), since_order);
-        (settled, complete)
+        settled
     }
 
     /// Records an outcome, and retries until the database is back. After a crash, the attempt is looked up.
     pub(crate) async fn settle(&self, work: &Claimed, outcome: Outcome) -> Settled {
-        let mut settlement = Settlement { placement_id: work.placement_id, attempt: work.attempt, outcome };
+        let fresh = work.fresh.then(|| Fresh {
+            order_id: work.order_id,
+            partner_id: work.partner_id,
+            provider: self.calls.name.clone(),
+        });
+        let mut settlement =
+            Settlement { placement_id: work.placement_id, attempt: work.attempt, outcome, fresh };
         let mut wait = Duration::from_millis(100);
         let mut refusals = 0;
         loop {

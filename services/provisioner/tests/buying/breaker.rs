@@ -135,8 +135,8 @@ async fn a_dead_providers_backlog_does_not_slow_another_provider() {
     let alone = time_of_orders(&bench, 20).await;
 
     let backlog = bench.store("usimsa", 20_000, &["ready"]).await;
-    let all_due = "INSERT INTO placement_due (placement_id, provider, lane, partner_id, buys, at)
-         SELECT placement_id, provider, lane, partner_id, true, now() FROM placements WHERE provider = 'usimsa'";
+    let all_due = "INSERT INTO work (id, kind, provider, lane, partner_id, at)
+         SELECT placement_id, 'buy', provider, lane, partner_id, now() FROM placements WHERE provider = 'usimsa'";
     bench.sql(all_due).await;
     bench.announce("usimsa", &backlog).await;
     // Before and after its breaker opens.

@@ -15,7 +15,7 @@ async fn a_callback_brings_the_next_look_forward() {
     let id = bench.accept(&["delayed"]).await;
     bench.until(id, |stored| stored.bought).await;
     // Without a callback it would not be looked at before tomorrow.
-    bench.set("UPDATE placement_due SET at = now() + interval '1 day' WHERE placement_id = $1", id).await;
+    bench.set("UPDATE work SET at = now() + interval '1 day' WHERE id = $1", id).await;
     let stored = bench.ready(id).await;
     assert_eq!((stored.state.as_str(), stored.deliveries), ("placed", 1));
     let hinted = bench.metric("esim_provider_callbacks_total", &["outcome=\"hinted\""]).await;

@@ -6,6 +6,7 @@
 //! - [`callbacks`]: hints and their tokens.
 //! - [`hostile`]: responses that no provider should send, each with its class.
 //! - [`operator`]: parked placements and how they are resolved.
+//! - [`reports`]: what the ingress process that is answering an order is told.
 //! - [`unreadable`]: responses and outcomes that cannot be used.
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
@@ -15,5 +16,6 @@ mod breaker;
 mod callbacks;
 mod hostile;
 mod operator;
+mod reports;
 mod support;
 mod unreadable;

@@ -266,6 +266,16 @@ impl Bench {
         new.iter().map(|order| order.placements[0].placement_id).collect()
     }
 
+    /// Stores an order for the sandbox that an ingress process is still answering, without publishing its job.
+    pub async fn store_pending(&self, ingress: Uuid, options: &[&str]) -> NewOrder {
+        let within = Duration::from_mins(1);
+        let order =
+            NewOrder { answering: Some(ingress), answer_within: within, ..self.order("sandbox", options) };
+        let mut connection = self.pool.acquire().await.unwrap();
+        assert_eq!(orders::insert(&mut connection, std::slice::from_ref(&order)).await.unwrap(), [true]);
+        order
+    }
+
     fn order(&self, provider: &str, options: &[&str]) -> NewOrder {
         let order_id = OrderId::new();
         let topups = options.iter().enumerate().map(|(position, option)| NewTopup {
@@ -281,7 +291,7 @@ impl Bench {
             external_order_id: order_id.to_string(),
             traceparent: None,
             answer_within: Duration::ZERO,
-            refusable: false,
+            answering: None,
             placements: vec![NewPlacement {
                 placement_id: PlacementId::new(),
                 provider: provider.into(),
@@ -303,7 +313,7 @@ impl Bench {
                 partner_id: partner.into(),
                 lane,
             });
-            let job = TopupJob::V2 { placements: placements.collect(), verdict_to: None };
+            let job = TopupJob::V1 { placements: placements.collect() };
             self.nats.publish(self.nats.job_subject(provider), job, None).await;
         }
     }
@@ -319,7 +329,7 @@ impl Bench {
     pub async fn look(&self, id: PlacementId) -> Stored {
         sqlx::query_as(
             "SELECT p.state, p.attempt, p.reason, placed_at IS NOT NULL AS bought, not_found_at IS NOT NULL AS not_found,
-                    unknowns, EXISTS (SELECT FROM placement_due due WHERE due.placement_id = p.placement_id) AS due,
+                    unknowns, EXISTS (SELECT FROM work WHERE work.id = p.placement_id) AS due,
                     count(*) FILTER (WHERE t.state = 'pending' AND e.ready_at IS NULL) AS pending,
                     count(*) FILTER (WHERE e.ready_at IS NOT NULL) AS ready,
                     count(*) FILTER (WHERE t.state = 'failed') AS failed, count(d.topup_id) AS deliveries
@@ -368,7 +378,7 @@ impl Bench {
     /// Makes a placement due unless it is leased. A lease is longer than any wait in these tests.
     pub async fn make_due(&self, id: PlacementId) {
         self.sql(&format!(
-            "UPDATE placement_due SET at = now() WHERE placement_id = '{id}' AND at < now() + interval '8 seconds'"
+            "UPDATE work SET at = now() WHERE id = '{id}' AND at < now() + interval '8 seconds'"
         ))
         .await;
     }
@@ -380,10 +390,11 @@ impl Bench {
                  UPDATE placements SET attempted_at = attempted_at - interval '50 seconds'
                  WHERE placement_id = $1 AND state = 'placing'
              )
-             INSERT INTO placement_due (placement_id, provider, lane, partner_id, buys, at)
-             SELECT placement_id, provider, lane, partner_id, state = 'accepted', now()
+             INSERT INTO work (id, kind, provider, lane, partner_id, at)
+             SELECT placement_id, CASE state WHEN 'accepted' THEN 'buy' WHEN 'placing' THEN 'find' ELSE 'collect' END,
+                    provider, lane, partner_id, now()
              FROM placements WHERE placement_id = $1
-             ON CONFLICT (placement_id) DO UPDATE SET at = now(), buys = excluded.buys",
+             ON CONFLICT (id) DO UPDATE SET at = now(), kind = excluded.kind",
             id,
         )
         .await;

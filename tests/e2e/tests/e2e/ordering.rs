@@ -1,7 +1,7 @@
 //! The one ordering that the specification promises: create-order returns first, the webhook follows.
 //!
 //! When a webhook arrives, a system call peeks at its order's socket, so neither this test's reads nor
-//! tokio's readiness count. Ingress is stalled repeatedly: if it released the webhook before the answer,
+//! tokio's readiness count. Ingress is stalled repeatedly: if it published the readiness event before the answer,
 //! the webhook would have time to arrive first.
 
 use crate::shop::{PATH, Shop, size, verdicts_come};

@@ -208,7 +208,7 @@ async fn no_secret_is_in_logs_metrics_traces_or_messages() {
         }
     }
     let messages = tapped.lock().unwrap().clone();
-    assert!(messages.iter().any(|message| message.starts_with(b"{\"type\":\"topup.job.v2\"")));
+    assert!(messages.iter().any(|message| message.starts_with(b"{\"type\":\"topup.job.v1\"")));
     for message in messages {
         secrets.search("a NATS message", &message);
     }

@@ -27,7 +27,7 @@ const ORDER: &str = "
     GET /api/v2/order/{orderId}     ; Client   ; provisioner ; process TOPUP_JOBS | redrive placement ; 2 ; 21
     GET /api/v2/order/{order_id}    ; Server   ; sandbox     ; GET /api/v2/order/{orderId}            ; 2 ; 21
     UPDATE placements               ; Client   ; provisioner ; publish TOPUP_JOBS | process TOPUP_JOBS | redrive placement ; 3 ; 22
-    publish TOPUP_READY             ; Producer ; provisioner ; process TOPUP_JOBS | redrive placement ; 2 ; 3
+    publish TOPUP_READY             ; Producer ; ingress     ; process TOPUP_JOBS | redrive placement ; 2 ; 3
     receive TOPUP_READY             ; Client   ; notifier    ; publish TOPUP_READY                    ; 1 ; 3
     SELECT deliveries               ; Client   ; notifier    ; publish TOPUP_READY                    ; 1 ; 3
     process TOPUP_READY             ; Consumer ; notifier    ; publish TOPUP_READY                    ; 3 ; 3 ; linked

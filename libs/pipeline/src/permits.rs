@@ -1,0 +1,311 @@
+//! Permits bound how many rows a stage works on at once, and share this room between lanes and partners.
+//!
+//! A row runs only while it holds a [`Permit`]; dropping the permit returns it. Guarantee: however many lanes hang,
+//! the next lane finds a permit, because nobody may take the last free ones:
+//!
+//! - A queue (one lane and one partner) holds at most half of the permits that it could reach, which are its own and
+//!   the free ones. With 64 permits, the first queue gets 32 and the second 16 of the other 32.
+//! - All queues of one lane, and all queues of one partner, hold at most three quarters: 48 of 64.
+//! - A lane, and a partner, also has a limit of its own. The limit of a lane may change at any time, see
+//!   [`LaneState`]. Within it, a queue holds at most half as well: of a limit of 12 the first queue gets 6 and the
+//!   second 3.
+//!
+//! [`crate::queues`] asks for permits on behalf of waiting tickets; a stage only holds, moves and drops them.
+
+use std::{
+    collections::HashMap,
+    hash::Hash,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use domain::PartnerId;
+use runtime::lock;
+
+/// The queues of one lane, or of one partner, hold at most this many times the number of free permits, which is three
+/// quarters of the permits that they could reach.
+const SHARED_BY_QUEUES: usize = 3;
+
+/// How much a stage works on at once.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Rows in flight.
+    pub permits: usize,
+    /// Rows of one lane in flight.
+    pub per_lane: usize,
+    /// Rows of one partner in flight.
+    pub per_partner: usize,
+    /// A queue whose first ticket has waited for this long is slow: further fresh tickets are deferred.
+    pub slow: Duration,
+}
+
+/// What a lane may do now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneState {
+    /// The rows of the lane that may be in flight; 0 stops the lane.
+    pub permits: usize,
+    /// Whether tickets of new messages may wait. While a lane fails they are deferred instead, because the further
+    /// attempts among its due work come first.
+    pub accepts_fresh: bool,
+}
+
+impl LaneState {
+    /// The state of a lane that only the [`Limits`] bound.
+    pub const UNLIMITED: Self = Self { permits: usize::MAX, accepts_fresh: true };
+}
+
+/// Tells the state of a lane. It is called with locks held, so it must be quick and must not use the permits.
+pub type LaneStates = Arc<dyn Fn(&str) -> LaneState + Send + Sync>;
+
+/// The lane states of a stage whose lanes never fail by themselves.
+pub fn unlimited_lanes() -> LaneStates {
+    Arc::new(|_| LaneState::UNLIMITED)
+}
+
+/// The lane and the partner of a ticket. Tickets with the same key are a queue.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct QueueKey {
+    /// Empty if the lane is not known yet. Such rows share no limit of a lane.
+    pub lane: Arc<str>,
+    pub partner: PartnerId,
+}
+
+/// All permits of a stage.
+pub(crate) struct Permits {
+    pub(crate) limits: Limits,
+    lanes: LaneStates,
+    in_use: Mutex<InUse>,
+    /// Called after a permit has been returned, so that a waiting ticket gets it.
+    on_release: Box<dyn Fn() + Send + Sync>,
+}
+
+/// The permits in use. Counts of 0 are not stored, so that the maps stay as small as the work in flight.
+#[derive(Default)]
+struct InUse {
+    total: usize,
+    by_lane: HashMap<Arc<str>, usize>,
+    by_partner: HashMap<PartnerId, usize>,
+    by_queue: HashMap<QueueKey, usize>,
+}
+
+/// Room for one row in flight; returned when dropped.
+pub struct Permit {
+    permits: Arc<Permits>,
+    key: QueueKey,
+}
+
+impl Permit {
+    /// The lane and partner that the permit counts for.
+    pub fn key(&self) -> &QueueKey {
+        &self.key
+    }
+
+    /// Counts the permit for `lane` from now on, once the lane of its row is known. Returns false, and changes
+    /// nothing, if that lane is at its limit.
+    pub fn move_to(&mut self, lane: &Arc<str>) -> bool {
+        if self.key.lane == *lane {
+            return true;
+        }
+        let key = QueueKey { lane: Arc::clone(lane), partner: self.key.partner };
+        let limit = self.permits.lane_limit(lane);
+        let mut in_use = lock(&self.permits.in_use);
+        let fits = in_use.of_lane(lane) < limit;
+        if fits {
+            in_use.remove(&self.key);
+            in_use.add(&key);
+            self.key = key;
+        }
+        fits
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        lock(&self.permits.in_use).remove(&self.key);
+        (self.permits.on_release)();
+    }
+}
+
+impl Permits {
+    pub(crate) fn new(limits: Limits, lanes: LaneStates, on_release: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self { limits, lanes, in_use: Mutex::default(), on_release: Box::new(on_release) })
+    }
+
+    pub(crate) fn lane(&self, lane: &str) -> LaneState {
+        (self.lanes)(lane)
+    }
+
+    pub(crate) fn any_is_free(&self) -> bool {
+        lock(&self.in_use).total < self.limits.permits
+    }
+
+    /// A permit for the next row of a queue, if the queue may hold another one.
+    pub(crate) fn try_acquire(self: &Arc<Self>, key: &QueueKey) -> Option<Permit> {
+        let lane_limit = self.lane_limit(&key.lane);
+        let mut in_use = lock(&self.in_use);
+        if !self.may_hold_another(&in_use, key, lane_limit) {
+            return None;
+        }
+        in_use.add(key);
+        Some(Permit { permits: Arc::clone(self), key: key.clone() })
+    }
+
+    /// The rules of the module head. "At most half" means that a queue may not hold more permits than stay free: with
+    /// 64 permits, a queue that holds 32 sees 32 free ones and gets no further one. "At most three quarters" likewise
+    /// means three times the free ones: a lane that holds 48 sees 16.
+    fn may_hold_another(&self, in_use: &InUse, key: &QueueKey, lane_limit: usize) -> bool {
+        let free = self.limits.permits - in_use.total;
+        let of_queue = in_use.of_queue(key);
+        let of_lane = in_use.of_lane(&key.lane);
+        let of_partner = in_use.of_partner(key.partner);
+        let free_in_lane = lane_limit.saturating_sub(of_lane);
+
+        let queue_has_room = of_queue < free;
+        let partner_has_room = of_partner < self.limits.per_partner.min(free * SHARED_BY_QUEUES);
+        let lane_has_room = key.lane.is_empty() || (of_lane < free * SHARED_BY_QUEUES && of_queue < free_in_lane);
+        queue_has_room && partner_has_room && lane_has_room
+    }
+
+    /// How many permits all queues of a lane may hold together.
+    fn lane_limit(&self, lane: &str) -> usize {
+        if lane.is_empty() { usize::MAX } else { self.lane(lane).permits.min(self.limits.per_lane) }
+    }
+}
+
+impl InUse {
+    fn of_queue(&self, key: &QueueKey) -> usize {
+        self.by_queue.get(key).copied().unwrap_or_default()
+    }
+
+    fn of_lane(&self, lane: &str) -> usize {
+        self.by_lane.get(lane).copied().unwrap_or_default()
+    }
+
+    fn of_partner(&self, partner: PartnerId) -> usize {
+        self.by_partner.get(&partner).copied().unwrap_or_default()
+    }
+
+    fn add(&mut self, key: &QueueKey) {
+        self.total += 1;
+        *self.by_lane.entry(Arc::clone(&key.lane)).or_default() += 1;
+        *self.by_partner.entry(key.partner).or_default() += 1;
+        *self.by_queue.entry(key.clone()).or_default() += 1;
+    }
+
+    fn remove(&mut self, key: &QueueKey) {
+        self.total -= 1;
+        decrement(&mut self.by_lane, &key.lane);
+        decrement(&mut self.by_partner, &key.partner);
+        decrement(&mut self.by_queue, key);
+    }
+}
+
+/// Subtracts one, and removes a count of 0.
+pub(crate) fn decrement<K: Hash + Eq>(counts: &mut HashMap<K, usize>, key: &K) {
+    if let Some(count) = counts.get_mut(key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    fn permits(permits: usize, per_lane: usize, per_partner: usize) -> Arc<Permits> {
+        let limits = Limits { permits, per_lane, per_partner, slow: Duration::MAX };
+        Permits::new(limits, unlimited_lanes(), || {})
+    }
+
+    fn key(lane: &str, partner: PartnerId) -> QueueKey {
+        QueueKey { lane: lane.into(), partner }
+    }
+
+    /// Takes all permits that this queue may hold.
+    fn fill(permits: &Arc<Permits>, lane: &str, partner: PartnerId) -> Vec<Permit> {
+        let key = key(lane, partner);
+        std::iter::from_fn(|| permits.try_acquire(&key)).collect()
+    }
+
+    #[test]
+    fn a_queue_holds_half_and_a_lane_or_partner_three_quarters_of_what_it_could_reach() {
+        let partner = PartnerId::new();
+        let permits = self::permits(64, 64, 64);
+        let mut held = fill(&permits, "a", partner);
+        assert_eq!(held.len(), 32);
+        for lane in 0..9 {
+            held.extend(fill(&permits, &lane.to_string(), partner));
+        }
+        assert_eq!(held.len(), 48, "of one partner");
+        assert_eq!(fill(&permits, "z", PartnerId::new()).len(), 8);
+
+        let permits = self::permits(64, 64, 64);
+        let mut held = fill(&permits, "a", partner);
+        for _ in 0..9 {
+            held.extend(fill(&permits, "a", PartnerId::new()));
+        }
+        assert_eq!(held.len(), 48, "of one lane");
+        assert_eq!(fill(&permits, "z", partner).len(), 4, "this partner holds half already");
+    }
+
+    #[test]
+    fn a_lane_and_a_partner_have_limits_and_within_that_of_a_lane_a_queue_holds_half() {
+        let permits = permits(100, 12, 8);
+        let [one, other, third] = std::array::from_fn(|_| PartnerId::new());
+        let held = [
+            fill(&permits, "shared", one),
+            fill(&permits, "shared", other),
+            fill(&permits, "elsewhere", one),
+            fill(&permits, "", third),
+        ];
+        assert_eq!(held.each_ref().map(Vec::len), [6, 3, 2, 8]);
+    }
+
+    #[test]
+    fn a_stopped_lane_gets_no_permit_until_its_state_changes() {
+        let limit = Arc::new(AtomicUsize::new(0));
+        let now = Arc::clone(&limit);
+        let lanes: LaneStates =
+            Arc::new(move |_| LaneState { permits: now.load(Ordering::Relaxed), accepts_fresh: false });
+        let limits = Limits { permits: 8, per_lane: 8, per_partner: 8, slow: Duration::MAX };
+        let permits = Permits::new(limits, lanes, || {});
+        assert!(fill(&permits, "a", PartnerId::new()).is_empty());
+        limit.store(1, Ordering::Relaxed);
+        let held = fill(&permits, "a", PartnerId::new());
+        assert_eq!(held.len(), 1);
+        assert!(fill(&permits, "a", PartnerId::new()).is_empty(), "the lane holds its only permit");
+    }
+
+    #[test]
+    fn a_permit_moves_to_the_lane_of_its_row_unless_that_lane_is_full() {
+        let permits = permits(8, 1, 8);
+        let partner = PartnerId::new();
+        let mut held = fill(&permits, "", partner);
+        assert_eq!(held.len(), 4, "a lane that is not known has no limit of its own");
+        let lane = Arc::from("a");
+        assert!(held[0].move_to(&lane));
+        assert!(!held[1].move_to(&lane));
+        assert_eq!((held[0].key(), held[1].key()), (&key("a", partner), &key("", partner)));
+        held.remove(0);
+        assert!(held[0].move_to(&lane), "the first one was returned");
+    }
+
+    #[test]
+    fn a_returned_permit_leaves_no_count_and_is_reported() {
+        let released = Arc::new(AtomicUsize::new(0));
+        let reported = Arc::clone(&released);
+        let limits = Limits { permits: 4, per_lane: 4, per_partner: 4, slow: Duration::MAX };
+        let permits = Permits::new(limits, unlimited_lanes(), move || {
+            reported.fetch_add(1, Ordering::Relaxed);
+        });
+        drop(fill(&permits, "a", PartnerId::new()));
+        assert_eq!(released.load(Ordering::Relaxed), 2);
+        let in_use = lock(&permits.in_use);
+        assert_eq!(in_use.total, 0);
+        assert!(in_use.by_lane.is_empty() && in_use.by_partner.is_empty() && in_use.by_queue.is_empty());
+    }
+}

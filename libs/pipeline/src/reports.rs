@@ -1,0 +1,105 @@
+//! Reports from a provisioner to the ingress process that is still answering an order: verdicts, and units that became
+//! ready. They travel over core NATS, in batches: one message carries what queued while the previous one was sent.
+//!
+//! Nothing rests on a report. Core NATS drops what nobody listens to, so a report to a process that has died is lost:
+//! its order is never answered by that process, and the sweep finds its deliveries after their first lease. The
+//! address of a report is `orders.answering` from PostgreSQL, so no message can redirect it.
+
+use std::time::Duration;
+
+use runtime::{Shutdown, sampler::Sampler};
+use serde::{Serialize, de::DeserializeOwned};
+use uuid::Uuid;
+
+use crate::{
+    Batcher, Effect, Nats,
+    payload::{ReadyReport, Reports, VerdictReport},
+    perform,
+    publish::group_by_address,
+};
+
+/// The longest message that [`Nats::listen`] reads, in bytes. Ours take at most about a tenth of it.
+const LONGEST: usize = 64 * 1024;
+
+/// One report, and the ingress process that it is for.
+pub struct Report {
+    pub ingress: Uuid,
+    pub content: Content,
+}
+
+pub enum Content {
+    Verdict(VerdictReport),
+    Ready(ReadyReport),
+}
+
+impl Nats {
+    /// Starts the sender of reports.
+    pub fn reports(&self, shutdown: &Shutdown) -> Batcher<Report> {
+        self.batcher("reports", shutdown, async |nats: Self, reports: Vec<Report>| {
+            for (ingress, contents) in
+                group_by_address(reports.into_iter().map(|report| (report.ingress, report.content)))
+            {
+                nats.send(nats.answer_subject(ingress), &message(contents)).await;
+            }
+        })
+    }
+
+    /// Sends a message over core NATS, which forgets it if nobody listens.
+    async fn send(&self, subject: String, message: &impl Serialize) {
+        if !self.is_connected() {
+            return;
+        }
+        let Ok(payload) = serde_json::to_vec(message) else {
+            return;
+        };
+        let sending = async {
+            if let Err(error) = self.client().publish(subject.clone(), payload.into()).await {
+                tracing::warn!(subject, %error, "cannot send a report");
+            }
+            #[cfg(feature = "failpoints")]
+            self.send_now().await;
+        };
+        perform(Effect::Send, sending).await;
+    }
+
+    /// Passes the messages of a core NATS subject to `receive`, except unreadable ones and those that are too long for
+    /// one of ours. Returns an error when the subscription ends.
+    pub async fn listen<M: DeserializeOwned>(&self, subject: String, mut receive: impl FnMut(M)) -> anyhow::Result<()> {
+        use futures_util::StreamExt;
+
+        // A flood of forged messages must not flood the log.
+        let unreadable = Sampler::every(Duration::from_secs(10));
+        let mut messages = self.client().subscribe(subject.clone()).await?;
+        while let Some(message) = messages.next().await {
+            match read(&message.payload) {
+                Ok(message) => receive(message),
+                Err(error) => {
+                    if let Some(suppressed) = unreadable.pass() {
+                        tracing::warn!(subject, suppressed, error, "ignored an unreadable message");
+                    }
+                }
+            }
+        }
+        anyhow::bail!("the subscription to {subject} ended")
+    }
+}
+
+fn message(contents: Vec<Content>) -> Reports {
+    let mut verdicts = Vec::new();
+    let mut ready = Vec::new();
+    for content in contents {
+        match content {
+            Content::Verdict(verdict) => verdicts.push(verdict),
+            Content::Ready(delivery) => ready.push(delivery),
+        }
+    }
+    Reports::V1 { verdicts, ready }
+}
+
+fn read<M: DeserializeOwned>(payload: &[u8]) -> Result<M, String> {
+    let length = payload.len();
+    if length > LONGEST {
+        return Err(format!("{length} bytes are more than {LONGEST}"));
+    }
+    serde_json::from_slice(payload).map_err(|error| error.to_string())
+}

@@ -1,0 +1,305 @@
+//! The claim: takes the leases of due deliveries and reads everything that their webhooks need.
+
+use std::time::Duration;
+
+use domain::{DeliveryId, OptionId, OrderId, PartnerId, TopupId, WebhookId};
+use sqlx::PgConnection;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::{
+    events::{self, Event, Subject},
+    uuids,
+};
+use crate::{Result, age, seconds, unsigned};
+
+/// A claimed delivery.
+#[derive(Clone, Debug)]
+pub struct Delivery {
+    pub id: DeliveryId,
+    pub partner_id: PartnerId,
+    /// This claim holds the lease of its due work. Otherwise the delivery is within its first lease.
+    pub leased: bool,
+    pub webhook_url: Option<String>,
+    pub webhook_host: Option<String>,
+    /// The partner's sealed webhook-signing key.
+    pub webhook_secret: Vec<u8>,
+    /// The previous key, during the overlap of a rotation.
+    pub old_webhook_secret: Option<Vec<u8>>,
+    /// The number of ended attempts.
+    pub attempt: u32,
+    /// The number of attempts before the current schedule; a replay starts a new schedule.
+    pub schedule_start: u32,
+    /// The partner's environment: `live`, `sandbox`.
+    pub environment: String,
+    pub content: Content,
+}
+
+impl Delivery {
+    /// The name that the partner sees, the same in every attempt.
+    pub fn webhook_id(&self) -> WebhookId {
+        match &self.content {
+            Content::Esim(esim) => WebhookId::Topup(esim.topup_id.clone()),
+            Content::Event(_) => WebhookId::Event(self.id),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub enum Content {
+    /// A ready topup: the specified webhook.
+    Esim(Esim),
+    Event(Event),
+}
+
+#[derive(Clone, Debug)]
+pub struct Esim {
+    pub topup_id: TopupId,
+    pub order_id: OrderId,
+    pub external_order_id: String,
+    pub option_id: OptionId,
+    pub iccid: String,
+    /// The sealed profile; empty if it was erased.
+    pub profile: Vec<u8>,
+    /// The profile was erased, so there is nothing to send.
+    pub erased: bool,
+    /// The time since the order was stored.
+    pub age: Duration,
+    /// The time since the unit was ready.
+    pub ready_age: Duration,
+    /// W3C trace context of the order's POST.
+    pub traceparent: Option<String>,
+}
+
+/// How deliveries are claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// First attempts of deliveries that readiness events name. Nothing is written: a delivery younger
+    /// than `youth` belongs to its message, and a whole attempt fits into the rest of its first lease.
+    Fresh { youth: Duration },
+    /// Deliveries with due work. The claim first takes their leases, so that no other process attempts
+    /// them until `lease` has passed.
+    Due { lease: Duration },
+}
+
+/// Claims pending deliveries, and reads what their webhooks need. A delivery of a blocked endpoint is
+/// not returned, unless it is the probe or a test; neither is one that another process has claimed.
+///
+/// Due work of a delivery that is no longer pending is deleted, and so is an event that became
+/// pointless. A row that cannot be read is logged and skipped.
+pub async fn claim(connection: &mut PgConnection, ids: &[DeliveryId], claim: Claim) -> Result<Vec<Delivery>> {
+    let ids = uuids(ids);
+    match claim {
+        Claim::Fresh { youth } => Ok(read(connection, &ids, Some(youth)).await?.into_deliveries(false)),
+        Claim::Due { lease } => {
+            let leased = take_leases(connection, &ids, lease).await?;
+            if leased.is_empty() {
+                return Ok(Vec::new());
+            }
+            let mut rows = read(connection, &leased, None).await?;
+            let pointless = rows.take_pointless();
+            if !pointless.is_empty() {
+                events::delete(connection, &pointless).await?;
+            }
+            if rows.0.len() + pointless.len() < leased.len() {
+                delete_finished_work(connection, &leased).await?;
+            }
+            Ok(rows.into_deliveries(true))
+        }
+    }
+}
+
+/// Takes the leases of due deliveries, except of those that another process has leased meanwhile.
+/// Returns the leased ones.
+async fn take_leases(connection: &mut PgConnection, ids: &[Uuid], lease: Duration) -> Result<Vec<Uuid>> {
+    let query = sqlx::query_scalar!(
+        r#"WITH free AS MATERIALIZED (
+               -- The endpoint may have been blocked while the delivery waited for a permit. Such a
+               -- delivery stays due; only a test is sent to a blocked endpoint.
+               SELECT w.id, w.partner_id, w.at, e.blocked_until <= now() AS block_ended
+               FROM work w
+               LEFT JOIN endpoints e ON e.partner_id = w.partner_id
+               WHERE w.id = ANY ($1) AND w.at <= now()
+                 AND (e.blocked_until IS NULL OR e.blocked_until <= now() OR w.at = '-infinity')
+               FOR UPDATE OF w SKIP LOCKED
+           ), probe AS MATERIALIZED (
+               SELECT DISTINCT ON (partner_id) id, partner_id FROM free WHERE block_ended
+               ORDER BY partner_id, at, id
+           ), probing AS (
+               -- An endpoint whose block has ended gets one delivery as a probe, and no other one until
+               -- the probe's lease ends.
+               UPDATE endpoints e SET blocked_until = now() + make_interval(secs => $2), probe = probe.id
+               FROM probe
+               WHERE e.partner_id = probe.partner_id AND e.blocked_until <= now()
+           )
+           UPDATE work SET at = now() + make_interval(secs => $2)
+           WHERE id = ANY (ARRAY (
+               SELECT id FROM free WHERE block_ended IS NOT TRUE UNION ALL SELECT id FROM probe))
+           RETURNING id"#,
+        ids,
+        seconds(lease),
+    );
+    Ok(query.fetch_all(connection).await?)
+}
+
+/// Deletes the work of deliveries that ended, for example at a first attempt that outlived its lease,
+/// or that were deleted.
+async fn delete_finished_work(connection: &mut PgConnection, ids: &[Uuid]) -> Result<()> {
+    let statement = sqlx::query!(
+        "DELETE FROM work w
+         WHERE w.id = ANY ($1)
+           AND NOT EXISTS (SELECT FROM deliveries d WHERE d.delivery_id = w.id AND d.state = 'pending')",
+        ids,
+    );
+    statement.execute(connection).await?;
+    Ok(())
+}
+
+/// A delivery with everything that its webhook may need, whatever its kind.
+struct Row {
+    delivery_id: Uuid,
+    partner_id: Uuid,
+    kind: String,
+    created_at: OffsetDateTime,
+    attempt: i32,
+    schedule_start: i32,
+    credential: Option<String>,
+    ends_at: Option<OffsetDateTime>,
+    topup_id: Option<String>,
+    order_id: Option<Uuid>,
+    external_order_id: Option<String>,
+    option_id: Option<Uuid>,
+    traceparent: Option<String>,
+    age: Option<f64>,
+    iccid: Option<String>,
+    profile: Option<Vec<u8>>,
+    erased: bool,
+    ready_age: Option<f64>,
+    refusal_status: Option<String>,
+    refusal_message: Option<String>,
+    pointless: bool,
+    environment: String,
+    webhook_url: Option<String>,
+    webhook_host: Option<String>,
+    webhook_secret: Vec<u8>,
+    old_webhook_secret: Option<Vec<u8>>,
+}
+
+/// `youth`: only first attempts of deliveries that are younger.
+async fn read(connection: &mut PgConnection, ids: &[Uuid], youth: Option<Duration>) -> Result<Rows> {
+    let rows = sqlx::query_as!(
+        Row,
+        r#"SELECT d.delivery_id, d.partner_id, d.kind, d.created_at, d.attempt, d.schedule_start,
+                  d.credential, d.ends_at, d.topup_id, d.order_id,
+                  o.external_order_id AS "external_order_id?", t.option_id AS "option_id?", o.traceparent,
+                  extract(epoch FROM now() - o.created_at)::float8 AS age,
+                  e.iccid, e.profile, e.erased_at IS NOT NULL AS "erased!",
+                  extract(epoch FROM now() - e.ready_at)::float8 AS ready_age,
+                  l.refusal_status, l.refusal_message,
+                  -- The same conditions as in `operator::deliveries::resendable`: the partner no longer
+                  -- wants the event, its order was refused or its topup is ready after all, or a test
+                  -- could not be sent within five minutes.
+                  CASE d.kind
+                      WHEN 'topup.ready' THEN false
+                      WHEN 'webhook.test' THEN d.created_at < now() - interval '5 minutes'
+                      ELSE d.kind <> ALL (p.webhook_events)
+                           OR (d.kind = 'topup.failed'
+                               AND (t.state = 'failed' AND o.refused_at IS NULL AND e.ready_at IS NULL) IS NOT TRUE)
+                  END AS "pointless!",
+                  p.environment, p.webhook_url, p.webhook_host, p.webhook_secret,
+                  CASE WHEN p.old_webhook_secret_until > now() THEN p.old_webhook_secret END AS old_webhook_secret
+           FROM deliveries d
+           JOIN partners p ON p.partner_id = d.partner_id
+           LEFT JOIN endpoints b ON b.partner_id = d.partner_id
+           LEFT JOIN orders o ON o.order_id = d.order_id
+           LEFT JOIN topups t ON t.topup_id = d.topup_id
+           LEFT JOIN esims e ON e.topup_id = d.topup_id
+           LEFT JOIN placements l ON l.placement_id = t.placement_id AND d.kind = 'topup.failed'
+           WHERE d.delivery_id = ANY ($1) AND d.state = 'pending'
+             AND ($2::float8 IS NULL
+                  OR (d.attempt = 0 AND d.created_at > now() - make_interval(secs => $2)))
+             -- A blocked endpoint gets its probe, and tests unless an operator has paused it.
+             AND (b.blocked_until IS NULL
+                  OR ($2 IS NULL AND (b.probe = d.delivery_id
+                                      OR (d.kind = 'webhook.test' AND b.blocked_until < 'infinity'))))"#,
+        ids,
+        youth.map(seconds),
+    );
+    Ok(Rows(rows.fetch_all(connection).await?))
+}
+
+struct Rows(Vec<Row>);
+
+impl Rows {
+    /// Removes the events that need not be sent any more, and returns their ids.
+    fn take_pointless(&mut self) -> Vec<Uuid> {
+        let pointless = self.0.extract_if(.., |row| row.pointless);
+        pointless.map(|row| row.delivery_id).collect()
+    }
+
+    fn into_deliveries(self, leased: bool) -> Vec<Delivery> {
+        self.0.into_iter().filter_map(|row| row.into_delivery(leased)).collect()
+    }
+}
+
+impl Row {
+    fn into_delivery(mut self, leased: bool) -> Option<Delivery> {
+        let content = match self.kind.as_str() {
+            "topup.ready" => self.esim().map(Content::Esim),
+            _ => self.subject().map(|subject| Content::Event(Event { created_at: self.created_at, subject })),
+        };
+        let Some(content) = content else {
+            tracing::error!(
+                delivery.id = %self.delivery_id, partner.id = %self.partner_id, kind = self.kind,
+                "a delivery cannot be read"
+            );
+            return None;
+        };
+        Some(Delivery {
+            id: self.delivery_id.into(),
+            partner_id: self.partner_id.into(),
+            leased,
+            webhook_url: self.webhook_url,
+            webhook_host: self.webhook_host,
+            webhook_secret: self.webhook_secret,
+            old_webhook_secret: self.old_webhook_secret,
+            attempt: unsigned(self.attempt),
+            schedule_start: unsigned(self.schedule_start),
+            environment: self.environment,
+            content,
+        })
+    }
+
+    fn esim(&mut self) -> Option<Esim> {
+        Some(Esim {
+            topup_id: self.topup_id.take()?.parse().ok()?,
+            order_id: self.order_id?.into(),
+            external_order_id: self.external_order_id.take()?,
+            option_id: self.option_id?.into(),
+            // Null only where the data is damaged, or the profile erased. Opening an empty profile fails
+            // this delivery only.
+            iccid: self.iccid.take().unwrap_or_default(),
+            profile: self.profile.take().unwrap_or_default(),
+            erased: self.erased,
+            age: age(self.age.unwrap_or_default()),
+            ready_age: age(self.ready_age.unwrap_or_default()),
+            traceparent: self.traceparent.take(),
+        })
+    }
+
+    fn subject(&mut self) -> Option<Subject> {
+        match self.kind.as_str() {
+            "topup.failed" => Some(Subject::TopupFailed {
+                topup_id: self.topup_id.take()?,
+                external_order_id: self.external_order_id.take()?,
+                option_id: self.option_id?.into(),
+                refusal: self.refusal_status.take().zip(self.refusal_message.take()),
+            }),
+            "key.expiring" => {
+                Some(Subject::KeyExpiring { credential: self.credential.take()?, ends_at: self.ends_at? })
+            }
+            "webhook.test" => Some(Subject::WebhookTest),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! Events: deliveries other than the specified webhook, which a partner can ask for.
+//!
+//! An event is an ordinary delivery with another kind and another body. Only its life is special:
+//! it is created together with its work, it is deleted when it became pointless before it was sent, and
+//! it is forgotten after the term of attempts.
+//!
+//! An event that must exist only once has an id that is derived from its subject (see the migration of
+//! `deliveries`), so that repeating its insert conflicts with the primary key.
+
+use std::time::Duration;
+
+use domain::{DeliveryId, OptionId, PartnerId, WebhookId};
+use sqlx::PgConnection;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::{Result, count, seconds};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A topup will never be ready.
+    TopupFailed,
+    /// Old keys or an old webhook secret are about to end.
+    KeyExpiring,
+    /// The partner asked for a test. It has one attempt.
+    WebhookTest,
+}
+
+impl Kind {
+    /// The kinds that a partner can choose. A test is not a choice: the partner requests each one.
+    pub const CHOICES: [Self; 2] = [Self::TopupFailed, Self::KeyExpiring];
+
+    /// Their names, as errors list them.
+    pub fn choices() -> String {
+        Self::CHOICES.map(Self::as_str).join(" and ")
+    }
+
+    /// The name in the database and in requests.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::TopupFailed => "topup.failed",
+            Self::KeyExpiring => "key.expiring",
+            Self::WebhookTest => "webhook.test",
+        }
+    }
+}
+
+impl std::str::FromStr for Kind {
+    type Err = String;
+
+    /// Parses a kind that a partner can choose.
+    fn from_str(name: &str) -> Result<Self, String> {
+        let found = Self::CHOICES.into_iter().find(|kind| kind.as_str() == name);
+        found.ok_or_else(|| format!("there are the events {}", Self::choices()))
+    }
+}
+
+/// The content of an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    pub created_at: OffsetDateTime,
+    pub subject: Subject,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Subject {
+    TopupFailed {
+        topup_id: String,
+        external_order_id: String,
+        option_id: OptionId,
+        /// The code and the message of the provider's rejection.
+        refusal: Option<(String, String)>,
+    },
+    KeyExpiring {
+        /// `keys` or `webhook_secret`.
+        credential: String,
+        /// When the old ones end.
+        ends_at: OffsetDateTime,
+    },
+    WebhookTest,
+}
+
+impl Subject {
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::TopupFailed { .. } => Kind::TopupFailed,
+            Self::KeyExpiring { .. } => Kind::KeyExpiring,
+            Self::WebhookTest => Kind::WebhookTest,
+        }
+    }
+}
+
+/// Deletes pending events that became pointless, with their work.
+pub(super) async fn delete(connection: &mut PgConnection, events: &[Uuid]) -> Result<()> {
+    let statement = sqlx::query!(
+        "WITH deleted AS (
+             DELETE FROM deliveries
+             WHERE delivery_id = ANY ($1) AND kind <> 'topup.ready' AND state = 'pending'
+             RETURNING delivery_id
+         )
+         DELETE FROM work WHERE id = ANY (ARRAY (SELECT delivery_id FROM deleted))",
+        events,
+    );
+    statement.execute(connection).await?;
+    Ok(())
+}
+
+/// Makes the events about old keys and webhook secrets that end within `notice`, each once. Returns their number.
+pub async fn expiring(connection: &mut PgConnection, notice: Duration) -> Result<u64> {
+    let made = sqlx::query!(
+        "WITH ending AS (
+             SELECT partner_id, credential, ends_at
+             FROM partners
+             CROSS JOIN LATERAL (VALUES
+                 ('keys', old_keys_until), ('webhook_secret', old_webhook_secret_until)
+             ) AS old (credential, ends_at)
+             WHERE disabled_at IS NULL AND 'key.expiring' = ANY (webhook_events)
+               AND ends_at > now() AND ends_at < now() + make_interval(secs => $1)
+         ), created AS (
+             -- The id is derived from the subject, so that each look makes the same one.
+             INSERT INTO deliveries (delivery_id, partner_id, kind, credential, ends_at)
+             SELECT md5(concat_ws(' ', 'key.expiring', partner_id, credential, extract(epoch FROM ends_at)))::uuid,
+                    partner_id, 'key.expiring', credential, ends_at
+             FROM ending
+             ON CONFLICT DO NOTHING
+             RETURNING delivery_id, partner_id
+         )
+         INSERT INTO work (id, kind, provider, lane, partner_id, at)
+         SELECT delivery_id, 'deliver', '', '', partner_id, now() FROM created",
+        seconds(notice),
+    );
+    Ok(made.execute(connection).await?.rows_affected())
+}
+
+/// The result of [`test`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Tested {
+    /// The event; it is due now.
+    Due(DeliveryId),
+    /// The interval since the last test has not ended; this much time is left.
+    TooSoon(Duration),
+    Paused,
+    NoEndpoint,
+}
+
+/// Makes a test event, unless the partner's last one is younger than `interval`. It is sent also while the endpoint is
+/// blocked: an acknowledgement ends the block.
+pub async fn test(connection: &mut PgConnection, partner_id: PartnerId, interval: Duration) -> Result<Tested> {
+    let mut transaction = sqlx::Connection::begin(connection).await?;
+    // The partner's row serialises its tests.
+    let query = sqlx::query!(
+        r#"SELECT p.webhook_url IS NOT NULL AS "has_url!", coalesce(e.blocked_until = 'infinity', false) AS "paused!"
+           FROM partners p LEFT JOIN endpoints e ON e.partner_id = p.partner_id
+           WHERE p.partner_id = $1 FOR NO KEY UPDATE OF p"#,
+        partner_id.uuid(),
+    );
+    let row = query.fetch_optional(&mut *transaction).await?;
+    match row {
+        Some(row) if row.paused => return Ok(Tested::Paused),
+        Some(row) if row.has_url => {}
+        _ => return Ok(Tested::NoEndpoint),
+    }
+    let query = sqlx::query_scalar!(
+        r#"SELECT extract(epoch FROM clock_timestamp() - created_at)::float8 AS "age!" FROM deliveries
+           WHERE partner_id = $1 AND kind <> 'topup.ready' AND kind = 'webhook.test'
+             -- A pair, so that only the partner's index fits.
+             AND (partner_id, created_at) > ($1, now() - make_interval(secs => $2))
+           ORDER BY created_at DESC LIMIT 1"#,
+        partner_id.uuid(),
+        seconds(interval),
+    );
+    let age = query.fetch_optional(&mut *transaction).await?;
+    if let Some(left) = age.and_then(|age| interval.checked_sub(crate::age(age))) {
+        return Ok(Tested::TooSoon(left));
+    }
+    let id = DeliveryId::new();
+    // A due time before all others is served first, even while the endpoint is blocked.
+    let statement = sqlx::query!(
+        "WITH created AS (
+             INSERT INTO deliveries (delivery_id, partner_id, kind, created_at)
+             VALUES ($1, $2, 'webhook.test', clock_timestamp())
+         )
+         INSERT INTO work (id, kind, provider, lane, partner_id, at) VALUES ($1, 'deliver', '', '', $2, '-infinity')",
+        id.uuid(),
+        partner_id.uuid(),
+    );
+    statement.execute(&mut *transaction).await?;
+    transaction.commit().await?;
+    Ok(Tested::Due(id))
+}
+
+/// Deletes events that are older than the term of attempts, with their work; at most `limit`. Returns
+/// their number. Their attempts are deleted by [`crate::retention`], which has the same term.
+pub async fn forget(connection: &mut PgConnection, limit: u32) -> Result<u64> {
+    let query = sqlx::query_scalar!(
+        r#"WITH old AS MATERIALIZED (
+               -- Goes from partner to partner, because the events of all partners have no index of
+               -- their own: their few rows are found by the partial index `deliveries_events`.
+               SELECT e.delivery_id
+               FROM partners p
+               CROSS JOIN LATERAL (
+                   SELECT d.delivery_id FROM deliveries d
+                   WHERE d.partner_id = p.partner_id AND d.kind <> 'topup.ready'
+                     AND d.created_at < now() - make_interval(days => (
+                         SELECT days FROM retention WHERE class = 'attempts'))
+                   ORDER BY d.created_at LIMIT $1
+               ) e
+               LIMIT $1
+           ), due AS (
+               DELETE FROM work WHERE id = ANY (ARRAY (SELECT delivery_id FROM old))
+           ), waiting AS (
+               DELETE FROM held WHERE id = ANY (ARRAY (SELECT delivery_id FROM old))
+           ), deleted AS (
+               DELETE FROM deliveries WHERE delivery_id = ANY (ARRAY (SELECT delivery_id FROM old))
+               RETURNING delivery_id
+           )
+           SELECT count(*) AS "deleted!" FROM deleted"#,
+        i64::from(limit),
+    );
+    Ok(count(query.fetch_one(connection).await?))
+}
+
+/// An event with its last attempt, as partners and operators see it.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct View {
+    pub event_id: WebhookId,
+    #[serde(skip)]
+    pub delivery_id: DeliveryId,
+    pub partner_id: PartnerId,
+    /// The name of its [`Kind`].
+    pub kind: String,
+    /// The topup of [`Kind::TopupFailed`].
+    pub topup_id: Option<String>,
+    /// `pending`, `delivered`, `exhausted` or `no_endpoint`.
+    pub state: String,
+    /// The number of ended attempts.
+    pub attempts: i32,
+    /// When the last attempt began.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub attempted_at: Option<OffsetDateTime>,
+    pub status: Option<i32>,
+    /// Why the last attempt failed.
+    pub error: Option<String>,
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub due_at: Option<OffsetDateTime>,
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub delivered_at: Option<OffsetDateTime>,
+    #[serde(with = "time::serde::rfc3339")]
+    pub created_at: OffsetDateTime,
+}
+
+/// The columns of a [`View`].
+struct ViewRow {
+    delivery_id: Uuid,
+    partner_id: Uuid,
+    kind: String,
+    topup_id: Option<String>,
+    state: String,
+    attempts: i32,
+    attempted_at: Option<OffsetDateTime>,
+    status: Option<i32>,
+    error: Option<String>,
+    due_at: Option<OffsetDateTime>,
+    delivered_at: Option<OffsetDateTime>,
+    created_at: OffsetDateTime,
+}
+
+impl From<ViewRow> for View {
+    fn from(row: ViewRow) -> Self {
+        let delivery_id = DeliveryId::from(row.delivery_id);
+        Self {
+            event_id: WebhookId::Event(delivery_id),
+            delivery_id,
+            partner_id: row.partner_id.into(),
+            kind: row.kind,
+            topup_id: row.topup_id,
+            state: row.state,
+            attempts: row.attempts,
+            attempted_at: row.attempted_at,
+            status: row.status,
+            error: row.error,
+            due_at: row.due_at,
+            delivered_at: row.delivered_at,
+            created_at: row.created_at,
+        }
+    }
+}
+
+/// The views of chosen events.
+macro_rules! views {
+    ($chosen:literal $(, $argument:expr)*) => {
+        sqlx::query_as!(
+            ViewRow,
+            r#"SELECT e.delivery_id AS "delivery_id!", e.partner_id AS "partner_id!", e.kind AS "kind!", e.topup_id,
+                      e.state AS "state!", e.attempt AS "attempts!", e.attempted_at, e.status, e.error,
+                      (SELECT nullif(w.at, '-infinity') FROM work w WHERE w.id = e.delivery_id) AS due_at,
+                      e.delivered_at, e.created_at AS "created_at!"
+               FROM (SELECT * FROM deliveries WHERE kind <> 'topup.ready' AND "# + $chosen + ") e
+               ORDER BY e.created_at DESC, e.delivery_id DESC"
+            $(, $argument)*
+        )
+    };
+}
+
+/// One event; of any partner if `partner_id` is `None`.
+pub async fn find(
+    connection: &mut PgConnection,
+    partner_id: Option<PartnerId>,
+    event: DeliveryId,
+) -> Result<Option<View>> {
+    let view = views!(
+        "delivery_id = $1 AND ($2::uuid IS NULL OR partner_id = $2)",
+        event.uuid(),
+        partner_id.map(PartnerId::uuid)
+    );
+    Ok(view.fetch_optional(connection).await?.map(View::from))
+}
+
+/// A page of a partner's events.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Page {
+    /// Events before this time and event; `None` begins with the newest. The event may be gone.
+    pub before: Option<(OffsetDateTime, DeliveryId)>,
+    pub limit: i64,
+}
+
+/// A partner's events, the newest first.
+pub async fn list(connection: &mut PgConnection, partner_id: PartnerId, page: &Page) -> Result<Vec<View>> {
+    let views = views!(
+        "partner_id = $1 AND created_at <= coalesce($2, 'infinity'::timestamptz)
+         AND (created_at, delivery_id) < (coalesce($2, 'infinity'::timestamptz), $3)
+         ORDER BY created_at DESC, delivery_id DESC LIMIT $4",
+        partner_id.uuid(),
+        page.before.map(|(at, _)| at),
+        page.before.map_or(Uuid::nil(), |(_, id)| id.uuid()),
+        page.limit
+    );
+    Ok(views.fetch_all(connection).await?.into_iter().map(View::from).collect())
+}

@@ -1,0 +1,121 @@
+//! Deliveries: found when due, claimed by notifiers, recorded in batches.
+//!
+//! A delivery is the obligation to send one webhook: the specified one of a ready topup
+//! (`topup.ready`), or an [event](events). All kinds share these statements, the attempts, the due
+//! work and the blocks of [endpoints].
+//!
+//! Guarantee: a pending delivery is either younger than its first lease, or the sweep will find it, or
+//! it has a row in `work`. So it is attempted again until it is delivered, exhausted or without an
+//! endpoint. The notifier calls these functions in the order of the files: [`due`] looks, [`claim`]
+//! takes the lease and reads what a webhook needs, [`record`] stores the result of the attempt.
+//!
+//! It relies on the statement that makes a unit ready: it inserts the delivery in the same
+//! transaction. Events are inserted together with their work.
+
+mod claim;
+mod due;
+pub mod endpoints;
+pub mod events;
+mod record;
+
+use std::time::Duration;
+
+use domain::DeliveryId;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+pub use self::{
+    claim::{Claim, Content, Delivery, Esim, claim},
+    due::due,
+    record::{AttemptResult, Attempted, record},
+};
+use crate::{
+    Error, Result, retry_conflicts,
+    sweep::{Fence, Swept},
+};
+
+fn uuids(ids: &[DeliveryId]) -> Vec<Uuid> {
+    ids.iter().map(|id| id.uuid()).collect()
+}
+
+/// Makes pending deliveries due now whose tickets found no room. One that has a row in `work` keeps it.
+pub async fn defer(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<()> {
+    let ids = uuids(ids);
+    retry_conflicts!(async {
+        let statement = sqlx::query!(
+            "INSERT INTO work (id, kind, provider, lane, partner_id, at)
+             SELECT delivery_id, 'deliver', '', '', partner_id, now() FROM deliveries
+             WHERE delivery_id = ANY ($1) AND state = 'pending'
+             ORDER BY delivery_id
+             ON CONFLICT DO NOTHING",
+            &ids,
+        );
+        statement.execute(&mut *connection).await?;
+        Ok::<_, Error>(())
+    })
+}
+
+/// Ends leases that this process holds, because it cannot attempt the deliveries now: they are due
+/// again at once.
+pub async fn put_back(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<()> {
+    let ids = uuids(ids);
+    retry_conflicts!(async {
+        let statement = sqlx::query!(
+            "UPDATE work w
+             -- A test is due before everything else: see `events::test`.
+             SET at = CASE WHEN d.kind = 'webhook.test' THEN '-infinity'::timestamptz ELSE now() END
+             FROM deliveries d
+             WHERE w.id = ANY ($1) AND w.at > now() AND d.delivery_id = w.id",
+            &ids,
+        );
+        statement.execute(&mut *connection).await?;
+        Ok::<_, Error>(())
+    })
+}
+
+/// Makes each delivery due that has no outcome after its first lease of `lag`.
+pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept> {
+    let Some(mut fence) = Fence::take(connection, "deliveries", lag).await? else {
+        return Ok(Swept::default());
+    };
+    let statement = sqlx::query!(
+        "INSERT INTO work (id, kind, provider, lane, partner_id, at)
+         SELECT delivery_id, 'deliver', '', '', partner_id, now() FROM deliveries
+         WHERE created_at > $1 AND created_at <= $2 AND state = 'pending'
+         ON CONFLICT DO NOTHING",
+        fence.from,
+        fence.until,
+    );
+    let late = statement.execute(&mut *fence.transaction).await?.rows_affected();
+    fence.done(late).await
+}
+
+/// Moves deliveries of partners without a webhook URL to `no_endpoint`, where they wait for a URL.
+/// Returns the number of moved deliveries.
+///
+/// The statement locks the partners' rows and reads them under the lock, so that it and
+/// [`crate::partners::set_webhook`] can't miss each other: either this statement sees the new URL, or
+/// the change of the URL sees the held deliveries.
+pub async fn set_no_endpoint(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<u64> {
+    let statement = sqlx::query!(
+        "WITH without AS MATERIALIZED (
+             SELECT partner_id FROM partners
+             WHERE webhook_url IS NULL
+               AND partner_id = ANY (ARRAY (SELECT partner_id FROM deliveries WHERE delivery_id = ANY ($1)))
+             ORDER BY partner_id
+             FOR SHARE
+         ), moved AS (
+             UPDATE deliveries SET state = 'no_endpoint'
+             WHERE delivery_id = ANY ($1) AND state = 'pending'
+               AND partner_id IN (SELECT partner_id FROM without)
+             RETURNING delivery_id, partner_id
+         ), done AS (
+             DELETE FROM work WHERE id = ANY (ARRAY (SELECT delivery_id FROM moved))
+         )
+         INSERT INTO held (id, state, provider, partner_id)
+         SELECT delivery_id, 'no_endpoint', '', partner_id FROM moved
+         ON CONFLICT (id) DO UPDATE SET state = excluded.state, at = excluded.at",
+        &uuids(ids),
+    );
+    Ok(statement.execute(connection).await?.rows_affected())
+}

@@ -1,0 +1,260 @@
+//! Records ended attempts, and their effect on the endpoints.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet},
+    time::Duration,
+};
+
+use domain::{DeliveryId, PartnerId};
+use sqlx::PgConnection;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::endpoints::{self, BlockPolicy, FailedAttempts};
+use crate::{Result, retry_conflicts, seconds, signed};
+
+/// One ended attempt.
+#[derive(Clone, Debug)]
+pub struct Attempted {
+    pub id: DeliveryId,
+    pub partner_id: PartnerId,
+    /// The delivery is an event. Unlike for a topup, its acknowledged attempts are stored, too.
+    pub is_event: bool,
+    /// The claim held the lease of the delivery's work, so the record must move or end that work.
+    pub leased: bool,
+    /// The number of attempts that ended before this one.
+    pub attempt: u32,
+    /// When the attempt began.
+    pub at: OffsetDateTime,
+    pub duration: Duration,
+    /// The HTTP status of the response, if one arrived.
+    pub status: Option<u16>,
+    /// The result class, one word.
+    pub class: &'static str,
+    /// The start of the response body, sealed; only if the endpoint did not acknowledge.
+    pub answer: Option<Vec<u8>>,
+    pub result: AttemptResult,
+}
+
+#[derive(Clone, Debug)]
+pub enum AttemptResult {
+    Delivered,
+    Failed {
+        /// The cause, without the URL and without response text.
+        error: String,
+        /// The delay until the next attempt; `None` after the end of the schedule.
+        retry_in: Option<Duration>,
+        /// Whether the endpoint failed; false if the webhook could not be built.
+        endpoint: bool,
+    },
+}
+
+impl Attempted {
+    fn is_delivered(&self) -> bool {
+        matches!(self.result, AttemptResult::Delivered)
+    }
+
+    /// Whether [`record_acknowledged`] may suffice: nothing but the delivery's own row changes.
+    fn is_plain(&self) -> bool {
+        self.is_delivered() && self.attempt == 0 && !self.leased && !self.is_event
+    }
+}
+
+/// Records a batch of attempts and their effect on the endpoints.
+///
+/// If another process has recorded a result of the attempt first, this result changes nothing, except
+/// that an acknowledged delivery becomes delivered. Recording the same batch again changes only the
+/// count of failures that may block an endpoint.
+///
+/// Most batches hold acknowledged first attempts only, and cost one statement. The statements are
+/// separate transactions: if the process dies between them, an endpoint's failures are counted late.
+pub async fn record(connection: &mut PgConnection, attempts: &[Attempted], policy: &BlockPolicy) -> Result<Vec<()>> {
+    let mut effects = Effects::of(attempts);
+    let plain: Vec<&Attempted> = attempts.iter().filter(|attempted| attempted.is_plain()).collect();
+    let mut recorded = HashSet::new();
+    if !plain.is_empty() {
+        for row in retry_conflicts!(record_acknowledged(&mut *connection, &plain))? {
+            recorded.insert(row.delivery_id);
+            if row.endpoint_failing {
+                effects.recovered.insert(row.partner_id);
+            }
+        }
+    }
+    let others: Vec<&Attempted> =
+        attempts.iter().filter(|attempted| !recorded.contains(&attempted.id.uuid())).collect();
+    if !others.is_empty() {
+        retry_conflicts!(record_any(&mut *connection, &Columns::of(&others)))?;
+        let delivered = others.iter().filter(|attempted| attempted.is_delivered());
+        effects.recovered.extend(delivered.map(|attempted| attempted.partner_id.uuid()));
+    }
+    if !effects.recovered.is_empty() {
+        let partners: Vec<Uuid> = effects.recovered.into_iter().collect();
+        retry_conflicts!(endpoints::forget_failures(&mut *connection, &partners))?;
+    }
+    if !effects.failed.is_empty() && policy.failures > 0 {
+        let failed = FailedAttempts::of(&effects.failed);
+        retry_conflicts!(endpoints::count_failures(&mut *connection, &failed, policy))?;
+    }
+    Ok(vec![(); attempts.len()])
+}
+
+/// What a batch says about endpoints. Both parts are in the order of the partners, so that two
+/// notifiers wait for each other's row locks instead of deadlocking.
+struct Effects {
+    /// Partners whose endpoint acknowledged something, and whose failures are to be forgotten.
+    recovered: BTreeSet<Uuid>,
+    /// The failed attempts of each partner whose endpoint acknowledged nothing in this batch.
+    failed: BTreeMap<Uuid, Vec<Uuid>>,
+}
+
+impl Effects {
+    fn of(attempts: &[Attempted]) -> Self {
+        let delivered = attempts.iter().filter(|attempted| attempted.is_delivered());
+        let answering: HashSet<PartnerId> = delivered.map(|attempted| attempted.partner_id).collect();
+        let mut failed: BTreeMap<Uuid, Vec<Uuid>> = BTreeMap::new();
+        for attempted in attempts {
+            let endpoint_failed = matches!(attempted.result, AttemptResult::Failed { endpoint: true, .. });
+            if endpoint_failed && !answering.contains(&attempted.partner_id) {
+                failed.entry(attempted.partner_id.uuid()).or_default().push(attempted.id.uuid());
+            }
+        }
+        Self { recovered: BTreeSet::new(), failed }
+    }
+}
+
+/// A delivery that [`record_acknowledged`] moved.
+struct Acknowledged {
+    delivery_id: Uuid,
+    partner_id: Uuid,
+    /// Failures of the endpoint are counted, or it is blocked.
+    endpoint_failing: bool,
+}
+
+/// Records acknowledged first attempts of topups without due work. A delivery that has another state,
+/// for example because a second process attempted it meanwhile, does not move here and is left to
+/// [`record_any`]. Due work that came into being meanwhile is deleted by the claim that finds it.
+async fn record_acknowledged(connection: &mut PgConnection, attempts: &[&Attempted]) -> Result<Vec<Acknowledged>> {
+    let columns = Columns::of(attempts);
+    let moved = sqlx::query_as!(
+        Acknowledged,
+        r#"UPDATE deliveries d
+           SET state = 'delivered', attempt = 1, attempted_at = new.at, duration_ms = new.duration_ms,
+               status = new.status, delivered_at = now()
+           FROM unnest($1::uuid[], $2::timestamptz[], $3::int[], $4::int[])
+               AS new (delivery_id, at, duration_ms, status)
+           WHERE d.delivery_id = new.delivery_id AND d.state = 'pending' AND d.attempt = 0
+           RETURNING d.delivery_id, d.partner_id,
+                     (SELECT true FROM endpoints e
+                      WHERE e.partner_id = d.partner_id AND (e.failures > 0 OR e.blocked_until IS NOT NULL)
+                     ) IS TRUE AS "endpoint_failing!""#,
+        &columns.ids,
+        &columns.at,
+        &columns.durations,
+        &columns.statuses as &[Option<i32>],
+    );
+    Ok(moved.fetch_all(connection).await?)
+}
+
+/// Records attempts of any kind with any result.
+async fn record_any(connection: &mut PgConnection, columns: &Columns) -> Result<()> {
+    let statement = sqlx::query!(
+        r#"WITH new AS MATERIALIZED (
+               SELECT *
+               FROM unnest($1::uuid[], $2::int[], $3::timestamptz[], $4::int[], $5::int[], $6::text[],
+                           $7::bytea[], $8::text[], $9::text[], $10::float8[], $11::bool[])
+                   AS new (delivery_id, attempt, at, duration_ms, status, class,
+                           answer, state, error, retry_in, is_event)
+           ), moved AS (
+               -- The first result of an attempt counts. An acknowledgement counts even if it is late,
+               -- because the partner has the webhook.
+               UPDATE deliveries d
+               SET state = new.state, attempt = d.attempt + 1, attempted_at = new.at,
+                   duration_ms = new.duration_ms, status = new.status, error = new.error,
+                   delivered_at = CASE WHEN new.state = 'delivered' THEN now() END
+               FROM new
+               WHERE d.delivery_id = new.delivery_id
+                 AND ((d.state = 'pending' AND d.attempt = new.attempt)
+                      OR (new.state = 'delivered' AND d.state <> 'delivered'))
+               RETURNING d.delivery_id, d.partner_id, d.kind, new.state, new.retry_in
+           ), done AS (
+               -- A delivery that ended needs no work.
+               DELETE FROM work WHERE id = ANY (ARRAY (SELECT delivery_id FROM moved WHERE state <> 'pending'))
+           ), later AS (
+               -- A retry. A first attempt has no work yet; a later one has the row that was leased.
+               INSERT INTO work AS w (id, kind, provider, lane, partner_id, at)
+               SELECT delivery_id, 'deliver', '', '', partner_id, now() + make_interval(secs => retry_in)
+               FROM moved WHERE state = 'pending'
+               ON CONFLICT (id) DO UPDATE SET at = excluded.at
+           ), waiting AS (
+               -- Exhausted topups wait for an operator or their partner. Exhausted events do not,
+               -- because they report something that the partner also finds in self-service.
+               INSERT INTO held AS h (id, state, provider, partner_id)
+               SELECT delivery_id, state, '', partner_id FROM moved
+               WHERE state = 'exhausted' AND kind = 'topup.ready'
+               ON CONFLICT (id) DO UPDATE SET state = excluded.state, at = excluded.at
+           ), acknowledged AS (
+               -- A late acknowledgement may find the delivery held.
+               DELETE FROM held WHERE id = ANY (ARRAY (SELECT delivery_id FROM moved WHERE state = 'delivered'))
+           )
+           -- The last attempt of a delivered topup is on the delivery's own row. Attempts whose result
+           -- came too late are kept, too: they were made.
+           INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, status, class, answer)
+           SELECT delivery_id, attempt, at, duration_ms, status, class, answer FROM new
+           WHERE state <> 'delivered' OR is_event
+           ON CONFLICT DO NOTHING"#,
+        &columns.ids,
+        &columns.attempts,
+        &columns.at,
+        &columns.durations,
+        &columns.statuses as &[Option<i32>],
+        &columns.classes as &[&str],
+        &columns.answers as &[Option<Vec<u8>>],
+        &columns.states as &[&str],
+        &columns.errors as &[Option<String>],
+        &columns.retries as &[Option<f64>],
+        &columns.events,
+    );
+    statement.execute(connection).await?;
+    Ok(())
+}
+
+/// Attempts in the shape of the statements: one vector per column.
+#[derive(Default)]
+struct Columns {
+    ids: Vec<Uuid>,
+    attempts: Vec<i32>,
+    at: Vec<OffsetDateTime>,
+    durations: Vec<i32>,
+    statuses: Vec<Option<i32>>,
+    classes: Vec<&'static str>,
+    answers: Vec<Option<Vec<u8>>>,
+    states: Vec<&'static str>,
+    errors: Vec<Option<String>>,
+    retries: Vec<Option<f64>>,
+    events: Vec<bool>,
+}
+
+impl Columns {
+    fn of(attempts: &[&Attempted]) -> Self {
+        let mut columns = Self::default();
+        for attempted in attempts {
+            let (state, error, retry_in) = match &attempted.result {
+                AttemptResult::Delivered => ("delivered", None, None),
+                AttemptResult::Failed { error, retry_in: Some(wait), .. } => ("pending", Some(error), Some(*wait)),
+                AttemptResult::Failed { error, retry_in: None, .. } => ("exhausted", Some(error), None),
+            };
+            columns.ids.push(attempted.id.uuid());
+            columns.attempts.push(signed(attempted.attempt));
+            columns.at.push(attempted.at);
+            columns.durations.push(signed(attempted.duration.as_millis()));
+            columns.statuses.push(attempted.status.map(i32::from));
+            columns.classes.push(attempted.class);
+            columns.answers.push(attempted.answer.clone());
+            columns.states.push(state);
+            columns.errors.push(error.cloned());
+            columns.retries.push(retry_in.map(seconds));
+            columns.events.push(attempted.is_event);
+        }
+        columns
+    }
+}

@@ -1,0 +1,163 @@
+//! The deliveries of a partner's own units, and their redelivery.
+
+use std::time::Duration;
+
+use domain::{DeliveryId, PartnerId, TopupId, WebhookId};
+use sqlx::PgConnection;
+use time::OffsetDateTime;
+
+use super::{PARTNER, REASON};
+use crate::{
+    Result, age,
+    operator::{
+        actions::{Action, Mode},
+        deliveries::{self, AttemptView, Filter, resendable},
+    },
+};
+
+/// The most attempts of a delivery that are shown, the newest.
+const MOST_ATTEMPTS: i64 = 100;
+
+/// The delivery of one of the partner's units.
+#[derive(Clone, Debug)]
+pub struct Delivery {
+    /// `None` before the unit is ready.
+    pub id: Option<DeliveryId>,
+    /// `pending`, `delivered`, `exhausted` or `no_endpoint`; `None` before the unit is ready.
+    pub state: Option<String>,
+    pub delivered_at: Option<OffsetDateTime>,
+    /// When the next attempt is due.
+    pub next_attempt_at: Option<OffsetDateTime>,
+    /// The newest attempts, in order.
+    pub attempts: Vec<AttemptView>,
+}
+
+/// The delivery of a unit with its attempts; `None` if the partner has no such unit.
+pub async fn delivery(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    topup_id: &TopupId,
+) -> Result<Option<Delivery>> {
+    let query = sqlx::query!(
+        r#"SELECT u.delivery_id, u.delivery AS state, u.delivered_at, w.at AS "at?"
+           FROM partner_units u
+           LEFT JOIN work w ON w.id = u.delivery_id
+           WHERE u.topup_id = $2 AND u.partner_id = $1"#,
+        partner_id.uuid(),
+        topup_id.as_str(),
+    );
+    let Some(row) = query.fetch_optional(&mut *connection).await? else {
+        return Ok(None);
+    };
+    let id = row.delivery_id.map(DeliveryId::from);
+    let made = match id {
+        Some(id) => attempts(connection, id).await?,
+        None => Vec::new(),
+    };
+    Ok(Some(Delivery { id, state: row.state, delivered_at: row.delivered_at, next_attempt_at: row.at, attempts: made }))
+}
+
+/// The newest attempts of a delivery, in order. The caller has checked that it is the partner's.
+pub async fn attempts(connection: &mut PgConnection, id: DeliveryId) -> Result<Vec<AttemptView>> {
+    deliveries::attempts(connection, id, MOST_ATTEMPTS).await
+}
+
+/// The result of [`redeliver`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Redelivered {
+    /// It is sent again.
+    Again,
+    /// It is due already, or an attempt is in flight.
+    Due,
+    /// The interval since the last attempt has not ended; this much time is left.
+    TooSoon(Duration),
+    NotReady,
+    /// The profile was erased, or the event is [pointless](deliveries::Resendable::pointless).
+    Gone,
+    NoEndpoint,
+    Unknown,
+}
+
+/// Replays one delivery of a partner, unless its last attempt is younger than `interval`.
+pub async fn redeliver(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    webhook_id: &WebhookId,
+    interval: Duration,
+) -> Result<Redelivered> {
+    let id = match find(connection, partner_id, webhook_id).await? {
+        Found::Delivery(id) => id,
+        Found::NotReady => return Ok(Redelivered::NotReady),
+        Found::Nothing => return Ok(Redelivered::Unknown),
+    };
+    let Some(delivery) = resendable(connection, id).await? else {
+        return Ok(Redelivered::Unknown);
+    };
+    if delivery.pointless {
+        return Ok(Redelivered::Gone);
+    }
+    if delivery.state == "no_endpoint" {
+        return Ok(Redelivered::NoEndpoint);
+    }
+    if delivery.due {
+        return Ok(Redelivered::Due);
+    }
+    let age = age(delivery.age);
+    if age < interval {
+        return Ok(Redelivered::TooSoon(interval.saturating_sub(age)));
+    }
+    let (command, target) = match webhook_id {
+        WebhookId::Topup(id) => ("topup redeliver", format!("topup {id}")),
+        WebhookId::Event(_) => ("event redeliver", format!("event {webhook_id}")),
+    };
+    let mode = Mode::Apply(Action { operator: PARTNER, command, target: &target, reason: REASON });
+    let filter = Filter {
+        id: Some(id),
+        partner_id: Some(partner_id),
+        until: Some(delivery.now - interval),
+        ..Filter::default()
+    };
+    let replayed = deliveries::replay(connection, &filter, 1, mode).await?;
+    Ok(if replayed.replayed > 0 {
+        Redelivered::Again
+    } else {
+        // Another request, an operator or the notifier was faster.
+        Redelivered::Due
+    })
+}
+
+/// What a partner's webhook id names.
+enum Found {
+    Delivery(DeliveryId),
+    /// A unit of the partner that has no profile yet.
+    NotReady,
+    /// Nothing of this partner.
+    Nothing,
+}
+
+async fn find(connection: &mut PgConnection, partner_id: PartnerId, id: &WebhookId) -> Result<Found> {
+    match id {
+        WebhookId::Topup(topup_id) => {
+            let query = sqlx::query_scalar!(
+                "SELECT delivery_id FROM partner_units WHERE topup_id = $2 AND partner_id = $1",
+                partner_id.uuid(),
+                topup_id.as_str(),
+            );
+            Ok(match query.fetch_optional(connection).await? {
+                Some(Some(id)) => Found::Delivery(id.into()),
+                Some(None) => Found::NotReady,
+                None => Found::Nothing,
+            })
+        }
+        WebhookId::Event(id) => {
+            let query = sqlx::query_scalar!(
+                "SELECT delivery_id FROM deliveries
+                 WHERE delivery_id = $2 AND partner_id = $1 AND kind <> 'topup.ready'",
+                partner_id.uuid(),
+                id.uuid(),
+            );
+            let found = query.fetch_optional(connection).await?;
+            Ok(found.map_or(Found::Nothing, |id| Found::Delivery(id.into())))
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! The rate limits of each partner: requests, orders and units per second.
+
+use std::{
+    collections::HashMap,
+    num::NonZeroU32,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use domain::PartnerId;
+use governor::{
+    DefaultDirectRateLimiter, Quota,
+    clock::{Clock, DefaultClock},
+};
+use runtime::lock;
+use store::partners::Limits;
+
+use crate::{
+    access::{directory::Partner, limits::LimitsConfig},
+    http::{codes::Code, error::ApiError},
+};
+
+/// The most partners with state before inactive ones are dropped.
+const REMEMBERED: usize = 10_000;
+/// After this time without requests, a partner's state can be dropped.
+const FORGOTTEN: Duration = Duration::from_mins(1);
+
+pub(crate) struct Rates {
+    limits: LimitsConfig,
+    max_units: u32,
+    partners: Mutex<HashMap<PartnerId, Known>>,
+}
+
+struct Known {
+    rates: Arc<PartnerRates>,
+    used: Instant,
+}
+
+pub(crate) struct PartnerRates {
+    limits: Limits,
+    requests: Rate,
+    orders: Rate,
+    units: Rate,
+}
+
+struct Rate {
+    what: &'static str,
+    reason: &'static str,
+    per_second: NonZeroU32,
+    limiter: DefaultDirectRateLimiter,
+}
+
+impl Rates {
+    /// Creates the rate limits. An order of `max_units` always fits into a burst.
+    pub(crate) fn new(limits: &LimitsConfig, max_units: u32) -> Self {
+        Self { limits: limits.clone(), max_units, partners: Mutex::default() }
+    }
+
+    /// Returns a partner's rates, with new ones after a change of its limits.
+    pub(crate) fn of(&self, partner: &Partner) -> Arc<PartnerRates> {
+        let now = Instant::now();
+        let mut partners = lock(&self.partners);
+        if let Some(known) = partners.get_mut(&partner.id)
+            && known.rates.limits == partner.limits
+        {
+            known.used = now;
+            return Arc::clone(&known.rates);
+        }
+        if partners.len() >= REMEMBERED {
+            partners.retain(|_, known| now.saturating_duration_since(known.used) < FORGOTTEN);
+        }
+        let rates = Arc::new(self.rates(partner.limits));
+        partners.insert(partner.id, Known { rates: Arc::clone(&rates), used: now });
+        rates
+    }
+
+    fn rates(&self, limits: Limits) -> PartnerRates {
+        let all = &self.limits;
+        let own = |limit: Option<u32>, default| limit.and_then(NonZeroU32::new).unwrap_or(default);
+        let requests = own(limits.requests_per_second, all.partner_requests_per_second);
+        let orders = own(limits.orders_per_second, all.partner_orders_per_second);
+        let units = own(limits.units_per_second, all.partner_units_per_second);
+        PartnerRates {
+            limits,
+            requests: Rate::new("requests", "requests_per_second", requests, 1),
+            orders: Rate::new("orders", "orders_per_second", orders, 1),
+            units: Rate::new("units", "units_per_second", units, self.max_units),
+        }
+    }
+}
+
+impl PartnerRates {
+    pub(crate) fn request(&self) -> Result<(), ApiError> {
+        self.requests.check(NonZeroU32::MIN)
+    }
+
+    /// The most requests, orders and units per second.
+    pub(crate) fn per_second(&self) -> [u32; 3] {
+        [&self.requests, &self.orders, &self.units].map(|rate| rate.per_second.get())
+    }
+
+    pub(crate) fn order(&self, units: NonZeroU32) -> Result<(), ApiError> {
+        self.orders.check(NonZeroU32::MIN)?;
+        self.units.check(units)
+    }
+}
+
+impl Rate {
+    /// A burst is one second's worth, and at least `least`.
+    fn new(what: &'static str, reason: &'static str, per_second: NonZeroU32, least: u32) -> Self {
+        let burst = NonZeroU32::new(least).unwrap_or(NonZeroU32::MIN).max(per_second);
+        let limiter = DefaultDirectRateLimiter::direct(Quota::per_second(per_second).allow_burst(burst));
+        Self { what, reason, per_second, limiter }
+    }
+
+    fn check(&self, count: NonZeroU32) -> Result<(), ApiError> {
+        let wait = match self.limiter.check_n(count) {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(until)) => until.wait_time_from(DefaultClock::default().now()),
+            // More than a burst. The limit of units per order prevents it.
+            Err(_) => Duration::from_secs(1),
+        };
+        let (what, limit) = (self.what, self.per_second.get());
+        let message = format!("Rate limit exceeded: at most {limit} {what} per second").into();
+        Err(ApiError::Limited { code: Code::RateLimited, reason: self.reason, message, limit, wait })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_has_a_burst_of_one_second_and_says_when_to_come_back() {
+        let rate = Rate::new("units", "units_per_second", NonZeroU32::new(10).unwrap(), 1000);
+        rate.check(NonZeroU32::new(900).unwrap()).unwrap();
+        let Err(ApiError::Limited { wait, .. }) = rate.check(NonZeroU32::new(200).unwrap()) else {
+            panic!("the request was not limited");
+        };
+        assert!(wait > Duration::from_secs(9) && wait <= Duration::from_secs(10), "{wait:?}");
+        let rate = Rate::new("orders", "orders_per_second", NonZeroU32::new(2).unwrap(), 1);
+        assert_eq!([(); 3].map(|()| rate.check(NonZeroU32::MIN).is_ok()), [true, true, false]);
+    }
+}

@@ -1,0 +1,135 @@
+//! Records each request as a span and in the metrics, and logs refused ones.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use axum::{
+    Extension,
+    extract::{Request, State},
+    http::{HeaderName, HeaderValue, StatusCode, header},
+    middleware::Next,
+    response::Response,
+};
+use domain::PartnerId;
+use pipeline::trace;
+use runtime::{
+    http::{Requests, traceparent},
+    sampler::Sampler,
+};
+use tracing::{Instrument, field};
+use uuid::Uuid;
+
+use crate::{
+    http::{
+        codes::{self, Named},
+        connection::Connection,
+        error::Refusal,
+    },
+    metrics::Metrics,
+    pages,
+};
+
+/// The response header with the id that also appears in the log.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+pub(crate) struct Observer {
+    requests: Requests,
+    metrics: Metrics,
+    log: Sampler,
+    /// The response header with the codes of the errors: `x-<brand>-error`.
+    error_header: HeaderName,
+    /// The URL of the page that explains the codes.
+    errors_page: String,
+}
+
+/// Creates a response id of letters and digits.
+pub(crate) fn request_id() -> HeaderValue {
+    let mut text = Uuid::encode_buffer();
+    let text = Uuid::now_v7().simple().encode_lower(&mut text);
+    HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static("none"))
+}
+
+impl Observer {
+    /// Creates the observer. It logs at most `logged` refused requests per second. `brand` is part of the name of the
+    /// error header, `public_url` the base URL of the page that explains errors, without final slash.
+    pub(crate) fn new(metrics: Metrics, logged: u32, brand: &str, public_url: &str) -> Arc<Self> {
+        let named = HeaderName::try_from(format!("x-{brand}-error").to_ascii_lowercase());
+        Arc::new(Self {
+            requests: Requests::default(),
+            metrics,
+            log: Sampler::new(logged),
+            error_header: named.unwrap_or(HeaderName::from_static("x-service-error")),
+            errors_page: format!("{public_url}{}", pages::ERRORS),
+        })
+    }
+
+    /// The headers that name and explain errors.
+    pub(crate) fn explanation(&self, errors: &[Named]) -> Vec<(HeaderName, HeaderValue)> {
+        let codes = (self.error_header.clone(), codes::header(errors));
+        let links = codes::links(&self.errors_page, errors).map(|links| (header::LINK, links));
+        std::iter::once(codes).chain(links).collect()
+    }
+
+    /// Counts a request with a 4xx or 503 response, and logs it unless the log limit is reached. `partner` is known only
+    /// if the signature is valid.
+    pub(crate) fn refused(
+        &self,
+        status: StatusCode,
+        reason: &'static str,
+        partner: Option<PartnerId>,
+        request_id: &HeaderValue,
+        peer: SocketAddr,
+    ) {
+        self.metrics.refused(partner, reason);
+        if let Some(suppressed) = self.log.pass() {
+            tracing::info!(
+                http.response.status_code = status.as_u16(),
+                reason,
+                partner.id = partner.map(field::display),
+                request.id = request_id.to_str().unwrap_or_default(),
+                network.peer.address = %peer.ip(),
+                suppressed,
+                "request refused"
+            );
+        }
+    }
+
+    fn answered(&self, response: &Response, request_id: &HeaderValue, peer: SocketAddr) {
+        let status = response.status();
+        let Some(Refusal { reason, cause, .. }) = response.extensions().get() else { return };
+        let partner = response.extensions().get::<PartnerId>().copied();
+        if status != StatusCode::INTERNAL_SERVER_ERROR {
+            self.refused(status, reason, partner, request_id, peer);
+            return;
+        }
+        tracing::error!(
+            error = cause.as_deref(),
+            partner.id = partner.map(field::display),
+            request.id = request_id.to_str().unwrap_or_default(),
+            "answered with 500"
+        );
+    }
+}
+
+/// Wraps every route, and requests that match none.
+pub(crate) async fn observe(
+    State(observer): State<Arc<Observer>>,
+    Extension(connection): Extension<Arc<Connection>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let id = request_id();
+    let underway = observer.requests.begin(&request);
+    let span = &underway.span;
+    span.record("request.id", id.to_str().unwrap_or_default());
+    // The client controls this header, so its trace is linked, not continued.
+    trace::link(span, traceparent(&request));
+    let mut response = next.run(request).instrument(span.clone()).await;
+    observer.requests.end(&underway, Some(response.status()));
+    span.in_scope(|| observer.answered(&response, &id, connection.peer));
+    if let Some(Refusal { errors, .. }) = response.extensions().get() {
+        let explanation = observer.explanation(errors);
+        response.headers_mut().extend(explanation);
+    }
+    response.headers_mut().insert(REQUEST_ID, id);
+    response
+}

@@ -1,0 +1,183 @@
+use std::time::Instant;
+
+use axum::routing::{get, post};
+use axum::{Extension, extract::Request, http::StatusCode, middleware};
+use clap::Parser;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::{mpsc, oneshot};
+
+use super::*;
+use crate::{
+    http::{connection::answer_body, observe::observe},
+    metrics::Metrics,
+};
+
+#[derive(Parser)]
+struct Program {
+    #[command(flatten)]
+    limits: LimitsConfig,
+}
+
+/// A server and the signals that its responses have left.
+struct Served {
+    address: SocketAddr,
+    departures: mpsc::UnboundedReceiver<oneshot::Receiver<()>>,
+    shutdown: Shutdown,
+}
+
+/// `GET /` answers with a `deadline` from the request on; `POST /` answers without reading the body.
+async fn serve(deadline: Duration, settings: &[&str]) -> Served {
+    let (departures, reported) = mpsc::unbounded_channel();
+    let answer = move |Extension(connection): Extension<Arc<Connection>>| async move {
+        let (left, departure) = oneshot::channel();
+        departures.send(departure).unwrap();
+        answer_body(Bytes::from_static(b"answer"), connection, Instant::now() + deadline, left)
+    };
+    let refuse = |_: Request| async { (StatusCode::FORBIDDEN, "refused") };
+    let limits = Program::parse_from(["program"].iter().chain(settings)).limits;
+    let observer = Observer::new(Metrics::default(), 1, "Service", "https://esim.example.com");
+    let router = Router::new()
+        .route("/", get(answer))
+        .route("/", post(refuse))
+        .layer(middleware::from_fn_with_state(Arc::clone(&observer), observe));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let shutdown = Shutdown::new();
+    let server = Server::new(&limits, router, observer, shutdown.clone());
+    shutdown.spawn("server", server.serve(listener));
+    Served { address, departures: reported, shutdown }
+}
+
+const LATER: Duration = Duration::from_mins(1);
+const GET: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+
+async fn send(address: SocketAddr, request: &[u8]) -> TcpStream {
+    let mut client = TcpStream::connect(address).await.unwrap();
+    client.write_all(request).await.unwrap();
+    client
+}
+
+/// Everything until the server closes the connection.
+async fn until_closed(mut client: TcpStream) -> String {
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+/// A response that may be incomplete.
+async fn part(client: &mut TcpStream) -> String {
+    let mut answer = vec![0; 1024];
+    let length = client.read(&mut answer).await.unwrap();
+    String::from_utf8(answer[..length].to_vec()).unwrap()
+}
+
+#[tokio::test]
+async fn a_departure_is_reported_when_the_answer_is_readable() {
+    let mut served = serve(LATER, &[]).await;
+    let mut client = TcpStream::connect(served.address).await.unwrap();
+    for _ in 0..2 {
+        client.write_all(GET).await.unwrap();
+        served.departures.recv().await.unwrap().await.expect("the answer has left");
+        let mut answer = vec![0; 1024];
+        // Readable at once, without waiting.
+        let length = client.try_read(&mut answer).unwrap();
+        assert!(answer[..length].ends_with(b"answer"));
+    }
+    served.shutdown.stop();
+    served.shutdown.finished().await.unwrap();
+}
+
+/// A stop cuts no connection, accepted or not, with or without a request.
+#[tokio::test]
+async fn a_connection_made_before_a_stop_is_answered_once_more() {
+    let served = serve(LATER, &[]).await;
+    let mut client = TcpStream::connect(served.address).await.unwrap();
+    served.shutdown.stop();
+    client.write_all(GET).await.unwrap();
+    let answer = until_closed(client).await;
+    assert!(answer.contains("connection: close") && answer.ends_with("answer"), "{answer}");
+    served.shutdown.finished().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_answer_after_its_deadline_is_not_sent() {
+    let mut served = serve(Duration::ZERO, &[]).await;
+    let mut client = send(served.address, GET).await;
+    assert!(served.departures.recv().await.unwrap().await.is_err(), "nothing has left");
+    let mut answer = Vec::new();
+    let _ = client.read_to_end(&mut answer).await;
+    assert!(answer.is_empty(), "{}", String::from_utf8_lossy(&answer));
+}
+
+#[tokio::test]
+async fn a_head_that_cannot_be_read_gets_a_whole_answer() {
+    let served = serve(LATER, &[]).await;
+    let long = "x".repeat(40_000);
+    let long = format!("GET / HTTP/1.1\r\nhost: x\r\nlong: {long}\r\n\r\n");
+    let malformed = "GET / HTTP/1.1\r\nno colon\r\n\r\n".to_owned();
+    for (request, status, error) in [
+        (long, "431 ", "Request head is too large or has too many headers"),
+        (malformed, "400 ", "Malformed HTTP request"),
+    ] {
+        let answer = until_closed(send(served.address, request.as_bytes()).await).await;
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with(&format!("HTTP/1.1 {status}")), "{answer}");
+        let length = format!("content-length: {}", body.len());
+        for part in ["x-request-id: ", "connection: close", &length] {
+            assert!(head.contains(part), "{answer}");
+        }
+        assert_eq!(body, format!(r#"{{"error":"{error}"}}"#));
+    }
+}
+
+#[tokio::test]
+async fn a_head_is_waited_for_less_long_than_the_next_request() {
+    let served = serve(LATER, &["--head-timeout=50ms", "--idle-timeout=1h"]).await;
+    assert_eq!(until_closed_early(TcpStream::connect(served.address).await.unwrap()).await, "");
+    let late = until_closed_early(send(served.address, b"GET / HT").await).await;
+    assert!(late.starts_with("HTTP/1.1 408 ") && late.ends_with(r#"not arrive in time"}"#), "{late}");
+
+    let mut idle = send(served.address, GET).await;
+    assert!(part(&mut idle).await.ends_with("answer"));
+    assert!(tokio::time::timeout(Duration::from_millis(300), part(&mut idle)).await.is_err());
+    idle.write_all(GET).await.unwrap();
+    assert!(part(&mut idle).await.ends_with("answer"));
+    idle.write_all(b"GET /").await.unwrap();
+    assert!(until_closed_early(idle).await.starts_with("HTTP/1.1 408 "));
+
+    let served = serve(LATER, &["--head-timeout=1h", "--idle-timeout=50ms"]).await;
+    let idle = send(served.address, GET).await;
+    let answer = until_closed_early(idle).await;
+    assert!(answer.ends_with("answer") && !answer.contains("408"), "{answer}");
+}
+
+async fn until_closed_early(client: TcpStream) -> String {
+    let closed = tokio::time::timeout(Duration::from_secs(10), until_closed(client));
+    closed.await.expect("the connection is closed")
+}
+
+#[tokio::test]
+async fn an_answer_before_the_end_of_the_body_closes_the_connection() {
+    let served = serve(LATER, &[]).await;
+    let head = |length: usize, more: &str| {
+        format!("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n{more}\r\n").into_bytes()
+    };
+    // All of it is here: the connection goes on.
+    let mut client = send(served.address, &[head(4, ""), b"body".to_vec()].concat()).await;
+    let answer = part(&mut client).await;
+    assert!(answer.ends_with("refused") && !answer.contains("connection: close"), "{answer}");
+    client.write_all(GET).await.unwrap();
+    assert!(part(&mut client).await.ends_with("answer"));
+
+    for more in ["", "expect: 100-continue\r\n"] {
+        let answer = until_closed(send(served.address, &head(4, more)).await).await;
+        assert!(answer.starts_with("HTTP/1.1 403 "), "{answer}");
+        assert!(answer.contains("connection: close") && answer.ends_with("refused"), "{answer}");
+    }
+    // The rest is sent after the response, and the close does not discard the response.
+    let mut client = send(served.address, &head(2_000_000, "")).await;
+    let answer = part(&mut client).await;
+    assert!(answer.ends_with("refused"), "{answer}");
+    client.write_all(&vec![b'x'; 2_000_000]).await.unwrap();
+    assert_eq!(until_closed(client).await, "");
+}

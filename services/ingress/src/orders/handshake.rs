@@ -1,0 +1,375 @@
+//! Ingress's side of the answer handshake: while an order is being answered, this process collects the verdicts on its
+//! placements, and holds its readiness events until the answer has left.
+//!
+//! Guarantee: a readiness event that arrives here is published only when the answer of its order has left or never
+//! will. Only this process knows that, and `orders.answering` names it, so every provisioner sends it the events of
+//! such an order until `answer_by`.
+//!
+//! [`crate::orders`] calls it: an order is pending here from before its commit until its [`PendingAnswer`] is dropped.
+//! Nothing rests on this memory:
+//!
+//! - If this process dies, the answers that it owes never leave. The readiness events that it held, and those that are
+//!   still sent to it, are lost: the sweep finds their deliveries after their first lease, which is longer than the
+//!   time until `answer_by` ([`pipeline::timing`] checks that). A restarted process has another id.
+//! - If this process stops, it listens until `answer_by` of the last order that it answered ([`Handshake::drain`]), so
+//!   that no webhook is late because of a restart.
+//! - An order that is not pending here is answered or never will be by this process, so its events are published at
+//!   once.
+//! - A forged verdict only makes ingress ask PostgreSQL, which decides whether the order is refused. A forged readiness
+//!   event only makes the notifier read the delivery. What one order keeps is bounded by its placements and units.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use domain::{OrderId, PlacementId};
+use pipeline::{
+    Batcher, Nats,
+    payload::{Heartbeat, MOST, ReadyReport, Reports, Verdict, VerdictReport},
+    publish::Ready,
+};
+use runtime::{Shutdown, lock};
+use store::orders::{NewOrder, NewPlacement};
+use tokio::sync::oneshot;
+use uuid::Uuid;
+
+/// The age after which a heartbeat does not count any more.
+const FRESH: Duration = Duration::from_secs(3);
+
+/// The orders that this process is answering, and the heartbeats of provisioners.
+pub(crate) struct Handshake {
+    nats: Nats,
+    /// Names this process in `orders.answering`.
+    instance: Uuid,
+    pending: Arc<PendingOrders>,
+    heartbeats: Heartbeats,
+    /// When `answer_by` of every order that this process answers will have passed.
+    answering_until: Mutex<Instant>,
+}
+
+impl Handshake {
+    /// Creates the receiver for orders to `providers`. [`Handshake::listen`] must run.
+    pub(crate) fn new<'a>(nats: &Nats, providers: impl Iterator<Item = &'a str>, shutdown: &Shutdown) -> Arc<Self> {
+        Arc::new(Self {
+            nats: nats.clone(),
+            instance: Uuid::now_v7(),
+            pending: Arc::new(PendingOrders { orders: Mutex::default(), readiness: nats.readiness(shutdown) }),
+            heartbeats: Heartbeats::new(providers),
+            answering_until: Mutex::new(Instant::now()),
+        })
+    }
+
+    /// The id under which provisioners report to this process.
+    pub(crate) fn instance(&self) -> Uuid {
+        self.instance
+    }
+
+    /// Whether verdicts on all placements can be expected soon.
+    pub(crate) fn expects_verdicts(&self, placements: &[NewPlacement]) -> bool {
+        self.nats.is_connected() && placements.iter().all(|placement| self.heartbeats.is_fresh(&placement.provider))
+    }
+
+    /// Makes an order pending. Called before its commit, because a provisioner may report as soon as it is stored.
+    pub(crate) fn expect_reports(&self, order: &NewOrder) -> PendingAnswer {
+        self.pending.insert(order)
+    }
+
+    /// Notes that an order is stored that this process answers until `deadline`.
+    pub(crate) fn stored(&self, deadline: Instant) {
+        let mut until = lock(&self.answering_until);
+        *until = deadline.max(*until);
+    }
+
+    /// Receives reports and heartbeats. Returns only if a subscription ends.
+    pub(crate) async fn listen(self: Arc<Self>) -> anyhow::Result<()> {
+        let reports = self.nats.answer_subject(self.instance);
+        let reports = self.nats.listen(reports, |reports| self.pending.receive(reports));
+        let heartbeats = self.nats.heartbeat_subject("*");
+        let heartbeats = self.nats.listen(heartbeats, |heartbeat| self.heartbeats.receive(&heartbeat));
+        tokio::try_join!(reports, heartbeats).map(|((), ())| ())
+    }
+
+    /// Waits until `answer_by` of the last order has passed, at the end of a stop: at most `PLACEMENT_WAIT` and
+    /// [`pipeline::timing::ANSWER`]. From then on provisioners publish readiness events themselves. The few that
+    /// claimed a placement just before are late; the sweep finds what they report.
+    pub(crate) async fn drain(&self) {
+        let until = *lock(&self.answering_until);
+        tokio::time::sleep_until(until.into()).await;
+    }
+}
+
+/// The last heartbeat of each configured provider. Others are ignored, so that forged ones take no memory.
+struct Heartbeats {
+    started: Instant,
+    last: Mutex<HashMap<String, Option<Instant>>>,
+}
+
+impl Heartbeats {
+    fn new<'a>(providers: impl Iterator<Item = &'a str>) -> Self {
+        let last = providers.map(|provider| (provider.to_owned(), None)).collect();
+        Self { started: Instant::now(), last: Mutex::new(last) }
+    }
+
+    fn receive(&self, Heartbeat::V1 { provider }: &Heartbeat) {
+        if let Some(last) = lock(&self.last).get_mut(provider) {
+            *last = Some(Instant::now());
+        }
+    }
+
+    /// Whether a provisioner of this provider has sent a heartbeat a moment ago. Right after the start none can have
+    /// arrived yet, so the provisioners count as alive.
+    fn is_fresh(&self, provider: &str) -> bool {
+        let last = lock(&self.last).get(provider).copied().flatten();
+        last.unwrap_or(self.started).elapsed() < FRESH
+    }
+}
+
+/// The orders whose answers are pending.
+struct PendingOrders {
+    orders: Mutex<HashMap<OrderId, PendingOrder>>,
+    readiness: Batcher<Ready>,
+}
+
+/// What has arrived for an order that is not answered yet.
+struct PendingOrder {
+    /// The last verdict on each placement of the order.
+    verdicts: HashMap<PlacementId, Option<Verdict>>,
+    units: usize,
+    /// The held readiness events: at most one for each unit.
+    ready: Vec<Ready>,
+    /// Signals that the verdicts decide the answer.
+    decided: Option<oneshot::Sender<()>>,
+}
+
+impl PendingOrders {
+    fn insert(self: &Arc<Self>, order: &NewOrder) -> PendingAnswer {
+        let (sender, decided) = oneshot::channel();
+        let pending = PendingOrder {
+            verdicts: order.placements.iter().map(|placement| (placement.placement_id, None)).collect(),
+            units: order.placements.iter().map(|placement| placement.topups.len()).sum(),
+            ready: Vec::new(),
+            decided: Some(sender),
+        };
+        lock(&self.orders).insert(order.order_id, pending);
+        PendingAnswer { pending: Arc::clone(self), order_id: order.order_id, decided }
+    }
+
+    fn receive(&self, Reports::V1 { verdicts, ready }: Reports) {
+        let mut orders = lock(&self.orders);
+        for VerdictReport { order_id, placement_id, verdict } in verdicts {
+            // A verdict that comes after the answer changes nothing.
+            if let Some(order) = orders.get_mut(&order_id) {
+                order.set(placement_id, verdict);
+            }
+        }
+        // A longer list is forged, and must not become many messages in the stream.
+        for ReadyReport { order_id, delivery, traceparent } in ready.into_iter().take(MOST) {
+            let ready = Ready { delivery, traceparent };
+            match orders.get_mut(&order_id) {
+                Some(order) => order.hold(ready),
+                None => self.readiness.push(ready),
+            }
+        }
+    }
+}
+
+impl PendingOrder {
+    fn set(&mut self, placement_id: PlacementId, verdict: Verdict) {
+        let Some(last) = self.verdicts.get_mut(&placement_id) else { return };
+        *last = Some(verdict);
+        let is_carried_out = matches!(verdict, Verdict::Placed | Verdict::UnderWay);
+        if (is_carried_out || self.verdicts.values().all(Option::is_some))
+            && let Some(decided) = self.decided.take()
+        {
+            let _ = decided.send(());
+        }
+    }
+
+    fn hold(&mut self, ready: Ready) {
+        if self.ready.len() < self.units {
+            self.ready.push(ready);
+        }
+    }
+}
+
+/// An order whose answer is pending. Dropping it means that the answer has left or never will, and publishes the
+/// readiness events that were held.
+pub(crate) struct PendingAnswer {
+    pending: Arc<PendingOrders>,
+    order_id: OrderId,
+    decided: oneshot::Receiver<()>,
+}
+
+impl PendingAnswer {
+    /// Waits until the verdicts decide the answer or `until` passes. They decide it when one placement is bought or
+    /// under way, because the order is then carried out, or when every placement has a verdict. Returns what is known.
+    pub(crate) async fn verdicts(&mut self, until: Instant) -> HashMap<PlacementId, Verdict> {
+        let _ = tokio::time::timeout_at(until.into(), &mut self.decided).await;
+        let orders = lock(&self.pending.orders);
+        let known = orders.get(&self.order_id).into_iter().flat_map(|order| &order.verdicts);
+        known.filter_map(|(placement_id, verdict)| Some((*placement_id, (*verdict)?))).collect()
+    }
+}
+
+impl Drop for PendingAnswer {
+    fn drop(&mut self) {
+        let order = lock(&self.pending.orders).remove(&self.order_id);
+        for ready in order.into_iter().flat_map(|order| order.ready) {
+            self.pending.readiness.push(ready);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use domain::{DeliveryId, OptionId, PartnerId, TopupIds};
+    use pipeline::payload::ReadyDelivery;
+    use store::orders::NewTopup;
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    const WAIT: Duration = Duration::from_secs(20);
+
+    /// Pending orders whose readiness events arrive in a channel instead of the stream.
+    fn pending() -> (Arc<PendingOrders>, mpsc::UnboundedReceiver<DeliveryId>) {
+        let (sender, published) = mpsc::unbounded_channel();
+        let readiness = Batcher::start(
+            "test",
+            64,
+            tokio_util::task::TaskTracker::new(),
+            &Shutdown::new(),
+            move |batch: Vec<Ready>| {
+                for ready in batch {
+                    sender.send(ready.delivery.delivery_id).unwrap();
+                }
+                async {}
+            },
+        );
+        (Arc::new(PendingOrders { orders: Mutex::default(), readiness }), published)
+    }
+
+    /// An order of two placements with one unit each.
+    fn order() -> NewOrder {
+        let ids = TopupIds::new(0);
+        let placement = |position: usize| NewPlacement {
+            placement_id: PlacementId::new(),
+            provider: "sandbox".into(),
+            lane: "option".into(),
+            topups: vec![NewTopup {
+                topup_id: ids.next(runtime::clock::now()),
+                position,
+                option_id: OptionId::new(),
+                provider_option_id: "option".into(),
+            }],
+        };
+        NewOrder {
+            order_id: OrderId::new(),
+            partner_id: PartnerId::new(),
+            external_order_id: "external".into(),
+            traceparent: None,
+            answer_within: WAIT,
+            answering: Some(Uuid::now_v7()),
+            placements: vec![placement(0), placement(1)],
+        }
+    }
+
+    fn verdict(order: &NewOrder, placement: usize, verdict: Verdict) -> Reports {
+        let placement_id = order.placements[placement].placement_id;
+        let verdict = VerdictReport { order_id: order.order_id, placement_id, verdict };
+        Reports::V1 { verdicts: vec![verdict], ready: Vec::new() }
+    }
+
+    /// Reports a ready unit, and returns its delivery.
+    fn report_ready(pending: &PendingOrders, order_id: OrderId) -> DeliveryId {
+        let delivery_id = DeliveryId::new();
+        let delivery = ReadyDelivery { delivery_id, partner_id: PartnerId::new() };
+        let ready = ReadyReport { order_id, delivery, traceparent: None };
+        pending.receive(Reports::V1 { verdicts: Vec::new(), ready: vec![ready] });
+        delivery_id
+    }
+
+    #[tokio::test]
+    async fn one_purchase_decides_the_answer_and_a_rejection_waits_for_the_other_placements() {
+        let (pending, _published) = pending();
+        for (first, second) in
+            [(Verdict::Placed, None), (Verdict::UnderWay, None), (Verdict::Rejected, Some(Verdict::NotSent))]
+        {
+            let order = order();
+            let mut answer = pending.insert(&order);
+            pending.receive(verdict(&order, 0, first));
+            assert_eq!(answer.decided.try_recv().is_ok(), second.is_none(), "{first:?}");
+            if let Some(second) = second {
+                pending.receive(verdict(&order, 1, second));
+                let known = answer.verdicts(Instant::now() + WAIT).await;
+                assert_eq!(
+                    known,
+                    HashMap::from([
+                        (order.placements[0].placement_id, first),
+                        (order.placements[1].placement_id, second),
+                    ])
+                );
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn the_last_verdict_on_a_placement_counts_and_only_placements_of_the_order_have_one() {
+        let (pending, _published) = pending();
+        let (order, other) = (order(), order());
+        let mut answer = pending.insert(&order);
+        let placement_id = other.placements[0].placement_id;
+        let foreign = VerdictReport { order_id: order.order_id, placement_id, verdict: Verdict::Placed };
+        pending.receive(Reports::V1 { verdicts: vec![foreign], ready: Vec::new() });
+        pending.receive(verdict(&order, 0, Verdict::NotSent));
+        pending.receive(verdict(&order, 0, Verdict::Rejected));
+        assert!(answer.decided.try_recv().is_err());
+        let known = answer.verdicts(Instant::now()).await;
+        assert_eq!(known, HashMap::from([(order.placements[0].placement_id, Verdict::Rejected)]));
+    }
+
+    #[tokio::test]
+    async fn readiness_is_published_only_once_the_answer_has_left() {
+        let (pending, mut published) = pending();
+        let (order, answered) = (order(), OrderId::new());
+        let answer = pending.insert(&order);
+        let held = report_ready(&pending, order.order_id);
+        // An order that is not pending here is answered, or never will be.
+        let at_once = report_ready(&pending, answered);
+        assert_eq!(published.recv().await, Some(at_once));
+        assert!(published.try_recv().is_err(), "the answer is still on its way");
+        drop(answer);
+        assert_eq!(published.recv().await, Some(held));
+        let later = report_ready(&pending, order.order_id);
+        assert_eq!(published.recv().await, Some(later));
+        assert!(lock(&pending.orders).is_empty());
+    }
+
+    #[tokio::test]
+    async fn forged_readiness_takes_no_more_memory_than_the_units_of_the_order() {
+        let (pending, mut published) = pending();
+        let order = order();
+        let answer = pending.insert(&order);
+        let reported: Vec<DeliveryId> = (0..100).map(|_| report_ready(&pending, order.order_id)).collect();
+        drop(answer);
+        assert_eq!([published.recv().await, published.recv().await], [Some(reported[0]), Some(reported[1])]);
+        assert!(published.try_recv().is_err());
+    }
+
+    #[test]
+    fn only_a_fresh_heartbeat_of_the_provider_counts() {
+        let mut heartbeats = Heartbeats::new(["sandbox", "usimsa"].into_iter());
+        assert!(heartbeats.is_fresh("sandbox"), "none can have arrived yet");
+        heartbeats.started -= FRESH;
+        assert!(!heartbeats.is_fresh("sandbox"));
+        for provider in ["sandbox", "invented"] {
+            heartbeats.receive(&Heartbeat::V1 { provider: provider.into() });
+        }
+        assert!(heartbeats.is_fresh("sandbox"));
+        assert!(!heartbeats.is_fresh("usimsa") && !heartbeats.is_fresh("invented"));
+        lock(&heartbeats.last).insert("sandbox".into(), Some(Instant::now() - FRESH));
+        assert!(!heartbeats.is_fresh("sandbox"));
+    }
+}

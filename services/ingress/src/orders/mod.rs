@@ -1,0 +1,5 @@
+//! Create-order: parsed, stored, answered.
+
+pub(crate) mod accept;
+pub(crate) mod handshake;
+pub(crate) mod request;

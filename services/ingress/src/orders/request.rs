@@ -1,0 +1,189 @@
+//! Parses a create-order body and collects all its errors. Pure.
+
+use std::{collections::HashMap, num::NonZeroU32};
+
+use domain::OptionId;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::http::{
+    codes::Code,
+    error::{ApiError, Fault},
+};
+
+/// The longest `external_order_id`, in characters.
+pub(crate) const MAX_EXTERNAL_ID: usize = 255;
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Largest {
+    /// Items in `products`.
+    pub(crate) items: usize,
+    /// Units in total.
+    pub(crate) units: u64,
+}
+
+/// One well-formed item of an order.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Item {
+    /// The index in `products`, from 0.
+    pub(crate) index: usize,
+    /// The ordered option; `None` if the text can't be the id of any option.
+    pub(crate) option_id: Option<OptionId>,
+    pub(crate) quantity: u64,
+}
+
+/// The parsed part of a body, with all its errors.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Draft {
+    /// The partner's order id, if it is valid.
+    pub(crate) external_order_id: Option<String>,
+    pub(crate) items: Vec<Item>,
+    /// The errors: the external id first, then the products by index.
+    pub(crate) errors: Vec<Fault>,
+}
+
+impl Draft {
+    /// The units of all items; `None` if there are none.
+    pub(crate) fn units(&self) -> Option<NonZeroU32> {
+        let units = self.items.iter().map(|item| item.quantity).fold(0, u64::saturating_add);
+        NonZeroU32::new(u32::try_from(units).unwrap_or(u32::MAX))
+    }
+}
+
+/// A JSON object with unparsed values: a number that fits no type is valid JSON.
+type Object<'a> = HashMap<String, &'a RawValue>;
+
+/// Fails if the body is missing or not JSON.
+pub(crate) fn read(body: &[u8], limits: Largest) -> Result<Draft, ApiError> {
+    let whole: &RawValue = parse(body)?;
+    let fields: Object<'_> = if is(whole, '{') { parse(whole.get().as_bytes())? } else { Object::new() };
+    let field = |name| fields.get(name).copied().filter(|value| !is(value, 'n'));
+    let mut draft = Draft::default();
+    match external_order_id(field("external_order_id"))? {
+        Ok(id) => draft.external_order_id = Some(id),
+        Err(error) => draft.errors.push(error),
+    }
+    products(field("products"), limits, &mut draft)?;
+    Ok(draft)
+}
+
+fn parse<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, ApiError> {
+    serde_json::from_slice(text).map_err(|_| ApiError::invalid_json())
+}
+
+/// Whether a value begins with this character, which tells its type in JSON.
+fn is(value: &RawValue, start: char) -> bool {
+    value.get().starts_with(start)
+}
+
+fn external_order_id(value: Option<&RawValue>) -> Result<Result<String, Fault>, ApiError> {
+    let fault = |code, what: &str| Ok(Err(Fault::new(code, format!("External order id {what}"))));
+    let Some(value) = value else { return fault(Code::ExternalOrderIdBlank, "can't be blank") };
+    if !is(value, '"') {
+        return fault(Code::ExternalOrderIdInvalid, "must be a string");
+    }
+    let text: String = parse(value.get().as_bytes())?;
+    if text.trim().is_empty() {
+        fault(Code::ExternalOrderIdBlank, "can't be blank")
+    } else if text.chars().count() > MAX_EXTERNAL_ID {
+        fault(Code::ExternalOrderIdInvalid, &format!("is too long (maximum is {MAX_EXTERNAL_ID} characters)"))
+    } else if text.contains('\0') {
+        fault(Code::ExternalOrderIdInvalid, "can't contain a NUL character")
+    } else {
+        Ok(Ok(text))
+    }
+}
+
+fn products(value: Option<&RawValue>, limits: Largest, draft: &mut Draft) -> Result<(), ApiError> {
+    let mut fault = |code, message: &str| draft.errors.push(Fault::new(code, message));
+    if value.is_some_and(|value| !is(value, '[')) {
+        fault(Code::ProductsInvalid, "Products must be an array");
+        return Ok(());
+    }
+    let items: Vec<&RawValue> = value.map_or(Ok(Vec::new()), |value| parse(value.get().as_bytes()))?;
+    if items.is_empty() {
+        fault(Code::ProductsBlank, "Products can't be blank");
+        return Ok(());
+    }
+    if items.len() > limits.items {
+        fault(Code::TooManyItems, &format!("Products can't have more than {} items", limits.items));
+        return Ok(());
+    }
+    for (index, item) in items.into_iter().enumerate() {
+        let mut fault = |code, what: &str| {
+            draft.errors.push(Fault::of_item(index, code, format!("Products[{index}] {what}")));
+        };
+        if !is(item, '{') {
+            fault(Code::ItemInvalid, "must be an object");
+            continue;
+        }
+        let fields: Object<'_> = parse(item.get().as_bytes())?;
+        let field = |name| fields.get(name).copied().filter(|value| !is(value, 'n'));
+        let option = option_id(field("option_id"))?;
+        if option.is_none() {
+            fault(Code::OptionIdBlank, "option_id can't be blank");
+        }
+        let quantity = quantity(field("qty"));
+        if quantity.is_none() {
+            fault(Code::QtyInvalid, "qty must be a positive integer");
+        }
+        // The option of an invalid item is still looked up, so that all errors are reported.
+        if let Some(option_id) = option {
+            draft.items.push(Item { index, option_id, quantity: quantity.unwrap_or(0) });
+        }
+    }
+    let units = draft.units().map_or(0, NonZeroU32::get);
+    if u64::from(units) > limits.units {
+        let message = format!("Products can't have more than {} units in total", limits.units);
+        draft.errors.push(Fault::new(Code::TooManyUnits, message));
+    }
+    Ok(())
+}
+
+/// `None` if blank, `Some(None)` if the value can't be the id of any option.
+#[expect(clippy::option_option, reason = "blank and impossible are different faults")]
+fn option_id(value: Option<&RawValue>) -> Result<Option<Option<OptionId>>, ApiError> {
+    let Some(value) = value else { return Ok(None) };
+    if !is(value, '"') {
+        return Ok(Some(None));
+    }
+    let text: String = parse(value.get().as_bytes())?;
+    Ok((!text.trim().is_empty()).then(|| text.parse().ok()))
+}
+
+/// A positive integer without fraction or exponent. JSON does not bound it: a number that does not fit becomes
+/// the largest that fits.
+fn quantity(value: Option<&RawValue>) -> Option<u64> {
+    let text = value?.get();
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    (digits && text != "0").then(|| text.parse().unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    const LIMITS: Largest = Largest { items: 3, units: 10 };
+    const OPTION: &str = "6f9619ff-8b86-d011-b42d-00c04fc964ff";
+
+    // The table of the specification (`tests/e2e`) has each rule.
+    proptest! {
+        #[test]
+        fn any_body_is_read_or_refused(body in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = read(&body, LIMITS);
+        }
+
+        #[test]
+        fn a_draft_without_faults_is_complete(id in "\\PC{0,300}", qty in any::<i64>()) {
+            let body = json!({"external_order_id": id, "products": [{"option_id": OPTION, "qty": qty}]});
+            let draft = read(body.to_string().as_bytes(), LIMITS).unwrap();
+            if draft.errors.is_empty() {
+                prop_assert_eq!(draft.external_order_id, Some(id));
+                prop_assert!(draft.items.iter().all(|item| (1..=10).contains(&item.quantity)));
+            }
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Draws the QR code of `qrcode_img_url`. The path is a bearer credential: it is never logged, and the
+//! response forbids caching.
+
+use std::{num::NonZeroU32, sync::Arc, time::Duration};
+
+use anyhow::Context;
+use axum::{
+    extract::{Path, State, rejection::PathRejection},
+    http::{Uri, header},
+    response::{IntoResponse, Response},
+};
+use domain::ActivationCode;
+use governor::{DefaultDirectRateLimiter, Quota};
+use qrcode::{Color, EcLevel, QrCode, bits::encode_auto};
+use tokio::sync::Semaphore;
+use webhooks::qr::QrGate;
+
+use crate::http::error::ApiError;
+
+/// Smallest and largest picture, in pixels of one side.
+const SIZES: std::ops::RangeInclusive<usize> = 64..=1024;
+/// The blank border that the standard asks for, in modules.
+const QUIET_ZONE: usize = 4;
+
+/// Bounds the processor time of pictures: anyone can ask for them, and orders come first.
+pub(crate) struct Drawing {
+    gate: QrGate,
+    places: Arc<Semaphore>,
+    rate: DefaultDirectRateLimiter,
+    wait: Duration,
+}
+
+impl Drawing {
+    /// Draws the pictures that `gate` allows, at most `concurrency` at once and `per_second` per second. A request
+    /// waits at most `wait`.
+    pub(crate) fn new(gate: QrGate, concurrency: u16, per_second: NonZeroU32, wait: Duration) -> Arc<Self> {
+        let places = Arc::new(Semaphore::new(concurrency.into()));
+        let rate = DefaultDirectRateLimiter::direct(Quota::per_second(per_second));
+        Arc::new(Self { gate, places, rate, wait })
+    }
+
+    /// Runs `draw` on a thread of its own, or returns 503 after `wait`. A flood waits instead of being
+    /// refused at once, so each of its connections costs almost nothing.
+    async fn run<T: Send + 'static>(
+        &self,
+        draw: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let turn = async {
+            let place = Arc::clone(&self.places).acquire_owned().await;
+            self.rate.until_ready().await;
+            place
+        };
+        let Ok(Ok(place)) = tokio::time::timeout(self.wait, turn).await else {
+            return Err(ApiError::overloaded("qr", "Too many pictures are being drawn; try again later"));
+        };
+        let drawn = tokio::task::spawn_blocking(move || {
+            let drawn = draw();
+            drop(place);
+            drawn
+        });
+        drawn.await.context("the picture's thread panicked").flatten().map_err(ApiError::Internal)
+    }
+}
+
+/// `GET /qr/<percent-encoded LPA text>/<size>`: a square PNG of `size` pixels. Three requests get 404: a text
+/// that is not an activation code, a size outside of 64 to 1024, and, with `QR_KEYS`, a missing or wrong MAC.
+pub(crate) async fn draw(
+    State(drawing): State<Arc<Drawing>>,
+    path: Result<Path<(String, String)>, PathRejection>,
+    uri: Uri,
+) -> Result<Response, ApiError> {
+    let Path((text, size)) = path.map_err(|_| ApiError::NotFound)?;
+    let code = ActivationCode::parse(&text).map_err(|_| ApiError::NotFound)?;
+    let size: usize = size.parse().map_err(|_| ApiError::NotFound)?;
+    if !SIZES.contains(&size) || !drawing.gate.lets(&code, uri.query(), runtime::clock::unix_seconds()) {
+        return Err(ApiError::NotFound);
+    }
+    let png = drawing.run(move || picture(&code.download_link(), size)).await?.ok_or(ApiError::NotFound)?;
+    let headers = [
+        (header::CONTENT_TYPE, "image/png"),
+        (header::CACHE_CONTROL, "no-store"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ];
+    Ok((headers, png).into_response())
+}
+
+/// Draws black modules on white, as large as whole pixels allow, centred. `None` if there is less than
+/// one pixel for each module.
+fn picture(text: &str, size: usize) -> anyhow::Result<Option<Vec<u8>>> {
+    let text = text.as_bytes();
+    let (bits, level) = encode_auto(text, EcLevel::M)
+        .map(|bits| (bits, EcLevel::M))
+        .or_else(|_| encode_auto(text, EcLevel::L).map(|bits| (bits, EcLevel::L)))
+        .context("the text does not fit into a QR code")?;
+    // Checked before the costly part.
+    let modules = usize::try_from(bits.version().width())?;
+    let scale = size / (modules + 2 * QUIET_ZONE);
+    if scale == 0 {
+        return Ok(None);
+    }
+    let colors = QrCode::with_bits(bits, level)?.to_colors();
+    let offset = size.saturating_sub(modules * scale) / 2;
+    let row_bytes = size.div_ceil(8);
+    // One bit for each pixel, the first one highest; 1 is white.
+    let mut pixels = vec![0xff; row_bytes * size];
+    for (row, modules) in colors.chunks(modules).enumerate() {
+        let first = (offset + row * scale) * row_bytes;
+        let columns = modules.iter().enumerate();
+        for (column, _) in columns.filter(|(_, color)| **color == Color::Dark) {
+            let left = offset + column * scale;
+            for x in left..left + scale {
+                pixels[first + x / 8] &= !(0x80 >> (x % 8));
+            }
+        }
+        for copy in 1..scale {
+            pixels.copy_within(first..first + row_bytes, first + copy * row_bytes);
+        }
+    }
+    let mut png = Vec::new();
+    let side = u32::try_from(size)?;
+    let mut encoder = png::Encoder::new(&mut png, side, side);
+    encoder.set_color(png::ColorType::Grayscale);
+    encoder.set_depth(png::BitDepth::One);
+    encoder.set_compression(png::Compression::Fast);
+    encoder.write_header()?.write_image_data(&pixels)?;
+    Ok(Some(png))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn only_activation_codes_of_sane_size_are_drawn() {
+        let drawing = Drawing::new(QrGate::default(), 1, NonZeroU32::MAX, Duration::from_secs(10));
+        let draw = |text: &str, size: &str| {
+            let path = Path((text.to_owned(), size.to_owned()));
+            draw(State(Arc::clone(&drawing)), Ok(path), Uri::from_static("/"))
+        };
+        let good = draw("LPA:1$smdp.example$AB12", "300").await.unwrap();
+        assert_eq!(good.headers()["content-type"], "image/png");
+        assert_eq!(good.headers()["cache-control"], "no-store");
+        for (text, size) in [
+            ("https://example.com", "300"),
+            ("LPA:1$smdp.example$AB12", "63"),
+            ("LPA:1$smdp.example$AB12", "1025"),
+            ("LPA:1$smdp.example$AB12", "-1"),
+            ("LPA:1$smdp.example$AB12", "300px"),
+        ] {
+            assert!(matches!(draw(text, size).await, Err(ApiError::NotFound)), "{text} {size}");
+        }
+    }
+
+    #[test]
+    fn the_longest_activation_code_is_drawn_whole_or_not_at_all() {
+        let longest = ActivationCode::new(&"a".repeat(253), &"A".repeat(255)).unwrap();
+        assert!(picture(&longest.download_link(), 1024).unwrap().is_some());
+        assert!(picture(&longest.download_link(), 64).unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_picture_that_gets_no_turn_is_refused() {
+        let drawing = Drawing::new(QrGate::default(), 1, NonZeroU32::MAX, Duration::from_millis(10));
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let (began, begun) = tokio::sync::oneshot::channel();
+        let first = tokio::spawn({
+            let drawing = Arc::clone(&drawing);
+            let draw = move || Ok((began.send(()), released.recv()));
+            async move { drawing.run(draw).await.map(drop) }
+        });
+        begun.await.unwrap();
+        let second = drawing.run(|| Ok(())).await;
+        assert!(matches!(second, Err(ApiError::Unavailable { reason: "qr", .. })));
+        release.send(()).unwrap();
+        first.await.unwrap().unwrap();
+        drawing.run(|| Ok(())).await.unwrap();
+    }
+}

@@ -1,0 +1,114 @@
+//! The partner's account, and the rotation of its keys.
+
+use axum::{http::StatusCode, response::Response};
+use serde::Serialize;
+use signing::generate;
+use store::{
+    self_service,
+    partners::{self, Rotated},
+};
+use time::{OffsetDateTime, serde::rfc3339};
+use utoipa::ToSchema;
+
+use super::{OVERLAP, Session, json};
+use crate::http::{codes::Code, error::ApiError};
+
+/// The account of the partner that signed the request.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Account<'a> {
+    name: &'a str,
+    /// `sandbox` or `live`.
+    environment: &'a str,
+    access_key: &'a str,
+    /// The access key before the last rotation, while it is valid.
+    old_access_key: Option<&'a str>,
+    #[serde(with = "rfc3339::option")]
+    old_keys_until: Option<OffsetDateTime>,
+    #[serde(with = "rfc3339")]
+    created_at: OffsetDateTime,
+    limits: Limits,
+    used: Used,
+}
+
+/// The limits of each process that answers requests.
+#[derive(Serialize, ToSchema)]
+struct Limits {
+    requests_per_second: u32,
+    orders_per_second: u32,
+    units_per_second: u32,
+    /// Orders at once; null if only the service's own limit holds.
+    orders_in_flight: Option<u32>,
+    items_per_order: usize,
+    units_per_order: u64,
+    body_bytes: usize,
+}
+
+/// What is used of the limits in the process that answered.
+#[derive(Serialize, ToSchema)]
+struct Used {
+    orders_in_flight: u64,
+}
+
+/// Show the account
+#[utoipa::path(get, path = "/account", operation_id = "show_account", tag = "Account",
+    responses((status = 200, description = "The account", body = Account)))]
+pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
+    let stored = session.run(self_service::account).await?.ok_or(ApiError::NotFound)?;
+    let (app, partner) = (&session.app, &session.partner);
+    let [requests, orders, units] = app.admission.rates.of(partner).per_second();
+    let account = Account {
+        name: &stored.name,
+        environment: &stored.environment,
+        access_key: &stored.access_key,
+        old_access_key: stored.old_access_key.as_deref(),
+        old_keys_until: stored.old_keys_until,
+        created_at: stored.created_at,
+        limits: Limits {
+            requests_per_second: requests,
+            orders_per_second: orders,
+            units_per_second: units,
+            orders_in_flight: partner.limits.max_in_flight,
+            items_per_order: app.largest.items,
+            units_per_order: app.largest.units,
+            body_bytes: app.max_body(),
+        },
+        used: Used { orders_in_flight: app.admission.in_flight(partner.id) },
+    };
+    Ok(json(StatusCode::OK, &account))
+}
+
+/// The new keys. The secret key is shown only now.
+#[derive(Serialize, ToSchema)]
+pub(super) struct NewKeys<'a> {
+    access_key: &'a str,
+    /// Base64.
+    secret_key: String,
+    #[serde(with = "rfc3339::option")]
+    old_keys_until: Option<OffsetDateTime>,
+}
+
+/// Replace the keys
+///
+/// The new pair is valid at once, the old pair for 24 more hours. The new secret key is shown only in this answer. To
+/// end old keys at once, ask us.
+#[utoipa::path(post, path = "/keys", operation_id = "replace_keys", tag = "Account",
+    responses(
+        (status = 201, description = "The new keys", body = NewKeys),
+        (status = 409, description = "The old keys of the last rotation are still valid (`rotation_under_way`)", body = super::described::Message)))]
+pub(super) async fn rotate(session: Session) -> Result<Response, ApiError> {
+    let (access_key, secret_key) = generate::keys().map_err(ApiError::internal)?;
+    let vault = &session.desk().vault;
+    let rotated = session.run(async |connection, partner| {
+        self_service::rotate(connection, partner, "keys rotate", async |transaction| {
+            partners::rotate_keys(transaction, vault, partner, &access_key, &secret_key, OVERLAP).await
+        })
+        .await
+    });
+    let Rotated::Until(until) = rotated.await? else {
+        let message = "The old keys of the last rotation are still valid; try again when they have ended";
+        return Err(ApiError::conflict(Code::RotationUnderWay, message));
+    };
+    tracing::info!(partner.id = %session.id(), "a partner replaced its keys");
+    let new = NewKeys { access_key: &access_key, secret_key: secret_key.to_base64(), old_keys_until: until };
+    Ok(json(StatusCode::CREATED, &new))
+}

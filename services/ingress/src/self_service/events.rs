@@ -1,0 +1,216 @@
+//! Events of the partner's endpoint other than the specified webhook, and the test of the endpoint.
+
+use std::{str::FromStr, time::Duration};
+
+use axum::{
+    http::{StatusCode, Uri},
+    response::Response,
+};
+use domain::{DeliveryId, WebhookId};
+use serde::Serialize;
+use store::{
+    deliveries::events::{self, Page, Tested, View},
+    self_service,
+};
+use time::{OffsetDateTime, serde::rfc3339};
+use tokio::time::Instant;
+use utoipa::ToSchema;
+
+use super::{
+    Id, Session, json,
+    page::{Query, cut, timed_cursor},
+    topups::{Attempt, attempts, send_again},
+};
+use crate::http::{codes::Code, error::ApiError};
+
+/// The id of an event in a path. A topup's id names no event, although both are webhook ids.
+pub(super) struct EventId(DeliveryId);
+
+impl FromStr for EventId {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text.parse() {
+            Ok(WebhookId::Event(id)) => Ok(Self(id)),
+            Ok(WebhookId::Topup(_)) | Err(_) => Err(()),
+        }
+    }
+}
+
+/// How often the outcome of a test is looked for.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// An event.
+#[derive(Serialize, ToSchema)]
+#[expect(clippy::struct_field_names, reason = "the names on the wire")]
+pub(super) struct Event<'a> {
+    /// The `webhook-id`, the same in every attempt.
+    #[schema(value_type = String, example = "evt_019a0000000070008000000000000001")]
+    event_id: &'a WebhookId,
+    /// `webhook.test`, or a further event such as `topup.failed`.
+    #[serde(rename = "type")]
+    kind: &'a str,
+    /// The topup of `topup.failed`.
+    topup_id: Option<&'a str>,
+    /// `pending`, `delivered`, `exhausted` or `no_endpoint`.
+    state: &'a str,
+    #[serde(with = "rfc3339")]
+    created_at: OffsetDateTime,
+    #[serde(with = "rfc3339::option")]
+    delivered_at: Option<OffsetDateTime>,
+    /// When the next attempt is due, if one is planned.
+    #[serde(with = "rfc3339::option")]
+    next_attempt_at: Option<OffsetDateTime>,
+}
+
+impl<'a> Event<'a> {
+    fn new(view: &'a View) -> Self {
+        Self {
+            event_id: &view.event_id,
+            kind: &view.kind,
+            topup_id: view.topup_id.as_deref(),
+            state: &view.state,
+            created_at: view.created_at,
+            delivered_at: view.delivered_at,
+            next_attempt_at: view.due_at,
+        }
+    }
+}
+
+/// An event with its attempts.
+#[derive(Serialize, ToSchema)]
+pub(super) struct EventDetail<'a> {
+    #[serde(flatten)]
+    event: Event<'a>,
+    /// The newest 100 attempts that have ended, in order.
+    attempts: Vec<Attempt<'a>>,
+}
+
+/// A page of events, the newest first.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Events<'a> {
+    events: Vec<Event<'a>>,
+    /// The cursor of the next page; null after the last one.
+    next_cursor: Option<String>,
+}
+
+/// List the events of the webhook endpoint
+///
+/// The newest first, without the webhooks of topups. Events are kept for 30 days.
+#[utoipa::path(get, path = "/webhook/events", operation_id = "list_events", tag = "Webhook",
+    params(
+        ("cursor" = Option<String>, Query, description = "`next_cursor` of the page before"),
+        ("limit" = Option<u16>, Query, description = "Events of the page, 1 to 100; 20 without it")),
+    responses(
+        (status = 200, description = "A page of events", body = Events),
+        (status = 422, response = super::described::Unprocessable)))]
+pub(super) async fn list(session: Session, uri: Uri) -> Result<Response, ApiError> {
+    let mut query = Query::of(&uri);
+    let (limit, before) = (query.limit(), query.timed_cursor());
+    query.check()?;
+    let page = Page {
+        before: before.map(|(at, id)| (at, id.into())),
+        // One more row shows that there is another page.
+        limit: i64::from(limit) + 1,
+    };
+    let listing = session.run(async |connection, partner| events::list(connection, partner, &page).await);
+    let mut found = listing.await?;
+    let after = |last: &View| Some(timed_cursor(last.created_at, last.delivery_id.uuid()));
+    let shown = Events { next_cursor: cut(&mut found, limit, after), events: found.iter().map(Event::new).collect() };
+    Ok(json(StatusCode::OK, &shown))
+}
+
+/// Look up an event
+///
+/// With its attempts.
+#[utoipa::path(get, path = "/webhook/events/{event_id}", operation_id = "show_event", tag = "Webhook",
+    params(("event_id" = String, Path, description = "`evt_` and 32 digits")),
+    responses((status = 200, description = "The event", body = EventDetail), (status = 404, response = super::described::NotFound)))]
+pub(super) async fn show(session: Session, Id(EventId(id)): Id<EventId>) -> Result<Response, ApiError> {
+    let event = find(&session, id).await?.ok_or(ApiError::NotFound)?;
+    detail(&session, StatusCode::OK, &event).await
+}
+
+async fn find(session: &Session, id: DeliveryId) -> Result<Option<View>, ApiError> {
+    session.run(async |connection, partner| events::find(connection, Some(partner), id).await).await
+}
+
+async fn detail(session: &Session, status: StatusCode, event: &View) -> Result<Response, ApiError> {
+    let id = event.delivery_id;
+    let made = session.run(async |connection, _| self_service::attempts(connection, id).await).await?;
+    let shown = EventDetail { event: Event::new(event), attempts: attempts(session.desk(), id, &made) };
+    Ok(json(status, &shown))
+}
+
+/// A redelivery of an event.
+#[derive(Serialize, ToSchema)]
+pub(super) struct EventRedelivery<'a> {
+    #[schema(value_type = String, example = "evt_019a0000000070008000000000000001")]
+    event_id: &'a WebhookId,
+    /// Always `pending`: the event is sent within seconds.
+    state: &'a str,
+}
+
+/// Send an event again
+///
+/// Starts its retries again, with the same `webhook-id`. At most once a minute for each event. A test is not sent again:
+/// ask for a new one.
+#[utoipa::path(post, path = "/webhook/events/{event_id}/redeliver", operation_id = "redeliver_event", tag = "Webhook",
+    params(("event_id" = String, Path, description = "`evt_` and 32 digits")),
+    responses(
+        (status = 202, description = "The event is sent within seconds", body = EventRedelivery),
+        (status = 404, response = super::described::NotFound),
+        (status = 409, description = "The event cannot be sent again (`event_void`), or no webhook URL is set (`webhook_url_missing`)", body = super::described::Message),
+        (status = 429, description = "The last attempt began less than a minute ago (`redelivered_recently`)", body = super::described::Message)))]
+pub(super) async fn redeliver(session: Session, Id(id): Id<EventId>) -> Result<Response, ApiError> {
+    let id = WebhookId::Event(id.0);
+    send_again(&session, &id).await?;
+    Ok(json(StatusCode::ACCEPTED, &EventRedelivery { event_id: &id, state: "pending" }))
+}
+
+/// Test the webhook endpoint
+///
+/// Sends a signed `webhook.test` event to the webhook URL, once, and waits for the outcome. It is sent also while the
+/// endpoint is blocked after failures; an acknowledgement ends the block. Its type header tells it from a topup's webhook.
+#[utoipa::path(post, path = "/webhook/test", operation_id = "test_webhook", tag = "Webhook",
+    responses(
+        (status = 200, description = "The outcome: `delivered`, or `exhausted` with the reason in its attempt", body = EventDetail),
+        (status = 202, description = "It is not sent yet, or the answer is slow: look the event up", body = EventDetail),
+        (status = 409, description = "No webhook URL is set (`webhook_url_missing`), or we paused the endpoint (`webhook_paused`)", body = super::described::Message),
+        (status = 429, description = "The last test was a moment ago (`tested_recently`)", body = super::described::Message)))]
+pub(super) async fn test(session: Session) -> Result<Response, ApiError> {
+    let (limits, stop) = (&session.app.limits, &session.desk().stop);
+    let interval = limits.webhook_test_interval;
+    let testing = session.run(async |connection, partner| events::test(connection, partner, interval).await);
+    let id = match testing.await? {
+        Tested::Due(id) => id,
+        Tested::TooSoon(wait) => {
+            let message = "The last test was sent a moment ago; try again later";
+            return Err(ApiError::too_soon(Code::TestedRecently, message, wait));
+        }
+        Tested::Paused => {
+            let message = "The webhook endpoint is paused; ask us to resume it";
+            return Err(ApiError::conflict(Code::WebhookPaused, message));
+        }
+        Tested::NoEndpoint => {
+            let message = "There is no webhook URL; set one first";
+            return Err(ApiError::conflict(Code::WebhookUrlMissing, message));
+        }
+    };
+    // The notifier sends it: ingress opens no connections to partners.
+    let deadline = Instant::now() + limits.webhook_test_wait;
+    loop {
+        stop.run_until_cancelled(tokio::time::sleep(LOOK)).await;
+        let late = Instant::now() >= deadline || stop.is_cancelled();
+        match find(&session, id).await {
+            Ok(Some(event)) if event.state != "pending" => {
+                return detail(&session, StatusCode::OK, &event).await;
+            }
+            Ok(Some(event)) if late => return detail(&session, StatusCode::ACCEPTED, &event).await,
+            Ok(None) => return Err(ApiError::NotFound),
+            Err(error) if late => return Err(error),
+            // A busy database delays the answer, not the test.
+            Ok(Some(_)) | Err(_) => {}
+        }
+    }
+}

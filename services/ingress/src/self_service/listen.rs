@@ -1,0 +1,172 @@
+//! The webhooks of a sandbox account for `esim-partner listen`, which forwards them to an endpoint that we cannot reach.
+//!
+//! A long poll reads stored deliveries and changes nothing: webhooks are still sent to the configured URL, or wait
+//! for one.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use axum::{
+    http::{StatusCode, Uri},
+    response::Response,
+};
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
+use domain::Environment;
+use serde::Serialize;
+use signing::webhook::{Secret, signatures};
+use store::{
+    self_service::{self, Position, StoredWebhook},
+    partners,
+    profile::Profile,
+};
+use time::OffsetDateTime;
+use tokio::time::Instant;
+use utoipa::ToSchema;
+use webhooks::body::Body;
+
+use super::{Desk, Session, json, page::Query};
+use crate::http::{codes::Code, error::ApiError};
+
+/// The time between two looks at the database.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// A webhook, as it is sent to an endpoint.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Webhook {
+    /// `content-type`, `webhook-id`, `webhook-timestamp` (of this answer) and `webhook-signature`.
+    headers: BTreeMap<&'static str, String>,
+    /// The exact bytes that the signature covers: the nine fields as JSON text.
+    body: String,
+}
+
+/// Webhooks, the oldest first.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Webhooks {
+    webhooks: Vec<Webhook>,
+    /// The cursor of the next request; never null.
+    next_cursor: String,
+}
+
+/// Wait for the webhooks of a sandbox account
+///
+/// Answers as soon as there are webhooks after `cursor`, or with none after `wait` seconds. `esim-partner listen`
+/// forwards them to a laptop. Webhooks are sent to the webhook URL all the same. A webhook appears about a second after
+/// its eSIM is ready. Without `cursor` and `created_after` it waits for webhooks from now on.
+#[utoipa::path(get, path = "/webhook/listen", operation_id = "listen", tag = "Webhook",
+    params(
+        ("cursor" = Option<String>, Query, description = "`next_cursor` of the answer before"),
+        ("created_after" = Option<String>, Query, description = "Webhooks of eSIMs that were ready after this time, RFC 3339; `cursor` counts before it"),
+        ("limit" = Option<u16>, Query, description = "Webhooks of the answer, 1 to 100; 20 without it"),
+        ("wait" = Option<u16>, Query, description = "Longest wait in seconds; the service's own limit of about 20 s without it")),
+    responses(
+        (status = 200, description = "Webhooks with their signatures", body = Webhooks),
+        (status = 403, description = "The account is not a sandbox account (`sandbox_only`)", body = super::described::Message),
+        (status = 422, response = super::described::Unprocessable)))]
+pub(super) async fn listen(session: Session, uri: Uri) -> Result<Response, ApiError> {
+    if session.environment() != Environment::Sandbox {
+        let message = "Only sandbox accounts can listen";
+        return Err(ApiError::plain(StatusCode::FORBIDDEN, Code::SandboxOnly, message));
+    }
+    let mut query = Query::of(&uri);
+    let limit = query.limit().into();
+    let cursor = query.read("cursor", Code::CursorInvalid, "Cursor is invalid", uncursor);
+    let created_after = query.created_after();
+    let message = "Wait must be a number of seconds";
+    let wait = query.read("wait", Code::WaitInvalid, message, |text| text.parse::<u16>().ok());
+    query.check()?;
+    let stop = &session.desk().stop;
+    let _place = session.app.admission.listen(&session.partner)?;
+    let longest = session.app.limits.listen_wait;
+    let wait = wait.map_or(longest, |wait| longest.min(Duration::from_secs(wait.into())));
+    let until = Instant::now() + wait;
+    let after = cursor.unwrap_or_else(|| Position {
+        // A cursor holds no earlier time.
+        at: created_after.map_or_else(runtime::clock::now, |at| at.max(OffsetDateTime::UNIX_EPOCH)),
+        topup_id: String::new(),
+    });
+    loop {
+        let looking =
+            session.run(async |connection, partner| self_service::webhooks(connection, partner, &after, limit).await);
+        let found = looking.await?;
+        let next = Instant::now() + PAUSE;
+        if !found.is_empty() || next > until || stop.is_cancelled() {
+            return answer(&session, &found, &after).await;
+        }
+        stop.run_until_cancelled(tokio::time::sleep_until(next)).await;
+    }
+}
+
+async fn answer(session: &Session, found: &[StoredWebhook], after: &Position) -> Result<Response, ApiError> {
+    let sealed = if found.is_empty() { Vec::new() } else { session.run(self_service::webhook_secrets).await? };
+    let desk = session.desk();
+    let opened = sealed.iter().map(|one| partners::open_webhook_secret(&desk.vault, session.id(), one));
+    let secrets = opened.collect::<Result<Vec<Secret>, _>>().map_err(ApiError::internal)?;
+    let webhooks = found.iter().filter_map(|stored| webhook(desk, &secrets, stored).transpose());
+    let webhooks = webhooks.collect::<Result<Vec<_>, _>>()?;
+    let next_cursor = cursor(found.last().map_or(after, |last| &last.position));
+    Ok(json(StatusCode::OK, &Webhooks { webhooks, next_cursor }))
+}
+
+/// The webhook, unless its profile was erased.
+fn webhook(desk: &Desk, secrets: &[Secret], stored: &StoredWebhook) -> Result<Option<Webhook>, ApiError> {
+    let Some(sealed) = &stored.profile else { return Ok(None) };
+    let id = &stored.topup_id;
+    let profile = Profile::open(&desk.vault, id, sealed).map_err(ApiError::internal)?;
+    let (option_id, order, iccid) = (stored.option_id, &stored.external_order_id, &stored.iccid);
+    let body = Body::new(id, option_id, order, iccid, &profile, &desk.qr);
+    let body = serde_json::to_string(&body).map_err(ApiError::internal)?;
+    let timestamp = runtime::clock::unix_seconds();
+    let headers = [
+        ("content-type", "application/json".to_owned()),
+        ("webhook-id", id.to_string()),
+        ("webhook-timestamp", timestamp.to_string()),
+        ("webhook-signature", signatures(secrets, id.as_str(), timestamp, body.as_bytes())),
+    ];
+    Ok(Some(Webhook { headers: headers.into(), body }))
+}
+
+/// A position as text: the time in microseconds and the topup.
+fn cursor(position: &Position) -> String {
+    let microseconds = position.at.unix_timestamp_nanos() / 1_000;
+    BASE64_URL_SAFE_NO_PAD.encode(format!("{microseconds}.{}", position.topup_id))
+}
+
+fn uncursor(text: &str) -> Option<Position> {
+    let text = String::from_utf8(BASE64_URL_SAFE_NO_PAD.decode(text).ok()?).ok()?;
+    let (microseconds, topup_id) = text.split_once('.')?;
+    let digits = topup_id.bytes().all(|byte| byte.is_ascii_digit());
+    // Times of PostgreSQL's range only: the cursor is not signed.
+    let microseconds: i64 = microseconds.parse().ok().filter(|time| *time >= 0)?;
+    let at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(microseconds) * 1_000).ok()?;
+    (digits && matches!(topup_id.len(), 0 | 26)).then(|| Position { at, topup_id: topup_id.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cursor_is_read_as_made_and_nothing_else_is() {
+        for (nanoseconds, topup_id) in
+            [(0, ""), (1_700_000_000_123_456_000, ""), (1_700_000_000_000_001_000, "20250129123456123456789012")]
+        {
+            let position = Position {
+                at: OffsetDateTime::from_unix_timestamp_nanos(nanoseconds).unwrap(),
+                topup_id: topup_id.to_owned(),
+            };
+            assert_eq!(uncursor(&cursor(&position)), Some(position));
+        }
+        let encode = |text: &str| BASE64_URL_SAFE_NO_PAD.encode(text);
+        for bad in [
+            String::new(),
+            "a".to_owned(),
+            encode("1700000000000000"),
+            encode("-1."),
+            encode("1.x"),
+            encode("1.123"),
+            encode("1.2025012912345612345678901\0"),
+            encode("9223372036854775807."),
+        ] {
+            assert_eq!(uncursor(&bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Self-service: every signed request except create-order.
+//!
+//! These requests never delay an order: they have places of their own ([`Admission::visit`]), and they use at most
+//! `SELF_SERVICE_CONCURRENCY` connections of the database. An id of another partner is answered like an unknown one.
+//!
+//! [`Admission::visit`]: crate::access::admission::Admission::visit
+
+mod account;
+pub(crate) mod described;
+mod events;
+mod listen;
+pub(crate) mod openapi;
+mod options;
+mod orders;
+mod page;
+mod topups;
+mod turns;
+mod webhook;
+
+use std::{
+    pin::Pin,
+    str::FromStr,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use axum::{
+    Json, Router,
+    body::{Body, Bytes},
+    extract::{FromRequestParts, Path, Request, State},
+    http::{HeaderMap, HeaderValue, StatusCode, header, request::Parts},
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::{MethodRouter, get, post},
+};
+use domain::{Environment, PartnerId};
+use http_body::{Frame, SizeHint};
+use serde::Serialize;
+use store::{Database, PgConnection, partners::Overlap, vault::Vault};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tracing::field;
+use webhooks::{dns::Dns, guard::Guard, qr::QrUrls};
+
+pub(crate) use self::turns::Turns;
+use crate::{
+    access::{admission::Place, authentication::Signed, directory::Partner},
+    http::{
+        error::ApiError,
+        routes::{App, PREFIXES, whole_body},
+    },
+};
+
+/// The longest wait for a connection.
+const TURN: Duration = Duration::from_secs(2);
+/// After a rotation by the partner, the old keys or the old secret stay valid for a day.
+const OVERLAP: Overlap = Overlap { lasts: Duration::from_hours(24), keep_old: false };
+
+/// The resources of these requests.
+pub(crate) struct Desk {
+    pub(crate) database: Database,
+    /// `SELF_SERVICE_CONCURRENCY`.
+    pub(crate) turns: Turns,
+    pub(crate) vault: Vault,
+    pub(crate) guard: Guard,
+    /// Resolves the host of a new webhook URL.
+    pub(crate) dns: Dns,
+    /// Bounds the lookups in flight, so that many new URLs do not overload the name servers.
+    pub(crate) resolving: Semaphore,
+    /// Makes `qrcode_img_url`.
+    pub(crate) qr: QrUrls,
+    /// The providers whose options live partners may order, beside the sandbox.
+    pub(crate) providers: Vec<String>,
+    /// The soft stop, which ends long polls.
+    pub(crate) stop: CancellationToken,
+}
+
+/// The paths below the prefix, and their handlers.
+fn routes() -> [(&'static str, MethodRouter<Arc<App>>); 15] {
+    [
+        ("/orders", get(orders::list)),
+        ("/orders/{external_order_id}", get(orders::show).delete(orders::cancel)),
+        ("/topups/{topup_id}", get(topups::show)),
+        ("/topups/{topup_id}/deliveries", get(topups::deliveries)),
+        ("/topups/{topup_id}/redeliver", post(topups::redeliver)),
+        ("/options", get(options::list)),
+        ("/account", get(account::show)),
+        ("/webhook", get(webhook::show).put(webhook::set)),
+        ("/webhook/listen", get(listen::listen)),
+        ("/webhook/secret", post(webhook::rotate_secret)),
+        ("/webhook/test", post(events::test)),
+        ("/webhook/events", get(events::list)),
+        ("/webhook/events/{event_id}", get(events::show)),
+        ("/webhook/events/{event_id}/redeliver", post(events::redeliver)),
+        ("/keys", post(account::rotate)),
+    ]
+}
+
+/// The routes, under both prefixes.
+pub(crate) fn router(app: &Arc<App>) -> Router<Arc<App>> {
+    let mut router = Router::new();
+    for prefix in PREFIXES {
+        for (path, handlers) in routes() {
+            router = router.route(&format!("{prefix}{path}"), handlers);
+        }
+    }
+    router.route_layer(middleware::from_fn_with_state(Arc::clone(app), admit))
+}
+
+/// An admitted request of a partner.
+struct Session {
+    app: Arc<App>,
+    partner: Arc<Partner>,
+}
+
+impl FromRequestParts<Arc<App>> for Session {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+        let admitted = parts.extensions.get().cloned();
+        let missing = || ApiError::internal(anyhow::anyhow!("the request is not admitted"));
+        Ok(Self { app: Arc::clone(app), partner: admitted.ok_or_else(missing)? })
+    }
+}
+
+impl Session {
+    fn desk(&self) -> &Desk {
+        &self.app.desk
+    }
+
+    fn id(&self) -> PartnerId {
+        self.partner.id
+    }
+
+    fn environment(&self) -> Environment {
+        self.partner.environment
+    }
+
+    /// Runs `work` on a connection, after a turn of the partner.
+    async fn run<T>(
+        &self,
+        work: impl AsyncFnOnce(&mut PgConnection, PartnerId) -> Result<T, store::Error>,
+    ) -> Result<T, ApiError> {
+        let (desk, id) = (self.desk(), self.id());
+        let Ok(_turn) = tokio::time::timeout(TURN, desk.turns.take(id)).await else {
+            let message = "Too many requests in progress; try again later";
+            return Err(ApiError::overloaded("self_service_turn", message));
+        };
+        let work = async |connection: &mut PgConnection| work(connection, id).await;
+        desk.database.run(work).await.map_err(ApiError::internal)
+    }
+}
+
+/// The id in a path, percent-decoded. Any other text gets 404, like an unknown id.
+struct Id<T>(T);
+
+impl<T: FromStr, S: Send + Sync> FromRequestParts<S> for Id<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let path = Path::<String>::from_request_parts(parts, state).await.ok();
+        path.and_then(|Path(text)| text.parse().ok()).map(Self).ok_or(ApiError::NotFound)
+    }
+}
+
+/// Authenticates and admits a request, and forbids storing its response.
+async fn admit(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let (mut parts, body) = request.into_parts();
+    let signed = match app.authenticator.head(&parts).await {
+        Ok(signed) => signed,
+        Err(error) => return error.into_response(),
+    };
+    let id = signed.partner.id;
+    tracing::Span::current().record("partner.id", field::display(id));
+    let visiting = async {
+        let place = Arc::new(app.admission.visit(&signed.partner)?);
+        let body = checked(&app, &signed, &parts.headers, body).await?;
+        parts.extensions.insert(signed.partner);
+        let response = next.run(Request::from_parts(parts, body)).await;
+        Ok::<_, ApiError>(response.map(|body| Body::new(Visited { body, place })))
+    };
+    let mut response = visiting.await.unwrap_or_else(ApiError::into_response);
+    response.extensions_mut().insert(id);
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+/// The body of a request. A body that the signature covers is read and checked first.
+async fn checked(app: &App, signed: &Signed, headers: &HeaderMap, body: Body) -> Result<Body, ApiError> {
+    if signed.body.is_none() {
+        return Ok(body);
+    }
+    let body = whole_body(app, headers, body).await?;
+    app.authenticator.body(signed, &body)?;
+    Ok(body.into())
+}
+
+/// A response body that holds the place of its request until the client has read it.
+struct Visited {
+    body: Body,
+    place: Arc<Place>,
+}
+
+/// Bytes of a response, with the place of their request.
+struct Held {
+    data: Bytes,
+    _place: Arc<Place>,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.data
+    }
+}
+
+impl http_body::Body for Visited {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        let held = |data| Bytes::from_owner(Held { data, _place: Arc::clone(&self.place) });
+        Poll::Ready(frame.map(|frame| frame.map(|frame| frame.map_data(held))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+fn json(status: StatusCode, body: &impl Serialize) -> Response {
+    (status, Json(body)).into_response()
+}

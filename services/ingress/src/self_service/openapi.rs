@@ -1,0 +1,230 @@
+//! The `OpenAPI` document, generated from the handlers and their types. Served at `/openapi.json` and stored in
+//! `docs/openapi.json`.
+
+use serde_json::{Map, Value, json};
+use utoipa::{
+    Modify, OpenApi,
+    openapi::security::{ApiKey, ApiKeyValue, SecurityRequirement, SecurityScheme},
+};
+
+use super::{
+    account,
+    described::{
+        BadRequest, Denied, Internal, InvalidJson, KeyExpiring, Message, Messages, NotFound, Overloaded,
+        TooManyRequests, TopupFailed, Unauthorized, Unprocessable, WebhookTest,
+    },
+    events, listen, options, orders, topups, webhook,
+};
+use crate::http::routes;
+
+/// The prefix of all header names in the document, replaced by the brand's.
+const PREFIX: &str = "X-Service-";
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Partner eSIM ordering",
+        version = "1",
+        description = "Order eSIMs, look orders up, and receive each eSIM by webhook. Errors carry a stable code in `X-Service-Error`; every answer carries `X-Request-Id`.",
+        license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0")
+    ),
+    servers(
+        (url = "/api/v1/api_partner"),
+        (url = "/v1/api_partner", description = "The same without the leading `/api`")
+    ),
+    paths(
+        routes::create_order, orders::list, orders::show, orders::cancel, topups::show, topups::deliveries,
+        topups::redeliver, options::list, account::show, account::rotate, webhook::show, webhook::set,
+        webhook::rotate_secret, listen::listen, events::test, events::list, events::show,
+        events::redeliver
+    ),
+    components(
+        schemas(webhooks::body::Body, TopupFailed, KeyExpiring, WebhookTest, Message, Messages, Denied),
+        responses(InvalidJson, BadRequest, NotFound, Unprocessable, Internal, Unauthorized, TooManyRequests, Overloaded)
+    ),
+    modifiers(&Signed)
+)]
+struct Document;
+
+/// The headers that sign a request: four, or the three of the specification without query and body.
+struct Signed;
+
+impl Modify for Signed {
+    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
+        let headers = [
+            ("access_key", "Access-Key", "Your access key."),
+            ("timestamp", "Timestamp", "Unix time in seconds, at most 300 s from ours."),
+            (
+                "signature",
+                "Signature",
+                "HMAC-SHA256 in lowercase hex. The key is the Base64-decoded secret key. The text is five lines joined by line feeds, without a final one: the method, the path with the query as sent, the timestamp, the access key, the content SHA-256. Without `content_sha256` it is four lines, and the path has no query.",
+            ),
+            (
+                "content_sha256",
+                "Content-SHA256",
+                "SHA-256 of the body as sent, in lowercase hex; of a request without body, that of no bytes. With it, the signature covers query and body. Optional, unless your account requires it.",
+            ),
+        ];
+        let components = document.components.get_or_insert_default();
+        for (name, header, description) in headers {
+            let value = ApiKeyValue::with_description(format!("{PREFIX}{header}"), description.to_owned());
+            components.add_security_scheme(name, SecurityScheme::ApiKey(ApiKey::Header(value)));
+        }
+        let all = |headers: &[(&str, &str, &str)]| {
+            headers
+                .iter()
+                .fold(SecurityRequirement::default(), |all, (name, ..)| all.add::<_, [String; 0], String>(*name, []))
+        };
+        document.security = Some(vec![all(&headers), all(&headers[..3])]);
+    }
+}
+
+/// The document as JSON text, with the header names of a brand.
+pub(crate) fn document(brand: &str) -> serde_json::Result<String> {
+    let mut document = serde_json::to_value(Document::openapi())?;
+    document["webhooks"] = webhooks();
+    let common = [
+        ("400", "BadRequest"),
+        ("401", "Unauthorized"),
+        ("429", "TooManyRequests"),
+        ("503", "Overloaded"),
+        ("500", "Internal"),
+    ];
+    let headers = [
+        (format!("{PREFIX}Error"), "The codes of the errors"),
+        ("Link".into(), "The page that explains each code (`rel=\"help\"`)"),
+    ];
+    for response in members(&mut document["components"]["responses"]) {
+        for (name, description) in &headers {
+            if response["headers"].get(name).is_none() {
+                response["headers"][name] = json!({"description": description, "schema": {"type": "string"}});
+            }
+        }
+    }
+    for operation in members(&mut document["paths"]).flat_map(members) {
+        for (status, name) in common {
+            let responses = &mut operation["responses"];
+            if responses.get(status).is_none() {
+                responses[status] = json!({"$ref": format!("#/components/responses/{name}")});
+            }
+        }
+    }
+    let text = serde_json::to_string_pretty(&document)? + "\n";
+    Ok(text.replace(PREFIX, &format!("X-{brand}-")))
+}
+
+/// The values of an object.
+fn members(object: &mut Value) -> impl Iterator<Item = &mut Value> {
+    object.as_object_mut().into_iter().flat_map(Map::values_mut)
+}
+
+fn webhooks() -> Value {
+    json!({
+        "esim_ready": webhook(None, "Esim", "An eSIM is ready",
+            "One for each topup, never before the answer of create-order. Verify the signature before you trust the body. A repeated webhook has the same `webhook-id`."),
+        "topup_failed": webhook(Some("topup.failed"), "TopupFailed", "A topup will have no eSIM",
+            "Only if you asked for it with `PUT /webhook`. Its order was answered with 201."),
+        "key_expiring": webhook(Some("key.expiring"), "KeyExpiring", "Old keys or an old webhook secret end soon",
+            "Only if you asked for it with `PUT /webhook`."),
+        "webhook_test": webhook(Some("webhook.test"), "WebhookTest", "A test",
+            "You asked for it with `POST /webhook/test`. It has one attempt."),
+    })
+}
+
+/// A webhook; `kind` is the value of its type header.
+fn webhook(kind: Option<&str>, schema: &str, summary: &str, description: &str) -> Value {
+    let header = |name: &str, description: &str, example: &str| {
+        json!({"name": name, "in": "header", "required": true, "description": description,
+               "schema": {"type": "string"}, "example": example})
+    };
+    let (id, example) = match kind {
+        None => ("topup_id", "20250129123456123456789012"),
+        Some(_) => ("event_id", "evt_019a0000000070008000000000000001"),
+    };
+    let same = format!("The `{id}`, the same in every attempt");
+    let at = "Unix time of the attempt in seconds";
+    let mut parameters = vec![
+        header("webhook-id", &same, example),
+        header("webhook-timestamp", at, "1700000000"),
+        header(
+            "webhook-signature",
+            "Standard Webhooks: `v1,` and the Base64 of HMAC-SHA256 over `{webhook-id}.{webhook-timestamp}.{body}`; two of them, separated by a space, while secrets change",
+            "v1,K5oZfzN95Z9UVu1EsfQmfVNQhnkZ2pj9o9NDN/H/pI4=",
+        ),
+    ];
+    let of_type = "The type; the webhook of a topup has none";
+    parameters.extend(kind.map(|kind| header(webhooks::event::TYPE, of_type, kind)));
+    json!({"post": {
+        "summary": summary,
+        "description": description,
+        "security": [],
+        "parameters": parameters,
+        "requestBody": {"required": true, "content": {"application/json": {
+            "schema": {"$ref": format!("#/components/schemas/{schema}")}}}},
+        "responses": {
+            "2XX": {"description": "Stored; it is not sent again"},
+            "410": {"description": "Ends the retries"},
+            "default": {"description": "It is sent again"},
+        },
+    }})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `UPDATE_OPENAPI=1` writes the file.
+    #[test]
+    fn the_stored_document_is_the_generated_one() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
+        let generated = document("Service").unwrap();
+        if std::env::var_os("UPDATE_OPENAPI").is_some() {
+            std::fs::write(path, &generated).unwrap();
+        }
+        let stored = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(stored == generated, "docs/openapi.json is old: run this test with UPDATE_OPENAPI=1");
+    }
+
+    #[test]
+    fn every_signed_route_is_described() {
+        let document: Value = serde_json::from_str(&document("Acme").unwrap()).unwrap();
+        let mut routes = super::super::routes().map(|(path, _)| path);
+        routes.sort_unstable();
+        let described: Vec<&String> = document["paths"].as_object().unwrap().keys().collect();
+        assert_eq!(described, routes);
+        assert_eq!(document["components"]["securitySchemes"]["signature"]["name"], "X-Acme-Signature");
+        assert_eq!(document["openapi"], "3.1.0");
+    }
+
+    #[test]
+    fn every_operation_has_an_id_of_its_own() {
+        let document: Value = serde_json::from_str(&document("Service").unwrap()).unwrap();
+        let paths = document["paths"].as_object().unwrap().values();
+        let operations = paths.flat_map(|path| path.as_object().unwrap().values());
+        let ids: Vec<&str> = operations.map(|operation| operation["operationId"].as_str().unwrap()).collect();
+        let distinct: std::collections::BTreeSet<&&str> = ids.iter().collect();
+        assert_eq!(distinct.len(), ids.len(), "{ids:?}");
+    }
+
+    #[test]
+    fn every_reference_leads_somewhere() {
+        fn walk<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
+            match value {
+                Value::Object(fields) => {
+                    found.extend(fields.get("$ref").and_then(Value::as_str));
+                    fields.values().for_each(|field| walk(field, found));
+                }
+                Value::Array(items) => items.iter().for_each(|item| walk(item, found)),
+                _ => {}
+            }
+        }
+        let document: Value = serde_json::from_str(&document("Service").unwrap()).unwrap();
+        let mut references = Vec::new();
+        walk(&document, &mut references);
+        assert!(!references.is_empty());
+        for reference in references {
+            let pointer = reference.strip_prefix('#').unwrap();
+            assert!(document.pointer(pointer).is_some(), "{reference}");
+        }
+    }
+}

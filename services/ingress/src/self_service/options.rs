@@ -1,0 +1,86 @@
+//! The options that a partner may order.
+
+use axum::{
+    http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
+    response::{IntoResponse, Response},
+};
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
+use domain::OptionId;
+use serde::Serialize;
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
+use store::self_service;
+use utoipa::ToSchema;
+
+use super::{
+    Session,
+    page::{Query, cursor, cut},
+};
+use crate::http::error::ApiError;
+
+/// An option that may be ordered.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Offered<'a> {
+    #[schema(value_type = Uuid, example = "424b7b26-96e7-5c95-8df9-6654a3998070")]
+    option_id: OptionId,
+    name: &'a str,
+    /// What we tell you about it beside its name, such as country, validity or price; `{}` if there is nothing.
+    #[schema(value_type = Object)]
+    details: &'a Map<String, Value>,
+}
+
+/// A page of options, by `option_id`.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Options<'a> {
+    options: Vec<Offered<'a>>,
+    /// The cursor of the next page; null after the last one.
+    next_cursor: Option<String>,
+}
+
+/// List the options that may be ordered
+///
+/// Each page has an `ETag`; with `If-None-Match` an unchanged page is answered with 304.
+#[utoipa::path(get, path = "/options", operation_id = "list_options", tag = "Options",
+    params(
+        ("cursor" = Option<String>, Query, description = "`next_cursor` of the page before"),
+        ("limit" = Option<u16>, Query, minimum = 1, maximum = 100, description = "Options of the page, 1 to 100; 20 without it"),
+        ("If-None-Match" = Option<String>, Header, description = "The `ETag` of the page that you have")),
+    responses(
+        (status = 200, description = "A page of options", body = Options),
+        (status = 304, description = "The page has not changed"),
+        (status = 422, response = super::described::Unprocessable)))]
+pub(super) async fn list(session: Session, uri: Uri, headers: HeaderMap) -> Result<Response, ApiError> {
+    let mut query = Query::of(&uri);
+    let (limit, after) = (query.limit(), query.cursor().map(OptionId::from));
+    query.check()?;
+    let (environment, providers) = (session.environment(), &session.desk().providers);
+    let listing = session.run(async |connection, _| {
+        // One more row shows that there is another page.
+        let most = i64::from(limit) + 1;
+        self_service::options(connection, environment, providers, after, most).await
+    });
+    let mut found = listing.await?;
+    let page = Options {
+        next_cursor: cut(&mut found, limit, |last| Some(cursor(last.option_id.uuid()))),
+        options: found
+            .iter()
+            .map(|one| Offered { option_id: one.option_id, name: &one.name, details: &one.details })
+            .collect(),
+    };
+    let body = serde_json::to_vec(&page).map_err(ApiError::internal)?;
+    let etag = BASE64_URL_SAFE_NO_PAD.encode(Sha256::digest(&body));
+    let etag = HeaderValue::try_from(format!("\"{etag}\"")).map_err(ApiError::internal)?;
+    if is_known(&headers, &etag) {
+        return Ok((StatusCode::NOT_MODIFIED, [(header::ETAG, etag)]).into_response());
+    }
+    let json = HeaderValue::from_static("application/json");
+    let headers = [(header::CONTENT_TYPE, json), (header::ETAG, etag)];
+    Ok((headers, body).into_response())
+}
+
+/// Whether `If-None-Match` names the page.
+fn is_known(headers: &HeaderMap, etag: &HeaderValue) -> bool {
+    let known = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
+    let mut tags = known.flat_map(|value| value.split(',')).map(|tag| tag.trim().trim_start_matches("W/"));
+    tags.any(|tag| tag == "*" || tag.as_bytes() == etag.as_bytes())
+}

@@ -1,0 +1,212 @@
+//! Orders: listed, looked up, cancelled.
+
+use std::str::FromStr;
+
+use axum::{
+    http::{StatusCode, Uri},
+    response::Response,
+};
+use domain::{OrderId, PartnerId};
+use serde::Serialize;
+use store::{
+    PgConnection,
+    orders::Cancelled,
+    self_service::{self, OrderHead, OrderPage, OrderState, Unit, Units},
+};
+use time::{OffsetDateTime, serde::rfc3339};
+use utoipa::ToSchema;
+
+use super::{
+    Desk, Id, Session, json,
+    page::{Query, cursor},
+    topups::{self, Topup},
+};
+use crate::{
+    http::{codes::Code, error::ApiError},
+    orders::request::MAX_EXTERNAL_ID,
+};
+
+/// The orders that a page with a filter looks at.
+const LOOKED_AT: i64 = 200;
+
+/// The numbers of topups by state.
+#[derive(Serialize, ToSchema)]
+struct Counts {
+    total: i64,
+    processing: i64,
+    on_hold: i64,
+    ready: i64,
+    failed: i64,
+}
+
+impl From<Units> for Counts {
+    fn from(units: Units) -> Self {
+        let Units { total, on_hold, ready, failed } = units;
+        Self { total, processing: total - ready - failed - on_hold, on_hold, ready, failed }
+    }
+}
+
+/// An order without its topups.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Summary<'a> {
+    #[schema(example = "A-1042")]
+    external_order_id: &'a str,
+    /// Our id of the order, as in `API connection error (Order ID: …)`.
+    #[schema(value_type = Uuid)]
+    order_id: OrderId,
+    state: OrderState,
+    #[serde(with = "rfc3339")]
+    created_at: OffsetDateTime,
+    #[serde(with = "rfc3339::option")]
+    cancelled_at: Option<OffsetDateTime>,
+    topup_counts: Counts,
+}
+
+impl<'a> Summary<'a> {
+    fn new(head: &'a OrderHead, units: Units) -> Self {
+        Self {
+            external_order_id: &head.external_order_id,
+            order_id: head.order_id,
+            state: head.state(units),
+            created_at: head.created_at,
+            cancelled_at: head.cancelled_at,
+            topup_counts: units.into(),
+        }
+    }
+}
+
+/// An order with its topups, in the order of the answer of create-order.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Order<'a> {
+    #[serde(flatten)]
+    summary: Summary<'a>,
+    topups: Vec<Topup<'a>>,
+}
+
+/// A page of orders, the newest first.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Orders<'a> {
+    orders: Vec<Summary<'a>>,
+    /// The cursor of the next page; null after the last one.
+    next_cursor: Option<String>,
+}
+
+/// An `external_order_id` that an order can have.
+pub(super) struct ExternalId(String);
+
+impl FromStr for ExternalId {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let fits = !text.contains('\0') && text.chars().count() <= MAX_EXTERNAL_ID;
+        fits.then(|| Self(text.to_owned())).ok_or(())
+    }
+}
+
+/// An order as it is stored.
+async fn stored(
+    connection: &mut PgConnection,
+    partner: PartnerId,
+    external_order_id: &str,
+) -> Result<Option<(OrderHead, Vec<Unit>)>, store::Error> {
+    let Some(head) = self_service::order(connection, partner, external_order_id).await? else {
+        return Ok(None);
+    };
+    let units = self_service::units(connection, partner, head.order_id).await?;
+    Ok(Some((head, units)))
+}
+
+fn shown(desk: &Desk, head: &OrderHead, units: &[Unit]) -> Result<Response, ApiError> {
+    let profiles: Vec<_> = units.iter().map(|unit| topups::profile(desk, unit)).collect::<Result<_, _>>()?;
+    let both = units.iter().zip(&profiles);
+    let topups = both.map(|(unit, profile)| Topup::new(unit, profile.as_ref(), &desk.qr));
+    let order = Order { summary: Summary::new(head, self_service::count(units)), topups: topups.collect() };
+    Ok(json(StatusCode::OK, &order))
+}
+
+/// Look up an order
+///
+/// Its state and the state of each topup, with the eSIM once it is ready. Cures a lost answer and a lost webhook. If
+/// several orders had this id, the one that stands is shown, or else the newest refused or cancelled one.
+#[utoipa::path(get, path = "/orders/{external_order_id}", operation_id = "show_order", tag = "Orders",
+    params(("external_order_id" = String, Path, description = "Your id of the order, percent-encoded")),
+    responses((status = 200, description = "The order", body = Order), (status = 404, response = super::described::NotFound)))]
+pub(super) async fn show(session: Session, Id(id): Id<ExternalId>) -> Result<Response, ApiError> {
+    let order = session.run(async |connection, partner| stored(connection, partner, &id.0).await);
+    let (head, units) = order.await?.ok_or(ApiError::NotFound)?;
+    shown(session.desk(), &head, &units)
+}
+
+/// Cancel an order
+///
+/// Cancels an order that waits and was certainly not bought. Its `external_order_id` is free again. Repeating the
+/// request changes nothing.
+#[utoipa::path(delete, path = "/orders/{external_order_id}", operation_id = "cancel_order", tag = "Orders",
+    params(("external_order_id" = String, Path, description = "Your id of the order, percent-encoded")),
+    responses(
+        (status = 200, description = "The cancelled order; nothing is bought, now or later", body = Order),
+        (status = 404, response = super::described::NotFound),
+        (status = 409, description = "It is bought or may be (`order_not_waiting`), its create request is not answered yet (`order_undecided`), or it was refused (`order_refused`)", body = super::described::Message)))]
+pub(super) async fn cancel(session: Session, Id(id): Id<ExternalId>) -> Result<Response, ApiError> {
+    let cancelling = session.run(async |connection, partner| {
+        let cancelled = store::orders::cancel(connection, partner, &id.0).await?;
+        Ok((cancelled, stored(connection, partner, &id.0).await?))
+    });
+    let (cancelled, order) = cancelling.await?;
+    let (head, units) = order.ok_or(ApiError::NotFound)?;
+    match cancelled {
+        Cancelled::Undecided(_) => Err(ApiError::conflict(
+            Code::OrderUndecided,
+            "The order's create request may not be answered yet; try again in a few seconds",
+        )),
+        Cancelled::TooLate => {
+            Err(ApiError::conflict(Code::OrderNotWaiting, "The order is bought, or may be; it can't be cancelled"))
+        }
+        Cancelled::Unknown if head.cancelled_at.is_none() => {
+            Err(ApiError::conflict(Code::OrderRefused, "The order was refused; nothing was bought"))
+        }
+        Cancelled::Done | Cancelled::Unknown => shown(session.desk(), &head, &units),
+    }
+}
+
+/// List orders
+///
+/// The newest first. A page with `state` may hold fewer orders than `limit`, even none, before the last one: go on
+/// while `next_cursor` is not null.
+#[utoipa::path(get, path = "/orders", operation_id = "list_orders", tag = "Orders",
+    params(
+        ("created_after" = Option<String>, Query, format = DateTime, description = "RFC 3339; only orders stored after this time"),
+        ("state" = Option<OrderState>, Query, description = "Only orders in this state"),
+        ("cursor" = Option<String>, Query, description = "`next_cursor` of the page before"),
+        ("limit" = Option<u16>, Query, minimum = 1, maximum = 100, description = "Orders of the page, 1 to 100; 20 without it")),
+    responses(
+        (status = 200, description = "A page of orders", body = Orders),
+        (status = 422, response = super::described::Unprocessable)))]
+pub(super) async fn list(session: Session, uri: Uri) -> Result<Response, ApiError> {
+    let mut query = Query::of(&uri);
+    let (limit, before) = (query.limit(), query.cursor());
+    let created_after = query.created_after();
+    let state = query.read("state", Code::StateInvalid, "State is unknown", |text| {
+        serde_json::from_value::<OrderState>(text.into()).ok()
+    });
+    query.check()?;
+    let looked_at = if state.is_some() { LOOKED_AT } else { limit.into() };
+    let page = OrderPage { before: before.map(OrderId::from), created_after, limit: looked_at };
+    let listing = session.run(async |connection, partner| self_service::orders(connection, partner, &page).await);
+    let found = listing.await?;
+    let (mut orders, mut last) = (Vec::new(), None);
+    let mut rest = found.iter();
+    for (head, units) in rest.by_ref() {
+        last = Some(head.order_id.uuid());
+        let summary = Summary::new(head, *units);
+        if state.is_none_or(|state| state == summary.state) {
+            orders.push(summary);
+        }
+        if orders.len() == usize::from(limit) {
+            break;
+        }
+    }
+    let more = rest.next().is_some() || i64::try_from(found.len()) == Ok(looked_at);
+    let page = Orders { orders, next_cursor: last.filter(|_| more).map(cursor) };
+    Ok(json(StatusCode::OK, &page))
+}

@@ -1,0 +1,159 @@
+//! Parameters of lists: limit, cursor and filters from the query.
+
+use std::borrow::Cow;
+
+use axum::http::Uri;
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
+use time::{OffsetDateTime, UtcOffset, format_description::well_known::Rfc3339};
+use uuid::Uuid;
+
+use crate::http::{
+    codes::Code,
+    error::{ApiError, Fault},
+};
+
+/// The entries of a page without `limit`.
+const LIMIT: u16 = 20;
+/// The most entries of a page.
+const MOST: u16 = 100;
+
+/// The parameters of a request's query. The first of two with one name counts.
+pub(super) struct Query<'a> {
+    parameters: Vec<(Cow<'a, str>, Cow<'a, str>)>,
+    faults: Vec<Fault>,
+}
+
+impl<'a> Query<'a> {
+    pub(super) fn of(uri: &'a Uri) -> Self {
+        let query = uri.query().unwrap_or_default();
+        Self { parameters: url::form_urlencoded::parse(query.as_bytes()).collect(), faults: Vec::new() }
+    }
+
+    /// Reads a parameter; notes a fault if it can't be read.
+    pub(super) fn read<T>(
+        &mut self,
+        name: &'static str,
+        code: Code,
+        message: impl Into<String>,
+        read: impl FnOnce(&str) -> Option<T>,
+    ) -> Option<T> {
+        let (_, text) = self.parameters.iter().find(|(given, _)| given == name)?;
+        let value = read(text);
+        if value.is_none() {
+            self.faults.push(Fault::of_parameter(name, code, message));
+        }
+        value
+    }
+
+    /// `limit`: the entries of the page.
+    pub(super) fn limit(&mut self) -> u16 {
+        let message = format!("Limit must be an integer from 1 to {MOST}");
+        let read = |text: &str| text.parse().ok().filter(|limit| (1..=MOST).contains(limit));
+        self.read("limit", Code::LimitInvalid, message, read).unwrap_or(LIMIT)
+    }
+
+    /// `cursor`: the entry before the page.
+    pub(super) fn cursor(&mut self) -> Option<Uuid> {
+        self.read("cursor", Code::CursorInvalid, "Cursor is invalid", uncursor)
+    }
+
+    /// `cursor` of a list by time: the entry before the page, with its time.
+    pub(super) fn timed_cursor(&mut self) -> Option<(OffsetDateTime, Uuid)> {
+        self.read("cursor", Code::CursorInvalid, "Cursor is invalid", untimed)
+    }
+
+    /// `created_after`: a time such as `2026-11-22T00:00:00Z`.
+    pub(super) fn created_after(&mut self) -> Option<OffsetDateTime> {
+        let message = "Created after must be a time such as 2026-11-22T00:00:00Z";
+        self.read("created_after", Code::CreatedAfterInvalid, message, |text| {
+            // A time just before the year 10000 may have no representation in UTC.
+            OffsetDateTime::parse(text, &Rfc3339).ok()?.checked_to_offset(UtcOffset::UTC)
+        })
+    }
+
+    /// A 422 with all faults, if there is one.
+    pub(super) fn check(self) -> Result<(), ApiError> {
+        if self.faults.is_empty() { Ok(()) } else { Err(ApiError::Unprocessable(self.faults)) }
+    }
+}
+
+/// Cuts `found` to `limit` entries; returns the cursor of the next page, if there were more. `after` makes the cursor
+/// after an entry.
+pub(super) fn cut<T>(found: &mut Vec<T>, limit: u16, after: impl Fn(&T) -> Option<String>) -> Option<String> {
+    let more = found.len() > limit.into();
+    found.truncate(limit.into());
+    found.last().filter(|_| more).and_then(after)
+}
+
+/// The cursor after an entry.
+pub(super) fn cursor(last: Uuid) -> String {
+    BASE64_URL_SAFE_NO_PAD.encode(last.as_bytes())
+}
+
+fn uncursor(text: &str) -> Option<Uuid> {
+    Uuid::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(text).ok()?).ok()
+}
+
+/// The cursor after an entry of a list by time. The entry may be gone when the cursor is used.
+pub(super) fn timed_cursor(at: OffsetDateTime, last: Uuid) -> String {
+    let microseconds = i64::try_from(at.unix_timestamp_nanos() / 1_000).unwrap_or(i64::MAX);
+    let mut bytes = microseconds.to_be_bytes().to_vec();
+    bytes.extend(last.as_bytes());
+    BASE64_URL_SAFE_NO_PAD.encode(bytes)
+}
+
+fn untimed(text: &str) -> Option<(OffsetDateTime, Uuid)> {
+    let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
+    let (microseconds, last) = bytes.split_first_chunk()?;
+    // Times of PostgreSQL's range only: the cursor is not signed.
+    let microseconds = i64::from_be_bytes(*microseconds);
+    let at = (microseconds >= 0).then_some(i128::from(microseconds) * 1_000)?;
+    let at = OffsetDateTime::from_unix_timestamp_nanos(at).ok()?;
+    Some((at, Uuid::from_slice(last).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cursor_is_read_as_made_and_nothing_else_is() {
+        let id = Uuid::now_v7();
+        assert_eq!(uncursor(&cursor(id)), Some(id));
+        for bad in ["", "a", &id.to_string(), &format!("{}=", cursor(id)), &cursor(id)[1..]] {
+            assert_eq!(uncursor(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_cursor_with_a_time_is_read_as_made_and_nothing_else_is() {
+        let (at, id) = (runtime::clock::now(), Uuid::now_v7());
+        let (read, last) = untimed(&timed_cursor(at, id)).unwrap();
+        assert_eq!((read.unix_timestamp_nanos(), last), (at.unix_timestamp_nanos() / 1_000 * 1_000, id));
+        let before_1970 = OffsetDateTime::UNIX_EPOCH - time::Duration::SECOND;
+        for bad in [
+            String::new(),
+            cursor(id),
+            timed_cursor(at, id)[1..].to_owned(),
+            timed_cursor(before_1970, id),
+            BASE64_URL_SAFE_NO_PAD.encode([0x7f; 24]),
+        ] {
+            assert_eq!(untimed(&bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn all_faults_are_named() {
+        let uri: Uri = "/?limit=0&cursor=x&created_after=now".parse().unwrap();
+        let mut query = Query::of(&uri);
+        assert_eq!((query.limit(), query.cursor()), (LIMIT, None));
+        assert_eq!(query.created_after(), None);
+        let Err(ApiError::Unprocessable(faults)) = query.check() else {
+            panic!("it passed");
+        };
+        let uri: Uri = "/?created_after=9999-12-31T23:59:59-23:59".parse().unwrap();
+        assert_eq!(Query::of(&uri).created_after(), None);
+        let codes: Vec<Code> = faults.iter().map(|fault| fault.code).collect();
+        assert_eq!(codes, [Code::LimitInvalid, Code::CursorInvalid, Code::CreatedAfterInvalid]);
+    }
+}

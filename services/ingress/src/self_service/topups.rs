@@ -1,0 +1,206 @@
+//! Topups, their deliveries and redeliveries.
+
+use axum::{http::StatusCode, response::Response};
+use domain::{DeliveryId, OptionId, TopupId, WebhookId};
+use serde::Serialize;
+use store::{
+    profile::Profile,
+    self_service::{self, Redelivered, Unit, UnitState},
+    vault::Purpose,
+};
+use time::{OffsetDateTime, serde::rfc3339};
+use utoipa::ToSchema;
+use webhooks::{body::Body, event::failure, qr::QrUrls};
+
+use super::{Desk, Id, Session, json};
+use crate::http::{codes::Code, error::ApiError};
+
+/// One unit of an order.
+#[derive(Serialize, ToSchema)]
+#[expect(clippy::struct_field_names, reason = "the names on the wire")]
+pub(super) struct Topup<'a> {
+    #[schema(value_type = String, example = "20250129123456123456789012")]
+    topup_id: &'a TopupId,
+    external_order_id: &'a str,
+    #[schema(value_type = Uuid)]
+    option_id: OptionId,
+    state: UnitState,
+    /// Why it failed.
+    error: Option<String>,
+    #[serde(with = "rfc3339::option")]
+    ready_at: Option<OffsetDateTime>,
+    /// The state of the webhook: `pending`, `delivered`, `exhausted` or `no_endpoint`; null before the eSIM is ready.
+    delivery: Option<&'a str>,
+    #[serde(with = "rfc3339::option")]
+    delivered_at: Option<OffsetDateTime>,
+    /// When the eSIM's fields were erased here; they can't be sent again.
+    #[serde(with = "rfc3339::option")]
+    erased_at: Option<OffsetDateTime>,
+    /// The fields of the webhook, once the eSIM is ready and until they are erased.
+    esim: Option<Body<'a>>,
+}
+
+impl<'a> Topup<'a> {
+    /// `profile` is the opened profile of a ready unit.
+    pub(super) fn new(unit: &'a Unit, profile: Option<&'a Profile>, qr: &QrUrls) -> Self {
+        let iccid = unit.iccid.as_deref().unwrap_or_default();
+        let error = (unit.state == UnitState::Failed).then(|| failure(unit.refusal.as_ref()));
+        let (topup_id, option_id, external_order_id) = (&unit.topup_id, unit.option_id, &unit.external_order_id);
+        let esim = |profile| Body::new(topup_id, option_id, external_order_id, iccid, profile, qr);
+        Self {
+            topup_id,
+            external_order_id,
+            option_id,
+            state: unit.state,
+            error,
+            ready_at: unit.ready_at,
+            delivery: unit.delivery.as_deref(),
+            delivered_at: unit.delivered_at,
+            erased_at: unit.erased_at,
+            esim: profile.map(esim),
+        }
+    }
+}
+
+/// Opens the profile of a ready unit.
+pub(super) fn profile(desk: &Desk, unit: &Unit) -> Result<Option<Profile>, ApiError> {
+    let (UnitState::Ready, Some(sealed)) = (unit.state, &unit.profile) else { return Ok(None) };
+    Profile::open(&desk.vault, &unit.topup_id, sealed).map(Some).map_err(ApiError::internal)
+}
+
+/// Look up a topup
+///
+/// Its state, and the eSIM once it is ready.
+#[utoipa::path(get, path = "/topups/{topup_id}", operation_id = "show_topup", tag = "Topups",
+    params(("topup_id" = String, Path, description = "26 digits, from the answer of create-order")),
+    responses((status = 200, description = "The topup", body = Topup), (status = 404, response = super::described::NotFound)))]
+pub(super) async fn show(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
+    let reading = session.run(async |connection, partner| self_service::unit(connection, partner, &id).await);
+    let unit = reading.await?.ok_or(ApiError::NotFound)?;
+    let profile = profile(session.desk(), &unit)?;
+    let topup = Topup::new(&unit, profile.as_ref(), &session.desk().qr);
+    Ok(json(StatusCode::OK, &topup))
+}
+
+/// The delivery of a topup's webhook.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Deliveries<'a> {
+    #[schema(value_type = String)]
+    topup_id: &'a TopupId,
+    /// `pending`, `delivered`, `exhausted` or `no_endpoint`; null before the eSIM is ready.
+    state: Option<&'a str>,
+    #[serde(with = "rfc3339::option")]
+    delivered_at: Option<OffsetDateTime>,
+    /// When the next attempt is due, if one is planned.
+    #[serde(with = "rfc3339::option")]
+    next_attempt_at: Option<OffsetDateTime>,
+    /// The newest 100 attempts that have ended, in order.
+    attempts: Vec<Attempt<'a>>,
+}
+
+/// One attempt of a webhook.
+#[derive(Serialize, ToSchema)]
+#[expect(clippy::struct_field_names, reason = "the names on the wire")]
+pub(super) struct Attempt<'a> {
+    /// From 1.
+    attempt: i32,
+    #[serde(with = "rfc3339")]
+    at: OffsetDateTime,
+    duration_ms: i32,
+    /// The HTTP status of your answer, if one arrived.
+    status: Option<i32>,
+    /// `delivered`, or why it failed: `status_5xx`, `timeout`, `tls`, `forbidden`, …
+    outcome: &'a str,
+    /// The first bytes of your answer, if it was no acknowledgement, or that of a test.
+    answer: Option<String>,
+}
+
+/// List the attempts of a topup's webhook
+#[utoipa::path(get, path = "/topups/{topup_id}/deliveries", operation_id = "list_deliveries", tag = "Topups",
+    params(("topup_id" = String, Path, description = "26 digits")),
+    responses((status = 200, description = "The delivery with its attempts", body = Deliveries), (status = 404, response = super::described::NotFound)))]
+pub(super) async fn deliveries(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
+    let reading = session.run(async |connection, partner| self_service::delivery(connection, partner, &id).await);
+    let delivery = reading.await?.ok_or(ApiError::NotFound)?;
+    let attempts = delivery.id.map(|id| attempts(session.desk(), id, &delivery.attempts));
+    let shown = Deliveries {
+        topup_id: &id,
+        state: delivery.state.as_deref(),
+        delivered_at: delivery.delivered_at,
+        next_attempt_at: delivery.next_attempt_at,
+        attempts: attempts.unwrap_or_default(),
+    };
+    Ok(json(StatusCode::OK, &shown))
+}
+
+/// The attempts of a delivery, with the opened answers.
+pub(super) fn attempts<'a>(desk: &Desk, id: DeliveryId, made: &'a [self_service::Attempt]) -> Vec<Attempt<'a>> {
+    let shown = made.iter().map(|attempt| Attempt {
+        attempt: attempt.attempt + 1,
+        at: attempt.at,
+        duration_ms: attempt.duration_ms,
+        status: attempt.status,
+        outcome: &attempt.class,
+        answer: answer(desk, id, attempt),
+    });
+    shown.collect()
+}
+
+/// The opened answer; an answer that does not open is left out.
+fn answer(desk: &Desk, id: DeliveryId, attempt: &self_service::Attempt) -> Option<String> {
+    let number = u32::try_from(attempt.attempt).ok()?;
+    let sealed = attempt.answer.as_ref()?;
+    let opened = desk.vault.open(Purpose::Answer(id, number), sealed).ok()?;
+    Some(String::from_utf8_lossy(&opened).into_owned())
+}
+
+/// A redelivery.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Redelivery<'a> {
+    #[schema(value_type = String)]
+    topup_id: &'a TopupId,
+    /// Always `pending`: the webhook is sent within seconds.
+    delivery: &'a str,
+}
+
+/// Send a topup's webhook again
+///
+/// Starts the schedule of the webhook again, with the same `webhook-id`. At most once a minute for each topup.
+#[utoipa::path(post, path = "/topups/{topup_id}/redeliver", operation_id = "redeliver", tag = "Topups",
+    params(("topup_id" = String, Path, description = "26 digits")),
+    responses(
+        (status = 202, description = "The webhook is sent within seconds", body = Redelivery),
+        (status = 404, response = super::described::NotFound),
+        (status = 409, description = "The eSIM is not ready (`topup_not_ready`), its fields were erased (`topup_erased`), or no webhook URL is set (`webhook_url_missing`)", body = super::described::Message),
+        (status = 429, description = "The last attempt began less than a minute ago", body = super::described::Message)))]
+pub(super) async fn redeliver(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
+    send_again(&session, &id.clone().into()).await?;
+    Ok(json(StatusCode::ACCEPTED, &Redelivery { topup_id: &id, delivery: "pending" }))
+}
+
+/// Makes a delivery of the partner due again.
+pub(super) async fn send_again(session: &Session, id: &WebhookId) -> Result<(), ApiError> {
+    let interval = session.app.limits.redeliver_interval;
+    let redelivering =
+        session.run(async |connection, partner| self_service::redeliver(connection, partner, id, interval).await);
+    match (redelivering.await?, id) {
+        (Redelivered::Again | Redelivered::Due, _) => Ok(()),
+        (Redelivered::TooSoon(wait), _) => {
+            let message = "The webhook was sent a moment ago; try again later";
+            Err(ApiError::too_soon(Code::RedeliveredRecently, message, wait))
+        }
+        (Redelivered::NotReady, _) => Err(ApiError::conflict(Code::TopupNotReady, "The eSIM is not ready")),
+        (Redelivered::Gone, WebhookId::Topup(_)) => {
+            Err(ApiError::conflict(Code::TopupErased, "The eSIM's fields were erased and cannot be sent again"))
+        }
+        (Redelivered::Gone, WebhookId::Event(_)) => Err(ApiError::conflict(
+            Code::EventVoid,
+            "The event is a test, is no longer asked for, or is no longer true; it cannot be sent again",
+        )),
+        (Redelivered::NoEndpoint, _) => Err(ApiError::conflict(
+            Code::WebhookUrlMissing,
+            "There is no webhook URL; set one, then waiting webhooks are sent",
+        )),
+        (Redelivered::Unknown, _) => Err(ApiError::NotFound),
+    }
+}

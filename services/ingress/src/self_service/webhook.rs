@@ -1,0 +1,194 @@
+//! The partner's webhook endpoint: its URL, its state, its secret.
+
+use std::time::Duration;
+
+use axum::{extract::Request, http::StatusCode, response::Response};
+use domain::Environment;
+use serde::Serialize;
+use serde_json::Value;
+use signing::generate;
+use store::{
+    events::Kind,
+    self_service::{self, Endpoint},
+    partners::{self, NewWebhook, Rotated},
+};
+use time::{OffsetDateTime, serde::rfc3339};
+use url::Url;
+use utoipa::ToSchema;
+use webhooks::{
+    dns::NameError,
+    guard::{Forbidden, Guard},
+    url::WebhookUrl,
+};
+
+use super::{Desk, OVERLAP, Session, json};
+use crate::http::{
+    codes::Code,
+    error::{ApiError, Fault},
+    routes::whole_body,
+};
+
+/// The longest wait for the addresses of a new URL's host.
+const RESOLVE: Duration = Duration::from_secs(2);
+const UNRESOLVED: &str = "The host of the URL could not be resolved. Webhooks are sent anyway, and retried";
+
+/// Show the webhook endpoint
+#[utoipa::path(get, path = "/webhook", operation_id = "show_webhook", tag = "Webhook",
+    responses((status = 200, description = "The endpoint", body = Endpoint)))]
+pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
+    Ok(json(StatusCode::OK, &current(&session).await?))
+}
+
+async fn current(session: &Session) -> Result<Endpoint, ApiError> {
+    session.run(self_service::endpoint).await?.ok_or(ApiError::NotFound)
+}
+
+/// The endpoint after a change.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ChangedEndpoint {
+    #[serde(flatten)]
+    endpoint: Endpoint,
+    /// Only if the host of the new URL could not be resolved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    warning: Option<&'static str>,
+}
+
+/// Set the webhook URL and the further events
+///
+/// Webhooks that wait are sent to a new URL within seconds, and a blocked endpoint is tested at once; the same URL again
+/// changes nothing. With `null`, webhooks wait until a URL is set. What is left out stays. A URL whose host has a forbidden
+/// address is refused; one whose host cannot be resolved within two seconds is set, with a `warning`.
+#[utoipa::path(put, path = "/webhook", operation_id = "set_webhook", tag = "Webhook", request_body = super::described::NewEndpoint,
+    responses(
+        (status = 200, description = "The endpoint", body = ChangedEndpoint),
+        (status = 400, response = super::described::InvalidJson),
+        (status = 422, response = super::described::Unprocessable)))]
+pub(super) async fn set(session: Session, request: Request) -> Result<Response, ApiError> {
+    let (parts, body) = request.into_parts();
+    let body = whole_body(&session.app, &parts.headers, body).await?;
+    let wanted = wanted(&session.desk().guard, &body, session.environment())?;
+    let url = wanted.url.as_ref();
+    let warning = match url.and_then(Option::as_ref) {
+        Some(url) if session.run(self_service::webhook_url).await?.as_deref() != Some(url.as_str()) => {
+            resolved(session.desk(), url).await?
+        }
+        _ => None,
+    };
+    let url = url.map(|url| url.as_ref().map(WebhookUrl::as_str));
+    let new = NewWebhook { url, events: wanted.events.as_deref() };
+    let changing =
+        session.run(async |connection, partner| self_service::set_webhook(connection, partner, &new).await);
+    if changing.await? {
+        let removed = matches!(wanted.url, Some(None));
+        tracing::info!(partner.id = %session.id(), removed, "a partner set its webhook endpoint");
+    }
+    let changed = ChangedEndpoint { endpoint: current(&session).await?, warning };
+    Ok(json(StatusCode::OK, &changed))
+}
+
+/// The changes in a body; `None` keeps the stored value.
+struct Wanted {
+    #[expect(clippy::option_option, reason = "kept, removed or set")]
+    url: Option<Option<WebhookUrl>>,
+    events: Option<Vec<Kind>>,
+}
+
+fn refused<T>(parameter: &'static str, code: Code, message: impl Into<String>) -> Result<T, ApiError> {
+    Err(ApiError::Unprocessable(vec![Fault::of_parameter(parameter, code, message)]))
+}
+
+fn wanted(guard: &Guard, body: &[u8], environment: Environment) -> Result<Wanted, ApiError> {
+    let body: Value = serde_json::from_slice(body).map_err(|_| ApiError::invalid_json())?;
+    let events = body.get("events").filter(|given| !given.is_null()).map(events).transpose()?;
+    let url = match body.get("url") {
+        Some(Value::Null) => Some(None),
+        Some(Value::String(text)) => Some(Some(url(guard, text, environment)?)),
+        Some(_) => return refused("url", Code::UrlInvalid, "Url must be a string or null"),
+        None if events.is_some() => None,
+        None => return refused("url", Code::UrlMissing, "Url is missing; null removes it"),
+    };
+    Ok(Wanted { url, events })
+}
+
+/// The events in a body, each once.
+fn events(given: &Value) -> Result<Vec<Kind>, ApiError> {
+    let kind = |name: &Value| name.as_str()?.parse::<Kind>().ok();
+    let given = given.as_array().and_then(|names| names.iter().map(kind).collect::<Option<Vec<_>>>());
+    let Some(given) = given else {
+        let message = format!("Events must be a list of {}", Kind::choices());
+        return refused("events", Code::EventsInvalid, message);
+    };
+    Ok(Kind::CHOICES.into_iter().filter(|kind| given.contains(kind)).collect())
+}
+
+/// A URL after all checks that need no name server.
+fn url(guard: &Guard, text: &str, environment: Environment) -> Result<WebhookUrl, ApiError> {
+    let url: WebhookUrl = match text.parse() {
+        Ok(url) => url,
+        Err(error) => return refused("url", Code::UrlInvalid, format!("Url is invalid: {error}")),
+    };
+    let judged = url.parsed().map(|parsed| guard.check_new(&parsed, environment));
+    match judged.unwrap_or(Err(Forbidden::Address)) {
+        Ok(()) => Ok(url),
+        Err(reason) => forbidden(reason),
+    }
+}
+
+fn forbidden<T>(reason: Forbidden) -> Result<T, ApiError> {
+    let message = match reason {
+        Forbidden::Port => "Url has a port that webhooks are not sent to",
+        Forbidden::Plain => "Url must begin with https:// for a live account",
+        Forbidden::Address => "Url has an address that webhooks are not sent to",
+    };
+    refused("url", Code::UrlForbidden, message)
+}
+
+/// Judges the addresses of a URL's host, as each connection does. Returns a warning if they are not found in time: a
+/// partner may set the URL before the name.
+async fn resolved(desk: &Desk, url: &WebhookUrl) -> Result<Option<&'static str>, ApiError> {
+    let parsed = url.parsed();
+    let Some(name) = parsed.as_ref().and_then(Url::domain) else { return Ok(None) };
+    let resolving = async {
+        let _place = desk.resolving.acquire().await;
+        desk.dns.resolve(name).await
+    };
+    match tokio::time::timeout(RESOLVE, resolving).await {
+        Ok(Ok(_)) => Ok(None),
+        Ok(Err(NameError::Forbidden(reason))) => forbidden(reason),
+        Ok(Err(NameError::Unresolved)) | Err(_) => Ok(Some(UNRESOLVED)),
+    }
+}
+
+/// The new webhook secret. It is shown only now.
+#[derive(Serialize, ToSchema)]
+pub(super) struct NewSecret {
+    #[schema(example = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")]
+    webhook_secret: String,
+    #[serde(with = "rfc3339::option")]
+    old_secret_until: Option<OffsetDateTime>,
+}
+
+/// Replace the webhook secret
+///
+/// For 24 hours each webhook has two signatures, the new secret's first. The new secret is shown only in this answer.
+#[utoipa::path(post, path = "/webhook/secret", operation_id = "replace_webhook_secret", tag = "Webhook",
+    responses(
+        (status = 201, description = "The new secret", body = NewSecret),
+        (status = 409, description = "The old secret of the last rotation still signs (`rotation_under_way`)", body = super::described::Message)))]
+pub(super) async fn rotate_secret(session: Session) -> Result<Response, ApiError> {
+    let secret = generate::webhook_secret().map_err(ApiError::internal)?;
+    let vault = &session.desk().vault;
+    let rotated = session.run(async |connection, partner| {
+        self_service::rotate(connection, partner, "webhook secret rotate", async |transaction| {
+            partners::rotate_webhook_secret(transaction, vault, partner, &secret, OVERLAP).await
+        })
+        .await
+    });
+    let Rotated::Until(until) = rotated.await? else {
+        let message = "The old secret of the last rotation is still valid; try again when it has ended";
+        return Err(ApiError::conflict(Code::RotationUnderWay, message));
+    };
+    tracing::info!(partner.id = %session.id(), "a partner replaced its webhook secret");
+    let new = NewSecret { webhook_secret: secret.to_text(), old_secret_until: until };
+    Ok(json(StatusCode::CREATED, &new))
+}

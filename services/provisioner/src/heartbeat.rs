@@ -1,0 +1,38 @@
+//! Tells every ingress process each second that this process can buy from a provider now. Ingress lets a partner wait
+//! for a verdict only while it hears this, so that an outage or a backlog ends the waiting before it slows the intake.
+//!
+//! A single lane that is held back sends no heartbeat of its own: its placements are deferred, and the provisioner
+//! then reports *under way* at once.
+
+use std::time::{Duration, Instant};
+
+use pipeline::{Nats, payload::Heartbeat};
+use runtime::Shutdown;
+
+use crate::{breaker::Breaker, limiter::LaneLimiters};
+
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// Sends heartbeats until the soft stop, except while the provider's breaker is not closed or every permit is taken and no
+/// purchase begins.
+pub async fn send(
+    provider: &str,
+    breaker: &Breaker,
+    limiters: &LaneLimiters,
+    nats: &Nats,
+    shutdown: &Shutdown,
+) -> anyhow::Result<()> {
+    let subject = nats.heartbeat_subject(provider);
+    let payload = serde_json::to_vec(&Heartbeat::V1 { provider: provider.to_owned() })?;
+    let mut ticks = shutdown.ticks(PERIOD);
+    while ticks.next().await {
+        if breaker.is_closed()
+            && !limiters.is_stuck(Instant::now())
+            && nats.is_connected()
+            && let Err(error) = nats.client().publish(subject.clone(), payload.clone().into()).await
+        {
+            tracing::warn!(%error, "heartbeat not sent");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,453 @@
+//! One limit per lane: how many of its purchases may be in flight in this process.
+//!
+//! A lane is what fails together at a provider, usually one option. Its limit starts at 1. Each good round doubles it, so
+//! a good lane reaches full speed within eight rounds; a failing round halves it ([`Lane`]).
+//!
+//! | result of a purchase | counts as |
+//! |---|---|
+//! | bought, rejected, however slowly | good |
+//! | certainly not sent | failing |
+//! | outcome unknown | nothing yet: a look-up that finds the purchase is a good result that came late, and one that does not find it is a failing result |
+//! | busy, denied | nothing, because they concern the whole provider |
+//!
+//! A slow answer is a good one: what keeps a slow lane from harming the others is its share of the permits, and a lower
+//! limit would only make its own orders later.
+//!
+//! Beside the limits, two bounds protect the provider and the operator's money:
+//!
+//! - While a lane is *suspect*, because its last purchase got no answer, a purchase begins only if the provider's
+//!   [`FailingBudget`] has a token for it. Lanes that answer need none; otherwise one lost response would slow a busy lane
+//!   down.
+//! - At most [`UNSETTLED`] attempts of a lane are sent and unsettled, because each may be money spent. The number is
+//!   read from PostgreSQL once a second and so covers all replicas; it can be exceeded by what other replicas sent within
+//!   that second. A lane without any such attempt may have more in flight. If it falls silent all at once, these are
+//!   unsettled too, and no further purchase begins until enough of them are settled.
+//!
+//! [`Calls`](crate::calls::Calls) reports each purchase and look-up, the worker asks for a lane's [`LaneState`] before it
+//! grants a permit, and [`watch`](crate::breaker::watch) reads the number of unsettled attempts and publishes
+//! [`waiting`](LaneLimiters::waiting) lanes. The time comes in as a value. A lane is remembered while it is in use and two
+//! minutes longer, so memory is bounded by the options that are sold.
+
+mod budget;
+mod lane;
+#[cfg(test)]
+mod simulation;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use pipeline::worker::LaneState;
+use runtime::lock;
+
+use self::{
+    budget::FailingBudget,
+    lane::{HeldBack, Lane},
+};
+
+/// The most attempts of a lane that are sent and whose outcome is unknown, in all replicas.
+pub const UNSETTLED: usize = 64;
+/// The time after which an unused lane is forgotten.
+const IDLE: Duration = Duration::from_mins(2);
+/// A lane with a purchase in this time is active.
+const ACTIVE: Duration = Duration::from_secs(10);
+/// How long a lane is still reported after it was last held back. Without this time, a lane that is held back every
+/// other second would appear and disappear all the time.
+const REPORTED: Duration = Duration::from_secs(10);
+/// The most lanes of one report.
+const REPORTED_LANES: usize = 256;
+/// The process is stuck if all permits have been taken for this long and no purchase began.
+const STUCK: Duration = Duration::from_secs(1);
+
+/// The result of a purchase for its lane.
+#[derive(Clone, Copy, Debug)]
+pub enum PurchaseResult<'a> {
+    /// The provider bought or rejected it.
+    Answered,
+    /// It was certainly not sent, with the reason.
+    NotSent(&'a str),
+    /// Its outcome is unknown, with the reason. A look-up decides.
+    Unknown(&'a str),
+    /// The provider was busy or denied access, which says nothing about the lane.
+    Inconclusive,
+}
+
+/// A lane whose purchases are held back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaneReport {
+    pub lane: String,
+    /// How many purchases may be in flight in this process.
+    pub max_in_flight: usize,
+    /// Attempts with an unknown outcome, in all replicas.
+    pub unsettled: usize,
+    /// Why the last purchase without an answer failed.
+    pub reason: String,
+    /// How long the lane has been held back.
+    pub held_for: Duration,
+}
+
+/// A purchase in flight; [`LaneLimiters::end`] must follow.
+pub struct Begun {
+    lane: Arc<str>,
+    /// The lane was suspect, so the purchase was charged to the failing budget when it began.
+    charged: bool,
+}
+
+/// The limits of a provider's lanes in this process.
+pub struct LaneLimiters {
+    provider: String,
+    /// The provider's permits for purchases, of all lanes together.
+    permits: usize,
+    lanes: Mutex<Lanes>,
+}
+
+struct Lanes {
+    by_name: HashMap<Arc<str>, Lane>,
+    budget: FailingBudget,
+    in_flight: usize,
+    last_begun: Instant,
+}
+
+impl LaneLimiters {
+    /// The limits of a provider with `permits` permits for purchases.
+    pub fn new(provider: String, permits: usize, now: Instant) -> Self {
+        let lanes = Lanes {
+            by_name: HashMap::new(),
+            budget: FailingBudget::new(now),
+            in_flight: 0,
+            last_begun: now,
+        };
+        Self { provider, permits, lanes: Mutex::new(lanes) }
+    }
+
+    /// What the lane may have now. Calls back into nothing, because the worker asks with its own lock held.
+    pub fn state(&self, lane: &str, now: Instant) -> LaneState {
+        let mut lanes = lock(&self.lanes);
+        let available = lanes.budget.available(now);
+        match lanes.by_name.get(lane) {
+            Some(lane) => lane.state(available),
+            None => LaneState { permits: lane::FLOOR, accepts_fresh: true },
+        }
+    }
+
+    /// The lanes that can get no permit now, so that a look at due work leaves them out.
+    pub fn full(&self, now: Instant) -> Vec<String> {
+        let mut lanes = lock(&self.lanes);
+        let available = lanes.budget.available(now);
+        let is_full = |lane: &Lane| lane.in_flight >= lane.state(available).permits;
+        lanes.by_name.iter().filter(|(_, lane)| is_full(lane)).map(|(name, _)| name.to_string()).collect()
+    }
+
+    /// The number of lanes in use.
+    pub fn active(&self, now: Instant) -> usize {
+        let is_active = |lane: &&Lane| lane.in_flight > 0 || now.saturating_duration_since(lane.last_call) < ACTIVE;
+        lock(&self.lanes).by_name.values().filter(is_active).count()
+    }
+
+    /// Whether every permit is taken by a purchase and none has begun for a second: nothing can be bought soon.
+    pub fn is_stuck(&self, now: Instant) -> bool {
+        let lanes = lock(&self.lanes);
+        lanes.in_flight >= self.permits && now.saturating_duration_since(lanes.last_begun) >= STUCK
+    }
+
+    /// Records that a purchase is about to be sent.
+    pub fn begin(&self, lane: &Arc<str>, now: Instant) -> Begun {
+        let mut lanes = lock(&self.lanes);
+        let lanes = &mut *lanes;
+        lanes.in_flight += 1;
+        lanes.last_begun = now;
+        let entry = lanes.by_name.entry(Arc::clone(lane)).or_insert_with(|| Lane::new(self.permits, now));
+        entry.in_flight += 1;
+        entry.last_call = now;
+        if entry.is_suspect {
+            lanes.budget.charge(now);
+        }
+        Begun { lane: Arc::clone(lane), charged: entry.is_suspect }
+    }
+
+    /// Records the result of a purchase.
+    pub fn end(&self, begun: &Begun, result: PurchaseResult<'_>, now: Instant) {
+        let mut lanes = lock(&self.lanes);
+        let lanes = &mut *lanes;
+        lanes.in_flight = lanes.in_flight.saturating_sub(1);
+        let Some(lane) = lanes.by_name.get_mut(&begun.lane) else {
+            return;
+        };
+        lane.in_flight = lane.in_flight.saturating_sub(1);
+        lane.last_call = now;
+        match result {
+            PurchaseResult::Answered => {
+                lane.is_suspect = false;
+                lane.succeed(self.permits);
+                lanes.budget.answered(now);
+            }
+            PurchaseResult::NotSent(reason) => {
+                lane.is_suspect = true;
+                reason.clone_into(&mut lane.last_failure);
+                lane.fail();
+            }
+            PurchaseResult::Unknown(reason) => {
+                lane.is_suspect = true;
+                reason.clone_into(&mut lane.last_failure);
+                lane.add_unsettled();
+            }
+            PurchaseResult::Inconclusive => {}
+        }
+        let fails = matches!(result, PurchaseResult::NotSent(_) | PurchaseResult::Unknown(_));
+        match (begun.charged, fails) {
+            (true, false) => lanes.budget.refund(),
+            (false, true) => lanes.budget.charge(now),
+            (true, true) | (false, false) => {}
+        }
+    }
+
+    /// Records that a look-up found the purchase of an attempt. `was_unknown`: its purchase ended with an unknown
+    /// outcome, in whichever process, so its token is returned. Otherwise its process died before it recorded one.
+    pub fn found(&self, lane: &Arc<str>, was_unknown: bool, now: Instant) {
+        let mut lanes = lock(&self.lanes);
+        let lanes = &mut *lanes;
+        let lane = lanes.by_name.entry(Arc::clone(lane)).or_insert_with(|| Lane::new(self.permits, now));
+        lane.remove_unsettled();
+        lane.succeed(self.permits);
+        if was_unknown {
+            lanes.budget.refund();
+        }
+    }
+
+    /// Records that the first look-up of an attempt with an unknown outcome did not find a purchase.
+    pub fn not_found(&self, lane: &Arc<str>, now: Instant) {
+        let mut lanes = lock(&self.lanes);
+        let lane = lanes.by_name.entry(Arc::clone(lane)).or_insert_with(|| Lane::new(self.permits, now));
+        lane.is_suspect = true;
+        if lane.last_failure.is_empty() {
+            "a look-up did not find the purchase".clone_into(&mut lane.last_failure);
+        }
+        lane.fail();
+    }
+
+    /// A read of the number of unsettled attempts begins; [`Self::end_read`] follows if it succeeds.
+    pub fn begin_read(&self) {
+        lock(&self.lanes).by_name.values_mut().for_each(Lane::begin_read);
+    }
+
+    /// Takes the number of unsettled attempts of all replicas for each lane that has any.
+    pub fn end_read(&self, unsettled: impl IntoIterator<Item = (String, usize)>, now: Instant) {
+        let mut lanes = lock(&self.lanes);
+        let mut unsettled: HashMap<String, usize> = unsettled.into_iter().collect();
+        for (name, lane) in &mut lanes.by_name {
+            lane.end_read(unsettled.remove(&**name).unwrap_or(0));
+        }
+        for (name, number) in unsettled {
+            let mut lane = Lane::new(self.permits, now);
+            lane.end_read(number);
+            lanes.by_name.insert(name.into(), lane);
+        }
+        lanes.by_name.retain(|_, lane| {
+            lane.in_flight > 0 || lane.unsettled > 0 || now.saturating_duration_since(lane.last_call) < IDLE
+        });
+    }
+
+    /// The lanes that are held back, now or a moment ago: those that fail, and those with as many unsettled attempts as
+    /// a lane may have. Called once a second; logs when a lane starts or stops being held back.
+    pub fn waiting(&self, now: Instant) -> Vec<LaneReport> {
+        let mut lanes = lock(&self.lanes);
+        let mut reports = Vec::new();
+        for (name, lane) in &mut lanes.by_name {
+            if lane.is_held_back() {
+                let held_back = lane.held_back.get_or_insert_with(|| {
+                    tracing::warn!(
+                        provider.name = self.provider,
+                        lane = &**name,
+                        unsettled = lane.unsettled,
+                        reason = lane.last_failure,
+                        "purchases of a lane are held back"
+                    );
+                    HeldBack { since: now, seen: now }
+                });
+                held_back.seen = now;
+            }
+            let Some(held_back) = lane.held_back else { continue };
+            if now.saturating_duration_since(held_back.seen) >= REPORTED {
+                tracing::info!(provider.name = self.provider, lane = &**name, "purchases of a lane continue");
+                lane.held_back = None;
+                continue;
+            }
+            reports.push(LaneReport {
+                lane: name.to_string(),
+                max_in_flight: lane.limit,
+                unsettled: lane.unsettled,
+                reason: lane.last_failure.clone(),
+                held_for: now.saturating_duration_since(held_back.since),
+            });
+        }
+        reports.sort_unstable_by(|one, other| {
+            other.held_for.cmp(&one.held_for).then_with(|| one.lane.cmp(&other.lane))
+        });
+        reports.truncate(REPORTED_LANES);
+        reports
+    }
+}
+
+impl Lane {
+    /// What the lane may have now, with `available` tokens in the failing budget.
+    fn state(&self, available: usize) -> LaneState {
+        let mut permits = self.limit;
+        if self.unsettled > 0 {
+            permits = permits.min(UNSETTLED.saturating_sub(self.unsettled));
+        }
+        if self.is_suspect {
+            // The orders of one partner get half of a lane's permits at most, so twice as many let them use all tokens.
+            let tokens = if available == 0 { self.in_flight } else { 2 * (self.in_flight + available) };
+            permits = permits.min(tokens);
+        }
+        LaneState { permits, accepts_fresh: !self.is_held_back() }
+    }
+
+    fn is_held_back(&self) -> bool {
+        self.is_failing || self.unsettled >= UNSETTLED
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PERMITS: usize = 256;
+
+    fn limiters(now: Instant) -> LaneLimiters {
+        LaneLimiters::new("test".into(), PERMITS, now)
+    }
+
+    fn buy(limiters: &LaneLimiters, lane: &str, result: PurchaseResult<'_>, now: Instant) {
+        let begun = limiters.begin(&lane.into(), now);
+        limiters.end(&begun, result, now);
+    }
+
+    #[test]
+    fn a_lane_that_fails_is_tested_by_one_purchase_and_accepts_no_fresh_work() {
+        let now = Instant::now();
+        let limiters = limiters(now);
+        assert_eq!(limiters.state("bad", now), LaneState { permits: 1, accepts_fresh: true });
+        buy(&limiters, "bad", PurchaseResult::NotSent("no route"), now);
+        assert_eq!(limiters.state("bad", now), LaneState { permits: 1, accepts_fresh: false });
+        buy(&limiters, "bad", PurchaseResult::Answered, now);
+        assert_eq!(limiters.state("bad", now), LaneState { permits: 2, accepts_fresh: true });
+    }
+
+    #[test]
+    fn a_busy_or_denied_call_says_nothing_about_the_lane() {
+        let now = Instant::now();
+        let limiters = limiters(now);
+        buy(&limiters, "a", PurchaseResult::Answered, now);
+        (0..100).for_each(|_| buy(&limiters, "a", PurchaseResult::Inconclusive, now));
+        assert_eq!(limiters.state("a", now), LaneState { permits: 2, accepts_fresh: true });
+    }
+
+    #[test]
+    fn a_purchase_that_a_look_up_finds_is_a_late_success() {
+        let now = Instant::now();
+        let limiters = limiters(now);
+        let lane = Arc::from("late");
+        for _ in 0..10 {
+            buy(&limiters, "late", PurchaseResult::Unknown("HTTP 500"), now);
+        }
+        assert_eq!(limiters.state("late", now).permits, 0, "the failing budget is used up");
+        for _ in 0..7 {
+            limiters.found(&lane, true, now);
+        }
+        assert_eq!(limiters.state("late", now).permits, 8, "seven good results that came late");
+        assert!(limiters.waiting(now).is_empty());
+    }
+
+    fn grown(now: Instant) -> LaneLimiters {
+        let limiters = limiters(now);
+        (0..2 * PERMITS).for_each(|_| buy(&limiters, "a", PurchaseResult::Answered, now));
+        assert_eq!(limiters.state("a", now).permits, PERMITS);
+        limiters
+    }
+
+    fn read(limiters: &LaneLimiters, unsettled: &[(&str, usize)], now: Instant) {
+        limiters.begin_read();
+        limiters.end_read(unsettled.iter().map(|(lane, count)| ((*lane).to_owned(), *count)), now);
+    }
+
+    #[test]
+    fn no_purchase_begins_beside_64_unsettled_attempts_of_its_lane_in_all_replicas() {
+        let now = Instant::now();
+        let limiters = grown(now);
+        read(&limiters, &[("a", UNSETTLED - 4), ("elsewhere", UNSETTLED)], now);
+        assert_eq!(limiters.state("a", now).permits, 4);
+        assert_eq!(limiters.state("elsewhere", now), LaneState { permits: 0, accepts_fresh: false });
+
+        (0..4).for_each(|_| buy(&limiters, "a", PurchaseResult::Unknown("HTTP 500"), now));
+        assert_eq!(limiters.state("a", now), LaneState { permits: 0, accepts_fresh: false });
+        assert_eq!(limiters.full(now).len(), 2);
+        limiters.found(&"a".into(), true, now);
+        assert_eq!(limiters.state("a", now), LaneState { permits: 1, accepts_fresh: true });
+        read(&limiters, &[], now);
+        assert!(limiters.state("a", now).permits > 1);
+    }
+
+    #[test]
+    fn a_lost_response_does_not_slow_a_busy_lane_down() {
+        let now = Instant::now();
+        let limiters = grown(now);
+        buy(&limiters, "a", PurchaseResult::Unknown("HTTP 500"), now);
+        assert_eq!(limiters.state("a", now).permits, 18, "nine for one partner, by the failing budget");
+        buy(&limiters, "a", PurchaseResult::Answered, now);
+        assert_eq!(limiters.state("a", now).permits, UNSETTLED - 1);
+        limiters.not_found(&"a".into(), now);
+        buy(&limiters, "a", PurchaseResult::Answered, now);
+        read(&limiters, &[], now);
+        assert_eq!(limiters.state("a", now).permits, PERMITS);
+    }
+
+    #[test]
+    fn a_lane_is_reported_while_it_is_held_back_and_a_moment_longer() {
+        let start = Instant::now();
+        let limiters = limiters(start);
+        buy(&limiters, "bad", PurchaseResult::NotSent("no route"), start);
+        let report = LaneReport {
+            lane: "bad".into(),
+            max_in_flight: 1,
+            unsettled: 0,
+            reason: "no route".into(),
+            held_for: Duration::ZERO,
+        };
+        assert_eq!(limiters.waiting(start), std::slice::from_ref(&report));
+        let soon = start + Duration::from_secs(2);
+        buy(&limiters, "bad", PurchaseResult::Answered, soon);
+        assert_eq!(
+            limiters.waiting(soon),
+            [LaneReport { max_in_flight: 2, held_for: Duration::from_secs(2), ..report }]
+        );
+        assert!(limiters.waiting(start + REPORTED).is_empty());
+    }
+
+    #[test]
+    fn unused_lanes_are_forgotten() {
+        let start = Instant::now();
+        let limiters = limiters(start);
+        for lane in 0..1_000 {
+            buy(&limiters, &lane.to_string(), PurchaseResult::Answered, start);
+        }
+        let _in_flight = limiters.begin(&"busy".into(), start);
+        assert_eq!(limiters.active(start), 1_001);
+        let later = start + IDLE;
+        limiters.begin_read();
+        limiters.end_read([("unsettled".to_owned(), 1)], later);
+        assert_eq!(lock(&limiters.lanes).by_name.len(), 2);
+        assert_eq!(limiters.active(later), 2);
+    }
+
+    #[test]
+    fn a_process_whose_permits_are_all_taken_for_a_second_is_stuck() {
+        let start = Instant::now();
+        let limiters = LaneLimiters::new("test".into(), 1, start);
+        let _hangs = limiters.begin(&"a".into(), start);
+        assert!(!limiters.is_stuck(start + STUCK / 2));
+        assert!(limiters.is_stuck(start + STUCK));
+    }
+}

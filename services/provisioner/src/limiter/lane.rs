@@ -1,0 +1,232 @@
+//! The limit of one lane: it grows with each good round and is halved by a failing one (AIMD, as TCP's slow start and
+//! congestion avoidance).
+
+use std::time::Instant;
+
+/// The limit of a lane that nothing is known of, and the lowest limit: one purchase at a time tests the lane.
+pub(super) const FLOOR: usize = 1;
+/// Below this limit a lane that has failed doubles its limit with each good round; from here on it grows by one.
+const THRESHOLD_AFTER_FAILURE: usize = 8;
+/// The most results that decide whether a round fails. All results of a large round would let a lane fail for long before
+/// its limit falls, because of the good results from before.
+const JUDGED_MOST: usize = 16;
+
+/// What this process knows of a lane.
+pub(super) struct Lane {
+    /// How many purchases may be in flight.
+    pub(super) limit: usize,
+    /// The limit below which a good round doubles it.
+    threshold: usize,
+    /// Good results since the limit last changed.
+    good: usize,
+    /// The last results since the limit was last halved, the newest in the lowest bit; 1 is failing.
+    results: u16,
+    /// The last round failed and the limit is the lowest.
+    pub(super) is_failing: bool,
+    /// The last purchase got no answer. A purchase that a look-up finds later makes the limit grow, but only an answer
+    /// proves that the provider answers this lane.
+    pub(super) is_suspect: bool,
+    pub(super) in_flight: usize,
+    /// Attempts of all processes with an unknown outcome: as last read, corrected by this process's own since.
+    pub(super) unsettled: usize,
+    /// This process's own changes of that number since the read under way began.
+    unsettled_during_read: isize,
+    pub(super) last_call: Instant,
+    /// Why the last purchase without an answer failed.
+    pub(super) last_failure: String,
+    pub(super) held_back: Option<HeldBack>,
+}
+
+/// The time for which a lane has been held back.
+#[derive(Clone, Copy)]
+pub(super) struct HeldBack {
+    pub(super) since: Instant,
+    /// When it was last seen to be held back.
+    pub(super) seen: Instant,
+}
+
+impl Lane {
+    /// A lane that nothing is known of. It doubles its limit until `max`.
+    pub(super) fn new(max: usize, now: Instant) -> Self {
+        Self {
+            limit: FLOOR,
+            threshold: max,
+            good: 0,
+            results: 0,
+            is_failing: false,
+            is_suspect: false,
+            in_flight: 0,
+            unsettled: 0,
+            unsettled_during_read: 0,
+            last_call: now,
+            last_failure: String::new(),
+            held_back: None,
+        }
+    }
+
+    /// Counts a good result. A round is good once it has as many good results as purchases may be in flight.
+    pub(super) fn succeed(&mut self, max: usize) {
+        self.results <<= 1;
+        self.good += 1;
+        if self.good < self.limit {
+            return;
+        }
+        self.limit = if self.limit < self.threshold { self.limit * 2 } else { self.limit + 1 }.min(max);
+        self.is_failing = false;
+        self.good = 0;
+    }
+
+    /// Counts a failing result. A round fails once half of its last results are failing: of as many as the limit, at most
+    /// of 16. So one failing result is enough at the floor, while single ones of a busy lane change nothing.
+    pub(super) fn fail(&mut self) {
+        self.results = self.results << 1 | 1;
+        let judged = self.limit.min(JUDGED_MOST);
+        let failing = (0..judged).filter(|nth| self.results >> nth & 1 == 1).count();
+        if failing * 2 < judged {
+            return;
+        }
+        self.limit = (self.limit / 2).max(FLOOR);
+        self.threshold = THRESHOLD_AFTER_FAILURE;
+        self.is_failing = self.limit == FLOOR;
+        self.good = 0;
+        self.results = 0;
+    }
+
+    /// One more attempt has an unknown outcome.
+    pub(super) fn add_unsettled(&mut self) {
+        self.unsettled += 1;
+        self.unsettled_during_read += 1;
+    }
+
+    /// The outcome of one of those attempts is known.
+    pub(super) fn remove_unsettled(&mut self) {
+        self.unsettled = self.unsettled.saturating_sub(1);
+        self.unsettled_during_read -= 1;
+    }
+
+    /// A read of the number of unsettled attempts begins.
+    pub(super) fn begin_read(&mut self) {
+        self.unsettled_during_read = 0;
+    }
+
+    /// The read ended. What changed while it was under way may be missing from its result.
+    pub(super) fn end_read(&mut self, unsettled: usize) {
+        self.unsettled = unsettled.saturating_add_signed(self.unsettled_during_read);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MAX: usize = 256;
+
+    fn lane() -> Lane {
+        Lane::new(MAX, Instant::now())
+    }
+
+    fn round(lane: &mut Lane) {
+        (0..lane.limit).for_each(|_| lane.succeed(MAX));
+    }
+
+    fn grown() -> Lane {
+        let mut lane = lane();
+        (0..8).for_each(|_| round(&mut lane));
+        assert_eq!(lane.limit, MAX);
+        lane
+    }
+
+    #[test]
+    fn a_good_lane_has_all_permits_after_eight_rounds() {
+        let mut lane = lane();
+        let mut limits = Vec::new();
+        for _ in 0..9 {
+            round(&mut lane);
+            limits.push(lane.limit);
+        }
+        assert_eq!(limits, [2, 4, 8, 16, 32, 64, 128, 256, 256]);
+    }
+
+    #[test]
+    fn a_lane_that_failed_doubles_up_to_8_and_then_grows_by_one() {
+        let mut lane = lane();
+        lane.fail();
+        assert!(lane.is_failing && lane.limit == 1);
+        let mut limits = Vec::new();
+        for _ in 0..6 {
+            round(&mut lane);
+            limits.push(lane.limit);
+        }
+        assert_eq!(limits, [2, 4, 8, 9, 10, 11]);
+        assert!(!lane.is_failing);
+    }
+
+    #[test]
+    fn a_lane_whose_purchases_all_fail_comes_down_to_one_at_a_time() {
+        let mut lane = grown();
+        let mut results = 0;
+        while !lane.is_failing {
+            lane.fail();
+            results += 1;
+        }
+        assert_eq!((lane.limit, results), (1, 8 * 5 + 4 + 2 + 1));
+    }
+
+    #[test]
+    fn a_single_failing_result_of_a_busy_lane_changes_nothing() {
+        let mut lane = grown();
+        (0..100).for_each(|_| lane.succeed(MAX));
+        (0..7).for_each(|_| lane.fail());
+        assert_eq!(lane.limit, MAX);
+    }
+
+    #[test]
+    fn a_read_keeps_what_happened_while_it_was_under_way() {
+        let mut lane = lane();
+        lane.add_unsettled();
+        lane.begin_read();
+        lane.add_unsettled();
+        lane.add_unsettled();
+        lane.remove_unsettled();
+        assert_eq!(lane.unsettled, 2);
+        lane.end_read(5);
+        assert_eq!(lane.unsettled, 6);
+        lane.begin_read();
+        lane.remove_unsettled();
+        lane.end_read(0);
+        assert_eq!(lane.unsettled, 0);
+    }
+
+    proptest! {
+        #[test]
+        fn the_limit_stays_between_one_and_all_permits(results: Vec<bool>, max in 1..300_usize) {
+            let mut lane = Lane::new(max, Instant::now());
+            for good in results {
+                if good { lane.succeed(max) } else { lane.fail() }
+                prop_assert!((FLOOR..=max).contains(&lane.limit));
+                prop_assert!(!lane.is_failing || lane.limit == FLOOR);
+            }
+        }
+
+        /// At most one result in three fails, however the failing ones are spread.
+        #[test]
+        fn a_minority_of_failing_results_never_halves_a_busy_lane(spread in proptest::collection::vec(2..20_usize, 1..200)) {
+            let mut lane = grown();
+            for good in spread {
+                (0..good).for_each(|_| lane.succeed(MAX));
+                lane.fail();
+                prop_assert_eq!(lane.limit, MAX);
+            }
+        }
+
+        #[test]
+        fn failing_results_alone_reach_the_floor_within_47(good in 0..2_000_usize) {
+            let mut lane = lane();
+            (0..good).for_each(|_| lane.succeed(MAX));
+            (0..47).for_each(|_| lane.fail());
+            prop_assert!(lane.is_failing);
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! What the provisioners know of a provider is shared through PostgreSQL, and refreshed here once a second: the state of
+//! its breaker, this replica's share of its rate limit, and the number of unsettled attempts of its lanes.
+//!
+//! In the other direction, the loop publishes for operators which lanes this process holds back, and why. Nothing here
+//! decides whether something is bought: after a failed read, the process works on with what it knew.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use runtime::{Shutdown, health::Readiness};
+use store::{
+    Database, PgConnection, provider_lanes,
+    providers::{self, ProviderBreaker},
+};
+
+use crate::{
+    breaker::Breaker,
+    limiter::{LaneLimiters, LaneReport},
+    metrics::Metrics,
+    rate::Rate,
+};
+
+const PERIOD: Duration = Duration::from_secs(1);
+/// A report that does not change is written again after this time, because operators ignore rows older than a minute.
+const REPORT_AGAIN: Duration = Duration::from_secs(20);
+
+/// What is watched of one provider.
+pub struct Watched {
+    pub breaker: Arc<Breaker>,
+    pub rate: Arc<Rate>,
+    pub limiters: Arc<LaneLimiters>,
+    /// The report as last written.
+    written: Written,
+}
+
+#[derive(Default)]
+struct Written {
+    lanes: Vec<provider_lanes::HeldBackLane>,
+    /// `None` before the first report, so that rows of the time before a restart are removed.
+    at: Option<Instant>,
+}
+
+impl Watched {
+    pub fn new(breaker: Arc<Breaker>, rate: Arc<Rate>, limiters: Arc<LaneLimiters>) -> Self {
+        Self { breaker, rate, limiters, written: Written::default() }
+    }
+
+    /// Refreshes what this process knows of the provider, and publishes the lanes that it holds back.
+    async fn refresh(
+        &mut self,
+        connection: &mut PgConnection,
+        instance: &str,
+        metrics: &Metrics,
+    ) -> Result<(), store::Error> {
+        let provider = self.breaker.provider();
+        self.rate.renew(connection, provider).await?;
+        self.limiters.begin_read();
+        let unsettled = providers::unsettled(connection, provider).await?;
+        let now = Instant::now();
+        let unsettled =
+            unsettled.into_iter().map(|(lane, count)| (lane, usize::try_from(count).unwrap_or(usize::MAX)));
+        self.limiters.end_read(unsettled, now);
+        let waiting = self.limiters.waiting(now);
+        metrics.lanes_held_back(provider, waiting.len());
+        if self.written.is_current(&waiting, now) {
+            return Ok(());
+        }
+        let lanes: Vec<_> = waiting.into_iter().map(held_back_lane).collect();
+        provider_lanes::report(connection, provider, instance, &lanes).await?;
+        self.written = Written { lanes, at: Some(now) };
+        Ok(())
+    }
+}
+
+impl Written {
+    /// Whether operators see what they should. How long a lane has been held back is derived from the row.
+    fn is_current(&self, waiting: &[LaneReport], now: Instant) -> bool {
+        let Some(at) = self.at else { return false };
+        let is_same = |(report, row): (&LaneReport, &provider_lanes::HeldBackLane)| {
+            let now = held_back_lane(report.clone());
+            provider_lanes::HeldBackLane { held_for: row.held_for, ..now } == *row
+        };
+        self.lanes.len() == waiting.len()
+            && waiting.iter().zip(&self.lanes).all(is_same)
+            && (waiting.is_empty() || now.saturating_duration_since(at) < REPORT_AGAIN)
+    }
+}
+
+fn held_back_lane(report: LaneReport) -> provider_lanes::HeldBackLane {
+    let LaneReport { lane, max_in_flight, unsettled, reason, held_for } = report;
+    let count = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
+    provider_lanes::HeldBackLane {
+        lane,
+        max_in_flight: count(max_in_flight),
+        unsettled: count(unsettled),
+        reason,
+        held_for,
+    }
+}
+
+/// Reads the breakers of all providers and creates the missing ones of `watched`.
+async fn breakers(
+    connection: &mut PgConnection,
+    watched: &[Watched],
+) -> Result<Vec<ProviderBreaker>, store::Error> {
+    let rows = providers::list(connection).await?;
+    let is_known = |watched: &Watched| rows.iter().any(|row| row.name == watched.breaker.provider());
+    if watched.iter().all(is_known) {
+        return Ok(rows);
+    }
+    let names: Vec<String> = watched.iter().map(|watched| watched.breaker.provider().to_owned()).collect();
+    providers::register(connection, &names).await?;
+    providers::list(connection).await
+}
+
+/// Refreshes all providers once a second until the soft stop, and reports the database's state.
+pub async fn watch(
+    mut watched: Vec<Watched>,
+    instance: String,
+    database: Database,
+    metrics: Metrics,
+    readiness: Readiness,
+    shutdown: Shutdown,
+) -> anyhow::Result<()> {
+    let mut ticks = shutdown.ticks(PERIOD);
+    while ticks.next().await {
+        let refreshed = database.run(async |connection| {
+            for row in breakers(connection, &watched).await? {
+                if let Some(watched) = watched.iter().find(|watched| watched.breaker.provider() == row.name) {
+                    watched.breaker.update(row);
+                }
+            }
+            for watched in &mut watched {
+                watched.refresh(connection, &instance, &metrics).await?;
+            }
+            Ok::<_, store::Error>(())
+        });
+        match refreshed.await {
+            Ok(()) => readiness.set_ready("database"),
+            Err(error) => {
+                readiness.set_not_ready("database", "it does not respond");
+                tracing::warn!(%error, "cannot refresh what is known of the providers");
+            }
+        }
+    }
+    Ok(())
+}
