@@ -266,7 +266,7 @@ impl Directory {
         loop {
             let changes = async |connection: &mut PgConnection| self.changes(connection, &mut seen).await;
             match self.database.run(changes).await {
-                Ok(()) => ready.well("database"),
+                Ok(()) => ready.set_ready("database"),
                 Err(SchemaError::Store(error)) => {
                     // Readiness stays as it is: partners get the specified 500.
                     tracing::warn!(%error, "cannot read changes of partners and catalogue; will retry");
