@@ -223,14 +223,16 @@ async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<Step
         r#"WITH page AS MATERIALIZED (
                SELECT topup_id FROM retention_due WHERE at <= now() ORDER BY at LIMIT $1 FOR UPDATE SKIP LOCKED
            ), unit AS MATERIALIZED (
-               SELECT page.topup_id, d.state = 'delivered' AS delivered,
+               SELECT t.topup_id, d.state = 'delivered' AS delivered,
                       d.delivered_at + make_interval(days => r.days) AS ends_at,
                       -- There is no profile and there will be none, or profiles are now kept for ever.
                       r.days IS NULL OR (t.state = 'failed' AND d.delivery_id IS NULL AND p.state <> 'parked') AS never
-               FROM page
-               JOIN topups t ON t.topup_id = page.topup_id
+               -- The ids are repeated, so that the large tables are read by their keys whatever the
+               -- statistics say about `page`.
+               FROM (SELECT * FROM topups WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM page))) t
                JOIN placements p ON p.placement_id = t.placement_id
-               LEFT JOIN esims e ON e.topup_id = page.topup_id
+               LEFT JOIN (SELECT * FROM esims WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM page))) e
+                    ON e.topup_id = t.topup_id
                LEFT JOIN deliveries d ON d.delivery_id = e.delivery_id
                CROSS JOIN (SELECT days FROM retention WHERE class = 'profiles') r
            ), erased AS (

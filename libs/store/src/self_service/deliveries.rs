@@ -39,10 +39,10 @@ pub async fn delivery(
     topup_id: &TopupId,
 ) -> Result<Option<Delivery>> {
     let query = sqlx::query!(
-        r#"SELECT u.delivery_id, u.delivery AS state, u.delivered_at, w.at AS "at?"
-           FROM partner_units u
-           LEFT JOIN work w ON w.id = u.delivery_id
-           WHERE u.topup_id = $2 AND u.partner_id = $1"#,
+        "SELECT u.delivery_id, u.delivery AS state, u.delivered_at,
+                (SELECT w.at FROM work w WHERE w.id = u.delivery_id) AS at
+         FROM partner_units u
+         WHERE u.topup_id = $2 AND u.partner_id = $1",
         partner_id.uuid(),
         topup_id.as_str(),
     );
