@@ -106,10 +106,7 @@ async fn a_purchase_is_not_retried_without_a_confirmation() {
     let partner: PartnerId = text(&made, "partner_id").parse().unwrap();
     let mut connection = operator.database.connect().await.unwrap();
     let order = store_order(&mut connection, partner, "o-1").await;
-    sqlx::query("UPDATE placements SET state = 'parked', attempt = 1, redrive_at = NULL")
-        .execute(&mut connection)
-        .await
-        .unwrap();
+    sqlx::query("UPDATE placements SET state = 'parked', attempt = 1").execute(&mut connection).await.unwrap();
     let id = order.placement.to_string();
     let resolve = ["placement", "resolve", &id, "--retry"];
     let state = async || operator.json(&["placement", "list"]).await["placements"][0]["state"].clone();

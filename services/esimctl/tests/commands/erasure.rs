@@ -12,8 +12,10 @@ async fn delivered(operator: &Operator, partner: &Value, external_id: &str) -> O
     let (mut connection, order) = operator.ready_order(partner, external_id).await;
     record(&mut connection, &order, 0, Some(Duration::from_hours(1))).await;
     let attempted = Attempted {
-        id: order.topup.clone().into(),
+        id: order.delivery,
         partner_id: order.partner,
+        is_event: false,
+        leased: true,
         attempt: 1,
         at: runtime::clock::now(),
         duration: Duration::from_millis(3),
@@ -84,25 +86,23 @@ async fn a_partner_is_erased_after_it_was_disabled() {
 }
 
 #[tokio::test]
-async fn terms_are_listed_set_and_removed() {
+async fn terms_are_listed_and_set() {
     let operator = Operator::new().await;
-    let partner = operator.create_partner().await;
-    let id = text(&partner, "partner_id");
-    operator.run(&["retention", "list"]).await.says("90 days").says("30 days");
-    let set = ["retention", "set", "profiles", "--partner", id];
-    let terms = async || operator.json(&["retention", "list"]).await;
+    operator.run(&["retention", "list"]).await.says("90 days").says("30 days").says("for ever");
+    let set = ["retention", "set", "profiles"];
+    let kept = async || {
+        let terms = operator.json(&["retention", "list"]).await;
+        let terms = terms.as_array().unwrap();
+        terms.iter().find(|term| term["class"] == "profiles").unwrap()["days"].clone()
+    };
     let preview = operator.run(&with(&set, &["--days", "7", "--dry-run"])).await;
-    preview.says("would be kept 7 days; before: as by default");
-    assert_eq!(terms().await.as_array().unwrap().len(), 3);
+    preview.says("would be kept 7 days; before: 90 days");
+    assert_eq!(kept().await, 90);
     let confirmed = with(&set, &CONFIRMED);
     operator.json(&with(&confirmed, &["--days", "7"])).await;
-    let own = &terms().await[3];
-    assert_eq!(text(own, "partner_id"), id);
-    assert_eq!(own["days"], 7);
-    operator.json(&with(&confirmed, &["--default"])).await;
-    assert_eq!(terms().await.as_array().unwrap().len(), 3);
-    let wrong = ["retention", "set", "audit", "--partner", id, "--days", "7"];
-    operator.run(&with(&wrong, &CONFIRMED)).await.fails(1, "--partner");
+    assert_eq!(kept().await, 7);
+    operator.json(&with(&confirmed, &["--for-ever"])).await;
+    assert_eq!(kept().await, Value::Null);
     let refused = operator.run(&with(&["retention", "set", "logs", "--days", "7"], &CONFIRMED)).await;
     refused.fails(2, "there is no class");
 }

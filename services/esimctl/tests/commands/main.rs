@@ -81,7 +81,7 @@ async fn migrate_waits_for_a_server_that_is_just_starting() {
 /// The unit is bought and ready, and has a delivery. `number` makes the unit id and the ICCID unique.
 async fn make_unit_ready(connection: &mut store::PgConnection, order: &Order, number: u32) {
     let lease = Duration::from_mins(1);
-    let claimed = placements::claim(connection, "sandbox", &[order.placement], Claim::Named, lease).await;
+    let claimed = placements::claim(connection, "sandbox", &[order.placement], Claim::Fresh, lease).await;
     let profile = Profile {
         code: ActivationCode::new("smdp.example.com", "TOP-SECRET").unwrap(),
         expired_date: "2026-01-29".to_owned(),
@@ -92,12 +92,14 @@ async fn make_unit_ready(connection: &mut store::PgConnection, order: &Order, nu
         progress: Progress::Ready {
             iccid: Iccid::parse(&format!("898100000000000000{number}")).unwrap(),
             profile: profile.seal(&vault(), &order.topup).unwrap(),
+            delivery_id: order.delivery,
         },
     };
     let outcome = Outcome::Bought { units: vec![unit], collect_in: None, park: None, announced: true };
-    let settlement = Settlement { placement_id: order.placement, attempt: claimed.unwrap()[0].attempt, outcome };
+    let attempt = claimed.unwrap()[0].attempt;
+    let settlement = Settlement { placement_id: order.placement, attempt, outcome, fresh: None };
     let settled = placements::settle(connection, &[settlement]).await.unwrap();
-    assert_eq!(settled[0].ready, std::slice::from_ref(&order.topup));
+    assert_eq!(settled[0].ready, [order.delivery]);
 }
 
 #[tokio::test]
@@ -106,7 +108,7 @@ async fn a_url_makes_waiting_webhooks_due() {
     let made = operator.create_partner().await;
     let id = text(&made, "partner_id");
     let (mut connection, order) = operator.ready_order(&made, "o-1").await;
-    assert_eq!(stored::set_no_endpoint(&mut connection, &[order.topup.into()]).await.unwrap(), 1);
+    assert_eq!(stored::set_no_endpoint(&mut connection, &[order.delivery]).await.unwrap(), 1);
 
     let set = ["partner", "set-webhook", id, "--url", "https://acme.example/hooks"];
     let expected = |due: u64| json!({ "partner_id": id, "webhook_url": set[4], "deliveries_due": due });

@@ -4,7 +4,7 @@
 
 use std::{process::Stdio, sync::LazyLock, time::Duration};
 
-use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds};
+use domain::{DeliveryId, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds};
 use serde_json::Value;
 use store::deliveries::{self, AttemptResult, Attempted};
 use store::orders::{self, NewOrder, NewPlacement, NewTopup};
@@ -158,11 +158,14 @@ pub struct Order {
     pub partner: PartnerId,
     pub placement: PlacementId,
     pub topup: TopupId,
+    /// The delivery of the unit, once it is ready.
+    pub delivery: DeliveryId,
 }
 
 pub async fn store_order(connection: &mut PgConnection, partner: PartnerId, external_order_id: &str) -> Order {
     let topup = TOPUP_IDS.next(runtime::clock::now());
-    let order = Order { id: OrderId::new(), partner, placement: PlacementId::new(), topup };
+    let order =
+        Order { id: OrderId::new(), partner, placement: PlacementId::new(), topup, delivery: DeliveryId::new() };
     let new = NewOrder {
         order_id: order.id,
         partner_id: partner,
@@ -192,11 +195,12 @@ pub fn vault() -> Vault {
 
 /// Records an attempt with the response 500. Without `retry_in` the delivery is exhausted.
 pub async fn record(connection: &mut PgConnection, order: &Order, attempt: u32, retry_in: Option<Duration>) {
-    let id = order.topup.clone().into();
-    let answer = vault().seal(Purpose::Answer(&id, attempt), b"no room\x1b[2J");
+    let answer = vault().seal(Purpose::Answer(order.delivery, attempt), b"no room\x1b[2J");
     let attempted = Attempted {
-        id,
+        id: order.delivery,
         partner_id: order.partner,
+        is_event: false,
+        leased: true,
         attempt,
         at: runtime::clock::now(),
         duration: Duration::from_millis(12),

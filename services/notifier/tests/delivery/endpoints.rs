@@ -98,8 +98,9 @@ async fn a_replay_starts_the_schedule_again_and_keeps_the_attempts() {
     bench.receiver.answer("/hook", |_| Answer::status(202));
     assert_eq!(replay("exhausted").await, 1);
     bench.delivered(&topup).await;
+    let delivery = bench.delivery_of(&topup).await;
     let mut connection = bench.pool.acquire().await.unwrap();
-    let all = deliveries::attempts(&mut connection, &topup.clone().into(), i64::MAX).await.unwrap();
+    let all = deliveries::attempts(&mut connection, delivery, i64::MAX).await.unwrap();
     let classes: Vec<(i32, &str)> = all.iter().map(|one| (one.attempt, one.class.as_str())).collect();
     assert_eq!(classes, [(0, "delivered"), (1, "status_5xx"), (2, "gone"), (3, "delivered")]);
     let metrics = bench.metrics().await;

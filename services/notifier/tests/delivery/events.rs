@@ -2,16 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use domain::{DeliveryId, EventId, PartnerId};
-use store::events::{self, Kind, Tested, View};
-use store::{partner_view, partners};
+use domain::{DeliveryId, PartnerId, WebhookId};
+use store::deliveries::events::{self, Kind, Tested, View};
+use store::{partners, self_service};
 use testkit::receiver::{Answer, Received, Signature};
 use testkit::wait;
 
 use crate::support::{Bench, PATIENCE};
 
 impl Bench {
-    async fn test_endpoint(&self, partner: PartnerId) -> EventId {
+    async fn test_endpoint(&self, partner: PartnerId) -> DeliveryId {
         let mut connection = self.pool.acquire().await.unwrap();
         match events::test(&mut connection, partner, Duration::ZERO).await.unwrap() {
             Tested::Due(id) => id,
@@ -20,7 +20,7 @@ impl Bench {
     }
 
     /// The event once it has this state.
-    async fn event(&self, id: &EventId, state: &str) -> View {
+    async fn event(&self, id: DeliveryId, state: &str) -> View {
         let look = async || {
             let mut connection = self.pool.acquire().await?;
             let seen = events::find(&mut connection, None, id).await?;
@@ -35,22 +35,21 @@ async fn a_test_has_one_signed_attempt_with_its_type() {
     let (mut bench, partner) = Bench::start_for("/hook").await;
     bench.receiver.answer("/hook", |_| Answer::status(503));
     let failed = bench.test_endpoint(partner).await;
-    let seen = bench.event(&failed, "exhausted").await;
+    let seen = bench.event(failed, "exhausted").await;
     assert_eq!((seen.attempts, seen.status, seen.due_at), (1, Some(503), None));
     bench.receiver.answer("/hook", |_| Answer::status(200));
     let good = bench.test_endpoint(partner).await;
-    bench.event(&good, "delivered").await;
+    bench.event(good, "delivered").await;
     let received: Vec<Received> = bench.receiver.received();
     assert_eq!(received.len(), 2);
-    for (webhook, id) in received.iter().zip([&failed, &good]) {
+    for (webhook, id) in received.iter().zip([failed, good]) {
         assert_eq!(webhook.signature, Signature::Valid);
-        assert_eq!(webhook.headers["webhook-id"], id.as_str());
+        assert_eq!(webhook.headers["webhook-id"], WebhookId::Event(id).to_string());
         assert_eq!(webhook.headers["webhook-type"], "webhook.test");
         assert_eq!((&webhook.json["type"], &webhook.json["data"]), (&"webhook.test".into(), &serde_json::json!({})));
     }
-    let id = DeliveryId::from(failed);
     let mut connection = bench.pool.acquire().await.unwrap();
-    let made = partner_view::attempts(&mut connection, &id).await.unwrap();
+    let made = self_service::attempts(&mut connection, failed).await.unwrap();
     assert_eq!((made.len(), made[0].class.as_str()), (1, "status_5xx"));
     // The webhook of a topup has no type.
     bench.delivers(partner).await;
@@ -69,11 +68,12 @@ async fn a_test_ends_the_block_of_an_endpoint_that_is_back() {
     bench.sql(&block).await;
     let waiting = bench.copies(partner, 3, Some(Duration::ZERO)).await;
     let id = bench.test_endpoint(partner).await;
-    bench.event(&id, "delivered").await;
+    bench.event(id, "delivered").await;
     for topup in &waiting {
         bench.delivered(topup).await;
     }
-    assert_eq!(bench.receiver.received()[0].headers["webhook-id"], id.as_str(), "the test came first");
+    let first = bench.receiver.received().remove(0);
+    assert_eq!(first.headers["webhook-id"], WebhookId::Event(id).to_string(), "the test came first");
     bench.stop().await;
 }
 
@@ -90,15 +90,17 @@ async fn keys_that_end_soon_are_announced_and_retried() {
     let first = bench.receiver.received().remove(0);
     assert_eq!(first.headers["webhook-type"], "key.expiring");
     assert_eq!(first.json["data"]["credential"], "keys");
-    let id: EventId = first.headers["webhook-id"].to_str().unwrap().parse().unwrap();
+    let WebhookId::Event(id) = first.headers["webhook-id"].to_str().unwrap().parse().unwrap() else {
+        panic!("{first:?}");
+    };
     let retried = async || {
         let mut connection = bench.pool.acquire().await?;
-        let seen = events::find(&mut connection, None, &id).await?;
+        let seen = events::find(&mut connection, None, id).await?;
         Ok(seen.filter(|event| event.attempts == 1))
     };
     assert_eq!(wait::soon("the attempt to be recorded", retried).await.state, "pending");
     bench.receiver.answer("/hook", |_| Answer::status(204));
-    bench.event(&id, "delivered").await;
+    bench.event(id, "delivered").await;
     let bodies: Vec<_> = bench.receiver.received().into_iter().map(|one| one.body).collect();
     assert_eq!(bodies.len(), 2);
     assert_eq!(bodies[0], bodies[1], "a retry has the same body");

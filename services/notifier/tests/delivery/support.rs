@@ -173,7 +173,8 @@ impl Bench {
         let profiles: Vec<Vec<u8>> = ids.iter().map(seal).collect();
         sqlx::query(
             "WITH new AS (
-                 SELECT gen_random_uuid() AS order_id, gen_random_uuid() AS placement_id, topup_id, profile
+                 SELECT gen_random_uuid() AS order_id, gen_random_uuid() AS placement_id,
+                        gen_random_uuid() AS delivery_id, topup_id, profile
                  FROM unnest($2::text[], $3::bytea[]) AS new(topup_id, profile)
              ), ordered AS (
                  INSERT INTO orders (order_id, partner_id, external_order_id, answer_by)
@@ -185,16 +186,17 @@ impl Bench {
                  INSERT INTO topups (topup_id, placement_id, position, option_id, provider_option_id)
                  SELECT topup_id, placement_id, 0, $4, 'option' FROM new
              ), stored AS (
-                 INSERT INTO esims (topup_id, provider, provider_unit_id, iccid, profile, ready_at)
-                 SELECT topup_id, 'sandbox', topup_id, substring(topup_id FROM 9), profile, now() FROM new
+                 INSERT INTO esims (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id)
+                 SELECT topup_id, 'sandbox', topup_id, substring(topup_id FROM 9), profile, now(), delivery_id FROM new
              ), delivered AS (
-                 INSERT INTO deliveries (topup_id, partner_id, order_id, created_at)
-                 SELECT topup_id, $1, order_id,
+                 INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, created_at)
+                 SELECT delivery_id, $1, 'topup.ready', topup_id, order_id,
                         CASE WHEN $5::float8 IS NULL THEN now() + interval '90 seconds' ELSE now() END
                  FROM new
              )
-             INSERT INTO delivery_due (topup_id, partner_id, at)
-             SELECT topup_id, $1, now() + make_interval(secs => $5) FROM new WHERE $5 IS NOT NULL",
+             INSERT INTO work (id, kind, provider, lane, partner_id, at)
+             SELECT delivery_id, 'deliver', '', '', $1, now() + make_interval(secs => $5) FROM new
+             WHERE $5 IS NOT NULL",
         )
         .bind(partner.uuid())
         .bind(ids.iter().map(ToString::to_string).collect::<Vec<_>>())
@@ -257,24 +259,26 @@ impl Bench {
         };
         assert_eq!(orders::insert(&mut connection, &[order]).await.unwrap(), [true]);
         let claimed =
-            placements::claim(&mut connection, "sandbox", &[placement_id], Claim::Named, PATIENCE).await.unwrap();
+            placements::claim(&mut connection, "sandbox", &[placement_id], Claim::Fresh, PATIENCE).await.unwrap();
+        let delivery_id = DeliveryId::new();
         let unit = Unit {
             topup_id: topup_id.clone(),
             provider_unit_id: topup_id.to_string(),
             progress: Progress::Ready {
                 iccid: Iccid::parse(iccid(&topup_id)).unwrap(),
                 profile: profile().seal(&self.vault, &topup_id).unwrap(),
+                delivery_id,
             },
         };
         let outcome = Outcome::Bought { units: vec![unit], collect_in: None, park: None, announced: true };
-        let settlement = Settlement { placement_id, attempt: claimed[0].attempt, outcome };
+        let settlement = Settlement { placement_id, attempt: claimed[0].attempt, outcome, fresh: None };
         let settled = placements::settle(&mut connection, &[settlement]).await.unwrap();
-        assert_eq!(settled[0].ready, [self.delivery_of(&topup_id).await]);
+        assert_eq!(settled[0].ready, [delivery_id]);
         topup_id
     }
 
     /// The delivery of a ready unit.
-    async fn delivery_of(&self, topup_id: &TopupId) -> DeliveryId {
+    pub async fn delivery_of(&self, topup_id: &TopupId) -> DeliveryId {
         let find = "SELECT delivery_id FROM esims WHERE topup_id = $1";
         let id: Uuid = sqlx::query_scalar(find).bind(topup_id.as_str()).fetch_one(&self.pool).await.unwrap();
         id.into()
@@ -298,7 +302,7 @@ impl Bench {
     pub async fn look(&self, topup_id: &TopupId) -> sqlx::Result<Stored> {
         sqlx::query_as(
             "SELECT state, attempt, status, error, extract(epoch FROM at - now())::float8 AS due_in
-             FROM deliveries LEFT JOIN delivery_due USING (topup_id) WHERE topup_id = $1",
+             FROM deliveries LEFT JOIN work ON id = delivery_id WHERE topup_id = $1",
         )
         .bind(topup_id.as_str())
         .fetch_one(&self.pool)
@@ -367,9 +371,10 @@ impl Bench {
 
     async fn make_due_if(&self, condition: &str) {
         self.sql(&format!(
-            "INSERT INTO delivery_due (topup_id, partner_id, at)
-             SELECT topup_id, partner_id, now() FROM deliveries WHERE state = 'pending' AND {condition}
-             ON CONFLICT (topup_id) DO UPDATE SET at = excluded.at"
+            "INSERT INTO work (id, kind, provider, lane, partner_id, at)
+             SELECT delivery_id, 'deliver', '', '', partner_id, now() FROM deliveries
+             WHERE state = 'pending' AND {condition}
+             ON CONFLICT (id) DO UPDATE SET at = excluded.at"
         ))
         .await;
     }
