@@ -15,7 +15,7 @@ import time
 
 from wire import Partner, answer, connect
 
-# Less than ingress' IDLE_TIMEOUT.
+# Less than ingress' HEAD_TIMEOUT.
 LONGEST_IDLE = 20
 
 

@@ -41,7 +41,7 @@ pub(crate) struct Queues<T> {
     granted: [Notify; 2],
     /// Notified when there is room for more fresh tickets.
     room: Notify,
-    /// Notified when a queue may be offered due tickets again, see [`Queues::has_due`].
+    /// Notified when a queue takes due tickets again, see [`Queues::offer_due`].
     drained: Notify,
 }
 
@@ -50,6 +50,8 @@ struct State<T> {
     waiting: [Waiting<T>; 2],
     /// How many due tickets of a queue have permits and are being claimed.
     being_claimed: HashMap<QueueKey, usize>,
+    /// How many due tickets of a lane wait or are being claimed.
+    due_of_lane: HashMap<Arc<str>, usize>,
     /// Fresh tickets that got permits since the last due one did.
     fresh_since_due: usize,
 }
@@ -90,6 +92,7 @@ impl<T: Send + 'static> Queues<T> {
                 state: Mutex::new(State {
                     waiting: [Waiting::default(), Waiting::default()],
                     being_claimed: HashMap::new(),
+                    due_of_lane: HashMap::new(),
                     fresh_since_due: 0,
                 }),
                 granted: Default::default(),
@@ -128,21 +131,25 @@ impl<T: Send + 'static> Queues<T> {
         queued < room && !is_slow && self.permits.lane(&key.lane).accepts_fresh
     }
 
-    /// Queues tickets that a look at due work found. Their number is bounded by the look, see [`Queues::room`].
+    /// Queues tickets that a look at due work found, as far as they are useful here:
+    ///
+    /// - None for a queue whose earlier due tickets still wait or are being claimed, because the look found the same
+    ///   rows again. So no row is queued twice.
+    /// - For a lane with a small limit, only as many as it may run at once, because other processes may run the others
+    ///   sooner.
     pub(crate) fn offer_due(&self, tickets: impl Iterator<Item = (QueueKey, T)>) {
         let now = Instant::now();
         let mut state = lock(&self.state);
-        for (key, ticket) in tickets {
-            state.waiting[Class::Due as usize].push(key, Queued { since: now, ticket });
+        let unknown: Vec<_> = tickets.filter(|(key, _)| !state.has_due(key)).collect();
+        for (key, ticket) in unknown {
+            let of_lane = state.due_of_lane.get(&key.lane).copied().unwrap_or_default();
+            if of_lane < self.permits.lane(&key.lane).permits {
+                state.due_of_lane.insert(Arc::clone(&key.lane), of_lane + 1);
+                state.waiting[Class::Due as usize].push(key, Queued { since: now, ticket });
+            }
         }
         drop(state);
         self.grant();
-    }
-
-    /// Whether due tickets of this queue wait or are being claimed. A look would find the same rows again, so it
-    /// offers none until all of them are claimed; so no row is queued twice.
-    pub(crate) fn has_due(&self, key: &QueueKey) -> bool {
-        lock(&self.state).has_due(key)
     }
 
     /// The claim of due tickets with these keys has ended: their rows are leased, or due no more, or may be tried
@@ -152,6 +159,7 @@ impl<T: Send + 'static> Queues<T> {
         let mut any_drained = false;
         for key in keys {
             decrement(&mut state.being_claimed, key);
+            decrement(&mut state.due_of_lane, &key.lane);
             any_drained |= !state.has_due(key);
         }
         drop(state);
@@ -184,11 +192,6 @@ impl<T: Send + 'static> Queues<T> {
             }
             self.room.notified().await;
         }
-    }
-
-    /// How many rows of a lane may be in flight now.
-    pub(crate) fn lane_permits(&self, lane: &str) -> usize {
-        self.permits.lane(lane).permits
     }
 
     /// Waits until tickets of a class have permits, and takes all of them.
@@ -274,6 +277,7 @@ impl<T: Send + 'static> Queues<T> {
 }
 
 impl<T> State<T> {
+    /// Whether due tickets of this queue wait or are being claimed.
     fn has_due(&self, key: &QueueKey) -> bool {
         self.waiting[Class::Due as usize].queues.contains_key(key) || self.being_claimed.contains_key(key)
     }
@@ -327,6 +331,10 @@ mod tests {
         queues.offer_fresh((0..tickets).map(|ticket| (key.clone(), ticket))).len()
     }
 
+    fn has_due(queues: &Queues<usize>, key: &QueueKey) -> bool {
+        lock(&queues.state).has_due(key)
+    }
+
     fn offer_due(queues: &Queues<usize>, key: &QueueKey, tickets: usize) {
         queues.offer_due((0..tickets).map(|ticket| (key.clone(), ticket)));
     }
@@ -350,6 +358,9 @@ mod tests {
                 for Granted { ticket, permit } in granted(queues, class) {
                     classes.push(letter);
                     tickets.push(ticket);
+                    if class == Class::Due {
+                        queues.due_claimed(std::iter::once(permit.key()));
+                    }
                     drop(permit);
                 }
             }
@@ -377,9 +388,12 @@ mod tests {
         let other = key("b", PartnerId::new());
         queues.offer_fresh((10..12).map(|ticket| (other.clone(), ticket)));
         assert_eq!(run(&queues, 9).1, [0, 1, 10, 2, 11]);
+        offer_due(&queues, &other, 2);
+        assert_eq!(run(&queues, 9).1, [0, 1]);
         assert!(queues.is_idle());
         let state = lock(&queues.state);
         assert!(state.waiting.iter().all(|waiting| waiting.queues.is_empty() && waiting.turns.is_empty()));
+        assert!(state.being_claimed.is_empty() && state.due_of_lane.is_empty());
     }
 
     #[test]
@@ -439,6 +453,33 @@ mod tests {
     }
 
     #[test]
+    fn a_lane_with_a_small_limit_queues_no_more_due_tickets_than_it_needs() {
+        let lanes: LaneStates = Arc::new(|_| LaneState { permits: 2, accepts_fresh: false });
+        let queues = Queues::new(limits(8), lanes);
+        let partners: Vec<QueueKey> = (0..5).map(|_| key("a", PartnerId::new())).collect();
+        for key in &partners {
+            offer_due(&queues, key, 3);
+        }
+        let running = granted(&queues, Class::Due);
+        assert_eq!((running.len(), queues.room(Class::Due)), (1, 1024 - 1), "one runs and one waits");
+        queues.due_claimed(running.iter().map(|granted| granted.permit.key()));
+        for key in &partners {
+            offer_due(&queues, key, 3);
+        }
+        assert_eq!(granted(&queues, Class::Due).len(), 1, "the permit of the lane that was free");
+        assert_eq!(queues.room(Class::Due), 1024 - 1);
+    }
+
+    #[test]
+    fn rows_that_a_look_finds_again_are_not_queued_again() {
+        let queues = queues(4);
+        let key = key("a", PartnerId::new());
+        offer_due(&queues, &key, 5);
+        offer_due(&queues, &key, 5);
+        assert_eq!((granted(&queues, Class::Due).len(), queues.room(Class::Due)), (2, 1024 - 3));
+    }
+
+    #[test]
     fn a_queue_has_due_tickets_until_the_last_one_is_claimed() {
         let queues = queues(4);
         let key = key("a", PartnerId::new());
@@ -446,14 +487,14 @@ mod tests {
         let first = granted(&queues, Class::Due);
         assert_eq!(first.len(), 2, "half of the permits");
         queues.due_claimed(first.iter().map(|granted| granted.permit.key()));
-        assert!(queues.has_due(&key), "one ticket waits");
+        assert!(has_due(&queues, &key), "one ticket waits");
         drop(first);
         let last = granted(&queues, Class::Due);
         assert_eq!(last.len(), 1);
-        assert!(queues.has_due(&key), "it is being claimed");
+        assert!(has_due(&queues, &key), "it is being claimed");
         assert!(queues.drained().now_or_never().is_none());
         queues.due_claimed(last.iter().map(|granted| granted.permit.key()));
-        assert!(!queues.has_due(&key));
+        assert!(!has_due(&queues, &key));
         assert!(queues.drained().now_or_never().is_some());
     }
 }

@@ -1,8 +1,6 @@
 //! One trace from the partner's POST to the webhook: its W3C context is stored with the order and travels in
 //! NATS headers and HTTP requests.
 
-use std::sync::Arc;
-
 use opentelemetry::trace::{SpanContext, TraceContextExt};
 use runtime::trace::parse;
 pub use runtime::trace::{TRACEPARENT, context_of, is_recorded, link, set_parent};
@@ -66,13 +64,13 @@ pub fn publish(stream: &'static str, orders: &[Option<String>]) -> Span {
 }
 
 /// The span of accepting the messages of a pull, with their contexts. Its own context is not passed on.
-pub(crate) fn receive(stream: &'static str, consumer: &str, messages: usize, contexts: &[Arc<str>]) -> Span {
+pub(crate) fn receive(stream: &'static str, consumer: &str, messages: usize, contexts: &[impl AsRef<str>]) -> Span {
     if !is_recorded() {
         return Span::none();
     }
     let span = messaging_span!(DEBUG, "receive", "client", "receive", stream;
         messaging.consumer.group.name = consumer, messaging.batch.message_count = messages);
-    gather(&span, contexts.iter().map(|context| Some(&**context)));
+    gather(&span, contexts.iter().map(|context| Some(context.as_ref())));
     span
 }
 

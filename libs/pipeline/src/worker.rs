@@ -272,20 +272,8 @@ impl<S: Stage> Worker<S> {
         let found = self.stage.due(Look { limit, per_lane: self.rows_per_queue, after: after.take() }).await?;
         *after = found.after;
         let any = !found.due.is_empty();
-        let mut of_lane: HashMap<Arc<str>, usize> = HashMap::new();
-        let tickets = shuffled_within_queues(found.due).into_iter().filter(|ticket| {
-            if self.queues.has_due(&ticket.key()) {
-                return false;
-            }
-            // A lane with a small limit gets no more tickets than it can run, because other processes may run the
-            // others sooner.
-            let taken = of_lane.entry(Arc::clone(&ticket.lane)).or_default();
-            *taken += 1;
-            *taken <= self.queues.lane_permits(&ticket.lane)
-        });
-        let tickets: Vec<_> =
-            tickets.map(|ticket| (ticket.key(), Waiting { id: ticket.id, traceparent: None })).collect();
-        self.queues.offer_due(tickets.into_iter());
+        let tickets = shuffled_within_queues(found.due).into_iter();
+        self.queues.offer_due(tickets.map(|ticket| (ticket.key(), Waiting { id: ticket.id, traceparent: None })));
         Ok(any)
     }
 }
@@ -311,7 +299,8 @@ mod tests {
     #[test]
     fn a_look_is_shuffled_within_each_queue_and_loses_nothing() {
         let [one, other] = std::array::from_fn(|_| PartnerId::new());
-        let ticket = |id: usize| Ticket { id, lane: "a".into(), partner: if id % 2 == 0 { one } else { other } };
+        let ticket =
+            |id: usize| Ticket { id, lane: "a".into(), partner: if id.is_multiple_of(2) { one } else { other } };
         let shuffled = shuffled_within_queues((0..200).map(ticket).collect());
         let ids: Vec<usize> = shuffled.iter().map(|ticket| ticket.id).collect();
         assert!(ids.iter().enumerate().all(|(place, id)| place % 2 == id % 2), "partners take turns as before");

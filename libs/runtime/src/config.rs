@@ -95,7 +95,12 @@ impl BadSetting {
 /// Reads the configuration from arguments, environment and files (`NAME_FILE`, `SETTINGS_DIR`), or runs
 /// `healthcheck` and ends the process. An invalid one ends it: exit status 2, one line that names the setting.
 pub fn parse<C: Parser>() -> C {
-    let arguments = setting_files::add(&C::command(), std::env::args_os(), |name| std::env::var_os(name))
+    parse_from(std::env::args_os())
+}
+
+/// Like [`parse`], with these arguments; the first is the name of the program.
+pub fn parse_from<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> C {
+    let arguments = setting_files::add(&C::command(), arguments, |name| std::env::var_os(name))
         .map_err(|reason| format!("{}: {reason}", C::command().get_name()));
     match arguments.and_then(try_parse) {
         Ok(Asked::Run(config)) => config,

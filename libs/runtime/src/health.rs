@@ -41,13 +41,14 @@ impl Readiness {
         Self { missing: Arc::new(Mutex::new(missing)), up: Arc::new(up.collect()), shutdown: shutdown.clone() }
     }
 
-    pub fn well(&self, part: &'static str) {
+    /// Marks a part as ready.
+    pub fn set_ready(&self, part: &'static str) {
         lock(&self.missing).remove(part);
         self.show(part, 1);
     }
 
     /// Marks a part as not ready, with the reason.
-    pub fn unwell(&self, part: &'static str, reason: impl Into<String>) {
+    pub fn set_not_ready(&self, part: &'static str, reason: impl Into<String>) {
         lock(&self.missing).insert(part, reason.into());
         self.show(part, 0);
     }

@@ -78,7 +78,8 @@ where
     code
 }
 
-/// Locks a mutex, also after a panic of an earlier holder.
+/// Locks a mutex, ignoring poisoning: a task that panics stops the whole service, and the other tasks still need the
+/// value while they stop.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -25,7 +25,8 @@ const REFUSED: usize = 64;
 /// How long such a connection stays open.
 const REFUSED_FOR: Duration = Duration::from_secs(1);
 
-/// Binds `address`; `[::]` is every address, also of a machine without IPv6. The error names the setting to change.
+/// Binds `address`. `[::]` means all interfaces; on hosts without IPv6 it falls back to `0.0.0.0`. The error names the
+/// setting to change.
 pub async fn bind(setting: &'static str, address: SocketAddr) -> anyhow::Result<TcpListener> {
     let mut bound = TcpListener::bind(address).await;
     if address.ip() == Ipv6Addr::UNSPECIFIED && bound.as_ref().is_err_and(|error| error.kind() != ErrorKind::AddrInUse)
@@ -62,9 +63,9 @@ struct Open {
     by_source: HashMap<IpAddr, usize>,
 }
 
-/// One open connection among [`Connections`]. Dropping it frees its place.
+/// The permit of one open connection. Dropping it lets another connection in.
 #[derive(Debug)]
-struct Place {
+struct ConnectionPermit {
     connections: Arc<Connections>,
     source: IpAddr,
 }
@@ -92,8 +93,8 @@ impl Connections {
         connections
     }
 
-    /// Takes a place for a connection; the error is the limit that is reached.
-    fn admit(self: &Arc<Self>, peer: IpAddr) -> Result<Place, &'static str> {
+    /// Takes a permit for a connection; the error is the limit that is reached.
+    fn admit(self: &Arc<Self>, peer: IpAddr) -> Result<ConnectionPermit, &'static str> {
         let source = source(peer);
         let mut open = lock(&self.open);
         let of_source = open.by_source.get(&source).copied().unwrap_or_default();
@@ -105,10 +106,10 @@ impl Connections {
         }
         open.all += 1;
         open.by_source.insert(source, of_source + 1);
-        Ok(Place { connections: Arc::clone(self), source })
+        Ok(ConnectionPermit { connections: Arc::clone(self), source })
     }
 
-    /// Responds to a connection without a place, and closes it.
+    /// Responds to a connection without a permit, and closes it.
     fn refuse(self: &Arc<Self>, mut stream: TcpStream, peer: SocketAddr, reason: &'static str) {
         self.refused.add(1, &[KeyValue::new("reason", reason)]);
         if let Some(suppressed) = self.log.pass() {
@@ -137,7 +138,7 @@ impl Connections {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         let mut open = lock(&self.connections.open);
         open.all -= 1;
@@ -172,11 +173,11 @@ where
     F: Future<Output = ()> + Send + 'static,
 {
     accept(listener, shutdown, |stream, peer| match connections.admit(peer.ip()) {
-        Ok(place) => {
+        Ok(permit) => {
             let serving = serve(stream, peer);
             shutdown.tracker().spawn(async move {
                 serving.await;
-                drop(place);
+                drop(permit);
             });
         }
         Err(reason) => connections.refuse(stream, peer, reason),

@@ -10,7 +10,8 @@ use crate::lock;
 /// Passes a bounded number of log lines per period and counts the others.
 #[derive(Debug)]
 pub struct Sampler {
-    most: u32,
+    /// The lines that pass in one period.
+    limit: u32,
     period: Duration,
     state: Mutex<State>,
 }
@@ -23,10 +24,10 @@ struct State {
 }
 
 impl Sampler {
-    /// Passes at most `most` lines per second.
-    pub fn new(most: u32) -> Self {
+    /// Passes at most `limit` lines per second.
+    pub fn new(limit: u32) -> Self {
         let state = State { began: Instant::now(), passed: 0, suppressed: 0 };
-        Self { most, period: Duration::from_secs(1), state: Mutex::new(state) }
+        Self { limit, period: Duration::from_secs(1), state: Mutex::new(state) }
     }
 
     /// Passes one line per period.
@@ -45,7 +46,7 @@ impl Sampler {
             state.began = now;
             state.passed = 0;
         }
-        if state.passed >= self.most {
+        if state.passed >= self.limit {
             state.suppressed += 1;
             return None;
         }

@@ -1,5 +1,8 @@
-//! Settings from files: `NAME_FILE` names a file with the value of the secret setting `NAME`. `SETTINGS_DIR` is a folder,
-//! such as a mounted secret, with files that are named like their settings.
+//! The one way in which programs read secrets from files; `config::parse` calls it before clap reads the settings.
+//!
+//! `NAME_FILE` names a file with the value of the secret setting `NAME`. `SETTINGS_DIR` is a folder, such as a mounted
+//! secret, with files that are named like their settings; it exists because manifests must not name the settings of
+//! each provider. Both only add arguments, so a program does not know where a value comes from.
 
 use std::{
     collections::BTreeMap,
@@ -15,8 +18,8 @@ const FOLDER: &str = "SETTINGS_DIR";
 pub(crate) const HELP: &str = "Settings from files: NAME_FILE=PATH for a secret setting NAME. SETTINGS_DIR=FOLDER for all settings \
     that have a file of their name in the folder, e.g. SETTINGS_DIR=/run/secrets/providers with the file USIMSA_URL.";
 
-/// Adds an argument for each setting of the command that comes from a file. A setting is secret if the help hides its
-/// value. A line end at the end of the file is not part of the value.
+/// Adds an argument for each setting that comes from a file, also for those of the subcommand that `arguments` choose.
+/// Files of other subcommands are not read, because an operator may have no right to read them.
 pub(crate) fn add(
     command: &Command,
     arguments: impl IntoIterator<Item = OsString>,
@@ -28,13 +31,35 @@ pub(crate) fn add(
         None => BTreeMap::new(),
     };
     let mut arguments: Vec<OsString> = arguments.into_iter().collect();
-    let own = |name: &str| command.get_arguments().any(|one| one.get_env().is_some_and(|env| env == name));
+    let mut command = command;
+    let mut position = 1.min(arguments.len());
+    loop {
+        let added = from_files(command, &set, &mut folder)?;
+        arguments.splice(position..position, added);
+        let Some((index, chosen)) = subcommand(command, &arguments[position..]) else { break };
+        command = chosen;
+        position += index + 1;
+    }
+    match folder.into_values().next() {
+        Some(path) => Err(format!("{FOLDER}: {} is no setting of this program", path.display())),
+        None => Ok(arguments),
+    }
+}
+
+/// The arguments for the settings of one command that come from a file. A setting is secret if the help hides its value.
+/// A line end at the end of the file is not part of the value.
+fn from_files(
+    command: &Command,
+    set: &impl Fn(&str) -> Option<OsString>,
+    folder: &mut BTreeMap<String, PathBuf>,
+) -> Result<Vec<OsString>, String> {
+    let mut added = Vec::new();
     for argument in command.get_arguments() {
         let Some((long, name)) = argument.get_long().zip(argument.get_env().and_then(|env| env.to_str())) else {
             continue;
         };
         let file = format!("{name}_FILE");
-        let named = set(&file).filter(|_| argument.is_hide_env_values_set() && !own(&file));
+        let named = set(&file).filter(|_| argument.is_hide_env_values_set());
         let sources =
             [named.map(|path| (file, path.into())), folder.remove(name).map(|path| (format!("{FOLDER}/{name}"), path))];
         let mut sources: Vec<(String, PathBuf)> = sources.into_iter().flatten().collect();
@@ -46,14 +71,32 @@ pub(crate) fn add(
             return Err(format!("both {other} and {source} are set: set one"));
         }
         let value = std::fs::read_to_string(&path).map_err(|error| format!("{source}={}: {error}", path.display()))?;
-        let value = format!("--{long}={}", value.trim_end_matches(['\r', '\n']));
-        // Before a subcommand.
-        arguments.insert(1.min(arguments.len()), value.into());
+        added.push(format!("--{long}={}", value.trim_end_matches(['\r', '\n'])).into());
     }
-    match folder.into_values().next() {
-        Some(path) => Err(format!("{FOLDER}: {} is no setting of this program", path.display())),
-        None => Ok(arguments),
+    Ok(added)
+}
+
+/// The subcommand that `arguments` choose, and where. The value of a flag, as in `--name list`, chooses nothing.
+fn subcommand<'command>(command: &'command Command, arguments: &[OsString]) -> Option<(usize, &'command Command)> {
+    let takes_value = |word: &str| {
+        let flag = word.strip_prefix("--").and_then(|long| {
+            let mut flags = command.get_arguments();
+            flags.find(|argument| argument.get_long() == Some(long))
+        });
+        flag.is_some_and(|argument| argument.get_action().takes_values())
+    };
+    let mut is_value = false;
+    for (index, argument) in arguments.iter().enumerate() {
+        let word = argument.to_str()?;
+        if is_value {
+            is_value = false;
+        } else if let Some(chosen) = command.find_subcommand(word) {
+            return Some((index, chosen));
+        } else {
+            is_value = takes_value(word);
+        }
     }
+    None
 }
 
 /// The files of a folder by their names. Kubernetes keeps the versions of a mounted secret in hidden ones.
@@ -87,17 +130,35 @@ mod tests {
     struct Secrets {
         #[arg(long, env = "PROBE_TOKEN", hide_env_values = true)]
         token: Option<String>,
-        #[arg(long, env = "PROBE_KEY", hide_env_values = true)]
-        key: Option<String>,
-        #[arg(long, env = "PROBE_KEY_FILE")]
-        key_file: Option<String>,
+    }
+
+    #[derive(Parser)]
+    struct Tool {
+        #[arg(long, env = "PROBE_TOKEN", hide_env_values = true)]
+        token: Option<String>,
+        #[arg(long, global = true)]
+        actor: Option<String>,
+        #[command(subcommand)]
+        command: Subcommand,
+    }
+
+    #[derive(clap::Subcommand)]
+    enum Subcommand {
+        List,
+        Seal {
+            #[arg(long, env = "PROBE_KEY", hide_env_values = true)]
+            key: Option<String>,
+        },
+    }
+
+    fn parse<P: Parser>(arguments: &[&str], variables: &[(&str, &str)]) -> Result<P, String> {
+        let variable =
+            |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| OsString::from(value));
+        Ok(P::parse_from(add(&P::command(), arguments.iter().map(OsString::from), variable)?))
     }
 
     fn read(variables: &[(&str, &str)]) -> Result<Probe, String> {
-        use clap::CommandFactory;
-        let variable =
-            |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| OsString::from(value));
-        Ok(Probe::parse_from(add(&Probe::command(), [OsString::from("probe")], variable)?))
+        parse(&["probe"], variables)
     }
 
     #[test]
@@ -107,18 +168,37 @@ mod tests {
         std::fs::write(&file, "-hush --level=high\n").unwrap();
         let file = file.to_str().unwrap();
 
-        let read_it =
-            read(&[("PROBE_TOKEN_FILE", file), ("PROBE_LEVEL_FILE", file), ("PROBE_KEY_FILE", file)]).unwrap();
+        let read_it = read(&[("PROBE_TOKEN_FILE", file), ("PROBE_LEVEL_FILE", file)]).unwrap();
         assert_eq!(read_it.secrets.token.as_deref(), Some("-hush --level=high"));
         assert_eq!(read_it.level, "low", "it is no secret");
-        assert_eq!(read_it.secrets.key, None, "the program has a setting of this name");
-        assert_eq!(read_it.secrets.key_file, None);
 
         assert_eq!(read(&[("PROBE_TOKEN_FILE", "")]).unwrap().secrets.token, None);
         let both = read(&[("PROBE_TOKEN_FILE", file), ("PROBE_TOKEN", "other")]).err().unwrap();
         assert_eq!(both, "both PROBE_TOKEN and PROBE_TOKEN_FILE are set: set one");
         let missing = read(&[("PROBE_TOKEN_FILE", "/nowhere/token")]).err().unwrap();
         assert!(missing.starts_with("PROBE_TOKEN_FILE=/nowhere/token: "), "{missing}");
+    }
+
+    #[test]
+    fn a_subcommand_reads_its_own_files_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("secret");
+        std::fs::write(&file, "hush\n").unwrap();
+        let file = file.to_str().unwrap();
+        let tool = |arguments: &[&str], variables| parse::<Tool>(arguments, variables);
+
+        let variables = &[("PROBE_TOKEN_FILE", file), ("PROBE_KEY_FILE", file)];
+        for arguments in
+            [&["tool", "seal"][..], &["tool", "--actor", "list", "seal"], &["tool", "seal", "--actor", "list"]]
+        {
+            let read_it = tool(arguments, variables).unwrap();
+            assert_eq!(read_it.token.as_deref(), Some("hush"));
+            assert!(matches!(read_it.command, Subcommand::Seal { key: Some(key) } if key == "hush"), "{arguments:?}");
+        }
+        let unreadable = &[("PROBE_KEY_FILE", "/nowhere/key")];
+        assert!(matches!(tool(&["tool", "list"], unreadable).unwrap().command, Subcommand::List));
+        let refused = tool(&["tool", "seal"], unreadable).err().unwrap();
+        assert!(refused.starts_with("PROBE_KEY_FILE=/nowhere/key: "), "{refused}");
     }
 
     #[test]

@@ -1,5 +1,8 @@
-//! Logs, spans and metrics. Spans always carry W3C trace context through the pipeline. They are recorded, and all
-//! three are sent over OTLP, if the standard `OTEL_*` variables name an endpoint. Nothing waits for a collector.
+//! Logs, spans and metrics of a service; [`crate::main`] starts them before the service and flushes them after it.
+//!
+//! Logs go to standard error. Spans always carry W3C trace context through the pipeline. They are recorded, and all
+//! three are sent over OTLP, if the standard `OTEL_*` variables name an endpoint. Nothing ever waits for a collector,
+//! except the end of the process, for at most two seconds.
 
 mod export;
 mod gate;
@@ -17,18 +20,16 @@ use anyhow::{Context, bail};
 use opentelemetry::{global, trace::TracerProvider};
 use opentelemetry_appender_tracing::layer::OpenTelemetryTracingBridge;
 use opentelemetry_sdk::{
-    Resource,
     error::OTelSdkResult,
     logs::SdkLoggerProvider,
     metrics::SdkMeterProvider,
     propagation::TraceContextPropagator,
-    resource::TelemetryResourceDetector,
     trace::{Sampler, SdkTracerProvider},
 };
 use tracing::{Metadata, Subscriber, subscriber::Interest};
 use tracing_subscriber::{
     EnvFilter, Layer,
-    filter::{DynFilterFn, FilterExt, FilterFn, LevelFilter},
+    filter::{DynFilterFn, LevelFilter},
     fmt,
     layer::{self, Filter, SubscriberExt},
     registry::LookupSpan,
@@ -37,9 +38,8 @@ use tracing_subscriber::{
 
 use self::{
     export::Transport,
-    gate::{Gate, Gated},
+    gate::Gate,
     lines::{Ids, Shape},
-    settings::Settings,
 };
 use crate::{CommonConfig, config::LogFormat};
 
@@ -97,45 +97,25 @@ pub fn is_recorded() -> bool {
 
 /// Starts logging (to standard error), tracing and metrics for this process; once per process.
 pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Telemetry> {
-    let settings = Settings::read(service, &|name| std::env::var_os(name))?;
-    let exported = filter(&config.log)?.and(FilterFn::new(|metadata| !is_transport(metadata)));
     // reqwest, tonic and async-nats use the process's provider. A test may have installed it.
     let _ = rustls::crypto::ring::default_provider().install_default();
     global::set_text_map_propagator(TraceContextPropagator::new());
-    let resource = Resource::builder_empty()
-        .with_detector(Box::new(TelemetryResourceDetector))
-        .with_attributes(settings.resource.clone())
-        .build();
-    let wanted = settings.traces.is_some() || settings.metrics.is_some() || settings.logs.is_some();
-    let transport = wanted.then(Transport::start).transpose()?;
 
-    let gate = Gate::new();
-    let _ = RECORDED.set(settings.traces.is_some().then(|| gate.clone()));
-    let spans = SdkTracerProvider::builder().with_resource(resource.clone());
-    let tracer = if let (Some((target, sampler)), Some(transport)) = (&settings.traces, &transport) {
-        let exporter = transport.spans(target, gate.clone())?;
-        let sampler = Gated { sampler: sampler.clone(), gate: gate.clone() };
-        spans.with_sampler(sampler).with_batch_exporter(exporter).build()
-    } else {
-        // Not exported: they only have ids.
-        spans.with_sampler(Sampler::AlwaysOff).build()
+    let (telemetry, gate) = providers(service)?;
+    let bridge = match &telemetry.logger {
+        Some(logger) => Some(OpenTelemetryTracingBridge::new(logger).with_filter(filter(&config.log)?)),
+        None => None,
     };
-    let logger = if let (Some(target), Some(transport)) = (&settings.logs, &transport) {
-        let logs = SdkLoggerProvider::builder().with_resource(resource.clone());
-        Some(logs.with_batch_exporter(transport.logs(target)?).build())
-    } else {
-        None
-    };
-    let bridge = logger.as_ref().map(|logger| OpenTelemetryTracingBridge::new(logger).with_filter(exported));
     // Most order spans are created only while an exporter is active.
-    let detail = if settings.traces.is_some() { LevelFilter::DEBUG } else { LevelFilter::INFO };
+    let detail = if gate.is_some() { LevelFilter::DEBUG } else { LevelFilter::INFO };
     let spans = tracing_opentelemetry::layer()
-        .with_tracer(tracer.tracer(service))
+        .with_tracer(telemetry.tracer.tracer(service))
         .with_location(false)
         .with_threads(false)
         .with_target(false)
         .with_tracked_inactivity(false)
-        .with_filter(recorded(detail, gate));
+        .with_filter(recorded(detail));
+    let _ = RECORDED.set(gate);
     tracing_subscriber::registry()
         .with(lines(config.log_format).with_filter(filter(&config.log)?))
         .with(spans)
@@ -143,24 +123,45 @@ pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Tel
         .try_init()
         .context("telemetry was started twice")?;
 
-    let meter = meter(&settings, transport.as_ref(), resource)?;
-    global::set_meter_provider(meter.clone());
+    global::set_meter_provider(telemetry.meter.clone());
     crate::metrics::build_info();
-    Ok(Telemetry { tracer, meter, logger })
+    Ok(telemetry)
 }
 
-/// Instruments come from `opentelemetry::global::meter`; the admin endpoint serves this registry.
-fn meter(settings: &Settings, transport: Option<&Transport>, resource: Resource) -> anyhow::Result<SdkMeterProvider> {
+/// The providers of the three signals, and the gate of the spans if spans are exported.
+fn providers(service: &'static str) -> anyhow::Result<(Telemetry, Option<Gate>)> {
+    let environment = |name: &str| std::env::var(name).ok();
+    let traces = settings::target("TRACES", &environment)?;
+    let metrics = settings::target("METRICS", &environment)?;
+    let logs = settings::target("LOGS", &environment)?;
+    let resource = settings::resource(service);
+    let transport = Transport::start()?;
+
+    let gate = traces.as_ref().map(|_| Gate::new());
+    let spans = SdkTracerProvider::builder().with_resource(resource.clone());
+    let tracer = match (&traces, &gate) {
+        (Some(target), Some(gate)) => spans.with_batch_exporter(transport.spans(target, gate.clone())?).build(),
+        // Spans that are not exported only have ids.
+        _ => spans.with_sampler(Sampler::AlwaysOff).build(),
+    };
+
+    let mut logger = None;
+    if let Some(target) = &logs {
+        let provider = SdkLoggerProvider::builder().with_resource(resource.clone());
+        logger = Some(provider.with_batch_exporter(transport.logs(target)?).build());
+    }
+
+    // Instruments come from `opentelemetry::global::meter`; the admin endpoint serves this registry.
     let prometheus = opentelemetry_prometheus::exporter()
         .with_registry(prometheus::default_registry().clone())
         .scope_info_enabled(false)
         .build()
         .context("cannot set up metrics")?;
-    let mut provider = SdkMeterProvider::builder().with_resource(resource).with_reader(prometheus);
-    if let (Some(target), Some(transport)) = (&settings.metrics, transport) {
-        provider = provider.with_periodic_exporter(transport.metrics(target)?);
+    let mut meter = SdkMeterProvider::builder().with_resource(resource).with_reader(prometheus);
+    if let Some(target) = &metrics {
+        meter = meter.with_periodic_exporter(transport.metrics(target)?);
     }
-    Ok(provider.build())
+    Ok((Telemetry { tracer, meter: meter.build(), logger }, gate))
 }
 
 fn lines<S: Subscriber + for<'span> LookupSpan<'span>>(format: LogFormat) -> impl Layer<S> {
@@ -179,35 +180,22 @@ fn filter(log: &str) -> anyhow::Result<EnvFilter> {
     if let Some(odd) = log.split(',').map(str::trim).find(|part| !is_filter(part)) {
         bail!("LOG: {odd:?} is neither a level nor a directive; write it like `info` or `info,ingress=debug`");
     }
-    // OpenTelemetry logs each failed batch; `export` logs the beginning and the end of an outage.
-    EnvFilter::try_new(format!("opentelemetry=off,{log}"))
-        .with_context(|| format!("LOG={log:?} is not a log filter such as `info`"))
+    EnvFilter::try_new(log).with_context(|| format!("LOG={log:?} is not a log filter such as `info`"))
 }
 
 /// Selects the spans to record. It is evaluated for each span, without a cached interest: libraries such as sqlx
 /// probe whether a line would be logged, and a cached answer to that would drop the next span.
-fn recorded<S: Subscriber>(detail: LevelFilter, gate: Gate) -> impl Filter<S> {
-    let is_recorded = move |metadata: &Metadata<'_>| is_ours(metadata) && *metadata.level() <= detail;
+fn recorded<S: Subscriber>(detail: LevelFilter) -> impl Filter<S> {
+    let is_ours = move |metadata: &Metadata<'_>| is_ours(metadata) && *metadata.level() <= detail;
     let is_wanted = move |metadata: &Metadata<'_>, _: &layer::Context<'_, S>| {
-        is_recorded(metadata) && (*metadata.level() <= LevelFilter::INFO || gate.is_open())
+        is_ours(metadata) && (*metadata.level() <= LevelFilter::INFO || is_recorded())
     };
     DynFilterFn::new(is_wanted)
-        .with_callsite_filter(
-            move |metadata| {
-                if is_recorded(metadata) { Interest::sometimes() } else { Interest::never() }
-            },
-        )
+        .with_callsite_filter(move |metadata| if is_ours(metadata) { Interest::sometimes() } else { Interest::never() })
         .with_max_level_hint(detail)
 }
 
 /// Whether a span is ours. Libraries' spans may hold anything. Events are sent as logs, not with the spans.
 fn is_ours(metadata: &Metadata<'_>) -> bool {
     metadata.is_span() && metadata.fields().field("otel.kind").is_some()
-}
-
-/// Whether a log line comes from the exporters: sending it would create another one.
-fn is_transport(metadata: &Metadata<'_>) -> bool {
-    const TRANSPORT: [&str; 7] = ["opentelemetry", "h2", "hyper", "tonic", "tower", "reqwest", "rustls"];
-    let library = metadata.target().split("::").next().unwrap_or_default();
-    TRANSPORT.iter().any(|transport| library.split(['_', '-']).next() == Some(transport))
 }

@@ -1,13 +1,6 @@
 //! Settings of the database and the master key, shared by all programs.
 
-use std::{
-    ffi::OsString,
-    fs::File,
-    io,
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{ffi::OsString, fs::File, io, os::unix::fs::PermissionsExt, path::PathBuf, time::Duration};
 
 use clap::Args;
 use secrecy::{ExposeSecret, SecretString};
@@ -145,73 +138,59 @@ impl PoolConfig {
     }
 }
 
-/// The keys that secrets at rest are encrypted under. A program reads the keys of its own purposes only.
+/// The keys that secrets at rest are encrypted under. A program uses the keys of its own purposes only. Each text holds
+/// keys of the form `<id>:<Base64 of 32 bytes>`, separated by commas or lines; the first encrypts.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Master key")]
 pub struct MasterKeyConfig {
-    /// Keys of the form `<id>:<Base64 of 32 bytes>`, separated by commas; the first encrypts
+    /// Keys of the form `<id>:<Base64 of 32 bytes>`, separated by commas or lines; the first encrypts
     #[arg(long, env = "MASTER_KEY", hide_env_values = true)]
     pub master_key: Option<SecretString>,
-    /// A file with such keys, one per line, instead of `MASTER_KEY`
-    #[arg(long, env = "MASTER_KEY_FILE")]
-    pub master_key_file: Option<PathBuf>,
-    /// A file with the keys for partners' request keys [default: those of `MASTER_KEY_FILE`]
-    #[arg(long, env = "MASTER_KEY_PARTNERS_FILE")]
-    pub master_key_partners_file: Option<PathBuf>,
-    /// A file with the keys for webhook secrets [default: those of `MASTER_KEY_FILE`]
-    #[arg(long, env = "MASTER_KEY_WEBHOOKS_FILE")]
-    pub master_key_webhooks_file: Option<PathBuf>,
-    /// A file with the keys for profiles [default: those of `MASTER_KEY_FILE`]
-    #[arg(long, env = "MASTER_KEY_PROFILES_FILE")]
-    pub master_key_profiles_file: Option<PathBuf>,
+
+    /// The keys for partners' request keys [default: those of `MASTER_KEY`]
+    #[arg(long, env = "MASTER_KEY_PARTNERS", hide_env_values = true)]
+    pub master_key_partners: Option<SecretString>,
+
+    /// The keys for webhook secrets [default: those of `MASTER_KEY`]
+    #[arg(long, env = "MASTER_KEY_WEBHOOKS", hide_env_values = true)]
+    pub master_key_webhooks: Option<SecretString>,
+
+    /// The keys for profiles [default: those of `MASTER_KEY`]
+    #[arg(long, env = "MASTER_KEY_PROFILES", hide_env_values = true)]
+    pub master_key_profiles: Option<SecretString>,
 }
 
 /// The master keys are missing or unusable.
 #[derive(Debug, thiserror::Error)]
-pub enum MasterKeyError {
-    #[error("both MASTER_KEY and MASTER_KEY_FILE are set: set one")]
-    Both,
-    #[error("{setting}={path}: {cause}")]
-    Unreadable { setting: &'static str, path: PathBuf, cause: std::io::Error },
-    #[error("{setting}: {cause}")]
-    Vault { setting: &'static str, cause: VaultError },
+#[error("{setting}: {cause}")]
+pub struct MasterKeyError {
+    pub setting: &'static str,
+    pub cause: VaultError,
 }
 
 impl MasterKeyConfig {
-    /// The vault with the keys for these purposes. Other keys are not read.
+    /// The vault with the keys for these purposes; others are left out.
     pub fn vault(&self, rings: &[Keyring]) -> Result<Vault, MasterKeyError> {
-        if self.master_key.is_some() && self.master_key_file.is_some() {
-            return Err(MasterKeyError::Both);
-        }
-        let mut keys: Vec<(Keyring, &'static str, SecretString)> = Vec::new();
+        let none = SecretString::default();
+        let mut keys: Vec<(Keyring, &SecretString)> = Vec::new();
+        let mut setting = "MASTER_KEY";
         for ring in rings {
-            let (setting, own) = match ring {
-                Keyring::Partners => ("MASTER_KEY_PARTNERS_FILE", &self.master_key_partners_file),
-                Keyring::Webhooks => ("MASTER_KEY_WEBHOOKS_FILE", &self.master_key_webhooks_file),
-                Keyring::Profiles => ("MASTER_KEY_PROFILES_FILE", &self.master_key_profiles_file),
+            let (own_setting, own) = match ring {
+                Keyring::Partners => ("MASTER_KEY_PARTNERS", &self.master_key_partners),
+                Keyring::Webhooks => ("MASTER_KEY_WEBHOOKS", &self.master_key_webhooks),
+                Keyring::Profiles => ("MASTER_KEY_PROFILES", &self.master_key_profiles),
             };
-            let (setting, text) = match (own, &self.master_key, &self.master_key_file) {
-                (Some(path), ..) => (setting, read(setting, path)?),
-                (None, Some(keys), _) => ("MASTER_KEY", keys.clone()),
-                (None, None, Some(path)) => ("MASTER_KEY_FILE", read("MASTER_KEY_FILE", path)?),
-                (None, None, None) => ("MASTER_KEY", SecretString::default()),
+            let text;
+            (setting, text) = match own {
+                Some(own) => (own_setting, own),
+                None => ("MASTER_KEY", self.master_key.as_ref().unwrap_or(&none)),
             };
-            Vault::of(&[(*ring, &text)]).map_err(|cause| MasterKeyError::Vault { setting, cause })?;
-            keys.push((*ring, setting, text));
+            // Each text is checked alone first, so that the error names its setting.
+            Vault::of(&[(*ring, text)]).map_err(|cause| MasterKeyError { setting, cause })?;
+            keys.push((*ring, text));
         }
-        let setting = keys.last().map_or("MASTER_KEY", |(_, setting, _)| setting);
-        let rings: Vec<_> = keys.iter().map(|(ring, _, text)| (*ring, text)).collect();
-        Vault::of(&rings).map_err(|cause| MasterKeyError::Vault { setting, cause })
+        Vault::of(&keys).map_err(|cause| MasterKeyError { setting, cause })
     }
-}
-
-fn read(setting: &'static str, path: &Path) -> Result<SecretString, MasterKeyError> {
-    let text = std::fs::read_to_string(path).map_err(|cause| MasterKeyError::Unreadable {
-        setting,
-        path: path.to_owned(),
-        cause,
-    })?;
-    Ok(text.into())
 }
 
 #[cfg(test)]
@@ -219,6 +198,7 @@ mod tests {
     use std::{
         fs::{self, Permissions},
         os::unix::fs::symlink,
+        path::Path,
     };
 
     use super::*;

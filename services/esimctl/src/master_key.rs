@@ -22,7 +22,7 @@ use crate::{console::Console, reencrypt, secret_file};
 const EXAMPLES: &str = "Examples:
   esimctl master-key create master.key                 fails if the file exists
   esimctl master-key create master.key --if-missing    keeps an existing file
-  MASTER_KEY=new:…,first:… esimctl master-key create master.key --if-missing
+  NEW_MASTER_KEY=new:…,first:… esimctl master-key create master.key --if-missing
                                                        adds new keys to the old ones
   esimctl master-key status
   esimctl master-key reencrypt --replicas-restarted
@@ -36,8 +36,9 @@ pub enum Command {
     Create {
         /// The value for `MASTER_KEY_FILE`
         file: PathBuf,
-        /// Keys in the form of `MASTER_KEY` [default: a new random one]
-        #[arg(long, env = "MASTER_KEY", hide_env_values = true)]
+        /// Keys in the form of `MASTER_KEY` [default: a new random one]. Their variable is not `MASTER_KEY`, because
+        /// `MASTER_KEY_FILE` often names the file to create
+        #[arg(long, env = "NEW_MASTER_KEY", hide_env_values = true)]
         keys: Option<SecretString>,
         /// Don't fail if the file exists. Given keys replace its content if they include all of its keys
         #[arg(long)]
@@ -71,8 +72,8 @@ pub fn write(file: &Path, keys: Option<&SecretString>, keep: bool) -> anyhow::Re
         Some(keys) => entries(keys).collect::<Vec<_>>().join("\n"),
         None => format!("first:{}", BASE64_STANDARD.encode(rand::random::<[u8; 32]>())),
     };
-    let setting = if given.is_some() { "MASTER_KEY" } else { "the new key" };
-    Vault::parse(&content.as_str().into()).map_err(|cause| MasterKeyError::Vault { setting, cause })?;
+    let setting = if given.is_some() { "the given keys" } else { "the new key" };
+    Vault::parse(&content.as_str().into()).map_err(|cause| MasterKeyError { setting, cause })?;
     let content = format!("{content}\n");
 
     let path = file.display();
@@ -96,7 +97,7 @@ pub fn write(file: &Path, keys: Option<&SecretString>, keep: bool) -> anyhow::Re
             let new: BTreeSet<&str> = entries(&content).collect();
             if !entries(&old).all(|key| new.contains(key)) {
                 bail!(
-                    "{path} holds a key that MASTER_KEY doesn't: values under it could not be read again. Append the old keys to \
+                    "{path} holds a key that the given keys lack: values under it could not be read again. Append the old keys to \
                      the new one, separated by commas"
                 );
             }
@@ -132,7 +133,7 @@ mod tests {
 
         let other = format!("second:{}", BASE64_STANDARD.encode([2; 32]));
         let refused = create(&file, Some(&other), true).unwrap_err().to_string();
-        assert!(refused.contains("holds a key that MASTER_KEY doesn't"), "{refused}");
+        assert!(refused.contains("holds a key that the given keys lack"), "{refused}");
         assert_eq!(fs::read_to_string(&file).unwrap(), first);
         create(&file, Some(&format!("{other},{first}")), true).unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), format!("{other}\n{first}"));

@@ -9,7 +9,8 @@ use std::{
 use anyhow::{Context, ensure};
 use clap::Subcommand;
 use domain::OptionId;
-use serde_json::{Map, Value, json};
+use serde::Deserialize;
+use serde_json::{Value, json};
 use sqlx::Connection;
 use store::options::{self, ProductOption};
 
@@ -42,7 +43,6 @@ const MOST_FAULTS: usize = 10;
 const LONGEST_TEXT: usize = 255;
 /// The longest details as JSON, in bytes.
 const LONGEST_DETAILS: usize = 4 << 10;
-const FIELDS: [&str; 7] = ["option_id", "name", "provider", "provider_option_id", "environment", "enabled", "details"];
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
@@ -96,29 +96,34 @@ fn read(file: &str) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Parses and checks the whole file; the error names each wrong entry and field.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Catalogue {
+    options: Vec<Value>,
+}
+
+/// Parses and checks the whole file. The entries are read one by one, so that one error can name a fault of each.
 fn parse(text: &str) -> anyhow::Result<Vec<ProductOption>> {
-    let file: Value = serde_json::from_str(text).context("it is not JSON")?;
-    let mut file = match file {
-        Value::Object(file) => file,
-        _ => Map::new(),
-    };
-    let entries = match file.remove("options") {
-        Some(Value::Array(entries)) if file.is_empty() => entries,
-        _ => anyhow::bail!("it is not of the form {{\"options\": […]}}; see `esimctl option import --help`"),
-    };
+    let file: Catalogue = serde_json::from_str(text)
+        .context("the file is not of the form {\"options\": […]}; see `esimctl option import --help`")?;
     let mut faults = Vec::new();
-    let mut catalogue = Vec::with_capacity(entries.len());
-    let mut first_with: HashMap<OptionId, usize> = HashMap::with_capacity(entries.len());
-    for (index, entry) in entries.into_iter().enumerate() {
-        let Value::Object(values) = entry else {
-            faults.push(format!("options[{index}] is not an object"));
-            continue;
+    let mut catalogue = Vec::with_capacity(file.options.len());
+    let mut first_with: HashMap<OptionId, usize> = HashMap::with_capacity(file.options.len());
+    for (index, entry) in file.options.into_iter().enumerate() {
+        let option: ProductOption = match serde_path_to_error::deserialize(entry) {
+            Ok(option) => option,
+            Err(error) if error.path().iter().next().is_none() => {
+                faults.push(format!("options[{index}]: {}", error.inner()));
+                continue;
+            }
+            Err(error) => {
+                faults.push(format!("options[{index}].{}: {}", error.path(), error.inner()));
+                continue;
+            }
         };
-        let mut fields = Fields { faults: &mut faults, index, values };
-        let Some(option) = fields.read() else { continue };
+        faults.extend(fault(&option).map(|fault| format!("options[{index}].{fault}")));
         if let Some(first) = first_with.insert(option.option_id, index) {
-            fields.fault("option_id", &format!("is the same as in options[{first}]"));
+            faults.push(format!("options[{index}].option_id: the same as in options[{first}]"));
         }
         catalogue.push(option);
     }
@@ -131,106 +136,33 @@ fn parse(text: &str) -> anyhow::Result<Vec<ProductOption>> {
     Ok(catalogue)
 }
 
-/// Reads the fields of one entry and collects its faults.
-struct Fields<'a> {
-    faults: &'a mut Vec<String>,
-    index: usize,
-    /// The fields that are not read yet.
-    values: Map<String, Value>,
-}
-
-impl Fields<'_> {
-    fn fault(&mut self, field: &str, what: &str) {
-        self.faults.push(format!("options[{}] {field} {what}", self.index));
-    }
-
-    /// `None` means that a fault was recorded.
-    fn read(&mut self) -> Option<ProductOption> {
-        let known = self.faults.len();
-        let no_id = ", which is not a UUID with hyphens";
-        let option_id = self.parsed("option_id", |text| text.parse().ok(), no_id);
-        let name = self.text("name");
-        // The provider name is part of the subjects of its jobs.
-        let is_plain = |byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_');
-        let provider = self.parsed(
-            "provider",
-            |text| text.bytes().all(is_plain).then(|| text.to_owned()),
-            "; use lower case letters, digits, - and _ as in sandbox or usimsa",
-        );
-        let provider_option_id = self.text("provider_option_id");
-        let no_environment = "; it must be sandbox or live";
-        let environment = self.parsed("environment", |text| text.parse().ok(), no_environment);
-        let enabled = match self.values.remove("enabled") {
-            None => Some(true),
-            Some(Value::Bool(enabled)) => Some(enabled),
-            Some(_) => {
-                self.fault("enabled", "must be true or false");
-                None
-            }
-        };
-        let details = self.details();
-        for field in std::mem::take(&mut self.values).keys() {
-            let what = format!("is not a field; the fields are {}", FIELDS.join(", "));
-            self.fault(&format!("{field:?}"), &what);
+/// What the types of the fields cannot express; the first fault, with its field.
+fn fault(option: &ProductOption) -> Option<String> {
+    for (field, text) in
+        [("name", &option.name), ("provider", &option.provider), ("provider_option_id", &option.provider_option_id)]
+    {
+        if text.trim().is_empty() {
+            return Some(format!("{field}: must not be blank"));
         }
-        if self.faults.len() > known {
-            return None;
+        if text.chars().any(char::is_control) {
+            return Some(format!("{field}: must have no control character"));
         }
-        Some(ProductOption {
-            option_id: option_id?,
-            name: name?,
-            provider: provider?,
-            provider_option_id: provider_option_id?,
-            environment: environment?,
-            enabled: enabled?,
-            details: details?,
-        })
-    }
-
-    fn text(&mut self, field: &str) -> Option<String> {
-        let fault = match self.values.remove(field) {
-            None => "is missing".to_owned(),
-            Some(Value::String(text)) if text.trim().is_empty() => "is blank".to_owned(),
-            Some(Value::String(text)) if text.chars().any(char::is_control) => "has a control character".to_owned(),
-            Some(Value::String(text)) if text.chars().count() > LONGEST_TEXT => {
-                format!("is longer than {LONGEST_TEXT} characters")
-            }
-            Some(Value::String(text)) => return Some(text),
-            Some(_) => "is not a string".to_owned(),
-        };
-        self.fault(field, &fault);
-        None
-    }
-
-    /// Parses a text. The fault of a refused text quotes it, followed by `hint`.
-    fn parsed<T>(&mut self, field: &str, parse: impl FnOnce(&str) -> Option<T>, hint: &str) -> Option<T> {
-        let text = self.text(field)?;
-        let parsed = parse(&text);
-        if parsed.is_none() {
-            self.fault(field, &format!("is {text:?}{hint}"));
+        if text.chars().count() > LONGEST_TEXT {
+            return Some(format!("{field}: must be at most {LONGEST_TEXT} characters long"));
         }
-        parsed
     }
-
-    fn details(&mut self) -> Option<Map<String, Value>> {
-        let fault = match self.values.remove("details") {
-            None => return Some(Map::new()),
-            Some(Value::Object(details)) => {
-                let text = Value::from(details.clone()).to_string();
-                // PostgreSQL stores no NUL.
-                if text.replace("\\\\", "").contains("\\u0000") {
-                    "must hold no NUL"
-                } else if text.len() > LONGEST_DETAILS {
-                    "must be at most 4096 bytes of JSON"
-                } else {
-                    return Some(details);
-                }
-            }
-            Some(_) => "must be a JSON object",
-        };
-        self.fault("details", fault);
-        None
+    // The name of a provider is part of the subjects of its jobs.
+    let is_plain = |byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_');
+    if !option.provider.bytes().all(is_plain) {
+        let rule = "use lower case letters, digits, - and _ as in sandbox or usimsa";
+        return Some(format!("provider: {:?} is not a name; {rule}", option.provider));
     }
+    let details = Value::from(option.details.clone()).to_string();
+    // PostgreSQL stores no NUL. An escaped backslash before `u0000` is text.
+    if details.replace("\\\\", "").contains("\\u0000") {
+        return Some("details: must hold no NUL".into());
+    }
+    (details.len() > LONGEST_DETAILS).then(|| format!("details: must be at most {LONGEST_DETAILS} bytes of JSON"))
 }
 
 fn row(option: &ProductOption) -> Row<6> {
@@ -281,36 +213,43 @@ mod tests {
     #[test]
     fn each_fault_names_its_entry_and_field() {
         for (field, value, fault_is) in testkit::rows! {
-            "name", Value::Null => "name is missing";
-            "name", json!(" ") => "name is blank";
-            "name", json!(5) => "name is not a string";
-            "name", json!("a\u{0}") => "name has a control character";
+            "name", Value::Null => ": missing field `name`";
+            "name", json!(" ") => ".name: must not be blank";
+            "name", json!(5) => ".name: invalid type: integer `5`, expected a string";
+            "name", json!("a\u{0}") => ".name: must have no control character";
             "provider_option_id", json!("x".repeat(256))
-                => "provider_option_id is longer than 255 characters";
-            "option_id", json!("1") => r#"option_id is "1", which is not a UUID with hyphens"#;
+                => ".provider_option_id: must be at most 255 characters long";
+            "option_id", json!("1")
+                => ".option_id: UUID parsing failed: invalid length: found 1";
             "provider", json!("e.*")
-                => r#"provider is "e.*"; use lower case letters, digits, - and _ as in sandbox or usimsa"#;
-            "environment", json!("test") => r#"environment is "test"; it must be sandbox or live"#;
-            "enabled", json!("yes") => "enabled must be true or false";
-            "details", json!("JP") => "details must be a JSON object";
-            "details", json!({"text": "x".repeat(4096)}) => "details must be at most 4096 bytes of JSON";
-            "details", json!({"text": "\u{0}"}) => "details must hold no NUL";
+                => r#".provider: "e.*" is not a name; use lower case letters, digits, - and _ as in sandbox or usimsa"#;
+            "environment", json!("test")
+                => ".environment: unknown variant `test`, expected `sandbox` or `live`";
+            "enabled", json!("yes") => r#".enabled: invalid type: string "yes", expected a boolean"#;
+            "details", json!("JP") => r#".details: invalid type: string "JP", expected a map"#;
+            "details", json!({"text": "x".repeat(4096)}) => ".details: must be at most 4096 bytes of JSON";
+            "details", json!({"text": "\u{0}"}) => ".details: must hold no NUL";
             "price", json!(1)
-                => r#""price" is not a field; the fields are option_id, name, provider, provider_option_id, environment, enabled, details"#;
+                => ".price: unknown field `price`, expected one of `option_id`, `name`, `provider`, \
+                    `provider_option_id`, `environment`, `enabled`, `details`";
         } {
-            assert_eq!(fault(&json!([with(field, value)])), format!("options[0] {fault_is}"));
+            assert_eq!(fault(&json!([with(field, value)])), format!("options[0]{fault_is}"));
         }
     }
 
     #[test]
-    fn all_faults_come_at_once_and_many_are_counted() {
+    fn all_entries_with_a_fault_come_at_once_and_many_are_counted() {
         let entries = json!([entry(), entry(), "x", with("name", Value::Null)]);
-        assert_eq!(
-            fault(&entries),
-            "options[1] option_id is the same as in options[0]; options[2] is not an object; options[3] name is missing"
-        );
-        let many = fault(&Value::Array(vec![json!({}); 3]));
-        assert!(many.ends_with("options[1] environment is missing; and 5 more"), "{many}");
+        let faults = fault(&entries);
+        for part in [
+            "options[1].option_id: the same as in options[0]; ",
+            "options[2]: invalid type: string \"x\"",
+            "options[3]: missing field `name`",
+        ] {
+            assert!(faults.contains(part), "{faults}");
+        }
+        let many = fault(&Value::Array(vec![json!({}); 12]));
+        assert!(many.ends_with("options[9]: missing field `option_id`; and 2 more"), "{many}");
     }
 
     #[test]

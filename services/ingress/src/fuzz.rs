@@ -19,17 +19,17 @@ use tower::ServiceExt;
 use webhooks::qr::QrGate;
 
 use crate::{
-    access::{authentication::Authenticator, directory::Directory, replays::Replays},
+    access::{authentication::Authenticator, directory::Directory},
     http::routes::QR,
     metrics::Metrics,
-    orders::request::{self, Largest},
-    pages::qr::{self, Drawing},
+    orders::request::{self, OrderSize},
+    pages::qr::{self, QrRenderer},
 };
 
 const ACCESS_KEY: &str = "ak_fuzz";
 const MASTER_KEY: &str = "fuzz:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 const QR_KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
-const LIMITS: Largest = Largest { items: 100, units: 1000 };
+const LIMITS: OrderSize = OrderSize { items: 100, units: 1000 };
 
 /// The parts of ingress that read untrusted bytes, without a database.
 pub struct Harness {
@@ -57,13 +57,12 @@ impl Default for Harness {
             let vault = Vault::of(&[(Keyring::Partners, &MASTER_KEY.to_owned().into())]).expect("a key");
             let directory = Directory::new(database, vault);
             directory.learn_for_fuzzing(ACCESS_KEY, secret.clone(), required);
-            let replays = Replays::new(1000, Duration::from_secs(15));
-            Authenticator::new("Service", Arc::new(directory), replays, Metrics::default())
+            Authenticator::new("Service", Arc::new(directory), Metrics::default())
         });
         let gate = QrGate::new(Keys::parse(&QR_KEY.to_owned().into()).expect("a key"), None);
         let [open, closed] = [QrGate::default(), gate.clone()].map(|gate| {
-            let drawing = Drawing::new(gate, 4, NonZeroU32::MAX, Duration::from_secs(10));
-            Router::new().route(QR, get(qr::draw)).with_state(drawing)
+            let renderer = QrRenderer::new(gate, 4, NonZeroU32::MAX, Duration::from_secs(10));
+            Router::new().route(QR, get(qr::show)).with_state(renderer)
         });
         drop(entered);
         Self { tokio, authenticators, secret, open, closed, gate }

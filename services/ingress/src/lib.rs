@@ -1,12 +1,17 @@
-//! Ingress accepts orders: it authenticates a partner's request, validates it, stores the order and
-//! publishes a job for each placement.
+//! Ingress accepts orders: it authenticates a partner's request, validates it, stores the order and publishes a job for
+//! each placement.
 //!
-//! Guarantee: a 201 is sent only after the order is committed. A 4xx or 503 is sent only if nothing is
-//! bought, now or later. Jobs only save time: provisioners find placements without a job in the database.
+//! Guarantee: a 201 is sent only after the order is committed. A 4xx or 503 is sent only if nothing is bought, now or
+//! later. Jobs only save time: provisioners find placements without a job in the database.
 //!
-//! The folders follow a request: [`http`] serves connections and names the errors. [`access`] authenticates requests
-//! and limits their load. [`orders`] stores and answers orders; [`self_service`] answers all other signed requests.
-//! [`pages`] serves the documentation and the QR codes. [`metrics`] counts.
+//! The folders follow a request:
+//!
+//! 1. [`http`] accepts the connection, knows when an answer has left, and shapes and records errors.
+//! 2. [`access`] authenticates the request and applies the limits of the partner and of this process.
+//! 3. [`orders`] parses, stores and answers a create-order request; [`self_service`] answers all other signed requests.
+//! 4. [`pages`] serves what needs no key: the documentation and the QR codes.
+//!
+//! [`metrics`] counts what they do. [`run`] connects the parts and lives until the soft stop.
 
 mod access;
 #[cfg(fuzzing)]
@@ -21,17 +26,20 @@ mod self_service;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context;
+use axum::Router;
 use clap::Parser;
 use domain::TopupIds;
-use pipeline::{Nats, NatsConfig, timing::PLACEMENT_WAIT_MAX};
+use pipeline::{Batcher, Nats, NatsConfig, publish::Job, timing::PLACEMENT_WAIT_MAX};
 use runtime::{
     CommonConfig, Shutdown,
     config::BadSetting,
     health::{self, Readiness},
 };
+use signing::qr::Keys;
 use store::{
+    Database,
     config::{MasterKeyConfig, PoolConfig},
-    vault::Keyring,
+    vault::{Keyring, Vault},
 };
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::sync::Semaphore;
@@ -42,10 +50,7 @@ use webhooks::{
 };
 
 use crate::{
-    access::{
-        admission::Admission, authentication::Authenticator, directory::Directory, limits::LimitsConfig,
-        replays::Replays,
-    },
+    access::{admission::Admission, authentication::Authenticator, directory::Directory, limits::LimitsConfig},
     http::{
         observe::Observer,
         routes::{self, App},
@@ -55,13 +60,13 @@ use crate::{
     orders::{
         accept::{self, InsertOrders, Orders},
         handshake::Handshake,
-        request::Largest,
+        request::OrderSize,
     },
-    pages::qr::Drawing,
-    self_service::{Desk, Turns, openapi},
+    pages::qr::QrRenderer,
+    self_service::{SelfService, openapi},
 };
 
-/// The most lookups of new webhook URLs' hosts in flight.
+/// The maximum number of lookups of new webhook URLs' hosts in flight.
 const RESOLVING: usize = 8;
 
 /// Accepts signed orders from partners
@@ -71,49 +76,66 @@ pub struct Config {
     /// Address of the partner API
     #[arg(long, env = "LISTEN", default_value = "127.0.0.1:8080")]
     pub listen: SocketAddr,
+
     /// Address of `/livez`, `/readyz` and `/metrics`
     #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:8081")]
     pub admin_listen: SocketAddr,
+
     /// Brand in the header names `X-<Brand>-Access-Key`, `-Signature` and `-Timestamp`
     #[arg(long, env = "BRAND", default_value = "Service", value_parser = brand)]
     pub brand: String,
+
     /// Public base URL of ingress, used in `qrcode_img_url`
     #[arg(long, env = "PUBLIC_URL", value_parser = public_url)]
     pub public_url: String,
-    /// Longest wait for the verdict on an order, at most 20s; a rejection that arrives in time becomes a 422. 0 never
-    /// waits
+
+    /// Maximum wait for the verdict on an order, at most 20s; a rejection that arrives in time becomes a 422, and after
+    /// the wait the order gets its 201. With 0 ingress never waits.
     #[arg(long, env = "PLACEMENT_WAIT", default_value = "2s", value_parser = placement_wait)]
     pub placement_wait: Duration,
-    /// Most requests that wait for an undecided order with the same external id; more get a 503
+
+    /// Maximum number of requests that wait for an undecided order with the same external id; further requests get 503.
     #[arg(long, env = "DUPLICATES_WAITING", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
     pub duplicates_waiting: u16,
-    /// Most items in one order; large orders need a larger `MAX_BODY`
+
+    /// Maximum number of items in one order; a larger order gets 422. Large orders need a larger `MAX_BODY`.
     #[arg(long, env = "MAX_ITEMS", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..))]
     pub max_items: u16,
-    /// Most units in one order
+
+    /// Maximum number of units in one order; a larger order gets 422.
     #[arg(long, env = "MAX_UNITS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub max_units: u32,
+
     #[command(flatten)]
     pub qr: QrConfig,
+
     /// Draw QR pictures without a MAC until this time, such as `2027-01-31T00:00:00Z`, although `QR_KEYS` are set
     /// [default: never]
     #[arg(long, env = "QR_BARE_UNTIL", value_parser = moment)]
     pub qr_bare_until: Option<OffsetDateTime>,
+
     /// Providers that the provisioners serve; live partners can order only their options
     #[arg(long, env = "PROVIDERS", default_value = "sandbox", value_delimiter = ',', value_parser = pipeline::streams::provider_name)]
     pub providers: Vec<String>,
+
     #[command(flatten)]
     pub limits: LimitsConfig,
+
     #[command(flatten)]
     pub guard: GuardConfig,
+
     #[command(flatten)]
     pub http: HttpConfig,
+
     #[command(flatten)]
     pub database: PoolConfig,
+
     #[command(flatten)]
     pub nats: NatsConfig,
+
     #[command(flatten)]
     pub master_key: MasterKeyConfig,
+
     #[command(flatten)]
     pub common: CommonConfig,
 }
@@ -143,74 +165,29 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         let database = database.clone();
         move || database.connections()
     });
-    let vault = config.master_key.vault(&Keyring::ALL).map_err(BadSetting::error)?;
-    let qr_keys = config.qr.keys().map_err(BadSetting::error)?;
-    let connections = config.database.database_connections;
-    if u32::from(config.limits.self_service_concurrency) > connections {
-        tracing::warn!(
-            turns = config.limits.self_service_concurrency,
-            connections,
-            "SELF_SERVICE_CONCURRENCY is larger than DATABASE_CONNECTIONS: requests of partners other than orders can \
-             take all connections from orders"
-        );
-    }
-    let nats = Nats::connect(&config.nats, "ingress").await?;
+    warn_of_many_connections(&config);
+    let parts = Parts {
+        vault: config.master_key.vault(&Keyring::ALL).map_err(BadSetting::error)?,
+        qr_keys: config.qr.keys().map_err(BadSetting::error)?,
+        nats: Nats::connect(&config.nats, "ingress").await?,
+        metrics: Metrics::default(),
+        database,
+    };
     let listener = runtime::listener::bind("LISTEN", config.listen).await?;
 
-    // Ingress is ready without NATS: redrive picks the orders up.
+    // Ingress is ready without NATS: provisioners find the orders in the database.
     let readiness = Readiness::new(&shutdown, &["database"]);
     health::serve(config.admin_listen, readiness.clone()).await?;
-    let directory = Arc::new(Directory::new(database.clone(), vault.clone()));
+    let directory = Arc::new(Directory::new(parts.database.clone(), parts.vault.clone()));
     shutdown.spawn("directory", Arc::clone(&directory).refresh(readiness, shutdown.clone()));
-    let jobs = nats.jobs(&shutdown);
+    let jobs = parts.nats.jobs(&shutdown);
     let providers = config.providers.iter().map(String::as_str).chain([accept::SANDBOX]);
-    let handshake = Handshake::new(&nats, providers, &shutdown);
+    let handshake = Handshake::new(&parts.nats, providers, &shutdown);
     let mut listening = tokio::spawn(Arc::clone(&handshake).listen());
 
-    let metrics = Metrics::default();
-    let limits = config.limits.clone();
-    let replays = Replays::new(limits.replays_remembered, limits.body_timeout);
-    let name_servers = config.guard.webhook_resolvers.clone();
-    let guard = config.guard.guard().http_live(config.http.webhook_http_live);
-    let app = App {
-        authenticator: Authenticator::new(&config.brand, Arc::clone(&directory), replays, metrics.clone()),
-        admission: Admission::new(&limits, config.max_units),
-        largest: Largest { items: config.max_items.into(), units: config.max_units.into() },
-        desk: Desk {
-            database: database.clone(),
-            turns: Turns::new(limits.self_service_concurrency.into()),
-            vault,
-            dns: Dns::new(guard.clone(), &name_servers)?,
-            resolving: Semaphore::new(RESOLVING),
-            guard,
-            qr: QrUrls::new(config.public_url.clone(), qr_keys.clone()),
-            providers: config.providers.clone(),
-            stop: shutdown.soft(),
-        },
-        orders: Arc::new(Orders {
-            commit: InsertOrders::start(&database, &jobs, &shutdown),
-            database,
-            directory,
-            handshake: Arc::clone(&handshake),
-            jobs,
-            topup_ids: TopupIds::new(rand::random()),
-            providers: config.providers,
-            placement_wait: config.placement_wait,
-            queue_deadline: limits.queue_deadline,
-            duplicates: Semaphore::new(config.duplicates_waiting.into()),
-            metrics: metrics.clone(),
-            shutdown: shutdown.clone(),
-        }),
-        metrics: metrics.clone(),
-        limits: limits.clone(),
-    };
-    let observer = Observer::new(metrics, limits.refusals_logged, &config.brand, &config.public_url);
-    let gate = QrGate::new(qr_keys, config.qr_bare_until.map(OffsetDateTime::unix_timestamp));
-    let drawing = Drawing::new(gate, limits.qr_concurrency, limits.qr_rate, limits.qr_wait);
-    let document = openapi::document(&config.brand).context("the OpenAPI document")?;
-    let pages = pages::router(&config.brand, &document);
-    let router = routes::router(Arc::new(app), pages, drawing, Arc::clone(&observer));
-    let server = Server::new(&limits, router, observer, shutdown.clone());
+    let orders = accept_orders(&config, &parts, &directory, Arc::clone(&handshake), jobs, &shutdown);
+    let router = router(&config, &parts, directory, orders, &shutdown)?;
+    let server = Server::new(&config.limits, router, shutdown.clone());
     tracing::info!(listen = %config.listen, admin = %config.admin_listen, "ingress is listening");
     shutdown.spawn("server", server.serve(listener));
 
@@ -226,6 +203,94 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         handshake.drain().await;
     }
     listening.abort();
-    nats.flush().await;
+    parts.nats.flush().await;
     finished.and(listened)
+}
+
+/// What several parts of the process share.
+struct Parts {
+    database: Database,
+    vault: Vault,
+    nats: Nats,
+    qr_keys: Keys,
+    metrics: Metrics,
+}
+
+fn warn_of_many_connections(config: &Config) {
+    let connections = config.database.database_connections;
+    if u32::from(config.limits.self_service_concurrency) > connections {
+        tracing::warn!(
+            self_service = config.limits.self_service_concurrency,
+            connections,
+            "SELF_SERVICE_CONCURRENCY is larger than DATABASE_CONNECTIONS: requests of partners other than orders can \
+             take all connections from orders"
+        );
+    }
+}
+
+/// Makes what stores and answers orders.
+fn accept_orders(
+    config: &Config,
+    parts: &Parts,
+    directory: &Arc<Directory>,
+    handshake: Arc<Handshake>,
+    jobs: Batcher<Job>,
+    shutdown: &Shutdown,
+) -> Arc<Orders> {
+    Arc::new(Orders {
+        commit: InsertOrders::start(&parts.database, &jobs, shutdown),
+        database: parts.database.clone(),
+        directory: Arc::clone(directory),
+        handshake,
+        jobs,
+        topup_ids: TopupIds::new(rand::random()),
+        providers: config.providers.clone(),
+        placement_wait: config.placement_wait,
+        queue_deadline: config.limits.queue_deadline,
+        duplicates: Semaphore::new(config.duplicates_waiting.into()),
+        metrics: parts.metrics.clone(),
+        shutdown: shutdown.clone(),
+    })
+}
+
+/// Makes what answers self-service requests.
+fn self_service(config: &Config, parts: &Parts, shutdown: &Shutdown) -> anyhow::Result<SelfService> {
+    let guard = config.guard.clone().guard().http_live(config.http.webhook_http_live);
+    Ok(SelfService {
+        database: parts.database.clone(),
+        connections: Semaphore::new(config.limits.self_service_concurrency.into()),
+        vault: parts.vault.clone(),
+        dns: Dns::new(guard.clone(), &config.guard.webhook_resolvers)?,
+        resolving: Semaphore::new(RESOLVING),
+        guard,
+        qr: QrUrls::new(config.public_url.clone(), parts.qr_keys.clone()),
+        providers: config.providers.clone(),
+        stop: shutdown.soft(),
+    })
+}
+
+/// Makes the router of all requests.
+fn router(
+    config: &Config,
+    parts: &Parts,
+    directory: Arc<Directory>,
+    orders: Arc<Orders>,
+    shutdown: &Shutdown,
+) -> anyhow::Result<Router> {
+    let limits = &config.limits;
+    let app = App {
+        authenticator: Authenticator::new(&config.brand, directory, parts.metrics.clone()),
+        admission: Admission::new(limits, config.max_units),
+        limits: limits.clone(),
+        max_order: OrderSize { items: config.max_items.into(), units: config.max_units.into() },
+        orders,
+        metrics: parts.metrics.clone(),
+        self_service: self_service(config, parts, shutdown)?,
+    };
+    let observer = Observer::new(parts.metrics.clone(), limits.refusals_logged, &config.brand, &config.public_url);
+    let gate = QrGate::new(parts.qr_keys.clone(), config.qr_bare_until.map(OffsetDateTime::unix_timestamp));
+    let pictures = QrRenderer::new(gate, limits.qr_concurrency, limits.qr_rate, limits.qr_wait);
+    let document = openapi::document(&config.brand).context("the OpenAPI document")?;
+    let pages = pages::router(&config.brand, &document);
+    Ok(routes::router(Arc::new(app), pages, pictures, observer))
 }

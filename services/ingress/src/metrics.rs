@@ -1,4 +1,5 @@
-//! The metrics of ingress. Attributes are bounded and never hold a path or text from a request.
+//! The metrics of ingress. Labels are bounded and never hold a path or text from a request; a reason is the code of an
+//! error, or the name of a limit. Partners beyond the first hundred share a series.
 
 use std::{
     collections::HashSet,

@@ -230,9 +230,9 @@ async fn watch(database: Database, readiness: Readiness, shutdown: Shutdown) -> 
         // Only a failed connection counts. A newer schema is normal during a rollout.
         let checked = database.run(async |connection| schema::check(connection).await);
         if let Err(SchemaError::Store(error)) = checked.await {
-            readiness.unwell("database", error.to_string());
+            readiness.set_not_ready("database", error.to_string());
         } else {
-            readiness.well("database");
+            readiness.set_ready("database");
         }
     }
     Ok(())

@@ -131,9 +131,9 @@ pub async fn watch(
             Ok::<_, store::Error>(())
         });
         match refreshed.await {
-            Ok(()) => readiness.well("database"),
+            Ok(()) => readiness.set_ready("database"),
             Err(error) => {
-                readiness.unwell("database", "it does not respond");
+                readiness.set_not_ready("database", "it does not respond");
                 tracing::warn!(%error, "cannot refresh what is known of the providers");
             }
         }

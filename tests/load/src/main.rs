@@ -62,7 +62,7 @@ fn main() -> ExitCode {
         let arguments: Vec<OsString> = std::env::args_os().collect();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         if arguments.get(1).is_some_and(|first| first == "grow") {
-            let grow = Grow::parse_from(&arguments[1..]);
+            let grow: Grow = ::runtime::config::parse_from(arguments.into_iter().skip(1));
             return runtime.block_on(checked(&grow.system, grow.run()));
         }
         let settings = Settings::parse_from(arguments);

@@ -55,9 +55,10 @@ pub enum Safeguard {
     RefusalInTime,
     /// A second POST is answered "already taken" only after the order can no longer be refused
     Undecided,
-    /// Readiness of an order that is still being answered goes through its ingress, which publishes it only once the
-    /// answer has left
+    /// Readiness of an order that is still being answered goes to its ingress, not to the stream
     AnsweredFirst,
+    /// Ingress publishes such readiness only once the answer has left
+    HeldReadiness,
     /// A placement whose answer waits for no verdict isn't due before `answer_by`: its first lease is longer
     FirstLease,
     /// A delivery isn't due before `answer_by`, and ingress doesn't answer after it

@@ -53,10 +53,10 @@ impl Protocol {
             | Action::CrashProvisioner(by) => self.provisioner_step(state, by, action),
             Action::Record { by, announces } => self.record(state, by, announces),
             Action::TakeReport(index) => {
-                let pending = state.is_pending();
+                let holds = state.is_pending() && self.has(Safeguard::HeldReadiness);
                 let row = &mut state.rows[index];
                 row.report = false;
-                if pending {
+                if holds {
                     row.held = true;
                 } else {
                     row.event = true;

@@ -54,8 +54,9 @@ fn the_promise_holds_for_an_order_of_two_providers() {
 #[test]
 fn without_any_one_safeguard_the_promise_breaks() {
     use Safeguard::{
-        Abandon, AnswerBy, AnsweredFirst, EarlyClock, FirstLease, IdempotentClaim, LookUp, RecordedAttempt,
-        RecordedDelivery, Redrive, RefusalInTime, RefusalTransaction, Settle, Sweep, SweepFence, Undecided,
+        Abandon, AnswerBy, AnsweredFirst, EarlyClock, FirstLease, HeldReadiness, IdempotentClaim, LookUp,
+        RecordedAttempt, RecordedDelivery, Redrive, RefusalInTime, RefusalTransaction, Settle, Sweep, SweepFence,
+        Undecided,
     };
     let breaks = |safeguard| breaks(&without(safeguard));
     for safeguard in [RecordedAttempt, LookUp, Abandon, EarlyClock] {
@@ -67,7 +68,7 @@ fn without_any_one_safeguard_the_promise_breaks() {
         let bought = [Promise::BoughtOnce, Promise::NothingForRefused];
         assert!(bought.contains(&promise), "{safeguard:?} breaks {promise:?}");
     }
-    for safeguard in [AnsweredFirst, FirstLease, AnswerBy] {
+    for safeguard in [AnsweredFirst, HeldReadiness, FirstLease, AnswerBy] {
         assert_eq!(breaks(safeguard), Promise::AnswerFirst, "{safeguard:?}");
     }
     for safeguard in [Redrive, Sweep, SweepFence, RecordedDelivery] {

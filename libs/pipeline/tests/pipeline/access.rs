@@ -19,20 +19,17 @@ async fn server(folder: &Path) -> NatsServer {
     std::fs::create_dir(folder.join("secrets")).unwrap();
     let passwords = USERS.map(|user| format!("{}_PASSWORD: \"{user}-secret\"\n", user.to_uppercase()));
     std::fs::write(folder.join("secrets/passwords.conf"), passwords.concat()).unwrap();
-    for user in USERS {
-        std::fs::write(folder.join(user), format!("{user}-secret\n")).unwrap();
-    }
     NatsServer::start_with(folder, Some(&folder.join("nats.conf"))).await.unwrap()
 }
 
-fn access(folder: &Path, user: &str) -> NatsAccess {
-    NatsAccess { nats_password_file: Some(folder.join(user)), ..NatsAccess::default() }
+fn access(user: &str) -> NatsAccess {
+    NatsAccess { nats_password: Some(format!("{user}-secret").into()), ..NatsAccess::default() }
 }
 
 /// A service's connection, and the refusals of the server.
-async fn connect(server: &NatsServer, folder: &Path, user: &str) -> (Client, mpsc::UnboundedReceiver<String>) {
+async fn connect(server: &NatsServer, user: &str) -> (Client, mpsc::UnboundedReceiver<String>) {
     let (told, refusals) = mpsc::unbounded_channel();
-    let options = access(folder, user).options(user).unwrap().event_callback(move |event| {
+    let options = access(user).options(user).unwrap().event_callback(move |event| {
         if let Event::ServerError(ServerError::Other(refusal)) = event {
             let _ = told.send(refusal);
         }
@@ -52,7 +49,7 @@ async fn settled(client: &Client) {
 async fn a_stage_has_what_it_needs() {
     let folder = tempfile::tempdir().unwrap();
     let server = server(folder.path()).await;
-    let operator = connect(&server, folder.path(), "operator").await.0;
+    let operator = connect(&server, "operator").await.0;
     for (user, subjects) in [
         ("ingress", &["topup.job.sandbox", "topup.ready.batch"][..]),
         ("provisioner", &["topup.ready.batch", "topup.answer.i1", "topup.heartbeat.sandbox"]),
@@ -60,7 +57,7 @@ async fn a_stage_has_what_it_needs() {
     ] {
         let config = NatsConfig {
             nats_url: SecretString::from(server.url()),
-            access: access(folder.path(), user),
+            access: access(user),
             stream_prefix: String::new(),
             stream_replicas: 1,
         };
@@ -84,7 +81,7 @@ async fn a_stage_has_what_it_needs() {
 async fn a_stage_may_not_do_the_work_of_another() {
     let folder = tempfile::tempdir().unwrap();
     let server = server(folder.path()).await;
-    let operator = connect(&server, folder.path(), "operator").await.0;
+    let operator = connect(&server, "operator").await.0;
     let mut all = operator.subscribe(">").await.unwrap();
     settled(&operator).await;
     let denied: [(&str, &[&str]); 3] = testkit::rows! {
@@ -105,7 +102,7 @@ async fn a_stage_may_not_do_the_work_of_another() {
         ];
     };
     for (user, subjects) in denied {
-        let (client, mut refusals) = connect(&server, folder.path(), user).await;
+        let (client, mut refusals) = connect(&server, user).await;
         for subject in subjects {
             client.publish(*subject, "forged".into()).await.unwrap();
             let refusal = tokio::time::timeout(PATIENCE, refusals.recv()).await.unwrap().unwrap();
@@ -120,7 +117,7 @@ async fn a_stage_may_not_do_the_work_of_another() {
         ("notifier", "topup.answer.*"),
         ("notifier", ">"),
     ] {
-        let (client, mut refusals) = connect(&server, folder.path(), user).await;
+        let (client, mut refusals) = connect(&server, user).await;
         let _subscription = client.subscribe(subject).await.unwrap();
         let refusal = refusals.recv().await.unwrap();
         assert!(refusal.contains("Permissions Violation for Subscription"), "{user} {subject}: {refusal}");
@@ -140,8 +137,8 @@ async fn only_a_known_user_connects() {
     let folder = tempfile::tempdir().unwrap();
     let server = server(folder.path()).await;
     assert!(async_nats::connect(server.url()).await.is_err());
-    std::fs::write(folder.path().join("ingress"), "guessed").unwrap();
-    let guessed = access(folder.path(), "ingress").options("ingress").unwrap();
+    let guessed = NatsAccess { nats_password: Some("guessed".into()), ..NatsAccess::default() };
+    let guessed = guessed.options("ingress").unwrap();
     assert!(guessed.connect(server.url()).await.is_err());
 }
 

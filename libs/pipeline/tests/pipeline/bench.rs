@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use async_nats::jetstream::{self, consumer, stream};
-use pipeline::lanes::{Limits, Slot};
-use pipeline::worker::{self, Found, Look, Settings, Stage, Ticket, Trigger};
+use pipeline::worker::{self, Class, Found, LaneState, Limits, Look, Permit, Settings, Stage, Ticket, Trigger};
 use pipeline::{Nats, NatsAccess, NatsConfig, streams::Source};
 use runtime::Shutdown;
 use secrecy::SecretString;
@@ -42,10 +41,10 @@ impl Bench {
         bench
     }
 
-    /// The same, with the stage running on it: see [`Bench::start`].
-    pub async fn running(rows: &Arc<Rows>, slots: usize) -> (Self, Running) {
+    /// The same, with the stage running on it; see [`Bench::start`].
+    pub async fn running(rows: &Arc<Rows>, permits: usize) -> (Self, Running) {
         let bench = Self::new().await;
-        let running = bench.start(rows, slots).await;
+        let running = bench.start(rows, permits).await;
         (bench, running)
     }
 
@@ -76,14 +75,9 @@ impl Bench {
         self.nats.publish(self.subject(), json!({ "rows": rows }), None).await;
     }
 
-    /// Runs the stage with this number of slots on its own connection.
-    pub async fn start(&self, rows: &Arc<Rows>, slots: usize) -> Running {
-        let limits = Limits { slots, per_lane: slots, per_partner: slots, slow: PATIENCE, stale: PATIENCE };
-        self.start_with(rows, limits).await
-    }
-
-    /// The same with these limits.
-    pub async fn start_with(&self, rows: &Arc<Rows>, limits: Limits) -> Running {
+    /// Runs the stage with this number of permits on its own connection.
+    pub async fn start(&self, rows: &Arc<Rows>, permits: usize) -> Running {
+        let limits = Limits { permits, per_lane: permits, per_partner: permits, slow: PATIENCE };
         let source = Source {
             stream: "TOPUP_JOBS",
             durable: DURABLE.into(),
@@ -91,7 +85,12 @@ impl Bench {
             // Long, so that a redelivery happens only on request.
             ack_wait: Duration::from_mins(5),
         };
-        let settings = Settings { source: Some(source), limits, provider: None };
+        let limit = Arc::clone(&rows.lane_limit);
+        let lane = Arc::new(move |lane: &str| {
+            let permits = if lane.is_empty() { usize::MAX } else { limit.load(Ordering::SeqCst) };
+            LaneState { permits, accepts_fresh: permits > 1 }
+        });
+        let settings = Settings { source: Some(source), limits, lane, provider: None };
         let shutdown = Shutdown::new();
         let nats = connect(&self.config).await;
         worker::start(Arc::clone(rows), &nats, settings, &shutdown);
@@ -201,11 +200,11 @@ pub struct Message {
 #[derive(Clone, Debug)]
 pub struct Done {
     pub row: u32,
-    /// Whether the stage claimed it because of a message.
-    pub announced: bool,
+    /// Whether the stage claimed it with a ticket of a message or of a look.
+    pub class: Class,
     /// Whether its age counts from before its claim.
     pub early: bool,
-    pub traceparent: Option<String>,
+    pub traceparent: Option<Arc<str>>,
 }
 
 /// A stage with rows in memory: the test is about the loop, not a database.
@@ -220,7 +219,7 @@ pub struct Rows {
     panics: AtomicBool,
     running: AtomicUsize,
     /// How many rows of a lane may run.
-    most: AtomicUsize,
+    lane_limit: Arc<AtomicUsize>,
 }
 
 #[derive(Default)]
@@ -229,13 +228,15 @@ struct State {
     open: HashSet<u32>,
     /// When the last claim of a row began.
     claimed: HashMap<u32, Instant>,
-    /// The due ones among them.
+    /// Rows that a look finds.
     due: BTreeSet<u32>,
-    leased: HashSet<u32>,
-    /// How many leases were given back.
-    given_back: usize,
+    /// How many looks found rows.
+    looks: usize,
     claims_to_fail: usize,
-    claims: Vec<usize>,
+    /// The number of rows of each fresh claim.
+    fresh_claims: Vec<usize>,
+    /// The rows of all due claims.
+    due_claims: Vec<u32>,
     most_running: usize,
     done: Vec<Done>,
 }
@@ -251,7 +252,7 @@ impl Rows {
             held_from: AtomicU32::new(u32::MAX),
             panics: AtomicBool::new(false),
             running: AtomicUsize::new(0),
-            most: AtomicUsize::new(usize::MAX),
+            lane_limit: Arc::new(AtomicUsize::new(usize::MAX)),
         })
     }
 
@@ -272,19 +273,21 @@ impl Rows {
         self.panics.store(true, Ordering::SeqCst);
     }
 
-    /// The number of due rows that are not leased.
-    pub fn due(&self) -> usize {
-        self.state.lock().unwrap().due.len()
+    /// Waits for further looks that find rows; the tickets of all but the last one are queued then.
+    pub async fn until_looks(&self, count: usize) {
+        let before = self.state.lock().unwrap().looks;
+        let what = format!("{count} further looks");
+        until(&what, async || self.state.lock().unwrap().looks >= before + count).await;
     }
 
-    /// The number of leases that were given back.
-    pub fn given_back(&self) -> usize {
-        self.state.lock().unwrap().given_back
+    /// The rows of all due claims, in order; a row that was claimed twice occurs twice.
+    pub fn due_claims(&self) -> Vec<u32> {
+        self.state.lock().unwrap().due_claims.clone()
     }
 
-    /// Lets at most this number of rows of a lane run.
-    pub fn let_run(&self, most: usize) {
-        self.most.store(most, Ordering::SeqCst);
+    /// Lets at most this number of rows of a lane run. A lane of one row is failing: it accepts no fresh tickets.
+    pub fn limit_lanes(&self, rows: usize) {
+        self.lane_limit.store(rows, Ordering::SeqCst);
     }
 
     pub fn let_end(&self) {
@@ -303,6 +306,11 @@ impl Rows {
         }
     }
 
+    /// A look finds these rows, but the claim finds that another process has claimed them.
+    pub fn make_due_elsewhere(&self, rows: impl IntoIterator<Item = u32>) {
+        self.state.lock().unwrap().due.extend(rows);
+    }
+
     pub fn fail_claims(&self, count: usize) {
         self.state.lock().unwrap().claims_to_fail = count;
     }
@@ -318,9 +326,9 @@ impl Rows {
         rows
     }
 
-    /// The number of rows per claim.
-    pub fn claims(&self) -> Vec<usize> {
-        self.state.lock().unwrap().claims.clone()
+    /// The number of rows of each fresh claim.
+    pub fn fresh_claims(&self) -> Vec<usize> {
+        self.state.lock().unwrap().fresh_claims.clone()
     }
 
     pub fn most_running(&self) -> usize {
@@ -348,15 +356,10 @@ impl Stage for Rows {
     const CLAIM: (&'static str, &'static str) = ("UPDATE", "rows");
     type Message = Message;
     type Id = u32;
-    type Hint = ();
     type Work = u32;
 
-    fn open(&self, message: Message) -> (Vec<Ticket<u32>>, ()) {
-        (message.rows.into_iter().map(ticket).collect(), ())
-    }
-
-    fn most(&self, lane: &str) -> usize {
-        if lane.is_empty() { usize::MAX } else { self.most.load(Ordering::SeqCst) }
+    fn open(&self, message: Message) -> Vec<Ticket<u32>> {
+        message.rows.into_iter().map(ticket).collect()
     }
 
     async fn defer(&self, rows: &[u32]) -> Result<()> {
@@ -367,30 +370,14 @@ impl Stage for Rows {
     }
 
     async fn due(&self, look: Look) -> Result<Found<u32>> {
-        let state = self.state.lock().unwrap();
+        let mut state = self.state.lock().unwrap();
         // One page, without lanes to walk through.
-        let due = state.due.iter().take(look.limit).copied().map(ticket).collect();
+        let due: Vec<_> = state.due.iter().take(look.limit).copied().map(ticket).collect();
+        state.looks += usize::from(!due.is_empty());
         Ok(Found { due, after: None })
     }
 
-    async fn lease(&self, rows: &[u32]) -> Result<Vec<u32>> {
-        let mut state = self.state.lock().unwrap();
-        let leased: Vec<u32> = rows.iter().copied().filter(|row| state.due.remove(row)).collect();
-        state.leased.extend(&leased);
-        Ok(leased)
-    }
-
-    async fn give_back(&self, rows: &[u32]) -> Result<()> {
-        let mut state = self.state.lock().unwrap();
-        for row in rows {
-            assert!(state.leased.remove(row), "{row}");
-        }
-        state.due.extend(rows);
-        state.given_back += rows.len();
-        Ok(())
-    }
-
-    async fn claim(&self, rows: &[u32], overdue: bool) -> Result<Vec<u32>> {
+    async fn claim(&self, rows: &[u32], class: Class) -> Result<Vec<(u32, u32)>> {
         assert!(!self.panics.load(Ordering::SeqCst), "as asked");
         let began = Instant::now();
         self.claims_may_pass.acquire().await?.forget();
@@ -399,20 +386,22 @@ impl Stage for Rows {
             state.claims_to_fail -= 1;
             bail!("the database is away");
         }
-        if overdue {
-            assert!(rows.iter().all(|row| state.leased.contains(row)), "{rows:?}");
-        } else {
-            state.claims.push(rows.len());
+        match class {
+            Class::Fresh => state.fresh_claims.push(rows.len()),
+            Class::Due => state.due_claims.extend(rows),
         }
-        state.claimed.extend(rows.iter().map(|row| (*row, began)));
-        Ok(rows.iter().copied().filter(|row| state.open.remove(row)).collect())
+        let leased = |row: &u32| {
+            let was_due = state.due.remove(row);
+            let claimed = (class == Class::Fresh || was_due) && state.open.remove(row);
+            if claimed {
+                state.claimed.insert(*row, began);
+            }
+            claimed
+        };
+        Ok(rows.iter().copied().filter(leased).map(|row| (row, row)).collect())
     }
 
-    fn id(row: &u32) -> &u32 {
-        row
-    }
-
-    async fn run(self: Arc<Self>, row: u32, trigger: Trigger<()>, _slot: Slot) {
+    async fn run(self: Arc<Self>, row: u32, trigger: Trigger, _permit: Permit) {
         let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
         {
             let mut state = self.state.lock().unwrap();
@@ -424,11 +413,6 @@ impl Stage for Rows {
         self.running.fetch_sub(1, Ordering::SeqCst);
         let mut state = self.state.lock().unwrap();
         let early = trigger.claimed <= state.claimed[&row];
-        state.done.push(Done {
-            row,
-            announced: trigger.message.is_some(),
-            early,
-            traceparent: trigger.message.and_then(|message| message.traceparent.clone()),
-        });
+        state.done.push(Done { row, class: trigger.class, early, traceparent: trigger.traceparent });
     }
 }

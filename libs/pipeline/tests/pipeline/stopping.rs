@@ -23,7 +23,7 @@ async fn a_stop_finishes_what_is_in_flight() {
 }
 
 #[tokio::test]
-async fn a_stop_starts_what_was_accepted_while_it_gets_slots_soon() {
+async fn a_stop_starts_what_was_accepted_while_it_gets_permits_soon() {
     let rows = Rows::new(0..20);
     rows.claims_may_pass.forget_permits(Semaphore::MAX_PERMITS);
     let (bench, stage) = Bench::running(&rows, 2).await;
@@ -36,7 +36,7 @@ async fn a_stop_starts_what_was_accepted_while_it_gets_slots_soon() {
 }
 
 #[tokio::test]
-async fn a_stop_leaves_to_redrive_what_gets_no_slot() {
+async fn a_stop_leaves_to_others_what_gets_no_permit() {
     let rows = Rows::held(0..3);
     let (bench, stage) = Bench::running(&rows, 1).await;
     bench.announce_all(&[0, 1, 2]).await;

@@ -1,10 +1,9 @@
 //! The loop of a stage in normal operation, and with faulty messages or a faulty database.
 
-use std::time::Duration;
-
 use async_nats::{HeaderMap, jetstream};
 use bytes::Bytes;
-use pipeline::lanes::Limits;
+use pipeline::worker::Class;
+use tokio::sync::Semaphore;
 
 use crate::bench::{Bench, DURABLE, Rows, until};
 
@@ -21,9 +20,9 @@ async fn messages_are_claimed_in_batches_and_acknowledged() {
     rows.until_done(40).await;
     bench.until_messages(0).await;
     assert_eq!(rows.done_rows(), (0..40).collect::<Vec<_>>());
-    assert!(rows.done().iter().all(|done| done.announced && done.early));
-    let claims = rows.claims();
-    assert!(claims.iter().all(|size| *size <= 16), "all slots: {claims:?}");
+    assert!(rows.done().iter().all(|done| done.class == Class::Fresh && done.early));
+    let claims = rows.fresh_claims();
+    assert!(claims.iter().all(|size| *size <= 16), "all permits: {claims:?}");
     assert!(claims.iter().any(|size| *size > 2), "{claims:?}");
     assert!(rows.most_running() <= 16);
     stage.stop().await;
@@ -131,13 +130,13 @@ async fn unreadable_messages_are_put_aside_and_block_no_other() {
 }
 
 #[tokio::test]
-async fn overdue_rows_are_taken_up_without_any_message() {
+async fn due_rows_run_without_any_message() {
     let rows = Rows::new([]);
     rows.make_due(0..50);
     let (bench, stage) = Bench::running(&rows, 8).await;
     rows.until_done(50).await;
     assert_eq!(rows.done_rows(), (0..50).collect::<Vec<_>>());
-    assert!(rows.done().iter().all(|done| !done.announced));
+    assert!(rows.done().iter().all(|done| done.class == Class::Due));
     // A late message is a no-op.
     bench.announce(7).await;
     until("the message to be taken", async || {
@@ -150,7 +149,7 @@ async fn overdue_rows_are_taken_up_without_any_message() {
 }
 
 #[tokio::test]
-async fn slots_bound_what_runs_at_once() {
+async fn permits_bound_what_runs_at_once() {
     let rows = Rows::held(0..20);
     rows.make_due(20..40);
     let (bench, stage) = Bench::running(&rows, 4).await;
@@ -175,20 +174,20 @@ async fn due_of_eighty(messages: u32, due: u32) -> usize {
         bench.announce_all(&(first..first + 20).collect::<Vec<_>>()).await;
     }
     bench.until_messages(0).await;
-    until("due rows to wait", async || rows.due() == 0).await;
+    rows.until_looks(2).await;
     for ended in 1..=80 {
         rows.let_one_end();
         rows.until_done(ended).await;
         rows.until_running(4).await;
     }
-    let due = rows.done().iter().filter(|done| !done.announced).count();
+    let due = rows.done().iter().filter(|done| done.class == Class::Due).count();
     rows.let_end();
     stage.stop().await;
     due
 }
 
 #[tokio::test]
-async fn in_a_flood_of_messages_or_of_due_rows_due_rows_have_a_quarter_of_the_slots() {
+async fn in_a_flood_of_messages_or_of_due_rows_due_rows_have_a_quarter_of_the_permits() {
     for (messages, due) in [(600, 100), (200, 250)] {
         let due = due_of_eighty(messages, due).await;
         assert!((16..=24).contains(&due), "{due} of 80, with {messages} messages");
@@ -196,7 +195,7 @@ async fn in_a_flood_of_messages_or_of_due_rows_due_rows_have_a_quarter_of_the_sl
 }
 
 #[tokio::test]
-async fn one_lane_that_hangs_leaves_slots_to_the_others() {
+async fn one_lane_that_hangs_leaves_permits_to_the_others() {
     let rows = Rows::new(0..200);
     rows.hold_from(10_000, 10_000..10_100);
     let (bench, stage) = Bench::running(&rows, 8).await;
@@ -215,39 +214,64 @@ async fn one_lane_that_hangs_leaves_slots_to_the_others() {
 }
 
 #[tokio::test]
-async fn a_due_row_that_waits_too_long_for_its_slot_is_due_again() {
-    let bench = Bench::new().await;
-    let rows = Rows::held([]);
-    rows.make_due(10_000..10_008);
-    let stale = Duration::from_millis(20);
-    let limits = Limits { slots: 8, per_lane: 1, per_partner: 8, slow: stale, stale };
-    let stage = bench.start_with(&rows, limits).await;
-    rows.until_running(1).await;
-    until("the others to be given back", async || rows.given_back() >= 7).await;
-    rows.let_end();
-    rows.until_done(8).await;
-    assert_eq!((rows.done_rows(), rows.most_running()), ((10_000..10_008).collect(), 1));
+async fn a_due_row_that_looks_find_again_and_again_is_claimed_once() {
+    let rows = Rows::new([]);
+    rows.claims_may_pass.forget_permits(Semaphore::MAX_PERMITS);
+    rows.make_due(0..4);
+    let (_bench, stage) = Bench::running(&rows, 8).await;
+    rows.until_looks(4).await;
+    rows.claims_may_pass.add_permits(100);
+    rows.until_done(4).await;
+    stage.stop().await;
+    let mut claimed = rows.due_claims();
+    claimed.sort_unstable();
+    assert_eq!((rows.done_rows(), claimed), ((0..4).collect(), (0..4).collect()));
+}
+
+#[tokio::test]
+async fn a_due_row_that_two_replicas_find_runs_once() {
+    let rows = Rows::new([]);
+    let (bench, one) = Bench::running(&rows, 8).await;
+    let other = bench.start(&rows, 8).await;
+    rows.make_due(0..100);
+    rows.until_done(100).await;
+    one.stop().await;
+    other.stop().await;
+    assert_eq!(rows.done_rows(), (0..100).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn a_claim_that_finds_nothing_returns_its_permits() {
+    let rows = Rows::new([100]);
+    rows.make_due_elsewhere(0..8);
+    let (bench, stage) = Bench::running(&rows, 2).await;
+    bench.announce_all(&(10..18).collect::<Vec<_>>()).await;
+    until("all claims", async || rows.due_claims().len() >= 8 && rows.fresh_claims().iter().sum::<usize>() == 8).await;
+    rows.make_due([200]);
+    bench.announce(100).await;
+    rows.until_done(2).await;
+    assert_eq!(rows.done_rows(), [100, 200]);
     stage.stop().await;
 }
 
 #[tokio::test]
-async fn a_lane_under_test_leases_no_more_than_the_test_needs() {
+async fn a_failing_lane_runs_due_rows_only_and_as_many_as_its_limit() {
     let bench = Bench::new().await;
     bench.nats.ensure_streams().await.unwrap();
     bench.announce(10_007).await;
     bench.until_messages(1).await;
     let rows = Rows::held([]);
-    rows.let_run(1);
+    rows.limit_lanes(1);
     rows.make_due(10_000..10_008);
     let stage = bench.start(&rows, 8).await;
     rows.until_running(1).await;
-    // Another row may have been leased before the first one ran.
-    assert!(rows.due() >= 6, "{}", rows.due());
-    // Its row is deferred.
+    rows.until_looks(2).await;
+    assert_eq!(rows.due_claims().len(), 1);
+    // The row of the message is deferred.
     bench.until_messages(0).await;
     rows.let_end();
     rows.until_done(8).await;
-    assert!(rows.done().iter().all(|done| !done.announced) && rows.most_running() == 1);
+    assert!(rows.done().iter().all(|done| done.class == Class::Due) && rows.most_running() == 1);
     stage.stop().await;
 }
 
@@ -258,5 +282,5 @@ async fn a_panic_in_a_claim_ends_the_process_with_an_error() {
     rows.panic_at_claims();
     bench.announce(1).await;
     let failure = stage.failure().await;
-    assert!(failure.contains("claims of messages panicked"), "{failure}");
+    assert!(failure.contains("claims of fresh tickets panicked"), "{failure}");
 }

@@ -1,4 +1,9 @@
-//! Export over OTLP that never slows the service: queues are bounded, exporters have their threads.
+//! Export over OTLP that never slows or stops a service, whatever the collector does.
+//!
+//! `telemetry::start` builds the exporters. The SDK calls them from threads of its own, behind queues of a fixed
+//! length that drop what does not fit. Connections belong to a runtime with a thread of its own, so a collector that
+//! hangs takes no thread that serves orders. An outage is logged once per signal, when it begins and when it ends,
+//! instead of once for each failed batch.
 
 use std::{
     error::Error,
@@ -13,8 +18,7 @@ use anyhow::Context as _;
 use opentelemetry::Context;
 use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
 use opentelemetry_otlp::{
-    LogExporter, MetricExporter, SpanExporter, WithExportConfig, WithHttpConfig, WithTonicConfig,
-    tonic_types::transport::ClientTlsConfig,
+    LogExporter, MetricExporter, SpanExporter, WithHttpConfig, WithTonicConfig, tonic_types::transport::ClientTlsConfig,
 };
 use opentelemetry_sdk::{
     Resource,
@@ -25,42 +29,35 @@ use opentelemetry_sdk::{
 };
 use tokio::runtime::Handle;
 
-use super::{
-    gate::Gate,
-    settings::{Protocol, Target},
-};
-use crate::lock;
+use super::{gate::Gate, settings::Target};
+use crate::{config::BadSetting, lock};
 
-/// The largest response of a collector that is read.
-const MAX_ANSWER: usize = 64 * 1024;
-
-/// Builds the exporter of one signal: the builders share their methods but no trait.
+/// Builds the exporter of one signal: the builders share their methods but no trait. The exporter reads its other
+/// settings, such as headers and compression, from the environment itself.
 macro_rules! exporter {
     ($transport:ident, $target:ident, $Exporter:ident, $signal:literal) => {{
         let cause = Cause::default();
-        let exporter = match $target.protocol {
-            Protocol::Http => $Exporter::builder()
-                .with_http()
-                .with_http_client($transport.http($target, cause.clone())?)
-                .with_endpoint(&$target.endpoint)
-                .with_protocol(opentelemetry_otlp::Protocol::HttpBinary)
-                .with_timeout($target.timeout)
-                .build()?,
-            Protocol::Grpc => {
-                let _runtime = $transport.runtime.enter();
-                $Exporter::builder()
-                    .with_tonic()
-                    .with_tls_config(ClientTlsConfig::new().with_enabled_roots())
-                    .with_endpoint(&$target.endpoint)
-                    .with_timeout($target.timeout)
-                    .build()?
-            }
+        let exporter = if $target.is_grpc {
+            let _runtime = $transport.runtime.enter();
+            $Exporter::builder().with_tonic().with_tls_config(ClientTlsConfig::new().with_enabled_roots()).build()
+        } else {
+            $Exporter::builder().with_http().with_http_client($transport.http($target, cause.clone())?).build()
         };
-        Reporting { signal: $signal, endpoint: $target.shown(), exporter, cause, gate: None, outage: Mutex::default() }
+        // The exporter's own error repeats the address, which may hold a key.
+        let exporter = exporter
+            .map_err(|_| BadSetting::error(format!("{}: the exporter cannot use this address", $target.variable)))?;
+        Reporting {
+            signal: $signal,
+            endpoint: $target.shown.clone(),
+            exporter,
+            cause,
+            gate: None,
+            outage: Mutex::default(),
+        }
     }};
 }
 
-/// The exporters' own runtime and HTTP client.
+/// The exporters' own runtime.
 pub(super) struct Transport {
     runtime: Handle,
 }
@@ -77,7 +74,7 @@ impl Transport {
         thread::Builder::new()
             .name("telemetry".into())
             .spawn(move || {
-                // Logs of this thread are not exported.
+                // Logs of this thread are not exported, because exporting them would make new ones.
                 let _suppressed = Context::enter_telemetry_suppressed_scope();
                 runtime.block_on(std::future::pending::<()>());
             })
@@ -111,7 +108,7 @@ impl Transport {
 /// The cause of the last failed HTTP request, which the exporter's own error hides.
 type Cause = Arc<Mutex<Option<String>>>;
 
-/// The HTTP client on the telemetry's runtime: the exporters' threads have no runtime.
+/// The HTTP client on the telemetry's runtime, because the exporters' threads have no runtime.
 #[derive(Debug)]
 struct Client {
     http: reqwest::Client,
@@ -130,7 +127,7 @@ impl HttpClient for Client {
     {
         let (http, cause) = (self.http.clone(), self.cause.clone());
         let sending = self.runtime.spawn(async move {
-            let answer = exchange(&http, request).await;
+            let answer = http.send_bytes(request).await;
             *lock(&cause) = match &answer {
                 Ok(answer) if answer.status().is_success() => None,
                 Ok(answer) => Some(format!("HTTP status {}", answer.status())),
@@ -140,23 +137,6 @@ impl HttpClient for Client {
         });
         Box::pin(async move { sending.await? })
     }
-}
-
-async fn exchange(http: &reqwest::Client, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
-    let mut answer = http.execute(request.try_into()?).await?;
-    let mut body = Vec::new();
-    while let Some(piece) = answer.chunk().await? {
-        let room = MAX_ANSWER.saturating_sub(body.len());
-        body.extend_from_slice(&piece[..piece.len().min(room)]);
-        if piece.len() > room {
-            break;
-        }
-    }
-    let mut response = Response::builder().status(answer.status());
-    if let Some(headers) = response.headers_mut() {
-        *headers = std::mem::take(answer.headers_mut());
-    }
-    Ok(response.body(Bytes::from(body))?)
 }
 
 /// The innermost cause of an error: the outer ones hold the URL.
@@ -234,12 +214,12 @@ impl<E> fmt::Debug for Reporting<E> {
 impl opentelemetry_sdk::trace::SpanExporter for Reporting<SpanExporter> {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         if let Some(gate) = &self.gate {
-            gate.sending();
+            gate.export_begins();
         }
         let size = batch.len();
         let result = self.exporter.export(batch).await;
         if let Some(gate) = &self.gate {
-            gate.sent(result.is_ok());
+            gate.export_ended(result.is_ok());
         }
         self.report(&result, size);
         result

@@ -1,14 +1,20 @@
-//! Log lines, as JSON with trace ids or as text. A line takes ids from the spans around it, and no other field.
+//! Log lines: one JSON object per line, or a line of text on a terminal.
+//!
+//! Operators and `tests/telemetry` rely on three things that the formats of tracing-subscriber do not give. A line has
+//! the ids of the spans around it as members of its own (`order.id`), and `trace_id` and `span_id`, so that one search
+//! finds all lines of an order. It has no other field of a span, because spans of libraries may hold anything. And no
+//! value can start a line of its own or move the cursor of a terminal.
 
-use std::fmt::{self, Write};
+use std::fmt;
 
 use opentelemetry::{Context, trace::TraceContextExt};
-use serde::Serializer;
-use serde_json::Value;
+use serde::Serialize;
+use serde_json::{Map, Value};
 use tracing::{
-    Event, Level, Subscriber,
+    Event, Subscriber,
     field::{Field, Visit},
 };
+use tracing_serde::fields::AsMap as _;
 use tracing_subscriber::{
     field::RecordFields,
     fmt::{
@@ -16,16 +22,13 @@ use tracing_subscriber::{
         format::Writer,
         time::{FormatTime, SystemTime},
     },
-    registry::{LookupSpan, Scope},
+    registry::LookupSpan,
 };
 
 use crate::terminal::printable;
 
 /// The span fields that a line shows. Their values have no white space.
 const IDS: [&str; 5] = ["partner.id", "order.id", "placement.id", "topup.id", "provider.name"];
-
-/// The target of events from the crate `log`. Their real target is one of the fields with the prefix `log.`.
-const OF_LOG: &str = "log";
 
 /// Keeps the ids of a span: `order.id=… partner.id=…`.
 pub(super) struct Ids;
@@ -55,117 +58,79 @@ impl Visit for IdVisitor<'_> {
     }
 }
 
-/// The members of a line in their order. The first value of a name is kept.
-#[derive(Default)]
-struct Members(Vec<(String, Value)>);
-
-impl Members {
-    fn add(&mut self, name: &str, value: Value) {
-        let name = match name {
-            "log.target" => "target",
-            "log.module_path" | "log.file" | "log.line" => return,
-            name => name,
-        };
-        if self.0.iter().all(|(earlier, _)| earlier != name) {
-            self.0.push((name.to_owned(), value));
-        }
-    }
-}
-
-impl Visit for Members {
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.add(field.name(), format!("{value:?}").into());
-    }
-
-    fn record_str(&mut self, field: &Field, value: &str) {
-        self.add(field.name(), value.into());
-    }
-
-    fn record_bool(&mut self, field: &Field, value: bool) {
-        self.add(field.name(), value.into());
-    }
-
-    fn record_i64(&mut self, field: &Field, value: i64) {
-        self.add(field.name(), value.into());
-    }
-
-    fn record_u64(&mut self, field: &Field, value: u64) {
-        self.add(field.name(), value.into());
-    }
-
-    fn record_f64(&mut self, field: &Field, value: f64) {
-        self.add(field.name(), value.into());
-    }
-}
-
 pub(super) enum Shape {
-    /// One JSON object per line.
     Json,
-    /// Time, level, target, message, fields, ids.
     Text,
 }
 
+#[derive(Serialize)]
+struct Line {
+    timestamp: String,
+    level: &'static str,
+    target: Value,
+    message: Value,
+    #[serde(flatten)]
+    fields: Map<String, Value>,
+}
+
 impl<S: Subscriber + for<'span> LookupSpan<'span>> FormatEvent<S, Ids> for Shape {
-    /// Time, level, target and fields of the event, then the ids of its spans, outermost first.
     fn format_event(&self, context: &FmtContext<'_, S, Ids>, writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
-        let (mut members, metadata) = (Members::default(), event.metadata());
-        let mut time = String::with_capacity(32);
-        SystemTime.format_time(&mut Writer::new(&mut time))?;
-        members.add("timestamp", time.trim().into());
-        members.add("level", metadata.level().as_str().into());
-        if metadata.target() != OF_LOG {
-            members.add("target", metadata.target().into());
-        }
-        event.record(&mut members);
-        for span in context.event_scope().into_iter().flat_map(Scope::from_root) {
+        let mut fields = Map::new();
+        // From the innermost span to the outermost, so that an outer id wins; the event's own fields win over both.
+        for span in context.event_scope().into_iter().flatten() {
             if let Some(ids) = span.extensions().get::<FormattedFields<Ids>>() {
                 let ids = ids.split_whitespace().filter_map(|pair| pair.split_once('='));
-                ids.for_each(|(name, value)| members.add(name, value.into()));
+                fields.extend(ids.map(|(name, value)| (name.to_owned(), value.into())));
             }
         }
+        if let Ok(Value::Object(own)) = serde_json::to_value(event.field_map()) {
+            fields.extend(own);
+        }
+        // Events of the crate `log` have one target. The real one is a field, beside paths of the build machine.
+        let target = fields.remove("log.target").unwrap_or_else(|| event.metadata().target().into());
+        fields.retain(|name, _| !name.starts_with("log."));
+        let line = Line {
+            timestamp: now()?,
+            level: event.metadata().level().as_str(),
+            target,
+            message: fields.remove("message").unwrap_or_default(),
+            fields,
+        };
         match self {
-            Self::Json => json(members, writer),
-            Self::Text => text(&members, *metadata.level(), writer),
+            Self::Json => line.json(writer),
+            Self::Text => line.text(writer),
         }
     }
 }
 
-fn json(mut members: Members, mut writer: Writer<'_>) -> fmt::Result {
-    Context::map_current(|current| {
-        let span = current.span();
-        let span = span.span_context();
-        if span.is_valid() {
-            members.add("trace_id", span.trace_id().to_string().into());
-            members.add("span_id", span.span_id().to_string().into());
-        }
-    });
-    let mut line = Vec::with_capacity(256);
-    serde_json::Serializer::new(&mut line).collect_map(members.0).map_err(|_| fmt::Error)?;
-    writeln!(writer, "{}", String::from_utf8_lossy(&line))
+fn now() -> Result<String, fmt::Error> {
+    let mut now = String::with_capacity(32);
+    SystemTime.format_time(&mut Writer::new(&mut now))?;
+    Ok(now)
 }
 
-fn text(members: &Members, level: Level, mut writer: Writer<'_>) -> fmt::Result {
-    let (dim, plain) = if writer.has_ansi_escapes() { ("\x1b[2m", "\x1b[0m") } else { ("", "") };
-    let color = match level {
-        _ if plain.is_empty() => "",
-        Level::ERROR => "\x1b[31m",
-        Level::WARN => "\x1b[33m",
-        Level::INFO => "\x1b[32m",
-        Level::DEBUG => "\x1b[34m",
-        Level::TRACE => "\x1b[35m",
-    };
-    let (mut head, mut message, mut fields) = (String::new(), String::new(), String::new());
-    for (name, value) in &members.0 {
-        let value = value.as_str().map_or_else(|| value.to_string(), printable);
-        match name.as_str() {
-            "timestamp" => head = format!("{dim}{value}{plain} "),
-            "level" => write!(head, "{color}{value:>5}{plain}")?,
-            "target" => write!(head, " {dim}{value}:{plain}")?,
-            "message" => message = format!(" {value}"),
-            _ => write!(fields, " {dim}{name}={plain}{value}")?,
-        }
+impl Line {
+    fn json(mut self, mut writer: Writer<'_>) -> fmt::Result {
+        Context::map_current(|current| {
+            let span = current.span();
+            let span = span.span_context();
+            if span.is_valid() {
+                self.fields.insert("trace_id".into(), span.trace_id().to_string().into());
+                self.fields.insert("span_id".into(), span.span_id().to_string().into());
+            }
+        });
+        writeln!(writer, "{}", serde_json::to_string(&self).map_err(|_| fmt::Error)?)
     }
-    writeln!(writer, "{head}{message}{fields}")
+
+    fn text(&self, mut writer: Writer<'_>) -> fmt::Result {
+        let shown = |value: &Value| value.as_str().map_or_else(|| value.to_string(), printable);
+        let Self { timestamp, level, target, message, fields } = self;
+        write!(writer, "{timestamp} {level:>5} {}: {}", shown(target), shown(message))?;
+        for (name, value) in fields {
+            write!(writer, " {name}={}", shown(value))?;
+        }
+        writeln!(writer)
+    }
 }
 
 #[cfg(test)]

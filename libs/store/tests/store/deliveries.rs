@@ -231,7 +231,7 @@ async fn a_claim_takes_no_lease_in_vain_and_deletes_finished_work() {
                  ON CONFLICT (partner_id) DO UPDATE SET blocked_until = excluded.blocked_until";
     bench.set(block, partner).await;
     assert!(deliveries::claim(&mut connection, &ids(&topups[2..]), claim).await.unwrap().is_empty());
-    assert_eq!(bench.summary(&topups[2]).await.2, Some(0), "it stays due");
+    assert!(bench.summary(&topups[2]).await.2.is_some_and(|wait| wait <= 0), "it stays due");
     // After the block one of several is the probe, and the others stay due.
     bench.deliver_in(&topups[1..], 0.0).await;
     bench.set("UPDATE endpoints SET blocked_until = now() WHERE partner_id::text = $1", partner).await;
@@ -272,7 +272,7 @@ async fn an_acknowledged_first_attempt_is_recorded_and_what_is_left_of_it_goes_l
     assert_eq!(bench.value::<i64>(kept, "delivered").await, 0);
     assert_eq!(bench.value::<i64>(kept, "status_5xx").await, 2);
     // The deferred one still has work, which the next claim deletes.
-    assert_eq!(bench.summary(&topups[1]).await.2, Some(0));
+    assert!(bench.summary(&topups[1]).await.2.is_some());
     assert!(bench.take_due(10, 10).await.is_empty());
     assert_eq!(bench.summary(&topups[1]).await.2, None);
 }

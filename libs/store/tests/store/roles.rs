@@ -143,8 +143,9 @@ async fn the_provisioner_fails_a_topup_whose_partner_wants_the_event() {
     let failed = bench.stored(order(partner, 1)).await;
     let mut provisioner = connect(&bench, "provisioner").await;
     // What the name finds first for the session is not what the trigger writes.
-    let tables = "CREATE TEMP TABLE deliveries (LIKE deliveries INCLUDING ALL);
-         CREATE TEMP TABLE work (LIKE public.work INCLUDING ALL)";
+    let tables = "CREATE TEMP TABLE deliveries (delivery_id uuid UNIQUE, partner_id uuid, kind text, topup_id text,
+                                        order_id uuid);
+         CREATE TEMP TABLE work (id uuid, kind text, provider text, lane text, partner_id uuid, at timestamptz)";
     execute(&mut provisioner, tables).await;
     let fail = format!("UPDATE topups SET state = 'failed' WHERE placement_id = '{}'", placement(&failed));
     execute(&mut provisioner, &fail).await;

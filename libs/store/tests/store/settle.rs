@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use domain::PartnerId;
+use domain::{PartnerId, TopupId};
 use store::orders::NewOrder;
 use store::placements::{self, Claim, Outcome, Progress, Settlement, Unit};
 
@@ -149,7 +149,12 @@ async fn a_unit_sold_twice_is_found_by_its_constraint_and_changes_nothing() {
     let second = bench.placing(1).await;
     let topup = &topups(&second)[0];
     let same_unit = Unit { provider_unit_id: sold.provider_unit_id.clone(), ..ready(topup) };
-    let same_iccid = unit(topup, sold.progress.clone());
+    let sold_iccid = |topup: &TopupId| Progress::Ready {
+        iccid: iccid(&topups(&first)[0]),
+        profile: b"sealed".to_vec(),
+        delivery_id: delivery_id(topup),
+    };
+    let same_iccid = unit(topup, sold_iccid(topup));
     let before = bench.everything(second.order_id).await;
     for (unit, constraint) in [(same_unit, "esims_provider_unit_key"), (same_iccid, "esims_iccid_key")] {
         let error = bench.try_settle(&[bought(placement(&second), 1, vec![unit], false)]).await.unwrap_err();
@@ -162,7 +167,9 @@ async fn a_unit_sold_twice_is_found_by_its_constraint_and_changes_nothing() {
     let third = bench.stored(order_of(vec![part("elsewhere", &[0])])).await;
     let id = placement(&third);
     bench.claim_as("elsewhere", &[id], Claim::Fresh).await;
-    let unit = Unit { topup_id: topups(&third)[0].clone(), ..sold };
+    let topup = &topups(&third)[0];
+    let unit =
+        Unit { topup_id: topup.clone(), progress: sold_iccid(topup), provider_unit_id: sold.provider_unit_id };
     assert_eq!(bench.settle(&[bought(id, 1, vec![unit], false)]).await[0].ready.len(), 1);
 }
 

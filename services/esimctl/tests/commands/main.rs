@@ -173,7 +173,7 @@ async fn options_are_imported_whole_or_not_at_all() {
     wrong["environment"] = json!("moon");
     let refused = import(catalogue(&[&one, &wrong, &one])).await;
     let line = refused.line(1);
-    assert!(line.contains("options[1] environment") && line.contains("options[2] option_id"), "{line}");
+    assert!(line.contains("options[1].environment") && line.contains("options[2].option_id"), "{line}");
     let listed = operator.json(&["option", "list"]).await;
     assert_eq!(listed.as_array().unwrap().len(), 1);
     assert_eq!(text(&listed[0], "name"), "one");

@@ -1,5 +1,12 @@
-//! Admits orders: bounds the orders in flight and their memory, and applies each partner's limits. The
-//! request is admitted before its body is read.
+//! Admission: how many requests may be in flight, in all and for each partner.
+//!
+//! Guarantees: the orders, the memory of their bodies and units, the self-service requests and the listeners in flight
+//! are bounded. A partner can fill at most half of what the other partners leave free, so that a flood of one leaves room
+//! for everyone else. A request that is refused here has stored nothing.
+//!
+//! Create-order calls [`Admission::order`] after the signature is checked and before the body is read, and
+//! [`Admitted::units`] once the units are known; self-service calls [`Admission::self_service`]. Each limit holds for one
+//! process. Relies on permits being dropped when the request ends, and on [`super::rates`] for requests per second.
 
 use std::{
     collections::HashMap,
@@ -14,216 +21,220 @@ use runtime::lock;
 
 use crate::{
     access::{
-        directory::Partner,
+        directory::KnownPartner,
         limits::LimitsConfig,
         rates::{PartnerRates, Rates},
     },
-    http::{codes::Code, error::ApiError},
+    http::{
+        codes::Code,
+        error::{ApiError, Limited},
+    },
 };
 
 const MIB: u64 = 1024 * 1024;
 /// The memory that a unit of an order needs until the order is answered, in bytes, rounded up.
 const UNIT: u64 = 512;
 
-/// Places that partners share by weight. A partner with places takes at most half of what the other
-/// partners leave, so that a flood leaves room for everyone else.
+/// A bound of what is in flight, which partners share. The unit is a request, or a byte.
 #[derive(Debug)]
-struct Places {
+struct InFlightLimit {
     capacity: u64,
-    taken: Mutex<Taken>,
+    in_flight: Mutex<InFlight>,
 }
 
 #[derive(Debug, Default)]
-struct Taken {
+struct InFlight {
     all: u64,
     by_partner: HashMap<PartnerId, u64>,
 }
 
 /// The bound that a request would exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Full {
-    /// All places are taken.
-    All,
-    /// The partner's share is taken.
+enum Bound {
+    /// The capacity for all partners.
+    Capacity,
+    /// The partner's share of it.
     Share,
-    /// The partner's own limit is reached.
+    /// The limit that an operator has set for the partner.
     Own,
 }
 
-/// Taken places; dropping frees them.
+/// A request's part of an [`InFlightLimit`]; dropping it frees the part.
 #[derive(Debug)]
-pub(crate) struct Place {
-    places: Arc<Places>,
+pub(crate) struct InFlightPermit {
+    limit: Arc<InFlightLimit>,
     partner: PartnerId,
-    weight: u64,
+    amount: u64,
 }
 
-impl Places {
+impl InFlightLimit {
     fn new(capacity: u64) -> Arc<Self> {
-        Arc::new(Self { capacity, taken: Mutex::default() })
+        Arc::new(Self { capacity, in_flight: Mutex::default() })
     }
 
-    fn take(self: &Arc<Self>, partner: PartnerId, weight: u64, own: Option<u64>) -> Result<Place, Full> {
-        self.add(partner, weight, own)?;
-        Ok(Place { places: Arc::clone(self), partner, weight })
+    /// Takes a permit for `amount`, or names the bound that refuses it. `own` is the partner's own limit.
+    fn acquire(self: &Arc<Self>, partner: PartnerId, amount: u64, own: Option<u64>) -> Result<InFlightPermit, Bound> {
+        self.add(partner, amount, own)?;
+        Ok(InFlightPermit { limit: Arc::clone(self), partner, amount })
     }
 
-    fn add(&self, partner: PartnerId, weight: u64, own: Option<u64>) -> Result<(), Full> {
-        let mut taken = lock(&self.taken);
-        let mine = taken.by_partner.get(&partner).copied().unwrap_or_default();
-        let free = self.capacity.saturating_sub(taken.all);
-        if own.is_some_and(|own| mine + weight > own) {
-            return Err(Full::Own);
+    fn add(&self, partner: PartnerId, amount: u64, own: Option<u64>) -> Result<(), Bound> {
+        let mut in_flight = lock(&self.in_flight);
+        let mine = in_flight.by_partner.get(&partner).copied().unwrap_or_default();
+        let free = self.capacity.saturating_sub(in_flight.all);
+        if own.is_some_and(|own| mine + amount > own) {
+            return Err(Bound::Own);
         }
-        if weight > free {
-            return Err(Full::All);
+        if amount > free {
+            return Err(Bound::Capacity);
         }
-        if mine > 0 && mine + weight > u64::midpoint(free, mine) {
-            return Err(Full::Share);
+        // Half of what the others leave free, which is `free + mine`. The first request is always within the share, so
+        // that no partner is shut out.
+        if mine > 0 && mine + amount > u64::midpoint(free, mine) {
+            return Err(Bound::Share);
         }
-        taken.all += weight;
-        taken.by_partner.insert(partner, mine + weight);
+        in_flight.all += amount;
+        in_flight.by_partner.insert(partner, mine + amount);
         Ok(())
     }
 
-    fn remove(&self, partner: PartnerId, weight: u64) {
-        let mut taken = lock(&self.taken);
-        taken.all -= weight;
-        if let Some(mine) = taken.by_partner.get_mut(&partner) {
-            *mine -= weight;
+    fn remove(&self, partner: PartnerId, amount: u64) {
+        let mut in_flight = lock(&self.in_flight);
+        in_flight.all -= amount;
+        if let Some(mine) = in_flight.by_partner.get_mut(&partner) {
+            *mine -= amount;
             if *mine == 0 {
-                taken.by_partner.remove(&partner);
+                in_flight.by_partner.remove(&partner);
             }
         }
     }
+
+    fn all(&self) -> u64 {
+        lock(&self.in_flight).all
+    }
 }
 
-impl Place {
-    /// Changes the weight. On an error the weight stays the same.
-    fn resize(&mut self, weight: u64) -> Result<(), Full> {
-        if weight > self.weight {
-            self.places.add(self.partner, weight - self.weight, None)?;
+impl InFlightPermit {
+    /// Changes the amount. On an error the amount stays the same.
+    fn resize(&mut self, amount: u64) -> Result<(), Bound> {
+        if amount > self.amount {
+            self.limit.add(self.partner, amount - self.amount, None)?;
         } else {
-            self.places.remove(self.partner, self.weight - weight);
+            self.limit.remove(self.partner, self.amount - amount);
         }
-        self.weight = weight;
+        self.amount = amount;
         Ok(())
     }
 }
 
-impl Drop for Place {
+impl Drop for InFlightPermit {
     fn drop(&mut self) {
-        self.places.remove(self.partner, self.weight);
+        self.limit.remove(self.partner, self.amount);
     }
 }
 
 pub(crate) struct Admission {
-    in_flight: Arc<Places>,
-    memory: Arc<Places>,
-    self_service: Arc<Places>,
-    listeners: Arc<Places>,
+    orders: Arc<InFlightLimit>,
+    memory: Arc<InFlightLimit>,
+    self_service: Arc<InFlightLimit>,
+    listeners: Arc<InFlightLimit>,
     pub(crate) rates: Rates,
 }
 
 impl Admission {
-    /// Creates the limits. `max_units` is the most units of one order.
+    /// Creates the limits. `max_units` is the maximum number of units of one order.
     pub(crate) fn new(limits: &LimitsConfig, max_units: u32) -> Self {
         // One body and one order always fit.
         let least = u64::from(limits.max_body).max(u64::from(max_units) * UNIT);
-        let memory = Places::new((u64::from(limits.max_in_flight_memory) * MIB).max(least));
-        let in_flight = Places::new(limits.max_in_flight.into());
-        let self_service = Places::new(limits.self_service_in_flight.into());
-        let listeners = Places::new(limits.listeners.into());
-        let meter = global::meter("ingress");
-        let gauge = |name, description, places: &Arc<Places>| {
-            let observed = Arc::clone(places);
-            let instrument = meter.u64_observable_gauge(name).with_description(description);
-            instrument.with_callback(move |gauge| gauge.observe(lock(&observed.taken).all, &[]))
+        let admission = Self {
+            orders: InFlightLimit::new(limits.max_in_flight.into()),
+            memory: InFlightLimit::new((u64::from(limits.max_in_flight_memory) * MIB).max(least)),
+            self_service: InFlightLimit::new(limits.self_service_in_flight.into()),
+            listeners: InFlightLimit::new(limits.listeners.into()),
+            rates: Rates::new(limits, max_units),
         };
-        gauge("esim.orders.in_flight", "Orders that are being read, stored or answered", &in_flight).build();
-        let description = "Estimated memory of the bodies and units of orders in flight";
-        gauge("esim.orders.in_flight.memory", description, &memory).with_unit("By").build();
-        let description = "Signed requests other than orders that are in flight";
-        gauge("esim.self_service.in_flight", description, &self_service).build();
-        gauge("esim.listeners", "Requests of sandbox accounts that wait for webhooks", &listeners).build();
-        Self { in_flight, memory, self_service, listeners, rates: Rates::new(limits, max_units) }
+        admission.observe();
+        admission
     }
 
-    /// Admits a request whose body has at most `body` bytes, before the body is read.
-    pub(crate) fn enter(&self, partner: &Partner, body: u64) -> Result<Admitted, ApiError> {
+    fn observe(&self) {
+        let meter = global::meter("ingress");
+        let gauge = |name, description, limit: &Arc<InFlightLimit>| {
+            let observed = Arc::clone(limit);
+            let instrument = meter.u64_observable_gauge(name).with_description(description);
+            instrument.with_callback(move |gauge| gauge.observe(observed.all(), &[]))
+        };
+        gauge("esim.orders.in_flight", "Orders that are being read, stored or answered", &self.orders).build();
+        let description = "Estimated memory of the bodies and units of orders in flight";
+        gauge("esim.orders.in_flight.memory", description, &self.memory).with_unit("By").build();
+        let description = "Signed requests other than orders that are in flight";
+        gauge("esim.self_service.in_flight", description, &self.self_service).build();
+        let description = "Requests of sandbox accounts that wait for webhooks";
+        gauge("esim.listeners", description, &self.listeners).build();
+    }
+
+    /// Admits an order whose body has at most `body` bytes, before the body is read.
+    pub(crate) fn order(&self, partner: &KnownPartner, body: u64) -> Result<Admitted, ApiError> {
         let rates = self.rates.of(partner);
         rates.request()?;
         let own = partner.limits.max_in_flight;
-        let in_flight = self.in_flight.take(partner.id, 1, own.map(u64::from));
-        let in_flight = in_flight.map_err(|full| match full {
-            Full::All => overloaded("in_flight"),
-            Full::Share => overloaded("in_flight_share"),
-            Full::Own => too_many(own.unwrap_or_default()),
+        let in_flight = self.orders.acquire(partner.id, 1, own.map(u64::from)).map_err(|bound| match bound {
+            Bound::Capacity => ApiError::overloaded("in_flight"),
+            Bound::Share => ApiError::overloaded("in_flight_share"),
+            Bound::Own => too_many(own.unwrap_or_default()),
         })?;
-        let memory = self.memory.take(partner.id, body, None).map_err(memory)?;
+        let memory = self.memory.acquire(partner.id, body, None).map_err(out_of_memory)?;
         Ok(Admitted { _in_flight: in_flight, memory, rates })
     }
 
-    /// Admits a request other than an order. It counts as a request, and it takes no place of an order.
-    pub(crate) fn visit(&self, partner: &Partner) -> Result<Place, ApiError> {
+    /// Admits a self-service request. It counts as a request of the partner, and not as an order in flight.
+    pub(crate) fn self_service(&self, partner: &KnownPartner) -> Result<InFlightPermit, ApiError> {
         self.rates.of(partner).request()?;
-        let message = "Too many requests in progress; try again later";
-        visit(&self.self_service, partner, ["self_service", "self_service_share"], message)
+        self.self_service.acquire(partner.id, 1, None).map_err(|bound| match bound {
+            Bound::Share => ApiError::overloaded("self_service_share"),
+            Bound::Capacity | Bound::Own => ApiError::overloaded("self_service"),
+        })
     }
 
-    /// Admits a [visit](Self::visit) that waits for webhooks.
-    pub(crate) fn listen(&self, partner: &Partner) -> Result<Place, ApiError> {
-        let message = "Too many requests wait for webhooks; try again later";
-        visit(&self.listeners, partner, ["listeners", "listeners_share"], message)
+    /// Admits a [self-service request](Self::self_service) that waits for webhooks.
+    pub(crate) fn listener(&self, partner: &KnownPartner) -> Result<InFlightPermit, ApiError> {
+        self.listeners.acquire(partner.id, 1, None).map_err(|bound| match bound {
+            Bound::Share => ApiError::overloaded("listeners_share"),
+            Bound::Capacity | Bound::Own => ApiError::overloaded("listeners"),
+        })
     }
 
     /// The partner's orders in flight in this process.
-    pub(crate) fn in_flight(&self, partner: PartnerId) -> u64 {
-        lock(&self.in_flight.taken).by_partner.get(&partner).copied().unwrap_or_default()
+    pub(crate) fn orders_in_flight(&self, partner: PartnerId) -> u64 {
+        lock(&self.orders.in_flight).by_partner.get(&partner).copied().unwrap_or_default()
     }
 }
 
 /// An order that is in flight until this is dropped.
 pub(crate) struct Admitted {
-    _in_flight: Place,
-    memory: Place,
+    _in_flight: InFlightPermit,
+    memory: InFlightPermit,
     rates: Arc<PartnerRates>,
 }
 
 impl Admitted {
-    /// Admits an order of `units` after its body is read.
-    pub(crate) fn order(&mut self, units: NonZeroU32) -> Result<(), ApiError> {
+    /// Admits the units of the order, after its body is read.
+    pub(crate) fn units(&mut self, units: NonZeroU32) -> Result<(), ApiError> {
         self.rates.order(units)?;
-        self.memory.resize(u64::from(units.get()) * UNIT).map_err(memory)
+        self.memory.resize(u64::from(units.get()) * UNIT).map_err(out_of_memory)
     }
 }
 
-/// Takes a place. The two reasons are for: all places taken, and the partner's share taken.
-fn visit(
-    places: &Arc<Places>,
-    partner: &Partner,
-    [all, share]: [&'static str; 2],
-    message: &'static str,
-) -> Result<Place, ApiError> {
-    places
-        .take(partner.id, 1, None)
-        .map_err(|full| ApiError::overloaded(if full == Full::Share { share } else { all }, message))
-}
-
-fn overloaded(reason: &'static str) -> ApiError {
-    ApiError::overloaded(reason, "Too many orders in progress; try again later")
-}
-
 fn too_many(limit: u32) -> ApiError {
-    let message = format!("Limit exceeded: at most {limit} requests at once").into();
-    let (reason, wait) = ("max_in_flight", Duration::from_secs(1));
-    ApiError::Limited { code: Code::TooManyInFlight, reason, message, limit, wait }
+    let code = Code::TooManyInFlight;
+    let message = code.message_with(limit);
+    ApiError::Limited(Limited { code, bound: "max_in_flight", message, limit, wait: Duration::from_secs(1) })
 }
 
-fn memory(full: Full) -> ApiError {
-    overloaded(match full {
-        Full::Share => "memory_share",
-        Full::All | Full::Own => "memory",
+fn out_of_memory(bound: Bound) -> ApiError {
+    ApiError::overloaded(match bound {
+        Bound::Share => "memory_share",
+        Bound::Capacity | Bound::Own => "memory",
     })
 }
 
@@ -231,52 +242,52 @@ fn memory(full: Full) -> ApiError {
 mod tests {
     use super::*;
 
-    /// Takes places of weight 1 until none is left.
-    fn flood(places: &Arc<Places>, partner: PartnerId) -> (Vec<Place>, Full) {
+    /// Takes permits until one is refused.
+    fn flood(limit: &Arc<InFlightLimit>, partner: PartnerId) -> (Vec<InFlightPermit>, Bound) {
         let mut taken = Vec::new();
         loop {
-            match places.take(partner, 1, None) {
-                Ok(place) => taken.push(place),
-                Err(full) => return (taken, full),
+            match limit.acquire(partner, 1, None) {
+                Ok(permit) => taken.push(permit),
+                Err(bound) => return (taken, bound),
             }
         }
     }
 
     #[test]
     fn a_flood_leaves_half_of_what_is_free_to_the_others() {
-        let places = Places::new(1000);
+        let limit = InFlightLimit::new(1000);
         let [one, other, third] = [PartnerId::new(), PartnerId::new(), PartnerId::new()];
-        let (mut of_one, full) = flood(&places, one);
-        assert_eq!((of_one.len(), full), (500, Full::Share));
-        let (mut of_other, _) = flood(&places, other);
+        let (mut of_one, bound) = flood(&limit, one);
+        assert_eq!((of_one.len(), bound), (500, Bound::Share));
+        let (mut of_other, _) = flood(&limit, other);
         assert_eq!(of_other.len(), 250);
         // As orders end, both partners reach the same share.
         for _ in 0..500 {
             for (partner, taken) in [(one, &mut of_one), (other, &mut of_other)] {
                 taken.pop();
-                taken.extend(flood(&places, partner).0);
+                taken.extend(flood(&limit, partner).0);
             }
         }
         assert_eq!((of_one.len(), of_other.len()), (333, 333));
-        assert_eq!(places.take(third, 334, None).unwrap().weight, 334);
-        assert_eq!(places.take(third, 335, None).unwrap_err(), Full::All);
+        assert_eq!(limit.acquire(third, 334, None).unwrap().amount, 334);
+        assert_eq!(limit.acquire(third, 335, None).unwrap_err(), Bound::Capacity);
         drop((of_one, of_other));
-        assert!(lock(&places.taken).all == 0 && lock(&places.taken).by_partner.is_empty());
+        assert!(lock(&limit.in_flight).all == 0 && lock(&limit.in_flight).by_partner.is_empty());
     }
 
     #[test]
-    fn a_partner_has_its_own_limit_and_one_place_that_fits() {
-        let places = Places::new(2);
+    fn a_partner_has_its_own_limit_and_one_permit_that_fits() {
+        let limit = InFlightLimit::new(2);
         let [one, other] = [PartnerId::new(), PartnerId::new()];
-        let first = places.take(one, 1, Some(1)).unwrap();
-        assert_eq!(places.take(one, 1, Some(1)).unwrap_err(), Full::Own);
-        assert_eq!(places.take(one, 1, None).unwrap_err(), Full::Share);
-        let mut last = places.take(other, 1, None).unwrap();
-        assert_eq!(places.take(PartnerId::new(), 1, None).unwrap_err(), Full::All);
+        let first = limit.acquire(one, 1, Some(1)).unwrap();
+        assert_eq!(limit.acquire(one, 1, Some(1)).unwrap_err(), Bound::Own);
+        assert_eq!(limit.acquire(one, 1, None).unwrap_err(), Bound::Share);
+        let mut last = limit.acquire(other, 1, None).unwrap();
+        assert_eq!(limit.acquire(PartnerId::new(), 1, None).unwrap_err(), Bound::Capacity);
         drop(first);
-        assert_eq!(last.resize(3), Err(Full::All));
-        assert_eq!(last.weight, 1);
+        assert_eq!(last.resize(3), Err(Bound::Capacity));
+        assert_eq!(last.amount, 1);
         last.resize(0).unwrap();
-        assert_eq!(lock(&places.taken).all, 0);
+        assert_eq!(lock(&limit.in_flight).all, 0);
     }
 }

@@ -1,21 +1,25 @@
 //! Authenticates requests: first the checks of section 5 of the specification, in its sequence, then the checks of a
 //! signed body.
+//!
+//! Guarantees: a [`Signed`] request was signed with a valid key of an active partner, at most five minutes from our
+//! clock. Within this window the same request may arrive again; replays are not recognised, because several replicas
+//! share no memory. An order is protected by its external id, which is unique as long as the order stands.
+//!
+//! Create-order and self-service call [`Authenticator::head`] before they read a body, and [`Authenticator::body`]
+//! after. Relies on [`super::directory`] for keys that are at most a second old.
 
 use std::sync::Arc;
 
 use axum::http::{HeaderValue, request::Parts};
 
 use crate::{
-    access::{
-        directory::{Directory, Key, Partner},
-        replays::{Replays, Use},
-    },
+    access::directory::{Directory, Key, KnownPartner},
     http::{codes::Code, error::ApiError},
     metrics::Metrics,
 };
 
 /// The largest difference between a request's timestamp and our clock, in seconds.
-pub(crate) const WINDOW: u64 = 300;
+const WINDOW: u64 = 300;
 
 /// The names of the headers, as partners write them: `X-<Brand>-Access-Key` and so on.
 struct HeaderNames {
@@ -25,40 +29,38 @@ struct HeaderNames {
     content_sha256: String,
 }
 
-/// A request whose head is authentic.
+/// A request whose head is authentic. Only [`Authenticator::head`] makes one, so a handler that has it may trust it.
 pub(crate) struct Signed {
-    pub(crate) partner: Arc<Partner>,
-    /// What the signature says about the body; `None` if it does not cover it.
-    pub(crate) body: Option<SignedBody>,
-}
-
-/// A body that the signature covers.
-pub(crate) struct SignedBody {
-    digest: HeaderValue,
-    /// The use to remember, if the request changes something.
-    once: Option<Use>,
+    pub(crate) partner: Arc<KnownPartner>,
+    /// The digest of the body in the signature; `None` if the signature does not cover the body.
+    pub(crate) body_digest: Option<HeaderValue>,
 }
 
 pub(crate) struct Authenticator {
     names: HeaderNames,
     directory: Arc<Directory>,
-    replays: Option<Replays>,
     metrics: Metrics,
 }
 
 impl Authenticator {
-    /// Creates the authenticator. `brand` is part of the header names. `replays` remembers signatures.
-    pub(crate) fn new(brand: &str, directory: Arc<Directory>, replays: Option<Replays>, metrics: Metrics) -> Self {
+    /// Creates the authenticator. `brand` is part of the header names.
+    pub(crate) fn new(brand: &str, directory: Arc<Directory>, metrics: Metrics) -> Self {
         let [access_key, signature, timestamp, content_sha256] =
             ["Access-Key", "Signature", "Timestamp", "Content-SHA256"].map(|last| format!("X-{brand}-{last}"));
         let names = HeaderNames { access_key, signature, timestamp, content_sha256 };
-        Self { names, directory, replays, metrics }
+        Self { names, directory, metrics }
     }
 
-    /// Counts a failed check under `reason`, and returns the 401.
-    fn denied(&self, reason: &'static str, code: Code, message: impl Into<String>) -> ApiError {
-        self.metrics.auth_failure(reason);
-        ApiError::Unauthorized { reason, code, message: message.into() }
+    /// Counts a failed check, and returns the 401.
+    fn denied(&self, code: Code) -> ApiError {
+        self.metrics.auth_failure(code.name());
+        code.into()
+    }
+
+    /// Like [`Self::denied`]; the message names a header.
+    fn denied_naming(&self, code: Code, header: &str) -> ApiError {
+        self.metrics.auth_failure(code.name());
+        ApiError::with(code, header)
     }
 
     /// Checks the head of a request. Its body is checked by [`Authenticator::body`].
@@ -66,86 +68,70 @@ impl Authenticator {
         let names = &self.names;
         for name in [&names.access_key, &names.signature, &names.timestamp, &names.content_sha256] {
             if parts.headers.get_all(name.as_str()).iter().nth(1).is_some() {
-                let message = format!("Header {} is repeated", name.to_ascii_lowercase());
-                return Err(ApiError::bad_request(Code::RepeatedHeader, message));
+                return Err(ApiError::with(Code::RepeatedHeader, name.to_ascii_lowercase()));
             }
         }
         let header = |name: &str| parts.headers.get(name).filter(|value| !value.as_bytes().trim_ascii().is_empty());
         let (Some(access_key), Some(signature), Some(timestamp)) =
             (header(&names.access_key), header(&names.signature), header(&names.timestamp))
         else {
-            let message = "Missing required authentication headers.";
-            return Err(self.denied("missing_header", Code::AuthenticationHeaderMissing, message));
+            return Err(self.denied(Code::AuthenticationHeaderMissing));
         };
+        let timestamp = recent(timestamp).ok_or_else(|| self.denied(Code::TimestampInvalid))?;
 
-        let read = timestamp.to_str().ok().and_then(|text| Some((text, signing::parse_unix_time(text)?)));
-        let Some((timestamp, at)) = read.filter(|(_, at)| at.abs_diff(runtime::clock::unix_seconds()) <= WINDOW) else {
-            let message = "Request timestamp is too old or invalid.";
-            return Err(self.denied("timestamp", Code::TimestampInvalid, message));
-        };
-
-        let unknown = |reason| {
-            let header = &names.access_key;
-            let message = format!("Invalid or missing access key. Please provide a valid {header} header.");
-            self.denied(reason, Code::AccessKeyUnknown, message)
-        };
-        // A value with other characters than visible ASCII is no key.
-        let access_key = access_key.to_str().map_err(|_| unknown("access_key"))?;
+        // A disabled partner is answered like an unknown one, so that nobody learns which keys exist.
+        let unknown = || self.denied_naming(Code::AccessKeyUnknown, &names.access_key);
+        // Access keys are visible ASCII; anything else cannot match.
+        let access_key = access_key.to_str().map_err(|_| unknown())?;
         let partner = self.directory.partner(access_key).await.map_err(ApiError::internal)?;
-        let partner = partner.ok_or_else(|| unknown("access_key"))?;
-        if partner.disabled {
-            return Err(unknown("disabled"));
-        }
+        let partner = partner.filter(|partner| !partner.disabled).ok_or_else(unknown)?;
 
         let secret = match &partner.key {
-            Key::Missing => {
-                let message = "Missing secret key in partner record.";
-                return Err(self.denied("missing_secret_key", Code::SecretKeyMissing, message));
-            }
+            Key::Known(secret) => secret,
+            Key::Missing => return Err(self.denied(Code::SecretKeyMissing)),
             Key::Unusable => {
                 let error = anyhow::anyhow!("the secret key of partner {} is unusable", partner.id);
                 return Err(ApiError::Internal(error));
             }
-            Key::Known(secret) => secret,
         };
         // An empty value counts as a wrong digest.
-        let digest = parts.headers.get(&names.content_sha256);
-        let target = match (digest, parts.uri.path_and_query()) {
+        let body_digest = parts.headers.get(&names.content_sha256);
+        let target = match (body_digest, parts.uri.path_and_query()) {
             (Some(_), Some(whole)) => whole.as_str(),
             _ => parts.uri.path(),
         };
-        let (method, given, signed) = (parts.method.as_str(), digest.map(HeaderValue::as_bytes), signature.as_bytes());
-        let is_valid = signing::request::verify(secret, method, target, timestamp, access_key, given, signed);
+        let is_valid = signing::request::verify(
+            secret,
+            parts.method.as_str(),
+            target,
+            timestamp,
+            access_key,
+            body_digest.map(HeaderValue::as_bytes),
+            signature.as_bytes(),
+        );
         if !is_valid {
-            return Err(self.denied("signature", Code::SignatureInvalid, "Invalid signature."));
+            return Err(self.denied(Code::SignatureInvalid));
         }
-        let Some(digest) = digest else {
-            if partner.signed_body_required {
-                let header = &names.content_sha256;
-                let message = format!("Missing {header} header: this account's requests sign their body.");
-                return Err(self.denied("content_sha256_missing", Code::ContentSha256Missing, message));
-            }
-            return Ok(Signed { partner, body: None });
-        };
-        let body = Some(SignedBody { digest: digest.clone(), once: Use::of(&parts.method, at, signature) });
-        Ok(Signed { partner, body })
+        if partner.signed_body_required && body_digest.is_none() {
+            return Err(self.denied_naming(Code::ContentSha256Missing, &names.content_sha256));
+        }
+        Ok(Signed { body_digest: body_digest.cloned(), partner })
     }
 
-    /// Checks the body of a request, if its signature covers it. If replays are refused, a request that changes
-    /// something passes only once.
+    /// Checks the body of a request, if its signature covers it.
     pub(crate) fn body(&self, signed: &Signed, received: &[u8]) -> Result<(), ApiError> {
-        let Some(body) = &signed.body else { return Ok(()) };
-        if !signing::request::is_digest(body.digest.as_bytes(), received) {
-            let header = &self.names.content_sha256;
-            let message = format!("{header} is not the SHA-256 of the body in lowercase hex.");
-            return Err(self.denied("content_sha256", Code::ContentSha256Invalid, message));
+        match &signed.body_digest {
+            Some(digest) if !signing::request::is_digest(digest.as_bytes(), received) => {
+                Err(self.denied_naming(Code::ContentSha256Invalid, &self.names.content_sha256))
+            }
+            _ => Ok(()),
         }
-        if let (Some(replays), Some(once)) = (&self.replays, &body.once)
-            && !replays.is_first(signed.partner.id, once)
-        {
-            let message = "The signature was used before: sign the request again.";
-            return Err(self.denied("replayed", Code::SignatureReplayed, message));
-        }
-        Ok(())
     }
+}
+
+/// The text of a timestamp that is at most [`WINDOW`] from our clock.
+fn recent(timestamp: &HeaderValue) -> Option<&str> {
+    let text = timestamp.to_str().ok()?;
+    let at = signing::parse_unix_time(text)?;
+    (at.abs_diff(runtime::clock::unix_seconds()) <= WINDOW).then_some(text)
 }

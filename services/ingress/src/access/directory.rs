@@ -1,8 +1,11 @@
-//! Caches partners and catalogue in memory. Changes are read twice a second, so a revoked partner is
-//! denied within a second. An unknown key or option is queried before it is denied, so a new partner
-//! works at once. NATS is not needed, and the cache stays valid while the database is away.
+//! Caches partners and the catalogue in memory.
 //!
-//! A key that a rotation replaced has an end time. After that time, by this process's clock, it is denied.
+//! Guarantees: changes are read twice a second, so a revoked partner is denied within a second. An unknown key or option
+//! is looked up before it is denied, so a new partner works at once. A key that a rotation replaced is denied after its
+//! end, by the clock of this process. The cache stays valid while the database is away.
+//!
+//! [`super::authentication`] asks for partners, [`crate::orders::accept`] for options. Relies on the versions that the
+//! database gives to each change, and not on NATS.
 
 use std::{
     collections::HashMap,
@@ -25,14 +28,14 @@ use store::{
 use uuid::Uuid;
 
 const REFRESH: Duration = Duration::from_millis(500);
-/// The longest wait of a query for its turn.
-const TURN: Duration = Duration::from_secs(2);
+/// The longest wait of a query for the query before it.
+const LOOK_UP_WAIT: Duration = Duration::from_secs(2);
 /// The most queries per second; further unknown keys and options are denied without a query.
 const LOOK_UPS: NonZeroU32 = NonZeroU32::new(100).unwrap();
 
 /// A partner, as seen by requests with one of its access keys.
 #[derive(Clone, Debug)]
-pub(crate) struct Partner {
+pub(crate) struct KnownPartner {
     pub(crate) id: PartnerId,
     pub(crate) environment: Environment,
     pub(crate) disabled: bool,
@@ -44,7 +47,7 @@ pub(crate) struct Partner {
     until: Option<Instant>,
 }
 
-impl Partner {
+impl KnownPartner {
     fn ended(&self) -> bool {
         self.until.is_some_and(|until| until <= Instant::now())
     }
@@ -61,7 +64,7 @@ pub(crate) enum Key {
 
 #[derive(Default)]
 struct Partners {
-    by_access_key: HashMap<String, Arc<Partner>>,
+    by_access_key: HashMap<String, Arc<KnownPartner>>,
     /// The version and the access keys of each known partner.
     known: HashMap<PartnerId, (i64, Vec<String>)>,
     /// The access keys that have an end.
@@ -70,7 +73,7 @@ struct Partners {
 
 impl Partners {
     /// Replaces a partner's keys, unless a newer version is known.
-    fn learn(&mut self, partner_id: PartnerId, version: i64, keys: Vec<(String, Partner)>) {
+    fn learn(&mut self, partner_id: PartnerId, version: i64, keys: Vec<(String, KnownPartner)>) {
         let (known, access_keys) = self.known.entry(partner_id).or_default();
         if version < *known {
             return;
@@ -135,7 +138,7 @@ impl Directory {
         }
     }
 
-    pub(crate) async fn partner(&self, access_key: &str) -> Result<Option<Arc<Partner>>, Error> {
+    pub(crate) async fn partner(&self, access_key: &str) -> Result<Option<Arc<KnownPartner>>, Error> {
         if let Some(known) = self.known_partner(access_key) {
             return Ok(valid(known));
         }
@@ -160,7 +163,7 @@ impl Directory {
     /// Adds a partner that no database has.
     #[cfg(fuzzing)]
     pub(crate) fn learn_for_fuzzing(&self, access_key: &str, secret: SecretKey, signed_body_required: bool) {
-        let partner = Partner {
+        let partner = KnownPartner {
             id: PartnerId::new(),
             environment: Environment::Sandbox,
             disabled: false,
@@ -174,10 +177,10 @@ impl Directory {
 
     /// Waits for the turn to query. While the database is away, many requests wait here.
     async fn turn(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, Error> {
-        tokio::time::timeout(TURN, self.looking.lock()).await.map_err(|_| Error::timed_out())
+        tokio::time::timeout(LOOK_UP_WAIT, self.looking.lock()).await.map_err(|_| Error::timed_out())
     }
 
-    fn known_partner(&self, access_key: &str) -> Option<Arc<Partner>> {
+    fn known_partner(&self, access_key: &str) -> Option<Arc<KnownPartner>> {
         self.partners.read().unwrap_or_else(PoisonError::into_inner).by_access_key.get(access_key).cloned()
     }
 
@@ -222,7 +225,7 @@ impl Directory {
     /// Caches the keys of a partner. Their remaining time counts from `asked`, the time of the query.
     fn learn_partner(&self, credentials: &Credentials, asked: Instant) {
         let partner = |keys: &Keys| {
-            let partner = Partner {
+            let partner = KnownPartner {
                 id: credentials.partner_id,
                 environment: credentials.environment,
                 disabled: credentials.disabled,
@@ -263,7 +266,7 @@ impl Directory {
         loop {
             let changes = async |connection: &mut PgConnection| self.changes(connection, &mut seen).await;
             match self.database.run(changes).await {
-                Ok(()) => ready.well("database"),
+                Ok(()) => ready.set_ready("database"),
                 Err(SchemaError::Store(error)) => {
                     // Readiness stays as it is: partners get the specified 500.
                     tracing::warn!(%error, "cannot read changes of partners and catalogue; will retry");
@@ -297,7 +300,7 @@ impl Directory {
     }
 }
 
-fn valid(partner: Arc<Partner>) -> Option<Arc<Partner>> {
+fn valid(partner: Arc<KnownPartner>) -> Option<Arc<KnownPartner>> {
     (!partner.ended()).then_some(partner)
 }
 
@@ -307,7 +310,7 @@ mod tests {
 
     fn learn(partners: &mut Partners, id: PartnerId, version: i64, keys: &[(&str, Option<Instant>)]) {
         let keys = keys.iter().map(|(access_key, until)| {
-            let partner = Partner {
+            let partner = KnownPartner {
                 id,
                 environment: Environment::Sandbox,
                 disabled: false,

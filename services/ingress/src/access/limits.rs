@@ -1,90 +1,117 @@
-//! The settings that limit the load of ingress. Each limit holds per process.
+//! The settings that limit the load of ingress. Each limit holds for one process, so replicas multiply it.
+//!
+//! Every limit delays or refuses work, and none loses it: each help text says what happens at the limit, and
+//! `docs/operations.md` has a row with its metric. The modules that enforce a limit take the value from here.
 
 use std::{num::NonZeroU32, time::Duration};
 
-use clap::Args;
+use clap::{Args, value_parser};
 use runtime::{config::positive_duration, listener::Bounds};
 
 /// The limits of one process.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Limits")]
 pub struct LimitsConfig {
-    /// Largest head of a request, in bytes; a larger one gets 431
-    #[arg(long, env = "MAX_HEAD", default_value_t = 16 * 1024, value_parser = clap::value_parser!(u32).range(8192..=1_048_576))]
+    /// Maximum size of a request's head in bytes; a larger head gets 431.
+    #[arg(long, env = "MAX_HEAD", default_value_t = 16 * 1024, value_parser = value_parser!(u32).range(8192..=1_048_576))]
     pub max_head: u32,
-    /// Largest body of a request, in bytes; a larger one gets 413
-    #[arg(long, env = "MAX_BODY", default_value_t = 64 * 1024, value_parser = clap::value_parser!(u32).range(1024..=67_108_864))]
+
+    /// Maximum size of a request's body in bytes; a larger body gets 413.
+    #[arg(long, env = "MAX_BODY", default_value_t = 64 * 1024, value_parser = value_parser!(u32).range(1024..=67_108_864))]
     pub max_body: u32,
-    /// Most open connections; the next one gets 503 and is closed
-    #[arg(long, env = "MAX_CONNECTIONS", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
+
+    /// Maximum number of open connections; a further connection gets 503 and is closed.
+    #[arg(long, env = "MAX_CONNECTIONS", default_value_t = 4096, value_parser = value_parser!(u32).range(1..))]
     pub max_connections: u32,
-    /// Most open connections from one IPv4 address or IPv6 /64; behind a proxy, set it to `MAX_CONNECTIONS`
-    #[arg(long, env = "MAX_CONNECTIONS_PER_SOURCE", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
+
+    /// Maximum number of open connections from one IPv4 address or IPv6 /64; a further connection gets 503 and is
+    /// closed. Behind a proxy, which is the only source, set it to `MAX_CONNECTIONS`.
+    #[arg(long, env = "MAX_CONNECTIONS_PER_SOURCE", default_value_t = 1024, value_parser = value_parser!(u32).range(1..))]
     pub max_connections_per_source: u32,
-    /// Longest time from a connection's start, or a request's first byte, to the end of the head
-    #[arg(long, env = "HEAD_TIMEOUT", default_value = "10s", value_parser = positive_duration)]
+
+    /// Maximum time until a request's head has arrived, counted from the connection's start or from the response before;
+    /// then the connection is closed. It must be longer than a proxy keeps idle connections, because the proxy may send
+    /// a request at the moment of the close.
+    #[arg(long, env = "HEAD_TIMEOUT", default_value = "75s", value_parser = positive_duration)]
     pub head_timeout: Duration,
-    /// Longest time for a request's body to arrive; then it gets 408
+
+    /// Maximum time for a request's body to arrive; a slower request gets 408.
     #[arg(long, env = "BODY_TIMEOUT", default_value = "15s", value_parser = positive_duration)]
     pub body_timeout: Duration,
-    /// Longest time between two requests of a connection; must be longer than a proxy's idle timeout
-    #[arg(long, env = "IDLE_TIMEOUT", default_value = "75s", value_parser = positive_duration)]
-    pub idle_timeout: Duration,
-    /// Most orders in flight; further ones get 503. One partner takes at most half of what the others leave
-    #[arg(long, env = "MAX_IN_FLIGHT", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
+
+    /// Maximum number of orders in flight; further orders get 503. One partner can use at most half of the capacity that
+    /// the other partners leave free.
+    #[arg(long, env = "MAX_IN_FLIGHT", default_value_t = 4096, value_parser = value_parser!(u32).range(1..))]
     pub max_in_flight: u32,
-    /// Most memory for bodies and units of orders in flight, in MiB, shared like `MAX_IN_FLIGHT`
-    #[arg(long, env = "MAX_IN_FLIGHT_MEMORY", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
+
+    /// Maximum memory for the bodies and units of orders in flight, in MiB; further orders get 503. Partners share it
+    /// like `MAX_IN_FLIGHT`.
+    #[arg(long, env = "MAX_IN_FLIGHT_MEMORY", default_value_t = 64, value_parser = value_parser!(u32).range(1..=1_048_576))]
     pub max_in_flight_memory: u32,
-    /// Longest time that an order waits to be stored; then it is dropped and gets 503
+
+    /// Maximum time that an order waits to be stored; then it is dropped and gets 503.
     #[arg(long, env = "QUEUE_DEADLINE", default_value = "2s", value_parser = positive_duration)]
     pub queue_deadline: Duration,
-    /// Signed requests per second of one partner; more get 429
+
+    /// Maximum number of signed requests per second of one partner; further requests get 429.
     #[arg(long, env = "PARTNER_REQUESTS_PER_SECOND", default_value = "2000")]
     pub partner_requests_per_second: NonZeroU32,
-    /// Valid orders per second of one partner; more get 429
+
+    /// Maximum number of valid orders per second of one partner; further orders get 429.
     #[arg(long, env = "PARTNER_ORDERS_PER_SECOND", default_value = "2000")]
     pub partner_orders_per_second: NonZeroU32,
-    /// Ordered units per second of one partner; more get 429
+
+    /// Maximum number of ordered units per second of one partner; further orders get 429.
     #[arg(long, env = "PARTNER_UNITS_PER_SECOND", default_value = "10000")]
     pub partner_units_per_second: NonZeroU32,
-    /// Most requests in flight other than orders; further ones get 503. One partner takes at most half of what the
-    /// others leave
-    #[arg(long, env = "SELF_SERVICE_IN_FLIGHT", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+
+    /// Maximum number of signed requests in flight other than orders; further requests get 503. One partner can use at
+    /// most half of the capacity that the other partners leave free.
+    #[arg(long, env = "SELF_SERVICE_IN_FLIGHT", default_value_t = 64, value_parser = value_parser!(u32).range(1..))]
     pub self_service_in_flight: u32,
-    /// Database connections that requests other than orders use at once; a request that waits 2 s for one gets 503
-    #[arg(long, env = "SELF_SERVICE_CONCURRENCY", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=512))]
+
+    /// Maximum number of database connections that requests other than orders use at once; a request that waits 2 s for
+    /// one gets 503.
+    #[arg(long, env = "SELF_SERVICE_CONCURRENCY", default_value_t = 2, value_parser = value_parser!(u16).range(1..=512))]
     pub self_service_concurrency: u16,
-    /// Shortest time between a webhook's last attempt and its redelivery at the partner's request; sooner gets 429
+
+    /// Minimum time between a webhook's last attempt and its redelivery at the partner's request; a sooner request gets
+    /// 429.
     #[arg(long, env = "REDELIVER_INTERVAL", default_value = "60s", value_parser = positive_duration)]
     pub redeliver_interval: Duration,
-    /// Most signatures that are remembered to refuse replays of requests that sign their body; 0 refuses none
-    #[arg(long, env = "REPLAYS_REMEMBERED", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=10_000_000))]
-    pub replays_remembered: u32,
-    /// Most requests of sandbox accounts that wait for webhooks (`GET …/webhook/listen`); further ones get 503. One
-    /// partner takes at most half of what the others leave
-    #[arg(long, env = "LISTENERS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
+
+    /// Maximum number of requests of sandbox accounts that wait for webhooks (`GET …/webhook/listen`); further requests
+    /// get 503. One partner can use at most half of the capacity that the other partners leave free.
+    #[arg(long, env = "LISTENERS", default_value_t = 16, value_parser = value_parser!(u32).range(1..))]
     pub listeners: u32,
-    /// Longest time that `GET …/webhook/listen` waits for webhooks; must be shorter than a proxy's timeout
+
+    /// Maximum time that `GET …/webhook/listen` waits for webhooks; then its answer is empty. It must be shorter than a
+    /// proxy's timeout.
     #[arg(long, env = "LISTEN_WAIT", default_value = "20s", value_parser = positive_duration)]
     pub listen_wait: Duration,
-    /// Shortest time between two tests of one partner's webhook endpoint; sooner gets 429
+
+    /// Minimum time between two tests of one partner's webhook endpoint; a sooner test gets 429.
     #[arg(long, env = "WEBHOOK_TEST_INTERVAL", default_value = "10s", value_parser = positive_duration)]
     pub webhook_test_interval: Duration,
-    /// Longest time that `POST …/webhook/test` waits for its outcome before it gets 202; must be longer than the
-    /// notifier's `WEBHOOK_TIMEOUT`
+
+    /// Maximum time that `POST …/webhook/test` waits for its outcome; then it gets 202. It must be longer than the
+    /// notifier's `WEBHOOK_TIMEOUT`.
     #[arg(long, env = "WEBHOOK_TEST_WAIT", default_value = "20s", value_parser = positive_duration)]
     pub webhook_test_wait: Duration,
-    /// QR pictures drawn at once
-    #[arg(long, env = "QR_CONCURRENCY", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=512))]
+
+    /// Maximum number of QR pictures that are drawn at once; further pictures wait.
+    #[arg(long, env = "QR_CONCURRENCY", default_value_t = 1, value_parser = value_parser!(u16).range(1..=512))]
     pub qr_concurrency: u16,
-    /// QR pictures drawn per second
+
+    /// Maximum number of QR pictures that are drawn per second; further pictures wait.
     #[arg(long, env = "QR_RATE", default_value = "100")]
     pub qr_rate: NonZeroU32,
-    /// Longest time a request waits for its QR picture to be drawn; then it gets 503
+
+    /// Maximum time that a request waits for its QR picture to be drawn; then it gets 503.
     #[arg(long, env = "QR_WAIT", default_value = "1s", value_parser = positive_duration)]
     pub qr_wait: Duration,
-    /// Most log lines per second about refused requests; metrics count all of them
+
+    /// Maximum number of log lines per second about refused requests; further requests are only counted in the metrics.
     #[arg(long, env = "REFUSALS_LOGGED", default_value_t = 20)]
     pub refusals_logged: u32,
 }
@@ -104,7 +131,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::orders::request::{self, Largest};
+    use crate::orders::request::{self, OrderSize};
 
     #[derive(Parser)]
     struct Program {
@@ -120,8 +147,8 @@ mod tests {
         let id = "\\ud83d\\udcf1".repeat(255);
         let items = vec![item; 100].join(",\n        ");
         let body = format!(r#"{{ "external_order_id": "{id}", "products": [ {items} ] }}"#);
-        let largest = Largest { items: 100, units: 1000 };
-        let draft = request::read(body.as_bytes(), largest).unwrap();
+        let max = OrderSize { items: 100, units: 1000 };
+        let draft = request::read(body.as_bytes(), max).unwrap();
         assert!(draft.errors.is_empty() && draft.items.len() == 100);
         assert!(body.len() < size(limits.max_body) / 2, "{}", body.len());
     }

@@ -1,4 +1,10 @@
 //! The rate limits of each partner: requests, orders and units per second.
+//!
+//! Guarantees: each limit allows a burst of one second, and a refused request learns when to come back. The state of a
+//! partner that has been silent for a minute may be dropped, because its burst is full again.
+//!
+//! Called by [`super::admission`]. Relies on the limits in the [`directory`](super::directory), where an operator's
+//! change arrives within a second. Each process counts for itself, so replicas multiply a rate.
 
 use std::{
     collections::HashMap,
@@ -16,8 +22,11 @@ use runtime::lock;
 use store::partners::Limits;
 
 use crate::{
-    access::{directory::Partner, limits::LimitsConfig},
-    http::{codes::Code, error::ApiError},
+    access::{directory::KnownPartner, limits::LimitsConfig},
+    http::{
+        codes::Code,
+        error::{ApiError, Limited},
+    },
 };
 
 /// The most partners with state before inactive ones are dropped.
@@ -43,9 +52,17 @@ pub(crate) struct PartnerRates {
     units: Rate,
 }
 
+/// The numbers per second that a partner may reach.
+pub(crate) struct PerSecond {
+    pub(crate) requests: u32,
+    pub(crate) orders: u32,
+    pub(crate) units: u32,
+}
+
 struct Rate {
     what: &'static str,
-    reason: &'static str,
+    /// The name of the limit in the metrics and the log.
+    bound: &'static str,
     per_second: NonZeroU32,
     limiter: DefaultDirectRateLimiter,
 }
@@ -57,7 +74,7 @@ impl Rates {
     }
 
     /// Returns a partner's rates, with new ones after a change of its limits.
-    pub(crate) fn of(&self, partner: &Partner) -> Arc<PartnerRates> {
+    pub(crate) fn of(&self, partner: &KnownPartner) -> Arc<PartnerRates> {
         let now = Instant::now();
         let mut partners = lock(&self.partners);
         if let Some(known) = partners.get_mut(&partner.id)
@@ -94,9 +111,12 @@ impl PartnerRates {
         self.requests.check(NonZeroU32::MIN)
     }
 
-    /// The most requests, orders and units per second.
-    pub(crate) fn per_second(&self) -> [u32; 3] {
-        [&self.requests, &self.orders, &self.units].map(|rate| rate.per_second.get())
+    pub(crate) fn per_second(&self) -> PerSecond {
+        PerSecond {
+            requests: self.requests.per_second.get(),
+            orders: self.orders.per_second.get(),
+            units: self.units.per_second.get(),
+        }
     }
 
     pub(crate) fn order(&self, units: NonZeroU32) -> Result<(), ApiError> {
@@ -107,10 +127,10 @@ impl PartnerRates {
 
 impl Rate {
     /// A burst is one second's worth, and at least `least`.
-    fn new(what: &'static str, reason: &'static str, per_second: NonZeroU32, least: u32) -> Self {
+    fn new(what: &'static str, bound: &'static str, per_second: NonZeroU32, least: u32) -> Self {
         let burst = NonZeroU32::new(least).unwrap_or(NonZeroU32::MIN).max(per_second);
         let limiter = DefaultDirectRateLimiter::direct(Quota::per_second(per_second).allow_burst(burst));
-        Self { what, reason, per_second, limiter }
+        Self { what, bound, per_second, limiter }
     }
 
     fn check(&self, count: NonZeroU32) -> Result<(), ApiError> {
@@ -120,9 +140,9 @@ impl Rate {
             // More than a burst. The limit of units per order prevents it.
             Err(_) => Duration::from_secs(1),
         };
-        let (what, limit) = (self.what, self.per_second.get());
-        let message = format!("Rate limit exceeded: at most {limit} {what} per second").into();
-        Err(ApiError::Limited { code: Code::RateLimited, reason: self.reason, message, limit, wait })
+        let limit = self.per_second.get();
+        let message = Code::RateLimited.message_with(format_args!("{limit} {}", self.what));
+        Err(ApiError::Limited(Limited { code: Code::RateLimited, bound: self.bound, message, limit, wait }))
     }
 }
 
@@ -134,7 +154,7 @@ mod tests {
     fn a_rate_has_a_burst_of_one_second_and_says_when_to_come_back() {
         let rate = Rate::new("units", "units_per_second", NonZeroU32::new(10).unwrap(), 1000);
         rate.check(NonZeroU32::new(900).unwrap()).unwrap();
-        let Err(ApiError::Limited { wait, .. }) = rate.check(NonZeroU32::new(200).unwrap()) else {
+        let Err(ApiError::Limited(Limited { wait, .. })) = rate.check(NonZeroU32::new(200).unwrap()) else {
             panic!("the request was not limited");
         };
         assert!(wait > Duration::from_secs(9) && wait <= Duration::from_secs(10), "{wait:?}");

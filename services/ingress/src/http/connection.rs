@@ -1,120 +1,81 @@
-//! One HTTP connection. It reports when a response has left, because the webhook must not go out earlier. It
-//! closes the connection instead of sending a late response, enforces timeouts, and gives the HTTP layer's
-//! own errors the specified shape.
+//! One HTTP connection, below hyper. It knows when an answer has left, and it sends no answer after its deadline.
+//!
+//! Guarantees, for a response whose body [`answer_body`] made:
+//! - `left` is signalled only when the last byte of the response is in the socket's send buffer. Create-order holds the
+//!   order's webhooks until then, so that no webhook precedes its 201.
+//! - After the deadline no byte of the response is sent: the connection is closed instead. From `answer_by` on, other
+//!   processes may send the order's webhooks without asking this one.
+//!
+//! ```text
+//! made ──hyper takes the body──▶ buffered ──written, then flushed──▶ left: the signal is sent
+//!   │                               │
+//!   │ hyper drops the response      │ the deadline passes before a write, or the connection fails
+//!   └──────────────▶ never sent: the sender of the signal is dropped
+//! ```
+//!
+//! Callers: [`super::server`] wraps each accepted connection in a [`Socket`]; create-order makes the body of its 201.
+//!
+//! Relies on hyper to flush its transport only when its own write buffer is empty. hyper copies the head and the body
+//! into that buffer, writes the buffer to the socket, and then calls `poll_flush`; so at each flush, everything that was
+//! buffered before has been accepted by the kernel. The test `a_departure_is_reported_when_the_answer_is_readable` pins
+//! this behaviour of hyper. What happens to the bytes afterwards nobody can know without an answer of the client.
 
 use std::{
     io,
     net::SocketAddr,
     pin::Pin,
-    sync::{
-        Arc, Mutex, MutexGuard,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex, MutexGuard},
     task::{Context, Poll, ready},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
-use axum::{
-    body::Body,
-    http::{HeaderValue, StatusCode},
-};
-use bytes::{Buf, Bytes};
+use axum::body::Body;
+use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use runtime::lock;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
     sync::oneshot,
-    time::Sleep,
 };
 
-use crate::{
-    access::limits::LimitsConfig,
-    http::{
-        codes::Code,
-        observe::{Observer, request_id},
-    },
-};
-
-/// How long a connection is read after a response that came before the request's end. Most clients read
-/// the response only after they have sent everything, and an early close would discard it.
-const LINGER: Duration = Duration::from_secs(2);
-/// The most bytes that are read and discarded during that time.
-const LINGER_BYTES: usize = 4 * 1024 * 1024;
-
-/// The state that a connection's socket and requests share.
+/// The state that a connection's socket and its requests share.
 pub(crate) struct Connection {
     pub(crate) peer: SocketAddr,
-    observer: Arc<Observer>,
-    begun: AtomicU64,
-    /// Whether a request is being handled.
-    busy: AtomicBool,
-    /// Whether the client may still send bytes that are discarded.
-    lingers: AtomicBool,
-    /// The responses in hyper's buffer that are not in the socket's buffer yet.
-    leaving: Mutex<Vec<Leaving>>,
+    /// The answers that hyper has buffered and that are not in the socket's send buffer yet. With pipelined requests
+    /// there can be several.
+    buffered: Mutex<Vec<BufferedAnswer>>,
 }
 
-/// A response that has not left yet.
-struct Leaving {
-    /// The time after which the response is not sent.
+/// An answer that has not left yet.
+struct BufferedAnswer {
+    /// The time after which the answer is not sent.
     deadline: Instant,
     left: oneshot::Sender<()>,
 }
 
 impl Connection {
-    pub(crate) fn new(peer: SocketAddr, observer: Arc<Observer>) -> Arc<Self> {
-        Arc::new(Self {
-            peer,
-            observer,
-            begun: AtomicU64::new(0),
-            busy: AtomicBool::new(false),
-            lingers: AtomicBool::new(false),
-            leaving: Mutex::default(),
-        })
+    pub(crate) fn new(peer: SocketAddr) -> Arc<Self> {
+        Arc::new(Self { peer, buffered: Mutex::default() })
     }
 
-    /// Marks that a request's head was read.
-    pub(crate) fn begin(&self) {
-        self.begun.fetch_add(1, Relaxed);
-        self.busy.store(true, Relaxed);
+    fn buffered(&self) -> MutexGuard<'_, Vec<BufferedAnswer>> {
+        lock(&self.buffered)
     }
 
-    /// Marks that the response is ready.
-    pub(crate) fn end(&self) {
-        self.busy.store(false, Relaxed);
-    }
-
-    /// Marks that the last response comes before the request's end.
-    pub(crate) fn linger(&self) {
-        self.lingers.store(true, Relaxed);
-    }
-
-    fn leaving(&self) -> MutexGuard<'_, Vec<Leaving>> {
-        lock(&self.leaving)
-    }
-
-    fn have_left(&self) {
-        for answer in self.leaving().drain(..) {
+    fn signal_left(&self) {
+        for answer in self.buffered().drain(..) {
             let _ = answer.left.send(());
         }
     }
 
-    /// A whole response to an unreadable request; logged and counted like the others.
-    fn canned(&self, status: StatusCode, code: Code, message: &str) -> Bytes {
-        let id = request_id();
-        self.observer.refused(status, code.name(), None, &id, self.peer);
-        let id = HeaderValue::to_str(&id).unwrap_or_default();
-        let body = serde_json::json!({ "error": message }).to_string();
-        let length = body.len();
-        let mut head = format!(
-            "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\
-             x-request-id: {id}\r\nconnection: close\r\n"
-        );
-        for (name, value) in self.observer.explanation(&[code.into()]) {
-            head = head + name.as_str() + ": " + value.to_str().unwrap_or_default() + "\r\n";
+    /// Fails if the deadline of a buffered answer has passed. The error makes hyper close the connection.
+    fn check_deadlines(&self) -> io::Result<()> {
+        if self.buffered().iter().any(|answer| answer.deadline <= Instant::now()) {
+            tracing::warn!("connection closed: the response is past its deadline");
+            return Err(io::ErrorKind::TimedOut.into());
         }
-        (head + "\r\n" + &body).into()
+        Ok(())
     }
 }
 
@@ -122,29 +83,29 @@ impl Connection {
 struct AnswerBody {
     bytes: Option<Bytes>,
     connection: Arc<Connection>,
-    leaving: Option<Leaving>,
+    answer: Option<BufferedAnswer>,
 }
 
-/// A body that sends to `left` once the whole response is in the socket's buffer. If the response never
-/// gets there, `left` is dropped. After `deadline` the connection is closed and the body is not sent.
+/// A body that sends to `left` once the whole response is in the socket's send buffer. If the response never gets
+/// there, `left` is dropped. After `deadline` the connection is closed and the body is not sent.
 pub(crate) fn answer_body(
     bytes: Bytes,
     connection: Arc<Connection>,
     deadline: Instant,
     left: oneshot::Sender<()>,
 ) -> Body {
-    Body::new(AnswerBody { bytes: Some(bytes), connection, leaving: Some(Leaving { deadline, left }) })
+    Body::new(AnswerBody { bytes: Some(bytes), connection, answer: Some(BufferedAnswer { deadline, left }) })
 }
 
 impl http_body::Body for AnswerBody {
     type Data = Bytes;
     type Error = std::convert::Infallible;
 
-    /// hyper first encodes the piece into its buffer, and flushes the socket only when that buffer is
-    /// empty. So the next flush means that this response has left.
+    /// hyper asks for the piece and copies it into its buffer before it writes anything of this response. So the answer
+    /// is known to the socket before its first byte is written, and the next flush means that it has left.
     fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        if let Some(leaving) = self.leaving.take() {
-            self.connection.leaving().push(leaving);
+        if let Some(answer) = self.answer.take() {
+            self.connection.buffered().push(answer);
         }
         Poll::Ready(self.bytes.take().map(|bytes| Ok(Frame::data(bytes))))
     }
@@ -158,129 +119,15 @@ impl http_body::Body for AnswerBody {
     }
 }
 
-/// What the socket waits for while its timer runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Waiting {
-    Nothing,
-    /// The first byte of the first request.
-    First,
-    /// The rest of a head.
-    Head,
-    /// The next request.
-    Next,
-    /// The end of a request that already has its response.
-    End,
-}
-
+/// The transport that hyper reads from and writes to.
 pub(crate) struct Socket {
     stream: TcpStream,
     connection: Arc<Connection>,
-    head_timeout: Duration,
-    idle_timeout: Duration,
-    timer: Pin<Box<Sleep>>,
-    waiting: Waiting,
-    /// [`Connection::begun`] as of the last read.
-    begun: u64,
-    /// The unsent rest of a response that replaces one of the HTTP layer.
-    canned: Option<Bytes>,
-    drained: usize,
 }
 
 impl Socket {
-    pub(crate) fn new(stream: TcpStream, connection: Arc<Connection>, limits: &LimitsConfig) -> Self {
-        Self {
-            stream,
-            connection,
-            head_timeout: limits.head_timeout,
-            idle_timeout: limits.idle_timeout,
-            timer: Box::pin(tokio::time::sleep(limits.head_timeout)),
-            waiting: Waiting::First,
-            begun: 0,
-            canned: None,
-            drained: 0,
-        }
-    }
-
-    fn wait_for(&mut self, waiting: Waiting, within: Duration) {
-        self.waiting = waiting;
-        self.timer.as_mut().reset(tokio::time::Instant::now() + within);
-    }
-
-    /// Stops the timer when a request has begun.
-    fn follow(&mut self) {
-        let begun = self.connection.begun.load(Relaxed);
-        if begun != self.begun {
-            self.begun = begun;
-            self.waiting = Waiting::Nothing;
-        }
-    }
-
-    /// Ready when the connection's timeout has passed.
-    fn poll_waiting(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        if self.connection.busy.load(Relaxed) {
-            return Poll::Pending;
-        }
-        if self.waiting == Waiting::Nothing {
-            self.wait_for(Waiting::Next, self.idle_timeout);
-        }
-        self.timer.as_mut().poll(context)
-    }
-
-    fn check(&self) -> io::Result<()> {
-        if self.connection.leaving().iter().any(|answer| answer.deadline <= Instant::now()) {
-            tracing::warn!("connection closed: the response is past its deadline");
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        Ok(())
-    }
-
-    /// Ends a connection whose next head did not arrive in time.
-    fn time_out(&mut self) -> io::Error {
-        if self.waiting == Waiting::Head {
-            let (status, message) = (StatusCode::REQUEST_TIMEOUT, "Request head did not arrive in time");
-            // Nothing else is in the socket's buffer, so all of it fits.
-            let _ = self.stream.try_write(&self.connection.canned(status, Code::HeadTimeout, message));
-        }
-        io::ErrorKind::TimedOut.into()
-    }
-
-    /// Replaces a response that the HTTP layer created, which has no body. Returns `None` for any other.
-    fn poll_replaced(
-        &mut self,
-        context: &mut Context<'_>,
-        head: &[u8],
-        length: usize,
-    ) -> Option<Poll<io::Result<usize>>> {
-        if self.canned.is_none() {
-            let (status, code, message) = made_up(head)?;
-            self.canned = Some(self.connection.canned(status, code, message));
-        }
-        while let Some(rest) = self.canned.as_mut().filter(|rest| !rest.is_empty()) {
-            match Pin::new(&mut self.stream).poll_write(context, rest) {
-                Poll::Ready(Ok(written)) => rest.advance(written),
-                other => return Some(other),
-            }
-        }
-        self.canned = None;
-        self.connection.linger();
-        Some(Poll::Ready(Ok(length)))
-    }
-}
-
-/// The status of a response that hyper creates for an unreadable head, and its replacement. Our own
-/// responses are recognized by their id.
-fn made_up(head: &[u8]) -> Option<(StatusCode, Code, &'static str)> {
-    const ID: &[u8] = b"x-request-id:";
-    let status = head.strip_prefix(b"HTTP/1.1 ").or(head.strip_prefix(b"HTTP/1.0 "))?;
-    if status.first() != Some(&b'4') || head.windows(ID.len()).any(|window| window == ID) {
-        return None;
-    }
-    match StatusCode::from_bytes(status.get(..3)?).ok()? {
-        status @ StatusCode::URI_TOO_LONG => Some((status, Code::UriTooLong, "Request URI is too long")),
-        status @ StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => {
-            Some((status, Code::HeadTooLarge, "Request head is too large or has too many headers"))
-        }
-        status => Some((status, Code::Malformed, "Malformed HTTP request")),
+    pub(crate) fn new(stream: TcpStream, connection: Arc<Connection>) -> Self {
+        Self { stream, connection }
     }
 }
 
@@ -290,33 +137,13 @@ impl AsyncRead for Socket {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
-        self.follow();
-        if read.is_ready() {
-            let some = buffer.filled().len() > before;
-            match self.waiting {
-                // The timer of the first head runs already: it started with the connection.
-                Waiting::First if some => self.waiting = Waiting::Head,
-                Waiting::Nothing | Waiting::Next if some && !self.connection.busy.load(Relaxed) => {
-                    let within = self.head_timeout;
-                    self.wait_for(Waiting::Head, within);
-                }
-                _ => {}
-            }
-            return read;
-        }
-        ready!(self.poll_waiting(context));
-        Poll::Ready(Err(self.time_out()))
+        Pin::new(&mut self.stream).poll_read(context, buffer)
     }
 }
 
 impl AsyncWrite for Socket {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.check()?;
-        if let Some(replaced) = self.poll_replaced(context, bytes, bytes.len()) {
-            return replaced;
-        }
+        self.connection.check_deadlines()?;
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 
@@ -325,12 +152,7 @@ impl AsyncWrite for Socket {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.check()?;
-        let head = slices.first().map_or(&[][..], |slice| slice);
-        let length = slices.iter().map(|slice| slice.len()).sum();
-        if let Some(replaced) = self.poll_replaced(context, head, length) {
-            return replaced;
-        }
+        self.connection.check_deadlines()?;
         Pin::new(&mut self.stream).poll_write_vectored(context, slices)
     }
 
@@ -340,35 +162,11 @@ impl AsyncWrite for Socket {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.stream).poll_flush(context))?;
-        self.connection.have_left();
-        self.follow();
-        if self.waiting == Waiting::Nothing {
-            // hyper reads again only when bytes arrive, so the timer must wake it.
-            let _ = self.poll_waiting(context);
-        }
+        self.connection.signal_left();
         Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.waiting != Waiting::End {
-            ready!(Pin::new(&mut self.stream).poll_shutdown(context))?;
-            if !self.connection.lingers.load(Relaxed) {
-                return Poll::Ready(Ok(()));
-            }
-            self.wait_for(Waiting::End, LINGER);
-        }
-        let mut thrown_away = [0; 4096];
-        while self.drained < LINGER_BYTES {
-            let mut buffer = ReadBuf::new(&mut thrown_away);
-            match Pin::new(&mut self.stream).poll_read(context, &mut buffer) {
-                Poll::Ready(Ok(())) if !buffer.filled().is_empty() => self.drained += buffer.filled().len(),
-                Poll::Ready(_) => break,
-                Poll::Pending => {
-                    ready!(self.timer.as_mut().poll(context));
-                    break;
-                }
-            }
-        }
-        Poll::Ready(Ok(()))
+        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }

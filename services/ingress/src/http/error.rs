@@ -1,6 +1,10 @@
 //! Error responses, in the shapes of section 7 of the specification.
+//!
+//! Guarantees: the status and the message follow from the [`Code`]; the cause of a 500 is never part of a response.
+//! Handlers return an [`ApiError`]. [`super::observe`] logs and counts it once, from the [`Refusal`] that
+//! is an extension of the response.
 
-use std::{borrow::Cow, sync::Arc, time::Duration};
+use std::{fmt::Display, sync::Arc, time::Duration};
 
 use axum::{
     Json,
@@ -9,10 +13,10 @@ use axum::{
 };
 use serde_json::json;
 
-use crate::{
-    http::codes::{Code, Named},
-    orders::accept,
-};
+use crate::http::codes::{Code, Named};
+
+/// The maximum number of codes in the error header.
+const MAX_CODES: usize = 20;
 
 /// One error of a 422.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,16 +31,23 @@ pub(crate) struct Fault {
 
 impl Fault {
     /// An error of the whole request.
-    pub(crate) fn new(code: Code, message: impl Into<String>) -> Self {
-        Self { code, items: Vec::new(), parameter: None, message: message.into() }
+    pub(crate) fn new(code: Code) -> Self {
+        Self { code, items: Vec::new(), parameter: None, message: code.message().into() }
     }
 
-    pub(crate) fn of_item(index: usize, code: Code, message: impl Into<String>) -> Self {
-        Self { items: vec![index], ..Self::new(code, message) }
+    /// An error whose message has a detail.
+    pub(crate) fn with(code: Code, detail: impl Display) -> Self {
+        Self { message: code.message_with(detail), ..Self::new(code) }
     }
 
-    pub(crate) fn of_parameter(name: &'static str, code: Code, message: impl Into<String>) -> Self {
-        Self { parameter: Some(name), ..Self::new(code, message) }
+    pub(crate) fn of_item(index: usize, code: Code) -> Self {
+        let message = format!("Products[{index}] {}", code.message());
+        Self { items: vec![index], message, ..Self::new(code) }
+    }
+
+    /// The same error of a parameter or field.
+    pub(crate) fn of_parameter(self, name: &'static str) -> Self {
+        Self { parameter: Some(name), ..self }
     }
 
     /// The error for each item, or for the whole request.
@@ -47,71 +58,63 @@ impl Fault {
     }
 }
 
+/// Why a request gets no success. What a 4xx or 503 says is final: this request stored nothing.
 #[derive(Debug)]
 pub(crate) enum ApiError {
-    /// A 4xx with one error.
-    Plain { status: StatusCode, code: Code, message: Cow<'static, str> },
-    /// 404.
-    NotFound,
-    /// 401.
-    Unauthorized { reason: &'static str, code: Code, message: String },
+    /// A 4xx with one error of the whole request.
+    Plain { code: Code, message: String },
     /// 422 with all errors of the request. Nothing is bought, now or later.
     Unprocessable(Vec<Fault>),
-    /// 422: the provider rejected the order or could not be reached. Nothing is bought, now or later.
-    Refused(Vec<Fault>),
     /// 429: a limit of the partner is used up for `wait`.
-    Limited { code: Code, reason: &'static str, message: Cow<'static, str>, limit: u32, wait: Duration },
-    /// 503: this request stored nothing.
-    Unavailable { code: Code, reason: &'static str, message: &'static str },
+    Limited(Limited),
+    /// 503: this process is overloaded, or another request comes first. `bound` names the bound that was reached.
+    Unavailable { code: Code, bound: &'static str },
     /// 500. The cause is logged and not part of the response.
     Internal(anyhow::Error),
+}
+
+/// A limit of a partner that is used up.
+#[derive(Debug)]
+pub(crate) struct Limited {
+    pub(crate) code: Code,
+    /// The name of the limit, for the metrics and the log.
+    pub(crate) bound: &'static str,
+    pub(crate) message: String,
+    pub(crate) limit: u32,
+    /// When the request may be sent again.
+    pub(crate) wait: Duration,
 }
 
 /// Why a request was refused, for the log and the metrics. An extension of the response.
 #[derive(Clone, Debug)]
 pub(crate) struct Refusal {
-    /// The reason, from a fixed list.
+    /// The code of the first error, or the bound that was reached.
     pub(crate) reason: &'static str,
     pub(crate) errors: Vec<Named>,
     /// The cause of a 500.
     pub(crate) cause: Option<Arc<str>>,
 }
 
-/// The most codes in the error header.
-const MOST_CODES: usize = 20;
+impl From<Code> for ApiError {
+    fn from(code: Code) -> Self {
+        Self::Plain { code, message: code.message().into() }
+    }
+}
 
 impl ApiError {
-    pub(crate) fn plain(status: StatusCode, code: Code, message: impl Into<Cow<'static, str>>) -> Self {
-        Self::Plain { status, code, message: message.into() }
-    }
-
-    pub(crate) fn bad_request(code: Code, message: impl Into<Cow<'static, str>>) -> Self {
-        Self::plain(StatusCode::BAD_REQUEST, code, message)
-    }
-
-    pub(crate) fn invalid_json() -> Self {
-        Self::bad_request(Code::InvalidJson, "Invalid JSON format")
-    }
-
-    /// 413, with the limit in bytes.
-    pub(crate) fn body_too_large(limit: usize) -> Self {
-        let message = format!("Request body is larger than {limit} bytes");
-        Self::plain(StatusCode::PAYLOAD_TOO_LARGE, Code::BodyTooLarge, message)
-    }
-
-    /// 409: what is stored does not allow it.
-    pub(crate) fn conflict(code: Code, message: &'static str) -> Self {
-        Self::plain(StatusCode::CONFLICT, code, message)
+    /// An error whose message has a detail.
+    pub(crate) fn with(code: Code, detail: impl Display) -> Self {
+        Self::Plain { code, message: code.message_with(detail) }
     }
 
     /// 429: the last such request was a moment ago.
-    pub(crate) fn too_soon(code: Code, message: &'static str, wait: Duration) -> Self {
-        Self::Limited { code, reason: code.name(), message: message.into(), limit: 1, wait }
+    pub(crate) fn too_soon(code: Code, wait: Duration) -> Self {
+        Self::Limited(Limited { code, bound: code.name(), message: code.message().into(), limit: 1, wait })
     }
 
     /// 503: this process is overloaded.
-    pub(crate) const fn overloaded(reason: &'static str, message: &'static str) -> Self {
-        Self::Unavailable { code: Code::Overloaded, reason, message }
+    pub(crate) const fn overloaded(bound: &'static str) -> Self {
+        Self::Unavailable { code: Code::Overloaded, bound }
     }
 
     pub(crate) fn internal(error: impl Into<anyhow::Error>) -> Self {
@@ -120,30 +123,18 @@ impl ApiError {
 
     fn reason(&self) -> &'static str {
         match self {
-            Self::Plain { code: Code::MethodNotAllowed, .. } => "method",
             Self::Plain { code, .. } => code.name(),
-            Self::NotFound => "not_found",
-            Self::Unauthorized { reason, .. } | Self::Limited { reason, .. } | Self::Unavailable { reason, .. } => {
-                reason
-            }
-            Self::Unprocessable(errors) if accept::is_taken(errors) => "taken",
-            Self::Unprocessable(_) => "invalid",
-            Self::Refused(_) => "provider",
-            Self::Internal(_) => "internal",
+            Self::Unprocessable(faults) => faults.first().map_or("none", |fault| fault.code.name()),
+            Self::Limited(Limited { bound, .. }) | Self::Unavailable { bound, .. } => bound,
+            Self::Internal(_) => Code::InternalError.name(),
         }
     }
 
     /// The errors that the header names. They say no more than the body.
     fn errors(&self) -> Vec<Named> {
         let code = match self {
-            Self::Unprocessable(faults) | Self::Refused(faults) => {
-                return faults.iter().flat_map(Fault::named).take(MOST_CODES).collect();
-            }
-            Self::Plain { code, .. }
-            | Self::Unauthorized { code, .. }
-            | Self::Limited { code, .. }
-            | Self::Unavailable { code, .. } => *code,
-            Self::NotFound => Code::NotFound,
+            Self::Unprocessable(faults) => return faults.iter().flat_map(Fault::named).take(MAX_CODES).collect(),
+            Self::Plain { code, .. } | Self::Limited(Limited { code, .. }) | Self::Unavailable { code, .. } => *code,
             Self::Internal(_) => Code::InternalError,
         };
         vec![code.into()]
@@ -155,26 +146,23 @@ impl IntoResponse for ApiError {
         let (reason, errors) = (self.reason(), self.errors());
         let mut cause = None;
         let mut response = match self {
-            Self::Plain { status, message, .. } => simple(status, &message),
-            Self::NotFound => simple(StatusCode::NOT_FOUND, "Not found"),
-            Self::Unauthorized { message, .. } => {
+            Self::Plain { code, message } if code.status() == StatusCode::UNAUTHORIZED => {
                 let body = json!({ "error": { "code": "unauthorized", "message": message } });
                 (StatusCode::UNAUTHORIZED, Json(body)).into_response()
             }
-            Self::Unprocessable(errors) | Self::Refused(errors) => {
-                let messages: Vec<String> = errors.into_iter().map(|fault| fault.message).collect();
+            Self::Plain { code, message } => simple(code, &message),
+            Self::Unprocessable(faults) => {
+                let messages: Vec<String> = faults.into_iter().map(|fault| fault.message).collect();
                 (StatusCode::UNPROCESSABLE_ENTITY, Json(json!({ "errors": messages }))).into_response()
             }
-            Self::Limited { message, limit, wait, .. } => {
-                limited(simple(StatusCode::TOO_MANY_REQUESTS, &message), limit, wait)
-            }
-            Self::Unavailable { message, .. } => {
+            Self::Limited(Limited { code, message, limit, wait, .. }) => limited(simple(code, &message), limit, wait),
+            Self::Unavailable { code, .. } => {
                 let headers = [(header::RETRY_AFTER, HeaderValue::from_static("1"))];
-                (headers, simple(StatusCode::SERVICE_UNAVAILABLE, message)).into_response()
+                (headers, simple(code, code.message())).into_response()
             }
             Self::Internal(error) => {
                 cause = Some(format!("{error:#}").into());
-                simple(StatusCode::INTERNAL_SERVER_ERROR, "Internal server error")
+                simple(Code::InternalError, Code::InternalError.message())
             }
         };
         response.extensions_mut().insert(Refusal { reason, errors, cause });
@@ -182,8 +170,8 @@ impl IntoResponse for ApiError {
     }
 }
 
-fn simple(status: StatusCode, message: &str) -> Response {
-    (status, Json(json!({ "error": message }))).into_response()
+fn simple(code: Code, message: &str) -> Response {
+    (code.status(), Json(json!({ "error": message }))).into_response()
 }
 
 /// The rate-limit headers. `limit` is the partner's limit, used up for `wait`.

@@ -1,4 +1,11 @@
-//! Records each request as a span and in the metrics, and logs refused ones.
+//! Records each request: a span, the metrics, and a log line if it was refused.
+//!
+//! Guarantees: every response has an `X-Request-Id` that is also in the log. An error is logged once, here, with the
+//! cause of a 500; a flood of refused requests is sampled in the log and counted in full by the metrics. No path, query or
+//! header of a request is logged.
+//!
+//! [`super::routes`] wraps all routes in [`observe`]. It relies on [`Refusal`], which [`super::error`] attaches to each
+//! error response.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -42,7 +49,7 @@ pub(crate) struct Observer {
 }
 
 /// Creates a response id of letters and digits.
-pub(crate) fn request_id() -> HeaderValue {
+fn request_id() -> HeaderValue {
     let mut text = Uuid::encode_buffer();
     let text = Uuid::now_v7().simple().encode_lower(&mut text);
     HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static("none"))
@@ -63,7 +70,7 @@ impl Observer {
     }
 
     /// The headers that name and explain errors.
-    pub(crate) fn explanation(&self, errors: &[Named]) -> Vec<(HeaderName, HeaderValue)> {
+    fn explanation(&self, errors: &[Named]) -> Vec<(HeaderName, HeaderValue)> {
         let codes = (self.error_header.clone(), codes::header(errors));
         let links = codes::links(&self.errors_page, errors).map(|links| (header::LINK, links));
         std::iter::once(codes).chain(links).collect()
@@ -71,7 +78,7 @@ impl Observer {
 
     /// Counts a request with a 4xx or 503 response, and logs it unless the log limit is reached. `partner` is known only
     /// if the signature is valid.
-    pub(crate) fn refused(
+    fn refused(
         &self,
         status: StatusCode,
         reason: &'static str,

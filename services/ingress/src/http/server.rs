@@ -1,4 +1,10 @@
 //! Accepts connections and serves the requests on them until the stop.
+//!
+//! Guarantees: there are at most `MAX_CONNECTIONS` connections, and a head arrives within `HEAD_TIMEOUT` or its connection
+//! is closed. A stop cuts no request: each connection may send one more, and requests in flight are finished.
+//!
+//! Called by [`crate::run`], once. Relies on hyper for HTTP/1, its errors (400, 414 and 431 without a body) and the timer
+//! of heads, and on [`Socket`] to know when an answer has left.
 
 use std::{
     convert::Infallible,
@@ -22,7 +28,7 @@ use axum::{
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http_body::{Body as _, Frame, SizeHint};
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper::{body::Incoming, service::service_fn};
 use runtime::{
     Shutdown, connection,
     listener::{self, Connections},
@@ -33,10 +39,7 @@ use tower::ServiceExt;
 
 use crate::{
     access::limits::{LimitsConfig, size},
-    http::{
-        connection::{Connection, Socket},
-        observe::Observer,
-    },
+    http::connection::{Connection, Socket},
 };
 
 /// The response to a connection beyond `MAX_CONNECTIONS`.
@@ -47,18 +50,22 @@ const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: appl
 /// How long an open connection may send one more request after the soft stop; its response closes it.
 const LAST_REQUEST: Duration = Duration::from_secs(1);
 
+/// How long the rest of a body is read after a response that came before the body's end.
+const DISCARD_FOR: Duration = Duration::from_secs(2);
+/// The most bytes of the rest that are read.
+const DISCARD_BYTES: usize = 4 * 1024 * 1024;
+
 pub(crate) struct Server {
     connections: Arc<Connections>,
     router: Router,
-    observer: Arc<Observer>,
     limits: LimitsConfig,
     shutdown: Shutdown,
 }
 
 impl Server {
-    pub(crate) fn new(limits: &LimitsConfig, router: Router, observer: Arc<Observer>, shutdown: Shutdown) -> Arc<Self> {
+    pub(crate) fn new(limits: &LimitsConfig, router: Router, shutdown: Shutdown) -> Arc<Self> {
         let connections = Connections::new(limits.connections(), TOO_MANY);
-        Arc::new(Self { connections, router, observer, limits: limits.clone(), shutdown })
+        Arc::new(Self { connections, router, limits: limits.clone(), shutdown })
     }
 
     /// Serves until the soft stop. Then it accepts no more connections and finishes the requests in flight.
@@ -68,65 +75,94 @@ impl Server {
     }
 
     async fn connection(self: Arc<Self>, stream: TcpStream, peer: SocketAddr) {
-        let connection = Connection::new(peer, Arc::clone(&self.observer));
-        let socket = Socket::new(stream, Arc::clone(&connection), &self.limits);
+        let connection = Connection::new(peer);
+        let socket = Socket::new(stream, Arc::clone(&connection));
         let service = service_fn(|request| self.handle(Arc::clone(&connection), request));
-        let mut http = http1::Builder::new();
-        // The socket enforces the timeouts.
-        http.header_read_timeout(None).max_buf_size(size(self.limits.max_head));
+        let mut http = connection::http(self.limits.head_timeout);
+        http.max_buf_size(size(self.limits.max_head));
         connection::serve(&http, socket, service, &self.shutdown, LAST_REQUEST).await;
     }
 
     async fn handle(&self, connection: Arc<Connection>, request: Request<Incoming>) -> Result<Response, Infallible> {
-        connection.begin();
         let (parts, incoming) = request.into_parts();
-        let expects = parts.headers.contains_key(header::EXPECT);
-        let body = (!incoming.is_end_stream()).then(|| RequestBody::new(incoming));
+        let client_waits = parts.headers.contains_key(header::EXPECT);
+        let body = (!incoming.is_end_stream()).then(|| RequestBody::new(incoming, client_waits));
         let for_handler = body.clone().map_or_else(Body::empty, Body::new);
         let mut request = Request::from_parts(parts, for_handler);
-        request.extensions_mut().insert(Arc::clone(&connection));
+        request.extensions_mut().insert(connection);
         let mut response = self.router.clone().oneshot(request).await?;
-        let unread = body.is_some_and(|body| !body.ends(expects));
-        if unread {
-            connection.linger();
-        }
-        if unread || self.shutdown.is_stopping() {
+        let unread = body.filter(|body| !body.discard_arrived());
+        if unread.is_some() || self.shutdown.is_stopping() {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
-        connection.end();
+        if let Some(body) = unread.filter(|body| !body.client_waits()) {
+            tokio::spawn(body.discard_rest());
+        }
         Ok(response)
     }
 }
 
 /// A request's body that a handler may leave partly unread.
 #[derive(Clone)]
-struct RequestBody(Arc<(Mutex<Incoming>, AtomicBool)>);
+struct RequestBody(Arc<Shared>);
+
+struct Shared {
+    incoming: Mutex<Incoming>,
+    /// Whether the client sends the body only when it is asked to: `Expect: 100-continue`.
+    expects: bool,
+    /// Whether something was read; hyper then has asked the client for the body.
+    asked_for: AtomicBool,
+}
 
 impl RequestBody {
-    fn new(incoming: Incoming) -> Self {
-        Self(Arc::new((Mutex::new(incoming), AtomicBool::new(false))))
+    fn new(incoming: Incoming, expects: bool) -> Self {
+        Self(Arc::new(Shared { incoming: Mutex::new(incoming), expects, asked_for: AtomicBool::new(false) }))
     }
 
     fn incoming(&self) -> MutexGuard<'_, Incoming> {
-        lock(&self.0.0)
+        lock(&self.0.incoming)
     }
 
-    /// Discards what has arrived and returns whether that reached the body's end. A client that sent
-    /// `Expect: 100-continue` is not asked for the body.
-    fn ends(&self, expects: bool) -> bool {
-        let mut incoming = self.incoming();
-        if expects && !self.0.1.load(Relaxed) {
+    /// Whether the client does not send the body because nobody has asked for it.
+    fn client_waits(&self) -> bool {
+        self.0.expects && !self.0.asked_for.load(Relaxed)
+    }
+
+    /// Discards what has arrived and returns whether that reached the body's end, so that the connection can serve its
+    /// next request.
+    fn discard_arrived(&self) -> bool {
+        if self.client_waits() {
             return false;
         }
-        while !incoming.is_end_stream() {
-            let frame = std::future::poll_fn(|context| Pin::new(&mut *incoming).poll_frame(context));
-            match frame.now_or_never() {
+        loop {
+            if self.incoming().is_end_stream() {
+                return true;
+            }
+            match self.frame().now_or_never() {
                 Some(Some(Ok(_))) => {}
                 Some(None) => return true,
                 Some(Some(Err(_))) | None => return false,
             }
         }
-        true
+    }
+
+    /// Reads and discards the rest of the body, within bounds, while hyper already sends the response. Most clients read
+    /// the response only after they have sent everything, and closing a connection with unread bytes would reset it and
+    /// so discard the response. hyper reads for as long as somebody takes the body, and then closes the connection.
+    async fn discard_rest(self) {
+        let discarding = async {
+            let mut discarded = 0;
+            while discarded < DISCARD_BYTES
+                && let Some(Ok(frame)) = self.frame().await
+            {
+                discarded += frame.data_ref().map_or(0, Bytes::len);
+            }
+        };
+        let _ = tokio::time::timeout(DISCARD_FOR, discarding).await;
+    }
+
+    async fn frame(&self) -> Option<Result<Frame<Bytes>, hyper::Error>> {
+        std::future::poll_fn(|context| Pin::new(&mut *self.incoming()).poll_frame(context)).await
     }
 }
 
@@ -135,7 +171,7 @@ impl http_body::Body for RequestBody {
     type Error = hyper::Error;
 
     fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        self.0.1.store(true, Relaxed);
+        self.0.asked_for.store(true, Relaxed);
         Pin::new(&mut *self.incoming()).poll_frame(context)
     }
 

@@ -36,7 +36,7 @@ use utoipa::ToSchema;
 use crate::{
     access::{
         admission::Admitted,
-        directory::{Directory, Options, Partner},
+        directory::{Directory, KnownPartner, Options},
     },
     http::{
         codes::Code,
@@ -151,7 +151,7 @@ struct CreatedProduct<'a> {
 
 impl Orders {
     /// Turns a draft into an order, or returns all its errors.
-    pub(crate) async fn check(&self, partner: &Partner, draft: Draft) -> Result<NewOrder, ApiError> {
+    pub(crate) async fn check(&self, partner: &KnownPartner, draft: Draft) -> Result<NewOrder, ApiError> {
         let Draft { external_order_id, items, mut errors } = draft;
         let ids: Vec<_> = items.iter().filter_map(|item| item.option_id).collect();
         let mut options = self.directory.options(&ids).await.map_err(ApiError::internal)?;
@@ -162,8 +162,7 @@ impl Orders {
         let exists = |item: &Item| item.option_id.is_some_and(|id| options.contains_key(&id));
         let missing: Vec<usize> = items.iter().filter(|item| !exists(item)).map(|item| item.index).collect();
         if !missing.is_empty() {
-            let fault = Fault::new(Code::OptionNotFound, "Product with option_id not found");
-            errors.push(Fault { items: missing, ..fault });
+            errors.push(Fault { items: missing, ..Fault::new(Code::OptionNotFound) });
         }
         let Some(external_order_id) = external_order_id else { return Err(ApiError::Unprocessable(errors)) };
         if errors.is_empty() {
@@ -188,7 +187,7 @@ impl Orders {
     }
 
     /// Creates one placement per provider, in the order of the items.
-    fn placements(&self, partner: &Partner, items: &[Item], options: &Options) -> Vec<NewPlacement> {
+    fn placements(&self, partner: &KnownPartner, items: &[Item], options: &Options) -> Vec<NewPlacement> {
         let now = runtime::clock::now();
         let mut placements: Vec<NewPlacement> = Vec::with_capacity(1);
         let mut position = 0;
@@ -275,7 +274,7 @@ impl Orders {
                 tracing::info!(order.id = %order.order_id, partner.id = %order.partner_id, "refused");
                 let rejected = refusals.iter().any(|refusal| matches!(refusal, Refusal::Rejected { .. }));
                 let outcome = if rejected { OrderResult::Refused } else { OrderResult::Unreachable };
-                self.fail(outcome, ApiError::Refused(refusal_errors(order.order_id, &refusals)), answer);
+                self.fail(outcome, ApiError::Unprocessable(refusal_errors(order.order_id, &refusals)), answer);
             }
             // The refusal's outcome is unknown: the order is refused or stands as PostgreSQL has it.
             Err(error) => self.fail(OrderResult::Error, ApiError::internal(error), answer),
@@ -369,19 +368,12 @@ impl Orders {
 }
 
 /// 503: an earlier request with the same external id may still be refused.
-const UNDECIDED_ORDER: ApiError = ApiError::Unavailable {
-    code: Code::OrderUndecided,
-    reason: "undecided",
-    message: "Another request with this external order id is not decided yet. Try again later",
-};
+const UNDECIDED_ORDER: ApiError = ApiError::Unavailable { code: Code::OrderUndecided, bound: "undecided" };
 /// 503: the order waited longer than `QUEUE_DEADLINE` to be stored. It was not stored.
-const QUEUED_TOO_LONG: ApiError = ApiError::overloaded(
-    "queue_deadline",
-    "The order could not be stored in time; nothing was bought. Try again later",
-);
+const QUEUED_TOO_LONG: ApiError = ApiError::overloaded("queue_deadline");
 
 fn taken_fault() -> Fault {
-    Fault::new(Code::ExternalOrderIdTaken, "External order id has already been taken")
+    Fault::new(Code::ExternalOrderIdTaken)
 }
 
 /// Whether the taken external id is the only error.
@@ -414,11 +406,9 @@ fn refusal_errors(order_id: OrderId, refusals: &[Refusal]) -> Vec<Fault> {
     for refusal in refusals {
         let error = match refusal {
             Refusal::Rejected { status, message } => {
-                Fault::new(Code::ProviderRejected, webhooks::event::rejection(status, message))
+                Fault::with(Code::ProviderRejected, webhooks::event::rejection(status, message))
             }
-            Refusal::NotSent => {
-                Fault::new(Code::ProviderUnreachable, format!("API connection error (Order ID: {order_id})"))
-            }
+            Refusal::NotSent => Fault::with(Code::ProviderUnreachable, order_id),
         };
         if !errors.contains(&error) {
             errors.push(error);

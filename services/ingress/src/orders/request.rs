@@ -1,4 +1,7 @@
-//! Parses a create-order body and collects all its errors. Pure.
+//! Parses a create-order body and collects all its errors, so that one response names all of them.
+//!
+//! Guarantees: a [`Draft`] without errors has an external id, at least one item, and no more items and units than
+//! allowed. Whether its options exist is checked later, by [`super::accept`]. Called by [`super::create`]; no I/O.
 
 use std::{collections::HashMap, num::NonZeroU32};
 
@@ -14,8 +17,9 @@ use crate::http::{
 /// The longest `external_order_id`, in characters.
 pub(crate) const MAX_EXTERNAL_ID: usize = 255;
 
+/// The size of one order.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Largest {
+pub(crate) struct OrderSize {
     /// Items in `products`.
     pub(crate) items: usize,
     /// Units in total.
@@ -54,7 +58,7 @@ impl Draft {
 type Object<'a> = HashMap<String, &'a RawValue>;
 
 /// Fails if the body is missing or not JSON.
-pub(crate) fn read(body: &[u8], limits: Largest) -> Result<Draft, ApiError> {
+pub(crate) fn read(body: &[u8], limits: OrderSize) -> Result<Draft, ApiError> {
     let whole: &RawValue = parse(body)?;
     let fields: Object<'_> = if is(whole, '{') { parse(whole.get().as_bytes())? } else { Object::new() };
     let field = |name| fields.get(name).copied().filter(|value| !is(value, 'n'));
@@ -68,7 +72,7 @@ pub(crate) fn read(body: &[u8], limits: Largest) -> Result<Draft, ApiError> {
 }
 
 fn parse<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, ApiError> {
-    serde_json::from_slice(text).map_err(|_| ApiError::invalid_json())
+    serde_json::from_slice(text).map_err(|_| Code::InvalidJson.into())
 }
 
 /// Whether a value begins with this character, which tells its type in JSON.
@@ -77,65 +81,61 @@ fn is(value: &RawValue, start: char) -> bool {
 }
 
 fn external_order_id(value: Option<&RawValue>) -> Result<Result<String, Fault>, ApiError> {
-    let fault = |code, what: &str| Ok(Err(Fault::new(code, format!("External order id {what}"))));
-    let Some(value) = value else { return fault(Code::ExternalOrderIdBlank, "can't be blank") };
+    let blank = || Ok(Err(Fault::new(Code::ExternalOrderIdBlank)));
+    let invalid = |detail: &str| Ok(Err(Fault::with(Code::ExternalOrderIdInvalid, detail)));
+    let Some(value) = value else { return blank() };
     if !is(value, '"') {
-        return fault(Code::ExternalOrderIdInvalid, "must be a string");
+        return invalid("must be a string");
     }
     let text: String = parse(value.get().as_bytes())?;
     if text.trim().is_empty() {
-        fault(Code::ExternalOrderIdBlank, "can't be blank")
+        blank()
     } else if text.chars().count() > MAX_EXTERNAL_ID {
-        fault(Code::ExternalOrderIdInvalid, &format!("is too long (maximum is {MAX_EXTERNAL_ID} characters)"))
+        invalid(&format!("is too long (maximum is {MAX_EXTERNAL_ID} characters)"))
     } else if text.contains('\0') {
-        fault(Code::ExternalOrderIdInvalid, "can't contain a NUL character")
+        invalid("can't contain a NUL character")
     } else {
         Ok(Ok(text))
     }
 }
 
-fn products(value: Option<&RawValue>, limits: Largest, draft: &mut Draft) -> Result<(), ApiError> {
-    let mut fault = |code, message: &str| draft.errors.push(Fault::new(code, message));
+fn products(value: Option<&RawValue>, limits: OrderSize, draft: &mut Draft) -> Result<(), ApiError> {
     if value.is_some_and(|value| !is(value, '[')) {
-        fault(Code::ProductsInvalid, "Products must be an array");
+        draft.errors.push(Fault::new(Code::ProductsInvalid));
         return Ok(());
     }
     let items: Vec<&RawValue> = value.map_or(Ok(Vec::new()), |value| parse(value.get().as_bytes()))?;
     if items.is_empty() {
-        fault(Code::ProductsBlank, "Products can't be blank");
+        draft.errors.push(Fault::new(Code::ProductsBlank));
         return Ok(());
     }
     if items.len() > limits.items {
-        fault(Code::TooManyItems, &format!("Products can't have more than {} items", limits.items));
+        draft.errors.push(Fault::with(Code::TooManyItems, limits.items));
         return Ok(());
     }
     for (index, item) in items.into_iter().enumerate() {
-        let mut fault = |code, what: &str| {
-            draft.errors.push(Fault::of_item(index, code, format!("Products[{index}] {what}")));
-        };
         if !is(item, '{') {
-            fault(Code::ItemInvalid, "must be an object");
+            draft.errors.push(Fault::of_item(index, Code::ItemInvalid));
             continue;
         }
         let fields: Object<'_> = parse(item.get().as_bytes())?;
         let field = |name| fields.get(name).copied().filter(|value| !is(value, 'n'));
         let option = option_id(field("option_id"))?;
         if option.is_none() {
-            fault(Code::OptionIdBlank, "option_id can't be blank");
+            draft.errors.push(Fault::of_item(index, Code::OptionIdBlank));
         }
         let quantity = quantity(field("qty"));
         if quantity.is_none() {
-            fault(Code::QtyInvalid, "qty must be a positive integer");
+            draft.errors.push(Fault::of_item(index, Code::QtyInvalid));
         }
-        // The option of an invalid item is still looked up, so that all errors are reported.
+        // The option of an invalid item is still looked up, so that one response lists all errors.
         if let Some(option_id) = option {
             draft.items.push(Item { index, option_id, quantity: quantity.unwrap_or(0) });
         }
     }
     let units = draft.units().map_or(0, NonZeroU32::get);
     if u64::from(units) > limits.units {
-        let message = format!("Products can't have more than {} units in total", limits.units);
-        draft.errors.push(Fault::new(Code::TooManyUnits, message));
+        draft.errors.push(Fault::with(Code::TooManyUnits, limits.units));
     }
     Ok(())
 }
@@ -166,7 +166,7 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: Largest = Largest { items: 3, units: 10 };
+    const LIMITS: OrderSize = OrderSize { items: 3, units: 10 };
     const OPTION: &str = "6f9619ff-8b86-d011-b42d-00c04fc964ff";
 
     // The table of the specification (`tests/e2e`) has each rule.

@@ -1,14 +1,14 @@
-//! The partners' documentation: the `OpenAPI` document and its page, the page of errors, the guide with its examples.
+//! What needs no key: the partners' documentation (the `OpenAPI` document and its page, the page of errors, the guide
+//! with its examples), and the [QR codes](qr).
 //!
-//! Nothing here needs keys or another host. The page of the document signs requests in the browser; its policy lets
-//! it load and reach this service only.
+//! Nothing here comes from another host. The page of the document signs requests in the browser; its policy lets it load
+//! and reach this service only. [`crate::http::routes`] merges the router.
 
 use axum::{Router, http::header, routing::get};
 use bytes::Bytes;
 
+mod errors;
 pub(crate) mod qr;
-
-use crate::http::codes;
 
 /// The page that explains each error code.
 pub(crate) const ERRORS: &str = "/errors";
@@ -32,7 +32,7 @@ macro_rules! example {
 
 /// Each page: its path, its type and its text, with the neutral brand in header names.
 fn pages(document: &str) -> [(&'static str, &'static str, String); 12] {
-    let errors = format!("{HEAD}{}</main>\n</html>\n", codes::html());
+    let errors = format!("{HEAD}{}</main>\n</html>\n", errors::html());
     let guide = include_str!("../../../../docs/partner-guide.md").replace("](errors.md", "](errors");
     [
         ("/openapi.json", "application/json", document),

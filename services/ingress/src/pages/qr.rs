@@ -1,5 +1,9 @@
-//! Draws the QR code of `qrcode_img_url`. The path is a bearer credential: it is never logged, and the
-//! response forbids caching.
+//! Draws the QR code of `qrcode_img_url`.
+//!
+//! Guarantees: the path is a bearer credential, so it is never logged, and the response forbids caching. Drawing is
+//! bounded, because anyone can ask for pictures and orders come first. With `QR_KEYS` only codes that were sent are drawn.
+//!
+//! [`crate::http::routes`] calls [`show`]. Relies on `webhooks::qr`, which makes the URLs and their MAC.
 
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
@@ -15,7 +19,7 @@ use qrcode::{Color, EcLevel, QrCode, bits::encode_auto};
 use tokio::sync::Semaphore;
 use webhooks::qr::QrGate;
 
-use crate::http::error::ApiError;
+use crate::http::{codes::Code, error::ApiError};
 
 /// Smallest and largest picture, in pixels of one side.
 const SIZES: std::ops::RangeInclusive<usize> = 64..=1024;
@@ -23,20 +27,20 @@ const SIZES: std::ops::RangeInclusive<usize> = 64..=1024;
 const QUIET_ZONE: usize = 4;
 
 /// Bounds the processor time of pictures: anyone can ask for them, and orders come first.
-pub(crate) struct Drawing {
+pub(crate) struct QrRenderer {
     gate: QrGate,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     rate: DefaultDirectRateLimiter,
     wait: Duration,
 }
 
-impl Drawing {
+impl QrRenderer {
     /// Draws the pictures that `gate` allows, at most `concurrency` at once and `per_second` per second. A request
     /// waits at most `wait`.
     pub(crate) fn new(gate: QrGate, concurrency: u16, per_second: NonZeroU32, wait: Duration) -> Arc<Self> {
-        let places = Arc::new(Semaphore::new(concurrency.into()));
+        let permits = Arc::new(Semaphore::new(concurrency.into()));
         let rate = DefaultDirectRateLimiter::direct(Quota::per_second(per_second));
-        Arc::new(Self { gate, places, rate, wait })
+        Arc::new(Self { gate, permits, rate, wait })
     }
 
     /// Runs `draw` on a thread of its own, or returns 503 after `wait`. A flood waits instead of being
@@ -45,17 +49,17 @@ impl Drawing {
         &self,
         draw: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let turn = async {
-            let place = Arc::clone(&self.places).acquire_owned().await;
+        let admission = async {
+            let permit = Arc::clone(&self.permits).acquire_owned().await;
             self.rate.until_ready().await;
-            place
+            permit
         };
-        let Ok(Ok(place)) = tokio::time::timeout(self.wait, turn).await else {
-            return Err(ApiError::overloaded("qr", "Too many pictures are being drawn; try again later"));
+        let Ok(Ok(permit)) = tokio::time::timeout(self.wait, admission).await else {
+            return Err(ApiError::overloaded("qr"));
         };
         let drawn = tokio::task::spawn_blocking(move || {
             let drawn = draw();
-            drop(place);
+            drop(permit);
             drawn
         });
         drawn.await.context("the picture's thread panicked").flatten().map_err(ApiError::Internal)
@@ -64,18 +68,18 @@ impl Drawing {
 
 /// `GET /qr/<percent-encoded LPA text>/<size>`: a square PNG of `size` pixels. Three requests get 404: a text
 /// that is not an activation code, a size outside of 64 to 1024, and, with `QR_KEYS`, a missing or wrong MAC.
-pub(crate) async fn draw(
-    State(drawing): State<Arc<Drawing>>,
+pub(crate) async fn show(
+    State(renderer): State<Arc<QrRenderer>>,
     path: Result<Path<(String, String)>, PathRejection>,
     uri: Uri,
 ) -> Result<Response, ApiError> {
-    let Path((text, size)) = path.map_err(|_| ApiError::NotFound)?;
-    let code = ActivationCode::parse(&text).map_err(|_| ApiError::NotFound)?;
-    let size: usize = size.parse().map_err(|_| ApiError::NotFound)?;
-    if !SIZES.contains(&size) || !drawing.gate.lets(&code, uri.query(), runtime::clock::unix_seconds()) {
-        return Err(ApiError::NotFound);
+    let Path((text, size)) = path.map_err(|_| ApiError::from(Code::NotFound))?;
+    let code = ActivationCode::parse(&text).map_err(|_| ApiError::from(Code::NotFound))?;
+    let size: usize = size.parse().map_err(|_| ApiError::from(Code::NotFound))?;
+    if !SIZES.contains(&size) || !renderer.gate.lets(&code, uri.query(), runtime::clock::unix_seconds()) {
+        return Err(Code::NotFound.into());
     }
-    let png = drawing.run(move || picture(&code.download_link(), size)).await?.ok_or(ApiError::NotFound)?;
+    let png = renderer.run(move || picture(&code.download_link(), size)).await?.ok_or(Code::NotFound)?;
     let headers = [
         (header::CONTENT_TYPE, "image/png"),
         (header::CACHE_CONTROL, "no-store"),
@@ -133,10 +137,10 @@ mod tests {
 
     #[tokio::test]
     async fn only_activation_codes_of_sane_size_are_drawn() {
-        let drawing = Drawing::new(QrGate::default(), 1, NonZeroU32::MAX, Duration::from_secs(10));
+        let renderer = QrRenderer::new(QrGate::default(), 1, NonZeroU32::MAX, Duration::from_secs(10));
         let draw = |text: &str, size: &str| {
             let path = Path((text.to_owned(), size.to_owned()));
-            draw(State(Arc::clone(&drawing)), Ok(path), Uri::from_static("/"))
+            show(State(Arc::clone(&renderer)), Ok(path), Uri::from_static("/"))
         };
         let good = draw("LPA:1$smdp.example$AB12", "300").await.unwrap();
         assert_eq!(good.headers()["content-type"], "image/png");
@@ -148,7 +152,10 @@ mod tests {
             ("LPA:1$smdp.example$AB12", "-1"),
             ("LPA:1$smdp.example$AB12", "300px"),
         ] {
-            assert!(matches!(draw(text, size).await, Err(ApiError::NotFound)), "{text} {size}");
+            assert!(
+                matches!(draw(text, size).await, Err(ApiError::Plain { code: Code::NotFound, .. })),
+                "{text} {size}"
+            );
         }
     }
 
@@ -160,20 +167,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_picture_that_gets_no_turn_is_refused() {
-        let drawing = Drawing::new(QrGate::default(), 1, NonZeroU32::MAX, Duration::from_millis(10));
+    async fn a_picture_that_waits_too_long_is_refused() {
+        let renderer = QrRenderer::new(QrGate::default(), 1, NonZeroU32::MAX, Duration::from_millis(10));
         let (release, released) = std::sync::mpsc::channel::<()>();
         let (began, begun) = tokio::sync::oneshot::channel();
         let first = tokio::spawn({
-            let drawing = Arc::clone(&drawing);
+            let renderer = Arc::clone(&renderer);
             let draw = move || Ok((began.send(()), released.recv()));
-            async move { drawing.run(draw).await.map(drop) }
+            async move { renderer.run(draw).await.map(drop) }
         });
         begun.await.unwrap();
-        let second = drawing.run(|| Ok(())).await;
-        assert!(matches!(second, Err(ApiError::Unavailable { reason: "qr", .. })));
+        let second = renderer.run(|| Ok(())).await;
+        assert!(matches!(second, Err(ApiError::Unavailable { bound: "qr", .. })));
         release.send(()).unwrap();
         first.await.unwrap().unwrap();
-        drawing.run(|| Ok(())).await.unwrap();
+        renderer.run(|| Ok(())).await.unwrap();
     }
 }

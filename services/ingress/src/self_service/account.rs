@@ -11,7 +11,10 @@ use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 
 use super::{OVERLAP, Session, json};
-use crate::http::{codes::Code, error::ApiError};
+use crate::{
+    access::limits::size,
+    http::{codes::Code, error::ApiError},
+};
 
 /// The account of the partner that signed the request.
 #[derive(Serialize, ToSchema)]
@@ -26,13 +29,13 @@ pub(super) struct Account<'a> {
     old_keys_until: Option<OffsetDateTime>,
     #[serde(with = "rfc3339")]
     created_at: OffsetDateTime,
-    limits: Limits,
-    used: Used,
+    limits: AccountLimits,
+    used: AccountUse,
 }
 
 /// The limits of each process that answers requests.
 #[derive(Serialize, ToSchema)]
-struct Limits {
+struct AccountLimits {
     requests_per_second: u32,
     orders_per_second: u32,
     units_per_second: u32,
@@ -45,7 +48,7 @@ struct Limits {
 
 /// What is used of the limits in the process that answered.
 #[derive(Serialize, ToSchema)]
-struct Used {
+struct AccountUse {
     orders_in_flight: u64,
 }
 
@@ -53,9 +56,9 @@ struct Used {
 #[utoipa::path(get, path = "/account", operation_id = "show_account", tag = "Account",
     responses((status = 200, description = "The account", body = Account)))]
 pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
-    let stored = session.run(self_service::account).await?.ok_or(ApiError::NotFound)?;
+    let stored = session.run(self_service::account).await?.ok_or(Code::NotFound)?;
     let (app, partner) = (&session.app, &session.partner);
-    let [requests, orders, units] = app.admission.rates.of(partner).per_second();
+    let per_second = app.admission.rates.of(partner).per_second();
     let account = Account {
         name: &stored.name,
         environment: &stored.environment,
@@ -63,16 +66,16 @@ pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
         old_access_key: stored.old_access_key.as_deref(),
         old_keys_until: stored.old_keys_until,
         created_at: stored.created_at,
-        limits: Limits {
-            requests_per_second: requests,
-            orders_per_second: orders,
-            units_per_second: units,
+        limits: AccountLimits {
+            requests_per_second: per_second.requests,
+            orders_per_second: per_second.orders,
+            units_per_second: per_second.units,
             orders_in_flight: partner.limits.max_in_flight,
-            items_per_order: app.largest.items,
-            units_per_order: app.largest.units,
-            body_bytes: app.max_body(),
+            items_per_order: app.max_order.items,
+            units_per_order: app.max_order.units,
+            body_bytes: size(app.limits.max_body),
         },
-        used: Used { orders_in_flight: app.admission.in_flight(partner.id) },
+        used: AccountUse { orders_in_flight: app.admission.orders_in_flight(partner.id) },
     };
     Ok(json(StatusCode::OK, &account))
 }
@@ -97,7 +100,7 @@ pub(super) struct NewKeys<'a> {
         (status = 409, description = "The old keys of the last rotation are still valid (`rotation_under_way`)", body = super::described::Message)))]
 pub(super) async fn rotate(session: Session) -> Result<Response, ApiError> {
     let (access_key, secret_key) = generate::keys().map_err(ApiError::internal)?;
-    let vault = &session.desk().vault;
+    let vault = &session.service().vault;
     let rotated = session.run(async |connection, partner| {
         self_service::rotate(connection, partner, "keys rotate", async |transaction| {
             partners::rotate_keys(transaction, vault, partner, &access_key, &secret_key, OVERLAP).await
@@ -105,8 +108,7 @@ pub(super) async fn rotate(session: Session) -> Result<Response, ApiError> {
         .await
     });
     let Rotated::Until(until) = rotated.await? else {
-        let message = "The old keys of the last rotation are still valid; try again when they have ended";
-        return Err(ApiError::conflict(Code::RotationUnderWay, message));
+        return Err(Code::RotationUnderWay.into());
     };
     tracing::info!(partner.id = %session.id(), "a partner replaced its keys");
     let new = NewKeys { access_key: &access_key, secret_key: secret_key.to_base64(), old_keys_until: until };

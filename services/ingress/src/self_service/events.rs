@@ -18,7 +18,7 @@ use utoipa::ToSchema;
 
 use super::{
     Id, Session, json,
-    page::{Query, cut, timed_cursor},
+    query::{Query, cut, timed_cursor},
     topups::{Attempt, attempts, send_again},
 };
 use crate::http::{codes::Code, error::ApiError};
@@ -127,7 +127,7 @@ pub(super) async fn list(session: Session, uri: Uri) -> Result<Response, ApiErro
     params(("event_id" = String, Path, description = "`evt_` and 32 digits")),
     responses((status = 200, description = "The event", body = EventDetail), (status = 404, response = super::described::NotFound)))]
 pub(super) async fn show(session: Session, Id(EventId(id)): Id<EventId>) -> Result<Response, ApiError> {
-    let event = find(&session, id).await?.ok_or(ApiError::NotFound)?;
+    let event = find(&session, id).await?.ok_or(Code::NotFound)?;
     detail(&session, StatusCode::OK, &event).await
 }
 
@@ -138,7 +138,7 @@ async fn find(session: &Session, id: DeliveryId) -> Result<Option<View>, ApiErro
 async fn detail(session: &Session, status: StatusCode, event: &View) -> Result<Response, ApiError> {
     let id = event.delivery_id;
     let made = session.run(async |connection, _| self_service::attempts(connection, id).await).await?;
-    let shown = EventDetail { event: Event::new(event), attempts: attempts(session.desk(), id, &made) };
+    let shown = EventDetail { event: Event::new(event), attempts: attempts(session.service(), id, &made) };
     Ok(json(status, &shown))
 }
 
@@ -179,23 +179,16 @@ pub(super) async fn redeliver(session: Session, Id(id): Id<EventId>) -> Result<R
         (status = 409, description = "No webhook URL is set (`webhook_url_missing`), or we paused the endpoint (`webhook_paused`)", body = super::described::Message),
         (status = 429, description = "The last test was a moment ago (`tested_recently`)", body = super::described::Message)))]
 pub(super) async fn test(session: Session) -> Result<Response, ApiError> {
-    let (limits, stop) = (&session.app.limits, &session.desk().stop);
+    let (limits, stop) = (&session.app.limits, &session.service().stop);
     let interval = limits.webhook_test_interval;
     let testing = session.run(async |connection, partner| events::test(connection, partner, interval).await);
     let id = match testing.await? {
         Tested::Due(id) => id,
         Tested::TooSoon(wait) => {
-            let message = "The last test was sent a moment ago; try again later";
-            return Err(ApiError::too_soon(Code::TestedRecently, message, wait));
+            return Err(ApiError::too_soon(Code::TestedRecently, wait));
         }
-        Tested::Paused => {
-            let message = "The webhook endpoint is paused; ask us to resume it";
-            return Err(ApiError::conflict(Code::WebhookPaused, message));
-        }
-        Tested::NoEndpoint => {
-            let message = "There is no webhook URL; set one first";
-            return Err(ApiError::conflict(Code::WebhookUrlMissing, message));
-        }
+        Tested::Paused => return Err(Code::WebhookPaused.into()),
+        Tested::NoEndpoint => return Err(Code::WebhookUrlMissing.into()),
     };
     // The notifier sends it: ingress opens no connections to partners.
     let deadline = Instant::now() + limits.webhook_test_wait;
@@ -207,7 +200,7 @@ pub(super) async fn test(session: Session) -> Result<Response, ApiError> {
                 return detail(&session, StatusCode::OK, &event).await;
             }
             Ok(Some(event)) if late => return detail(&session, StatusCode::ACCEPTED, &event).await,
-            Ok(None) => return Err(ApiError::NotFound),
+            Ok(None) => return Err(Code::NotFound.into()),
             Err(error) if late => return Err(error),
             // A busy database delays the answer, not the test.
             Ok(Some(_)) | Err(_) => {}

@@ -23,8 +23,11 @@ use tokio::time::Instant;
 use utoipa::ToSchema;
 use webhooks::body::Body;
 
-use super::{Desk, Session, json, page::Query};
-use crate::http::{codes::Code, error::ApiError};
+use super::{SelfService, Session, json, query::Query};
+use crate::http::{
+    codes::Code,
+    error::{ApiError, Fault},
+};
 
 /// The time between two looks at the database.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -63,18 +66,16 @@ pub(super) struct Webhooks {
         (status = 422, response = super::described::Unprocessable)))]
 pub(super) async fn listen(session: Session, uri: Uri) -> Result<Response, ApiError> {
     if session.environment() != Environment::Sandbox {
-        let message = "Only sandbox accounts can listen";
-        return Err(ApiError::plain(StatusCode::FORBIDDEN, Code::SandboxOnly, message));
+        return Err(Code::SandboxOnly.into());
     }
     let mut query = Query::of(&uri);
     let limit = query.limit().into();
-    let cursor = query.read("cursor", Code::CursorInvalid, "Cursor is invalid", uncursor);
+    let cursor = query.read("cursor", Fault::new(Code::CursorInvalid), parse_cursor);
     let created_after = query.created_after();
-    let message = "Wait must be a number of seconds";
-    let wait = query.read("wait", Code::WaitInvalid, message, |text| text.parse::<u16>().ok());
+    let wait = query.read("wait", Fault::new(Code::WaitInvalid), |text| text.parse::<u16>().ok());
     query.check()?;
-    let stop = &session.desk().stop;
-    let _place = session.app.admission.listen(&session.partner)?;
+    let stop = &session.service().stop;
+    let _permit = session.app.admission.listener(&session.partner)?;
     let longest = session.app.limits.listen_wait;
     let wait = wait.map_or(longest, |wait| longest.min(Duration::from_secs(wait.into())));
     let until = Instant::now() + wait;
@@ -97,22 +98,22 @@ pub(super) async fn listen(session: Session, uri: Uri) -> Result<Response, ApiEr
 
 async fn answer(session: &Session, found: &[StoredWebhook], after: &Position) -> Result<Response, ApiError> {
     let sealed = if found.is_empty() { Vec::new() } else { session.run(self_service::webhook_secrets).await? };
-    let desk = session.desk();
-    let opened = sealed.iter().map(|one| partners::open_webhook_secret(&desk.vault, session.id(), one));
+    let service = session.service();
+    let opened = sealed.iter().map(|one| partners::open_webhook_secret(&service.vault, session.id(), one));
     let secrets = opened.collect::<Result<Vec<Secret>, _>>().map_err(ApiError::internal)?;
-    let webhooks = found.iter().filter_map(|stored| webhook(desk, &secrets, stored).transpose());
+    let webhooks = found.iter().filter_map(|stored| webhook(service, &secrets, stored).transpose());
     let webhooks = webhooks.collect::<Result<Vec<_>, _>>()?;
     let next_cursor = cursor(found.last().map_or(after, |last| &last.position));
     Ok(json(StatusCode::OK, &Webhooks { webhooks, next_cursor }))
 }
 
 /// The webhook, unless its profile was erased.
-fn webhook(desk: &Desk, secrets: &[Secret], stored: &StoredWebhook) -> Result<Option<Webhook>, ApiError> {
+fn webhook(service: &SelfService, secrets: &[Secret], stored: &StoredWebhook) -> Result<Option<Webhook>, ApiError> {
     let Some(sealed) = &stored.profile else { return Ok(None) };
     let id = &stored.topup_id;
-    let profile = Profile::open(&desk.vault, id, sealed).map_err(ApiError::internal)?;
+    let profile = Profile::open(&service.vault, id, sealed).map_err(ApiError::internal)?;
     let (option_id, order, iccid) = (stored.option_id, &stored.external_order_id, &stored.iccid);
-    let body = Body::new(id, option_id, order, iccid, &profile, &desk.qr);
+    let body = Body::new(id, option_id, order, iccid, &profile, &service.qr);
     let body = serde_json::to_string(&body).map_err(ApiError::internal)?;
     let timestamp = runtime::clock::unix_seconds();
     let headers = [
@@ -130,7 +131,7 @@ fn cursor(position: &Position) -> String {
     BASE64_URL_SAFE_NO_PAD.encode(format!("{microseconds}.{}", position.topup_id))
 }
 
-fn uncursor(text: &str) -> Option<Position> {
+fn parse_cursor(text: &str) -> Option<Position> {
     let text = String::from_utf8(BASE64_URL_SAFE_NO_PAD.decode(text).ok()?).ok()?;
     let (microseconds, topup_id) = text.split_once('.')?;
     let digits = topup_id.bytes().all(|byte| byte.is_ascii_digit());
@@ -153,7 +154,7 @@ mod tests {
                 at: OffsetDateTime::from_unix_timestamp_nanos(nanoseconds).unwrap(),
                 topup_id: topup_id.to_owned(),
             };
-            assert_eq!(uncursor(&cursor(&position)), Some(position));
+            assert_eq!(parse_cursor(&cursor(&position)), Some(position));
         }
         let encode = |text: &str| BASE64_URL_SAFE_NO_PAD.encode(text);
         for bad in [
@@ -166,7 +167,7 @@ mod tests {
             encode("1.2025012912345612345678901\0"),
             encode("9223372036854775807."),
         ] {
-            assert_eq!(uncursor(&bad), None, "{bad}");
+            assert_eq!(parse_cursor(&bad), None, "{bad}");
         }
     }
 }

@@ -1,9 +1,11 @@
 //! Self-service: every signed request except create-order.
 //!
-//! These requests never delay an order: they have places of their own ([`Admission::visit`]), and they use at most
-//! `SELF_SERVICE_CONCURRENCY` connections of the database. An id of another partner is answered like an unknown one.
+//! Guarantees: these requests never delay an order, because they have a limit in flight of their own and use at most
+//! `SELF_SERVICE_CONCURRENCY` connections of the database. A partner sees only what is its own: an id of another partner
+//! is answered like an unknown one. No response may be stored by a cache.
 //!
-//! [`Admission::visit`]: crate::access::admission::Admission::visit
+//! [`crate::http::routes`] merges the [`router`]. A handler takes a [`Session`], which exists only for a request that
+//! [`admit`] has authenticated and admitted. Relies on the statements of `store`, each of which names the partner.
 
 mod account;
 pub(crate) mod described;
@@ -12,9 +14,8 @@ mod listen;
 pub(crate) mod openapi;
 mod options;
 mod orders;
-mod page;
+mod query;
 mod topups;
-mod turns;
 mod webhook;
 
 use std::{
@@ -43,25 +44,27 @@ use tokio_util::sync::CancellationToken;
 use tracing::field;
 use webhooks::{dns::Dns, guard::Guard, qr::QrUrls};
 
-pub(crate) use self::turns::Turns;
 use crate::{
-    access::{admission::Place, authentication::Signed, directory::Partner},
+    access::{admission::InFlightPermit, authentication::Signed, directory::KnownPartner},
     http::{
+        body,
+        codes::Code,
         error::ApiError,
-        routes::{App, PREFIXES, whole_body},
+        routes::{App, PREFIXES},
     },
 };
 
 /// The longest wait for a connection.
-const TURN: Duration = Duration::from_secs(2);
+const CONNECTION_WAIT: Duration = Duration::from_secs(2);
 /// After a rotation by the partner, the old keys or the old secret stay valid for a day.
 const OVERLAP: Overlap = Overlap { lasts: Duration::from_hours(24), keep_old: false };
 
 /// The resources of these requests.
-pub(crate) struct Desk {
+pub(crate) struct SelfService {
     pub(crate) database: Database,
-    /// `SELF_SERVICE_CONCURRENCY`.
-    pub(crate) turns: Turns,
+    /// `SELF_SERVICE_CONCURRENCY`: the database connections that these requests use at once. First come, first served;
+    /// the share of each partner is bounded by [`Admission::self_service`](crate::access::admission::Admission).
+    pub(crate) connections: Semaphore,
     pub(crate) vault: Vault,
     pub(crate) guard: Guard,
     /// Resolves the host of a new webhook URL.
@@ -111,7 +114,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router<Arc<App>> {
 /// An admitted request of a partner.
 struct Session {
     app: Arc<App>,
-    partner: Arc<Partner>,
+    partner: Arc<KnownPartner>,
 }
 
 impl FromRequestParts<Arc<App>> for Session {
@@ -125,8 +128,8 @@ impl FromRequestParts<Arc<App>> for Session {
 }
 
 impl Session {
-    fn desk(&self) -> &Desk {
-        &self.app.desk
+    fn service(&self) -> &SelfService {
+        &self.app.self_service
     }
 
     fn id(&self) -> PartnerId {
@@ -137,18 +140,17 @@ impl Session {
         self.partner.environment
     }
 
-    /// Runs `work` on a connection, after a turn of the partner.
+    /// Runs `work` on one of the connections that self-service may use.
     async fn run<T>(
         &self,
         work: impl AsyncFnOnce(&mut PgConnection, PartnerId) -> Result<T, store::Error>,
     ) -> Result<T, ApiError> {
-        let (desk, id) = (self.desk(), self.id());
-        let Ok(_turn) = tokio::time::timeout(TURN, desk.turns.take(id)).await else {
-            let message = "Too many requests in progress; try again later";
-            return Err(ApiError::overloaded("self_service_turn", message));
+        let (service, id) = (self.service(), self.id());
+        let Ok(_permit) = tokio::time::timeout(CONNECTION_WAIT, service.connections.acquire()).await else {
+            return Err(ApiError::overloaded("self_service_connection"));
         };
         let work = async |connection: &mut PgConnection| work(connection, id).await;
-        desk.database.run(work).await.map_err(ApiError::internal)
+        service.database.run(work).await.map_err(ApiError::internal)
     }
 }
 
@@ -160,7 +162,7 @@ impl<T: FromStr, S: Send + Sync> FromRequestParts<S> for Id<T> {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let path = Path::<String>::from_request_parts(parts, state).await.ok();
-        path.and_then(|Path(text)| text.parse().ok()).map(Self).ok_or(ApiError::NotFound)
+        path.and_then(|Path(text)| text.parse().ok()).map(Self).ok_or(Code::NotFound.into())
     }
 }
 
@@ -173,14 +175,14 @@ async fn admit(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     };
     let id = signed.partner.id;
     tracing::Span::current().record("partner.id", field::display(id));
-    let visiting = async {
-        let place = Arc::new(app.admission.visit(&signed.partner)?);
+    let admitted = async {
+        let permit = Arc::new(app.admission.self_service(&signed.partner)?);
         let body = checked(&app, &signed, &parts.headers, body).await?;
         parts.extensions.insert(signed.partner);
         let response = next.run(Request::from_parts(parts, body)).await;
-        Ok::<_, ApiError>(response.map(|body| Body::new(Visited { body, place })))
+        Ok::<_, ApiError>(response.map(|body| Body::new(PermitBody { body, permit })))
     };
-    let mut response = visiting.await.unwrap_or_else(ApiError::into_response);
+    let mut response = admitted.await.unwrap_or_else(ApiError::into_response);
     response.extensions_mut().insert(id);
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
@@ -188,33 +190,33 @@ async fn admit(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
 
 /// The body of a request. A body that the signature covers is read and checked first.
 async fn checked(app: &App, signed: &Signed, headers: &HeaderMap, body: Body) -> Result<Body, ApiError> {
-    if signed.body.is_none() {
+    if signed.body_digest.is_none() {
         return Ok(body);
     }
-    let body = whole_body(app, headers, body).await?;
+    let body = body::read(&app.limits, headers, body).await?;
     app.authenticator.body(signed, &body)?;
     Ok(body.into())
 }
 
-/// A response body that holds the place of its request until the client has read it.
-struct Visited {
+/// A response body that holds the permit of its request until the client has read it.
+struct PermitBody {
     body: Body,
-    place: Arc<Place>,
+    permit: Arc<InFlightPermit>,
 }
 
-/// Bytes of a response, with the place of their request.
-struct Held {
+/// Bytes of a response, with the permit of their request.
+struct PermitBytes {
     data: Bytes,
-    _place: Arc<Place>,
+    _permit: Arc<InFlightPermit>,
 }
 
-impl AsRef<[u8]> for Held {
+impl AsRef<[u8]> for PermitBytes {
     fn as_ref(&self) -> &[u8] {
         &self.data
     }
 }
 
-impl http_body::Body for Visited {
+impl http_body::Body for PermitBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -223,7 +225,7 @@ impl http_body::Body for Visited {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
-        let held = |data| Bytes::from_owner(Held { data, _place: Arc::clone(&self.place) });
+        let held = |data| Bytes::from_owner(PermitBytes { data, _permit: Arc::clone(&self.permit) });
         Poll::Ready(frame.map(|frame| frame.map(|frame| frame.map_data(held))))
     }
 

@@ -15,7 +15,7 @@ use super::{
     },
     events, listen, options, orders, topups, webhook,
 };
-use crate::http::routes;
+use crate::orders::create;
 
 /// The prefix of all header names in the document, replaced by the brand's.
 const PREFIX: &str = "X-Service-";
@@ -33,7 +33,7 @@ const PREFIX: &str = "X-Service-";
         (url = "/v1/api_partner", description = "The same without the leading `/api`")
     ),
     paths(
-        routes::create_order, orders::list, orders::show, orders::cancel, topups::show, topups::deliveries,
+        create::create_order, orders::list, orders::show, orders::cancel, topups::show, topups::deliveries,
         topups::redeliver, options::list, account::show, account::rotate, webhook::show, webhook::set,
         webhook::rotate_secret, listen::listen, events::test, events::list, events::show,
         events::redeliver

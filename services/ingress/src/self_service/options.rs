@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 
 use super::{
     Session,
-    page::{Query, cursor, cut},
+    query::{Query, cursor, cut},
 };
 use crate::http::error::ApiError;
 
@@ -53,7 +53,7 @@ pub(super) async fn list(session: Session, uri: Uri, headers: HeaderMap) -> Resu
     let mut query = Query::of(&uri);
     let (limit, after) = (query.limit(), query.cursor().map(OptionId::from));
     query.check()?;
-    let (environment, providers) = (session.environment(), &session.desk().providers);
+    let (environment, providers) = (session.environment(), &session.service().providers);
     let listing = session.run(async |connection, _| {
         // One more row shows that there is another page.
         let most = i64::from(limit) + 1;

@@ -17,12 +17,15 @@ use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 
 use super::{
-    Desk, Id, Session, json,
-    page::{Query, cursor},
+    Id, SelfService, Session, json,
+    query::{Query, cursor},
     topups::{self, Topup},
 };
 use crate::{
-    http::{codes::Code, error::ApiError},
+    http::{
+        codes::Code,
+        error::{ApiError, Fault},
+    },
     orders::request::MAX_EXTERNAL_ID,
 };
 
@@ -116,10 +119,10 @@ async fn stored(
     Ok(Some((head, units)))
 }
 
-fn shown(desk: &Desk, head: &OrderHead, units: &[Unit]) -> Result<Response, ApiError> {
-    let profiles: Vec<_> = units.iter().map(|unit| topups::profile(desk, unit)).collect::<Result<_, _>>()?;
+fn shown(service: &SelfService, head: &OrderHead, units: &[Unit]) -> Result<Response, ApiError> {
+    let profiles: Vec<_> = units.iter().map(|unit| topups::profile(service, unit)).collect::<Result<_, _>>()?;
     let both = units.iter().zip(&profiles);
-    let topups = both.map(|(unit, profile)| Topup::new(unit, profile.as_ref(), &desk.qr));
+    let topups = both.map(|(unit, profile)| Topup::new(unit, profile.as_ref(), &service.qr));
     let order = Order { summary: Summary::new(head, self_service::count(units)), topups: topups.collect() };
     Ok(json(StatusCode::OK, &order))
 }
@@ -133,8 +136,8 @@ fn shown(desk: &Desk, head: &OrderHead, units: &[Unit]) -> Result<Response, ApiE
     responses((status = 200, description = "The order", body = Order), (status = 404, response = super::described::NotFound)))]
 pub(super) async fn show(session: Session, Id(id): Id<ExternalId>) -> Result<Response, ApiError> {
     let order = session.run(async |connection, partner| stored(connection, partner, &id.0).await);
-    let (head, units) = order.await?.ok_or(ApiError::NotFound)?;
-    shown(session.desk(), &head, &units)
+    let (head, units) = order.await?.ok_or(Code::NotFound)?;
+    shown(session.service(), &head, &units)
 }
 
 /// Cancel an order
@@ -146,26 +149,19 @@ pub(super) async fn show(session: Session, Id(id): Id<ExternalId>) -> Result<Res
     responses(
         (status = 200, description = "The cancelled order; nothing is bought, now or later", body = Order),
         (status = 404, response = super::described::NotFound),
-        (status = 409, description = "It is bought or may be (`order_not_waiting`), its create request is not answered yet (`order_undecided`), or it was refused (`order_refused`)", body = super::described::Message)))]
+        (status = 409, description = "It is bought or may be (`order_not_waiting`), its create request is not answered yet (`order_not_answered`), or it was refused (`order_refused`)", body = super::described::Message)))]
 pub(super) async fn cancel(session: Session, Id(id): Id<ExternalId>) -> Result<Response, ApiError> {
     let cancelling = session.run(async |connection, partner| {
         let cancelled = store::orders::cancel(connection, partner, &id.0).await?;
         Ok((cancelled, stored(connection, partner, &id.0).await?))
     });
     let (cancelled, order) = cancelling.await?;
-    let (head, units) = order.ok_or(ApiError::NotFound)?;
+    let (head, units) = order.ok_or(Code::NotFound)?;
     match cancelled {
-        Cancelled::Undecided(_) => Err(ApiError::conflict(
-            Code::OrderUndecided,
-            "The order's create request may not be answered yet; try again in a few seconds",
-        )),
-        Cancelled::TooLate => {
-            Err(ApiError::conflict(Code::OrderNotWaiting, "The order is bought, or may be; it can't be cancelled"))
-        }
-        Cancelled::Unknown if head.cancelled_at.is_none() => {
-            Err(ApiError::conflict(Code::OrderRefused, "The order was refused; nothing was bought"))
-        }
-        Cancelled::Done | Cancelled::Unknown => shown(session.desk(), &head, &units),
+        Cancelled::Undecided(_) => Err(Code::OrderNotAnswered.into()),
+        Cancelled::TooLate => Err(Code::OrderNotWaiting.into()),
+        Cancelled::Unknown if head.cancelled_at.is_none() => Err(Code::OrderRefused.into()),
+        Cancelled::Done | Cancelled::Unknown => shown(session.service(), &head, &units),
     }
 }
 
@@ -186,9 +182,8 @@ pub(super) async fn list(session: Session, uri: Uri) -> Result<Response, ApiErro
     let mut query = Query::of(&uri);
     let (limit, before) = (query.limit(), query.cursor());
     let created_after = query.created_after();
-    let state = query.read("state", Code::StateInvalid, "State is unknown", |text| {
-        serde_json::from_value::<OrderState>(text.into()).ok()
-    });
+    let state = query
+        .read("state", Fault::new(Code::StateInvalid), |text| serde_json::from_value::<OrderState>(text.into()).ok());
     query.check()?;
     let looked_at = if state.is_some() { LOOKED_AT } else { limit.into() };
     let page = OrderPage { before: before.map(OrderId::from), created_after, limit: looked_at };

@@ -12,7 +12,7 @@ use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 use webhooks::{body::Body, event::failure, qr::QrUrls};
 
-use super::{Desk, Id, Session, json};
+use super::{Id, SelfService, Session, json};
 use crate::http::{codes::Code, error::ApiError};
 
 /// One unit of an order.
@@ -63,9 +63,9 @@ impl<'a> Topup<'a> {
 }
 
 /// Opens the profile of a ready unit.
-pub(super) fn profile(desk: &Desk, unit: &Unit) -> Result<Option<Profile>, ApiError> {
+pub(super) fn profile(service: &SelfService, unit: &Unit) -> Result<Option<Profile>, ApiError> {
     let (UnitState::Ready, Some(sealed)) = (unit.state, &unit.profile) else { return Ok(None) };
-    Profile::open(&desk.vault, &unit.topup_id, sealed).map(Some).map_err(ApiError::internal)
+    Profile::open(&service.vault, &unit.topup_id, sealed).map(Some).map_err(ApiError::internal)
 }
 
 /// Look up a topup
@@ -76,9 +76,9 @@ pub(super) fn profile(desk: &Desk, unit: &Unit) -> Result<Option<Profile>, ApiEr
     responses((status = 200, description = "The topup", body = Topup), (status = 404, response = super::described::NotFound)))]
 pub(super) async fn show(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
     let reading = session.run(async |connection, partner| self_service::unit(connection, partner, &id).await);
-    let unit = reading.await?.ok_or(ApiError::NotFound)?;
-    let profile = profile(session.desk(), &unit)?;
-    let topup = Topup::new(&unit, profile.as_ref(), &session.desk().qr);
+    let unit = reading.await?.ok_or(Code::NotFound)?;
+    let profile = profile(session.service(), &unit)?;
+    let topup = Topup::new(&unit, profile.as_ref(), &session.service().qr);
     Ok(json(StatusCode::OK, &topup))
 }
 
@@ -121,8 +121,8 @@ pub(super) struct Attempt<'a> {
     responses((status = 200, description = "The delivery with its attempts", body = Deliveries), (status = 404, response = super::described::NotFound)))]
 pub(super) async fn deliveries(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
     let reading = session.run(async |connection, partner| self_service::delivery(connection, partner, &id).await);
-    let delivery = reading.await?.ok_or(ApiError::NotFound)?;
-    let attempts = delivery.id.map(|id| attempts(session.desk(), id, &delivery.attempts));
+    let delivery = reading.await?.ok_or(Code::NotFound)?;
+    let attempts = delivery.id.map(|id| attempts(session.service(), id, &delivery.attempts));
     let shown = Deliveries {
         topup_id: &id,
         state: delivery.state.as_deref(),
@@ -134,23 +134,27 @@ pub(super) async fn deliveries(session: Session, Id(id): Id<TopupId>) -> Result<
 }
 
 /// The attempts of a delivery, with the opened answers.
-pub(super) fn attempts<'a>(desk: &Desk, id: DeliveryId, made: &'a [self_service::Attempt]) -> Vec<Attempt<'a>> {
+pub(super) fn attempts<'a>(
+    service: &SelfService,
+    id: DeliveryId,
+    made: &'a [self_service::Attempt],
+) -> Vec<Attempt<'a>> {
     let shown = made.iter().map(|attempt| Attempt {
         attempt: attempt.attempt + 1,
         at: attempt.at,
         duration_ms: attempt.duration_ms,
         status: attempt.status,
         outcome: &attempt.class,
-        answer: answer(desk, id, attempt),
+        answer: answer(service, id, attempt),
     });
     shown.collect()
 }
 
 /// The opened answer; an answer that does not open is left out.
-fn answer(desk: &Desk, id: DeliveryId, attempt: &self_service::Attempt) -> Option<String> {
+fn answer(service: &SelfService, id: DeliveryId, attempt: &self_service::Attempt) -> Option<String> {
     let number = u32::try_from(attempt.attempt).ok()?;
     let sealed = attempt.answer.as_ref()?;
-    let opened = desk.vault.open(Purpose::Answer(id, number), sealed).ok()?;
+    let opened = service.vault.open(Purpose::Answer(id, number), sealed).ok()?;
     Some(String::from_utf8_lossy(&opened).into_owned())
 }
 
@@ -185,22 +189,11 @@ pub(super) async fn send_again(session: &Session, id: &WebhookId) -> Result<(), 
         session.run(async |connection, partner| self_service::redeliver(connection, partner, id, interval).await);
     match (redelivering.await?, id) {
         (Redelivered::Again | Redelivered::Due, _) => Ok(()),
-        (Redelivered::TooSoon(wait), _) => {
-            let message = "The webhook was sent a moment ago; try again later";
-            Err(ApiError::too_soon(Code::RedeliveredRecently, message, wait))
-        }
-        (Redelivered::NotReady, _) => Err(ApiError::conflict(Code::TopupNotReady, "The eSIM is not ready")),
-        (Redelivered::Gone, WebhookId::Topup(_)) => {
-            Err(ApiError::conflict(Code::TopupErased, "The eSIM's fields were erased and cannot be sent again"))
-        }
-        (Redelivered::Gone, WebhookId::Event(_)) => Err(ApiError::conflict(
-            Code::EventVoid,
-            "The event is a test, is no longer asked for, or is no longer true; it cannot be sent again",
-        )),
-        (Redelivered::NoEndpoint, _) => Err(ApiError::conflict(
-            Code::WebhookUrlMissing,
-            "There is no webhook URL; set one, then waiting webhooks are sent",
-        )),
-        (Redelivered::Unknown, _) => Err(ApiError::NotFound),
+        (Redelivered::TooSoon(wait), _) => Err(ApiError::too_soon(Code::RedeliveredRecently, wait)),
+        (Redelivered::NotReady, _) => Err(Code::TopupNotReady.into()),
+        (Redelivered::Gone, WebhookId::Topup(_)) => Err(Code::TopupErased.into()),
+        (Redelivered::Gone, WebhookId::Event(_)) => Err(Code::EventVoid.into()),
+        (Redelivered::NoEndpoint, _) => Err(Code::WebhookUrlMissing.into()),
+        (Redelivered::Unknown, _) => Err(Code::NotFound.into()),
     }
 }

@@ -21,11 +21,11 @@ use webhooks::{
     url::WebhookUrl,
 };
 
-use super::{Desk, OVERLAP, Session, json};
+use super::{OVERLAP, SelfService, Session, json};
 use crate::http::{
+    body,
     codes::Code,
     error::{ApiError, Fault},
-    routes::whole_body,
 };
 
 /// The longest wait for the addresses of a new URL's host.
@@ -40,7 +40,7 @@ pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
 }
 
 async fn current(session: &Session) -> Result<Endpoint, ApiError> {
-    session.run(self_service::endpoint).await?.ok_or(ApiError::NotFound)
+    session.run(self_service::endpoint).await?.ok_or(Code::NotFound.into())
 }
 
 /// The endpoint after a change.
@@ -65,12 +65,12 @@ pub(super) struct ChangedEndpoint {
         (status = 422, response = super::described::Unprocessable)))]
 pub(super) async fn set(session: Session, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
-    let body = whole_body(&session.app, &parts.headers, body).await?;
-    let wanted = wanted(&session.desk().guard, &body, session.environment())?;
+    let body = body::read(&session.app.limits, &parts.headers, body).await?;
+    let wanted = wanted(&session.service().guard, &body, session.environment())?;
     let url = wanted.url.as_ref();
     let warning = match url.and_then(Option::as_ref) {
         Some(url) if session.run(self_service::webhook_url).await?.as_deref() != Some(url.as_str()) => {
-            resolved(session.desk(), url).await?
+            resolved(session.service(), url).await?
         }
         _ => None,
     };
@@ -93,19 +93,19 @@ struct Wanted {
     events: Option<Vec<Kind>>,
 }
 
-fn refused<T>(parameter: &'static str, code: Code, message: impl Into<String>) -> Result<T, ApiError> {
-    Err(ApiError::Unprocessable(vec![Fault::of_parameter(parameter, code, message)]))
+fn refused<T>(parameter: &'static str, fault: Fault) -> Result<T, ApiError> {
+    Err(ApiError::Unprocessable(vec![fault.of_parameter(parameter)]))
 }
 
 fn wanted(guard: &Guard, body: &[u8], environment: Environment) -> Result<Wanted, ApiError> {
-    let body: Value = serde_json::from_slice(body).map_err(|_| ApiError::invalid_json())?;
+    let body: Value = serde_json::from_slice(body).map_err(|_| ApiError::from(Code::InvalidJson))?;
     let events = body.get("events").filter(|given| !given.is_null()).map(events).transpose()?;
     let url = match body.get("url") {
         Some(Value::Null) => Some(None),
         Some(Value::String(text)) => Some(Some(url(guard, text, environment)?)),
-        Some(_) => return refused("url", Code::UrlInvalid, "Url must be a string or null"),
+        Some(_) => return refused("url", Fault::with(Code::UrlInvalid, "it must be a string or null")),
         None if events.is_some() => None,
-        None => return refused("url", Code::UrlMissing, "Url is missing; null removes it"),
+        None => return refused("url", Fault::new(Code::UrlMissing)),
     };
     Ok(Wanted { url, events })
 }
@@ -115,8 +115,7 @@ fn events(given: &Value) -> Result<Vec<Kind>, ApiError> {
     let kind = |name: &Value| name.as_str()?.parse::<Kind>().ok();
     let given = given.as_array().and_then(|names| names.iter().map(kind).collect::<Option<Vec<_>>>());
     let Some(given) = given else {
-        let message = format!("Events must be a list of {}", Kind::choices());
-        return refused("events", Code::EventsInvalid, message);
+        return refused("events", Fault::with(Code::EventsInvalid, Kind::choices()));
     };
     Ok(Kind::CHOICES.into_iter().filter(|kind| given.contains(kind)).collect())
 }
@@ -125,7 +124,7 @@ fn events(given: &Value) -> Result<Vec<Kind>, ApiError> {
 fn url(guard: &Guard, text: &str, environment: Environment) -> Result<WebhookUrl, ApiError> {
     let url: WebhookUrl = match text.parse() {
         Ok(url) => url,
-        Err(error) => return refused("url", Code::UrlInvalid, format!("Url is invalid: {error}")),
+        Err(error) => return refused("url", Fault::with(Code::UrlInvalid, error)),
     };
     let judged = url.parsed().map(|parsed| guard.check_new(&parsed, environment));
     match judged.unwrap_or(Err(Forbidden::Address)) {
@@ -135,22 +134,22 @@ fn url(guard: &Guard, text: &str, environment: Environment) -> Result<WebhookUrl
 }
 
 fn forbidden<T>(reason: Forbidden) -> Result<T, ApiError> {
-    let message = match reason {
-        Forbidden::Port => "Url has a port that webhooks are not sent to",
-        Forbidden::Plain => "Url must begin with https:// for a live account",
-        Forbidden::Address => "Url has an address that webhooks are not sent to",
+    let detail = match reason {
+        Forbidden::Port => "has a port that webhooks are not sent to",
+        Forbidden::Plain => "must begin with https:// for a live account",
+        Forbidden::Address => "has an address that webhooks are not sent to",
     };
-    refused("url", Code::UrlForbidden, message)
+    refused("url", Fault::with(Code::UrlForbidden, detail))
 }
 
 /// Judges the addresses of a URL's host, as each connection does. Returns a warning if they are not found in time: a
 /// partner may set the URL before the name.
-async fn resolved(desk: &Desk, url: &WebhookUrl) -> Result<Option<&'static str>, ApiError> {
+async fn resolved(service: &SelfService, url: &WebhookUrl) -> Result<Option<&'static str>, ApiError> {
     let parsed = url.parsed();
     let Some(name) = parsed.as_ref().and_then(Url::domain) else { return Ok(None) };
     let resolving = async {
-        let _place = desk.resolving.acquire().await;
-        desk.dns.resolve(name).await
+        let _permit = service.resolving.acquire().await;
+        service.dns.resolve(name).await
     };
     match tokio::time::timeout(RESOLVE, resolving).await {
         Ok(Ok(_)) => Ok(None),
@@ -177,7 +176,7 @@ pub(super) struct NewSecret {
         (status = 409, description = "The old secret of the last rotation still signs (`rotation_under_way`)", body = super::described::Message)))]
 pub(super) async fn rotate_secret(session: Session) -> Result<Response, ApiError> {
     let secret = generate::webhook_secret().map_err(ApiError::internal)?;
-    let vault = &session.desk().vault;
+    let vault = &session.service().vault;
     let rotated = session.run(async |connection, partner| {
         self_service::rotate(connection, partner, "webhook secret rotate", async |transaction| {
             partners::rotate_webhook_secret(transaction, vault, partner, &secret, OVERLAP).await
@@ -185,8 +184,7 @@ pub(super) async fn rotate_secret(session: Session) -> Result<Response, ApiError
         .await
     });
     let Rotated::Until(until) = rotated.await? else {
-        let message = "The old secret of the last rotation is still valid; try again when it has ended";
-        return Err(ApiError::conflict(Code::RotationUnderWay, message));
+        return Err(Code::RotationUnderWay.into());
     };
     tracing::info!(partner.id = %session.id(), "a partner replaced its webhook secret");
     let new = NewSecret { webhook_secret: secret.to_text(), old_secret_until: until };

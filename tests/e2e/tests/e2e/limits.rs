@@ -57,13 +57,13 @@ async fn a_flood_of_one_partner_leaves_room_for_the_others() {
 
     let answers = try_join_all(flood.into_iter().map(raw::answer)).await.unwrap();
     let with = |status| answers.iter().filter(|(answer, _)| answer.status == status).count();
-    assert_eq!((with(503), with(408)), (16, 8), "half of the places, then 503");
+    assert_eq!((with(503), with(408)), (16, 8), "half of the capacity, then 503");
     assert!(answers.iter().all(|(answer, _)| answer.json && answer.identified && answer.closes));
     let (refused, bytes) = answers.iter().find(|(answer, _)| answer.status == 503).unwrap();
-    let body = json!({"error": "Too many orders in progress; try again later"});
+    let body = json!({"error": "Too many requests in progress; nothing was stored. Try again later"});
     assert_eq!(serde_json::from_slice::<serde_json::Value>(&bytes[refused.body.clone()]).unwrap(), body);
     assert!(String::from_utf8_lossy(bytes).contains("retry-after: 1\r\n"));
-    // The places are free again.
+    // The permits are free again.
     let answer = one(&stack, &stack.client(&flooding).unwrap()).await;
     assert_eq!(answer.status, 201, "{answer:?}");
     let share = metric(&mut stack, "esim_requests_refused_total", "reason=\"in_flight_share\"").await;
@@ -171,7 +171,7 @@ async fn an_order_that_queues_too_long_is_not_stored_later() {
     for (answer, bytes) in try_join_all(queued.into_iter().map(raw::answer)).await.unwrap() {
         let text = String::from_utf8_lossy(&bytes);
         assert_eq!(answer.status, 503, "{text}");
-        assert!(text.contains("retry-after: 1\r\n") && text.contains("nothing was bought"), "{text}");
+        assert!(text.contains("retry-after: 1\r\n") && text.contains("nothing was stored"), "{text}");
     }
     sqlx::raw_sql("ROLLBACK").execute(&mut database).await.unwrap();
     let (answer, _) = raw::answer(first).await.unwrap();
@@ -216,8 +216,8 @@ async fn refused_requests_leave_a_line_with_the_id_of_the_answer() {
     let lost = client.post("").path("/nowhere").send();
     let answers = tokio::try_join!(unsigned, invalid, not_json, lost).unwrap();
     let expected = [
-        (&answers.0, 401, "signature", false),
-        (&answers.1, 422, "invalid", true),
+        (&answers.0, 401, "signature_invalid", false),
+        (&answers.1, 422, "external_order_id_blank", true),
         (&answers.2, 400, "invalid_json", true),
         (&answers.3, 404, "not_found", false),
     ];

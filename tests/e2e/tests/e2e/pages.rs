@@ -27,14 +27,10 @@ async fn an_error_links_its_section_of_the_page() {
     let unsigned = testkit::http::client().unwrap();
     let unsigned = unsigned.get(format!("{}/nowhere", stack.base_url)).send().await.unwrap();
     let several = shop.client.post(r#"{"products": 7}"#).send().await.unwrap();
-    // Of the HTTP layer.
-    let (malformed, bytes) = raw::exchange(&stack.base_url, b"no colon\r\n\r\n").await.unwrap();
-    let malformed = String::from_utf8_lossy(&bytes[..malformed.body.start]).into_owned();
     let headers = [
         ("not_found", unsigned.headers()["link"].to_str().unwrap().to_owned()),
         ("external_order_id_blank", several.headers["link"].to_str().unwrap().to_owned()),
         ("products_invalid", several.headers["link"].to_str().unwrap().to_owned()),
-        ("malformed", malformed),
     ];
     for (code, links) in headers {
         let url = format!("{}/errors#{code}", stack.base_url);

@@ -214,7 +214,7 @@ async fn an_order_that_waits_is_cancelled_and_never_bought() {
     shop.buy(&id, &ready, 2).await.unwrap();
     let path = format!("/orders/{id}");
     let early = ask(&shop.client, "DELETE", &path).await.unwrap();
-    assert_refused(&early, 409, "order_undecided");
+    assert_refused(&early, 409, "order_not_answered");
     let cancelled = async || {
         let answer = ask(&shop.client, "DELETE", &path).await?;
         Ok((answer.status == 200).then_some(answer.json()?))

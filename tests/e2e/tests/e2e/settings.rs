@@ -59,7 +59,6 @@ const ROWS: &[(&[&str], &str, Option<&str>)] = &[
     (&["ingress"], "SELF_SERVICE_IN_FLIGHT", Some("0")),
     (&["ingress"], "SELF_SERVICE_CONCURRENCY", Some("many")),
     (&["ingress"], "REDELIVER_INTERVAL", Some("0s")),
-    (&["ingress"], "REPLAYS_REMEMBERED", Some("-1")),
     (&["ingress"], "WEBHOOK_HTTP_LIVE", Some("maybe")),
     (&["ingress"], "QR_BARE_UNTIL", Some("tomorrow")),
     (&["ingress", "notifier"], "QR_KEYS", Some("c2hvcnQ=")),
@@ -87,13 +86,8 @@ const ROWS: &[(&[&str], &str, Option<&str>)] = &[
     (&["sandbox"], "SANDBOX_ACCESS_KEY", Some("")),
     (&["ingress"], "OTEL_EXPORTER_OTLP_ENDPOINT", Some("collector:4317")),
     (&["ingress"], "OTEL_EXPORTER_OTLP_ENDPOINT", Some("http://collector:99999")),
-    (&["ingress"], "OTEL_EXPORTER_OTLP_PROTOCOL", Some("http/json")),
-    (&["provisioner"], "OTEL_TRACES_SAMPLER", Some("sometimes")),
-    (&["provisioner"], "OTEL_TRACES_SAMPLER_ARG", Some("2")),
-    (&["provisioner"], "OTEL_RESOURCE_ATTRIBUTES", Some("nonsense")),
-    (&["notifier"], "OTEL_BSP_MAX_QUEUE_SIZE", Some("-1")),
-    (&["notifier"], "OTEL_METRIC_EXPORT_INTERVAL", Some("1m")),
-    (&["notifier"], "OTEL_SDK_DISABLED", Some("maybe")),
+    (&["provisioner"], "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", Some("http://user:password@collector:4318")),
+    (&["notifier"], "OTEL_TRACES_EXPORTER", Some("zipkin")),
 ];
 
 /// Starts a program and expects it to refuse: status 2, nothing on standard output, one line.

@@ -80,11 +80,7 @@ pub const RAW: &[Row<Result<Vec<u8>>>] = &rows! {
         => Unprocessable(&["External order id can't be blank", "Products can't be blank"]);
 };
 
-/// What ingress itself answers at the HTTP layer. A proxy in front answers these requests in its own words,
-/// or mends them.
+/// What ingress answers to heads that a proxy in front answers in its own words, or mends.
 pub const DIRECT: &[Row<Result<Vec<u8>>>] = &rows! {
-    "431: a head over 16 KiB", |w| raw::head(&w.partner, &format!("Long: {}", "x".repeat(16 * 1024)))
-        => Error(431, "Request head is too large or has too many headers");
-    "400: a head that is not HTTP", |w| raw::head(&w.partner, "no colon") => Error(400, "Malformed HTTP request");
     "400: two Hosts", |w| raw::head_to(&w.partner, "Host: a\r\nHost: a", "Content-Length: 0") => ONE_HOST;
 };

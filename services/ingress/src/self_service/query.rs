@@ -13,9 +13,9 @@ use crate::http::{
 };
 
 /// The entries of a page without `limit`.
-const LIMIT: u16 = 20;
-/// The most entries of a page.
-const MOST: u16 = 100;
+const DEFAULT_LIMIT: u16 = 20;
+/// The maximum number of entries of a page.
+const MAX_LIMIT: u16 = 100;
 
 /// The parameters of a request's query. The first of two with one name counts.
 pub(super) struct Query<'a> {
@@ -33,39 +33,36 @@ impl<'a> Query<'a> {
     pub(super) fn read<T>(
         &mut self,
         name: &'static str,
-        code: Code,
-        message: impl Into<String>,
+        fault: Fault,
         read: impl FnOnce(&str) -> Option<T>,
     ) -> Option<T> {
         let (_, text) = self.parameters.iter().find(|(given, _)| given == name)?;
         let value = read(text);
         if value.is_none() {
-            self.faults.push(Fault::of_parameter(name, code, message));
+            self.faults.push(fault.of_parameter(name));
         }
         value
     }
 
     /// `limit`: the entries of the page.
     pub(super) fn limit(&mut self) -> u16 {
-        let message = format!("Limit must be an integer from 1 to {MOST}");
-        let read = |text: &str| text.parse().ok().filter(|limit| (1..=MOST).contains(limit));
-        self.read("limit", Code::LimitInvalid, message, read).unwrap_or(LIMIT)
+        let read = |text: &str| text.parse().ok().filter(|limit| (1..=MAX_LIMIT).contains(limit));
+        self.read("limit", Fault::with(Code::LimitInvalid, MAX_LIMIT), read).unwrap_or(DEFAULT_LIMIT)
     }
 
     /// `cursor`: the entry before the page.
     pub(super) fn cursor(&mut self) -> Option<Uuid> {
-        self.read("cursor", Code::CursorInvalid, "Cursor is invalid", uncursor)
+        self.read("cursor", Fault::new(Code::CursorInvalid), parse_cursor)
     }
 
     /// `cursor` of a list by time: the entry before the page, with its time.
     pub(super) fn timed_cursor(&mut self) -> Option<(OffsetDateTime, Uuid)> {
-        self.read("cursor", Code::CursorInvalid, "Cursor is invalid", untimed)
+        self.read("cursor", Fault::new(Code::CursorInvalid), parse_timed_cursor)
     }
 
     /// `created_after`: a time such as `2026-11-22T00:00:00Z`.
     pub(super) fn created_after(&mut self) -> Option<OffsetDateTime> {
-        let message = "Created after must be a time such as 2026-11-22T00:00:00Z";
-        self.read("created_after", Code::CreatedAfterInvalid, message, |text| {
+        self.read("created_after", Fault::new(Code::CreatedAfterInvalid), |text| {
             // A time just before the year 10000 may have no representation in UTC.
             OffsetDateTime::parse(text, &Rfc3339).ok()?.checked_to_offset(UtcOffset::UTC)
         })
@@ -90,7 +87,7 @@ pub(super) fn cursor(last: Uuid) -> String {
     BASE64_URL_SAFE_NO_PAD.encode(last.as_bytes())
 }
 
-fn uncursor(text: &str) -> Option<Uuid> {
+fn parse_cursor(text: &str) -> Option<Uuid> {
     Uuid::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(text).ok()?).ok()
 }
 
@@ -102,7 +99,7 @@ pub(super) fn timed_cursor(at: OffsetDateTime, last: Uuid) -> String {
     BASE64_URL_SAFE_NO_PAD.encode(bytes)
 }
 
-fn untimed(text: &str) -> Option<(OffsetDateTime, Uuid)> {
+fn parse_timed_cursor(text: &str) -> Option<(OffsetDateTime, Uuid)> {
     let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
     let (microseconds, last) = bytes.split_first_chunk()?;
     // Times of PostgreSQL's range only: the cursor is not signed.
@@ -119,16 +116,16 @@ mod tests {
     #[test]
     fn a_cursor_is_read_as_made_and_nothing_else_is() {
         let id = Uuid::now_v7();
-        assert_eq!(uncursor(&cursor(id)), Some(id));
+        assert_eq!(parse_cursor(&cursor(id)), Some(id));
         for bad in ["", "a", &id.to_string(), &format!("{}=", cursor(id)), &cursor(id)[1..]] {
-            assert_eq!(uncursor(bad), None, "{bad}");
+            assert_eq!(parse_cursor(bad), None, "{bad}");
         }
     }
 
     #[test]
     fn a_cursor_with_a_time_is_read_as_made_and_nothing_else_is() {
         let (at, id) = (runtime::clock::now(), Uuid::now_v7());
-        let (read, last) = untimed(&timed_cursor(at, id)).unwrap();
+        let (read, last) = parse_timed_cursor(&timed_cursor(at, id)).unwrap();
         assert_eq!((read.unix_timestamp_nanos(), last), (at.unix_timestamp_nanos() / 1_000 * 1_000, id));
         let before_1970 = OffsetDateTime::UNIX_EPOCH - time::Duration::SECOND;
         for bad in [
@@ -138,7 +135,7 @@ mod tests {
             timed_cursor(before_1970, id),
             BASE64_URL_SAFE_NO_PAD.encode([0x7f; 24]),
         ] {
-            assert_eq!(untimed(&bad), None, "{bad}");
+            assert_eq!(parse_timed_cursor(&bad), None, "{bad}");
         }
     }
 
@@ -146,7 +143,7 @@ mod tests {
     fn all_faults_are_named() {
         let uri: Uri = "/?limit=0&cursor=x&created_after=now".parse().unwrap();
         let mut query = Query::of(&uri);
-        assert_eq!((query.limit(), query.cursor()), (LIMIT, None));
+        assert_eq!((query.limit(), query.cursor()), (DEFAULT_LIMIT, None));
         assert_eq!(query.created_after(), None);
         let Err(ApiError::Unprocessable(faults)) = query.check() else {
             panic!("it passed");

@@ -1,0 +1,56 @@
+//! Reads the body of a request: at most `MAX_BODY` bytes, within `BODY_TIMEOUT`.
+//!
+//! Create-order and the self-service requests with a body call it. It relies on hyper, which has checked that
+//! `Content-Length` is a number and that the body does not have more bytes than it says.
+
+use axum::{
+    body::Body,
+    http::{HeaderMap, header},
+};
+use bytes::{Bytes, BytesMut};
+use futures_util::StreamExt;
+
+use crate::{
+    access::limits::{LimitsConfig, size},
+    http::{codes::Code, error::ApiError},
+};
+
+/// Reads a whole body.
+pub(crate) async fn read(limits: &LimitsConfig, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
+    content_length(limits, headers)?;
+    read_stream(limits, body).await
+}
+
+/// The most bytes that the body may have by its headers: `Content-Length`, or `MAX_BODY` of a chunked body. A longer
+/// body is refused before it is read.
+pub(crate) fn content_length(limits: &LimitsConfig, headers: &HeaderMap) -> Result<usize, ApiError> {
+    let max_body = size(limits.max_body);
+    let length = match headers.get(header::CONTENT_LENGTH) {
+        None if headers.contains_key(header::TRANSFER_ENCODING) => max_body,
+        None => 0,
+        Some(length) => length.to_str().ok().and_then(|text| text.parse().ok()).unwrap_or(usize::MAX),
+    };
+    if length > max_body {
+        return Err(ApiError::with(Code::BodyTooLarge, max_body));
+    }
+    Ok(length)
+}
+
+/// Reads a body whose [`content_length`] is within the limit.
+pub(crate) async fn read_stream(limits: &LimitsConfig, body: Body) -> Result<Bytes, ApiError> {
+    let max_body = size(limits.max_body);
+    let mut pieces = body.into_data_stream();
+    let reading = async {
+        let mut whole = BytesMut::new();
+        while let Some(piece) = pieces.next().await {
+            // An error means that the partner hung up, so no response is sent.
+            let piece = piece.map_err(|_| ApiError::from(Code::InvalidJson))?;
+            if whole.len() + piece.len() > max_body {
+                return Err(ApiError::with(Code::BodyTooLarge, max_body));
+            }
+            whole.extend_from_slice(&piece);
+        }
+        Ok(whole.freeze())
+    };
+    tokio::time::timeout(limits.body_timeout, reading).await.unwrap_or_else(|_| Err(Code::BodyTimeout.into()))
+}

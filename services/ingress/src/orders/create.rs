@@ -1,0 +1,136 @@
+//! The handler of create-order: authenticates the request, admits it, reads and parses its body, and hands the order to
+//! [`super::accept`], which stores it and decides the answer.
+//!
+//! Guarantees: nothing is stored before all checks have passed. The body is read only after the signature is verified
+//! and the order is admitted, so that a flood without keys costs no memory. The 201 has a body that reports when it has
+//! left ([`crate::http::connection`]).
+//!
+//! [`crate::http::routes`] calls it.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use axum::{
+    Extension,
+    body::Body,
+    extract::{Request, State},
+    http::{HeaderMap, HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use tracing::{Span, field};
+
+use crate::{
+    access::{admission::Admitted, authentication::Signed, directory::KnownPartner},
+    http::{
+        body,
+        connection::{Connection, answer_body},
+        error::ApiError,
+        routes::App,
+    },
+    metrics::OrderResult,
+    orders::{
+        accept::{self, Created},
+        request::{self, Draft},
+    },
+    self_service::described,
+};
+
+/// An order that was read and admitted, and that may still have errors.
+struct Received {
+    draft: Draft,
+    admitted: Admitted,
+}
+
+/// Create an order
+///
+/// The answer names one topup per unit. When its eSIM is ready, a webhook is sent for each. After a 5xx or no answer,
+/// repeat the request with the same `external_order_id`, or look the order up.
+#[utoipa::path(post, path = "/orders", operation_id = "create_order", tag = "Orders", request_body = described::NewOrder,
+    responses(
+        (status = 201, description = "The order is stored", body = accept::CreatedOrder,
+            headers(("Location" = String, description = "The path of the order"))),
+        (status = 400, response = described::InvalidJson),
+        (status = 422, response = described::Unprocessable),
+        (status = 500, response = described::Internal)))]
+pub(crate) async fn create_order(
+    State(app): State<Arc<App>>,
+    Extension(connection): Extension<Arc<Connection>>,
+    request: Request,
+) -> Response {
+    let (parts, body) = request.into_parts();
+    let signed = match app.authenticator.head(&parts).await {
+        Ok(signed) => signed,
+        Err(error) => return error.into_response(),
+    };
+    let partner = &signed.partner;
+    Span::current().record("partner.id", field::display(partner.id));
+    let mut response = match receive(&app, &signed, &parts.headers, body).await {
+        Ok(received) => {
+            let location = location(parts.uri.path(), received.draft.external_order_id.as_deref());
+            let created = create(&app, partner, received, connection).await;
+            let is_stored = match &created {
+                Ok(_) => true,
+                Err(ApiError::Unprocessable(faults)) => accept::names_taken(faults),
+                Err(_) => false,
+            };
+            let mut response = created.unwrap_or_else(ApiError::into_response);
+            if let Some(location) = location.filter(|_| is_stored) {
+                response.headers_mut().insert(header::LOCATION, location);
+            }
+            response
+        }
+        Err(error) => {
+            app.metrics.order(order_result(&error), 0);
+            error.into_response()
+        }
+    };
+    response.extensions_mut().insert(partner.id);
+    response
+}
+
+/// Admits an order, and reads and parses its body.
+async fn receive(app: &App, signed: &Signed, headers: &HeaderMap, body: Body) -> Result<Received, ApiError> {
+    let length = body::content_length(&app.limits, headers)?;
+    let mut admitted = app.admission.order(&signed.partner, length as u64)?;
+    let body = body::read_stream(&app.limits, body).await?;
+    app.authenticator.body(signed, &body)?;
+    let draft = request::read(&body, app.max_order)?;
+    if let Some(units) = draft.units().filter(|_| draft.errors.is_empty()) {
+        admitted.units(units)?;
+    }
+    Ok(Received { draft, admitted })
+}
+
+/// Checks the order against the catalogue, stores it, and makes its 201.
+async fn create(
+    app: &App,
+    partner: &KnownPartner,
+    received: Received,
+    connection: Arc<Connection>,
+) -> Result<Response, ApiError> {
+    let checked = app.orders.check(partner, received.draft).await;
+    let order = checked.inspect_err(|error| app.metrics.order(order_result(error), 0))?;
+    Span::current().record("order.id", field::display(order.order_id));
+    let answered = app.orders.submit(order, received.admitted).await;
+    let answered = answered.context("the order's task ended without an answer");
+    let Created { body, deadline, left } = answered.map_err(ApiError::Internal)??;
+    let headers = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
+    Ok((StatusCode::CREATED, headers, answer_body(body, connection, deadline, left)).into_response())
+}
+
+/// The path of an order, under the path that orders are posted to.
+fn location(orders: &str, external_order_id: Option<&str>) -> Option<HeaderValue> {
+    let id = webhooks::body::encoded(external_order_id?);
+    HeaderValue::try_from(format!("{orders}/{id}")).ok()
+}
+
+/// The metrics result of an order that was not stored.
+fn order_result(error: &ApiError) -> OrderResult {
+    match error {
+        ApiError::Internal(_) => OrderResult::Error,
+        ApiError::Limited(_) => OrderResult::Limited,
+        ApiError::Unavailable { .. } => OrderResult::Shed,
+        ApiError::Unprocessable(errors) if accept::is_taken(errors) => OrderResult::Duplicate,
+        _ => OrderResult::Invalid,
+    }
+}
