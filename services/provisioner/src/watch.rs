@@ -11,7 +11,8 @@ use std::{
 
 use runtime::{Shutdown, health::Readiness};
 use store::{
-    Database, PgConnection, provider_lanes,
+    Database, PgConnection,
+    provider_lanes::{self, HeldBackLane},
     providers::{self, ProviderBreaker},
 };
 
@@ -35,16 +36,14 @@ pub struct Watched {
     written: Written,
 }
 
-#[derive(Default)]
 struct Written {
-    lanes: Vec<provider_lanes::HeldBackLane>,
-    /// `None` before the first report, so that rows of the time before a restart are removed.
-    at: Option<Instant>,
+    lanes: Vec<HeldBackLane>,
+    at: Instant,
 }
 
 impl Watched {
     pub fn new(breaker: Arc<Breaker>, rate: Arc<Rate>, limiters: Arc<LaneLimiters>) -> Self {
-        Self { breaker, rate, limiters, written: Written::default() }
+        Self { breaker, rate, limiters, written: Written { lanes: Vec::new(), at: Instant::now() } }
     }
 
     /// Refreshes what this process knows of the provider, and publishes the lanes that it holds back.
@@ -68,7 +67,7 @@ impl Watched {
         }
         let lanes: Vec<_> = waiting.into_iter().map(held_back_lane).collect();
         provider_lanes::report(connection, provider, instance, &lanes).await?;
-        self.written = Written { lanes, at: Some(now) };
+        self.written = Written { lanes, at: now };
         Ok(())
     }
 }
@@ -76,21 +75,19 @@ impl Watched {
 impl Written {
     /// Whether operators see what they should. How long a lane has been held back is derived from the row.
     fn is_current(&self, waiting: &[LaneReport], now: Instant) -> bool {
-        let Some(at) = self.at else { return false };
-        let is_same = |(report, row): (&LaneReport, &provider_lanes::HeldBackLane)| {
-            let now = held_back_lane(report.clone());
-            provider_lanes::HeldBackLane { held_for: row.held_for, ..now } == *row
+        let is_same = |(report, row): (&LaneReport, &HeldBackLane)| {
+            HeldBackLane { held_for: row.held_for, ..held_back_lane(report.clone()) } == *row
         };
         self.lanes.len() == waiting.len()
             && waiting.iter().zip(&self.lanes).all(is_same)
-            && (waiting.is_empty() || now.saturating_duration_since(at) < REPORT_AGAIN)
+            && (waiting.is_empty() || now.saturating_duration_since(self.at) < REPORT_AGAIN)
     }
 }
 
-fn held_back_lane(report: LaneReport) -> provider_lanes::HeldBackLane {
+fn held_back_lane(report: LaneReport) -> HeldBackLane {
     let LaneReport { lane, max_in_flight, unsettled, reason, held_for } = report;
     let count = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
-    provider_lanes::HeldBackLane {
+    HeldBackLane {
         lane,
         max_in_flight: count(max_in_flight),
         unsettled: count(unsettled),
