@@ -17,7 +17,7 @@
 //!
 //! Relies on hyper to flush its transport only when its own write buffer is empty. hyper copies the head and the body
 //! into that buffer, writes the buffer to the socket, and then calls `poll_flush`; so at each flush, everything that was
-//! buffered before has been accepted by the kernel. The test `a_departure_is_reported_when_the_answer_is_readable` pins
+//! buffered before has been accepted by the kernel. The test `a_departure_is_not_reported_while_the_socket_is_full` pins
 //! this behaviour of hyper. What happens to the bytes afterwards nobody can know without an answer of the client.
 
 use std::{

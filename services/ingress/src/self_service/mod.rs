@@ -80,8 +80,8 @@ pub(crate) struct SelfService {
 }
 
 /// The paths below the prefix, and their handlers.
-fn routes() -> [(&'static str, MethodRouter<Arc<App>>); 15] {
-    [
+fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
+    vec![
         ("/orders", get(orders::list)),
         ("/orders/{external_order_id}", get(orders::show).delete(orders::cancel)),
         ("/topups/{topup_id}", get(topups::show)),

@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn every_signed_route_is_described() {
         let document: Value = serde_json::from_str(&document("Acme").unwrap()).unwrap();
-        let mut routes = super::super::routes().map(|(path, _)| path);
+        let mut routes: Vec<_> = super::super::routes().into_iter().map(|(path, _)| path).collect();
         routes.sort_unstable();
         let described: Vec<&String> = document["paths"].as_object().unwrap().keys().collect();
         assert_eq!(described, routes);

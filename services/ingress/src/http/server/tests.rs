@@ -28,19 +28,27 @@ struct Served {
     shutdown: Shutdown,
 }
 
-/// `GET /` answers with a `deadline` from the request on; `POST /` answers without reading the body.
+/// More bytes than the buffers of a connection hold.
+const LARGE: usize = 32 * 1024 * 1024;
+
+/// `GET /` answers with a `deadline` from the request on, and `GET /large` with [`LARGE`] bytes; `POST /` answers without
+/// reading the body.
 async fn serve(deadline: Duration, settings: &[&str]) -> Served {
     let (departures, reported) = mpsc::unbounded_channel();
-    let answer = move |Extension(connection): Extension<Arc<Connection>>| async move {
-        let (left, departure) = oneshot::channel();
-        departures.send(departure).unwrap();
-        answer_body(Bytes::from_static(b"answer"), connection, Instant::now() + deadline, left)
+    let answer = move |bytes: Bytes| {
+        let departures = departures.clone();
+        move |Extension(connection): Extension<Arc<Connection>>| async move {
+            let (left, departure) = oneshot::channel();
+            departures.send(departure).unwrap();
+            answer_body(bytes, connection, Instant::now() + deadline, left)
+        }
     };
     let refuse = |_: Request| async { (StatusCode::FORBIDDEN, "refused") };
     let limits = Program::parse_from(["program"].iter().chain(settings)).limits;
     let observer = Observer::new(Metrics::default(), 1, "Service", "https://esim.example.com");
     let router = Router::new()
-        .route("/", get(answer))
+        .route("/", get(answer(Bytes::from_static(b"answer"))))
+        .route("/large", get(answer(vec![b'x'; LARGE].into())))
         .route("/", post(refuse))
         .layer(middleware::from_fn_with_state(Arc::clone(&observer), observe));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -88,6 +96,21 @@ async fn a_departure_is_reported_when_the_answer_is_readable() {
     }
     served.shutdown.stop();
     served.shutdown.finished().await.unwrap();
+}
+
+/// The signal waits for the last byte, not for the first one.
+#[tokio::test]
+async fn a_departure_is_not_reported_while_the_socket_is_full() {
+    let mut served = serve(LATER, &[]).await;
+    let mut client = send(served.address, b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n").await;
+    let mut departure = served.departures.recv().await.unwrap();
+    let mut received = part(&mut client).await.len();
+    assert!(departure.try_recv().is_err(), "the answer began to arrive, and cannot have left");
+    let mut bytes = vec![0; 1024 * 1024];
+    while received < LARGE {
+        received += client.read(&mut bytes).await.unwrap();
+    }
+    departure.await.expect("the answer has left");
 }
 
 /// A stop cuts no connection, accepted or not, with or without a request.
