@@ -370,7 +370,7 @@ fn process_span(delivery: &Delivery, trigger: &Trigger) -> Span {
         // Without a message: the delivery was due.
         info_span!(
             parent: None,
-            "redrive delivery",
+            "due delivery",
             otel.kind = "internal", topup.id = ids.topup, event.id = ids.event, order.id = order_id,
             partner.id = %delivery.partner_id, attempt = delivery.attempt,
         )

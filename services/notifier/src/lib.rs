@@ -223,7 +223,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     finished
 }
 
-/// Updates readiness by the state of the database. NATS does not count: redrive works without it.
+/// Updates readiness by the state of the database. NATS does not count, because looks at due work find every row without it.
 async fn watch(database: Database, readiness: Readiness, shutdown: Shutdown) -> anyhow::Result<()> {
     let mut ticks = shutdown.ticks(LOOK);
     while ticks.next().await {

@@ -48,7 +48,7 @@ impl Metrics {
                 &DELIVERY_BOUNDS,
             ),
             overdue: make.seconds(
-                "esim.redrive.oldest_overdue",
+                "esim.due.oldest",
                 "How long the oldest due row has been due, without blocked endpoints",
             ),
             blocked: make.gauge("esim.endpoints.blocked", "Endpoints that get no webhooks, by reason"),

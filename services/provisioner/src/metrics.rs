@@ -55,7 +55,7 @@ impl Default for Metrics {
             ),
             parked: make.gauge("esim.placements.parked", "Parked placements; read every 15 s"),
             oldest_overdue: make
-                .seconds("esim.redrive.oldest_overdue", "How long the oldest due row has been due; read every 15 s"),
+                .seconds("esim.due.oldest", "How long the oldest due row has been due; read every 15 s"),
             due: DueRows::new("provisioner"),
             server: ServerGauges::default(),
             callbacks: make.counter("esim.provider.callbacks", "Callbacks from providers, by outcome"),

@@ -231,7 +231,7 @@ fn process_span(work: &Claimed, trigger: &Trigger, provider: &str) -> Span {
         // Without a message: the row was due.
         info_span!(
             parent: None,
-            "redrive placement",
+            "due placement",
             otel.kind = "internal", order.id = %work.order_id, placement.id = %work.placement_id,
             provider.name = provider, placement.state = work.was.as_str(), attempt = work.attempt,
         )

@@ -151,7 +151,7 @@ impl Protocol {
             actions.push(Action::TakeJob(by, index));
         }
         // A row may be due at any moment from when it has a due row: a lease is no safeguard.
-        if !self.has(Safeguard::Redrive) || row.turn != Turn::Due {
+        if !self.has(Safeguard::DueWork) || row.turn != Turn::Due {
             return;
         }
         match row.placement.state {
@@ -241,7 +241,7 @@ impl Protocol {
                         actions.push(Action::TakeEvent(index));
                     }
                     let due = state.late || !self.has(Safeguard::AnswerBy);
-                    if self.has(Safeguard::Redrive) && turn == Turn::Due && due {
+                    if self.has(Safeguard::DueWork) && turn == Turn::Due && due {
                         actions.push(Action::TakeDelivery(index));
                     }
                 }

@@ -43,7 +43,7 @@ pub enum Safeguard {
     /// Lateness counts from before the claim is sent, not from its response
     EarlyClock,
     /// Due rows are claimed without a message
-    Redrive,
+    DueWork,
     /// Rows that did not finish within their first lease get a due row
     Sweep,
     /// The sweep passes a time only after every transaction that began before it has ended

@@ -55,7 +55,7 @@ fn the_promise_holds_for_an_order_of_two_providers() {
 fn without_any_one_safeguard_the_promise_breaks() {
     use Safeguard::{
         Abandon, AnswerBy, AnsweredFirst, EarlyClock, FirstLease, HeldReadiness, IdempotentClaim, LookUp,
-        RecordedAttempt, RecordedDelivery, Redrive, RefusalInTime, RefusalTransaction, Settle, Sweep, SweepFence,
+        RecordedAttempt, RecordedDelivery, DueWork, RefusalInTime, RefusalTransaction, Settle, Sweep, SweepFence,
         Undecided,
     };
     let breaks = |safeguard| breaks(&without(safeguard));
@@ -71,7 +71,7 @@ fn without_any_one_safeguard_the_promise_breaks() {
     for safeguard in [AnsweredFirst, HeldReadiness, FirstLease, AnswerBy] {
         assert_eq!(breaks(safeguard), Promise::AnswerFirst, "{safeguard:?}");
     }
-    for safeguard in [Redrive, Sweep, SweepFence, RecordedDelivery] {
+    for safeguard in [DueWork, Sweep, SweepFence, RecordedDelivery] {
         assert_eq!(breaks(safeguard), Promise::NothingLost, "{safeguard:?}");
     }
     for safeguard in [RefusalInTime, Undecided] {

@@ -128,7 +128,7 @@ async fn more_copies_than_servers_are_logged_once_with_the_remedy_and_retried_ev
     assert!(lines[0].contains("ERROR"), "{lines:?}");
     assert!(lines[0].contains("STREAM_REPLICAS=3 needs a cluster"), "{lines:?}");
     assert!(log.lines_with("cannot pull messages").is_empty());
-    // Redrive still picks rows up.
+    // Looks at due work still find the rows.
     rows.until_done(1).await;
 
     // An operator creates the streams.

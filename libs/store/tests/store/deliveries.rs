@@ -104,7 +104,7 @@ async fn a_first_attempt_is_taken_without_a_write() {
         assert_eq!(bench.first(named, YOUTH).await, announced[..1]);
     }
     assert_eq!(bench.delivery(&announced[0]).await, before);
-    // Redrive picks up an attempt that could outlast the first lease.
+    // A look at due work finds an attempt that could outlast the first lease.
     let sql = "UPDATE deliveries SET created_at = now() - interval '11 s' WHERE topup_id = $1";
     bench.set(sql, &announced[0]).await;
     assert!(bench.first(named, YOUTH).await.is_empty());

@@ -57,7 +57,7 @@ const PER_SHARD: [(&str, &str); 18] = rows! {
     "FROM (SELECT topup_id, profile FROM esims ORDER BY topup_id DESC LIMIT 1000)"
         => "start: the newest profiles check the master key";
     "WITH RECURSIVE pair (lane, partner_id, nth)" => "a look at due placements";
-    "WITH RECURSIVE partner (partner_id, nth)" => "redrive of deliveries; their gauges";
+    "WITH RECURSIVE partner (partner_id, nth)" => "looks at due deliveries; their gauges";
     "WHERE created_at > $1 AND created_at <= $2 AND state" => "the sweeps";
     "UPDATE providers" => "a provider's probe needs due work";
     "SELECT known.provider AS \"provider!\"" => "the gauges of a provider";

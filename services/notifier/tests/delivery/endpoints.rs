@@ -108,7 +108,7 @@ async fn a_replay_starts_the_schedule_again_and_keeps_the_attempts() {
         r#"esim_deliveries_total{outcome="delivered""#,
         r#"esim_delivery_attempts_total{environment="sandbox",outcome="gone""#,
         "esim_delivery_duration_seconds_bucket",
-        r#"esim_redrive_oldest_overdue_seconds{environment="live",stage="notifier"}"#,
+        r#"esim_due_oldest_seconds{environment="live",stage="notifier"}"#,
         "esim_endpoints_blocked",
         "esim_deliveries_exhausted",
     ] {

@@ -14,7 +14,7 @@ use super::{LaneLimiters, PurchaseResult};
 
 const TICK: Duration = Duration::from_millis(5);
 /// The interval of looks at due work while nothing was found, so that a look-up is up to this much late.
-const REDRIVE: Duration = Duration::from_millis(500);
+const LOOK: Duration = Duration::from_millis(500);
 const SECOND: Duration = Duration::from_secs(1);
 const PERMITS: usize = 256;
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -152,7 +152,7 @@ impl Simulation {
         if self.is_every(SECOND) {
             self.read();
         }
-        if self.is_every(REDRIVE) {
+        if self.is_every(LOOK) {
             self.look_up();
         }
         self.end_calls();

@@ -151,7 +151,7 @@ impl Placing {
             }
             refusals += u32::from(!error.is_transient());
             if refusals >= MAX_REFUSALS {
-                tracing::error!(placement.id = %work.placement_id, %error, "outcome not recorded; redrive looks the placement up when its lease ends");
+                tracing::error!(placement.id = %work.placement_id, %error, "outcome not recorded; a look-up settles the placement when its lease ends");
                 return Settled::default();
             }
             tracing::warn!(placement.id = %work.placement_id, %error, "outcome not recorded yet; retrying");

@@ -27,7 +27,7 @@ async fn a_callback_brings_the_next_look_forward() {
         "esim_provider_call_duration_seconds",
         "esim_provider_callbacks_total",
         "esim_placements_parked",
-        "esim_redrive_oldest_overdue_seconds",
+        "esim_due_oldest_seconds",
     ] {
         assert!(shown.contains(documented), "{documented}: {shown}");
     }

@@ -3,7 +3,7 @@
 //!
 //! It needs binaries with fail points; `tests/run crash` builds them into a separate folder.
 //!
-//! One system walks through all points while orders continue; rows left behind are redriven during later points.
+//! One system walks through all points while orders continue; rows left behind are found as due work during later points.
 //! At the end three ledgers are compared: partners' responses, the sandbox's purchases, the receiver's webhooks.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]

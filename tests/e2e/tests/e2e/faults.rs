@@ -37,7 +37,7 @@ async fn orders_outlive_nats_and_its_storage() {
     assert_eq!(topup_ids.len(), 25);
     shop.delivered(&topup_ids, Duration::from_mins(1)).await.unwrap();
 
-    // The streams exist again, so this order doesn't wait for redrive.
+    // The streams exist again, so this order doesn't wait for a look at due work.
     let after = order_many(&shop, "after", &ready, 5).await.unwrap();
     shop.delivered(&after, Duration::from_secs(8)).await.unwrap();
     let ledger = stack.ledger().await.unwrap();

@@ -23,11 +23,11 @@ const ORDER: &str = "
     process TOPUP_JOBS              ; Consumer ; provisioner ; publish TOPUP_JOBS                     ; 1 ; 1 ; linked
     POST /api/v2/order              ; Client   ; provisioner ; process TOPUP_JOBS                     ; 1 ; 1
     POST /api/v2/order              ; Server   ; sandbox     ; POST /api/v2/order                     ; 1 ; 1
-    redrive placement               ; Internal ; provisioner ; POST /api/v1/api_partner/orders        ; 1 ; 20 ; linked
-    GET /api/v2/order/{orderId}     ; Client   ; provisioner ; process TOPUP_JOBS | redrive placement ; 2 ; 21
+    due placement               ; Internal ; provisioner ; POST /api/v1/api_partner/orders        ; 1 ; 20 ; linked
+    GET /api/v2/order/{orderId}     ; Client   ; provisioner ; process TOPUP_JOBS | due placement ; 2 ; 21
     GET /api/v2/order/{order_id}    ; Server   ; sandbox     ; GET /api/v2/order/{orderId}            ; 2 ; 21
-    UPDATE placements               ; Client   ; provisioner ; publish TOPUP_JOBS | process TOPUP_JOBS | redrive placement ; 3 ; 22
-    publish TOPUP_READY             ; Producer ; ingress     ; process TOPUP_JOBS | redrive placement ; 2 ; 3
+    UPDATE placements               ; Client   ; provisioner ; publish TOPUP_JOBS | process TOPUP_JOBS | due placement ; 3 ; 22
+    publish TOPUP_READY             ; Producer ; ingress     ; process TOPUP_JOBS | due placement ; 2 ; 3
     receive TOPUP_READY             ; Client   ; notifier    ; publish TOPUP_READY                    ; 1 ; 3
     SELECT deliveries               ; Client   ; notifier    ; publish TOPUP_READY                    ; 1 ; 3
     process TOPUP_READY             ; Consumer ; notifier    ; publish TOPUP_READY                    ; 3 ; 3 ; linked
@@ -92,7 +92,7 @@ async fn an_order_is_one_trace_and_a_retried_webhook_one_of_its_own() {
             && count("process TOPUP_READY") == 3
             && count("publish TOPUP_READY") >= 2
             && count("receive TOPUP_READY") == count("SELECT deliveries")
-            && count("redrive placement") > 0
+            && count("due placement") > 0
             && count("POST /api/v2/order") == 2
             && count("GET /api/v2/order/{orderId}") == count(FETCHED)
     };
@@ -198,14 +198,14 @@ async fn retried_webhook(sink: &Sink, stack: &mut Stack, shop: &Shop) {
 
     let whole = |book: &Book| {
         let has = |name: &str, trace: &str| !named(book, name, trace).is_empty();
-        has("redrive delivery", &second_trace)
+        has("due delivery", &second_trace)
             && has("UPDATE deliveries", &second_trace)
             && has("process TOPUP_READY", &trace)
             && book.logs.iter().any(|log| log.service == "notifier" && log.trace == trace)
     };
     let book = sink.wait_until("both traces of the webhook", whole).await.unwrap();
     let post = post_of(&book, &trace);
-    let [redrive] = named(&book, "redrive delivery", &second_trace)[..] else { panic!("one attempt") };
+    let [redrive] = named(&book, "due delivery", &second_trace)[..] else { panic!("one attempt") };
     assert_eq!((redrive.kind, redrive.parent.as_str()), (Internal, ""), "it is a root");
     let order = (trace.clone(), post.id.clone());
     assert_eq!(redrive.links, [order], "linked to the order");
