@@ -28,7 +28,7 @@ impl Inbox {
     }
 
     async fn next(&mut self) -> Reports {
-        tokio::time::timeout(PATIENCE, self.0.recv()).await.expect("no report comes").unwrap()
+        tokio::time::timeout(PATIENCE, self.0.recv()).await.unwrap().unwrap()
     }
 
     /// The next report must be the verdict on one placement.

@@ -3,7 +3,7 @@
 use crate::shop::open;
 use anyhow::{Context, Result};
 use serde_json::Value;
-use testkit::{raw, stack::Stack, workspace};
+use testkit::{stack::Stack, workspace};
 
 /// The body of a page, and its value of a header.
 async fn page(url: &str, header: &str) -> Result<(String, String)> {

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use signing::{SecretKey, request};
 use testkit::client::{ACCESS_KEY, DIGEST, ORDERS, SIGNATURE, TIMESTAMP, order};
-use testkit::stack::{Stack, Stage};
+use testkit::stack::Stack;
 use testkit::{esimctl::Partner, raw, wait};
 
 /// The least number of tampered requests.
