@@ -8,7 +8,7 @@ use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
 use super::actions::{self, Mode};
-use crate::{Result, endpoints::LONGEST_LEASE, seconds};
+use crate::{Result, deliveries::endpoints::LONGEST_LEASE, seconds};
 
 /// The delivery of a ready topup.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -300,8 +300,10 @@ pub async fn attempts(connection: &mut PgConnection, id: DeliveryId, most: i64) 
 /// The facts that decide whether a delivery can be sent again.
 #[derive(Clone, Debug)]
 pub struct Resendable {
-    /// `pending`, `delivered` or `exhausted`; `no_endpoint` if the partner has no URL now.
+    /// `pending`, `delivered`, `exhausted` or `no_endpoint`.
     pub state: String,
+    /// Whether the partner has a URL now.
+    pub(crate) has_url: bool,
     /// It cannot be sent again: the topup's profile was erased, or the event is a test, is no longer
     /// wanted, or reports a failed topup that got ready or whose order was cancelled.
     pub pointless: bool,
@@ -317,7 +319,7 @@ pub struct Resendable {
 pub async fn resendable(connection: &mut PgConnection, id: DeliveryId) -> Result<Option<Resendable>> {
     let read = sqlx::query_as!(
         Resendable,
-        r#"SELECT CASE WHEN p.webhook_url IS NULL THEN 'no_endpoint' ELSE d.state END AS "state!",
+        r#"SELECT d.state, p.webhook_url IS NOT NULL AS "has_url!",
                   -- For events, the same conditions as in the claim (`deliveries::claim`).
                   CASE d.kind
                       WHEN 'topup.ready' THEN e.erased_at IS NOT NULL

@@ -96,7 +96,7 @@ pub async fn redeliver(
     if delivery.pointless {
         return Ok(Redelivered::Gone);
     }
-    if delivery.state == "no_endpoint" {
+    if !delivery.has_url || delivery.state == "no_endpoint" {
         return Ok(Redelivered::NoEndpoint);
     }
     if delivery.due {

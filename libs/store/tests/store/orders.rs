@@ -3,13 +3,15 @@
 use std::time::Duration;
 
 use domain::{PartnerId, PlacementId, PlacementState};
+use sqlx::Connection;
 use store::operator::{self, orders::OrderView};
 use store::orders::{self, NewOrder, Refusal};
-use store::placements::{Claim, Settlement};
+use store::placements::{self, Claim, Settlement};
+use testkit::wait;
 
 use crate::bench::{
-    Bench, PROVIDER, bought_pending, not_bought, order, order_of, parked, part, placement, rejected, topup_id, topups,
-    unknown,
+    Bench, LEASE, PROVIDER, bought_pending, not_bought, order, order_of, parked, part, placement, rejected, topup_id,
+    topups, unknown,
 };
 
 fn named(partner_id: PartnerId, external_order_id: &str) -> NewOrder {
@@ -284,6 +286,31 @@ async fn a_refusal_and_a_claim_exclude_each_other() {
         };
         assert_eq!(state, expected);
     }
+}
+
+/// The attempt of a claim that is not committed yet is invisible, so only the lock of its row tells the refusal about it.
+#[tokio::test]
+async fn a_refusal_waits_for_a_claim_that_is_under_way() {
+    let bench = Bench::new().await;
+    let order = bench.placing(1).await;
+    let named = [placement(&order)];
+    bench.settle(&[not_bought(named[0], 1)]).await;
+    let mut connection = bench.connection().await;
+    let mut claiming = connection.begin().await.unwrap();
+    let claimed = placements::claim(&mut claiming, PROVIDER, &named, Claim::Fresh, LEASE).await.unwrap();
+    assert_eq!(claimed[0].attempt, 2);
+    let commit_once_the_refusal_waits = async {
+        wait::soon("the refusal to wait for the claim", async || {
+            let waits = "SELECT count(*) > 0 FROM pg_stat_activity
+                         WHERE datname = current_database() AND wait_event_type = 'Lock'";
+            Ok(sqlx::query_scalar::<_, bool>(waits).fetch_one(&bench.pool).await?.then_some(()))
+        })
+        .await;
+        claiming.commit().await.unwrap();
+    };
+    let (refused, ()) = tokio::join!(bench.refuse(&order), commit_once_the_refusal_waits);
+    assert_eq!(refused, None);
+    assert_eq!(bench.state(named[0]).await, "placing");
 }
 
 #[tokio::test]

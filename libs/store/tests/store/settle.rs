@@ -7,8 +7,8 @@ use store::orders::NewOrder;
 use store::placements::{self, Claim, Outcome, Progress, Settlement, Unit};
 
 use crate::bench::{
-    Bench, bought, bought_pending, delivery_id, iccid, ids, not_bought, not_found, order, order_of, parked, part,
-    placement, ready, rejected, settlement, topups, unit, unknown,
+    Bench, bought, bought_pending, delivery_id, fresh, iccid, ids, not_bought, not_found, order, order_of, parked,
+    part, placement, ready, rejected, settlement, topups, unit, unknown,
 };
 
 impl Bench {
@@ -40,22 +40,26 @@ impl Bench {
 #[tokio::test]
 async fn a_profile_its_topup_and_its_delivery_are_stored_together() {
     let bench = Bench::new().await;
-    let order = bench.placing(1).await;
-    let (id, topup) = (placement(&order), &topups(&order)[0]);
-    let settled = bench.settle(&[bought(id, 1, vec![ready(topup)], true)]).await;
-    assert!(settled[0].moved && !settled[0].unexpected);
-    assert_eq!(settled[0].ready, [delivery_id(topup)]);
-    let statement = "SELECT iccid || ' ' || encode(profile, 'escape') || ' ' || provider_unit_id || ' '
-            || (ready_at IS NOT NULL) FROM esims WHERE topup_id = $1";
-    let stored: String = bench.value(statement, topup).await;
-    let number = iccid(topup);
-    assert_eq!(stored, format!("{} sealed unit-{topup} true", number.as_str()));
-    let statement = "SELECT partner_id || ' ' || state || ' ' || attempt FROM deliveries WHERE topup_id = $1";
-    let delivery: String = bench.value(statement, topup).await;
-    assert_eq!(delivery, format!("{} pending 0", order.partner_id));
-    let statement = "SELECT placed_at IS NOT NULL AND NOT EXISTS (SELECT FROM work w
-            WHERE w.id = p.placement_id) FROM placements p WHERE placement_id::text = $1";
-    assert!(bench.value::<bool>(statement, id).await, "complete");
+    for is_fresh in [false, true] {
+        let order = bench.placing(1).await;
+        let (id, topup) = (placement(&order), &topups(&order)[0]);
+        let purchase = bought(id, 1, vec![ready(topup)], true);
+        let settled = bench.settle(&[if is_fresh { fresh(&order, purchase) } else { purchase }]).await;
+        assert!(settled[0].moved && !settled[0].unexpected);
+        assert_eq!(settled[0].ready, [delivery_id(topup)]);
+        let statement = "SELECT iccid || ' ' || encode(profile, 'escape') || ' ' || provider_unit_id || ' '
+                || (ready_at IS NOT NULL) FROM esims WHERE topup_id = $1";
+        let stored: String = bench.value(statement, topup).await;
+        let number = iccid(topup);
+        assert_eq!(stored, format!("{} sealed unit-{topup} true", number.as_str()));
+        let statement = "SELECT partner_id || ' ' || order_id || ' ' || state || ' ' || attempt
+                FROM deliveries WHERE topup_id = $1";
+        let delivery: String = bench.value(statement, topup).await;
+        assert_eq!(delivery, format!("{} {} pending 0", order.partner_id, order.order_id));
+        let statement = "SELECT state = 'placed' AND placed_at IS NOT NULL AND NOT EXISTS (SELECT FROM work w
+                WHERE w.id = p.placement_id) FROM placements p WHERE placement_id::text = $1";
+        assert!(bench.value::<bool>(statement, id).await, "complete");
+    }
 }
 
 #[tokio::test]
@@ -92,8 +96,8 @@ async fn a_repeated_settlement_changes_nothing() {
     let purchase = [bought(placement(&order), 1, units, true)];
     assert_eq!(bench.settle(&purchase).await[0].ready.len(), 2);
     let before = bench.everything(order.order_id).await;
-    for _ in 0..2 {
-        assert!(bench.settle(&purchase).await[0].ready.is_empty());
+    for repeated in [purchase.clone(), purchase.map(|purchase| fresh(&order, purchase))] {
+        assert!(bench.settle(&repeated).await[0].ready.is_empty());
         assert_eq!(bench.everything(order.order_id).await, before);
     }
     for late in [
@@ -168,14 +172,20 @@ async fn a_unit_sold_twice_is_found_by_its_constraint_and_changes_nothing() {
     let id = placement(&third);
     bench.claim_as("elsewhere", &[id], Claim::Fresh).await;
     let topup = &topups(&third)[0];
-    let unit =
-        Unit { topup_id: topup.clone(), progress: sold_iccid(topup), provider_unit_id: sold.provider_unit_id };
+    let unit = Unit { topup_id: topup.clone(), progress: sold_iccid(topup), provider_unit_id: sold.provider_unit_id };
     assert_eq!(bench.settle(&[bought(id, 1, vec![unit], false)]).await[0].ready.len(), 1);
 }
 
 #[tokio::test]
 async fn an_unexpected_purchase_is_parked_and_stays_so() {
     let bench = Bench::new().await;
+    for is_fresh in [false, true] {
+        an_unexpected_purchase_is_parked(&bench, is_fresh).await;
+    }
+}
+
+/// `is_fresh`: the placement was claimed fresh, so the lean statement tries to record the purchase first.
+async fn an_unexpected_purchase_is_parked(bench: &Bench, is_fresh: bool) {
     let refused = bench.placing(1).await;
     bench.settle(&[rejected(placement(&refused), 1)]).await;
     assert!(bench.refuse(&refused).await.is_some());
@@ -198,8 +208,11 @@ async fn an_unexpected_purchase_is_parked_and_stays_so() {
         (given_up, 2, "parked"),
     ] {
         let id = placement(&order);
-        let units = || vec![ready(&topups(&order)[0])];
-        let settled = bench.settle(&[bought(id, 1, units(), true)]).await;
+        let bought = |attempt| {
+            let purchase = bought(id, attempt, vec![ready(&topups(&order)[0])], true);
+            if is_fresh { fresh(&order, purchase) } else { purchase }
+        };
+        let settled = bench.settle(&[bought(1)]).await;
         assert!(settled[0].moved && settled[0].unexpected, "{was}");
         assert!(settled[0].ready.is_empty(), "{was}");
         assert_eq!(bench.state(id).await, "parked", "{was}");
@@ -207,13 +220,9 @@ async fn an_unexpected_purchase_is_parked_and_stays_so() {
         assert_eq!(reason, format!("attempt 1 was bought although this placement was {was} at attempt {attempt}"));
         // Neither a repeated outcome nor the current attempt's own success may hide it again.
         let before = bench.everything(order.order_id).await;
-        for late in [
-            bought(id, 1, units(), true),
-            bought(id, attempt, units(), true),
-            unknown(id, attempt),
-            not_found(id, attempt, true),
-            parked(id, attempt),
-        ] {
+        for late in
+            [bought(1), bought(attempt), unknown(id, attempt), not_found(id, attempt, true), parked(id, attempt)]
+        {
             let settled = bench.settle(&[late]).await;
             assert!(!settled[0].moved && !settled[0].unexpected, "{was}");
             assert_eq!(bench.everything(order.order_id).await, before, "{was}");
