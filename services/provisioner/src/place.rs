@@ -141,11 +141,8 @@ impl Placing {
         let name = &self.calls.name;
         let found =
             self.database.run(async |connection| placements::due(connection, name, purchases, page).await).await?;
-        let tickets = found.due.into_iter().map(|due| Ticket {
-            id: due.id,
-            lane: due.lane.into(),
-            partner: due.partner_id,
-        });
+        let tickets =
+            found.due.into_iter().map(|due| Ticket { id: due.id, lane: due.lane.into(), partner: due.partner_id });
         Ok(Found { due: tickets.collect(), after: found.after })
     }
 
