@@ -1,0 +1,362 @@
+-- The schema as the migrations leave it, to read. It is written by a test and never executed:
+-- UPDATE_SCHEMA=1 tests/run test -- -p store snapshot
+-- The comments of tables and columns are in libs/store/migrations.
+
+TABLE configuration_version
+    singleton boolean NOT NULL DEFAULT true
+    version bigint NOT NULL
+    CONSTRAINT configuration_version_pkey PRIMARY KEY (singleton)
+    CONSTRAINT configuration_version_singleton_check CHECK (singleton)
+
+TABLE deliveries
+    delivery_id uuid NOT NULL
+    partner_id uuid NOT NULL
+    kind text NOT NULL
+    topup_id text COLLATE "C"
+    order_id uuid
+    credential text
+    ends_at timestamp with time zone
+    state text NOT NULL DEFAULT 'pending'::text
+    attempt integer NOT NULL DEFAULT 0
+    schedule_start integer NOT NULL DEFAULT 0
+    attempted_at timestamp with time zone
+    duration_ms integer
+    status integer
+    error text
+    delivered_at timestamp with time zone
+    created_at timestamp with time zone NOT NULL DEFAULT now()
+    CONSTRAINT deliveries_pkey PRIMARY KEY (delivery_id)
+    CREATE INDEX deliveries_created ON public.deliveries USING btree (created_at)
+    CREATE INDEX deliveries_events ON public.deliveries USING btree (partner_id, created_at) WHERE (kind <> 'topup.ready'::text)
+    CREATE INDEX deliveries_partner ON public.deliveries USING btree (partner_id, created_at)
+    WITH (fillfactor=70)
+
+TABLE delivery_attempts
+    delivery_id uuid NOT NULL
+    attempt integer NOT NULL
+    at timestamp with time zone NOT NULL
+    duration_ms integer NOT NULL
+    status integer
+    class text NOT NULL
+    answer bytea
+    CONSTRAINT delivery_attempts_pkey PRIMARY KEY (delivery_id, attempt, at)
+    CREATE INDEX delivery_attempts_at ON public.delivery_attempts USING btree (at)
+
+TABLE endpoints
+    partner_id uuid NOT NULL
+    failures integer NOT NULL DEFAULT 0
+    blocks integer NOT NULL DEFAULT 0
+    blocked_until timestamp with time zone
+    probe uuid
+    moving_since timestamp with time zone
+    CONSTRAINT endpoints_pkey PRIMARY KEY (partner_id)
+    CREATE INDEX endpoints_moving ON public.endpoints USING btree (partner_id) WHERE (moving_since IS NOT NULL)
+
+TABLE esims
+    topup_id text COLLATE "C" NOT NULL
+    provider text NOT NULL
+    provider_unit_id text NOT NULL
+    iccid text
+    profile bytea
+    ready_at timestamp with time zone
+    delivery_id uuid
+    erased_at timestamp with time zone
+    CONSTRAINT esims_pkey PRIMARY KEY (topup_id)
+    CREATE UNIQUE INDEX esims_iccid_key ON public.esims USING btree (provider, iccid) WHERE (iccid IS NOT NULL)
+    CREATE UNIQUE INDEX esims_provider_unit_key ON public.esims USING btree (provider, provider_unit_id)
+    WITH (fillfactor=70)
+
+TABLE held
+    id uuid NOT NULL
+    state text NOT NULL
+    provider text NOT NULL
+    partner_id uuid NOT NULL
+    at timestamp with time zone NOT NULL DEFAULT now()
+    CONSTRAINT held_pkey PRIMARY KEY (id)
+    CREATE INDEX held_partner ON public.held USING btree (partner_id, state, at)
+    CREATE INDEX held_state ON public.held USING btree (state, provider, at)
+    POLICY held_of_stage USING 
+CASE CURRENT_USER
+    WHEN 'esim_provisioner'::name THEN (state = 'parked'::text)
+    WHEN 'esim_notifier'::name THEN (state <> 'parked'::text)
+    WHEN 'esim_ingress'::name THEN (state <> 'parked'::text)
+    ELSE true
+END
+    POLICY held_readable USING ((CURRENT_USER <> 'esim_provisioner'::name) OR (state = 'parked'::text))
+
+TABLE operator_actions
+    action_id uuid NOT NULL
+    at timestamp with time zone NOT NULL DEFAULT now()
+    operator text NOT NULL
+    database_role text NOT NULL DEFAULT SESSION_USER
+    command text NOT NULL
+    target text NOT NULL
+    affected bigint NOT NULL
+    reason text NOT NULL
+    CONSTRAINT operator_actions_pkey PRIMARY KEY (action_id)
+    CREATE INDEX operator_actions_at ON public.operator_actions USING btree (at)
+
+TABLE options
+    option_id uuid NOT NULL
+    name text NOT NULL
+    provider text NOT NULL
+    provider_option_id text NOT NULL
+    environment text NOT NULL
+    enabled boolean NOT NULL DEFAULT true
+    details jsonb NOT NULL DEFAULT '{}'::jsonb
+    version bigint NOT NULL
+    CONSTRAINT options_details CHECK ((jsonb_typeof(details) = 'object'::text))
+    CONSTRAINT options_environment_check CHECK ((environment = ANY (ARRAY['sandbox'::text, 'live'::text])))
+    CONSTRAINT options_pkey PRIMARY KEY (option_id)
+    CREATE INDEX options_version ON public.options USING btree (version)
+    CREATE TRIGGER options_version BEFORE INSERT OR UPDATE ON public.options FOR EACH ROW EXECUTE FUNCTION next_configuration_version()
+
+TABLE orders
+    order_id uuid NOT NULL
+    partner_id uuid NOT NULL
+    external_order_id text NOT NULL
+    refused_at timestamp with time zone
+    answer_by timestamp with time zone NOT NULL
+    answering uuid
+    traceparent text
+    cancelled_at timestamp with time zone
+    erased_at timestamp with time zone
+    created_at timestamp with time zone NOT NULL DEFAULT now()
+    CONSTRAINT orders_external_order_id_key UNIQUE NULLS NOT DISTINCT (external_order_id, partner_id, refused_at)
+    CONSTRAINT orders_pkey PRIMARY KEY (order_id)
+    CREATE INDEX orders_partner ON public.orders USING btree (partner_id, order_id)
+
+TABLE partners
+    partner_id uuid NOT NULL
+    name text NOT NULL
+    environment text NOT NULL
+    access_key text NOT NULL
+    secret_key bytea
+    old_access_key text
+    old_secret_key bytea
+    old_keys_until timestamp with time zone
+    signed_body_required boolean NOT NULL DEFAULT false
+    webhook_url text
+    webhook_host text GENERATED ALWAYS AS (lower("substring"(webhook_url, '^[^:/?#]+://(?:[^/?#@]*@)?(\[[^]]*\]|[^/:?#]+)'::text))) STORED
+    webhook_secret bytea NOT NULL
+    old_webhook_secret bytea
+    old_webhook_secret_until timestamp with time zone
+    webhook_events text[] NOT NULL DEFAULT '{}'::text[]
+    max_in_flight integer
+    requests_per_second integer
+    orders_per_second integer
+    units_per_second integer
+    disabled_at timestamp with time zone
+    erased_at timestamp with time zone
+    created_at timestamp with time zone NOT NULL DEFAULT now()
+    version bigint NOT NULL
+    CONSTRAINT partners_access_key_key UNIQUE (access_key)
+    CONSTRAINT partners_environment_check CHECK ((environment = ANY (ARRAY['sandbox'::text, 'live'::text])))
+    CONSTRAINT partners_limits CHECK ((LEAST(max_in_flight, requests_per_second, orders_per_second, units_per_second) > 0))
+    CONSTRAINT partners_old_access_key_key UNIQUE (old_access_key)
+    CONSTRAINT partners_pkey PRIMARY KEY (partner_id)
+    CREATE INDEX partners_version ON public.partners USING btree (version)
+    CREATE TRIGGER partners_version BEFORE INSERT OR UPDATE ON public.partners FOR EACH ROW EXECUTE FUNCTION next_configuration_version()
+
+TABLE placements
+    placement_id uuid NOT NULL
+    order_id uuid NOT NULL
+    partner_id uuid NOT NULL
+    provider text NOT NULL
+    lane text NOT NULL
+    state text NOT NULL DEFAULT 'accepted'::text
+    attempt integer NOT NULL DEFAULT 0
+    attempted_at timestamp with time zone
+    not_found_at timestamp with time zone
+    unknowns integer NOT NULL DEFAULT 0
+    placed_at timestamp with time zone
+    hinted_at timestamp with time zone
+    reason text
+    refusal_status text
+    refusal_message text
+    disputed boolean NOT NULL DEFAULT false
+    created_at timestamp with time zone NOT NULL DEFAULT now()
+    CONSTRAINT placements_pkey PRIMARY KEY (placement_id)
+    CREATE INDEX placements_created ON public.placements USING btree (created_at)
+    CREATE INDEX placements_order ON public.placements USING btree (order_id)
+    WITH (fillfactor=60)
+
+TABLE provider_lanes
+    provider text NOT NULL
+    lane text NOT NULL
+    instance text NOT NULL
+    max_in_flight integer NOT NULL
+    unsettled integer NOT NULL
+    reason text NOT NULL
+    since timestamp with time zone NOT NULL
+    updated_at timestamp with time zone NOT NULL DEFAULT now()
+    CONSTRAINT provider_lanes_pkey PRIMARY KEY (provider, lane, instance)
+
+TABLE provider_replicas
+    provider text NOT NULL
+    instance text NOT NULL
+    share double precision NOT NULL
+    until timestamp with time zone NOT NULL
+    CONSTRAINT provider_replicas_pkey PRIMARY KEY (provider, instance)
+
+TABLE providers
+    name text NOT NULL
+    open_until timestamp with time zone
+    reason text
+    failures integer NOT NULL DEFAULT 0
+    openings integer NOT NULL DEFAULT 0
+    version bigint NOT NULL DEFAULT 1
+    changed_at timestamp with time zone NOT NULL DEFAULT now()
+    CONSTRAINT providers_pkey PRIMARY KEY (name)
+
+TABLE retention
+    class text NOT NULL
+    days integer
+    after text NOT NULL DEFAULT ''::text
+    up_to timestamp with time zone NOT NULL DEFAULT '-infinity'::timestamp with time zone
+    began_at timestamp with time zone NOT NULL DEFAULT now()
+    CONSTRAINT retention_days_check CHECK (((days >= 1) AND (days <= 36500)))
+    CONSTRAINT retention_pkey PRIMARY KEY (class)
+
+TABLE retention_due
+    topup_id text COLLATE "C" NOT NULL
+    at timestamp with time zone NOT NULL
+    CONSTRAINT retention_due_pkey PRIMARY KEY (topup_id)
+    CREATE INDEX retention_due_at ON public.retention_due USING btree (at)
+
+TABLE sweeps
+    stage text NOT NULL
+    up_to timestamp with time zone NOT NULL
+    fence_at timestamp with time zone
+    fence_xid xid8
+    CONSTRAINT sweeps_pkey PRIMARY KEY (stage)
+
+TABLE topups
+    topup_id text COLLATE "C" NOT NULL
+    placement_id uuid NOT NULL
+    position integer NOT NULL
+    option_id uuid NOT NULL
+    provider_option_id text NOT NULL
+    state text NOT NULL DEFAULT 'pending'::text
+    reason text
+    CONSTRAINT topups_topup_id_key PRIMARY KEY (topup_id)
+    CREATE INDEX topups_placement ON public.topups USING btree (placement_id)
+    CREATE TRIGGER topup_failed AFTER UPDATE OF state ON public.topups FOR EACH ROW WHEN (((new.state = 'failed'::text) AND (old.state <> 'failed'::text))) EXECUTE FUNCTION topup_failed()
+
+TABLE work
+    id uuid NOT NULL
+    kind text NOT NULL
+    provider text NOT NULL
+    lane text NOT NULL
+    partner_id uuid NOT NULL
+    at timestamp with time zone NOT NULL
+    CONSTRAINT work_pkey PRIMARY KEY (id)
+    CREATE INDEX work_at ON public.work USING btree (kind, provider, at)
+    CREATE INDEX work_lane ON public.work USING btree (kind, provider, lane, partner_id, at)
+    POLICY work_of_stage USING 
+CASE CURRENT_USER
+    WHEN 'esim_provisioner'::name THEN (kind <> 'deliver'::text)
+    WHEN 'esim_notifier'::name THEN (kind = 'deliver'::text)
+    WHEN 'esim_ingress'::name THEN (kind = 'deliver'::text)
+    ELSE true
+END WITH CHECK 
+CASE CURRENT_USER
+    WHEN 'esim_notifier'::name THEN (kind = 'deliver'::text)
+    WHEN 'esim_ingress'::name THEN (kind = 'deliver'::text)
+    ELSE true
+END
+    WITH (autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=500)
+
+CREATE OR REPLACE FUNCTION public.close_placements(closed_order uuid)
+ RETURNS TABLE(placement_id uuid, was text, attempt integer, refusal_status text, refusal_message text)
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    -- The locks are taken in one order, so that two calls wait for each other instead of deadlocking. They also wait
+    -- for a claim or a settlement that is under way.
+    PERFORM FROM placements p WHERE p.order_id = closed_order ORDER BY p.placement_id FOR UPDATE;
+    IF EXISTS (SELECT FROM placements p WHERE p.order_id = closed_order AND p.state NOT IN ('accepted', 'failed')) THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+        WITH before AS MATERIALIZED (
+            SELECT p.placement_id, p.state FROM placements p WHERE p.order_id = closed_order
+        ), moved AS (
+            UPDATE placements p SET state = 'refused' FROM before
+            WHERE p.placement_id = before.placement_id
+            RETURNING p.placement_id, before.state, p.attempt, p.refusal_status, p.refusal_message
+        ), done AS (
+            DELETE FROM work WHERE id IN (SELECT moved.placement_id FROM moved)
+        )
+        SELECT * FROM moved ORDER BY moved.placement_id;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.next_configuration_version()
+ RETURNS trigger
+ LANGUAGE plpgsql
+AS $function$
+BEGIN
+    UPDATE configuration_version SET version = version + 1 RETURNING version INTO NEW.version;
+    RETURN NEW;
+END
+$function$
+
+VIEW partner_units AS
+ SELECT o.partner_id,
+    o.order_id,
+    o.external_order_id,
+    t.topup_id,
+    t."position",
+    t.option_id,
+        CASE
+            WHEN (e.ready_at IS NOT NULL) THEN 'ready'::text
+            WHEN (t.state = 'failed'::text) THEN 'failed'::text
+            WHEN (p.state = 'parked'::text) THEN 'on_hold'::text
+            ELSE 'processing'::text
+        END AS state,
+    p.refusal_status,
+    p.refusal_message,
+    e.iccid,
+    e.profile,
+    e.ready_at,
+    e.erased_at,
+    e.delivery_id,
+    d.state AS delivery,
+    d.attempt,
+    d.attempted_at,
+    d.delivered_at,
+    d.created_at AS delivery_created_at
+   FROM ((((orders o
+     JOIN placements p ON ((p.order_id = o.order_id)))
+     JOIN topups t ON ((t.placement_id = p.placement_id)))
+     LEFT JOIN esims e ON ((e.topup_id = t.topup_id)))
+     LEFT JOIN deliveries d ON ((d.delivery_id = e.delivery_id)));
+
+CREATE OR REPLACE FUNCTION public.topup_failed()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    WITH subject AS (
+        SELECT o.order_id, o.partner_id, o.answer_by
+        FROM placements p
+        JOIN orders o ON o.order_id = p.order_id
+        JOIN partners a ON a.partner_id = o.partner_id
+        WHERE p.placement_id = NEW.placement_id AND o.refused_at IS NULL AND 'topup.failed' = ANY (a.webhook_events)
+    ), created AS (
+        INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id)
+        SELECT md5('topup.failed ' || NEW.topup_id)::uuid, partner_id, 'topup.failed', NEW.topup_id, order_id
+        FROM subject
+        ON CONFLICT DO NOTHING
+        RETURNING delivery_id
+    )
+    INSERT INTO work (id, kind, provider, lane, partner_id, at)
+    SELECT delivery_id, 'deliver', '', '', partner_id, greatest(answer_by, now()) FROM created, subject;
+    RETURN NULL;
+END
+$function$
