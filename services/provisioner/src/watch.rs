@@ -87,13 +87,7 @@ impl Written {
 fn held_back_lane(report: LaneReport) -> HeldBackLane {
     let LaneReport { lane, max_in_flight, unsettled, reason, held_for } = report;
     let count = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
-    HeldBackLane {
-        lane,
-        max_in_flight: count(max_in_flight),
-        unsettled: count(unsettled),
-        reason,
-        held_for,
-    }
+    HeldBackLane { lane, max_in_flight: count(max_in_flight), unsettled: count(unsettled), reason, held_for }
 }
 
 /// Reads the breakers of all providers and creates the missing ones of `watched`.

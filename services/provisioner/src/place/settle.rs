@@ -123,8 +123,7 @@ impl Placing {
             partner_id: work.partner_id,
             provider: self.calls.name.clone(),
         });
-        let mut settlement =
-            Settlement { placement_id: work.placement_id, attempt: work.attempt, outcome, fresh };
+        let mut settlement = Settlement { placement_id: work.placement_id, attempt: work.attempt, outcome, fresh };
         let mut wait = Duration::from_millis(100);
         let mut refusals = 0;
         loop {
