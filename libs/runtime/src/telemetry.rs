@@ -180,7 +180,9 @@ fn filter(log: &str) -> anyhow::Result<EnvFilter> {
     if let Some(odd) = log.split(',').map(str::trim).find(|part| !is_filter(part)) {
         bail!("LOG: {odd:?} is neither a level nor a directive; write it like `info` or `info,ingress=debug`");
     }
-    EnvFilter::try_new(log).with_context(|| format!("LOG={log:?} is not a log filter such as `info`"))
+    // OpenTelemetry tells each step of its own start; `export` logs what operators need.
+    EnvFilter::try_new(format!("opentelemetry=off,{log}"))
+        .with_context(|| format!("LOG={log:?} is not a log filter such as `info`"))
 }
 
 /// Selects the spans to record. It is evaluated for each span, without a cached interest: libraries such as sqlx

@@ -27,7 +27,6 @@ pub mod work;
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
 pub use database::Database;
-pub use deliveries::{endpoints, events};
 pub use sqlx::PgConnection;
 use sqlx::error::DatabaseError;
 pub use sweep::Swept;

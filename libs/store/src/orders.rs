@@ -9,8 +9,9 @@ use uuid::Uuid;
 use crate::{
     Error, Result, age,
     operator::actions::{self, Action, Mode},
+    retry_conflicts, seconds,
     self_service::{PARTNER, REASON},
-    retry_conflicts, seconds, signed,
+    signed,
 };
 
 #[derive(Clone, Debug)]

@@ -41,10 +41,7 @@ pub struct Deferred {
 
 /// Makes placements due now whose tickets found no room, unless a process has claimed them or they
 /// have a due row already. Returns those that this call deferred.
-pub async fn defer(
-    connection: &mut PgConnection,
-    placements: &[PlacementId],
-) -> Result<Vec<Deferred>> {
+pub async fn defer(connection: &mut PgConnection, placements: &[PlacementId]) -> Result<Vec<Deferred>> {
     let ids: Vec<Uuid> = placements.iter().map(|placement| placement.uuid()).collect();
     retry_conflicts!(async {
         let query = sqlx::query!(

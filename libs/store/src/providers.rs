@@ -232,12 +232,7 @@ const SHARE: Duration = Duration::from_secs(3);
 /// Renews this replica's share of a provider's rate limit for the next seconds; the caller does so
 /// once a second. The share and the limit are calls per second. All replicas get equal shares. A
 /// replica that joins gets what the others have given up, so the sum never exceeds the limit.
-pub async fn share_of_rate(
-    connection: &mut PgConnection,
-    provider: &str,
-    instance: &str,
-    limit: f64,
-) -> Result<f64> {
+pub async fn share_of_rate(connection: &mut PgConnection, provider: &str, instance: &str, limit: f64) -> Result<f64> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     // The row's lock lets one replica after the other compute its share.
     sqlx::query!("SELECT FROM providers WHERE name = $1 FOR NO KEY UPDATE", provider)

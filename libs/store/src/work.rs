@@ -148,13 +148,7 @@ pub(crate) async fn due<Id: From<Uuid>>(
     let after = last.map(|row| (row.lane.clone(), row.partner_id.into()));
     let due = rows
         .into_iter()
-        .filter_map(|row| {
-            Some(DueWork {
-                id: row.id?.into(),
-                partner_id: row.partner_id.into(),
-                lane: row.lane,
-            })
-        })
+        .filter_map(|row| Some(DueWork { id: row.id?.into(), partner_id: row.partner_id.into(), lane: row.lane }))
         .take(page.limit)
         .collect();
     Ok(Found { due, after })

@@ -2,7 +2,7 @@
 
 use domain::OptionId;
 use serde::Serialize;
-use store::events::{Event, Subject};
+use store::deliveries::events::{Event, Subject};
 use time::{OffsetDateTime, serde::rfc3339};
 
 /// The header with the event's kind. The specified webhook has none.

@@ -2,7 +2,7 @@
 
 use clap::Subcommand;
 use serde_json::json;
-use store::endpoints::{self, Endpoint};
+use store::deliveries::endpoints::{self, Endpoint};
 
 use crate::{
     console::Console,

@@ -6,7 +6,7 @@ use domain::{DeliveryId, WebhookId};
 use serde_json::{Value, json};
 use store::{
     PgConnection,
-    events::{self, Page, View},
+    deliveries::events::{self, Page, View},
 };
 
 use crate::{

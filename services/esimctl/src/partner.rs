@@ -11,7 +11,7 @@ use signing::generate;
 use store::{
     PgConnection,
     config::MasterKeyConfig,
-    events::Kind,
+    deliveries::events::Kind,
     partners::{self, Limit, NewLimits, NewPartner, Partner},
     vault::Keyring,
 };

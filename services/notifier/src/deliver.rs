@@ -19,9 +19,7 @@ use pipeline::{
 use runtime::{Shutdown, clock};
 use store::{
     Database, PgConnection,
-    deliveries::{self, Attempted, Claim, Content, Delivery},
-    endpoints::BlockPolicy,
-    events::Subject,
+    deliveries::{self, Attempted, Claim, Content, Delivery, endpoints::BlockPolicy, events::Subject},
     profile::Profile,
     vault::{Purpose, Vault},
     work::Page,

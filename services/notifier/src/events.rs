@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use runtime::Shutdown;
-use store::{Database, endpoints, events};
+use store::{
+    Database,
+    deliveries::{endpoints, events},
+};
 use tokio::time::Instant;
 
 /// How often endpoints with a new URL are looked for.

@@ -41,8 +41,10 @@ use runtime::{
 use store::{
     Database,
     config::{MasterKeyConfig, PoolConfig},
-    deliveries,
-    endpoints::{self, BlockPolicy},
+    deliveries::{
+        self,
+        endpoints::{self, BlockPolicy},
+    },
     schema::{self, SchemaError},
     vault::Keyring,
 };

@@ -7,7 +7,7 @@ use opentelemetry::{
     metrics::{Counter, Gauge, Histogram},
 };
 use runtime::metrics::Instruments;
-use store::endpoints::Backlog;
+use store::deliveries::endpoints::Backlog;
 
 /// Histogram bounds of the time from order to delivery, in seconds.
 const DELIVERY_BOUNDS: [f64; 16] =
@@ -47,10 +47,8 @@ impl Metrics {
                 "Time from the readiness of a unit to its webhook, if the first attempt was acknowledged",
                 &DELIVERY_BOUNDS,
             ),
-            overdue: make.seconds(
-                "esim.due.oldest",
-                "How long the oldest due row has been due, without blocked endpoints",
-            ),
+            overdue: make
+                .seconds("esim.due.oldest", "How long the oldest due row has been due, without blocked endpoints"),
             blocked: make.gauge("esim.endpoints.blocked", "Endpoints that get no webhooks, by reason"),
             exhausted: make.gauge("esim.deliveries.exhausted", "Exhausted deliveries, which an operator can replay"),
         }

@@ -48,9 +48,11 @@ pub struct StoredUnit {
 impl Stored {
     /// Reads everything; `options` gives the names of option ids.
     pub async fn read(connection: &mut PgConnection, options: &BTreeMap<String, &'static str>) -> Result<Self> {
-        let orders = sqlx::query_as("SELECT order_id::text, partner_id::text, external_order_id, refused_at IS NOT NULL AS refused FROM orders")
-            .fetch_all(&mut *connection)
-            .await?;
+        let orders = sqlx::query_as(
+            "SELECT order_id::text, partner_id::text, external_order_id, refused_at IS NOT NULL AS refused FROM orders",
+        )
+        .fetch_all(&mut *connection)
+        .await?;
         let placements = sqlx::query_as(
             "SELECT placement_id::text, order_id::text, state, placed_at IS NOT NULL AS placed, reason FROM placements",
         )

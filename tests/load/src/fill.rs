@@ -93,10 +93,7 @@ impl Fill {
             let unit = Uuid::now_v7().simple().to_string();
             let profile = unit.repeat(PROFILE_BYTES / 16);
             let delivery = Uuid::now_v7();
-            writeln!(
-                rows.esims,
-                "{topup}\t{provider}\t{unit}\t89{number:018}\t\\\\x{profile}\t{at}\t{delivery}"
-            )?;
+            writeln!(rows.esims, "{topup}\t{provider}\t{unit}\t89{number:018}\t\\\\x{profile}\t{at}\t{delivery}")?;
             writeln!(
                 rows.deliveries,
                 "{delivery}\t{partner}\ttopup.ready\t{topup}\t{order}\tdelivered\t1\t{at}\t200\t{at}\t{at}"

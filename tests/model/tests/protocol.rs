@@ -54,9 +54,8 @@ fn the_promise_holds_for_an_order_of_two_providers() {
 #[test]
 fn without_any_one_safeguard_the_promise_breaks() {
     use Safeguard::{
-        Abandon, AnswerBy, AnsweredFirst, EarlyClock, FirstLease, HeldReadiness, IdempotentClaim, LookUp,
-        RecordedAttempt, RecordedDelivery, DueWork, RefusalInTime, RefusalTransaction, Settle, Sweep, SweepFence,
-        Undecided,
+        Abandon, AnswerBy, AnsweredFirst, DueWork, EarlyClock, FirstLease, HeldReadiness, IdempotentClaim, LookUp,
+        RecordedAttempt, RecordedDelivery, RefusalInTime, RefusalTransaction, Settle, Sweep, SweepFence, Undecided,
     };
     let breaks = |safeguard| breaks(&without(safeguard));
     for safeguard in [RecordedAttempt, LookUp, Abandon, EarlyClock] {

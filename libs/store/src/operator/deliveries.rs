@@ -8,7 +8,7 @@ use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
 use super::actions::{self, Mode};
-use crate::{Result, endpoints::LONGEST_LEASE, seconds};
+use crate::{Result, deliveries::endpoints::LONGEST_LEASE, seconds};
 
 /// The delivery of a ready topup.
 #[derive(Clone, Debug, serde::Serialize)]

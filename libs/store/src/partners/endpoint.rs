@@ -5,8 +5,10 @@ use sqlx::PgConnection;
 
 use crate::{
     Result,
-    endpoints::{self, Block},
-    events::Kind,
+    deliveries::{
+        endpoints::{self, Block},
+        events::Kind,
+    },
 };
 
 /// A change of a partner's webhook endpoint; `None` keeps what is stored.

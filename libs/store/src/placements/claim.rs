@@ -234,11 +234,7 @@ struct Unreadable {
 
 impl Unreadable {
     fn new(row: &Row, error: impl Into<Error>) -> Self {
-        Self {
-            placement_id: row.placement_id.into(),
-            attempt: unsigned(row.attempt),
-            error: error.into(),
-        }
+        Self { placement_id: row.placement_id.into(), attempt: unsigned(row.attempt), error: error.into() }
     }
 
     async fn park(self, connection: &mut PgConnection) -> Result<()> {

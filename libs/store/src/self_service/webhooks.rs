@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 use super::record_change;
 use crate::{
     Result,
-    endpoints::Block,
+    deliveries::endpoints::Block,
     partners::{self, NewWebhook},
 };
 

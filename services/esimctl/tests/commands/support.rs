@@ -9,7 +9,7 @@ use serde_json::Value;
 use store::deliveries::{self, AttemptResult, Attempted};
 use store::orders::{self, NewOrder, NewPlacement, NewTopup};
 use store::vault::{Purpose, Vault};
-use store::{PgConnection, endpoints::BlockPolicy};
+use store::{PgConnection, deliveries::endpoints::BlockPolicy};
 use testkit::database::Database;
 use tokio::process::{Child, Command};
 use tokio::{io::AsyncWriteExt, time::timeout};

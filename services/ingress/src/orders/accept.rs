@@ -26,7 +26,7 @@ use runtime::Shutdown;
 use serde::Serialize;
 use store::{
     Database, PgConnection,
-    orders::{NewOrder, NewPlacement, NewTopup, Refusal, OrderStatus},
+    orders::{NewOrder, NewPlacement, NewTopup, OrderStatus, Refusal},
 };
 use tokio::sync::{Semaphore, oneshot};
 use tracing::Span;

@@ -11,8 +11,9 @@
 //! - If this process dies, the answers that it owes never leave. The readiness events that it held, and those that are
 //!   still sent to it, are lost: the sweep finds their deliveries after their first lease, which is longer than the
 //!   time until `answer_by` ([`pipeline::timing`] checks that). A restarted process has another id.
-//! - If this process stops, it listens until `answer_by` of the last order that it answered ([`Handshake::drain`]), so
-//!   that no webhook is late because of a restart.
+//! - If this process stops, it listens for a second after its last answer ([`Handshake::drain`]), because most units are
+//!   ready within milliseconds of it. The webhook of a unit that gets ready later, but before `answer_by`, is late by
+//!   its first lease.
 //! - An order that is not pending here is answered or never will be by this process, so its events are published at
 //!   once.
 //! - A forged verdict only makes ingress ask PostgreSQL, which decides whether the order is refused. A forged readiness
@@ -37,6 +38,8 @@ use uuid::Uuid;
 
 /// The age after which a heartbeat does not count any more.
 const FRESH: Duration = Duration::from_secs(3);
+/// How long a process that stops still receives readiness events. Longer, and every restart would take as long.
+const DRAIN: Duration = Duration::from_secs(1);
 
 /// The orders that this process is answering, and the heartbeats of provisioners.
 pub(crate) struct Handshake {
@@ -91,12 +94,11 @@ impl Handshake {
         tokio::try_join!(reports, heartbeats).map(|((), ())| ())
     }
 
-    /// Waits until `answer_by` of the last order has passed, at the end of a stop: at most `PLACEMENT_WAIT` and
-    /// [`pipeline::timing::ANSWER`]. From then on provisioners publish readiness events themselves. The few that
-    /// claimed a placement just before are late; the sweep finds what they report.
+    /// Waits at the end of a stop for readiness events of the orders that were answered last: until `answer_by`, when
+    /// provisioners begin to publish these events themselves, but at most [`DRAIN`]. The sweep finds what comes later.
     pub(crate) async fn drain(&self) {
         let until = *lock(&self.answering_until);
-        tokio::time::sleep_until(until.into()).await;
+        tokio::time::sleep_until(until.min(Instant::now() + DRAIN).into()).await;
     }
 }
 

@@ -4,8 +4,8 @@ use axum::{http::StatusCode, response::Response};
 use serde::Serialize;
 use signing::generate;
 use store::{
-    self_service,
     partners::{self, Rotated},
+    self_service,
 };
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;

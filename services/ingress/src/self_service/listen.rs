@@ -14,9 +14,9 @@ use domain::Environment;
 use serde::Serialize;
 use signing::webhook::{Secret, signatures};
 use store::{
-    self_service::{self, Position, StoredWebhook},
     partners,
     profile::Profile,
+    self_service::{self, Position, StoredWebhook},
 };
 use time::OffsetDateTime;
 use tokio::time::Instant;

@@ -8,9 +8,9 @@ use serde::Serialize;
 use serde_json::Value;
 use signing::generate;
 use store::{
-    events::Kind,
-    self_service::{self, Endpoint},
+    deliveries::events::Kind,
     partners::{self, NewWebhook, Rotated},
+    self_service::{self, Endpoint},
 };
 use time::{OffsetDateTime, serde::rfc3339};
 use url::Url;
@@ -76,8 +76,7 @@ pub(super) async fn set(session: Session, request: Request) -> Result<Response, 
     };
     let url = url.map(|url| url.as_ref().map(WebhookUrl::as_str));
     let new = NewWebhook { url, events: wanted.events.as_deref() };
-    let changing =
-        session.run(async |connection, partner| self_service::set_webhook(connection, partner, &new).await);
+    let changing = session.run(async |connection, partner| self_service::set_webhook(connection, partner, &new).await);
     if changing.await? {
         let removed = matches!(wanted.url, Some(None));
         tracing::info!(partner.id = %session.id(), removed, "a partner set its webhook endpoint");

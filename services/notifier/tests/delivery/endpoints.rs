@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use store::endpoints;
+use store::deliveries::endpoints;
 use store::operator::actions::{Action, Mode};
 use store::operator::deliveries::{self, Filter};
 use testkit::receiver::Answer;

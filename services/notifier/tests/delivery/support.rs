@@ -16,7 +16,7 @@ use store::orders::{self, NewOrder, NewPlacement, NewTopup};
 use store::partners::{self, NewPartner};
 use store::placements::{self, Claim, Outcome, Progress, Settlement, Unit};
 use store::vault::{Keyring, Vault};
-use store::{endpoints, profile::Profile, schema};
+use store::{deliveries::endpoints, profile::Profile, schema};
 use testkit::{database::Database, nats::OwnStreams, receiver::Receiver, wait};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
