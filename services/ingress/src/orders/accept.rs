@@ -260,7 +260,6 @@ impl Orders {
             publish(&self.jobs, &order);
             return;
         };
-        self.handshake.stored(deadline);
         let verdicts = pending.verdicts(sent + self.placement_wait).await;
         for placement in &order.placements {
             self.metrics.verdict(verdicts.get(&placement.placement_id).copied());
@@ -268,6 +267,7 @@ impl Orders {
         match self.refuse(&order, &verdicts).await {
             Ok(None) => {
                 self.metrics.order(OrderResult::Accepted, topups(&order).count());
+                pending.expect_units(deadline);
                 answered(&order, deadline, answer).await;
             }
             Ok(Some(refusals)) => {

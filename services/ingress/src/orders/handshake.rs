@@ -11,9 +11,8 @@
 //! - If this process dies, the answers that it owes never leave. The readiness events that it held, and those that are
 //!   still sent to it, are lost: the sweep finds their deliveries after their first lease, which is longer than the
 //!   time until `answer_by` ([`pipeline::timing`] checks that). A restarted process has another id.
-//! - If this process stops, it listens for a second after its last answer ([`Handshake::drain`]), because most units are
-//!   ready within milliseconds of it. The webhook of a unit that gets ready later, but before `answer_by`, is late by
-//!   its first lease.
+//! - If this process stops, it listens while an order that it has answered misses a unit, but only until `answer_by` of
+//!   that order ([`Handshake::drain`]). So no webhook is late because of a restart, and a restart rarely waits.
 //! - An order that is not pending here is answered or never will be by this process, so its events are published at
 //!   once.
 //! - A forged verdict only makes ingress ask PostgreSQL, which decides whether the order is refused. A forged readiness
@@ -38,8 +37,8 @@ use uuid::Uuid;
 
 /// The age after which a heartbeat does not count any more.
 const FRESH: Duration = Duration::from_secs(3);
-/// How long a process that stops still receives readiness events. Longer, and every restart would take as long.
-const DRAIN: Duration = Duration::from_secs(1);
+/// How often a process that stops looks whether it still waits for readiness events.
+const DRAIN_LOOK: Duration = Duration::from_millis(10);
 
 /// The orders that this process is answering, and the heartbeats of provisioners.
 pub(crate) struct Handshake {
@@ -48,8 +47,6 @@ pub(crate) struct Handshake {
     instance: Uuid,
     pending: Arc<PendingOrders>,
     heartbeats: Heartbeats,
-    /// When `answer_by` of every order that this process answers will have passed.
-    answering_until: Mutex<Instant>,
 }
 
 impl Handshake {
@@ -60,7 +57,6 @@ impl Handshake {
             instance: Uuid::now_v7(),
             pending: Arc::new(PendingOrders { orders: Mutex::default(), readiness: nats.readiness(shutdown) }),
             heartbeats: Heartbeats::new(providers),
-            answering_until: Mutex::new(Instant::now()),
         })
     }
 
@@ -79,12 +75,6 @@ impl Handshake {
         self.pending.insert(order)
     }
 
-    /// Notes that an order is stored that this process answers until `deadline`.
-    pub(crate) fn stored(&self, deadline: Instant) {
-        let mut until = lock(&self.answering_until);
-        *until = deadline.max(*until);
-    }
-
     /// Receives reports and heartbeats. Returns only if a subscription ends.
     pub(crate) async fn listen(self: Arc<Self>) -> anyhow::Result<()> {
         let reports = self.nats.answer_subject(self.instance);
@@ -94,11 +84,13 @@ impl Handshake {
         tokio::try_join!(reports, heartbeats).map(|((), ())| ())
     }
 
-    /// Waits at the end of a stop for readiness events of the orders that were answered last: until `answer_by`, when
-    /// provisioners begin to publish these events themselves, but at most [`DRAIN`]. The sweep finds what comes later.
+    /// Waits at the end of a stop for the missing readiness events of answered orders. After `answer_by` provisioners
+    /// publish these events themselves. The few that claimed a placement just before are late; the sweep finds what
+    /// they report.
     pub(crate) async fn drain(&self) {
-        let until = *lock(&self.answering_until);
-        tokio::time::sleep_until(until.min(Instant::now() + DRAIN).into()).await;
+        while self.pending.misses_units() {
+            tokio::time::sleep(DRAIN_LOOK).await;
+        }
     }
 }
 
@@ -128,19 +120,22 @@ impl Heartbeats {
     }
 }
 
-/// The orders whose answers are pending.
+/// The orders whose answers are pending, and those that were answered a moment ago and still miss units.
 struct PendingOrders {
     orders: Mutex<HashMap<OrderId, PendingOrder>>,
     readiness: Batcher<Ready>,
 }
 
-/// What has arrived for an order that is not answered yet.
+/// What has arrived for an order.
 struct PendingOrder {
     /// The last verdict on each placement of the order.
     verdicts: HashMap<PlacementId, Option<Verdict>>,
-    units: usize,
-    /// The held readiness events: at most one for each unit.
+    /// The units whose readiness events have not arrived.
+    missing: usize,
+    /// The readiness events that are held until the answer has left: at most one for each unit.
     ready: Vec<Ready>,
+    /// The order is answered, and readiness events are expected until then.
+    answered_until: Option<Instant>,
     /// Signals that the verdicts decide the answer.
     decided: Option<oneshot::Sender<()>>,
 }
@@ -150,12 +145,19 @@ impl PendingOrders {
         let (sender, decided) = oneshot::channel();
         let pending = PendingOrder {
             verdicts: order.placements.iter().map(|placement| (placement.placement_id, None)).collect(),
-            units: order.placements.iter().map(|placement| placement.topups.len()).sum(),
+            missing: order.placements.iter().map(|placement| placement.topups.len()).sum(),
             ready: Vec::new(),
+            answered_until: None,
             decided: Some(sender),
         };
-        lock(&self.orders).insert(order.order_id, pending);
-        PendingAnswer { pending: Arc::clone(self), order_id: order.order_id, decided }
+        let mut orders = lock(&self.orders);
+        // Answered orders whose units never came are forgotten before the map grows.
+        if orders.len() == orders.capacity() {
+            let now = Instant::now();
+            orders.retain(|_, order| order.answered_until.is_none_or(|until| until > now));
+        }
+        orders.insert(order.order_id, pending);
+        PendingAnswer { pending: Arc::clone(self), order_id: order.order_id, answered_until: None, decided }
     }
 
     fn receive(&self, Reports::V1 { verdicts, ready }: Reports) {
@@ -170,10 +172,23 @@ impl PendingOrders {
         for ReadyReport { order_id, delivery, traceparent } in ready.into_iter().take(MOST) {
             let ready = Ready { delivery, traceparent };
             match orders.get_mut(&order_id) {
-                Some(order) => order.hold(ready),
+                Some(order) if order.answered_until.is_none() => order.hold(ready),
+                Some(order) => {
+                    order.missing = order.missing.saturating_sub(1);
+                    if order.missing == 0 {
+                        orders.remove(&order_id);
+                    }
+                    self.readiness.push(ready);
+                }
                 None => self.readiness.push(ready),
             }
         }
+    }
+
+    /// Whether readiness events of an answered order are still expected.
+    fn misses_units(&self) -> bool {
+        let now = Instant::now();
+        lock(&self.orders).values().any(|order| order.answered_until.is_some_and(|until| until > now))
     }
 }
 
@@ -190,7 +205,8 @@ impl PendingOrder {
     }
 
     fn hold(&mut self, ready: Ready) {
-        if self.ready.len() < self.units {
+        if self.missing > 0 {
+            self.missing -= 1;
             self.ready.push(ready);
         }
     }
@@ -201,6 +217,7 @@ impl PendingOrder {
 pub(crate) struct PendingAnswer {
     pending: Arc<PendingOrders>,
     order_id: OrderId,
+    answered_until: Option<Instant>,
     decided: oneshot::Receiver<()>,
 }
 
@@ -213,13 +230,23 @@ impl PendingAnswer {
         let known = orders.get(&self.order_id).into_iter().flat_map(|order| &order.verdicts);
         known.filter_map(|(placement_id, verdict)| Some((*placement_id, (*verdict)?))).collect()
     }
+
+    /// Notes that the order is carried out, so that its readiness events are expected until `answer_by`.
+    pub(crate) fn expect_units(&mut self, answer_by: Instant) {
+        self.answered_until = Some(answer_by);
+    }
 }
 
 impl Drop for PendingAnswer {
     fn drop(&mut self) {
-        let order = lock(&self.pending.orders).remove(&self.order_id);
-        for ready in order.into_iter().flat_map(|order| order.ready) {
+        let mut orders = lock(&self.pending.orders);
+        let Some(order) = orders.get_mut(&self.order_id) else { return };
+        for ready in std::mem::take(&mut order.ready) {
             self.pending.readiness.push(ready);
+        }
+        order.answered_until = self.answered_until;
+        if order.answered_until.is_none() || order.missing == 0 {
+            orders.remove(&self.order_id);
         }
     }
 }
