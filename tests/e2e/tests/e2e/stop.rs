@@ -1,7 +1,7 @@
 //! Graceful stops: a rolling restart under load cuts no request and loses nothing, and a stopping
 //! process finishes its work in flight and returns the rest at once.
 
-use crate::shop::{Shop, bought_once, ids, stored, stored_ids};
+use crate::shop::{Shop, bought_once, ids, stored, stored_ids, verdicts_come};
 use anyhow::{Context, Result, ensure};
 use async_nats::jetstream::consumer::pull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -135,6 +135,21 @@ async fn a_rolling_restart_under_load_cuts_nothing_and_loses_nothing() {
     assert_eq!(stored, all.topup_ids, "stored and answered are the same");
     shop.delivered(&all.topup_ids, Duration::from_mins(1)).await.unwrap();
     bought_once(&stack.ledger().await.unwrap()).unwrap();
+}
+
+/// The profile comes two seconds after the answer. Until `answer_by` the provisioner reports it to the ingress process
+/// that answered, so this process must not be gone by then.
+#[tokio::test]
+async fn a_stop_of_ingress_makes_no_webhook_late() {
+    let mut stack = Stack::builder().start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    verdicts_come(&stack, &shop.client).await.unwrap();
+    let option = stack.option("delayed").unwrap().to_owned();
+    let topups = shop.buy("stopped", &option, 1).await.unwrap();
+    let ended = stack.process(Stage::Ingress).unwrap().terminate(STOP).await.unwrap();
+    assert!(ended.success(), "ingress ended with {ended}");
+    // A lost readiness event would be noticed 30 s after the profile came.
+    shop.delivered(&ids(&topups), Duration::from_secs(15)).await.unwrap();
 }
 
 /// With a slow provider and more jobs than the provisioner takes at once, a SIGTERM records the purchases
