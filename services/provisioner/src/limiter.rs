@@ -126,12 +126,13 @@ impl LaneLimiters {
         }
     }
 
-    /// The lanes that can get no permit now, so that a look at due work leaves them out.
-    pub fn full(&self, now: Instant) -> Vec<String> {
+    /// The lanes that may not buy at all now, so that a look at due work leaves them out. A lane whose permits are only
+    /// taken is not one of them, because its next ticket should wait for the first permit that is returned.
+    pub fn stopped(&self, now: Instant) -> Vec<String> {
         let mut lanes = lock(&self.lanes);
         let available = lanes.budget.available(now);
-        let is_full = |lane: &Lane| lane.in_flight >= lane.state(available).permits;
-        lanes.by_name.iter().filter(|(_, lane)| is_full(lane)).map(|(name, _)| name.to_string()).collect()
+        let is_stopped = |lane: &Lane| lane.state(available).permits == 0;
+        lanes.by_name.iter().filter(|(_, lane)| is_stopped(lane)).map(|(name, _)| name.to_string()).collect()
     }
 
     /// The number of lanes in use.
@@ -376,7 +377,7 @@ mod tests {
 
         (0..4).for_each(|_| buy(&limiters, "a", PurchaseResult::Unknown("HTTP 500"), now));
         assert_eq!(limiters.state("a", now), LaneState { permits: 0, accepts_fresh: false });
-        assert_eq!(limiters.full(now).len(), 2);
+        assert_eq!(limiters.stopped(now).len(), 2);
         limiters.found(&"a".into(), true, now);
         assert_eq!(limiters.state("a", now), LaneState { permits: 1, accepts_fresh: true });
         read(&limiters, &[], now);

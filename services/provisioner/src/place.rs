@@ -108,7 +108,7 @@ impl Stage for Queue {
         if !calls.breaker.is_closed() {
             return Ok(Found { due: Vec::new(), after: None });
         }
-        let skip = if self.buys { calls.limiters.full(Instant::now()) } else { Vec::new() };
+        let skip = if self.buys { calls.limiters.stopped(Instant::now()) } else { Vec::new() };
         let page = Page { limit: look.limit, per_lane: look.per_lane, after: look.after, skip: &skip };
         self.placing.due(self.buys, &page).await
     }

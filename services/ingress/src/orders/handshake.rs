@@ -377,6 +377,25 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_stop_waits_for_the_missing_units_of_answered_orders_until_answer_by() {
+        let (pending, _published) = pending();
+        let order = order();
+        let mut answer = pending.insert(&order);
+        report_ready(&pending, order.order_id);
+        answer.expect_units(Instant::now() + WAIT);
+        drop(answer);
+        assert!(pending.misses_units(), "one of two units is ready");
+        report_ready(&pending, order.order_id);
+        assert!(!pending.misses_units());
+        assert!(lock(&pending.orders).is_empty());
+
+        let mut answer = pending.insert(&order);
+        answer.expect_units(Instant::now());
+        drop(answer);
+        assert!(!pending.misses_units(), "from `answer_by` on, no event comes here");
+    }
+
+    #[tokio::test]
     async fn forged_readiness_takes_no_more_memory_than_the_units_of_the_order() {
         let (pending, mut published) = pending();
         let order = order();

@@ -1,5 +1,7 @@
 //! Lanes whose purchases are held back.
 
+use std::time::{Duration, Instant};
+
 use serde_json::{Value, json};
 use testkit::wait;
 
@@ -39,4 +41,21 @@ async fn a_lane_with_64_unsettled_attempts_buys_nothing_and_operators_see_why() 
     bench.sql("DELETE FROM work WHERE kind = 'find'").await;
     assert_eq!(bench.until(waits, |stored| stored.ready == 1).await.attempt, 1);
     wait::soon("the report to end", async || Ok(lanes(&bench).await.is_empty().then_some(()))).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn purchases_that_only_look_ups_find_drain_beside_a_lane_that_answers() {
+    let bench = Bench::start(|config| config.settle = Duration::from_mins(1)).await;
+    let late = bench.store("sandbox", 150, &["bought-then-error"]).await;
+    bench.announce("sandbox", &late).await;
+    let began = Instant::now();
+    let ready = bench.accept(&["ready"]).await;
+    bench.ready(ready).await;
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    for id in late {
+        bench.ready(id).await;
+        assert_eq!(bench.sandbox.bought(id).await, (1, 1));
+    }
+    // At 20 per second it takes eight seconds; one at a time, with a look-up two seconds later, it would take minutes.
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
 }
