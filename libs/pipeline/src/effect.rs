@@ -17,7 +17,7 @@ pub enum Effect {
     CommitRefusal,
     /// The write of the response to the socket.
     Answer,
-    /// The send of reports to ingress.
+    /// The send of reports (verdicts and readiness) to ingress.
     Send,
 
     /// The acknowledgement of a message, whose rows wait for permits.
@@ -55,9 +55,10 @@ impl Effect {
     pub const fn stages(self) -> &'static [&'static str] {
         match self {
             Self::CommitOrders | Self::CommitRefusal | Self::Answer => &["ingress"],
-            Self::Publish | Self::Send => &["ingress", "provisioner"],
+            Self::Publish => &["ingress", "provisioner"],
             Self::Acknowledge | Self::Claim | Self::Sweep | Self::ClaimDue | Self::Bury => &["provisioner", "notifier"],
-            Self::Place
+            Self::Send
+            | Self::Place
             | Self::Find
             | Self::Collect
             | Self::CommitHint

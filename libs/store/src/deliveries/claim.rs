@@ -11,7 +11,7 @@ use super::{
     events::{self, Event, Subject},
     uuids,
 };
-use crate::{Result, age, seconds, unsigned};
+use crate::{Error, Result, age, retry_conflicts, seconds, unsigned};
 
 /// A claimed delivery.
 #[derive(Clone, Debug)]
@@ -144,15 +144,25 @@ async fn take_leases(connection: &mut PgConnection, ids: &[Uuid], lease: Duratio
 
 /// Deletes the work of deliveries that ended, for example at a first attempt that outlived its lease,
 /// or that were deleted.
+///
+/// The statement locks the deliveries and judges their state under the lock. Otherwise it could
+/// delete the work of a delivery that becomes pending again meanwhile, because its partner has set a
+/// webhook URL or an operator replays it, and nothing would ever attempt that delivery.
 async fn delete_finished_work(connection: &mut PgConnection, ids: &[Uuid]) -> Result<()> {
-    let statement = sqlx::query!(
-        "DELETE FROM work w
-         WHERE w.id = ANY ($1)
-           AND NOT EXISTS (SELECT FROM deliveries d WHERE d.delivery_id = w.id AND d.state = 'pending')",
-        ids,
-    );
-    statement.execute(connection).await?;
-    Ok(())
+    retry_conflicts!(async {
+        let statement = sqlx::query!(
+            "WITH current AS MATERIALIZED (
+                 SELECT delivery_id, state FROM deliveries WHERE delivery_id = ANY ($1)
+                 ORDER BY delivery_id
+                 FOR SHARE
+             )
+             DELETE FROM work
+             WHERE id = ANY ($1) AND id <> ALL (ARRAY (SELECT delivery_id FROM current WHERE state = 'pending'))",
+            ids,
+        );
+        statement.execute(&mut *connection).await?;
+        Ok::<_, Error>(())
+    })
 }
 
 /// A delivery with everything that its webhook may need, whatever its kind.

@@ -4,8 +4,12 @@ use std::{collections::HashSet, time::Duration};
 
 use domain::{DeliveryId, PartnerId, TopupId};
 use sqlx::PgConnection;
-use store::deliveries::{self, AttemptResult, Attempted, Claim, Delivery, endpoints::BlockPolicy};
+use store::deliveries::{
+    self, AttemptResult, Attempted, Claim, Delivery,
+    endpoints::{self, BlockPolicy},
+};
 use store::partners;
+use testkit::wait;
 
 use crate::bench::{Bench, LEASE, delivery_id, esim, iccid, ids, page};
 
@@ -335,6 +339,43 @@ async fn without_an_endpoint_a_delivery_waits_for_one() {
     assert_eq!(bench.set_url(without, URL).await, Some(1));
     assert_eq!(bench.take_due(10, 10).await, waiting[..1]);
     assert_eq!(bench.set_url(PartnerId::new(), URL).await, None);
+}
+
+/// Work is left behind by a sweep that saw the delivery pending before it lost its URL. A notifier
+/// finds that work at the moment when the partner sets a URL.
+#[tokio::test]
+async fn the_work_of_a_delivery_that_becomes_pending_again_is_not_deleted() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    let topups = bench.deliveries(partner, 1, false).await;
+    let named = ids(&topups);
+    assert_eq!(deliveries::set_no_endpoint(&mut *bench.connection().await, &named).await.unwrap(), 1);
+    let left_behind = "INSERT INTO work (id, kind, provider, lane, partner_id, at)
+        SELECT delivery_id, 'deliver', '', '', partner_id, now() FROM deliveries WHERE topup_id = $1";
+    bench.set(left_behind, &topups[0]).await;
+    bench.sql("INSERT INTO endpoints (partner_id, moving_since) SELECT partner_id, now() FROM partners").await;
+
+    // The claim takes the lease and then waits, because it cannot read the partner.
+    let mut holder = bench.pool.begin().await.unwrap();
+    sqlx::query("LOCK TABLE partners IN ACCESS EXCLUSIVE MODE").execute(&mut *holder).await.unwrap();
+    let claim = async {
+        let claimed = deliveries::claim(&mut *bench.connection().await, &named, Claim::Due { lease: LEASE }).await;
+        claimed.unwrap()
+    };
+    let setting = async {
+        wait::soon("the lease", async || Ok((bench.summary(&topups[0]).await.2 > Some(0)).then_some(()))).await;
+        let mut operator = bench.pool.begin().await.unwrap();
+        assert_eq!(endpoints::move_waiting(&mut operator, partner, 10).await.unwrap().due, 1);
+        holder.rollback().await.unwrap();
+        // Now the claim sees that the delivery is not pending, and wants to delete its work.
+        let waiting = "SELECT exists(SELECT FROM pg_stat_activity
+            WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%DELETE%' AND $1 <> '')";
+        wait::soon("the deletion", async || Ok((bench.value::<bool>(waiting, partner).await).then_some(()))).await;
+        operator.commit().await.unwrap();
+    };
+    let (claimed, ()) = tokio::join!(claim, setting);
+    assert!(claimed.is_empty());
+    assert_eq!(bench.summary(&topups[0]).await, ("pending".into(), 0, Some(0)));
 }
 
 /// The notifier sees no URL and gives up at the moment when an operator sets one.
