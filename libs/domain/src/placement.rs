@@ -96,6 +96,7 @@ impl Placement {
             (Accepted | Failed, Event::Refuse) => to(Refused),
             // Not from `placed`: another look-up found the purchase.
             (Placing, Event::Park(attempt)) if current(attempt) => to(Parked),
+            // From `placing` nothing is known to be bought, so a later answer may still place it.
             (Placing | Placed, Event::Dispute(attempt)) if current(attempt) => {
                 Ok(Self { state: Parked, disputed: self.state == Placed, ..self })
             }
@@ -112,7 +113,8 @@ impl Placement {
     }
 }
 
-/// The delay before the next collect: half the purchase's age, 1 s to 1 min; from `overdue` on, twice that.
+/// The delay before the next collect: half the purchase's age, 1 s to 1 min. From `overdue` on it is `2 * overdue`,
+/// because the placement is parked then and an operator looks at it.
 pub fn next_collect(age: Duration, overdue: Duration) -> Duration {
     if age >= overdue {
         return overdue * 2;

@@ -75,14 +75,14 @@ pub struct VerdictReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// The provider has the purchase. The provisioner may not have recorded it yet, because a 201 rests on the stored
-    /// order alone.
+    /// The provider has the purchase. The provisioner may not have recorded it yet, and need not have: a 201 promises only
+    /// the stored order.
     Placed,
     /// The provider may have the purchase, or the purchase is sent later. The order is carried out either way.
     UnderWay,
     /// The provider rejected the purchase. The provisioner has recorded that, because a 422 rests on it.
     Rejected,
-    /// The request certainly never reached the provider. The provisioner has recorded that, too.
+    /// The request certainly never reached the provider. The provisioner has recorded that, because a 422 rests on it.
     NotSent,
 }
 

@@ -1,5 +1,5 @@
-//! Times that several stages must agree on. The order of these times keeps a webhook behind its 201 where no message
-//! does, so the compiler checks it.
+//! Times that several stages must agree on. A webhook must not precede its 201. Where no message ensures that, the
+//! lengths of these times do, so the compiler checks them.
 
 use std::time::Duration;
 

@@ -11,7 +11,8 @@
 //! return their permits at once.
 //!
 //! Guarantees: a row runs only with a permit and only after its claim; due work gets every fourth permit while messages
-//! flood the stage; no queue is offered due tickets twice. An unreadable message stops no other.
+//! flood the stage; a queue gets no further due tickets while earlier ones wait or are being claimed. An unreadable
+//! message stops no other.
 //!
 //! Each service [`start`]s it with its [`Stage`]. The worker relies on PostgreSQL alone for completeness: it may lose
 //! any ticket, because the [`sweep`] makes rows due that nobody has finished within their first lease, and the next

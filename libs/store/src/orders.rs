@@ -36,6 +36,7 @@ pub struct NewOrder {
 pub struct NewPlacement {
     pub placement_id: PlacementId,
     pub provider: String,
+    /// What may fail together at the provider, usually one option; see [`domain::lane`].
     pub lane: String,
     pub topups: Vec<NewTopup>,
 }
@@ -85,7 +86,8 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
     let stored: Vec<Uuid> = retry_conflicts!(async {
         let query = sqlx::query_scalar!(
             r#"WITH stored AS (
-                   -- An order whose external id is taken is left out, and so are its parts below.
+                   -- An order whose external id is taken is left out, and so are its parts below. The key is
+                   -- UNIQUE NULLS NOT DISTINCT, so an id has at most one order that is not refused.
                    INSERT INTO orders (order_id, partner_id, external_order_id, traceparent, answer_by, answering)
                    SELECT order_id, partner_id, external_order_id, traceparent,
                           now() + make_interval(secs => answer_within), answering
@@ -217,7 +219,7 @@ pub async fn refuse(connection: &mut PgConnection, order_id: OrderId) -> Result<
         transaction.rollback().await?;
         return Ok(None);
     }
-    // A placement that was never tried says nothing of the provider.
+    // If no placement was tried, the provider has not refused anything, so the order stands.
     let closed = close(&mut transaction, order_id).await?;
     if !closed.iter().any(|placement| placement.tried) {
         transaction.rollback().await?;
@@ -238,7 +240,7 @@ struct Closed {
 }
 
 /// Moves all placements of a locked order to `refused`; moves and returns none if one is bought, or may be.
-/// The function of the database does this in one step, because ingress may not update placements.
+/// `close_placements` of `migrations/0002_orders.sql` does this in one step, because ingress may not update placements.
 async fn close(connection: &mut PgConnection, order_id: OrderId) -> Result<Vec<Closed>> {
     let query = sqlx::query!(
         r#"SELECT placement_id AS "placement_id!", was = 'failed' OR attempt > 0 AS "tried!", refusal_status,

@@ -7,7 +7,7 @@ use time::OffsetDateTime;
 
 use crate::{Result, seconds};
 
-/// The longest range of one sweep: after a long stop of the stage too, its rows fit into one statement.
+/// The longest range of one sweep, in seconds. It bounds one statement even after the stage has been stopped for long.
 const STRETCH: f64 = 10.0;
 
 /// The result of a sweep.
@@ -19,8 +19,11 @@ pub struct Swept {
     pub more: bool,
 }
 
-/// The time range of one sweep; one process holds it at a time. Its end becomes the start of the next range only after
-/// every transaction that may have created rows in it has ended, so a slow commit is not missed.
+/// The time range of one sweep; one process holds it at a time.
+///
+/// A fence is a transaction id noted together with a time. It is passed once all earlier transactions have ended; then
+/// no row older than that time can still appear. Only then that time becomes the start of the next range, so a slow
+/// commit is not missed.
 pub(crate) struct Fence<'a> {
     pub(crate) transaction: Transaction<'a, Postgres>,
     stage: &'static str,

@@ -1,7 +1,7 @@
 //! Unfinished work: the rows of table `work`, which both stages share.
 //!
-//! A placement or a delivery that is finished within its first lease never has a row here. Every
-//! other one has exactly one row, which says when its stage must look at it again. The modules
+//! A placement or a delivery that is finished within its first lease usually has no row here; it has
+//! one if it was deferred, or if no message could announce it. Every unfinished older one has exactly one row, which says when its stage must look at it again. The modules
 //! [`placements`](crate::placements) and [`deliveries`](crate::deliveries) insert, move and delete
 //! these rows in the statements that change the placement or the delivery, so the two can't disagree.
 //!

@@ -36,7 +36,7 @@ const IDLE: Duration = Duration::from_secs(30);
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-pub type Endpoints = Client<EndpointConnector, Full<Bytes>>;
+pub type WebhookClient = Client<EndpointConnector, Full<Bytes>>;
 
 /// An endpoint sent too much before the head of its response was complete.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
@@ -50,7 +50,7 @@ pub struct ConnectTimeout;
 
 /// A client over HTTP/1.1. After a request, a connection may receive `head_max` bytes before the head is
 /// complete. `idle` is the number of unused connections kept for one endpoint.
-pub fn endpoints(dns: Dns, head_max: usize, idle: usize) -> io::Result<Endpoints> {
+pub fn endpoints(dns: Dns, head_max: usize, idle: usize) -> io::Result<WebhookClient> {
     let mut http = HttpConnector::new_with_resolver(Names(dns));
     http.enforce_http(false);
     http.set_nodelay(true);

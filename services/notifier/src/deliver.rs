@@ -124,10 +124,10 @@ impl Deliver {
         let duration = began.elapsed();
 
         let answer = tried.as_ref().ok().map(|(answer, _)| *answer);
-        let round = delivery.attempt.saturating_sub(delivery.schedule_start);
+        let attempts_of_schedule = delivery.attempt.saturating_sub(delivery.schedule_start);
         let mut next = match tried {
             Err(Failure::Erased) => Next::Exhausted,
-            _ => self.settings.schedule.next(round, answer, rand::random()),
+            _ => self.settings.schedule.next(attempts_of_schedule, answer, rand::random()),
         };
         if next != Next::Delivered && is_test(&delivery) {
             next = Next::Exhausted;

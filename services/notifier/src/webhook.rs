@@ -20,13 +20,13 @@ use webhooks::{
 };
 
 use crate::{
-    client::{self, ConnectTimeout, Endpoints, HeadTooLarge},
+    client::{self, ConnectTimeout, HeadTooLarge, WebhookClient},
     schedule::{self, Answer},
 };
 
 /// The name in `User-Agent`.
 const AGENT: &str = concat!("topup-notifier/", env!("CARGO_PKG_VERSION"));
-/// How much of a response's body is read; a larger one's connection is closed, its status being known.
+/// How much of a response's body is read. If the body is longer, the connection is closed; the status is already known.
 const ANSWER_READ: usize = 1024;
 /// How long the body is read.
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
@@ -100,7 +100,7 @@ pub struct Limits {
 /// Sends webhooks, with one client for all endpoints. Cheap to clone.
 #[derive(Clone)]
 pub struct Sender {
-    endpoints: Endpoints,
+    endpoints: WebhookClient,
     guard: Guard,
     timeout: Duration,
 }

@@ -35,19 +35,19 @@ struct Known {
     breaker: Option<ProviderBreaker>,
     /// The version at which this process got the probe.
     probe: Option<i64>,
-    run: Run,
+    streak: FailureStreak,
 }
 
 /// The failed calls since the last response.
 #[derive(Default)]
-struct Run {
+struct FailureStreak {
     not_sent: u32,
     failed: u32,
     /// The lanes of failed purchases; `None` stands for failed look-ups and collects.
     parts: HashSet<Option<Arc<str>>>,
 }
 
-impl Run {
+impl FailureStreak {
     /// Counts a failed call. Returns whether the provider as a whole fails. `active` is the number of lanes in use.
     fn fails(&mut self, lane: Option<Arc<str>>, not_sent: bool, active: usize, most: u32) -> bool {
         self.failed += 1;
@@ -64,7 +64,8 @@ impl Known {
     }
 }
 
-/// The breaker's version when a call began; the result counts while it is current, or never if `None`.
+/// The breaker's version when a call began. The call's result counts only while the breaker still has this version;
+/// with `None` the breaker was not closed, and the result never counts.
 #[derive(Clone, Copy, Debug)]
 pub struct Since(Option<i64>);
 
@@ -111,7 +112,7 @@ impl Breaker {
 
     /// Whether the provider responds to other calls, so that a failure concerns its placement only.
     pub fn is_healthy(&self) -> bool {
-        self.is_closed() && lock(&self.known).run.failed < self.limits.failures
+        self.is_closed() && lock(&self.known).streak.failed < self.limits.failures
     }
 
     /// Whether one placement may probe the provider.
@@ -132,7 +133,7 @@ impl Breaker {
         let Some(version) = since.0 else { return };
         {
             let mut known = lock(&self.known);
-            known.run = Run::default();
+            known.streak = FailureStreak::default();
             let closes =
                 |breaker: &ProviderBreaker| breaker.version == version && breaker.state != BreakerState::Closed;
             if !known.breaker.as_ref().is_some_and(closes) {
@@ -155,17 +156,18 @@ impl Breaker {
                 return;
             };
             let not_sent = matches!(trouble, Trouble::NotSent(_));
-            let fails = known.run.fails(lane.cloned(), not_sent, active, self.limits.failures);
+            let fails = known.streak.fails(lane.cloned(), not_sent, active, self.limits.failures);
             let denied = matches!(trouble, Trouble::Denied(_));
             if !(fails || denied || state != BreakerState::Closed) {
                 return;
             }
-            known.run = Run::default();
+            known.streak = FailureStreak::default();
         }
         let (name, reason) = (&self.provider, trouble.reason());
+        let at_once = true;
         let updated = self
             .database
-            .run(async |connection| providers::failed(connection, name, version, true, &self.limits, reason).await);
+            .run(async |connection| providers::failed(connection, name, version, at_once, &self.limits, reason).await);
         self.apply(perform(Effect::CommitHealth, updated).await);
     }
 
@@ -198,29 +200,29 @@ mod tests {
 
     const MOST: u32 = 10;
 
-    fn fails(run: &mut Run, lane: &str, not_sent: bool, active: usize) -> bool {
-        run.fails(Some(lane.into()), not_sent, active, MOST)
+    fn fails(streak: &mut FailureStreak, lane: &str, not_sent: bool, active: usize) -> bool {
+        streak.fails(Some(lane.into()), not_sent, active, MOST)
     }
 
     #[test]
     fn an_unreachable_provider_fails_as_a_whole_whatever_its_lanes() {
-        let mut run = Run::default();
-        assert!((1..MOST).all(|_| !fails(&mut run, "a", true, 8)));
-        assert!(fails(&mut run, "a", true, 8));
+        let mut streak = FailureStreak::default();
+        assert!((1..MOST).all(|_| !fails(&mut streak, "a", true, 8)));
+        assert!(fails(&mut streak, "a", true, 8));
     }
 
     #[test]
     fn a_provider_fails_as_a_whole_if_most_lanes_do() {
-        let mut run = Run::default();
-        assert!((0..MOST * 3).all(|_| !fails(&mut run, "a", false, 1)), "one lane is one lane");
-        assert!(!fails(&mut run, "b", false, 4), "2 of 4");
-        assert!(fails(&mut run, "c", false, 4), "3 of 4");
+        let mut streak = FailureStreak::default();
+        assert!((0..MOST * 3).all(|_| !fails(&mut streak, "a", false, 1)), "one lane is one lane");
+        assert!(!fails(&mut streak, "b", false, 4), "2 of 4");
+        assert!(fails(&mut streak, "c", false, 4), "3 of 4");
     }
 
     #[test]
     fn a_provider_whose_only_lane_and_whose_look_ups_fail_fails_as_a_whole() {
-        let mut run = Run::default();
-        assert!((0..MOST).all(|_| !fails(&mut run, "a", false, 1)));
-        assert!(run.fails(None, false, 1, MOST));
+        let mut streak = FailureStreak::default();
+        assert!((0..MOST).all(|_| !fails(&mut streak, "a", false, 1)));
+        assert!(streak.fails(None, false, 1, MOST));
     }
 }

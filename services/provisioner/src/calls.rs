@@ -52,8 +52,8 @@ impl Calls {
         Some(answer)
     }
 
-    /// Looks an attempt up. `was_unknown`: it is the first look-up since the attempt's purchase got no answer, so it
-    /// shows whether that purchase failed. Later ones, and those of attempts that were perhaps never sent, say nothing
+    /// Looks an attempt up. `was_unknown`: the purchase ended without an answer, and no look-up has given a definite one
+    /// since, so this look-up shows whether that purchase failed. Later ones, and those of attempts that were perhaps never sent, say nothing
     /// about the lane unless they find the purchase.
     pub async fn find(
         &self,

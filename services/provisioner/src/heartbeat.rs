@@ -1,7 +1,7 @@
 //! Tells every ingress process each second that this process can buy from a provider now. Ingress lets a partner wait
 //! for a verdict only while it hears this, so that an outage or a backlog ends the waiting before it slows the intake.
 //!
-//! A single lane that is held back sends no heartbeat of its own: its placements are deferred, and the provisioner
+//! Heartbeats are per provider. The placements of a single lane that is held back are deferred, and the provisioner
 //! then reports *under way* at once.
 
 use std::time::{Duration, Instant};

@@ -149,8 +149,8 @@ pub struct Config {
     )]
     pub provider_rate: u32,
 
-    /// Consecutive failed calls after which the breaker opens, if that many could not be sent or most lanes
-    /// fail; a denied call (401, 403) opens it at once
+    /// The breaker opens after this many consecutive calls that could not be sent, or after this many
+    /// consecutive failed calls of any kind if most active lanes fail; a denied call (401, 403) opens it at once
     #[arg(
         long,
         env = "BREAKER_FAILURES",

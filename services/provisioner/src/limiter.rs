@@ -20,11 +20,11 @@
 //!   down.
 //! - At most [`MOST_UNSETTLED`] attempts of a lane are sent and unsettled, because each may be money spent. The number is
 //!   read from PostgreSQL once a second and so covers all replicas; it can be exceeded by what other replicas sent within
-//!   that second. A lane without any such attempt may have more in flight. If it falls silent all at once, these are
-//!   unsettled too, and no further purchase begins until enough of them are settled.
+//!   that second. A lane without unsettled attempts may have more purchases in flight than this. If none of them is
+//!   answered, all become unsettled, and no further purchase begins until enough of them are settled.
 //!
 //! [`Calls`](crate::calls::Calls) reports each purchase and look-up, the worker asks for a lane's [`LaneState`] before it
-//! grants a permit, and [`watch`](crate::breaker::watch) reads the number of unsettled attempts and publishes
+//! grants a permit, and `watch` reads the number of unsettled attempts and publishes
 //! [`waiting`](LaneLimiters::waiting) lanes. The time comes in as a value. A lane is remembered while it is in use and two
 //! minutes longer, so memory is bounded by the options that are sold.
 

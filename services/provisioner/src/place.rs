@@ -130,7 +130,7 @@ impl Stage for Queue {
 /// What a probe of the provider tried last.
 #[derive(Default)]
 struct Probes {
-    /// A purchase: then a look-up comes first.
+    /// The last probe was a purchase, so the next one tries a look-up first.
     purchased: bool,
     /// The lane and partner of the last purchase, after which the next one begins.
     after: Option<(String, PartnerId)>,
@@ -250,8 +250,8 @@ impl Placing {
         }
     }
 
-    /// Returns the permit once few enough outcomes wait to be recorded.
-    async fn leave(&self, permit: Option<Permit>) -> Option<SemaphorePermit<'_>> {
+    /// Waits for room among the outcomes that are not recorded yet, then releases the permit. Returns that room.
+    async fn release_once_recordable(&self, permit: Option<Permit>) -> Option<SemaphorePermit<'_>> {
         let room = self.unrecorded.acquire().await.ok();
         drop(permit);
         room
@@ -276,12 +276,12 @@ impl Placing {
                     Ok(FindAnswer::Found(units)) => units,
                     Ok(FindAnswer::NotFound) | Err(_) => units,
                 };
-                let _room = self.leave(permit).await;
+                let _room = self.release_once_recordable(permit).await;
                 let age = work.age + trigger.claimed.elapsed();
                 self.record_units(work, age, units, LATE).await;
             }
             Ok(PlaceAnswer::Rejected { status, message }) => {
-                let _room = self.leave(permit).await;
+                let _room = self.release_once_recordable(permit).await;
                 tracing::info!(placement.id = %work.placement_id, order.id = %work.order_id, status, message, "the provider rejected the purchase");
                 // Recorded before the verdict is sent: the 422 rests on what is stored.
                 if self.settle(work, Outcome::Rejected { status, message }).await.moved {
@@ -289,7 +289,7 @@ impl Placing {
                 }
             }
             Err(trouble) => {
-                let _room = self.leave(permit).await;
+                let _room = self.release_once_recordable(permit).await;
                 self.not_placed(work, trouble).await;
             }
         }
@@ -312,14 +312,16 @@ impl Placing {
             }
         };
         // Recorded before the verdict is sent: ingress may answer 422 only if the record says that nothing was sent.
-        self.settle(work, outcome).await;
-        self.reporter.verdict(work, verdict);
+        let settled = self.settle(work, outcome).await;
+        if settled.moved || verdict == Verdict::UnderWay {
+            self.reporter.verdict(work, verdict);
+        }
     }
 
     /// Looks up an attempt without a recorded outcome. Buys nothing.
     async fn look_up(&self, work: &Claimed, lane: &Arc<str>, permit: Option<Permit>) {
         let answer = self.calls.find(lane, work.placement_id, work.unknowns > 0).await;
-        let _room = self.leave(permit).await;
+        let _room = self.release_once_recordable(permit).await;
         let outcome = match answer {
             Ok(FindAnswer::Found(units)) => {
                 tracing::info!(placement.id = %work.placement_id, attempt = work.attempt, "a look-up found the purchase");
@@ -349,7 +351,7 @@ impl Placing {
 
     async fn collect(&self, work: &Claimed, permit: Option<Permit>) {
         let answer = self.calls.collect(work.placement_id).await;
-        let _room = self.leave(permit).await;
+        let _room = self.release_once_recordable(permit).await;
         match answer {
             Ok(FindAnswer::Found(units)) => self.record_units(work, work.age, units, LATE).await,
             Ok(FindAnswer::NotFound) => {

@@ -16,8 +16,9 @@ use crate::{Error, Result, age, retry_conflicts, seconds, unsigned};
 /// How placements are claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// Placements that a job names. They are claimed if they are still `accepted`; they have no due
-    /// work, so there is no lease to take.
+    /// Placements that a job names. They are claimed if they are still `accepted`. Usually they have no
+    /// due work, so there is no lease to take; a job that is delivered again may name one that has, and
+    /// then the next claim of that work finds it stale and deletes it.
     Fresh,
     /// Placements with due work, in any state. The claim first takes their leases.
     Due,

@@ -116,6 +116,7 @@ async fn settle_once(connection: &mut PgConnection, settlements: &[Settlement]) 
         }
         settle_others(connection, settlements, &left, &mut settled).await?;
     } else if settlements.iter().all(is_one_statement) && !settlements.iter().any(is_ready) {
+        // All are purchases that need the general statement, and one statement needs no larger transaction.
         let all: Vec<usize> = (0..settlements.len()).collect();
         settle_others(connection, settlements, &all, &mut settled).await?;
     } else {
@@ -578,6 +579,7 @@ impl Moves {
                        AS new (placement_id, attempt, kind, due_in, reason, status, message)
                    WHERE p.placement_id = new.placement_id AND p.attempt = new.attempt
                      AND (p.state = 'placing' OR (p.state = 'placed' AND new.kind = 'disputed')
+                          -- Without work it is finished or disputed, and a late result gives it no new work.
                           OR (p.state IN ('placed', 'parked') AND new.kind = 'unknown'
                               AND (SELECT true FROM work w WHERE w.id = p.placement_id)))
                    RETURNING p.placement_id, p.partner_id, p.provider, p.lane, p.state, p.reason, new.due_in

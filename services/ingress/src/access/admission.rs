@@ -74,11 +74,12 @@ impl InFlightLimit {
 
     /// Takes a permit for `amount`, or names the bound that refuses it. `own` is the partner's own limit.
     fn acquire(self: &Arc<Self>, partner: PartnerId, amount: u64, own: Option<u64>) -> Result<InFlightPermit, Bound> {
-        self.add(partner, amount, own)?;
+        self.add(partner, amount, 0, own)?;
         Ok(InFlightPermit { limit: Arc::clone(self), partner, amount })
     }
 
-    fn add(&self, partner: PartnerId, amount: u64, own: Option<u64>) -> Result<(), Bound> {
+    /// Adds to what the partner has in flight, of which the same request already holds `held`.
+    fn add(&self, partner: PartnerId, amount: u64, held: u64, own: Option<u64>) -> Result<(), Bound> {
         let mut in_flight = lock(&self.in_flight);
         let mine = in_flight.by_partner.get(&partner).copied().unwrap_or_default();
         let free = self.capacity.saturating_sub(in_flight.all);
@@ -88,9 +89,9 @@ impl InFlightLimit {
         if amount > free {
             return Err(Bound::Capacity);
         }
-        // Half of what the others leave free, which is `free + mine`. The first request is always within the share, so
-        // that no partner is shut out.
-        if mine > 0 && mine + amount > u64::midpoint(free, mine) {
+        // Half of what the others leave free, which is `free + mine`. A partner's only request is always within the share,
+        // so that no partner is shut out.
+        if mine > held && mine + amount > u64::midpoint(free, mine) {
             return Err(Bound::Share);
         }
         in_flight.all += amount;
@@ -118,7 +119,7 @@ impl InFlightPermit {
     /// Changes the amount. On an error the amount stays the same.
     fn resize(&mut self, amount: u64) -> Result<(), Bound> {
         if amount > self.amount {
-            self.limit.add(self.partner, amount - self.amount, None)?;
+            self.limit.add(self.partner, amount - self.amount, self.amount, None)?;
         } else {
             self.limit.remove(self.partner, self.amount - amount);
         }

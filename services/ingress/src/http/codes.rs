@@ -31,7 +31,7 @@ pub(crate) enum Code {
     #[strum(props(status = 400, bought = "no", message = "Invalid JSON format"))]
     InvalidJson,
 
-    /// The body is over 64 KiB. Split the order.
+    /// The body is larger than the service accepts (64 KiB unless the operator changed it). Split the order.
     #[strum(props(status = 413, bought = "no", message = "Request body is larger than {} bytes"))]
     BodyTooLarge,
 

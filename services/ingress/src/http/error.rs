@@ -1,7 +1,7 @@
 //! Error responses, in the shapes of section 7 of the specification.
 //!
 //! Guarantees: the status and the message follow from the [`Code`]; the cause of a 500 is never part of a response.
-//! Handlers return an [`ApiError`]. [`super::observe`] logs and counts it once, from the [`Refusal`] that
+//! Handlers return an [`ApiError`]. [`super::observe`] logs and counts it once, from the [`ErrorRecord`] that
 //! is an extension of the response.
 
 use std::{fmt::Display, sync::Arc, time::Duration};
@@ -85,9 +85,9 @@ pub(crate) struct Limited {
     pub(crate) wait: Duration,
 }
 
-/// Why a request was refused, for the log and the metrics. An extension of the response.
+/// What the log and the metrics say about an error response. An extension of the response.
 #[derive(Clone, Debug)]
-pub(crate) struct Refusal {
+pub(crate) struct ErrorRecord {
     /// The code of the first error, or the bound that was reached.
     pub(crate) reason: &'static str,
     pub(crate) errors: Vec<Named>,
@@ -165,7 +165,7 @@ impl IntoResponse for ApiError {
                 simple(Code::InternalError, Code::InternalError.message())
             }
         };
-        response.extensions_mut().insert(Refusal { reason, errors, cause });
+        response.extensions_mut().insert(ErrorRecord { reason, errors, cause });
         response
     }
 }

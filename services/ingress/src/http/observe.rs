@@ -4,7 +4,7 @@
 //! cause of a 500; a flood of refused requests is sampled in the log and counted in full by the metrics. No path, query or
 //! header of a request is logged.
 //!
-//! [`super::routes`] wraps all routes in [`observe`]. It relies on [`Refusal`], which [`super::error`] attaches to each
+//! [`super::routes`] wraps all routes in [`observe`]. It relies on [`ErrorRecord`], which [`super::error`] attaches to each
 //! error response.
 
 use std::{net::SocketAddr, sync::Arc};
@@ -29,7 +29,7 @@ use crate::{
     http::{
         codes::{self, Named},
         connection::Connection,
-        error::Refusal,
+        error::ErrorRecord,
     },
     metrics::Metrics,
     pages,
@@ -102,7 +102,7 @@ impl Observer {
 
     fn answered(&self, response: &Response, request_id: &HeaderValue, peer: SocketAddr) {
         let status = response.status();
-        let Some(Refusal { reason, cause, .. }) = response.extensions().get() else { return };
+        let Some(ErrorRecord { reason, cause, .. }) = response.extensions().get() else { return };
         let partner = response.extensions().get::<PartnerId>().copied();
         if status != StatusCode::INTERNAL_SERVER_ERROR {
             self.refused(status, reason, partner, request_id, peer);
@@ -133,7 +133,7 @@ pub(crate) async fn observe(
     let mut response = next.run(request).instrument(span.clone()).await;
     observer.requests.end(&underway, Some(response.status()));
     span.in_scope(|| observer.answered(&response, &id, connection.peer));
-    if let Some(Refusal { errors, .. }) = response.extensions().get() {
+    if let Some(ErrorRecord { errors, .. }) = response.extensions().get() {
         let explanation = observer.explanation(errors);
         response.headers_mut().extend(explanation);
     }

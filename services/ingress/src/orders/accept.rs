@@ -104,7 +104,8 @@ impl InsertOrders {
 pub(crate) struct Inserted {
     /// Whether it was stored; otherwise its external id is taken.
     stored: bool,
-    /// When the statement was sent, shortly before the database accepted the order.
+    /// When the statement was sent. The deadline of the answer counts from here, so it never ends later than
+    /// `answer_by`, which the database counts from the insert.
     sent: Instant,
 }
 
@@ -122,8 +123,9 @@ impl Writer for InsertOrders {
             Ok::<Vec<_>, store::Error>(stored.into_iter().map(|stored| Inserted { stored, sent }).collect())
         };
         let inserted = perform(Effect::CommitOrders, self.database.run(insert)).await?;
-        let waits = |(order, inserted): &(&NewOrder, &Inserted)| order.answering.is_some() && inserted.stored;
-        for (order, _) in orders.iter().zip(&inserted).filter(waits) {
+        // A job that nobody waits for follows the 201; see `store_and_answer`.
+        let awaited = |(order, inserted): &(&NewOrder, &Inserted)| order.answering.is_some() && inserted.stored;
+        for (order, _) in orders.iter().zip(&inserted).filter(awaited) {
             publish(&self.jobs, order);
         }
         Ok(inserted)
@@ -236,12 +238,12 @@ impl Orders {
     }
 
     async fn store_and_answer(&self, mut order: NewOrder, mut answer: oneshot::Sender<Answer>) {
-        let waits = !self.placement_wait.is_zero() && self.handshake.expects_verdicts(&order.placements);
-        if waits {
+        let awaits_verdicts = !self.placement_wait.is_zero() && self.handshake.expects_verdicts(&order.placements);
+        if awaits_verdicts {
             order.answering = Some(self.handshake.instance());
             order.answer_within += self.placement_wait;
         }
-        let pending = waits.then(|| self.handshake.expect_reports(&order));
+        let pending = awaits_verdicts.then(|| self.handshake.expect_reports(&order));
         let sent = match self.store_unless_taken(&mut order, &mut answer).await {
             Ok(Some(sent)) => sent,
             Ok(None) => {
@@ -256,6 +258,8 @@ impl Orders {
         let deadline = sent + order.answer_within;
         let Some(mut pending) = pending else {
             self.metrics.order(OrderResult::Accepted, topups(&order).count());
+            // The job follows the 201: nobody holds readiness events of this order, so nothing may be bought before
+            // the answer has left.
             answered(&order, deadline, answer).await;
             publish(&self.jobs, &order);
             return;
@@ -295,7 +299,7 @@ impl Orders {
         answer: &mut oneshot::Sender<Answer>,
     ) -> Result<Option<Instant>, ApiError> {
         let give_up = Instant::now() + self.placement_wait + ANSWER;
-        let mut waits = None;
+        let mut duplicate_permit = None;
         loop {
             let mut wait = UNDECIDED;
             let inserted = self.store(order, answer).await?;
@@ -306,8 +310,8 @@ impl Orders {
                 if decided {
                     return Ok(None);
                 }
-                if waits.is_none() {
-                    waits = Some(self.duplicates.try_acquire().map_err(|_| UNDECIDED_ORDER)?);
+                if duplicate_permit.is_none() {
+                    duplicate_permit = Some(self.duplicates.try_acquire().map_err(|_| UNDECIDED_ORDER)?);
                 }
                 tokio::time::sleep(wait.min(undecided_for)).await;
                 wait = (wait * 2).min(UNDECIDED_MOST);

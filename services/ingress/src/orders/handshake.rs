@@ -9,8 +9,9 @@
 //! Nothing rests on this memory:
 //!
 //! - If this process dies, the answers that it owes never leave. The readiness events that it held, and those that are
-//!   still sent to it, are lost: the sweep finds their deliveries after their first lease, which is longer than the
-//!   time until `answer_by` ([`pipeline::timing`] checks that). A restarted process has another id.
+//!   still sent to it, are lost. The sweep, which makes rows due that have no outcome when their first lease has passed,
+//!   finds their deliveries. The first lease is longer than the time until `answer_by` ([`pipeline::timing`] checks
+//!   that), so the webhook stays behind the answer. A restarted process has another id.
 //! - If this process stops, it listens while an order that it has answered misses a unit, but only until `answer_by` of
 //!   that order ([`Handshake::drain`]). So no webhook is late because of a restart, and a restart rarely waits.
 //! - An order that is not pending here is answered or never will be by this process, so its events are published at
@@ -85,8 +86,8 @@ impl Handshake {
     }
 
     /// Waits at the end of a stop for the missing readiness events of answered orders. After `answer_by` provisioners
-    /// publish these events themselves. The few that claimed a placement just before are late; the sweep finds what
-    /// they report.
+    /// publish these events themselves. A provisioner that claimed a placement just before `answer_by` may still report
+    /// to this process after it has gone; the sweep finds those deliveries.
     pub(crate) async fn drain(&self) {
         while self.pending.misses_units() {
             tokio::time::sleep(DRAIN_LOOK).await;

@@ -19,11 +19,12 @@ use crate::{
 
 /// The most settlements in one commit.
 const BATCH: usize = 256;
-/// Consecutive unknown outcomes before a placement is parked: after an outage every placement is old.
+/// Consecutive unknown outcomes before a placement is parked. Its age alone does not park it, because after an outage
+/// every placement is old.
 const LASTING: u32 = 5;
 /// The most tries to record an outcome after errors that concern neither the data nor the connection.
 /// After the last try the lease ends, and the placement is looked up again.
-const MAX_REFUSALS: u32 = 8;
+const MAX_FAILED_WRITES: u32 = 8;
 
 /// The group commit of outcomes: one statement for a batch of purchases.
 pub struct Settlements(Database);
@@ -125,7 +126,7 @@ impl Placing {
         });
         let mut settlement = Settlement { placement_id: work.placement_id, attempt: work.attempt, outcome, fresh };
         let mut wait = Duration::from_millis(100);
-        let mut refusals = 0;
+        let mut failed_writes = 0;
         loop {
             let error = match self.settlements.write(settlement.clone()).await {
                 Ok(Ok(settled)) => {
@@ -148,8 +149,8 @@ impl Placing {
                 settlement.outcome = Outcome::Disputed { reason };
                 continue;
             }
-            refusals += u32::from(!error.is_transient());
-            if refusals >= MAX_REFUSALS {
+            failed_writes += u32::from(!error.is_transient());
+            if failed_writes >= MAX_FAILED_WRITES {
                 tracing::error!(placement.id = %work.placement_id, %error, "outcome not recorded; a look-up settles the placement when its lease ends");
                 return Settled::default();
             }
