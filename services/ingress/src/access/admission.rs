@@ -291,4 +291,15 @@ mod tests {
         last.resize(0).unwrap();
         assert_eq!(lock(&limit.in_flight).all, 0);
     }
+
+    #[test]
+    fn a_partners_only_request_may_grow_to_everything() {
+        let limit = InFlightLimit::new(10);
+        let partner = PartnerId::new();
+        let mut only = limit.acquire(partner, 1, None).unwrap();
+        only.resize(10).unwrap();
+        only.resize(1).unwrap();
+        let mut second = limit.acquire(partner, 1, None).unwrap();
+        assert_eq!(second.resize(9), Err(Bound::Share));
+    }
 }
