@@ -19,7 +19,7 @@ const PERIOD: Duration = Duration::from_secs(5);
 
 /// Metrics of the rows that a stage works on.
 #[derive(Clone)]
-pub(crate) struct Jobs {
+pub(crate) struct RowMetrics {
     in_flight: UpDownCounter<i64>,
     claimed: Counter<u64>,
     deferred: Counter<u64>,
@@ -32,7 +32,7 @@ pub(crate) struct Jobs {
 
 /// A row in flight, until this is dropped.
 pub(crate) struct InFlight {
-    jobs: Jobs,
+    metrics: RowMetrics,
     class: Class,
 }
 
@@ -57,10 +57,10 @@ impl DueRows {
     }
 }
 
-impl Jobs {
+impl RowMetrics {
     pub(crate) fn new(stage: &'static str, provider: Option<String>) -> Self {
         let make = Instruments::of("pipeline");
-        let jobs = Self {
+        let metrics = Self {
             in_flight: global::meter("pipeline")
                 .i64_up_down_counter("esim.jobs.in_flight")
                 .with_description("Rows that this process works on")
@@ -78,10 +78,10 @@ impl Jobs {
             due: due_of(stage, provider),
         };
         // A rate needs its counter from the start.
-        jobs.deferred.add(0, &jobs.due);
-        jobs.drained.add(0, &jobs.due);
-        jobs.swept.add(0, &jobs.stage);
-        jobs
+        metrics.deferred.add(0, &metrics.due);
+        metrics.drained.add(0, &metrics.due);
+        metrics.swept.add(0, &metrics.stage);
+        metrics
     }
 
     pub(crate) fn claimed(&self, rows: usize, class: Class) {
@@ -101,9 +101,9 @@ impl Jobs {
         self.swept.add(rows, &self.stage);
     }
 
-    pub(crate) fn begin(&self, class: Class) -> InFlight {
+    pub(crate) fn count_in_flight(&self, class: Class) -> InFlight {
         self.in_flight.add(1, &self.stage);
-        InFlight { jobs: self.clone(), class }
+        InFlight { metrics: self.clone(), class }
     }
 }
 
@@ -113,9 +113,9 @@ fn count(rows: usize) -> u64 {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.jobs.in_flight.add(-1, &self.jobs.stage);
+        self.metrics.in_flight.add(-1, &self.metrics.stage);
         if self.class == Class::Due {
-            self.jobs.drained.add(1, &self.jobs.due);
+            self.metrics.drained.add(1, &self.metrics.due);
         }
     }
 }

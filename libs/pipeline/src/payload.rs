@@ -7,7 +7,8 @@
 use domain::{DeliveryId, OrderId, PartnerId, PlacementId};
 use serde::{Deserialize, Serialize};
 
-/// The most rows in one message: one replica can run at least this many at once.
+/// The most rows in one message. A process pulls a message only while its queues have room for this many tickets, so
+/// one message always fits, and a burst of orders spreads over the replicas.
 pub const MOST: usize = 32;
 
 /// Placements wait to be bought. JetStream, subject `topup.job.<provider>`, from ingress to the provisioners.

@@ -6,7 +6,7 @@
 //! look at due work ─▶ ticket ─┘
 //! ```
 //!
-//! A ticket names a row and holds nothing: the lease is taken by the claim, once there is a permit to run the row. So
+//! A ticket names a row and holds nothing: the claim takes the row, once there is a permit to run it. So
 //! a row may have several tickets, here or in other processes, and only the first claim of it finds work. The others
 //! return their permits at once.
 //!
@@ -38,7 +38,7 @@ pub use self::stage::{Found, Look, Stage, Ticket, Trigger};
 use crate::{
     Nats,
     effect::{Effect, perform},
-    metrics::Jobs,
+    metrics::RowMetrics,
     queues::{Granted, Queues},
     streams::Source,
     trace,
@@ -81,7 +81,7 @@ pub fn start<S: Stage>(stage: Arc<S>, nats: &Nats, settings: Settings, shutdown:
         nats: nats.clone(),
         queues: Queues::new(settings.limits, settings.lane),
         rows_per_queue: settings.limits.permits.div_ceil(2).min(LOOK_ROWS),
-        jobs: Jobs::new(S::NAME, settings.provider),
+        metrics: RowMetrics::new(S::NAME, settings.provider),
         pulled: CancellationToken::new(),
         shutdown: shutdown.clone(),
     });
@@ -100,13 +100,13 @@ pub async fn sweep<S: Stage, Sweeping: Future<Output = anyhow::Result<(u64, bool
     shutdown: Shutdown,
     sweep: impl Fn() -> Sweeping,
 ) -> anyhow::Result<()> {
-    let jobs = Jobs::new(S::NAME, None);
+    let metrics = RowMetrics::new(S::NAME, None);
     let mut ticks = shutdown.ticks(SWEEP);
     while ticks.next().await {
         loop {
             match perform(Effect::Sweep, sweep()).await {
                 Ok((late, more)) => {
-                    jobs.swept(late);
+                    metrics.swept(late);
                     if !more || shutdown.is_stopping() {
                         break;
                     }
@@ -134,7 +134,7 @@ struct Worker<S: Stage> {
     queues: Arc<Queues<Waiting<S::Id>>>,
     /// The most due rows of one queue in one look: no queue can hold more permits at once.
     rows_per_queue: usize,
-    jobs: Jobs,
+    metrics: RowMetrics,
     /// Cancelled once no more messages are pulled.
     pulled: CancellationToken,
     shutdown: Shutdown,
@@ -178,7 +178,7 @@ impl<S: Stage> Worker<S> {
             self.queues.due_claimed(granted.iter().map(|granted| granted.permit.key()));
         }
         let works = works.unwrap_or_default();
-        self.jobs.claimed(works.len(), class);
+        self.metrics.claimed(works.len(), class);
         // The permits of rows that need no work are returned at the end of this function.
         let mut permits: HashMap<S::Id, _> = rows.into_iter().zip(granted).collect();
         for (id, work) in works {
@@ -186,7 +186,7 @@ impl<S: Stage> Worker<S> {
                 continue;
             };
             let trigger = Trigger { class, traceparent: ticket.traceparent, claimed };
-            let in_flight = self.jobs.begin(class);
+            let in_flight = self.metrics.count_in_flight(class);
             // Boxed: a large future would be copied several times on its way into the task.
             let running = Box::pin(Arc::clone(&self.stage).run(work, trigger, permit));
             self.shutdown.tracker().spawn(async move {

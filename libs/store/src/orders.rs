@@ -24,8 +24,8 @@ pub struct NewOrder {
     pub traceparent: Option<String>,
     /// Ingress answers within this time from now, or never.
     pub answer_within: Duration,
-    /// The ingress process whose request waits for verdicts and may be answered with 422 until then;
-    /// `None` if the request does not wait.
+    /// The ingress process that waits for verdicts on this order, and may answer 422 until
+    /// `answer_within` has passed. `None`: the request waits for no verdict.
     pub answering: Option<Uuid>,
     /// The purchases of the order; together they have one topup per unit.
     pub placements: Vec<NewPlacement>,

@@ -96,6 +96,8 @@ impl Deliver {
         }
     }
 
+    /// The lane of a delivery is its endpoint's host, because endpoints of one host fail together. It is empty until a
+    /// claim has read the partner's URL.
     fn ticket(&self, id: DeliveryId, partner: PartnerId) -> Ticket<DeliveryId> {
         Ticket { id, lane: self.endpoints.host(partner), partner }
     }

@@ -66,12 +66,12 @@ const LOOK: Duration = Duration::from_secs(1);
 const STANDING: Duration = Duration::from_secs(5);
 /// Eight attempts over about 28 hours.
 const RETRY_SCHEDULE: &str = "5s,5m,30m,2h,5h,10h,10h";
-/// The longest time that is left for a readiness event to arrive here.
-const EVENT_ARRIVAL: Duration = Duration::from_secs(5);
+/// The least time that a readiness event has to arrive here, whatever `WEBHOOK_TIMEOUT` is.
+const EVENT_ARRIVAL_LEAST: Duration = Duration::from_secs(5);
 /// The longest `WEBHOOK_TIMEOUT`. The arrival of the event and a first attempt must fit into the first lease.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(18);
 const _: () = assert!(
-    EVENT_ARRIVAL.as_secs() + LONGEST_TIMEOUT.as_secs() + deliver::LEASE_MARGIN.as_secs()
+    EVENT_ARRIVAL_LEAST.as_secs() + LONGEST_TIMEOUT.as_secs() + deliver::LEASE_MARGIN.as_secs()
         <= deliver::FIRST_LEASE.as_secs()
 );
 

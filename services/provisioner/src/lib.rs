@@ -61,7 +61,7 @@ use crate::{
     calls::Calls,
     limiter::LaneLimiters,
     metrics::Metrics,
-    place::{Placing, Queue, Settlements, UNRECORDED},
+    place::{Placing, PlacingStage, Settlements, UNRECORDED},
     providers::{Accounts, Connected},
     rate::Rate,
     reporter::Reporter,
@@ -311,7 +311,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
                 Ok((swept.late, swept.more))
             }
         };
-        shutdown.spawn("sweep", worker::sweep::<Queue, _>(shutdown.clone(), sweep));
+        shutdown.spawn("sweep", worker::sweep::<PlacingStage, _>(shutdown.clone(), sweep));
         shutdown.spawn("metrics", metrics.watch(config.providers, database, shutdown.clone()));
     }
     stop.cancelled().await;
@@ -374,10 +374,10 @@ fn start(
             ack_wait: Duration::from_secs(30),
         };
         for (buys, source, limits) in [(true, Some(jobs), purchases), (false, None, lookups)] {
-            let queue = Queue { placing: Arc::clone(&placing), buys };
+            let stage = PlacingStage { placing: Arc::clone(&placing), buys };
             let lane = lane_states(Arc::clone(&breaker), buys.then(|| Arc::clone(&limiters)));
             let settings = worker::Settings { source, limits, lane, provider: Some(name.clone()) };
-            worker::start(Arc::new(queue), nats, settings, shutdown);
+            worker::start(Arc::new(stage), nats, settings, shutdown);
         }
         shutdown.spawn("probes", placing.probe());
         let (nats, stop) = (nats.clone(), shutdown.clone());

@@ -1,7 +1,7 @@
 //! The stage: buys placements, looks up attempts whose outcome is unknown, collects profiles.
 //!
 //! The state from which a placement was claimed decides the work, see [`domain::placement`]. Only a
-//! claim from `accepted` records a fresh attempt, and only a fresh attempt is sent. Every outcome is one
+//! claim from `accepted` records a new attempt, and only the claim that recorded an attempt sends it. Every outcome is one
 //! settlement, recorded in a group commit before anything is published.
 
 mod settle;
@@ -72,13 +72,14 @@ pub struct Placing {
     pub shutdown: Shutdown,
 }
 
-/// One of a provider's queues: purchases, or look-ups and collects. Neither waits for slots of the other.
-pub struct Queue {
+/// A provider has two stages with permits of their own, purchases (`buys`) and look-ups with collects, so that neither
+/// takes the other's permits.
+pub struct PlacingStage {
     pub placing: Arc<Placing>,
     pub buys: bool,
 }
 
-impl Stage for Queue {
+impl Stage for PlacingStage {
     const NAME: &'static str = "provisioner";
     const KIND: &'static str = "job";
     const CLAIM: (&'static str, &'static str) = ("UPDATE", "placements");
@@ -251,16 +252,21 @@ impl Placing {
     }
 
     /// Waits for room among the outcomes that are not recorded yet, then releases the permit. Returns that room.
+    ///
+    /// The provider's work is done, so a slow database must not keep its permits from other purchases. The room bounds
+    /// how many outcomes a crash leaves to look-ups; while there is none, permits are kept and buying stops.
     async fn release_once_recordable(&self, permit: Option<Permit>) -> Option<SemaphorePermit<'_>> {
         let room = self.unrecorded.acquire().await.ok();
         drop(permit);
         room
     }
 
-    /// Sends the purchase of a fresh attempt, once.
+    /// Sends the purchase of the attempt that this claim recorded, once.
     async fn buy(&self, work: &Claimed, lane: &Arc<str>, trigger: &Trigger, permit: Option<Permit>) {
         let purchase = Purchase { placement_id: work.placement_id, items: assign::items(&work.topups) };
-        // After a stall, a look-up may already have said "not found", so this purchase must not be sent.
+        // After a stall, a look-up may already have said "not found", so this purchase must not be sent. Sent within the
+        // first half of the settling delay, the call also ends within that delay, because `SETTLE` is more than twice
+        // `PROVIDER_TIMEOUT`.
         let send_by = trigger.claimed + self.settle_delay / 2;
         let Some(answer) = self.calls.place(lane, &purchase, send_by).await else {
             tracing::warn!(placement.id = %work.placement_id, "attempt abandoned: it was recorded too long ago");

@@ -35,8 +35,9 @@ pub trait Stage: Send + Sync + 'static {
     /// Looks for due rows; changes nothing. Other processes may find the same rows.
     fn due(&self, look: Look) -> impl Future<Output = anyhow::Result<Found<Self::Id>>> + Send;
 
-    /// Claims rows, which takes their leases. Returns those that need work now, without the rows that are finished or
-    /// that another process has claimed.
+    /// Claims rows. Returns those that need work now, without the rows that are finished or that another process has
+    /// claimed. Due rows are leased. Fresh rows take no lease: until their first lease ends they belong to their
+    /// message, and the claim of a placement records the attempt, so a second claim finds nothing.
     fn claim(
         &self,
         rows: &[Self::Id],

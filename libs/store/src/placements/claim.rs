@@ -36,7 +36,8 @@ pub struct Claimed {
     /// The state before the claim. From `accepted`, the claim recorded a new attempt, and only its holder may
     /// send it. In any other state nothing may be bought.
     pub was: PlacementState,
-    /// It was claimed by [`Claim::Fresh`]: it has no due work.
+    /// It was claimed by [`Claim::Fresh`], so its settlement need not delete due work: work that is left over is
+    /// deleted by the claim that finds it.
     pub fresh: bool,
     /// The last recorded attempt; this claim may have recorded it.
     pub attempt: u32,
@@ -119,18 +120,28 @@ pub async fn claim(
         let begun: HashSet<Uuid> = rows.iter().map(|row| row.placement_id).collect();
         ids.retain(|id| !begun.contains(id));
         if !ids.is_empty() {
-            rows.extend(read_others(connection, provider, &ids).await?);
+            // An error must not lose the attempts that were recorded above, because only this process may send them.
+            match read_others(connection, provider, &ids).await {
+                Ok(others) => rows.extend(others),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot read placements to look up; they are due again when their leases end")
+                }
+            }
         }
     }
     let mut claimed = Vec::with_capacity(placements.len());
     for work in group(rows, which == Claim::Fresh) {
         match work {
             Ok(work) => claimed.push(work),
-            Err(unreadable) => unreadable.park(connection).await?,
+            Err(unreadable) => {
+                if let Err(error) = unreadable.park(connection).await {
+                    tracing::warn!(%error, "cannot park a placement that cannot be read; it is tried again when its lease ends");
+                }
+            }
         }
     }
     if is_due {
-        // An error must not lose the claim: it has recorded attempts, which only this process may send.
+        // Here, too, an error must not lose the attempts.
         if let Err(error) = put_off(connection, &mut claimed, lease).await {
             tracing::warn!(%error, "cannot put off placements that are in flight or finished");
         }
