@@ -173,7 +173,7 @@ impl<S: Stage> Worker<S> {
         if refused.is_empty() {
             return;
         }
-        self.jobs.deferred(refused.len());
+        self.metrics.deferred(refused.len());
         let rows: Vec<S::Id> = refused.into_iter().map(|ticket| ticket.id).collect();
         if let Err(error) = self.stage.defer(&rows).await {
             let error = format!("{error:#}");
