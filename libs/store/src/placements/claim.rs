@@ -124,7 +124,7 @@ pub async fn claim(
             match read_others(connection, provider, &ids).await {
                 Ok(others) => rows.extend(others),
                 Err(error) => {
-                    tracing::warn!(%error, "cannot read placements to look up; they are due again when their leases end")
+                    tracing::warn!(%error, "cannot read placements to look up; they are due again when their leases end");
                 }
             }
         }
