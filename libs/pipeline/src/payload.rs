@@ -72,7 +72,7 @@ pub struct VerdictReport {
     pub verdict: Verdict,
 }
 
-/// What became of a purchase, as far as the partner's response depends on it.
+/// The outcome of a purchase, reduced to what decides between a 201 and a 422.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
