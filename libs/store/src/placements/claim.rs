@@ -313,43 +313,59 @@ fn topup(row: &Row) -> Result<ClaimedTopup> {
     })
 }
 
-/// Removes leased placements that this process must not work on. An attempt in flight belongs to its holder until
-/// that lease ends. A finished placement is no longer due.
+/// Takes out leased placements that this process must not work on, and corrects their work. An attempt in
+/// flight belongs to its holder until that lease ends. A finished placement is no longer due.
+///
+/// The placements are judged again under their locks. Otherwise this could delete the work of a
+/// placement that an operator resolves at the same moment, which has then become due again, and
+/// nothing would ever collect its profiles.
 async fn put_off(connection: &mut PgConnection, claimed: &mut Vec<Claimed>, lease: Duration) -> Result<()> {
     let mut in_flight = Vec::new();
-    let mut finished = Vec::new();
-    claimed.retain(|one| match one.was {
-        PlacementState::Placing if one.open && one.attempt_age < lease => {
+    let (mut finished, mut finished_states) = (Vec::new(), Vec::new());
+    claimed.retain(|one| {
+        let is_in_flight = one.was == PlacementState::Placing && one.open && one.attempt_age < lease;
+        let is_finished = match one.was {
+            PlacementState::Placed | PlacementState::Parked => {
+                one.placed_age.is_some() && one.topups.iter().all(|topup| !topup.pending)
+            }
+            PlacementState::Refused | PlacementState::Failed => true,
+            PlacementState::Accepted | PlacementState::Placing => false,
+        };
+        if is_in_flight {
             in_flight.push(one.placement_id.uuid());
-            false
-        }
-        PlacementState::Placed | PlacementState::Parked
-            if one.placed_age.is_some() && one.topups.iter().all(|topup| !topup.pending) =>
-        {
+        } else if is_finished {
             finished.push(one.placement_id.uuid());
-            false
+            finished_states.push(one.was.as_str());
         }
-        PlacementState::Refused | PlacementState::Failed => {
-            finished.push(one.placement_id.uuid());
-            false
-        }
-        _ => true,
+        !is_in_flight && !is_finished
     });
     if in_flight.is_empty() && finished.is_empty() {
         return Ok(());
     }
-    let statement = sqlx::query!(
-        "WITH finished AS (
-             DELETE FROM work WHERE id = ANY ($1)
-         )
-         UPDATE work w SET kind = 'find', at = p.attempted_at + make_interval(secs => $3)
-         FROM placements p
-         WHERE w.id = ANY ($2) AND p.placement_id = w.id
-           AND p.state = 'placing' AND p.unknowns = 0 AND p.not_found_at IS NULL",
-        &finished,
-        &in_flight,
-        seconds(lease),
-    );
-    statement.execute(connection).await?;
-    Ok(())
+    retry_conflicts!(async {
+        let statement = sqlx::query!(
+            "WITH current AS MATERIALIZED (
+                 SELECT placement_id, state, attempted_at, unknowns, not_found_at FROM placements
+                 WHERE placement_id = ANY ($1) OR placement_id = ANY ($3)
+                 ORDER BY placement_id
+                 FOR SHARE
+             ), finished AS (
+                 DELETE FROM work WHERE id = ANY (ARRAY (
+                     SELECT current.placement_id
+                     FROM current
+                     JOIN unnest($1::uuid[], $2::text[]) AS seen (placement_id, state)
+                          USING (placement_id, state)))
+             )
+             UPDATE work w SET kind = 'find', at = current.attempted_at + make_interval(secs => $4)
+             FROM current
+             WHERE w.id = current.placement_id AND w.id = ANY ($3)
+               AND current.state = 'placing' AND current.unknowns = 0 AND current.not_found_at IS NULL",
+            &finished,
+            &finished_states as &[&str],
+            &in_flight,
+            seconds(lease),
+        );
+        statement.execute(&mut *connection).await?;
+        Ok::<_, Error>(())
+    })
 }

@@ -1,14 +1,13 @@
 //! Settling placements: outcomes are recorded in batches.
 //!
 //! Most outcomes of most batches are the same: the first attempt bought the placement and all its
-//! profiles are there. A statement of three writes records those ([`Ready`]). Whatever it does not
-//! move, and every other outcome, goes through the general statements, which also write and delete
-//! due work and what waits for an operator.
+//! profiles are there. A lean statement of three writes records those ([`ready`]). Whatever it does not
+//! move, and every other outcome, goes through the general statements of this file, which also write
+//! and delete due work and what waits for an operator.
 
-use std::{
-    collections::{HashMap, HashSet},
-    time::Duration,
-};
+mod ready;
+
+use std::{collections::HashMap, time::Duration};
 
 use domain::{DeliveryId, Iccid, OrderId, PartnerId, PlacementId, TopupId};
 use sqlx::PgConnection;
@@ -101,165 +100,36 @@ pub struct Settled {
     pub ready: Vec<DeliveryId>,
 }
 
-/// Records a batch of settlements, each along its transition, in one transaction.
+/// Records a batch of settlements, each along its transition.
+///
+/// The common outcomes are committed first and by themselves. A conflict repeats only the part that it
+/// hit, because a repeat finds nothing new in what is already recorded: it would return no deliveries,
+/// and the readiness events of those would be missing until the sweep finds them.
 pub async fn settle(connection: &mut PgConnection, settlements: &[Settlement]) -> Result<Vec<Settled>> {
-    retry_conflicts!(settle_once(&mut *connection, settlements))
-}
-
-async fn settle_once(connection: &mut PgConnection, settlements: &[Settlement]) -> Result<Vec<Settled>> {
     let mut settled = vec![Settled::default(); settlements.len()];
-    // One statement is a transaction by itself; only a mixed batch needs a larger one.
-    if settlements.iter().all(is_ready) {
-        let left = settle_ready(connection, settlements, &mut settled).await?;
-        if left.is_empty() {
-            return Ok(settled);
-        }
-        settle_others(connection, settlements, &left, &mut settled).await?;
-    } else if settlements.iter().all(is_one_statement) && !settlements.iter().any(is_ready) {
-        // All are purchases that need the general statement, and one statement needs no larger transaction.
-        let all: Vec<usize> = (0..settlements.len()).collect();
-        settle_others(connection, settlements, &all, &mut settled).await?;
-    } else {
-        let mut transaction = sqlx::Connection::begin(connection).await?;
-        let left = settle_ready(&mut transaction, settlements, &mut settled).await?;
-        settle_others(&mut transaction, settlements, &left, &mut settled).await?;
-        transaction.commit().await?;
+    let left = retry_conflicts!(ready::settle(&mut *connection, settlements, &mut settled))?;
+    if !left.is_empty() {
+        retry_conflicts!(settle_others(&mut *connection, settlements, &left, &mut settled))?;
     }
     Ok(settled)
 }
 
-/// Records the common outcomes of a batch. Returns the places of the settlements that are left.
-async fn settle_ready(
-    connection: &mut PgConnection,
-    settlements: &[Settlement],
-    settled: &mut [Settled],
-) -> Result<Vec<usize>> {
-    let ready = Ready::of(settlements);
-    let mut changes = HashMap::new();
-    if !ready.placements.is_empty() {
-        changes = ready.record(connection).await?;
-    }
-    let mut left = Vec::new();
-    for (index, settlement) in settlements.iter().enumerate() {
-        let change = if is_ready(settlement) { changes.remove(&settlement.placement_id) } else { None };
-        match change {
-            Some(ready) => settled[index] = Settled { moved: true, unexpected: false, ready },
-            None => left.push(index),
-        }
-    }
-    Ok(left)
-}
-
-/// Records these members of a batch by the general statements.
+/// Records these members of a batch by the general statements, in one transaction.
 async fn settle_others(
     connection: &mut PgConnection,
     settlements: &[Settlement],
     members: &[usize],
     settled: &mut [Settled],
 ) -> Result<()> {
-    settle_rounds(connection, settlements, &rounds(settlements, members), settled).await
-}
-
-/// Whether the outcome is the common one: a first purchase with all of its profiles, which leaves no
-/// work and which a readiness event announces.
-fn is_ready(settlement: &Settlement) -> bool {
-    let Outcome::Bought { units, collect_in: None, park: None, announced: true } = &settlement.outcome else {
-        return false;
-    };
-    settlement.fresh.is_some() && units.iter().all(|unit| matches!(unit.progress, Progress::Ready { .. }))
-}
-
-/// The [common outcomes](is_ready) of a batch, one vector per column.
-#[derive(Default)]
-struct Ready {
-    placements: Vec<Uuid>,
-    attempts: Vec<i32>,
-    unit_placements: Vec<Uuid>,
-    orders: Vec<Uuid>,
-    partners: Vec<Uuid>,
-    providers: Vec<String>,
-    topups: Vec<String>,
-    provider_units: Vec<String>,
-    iccids: Vec<String>,
-    profiles: Vec<Vec<u8>>,
-    deliveries: Vec<Uuid>,
-}
-
-impl Ready {
-    /// A placement that occurs twice is left to the general statements.
-    fn of(settlements: &[Settlement]) -> Self {
-        let mut columns = Self::default();
-        let mut seen = HashSet::with_capacity(settlements.len());
-        for settlement in settlements.iter().filter(|settlement| is_ready(settlement)) {
-            let (Outcome::Bought { units, .. }, Some(fresh)) = (&settlement.outcome, &settlement.fresh) else {
-                continue;
-            };
-            let placement = settlement.placement_id.uuid();
-            if !seen.insert(placement) {
-                continue;
-            }
-            columns.placements.push(placement);
-            columns.attempts.push(signed(settlement.attempt));
-            for unit in units {
-                let Progress::Ready { iccid, profile, delivery_id } = &unit.progress else { continue };
-                columns.unit_placements.push(placement);
-                columns.orders.push(fresh.order_id.uuid());
-                columns.partners.push(fresh.partner_id.uuid());
-                columns.providers.push(fresh.provider.clone());
-                columns.topups.push(unit.topup_id.to_string());
-                columns.provider_units.push(unit.provider_unit_id.clone());
-                columns.iccids.push(iccid.as_str().to_owned());
-                columns.profiles.push(profile.clone());
-                columns.deliveries.push(delivery_id.uuid());
-            }
-        }
-        columns
+    let rounds = rounds(settlements, members);
+    if members.iter().all(|member| is_one_statement(&settlements[*member])) {
+        // One statement is a transaction by itself.
+        return settle_rounds(connection, settlements, &rounds, settled).await;
     }
-
-    /// Records the purchases with their profiles and deliveries. Returns the deliveries of each
-    /// placement that moved. The units need no check of their own: only a claim leads to `placing`,
-    /// and its topups can neither fail nor get a unit before that attempt is settled.
-    async fn record(&self, connection: &mut PgConnection) -> Result<HashMap<PlacementId, Vec<DeliveryId>>> {
-        let query = sqlx::query!(
-            r#"WITH moved AS (
-                   UPDATE placements p
-                   SET state = 'placed', placed_at = now(), unknowns = 0, reason = NULL
-                   FROM unnest($1::uuid[], $2::int[]) AS new (placement_id, attempt)
-                   WHERE p.placement_id = new.placement_id AND p.attempt = new.attempt AND p.state = 'placing'
-                   RETURNING p.placement_id
-               ), unit AS MATERIALIZED (
-                   SELECT *
-                   FROM unnest($3::uuid[], $4::uuid[], $5::uuid[], $6::text[], $7::text[], $8::text[], $9::text[],
-                               $10::bytea[], $11::uuid[])
-                       AS unit (placement_id, order_id, partner_id, provider, topup_id, provider_unit_id, iccid,
-                                profile, delivery_id)
-                   WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM moved))
-               ), stored AS (
-                   INSERT INTO esims (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id)
-                   SELECT topup_id, provider, provider_unit_id, iccid, profile, now(), delivery_id FROM unit
-               ), created AS (
-                   INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id)
-                   SELECT delivery_id, partner_id, 'topup.ready', topup_id, order_id FROM unit
-               )
-               SELECT placement_id AS "placement_id!", delivery_id AS "delivery_id!" FROM unit"#,
-            &self.placements,
-            &self.attempts,
-            &self.unit_placements,
-            &self.orders,
-            &self.partners,
-            &self.providers,
-            &self.topups,
-            &self.provider_units,
-            &self.iccids,
-            &self.profiles,
-            &self.deliveries,
-        );
-        let mut moved: HashMap<PlacementId, Vec<DeliveryId>> = HashMap::with_capacity(self.placements.len());
-        for row in query.fetch_all(connection).await? {
-            moved.entry(row.placement_id.into()).or_default().push(row.delivery_id.into());
-        }
-        Ok(moved)
-    }
+    let mut transaction = sqlx::Connection::begin(connection).await?;
+    settle_rounds(&mut transaction, settlements, &rounds, settled).await?;
+    transaction.commit().await?;
+    Ok(())
 }
 
 /// Whether the general statements record it in one: only failed units take a further statement.

@@ -7,10 +7,11 @@ use sqlx::Connection;
 use store::orders::NewOrder;
 use store::placements::{self, Claim, Claimed, ClaimedTopup, Deferred, Progress};
 use store::work::Page;
+use testkit::wait;
 
 use crate::bench::{
-    Bench, LEASE, PROVIDER, bought, bought_pending, execute, not_bought, order, order_of, parked, part, placement,
-    ready, rejected, unit,
+    Bench, LEASE, PROVIDER, bought, bought_pending, disputed, execute, not_bought, order, order_of, parked, part,
+    placement, ready, rejected, unit,
 };
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -229,4 +230,45 @@ async fn a_claim_returns_what_a_provisioner_needs() {
     let unit = |one: &ClaimedTopup| (one.pending, one.provider_unit_id.is_some());
     let units: Vec<_> = later.topups.iter().map(unit).collect();
     assert_eq!(units, [(false, true), (true, true), (true, false)]);
+}
+
+/// A finished placement has work that was left behind. A provisioner finds that work at the moment when
+/// an operator resolves the placement as bought, which makes its failed unit pending again.
+#[tokio::test]
+async fn the_work_of_a_placement_that_is_just_being_resolved_is_not_deleted() {
+    let bench = Bench::new().await;
+    let order = bench.placing(1).await;
+    let named = placement(&order);
+    let topup = &order.placements[0].topups[0].topup_id;
+    let failed = unit(topup, Progress::Failed("no stock".into()));
+    bench.settle(&[bought(named, 1, vec![failed], false)]).await;
+    bench.settle(&[disputed(named, 1)]).await;
+    bench.set("DELETE FROM esims WHERE topup_id = $1", topup).await;
+    assert_eq!(bench.state(named).await, "parked");
+    bench.due_in(&[named], -1.0).await;
+
+    // The claim takes the lease and then waits, because it cannot read the eSIMs.
+    let mut holder = bench.pool.begin().await.unwrap();
+    execute(&mut holder, "LOCK TABLE esims IN ACCESS EXCLUSIVE MODE").await;
+    let due = [named];
+    let claim = bench.claim_as(PROVIDER, &due, Claim::Due);
+    let resolving = async {
+        let is_leased = "SELECT at > now() FROM work WHERE id::text = $1";
+        wait::soon("the lease", async || Ok(bench.value::<bool>(is_leased, named).await.then_some(()))).await;
+        // What `esimctl placement resolve --bought` writes to these tables. It cannot run itself,
+        // because it reads the eSIMs, too.
+        let mut operator = bench.pool.begin().await.unwrap();
+        execute(&mut operator, &format!("UPDATE placements SET state = 'placed' WHERE placement_id = '{named}'")).await;
+        execute(&mut operator, &format!("UPDATE topups SET state = 'pending' WHERE placement_id = '{named}'")).await;
+        execute(&mut operator, &format!("UPDATE work SET at = now() WHERE id = '{named}'")).await;
+        holder.rollback().await.unwrap();
+        // Now the claim has read a finished placement, and wants to delete its work.
+        let waiting = "SELECT exists(SELECT FROM pg_stat_activity
+            WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%DELETE%' AND $1 <> '')";
+        wait::soon("the deletion", async || Ok(bench.value::<bool>(waiting, named).await.then_some(()))).await;
+        operator.commit().await.unwrap();
+    };
+    let (claimed, ()) = tokio::join!(claim, resolving);
+    assert!(claimed.is_empty());
+    assert_eq!(bench.find_due(PROVIDER, 1).await, [named], "its profile is still to be collected");
 }

@@ -1,6 +1,6 @@
 //! Deliveries: claimed, recorded, moved to `no_endpoint`.
 
-use std::{collections::HashSet, time::Duration};
+use std::{collections::HashSet, pin::pin, time::Duration};
 
 use domain::{DeliveryId, PartnerId, TopupId};
 use sqlx::PgConnection;
@@ -378,32 +378,37 @@ async fn the_work_of_a_delivery_that_becomes_pending_again_is_not_deleted() {
     assert_eq!(bench.summary(&topups[0]).await, ("pending".into(), 0, Some(0)));
 }
 
-/// The notifier sees no URL and gives up at the moment when an operator sets one.
+/// The notifier has seen that there is no URL, and waits for a row, when an operator sets one. The
+/// operator's statements must wait for the notifier, because they would not find what it is about to
+/// hold.
 #[tokio::test]
 async fn a_url_that_is_just_being_set_is_never_missed() {
+    const WAITING: &str = "SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND wait_event_type = 'Lock' AND $1 <> ''";
     let bench = Bench::new().await;
     let partner = bench.partner(None).await;
-    let named = ids(&bench.deliveries(partner, 4, false).await);
+    let topups = bench.deliveries(partner, 1, false).await;
+    let named = ids(&topups);
+    let mut holder = bench.pool.begin().await.unwrap();
+    sqlx::query("SELECT FROM deliveries FOR UPDATE").execute(&mut *holder).await.unwrap();
     let (mut notifier, mut operator) = (bench.connection().await, bench.connection().await);
-    let mut first = 0;
-    for round in 0..150 {
-        let set_no_endpoint = deliveries::set_no_endpoint(&mut notifier, &named);
-        let set_webhook = partners::set_webhook(&mut operator, partner, URL);
-        // The future that is polled first has a small head start.
-        let (given_up, due) = if round % 2 == 0 {
-            tokio::join!(set_no_endpoint, set_webhook)
-        } else {
-            let (due, given_up) = tokio::join!(set_webhook, set_no_endpoint);
-            (given_up, due)
+    let give_up = deliveries::set_no_endpoint(&mut notifier, &named);
+    let set = async {
+        let waits = async || Ok((bench.value::<i64>(WAITING, partner).await == 1).then_some(()));
+        wait::soon("the notifier waits for the delivery", waits).await;
+        let mut set_webhook = pin!(partners::set_webhook(&mut operator, partner, URL));
+        let waits = async || Ok((bench.value::<i64>(WAITING, partner).await == 2).then_some(()));
+        let early = tokio::select! {
+            due = &mut set_webhook => Some(due),
+            () = wait::soon("the operator waits for the notifier", waits) => None,
         };
-        let (given_up, due) = (given_up.unwrap(), due.unwrap().unwrap());
-        assert_eq!(given_up, due, "round {round}: what is given up becomes due");
-        first += usize::from(given_up > 0);
-        let sql = "SELECT count(*) FROM deliveries LEFT JOIN work ON id = delivery_id
-                 WHERE deliveries.partner_id::text = $1 AND (state <> 'pending' OR work.at IS NULL)";
-        let stuck: i64 = bench.value(sql, partner).await;
-        assert_eq!(stuck, 0, "round {round}");
-        partners::set_webhook(&mut operator, partner, None).await.unwrap();
-    }
-    assert!((1..150).contains(&first), "both orders occurred: {first} of 150");
+        holder.rollback().await.unwrap();
+        match early {
+            Some(due) => due,
+            None => set_webhook.await,
+        }
+    };
+    let (given_up, due) = tokio::join!(give_up, set);
+    assert_eq!((given_up.unwrap(), due.unwrap().unwrap()), (1, 1), "what is given up becomes due");
+    assert_eq!(bench.summary(&topups[0]).await, ("pending".into(), 0, Some(0)));
 }

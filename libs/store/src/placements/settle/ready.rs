@@ -1,0 +1,139 @@
+//! The lean settlement of the common outcome: the first attempt bought the placement, and all of its
+//! profiles are there.
+//!
+//! It writes three tables and looks at none else, because of such a placement the claim has already
+//! read everything that the new rows repeat. A placement that does not move by it, for example because
+//! another process has settled it meanwhile, is left to the general statements.
+
+use std::collections::{HashMap, HashSet};
+
+use domain::{DeliveryId, PlacementId};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::{Outcome, Progress, Settled, Settlement};
+use crate::{Result, signed};
+
+/// Records the common outcomes of a batch. Returns the places of the settlements that are left.
+pub(super) async fn settle(
+    connection: &mut PgConnection,
+    settlements: &[Settlement],
+    settled: &mut [Settled],
+) -> Result<Vec<usize>> {
+    let ready = Ready::of(settlements);
+    let mut changes = HashMap::new();
+    if !ready.placements.is_empty() {
+        changes = ready.record(connection).await?;
+    }
+    let mut left = Vec::new();
+    for (index, settlement) in settlements.iter().enumerate() {
+        let change = if is_ready(settlement) { changes.remove(&settlement.placement_id) } else { None };
+        match change {
+            Some(ready) => settled[index] = Settled { moved: true, unexpected: false, ready },
+            None => left.push(index),
+        }
+    }
+    Ok(left)
+}
+
+/// Whether the outcome is the common one: a first purchase with all of its profiles, which leaves no
+/// work and which a readiness event announces.
+fn is_ready(settlement: &Settlement) -> bool {
+    let Outcome::Bought { units, collect_in: None, park: None, announced: true } = &settlement.outcome else {
+        return false;
+    };
+    settlement.fresh.is_some() && units.iter().all(|unit| matches!(unit.progress, Progress::Ready { .. }))
+}
+
+/// The [common outcomes](is_ready) of a batch, one vector per column.
+#[derive(Default)]
+struct Ready {
+    placements: Vec<Uuid>,
+    attempts: Vec<i32>,
+    unit_placements: Vec<Uuid>,
+    orders: Vec<Uuid>,
+    partners: Vec<Uuid>,
+    providers: Vec<String>,
+    topups: Vec<String>,
+    provider_units: Vec<String>,
+    iccids: Vec<String>,
+    profiles: Vec<Vec<u8>>,
+    deliveries: Vec<Uuid>,
+}
+
+impl Ready {
+    /// A placement that occurs twice is left to the general statements.
+    fn of(settlements: &[Settlement]) -> Self {
+        let mut columns = Self::default();
+        let mut seen = HashSet::with_capacity(settlements.len());
+        for settlement in settlements.iter().filter(|settlement| is_ready(settlement)) {
+            let (Outcome::Bought { units, .. }, Some(fresh)) = (&settlement.outcome, &settlement.fresh) else {
+                continue;
+            };
+            let placement = settlement.placement_id.uuid();
+            if !seen.insert(placement) {
+                continue;
+            }
+            columns.placements.push(placement);
+            columns.attempts.push(signed(settlement.attempt));
+            for unit in units {
+                let Progress::Ready { iccid, profile, delivery_id } = &unit.progress else { continue };
+                columns.unit_placements.push(placement);
+                columns.orders.push(fresh.order_id.uuid());
+                columns.partners.push(fresh.partner_id.uuid());
+                columns.providers.push(fresh.provider.clone());
+                columns.topups.push(unit.topup_id.to_string());
+                columns.provider_units.push(unit.provider_unit_id.clone());
+                columns.iccids.push(iccid.as_str().to_owned());
+                columns.profiles.push(profile.clone());
+                columns.deliveries.push(delivery_id.uuid());
+            }
+        }
+        columns
+    }
+
+    /// Records the purchases with their profiles and deliveries. Returns the deliveries of each
+    /// placement that moved. The units need no check of their own: only a claim leads to `placing`,
+    /// and its topups can neither fail nor get a unit before that attempt is settled.
+    async fn record(&self, connection: &mut PgConnection) -> Result<HashMap<PlacementId, Vec<DeliveryId>>> {
+        let query = sqlx::query!(
+            r#"WITH moved AS (
+                   UPDATE placements p
+                   SET state = 'placed', placed_at = now(), unknowns = 0, reason = NULL
+                   FROM unnest($1::uuid[], $2::int[]) AS new (placement_id, attempt)
+                   WHERE p.placement_id = new.placement_id AND p.attempt = new.attempt AND p.state = 'placing'
+                   RETURNING p.placement_id
+               ), unit AS MATERIALIZED (
+                   SELECT *
+                   FROM unnest($3::uuid[], $4::uuid[], $5::uuid[], $6::text[], $7::text[], $8::text[], $9::text[],
+                               $10::bytea[], $11::uuid[])
+                       AS unit (placement_id, order_id, partner_id, provider, topup_id, provider_unit_id, iccid,
+                                profile, delivery_id)
+                   WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM moved))
+               ), stored AS (
+                   INSERT INTO esims (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id)
+                   SELECT topup_id, provider, provider_unit_id, iccid, profile, now(), delivery_id FROM unit
+               ), created AS (
+                   INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id)
+                   SELECT delivery_id, partner_id, 'topup.ready', topup_id, order_id FROM unit
+               )
+               SELECT placement_id AS "placement_id!", delivery_id AS "delivery_id!" FROM unit"#,
+            &self.placements,
+            &self.attempts,
+            &self.unit_placements,
+            &self.orders,
+            &self.partners,
+            &self.providers,
+            &self.topups,
+            &self.provider_units,
+            &self.iccids,
+            &self.profiles,
+            &self.deliveries,
+        );
+        let mut moved: HashMap<PlacementId, Vec<DeliveryId>> = HashMap::with_capacity(self.placements.len());
+        for row in query.fetch_all(connection).await? {
+            moved.entry(row.placement_id.into()).or_default().push(row.delivery_id.into());
+        }
+        Ok(moved)
+    }
+}
