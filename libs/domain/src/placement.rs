@@ -40,7 +40,8 @@ pub enum Event {
         /// The look-up began after the settling delay: the purchase can't arrive any more.
         settled: bool,
     },
-    /// Ingress answers the order with 422. Only a placement that certainly bought nothing is refused.
+    /// Ingress answers the order with 422, or the partner cancels it. Only a placement that certainly bought nothing is
+    /// refused.
     Refuse,
     /// The outcome of this attempt stayed unknown for too long.
     Park(u32),

@@ -46,9 +46,9 @@ pub enum PlacementState {
     Placing,
     /// Bought; its topups finish one by one.
     Placed,
-    /// Not bought, and its order was answered with 422.
+    /// Not bought, and its order was answered with 422 or cancelled.
     Refused,
-    /// Not bought and given up. It becomes `refused` if its order is answered with 422.
+    /// Not bought and given up. It becomes `refused` if its order is answered with 422 or cancelled.
     Failed,
     /// Automatic work has stopped; an operator resolves it.
     Parked,

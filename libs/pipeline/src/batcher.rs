@@ -43,7 +43,7 @@ impl<T: Send + 'static> Batcher<T> {
         let (queue, mut items) = mpsc::channel::<(T, TaskTrackerToken)>(WAITING);
         shutdown.supervise(name, async move {
             let mut batch = Vec::new();
-            while queued(&mut items, &mut batch, most).await {
+            while next_batch(&mut items, &mut batch, most).await {
                 let (sent, tokens): (Vec<T>, Vec<TaskTrackerToken>) = batch.drain(..).unzip();
                 send(sent).await;
                 drop(tokens);
@@ -66,8 +66,9 @@ impl<T: Send + 'static> Batcher<T> {
     }
 }
 
-/// Waits for an item and takes everything in the queue, at most `most` items. `false`: no more can come.
-pub(crate) async fn queued<T>(items: &mut mpsc::Receiver<T>, batch: &mut Vec<T>, most: usize) -> bool {
+/// Waits for the first item, then takes everything else that is queued, at most `most` items in all. Returns false once
+/// no more items can come.
+pub(crate) async fn next_batch<T>(items: &mut mpsc::Receiver<T>, batch: &mut Vec<T>, most: usize) -> bool {
     if items.recv_many(batch, most).await == 0 {
         return false;
     }

@@ -31,7 +31,8 @@ pub enum Effect {
     /// The move of an unreadable message to the dead messages.
     Bury,
 
-    Place,
+    /// The purchase at the provider.
+    Purchase,
     /// The look-up of a purchase by its placement id.
     Find,
     /// The request for a purchase's profiles.
@@ -42,9 +43,12 @@ pub enum Effect {
     CommitHealth,
     /// The claim of one placement through an open breaker, as a probe.
     CommitProbe,
+    /// The group commit of the outcomes of purchases, look-ups and collects.
     CommitOutcomes,
 
+    /// The request to the partner's endpoint.
     Webhook,
+    /// The group commit of the attempts of deliveries.
     CommitAttempts,
     /// The group commit of deliveries without a webhook URL.
     CommitNoEndpoint,
@@ -58,7 +62,7 @@ impl Effect {
             Self::Publish => &["ingress", "provisioner"],
             Self::Acknowledge | Self::Claim | Self::Sweep | Self::ClaimDue | Self::Bury => &["provisioner", "notifier"],
             Self::Send
-            | Self::Place
+            | Self::Purchase
             | Self::Find
             | Self::Collect
             | Self::CommitHint
@@ -110,7 +114,8 @@ impl fmt::Display for Point {
     }
 }
 
-/// Runs `effect` between its two points.
+/// Awaits `act`, which has the effect, and returns its result unchanged. The name of the effect marks the two moments,
+/// before and after it, at which a crash test can kill the process.
 pub async fn perform<F: Future>(effect: Effect, act: F) -> F::Output {
     reach(effect, Side::Before);
     let output = act.await;
@@ -122,8 +127,8 @@ pub async fn perform<F: Future>(effect: Effect, act: F) -> F::Output {
 #[inline]
 fn reach(_: Effect, _: Side) {}
 
-/// `FAILPOINTS` assigns actions to points, in the syntax of the crate `fail`: `place.after=return` kills the
-/// process there, `place.after=2*off->return` at the third time. `sleep(ms)` stalls it.
+/// `FAILPOINTS` assigns actions to points, in the syntax of the crate `fail`: `purchase.after=return` kills the
+/// process there, `purchase.after=2*off->return` at the third time. `sleep(ms)` stalls it.
 #[cfg(feature = "failpoints")]
 fn reach(effect: Effect, side: Side) {
     use std::sync::LazyLock;

@@ -10,7 +10,7 @@ use runtime::{Shutdown, lock};
 use tokio::sync::{mpsc, oneshot};
 use tracing::Instrument;
 
-use crate::{batcher::queued, trace};
+use crate::{batcher::next_batch, trace};
 
 /// The writer has panicked: the item may or may not be written, and the process stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,7 +110,7 @@ impl<W: Writer> GroupCommit<W> {
 
 async fn run<W: Writer>(writer: W, mut entries: mpsc::Receiver<Entry<W>>, max_batch: usize) {
     let mut batch = Vec::with_capacity(max_batch);
-    while queued(&mut entries, &mut batch, max_batch).await {
+    while next_batch(&mut entries, &mut batch, max_batch).await {
         let wanted = |entry: Entry<W>| Some((take(&entry.item)?, entry.answer));
         let (items, answers): (Vec<_>, Vec<_>) = batch.drain(..).filter_map(wanted).unzip();
         if items.is_empty() {

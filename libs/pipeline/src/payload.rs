@@ -7,15 +7,16 @@
 use domain::{DeliveryId, OrderId, PartnerId, PlacementId};
 use serde::{Deserialize, Serialize};
 
-/// The most rows in one message. A process pulls a message only while its queues have room for this many tickets, so
-/// one message always fits, and a burst of orders spreads over the replicas.
-pub const MOST: usize = 32;
+/// The most rows in one message, so that a burst of orders spreads over the replicas. A process pulls a message only
+/// while it has room for this many tickets. Even so it may defer some of them, for example if they are all of one lane
+/// and partner, because one queue gets only half of the room.
+pub const ROWS_PER_MESSAGE: usize = 32;
 
 /// Placements wait to be bought. JetStream, subject `topup.job.<provider>`, from ingress to the provisioners.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
 pub enum TopupJob {
-    /// At most [`MOST`] placements of one provider.
+    /// At most [`ROWS_PER_MESSAGE`] placements of one provider.
     #[serde(rename = "topup.job.v1")]
     V1 { placements: Vec<JobPlacement> },
 }
@@ -35,7 +36,7 @@ pub struct JobPlacement {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
 pub enum TopupReady {
-    /// At most [`MOST`] deliveries.
+    /// At most [`ROWS_PER_MESSAGE`] deliveries.
     #[serde(rename = "topup.ready.v1")]
     V1 { deliveries: Vec<ReadyDelivery> },
 }
@@ -50,11 +51,12 @@ pub struct ReadyDelivery {
 /// from any provisioner to that process.
 ///
 /// Ingress believes nothing of it that matters: a 422 rests on a transaction of its own, and a readiness event only
-/// makes the notifier read the delivery in PostgreSQL. So a lost report costs time, and a forged one changes nothing.
+/// makes the notifier read the delivery in PostgreSQL. So a lost or forged report costs time at worst: a forged
+/// readiness event can take the place of a real one, and the webhook of that unit then waits for the sweep.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
 pub enum Reports {
-    /// At most [`MOST`] verdicts and deliveries together.
+    /// At most [`ROWS_PER_MESSAGE`] verdicts and deliveries together.
     #[serde(rename = "topup.answer.v1")]
     V1 {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -85,6 +87,14 @@ pub enum Verdict {
     Rejected,
     /// The request certainly never reached the provider. The provisioner has recorded that, because a 422 rests on it.
     NotSent,
+}
+
+impl Verdict {
+    /// Whether it says that the order is carried out. One such verdict is enough for a 201, whatever happens to the
+    /// other placements.
+    pub fn means_carried_out(self) -> bool {
+        matches!(self, Self::Placed | Self::UnderWay)
+    }
 }
 
 /// A unit of an order became ready while the order is still being answered.

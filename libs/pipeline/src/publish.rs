@@ -13,7 +13,7 @@ use tracing::Instrument;
 use crate::{
     Batcher, Nats,
     effect::{Effect, perform},
-    payload::{JobPlacement, MOST, ReadyDelivery, TopupJob, TopupReady},
+    payload::{JobPlacement, ROWS_PER_MESSAGE, ReadyDelivery, TopupJob, TopupReady},
     streams::{JOBS, READY},
     trace,
 };
@@ -30,15 +30,15 @@ pub struct Job {
 
 pub struct Ready {
     pub delivery: ReadyDelivery,
-    /// W3C trace context of the order, if it is recorded.
+    /// W3C trace context of the work that made the unit ready, if it is recorded.
     pub traceparent: Option<String>,
 }
 
-/// Groups items by address, at most [`MOST`] in a group.
+/// Groups items by address, at most [`ROWS_PER_MESSAGE`] in a group.
 pub(crate) fn group_by_address<K: PartialEq, T>(items: impl Iterator<Item = (K, T)>) -> Vec<(K, Vec<T>)> {
     let mut groups: Vec<(K, Vec<T>)> = Vec::new();
     for (address, item) in items {
-        let open = groups.iter_mut().rev().find(|(of, group)| *of == address && group.len() < MOST);
+        let open = groups.iter_mut().rev().find(|(of, group)| *of == address && group.len() < ROWS_PER_MESSAGE);
         match open {
             Some((_, group)) => group.push(item),
             None => groups.push((address, vec![item])),

@@ -23,6 +23,11 @@ const FRESH_FOR_EACH_DUE: usize = 3;
 /// The most queues that are asked for one permit, because with thousands of queues at their limits asking all of them
 /// would take too long with the lock held. The next permit continues after them.
 const QUEUES_PER_PERMIT: usize = 64;
+/// How many tickets of a class may wait for each permit of the stage. They are enough work for the next seconds, so
+/// that permits never idle between two pulls, and few enough that other replicas get their share of a burst.
+const TICKETS_PER_PERMIT: usize = 32;
+/// How many tickets of a class may wait at least, so that a stage with few permits has room for several messages, too.
+const TICKETS_AT_LEAST: usize = 1024;
 
 /// Where a ticket came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,8 +51,8 @@ pub(crate) struct Queues<T> {
 }
 
 struct State<T> {
-    /// By class.
-    waiting: [Waiting<T>; 2],
+    /// The waiting tickets, by class.
+    by_class: [TicketsOfClass<T>; 2],
     /// How many due tickets of a queue have permits and are being claimed.
     being_claimed: HashMap<QueueKey, usize>,
     /// How many due tickets of a lane wait or are being claimed.
@@ -56,8 +61,8 @@ struct State<T> {
     fresh_since_due: usize,
 }
 
-/// The tickets of one class.
-struct Waiting<T> {
+/// The waiting tickets of one class.
+struct TicketsOfClass<T> {
     /// Only queues with tickets.
     queues: HashMap<QueueKey, VecDeque<Queued<T>>>,
     /// The same queues in the order of their turns.
@@ -90,7 +95,7 @@ impl<T: Send + 'static> Queues<T> {
             Self {
                 permits: Permits::new(limits, lanes, grant),
                 state: Mutex::new(State {
-                    waiting: [Waiting::default(), Waiting::default()],
+                    by_class: [TicketsOfClass::default(), TicketsOfClass::default()],
                     being_claimed: HashMap::new(),
                     due_of_lane: HashMap::new(),
                     fresh_since_due: 0,
@@ -103,13 +108,13 @@ impl<T: Send + 'static> Queues<T> {
     }
 
     /// Queues tickets of messages. Returns those that must be deferred, because their lane is failing, or their queue
-    /// is slow or already fills half of the room that is free to it.
+    /// is slow or already fills half of the room that it could reach.
     pub(crate) fn offer_fresh(&self, tickets: impl Iterator<Item = (QueueKey, T)>) -> Vec<T> {
         let now = Instant::now();
         let mut refused = Vec::new();
         let mut state = lock(&self.state);
         for (key, ticket) in tickets {
-            let waiting = &mut state.waiting[Class::Fresh as usize];
+            let waiting = &mut state.by_class[Class::Fresh as usize];
             if self.accepts(waiting, &key, now) {
                 waiting.push(key, Queued { since: now, ticket });
             } else {
@@ -121,7 +126,9 @@ impl<T: Send + 'static> Queues<T> {
         refused
     }
 
-    fn accepts(&self, fresh: &Waiting<T>, key: &QueueKey, now: Instant) -> bool {
+    fn accepts(&self, fresh: &TicketsOfClass<T>, key: &QueueKey, now: Instant) -> bool {
+        // A queue could reach the places that it holds and those that are free. So half of that means, just as with
+        // permits: it takes no further ticket once it holds as many as there are free places.
         let room = self.most_waiting().saturating_sub(fresh.tickets);
         let (queued, is_slow) = fresh.queues.get(key).map_or((0, false), |queue| {
             let slow = self.permits.limits.slow;
@@ -145,7 +152,7 @@ impl<T: Send + 'static> Queues<T> {
             let of_lane = state.due_of_lane.get(&key.lane).copied().unwrap_or_default();
             if of_lane < self.permits.lane(&key.lane).permits {
                 state.due_of_lane.insert(Arc::clone(&key.lane), of_lane + 1);
-                state.waiting[Class::Due as usize].push(key, Queued { since: now, ticket });
+                state.by_class[Class::Due as usize].push(key, Queued { since: now, ticket });
             }
         }
         drop(state);
@@ -175,12 +182,12 @@ impl<T: Send + 'static> Queues<T> {
 
     /// How many tickets of a class may wait.
     fn most_waiting(&self) -> usize {
-        (self.permits.limits.permits * 32).max(1024)
+        (self.permits.limits.permits * TICKETS_PER_PERMIT).max(TICKETS_AT_LEAST)
     }
 
     /// How many more tickets of a class may wait.
     pub(crate) fn room(&self, class: Class) -> usize {
-        self.most_waiting().saturating_sub(lock(&self.state).waiting[class as usize].tickets)
+        self.most_waiting().saturating_sub(lock(&self.state).by_class[class as usize].tickets)
     }
 
     /// Waits for room for at least `tickets` more fresh tickets; returns the room.
@@ -197,7 +204,7 @@ impl<T: Send + 'static> Queues<T> {
     /// Waits until tickets of a class have permits, and takes all of them.
     pub(crate) async fn granted(&self, class: Class) -> Vec<Granted<T>> {
         loop {
-            let granted = std::mem::take(&mut lock(&self.state).waiting[class as usize].granted);
+            let granted = std::mem::take(&mut lock(&self.state).by_class[class as usize].granted);
             if !granted.is_empty() {
                 return granted;
             }
@@ -208,14 +215,14 @@ impl<T: Send + 'static> Queues<T> {
     /// Whether no ticket waits for a permit or waits to be taken.
     pub(crate) fn is_idle(&self) -> bool {
         let state = lock(&self.state);
-        state.waiting.iter().all(|waiting| waiting.tickets == 0 && waiting.granted.is_empty())
+        state.by_class.iter().all(|waiting| waiting.tickets == 0 && waiting.granted.is_empty())
     }
 
     /// Gives free permits to the tickets that may have one. Called after every change: of the tickets, of the permits
     /// in use, and now and then because the state of a lane may have changed.
     pub(crate) fn grant(&self) {
         let mut state = lock(&self.state);
-        let fresh_before = state.waiting[Class::Fresh as usize].tickets;
+        let fresh_before = state.by_class[Class::Fresh as usize].tickets;
         while self.permits.any_is_free() {
             let mut classes = [Class::Fresh, Class::Due];
             if state.fresh_since_due >= FRESH_FOR_EACH_DUE {
@@ -229,8 +236,8 @@ impl<T: Send + 'static> Queues<T> {
                 Some(Class::Due) => state.fresh_since_due = 0,
             }
         }
-        let has_more_room = state.waiting[Class::Fresh as usize].tickets < fresh_before;
-        for (notify, waiting) in self.granted.iter().zip(&state.waiting) {
+        let has_more_room = state.by_class[Class::Fresh as usize].tickets < fresh_before;
+        for (notify, waiting) in self.granted.iter().zip(&state.by_class) {
             if !waiting.granted.is_empty() {
                 notify.notify_one();
             }
@@ -243,7 +250,7 @@ impl<T: Send + 'static> Queues<T> {
 
     /// Gives a permit to the next ticket of this class that may have one. Returns false if there is none.
     fn grant_next(&self, state: &mut State<T>, class: Class) -> bool {
-        let waiting = &mut state.waiting[class as usize];
+        let waiting = &mut state.by_class[class as usize];
         for _ in 0..waiting.turns.len().min(QUEUES_PER_PERMIT) {
             let Some(key) = waiting.turns.pop_front() else {
                 return false;
@@ -279,17 +286,17 @@ impl<T: Send + 'static> Queues<T> {
 impl<T> State<T> {
     /// Whether due tickets of this queue wait or are being claimed.
     fn has_due(&self, key: &QueueKey) -> bool {
-        self.waiting[Class::Due as usize].queues.contains_key(key) || self.being_claimed.contains_key(key)
+        self.by_class[Class::Due as usize].queues.contains_key(key) || self.being_claimed.contains_key(key)
     }
 }
 
-impl<T> Default for Waiting<T> {
+impl<T> Default for TicketsOfClass<T> {
     fn default() -> Self {
         Self { queues: HashMap::new(), turns: VecDeque::new(), tickets: 0, granted: Vec::new() }
     }
 }
 
-impl<T> Waiting<T> {
+impl<T> TicketsOfClass<T> {
     fn push(&mut self, key: QueueKey, queued: Queued<T>) {
         self.tickets += 1;
         if let Some(queue) = self.queues.get_mut(&key) {
@@ -392,7 +399,7 @@ mod tests {
         assert_eq!(run(&queues, 9).1, [0, 1]);
         assert!(queues.is_idle());
         let state = lock(&queues.state);
-        assert!(state.waiting.iter().all(|waiting| waiting.queues.is_empty() && waiting.turns.is_empty()));
+        assert!(state.by_class.iter().all(|waiting| waiting.queues.is_empty() && waiting.turns.is_empty()));
         assert!(state.being_claimed.is_empty() && state.due_of_lane.is_empty());
     }
 

@@ -172,6 +172,9 @@ impl Nats {
         format!("{}topup.job.{provider}", self.config.stream_prefix)
     }
 
+    /// The one subject of all readiness events. Unlike a job's, it names no provider, because every notifier serves
+    /// every partner. It ends in `batch` only because the stream and the permissions cover the subjects below
+    /// `topup.ready`, and not that subject itself.
     pub fn ready_batch_subject(&self) -> String {
         format!("{}topup.ready.batch", self.config.stream_prefix)
     }

@@ -3,8 +3,10 @@
 
 use std::time::Duration;
 
-/// The time from the commit of an order to the deadline of its answer, if the answer waits for no verdict. Otherwise
-/// `PLACEMENT_WAIT` comes on top.
+/// The time in which an order is answered if its answer waits for no verdict; otherwise `PLACEMENT_WAIT` comes on top.
+///
+/// Ingress counts it from the moment before it sends the INSERT. PostgreSQL counts `answer_by` from the start of the
+/// INSERT's transaction, which is later. So ingress always gives up before `answer_by`.
 pub const ANSWER: Duration = Duration::from_secs(4);
 
 /// The longest `PLACEMENT_WAIT`.

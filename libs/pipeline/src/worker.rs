@@ -122,7 +122,7 @@ pub async fn sweep<S: Stage, Sweeping: Future<Output = anyhow::Result<(u64, bool
 }
 
 /// A ticket in its queue.
-struct Waiting<Id> {
+struct QueuedTicket<Id> {
     id: Id,
     /// The trace context of its message; `None` for a due ticket.
     traceparent: Option<Arc<str>>,
@@ -131,7 +131,7 @@ struct Waiting<Id> {
 struct Worker<S: Stage> {
     stage: Arc<S>,
     nats: Nats,
-    queues: Arc<Queues<Waiting<S::Id>>>,
+    queues: Arc<Queues<QueuedTicket<S::Id>>>,
     /// The most due rows of one queue in one look: no queue can hold more permits at once.
     rows_per_queue: usize,
     metrics: RowMetrics,
@@ -165,8 +165,8 @@ impl<S: Stage> Worker<S> {
         let _ = tokio::time::timeout(DRAIN, idle).await;
     }
 
-    async fn claim(&self, class: Class, granted: Vec<Granted<Waiting<S::Id>>>) {
-        let claimed = Instant::now();
+    async fn claim(&self, class: Class, granted: Vec<Granted<QueuedTicket<S::Id>>>) {
+        let claim_began = Instant::now();
         let rows: Vec<S::Id> = granted.iter().map(|granted| granted.ticket.id.clone()).collect();
         let span = match class {
             Class::Fresh => Self::claim_span(&granted),
@@ -185,7 +185,7 @@ impl<S: Stage> Worker<S> {
             let Some(Granted { ticket, permit }) = permits.remove(&id) else {
                 continue;
             };
-            let trigger = Trigger { class, traceparent: ticket.traceparent, claimed };
+            let trigger = Trigger { class, traceparent: ticket.traceparent, claim_began };
             let in_flight = self.metrics.count_in_flight(class);
             // Boxed: a large future would be copied several times on its way into the task.
             let running = Box::pin(Arc::clone(&self.stage).run(work, trigger, permit));
@@ -197,7 +197,7 @@ impl<S: Stage> Worker<S> {
     }
 
     /// The span of the statement that claims rows, with the contexts of their messages.
-    fn claim_span(granted: &[Granted<Waiting<S::Id>>]) -> Span {
+    fn claim_span(granted: &[Granted<QueuedTicket<S::Id>>]) -> Span {
         let (operation, table) = S::CLAIM;
         let span = trace::statement(operation, table);
         if !span.is_none() {
@@ -274,7 +274,7 @@ impl<S: Stage> Worker<S> {
         *after = found.after;
         let any = !found.due.is_empty();
         let tickets = shuffled_within_queues(found.due).into_iter();
-        self.queues.offer_due(tickets.map(|ticket| (ticket.key(), Waiting { id: ticket.id, traceparent: None })));
+        self.queues.offer_due(tickets.map(|ticket| (ticket.key(), QueuedTicket { id: ticket.id, traceparent: None })));
         Ok(any)
     }
 }

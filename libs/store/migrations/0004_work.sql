@@ -3,8 +3,8 @@
 
 -- A row says that a placement or a delivery needs its stage at `at`: now, or later for a retry, a poll or a look-up.
 -- The claim of a row moves `at` to the end of its lease, so that other processes leave the row alone for that long; a
--- lease saves work and guarantees nothing. A placement or a delivery that is finished within its first lease never has
--- a row here, so the fast path writes nothing.
+-- lease saves work and guarantees nothing. A placement or a delivery that is finished within its first lease usually has
+-- no row here, so the fast path writes nothing.
 CREATE TABLE work (
     -- The placement or the delivery.
     id uuid PRIMARY KEY,

@@ -9,7 +9,7 @@ CREATE TABLE providers (
     open_until timestamptz,
     -- Why it opened, or what failed last.
     reason text,
-    -- Calls that failed in a row.
+    -- How often failed calls have opened it since the last response.
     failures integer NOT NULL DEFAULT 0,
     -- How often it opened in a row. Each time it stays open for longer.
     openings integer NOT NULL DEFAULT 0,

@@ -36,7 +36,9 @@ pub struct PoolConfig {
     pub database_timeout: Duration,
 }
 
-/// The sweep finds a row only if its insert ended within the first lease of a placement, 10 s.
+/// A statement must end within the first lease of a placement, 10 s. The sweep's fence sees every transaction that
+/// has begun to write, however late it commits. A transaction that started earlier and has not written yet has no id,
+/// so only this limit keeps it from inserting rows that the sweep has already passed.
 const LONGEST_STATEMENT: Duration = Duration::from_secs(9);
 
 fn database_timeout(text: &str) -> Result<Duration, String> {

@@ -348,7 +348,7 @@ async fn reencrypt_answers(
     for row in page {
         let Some(sealed) = &row.sealed else { continue };
         let purpose = u32::try_from(row.attempt)
-            .map(|attempt| Purpose::Answer(row.delivery_id.into(), attempt))
+            .map(|attempt| Purpose::Response(row.delivery_id.into(), attempt))
             .map_err(|_| VaultError::Damaged);
         let id = format!("{} attempt {}", row.delivery_id, i64::from(row.attempt) + 1);
         if let Some(resealed) = pass.reseal(vault, ("answer", id), purpose, sealed) {

@@ -22,7 +22,7 @@ pub struct NewOrder {
     pub external_order_id: String,
     /// W3C trace context of the POST.
     pub traceparent: Option<String>,
-    /// Ingress answers within this time from now, or never.
+    /// The order's `answer_by` is this long after the start of the transaction that stores it.
     pub answer_within: Duration,
     /// The ingress process that waits for verdicts on this order, and may answer 422 until
     /// `answer_within` has passed. `None`: the request waits for no verdict.
@@ -94,13 +94,13 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
                    FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::float8[], $6::uuid[])
                        AS new (order_id, partner_id, external_order_id, traceparent, answer_within, answering)
                    ON CONFLICT (external_order_id, partner_id, refused_at) DO NOTHING RETURNING order_id
-               ), placed AS (
+               ), new_placements AS (
                    INSERT INTO placements (placement_id, order_id, partner_id, provider, lane)
                    SELECT new.placement_id, new.order_id, new.partner_id, new.provider, new.lane
                    FROM unnest($7::uuid[], $8::uuid[], $9::uuid[], $10::text[], $11::text[])
                        AS new (placement_id, order_id, partner_id, provider, lane)
                    JOIN stored ON stored.order_id = new.order_id
-               ), units AS (
+               ), new_topups AS (
                    INSERT INTO topups (topup_id, placement_id, position, option_id, provider_option_id)
                    SELECT new.topup_id, new.placement_id, new.position, new.option_id, new.provider_option_id
                    FROM unnest($12::text[], $13::uuid[], $14::uuid[], $15::int[], $16::uuid[], $17::text[])

@@ -6,7 +6,7 @@ use serde::Serialize;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 
-use crate::{Result, age, count, seconds, signed};
+use crate::{Result, age, count, seconds};
 
 /// The state of a provider's breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::EnumString, strum::IntoStaticStr)]
@@ -45,8 +45,10 @@ pub struct ProviderBreaker {
     pub open_until: Option<OffsetDateTime>,
     /// Why it opened, or the last failure.
     pub reason: Option<String>,
-    /// Consecutive failed calls.
+    /// How often failed calls have opened it since the last response: as often as `openings` says. The failed calls
+    /// themselves are counted by each process, not here.
     pub failures: i32,
+    /// How often failed calls have opened it in a row. Each time it stays open for longer.
     pub openings: i32,
     /// Changes whenever the breaker opens, closes or lets a probe through.
     #[serde(skip)]
@@ -74,7 +76,7 @@ macro_rules! breakers {
 /// The limits at which a breaker opens by itself, and the time for which it stays open.
 #[derive(Clone, Copy, Debug)]
 pub struct BreakerLimits {
-    /// Consecutive failures that open it.
+    /// How many calls of one process must fail in a row before that process opens it.
     pub failures: u32,
     /// How long it stays open at first; doubles with each failed probe.
     pub open: Duration,
@@ -97,39 +99,30 @@ pub async fn list(connection: &mut PgConnection) -> Result<Vec<ProviderBreaker>>
     Ok(breakers!("SELECT", "FROM providers ORDER BY name").fetch_all(connection).await?)
 }
 
-/// Counts a failed call that began at this version. Opens the breaker if the limit is reached, if the call
-/// was a probe, or if `at_once` is set. Returns `None` if the version has changed.
+/// Opens the breaker because calls failed that began at this version; each time in a row it stays open for longer. The
+/// caller counts the calls and decides when the provider as a whole fails. Returns `None` if the version has changed.
 pub async fn failed(
     connection: &mut PgConnection,
     name: &str,
     version: i64,
-    at_once: bool,
     limits: &BreakerLimits,
     reason: &str,
 ) -> Result<Option<ProviderBreaker>> {
-    let counted = breakers!(
-        "WITH counted AS (
-             SELECT name AS counted, $3 OR open_until IS NOT NULL OR failures + 1 >= $4 AS opens
-             FROM providers WHERE name = $1 AND version = $2 FOR UPDATE
-         )
-         UPDATE providers
-         SET failures = failures + 1, reason = $7,
-             open_until = CASE WHEN opens
-                 THEN now() + make_interval(secs => least($6::float8, $5::float8 * 2 ^ least(openings, 20))) END,
-             openings = openings + opens::int, version = version + opens::int,
-             changed_at = CASE WHEN opens THEN now() ELSE changed_at END
-         FROM counted WHERE name = counted
+    let opened = breakers!(
+        "UPDATE providers
+         SET failures = failures + 1, reason = $5,
+             open_until = now() + make_interval(secs => least($4::float8, $3::float8 * 2 ^ least(openings, 20))),
+             openings = openings + 1, version = version + 1, changed_at = now()
+         WHERE name = $1 AND version = $2
          RETURNING",
         "",
         name,
         version,
-        at_once,
-        signed(limits.failures),
         seconds(limits.open),
         seconds(limits.open_most),
         reason
     );
-    Ok(counted.fetch_optional(connection).await?)
+    Ok(opened.fetch_optional(connection).await?)
 }
 
 /// Closes the breaker, or clears its failures, after a call that began at this version and got a response.

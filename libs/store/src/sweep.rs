@@ -21,9 +21,12 @@ pub struct Swept {
 
 /// The time range of one sweep; one process holds it at a time.
 ///
-/// A fence is a transaction id noted together with a time. It is passed once all earlier transactions have ended; then
-/// no row older than that time can still appear. Only then that time becomes the start of the next range, so a slow
-/// commit is not missed.
+/// A fence is a transaction id noted together with a time that is at least one first lease ago. It is passed once all
+/// transactions with earlier ids have ended; then no row older than that time can still appear. Only then that time
+/// becomes the start of the next range, so a slow commit is not missed.
+///
+/// A transaction gets its id when it first writes. One that began before that time has its id when the fence is noted,
+/// because no statement may take as long as a first lease (`DATABASE_TIMEOUT`).
 pub(crate) struct Fence<'a> {
     pub(crate) transaction: Transaction<'a, Postgres>,
     stage: &'static str,

@@ -23,15 +23,18 @@ pub(crate) const HEAD: usize = 1 + LONGEST_ID;
 /// is a key of zeros under any id: published keys protect nothing.
 const EXAMPLE_ID: &str = "example";
 
-/// The purpose of a master key. A stage holds the keys of its own purposes only.
+/// What a master key encrypts. Each kind can have a key of its own, so that a stage holds only the keys that it
+/// needs. Ingress holds all three: it checks requests, and its self-service replaces webhook secrets and shows eSIMs
+/// to their partner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
 #[strum(serialize_all = "lowercase")]
 pub enum Keyring {
     /// Partners' request-signing keys: ingress.
     Partners,
-    /// Partners' webhook secrets: the notifier.
+    /// Partners' webhook secrets: the notifier signs with them, and ingress replaces them.
     Webhooks,
-    /// Profiles, and responses of endpoints that may repeat them: the provisioner and the notifier.
+    /// Profiles, and responses of endpoints that may repeat them: the provisioner seals profiles, the notifier sends
+    /// them and seals the responses, and ingress shows both in self-service.
     Profiles,
 }
 
@@ -49,7 +52,7 @@ pub enum Purpose<'a> {
     /// The profile of a topup.
     Profile(&'a TopupId),
     /// An endpoint's response to a delivery attempt, which is numbered from 0.
-    Answer(DeliveryId, u32),
+    Response(DeliveryId, u32),
 }
 
 impl Purpose<'_> {
@@ -57,7 +60,7 @@ impl Purpose<'_> {
         match self {
             Self::SecretKey(_) => Keyring::Partners,
             Self::WebhookSecret(_) => Keyring::Webhooks,
-            Self::Profile(_) | Self::Answer(..) => Keyring::Profiles,
+            Self::Profile(_) | Self::Response(..) => Keyring::Profiles,
         }
     }
 
@@ -66,7 +69,7 @@ impl Purpose<'_> {
             Self::SecretKey(id) => format!("partners.secret_key/{id}"),
             Self::WebhookSecret(id) => format!("partners.webhook_secret/{id}"),
             Self::Profile(id) => format!("topups.profile/{id}"),
-            Self::Answer(id, attempt) => format!("delivery_attempts.answer/{id}/{attempt}"),
+            Self::Response(id, attempt) => format!("delivery_attempts.answer/{id}/{attempt}"),
         }
     }
 }

@@ -1,9 +1,11 @@
 //! Unfinished work: the rows of table `work`, which both stages share.
 //!
-//! A placement or a delivery that is finished within its first lease usually has no row here; it has
-//! one if it was deferred, or if no message could announce it. Every unfinished older one has exactly one row, which says when its stage must look at it again. The modules
-//! [`placements`](crate::placements) and [`deliveries`](crate::deliveries) insert, move and delete
-//! these rows in the statements that change the placement or the delivery, so the two can't disagree.
+//! A placement or a delivery that is finished within its first lease usually has no row here. It has one if, for
+//! example, it was deferred, or no message could announce it. After the first lease the sweep inserts the row that is
+//! missing, so every older one that is not finished has exactly one row, which says when its stage must look at it
+//! again. Only those in `held` may have none, because they wait for a person. The modules
+//! [`placements`](crate::placements) and [`deliveries`](crate::deliveries) insert, move and delete these rows in the
+//! statements that change the placement or the delivery, so the two can't disagree.
 //!
 //! The functions here only look. A look claims nothing: two processes may find the same row, and the
 //! one that claims it later gets nothing.

@@ -190,7 +190,7 @@ async fn show(webhook_id: &WebhookId, vault: Option<&Vault>, console: &Console) 
 fn answer(vault: Option<&Vault>, id: DeliveryId, attempt: &AttemptView) -> Option<String> {
     let (vault, sealed) = (vault?, attempt.answer.as_ref()?);
     let number = u32::try_from(attempt.attempt).unwrap_or_default();
-    Some(match vault.open(Purpose::Answer(id, number), sealed) {
+    Some(match vault.open(Purpose::Response(id, number), sealed) {
         Ok(answer) => String::from_utf8_lossy(&answer).into_owned(),
         Err(error) => format!("[{error}]"),
     })

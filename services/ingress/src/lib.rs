@@ -1,8 +1,9 @@
 //! Ingress accepts orders: it authenticates a partner's request, validates it, stores the order and publishes a job for
 //! each placement.
 //!
-//! Guarantee: a 201 is sent only after the order is committed. A 4xx or 503 is sent only if nothing is bought, now or
-//! later. Jobs only save time: provisioners find placements without a job in the database.
+//! Guarantee: a 201 is sent only after the order is committed. A 4xx or 503 is sent only if this request buys nothing,
+//! now or later. The request of a 422 "already been taken" repeats an earlier order, which may well be bought. Jobs
+//! only save time: provisioners find placements without a job in the database.
 //!
 //! The folders follow a request:
 //!

@@ -45,7 +45,8 @@ pub(crate) enum OrderResult {
     Refused,
     /// 422: the provider could not be reached.
     Unreachable,
-    /// 503: the order left the queue before it was stored.
+    /// The order was not stored. It waited too long in the queue, or an earlier order with its external id was still
+    /// undecided: 503. Or the partner hung up while it was queued.
     Expired,
     /// 500.
     Error,

@@ -102,7 +102,7 @@ impl Deliver {
         Ticket { id, lane: self.endpoints.host(partner), partner }
     }
 
-    async fn deliver(&self, delivery: Delivery, claimed: Instant, mut permit: Permit) {
+    async fn deliver(&self, delivery: Delivery, claim_began: Instant, mut permit: Permit) {
         let Some(endpoint) = self.endpoints.of(&delivery, &self.vault) else {
             let ids = LogIds::of(&delivery);
             tracing::debug!(
@@ -125,25 +125,27 @@ impl Deliver {
         let tried = self.attempt(&delivery, &endpoint, at).await;
         let duration = began.elapsed();
 
-        let answer = tried.as_ref().ok().map(|(answer, _)| *answer);
+        let response = tried.as_ref().ok().map(|(response, _)| *response);
         let attempts_of_schedule = delivery.attempt.saturating_sub(delivery.schedule_start);
         let mut next = match tried {
             Err(Failure::Erased) => Next::Exhausted,
-            _ => self.settings.schedule.next(attempts_of_schedule, answer, rand::random()),
+            _ => self.settings.schedule.next(attempts_of_schedule, response, rand::random()),
         };
         if next != Next::Delivered && is_test(&delivery) {
             next = Next::Exhausted;
         }
-        // A failed attempt keeps its permit until it is recorded: a block then stops the next one.
+        // After a success the permit is free at once, because the next request need not wait for our record. After a
+        // failure it is kept until the record is there: the record may block the endpoint, and then no further delivery
+        // starts.
         let permit = (next != Next::Delivered).then_some(permit);
-        log(&delivery, answer, tried.as_ref().err(), next);
-        self.count(&delivery, class(&tried), next, duration, claimed.elapsed());
+        log(&delivery, response, tried.as_ref().err(), next);
+        self.count(&delivery, class(&tried), next, duration, claim_began.elapsed());
         let attempted = Attempted {
             at,
             duration,
-            status: answer.map(|answer| answer.status),
+            status: response.map(|response| response.status),
             class: class(&tried),
-            answer: self.kept(&delivery, &tried, next),
+            response_start: self.kept(&delivery, &tried, next),
             result: result(&tried, next),
             id: delivery.id,
             partner_id: delivery.partner_id,
@@ -172,7 +174,7 @@ impl Deliver {
         }
     }
 
-    fn count(&self, delivery: &Delivery, class: &'static str, next: Next, duration: Duration, since_claimed: Duration) {
+    fn count(&self, delivery: &Delivery, class: &'static str, next: Next, duration: Duration, since_claim: Duration) {
         self.metrics.attempt(&delivery.environment, class, duration);
         self.metrics.delivery(match next {
             Next::Delivered => "delivered",
@@ -184,9 +186,9 @@ impl Deliver {
             && next == Next::Delivered
             && delivery.schedule_start == 0
         {
-            self.metrics.delivered_after(esim.age + since_claimed);
+            self.metrics.delivered_after(esim.age + since_claim);
             if delivery.attempt == 0 {
-                self.metrics.delivered_at_once(&delivery.environment, esim.ready_age + since_claimed);
+                self.metrics.delivered_at_once(&delivery.environment, esim.ready_age + since_claim);
             }
         }
     }
@@ -198,7 +200,7 @@ impl Deliver {
         if (next == Next::Delivered && !is_test(delivery)) || beginning.is_empty() {
             return None;
         }
-        let purpose = Purpose::Answer(delivery.id, delivery.attempt);
+        let purpose = Purpose::Response(delivery.id, delivery.attempt);
         self.vault
             .seal(purpose, beginning)
             .inspect_err(|error| tracing::error!(%error, "response cannot be encrypted; not stored"))
@@ -302,7 +304,7 @@ impl Stage for Deliver {
     type Id = DeliveryId;
     type Work = Delivery;
 
-    fn open(&self, message: TopupReady) -> Vec<Ticket<DeliveryId>> {
+    fn tickets_of(&self, message: TopupReady) -> Vec<Ticket<DeliveryId>> {
         let TopupReady::V1 { deliveries } = message;
         deliveries.into_iter().map(|ready| self.ticket(ready.delivery_id, ready.partner_id)).collect()
     }
@@ -330,7 +332,7 @@ impl Stage for Deliver {
 
     async fn run(self: Arc<Self>, delivery: Delivery, trigger: Trigger, permit: Permit) {
         let span = process_span(&delivery, &trigger);
-        self.deliver(delivery, trigger.claimed, permit).instrument(span).await;
+        self.deliver(delivery, trigger.claim_began, permit).instrument(span).await;
     }
 }
 

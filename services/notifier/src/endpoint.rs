@@ -17,7 +17,9 @@ use crate::webhook::Unanswered;
 const KEPT: usize = 10_000;
 
 pub struct Endpoint {
-    text: String,
+    /// The URL and the encrypted secrets (the newest, the old one) as they were read. If a delivery brings others, the
+    /// partner has changed them, and the endpoint is prepared again.
+    url_text: String,
     sealed: [Option<Vec<u8>>; 2],
     /// The host, to which requests in flight are limited.
     pub host: Arc<str>,
@@ -27,9 +29,11 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    fn is_of(&self, delivery: &Delivery, text: &str) -> bool {
+    fn is_of(&self, delivery: &Delivery, url_text: &str) -> bool {
         let [newest, old] = &self.sealed;
-        self.text == text && newest.as_deref() == Some(&delivery.webhook_secret) && *old == delivery.old_webhook_secret
+        self.url_text == url_text
+            && newest.as_deref() == Some(&delivery.webhook_secret)
+            && *old == delivery.old_webhook_secret
     }
 }
 
@@ -45,10 +49,10 @@ impl Endpoints {
 
     /// The endpoint of a delivery; `None` if the partner has no URL.
     pub fn of(&self, delivery: &Delivery, vault: &Vault) -> Option<Arc<Endpoint>> {
-        let text = delivery.webhook_url.as_deref()?;
+        let url_text = delivery.webhook_url.as_deref()?;
         let partner = delivery.partner_id;
         if let Some(known) = lock(&self.0).get(&partner)
-            && known.is_of(delivery, text)
+            && known.is_of(delivery, url_text)
         {
             return Some(Arc::clone(known));
         }
@@ -56,9 +60,9 @@ impl Endpoints {
         let open = |sealed: &Vec<u8>| partners::open_webhook_secret(vault, partner, sealed);
         let endpoint = Arc::new(Endpoint {
             host: delivery.webhook_host.as_deref().unwrap_or_default().into(),
-            url: text.parse().map_err(|_| Unanswered::BadUrl),
+            url: url_text.parse().map_err(|_| Unanswered::BadUrl),
             secrets: sealed.iter().flatten().map(open).collect(),
-            text: text.to_owned(),
+            url_text: url_text.to_owned(),
             sealed,
         });
         let mut known = lock(&self.0);

@@ -1,10 +1,11 @@
 //! The notifier sends partners their eSIMs, one signed webhook per ready topup, and the further events they asked for.
 //!
-//! Modules: [`deliver`] reads deliveries, attempts them and records the results. [`webhook`] sends one
-//! request and reads the response. [`schedule`] decides what a response leads to and when to retry.
-//! [`webhooks::guard`] keeps webhooks out of private networks. [`endpoint`] prepares the parts that all
-//! requests to one partner share. [`metrics`] holds the instruments. `events` makes events and moves
-//! deliveries to new URLs. `retention` erases old data. [`pipeline::permits`] shares the requests in flight between endpoints.
+//! Modules: [`deliver`] reads deliveries, attempts them and records the results. [`webhook`] sends one request and
+//! reads the response. [`schedule`] decides what a response leads to and when to retry. [`webhooks::guard`] keeps
+//! webhooks out of private networks. [`endpoint`] prepares the parts that all requests to one partner share. `client`
+//! holds the connections to endpoints, and `outcome` says what an attempt's result is called in the record, the log
+//! and the metrics. [`metrics`] holds the instruments. `events` makes events and moves deliveries to new URLs.
+//! `retention` erases old data. [`pipeline::permits`] shares the requests in flight between endpoints.
 //!
 //! Guarantee: every delivery is attempted until the endpoint acknowledges it, the schedule ends, or the
 //! partner has no webhook URL. Each of these ends is recorded. Delivery is at least once: a crash between
@@ -66,7 +67,8 @@ const LOOK: Duration = Duration::from_secs(1);
 const STANDING: Duration = Duration::from_secs(5);
 /// Eight attempts over about 28 hours.
 const RETRY_SCHEDULE: &str = "5s,5m,30m,2h,5h,10h,10h";
-/// The least time that a readiness event has to arrive here, whatever `WEBHOOK_TIMEOUT` is.
+/// How much of a delivery's first lease is at least left for its readiness event to reach us. The rest is for one whole
+/// attempt. An event that comes later claims nothing; the sweep finds its delivery.
 const EVENT_ARRIVAL_LEAST: Duration = Duration::from_secs(5);
 /// The longest `WEBHOOK_TIMEOUT`. The arrival of the event and a first attempt must fit into the first lease.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(18);

@@ -5,7 +5,7 @@ use store::deliveries::{AttemptResult, Content, Delivery};
 use tracing::field::{DisplayValue, display};
 
 use crate::{
-    schedule::{Answer, Next},
+    schedule::{EndpointResponse, Next},
     webhook::Unanswered,
 };
 
@@ -41,12 +41,12 @@ pub(crate) enum Failure {
 }
 
 /// The result of an attempt: a response and the beginning of its body, or a failure.
-pub(crate) type Tried = Result<(Answer, Vec<u8>), Failure>;
+pub(crate) type Tried = Result<(EndpointResponse, Vec<u8>), Failure>;
 
 /// The class of an attempt's result, for metrics and the database.
 pub(crate) fn class(tried: &Tried) -> &'static str {
     match tried {
-        Ok((answer, _)) => match answer.status {
+        Ok((response, _)) => match response.status {
             200..=299 => "delivered",
             300..=399 => "status_3xx",
             410 => "gone",
@@ -68,20 +68,20 @@ pub(crate) fn result(tried: &Tried, next: Next) -> AttemptResult {
         Next::Exhausted => None,
     };
     let error = match tried {
-        Ok((answer, _)) => format!("answered {}", answer.status),
+        Ok((response, _)) => format!("answered {}", response.status),
         Err(failure) => failure.to_string(),
     };
     AttemptResult::Failed { error, retry_in, endpoint: matches!(tried, Ok(_) | Err(Failure::Unanswered(_))) }
 }
 
-pub(crate) fn log(delivery: &Delivery, answer: Option<Answer>, failure: Option<&Failure>, next: Next) {
+pub(crate) fn log(delivery: &Delivery, response: Option<EndpointResponse>, failure: Option<&Failure>, next: Next) {
     let Delivery { partner_id, attempt, content, .. } = delivery;
     let ids = LogIds::of(delivery);
     let (order_id, age) = match content {
         Content::Esim(esim) => (Some(display(esim.order_id)), Some(esim.age)),
         Content::Event(_) => (None, None),
     };
-    let status = answer.map(|answer| answer.status);
+    let status = response.map(|response| response.status);
     let error = failure.map(display);
     macro_rules! log {
         ($level:ident, $($fields:tt)+) => {

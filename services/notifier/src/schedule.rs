@@ -35,7 +35,7 @@ impl Schedule {
 
 /// The response of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct EndpointResponse {
     pub status: u16,
     /// The wait that it asks for.
     pub retry_after: Option<Duration>,
@@ -52,10 +52,10 @@ pub enum Next {
 }
 
 impl Schedule {
-    /// Decides what an attempt leads to. `answer` is its response, `None` if there was none. `attempt` is the
-    /// number of earlier attempts of this schedule. `random` is a number from 0 to 1.
-    pub fn next(&self, attempt: u32, answer: Option<Answer>, random: f64) -> Next {
-        match answer.map(|answer| answer.status) {
+    /// Decides what an attempt leads to. `response` is what the endpoint sent, `None` if there was none. `attempt` is
+    /// the number of earlier attempts of this schedule. `random` is a number from 0 to 1.
+    pub fn next(&self, attempt: u32, response: Option<EndpointResponse>, random: f64) -> Next {
+        match response.map(|response| response.status) {
             Some(200..=299) => return Next::Delivered,
             Some(410) => return Next::Exhausted,
             _ => {}
@@ -64,7 +64,7 @@ impl Schedule {
             return Next::Exhausted;
         };
         let wait = wait.mul_f64(1.0 - JITTER + 2.0 * JITTER * random.clamp(0.0, 1.0));
-        let asked = answer.and_then(|answer| answer.retry_after).unwrap_or_default();
+        let asked = response.and_then(|response| response.retry_after).unwrap_or_default();
         Next::Retry(wait.max(asked.min(LONGEST_WAIT)))
     }
 }
@@ -92,8 +92,8 @@ mod tests {
         Schedule::parse(crate::RETRY_SCHEDULE).unwrap()
     }
 
-    fn next(attempt: u32, answer: Option<Answer>, random: f64) -> Next {
-        schedule().next(attempt, answer, random)
+    fn next(attempt: u32, response: Option<EndpointResponse>, random: f64) -> Next {
+        schedule().next(attempt, response, random)
     }
 
     #[test]
@@ -109,8 +109,8 @@ mod tests {
         assert!(Schedule::parse(&["1s"; 33].join(",")).unwrap_err().contains("32"));
     }
 
-    fn answered(status: u16) -> Answer {
-        Answer { status, retry_after: None }
+    fn answered(status: u16) -> EndpointResponse {
+        EndpointResponse { status, retry_after: None }
     }
 
     #[test]
@@ -154,7 +154,7 @@ mod tests {
         fn an_endpoint_can_ask_for_more_time_but_not_for_less(attempt in 0..7_u32, asked: u64, random in 0.0..1.0) {
             let retry_after = Some(Duration::from_secs(asked));
             let plain = next(attempt, Some(answered(503)), random);
-            let polite = next(attempt, Some(Answer { retry_after, ..answered(503) }), random);
+            let polite = next(attempt, Some(EndpointResponse { retry_after, ..answered(503) }), random);
             let (Next::Retry(plain), Next::Retry(polite)) = (plain, polite) else {
                 return Err(TestCaseError::fail("not retried"));
             };

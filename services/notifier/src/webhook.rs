@@ -21,7 +21,7 @@ use webhooks::{
 
 use crate::{
     client::{self, ConnectTimeout, HeadTooLarge, WebhookClient},
-    schedule::{self, Answer},
+    schedule::{self, EndpointResponse},
 };
 
 /// The name in `User-Agent`.
@@ -120,14 +120,14 @@ impl Sender {
         headers: HeaderMap,
         body: Vec<u8>,
         now: OffsetDateTime,
-    ) -> Result<(Answer, Vec<u8>), Unanswered> {
+    ) -> Result<(EndpointResponse, Vec<u8>), Unanswered> {
         let request = request(&url, headers, body).ok_or(Unanswered::BadUrl)?;
         self.guard.check_url(&url).map_err(Unanswered::Forbidden)?;
         let exchange = async {
             let sent = pipeline::perform(pipeline::Effect::Webhook, self.endpoints.request(request));
             let response = sent.await.map_err(|error| classify(&error))?;
             let retry_after = response.headers().get(RETRY_AFTER).and_then(|header| header.to_str().ok());
-            let answer = Answer {
+            let answer = EndpointResponse {
                 status: response.status().as_u16(),
                 retry_after: retry_after.and_then(|header| schedule::retry_after(header, now)),
             };
@@ -216,11 +216,11 @@ mod tests {
         Sender::new(guard, &NameServers::default(), &limits).unwrap()
     }
 
-    async fn post(sender: &Sender, url: &str) -> Result<Answer, Unanswered> {
+    async fn post(sender: &Sender, url: &str) -> Result<EndpointResponse, Unanswered> {
         Ok(post_and_read(sender, url).await?.0)
     }
 
-    async fn post_and_read(sender: &Sender, url: &str) -> Result<(Answer, Vec<u8>), Unanswered> {
+    async fn post_and_read(sender: &Sender, url: &str) -> Result<(EndpointResponse, Vec<u8>), Unanswered> {
         sender.post(url.parse().unwrap(), HeaderMap::new(), b"{}".to_vec(), clock::now()).await
     }
 
@@ -244,10 +244,10 @@ mod tests {
     async fn an_answer_is_its_status_however_its_body_goes_on() {
         let sender = sender("127.0.0.0/8");
         let unfinished = endpoint(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{".to_vec()).await;
-        assert_eq!(post(&sender, &unfinished).await, Ok(Answer { status: 200, retry_after: None }));
+        assert_eq!(post(&sender, &unfinished).await, Ok(EndpointResponse { status: 200, retry_after: None }));
         let mut large = b"HTTP/1.1 503 No\r\nretry-after: 7\r\ncontent-length: 99999999\r\n\r\n".to_vec();
         large.resize(64 * 1024, b'x');
-        let waiting = Answer { status: 503, retry_after: Some(Duration::from_secs(7)) };
+        let waiting = EndpointResponse { status: 503, retry_after: Some(Duration::from_secs(7)) };
         let (answer, beginning) = post_and_read(&sender, &endpoint(large).await).await.unwrap();
         assert_eq!(answer, waiting);
         assert_eq!(beginning, [b'x'; ANSWER_READ]);

@@ -164,10 +164,9 @@ impl Breaker {
             known.streak = FailureStreak::default();
         }
         let (name, reason) = (&self.provider, trouble.reason());
-        let at_once = true;
         let updated = self
             .database
-            .run(async |connection| providers::failed(connection, name, version, at_once, &self.limits, reason).await);
+            .run(async |connection| providers::failed(connection, name, version, &self.limits, reason).await);
         self.apply(perform(Effect::CommitHealth, updated).await);
     }
 

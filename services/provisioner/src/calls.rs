@@ -9,7 +9,7 @@ use crate::{
     breaker::Breaker,
     limiter::{LaneLimiters, PurchaseResult},
     metrics::Metrics,
-    providers::{FindAnswer, PlaceAnswer, Provider, Purchase, Trouble},
+    providers::{FindAnswer, Provider, Purchase, PurchaseAnswer, Trouble},
     rate::Rate,
 };
 
@@ -25,23 +25,23 @@ pub struct Calls {
 
 impl Calls {
     /// Sends a purchase. Returns `None` and sends nothing if its turn comes after `send_by`.
-    pub async fn place(
+    pub async fn purchase(
         &self,
         lane: &Arc<str>,
         purchase: &Purchase,
         send_by: Instant,
-    ) -> Option<Result<PlaceAnswer, Trouble>> {
+    ) -> Option<Result<PurchaseAnswer, Trouble>> {
         self.rate.turn().await;
         if Instant::now() > send_by {
             return None;
         }
         let begun = self.limiters.begin(lane, Instant::now());
-        let place = perform(Effect::Place, self.provider.place(purchase));
-        let outcome = |answer: &PlaceAnswer| match answer {
-            PlaceAnswer::Bought(_) => "bought",
-            PlaceAnswer::Rejected { .. } => "rejected",
+        let purchasing = perform(Effect::Purchase, self.provider.purchase(purchase));
+        let outcome = |answer: &PurchaseAnswer| match answer {
+            PurchaseAnswer::Bought(_) => "bought",
+            PurchaseAnswer::Rejected { .. } => "rejected",
         };
-        let answer = self.measure("place", Some(lane), place, outcome).await;
+        let answer = self.measure("place", Some(lane), purchasing, outcome).await;
         let result = match &answer {
             Ok(_) => PurchaseResult::Answered,
             Err(Trouble::NotSent(reason)) => PurchaseResult::NotSent(reason),
@@ -123,7 +123,7 @@ mod tests {
     struct Untouched;
 
     impl Provider for Untouched {
-        fn place<'a>(&'a self, _: &'a Purchase) -> BoxFuture<'a, Result<PlaceAnswer, Trouble>> {
+        fn purchase<'a>(&'a self, _: &'a Purchase) -> BoxFuture<'a, Result<PurchaseAnswer, Trouble>> {
             panic!("the purchase is sent")
         }
 
@@ -157,6 +157,6 @@ mod tests {
         };
         let purchase = Purchase { placement_id: PlacementId::new(), items: vec![("option".into(), 1)] };
         let send_by = Instant::now();
-        assert!(calls.place(&"lane".into(), &purchase, send_by).await.is_none());
+        assert!(calls.purchase(&"lane".into(), &purchase, send_by).await.is_none());
     }
 }

@@ -61,7 +61,7 @@ use crate::{
     calls::Calls,
     limiter::LaneLimiters,
     metrics::Metrics,
-    place::{Placing, PlacingStage, Settlements, UNRECORDED},
+    place::{ProviderStage, ProviderWork, Settlements, UNRECORDED},
     providers::{Accounts, Connected},
     rate::Rate,
     reporter::Reporter,
@@ -311,7 +311,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
                 Ok((swept.late, swept.more))
             }
         };
-        shutdown.spawn("sweep", worker::sweep::<PlacingStage, _>(shutdown.clone(), sweep));
+        shutdown.spawn("sweep", worker::sweep::<ProviderStage, _>(shutdown.clone(), sweep));
         shutdown.spawn("metrics", metrics.watch(config.providers, database, shutdown.clone()));
     }
     stop.cancelled().await;
@@ -348,7 +348,7 @@ fn start(
         let breaker = Breaker::new(name.clone(), limits, database.clone(), Arc::clone(&limiters), metrics.clone());
         let rate = Arc::new(Rate::new(config.provider_rate, instance.to_owned()));
         watched.push(Watched::new(Arc::clone(&breaker), Arc::clone(&rate), Arc::clone(&limiters)));
-        let placing = Arc::new(Placing {
+        let shared = Arc::new(ProviderWork {
             calls: Calls {
                 name: name.clone(),
                 provider,
@@ -374,12 +374,12 @@ fn start(
             ack_wait: Duration::from_secs(30),
         };
         for (buys, source, limits) in [(true, Some(jobs), purchases), (false, None, lookups)] {
-            let stage = PlacingStage { placing: Arc::clone(&placing), buys };
+            let stage = ProviderStage { shared: Arc::clone(&shared), buys };
             let lane = lane_states(Arc::clone(&breaker), buys.then(|| Arc::clone(&limiters)));
             let settings = worker::Settings { source, limits, lane, provider: Some(name.clone()) };
             worker::start(Arc::new(stage), nats, settings, shutdown);
         }
-        shutdown.spawn("probes", placing.probe());
+        shutdown.spawn("probes", shared.probe());
         let (nats, stop) = (nats.clone(), shutdown.clone());
         shutdown.spawn("heartbeat", async move { heartbeat::send(&name, &breaker, &limiters, &nats, &stop).await });
     }

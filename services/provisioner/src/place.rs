@@ -1,8 +1,9 @@
 //! The stage: buys placements, looks up attempts whose outcome is unknown, collects profiles.
 //!
-//! The state from which a placement was claimed decides the work, see [`domain::placement`]. Only a
-//! claim from `accepted` records a new attempt, and only the claim that recorded an attempt sends it. Every outcome is one
-//! settlement, recorded in a group commit before anything is published.
+//! The state from which a placement was claimed decides the work, see [`domain::placement`]. Only a claim from
+//! `accepted` records a new attempt, and only the claim that recorded an attempt sends it. Every outcome is one
+//! settlement, recorded in a group commit before a readiness event is sent, or a verdict that may lead to a refusal.
+//! Only the verdict `placed` leaves before the record.
 
 mod settle;
 
@@ -34,7 +35,7 @@ use tracing::{Instrument, Span, info_span};
 use crate::{
     assign,
     calls::Calls,
-    providers::{FindAnswer, PlaceAnswer, ProviderUnit, Purchase, Trouble},
+    providers::{FindAnswer, ProviderUnit, Purchase, PurchaseAnswer, Trouble},
     reporter::Reporter,
 };
 
@@ -53,8 +54,8 @@ const PROBE: Duration = Duration::from_millis(500);
 /// The most lanes that one look for a probe reads.
 const PROBED_LANES: usize = 16;
 
-/// The stage for one provider.
-pub struct Placing {
+/// Everything that the two stages of one provider share: its calls, its permits for recording, its settings.
+pub struct ProviderWork {
     pub calls: Calls,
     pub database: Database,
     pub vault: Vault,
@@ -74,12 +75,12 @@ pub struct Placing {
 
 /// A provider has two stages with permits of their own, purchases (`buys`) and look-ups with collects, so that neither
 /// takes the other's permits.
-pub struct PlacingStage {
-    pub placing: Arc<Placing>,
+pub struct ProviderStage {
+    pub shared: Arc<ProviderWork>,
     pub buys: bool,
 }
 
-impl Stage for PlacingStage {
+impl Stage for ProviderStage {
     const NAME: &'static str = "provisioner";
     const KIND: &'static str = "job";
     const CLAIM: (&'static str, &'static str) = ("UPDATE", "placements");
@@ -87,7 +88,7 @@ impl Stage for PlacingStage {
     type Id = PlacementId;
     type Work = Claimed;
 
-    fn open(&self, job: TopupJob) -> Vec<Ticket<PlacementId>> {
+    fn tickets_of(&self, job: TopupJob) -> Vec<Ticket<PlacementId>> {
         let TopupJob::V1 { placements } = job;
         let ticket = |placement: JobPlacement| Ticket {
             id: placement.placement_id,
@@ -98,20 +99,19 @@ impl Stage for PlacingStage {
     }
 
     async fn defer(&self, rows: &[PlacementId]) -> anyhow::Result<()> {
-        let placing = &self.placing;
-        let deferred = placing.database.run(async |connection| placements::defer(connection, rows).await).await?;
-        placing.reporter.deferred(&deferred);
+        let deferred = self.shared.database.run(async |connection| placements::defer(connection, rows).await).await?;
+        self.shared.reporter.deferred(&deferred);
         Ok(())
     }
 
     async fn due(&self, look: Look) -> anyhow::Result<Found<PlacementId>> {
-        let calls = &self.placing.calls;
+        let calls = &self.shared.calls;
         if !calls.breaker.is_closed() {
             return Ok(Found { due: Vec::new(), after: None });
         }
         let skip = if self.buys { calls.limiters.stopped(Instant::now()) } else { Vec::new() };
         let page = Page { limit: look.limit, per_lane: look.per_lane, after: look.after, skip: &skip };
-        self.placing.due(self.buys, &page).await
+        self.shared.due(self.buys, &page).await
     }
 
     async fn claim(&self, rows: &[PlacementId], class: Class) -> anyhow::Result<Vec<(PlacementId, Claimed)>> {
@@ -119,12 +119,12 @@ impl Stage for PlacingStage {
             Class::Fresh => Claim::Fresh,
             Class::Due => Claim::Due,
         };
-        let works = self.placing.claim(rows, claim).await?;
-        Ok(works.into_iter().map(|work| (work.placement_id, work)).collect())
+        let claimed = self.shared.claim(rows, claim).await?;
+        Ok(claimed.into_iter().map(|claimed| (claimed.placement_id, claimed)).collect())
     }
 
-    async fn run(self: Arc<Self>, work: Claimed, trigger: Trigger, permit: Permit) {
-        self.placing.run(work, trigger, Some(permit)).await;
+    async fn run(self: Arc<Self>, claimed: Claimed, trigger: Trigger, permit: Permit) {
+        self.shared.run(claimed, trigger, Some(permit)).await;
     }
 }
 
@@ -137,7 +137,7 @@ struct Probes {
     after: Option<(String, PartnerId)>,
 }
 
-impl Placing {
+impl ProviderWork {
     async fn due(&self, purchases: bool, page: &Page<'_>) -> anyhow::Result<Found<PlacementId>> {
         let name = &self.calls.name;
         let found =
@@ -184,11 +184,11 @@ impl Placing {
         if !self.calls.breaker.probe(self.lease).await? {
             return Ok(());
         }
-        let claimed = Instant::now();
-        for work in perform(Effect::ClaimDue, self.claim(&[candidate], Claim::Probe)).await? {
-            let trigger = Trigger { class: Class::Due, traceparent: None, claimed };
-            let placing = Arc::clone(self);
-            self.shutdown.tracker().spawn(Box::pin(async move { placing.run(work, trigger, None).await }));
+        let claim_began = Instant::now();
+        for claimed in perform(Effect::ClaimDue, self.claim(&[candidate], Claim::Probe)).await? {
+            let trigger = Trigger { class: Class::Due, traceparent: None, claim_began };
+            let shared = Arc::clone(self);
+            self.shutdown.tracker().spawn(Box::pin(async move { shared.run(claimed, trigger, None).await }));
         }
         Ok(())
     }
@@ -210,42 +210,42 @@ impl Placing {
         Ok(None)
     }
 
-    async fn run(&self, work: Claimed, trigger: Trigger, permit: Option<Permit>) {
-        self.process(&work, &trigger, permit).instrument(process_span(&work, &trigger, &self.calls.name)).await;
+    async fn run(&self, claimed: Claimed, trigger: Trigger, permit: Option<Permit>) {
+        self.process(&claimed, &trigger, permit).instrument(process_span(&claimed, &trigger, &self.calls.name)).await;
     }
 }
 
 /// The first attempt's early work belongs to the order's trace; later work starts one with a link to it.
-fn process_span(work: &Claimed, trigger: &Trigger, provider: &str) -> Span {
+fn process_span(claimed: &Claimed, trigger: &Trigger, provider: &str) -> Span {
     if !trace::is_recorded() {
         return Span::none();
     }
     let span = if trigger.class == Class::Fresh {
         messaging_span!(INFO, "process", "consumer", "process", JOBS;
-            messaging.message.id = %work.placement_id, order.id = %work.order_id,
-            placement.id = %work.placement_id, provider.name = provider, attempt = work.attempt,
+            messaging.message.id = %claimed.placement_id, order.id = %claimed.order_id,
+            placement.id = %claimed.placement_id, provider.name = provider, attempt = claimed.attempt,
         )
     } else {
         // Without a message: the row was due.
         info_span!(
             parent: None,
             "due placement",
-            otel.kind = "internal", order.id = %work.order_id, placement.id = %work.placement_id,
-            provider.name = provider, placement.state = work.was.as_str(), attempt = work.attempt,
+            otel.kind = "internal", order.id = %claimed.order_id, placement.id = %claimed.placement_id,
+            provider.name = provider, placement.state = claimed.was.as_str(), attempt = claimed.attempt,
         )
     };
-    let belongs = work.attempt <= 1 && work.age < ONE_TRACE;
-    trace::follow(&span, trigger.traceparent.as_deref(), work.traceparent.as_deref(), belongs);
+    let belongs = claimed.attempt <= 1 && claimed.age < ONE_TRACE;
+    trace::follow(&span, trigger.traceparent.as_deref(), claimed.traceparent.as_deref(), belongs);
     span
 }
 
-impl Placing {
-    async fn process(&self, work: &Claimed, trigger: &Trigger, permit: Option<Permit>) {
-        let lane = Arc::from(work.lane.as_str());
-        match work.was {
-            PlacementState::Accepted => self.buy(work, &lane, trigger, permit).await,
-            PlacementState::Placing => self.look_up(work, &lane, permit).await,
-            PlacementState::Placed | PlacementState::Parked => self.collect(work, permit).await,
+impl ProviderWork {
+    async fn process(&self, claimed: &Claimed, trigger: &Trigger, permit: Option<Permit>) {
+        let lane = Arc::from(claimed.lane.as_str());
+        match claimed.was {
+            PlacementState::Accepted => self.buy(claimed, &lane, trigger, permit).await,
+            PlacementState::Placing => self.look_up(claimed, &lane, trigger, permit).await,
+            PlacementState::Placed | PlacementState::Parked => self.collect(claimed, trigger, permit).await,
             // Closed placements are never due.
             PlacementState::Refused | PlacementState::Failed => {}
         }
@@ -262,50 +262,51 @@ impl Placing {
     }
 
     /// Sends the purchase of the attempt that this claim recorded, once.
-    async fn buy(&self, work: &Claimed, lane: &Arc<str>, trigger: &Trigger, permit: Option<Permit>) {
-        let purchase = Purchase { placement_id: work.placement_id, items: assign::items(&work.topups) };
+    async fn buy(&self, claimed: &Claimed, lane: &Arc<str>, trigger: &Trigger, permit: Option<Permit>) {
+        let purchase = Purchase { placement_id: claimed.placement_id, items: assign::items(&claimed.topups) };
         // After a stall, a look-up may already have said "not found", so this purchase must not be sent. Sent within the
         // first half of the settling delay, the call also ends within that delay, because `SETTLE` is more than twice
         // `PROVIDER_TIMEOUT`.
-        let send_by = trigger.claimed + self.settle_delay / 2;
-        let Some(answer) = self.calls.place(lane, &purchase, send_by).await else {
-            tracing::warn!(placement.id = %work.placement_id, "attempt abandoned: it was recorded too long ago");
+        let send_by = trigger.claim_began + self.settle_delay / 2;
+        let Some(answer) = self.calls.purchase(lane, &purchase, send_by).await else {
+            tracing::warn!(placement.id = %claimed.placement_id, "attempt abandoned: it was recorded too long ago");
             return;
         };
         match answer {
-            Ok(PlaceAnswer::Bought(units)) => {
+            Ok(PurchaseAnswer::Bought(units)) => {
                 // The partner waits neither for the profiles nor for the record, because a 201 rests on the stored
                 // order alone.
-                self.reporter.verdict(work, Verdict::Placed);
-                // The purchase and the profiles that are ready are recorded as one outcome.
-                let units = match self.calls.collect(work.placement_id).await {
+                self.reporter.verdict(claimed, Verdict::Placed);
+                // The response to a purchase usually lists the units without their profiles, so they are asked for at
+                // once. If that fails, the units are recorded without profiles, and a later collect brings those.
+                // Purchase and profiles are one outcome, so the ordinary order costs one record.
+                let units = match self.calls.collect(claimed.placement_id).await {
                     Ok(FindAnswer::Found(units)) => units,
                     Ok(FindAnswer::NotFound) | Err(_) => units,
                 };
                 let _room = self.release_once_recordable(permit).await;
-                let age = work.age + trigger.claimed.elapsed();
-                self.record_units(work, age, units, LATE).await;
+                self.record_units(claimed, trigger, units, LATE).await;
             }
-            Ok(PlaceAnswer::Rejected { status, message }) => {
+            Ok(PurchaseAnswer::Rejected { status, message }) => {
                 let _room = self.release_once_recordable(permit).await;
-                tracing::info!(placement.id = %work.placement_id, order.id = %work.order_id, status, message, "the provider rejected the purchase");
+                tracing::info!(placement.id = %claimed.placement_id, order.id = %claimed.order_id, status, message, "the provider rejected the purchase");
                 // Recorded before the verdict is sent: the 422 rests on what is stored.
-                if self.settle(work, Outcome::Rejected { status, message }).await.moved {
-                    self.reporter.verdict(work, Verdict::Rejected);
+                if self.settle(claimed, Outcome::Rejected { status, message }).await.moved {
+                    self.reporter.verdict(claimed, Verdict::Rejected);
                 }
             }
             Err(trouble) => {
                 let _room = self.release_once_recordable(permit).await;
-                self.not_placed(work, trouble).await;
+                self.settle_nothing_bought(claimed, trouble).await;
             }
         }
     }
 
     /// Settles an attempt that led neither to a purchase nor to a rejection.
-    async fn not_placed(&self, work: &Claimed, trouble: Trouble) {
+    async fn settle_nothing_bought(&self, claimed: &Claimed, trouble: Trouble) {
         let wait = trouble.after(LONGEST_WAIT);
         let (class, reason) = (trouble.class(), trouble.reason().to_owned());
-        tracing::warn!(placement.id = %work.placement_id, class, reason, "not bought yet");
+        tracing::warn!(placement.id = %claimed.placement_id, class, reason, "not bought yet");
         let verdict = match trouble {
             Trouble::NotSent(_) => Verdict::NotSent,
             Trouble::Unknown(_) | Trouble::Denied(_) | Trouble::Busy { .. } => Verdict::UnderWay,
@@ -314,81 +315,83 @@ impl Placing {
             Trouble::Unknown(_) => Outcome::Unknown { look_in: placement::next_look(Duration::ZERO), reason },
             // Retried without limit until the provider accepts it.
             Trouble::NotSent(_) | Trouble::Denied(_) | Trouble::Busy { .. } => {
-                Outcome::NotBought { retry_in: placement::next_attempt(work.attempt).max(wait), reason }
+                Outcome::NotBought { retry_in: placement::next_attempt(claimed.attempt).max(wait), reason }
             }
         };
         // Recorded before the verdict is sent: ingress may answer 422 only if the record says that nothing was sent.
-        let settled = self.settle(work, outcome).await;
+        let settled = self.settle(claimed, outcome).await;
         if settled.moved || verdict == Verdict::UnderWay {
-            self.reporter.verdict(work, verdict);
+            self.reporter.verdict(claimed, verdict);
         }
     }
 
     /// Looks up an attempt without a recorded outcome. Buys nothing.
-    async fn look_up(&self, work: &Claimed, lane: &Arc<str>, permit: Option<Permit>) {
-        let answer = self.calls.find(lane, work.placement_id, work.unknowns > 0).await;
+    async fn look_up(&self, claimed: &Claimed, lane: &Arc<str>, trigger: &Trigger, permit: Option<Permit>) {
+        let answer = self.calls.find(lane, claimed.placement_id, claimed.unknowns > 0).await;
         let _room = self.release_once_recordable(permit).await;
         let outcome = match answer {
             Ok(FindAnswer::Found(units)) => {
-                tracing::info!(placement.id = %work.placement_id, attempt = work.attempt, "a look-up found the purchase");
-                return self.record_units(work, work.age, units, LATE).await;
+                tracing::info!(placement.id = %claimed.placement_id, attempt = claimed.attempt, "a look-up found the purchase");
+                return self.record_units(claimed, trigger, units, LATE).await;
             }
             Ok(FindAnswer::NotFound) => {
-                let settled = work.attempt_age >= self.settle_delay;
-                let look_in = self.settle_delay.saturating_sub(work.attempt_age).max(Duration::from_secs(1));
-                if settled && work.attempt >= MAX_ATTEMPTS {
-                    self.park(work, format!("not bought after {} attempts", work.attempt))
+                let settled = claimed.attempt_age >= self.settle_delay;
+                let look_in = self.settle_delay.saturating_sub(claimed.attempt_age).max(Duration::from_secs(1));
+                if settled && claimed.attempt >= MAX_ATTEMPTS {
+                    self.park(claimed, format!("not bought after {} attempts", claimed.attempt))
                 } else {
                     Outcome::NotFound { settled, look_in }
                 }
             }
             Err(trouble) => {
                 let reason = trouble.reason().to_owned();
-                if work.attempt_age >= self.park_after && self.is_lasting(work, &trouble) {
-                    self.park(work, format!("outcome unknown: {reason}"))
+                if claimed.attempt_age >= self.park_after && self.is_lasting(claimed, &trouble) {
+                    self.park(claimed, format!("outcome unknown: {reason}"))
                 } else {
-                    let look_in = placement::next_look(work.attempt_age).max(trouble.after(LONGEST_WAIT));
+                    let look_in = placement::next_look(claimed.attempt_age).max(trouble.after(LONGEST_WAIT));
                     Outcome::Unknown { look_in, reason }
                 }
             }
         };
-        self.settle(work, outcome).await;
+        self.settle(claimed, outcome).await;
     }
 
-    async fn collect(&self, work: &Claimed, permit: Option<Permit>) {
-        let answer = self.calls.collect(work.placement_id).await;
+    async fn collect(&self, claimed: &Claimed, trigger: &Trigger, permit: Option<Permit>) {
+        let answer = self.calls.collect(claimed.placement_id).await;
         let _room = self.release_once_recordable(permit).await;
         match answer {
-            Ok(FindAnswer::Found(units)) => self.record_units(work, work.age, units, LATE).await,
+            Ok(FindAnswer::Found(units)) => self.record_units(claimed, trigger, units, LATE).await,
             Ok(FindAnswer::NotFound) => {
-                tracing::error!(placement.id = %work.placement_id, "the provider no longer knows the purchase");
-                self.record_units(work, work.age, Vec::new(), "bought, but the provider no longer knows it").await;
+                tracing::error!(placement.id = %claimed.placement_id, "the provider no longer knows the purchase");
+                self.record_units(claimed, trigger, Vec::new(), "bought, but the provider no longer knows it").await;
             }
             Err(trouble) => {
-                let age = work.placed_age.unwrap_or_default();
-                if age >= self.park_after && self.is_lasting(work, &trouble) {
+                let since_purchase = claimed.placed_age.unwrap_or_default();
+                if since_purchase >= self.park_after && self.is_lasting(claimed, &trouble) {
                     let late = format!("bought, but its profiles cannot be collected: {}", trouble.reason());
-                    return self.record_units(work, work.age, Vec::new(), &late).await;
+                    return self.record_units(claimed, trigger, Vec::new(), &late).await;
                 }
                 // An overdue purchase parks after a few failed calls, so they are not an hour apart.
-                let parked = work.was == PlacementState::Parked;
+                let parked = claimed.was == PlacementState::Parked;
                 let overdue = if parked { self.park_after } else { Duration::MAX };
-                let look_in = placement::next_collect(age, overdue).max(trouble.after(LONGEST_WAIT));
+                let look_in = placement::next_collect(since_purchase, overdue).max(trouble.after(LONGEST_WAIT));
                 let reason = trouble.reason().to_owned();
-                tracing::warn!(placement.id = %work.placement_id, reason, "profiles not collected");
-                self.settle(work, Outcome::Unknown { look_in, reason }).await;
+                tracing::warn!(placement.id = %claimed.placement_id, reason, "profiles not collected");
+                self.settle(claimed, Outcome::Unknown { look_in, reason }).await;
             }
         }
     }
 
-    /// Records the units that the provider returned, and announces those that became ready. `since_order` is the age
-    /// of the order; `late` says why the placement is parked if units are overdue.
-    async fn record_units(&self, work: &Claimed, since_order: Duration, units: Vec<ProviderUnit>, late: &str) {
+    /// Records the units that the provider returned, and announces those that became ready. `late` says why the
+    /// placement is parked if units are overdue.
+    async fn record_units(&self, claimed: &Claimed, trigger: &Trigger, units: Vec<ProviderUnit>, late: &str) {
+        // The calls have taken time since the claim read the age.
+        let since_order = claimed.age + trigger.claim_began.elapsed();
         // Without NATS no event can announce the deliveries, so they get due rows, due at `answer_by`.
         let announced = self.reporter.is_connected();
-        let settled = self.settle_bought(work, since_order, units, announced, late).await;
+        let settled = self.settle_bought(claimed, since_order, units, announced, late).await;
         if announced {
-            self.reporter.ready(work, settled.ready);
+            self.reporter.ready(claimed, settled.ready);
         }
     }
 }

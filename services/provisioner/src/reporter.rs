@@ -50,9 +50,9 @@ impl Reporter {
     /// Sends a verdict to the ingress process that is answering the order, if there is one. [`Verdict::Rejected`] and
     /// [`Verdict::NotSent`] are sent only after their outcome is committed, because ingress answers 422 on what is
     /// stored.
-    pub fn verdict(&self, work: &Claimed, verdict: Verdict) {
-        if let Some(ingress) = work.answering {
-            self.send_verdict(ingress, work.order_id, work.placement_id, verdict);
+    pub fn verdict(&self, claimed: &Claimed, verdict: Verdict) {
+        if let Some(ingress) = claimed.answering {
+            self.send_verdict(ingress, claimed.order_id, claimed.placement_id, verdict);
         }
     }
 
@@ -66,14 +66,14 @@ impl Reporter {
     }
 
     /// Announces units that became ready. Called only after their profiles are committed.
-    pub fn ready(&self, work: &Claimed, deliveries: Vec<DeliveryId>) {
-        let traceparent = trace::context_of(&Span::current()).or_else(|| work.traceparent.clone());
+    pub fn ready(&self, claimed: &Claimed, deliveries: Vec<DeliveryId>) {
+        let traceparent = trace::context_of(&Span::current()).or_else(|| claimed.traceparent.clone());
         for delivery_id in deliveries {
-            let delivery = ReadyDelivery { delivery_id, partner_id: work.partner_id };
+            let delivery = ReadyDelivery { delivery_id, partner_id: claimed.partner_id };
             let traceparent = traceparent.clone();
-            match work.answering {
+            match claimed.answering {
                 Some(ingress) => {
-                    let ready = ReadyReport { order_id: work.order_id, delivery, traceparent };
+                    let ready = ReadyReport { order_id: claimed.order_id, delivery, traceparent };
                     self.reports.push(Report { ingress, content: Content::Ready(ready) });
                 }
                 None => self.readiness.push(Ready { delivery, traceparent }),

@@ -10,7 +10,7 @@ use notifier::{
     webhook::{self, Sender},
 };
 use provisioner::providers::{
-    FindAnswer, Limits, PlaceAnswer, Provider, ProviderUnit, Purchase, Trouble, UnitState,
+    FindAnswer, Limits, Provider, ProviderUnit, Purchase, PurchaseAnswer, Trouble, UnitState,
     usimsa::{Account, connect},
 };
 use webhooks::{
@@ -84,9 +84,9 @@ fn provider() -> Target {
         server.send(data);
         let status = data.strip_prefix(b"HTTP/").and_then(|rest| rest.get(4..7));
         let is_ok = status.is_none_or(|status| status.starts_with(b"2") || status.starts_with(b"1"));
-        match server.tokio.block_on(account.place(&purchase)) {
-            Ok(PlaceAnswer::Bought(units)) => check_units(&units),
-            Ok(PlaceAnswer::Rejected { status, message }) => {
+        match server.tokio.block_on(account.purchase(&purchase)) {
+            Ok(PurchaseAnswer::Bought(units)) => check_units(&units),
+            Ok(PurchaseAnswer::Rejected { status, message }) => {
                 assert!(is_ok && ["9000", "9001", "9005"].contains(&&status[..]));
                 check_line(&message);
             }

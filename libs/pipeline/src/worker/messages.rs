@@ -11,10 +11,10 @@ use async_nats::jetstream::{AckKind, Message, message::Acker};
 use futures_util::StreamExt;
 use tracing::Instrument;
 
-use super::{Stage, Waiting, Worker};
+use super::{QueuedTicket, Stage, Worker};
 use crate::{
     effect::{Effect, perform},
-    payload::MOST,
+    payload::ROWS_PER_MESSAGE,
     streams::{DEAD, Source, TooFewServers},
     trace::{self, TRACEPARENT},
 };
@@ -105,10 +105,10 @@ impl<S: Stage> Worker<S> {
         let consumer = self.nats.consumer(source).await?;
         let stop = self.shutdown.soft();
         loop {
-            let Some(room) = stop.run_until_cancelled(self.queues.room_for(MOST)).await else {
+            let Some(room) = stop.run_until_cancelled(self.queues.room_for(ROWS_PER_MESSAGE)).await else {
                 return Ok(());
             };
-            let messages = (room / MOST).min(PULL_MESSAGES);
+            let messages = (room / ROWS_PER_MESSAGE).min(PULL_MESSAGES);
             let batch = consumer.batch().max_messages(messages).expires(PULL);
             let mut chunks = pin!(batch.messages().await?.ready_chunks(messages));
             while let Some(Some(chunk)) = stop.run_until_cancelled(chunks.next()).await {
@@ -150,9 +150,9 @@ impl<S: Stage> Worker<S> {
                         .and_then(|headers| headers.get(TRACEPARENT))
                         .map(|value| value.as_str().into());
                     contexts.extend(traceparent.clone());
-                    tickets.extend(self.stage.open(read).into_iter().map(|ticket| {
+                    tickets.extend(self.stage.tickets_of(read).into_iter().map(|ticket| {
                         let key = ticket.key();
-                        (key, Waiting { id: ticket.id, traceparent: traceparent.clone() })
+                        (key, QueuedTicket { id: ticket.id, traceparent: traceparent.clone() })
                     }));
                     ackers.push(acker);
                 }
@@ -169,7 +169,7 @@ impl<S: Stage> Worker<S> {
         accepting.instrument(span).await;
     }
 
-    async fn defer(&self, refused: Vec<Waiting<S::Id>>) {
+    async fn defer(&self, refused: Vec<QueuedTicket<S::Id>>) {
         if refused.is_empty() {
             return;
         }

@@ -22,11 +22,11 @@ pub trait Stage: Send + Sync + 'static {
     type Message: DeserializeOwned + Send;
     /// Identifies a row.
     type Id: Clone + Eq + Hash + Send + Sync + 'static;
-    /// A claimed row, which only this process works on until its lease ends.
+    /// A claimed row. Only this process works on it until its lease ends, or its first lease if it is fresh.
     type Work: Send + 'static;
 
-    /// The rows of a message.
-    fn open(&self, message: Self::Message) -> Vec<Ticket<Self::Id>>;
+    /// One ticket for each row that the message names.
+    fn tickets_of(&self, message: Self::Message) -> Vec<Ticket<Self::Id>>;
 
     /// Makes rows of messages due at once, because they cannot wait for permits here. After an error, the sweep finds
     /// them later.
@@ -88,5 +88,5 @@ pub struct Trigger {
     /// The trace context of the message; `None` for due work and without a trace.
     pub traceparent: Option<Arc<str>>,
     /// When this process began the claim; never later than the claim's commit.
-    pub claimed: Instant,
+    pub claim_began: Instant,
 }

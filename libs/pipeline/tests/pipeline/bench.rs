@@ -358,7 +358,7 @@ impl Stage for Rows {
     type Id = u32;
     type Work = u32;
 
-    fn open(&self, message: Message) -> Vec<Ticket<u32>> {
+    fn tickets_of(&self, message: Message) -> Vec<Ticket<u32>> {
         message.rows.into_iter().map(ticket).collect()
     }
 
@@ -412,7 +412,7 @@ impl Stage for Rows {
         }
         self.running.fetch_sub(1, Ordering::SeqCst);
         let mut state = self.state.lock().unwrap();
-        let early = trigger.claimed <= state.claimed[&row];
+        let early = trigger.claim_began <= state.claimed[&row];
         state.done.push(Done { row, class: trigger.class, early, traceparent: trigger.traceparent });
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use domain::{DeliveryId, PartnerId, PlacementId};
-use pipeline::payload::{JobPlacement, MOST, ReadyDelivery, TopupJob, TopupReady};
+use pipeline::payload::{JobPlacement, ROWS_PER_MESSAGE, ReadyDelivery, TopupJob, TopupReady};
 use pipeline::publish::{Job, Ready};
 use pipeline::{Nats, NatsAccess, NatsConfig, trace};
 use runtime::Shutdown;
@@ -56,7 +56,7 @@ async fn jobs_travel_by_provider_in_messages_that_one_replica_can_run() {
         list.sort_by_key(|one| one.partner_id.uuid());
     }
     assert_eq!(found, expected);
-    assert!(sizes.iter().all(|size| *size <= MOST), "{sizes:?}");
+    assert!(sizes.iter().all(|size| *size <= ROWS_PER_MESSAGE), "{sizes:?}");
     assert!(sizes.len() <= 8, "they travel together: {sizes:?}");
 }
 

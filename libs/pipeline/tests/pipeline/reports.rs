@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use domain::{DeliveryId, OrderId, PartnerId, PlacementId};
-use pipeline::payload::{MOST, ReadyDelivery, ReadyReport, Reports, Verdict, VerdictReport};
+use pipeline::payload::{ROWS_PER_MESSAGE, ReadyDelivery, ReadyReport, Reports, Verdict, VerdictReport};
 use pipeline::reports::{Content, Report};
 use runtime::Shutdown;
 use uuid::Uuid;
@@ -54,7 +54,7 @@ async fn reports_reach_the_ingress_that_answers_their_orders_together() {
         let rows = || {
             let (mut all_verdicts, mut all_ready) = (Vec::new(), Vec::new());
             for Reports::V1 { verdicts, ready } in received.lock().unwrap().iter() {
-                assert!(verdicts.len() + ready.len() <= MOST);
+                assert!(verdicts.len() + ready.len() <= ROWS_PER_MESSAGE);
                 all_verdicts.extend(verdicts.clone());
                 all_ready.extend(ready.clone());
             }

@@ -32,7 +32,7 @@ pub struct Attempted {
     /// The result class, one word.
     pub class: &'static str,
     /// The start of the response body, sealed; only if the endpoint did not acknowledge.
-    pub answer: Option<Vec<u8>>,
+    pub response_start: Option<Vec<u8>>,
     pub result: AttemptResult,
 }
 
@@ -110,11 +110,11 @@ struct Effects {
 impl Effects {
     fn of(attempts: &[Attempted]) -> Self {
         let delivered = attempts.iter().filter(|attempted| attempted.is_delivered());
-        let answering: HashSet<PartnerId> = delivered.map(|attempted| attempted.partner_id).collect();
+        let acknowledging_partners: HashSet<PartnerId> = delivered.map(|attempted| attempted.partner_id).collect();
         let mut failed: BTreeMap<Uuid, Vec<Uuid>> = BTreeMap::new();
         for attempted in attempts {
             let endpoint_failed = matches!(attempted.result, AttemptResult::Failed { endpoint: true, .. });
-            if endpoint_failed && !answering.contains(&attempted.partner_id) {
+            if endpoint_failed && !acknowledging_partners.contains(&attempted.partner_id) {
                 failed.entry(attempted.partner_id.uuid()).or_default().push(attempted.id.uuid());
             }
         }
@@ -208,7 +208,7 @@ async fn record_any(connection: &mut PgConnection, columns: &Columns) -> Result<
         &columns.durations,
         &columns.statuses as &[Option<i32>],
         &columns.classes as &[&str],
-        &columns.answers as &[Option<Vec<u8>>],
+        &columns.response_starts as &[Option<Vec<u8>>],
         &columns.states as &[&str],
         &columns.errors as &[Option<String>],
         &columns.retries as &[Option<f64>],
@@ -227,7 +227,7 @@ struct Columns {
     durations: Vec<i32>,
     statuses: Vec<Option<i32>>,
     classes: Vec<&'static str>,
-    answers: Vec<Option<Vec<u8>>>,
+    response_starts: Vec<Option<Vec<u8>>>,
     states: Vec<&'static str>,
     errors: Vec<Option<String>>,
     retries: Vec<Option<f64>>,
@@ -249,7 +249,7 @@ impl Columns {
             columns.durations.push(signed(attempted.duration.as_millis()));
             columns.statuses.push(attempted.status.map(i32::from));
             columns.classes.push(attempted.class);
-            columns.answers.push(attempted.answer.clone());
+            columns.response_starts.push(attempted.response_start.clone());
             columns.states.push(state);
             columns.errors.push(error.cloned());
             columns.retries.push(retry_in.map(seconds));

@@ -52,7 +52,7 @@ pub struct AttemptView {
     pub status: Option<i32>,
     /// The result class: `delivered`, `status_5xx`, `timeout`, …
     pub class: String,
-    /// The start of the response body, sealed for [`Purpose::Answer`](crate::vault::Purpose::Answer).
+    /// The start of the response body, sealed for [`Purpose::Response`](crate::vault::Purpose::Response).
     #[serde(skip)]
     pub answer: Option<Vec<u8>>,
 }

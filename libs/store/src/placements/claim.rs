@@ -26,7 +26,8 @@ pub enum Claim {
     Probe,
 }
 
-/// A placement that this provisioner has claimed, until its lease ends.
+/// A placement that this provisioner has claimed. A due one is leased: other processes leave it alone until the lease
+/// ends. A fresh one has no lease; if nothing is recorded by the end of its first lease, the sweep makes it due.
 #[derive(Clone, Debug)]
 pub struct Claimed {
     pub placement_id: PlacementId,
@@ -49,8 +50,10 @@ pub struct Claimed {
     pub placed_age: Option<Duration>,
     /// How many times in a row the outcome of this attempt stayed unknown.
     pub unknowns: u32,
-    /// Whether no outcome of that attempt is recorded, not even an unknown one: its call may be in flight.
-    pub open: bool,
+    /// Nothing at all was recorded about that attempt since it began, not even an unknown outcome. So the process
+    /// that recorded it may be calling the provider right now. It says something only of a placement that was
+    /// `accepted` or `placing`: later states have an outcome.
+    pub call_may_be_in_flight: bool,
     /// The ingress process that may still answer the order, until its `answer_by`. `None`: the order
     /// is answered, or will never be, or its job was published after its answer.
     pub answering: Option<Uuid>,
@@ -297,7 +300,7 @@ fn placement(row: &Row, fresh: bool) -> Result<Claimed> {
         age: age(row.age),
         placed_age: row.placed_age.map(age),
         unknowns: unsigned(row.unknowns),
-        open: row.open,
+        call_may_be_in_flight: row.open,
         answering: row.answering,
         traceparent: row.traceparent.clone(),
         topups: Vec::new(),
@@ -323,7 +326,7 @@ async fn put_off(connection: &mut PgConnection, claimed: &mut Vec<Claimed>, leas
     let mut in_flight = Vec::new();
     let (mut finished, mut finished_states) = (Vec::new(), Vec::new());
     claimed.retain(|one| {
-        let is_in_flight = one.was == PlacementState::Placing && one.open && one.attempt_age < lease;
+        let is_in_flight = one.was == PlacementState::Placing && one.call_may_be_in_flight && one.attempt_age < lease;
         let is_finished = match one.was {
             PlacementState::Placed | PlacementState::Parked => {
                 one.placed_age.is_some() && one.topups.iter().all(|topup| !topup.pending)

@@ -1,11 +1,11 @@
 //! Settling placements: outcomes are recorded in batches.
 //!
 //! Most outcomes of most batches are the same: the first attempt bought the placement and all its
-//! profiles are there. A lean statement of three writes records those ([`ready`]). Whatever it does not
+//! profiles are there. A lean statement of three writes records those ([`complete`]). Whatever it does not
 //! move, and every other outcome, goes through the general statements of this file, which also write
 //! and delete due work and what waits for an operator.
 
-mod ready;
+mod complete;
 
 use std::{collections::HashMap, time::Duration};
 
@@ -21,8 +21,9 @@ pub struct Settlement {
     pub placement_id: PlacementId,
     pub attempt: u32,
     pub outcome: Outcome,
-    /// What the claim knew, if the placement was claimed fresh: it has no due work, and its units
-    /// have no eSIM yet.
+    /// What the claim knew, if the placement was claimed fresh. Its units have no eSIM yet. It usually has no row in
+    /// `work`; one that is left over, for example after a repeated job, does no harm, because the claim that finds it
+    /// deletes it.
     pub fresh: Option<Fresh>,
 }
 
@@ -107,14 +108,14 @@ pub struct Settled {
 /// and the readiness events of those would be missing until the sweep finds them.
 pub async fn settle(connection: &mut PgConnection, settlements: &[Settlement]) -> Result<Vec<Settled>> {
     let mut settled = vec![Settled::default(); settlements.len()];
-    let left = retry_conflicts!(ready::settle(&mut *connection, settlements, &mut settled))?;
-    if !left.is_empty() {
-        retry_conflicts!(settle_others(&mut *connection, settlements, &left, &mut settled))?;
+    let remaining = retry_conflicts!(complete::settle(&mut *connection, settlements, &mut settled))?;
+    if !remaining.is_empty() {
+        retry_conflicts!(settle_others(&mut *connection, settlements, &remaining, &mut settled))?;
     }
     Ok(settled)
 }
 
-/// Records these members of a batch by the general statements, in one transaction.
+/// Records these members of a batch by the general statements, in one transaction where that is needed.
 async fn settle_others(
     connection: &mut PgConnection,
     settlements: &[Settlement],
@@ -122,8 +123,8 @@ async fn settle_others(
     settled: &mut [Settled],
 ) -> Result<()> {
     let rounds = rounds(settlements, members);
-    if members.iter().all(|member| is_one_statement(&settlements[*member])) {
-        // One statement is a transaction by itself.
+    if members.iter().all(|member| needs_no_transaction(&settlements[*member])) {
+        // Usually this is one statement, which is a transaction by itself.
         return settle_rounds(connection, settlements, &rounds, settled).await;
     }
     let mut transaction = sqlx::Connection::begin(connection).await?;
@@ -132,8 +133,15 @@ async fn settle_others(
     Ok(())
 }
 
-/// Whether the general statements record it in one: only failed units take a further statement.
-fn is_one_statement(settlement: &Settlement) -> bool {
+/// Whether each general statement may commit by itself. Failed units forbid that: a further statement marks them, and
+/// if the process died before it, they would stay pending without any work. Outcomes that bought nothing are rare, so
+/// the cost of the transaction does not matter there.
+///
+/// Other purchases may take further statements, too: one parks a purchase that nobody expected, and a second
+/// settlement of the same placement has a round of its own. They need no larger transaction, because each statement
+/// leaves every row in a state that the machine allows, and a repeat finds what the first one recorded. At worst the
+/// events of recorded deliveries are missing, and the sweep finds these.
+fn needs_no_transaction(settlement: &Settlement) -> bool {
     let lasts = |unit: &Unit| !matches!(unit.progress, Progress::Failed(_));
     matches!(&settlement.outcome, Outcome::Bought { units, .. } if units.iter().all(lasts))
 }
@@ -403,7 +411,7 @@ impl Moves {
                 Outcome::NotBought { retry_in, reason } => ("not_bought", Some(*retry_in), Some(reason.clone())),
                 Outcome::Rejected { status, message } => {
                     refusal = (Some(status.clone()), Some(message.clone()));
-                    let reason = format!("the provider refused: {status} {message}");
+                    let reason = format!("the provider rejected it: {status} {message}");
                     ("rejected", None, Some(reason))
                 }
                 Outcome::NotFound { settled: true, look_in } => ("settled_not_found", Some(*look_in), None),

@@ -76,7 +76,7 @@ pub fn attempted(id: DeliveryId, attempt: u32, result: AttemptResult) -> Attempt
         duration: Duration::from_millis(7),
         status: Some(status),
         class,
-        answer: Some(b"sealed".to_vec()),
+        response_start: Some(b"sealed".to_vec()),
         result,
     }
 }

@@ -177,7 +177,7 @@ async fn a_refused_order_frees_its_external_id() {
         let found = bench.found(&order.order_id.to_string()).await.remove(0);
         assert!(found.refused);
         assert_eq!(found.placements[0].state, PlacementState::Refused.as_str());
-        assert_eq!(found.topups[0].reason.as_deref(), Some("the provider refused: 9001 it refused"));
+        assert_eq!(found.topups[0].reason.as_deref(), Some("the provider rejected it: 9001 it refused"));
     }
     bench.store(&[named(partner, "again")]).await;
     assert_eq!(bench.found("again").await.len(), 3);

@@ -31,9 +31,9 @@ impl Bench {
         all.into_iter().find(|breaker| breaker.name == PROVIDER).unwrap()
     }
 
-    async fn failed(&self, version: i64, at_once: bool) -> Option<ProviderBreaker> {
+    async fn failed(&self, version: i64) -> Option<ProviderBreaker> {
         let mut connection = self.connection().await;
-        providers::failed(&mut connection, PROVIDER, version, at_once, &LIMITS, "no answer").await.unwrap()
+        providers::failed(&mut connection, PROVIDER, version, &LIMITS, "no answer").await.unwrap()
     }
 
     async fn answered(&self, version: i64) -> Option<ProviderBreaker> {
@@ -68,37 +68,27 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn failures_in_a_row_open_a_breaker_and_an_answer_between_them_does_not() {
+async fn a_failure_opens_a_breaker_and_calls_that_began_before_count_no_longer() {
     let bench = Bench::registered().await;
     let first = bench.breaker().await;
     assert_eq!((first.state, first.failures), (BreakerState::Closed, 0));
-    for failures in [1, 2] {
-        let breaker = bench.failed(first.version, false).await.unwrap();
-        assert_eq!((breaker.state, breaker.version), (first.state, first.version));
-        assert_eq!(breaker.failures, failures);
-    }
-    assert_eq!(bench.answered(first.version).await.unwrap().failures, 0);
-    for _ in 0..2 {
-        bench.failed(first.version, false).await.unwrap();
-    }
-    let open = bench.failed(first.version, false).await.unwrap();
-    assert_eq!((open.state, open.openings), (BreakerState::Open, 1));
+    let open = bench.failed(first.version).await.unwrap();
+    assert_eq!((open.state, open.failures, open.openings), (BreakerState::Open, 1, 1));
     assert_eq!(open.reason.as_deref(), Some("no answer"));
     assert!((bench.open_for().await - 10.0).abs() < 0.1);
-    // A call that began before the opening no longer counts.
-    assert_eq!(bench.failed(first.version, true).await, None);
+    assert_eq!(bench.failed(first.version).await, None);
     assert_eq!(bench.answered(first.version).await, None);
     assert_eq!(bench.breaker().await, open);
 }
 
 #[tokio::test]
-async fn failures_at_the_same_time_are_all_counted_and_open_it_once() {
+async fn failures_at_the_same_time_open_it_once() {
     let bench = Bench::registered().await;
     let version = bench.breaker().await.version;
-    let all = futures_util::future::join_all((0..8).map(|_| bench.failed(version, false))).await;
-    assert_eq!(all.iter().flatten().count(), 3, "{all:?}");
+    let all = futures_util::future::join_all((0..8).map(|_| bench.failed(version))).await;
+    assert_eq!(all.iter().flatten().count(), 1, "{all:?}");
     let breaker = bench.breaker().await;
-    assert_eq!((breaker.failures, breaker.openings), (3, 1));
+    assert_eq!((breaker.failures, breaker.openings), (1, 1));
 }
 
 #[tokio::test]
@@ -106,7 +96,7 @@ async fn an_open_breaker_is_probed_once_at_a_time_and_opens_for_longer_each_time
     let bench = Bench::registered().await;
     let id = bench.overdue().await;
     let version = bench.breaker().await.version;
-    let open = bench.failed(version, true).await.unwrap();
+    let open = bench.failed(version).await.unwrap();
     assert_eq!(open.state, BreakerState::Open, "denied opens it at once");
     assert_eq!(bench.probe().await, None, "it is too early");
 
@@ -119,7 +109,7 @@ async fn an_open_breaker_is_probed_once_at_a_time_and_opens_for_longer_each_time
         let probe = probes.next().unwrap();
         assert_eq!(probes.next(), None);
         assert_eq!(probe.state, BreakerState::Open);
-        bench.failed(probe.version, false).await.unwrap();
+        bench.failed(probe.version).await.unwrap();
         assert!((bench.open_for().await - expected).abs() < 0.1);
     }
 
@@ -137,7 +127,7 @@ async fn an_open_breaker_is_probed_once_at_a_time_and_opens_for_longer_each_time
 #[tokio::test]
 async fn nothing_is_probed_where_nothing_is_due() {
     let bench = Bench::registered().await;
-    bench.failed(bench.breaker().await.version, true).await.unwrap();
+    bench.failed(bench.breaker().await.version).await.unwrap();
     bench.wait_for_half_open().await;
     assert_eq!(bench.probe().await, None);
     bench.overdue().await;

@@ -55,7 +55,7 @@ impl Bench {
         let delivered = sqlx::query(delivered).bind(topup.as_str()).bind(days);
         delivered.execute(&self.pool).await.unwrap();
         let id = delivery_id(topup);
-        let answer = VAULT.seal(Purpose::Answer(id, 0), b"echo TOP-SECRET");
+        let answer = VAULT.seal(Purpose::Response(id, 0), b"echo TOP-SECRET");
         sqlx::query(
             "INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, status, class, answer)
              VALUES ($1, 0, now() - make_interval(days => $2), 3, 500, 'status_5xx', $3)",
@@ -108,7 +108,7 @@ fn recovered(dump: &str, topup: &TopupId) -> usize {
         let byte = |at| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok();
         (0..digits.len()).step_by(2).map(byte).collect::<Option<Vec<u8>>>()
     });
-    let answer = Purpose::Answer(delivery_id(topup), 0);
+    let answer = Purpose::Response(delivery_id(topup), 0);
     let opens = |value: &Vec<u8>| Profile::open(&VAULT, topup, value).is_ok() || VAULT.open(answer, value).is_ok();
     values.filter(opens).count()
 }

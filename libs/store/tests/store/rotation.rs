@@ -198,7 +198,7 @@ async fn ready_units(bench: &Bench, partner: PartnerId, count: usize) -> Vec<Top
 }
 
 async fn answer(bench: &Bench, vault: &Vault, topup: &TopupId, attempt: u32) {
-    let sealed = vault.seal(Purpose::Answer(delivery_id(topup), attempt), b"no");
+    let sealed = vault.seal(Purpose::Response(delivery_id(topup), attempt), b"no");
     sqlx::query(
         "INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, class, answer)
          VALUES ($1, $2, now(), 1, 'status_5xx', $3)",
@@ -270,7 +270,7 @@ async fn everything_is_sealed_anew_and_opens_with_the_new_key_alone() {
     let attempts = operator::deliveries::attempts(&mut connection, id, i64::MAX).await;
     for attempt in attempts.unwrap() {
         let number = u32::try_from(attempt.attempt).unwrap();
-        assert_eq!(new.open(Purpose::Answer(id, number), &attempt.answer.unwrap()).unwrap(), b"no");
+        assert_eq!(new.open(Purpose::Response(id, number), &attempt.answer.unwrap()).unwrap(), b"no");
     }
 }
 

@@ -358,7 +358,7 @@ async fn a_rejection_fails_the_units_with_its_reason() {
     let bench = Bench::new().await;
     let order = bench.placing(2).await;
     bench.settle(&[rejected(placement(&order), 1)]).await;
-    let reason = "the provider refused: 9001 it refused";
+    let reason = "the provider rejected it: 9001 it refused";
     for topup in topups(&order) {
         assert_eq!(bench.states(&topup).await, ("failed".into(), "none".into()));
         let statement = "SELECT reason FROM topups WHERE topup_id = $1";

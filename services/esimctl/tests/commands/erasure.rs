@@ -21,7 +21,7 @@ async fn delivered(operator: &Operator, partner: &Value, external_id: &str) -> O
         duration: Duration::from_millis(3),
         status: Some(200),
         class: "delivered",
-        answer: None,
+        response_start: None,
         result: AttemptResult::Delivered,
     };
     store_attempt(&mut connection, attempted).await;

@@ -195,7 +195,7 @@ pub fn vault() -> Vault {
 
 /// Records an attempt with the response 500. Without `retry_in` the delivery is exhausted.
 pub async fn record(connection: &mut PgConnection, order: &Order, attempt: u32, retry_in: Option<Duration>) {
-    let answer = vault().seal(Purpose::Answer(order.delivery, attempt), b"no room\x1b[2J");
+    let answer = vault().seal(Purpose::Response(order.delivery, attempt), b"no room\x1b[2J");
     let attempted = Attempted {
         id: order.delivery,
         partner_id: order.partner,
@@ -206,7 +206,7 @@ pub async fn record(connection: &mut PgConnection, order: &Order, attempt: u32, 
         duration: Duration::from_millis(12),
         status: Some(500),
         class: "status_5xx",
-        answer: Some(answer.unwrap()),
+        response_start: Some(answer.unwrap()),
         result: AttemptResult::Failed { error: "status".to_owned(), retry_in, endpoint: true },
     };
     store_attempt(connection, attempted).await;

@@ -219,7 +219,8 @@ pub(crate) struct Admitted {
 }
 
 impl Admitted {
-    /// Admits the units of the order, after its body is read.
+    /// Admits the units of the order, after its body is parsed. From here on the permit counts the memory of the units
+    /// instead of the body's, because the body is dropped as soon as it is parsed.
     pub(crate) fn units(&mut self, units: NonZeroU32) -> Result<(), ApiError> {
         self.rates.order(units)?;
         self.memory.resize(u64::from(units.get()) * UNIT).map_err(out_of_memory)

@@ -1,5 +1,6 @@
-//! Authenticates requests: first the checks of section 5 of the specification, in its sequence, then the checks of a
-//! signed body.
+//! Authenticates requests. The sequence of the checks is part of the API contract, because it decides which error a
+//! request with several faults gets: no header of ours is repeated, all three required headers are there, the timestamp
+//! is recent, the access key is known, the signature is valid. The checks of a signed body come last.
 //!
 //! Guarantees: a [`Signed`] request was signed with a valid key of an active partner, at most five minutes from our
 //! clock. Within this window the same request may arrive again; replays are not recognised, because several replicas
@@ -94,7 +95,9 @@ impl Authenticator {
                 return Err(ApiError::Internal(error));
             }
         };
-        // An empty value counts as a wrong digest.
+        // There are two forms of the signature. A request that names the digest of its body signs the path, the query
+        // and the digest; without that header it signs the path alone. An empty header counts as the first form with a
+        // wrong digest and not as the second form, because a client that sends the header wants its body to be checked.
         let body_digest = parts.headers.get(&names.content_sha256);
         let target = match (body_digest, parts.uri.path_and_query()) {
             (Some(_), Some(whole)) => whole.as_str(),

@@ -1,4 +1,5 @@
-//! Error responses, in the shapes of section 7 of the specification.
+//! Error responses. Their shapes are part of the API contract: a 401 has an object with a code and a message, a 422 has
+//! a list of all errors of the request, and every other error has one text.
 //!
 //! Guarantees: the status and the message follow from the [`Code`]; the cause of a 500 is never part of a response.
 //! Handlers return an [`ApiError`]. [`super::observe`] logs and counts it once, from the [`ErrorRecord`] that
@@ -58,12 +59,13 @@ impl Fault {
     }
 }
 
-/// Why a request gets no success. What a 4xx or 503 says is final: this request stored nothing.
+/// Why a request gets no success. What a 4xx or 503 says is final: this request buys nothing, now or later. Either it
+/// stored nothing, or it stored an order that was then refused because the provider rejected it or was not reached.
 #[derive(Debug)]
 pub(crate) enum ApiError {
     /// A 4xx with one error of the whole request.
     Plain { code: Code, message: String },
-    /// 422 with all errors of the request. Nothing is bought, now or later.
+    /// 422 with all errors of the request.
     Unprocessable(Vec<Fault>),
     /// 429: a limit of the partner is used up for `wait`.
     Limited(Limited),

@@ -104,8 +104,7 @@ impl InsertOrders {
 pub(crate) struct Inserted {
     /// Whether it was stored; otherwise its external id is taken.
     stored: bool,
-    /// When the statement was sent. The deadline of the answer counts from here, so it never ends later than
-    /// `answer_by`, which the database counts from the insert.
+    /// The moment before the INSERT was sent. The time of the answer counts from here; see [`ANSWER`].
     sent: Instant,
 }
 
@@ -243,7 +242,7 @@ impl Orders {
             order.answering = Some(self.handshake.instance());
             order.answer_within += self.placement_wait;
         }
-        let pending = awaits_verdicts.then(|| self.handshake.expect_reports(&order));
+        let pending_answer = awaits_verdicts.then(|| self.handshake.expect_reports(&order));
         let sent = match self.store_unless_taken(&mut order, &mut answer).await {
             Ok(Some(sent)) => sent,
             Ok(None) => {
@@ -256,23 +255,27 @@ impl Orders {
             Err(error) => return self.fail(OrderResult::Error, error, answer),
         };
         let deadline = sent + order.answer_within;
-        let Some(mut pending) = pending else {
+        let Some(mut pending_answer) = pending_answer else {
             self.metrics.order(OrderResult::Accepted, topups(&order).count());
             // The job follows the 201: nobody holds readiness events of this order, so nothing may be bought before
             // the answer has left.
-            answered(&order, deadline, answer).await;
+            send_201_and_wait(&order, deadline, answer).await;
             publish(&self.jobs, &order);
             return;
         };
-        let verdicts = pending.verdicts(sent + self.placement_wait).await;
+        let verdicts = pending_answer.verdicts(sent + self.placement_wait).await;
         for placement in &order.placements {
             self.metrics.verdict(verdicts.get(&placement.placement_id).copied());
         }
-        match self.refuse(&order, &verdicts).await {
+        // Usually one verdict says that the order is carried out. Then this asks nobody, and the order gets its 201.
+        match self.refuse_unless_carried_out(&order, &verdicts).await {
             Ok(None) => {
                 self.metrics.order(OrderResult::Accepted, topups(&order).count());
-                pending.expect_units(deadline);
-                answered(&order, deadline, answer).await;
+                pending_answer.expect_units(deadline);
+                send_201_and_wait(&order, deadline, answer).await;
+                // The 201 has left, or never will. Dropping this publishes the readiness events that were held for it,
+                // so that no webhook precedes its 201.
+                drop(pending_answer);
             }
             Ok(Some(refusals)) => {
                 tracing::info!(order.id = %order.order_id, partner.id = %order.partner_id, "refused");
@@ -355,15 +358,14 @@ impl Orders {
         }
     }
 
-    /// Refuses the order if the verdicts suggest it and PostgreSQL shows that no placement is bought or being
-    /// bought. Returns `None` if the order stands.
-    async fn refuse(
+    /// Refuses the order if no verdict says that it is carried out, and PostgreSQL shows that no placement is bought or
+    /// being bought. Without any verdict it is not refused. Returns `None` if the order stands.
+    async fn refuse_unless_carried_out(
         &self,
         order: &NewOrder,
         verdicts: &HashMap<PlacementId, Verdict>,
     ) -> Result<Option<Vec<Refusal>>, store::Error> {
-        let is_carried_out = |verdict: &Verdict| matches!(verdict, Verdict::Placed | Verdict::UnderWay);
-        if verdicts.is_empty() || verdicts.values().any(is_carried_out) {
+        if verdicts.is_empty() || verdicts.values().any(|verdict| verdict.means_carried_out()) {
             return Ok(None);
         }
         let refusing = self.database.run(async |connection| store::orders::refuse(connection, order.order_id).await);
@@ -421,8 +423,8 @@ fn refusal_errors(order_id: OrderId, refusals: &[Refusal]) -> Vec<Fault> {
     errors
 }
 
-/// Hands the 201 to the handler and waits until it has left or its deadline has passed.
-async fn answered(order: &NewOrder, deadline: Instant, answer: oneshot::Sender<Answer>) {
+/// Hands the 201 to the handler. Returns when it has left, or when it never will.
+async fn send_201_and_wait(order: &NewOrder, deadline: Instant, answer: oneshot::Sender<Answer>) {
     let mut topups: Vec<&NewTopup> = topups(order).collect();
     topups.sort_unstable_by_key(|topup| topup.position);
     let products = topups

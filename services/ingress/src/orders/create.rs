@@ -84,6 +84,8 @@ pub(crate) async fn create_order(
             error.into_response()
         }
     };
+    // The log line and the metric of a refused request name its partner. They are made outside of this handler, in
+    // [`crate::http::observe`], so the response carries the id to them.
     response.extensions_mut().insert(partner.id);
     response
 }
@@ -95,6 +97,8 @@ async fn receive(app: &App, signed: &Signed, headers: &HeaderMap, body: Body) ->
     let body = body::read_stream(&app.limits, body).await?;
     app.authenticator.body(signed, &body)?;
     let draft = request::read(&body, app.max_order)?;
+    // An order with errors is refused in [`create`] anyway, so it uses up nothing of the partner's orders and units per
+    // second.
     if let Some(units) = draft.units().filter(|_| draft.errors.is_empty()) {
         admitted.units(units)?;
     }

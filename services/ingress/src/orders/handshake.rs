@@ -17,18 +17,20 @@
 //! - An order that is not pending here is answered or never will be by this process, so its events are published at
 //!   once.
 //! - A forged verdict only makes ingress ask PostgreSQL, which decides whether the order is refused. A forged readiness
-//!   event only makes the notifier read the delivery. What one order keeps is bounded by its placements and units.
+//!   event makes the notifier read a delivery. At worst it takes the place of a real one, because no more events are
+//!   held than the order has units; then the sweep finds the real delivery after its first lease. An event that comes
+//!   twice takes one place. So what one order keeps is bounded by its placements and units.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
-use domain::{OrderId, PlacementId};
+use domain::{DeliveryId, OrderId, PlacementId};
 use pipeline::{
     Batcher, Nats,
-    payload::{Heartbeat, MOST, ReadyReport, Reports, Verdict, VerdictReport},
+    payload::{Heartbeat, ROWS_PER_MESSAGE, ReadyReport, Reports, Verdict, VerdictReport},
     publish::Ready,
 };
 use runtime::{Shutdown, lock};
@@ -135,8 +137,11 @@ struct PendingOrder {
     missing: usize,
     /// The readiness events that are held until the answer has left: at most one for each unit.
     ready: Vec<Ready>,
-    /// The order is answered, and readiness events are expected until then.
-    answered_until: Option<Instant>,
+    /// The deliveries of these events, so that each is held once.
+    held: HashSet<DeliveryId>,
+    /// `None` while the order is being answered. Once it is answered: its `answer_by`, until which provisioners still
+    /// send the readiness events of its missing units to this process.
+    units_expected_until: Option<Instant>,
     /// Signals that the verdicts decide the answer.
     decided: Option<oneshot::Sender<()>>,
 }
@@ -148,17 +153,18 @@ impl PendingOrders {
             verdicts: order.placements.iter().map(|placement| (placement.placement_id, None)).collect(),
             missing: order.placements.iter().map(|placement| placement.topups.len()).sum(),
             ready: Vec::new(),
-            answered_until: None,
+            held: HashSet::new(),
+            units_expected_until: None,
             decided: Some(sender),
         };
         let mut orders = lock(&self.orders);
         // Answered orders whose units never came are forgotten before the map grows.
         if orders.len() == orders.capacity() {
             let now = Instant::now();
-            orders.retain(|_, order| order.answered_until.is_none_or(|until| until > now));
+            orders.retain(|_, order| order.units_expected_until.is_none_or(|until| until > now));
         }
         orders.insert(order.order_id, pending);
-        PendingAnswer { pending: Arc::clone(self), order_id: order.order_id, answered_until: None, decided }
+        PendingAnswer { pending: Arc::clone(self), order_id: order.order_id, units_expected_until: None, decided }
     }
 
     fn receive(&self, Reports::V1 { verdicts, ready }: Reports) {
@@ -170,10 +176,10 @@ impl PendingOrders {
             }
         }
         // A longer list is forged, and must not become many messages in the stream.
-        for ReadyReport { order_id, delivery, traceparent } in ready.into_iter().take(MOST) {
+        for ReadyReport { order_id, delivery, traceparent } in ready.into_iter().take(ROWS_PER_MESSAGE) {
             let ready = Ready { delivery, traceparent };
             match orders.get_mut(&order_id) {
-                Some(order) if order.answered_until.is_none() => order.hold(ready),
+                Some(order) if order.units_expected_until.is_none() => order.hold(ready),
                 Some(order) => {
                     order.missing = order.missing.saturating_sub(1);
                     if order.missing == 0 {
@@ -189,7 +195,7 @@ impl PendingOrders {
     /// Whether readiness events of an answered order are still expected.
     fn misses_units(&self) -> bool {
         let now = Instant::now();
-        lock(&self.orders).values().any(|order| order.answered_until.is_some_and(|until| until > now))
+        lock(&self.orders).values().any(|order| order.units_expected_until.is_some_and(|until| until > now))
     }
 }
 
@@ -197,8 +203,7 @@ impl PendingOrder {
     fn set(&mut self, placement_id: PlacementId, verdict: Verdict) {
         let Some(last) = self.verdicts.get_mut(&placement_id) else { return };
         *last = Some(verdict);
-        let is_carried_out = matches!(verdict, Verdict::Placed | Verdict::UnderWay);
-        if (is_carried_out || self.verdicts.values().all(Option::is_some))
+        if (verdict.means_carried_out() || self.verdicts.values().all(Option::is_some))
             && let Some(decided) = self.decided.take()
         {
             let _ = decided.send(());
@@ -206,7 +211,7 @@ impl PendingOrder {
     }
 
     fn hold(&mut self, ready: Ready) {
-        if self.missing > 0 {
+        if self.missing > 0 && self.held.insert(ready.delivery.delivery_id) {
             self.missing -= 1;
             self.ready.push(ready);
         }
@@ -218,7 +223,9 @@ impl PendingOrder {
 pub(crate) struct PendingAnswer {
     pending: Arc<PendingOrders>,
     order_id: OrderId,
-    answered_until: Option<Instant>,
+    /// What the order's `units_expected_until` becomes when this is dropped. `None`: no units are expected, and the
+    /// order is forgotten.
+    units_expected_until: Option<Instant>,
     decided: oneshot::Receiver<()>,
 }
 
@@ -234,7 +241,7 @@ impl PendingAnswer {
 
     /// Notes that the order is carried out, so that its readiness events are expected until `answer_by`.
     pub(crate) fn expect_units(&mut self, answer_by: Instant) {
-        self.answered_until = Some(answer_by);
+        self.units_expected_until = Some(answer_by);
     }
 }
 
@@ -245,8 +252,9 @@ impl Drop for PendingAnswer {
         for ready in std::mem::take(&mut order.ready) {
             self.pending.readiness.push(ready);
         }
-        order.answered_until = self.answered_until;
-        if order.answered_until.is_none() || order.missing == 0 {
+        order.held = HashSet::new();
+        order.units_expected_until = self.units_expected_until;
+        if order.units_expected_until.is_none() || order.missing == 0 {
             orders.remove(&self.order_id);
         }
     }
@@ -254,7 +262,7 @@ impl Drop for PendingAnswer {
 
 #[cfg(test)]
 mod tests {
-    use domain::{DeliveryId, OptionId, PartnerId, TopupIds};
+    use domain::{OptionId, PartnerId, TopupIds};
     use pipeline::payload::ReadyDelivery;
     use store::orders::NewTopup;
     use tokio::sync::mpsc;
@@ -315,10 +323,14 @@ mod tests {
     /// Reports a ready unit, and returns its delivery.
     fn report_ready(pending: &PendingOrders, order_id: OrderId) -> DeliveryId {
         let delivery_id = DeliveryId::new();
+        report_delivery(pending, order_id, delivery_id);
+        delivery_id
+    }
+
+    fn report_delivery(pending: &PendingOrders, order_id: OrderId, delivery_id: DeliveryId) {
         let delivery = ReadyDelivery { delivery_id, partner_id: PartnerId::new() };
         let ready = ReadyReport { order_id, delivery, traceparent: None };
         pending.receive(Reports::V1 { verdicts: Vec::new(), ready: vec![ready] });
-        delivery_id
     }
 
     #[tokio::test]
@@ -404,6 +416,19 @@ mod tests {
         let reported: Vec<DeliveryId> = (0..100).map(|_| report_ready(&pending, order.order_id)).collect();
         drop(answer);
         assert_eq!([published.recv().await, published.recv().await], [Some(reported[0]), Some(reported[1])]);
+        assert!(published.try_recv().is_err());
+    }
+
+    #[tokio::test]
+    async fn readiness_that_comes_twice_takes_no_other_units_place() {
+        let (pending, mut published) = pending();
+        let order = order();
+        let answer = pending.insert(&order);
+        let twice = report_ready(&pending, order.order_id);
+        report_delivery(&pending, order.order_id, twice);
+        let other = report_ready(&pending, order.order_id);
+        drop(answer);
+        assert_eq!([published.recv().await, published.recv().await], [Some(twice), Some(other)]);
         assert!(published.try_recv().is_err());
     }
 

@@ -154,7 +154,7 @@ pub(super) fn attempts<'a>(
 fn answer(service: &SelfService, id: DeliveryId, attempt: &self_service::Attempt) -> Option<String> {
     let number = u32::try_from(attempt.attempt).ok()?;
     let sealed = attempt.answer.as_ref()?;
-    let opened = service.vault.open(Purpose::Answer(id, number), sealed).ok()?;
+    let opened = service.vault.open(Purpose::Response(id, number), sealed).ok()?;
     Some(String::from_utf8_lossy(&opened).into_owned())
 }
 

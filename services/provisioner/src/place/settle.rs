@@ -11,7 +11,7 @@ use store::{
     profile::Profile,
 };
 
-use super::Placing;
+use super::ProviderWork;
 use crate::{
     assign,
     providers::{ProviderUnit, Trouble, UnitState},
@@ -22,8 +22,9 @@ const BATCH: usize = 256;
 /// Consecutive unknown outcomes before a placement is parked. Its age alone does not park it, because after an outage
 /// every placement is old.
 const LASTING: u32 = 5;
-/// The most tries to record an outcome after errors that concern neither the data nor the connection.
-/// After the last try the lease ends, and the placement is looked up again.
+/// The most tries to record an outcome after errors that concern neither the data nor the connection. After the last
+/// try the placement is due again when its lease ends; a fresh one has no lease, and the sweep makes it due after its
+/// first lease.
 const MAX_FAILED_WRITES: u32 = 8;
 
 /// The group commit of outcomes: one statement for a batch of purchases.
@@ -52,21 +53,21 @@ impl Writer for Settlements {
     }
 }
 
-impl Placing {
+impl ProviderWork {
     /// Whether an operator must resolve it. A provider that is busy or fails as a whole says nothing about it.
-    pub(crate) fn is_lasting(&self, work: &Claimed, trouble: &Trouble) -> bool {
-        !matches!(trouble, Trouble::Busy { .. }) && work.unknowns + 1 >= LASTING && self.calls.breaker.is_healthy()
+    pub(crate) fn is_lasting(&self, claimed: &Claimed, trouble: &Trouble) -> bool {
+        !matches!(trouble, Trouble::Busy { .. }) && claimed.unknowns + 1 >= LASTING && self.calls.breaker.is_healthy()
     }
 
-    fn alarm(&self, work: &Claimed, reason: &str) {
-        let (placement, order, partner) = (work.placement_id, work.order_id, work.partner_id);
-        tracing::error!(placement.id = %placement, order.id = %order, partner.id = %partner, attempt = work.attempt,
+    fn alarm(&self, claimed: &Claimed, reason: &str) {
+        let (placement, order, partner) = (claimed.placement_id, claimed.order_id, claimed.partner_id);
+        tracing::error!(placement.id = %placement, order.id = %order, partner.id = %partner, attempt = claimed.attempt,
             provider.name = self.calls.name, reason, "parked");
     }
 
     /// The outcome that parks the placement.
-    pub(crate) fn park(&self, work: &Claimed, reason: String) -> Outcome {
-        self.alarm(work, &reason);
+    pub(crate) fn park(&self, claimed: &Claimed, reason: String) -> Outcome {
+        self.alarm(claimed, &reason);
         Outcome::Parked { reason }
     }
 
@@ -74,16 +75,16 @@ impl Placing {
     /// units are overdue.
     pub(crate) async fn settle_bought(
         &self,
-        work: &Claimed,
+        claimed: &Claimed,
         since_order: Duration,
         units: Vec<ProviderUnit>,
         announced: bool,
         late: &str,
     ) -> Settled {
-        let waiting = work.topups.iter().filter(|topup| topup.pending).count();
+        let waiting = claimed.topups.iter().filter(|topup| topup.pending).count();
         let mut final_units = 0;
         let mut known = Vec::with_capacity(units.len());
-        for (topup_id, unit) in assign::pair(&work.topups, units) {
+        for (topup_id, unit) in assign::pair(&claimed.topups, units) {
             let progress = match unit.state {
                 UnitState::Pending => Progress::Pending,
                 UnitState::Failed(reason) => Progress::Failed(reason),
@@ -100,38 +101,39 @@ impl Placing {
             final_units += usize::from(!matches!(progress, Progress::Pending));
             known.push(Unit { topup_id, provider_unit_id: unit.unit_id.into(), progress });
         }
-        let age = work.placed_age.unwrap_or_default();
+        let since_purchase = claimed.placed_age.unwrap_or_default();
         let complete = final_units >= waiting;
-        let park = (!complete && age >= self.park_after).then(|| late.to_owned());
-        if park.is_some() && work.was != PlacementState::Parked {
-            self.alarm(work, late);
+        let park = (!complete && since_purchase >= self.park_after).then(|| late.to_owned());
+        if park.is_some() && claimed.was != PlacementState::Parked {
+            self.alarm(claimed, late);
         }
         let outcome = Outcome::Bought {
             units: known,
-            collect_in: (!complete).then(|| placement::next_collect(age, self.park_after)),
+            collect_in: (!complete).then(|| placement::next_collect(since_purchase, self.park_after)),
             park,
             announced,
         };
-        let settled = self.settle(work, outcome).await;
+        let settled = self.settle(claimed, outcome).await;
         self.calls.metrics.ready(&self.calls.name, settled.ready.len(), since_order);
         settled
     }
 
     /// Records an outcome, and retries until the database is back. After a crash, the attempt is looked up.
-    pub(crate) async fn settle(&self, work: &Claimed, outcome: Outcome) -> Settled {
-        let fresh = work.fresh.then(|| Fresh {
-            order_id: work.order_id,
-            partner_id: work.partner_id,
+    pub(crate) async fn settle(&self, claimed: &Claimed, outcome: Outcome) -> Settled {
+        let fresh = claimed.fresh.then(|| Fresh {
+            order_id: claimed.order_id,
+            partner_id: claimed.partner_id,
             provider: self.calls.name.clone(),
         });
-        let mut settlement = Settlement { placement_id: work.placement_id, attempt: work.attempt, outcome, fresh };
+        let mut settlement =
+            Settlement { placement_id: claimed.placement_id, attempt: claimed.attempt, outcome, fresh };
         let mut wait = Duration::from_millis(100);
         let mut failed_writes = 0;
         loop {
             let error = match self.settlements.write(settlement.clone()).await {
                 Ok(Ok(settled)) => {
-                    self.report(work, &settled);
-                    self.count(work, &settlement.outcome, &settled);
+                    self.report(claimed, &settled);
+                    self.count(claimed, &settlement.outcome, &settled);
                     return settled;
                 }
                 Ok(Err(error)) => error,
@@ -144,17 +146,17 @@ impl Placing {
                     }
                     None => "the provider's response cannot be stored".to_owned(),
                 };
-                tracing::error!(placement.id = %work.placement_id, %error, "an outcome cannot be stored");
-                self.alarm(work, &reason);
+                tracing::error!(placement.id = %claimed.placement_id, %error, "an outcome cannot be stored");
+                self.alarm(claimed, &reason);
                 settlement.outcome = Outcome::Disputed { reason };
                 continue;
             }
             failed_writes += u32::from(!error.is_transient());
             if failed_writes >= MAX_FAILED_WRITES {
-                tracing::error!(placement.id = %work.placement_id, %error, "outcome not recorded; a look-up settles the placement when its lease ends");
+                tracing::error!(placement.id = %claimed.placement_id, %error, "outcome not recorded; the placement is due again when its lease, or its first lease, ends");
                 return Settled::default();
             }
-            tracing::warn!(placement.id = %work.placement_id, %error, "outcome not recorded yet; retrying");
+            tracing::warn!(placement.id = %claimed.placement_id, %error, "outcome not recorded yet; retrying");
             if self.shutdown.is_stopping() {
                 return Settled::default();
             }
@@ -163,23 +165,23 @@ impl Placing {
         }
     }
 
-    fn report(&self, work: &Claimed, settled: &Settled) {
-        let (placement, order) = (work.placement_id, work.order_id);
+    fn report(&self, claimed: &Claimed, settled: &Settled) {
+        let (placement, order) = (claimed.placement_id, claimed.order_id);
         if settled.unexpected {
-            tracing::error!(placement.id = %placement, order.id = %order, attempt = work.attempt, provider.name = self.calls.name,
+            tracing::error!(placement.id = %placement, order.id = %order, attempt = claimed.attempt, provider.name = self.calls.name,
                 "parked: an unexpected purchase was found");
         } else if !settled.moved {
-            tracing::info!(placement.id = %placement, order.id = %order, attempt = work.attempt, "already settled");
+            tracing::info!(placement.id = %placement, order.id = %order, attempt = claimed.attempt, "already settled");
         }
     }
 
     /// Counts the topups that failed or are parked.
-    fn count(&self, work: &Claimed, outcome: &Outcome, settled: &Settled) {
-        let pending = work.topups.iter().filter(|topup| topup.pending).count();
+    fn count(&self, claimed: &Claimed, outcome: &Outcome, settled: &Settled) {
+        let pending = claimed.topups.iter().filter(|topup| topup.pending).count();
         let (failed, parked) = match outcome {
             Outcome::Bought { units, park, .. } => {
                 let failed = |unit: &&Unit| matches!(unit.progress, Progress::Failed(_));
-                let parks = (park.is_some() && work.was != PlacementState::Parked) || settled.unexpected;
+                let parks = (park.is_some() && claimed.was != PlacementState::Parked) || settled.unexpected;
                 let known = units.iter().filter(|unit| !matches!(unit.progress, Progress::Pending));
                 let parked = if parks { pending.saturating_sub(known.count()) } else { 0 };
                 (units.iter().filter(failed).count(), parked)

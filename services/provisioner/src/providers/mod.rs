@@ -78,7 +78,7 @@ pub struct Purchase {
 
 /// A definite response to a purchase.
 #[derive(Clone, Debug)]
-pub enum PlaceAnswer {
+pub enum PurchaseAnswer {
     /// The provider has the purchase, perhaps from an earlier attempt. The list may be incomplete.
     Bought(Vec<ProviderUnit>),
     /// The provider refuses for good: no such product, out of stock, no balance. No attempt of this placement has
@@ -165,7 +165,7 @@ pub enum UnitState {
 
 pub trait Provider: Send + Sync + 'static {
     /// Buys. Called once per recorded attempt, only by its holder.
-    fn place<'a>(&'a self, purchase: &'a Purchase) -> BoxFuture<'a, Result<PlaceAnswer, Trouble>>;
+    fn purchase<'a>(&'a self, purchase: &'a Purchase) -> BoxFuture<'a, Result<PurchaseAnswer, Trouble>>;
     /// Looks a purchase up by our id. Buys nothing.
     fn find(&self, placement_id: PlacementId) -> BoxFuture<'_, Result<FindAnswer, Trouble>>;
     /// Asks for the profiles of a purchase that the provider has; a look-up, by default. Buys nothing.

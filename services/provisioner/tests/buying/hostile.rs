@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use domain::PlacementId;
 use provisioner::providers::{
-    FindAnswer, Limits, PlaceAnswer, Provider, ProviderUnit, Purchase, Trouble, UnitState,
+    FindAnswer, Limits, Provider, ProviderUnit, Purchase, PurchaseAnswer, Trouble, UnitState,
     usimsa::{Account, connect},
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -239,11 +239,11 @@ async fn no_response_is_taken_for_what_it_is_not() {
     assert!(rows.len() >= LEAST);
     let purchase = Purchase { placement_id: PlacementId::new(), items: vec![("option".into(), 1)] };
     let mut wrong = Vec::new();
-    for (name, response, place, find) in rows {
+    for (name, response, purchase_expected, find_expected) in rows {
         let provider = provider(response).await;
-        let placed = match provider.place(&purchase).await {
-            Ok(PlaceAnswer::Bought(units)) => class(&units),
-            Ok(PlaceAnswer::Rejected { status, message }) => {
+        let bought = match provider.purchase(&purchase).await {
+            Ok(PurchaseAnswer::Bought(units)) => class(&units),
+            Ok(PurchaseAnswer::Rejected { status, message }) => {
                 assert!(["9000", "9001", "9005"].contains(&&status[..]) && message.len() <= LONGEST);
                 "rejected".into()
             }
@@ -254,8 +254,8 @@ async fn no_response_is_taken_for_what_it_is_not() {
             Ok(FindAnswer::NotFound) => "not found".into(),
             Err(error) => trouble(&error),
         };
-        if (&placed[..], &found[..]) != (place, find) {
-            wrong.push((name, placed, found));
+        if (&bought[..], &found[..]) != (purchase_expected, find_expected) {
+            wrong.push((name, bought, found));
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");

@@ -50,7 +50,7 @@ async fn a_message_reaches_the_database_as_one_clean_line() {
     let stored = bench.until(id, |stored| stored.failed == 1).await;
     assert_eq!(
         (stored.state.as_str(), stored.reason.as_deref()),
-        ("failed", Some("the provider refused: 9001 sold out [31m X-Injected: 1 gnp.exe"))
+        ("failed", Some("the provider rejected it: 9001 sold out [31m X-Injected: 1 gnp.exe"))
     );
 }
 

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use signing::{SecretKey, usimsa};
 
 use super::{
-    Connected, FindAnswer, Limits, PlaceAnswer, Provider, ProviderId, ProviderUnit, Purchase, Trouble, UnitState,
+    Connected, FindAnswer, Limits, Provider, ProviderId, ProviderUnit, Purchase, PurchaseAnswer, Trouble, UnitState,
     account::{self, Credentials},
     http::{Call, Http, parse},
     text::{BadId, day, one_line},
@@ -105,7 +105,9 @@ struct Answer {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Product {
-    topup_id: String,
+    /// The provider's id of the unit. Its protocol calls it `topupId`; it is not one of our topup ids.
+    #[serde(rename = "topupId")]
+    unit_id: String,
     option_id: Option<String>,
     iccid: Option<String>,
     smdp: Option<String>,
@@ -117,8 +119,9 @@ struct Product {
 /// A callback. It holds a whole profile, but it is not authenticated, so only the unit is read.
 #[derive(Deserialize)]
 struct Callback {
+    /// As in [`Product`].
     #[serde(rename = "topupId")]
-    topup_id: String,
+    unit_id: String,
 }
 
 impl Usimsa {
@@ -153,17 +156,17 @@ impl Usimsa {
 }
 
 impl Provider for Usimsa {
-    fn place<'a>(&'a self, purchase: &'a Purchase) -> BoxFuture<'a, Result<PlaceAnswer, Trouble>> {
+    fn purchase<'a>(&'a self, purchase: &'a Purchase) -> BoxFuture<'a, Result<PurchaseAnswer, Trouble>> {
         async move {
             let product = |(option, qty): &(String, usize)| json!({ "optionId": option, "qty": qty });
             let products: Vec<Value> = purchase.items.iter().map(product).collect();
             let request = json!({ "orderId": purchase.placement_id, "products": products });
             let answer = self.call(Method::POST, ORDER, ORDER, Some(&request)).await?;
             match answer.code.as_str() {
-                "0000" => Ok(PlaceAnswer::Bought(units(answer.products)?)),
+                "0000" => Ok(PurchaseAnswer::Bought(units(answer.products)?)),
                 // An earlier attempt bought it: its units are collected.
-                "9003" => Ok(PlaceAnswer::Bought(Vec::new())),
-                "9000" | "9001" | "9005" => Ok(PlaceAnswer::Rejected {
+                "9003" => Ok(PurchaseAnswer::Bought(Vec::new())),
+                "9000" | "9001" | "9005" => Ok(PurchaseAnswer::Rejected {
                     message: one_line(&answer.message.unwrap_or_default()),
                     status: answer.code,
                 }),
@@ -179,7 +182,7 @@ impl Provider for Usimsa {
 
     fn parse_callback(&self, body: &[u8]) -> Option<ProviderId> {
         let callback: Callback = serde_json::from_slice(body).ok()?;
-        ProviderId::parse(callback.topup_id).ok()
+        ProviderId::parse(callback.unit_id).ok()
     }
 }
 
@@ -198,7 +201,7 @@ fn units(products: Option<Vec<Product>>) -> Result<Vec<ProviderUnit>, Trouble> {
             Trouble::Unknown(format!("the response is unreadable: {field} of unit {} {error}", index + 1))
         };
         let state = state(&product);
-        let unit_id = ProviderId::parse(product.topup_id).map_err(|error| bad("topupId", error))?;
+        let unit_id = ProviderId::parse(product.unit_id).map_err(|error| bad("topupId", error))?;
         let option_id = product
             .option_id
             .filter(|id| !id.is_empty())

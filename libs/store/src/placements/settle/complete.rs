@@ -14,40 +14,40 @@ use uuid::Uuid;
 use super::{Outcome, Progress, Settled, Settlement};
 use crate::{Result, signed};
 
-/// Records the common outcomes of a batch. Returns the places of the settlements that are left.
+/// Records the common outcomes of a batch. Returns the indices of the remaining settlements.
 pub(super) async fn settle(
     connection: &mut PgConnection,
     settlements: &[Settlement],
     settled: &mut [Settled],
 ) -> Result<Vec<usize>> {
-    let ready = Ready::of(settlements);
+    let complete = CompletePurchases::of(settlements);
     let mut changes = HashMap::new();
-    if !ready.placements.is_empty() {
-        changes = ready.record(connection).await?;
+    if !complete.placements.is_empty() {
+        changes = complete.record(connection).await?;
     }
-    let mut left = Vec::new();
+    let mut remaining = Vec::new();
     for (index, settlement) in settlements.iter().enumerate() {
-        let change = if is_ready(settlement) { changes.remove(&settlement.placement_id) } else { None };
+        let change = if is_complete_first_record(settlement) { changes.remove(&settlement.placement_id) } else { None };
         match change {
-            Some(ready) => settled[index] = Settled { moved: true, unexpected: false, ready },
-            None => left.push(index),
+            Some(deliveries) => settled[index] = Settled { moved: true, unexpected: false, ready: deliveries },
+            None => remaining.push(index),
         }
     }
-    Ok(left)
+    Ok(remaining)
 }
 
 /// Whether the outcome is the common one: a first purchase with all of its profiles, which leaves no
 /// work and which a readiness event announces.
-fn is_ready(settlement: &Settlement) -> bool {
+fn is_complete_first_record(settlement: &Settlement) -> bool {
     let Outcome::Bought { units, collect_in: None, park: None, announced: true } = &settlement.outcome else {
         return false;
     };
     settlement.fresh.is_some() && units.iter().all(|unit| matches!(unit.progress, Progress::Ready { .. }))
 }
 
-/// The [common outcomes](is_ready) of a batch, one vector per column.
+/// The [common outcomes](is_complete_first_record) of a batch, one vector per column.
 #[derive(Default)]
-struct Ready {
+struct CompletePurchases {
     placements: Vec<Uuid>,
     attempts: Vec<i32>,
     unit_placements: Vec<Uuid>,
@@ -61,12 +61,12 @@ struct Ready {
     deliveries: Vec<Uuid>,
 }
 
-impl Ready {
+impl CompletePurchases {
     /// A placement that occurs twice is left to the general statements.
     fn of(settlements: &[Settlement]) -> Self {
         let mut columns = Self::default();
         let mut seen = HashSet::with_capacity(settlements.len());
-        for settlement in settlements.iter().filter(|settlement| is_ready(settlement)) {
+        for settlement in settlements.iter().filter(|settlement| is_complete_first_record(settlement)) {
             let (Outcome::Bought { units, .. }, Some(fresh)) = (&settlement.outcome, &settlement.fresh) else {
                 continue;
             };
