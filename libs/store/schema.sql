@@ -203,7 +203,6 @@ TABLE providers
     name text NOT NULL
     open_until timestamp with time zone
     reason text
-    failures integer NOT NULL DEFAULT 0
     openings integer NOT NULL DEFAULT 0
     version bigint NOT NULL DEFAULT 1
     changed_at timestamp with time zone NOT NULL DEFAULT now()

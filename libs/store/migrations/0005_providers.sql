@@ -9,9 +9,7 @@ CREATE TABLE providers (
     open_until timestamptz,
     -- Why it opened, or what failed last.
     reason text,
-    -- How often failed calls have opened it since the last response.
-    failures integer NOT NULL DEFAULT 0,
-    -- How often it opened in a row. Each time it stays open for longer.
+    -- How often failed calls have opened it since the last response. Each time it stays open for longer.
     openings integer NOT NULL DEFAULT 0,
     -- Grows whenever the breaker opens, closes or lets a probe through. A call that began at another version says
     -- nothing about this one.

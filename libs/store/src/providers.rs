@@ -45,10 +45,8 @@ pub struct ProviderBreaker {
     pub open_until: Option<OffsetDateTime>,
     /// Why it opened, or the last failure.
     pub reason: Option<String>,
-    /// How often failed calls have opened it since the last response: as often as `openings` says. The failed calls
-    /// themselves are counted by each process, not here.
-    pub failures: i32,
-    /// How often failed calls have opened it in a row. Each time it stays open for longer.
+    /// How often failed calls have opened it since the last response. Each time it stays open for longer.
+    /// The failed calls themselves are counted by each process, not here.
     pub openings: i32,
     /// Changes whenever the breaker opens, closes or lets a probe through.
     #[serde(skip)]
@@ -66,7 +64,7 @@ macro_rules! breakers {
             $before
                 + r#" name, CASE WHEN open_until IS NULL THEN 'closed' WHEN open_until > now() THEN 'open'
                             ELSE 'half_open' END AS "state!",
-                      open_until, reason, failures, openings, version, changed_at "#
+                      open_until, reason, openings, version, changed_at "#
                 + $after
             $(, $argument)*
         )
@@ -110,7 +108,7 @@ pub async fn failed(
 ) -> Result<Option<ProviderBreaker>> {
     let opened = breakers!(
         "UPDATE providers
-         SET failures = failures + 1, reason = $5,
+         SET reason = $5,
              open_until = now() + make_interval(secs => least($4::float8, $3::float8 * 2 ^ least(openings, 20))),
              openings = openings + 1, version = version + 1, changed_at = now()
          WHERE name = $1 AND version = $2
@@ -130,7 +128,7 @@ pub async fn failed(
 pub async fn answered(connection: &mut PgConnection, name: &str, version: i64) -> Result<Option<ProviderBreaker>> {
     let closed = breakers!(
         "UPDATE providers
-         SET failures = 0, openings = 0, open_until = NULL, reason = NULL,
+         SET openings = 0, open_until = NULL, reason = NULL,
              version = version + (open_until IS NOT NULL)::int,
              changed_at = CASE WHEN open_until IS NULL THEN changed_at ELSE now() END
          WHERE name = $1 AND version = $2
@@ -187,7 +185,7 @@ pub async fn open(
 pub async fn close(connection: &mut PgConnection, name: &str) -> Result<Option<ProviderBreaker>> {
     let closed = breakers!(
         "UPDATE providers
-         SET open_until = NULL, reason = NULL, failures = 0, openings = 0, version = version + 1, changed_at = now()
+         SET open_until = NULL, reason = NULL, openings = 0, version = version + 1, changed_at = now()
          WHERE name = $1
          RETURNING",
         "",

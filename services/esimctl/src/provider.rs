@@ -102,7 +102,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
 fn row(breaker: &ProviderBreaker) -> Row<6> {
     cells!(breaker:
         provider = breaker.name.clone(), breaker = breaker.state.as_str().to_owned(),
-        "open until" = or_dash(breaker.open_until.map(utc)), failures, since = utc(breaker.changed_at),
+        "open until" = or_dash(breaker.open_until.map(utc)), openings, since = utc(breaker.changed_at),
         reason = or_dash(breaker.reason.as_ref()),
     )
 }

@@ -71,9 +71,9 @@ impl Bench {
 async fn a_failure_opens_a_breaker_and_calls_that_began_before_count_no_longer() {
     let bench = Bench::registered().await;
     let first = bench.breaker().await;
-    assert_eq!((first.state, first.failures), (BreakerState::Closed, 0));
+    assert_eq!((first.state, first.openings), (BreakerState::Closed, 0));
     let open = bench.failed(first.version).await.unwrap();
-    assert_eq!((open.state, open.failures, open.openings), (BreakerState::Open, 1, 1));
+    assert_eq!((open.state, open.openings), (BreakerState::Open, 1));
     assert_eq!(open.reason.as_deref(), Some("no answer"));
     assert!((bench.open_for().await - 10.0).abs() < 0.1);
     assert_eq!(bench.failed(first.version).await, None);
@@ -88,7 +88,7 @@ async fn failures_at_the_same_time_open_it_once() {
     let all = futures_util::future::join_all((0..8).map(|_| bench.failed(version))).await;
     assert_eq!(all.iter().flatten().count(), 1, "{all:?}");
     let breaker = bench.breaker().await;
-    assert_eq!((breaker.failures, breaker.openings), (1, 1));
+    assert_eq!(breaker.openings, 1);
 }
 
 #[tokio::test]
@@ -120,7 +120,7 @@ async fn an_open_breaker_is_probed_once_at_a_time_and_opens_for_longer_each_time
     assert_eq!(claimed[0].attempt, 1, "open, it consumed no attempt");
     let closed = bench.answered(probe.version).await.unwrap();
     assert_eq!(closed.state, BreakerState::Closed);
-    assert_eq!((closed.failures, closed.openings, closed.reason), (0, 0, None));
+    assert_eq!((closed.openings, closed.reason), (0, None));
     assert!(closed.version > probe.version);
 }
 

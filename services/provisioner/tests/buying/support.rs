@@ -411,7 +411,7 @@ impl Bench {
         let mut connection = self.pool.acquire().await.unwrap();
         let all = store::providers::list(&mut connection).await.unwrap();
         let one = all.into_iter().find(|breaker| breaker.name == provider).unwrap();
-        (one.state.as_str(), one.failures)
+        (one.state.as_str(), one.openings)
     }
 
     pub async fn until_breaker(&self, provider: &str, state: &str) {
