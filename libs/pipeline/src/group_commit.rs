@@ -1,13 +1,18 @@
 //! Group commit: many tasks queue one item each and wait. One writer writes everything that queued during its
-//! last write at once. There is no timer: a single item is written immediately.
+//! last write at once. An item that somebody waits for is written immediately, even alone. Items that
+//! [can wait](Writer::can_wait) linger for [`LINGER`], so that at low load several of them share one write.
 
 use std::{
     pin::pin,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use runtime::{Shutdown, lock};
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::{Instant, timeout_at},
+};
 use tracing::Instrument;
 
 use crate::{batcher::next_batch, trace};
@@ -29,13 +34,24 @@ pub trait Writer: Send + Sync + 'static {
     /// Writes all items or none.
     fn write(&self, items: &[Self::Item]) -> impl Future<Output = Result<Vec<Self::Output>, Self::Error>> + Send;
 
+    /// Whether nobody waits for the result of this item, so that it may wait for others.
+    fn can_wait(_item: &Self::Item) -> bool {
+        false
+    }
+
     /// Whether one item may have caused the error, so that writing the others alone is worth a try.
     fn one_is_at_fault(error: &Self::Error) -> bool;
 }
 
+/// How long an item that can wait waits for others.
+const LINGER: Duration = Duration::from_millis(25);
+/// So many items are worth a write of their own.
+const LINGER_ITEMS: usize = 32;
+
 /// An entry of the queue.
 struct Entry<W: Writer> {
     item: Queued<W::Item>,
+    can_wait: bool,
     answer: oneshot::Sender<Written<W>>,
 }
 
@@ -81,6 +97,7 @@ impl<W: Writer> GroupCommit<W> {
         item: W::Item,
         given_up: impl Future<Output = ()>,
     ) -> Result<Option<Result<W::Output, W::Error>>, Closed> {
+        let can_wait = W::can_wait(&item);
         let item = Arc::new(Mutex::new(Some(item)));
         let (answer, mut written) = oneshot::channel();
         let (operation, table) = W::STATEMENT;
@@ -88,7 +105,7 @@ impl<W: Writer> GroupCommit<W> {
         let writing = async {
             let mut given_up = pin!(given_up);
             tokio::select! {
-                queued = self.queue.send(Entry { item: Arc::clone(&item), answer }) => queued.map_err(|_| Closed)?,
+                queued = self.queue.send(Entry { item: Arc::clone(&item), can_wait, answer }) => queued.map_err(|_| Closed)?,
                 () = &mut given_up => return Ok(None),
             }
             tokio::select! {
@@ -111,6 +128,9 @@ impl<W: Writer> GroupCommit<W> {
 async fn run<W: Writer>(writer: W, mut entries: mpsc::Receiver<Entry<W>>, max_batch: usize) {
     let mut batch = Vec::with_capacity(max_batch);
     while next_batch(&mut entries, &mut batch, max_batch).await {
+        if batch.iter().all(|entry| entry.can_wait) {
+            linger(&mut entries, &mut batch, max_batch).await;
+        }
         let wanted = |entry: Entry<W>| Some((take(&entry.item)?, entry.answer));
         let (items, answers): (Vec<_>, Vec<_>) = batch.drain(..).filter_map(wanted).unzip();
         if items.is_empty() {
@@ -121,6 +141,21 @@ async fn run<W: Writer>(writer: W, mut entries: mpsc::Receiver<Entry<W>>, max_ba
         for (answer, result) in answers.into_iter().zip(results) {
             // The caller may be gone; the item is written anyway.
             let _ = answer.send((result, together));
+        }
+    }
+}
+
+/// Adds items to a batch until it is worth a write, an item comes that cannot wait, or [`LINGER`] has passed.
+async fn linger<W: Writer>(entries: &mut mpsc::Receiver<Entry<W>>, batch: &mut Vec<Entry<W>>, max_batch: usize) {
+    let end = Instant::now() + LINGER;
+    while batch.len() < LINGER_ITEMS.min(max_batch) {
+        let Ok(Some(entry)) = timeout_at(end, entries.recv()).await else {
+            return;
+        };
+        let can_wait = entry.can_wait;
+        batch.push(entry);
+        if !can_wait {
+            return;
         }
     }
 }

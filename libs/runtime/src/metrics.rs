@@ -58,16 +58,16 @@ pub(crate) fn build_info() {
 }
 
 /// Registers the metric of a connection pool. `look` returns the number of open and of idle connections.
-pub fn connections(look: impl Fn() -> (u32, usize) + Send + Sync + 'static) {
+pub fn connections(look: impl Fn() -> (usize, usize) + Send + Sync + 'static) {
     let [idle_state, used_state] = ["idle", "used"].map(|state| [KeyValue::new("state", state)]);
     global::meter("runtime")
         .u64_observable_gauge("db.client.connection.count")
         .with_description("Open connections to PostgreSQL")
         .with_callback(move |gauge| {
             let (open, idle) = look();
-            let idle = u64::try_from(idle).unwrap_or_default();
-            gauge.observe(idle, &idle_state);
-            gauge.observe(u64::from(open).saturating_sub(idle), &used_state);
+            for (number, state) in [(idle, &idle_state), (open.saturating_sub(idle), &used_state)] {
+                gauge.observe(u64::try_from(number).unwrap_or_default(), state);
+            }
         })
         .build();
 }

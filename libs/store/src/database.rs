@@ -1,119 +1,233 @@
-//! The services' pool: nothing waits for the database without a deadline.
+//! The services' connections to PostgreSQL. Nothing waits for the database without a deadline.
+//!
+//! The pool is our own because of what a general one costs per use: sqlx's pings each connection when it is
+//! returned, which doubles the round trips of a service that runs one statement at a time, and it hands
+//! them out in turn, so that every one of them keeps all plans cold. Here the connection that was returned last is
+//! used next. At low load a stage therefore works on one or two warm connections, and opens further ones only when
+//! its loops overlap.
+//!
+//! Guarantees: at most `DATABASE_CONNECTIONS` are open. A connection is reused only if its last use ended with a clean
+//! result. After an error, an abandoned use or a forgotten transaction it must first answer a ping; after a silence or a
+//! failed ping it is closed, and so is every other connection that was open at that time.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-use sqlx::{
-    PgConnection, PgPool, Postgres,
-    pool::PoolConnection,
-    postgres::{PgConnectOptions, PgPoolOptions},
+use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
 };
 
-use crate::Error;
+use crate::{Error, Result};
 
-/// The longest wait for a connection of the pool.
+/// The longest wait for a connection: for one that is in use, or for a server that is starting.
 const ACQUIRE: Duration = Duration::from_secs(3);
+/// The first pause before another attempt to connect to a server that does not accept connections yet. It doubles with
+/// each attempt.
+const CONNECT_AGAIN: Duration = Duration::from_millis(50);
 /// How long after the server's own limit a connection without a response counts as dead.
 const SILENCE: Duration = Duration::from_secs(2);
+/// An older connection is closed after its use, so that the memory of its backend is freed, and so that a service
+/// follows a name that points to another server now.
+const LIFETIME: Duration = Duration::from_mins(30);
 
 /// A pool of connections with a deadline for each use. Clones share the pool.
 #[derive(Clone, Debug)]
 pub struct Database {
-    pool: PgPool,
-    /// The server ends a statement after this time.
-    timeout: Duration,
-    silent: Silent,
+    pool: Arc<Pool>,
 }
 
-/// The time when a connection last stopped responding. The cause (a failover, a firewall) probably hit all connections
-/// that were open then, so the pool closes them at their next use without another wait.
-#[derive(Clone, Debug, Default)]
-struct Silent(Arc<Mutex<Option<Instant>>>);
+#[derive(Debug)]
+struct Pool {
+    session: PgConnectOptions,
+    /// A use without a response within this time is given up.
+    deadline: Duration,
+    most: usize,
+    /// One permit for each connection in use. A use takes an idle connection if there is one, so this also limits
+    /// the number of open ones.
+    permits: Arc<Semaphore>,
+    idle: Mutex<Idle>,
+}
 
-impl Silent {
-    fn now(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-    }
+#[derive(Debug, Default)]
+struct Idle {
+    /// The one that was returned last is at the end, and is used next.
+    connections: Vec<Open>,
+    /// When a connection was last found dead. The cause (a failover, a restart, a firewall) probably hit all connections
+    /// that were open then, so these are closed without another wait.
+    lost_at: Option<Instant>,
+}
 
-    /// Whether a connection of this age was open at that time.
-    fn met(&self, age: Duration) -> bool {
-        let last = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        last.is_some_and(|last| last.elapsed() <= age)
+#[derive(Debug)]
+struct Open {
+    connection: PgConnection,
+    since: Instant,
+}
+
+impl Open {
+    /// Whether nothing is left to be sent, such as the rollback of a transaction that was dropped.
+    fn is_clean(&self) -> bool {
+        !self.connection.should_flush() && !self.connection.is_in_transaction()
     }
 }
 
 impl Database {
-    /// Connects at the first use: a service starts without its database.
-    pub(crate) fn open(session: PgConnectOptions, connections: u32, timeout: Duration) -> Self {
-        let silent = Silent::default();
-        let known = silent.clone();
-        let pool = PgPoolOptions::new()
-            .max_connections(connections)
-            .acquire_timeout(ACQUIRE)
-            // A dead connection is noticed at its use; a ping before each use would cost a round trip.
-            .test_before_acquire(false)
-            .before_acquire(move |_, about| {
-                let usable = !known.met(about.age);
-                Box::pin(async move { Ok(usable) })
-            });
-        Self { pool: pool.connect_lazy_with(session), timeout, silent }
+    /// Connects at the first use: a service starts without its database. The server ends a statement after
+    /// `statement_timeout`.
+    pub(crate) fn open(session: PgConnectOptions, connections: u32, statement_timeout: Duration) -> Self {
+        let most = usize::try_from(connections).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
+        Self {
+            pool: Arc::new(Pool {
+                session,
+                deadline: statement_timeout + SILENCE,
+                most,
+                permits: Arc::new(Semaphore::new(most)),
+                idle: Mutex::default(),
+            }),
+        }
     }
 
-    /// Runs `work` on a connection. Without a response in time it is closed, and the result unknown.
+    /// Runs `work` on a connection. Without a response in time the connection is closed, and the result unknown.
     pub async fn run<T, E: From<Error>>(
         &self,
         work: impl AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
     ) -> Result<T, E> {
-        let deadline = self.timeout + SILENCE;
-        let mut borrowed = Borrowed { connection: None, deadline, silent: self.silent.clone() };
-        let acquired = self.pool.acquire().await.map_err(|error| self.no_connection(error))?;
-        let connection = borrowed.connection.insert(acquired);
-        if let Ok(done) = tokio::time::timeout(deadline, work(connection)).await {
-            return done;
-        }
-        self.silent.now();
-        drop(borrowed.connection.take().map(PoolConnection::detach));
-        Err(Error::Silent(deadline).into())
-    }
-
-    fn no_connection(&self, error: sqlx::Error) -> Error {
-        if !matches!(error, sqlx::Error::PoolTimedOut) {
-            return error.into();
-        }
-        let session = self.pool.connect_options();
-        let address = match session.get_socket() {
-            Some(folder) => folder.display().to_string(),
-            None => format!("{}:{}", session.get_host(), session.get_port()),
+        let mut used = self.pool.acquire().await?;
+        let Some(open) = &mut used.open else {
+            return Err(self.pool.no_connection().into());
         };
-        Error::NoConnection { address, waited: ACQUIRE, most: self.pool.options().get_max_connections() }
+        if let Ok(done) = timeout(self.pool.deadline, work(&mut open.connection)).await {
+            used.succeeded = done.is_ok();
+            done
+        } else {
+            self.pool.lost();
+            used.open = None;
+            Err(Error::Silent(self.pool.deadline).into())
+        }
     }
 
     /// The numbers of open and of idle connections.
-    pub fn connections(&self) -> (u32, usize) {
-        (self.pool.size(), self.pool.num_idle())
+    pub fn connections(&self) -> (usize, usize) {
+        let idle = self.pool.idle().connections.len();
+        let in_use = self.pool.most - self.pool.permits.available_permits().min(self.pool.most);
+        (in_use + idle, idle)
     }
 }
 
-/// A connection that returns to the pool when it is dropped: within a deadline, even during a statement.
-struct Borrowed {
-    connection: Option<PoolConnection<Postgres>>,
-    deadline: Duration,
-    silent: Silent,
+impl Pool {
+    async fn acquire(self: &Arc<Self>) -> Result<Used> {
+        let began = Instant::now();
+        let waiting = timeout(ACQUIRE, Arc::clone(&self.permits).acquire_owned());
+        let Ok(Ok(permit)) = waiting.await else {
+            return Err(self.no_connection());
+        };
+        let open = match self.take_idle() {
+            Some(open) => open,
+            None => self.connect(ACQUIRE.saturating_sub(began.elapsed())).await?,
+        };
+        Ok(Used { open: Some(open), succeeded: false, pool: Arc::clone(self), permit: Some(permit) })
+    }
+
+    fn take_idle(&self) -> Option<Open> {
+        let mut idle = self.idle();
+        let lost_at = idle.lost_at;
+        while let Some(open) = idle.connections.pop() {
+            if lost_at.is_none_or(|lost_at| open.since > lost_at) {
+                return Some(open);
+            }
+        }
+        None
+    }
+
+    /// Opens a connection, with retries while the server is starting or has no room.
+    async fn connect(&self, patience: Duration) -> Result<Open> {
+        let mut last = None;
+        let connecting = async {
+            let mut pause = CONNECT_AGAIN;
+            loop {
+                match PgConnection::connect_with(&self.session).await {
+                    Ok(connection) => return Ok(Open { connection, since: Instant::now() }),
+                    Err(error) if is_transient(&error) => last = Some(error),
+                    Err(error) => return Err(error.into()),
+                }
+                tokio::time::sleep(pause).await;
+                pause *= 2;
+            }
+        };
+        match timeout(patience, connecting).await {
+            Ok(result) => result,
+            Err(_) => Err(last.map_or_else(|| self.no_connection(), Error::from)),
+        }
+    }
+
+    /// Takes a connection back after a clean use.
+    fn put_back(&self, open: Open) {
+        if open.since.elapsed() > LIFETIME {
+            // Tells the server, whose log would otherwise mention a client that vanished.
+            tokio::spawn(timeout(self.deadline, open.connection.close()));
+        } else {
+            self.idle().connections.push(open);
+        }
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Idle> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets nobody use the connections that are open now.
+    fn lost(&self) {
+        self.idle().lost_at = Some(Instant::now());
+    }
+
+    fn no_connection(&self) -> Error {
+        let address = match self.session.get_socket() {
+            Some(folder) => folder.display().to_string(),
+            None => format!("{}:{}", self.session.get_host(), self.session.get_port()),
+        };
+        Error::NoConnection { address, waited: ACQUIRE, most: self.most }
+    }
 }
 
-impl Drop for Borrowed {
+/// Whether the server may accept a connection soon: it is down, it is starting (57P03), or it has no room (53300).
+fn is_transient(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Io(error) => error.kind() == io::ErrorKind::ConnectionRefused,
+        sqlx::Error::Database(error) => matches!(error.code().as_deref(), Some("57P03" | "53300")),
+        _ => false,
+    }
+}
+
+/// A connection in use. When it is dropped, even during a statement, it returns to the pool.
+struct Used {
+    open: Option<Open>,
+    /// The work returned a result, and it was no error.
+    succeeded: bool,
+    pool: Arc<Pool>,
+    /// Returned after the connection, so that the next user finds it.
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Drop for Used {
     fn drop(&mut self) {
-        let Some(mut connection) = self.connection.take() else {
+        let Some(mut open) = self.open.take() else {
             return;
         };
-        let returned = tokio::time::timeout(self.deadline, connection.return_to_pool());
-        let silent = self.silent.clone();
+        if self.succeeded && open.is_clean() {
+            self.pool.put_back(open);
+            return;
+        }
+        let (pool, permit) = (Arc::clone(&self.pool), self.permit.take());
         tokio::spawn(async move {
-            if returned.await.is_err() {
-                silent.now();
+            // Reads what is left of an abandoned statement, and sends the rollback of an abandoned transaction.
+            match timeout(pool.deadline, open.connection.ping()).await {
+                Ok(Ok(())) => pool.put_back(open),
+                Ok(Err(_)) | Err(_) => pool.lost(),
             }
+            drop(permit);
         });
     }
 }

@@ -46,7 +46,7 @@ pub enum Error {
         /// Host and port, or the socket's folder.
         address: String,
         waited: Duration,
-        most: u32,
+        most: usize,
     },
     /// No response for this long: the result is unknown.
     #[error("database: no response within {0:?}")]

@@ -406,6 +406,12 @@ impl Writer for Attempts {
             .inspect_err(|error| tracing::warn!(%error, attempts = items.len(), "cannot record attempts"))
     }
 
+    /// The webhook has arrived and its permit is free. If this process dies first, the webhook is
+    /// repeated with the same id, as after any crash between a webhook and its record.
+    fn can_wait(attempted: &Attempted) -> bool {
+        attempted.is_plain()
+    }
+
     fn one_is_at_fault(error: &store::Error) -> bool {
         error.is_about_data() || !error.is_transient()
     }

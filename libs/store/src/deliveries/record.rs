@@ -54,8 +54,9 @@ impl Attempted {
         matches!(self.result, AttemptResult::Delivered)
     }
 
-    /// Whether [`record_acknowledged`] may suffice: nothing but the delivery's own row changes.
-    fn is_plain(&self) -> bool {
+    /// Whether it is an acknowledged first attempt of a topup without due work. Usually nothing but the
+    /// delivery's own row changes then, and [`record_acknowledged`] suffices.
+    pub fn is_plain(&self) -> bool {
         self.is_delivered() && self.attempt == 0 && !self.leased && !self.is_event
     }
 }
@@ -133,15 +134,23 @@ struct Acknowledged {
 /// Records acknowledged first attempts of topups without due work. A delivery that has another state,
 /// for example because a second process attempted it meanwhile, does not move here and is left to
 /// [`record_any`]. Due work that came into being meanwhile is deleted by the claim that finds it.
+///
+/// Nobody waits for this record, so its commit does not wait for the disk or a standby. If the server
+/// dies within the next moments, these deliveries are pending again, and their webhooks are repeated
+/// with the same id.
 async fn record_acknowledged(connection: &mut PgConnection, attempts: &[&Attempted]) -> Result<Vec<Acknowledged>> {
     let columns = Columns::of(attempts);
     let moved = sqlx::query_as!(
         Acknowledged,
-        r#"UPDATE deliveries d
+        r#"WITH without_flush AS MATERIALIZED (
+               -- For the transaction of this statement only.
+               SELECT set_config('synchronous_commit', 'off', true)
+           )
+           UPDATE deliveries d
            SET state = 'delivered', attempt = 1, attempted_at = new.at, duration_ms = new.duration_ms,
                status = new.status, delivered_at = now()
            FROM unnest($1::uuid[], $2::timestamptz[], $3::int[], $4::int[])
-               AS new (delivery_id, at, duration_ms, status)
+               AS new (delivery_id, at, duration_ms, status), without_flush
            WHERE d.delivery_id = new.delivery_id AND d.state = 'pending' AND d.attempt = 0
            RETURNING d.delivery_id, d.partner_id,
                      (SELECT true FROM endpoints e
