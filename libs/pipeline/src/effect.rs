@@ -20,8 +20,6 @@ pub enum Effect {
     /// The send of reports (verdicts and readiness) to ingress.
     Send,
 
-    /// The acknowledgement of a message, whose rows wait for permits.
-    Acknowledge,
     /// The claim of fresh tickets; it records the attempts of placements.
     Claim,
     /// The sweep that makes rows due which have no outcome after their first lease.
@@ -60,7 +58,7 @@ impl Effect {
         match self {
             Self::CommitOrders | Self::CommitRefusal | Self::Answer => &["ingress"],
             Self::Publish => &["ingress", "provisioner"],
-            Self::Acknowledge | Self::Claim | Self::Sweep | Self::ClaimDue | Self::Bury => &["provisioner", "notifier"],
+            Self::Claim | Self::Sweep | Self::ClaimDue | Self::Bury => &["provisioner", "notifier"],
             Self::Send
             | Self::Purchase
             | Self::Find

@@ -130,14 +130,13 @@ pub struct Watched {
 }
 
 /// What JetStream last reported, for each of [`GAUGES`]; empty in an outage, when numbers would be old.
-type Seen = [Vec<(u64, Vec<KeyValue>)>; 4];
+type Seen = [Vec<(u64, Vec<KeyValue>)>; 3];
 
 /// The gauges of streams and consumers, with their descriptions.
-const GAUGES: [(&str, &str); 4] = [
-    ("esim.stream.messages", "Messages in a stream"),
+const GAUGES: [(&str, &str); 3] = [
+    ("esim.stream.messages", "Messages in a stream, taken ones of the last minute included"),
     ("esim.stream.replicas", "Servers that hold a stream, by state: current, lagging, offline"),
-    ("esim.consumer.pending", "Messages that are not delivered to a consumer yet"),
-    ("esim.consumer.ack_pending", "Messages that are delivered to a consumer and not acknowledged yet"),
+    ("esim.consumer.pending", "Messages that a consumer has not taken yet"),
 ];
 
 /// Reports the number of waiting messages per stream, until the soft stop.
@@ -154,7 +153,7 @@ pub async fn watch(nats: Nats, watched: Vec<Watched>, shutdown: Shutdown) -> any
 
 async fn look(nats: &Nats, watched: &[Watched]) -> Seen {
     let mut seen = Seen::default();
-    let [messages, by_state, pending, ack_pending] = &mut seen;
+    let [messages, by_state, pending] = &mut seen;
     if !nats.is_connected() {
         return seen;
     }
@@ -174,8 +173,7 @@ async fn look(nats: &Nats, watched: &[Watched]) -> Seen {
             };
             let info = consumer.cached_info();
             let of = vec![of_stream.clone(), KeyValue::new("consumer", name.clone())];
-            pending.push((info.num_pending, of.clone()));
-            ack_pending.push((count(info.num_ack_pending), of));
+            pending.push((info.num_pending, of));
         }
     }
     seen

@@ -34,6 +34,13 @@ pub struct Ready {
     pub traceparent: Option<String>,
 }
 
+/// The headers of a message that carry a trace context.
+fn traced(traceparent: Option<String>) -> Option<HeaderMap> {
+    let mut headers = HeaderMap::new();
+    headers.insert(trace::TRACEPARENT, traceparent?);
+    Some(headers)
+}
+
 /// Groups items by address, at most [`ROWS_PER_MESSAGE`] in a group.
 pub(crate) fn group_by_address<K: PartialEq, T>(items: impl Iterator<Item = (K, T)>) -> Vec<(K, Vec<T>)> {
     let mut groups: Vec<(K, Vec<T>)> = Vec::new();
@@ -83,15 +90,27 @@ impl Nats {
         })
     }
 
-    /// Publishes messages together, and waits until the stream has stored them.
+    /// Publishes messages together. Several are confirmed by the stream before the next batch is sent, so
+    /// that under load the publisher goes no faster than the server. A single message, as at low load, is
+    /// only sent: its confirmation would cost as much as the message, and would protect nothing, because a lost
+    /// message's rows start once they are due.
     async fn publish_all<M: Serialize>(
         &self,
         stream: &'static str,
         messages: impl Iterator<Item = (String, M, Vec<Option<String>>)>,
     ) {
-        let publishing = messages.map(|(subject, message, traceparents)| {
+        let messages: Vec<_> = messages.collect();
+        let is_confirmed = messages.len() > 1;
+        let publishing = messages.into_iter().map(|(subject, message, traceparents)| {
             let span = trace::publish(stream, &traceparents);
-            let publishing = self.publish(subject, message, trace::context_of(&span));
+            let traceparent = trace::context_of(&span);
+            let publishing = async move {
+                if is_confirmed {
+                    self.publish(subject, message, traceparent).await;
+                } else {
+                    self.send(Effect::Publish, subject, &message, traceparent).await;
+                }
+            };
             publishing.instrument(span)
         });
         join_all(publishing).await;
@@ -106,16 +125,47 @@ impl Nats {
         }
         let published = async {
             let mut publish = PublishMessage::build().payload(serde_json::to_vec(&message)?.into());
-            if let Some(context) = traceparent {
-                let mut headers = HeaderMap::new();
-                headers.insert(trace::TRACEPARENT, context);
+            if let Some(headers) = traced(traceparent) {
                 publish = publish.headers(headers);
             }
             perform(Effect::Publish, self.store(&subject, publish)).await
         };
-        if let Err(error) = published.await
-            && let Some(others) = self.unpublished.pass()
-        {
+        if let Err(error) = published.await {
+            self.not_published(&subject, &error);
+        }
+    }
+
+    /// Sends a message and waits for nothing. If nobody listens on the subject, neither a stream nor a
+    /// subscriber, the message is lost. A stage that misses its stream notices that at its next pull, and creates it.
+    pub(crate) async fn send(
+        &self,
+        effect: Effect,
+        subject: String,
+        message: &impl Serialize,
+        traceparent: Option<String>,
+    ) {
+        if !self.is_connected() {
+            tracing::debug!(subject, "not sent: NATS is disconnected");
+            return;
+        }
+        let sent = async {
+            let payload = serde_json::to_vec(message)?.into();
+            let address = subject.clone();
+            match traced(traceparent) {
+                Some(headers) => self.client().publish_with_headers(address, headers, payload).await?,
+                None => self.client().publish(address, payload).await?,
+            }
+            #[cfg(feature = "failpoints")]
+            self.send_now().await;
+            anyhow::Ok(())
+        };
+        if let Err(error) = perform(effect, sent).await {
+            self.not_published(&subject, &error);
+        }
+    }
+
+    fn not_published(&self, subject: &str, error: &anyhow::Error) {
+        if let Some(others) = self.unpublished.pass() {
             let error = format!("{error:#}");
             tracing::warn!(subject, error, others, "not published; the rows start once they are due");
         }

@@ -8,13 +8,12 @@
 use std::time::Duration;
 
 use runtime::{Shutdown, sampler::Sampler};
-use serde::{Serialize, de::DeserializeOwned};
+use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
 use crate::{
     Batcher, Effect, Nats,
     payload::{ReadyReport, Reports, VerdictReport},
-    perform,
     publish::group_by_address,
 };
 
@@ -39,27 +38,9 @@ impl Nats {
             for (ingress, contents) in
                 group_by_address(reports.into_iter().map(|report| (report.ingress, report.content)))
             {
-                nats.send(nats.answer_subject(ingress), &message(contents)).await;
+                nats.send(Effect::Send, nats.answer_subject(ingress), &message(contents), None).await;
             }
         })
-    }
-
-    /// Sends a message over core NATS, which forgets it if nobody listens.
-    async fn send(&self, subject: String, message: &impl Serialize) {
-        if !self.is_connected() {
-            return;
-        }
-        let Ok(payload) = serde_json::to_vec(message) else {
-            return;
-        };
-        let sending = async {
-            if let Err(error) = self.client().publish(subject.clone(), payload.into()).await {
-                tracing::warn!(subject, %error, "cannot send a report");
-            }
-            #[cfg(feature = "failpoints")]
-            self.send_now().await;
-        };
-        perform(Effect::Send, sending).await;
     }
 
     /// Passes the messages of a core NATS subject to `receive`, except unreadable ones and those that are too long for

@@ -26,14 +26,14 @@ pub const READY: &str = "TOPUP_READY";
 pub const DEAD: &str = "TOPUP_DEAD";
 
 const MIB: i64 = 1024 * 1024;
-/// The most bytes of a stream of jobs or readiness events.
-const WORK_BYTES: i64 = 1024 * MIB;
+/// The most bytes of a stream of jobs or readiness events, in the memory of each NATS server.
+const WORK_BYTES: i64 = 128 * MIB;
 /// The longest time that a flush may take at the end of a process.
 const FLUSH: Duration = Duration::from_secs(2);
 /// The interval between log lines about unpublished messages.
 const LOG_EVERY: Duration = Duration::from_secs(10);
-/// Older messages are dropped: their rows have long been due.
-const MAX_AGE: Duration = Duration::from_mins(10);
+/// Older messages are dropped, taken or not: their rows have long been due.
+const MAX_AGE: Duration = Duration::from_mins(1);
 /// The most messages of one provider, so that an unserved provider leaves room for the others.
 const MAX_JOBS: i64 = 10_000;
 /// The largest message that a stream accepts; ours have at most about 5 KiB.
@@ -203,18 +203,21 @@ impl Nats {
         format!("{}{base}", self.config.stream_prefix)
     }
 
-    /// Creates missing streams, and sets the limits of streams that an earlier version created.
+    /// Creates missing streams. One that exists is left alone, because an operator may have changed it.
+    ///
+    /// The streams of work are kept in memory, drop their oldest messages when they are full, and forget
+    /// every message after [`MAX_AGE`]. Nothing depends on them: a message only says that a row is
+    /// fresh, and the sweep finds every row whose message was lost.
     pub async fn ensure_streams(&self) -> anyhow::Result<()> {
         let work = |base: &str, subject: String| Config {
             name: self.stream_name(base),
             subjects: vec![subject],
-            retention: RetentionPolicy::WorkQueue,
-            storage: StorageType::File,
-            discard: DiscardPolicy::New,
+            retention: RetentionPolicy::Limits,
+            storage: StorageType::Memory,
+            discard: DiscardPolicy::Old,
             max_bytes: WORK_BYTES,
             max_age: MAX_AGE,
             max_message_size: MAX_MESSAGE,
-            duplicate_window: Duration::from_mins(2),
             num_replicas: self.config.stream_replicas.into(),
             ..Config::default()
         };
@@ -229,14 +232,10 @@ impl Nats {
             num_replicas: self.config.stream_replicas.into(),
             ..Config::default()
         };
-        let jobs = Config {
-            max_messages_per_subject: MAX_JOBS,
-            discard_new_per_subject: true,
-            ..work(JOBS, self.job_subject(">"))
-        };
+        let jobs = Config { max_messages_per_subject: MAX_JOBS, ..work(JOBS, self.job_subject(">")) };
         for config in [jobs, work(READY, self.ready_subjects()), dead] {
             let name = config.name.clone();
-            if let Err(error) = self.ensure_stream(config).await {
+            if let Err(error) = self.context.get_or_create_stream(config).await {
                 let servers = TooFewServers(self.config.stream_replicas);
                 let too_few = has_too_few_servers(&error);
                 let error = anyhow::Error::new(error).context(format!("cannot make the stream {name}"));
@@ -246,24 +245,9 @@ impl Nats {
         Ok(())
     }
 
-    async fn ensure_stream(&self, config: Config) -> Result<(), CreateStreamError> {
-        let stream = self.context.get_or_create_stream(config.clone()).await?;
-        let found = &stream.cached_info().config;
-        // A stream that an operator changed is left alone.
-        if found.max_age.is_zero() && found.max_bytes == WORK_BYTES {
-            let bounded = Config {
-                max_age: config.max_age,
-                max_messages_per_subject: config.max_messages_per_subject,
-                discard_new_per_subject: config.discard_new_per_subject,
-                ..found.clone()
-            };
-            self.context.update_stream(bounded).await?;
-            tracing::info!(stream = config.name, "set the limits of an older stream");
-        }
-        Ok(())
-    }
-
-    /// The durable consumer of a source, created with its streams where missing.
+    /// The durable consumer of a source, created with its streams where missing. The server counts a
+    /// message as taken once it has sent it, without an acknowledgement: a row whose message a dying
+    /// process has taken is found by the sweep, which is sooner than a redelivery would be.
     pub(crate) async fn consumer(&self, source: &Source) -> anyhow::Result<PullConsumer> {
         self.ensure_streams().await?;
         self.context
@@ -271,10 +255,7 @@ impl Nats {
                 pull::Config {
                     durable_name: Some(source.durable.clone()),
                     filter_subject: source.subject.clone(),
-                    ack_policy: AckPolicy::Explicit,
-                    ack_wait: source.ack_wait,
-                    max_deliver: -1,
-                    max_ack_pending: 20_000,
+                    ack_policy: AckPolicy::None,
                     ..pull::Config::default()
                 },
                 self.stream_name(source.stream),
@@ -309,6 +290,4 @@ pub struct Source {
     pub durable: String,
     /// The filter on the stream's subjects.
     pub subject: String,
-    /// The time until an unacknowledged message is redelivered: longer than a stage takes to accept it.
-    pub ack_wait: Duration,
 }

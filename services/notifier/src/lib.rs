@@ -200,7 +200,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         Watched { stream: DEAD, consumers: Vec::new() },
     ];
     shutdown.spawn("streams", watch_streams(nats.clone(), watched, shutdown.clone()));
-    let source = Source { stream: READY, durable, subject: nats.ready_subjects(), ack_wait: deliver::FIRST_LEASE };
+    let source = Source { stream: READY, durable, subject: nats.ready_subjects() };
     let work = worker::Settings {
         source: Some(source),
         limits: Limits {

@@ -367,12 +367,7 @@ fn start(
             lease: config.lease(),
             shutdown: shutdown.clone(),
         });
-        let jobs = Source {
-            stream: JOBS,
-            durable: durable(&name),
-            subject: nats.job_subject(&name),
-            ack_wait: Duration::from_secs(30),
-        };
+        let jobs = Source { stream: JOBS, durable: durable(&name), subject: nats.job_subject(&name) };
         for (buys, source, limits) in [(true, Some(jobs), purchases), (false, None, lookups)] {
             let stage = ProviderStage { shared: Arc::clone(&shared), buys };
             let lane = lane_states(Arc::clone(&breaker), buys.then(|| Arc::clone(&limiters)));

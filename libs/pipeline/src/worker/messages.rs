@@ -1,5 +1,8 @@
-//! Messages as a source of tickets. Each is acknowledged once its tickets wait for permits or their rows are deferred:
-//! from then on the sweep finds the rows if this process dies.
+//! Messages as a source of tickets.
+//!
+//! A message is a hint that rows are fresh, and is never repeated. If it is lost, or if this process dies with it, the
+//! sweep makes its rows due at the end of their first lease. A stage that stops defers the rows of messages that it has
+//! taken and will not start, so that another replica finds them at once.
 
 use std::{
     pin::pin,
@@ -7,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use async_nats::jetstream::{AckKind, Message, message::Acker};
+use async_nats::jetstream::Message;
 use futures_util::StreamExt;
 use tracing::Instrument;
 
@@ -15,6 +18,7 @@ use super::{QueuedTicket, Stage, Worker};
 use crate::{
     effect::{Effect, perform},
     payload::ROWS_PER_MESSAGE,
+    permits::QueueKey,
     streams::{DEAD, Source, TooFewServers},
     trace::{self, TRACEPARENT},
 };
@@ -23,8 +27,6 @@ use crate::{
 const PULL: Duration = Duration::from_secs(3);
 /// The most messages of one pull.
 const PULL_MESSAGES: usize = 64;
-/// The delay before the redelivery of an unreadable message that was not stored as a dead one.
-const RETRY: Duration = Duration::from_secs(1);
 /// The delay before the next pull after a failed one. It doubles with each further failure.
 const PULL_AGAIN: Duration = Duration::from_millis(500);
 /// The longest delay before the next pull.
@@ -80,6 +82,14 @@ impl Outage {
     }
 }
 
+/// The content of messages that were read together.
+struct Opened<Id> {
+    messages: usize,
+    tickets: Vec<(QueueKey, QueuedTicket<Id>)>,
+    /// The trace contexts of the messages.
+    contexts: Vec<Arc<str>>,
+}
+
 impl<S: Stage> Worker<S> {
     pub(super) async fn messages(self: Arc<Self>, source: Source) -> anyhow::Result<()> {
         let _pulled = self.pulled.clone().drop_guard();
@@ -123,11 +133,9 @@ impl<S: Stage> Worker<S> {
                 }
             }
             if stop.is_cancelled() {
-                // Messages of the pull that were not accepted are redelivered to another replica at once.
                 while let Ok(Some(chunk)) = tokio::time::timeout(LAST_MESSAGES, chunks.next()).await {
-                    for message in chunk.into_iter().flatten() {
-                        self.acknowledge(&message.split().1, AckKind::Nak(None)).await;
-                    }
+                    let tickets = self.open(chunk.into_iter().flatten()).await.tickets;
+                    self.defer(tickets.into_iter().map(|(_, ticket)| ticket).collect()).await;
                 }
                 return Ok(());
             }
@@ -135,38 +143,37 @@ impl<S: Stage> Worker<S> {
         }
     }
 
-    /// Queues the tickets of messages, then acknowledges the messages.
+    /// Queues the tickets of messages, and defers the rows of those for which there is no room.
     async fn accept(&self, source: &Source, messages: impl Iterator<Item = Message>) {
-        let mut ackers = Vec::new();
-        let mut tickets = Vec::new();
-        let mut contexts = Vec::new();
+        let opened = self.open(messages).await;
+        let span = trace::receive(source.stream, &source.durable, opened.messages, &opened.contexts);
+        self.defer(self.queues.offer_fresh(opened.tickets.into_iter())).instrument(span).await;
+    }
+
+    /// Reads the tickets of messages. Unreadable messages are buried.
+    async fn open(&self, messages: impl Iterator<Item = Message>) -> Opened<S::Id> {
+        let mut opened = Opened { messages: 0, tickets: Vec::new(), contexts: Vec::new() };
         for message in messages {
-            match serde_json::from_slice::<S::Message>(&message.payload) {
-                Ok(read) => {
-                    let (message, acker) = message.split();
-                    let traceparent: Option<Arc<str>> = message
-                        .headers
-                        .as_ref()
-                        .and_then(|headers| headers.get(TRACEPARENT))
-                        .map(|value| value.as_str().into());
-                    contexts.extend(traceparent.clone());
-                    tickets.extend(self.stage.tickets_of(read).into_iter().map(|ticket| {
-                        let key = ticket.key();
-                        (key, QueuedTicket { id: ticket.id, traceparent: traceparent.clone() })
-                    }));
-                    ackers.push(acker);
+            let read = match serde_json::from_slice::<S::Message>(&message.payload) {
+                Ok(read) => read,
+                Err(error) => {
+                    self.bury(&message, &error.to_string()).await;
+                    continue;
                 }
-                Err(error) => self.bury(message, &error.to_string()).await,
-            }
+            };
+            let traceparent: Option<Arc<str>> = message
+                .headers
+                .as_ref()
+                .and_then(|headers| headers.get(TRACEPARENT))
+                .map(|value| value.as_str().into());
+            opened.tickets.extend(self.stage.tickets_of(read).into_iter().map(|ticket| {
+                let key = ticket.key();
+                (key, QueuedTicket { id: ticket.id, traceparent: traceparent.clone() })
+            }));
+            opened.contexts.extend(traceparent);
+            opened.messages += 1;
         }
-        let span = trace::receive(source.stream, &source.durable, ackers.len(), &contexts);
-        let accepting = async {
-            self.defer(self.queues.offer_fresh(tickets.into_iter())).await;
-            for acker in ackers {
-                self.acknowledge(&acker, AckKind::Ack).await;
-            }
-        };
-        accepting.instrument(span).await;
+        opened
     }
 
     async fn defer(&self, refused: Vec<QueuedTicket<S::Id>>) {
@@ -181,33 +188,16 @@ impl<S: Stage> Worker<S> {
         }
     }
 
-    /// Moves an unreadable message to the dead messages, and acknowledges it once it is stored there.
-    async fn bury(&self, message: Message, reason: &str) {
-        let (message, acker) = message.split();
+    /// Copies an unreadable message to the dead messages, for an operator.
+    async fn bury(&self, message: &Message, reason: &str) {
         // Boxed, because it is rare and would enlarge every batch's future.
-        let buried = Box::pin(self.nats.bury(S::KIND, &message, reason));
+        let buried = Box::pin(self.nats.bury(S::KIND, message, reason));
         match perform(Effect::Bury, buried).await {
-            Ok(()) => {
-                tracing::error!(subject = %message.subject, reason, "unreadable message moved to {DEAD}");
-                self.acknowledge(&acker, AckKind::Ack).await;
-            }
+            Ok(()) => tracing::error!(subject = %message.subject, reason, "unreadable message moved to {DEAD}"),
             Err(error) => {
                 let error = format!("{error:#}");
-                tracing::warn!(error, "cannot reach {DEAD}; the message will be redelivered");
-                self.acknowledge(&acker, AckKind::Nak(Some(RETRY))).await;
+                tracing::error!(subject = %message.subject, reason, error, "unreadable message, and {DEAD} cannot be reached");
             }
         }
-    }
-
-    async fn acknowledge(&self, acker: &Acker, kind: AckKind) {
-        let acknowledged = async {
-            // Without the acknowledgement, the message is redelivered; its rows are claimed only once.
-            if let Err(error) = acker.ack_with(kind).await {
-                tracing::debug!(%error, "a message was not acknowledged");
-            }
-            #[cfg(feature = "failpoints")]
-            self.nats.send_now().await;
-        };
-        perform(Effect::Acknowledge, acknowledged).await;
     }
 }

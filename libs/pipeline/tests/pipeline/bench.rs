@@ -78,13 +78,7 @@ impl Bench {
     /// Runs the stage with this number of permits on its own connection.
     pub async fn start(&self, rows: &Arc<Rows>, permits: usize) -> Running {
         let limits = Limits { permits, per_lane: permits, per_partner: permits, slow: PATIENCE };
-        let source = Source {
-            stream: "TOPUP_JOBS",
-            durable: DURABLE.into(),
-            subject: self.subject(),
-            // Long, so that a redelivery happens only on request.
-            ack_wait: Duration::from_mins(5),
-        };
+        let source = Source { stream: "TOPUP_JOBS", durable: DURABLE.into(), subject: self.subject() };
         let limit = Arc::clone(&rows.lane_limit);
         let lane = Arc::new(move |lane: &str| {
             let permits = if lane.is_empty() { usize::MAX } else { limit.load(Ordering::SeqCst) };
@@ -127,10 +121,14 @@ impl Bench {
         Ok(stream.consumer_info(DURABLE).await?)
     }
 
-    /// Waits until the job stream holds this number of messages.
+    /// Waits until this number of messages of the job stream is not taken yet.
     pub async fn until_messages(&self, count: u64) {
         let what = format!("{count} messages in TOPUP_JOBS");
-        until(&what, async || self.messages("TOPUP_JOBS").await == count).await;
+        let waiting = async || match self.consumer().await {
+            Ok(consumer) => consumer.num_pending,
+            Err(_) => self.messages("TOPUP_JOBS").await,
+        };
+        until(&what, async || waiting().await == count).await;
     }
 
     /// Waits until the stage's consumer exists.
@@ -171,7 +169,7 @@ impl Running {
         self.shutdown.stop();
     }
 
-    /// Ends like a service: the last acknowledgements are sent.
+    /// Ends like a service: what is buffered is sent.
     pub async fn finished(&self) {
         self.shutdown.finished().await.unwrap();
         self.nats.flush().await;

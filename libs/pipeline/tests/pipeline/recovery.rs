@@ -136,7 +136,7 @@ async fn more_copies_than_servers_are_logged_once_with_the_remedy_and_retried_ev
         let own = Config {
             name: bench.nats.stream_name(&format!("TOPUP_{base}")),
             subjects: vec![format!("{}topup.{subject}.>", bench.config.stream_prefix)],
-            retention: RetentionPolicy::WorkQueue,
+            retention: RetentionPolicy::Limits,
             ..Config::default()
         };
         bench.jetstream.create_stream(own).await.unwrap();
