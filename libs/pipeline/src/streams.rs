@@ -26,8 +26,9 @@ pub const READY: &str = "TOPUP_READY";
 pub const DEAD: &str = "TOPUP_DEAD";
 
 const MIB: i64 = 1024 * 1024;
-/// The most bytes of a stream of jobs or readiness events, in the memory of each NATS server.
-const WORK_BYTES: i64 = 128 * MIB;
+/// The most bytes of a stream of jobs or readiness events. NATS reserves as much of its memory. It is the work of a
+/// minute at some thousands of orders per second.
+const WORK_BYTES: i64 = 16 * MIB;
 /// The longest time that a flush may take at the end of a process.
 const FLUSH: Duration = Duration::from_secs(2);
 /// The interval between log lines about unpublished messages.

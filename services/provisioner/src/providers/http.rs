@@ -59,19 +59,7 @@ impl Http {
     /// [`Trouble::Denied`], 429 is [`Trouble::Busy`]. The outcome of any other response is unknown: a proxy may send 503
     /// for an order that went through.
     pub(super) async fn call<B: Serialize>(&self, call: Call<'_, B>) -> Result<(StatusCode, Vec<u8>), Trouble> {
-        let span = info_span!(
-            "provider call",
-            otel.name = format!("{} {}", call.method, call.route),
-            otel.kind = "client",
-            otel.status_code = field::Empty,
-            http.request.method = %call.method,
-            url.template = call.route,
-            url.full = field::Empty,
-            server.address = self.base.host_str(),
-            server.port = self.base.port_or_known_default(),
-            http.response.status_code = field::Empty,
-            error.type = field::Empty,
-        );
+        let span = if trace::is_recorded() { self.span(&call) } else { Span::none() };
         let mut status = None;
         let answer = self.exchange(call, &span, &mut status).instrument(span.clone()).await;
         if let Some(status) = status {
@@ -83,6 +71,22 @@ impl Http {
             span.record("otel.status_code", "ERROR");
         }
         answer
+    }
+
+    fn span<B>(&self, call: &Call<'_, B>) -> Span {
+        info_span!(
+            "provider call",
+            otel.name = format!("{} {}", call.method, call.route),
+            otel.kind = "client",
+            otel.status_code = field::Empty,
+            http.request.method = %call.method,
+            url.template = call.route,
+            url.full = field::Empty,
+            server.address = self.base.host_str(),
+            server.port = self.base.port_or_known_default(),
+            http.response.status_code = field::Empty,
+            error.type = field::Empty,
+        )
     }
 
     async fn exchange<B: Serialize>(

@@ -39,7 +39,7 @@ async fn a_dead_providers_work_is_kept_and_goes_on_when_it_is_back() {
     let state = bench.metric("esim_provider_breaker", &["provider=\"sandbox\""]).await;
     assert!((state - 1.0).abs() < 0.1, "{state}");
 
-    // While the breaker is open, jobs are acknowledged, due rows stay and nothing is attempted.
+    // While the breaker is open, jobs are taken, due rows stay and nothing is attempted.
     let mut kept = Vec::new();
     for _ in 0..5 {
         let id = bench.accept(&["ready"]).await;
@@ -48,9 +48,10 @@ async fn a_dead_providers_work_is_kept_and_goes_on_when_it_is_back() {
     }
     let jobs = format!("{}TOPUP_JOBS", bench.config.nats.stream_prefix);
     let stream = async_nats::jetstream::new(bench.nats.client().clone());
-    wait::soon("every job to be acknowledged", async || {
-        let info = stream.get_stream(&jobs).await?.get_info().await?;
-        Ok((info.state.messages == 0).then_some(()))
+    wait::soon("every job to be taken", async || {
+        let stream = stream.get_stream_no_info(&jobs).await?;
+        let consumer = stream.consumer_info("provisioner-sandbox").await?;
+        Ok((consumer.num_pending == 0).then_some(()))
     })
     .await;
     let before = bench.calls(&["call=\"place\""]).await;
