@@ -207,6 +207,10 @@ mod tests {
             Ok(items.iter().map(|item| item * 2).collect())
         }
 
+        fn can_wait(item: &u32) -> bool {
+            *item >= 1_000
+        }
+
         fn one_is_at_fault(error: &&'static str) -> bool {
             *error == "unlucky"
         }
@@ -248,6 +252,28 @@ mod tests {
             assert_eq!(results, expected);
             assert!(batches.len() <= most, "{batches:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn an_item_that_can_wait_is_written_with_the_next_one_that_cannot() {
+        let (commit, gate, batches) = doubler(100);
+        gate.add_permits(9);
+        let write = |item| {
+            let commit = commit.clone();
+            tokio::spawn(async move { commit.write(item).await })
+        };
+        let patient = write(1_000);
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        assert!(batches.lock().unwrap().is_empty(), "it lingers");
+        assert_eq!(write(1).await.unwrap(), Ok(Ok(2)));
+        assert_eq!(patient.await.unwrap(), Ok(Ok(2_000)));
+        assert_eq!(*batches.lock().unwrap(), [2]);
+
+        // Alone, it is written soon.
+        assert_eq!(write(1_001).await.unwrap(), Ok(Ok(2_002)));
+        assert_eq!(*batches.lock().unwrap(), [2, 1]);
     }
 
     #[tokio::test]

@@ -62,10 +62,10 @@ pub fn connections(look: impl Fn() -> (usize, usize) + Send + Sync + 'static) {
     let [idle_state, used_state] = ["idle", "used"].map(|state| [KeyValue::new("state", state)]);
     global::meter("runtime")
         .u64_observable_gauge("db.client.connection.count")
-        .with_description("Open connections to PostgreSQL")
+        .with_description("Connections to PostgreSQL, idle ones that are not open yet included")
         .with_callback(move |gauge| {
-            let (open, idle) = look();
-            for (number, state) in [(idle, &idle_state), (open.saturating_sub(idle), &used_state)] {
+            let (used, idle) = look();
+            for (number, state) in [(idle, &idle_state), (used, &used_state)] {
                 gauge.observe(u64::try_from(number).unwrap_or_default(), state);
             }
         })

@@ -110,11 +110,10 @@ impl Database {
         }
     }
 
-    /// The numbers of open and of idle connections.
+    /// The number of connections in use, and of those that are free or may still be opened.
     pub fn connections(&self) -> (usize, usize) {
-        let idle = self.pool.idle().connections.len();
-        let in_use = self.pool.most - self.pool.permits.available_permits().min(self.pool.most);
-        (in_use + idle, idle)
+        let free = self.pool.permits.available_permits();
+        (self.pool.most.saturating_sub(free), free)
     }
 }
 
