@@ -9,10 +9,7 @@ use axum::{
 use opentelemetry::{KeyValue, metrics::Histogram};
 use tracing::{Span, field, info_span};
 
-use crate::{
-    metrics::Instruments,
-    trace::{self, TRACEPARENT},
-};
+use crate::{metrics::Instruments, trace::TRACEPARENT};
 
 /// Bucket bounds of request durations in seconds, from the semantic conventions.
 const BOUNDS: [f64; 14] = [0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0];
@@ -50,7 +47,22 @@ impl Requests {
         let method = method(request.method());
         let matched = request.extensions().get::<MatchedPath>().cloned();
         let route = matched.as_ref().map(MatchedPath::as_str);
-        let span = if trace::is_recorded() { span(method, route) } else { Span::none() };
+        let span = info_span!(
+            "request",
+            otel.name = route.map_or_else(|| method.to_owned(), |route| format!("{method} {route}")),
+            otel.kind = "server",
+            otel.status_code = field::Empty,
+            http.request.method = method,
+            http.route = route,
+            url.scheme = "http",
+            // A path with parameters may hold an activation code.
+            url.path = route.filter(|route| !route.contains('{')),
+            http.response.status_code = field::Empty,
+            error.type = field::Empty,
+            request.id = field::Empty,
+            partner.id = field::Empty,
+            order.id = field::Empty,
+        );
         Underway { span, method, route: matched, began }
     }
 
@@ -75,26 +87,6 @@ impl Requests {
         ];
         self.duration.record(request.began.elapsed().as_secs_f64(), &attributes);
     }
-}
-
-/// The span of a request, which costs too much to be made for nobody.
-fn span(method: &'static str, route: Option<&str>) -> Span {
-    info_span!(
-        "request",
-        otel.name = route.map_or_else(|| method.to_owned(), |route| format!("{method} {route}")),
-        otel.kind = "server",
-        otel.status_code = field::Empty,
-        http.request.method = method,
-        http.route = route,
-        url.scheme = "http",
-        // A path with parameters may hold an activation code.
-        url.path = route.filter(|route| !route.contains('{')),
-        http.response.status_code = field::Empty,
-        error.type = field::Empty,
-        request.id = field::Empty,
-        partner.id = field::Empty,
-        order.id = field::Empty,
-    )
 }
 
 const NO_ANSWER: &str = "no_answer";

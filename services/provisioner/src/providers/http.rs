@@ -59,22 +59,7 @@ impl Http {
     /// [`Trouble::Denied`], 429 is [`Trouble::Busy`]. The outcome of any other response is unknown: a proxy may send 503
     /// for an order that went through.
     pub(super) async fn call<B: Serialize>(&self, call: Call<'_, B>) -> Result<(StatusCode, Vec<u8>), Trouble> {
-        let span = if trace::is_recorded() { self.span(&call) } else { Span::none() };
-        let mut status = None;
-        let answer = self.exchange(call, &span, &mut status).instrument(span.clone()).await;
-        if let Some(status) = status {
-            span.record("http.response.status_code", status.as_u16());
-        }
-        if let Err(trouble) = &answer {
-            let refused = status.as_ref().filter(|status| status.as_u16() >= 400);
-            span.record("error.type", refused.map_or(trouble.class(), StatusCode::as_str));
-            span.record("otel.status_code", "ERROR");
-        }
-        answer
-    }
-
-    fn span<B>(&self, call: &Call<'_, B>) -> Span {
-        info_span!(
+        let span = info_span!(
             "provider call",
             otel.name = format!("{} {}", call.method, call.route),
             otel.kind = "client",
@@ -86,7 +71,18 @@ impl Http {
             server.port = self.base.port_or_known_default(),
             http.response.status_code = field::Empty,
             error.type = field::Empty,
-        )
+        );
+        let mut status = None;
+        let answer = self.exchange(call, &span, &mut status).instrument(span.clone()).await;
+        if let Some(status) = status {
+            span.record("http.response.status_code", status.as_u16());
+        }
+        if let Err(trouble) = &answer {
+            let refused = status.as_ref().filter(|status| status.as_u16() >= 400);
+            span.record("error.type", refused.map_or(trouble.class(), StatusCode::as_str));
+            span.record("otel.status_code", "ERROR");
+        }
+        answer
     }
 
     async fn exchange<B: Serialize>(
