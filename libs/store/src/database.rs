@@ -11,7 +11,7 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 
-use crate::Error;
+use crate::{Error, nodelay};
 
 /// The longest wait for a connection of the pool.
 const ACQUIRE: Duration = Duration::from_secs(3);
@@ -22,6 +22,7 @@ const SILENCE: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug)]
 pub struct Database {
     pool: PgPool,
+    port: u16,
     /// The server ends a statement after this time.
     timeout: Duration,
     silent: Silent,
@@ -58,7 +59,12 @@ impl Database {
                 let usable = !known.met(about.age);
                 Box::pin(async move { Ok(usable) })
             });
-        Self { pool: pool.connect_lazy_with(session), timeout, silent }
+        let port = session.get_port();
+        let pool = pool.after_connect(move |_, _| {
+            nodelay::disable_nagle(port);
+            Box::pin(async { Ok(()) })
+        });
+        Self { pool: pool.connect_lazy_with(session), port, timeout, silent }
     }
 
     /// Runs `work` on a connection. Without a response in time it is closed, and the result unknown.
@@ -68,7 +74,7 @@ impl Database {
     ) -> Result<T, E> {
         let deadline = self.timeout + SILENCE;
         let mut borrowed = Borrowed { connection: None, deadline, silent: self.silent.clone() };
-        let acquired = self.pool.acquire().await.map_err(|error| self.no_connection(error))?;
+        let acquired = self.acquire().await.map_err(|error| self.no_connection(error))?;
         let connection = borrowed.connection.insert(acquired);
         if let Ok(done) = tokio::time::timeout(deadline, work(connection)).await {
             return done;
@@ -76,6 +82,15 @@ impl Database {
         self.silent.now();
         drop(borrowed.connection.take().map(PoolConnection::detach));
         Err(Error::Silent(deadline).into())
+    }
+
+    async fn acquire(&self) -> Result<PoolConnection<Postgres>, sqlx::Error> {
+        let opens = self.pool.num_idle() == 0 && self.pool.size() < self.pool.options().get_max_connections();
+        if !opens {
+            return self.pool.acquire().await;
+        }
+        // Boxed, because the future of an opening is large and rarely needed.
+        Box::pin(nodelay::opened(self.port, self.pool.acquire())).await
     }
 
     fn no_connection(&self, error: sqlx::Error) -> Error {
