@@ -54,6 +54,17 @@ need_rust() {
   need cc build-essential
 }
 
+# `build_programs PROFILE NAME…`: release or debug. All packages are selected, although only these programs are built:
+# Cargo compiles a shared crate with the features that the selected packages ask for, so another selection
+# (--package load) would compile some fifty crates a second time.
+build_programs() {
+  local name command=(cargo build --workspace --locked)
+  need_rust
+  [[ $1 != release ]] || command+=(--release)
+  for name in "${@:2}"; do command+=(--bin "$name"); done
+  "${command[@]}" >&2 || fail "the build failed: ${command[*]}"
+}
+
 # --- the processes, in the order of their start --------------------------------------------------
 
 SERVERS=(postgres nats-server)

@@ -34,7 +34,7 @@ pub trait Writer: Send + Sync + 'static {
     /// Writes all items or none.
     fn write(&self, items: &[Self::Item]) -> impl Future<Output = Result<Vec<Self::Output>, Self::Error>> + Send;
 
-    /// Whether nobody waits for the result of this item, so that it may wait for others.
+    /// Whether a delay of this item holds nothing up, so that it may wait for others.
     fn can_wait(_item: &Self::Item) -> bool {
         false
     }

@@ -52,14 +52,14 @@ macro_rules! messaging_span {
     };
 }
 
-/// The span of publishing the rows of these orders, linked to each order; the message carries its context.
-pub fn publish(stream: &'static str, orders: &[Option<String>]) -> Span {
+/// The span of publishing rows, linked to the trace contexts of their work; the message carries its context.
+pub fn publish(stream: &'static str, traceparents: &[Option<String>]) -> Span {
     if !is_recorded() {
         return Span::none();
     }
     let span = messaging_span!(INFO, "publish", "producer", "send", stream;
-        messaging.batch.message_count = orders.len());
-    gather(&span, orders.iter().map(Option::as_deref));
+        messaging.batch.message_count = traceparents.len());
+    gather(&span, traceparents.iter().map(Option::as_deref));
     span
 }
 

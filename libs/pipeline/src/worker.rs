@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A ticket names a row and holds nothing: the claim takes the row, once there is a permit to run it. So
-//! a row may have several tickets, here or in other processes, and only the first claim of it finds work. The others
+//! a row may have several tickets, here or in other processes. Usually only its first claim finds work, and the others
 //! return their permits at once.
 //!
 //! Guarantees: a row runs only with a permit and only after its claim; due work gets every fourth permit while messages

@@ -22,7 +22,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{Error, Result};
+use crate::{Error, Result, nodelay};
 
 /// The longest wait for a connection: for one that is in use, or for a server that is starting.
 const ACQUIRE: Duration = Duration::from_secs(3);
@@ -148,7 +148,9 @@ impl Pool {
         let connecting = async {
             let mut pause = CONNECT_AGAIN;
             loop {
-                match PgConnection::connect_with(&self.session).await {
+                // Boxed, because it is large and rare, and every use of the pool would carry it.
+                let opening = Box::pin(PgConnection::connect_with(&self.session));
+                match nodelay::opened(self.session.get_port(), opening).await {
                     Ok(connection) => return Ok(Open { connection, since: Instant::now() }),
                     Err(error) if is_transient(&error) => last = Some(error),
                     Err(error) => return Err(error.into()),

@@ -7,6 +7,7 @@ pub mod config;
 pub mod database;
 pub mod deliveries;
 pub mod master_key;
+mod nodelay;
 pub mod operator;
 pub mod options;
 pub mod orders;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 pub use claim::{Claim, Claimed, ClaimedTopup, claim};
 use domain::{OrderId, PlacementId};
-pub use settle::{Fresh, Outcome, Progress, Settled, Settlement, Unit, settle};
+pub use settle::{KnownColumns, Outcome, Progress, Settled, Settlement, Unit, settle};
 use sqlx::PgConnection;
 use uuid::Uuid;
 

@@ -137,7 +137,12 @@ impl Deliver {
         // After a success the permit is free at once, because the next request need not wait for our record. After a
         // failure it is kept until the record is there: the record may block the endpoint, and then no further delivery
         // starts.
-        let permit = (next != Next::Delivered).then_some(permit);
+        let kept_permit = if next == Next::Delivered {
+            drop(permit);
+            None
+        } else {
+            Some(permit)
+        };
         log(&delivery, response, tried.as_ref().err(), next);
         self.count(&delivery, class(&tried), next, duration, claim_began.elapsed());
         let attempted = Attempted {
@@ -154,7 +159,7 @@ impl Deliver {
             attempt: delivery.attempt,
         };
         self.write(&self.attempts, attempted).await;
-        drop(permit);
+        drop(kept_permit);
     }
 
     /// Makes a delivery due at once whose host was full. Its lane is known now, so it waits there for a permit.
@@ -169,7 +174,7 @@ impl Deliver {
             let ids = LogIds::of(delivery);
             tracing::warn!(
                 topup.id = ids.topup, event.id = ids.event, %error,
-                "cannot defer; the delivery is due when its lease ends"
+                "cannot defer; the delivery is due when its lease, or its first lease, ends"
             );
         }
     }
@@ -270,7 +275,8 @@ impl Deliver {
         Ok((body.map_err(|_| Failure::Unwritable)?, kind))
     }
 
-    /// Writes, and retries while the database is away. After a stop the delivery is due when its lease ends.
+    /// Writes, and retries while the database is away. After a stop the delivery is due when its lease, or its
+    /// first lease, ends.
     async fn write<W>(&self, commit: &GroupCommit<W>, item: W::Item)
     where
         W: Writer<Error = store::Error>,
@@ -281,7 +287,7 @@ impl Deliver {
             match commit.write(item.clone()).await {
                 Ok(Err(error)) if error.is_transient() && !error.is_about_data() && !self.stop.is_cancelled() => {}
                 Ok(Err(error)) => {
-                    return tracing::error!(%error, "attempt not recorded; it is repeated when its lease ends");
+                    return tracing::error!(%error, "attempt not recorded; it is repeated when the lease, or the first lease, ends");
                 }
                 Err(Closed) => return tracing::error!("attempt not recorded: the process stops"),
                 Ok(Ok(_)) => return,

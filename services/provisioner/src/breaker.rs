@@ -67,7 +67,7 @@ impl Known {
 /// The breaker's version when a call began. The call's result counts only while the breaker still has this version;
 /// with `None` the breaker was not closed, and the result never counts.
 #[derive(Clone, Copy, Debug)]
-pub struct Since(Option<i64>);
+pub struct BreakerVersion(Option<i64>);
 
 impl Breaker {
     /// Creates an unknown breaker. It counts as not closed until its row is read.
@@ -121,16 +121,16 @@ impl Breaker {
     }
 
     /// Marks the start of a call.
-    pub fn begin(&self) -> Since {
+    pub fn version_at_begin(&self) -> BreakerVersion {
         let known = lock(&self.known);
         let counts =
             |breaker: &&ProviderBreaker| breaker.state == BreakerState::Closed || known.probe == Some(breaker.version);
-        Since(known.breaker.as_ref().filter(counts).map(|breaker| breaker.version))
+        BreakerVersion(known.breaker.as_ref().filter(counts).map(|breaker| breaker.version))
     }
 
-    /// Records that a call begun at `since` got a response. Writes only if the breaker is not closed.
-    pub async fn answered(&self, since: Since) {
-        let Some(version) = since.0 else { return };
+    /// Records that a call begun at this version got a response. Writes only if the breaker is not closed.
+    pub async fn answered(&self, version: BreakerVersion) {
+        let Some(version) = version.0 else { return };
         {
             let mut known = lock(&self.known);
             known.streak = FailureStreak::default();
@@ -145,9 +145,9 @@ impl Breaker {
         self.apply(perform(Effect::CommitHealth, updated).await);
     }
 
-    /// Records that a call begun at `since` failed: a purchase in `lane`, or a look-up or collect in none.
-    pub async fn failed(&self, since: Since, lane: Option<&Arc<str>>, trouble: &Trouble) {
-        let Some(version) = since.0 else { return };
+    /// Records that a call begun at this version failed: a purchase in `lane`, or a look-up or collect in none.
+    pub async fn failed(&self, version: BreakerVersion, lane: Option<&Arc<str>>, trouble: &Trouble) {
+        let Some(version) = version.0 else { return };
         let active = self.limiters.active(Instant::now());
         {
             let mut known = lock(&self.known);

@@ -85,7 +85,7 @@ impl Calls {
         calling: impl Future<Output = Result<T, Trouble>>,
         outcome: fn(&T) -> &'static str,
     ) -> Result<T, Trouble> {
-        let (since, began) = (self.breaker.begin(), Instant::now());
+        let (breaker_version, began) = (self.breaker.version_at_begin(), Instant::now());
         let answer = calling.await;
         let outcome = match &answer {
             Ok(answer) => outcome(answer),
@@ -94,8 +94,8 @@ impl Calls {
         self.metrics.call(&self.name, call, outcome, began.elapsed());
         match &answer {
             // A busy provider counts as a response.
-            Ok(_) | Err(Trouble::Busy { .. }) => self.breaker.answered(since).await,
-            Err(trouble) => self.breaker.failed(since, lane, trouble).await,
+            Ok(_) | Err(Trouble::Busy { .. }) => self.breaker.answered(breaker_version).await,
+            Err(trouble) => self.breaker.failed(breaker_version, lane, trouble).await,
         }
         answer
     }

@@ -2,8 +2,8 @@
 //!
 //! The state from which a placement was claimed decides the work, see [`domain::placement`]. Only a claim from
 //! `accepted` records a new attempt, and only the claim that recorded an attempt sends it. Every outcome is one
-//! settlement, recorded in a group commit before a readiness event is sent, or a verdict that may lead to a refusal.
-//! Only the verdict `placed` leaves before the record.
+//! settlement. It is recorded in a group commit, and only then are its readiness events sent, and any verdict that may
+//! lead to a refusal. Only the verdict `placed` leaves before the record.
 
 mod settle;
 
@@ -297,16 +297,16 @@ impl ProviderWork {
             }
             Err(trouble) => {
                 let _room = self.release_once_recordable(permit).await;
-                self.settle_nothing_bought(claimed, trouble).await;
+                self.settle_without_purchase(claimed, trouble).await;
             }
         }
     }
 
-    /// Settles an attempt that led neither to a purchase nor to a rejection.
-    async fn settle_nothing_bought(&self, claimed: &Claimed, trouble: Trouble) {
+    /// Settles an attempt for which neither a purchase nor a rejection is confirmed.
+    async fn settle_without_purchase(&self, claimed: &Claimed, trouble: Trouble) {
         let wait = trouble.after(LONGEST_WAIT);
         let (class, reason) = (trouble.class(), trouble.reason().to_owned());
-        tracing::warn!(placement.id = %claimed.placement_id, class, reason, "not bought yet");
+        tracing::warn!(placement.id = %claimed.placement_id, class, reason, "no purchase is confirmed");
         let verdict = match trouble {
             Trouble::NotSent(_) => Verdict::NotSent,
             Trouble::Unknown(_) | Trouble::Denied(_) | Trouble::Busy { .. } => Verdict::UnderWay,

@@ -22,7 +22,7 @@ pub trait Stage: Send + Sync + 'static {
     type Message: DeserializeOwned + Send;
     /// Identifies a row.
     type Id: Clone + Eq + Hash + Send + Sync + 'static;
-    /// A claimed row. Only this process works on it until its lease ends, or its first lease if it is fresh.
+    /// A claimed row.
     type Work: Send + 'static;
 
     /// One ticket for each row that the message names.
@@ -35,9 +35,12 @@ pub trait Stage: Send + Sync + 'static {
     /// Looks for due rows; changes nothing. Other processes may find the same rows.
     fn due(&self, look: Look) -> impl Future<Output = anyhow::Result<Found<Self::Id>>> + Send;
 
-    /// Claims rows. Returns those that need work now, without the rows that are finished or that another process has
-    /// claimed. Due rows are leased. Fresh rows take no lease: until their first lease ends they belong to their
-    /// message, and the claim of a placement records the attempt, so a second claim finds nothing.
+    /// Claims rows. Returns those that need work now, without the rows that are finished.
+    ///
+    /// Due rows are leased, so no other process works on them until that lease ends. Fresh rows take no lease: until
+    /// their first lease ends they belong to their message. The claim of a placement records the attempt, so a second
+    /// claim finds nothing. The claim of a fresh delivery writes nothing, so if its message comes twice, its webhook may
+    /// be sent twice.
     fn claim(
         &self,
         rows: &[Self::Id],

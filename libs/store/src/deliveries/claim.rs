@@ -74,8 +74,12 @@ pub struct Esim {
 /// How deliveries are claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// First attempts of deliveries that readiness events name. Nothing is written: a delivery younger
-    /// than `youth` belongs to its message, and a whole attempt fits into the rest of its first lease.
+    /// First attempts of deliveries that readiness events name. A delivery younger than `youth` belongs
+    /// to its message, and a whole attempt fits into the rest of its first lease.
+    ///
+    /// Nothing is written, so a fresh claim does not exclude another one. If the event of a delivery comes
+    /// twice, both claims return it until the first attempt is recorded, and the webhook may go out twice
+    /// with the same `webhook-id`.
     Fresh { youth: Duration },
     /// Deliveries with due work. The claim first takes their leases, so that no other process attempts
     /// them until `lease` has passed.
@@ -83,7 +87,7 @@ pub enum Claim {
 }
 
 /// Claims pending deliveries, and reads what their webhooks need. A delivery of a blocked endpoint is
-/// not returned, unless it is the probe or a test; neither is one that another process has claimed.
+/// not returned, unless it is the probe or a test; neither is one whose due work another process has leased.
 ///
 /// Due work of a delivery that is no longer pending is deleted, and so is an event that became
 /// pointless. A row that cannot be read is logged and skipped.

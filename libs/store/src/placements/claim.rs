@@ -259,7 +259,7 @@ impl Unreadable {
             placement_id: self.placement_id,
             attempt: self.attempt,
             outcome: Outcome::Disputed { reason: format!("its row cannot be read: {error}") },
-            fresh: None,
+            known_columns: None,
         };
         settle(connection, &[parked]).await?;
         Ok(())

@@ -21,15 +21,15 @@ pub struct Settlement {
     pub placement_id: PlacementId,
     pub attempt: u32,
     pub outcome: Outcome,
-    /// What the claim knew, if the placement was claimed fresh. Its units have no eSIM yet. It usually has no row in
-    /// `work`; one that is left over, for example after a repeated job, does no harm, because the claim that finds it
+    /// `Some` if the placement was claimed fresh: the lean statement may then record its purchase without reading these
+    /// columns. Its units have no eSIM yet. It usually has no row in `work`; one that is left over, for example after a repeated job, does no harm, because the claim that finds it
     /// deletes it.
-    pub fresh: Option<Fresh>,
+    pub known_columns: Option<KnownColumns>,
 }
 
 /// The columns of a freshly claimed placement that its eSIMs and deliveries repeat.
 #[derive(Clone, Debug)]
-pub struct Fresh {
+pub struct KnownColumns {
     pub order_id: OrderId,
     pub partner_id: PartnerId,
     pub provider: String,

@@ -11,7 +11,7 @@ use store::deliveries::{self, Content, Delivery, Esim, events::Kind};
 use store::operator::actions::{Action, Mode};
 use store::orders::{self, NewOrder, NewPlacement, NewTopup};
 use store::partners::{self, NewPartner};
-use store::placements::{self, Claim, Claimed, Fresh, Outcome, Progress, Settled, Settlement, Unit};
+use store::placements::{self, Claim, Claimed, KnownColumns, Outcome, Progress, Settled, Settlement, Unit};
 use store::work::Page;
 use store::{schema, vault::Vault};
 use testkit::database::Database;
@@ -316,13 +316,14 @@ pub fn topups(order: &NewOrder) -> Vec<TopupId> {
 }
 
 pub fn settlement(placement_id: PlacementId, attempt: u32, outcome: Outcome) -> Settlement {
-    Settlement { placement_id, attempt, outcome, fresh: None }
+    Settlement { placement_id, attempt, outcome, known_columns: None }
 }
 
 /// The settlement of a placement that was claimed fresh, so that the lean statement records it if it can.
 pub fn fresh(order: &NewOrder, settlement: Settlement) -> Settlement {
-    let fresh = Fresh { order_id: order.order_id, partner_id: order.partner_id, provider: PROVIDER.to_owned() };
-    Settlement { fresh: Some(fresh), ..settlement }
+    let known_columns =
+        KnownColumns { order_id: order.order_id, partner_id: order.partner_id, provider: PROVIDER.to_owned() };
+    Settlement { known_columns: Some(known_columns), ..settlement }
 }
 
 /// A purchase whose units are all known; nothing is left to collect.

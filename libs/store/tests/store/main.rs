@@ -11,6 +11,7 @@
 //! - [`retention`]: what is erased after its term or on request, and a search for it in a dump.
 //! - [`plans`]: the plans of all statements on large tables. [`described`]: the committed `.sqlx` is current.
 //! - [`database`]: deadlines and silent connections.
+//! - [`nodelay`]: no statement waits for a delayed acknowledgement.
 //! - [`roles`]: what each database role may do.
 //! - [`rotation`]: replaced keys and secrets, and re-encryption under another master key.
 //! - [`sweep`]: rows without an outcome after their first lease.
@@ -31,6 +32,7 @@ mod endpoints;
 mod events;
 mod machine;
 mod migrations;
+mod nodelay;
 mod operator;
 mod orders;
 mod plans;

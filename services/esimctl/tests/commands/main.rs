@@ -97,7 +97,7 @@ async fn make_unit_ready(connection: &mut store::PgConnection, order: &Order, nu
     };
     let outcome = Outcome::Bought { units: vec![unit], collect_in: None, park: None, announced: true };
     let attempt = claimed.unwrap()[0].attempt;
-    let settlement = Settlement { placement_id: order.placement, attempt, outcome, fresh: None };
+    let settlement = Settlement { placement_id: order.placement, attempt, outcome, known_columns: None };
     let settled = placements::settle(connection, &[settlement]).await.unwrap();
     assert_eq!(settled[0].ready, [order.delivery]);
 }

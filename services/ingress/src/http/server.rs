@@ -85,8 +85,8 @@ impl Server {
 
     async fn handle(&self, connection: Arc<Connection>, request: Request<Incoming>) -> Result<Response, Infallible> {
         let (parts, incoming) = request.into_parts();
-        let client_waits = parts.headers.contains_key(header::EXPECT);
-        let body = (!incoming.is_end_stream()).then(|| RequestBody::new(incoming, client_waits));
+        let expects = parts.headers.contains_key(header::EXPECT);
+        let body = (!incoming.is_end_stream()).then(|| RequestBody::new(incoming, expects));
         let for_handler = body.clone().map_or_else(Body::empty, Body::new);
         let mut request = Request::from_parts(parts, for_handler);
         request.extensions_mut().insert(connection);

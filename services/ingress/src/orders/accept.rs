@@ -254,12 +254,13 @@ impl Orders {
             }
             Err(error) => return self.fail(OrderResult::Error, error, answer),
         };
-        let deadline = sent + order.answer_within;
+        // Our own deadline passes a moment before PostgreSQL's `answer_by`; see `pipeline::timing`.
+        let answer_deadline = sent + order.answer_within;
         let Some(mut pending_answer) = pending_answer else {
             self.metrics.order(OrderResult::Accepted, topups(&order).count());
             // The job follows the 201: nobody holds readiness events of this order, so nothing may be bought before
             // the answer has left.
-            send_201_and_wait(&order, deadline, answer).await;
+            send_201_and_wait(&order, answer_deadline, answer).await;
             publish(&self.jobs, &order);
             return;
         };
@@ -271,8 +272,8 @@ impl Orders {
         match self.refuse_unless_carried_out(&order, &verdicts).await {
             Ok(None) => {
                 self.metrics.order(OrderResult::Accepted, topups(&order).count());
-                pending_answer.expect_units(deadline);
-                send_201_and_wait(&order, deadline, answer).await;
+                pending_answer.expect_units(answer_deadline);
+                send_201_and_wait(&order, answer_deadline, answer).await;
                 // The 201 has left, or never will. Dropping this publishes the readiness events that were held for it,
                 // so that no webhook precedes its 201.
                 drop(pending_answer);

@@ -13,7 +13,8 @@
 //!   finds their deliveries. The first lease is longer than the time until `answer_by` ([`pipeline::timing`] checks
 //!   that), so the webhook stays behind the answer. A restarted process has another id.
 //! - If this process stops, it listens while an order that it has answered misses a unit, but only until `answer_by` of
-//!   that order ([`Handshake::drain`]). So no webhook is late because of a restart, and a restart rarely waits.
+//!   that order ([`Handshake::drain`]). So hardly any webhook is late because of a restart, and a restart
+//!   rarely waits.
 //! - An order that is not pending here is answered or never will be by this process, so its events are published at
 //!   once.
 //! - A forged verdict only makes ingress ask PostgreSQL, which decides whether the order is refused. A forged readiness
@@ -139,8 +140,8 @@ struct PendingOrder {
     ready: Vec<Ready>,
     /// The deliveries of these events, so that each is held once.
     held: HashSet<DeliveryId>,
-    /// `None` while the order is being answered. Once it is answered: its `answer_by`, until which provisioners still
-    /// send the readiness events of its missing units to this process.
+    /// `None` while the order is being answered. Once it is answered: the deadline of its answer, a moment before
+    /// `answer_by`. Until then provisioners still send the readiness events of its missing units to this process.
     units_expected_until: Option<Instant>,
     /// Signals that the verdicts decide the answer.
     decided: Option<oneshot::Sender<()>>,
@@ -239,9 +240,9 @@ impl PendingAnswer {
         known.filter_map(|(placement_id, verdict)| Some((*placement_id, (*verdict)?))).collect()
     }
 
-    /// Notes that the order is carried out, so that its readiness events are expected until `answer_by`.
-    pub(crate) fn expect_units(&mut self, answer_by: Instant) {
-        self.units_expected_until = Some(answer_by);
+    /// Notes that the order is carried out, so that its readiness events are expected until its answer's deadline.
+    pub(crate) fn expect_units(&mut self, answer_deadline: Instant) {
+        self.units_expected_until = Some(answer_deadline);
     }
 }
 

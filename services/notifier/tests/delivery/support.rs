@@ -271,7 +271,7 @@ impl Bench {
             },
         };
         let outcome = Outcome::Bought { units: vec![unit], collect_in: None, park: None, announced: true };
-        let settlement = Settlement { placement_id, attempt: claimed[0].attempt, outcome, fresh: None };
+        let settlement = Settlement { placement_id, attempt: claimed[0].attempt, outcome, known_columns: None };
         let settled = placements::settle(&mut connection, &[settlement]).await.unwrap();
         assert_eq!(settled[0].ready, [delivery_id]);
         topup_id

@@ -7,7 +7,7 @@ use pipeline::{Effect, GroupCommit, group_commit::Writer, perform};
 use runtime::Shutdown;
 use store::{
     Database, PgConnection,
-    placements::{self, Claimed, Fresh, Outcome, Progress, Settled, Settlement, Unit},
+    placements::{self, Claimed, KnownColumns, Outcome, Progress, Settled, Settlement, Unit},
     profile::Profile,
 };
 
@@ -120,13 +120,13 @@ impl ProviderWork {
 
     /// Records an outcome, and retries until the database is back. After a crash, the attempt is looked up.
     pub(crate) async fn settle(&self, claimed: &Claimed, outcome: Outcome) -> Settled {
-        let fresh = claimed.fresh.then(|| Fresh {
+        let known_columns = claimed.fresh.then(|| KnownColumns {
             order_id: claimed.order_id,
             partner_id: claimed.partner_id,
             provider: self.calls.name.clone(),
         });
         let mut settlement =
-            Settlement { placement_id: claimed.placement_id, attempt: claimed.attempt, outcome, fresh };
+            Settlement { placement_id: claimed.placement_id, attempt: claimed.attempt, outcome, known_columns };
         let mut wait = Duration::from_millis(100);
         let mut failed_writes = 0;
         loop {

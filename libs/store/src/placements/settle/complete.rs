@@ -1,8 +1,9 @@
-//! The lean settlement of the common outcome: the first attempt bought the placement, and all of its
-//! profiles are there.
+//! The lean settlement of the common outcome: a freshly claimed attempt bought the placement, and all of
+//! its profiles are there.
 //!
-//! It writes three tables and looks at none else, because of such a placement the claim has already
-//! read everything that the new rows repeat. A placement that does not move by it, for example because
+//! It writes `placements`, `esims` and `deliveries`, and reads no other table, because the claim has
+//! already read everything that the new rows repeat. `topups` stays as it is: a unit is ready once its
+//! eSIM has `ready_at`, and `topups.state` only says `pending` or `failed`. A placement that does not move by it, for example because
 //! another process has settled it meanwhile, is left to the general statements.
 
 use std::collections::{HashMap, HashSet};
@@ -42,7 +43,7 @@ fn is_complete_first_record(settlement: &Settlement) -> bool {
     let Outcome::Bought { units, collect_in: None, park: None, announced: true } = &settlement.outcome else {
         return false;
     };
-    settlement.fresh.is_some() && units.iter().all(|unit| matches!(unit.progress, Progress::Ready { .. }))
+    settlement.known_columns.is_some() && units.iter().all(|unit| matches!(unit.progress, Progress::Ready { .. }))
 }
 
 /// The [common outcomes](is_complete_first_record) of a batch, one vector per column.
@@ -67,7 +68,7 @@ impl CompletePurchases {
         let mut columns = Self::default();
         let mut seen = HashSet::with_capacity(settlements.len());
         for settlement in settlements.iter().filter(|settlement| is_complete_first_record(settlement)) {
-            let (Outcome::Bought { units, .. }, Some(fresh)) = (&settlement.outcome, &settlement.fresh) else {
+            let (Outcome::Bought { units, .. }, Some(fresh)) = (&settlement.outcome, &settlement.known_columns) else {
                 continue;
             };
             let placement = settlement.placement_id.uuid();

@@ -1,0 +1,163 @@
+//! `TCP_NODELAY` for connections of sqlx, because sqlx 0.9.0 does not set it (transact-rs/sqlx#4335).
+//!
+//! Without it the kernel delays a short segment until the segments before it are acknowledged, and the server may delay
+//! that acknowledgement by 40 ms (Nagle's algorithm). A statement is one write, which is never delayed. Over TLS each
+//! record is a write of its own, which has two effects:
+//!
+//! - Opening a connection waits twice, together some 90 ms.
+//! - A statement of more than 16 KiB is several records. Each execution waits 44 ms where a record fits into a segment
+//!   (loopback), and now and then with jumbo
+//!   frames (up to one in ten).
+//!
+//! sqlx gives no access to its sockets, so this module finds them among the process's open files. Once a release of
+//! sqlx sets the option (transact-rs/sqlx#4336), a test of `tests/store/nodelay.rs` fails and says so; then this module
+//! and crate nix can go.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+/// The first pause before a connection that is being opened is looked for.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// Awaits `opening`, which opens a connection to this port, and sets the option during it, too: the kernel then sends
+/// what it holds back. The pauses double, so a server that does not answer costs about ten searches.
+pub(crate) async fn opened<T>(port: u16, opening: impl Future<Output = T>) -> T {
+    let search = async {
+        let mut pause = PAUSE;
+        loop {
+            sleep(pause).await;
+            disable_nagle(port);
+            pause *= 2;
+        }
+    };
+    let opened = tokio::select! {
+        biased;
+        opened = opening => opened,
+        () = search => unreachable!("the search has no end"),
+    };
+    disable_nagle(port);
+    opened
+}
+
+/// Sets the option on all of this process's connections to this port, of whatever host: it harms none. Only their speed
+/// depends on it, so an error is a line of the log.
+#[cfg(target_os = "linux")]
+pub(crate) fn disable_nagle(port: u16) {
+    if let Err(error) = linux::disable_nagle(port) {
+        tracing::debug!(%error, "TCP_NODELAY could not be set on the connections to the database");
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn disable_nagle(_port: u16) {}
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use std::{
+        io::{self, IoSlice, IoSliceMut},
+        mem::MaybeUninit,
+        os::{
+            fd::{AsRawFd, OwnedFd, RawFd},
+            unix::net::UnixStream,
+        },
+    };
+
+    use nix::sys::socket::{
+        ControlMessage, MsgFlags, SockaddrIn, SockaddrIn6, SockaddrStorage, UnixAddr, getpeername, sendmsg,
+    };
+    use rustix::net::{
+        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg,
+        sockopt::{set_tcp_nodelay, tcp_nodelay},
+    };
+
+    pub(super) fn disable_nagle(port: u16) -> io::Result<()> {
+        let through = UnixStream::pair()?;
+        for file in std::fs::read_dir("/proc/self/fd")? {
+            let Some(number) = file?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            if peer_port(number) != Some(port) {
+                continue;
+            }
+            // Another thread may close the connection meanwhile.
+            let Ok(Some(socket)) = duplicate(number, &through) else { continue };
+            if !tcp_nodelay(&socket)? {
+                set_tcp_nodelay(&socket, true)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn peer_port(number: RawFd) -> Option<u16> {
+        let peer: SockaddrStorage = getpeername(number).ok()?;
+        let port = peer.as_sockaddr_in().map(SockaddrIn::port);
+        port.or_else(|| peer.as_sockaddr_in6().map(SockaddrIn6::port))
+    }
+
+    /// An open file by its number. It is sent to ourselves, because safe Rust cannot borrow a number, and because a
+    /// container's seccomp profile forbids `pidfd_getfd` (Docker's and containerd's without `CAP_SYS_PTRACE`).
+    fn duplicate(number: RawFd, (here, there): &(UnixStream, UnixStream)) -> io::Result<Option<OwnedFd>> {
+        let numbers = [number];
+        let message = [ControlMessage::ScmRights(&numbers)];
+        sendmsg::<UnixAddr>(here.as_raw_fd(), &[IoSlice::new(b"-")], &message, MsgFlags::empty(), None)?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut received = RecvAncillaryBuffer::new(&mut space);
+        recvmsg(there, &mut [IoSliceMut::new(&mut [0])], &mut received, RecvFlags::CMSG_CLOEXEC)?;
+        Ok(received.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+            _ => None,
+        }))
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
+    async fn listener(address: &str) -> (TcpListener, u16) {
+        let listener = TcpListener::bind((address, 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        (listener, port)
+    }
+
+    #[tokio::test]
+    async fn all_connections_to_the_port_and_no_others_get_the_option() {
+        let ((_one, port), (_two, other_port)) = (listener("127.0.0.1").await, listener("127.0.0.1").await);
+        let mut connections = Vec::new();
+        for port in [port, port, other_port] {
+            connections.push(TcpStream::connect(("127.0.0.1", port)).await.unwrap());
+        }
+        let options = || connections.iter().map(|connection| connection.nodelay().unwrap()).collect::<Vec<_>>();
+        assert_eq!(options(), [false, false, false]);
+        for _ in 0..2 {
+            linux::disable_nagle(port).unwrap();
+            assert_eq!(options(), [true, true, false]);
+        }
+    }
+
+    #[tokio::test]
+    async fn ipv6_too() {
+        // Some containers have none.
+        if TcpListener::bind("[::1]:0").await.is_err() {
+            return;
+        }
+        let (_listener, port) = listener("::1").await;
+        let connection = TcpStream::connect(("::1", port)).await.unwrap();
+        linux::disable_nagle(port).unwrap();
+        assert!(connection.nodelay().unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_connection_gets_the_option_while_it_is_opened() {
+        let (_listener, port) = listener("127.0.0.1").await;
+        let opening = async {
+            let connection = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+            while !connection.nodelay().unwrap() {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        opened(port, opening).await;
+    }
+}

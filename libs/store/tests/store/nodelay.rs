@@ -1,0 +1,103 @@
+//! No statement waits for a delayed acknowledgement, because each connection of the pool has `TCP_NODELAY`.
+//!
+//! It is measured over TLS, where a large statement is several writes, and over loopback, where each of them fits into
+//! a segment, so that almost every execution would wait.
+
+use std::{
+    os::unix::fs::{MetadataExt, PermissionsExt, chown},
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use sqlx::{Connection, PgConnection};
+use store::Error;
+use testkit::{postgres::PostgresServer, wait};
+
+use crate::bench::config;
+
+/// The shortest time by which Linux delays an acknowledgement.
+const DELAY: Duration = Duration::from_millis(40);
+/// Lengths of a statement's parameter. 16 KiB fit into a record of TLS.
+const LENGTHS: [usize; 4] = [2_000, 10_000, 20_000, 50_000];
+const REPETITIONS: usize = 21;
+const OPENINGS: usize = 7;
+
+/// Turns TLS on. The names of these files are the server's defaults.
+async fn with_tls(server: &PostgresServer, data: &Path) {
+    let (certificate, key) = (data.join("server.crt"), data.join("server.key"));
+    let mut openssl = Command::new("openssl");
+    openssl.args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]);
+    let made = openssl.arg("-keyout").arg(&key).arg("-out").arg(&certificate).output().unwrap();
+    assert!(made.status.success(), "openssl: {}", String::from_utf8_lossy(&made.stderr));
+    let owner = std::fs::metadata(data).unwrap();
+    for file in [&certificate, &key] {
+        chown(file, Some(owner.uid()), Some(owner.gid())).unwrap();
+        std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    let mut connection = PgConnection::connect(server.url()).await.unwrap();
+    for statement in ["ALTER SYSTEM SET ssl = on", "SELECT pg_reload_conf()"] {
+        sqlx::query(statement).execute(&mut connection).await.unwrap();
+    }
+}
+
+/// The median time of a statement with a parameter of this length.
+async fn median(connection: &mut PgConnection, length: usize) -> sqlx::Result<Duration> {
+    let text = "x".repeat(length);
+    let mut times = Vec::new();
+    for _ in 0..REPETITIONS {
+        let began = Instant::now();
+        let length: i32 = sqlx::query_scalar("SELECT length($1)").bind(&text).fetch_one(&mut *connection).await?;
+        times.push(began.elapsed());
+        assert_eq!(usize::try_from(length).unwrap(), text.len());
+    }
+    times.sort();
+    Ok(times[REPETITIONS / 2])
+}
+
+#[tokio::test]
+async fn no_statement_waits_for_a_delayed_acknowledgement() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
+    let server = PostgresServer::start(folder.path()).await.unwrap();
+    with_tls(&server, &folder.path().join("postgres/data")).await;
+    let url = format!("{}?sslmode=require", server.url());
+    let mut sqlx_alone = wait::soon("TLS", async || Ok(PgConnection::connect(&url).await.ok())).await;
+
+    let mut without = Vec::new();
+    for length in LENGTHS {
+        without.push(median(&mut sqlx_alone, length).await.unwrap());
+    }
+    let mut opened_without = Vec::new();
+    for _ in 0..OPENINGS {
+        let began = Instant::now();
+        PgConnection::connect(&url).await.unwrap();
+        opened_without.push(began.elapsed());
+    }
+
+    let mut opened = Vec::new();
+    for _ in 0..OPENINGS {
+        let database = config(&url).open("store tests").unwrap();
+        let began = Instant::now();
+        database.run(async |_| Ok::<_, Error>(())).await.unwrap();
+        opened.push(began.elapsed());
+    }
+    let database = config(&url).open("store tests").unwrap();
+    let mut with = Vec::new();
+    for length in LENGTHS {
+        with.push(database.run(async |connection| Ok::<_, Error>(median(connection, length).await?)).await.unwrap());
+    }
+
+    // Of a busy machine, the shortest times say most.
+    let (opened, opened_without) = (opened.iter().min().unwrap(), opened_without.iter().min().unwrap());
+    eprintln!("opening a connection: {opened_without:.1?} without TCP_NODELAY, {opened:.1?} with it");
+    for ((length, without), with) in LENGTHS.iter().zip(&without).zip(&with) {
+        eprintln!("a parameter of {length} bytes: {without:.1?} without TCP_NODELAY, {with:.1?} with it");
+    }
+    assert!(*opened + DELAY / 2 < *opened_without, "opening a connection waits");
+    assert!(with.iter().all(|time| *time < DELAY / 2), "{with:?}");
+    assert!(
+        without.iter().any(|time| *time >= DELAY),
+        "sqlx sets TCP_NODELAY again, or TLS is gone: libs/store/src/nodelay.rs and crate nix can go. {without:?}"
+    );
+}
