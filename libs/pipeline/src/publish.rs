@@ -21,14 +21,14 @@ use crate::{
 /// The most rows of one send, in all messages together.
 const BATCH: usize = 1024;
 
-pub struct Job {
+pub struct JobRow {
     pub provider: String,
     pub placement: JobPlacement,
     /// W3C trace context of the order, if it is recorded.
     pub traceparent: Option<String>,
 }
 
-pub struct Ready {
+pub struct ReadyRow {
     pub delivery: ReadyDelivery,
     /// W3C trace context of the work that made the unit ready, if it is recorded.
     pub traceparent: Option<String>,
@@ -67,8 +67,8 @@ impl Nats {
     }
 
     /// Starts the publisher of jobs.
-    pub fn jobs(&self, shutdown: &Shutdown) -> Batcher<Job> {
-        self.batcher("jobs", shutdown, async |nats: Self, jobs: Vec<Job>| {
+    pub fn jobs(&self, shutdown: &Shutdown) -> Batcher<JobRow> {
+        self.batcher("jobs", shutdown, async |nats: Self, jobs: Vec<JobRow>| {
             let jobs = jobs.into_iter().map(|job| (job.provider, (job.placement, job.traceparent)));
             let messages = group_by_address(jobs).into_iter().map(|(provider, rows)| {
                 let (placements, traceparents): (_, Vec<_>) = rows.into_iter().unzip();
@@ -79,8 +79,8 @@ impl Nats {
     }
 
     /// Starts the publisher of readiness events.
-    pub fn readiness(&self, shutdown: &Shutdown) -> Batcher<Ready> {
-        self.batcher("readiness", shutdown, async |nats: Self, ready: Vec<Ready>| {
+    pub fn readiness_events(&self, shutdown: &Shutdown) -> Batcher<ReadyRow> {
+        self.batcher("readiness", shutdown, async |nats: Self, ready: Vec<ReadyRow>| {
             let ready = ready.into_iter().map(|ready| ((), (ready.delivery, ready.traceparent)));
             let messages = group_by_address(ready).into_iter().map(|((), rows)| {
                 let (deliveries, traceparents): (_, Vec<_>) = rows.into_iter().unzip();

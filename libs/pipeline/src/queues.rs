@@ -43,7 +43,7 @@ pub(crate) struct Queues<T> {
     permits: Arc<Permits>,
     state: Mutex<State<T>>,
     /// Notified when tickets got permits, by class.
-    granted: [Notify; 2],
+    grants_made: [Notify; 2],
     /// Notified when there is room for more fresh tickets.
     room: Notify,
     /// Notified when a queue takes due tickets again, see [`Queues::offer_due`].
@@ -64,7 +64,7 @@ struct State<T> {
 /// The waiting tickets of one class.
 struct TicketsOfClass<T> {
     /// Only queues with tickets.
-    queues: HashMap<QueueKey, VecDeque<Queued<T>>>,
+    queues: HashMap<QueueKey, VecDeque<Waiting<T>>>,
     /// The same queues in the order of their turns.
     turns: VecDeque<QueueKey>,
     tickets: usize,
@@ -72,7 +72,7 @@ struct TicketsOfClass<T> {
     granted: Vec<Granted<T>>,
 }
 
-struct Queued<T> {
+struct Waiting<T> {
     since: Instant,
     ticket: T,
 }
@@ -100,7 +100,7 @@ impl<T: Send + 'static> Queues<T> {
                     due_of_lane: HashMap::new(),
                     fresh_since_due: 0,
                 }),
-                granted: Default::default(),
+                grants_made: Default::default(),
                 room: Notify::new(),
                 drained: Notify::new(),
             }
@@ -116,7 +116,7 @@ impl<T: Send + 'static> Queues<T> {
         for (key, ticket) in tickets {
             let waiting = &mut state.by_class[Class::Fresh as usize];
             if self.accepts(waiting, &key, now) {
-                waiting.push(key, Queued { since: now, ticket });
+                waiting.push(key, Waiting { since: now, ticket });
             } else {
                 refused.push(ticket);
             }
@@ -152,7 +152,7 @@ impl<T: Send + 'static> Queues<T> {
             let of_lane = state.due_of_lane.get(&key.lane).copied().unwrap_or_default();
             if of_lane < self.permits.lane(&key.lane).permits {
                 state.due_of_lane.insert(Arc::clone(&key.lane), of_lane + 1);
-                state.by_class[Class::Due as usize].push(key, Queued { since: now, ticket });
+                state.by_class[Class::Due as usize].push(key, Waiting { since: now, ticket });
             }
         }
         drop(state);
@@ -202,13 +202,13 @@ impl<T: Send + 'static> Queues<T> {
     }
 
     /// Waits until tickets of a class have permits, and takes all of them.
-    pub(crate) async fn granted(&self, class: Class) -> Vec<Granted<T>> {
+    pub(crate) async fn take_granted(&self, class: Class) -> Vec<Granted<T>> {
         loop {
             let granted = std::mem::take(&mut lock(&self.state).by_class[class as usize].granted);
             if !granted.is_empty() {
                 return granted;
             }
-            self.granted[class as usize].notified().await;
+            self.grants_made[class as usize].notified().await;
         }
     }
 
@@ -237,7 +237,7 @@ impl<T: Send + 'static> Queues<T> {
             }
         }
         let has_more_room = state.by_class[Class::Fresh as usize].tickets < fresh_before;
-        for (notify, waiting) in self.granted.iter().zip(&state.by_class) {
+        for (notify, waiting) in self.grants_made.iter().zip(&state.by_class) {
             if !waiting.granted.is_empty() {
                 notify.notify_one();
             }
@@ -297,13 +297,13 @@ impl<T> Default for TicketsOfClass<T> {
 }
 
 impl<T> TicketsOfClass<T> {
-    fn push(&mut self, key: QueueKey, queued: Queued<T>) {
+    fn push(&mut self, key: QueueKey, waiting: Waiting<T>) {
         self.tickets += 1;
         if let Some(queue) = self.queues.get_mut(&key) {
-            queue.push_back(queued);
+            queue.push_back(waiting);
         } else {
             self.turns.push_back(key.clone());
-            self.queues.insert(key, VecDeque::from([queued]));
+            self.queues.insert(key, VecDeque::from([waiting]));
         }
     }
 }
@@ -347,7 +347,7 @@ mod tests {
     }
 
     fn granted(queues: &Queues<usize>, class: Class) -> Vec<Granted<usize>> {
-        queues.granted(class).now_or_never().unwrap_or_default()
+        queues.take_granted(class).now_or_never().unwrap_or_default()
     }
 
     /// Offers many fresh tickets; returns those that got their permits at once.

@@ -147,7 +147,7 @@ impl<S: Stage> Worker<S> {
         let mut ended = pin!(self.ended());
         loop {
             tokio::select! {
-                granted = self.queues.granted(class) => self.claim(class, granted).await,
+                granted = self.queues.take_granted(class) => self.claim(class, granted).await,
                 () = &mut ended => return Ok(()),
             }
         }

@@ -30,7 +30,7 @@ use anyhow::Context;
 use axum::Router;
 use clap::Parser;
 use domain::TopupIds;
-use pipeline::{Batcher, Nats, NatsConfig, publish::Job, timing::PLACEMENT_WAIT_MAX};
+use pipeline::{Batcher, Nats, NatsConfig, publish::JobRow, timing::PLACEMENT_WAIT_MAX};
 use runtime::{
     CommonConfig, Shutdown,
     config::BadSetting,
@@ -198,7 +198,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         ended = &mut listening => ended.map_err(anyhow::Error::from).flatten(),
     };
     shutdown.stop();
-    // Orders in flight still receive verdicts, and readiness of the last answered orders is still passed on.
+    // Orders in flight still receive verdicts, and readiness events of the last answered orders are still passed on.
     let finished = shutdown.finished().await;
     if listened.is_ok() {
         handshake.drain().await;
@@ -235,7 +235,7 @@ fn accept_orders(
     parts: &Parts,
     directory: &Arc<Directory>,
     handshake: Arc<Handshake>,
-    jobs: Batcher<Job>,
+    jobs: Batcher<JobRow>,
     shutdown: &Shutdown,
 ) -> Arc<Orders> {
     Arc::new(Orders {

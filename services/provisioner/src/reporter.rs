@@ -20,7 +20,7 @@ use domain::{DeliveryId, OrderId, PlacementId};
 use pipeline::{
     Batcher, Nats,
     payload::{ReadyDelivery, ReadyReport, Verdict, VerdictReport},
-    publish::Ready,
+    publish::ReadyRow,
     reports::{Content, Report},
     trace,
 };
@@ -33,13 +33,13 @@ use uuid::Uuid;
 pub struct Reporter {
     nats: Nats,
     reports: Batcher<Report>,
-    readiness: Batcher<Ready>,
+    readiness_events: Batcher<ReadyRow>,
 }
 
 impl Reporter {
     /// Starts the senders.
     pub fn start(nats: &Nats, shutdown: &Shutdown) -> Self {
-        Self { nats: nats.clone(), reports: nats.reports(shutdown), readiness: nats.readiness(shutdown) }
+        Self { nats: nats.clone(), reports: nats.reports(shutdown), readiness_events: nats.readiness_events(shutdown) }
     }
 
     /// Whether NATS is connected, so that readiness events leave this process now.
@@ -76,7 +76,7 @@ impl Reporter {
                     let ready = ReadyReport { order_id: claimed.order_id, delivery, traceparent };
                     self.reports.push(Report { ingress, content: Content::Ready(ready) });
                 }
-                None => self.readiness.push(Ready { delivery, traceparent }),
+                None => self.readiness_events.push(ReadyRow { delivery, traceparent }),
             }
         }
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use domain::{DeliveryId, PartnerId, PlacementId};
 use pipeline::payload::{JobPlacement, ROWS_PER_MESSAGE, ReadyDelivery, TopupJob, TopupReady};
-use pipeline::publish::{Job, Ready};
+use pipeline::publish::{JobRow, ReadyRow};
 use pipeline::{Nats, NatsAccess, NatsConfig, trace};
 use runtime::Shutdown;
 use secrecy::SecretString;
@@ -13,8 +13,8 @@ use testkit::ports;
 
 use crate::bench::{Bench, Rows};
 
-fn job(provider: &str) -> Job {
-    Job {
+fn job(provider: &str) -> JobRow {
+    JobRow {
         provider: provider.into(),
         placement: JobPlacement {
             placement_id: PlacementId::new(),
@@ -63,11 +63,11 @@ async fn jobs_travel_by_provider_in_messages_that_one_replica_can_run() {
 #[tokio::test]
 async fn readiness_travels_in_batches() {
     let bench = Bench::new().await;
-    let readiness = bench.nats.readiness(&Shutdown::new());
+    let readiness = bench.nats.readiness_events(&Shutdown::new());
     let mut deliveries: Vec<ReadyDelivery> =
         (0..40).map(|_| ReadyDelivery { delivery_id: DeliveryId::new(), partner_id: PartnerId::new() }).collect();
     for delivery in deliveries.clone() {
-        readiness.push(Ready { delivery, traceparent: None });
+        readiness.push(ReadyRow { delivery, traceparent: None });
     }
     bench.nats.flush().await;
     let info = bench.stream("TOPUP_READY").await.unwrap();

@@ -85,7 +85,7 @@ struct Row {
     age: f64,
     placed_age: Option<f64>,
     unknowns: i32,
-    open: bool,
+    call_may_be_in_flight: bool,
     answering: Option<Uuid>,
     traceparent: Option<String>,
     position: i32,
@@ -203,7 +203,7 @@ async fn begin_attempts(
            )
            SELECT c.placement_id, c.order_id, c.partner_id, c.lane, 'accepted' AS "was!", c.attempt,
                   0::float8 AS "attempt_age!", extract(epoch FROM now() - c.created_at)::float8 AS "age!",
-                  NULL::float8 AS placed_age, 0 AS "unknowns!", true AS "open!",
+                  NULL::float8 AS placed_age, 0 AS "unknowns!", true AS "call_may_be_in_flight!",
                   CASE WHEN o.answer_by > now() THEN o.answering END AS answering, o.traceparent,
                   t.position, t.topup_id, t.provider_option_id, NULL::text AS provider_unit_id, t.state
            FROM claimed c
@@ -224,7 +224,7 @@ async fn read_others(connection: &mut PgConnection, provider: &str, placements: 
                   coalesce(extract(epoch FROM now() - p.attempted_at), 0)::float8 AS "attempt_age!",
                   extract(epoch FROM now() - p.created_at)::float8 AS "age!",
                   extract(epoch FROM now() - p.placed_at)::float8 AS placed_age, p.unknowns,
-                  p.unknowns = 0 AND p.not_found_at IS NULL AS "open!",
+                  p.unknowns = 0 AND p.not_found_at IS NULL AS "call_may_be_in_flight!",
                   CASE WHEN o.answer_by > now() THEN o.answering END AS answering, o.traceparent,
                   t.position, t.topup_id, t.provider_option_id, e.provider_unit_id AS "provider_unit_id?",
                   CASE WHEN e.ready_at IS NULL THEN t.state ELSE 'ready' END AS "state!"
@@ -300,7 +300,7 @@ fn placement(row: &Row, fresh: bool) -> Result<Claimed> {
         age: age(row.age),
         placed_age: row.placed_age.map(age),
         unknowns: unsigned(row.unknowns),
-        call_may_be_in_flight: row.open,
+        call_may_be_in_flight: row.call_may_be_in_flight,
         answering: row.answering,
         traceparent: row.traceparent.clone(),
         topups: Vec::new(),

@@ -18,7 +18,7 @@ use pipeline::{
     group_commit::Writer,
     payload::{JobPlacement, Verdict},
     perform,
-    publish::Job,
+    publish::JobRow,
     timing::ANSWER,
     trace,
 };
@@ -76,7 +76,7 @@ pub(crate) struct Orders {
     pub(crate) commit: GroupCommit<InsertOrders>,
     pub(crate) directory: Arc<Directory>,
     pub(crate) handshake: Arc<Handshake>,
-    pub(crate) jobs: Batcher<Job>,
+    pub(crate) jobs: Batcher<JobRow>,
     pub(crate) topup_ids: TopupIds,
     pub(crate) providers: Vec<String>,
     pub(crate) placement_wait: Duration,
@@ -91,11 +91,11 @@ pub(crate) struct Orders {
 /// The group commit of orders: one statement per batch, then the jobs of the orders that wait for a verdict.
 pub(crate) struct InsertOrders {
     database: Database,
-    jobs: Batcher<Job>,
+    jobs: Batcher<JobRow>,
 }
 
 impl InsertOrders {
-    pub(crate) fn start(database: &Database, jobs: &Batcher<Job>, shutdown: &Shutdown) -> GroupCommit<Self> {
+    pub(crate) fn start(database: &Database, jobs: &Batcher<JobRow>, shutdown: &Shutdown) -> GroupCommit<Self> {
         let (database, jobs) = (database.clone(), jobs.clone());
         GroupCommit::start(Self { database, jobs }, BATCH, shutdown)
     }
@@ -239,7 +239,7 @@ impl Orders {
     async fn store_and_answer(&self, mut order: NewOrder, mut answer: oneshot::Sender<Answer>) {
         let awaits_verdicts = !self.placement_wait.is_zero() && self.handshake.expects_verdicts(&order.placements);
         if awaits_verdicts {
-            order.answering = Some(self.handshake.instance());
+            order.answering = Some(self.handshake.ingress_id());
             order.answer_within += self.placement_wait;
         }
         let pending_answer = awaits_verdicts.then(|| self.handshake.expect_reports(&order));
@@ -398,12 +398,12 @@ fn topups(order: &NewOrder) -> impl Iterator<Item = &NewTopup> {
 }
 
 /// Hands an order's jobs to the publisher.
-fn publish(jobs: &Batcher<Job>, order: &NewOrder) {
+fn publish(jobs: &Batcher<JobRow>, order: &NewOrder) {
     for placement in &order.placements {
         let (provider, traceparent) = (placement.provider.clone(), order.traceparent.clone());
         let (placement_id, lane) = (placement.placement_id, placement.lane.clone());
         let placement = JobPlacement { placement_id, partner_id: order.partner_id, lane };
-        jobs.push(Job { provider, placement, traceparent });
+        jobs.push(JobRow { provider, placement, traceparent });
     }
 }
 

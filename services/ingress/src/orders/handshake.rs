@@ -32,7 +32,7 @@ use domain::{DeliveryId, OrderId, PlacementId};
 use pipeline::{
     Batcher, Nats,
     payload::{Heartbeat, ROWS_PER_MESSAGE, ReadyReport, Reports, Verdict, VerdictReport},
-    publish::Ready,
+    publish::ReadyRow,
 };
 use runtime::{Shutdown, lock};
 use store::orders::{NewOrder, NewPlacement};
@@ -48,7 +48,7 @@ const DRAIN_LOOK: Duration = Duration::from_millis(10);
 pub(crate) struct Handshake {
     nats: Nats,
     /// Names this process in `orders.answering`.
-    instance: Uuid,
+    ingress_id: Uuid,
     pending: Arc<PendingOrders>,
     heartbeats: Heartbeats,
 }
@@ -58,15 +58,18 @@ impl Handshake {
     pub(crate) fn new<'a>(nats: &Nats, providers: impl Iterator<Item = &'a str>, shutdown: &Shutdown) -> Arc<Self> {
         Arc::new(Self {
             nats: nats.clone(),
-            instance: Uuid::now_v7(),
-            pending: Arc::new(PendingOrders { orders: Mutex::default(), readiness: nats.readiness(shutdown) }),
+            ingress_id: Uuid::now_v7(),
+            pending: Arc::new(PendingOrders {
+                orders: Mutex::default(),
+                readiness_events: nats.readiness_events(shutdown),
+            }),
             heartbeats: Heartbeats::new(providers),
         })
     }
 
     /// The id under which provisioners report to this process.
-    pub(crate) fn instance(&self) -> Uuid {
-        self.instance
+    pub(crate) fn ingress_id(&self) -> Uuid {
+        self.ingress_id
     }
 
     /// Whether verdicts on all placements can be expected soon.
@@ -81,7 +84,7 @@ impl Handshake {
 
     /// Receives reports and heartbeats. Returns only if a subscription ends.
     pub(crate) async fn listen(self: Arc<Self>) -> anyhow::Result<()> {
-        let reports = self.nats.answer_subject(self.instance);
+        let reports = self.nats.answer_subject(self.ingress_id);
         let reports = self.nats.listen(reports, |reports| self.pending.receive(reports));
         let heartbeats = self.nats.heartbeat_subject("*");
         let heartbeats = self.nats.listen(heartbeats, |heartbeat| self.heartbeats.receive(&heartbeat));
@@ -127,7 +130,7 @@ impl Heartbeats {
 /// The orders whose answers are pending, and those that were answered a moment ago and still miss units.
 struct PendingOrders {
     orders: Mutex<HashMap<OrderId, PendingOrder>>,
-    readiness: Batcher<Ready>,
+    readiness_events: Batcher<ReadyRow>,
 }
 
 /// What has arrived for an order.
@@ -137,7 +140,7 @@ struct PendingOrder {
     /// The units whose readiness events have not arrived.
     missing: usize,
     /// The readiness events that are held until the answer has left: at most one for each unit.
-    ready: Vec<Ready>,
+    ready: Vec<ReadyRow>,
     /// The deliveries of these events, so that each is held once.
     held: HashSet<DeliveryId>,
     /// `None` while the order is being answered. Once it is answered: the deadline of its answer, a moment before
@@ -178,7 +181,7 @@ impl PendingOrders {
         }
         // A longer list is forged, and must not become many messages in the stream.
         for ReadyReport { order_id, delivery, traceparent } in ready.into_iter().take(ROWS_PER_MESSAGE) {
-            let ready = Ready { delivery, traceparent };
+            let ready = ReadyRow { delivery, traceparent };
             match orders.get_mut(&order_id) {
                 Some(order) if order.units_expected_until.is_none() => order.hold(ready),
                 Some(order) => {
@@ -186,9 +189,9 @@ impl PendingOrders {
                     if order.missing == 0 {
                         orders.remove(&order_id);
                     }
-                    self.readiness.push(ready);
+                    self.readiness_events.push(ready);
                 }
-                None => self.readiness.push(ready),
+                None => self.readiness_events.push(ready),
             }
         }
     }
@@ -211,7 +214,7 @@ impl PendingOrder {
         }
     }
 
-    fn hold(&mut self, ready: Ready) {
+    fn hold(&mut self, ready: ReadyRow) {
         if self.missing > 0 && self.held.insert(ready.delivery.delivery_id) {
             self.missing -= 1;
             self.ready.push(ready);
@@ -251,7 +254,7 @@ impl Drop for PendingAnswer {
         let mut orders = lock(&self.pending.orders);
         let Some(order) = orders.get_mut(&self.order_id) else { return };
         for ready in std::mem::take(&mut order.ready) {
-            self.pending.readiness.push(ready);
+            self.pending.readiness_events.push(ready);
         }
         order.held = HashSet::new();
         order.units_expected_until = self.units_expected_until;
@@ -275,19 +278,19 @@ mod tests {
     /// Pending orders whose readiness events arrive in a channel instead of the stream.
     fn pending() -> (Arc<PendingOrders>, mpsc::UnboundedReceiver<DeliveryId>) {
         let (sender, published) = mpsc::unbounded_channel();
-        let readiness = Batcher::start(
+        let readiness_events = Batcher::start(
             "test",
             64,
             tokio_util::task::TaskTracker::new(),
             &Shutdown::new(),
-            move |batch: Vec<Ready>| {
+            move |batch: Vec<ReadyRow>| {
                 for ready in batch {
                     sender.send(ready.delivery.delivery_id).unwrap();
                 }
                 async {}
             },
         );
-        (Arc::new(PendingOrders { orders: Mutex::default(), readiness }), published)
+        (Arc::new(PendingOrders { orders: Mutex::default(), readiness_events }), published)
     }
 
     /// An order of two placements with one unit each.
