@@ -41,7 +41,9 @@ VALUES = fields(
             tls=fields(enabled=FLAG, secretName=TEXT, merge=fields(verify=FLAG)),
         ),
         jetstream=fields(
-            enabled=FLAG, fileStore=fields(pvc=fields(size=TEXT, storageClassName=TEXT))
+            enabled=FLAG,
+            memoryStore=fields(enabled=FLAG, maxSize=TEXT),
+            fileStore=fields(pvc=fields(size=TEXT, storageClassName=TEXT)),
         ),
         # Goes into nats.conf as it is.
         merge=fields(max_payload=COUNT, authorization=fields(users={"type": "array"})),
