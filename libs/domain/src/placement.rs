@@ -1,4 +1,5 @@
-//! The state machine of a placement. The statements of `libs/store` move rows along exactly these transitions.
+//! The state machine of a placement. The statements of `libs/store` move rows along these transitions. They add one: a
+//! purchase whose profiles have been missing for too long is parked together with its record.
 //!
 //! The rules against buying twice:
 //! - only the process that recorded an attempt sends its purchase, after the record is committed;

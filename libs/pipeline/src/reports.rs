@@ -20,7 +20,7 @@ use crate::{
 /// The longest message that [`Nats::listen`] reads, in bytes. Ours take at most about a tenth of it.
 const LONGEST: usize = 64 * 1024;
 
-/// One report, and the ingress process that it is for.
+/// One report, and the ingress process that it is for; `ingress::orders::handshake` receives it there.
 pub struct Report {
     pub ingress: Uuid,
     pub content: Content,
@@ -38,7 +38,7 @@ impl Nats {
             for (ingress, contents) in
                 group_by_address(reports.into_iter().map(|report| (report.ingress, report.content)))
             {
-                nats.send(Effect::Send, nats.answer_subject(ingress), &message(contents), None).await;
+                nats.send(Effect::Send, nats.reports_subject(ingress), &message(contents), None).await;
             }
         })
     }

@@ -190,7 +190,7 @@ impl Nats {
     }
 
     /// The subject on which one ingress process receives reports about the orders that it is answering.
-    pub fn answer_subject(&self, ingress: Uuid) -> String {
+    pub fn reports_subject(&self, ingress: Uuid) -> String {
         format!("{}topup.answer.{}", self.config.stream_prefix, ingress.simple())
     }
 

@@ -150,7 +150,7 @@ impl Deliver {
             duration,
             status: response.map(|response| response.status),
             class: class(&tried),
-            response_start: self.kept(&delivery, &tried, next),
+            response_start: self.sealed_response_start(&delivery, &tried, next),
             result: result(&tried, next),
             id: delivery.id,
             partner_id: delivery.partner_id,
@@ -199,7 +199,7 @@ impl Deliver {
     }
 
     /// The beginning of a response that did not acknowledge, encrypted: an endpoint may echo the webhook.
-    fn kept(&self, delivery: &Delivery, tried: &Tried, next: Next) -> Option<Vec<u8>> {
+    fn sealed_response_start(&self, delivery: &Delivery, tried: &Tried, next: Next) -> Option<Vec<u8>> {
         let (_, beginning) = tried.as_ref().ok()?;
         // A partner sees the response to a test in any case.
         if (next == Next::Delivered && !is_test(delivery)) || beginning.is_empty() {

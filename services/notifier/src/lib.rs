@@ -11,8 +11,8 @@
 //! partner has no webhook URL. Each of these ends is recorded. Delivery is at least once: a crash between
 //! the response and its record redelivers the webhook with the same `webhook-id`.
 //!
-//! A lease (of a due row, or the first lease of a new delivery) keeps two notifiers from sending the same
-//! webhook at once. Correctness does not depend on it: a notifier that outlives its lease sends a
+//! The lease of a due row keeps two notifiers from sending the same webhook at once; a new delivery belongs
+//! to its message. Correctness does not depend on it: a notifier that outlives its lease sends a
 //! duplicate, and the second record changes nothing.
 
 mod client;

@@ -47,7 +47,7 @@ pub enum Next {
     Delivered,
     /// The next attempt is made after this time.
     Retry(Duration),
-    /// No further attempt is made until an operator replays it.
+    /// No further attempt is made until an operator replays it or the partner has it sent again.
     Exhausted,
 }
 

@@ -13,8 +13,8 @@ use crate::{breaker::Breaker, limiter::LaneLimiters};
 
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Sends heartbeats until the soft stop, except while the provider's breaker is not closed or every permit is taken and no
-/// purchase begins.
+/// Sends heartbeats until the soft stop, except while the provider's breaker is not closed, or while as many purchases as
+/// there are permits are being sent and no other one begins.
 pub async fn send(
     provider: &str,
     breaker: &Breaker,

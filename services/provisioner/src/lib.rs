@@ -90,7 +90,7 @@ pub struct Config {
     )]
     pub providers: Vec<String>,
 
-    /// Purchases in flight, per provider and process. One partner's orders for one option use at most half of them
+    /// Purchases in flight, each with the first request for its profiles, per provider and process. One partner's orders for one option use at most half of them
     #[arg(
         long,
         env = "PROVIDER_CONCURRENCY",
@@ -99,7 +99,7 @@ pub struct Config {
     )]
     pub provider_concurrency: u16,
 
-    /// Look-ups and collects in flight, per provider and process. Default: half of `PROVIDER_CONCURRENCY`
+    /// Look-ups and later requests for profiles in flight, per provider and process. Default: half of `PROVIDER_CONCURRENCY`
     #[arg(
         long,
         env = "PROVIDER_LOOKUP_CONCURRENCY",
@@ -213,7 +213,7 @@ pub struct Config {
 
 /// The longest wait of a call for the rate limit. The permits are limited so that no call waits longer.
 const TURNS: Duration = Duration::from_secs(5);
-/// The wait of a job for its permit after which its lane is slow. New jobs of a slow lane are deferred.
+/// The wait of a ticket for its permit after which its queue is slow. Fresh tickets of a slow queue are deferred.
 const SLOW: Duration = Duration::from_secs(1);
 
 /// The configured providers by their names.
@@ -348,7 +348,7 @@ fn start(
         let breaker = Breaker::new(name.clone(), limits, database.clone(), Arc::clone(&limiters), metrics.clone());
         let rate = Arc::new(Rate::new(config.provider_rate, instance.to_owned()));
         watched.push(Watched::new(Arc::clone(&breaker), Arc::clone(&rate), Arc::clone(&limiters)));
-        let shared = Arc::new(ProviderWork {
+        let work = Arc::new(ProviderWork {
             calls: Calls {
                 name: name.clone(),
                 provider,
@@ -369,12 +369,12 @@ fn start(
         });
         let jobs = Source { stream: JOBS, durable: durable(&name), subject: nats.job_subject(&name) };
         for (buys, source, limits) in [(true, Some(jobs), purchases), (false, None, lookups)] {
-            let stage = ProviderStage { shared: Arc::clone(&shared), buys };
+            let stage = ProviderStage { work: Arc::clone(&work), buys };
             let lane = lane_states(Arc::clone(&breaker), buys.then(|| Arc::clone(&limiters)));
             let settings = worker::Settings { source, limits, lane, provider: Some(name.clone()) };
             worker::start(Arc::new(stage), nats, settings, shutdown);
         }
-        shutdown.spawn("probes", shared.probe());
+        shutdown.spawn("probes", work.probe());
         let (nats, stop) = (nats.clone(), shutdown.clone());
         shutdown.spawn("heartbeat", async move { heartbeat::send(&name, &breaker, &limiters, &nats, &stop).await });
     }

@@ -57,7 +57,7 @@ const ACTIVE: Duration = Duration::from_secs(10);
 const REPORTED: Duration = Duration::from_secs(10);
 /// The most lanes of one report.
 const REPORTED_LANES: usize = 256;
-/// The process is stuck if all permits have been taken for this long and no purchase began.
+/// The process is stuck if as many purchases as there are permits have been under way for this long and none began.
 const STUCK: Duration = Duration::from_secs(1);
 
 /// The result of a purchase for its lane.
@@ -141,7 +141,8 @@ impl LaneLimiters {
         lock(&self.lanes).by_name.values().filter(is_active).count()
     }
 
-    /// Whether every permit is taken by a purchase and none has begun for a second: nothing can be bought soon.
+    /// Whether as many purchases as there are permits are being sent and none has begun for a second: nothing can be
+    /// bought soon. Permits of purchases that collect or wait to be recorded do not count.
     pub fn is_stuck(&self, now: Instant) -> bool {
         let lanes = lock(&self.lanes);
         lanes.in_flight >= self.permits && now.saturating_duration_since(lanes.last_begun) >= STUCK

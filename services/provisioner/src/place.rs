@@ -54,7 +54,7 @@ const PROBE: Duration = Duration::from_millis(500);
 /// The most lanes that one look for a probe reads.
 const PROBED_LANES: usize = 16;
 
-/// Everything that the two stages of one provider share: its calls, its permits for recording, its settings.
+/// Everything that the two stages of one provider share: its calls, its room for records, its settings.
 pub struct ProviderWork {
     pub calls: Calls,
     pub database: Database,
@@ -73,10 +73,10 @@ pub struct ProviderWork {
     pub shutdown: Shutdown,
 }
 
-/// A provider has two stages with permits of their own, purchases (`buys`) and look-ups with collects, so that neither
-/// takes the other's permits.
+/// A provider has two stages with permits of their own, so that neither takes the other's: purchases, each with its
+/// first collect (`buys`), and look-ups with later collects. Jobs reach only the one that buys.
 pub struct ProviderStage {
-    pub shared: Arc<ProviderWork>,
+    pub work: Arc<ProviderWork>,
     pub buys: bool,
 }
 
@@ -99,19 +99,19 @@ impl Stage for ProviderStage {
     }
 
     async fn defer(&self, rows: &[PlacementId]) -> anyhow::Result<()> {
-        let deferred = self.shared.database.run(async |connection| placements::defer(connection, rows).await).await?;
-        self.shared.reporter.deferred(&deferred);
+        let deferred = self.work.database.run(async |connection| placements::defer(connection, rows).await).await?;
+        self.work.reporter.deferred(&deferred);
         Ok(())
     }
 
     async fn due(&self, look: Look) -> anyhow::Result<Found<PlacementId>> {
-        let calls = &self.shared.calls;
+        let calls = &self.work.calls;
         if !calls.breaker.is_closed() {
             return Ok(Found { due: Vec::new(), after: None });
         }
         let skip = if self.buys { calls.limiters.stopped(Instant::now()) } else { Vec::new() };
         let page = Page { limit: look.limit, per_lane: look.per_lane, after: look.after, skip: &skip };
-        self.shared.due(self.buys, &page).await
+        self.work.due(self.buys, &page).await
     }
 
     async fn claim(&self, rows: &[PlacementId], class: Class) -> anyhow::Result<Vec<(PlacementId, Claimed)>> {
@@ -119,12 +119,12 @@ impl Stage for ProviderStage {
             Class::Fresh => Claim::Fresh,
             Class::Due => Claim::Due,
         };
-        let claimed = self.shared.claim(rows, claim).await?;
+        let claimed = self.work.claim(rows, claim).await?;
         Ok(claimed.into_iter().map(|claimed| (claimed.placement_id, claimed)).collect())
     }
 
     async fn run(self: Arc<Self>, claimed: Claimed, trigger: Trigger, permit: Permit) {
-        self.shared.run(claimed, trigger, Some(permit)).await;
+        self.work.run(claimed, trigger, Some(permit)).await;
     }
 }
 

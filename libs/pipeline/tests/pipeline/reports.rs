@@ -15,7 +15,7 @@ async fn received(bench: &Bench, ingress: Uuid) -> Arc<Mutex<Vec<Reports>>> {
     let received = Arc::new(Mutex::new(Vec::new()));
     let nats = connect(&bench.config).await;
     let (listening, kept) = (nats.clone(), Arc::clone(&received));
-    let subject = nats.answer_subject(ingress);
+    let subject = nats.reports_subject(ingress);
     tokio::spawn(async move { listening.listen(subject, |message| kept.lock().unwrap().push(message)).await });
     tokio::task::yield_now().await;
     // After this round trip, the server knows the subscription.
@@ -73,7 +73,7 @@ async fn an_unreadable_message_is_ignored() {
     let received = received(&bench, ingress).await;
     let long = serde_json::json!({"type": "topup.answer.v1", "verdicts": [verdict()]});
     for ignored in ["nonsense".to_owned(), format!("{long}{}", " ".repeat(64 * 1024))] {
-        bench.nats.client().publish(bench.nats.answer_subject(ingress), ignored.into()).await.unwrap();
+        bench.nats.client().publish(bench.nats.reports_subject(ingress), ignored.into()).await.unwrap();
     }
     let readable = verdict();
     let reports = bench.nats.reports(&Shutdown::new());

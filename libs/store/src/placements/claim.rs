@@ -51,8 +51,8 @@ pub struct Claimed {
     /// How many times in a row the outcome of this attempt stayed unknown.
     pub unknowns: u32,
     /// Nothing at all was recorded about that attempt since it began, not even an unknown outcome. So the process
-    /// that recorded it may be calling the provider right now. It says something only of a placement that was
-    /// `accepted` or `placing`: later states have an outcome.
+    /// that recorded it may be calling the provider right now. Meaningful only if `was` is `placing`: from `accepted`
+    /// it is always true, because the call is the one that this claim allows, and later states have an outcome.
     pub call_may_be_in_flight: bool,
     /// The ingress process that may still answer the order, until its `answer_by`. `None`: the order
     /// is answered, or will never be, or its job was published after its answer.
@@ -97,7 +97,7 @@ struct Row {
 
 /// Claims placements of a provider. `accepted` ones move by [`domain::placement::Event::Claim`], which
 /// records the attempt before anything is sent; others are claimed only for a look-up or a collect.
-/// Returns those that this process must work on now, and nothing while the breaker is open.
+/// Returns those that this process must work on now, and nothing while the breaker is open, except for [`Claim::Probe`].
 ///
 /// A due placement is leased first, so no other process claims it until `lease` has passed. It is
 /// not returned if its attempt is in flight elsewhere (it is due again when that lease ends) or if

@@ -264,6 +264,8 @@ impl Orders {
             publish(&self.jobs, &order);
             return;
         };
+        // The jobs of an order that waits for verdicts are already published: the writer of the group commit does it
+        // right after the commit ([`InsertOrders`]).
         let verdicts = pending_answer.verdicts(sent + self.placement_wait).await;
         for placement in &order.placements {
             self.metrics.verdict(verdicts.get(&placement.placement_id).copied());

@@ -84,7 +84,7 @@ impl Handshake {
 
     /// Receives reports and heartbeats. Returns only if a subscription ends.
     pub(crate) async fn listen(self: Arc<Self>) -> anyhow::Result<()> {
-        let reports = self.nats.answer_subject(self.ingress_id);
+        let reports = self.nats.reports_subject(self.ingress_id);
         let reports = self.nats.listen(reports, |reports| self.pending.receive(reports));
         let heartbeats = self.nats.heartbeat_subject("*");
         let heartbeats = self.nats.listen(heartbeats, |heartbeat| self.heartbeats.receive(&heartbeat));
@@ -137,17 +137,22 @@ struct PendingOrders {
 struct PendingOrder {
     /// The last verdict on each placement of the order.
     verdicts: HashMap<PlacementId, Option<Verdict>>,
-    /// The units whose readiness events have not arrived.
+    /// The number of units whose readiness events have not arrived.
     missing: usize,
-    /// The readiness events that are held until the answer has left: at most one for each unit.
-    ready: Vec<ReadyRow>,
-    /// The deliveries of these events, so that each is held once.
-    held: HashSet<DeliveryId>,
-    /// `None` while the order is being answered. Once it is answered: the deadline of its answer, a moment before
-    /// `answer_by`. Until then provisioners still send the readiness events of its missing units to this process.
-    units_expected_until: Option<Instant>,
+    /// The deliveries whose readiness events have arrived, so that a repeated event counts once.
+    arrived: HashSet<DeliveryId>,
+    phase: Phase,
     /// Signals that the verdicts decide the answer.
     decided: Option<oneshot::Sender<()>>,
+}
+
+/// What happens to the readiness events of an order.
+enum Phase {
+    /// The order is being answered: its events are held, at most one for each unit.
+    Answering { held: Vec<ReadyRow> },
+    /// The 201 has left: events are published at once. Provisioners still send those of the missing units to this
+    /// process until the deadline of the answer, a moment before `answer_by`.
+    Answered { until: Instant },
 }
 
 impl PendingOrders {
@@ -156,19 +161,21 @@ impl PendingOrders {
         let pending = PendingOrder {
             verdicts: order.placements.iter().map(|placement| (placement.placement_id, None)).collect(),
             missing: order.placements.iter().map(|placement| placement.topups.len()).sum(),
-            ready: Vec::new(),
-            held: HashSet::new(),
-            units_expected_until: None,
+            arrived: HashSet::new(),
+            phase: Phase::Answering { held: Vec::new() },
             decided: Some(sender),
         };
         let mut orders = lock(&self.orders);
         // Answered orders whose units never came are forgotten before the map grows.
         if orders.len() == orders.capacity() {
             let now = Instant::now();
-            orders.retain(|_, order| order.units_expected_until.is_none_or(|until| until > now));
+            orders.retain(|_, order| match order.phase {
+                Phase::Answering { .. } => true,
+                Phase::Answered { until } => until > now,
+            });
         }
         orders.insert(order.order_id, pending);
-        PendingAnswer { pending: Arc::clone(self), order_id: order.order_id, units_expected_until: None, decided }
+        PendingAnswer { pending: Arc::clone(self), order_id: order.order_id, remember_until: None, decided }
     }
 
     fn receive(&self, Reports::V1 { verdicts, ready }: Reports) {
@@ -182,16 +189,20 @@ impl PendingOrders {
         // A longer list is forged, and must not become many messages in the stream.
         for ReadyReport { order_id, delivery, traceparent } in ready.into_iter().take(ROWS_PER_MESSAGE) {
             let ready = ReadyRow { delivery, traceparent };
-            match orders.get_mut(&order_id) {
-                Some(order) if order.units_expected_until.is_none() => order.hold(ready),
-                Some(order) => {
-                    order.missing = order.missing.saturating_sub(1);
+            let Some(order) = orders.get_mut(&order_id) else {
+                self.readiness_events.push(ready);
+                continue;
+            };
+            let is_new = order.arrive(&ready);
+            match &mut order.phase {
+                Phase::Answering { held } if is_new => held.push(ready),
+                Phase::Answering { .. } => {}
+                Phase::Answered { .. } => {
                     if order.missing == 0 {
                         orders.remove(&order_id);
                     }
                     self.readiness_events.push(ready);
                 }
-                None => self.readiness_events.push(ready),
             }
         }
     }
@@ -199,7 +210,7 @@ impl PendingOrders {
     /// Whether readiness events of an answered order are still expected.
     fn misses_units(&self) -> bool {
         let now = Instant::now();
-        lock(&self.orders).values().any(|order| order.units_expected_until.is_some_and(|until| until > now))
+        lock(&self.orders).values().any(|order| matches!(order.phase, Phase::Answered { until } if until > now))
     }
 }
 
@@ -214,11 +225,13 @@ impl PendingOrder {
         }
     }
 
-    fn hold(&mut self, ready: ReadyRow) {
-        if self.missing > 0 && self.held.insert(ready.delivery.delivery_id) {
+    /// Counts the readiness event of a unit. Returns false for one that came before, and for one too many.
+    fn arrive(&mut self, ready: &ReadyRow) -> bool {
+        let is_new = self.missing > 0 && self.arrived.insert(ready.delivery.delivery_id);
+        if is_new {
             self.missing -= 1;
-            self.ready.push(ready);
         }
+        is_new
     }
 }
 
@@ -227,9 +240,9 @@ impl PendingOrder {
 pub(crate) struct PendingAnswer {
     pending: Arc<PendingOrders>,
     order_id: OrderId,
-    /// What the order's `units_expected_until` becomes when this is dropped. `None`: no units are expected, and the
-    /// order is forgotten.
-    units_expected_until: Option<Instant>,
+    /// How long the order is remembered after its answer, because readiness events of its missing units may come.
+    /// `None`: it is forgotten at once.
+    remember_until: Option<Instant>,
     decided: oneshot::Receiver<()>,
 }
 
@@ -245,7 +258,7 @@ impl PendingAnswer {
 
     /// Notes that the order is carried out, so that its readiness events are expected until its answer's deadline.
     pub(crate) fn expect_units(&mut self, answer_deadline: Instant) {
-        self.units_expected_until = Some(answer_deadline);
+        self.remember_until = Some(answer_deadline);
     }
 }
 
@@ -253,13 +266,14 @@ impl Drop for PendingAnswer {
     fn drop(&mut self) {
         let mut orders = lock(&self.pending.orders);
         let Some(order) = orders.get_mut(&self.order_id) else { return };
-        for ready in std::mem::take(&mut order.ready) {
-            self.pending.readiness_events.push(ready);
+        if let Phase::Answering { held } = &mut order.phase {
+            for ready in held.drain(..) {
+                self.pending.readiness_events.push(ready);
+            }
         }
-        order.held = HashSet::new();
-        order.units_expected_until = self.units_expected_until;
-        if order.units_expected_until.is_none() || order.missing == 0 {
-            orders.remove(&self.order_id);
+        match self.remember_until {
+            Some(until) if order.missing > 0 => order.phase = Phase::Answered { until },
+            _ => drop(orders.remove(&self.order_id)),
         }
     }
 }

@@ -19,7 +19,7 @@ impl Inbox {
     async fn of(bench: &Bench, ingress: Uuid) -> Self {
         let (sender, reports) = mpsc::unbounded_channel();
         let nats = bench.nats.clone();
-        let subject = nats.answer_subject(ingress);
+        let subject = nats.reports_subject(ingress);
         tokio::spawn(async move { nats.listen(subject, |report| drop(sender.send(report))).await });
         tokio::task::yield_now().await;
         // After this round trip, the server knows the subscription.

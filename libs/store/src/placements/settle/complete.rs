@@ -28,7 +28,7 @@ pub(super) async fn settle(
     }
     let mut remaining = Vec::new();
     for (index, settlement) in settlements.iter().enumerate() {
-        let change = if is_complete_first_record(settlement) { changes.remove(&settlement.placement_id) } else { None };
+        let change = if is_complete_and_fresh(settlement) { changes.remove(&settlement.placement_id) } else { None };
         match change {
             Some(deliveries) => settled[index] = Settled { moved: true, unexpected: false, ready: deliveries },
             None => remaining.push(index),
@@ -37,16 +37,16 @@ pub(super) async fn settle(
     Ok(remaining)
 }
 
-/// Whether the outcome is the common one: a first purchase with all of its profiles, which leaves no
-/// work and which a readiness event announces.
-fn is_complete_first_record(settlement: &Settlement) -> bool {
+/// Whether the outcome is the common one: a freshly claimed placement, at whatever attempt, was bought with
+/// all of its profiles, so that it leaves no work, and readiness events announce its deliveries.
+fn is_complete_and_fresh(settlement: &Settlement) -> bool {
     let Outcome::Bought { units, collect_in: None, park: None, announced: true } = &settlement.outcome else {
         return false;
     };
     settlement.known_columns.is_some() && units.iter().all(|unit| matches!(unit.progress, Progress::Ready { .. }))
 }
 
-/// The [common outcomes](is_complete_first_record) of a batch, one vector per column.
+/// The [common outcomes](is_complete_and_fresh) of a batch, one vector per column.
 #[derive(Default)]
 struct CompletePurchases {
     placements: Vec<Uuid>,
@@ -67,8 +67,8 @@ impl CompletePurchases {
     fn of(settlements: &[Settlement]) -> Self {
         let mut columns = Self::default();
         let mut seen = HashSet::with_capacity(settlements.len());
-        for settlement in settlements.iter().filter(|settlement| is_complete_first_record(settlement)) {
-            let (Outcome::Bought { units, .. }, Some(fresh)) = (&settlement.outcome, &settlement.known_columns) else {
+        for settlement in settlements.iter().filter(|settlement| is_complete_and_fresh(settlement)) {
+            let (Outcome::Bought { units, .. }, Some(known)) = (&settlement.outcome, &settlement.known_columns) else {
                 continue;
             };
             let placement = settlement.placement_id.uuid();
@@ -80,9 +80,9 @@ impl CompletePurchases {
             for unit in units {
                 let Progress::Ready { iccid, profile, delivery_id } = &unit.progress else { continue };
                 columns.unit_placements.push(placement);
-                columns.orders.push(fresh.order_id.uuid());
-                columns.partners.push(fresh.partner_id.uuid());
-                columns.providers.push(fresh.provider.clone());
+                columns.orders.push(known.order_id.uuid());
+                columns.partners.push(known.partner_id.uuid());
+                columns.providers.push(known.provider.clone());
                 columns.topups.push(unit.topup_id.to_string());
                 columns.provider_units.push(unit.provider_unit_id.clone());
                 columns.iccids.push(iccid.as_str().to_owned());
