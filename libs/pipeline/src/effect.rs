@@ -5,7 +5,7 @@ use std::fmt;
 
 use strum::VariantArray;
 
-/// An effect of a stage outside its process, in the order of an order's path.
+/// An effect of a stage outside its process, grouped by the stages that run it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::Display, strum::VariantArray)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Effect {

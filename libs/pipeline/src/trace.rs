@@ -74,7 +74,7 @@ pub(crate) fn receive(stream: &'static str, consumer: &str, messages: usize, con
     span
 }
 
-/// The span of a statement that commits. Its context is not passed on.
+/// The span of a statement of PostgreSQL. Its context is not passed on.
 pub fn statement(operation: &'static str, table: &'static str) -> Span {
     if !is_recorded() {
         return Span::none();

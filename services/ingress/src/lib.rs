@@ -1,5 +1,5 @@
-//! Ingress accepts orders: it authenticates a partner's request, validates it, stores the order and publishes a job for
-//! each placement.
+//! Ingress accepts orders: it authenticates a partner's request, validates it, stores the order and publishes jobs for
+//! its placements.
 //!
 //! Guarantee: a 201 is sent only after the order is committed. A 4xx or 503 is sent only if this request buys nothing,
 //! now or later. The request of a 422 "already been taken" repeats an earlier order, which may well be bought. Jobs

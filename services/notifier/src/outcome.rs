@@ -29,7 +29,7 @@ impl<'a> LogIds<'a> {
 pub(crate) enum Failure {
     #[error(transparent)]
     Unanswered(#[from] Unanswered),
-    /// Retention or an operator erased it after the delivery was made due.
+    /// Retention or an operator erased it before the delivery was attempted.
     #[error("the profile was erased: the webhook cannot be sent again")]
     Erased,
     #[error("the profile cannot be decrypted: {0}")]

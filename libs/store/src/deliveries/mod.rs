@@ -7,7 +7,7 @@
 //! Guarantee: a pending delivery is either younger than its first lease, or the sweep will find it, or
 //! it has a row in `work`. So it is attempted again until it is delivered, exhausted or without an
 //! endpoint. The notifier calls these functions in the order of the files: [`due`] looks, [`claim`]
-//! takes the lease and reads what a webhook needs, [`record`] stores the result of the attempt.
+//! takes the leases of due work and reads what a webhook needs, [`record`] stores the result of the attempt.
 //!
 //! It relies on the statement that makes a unit ready: it inserts the delivery in the same
 //! transaction. Events are inserted together with their work.

@@ -7,7 +7,8 @@
 //! share no memory. An order is protected by its external id, which is unique as long as the order stands.
 //!
 //! Create-order and self-service call [`Authenticator::head`] before they read a body, and [`Authenticator::body`]
-//! after. Relies on [`super::directory`] for keys that are at most a second old.
+//! after. Relies on [`super::directory`] for keys that are at most a second old while the
+//! database responds.
 
 use std::sync::Arc;
 
