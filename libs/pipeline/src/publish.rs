@@ -135,8 +135,8 @@ impl Nats {
         }
     }
 
-    /// Sends a message and waits for nothing. If nobody listens on the subject, neither a stream nor a
-    /// subscriber, the message is lost. A stage that misses its stream notices that at its next pull, and creates it.
+    /// Sends a message without waiting for a confirmation. If neither a stream nor a subscriber receives the subject, the
+    /// message is lost. A stage that misses its stream notices that at its next pull, and creates it.
     pub(crate) async fn send(
         &self,
         effect: Effect,

@@ -107,8 +107,8 @@ impl<T: Send + 'static> Queues<T> {
         })
     }
 
-    /// Queues tickets of messages. Returns those that must be deferred, because their lane takes no fresh ones now, or their queue
-    /// is slow or already fills half of the room that it could reach.
+    /// Queues tickets of messages. Returns those that must be deferred, because their lane takes no fresh ones now, or
+    /// their queue is slow or already fills half of the room that it could reach.
     pub(crate) fn offer_fresh(&self, tickets: impl Iterator<Item = (QueueKey, T)>) -> Vec<T> {
         let now = Instant::now();
         let mut refused = Vec::new();

@@ -179,7 +179,7 @@ impl Pool {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets nobody use the connections that are open now.
+    /// Marks all connections that are open now as lost, so that the pool closes them instead of using them again.
     fn lost(&self) {
         self.idle().lost_at = Some(Instant::now());
     }
@@ -221,7 +221,8 @@ impl Drop for Used {
             self.pool.put_back(open);
             return;
         }
-        let (pool, permit) = (Arc::clone(&self.pool), self.permit.take());
+        let pool = Arc::clone(&self.pool);
+        let permit = self.permit.take();
         tokio::spawn(async move {
             // Reads what is left of an abandoned statement, and sends the rollback of an abandoned transaction.
             match timeout(pool.deadline, open.connection.ping()).await {

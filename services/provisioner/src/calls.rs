@@ -53,8 +53,8 @@ impl Calls {
     }
 
     /// Looks an attempt up. `was_unknown`: the purchase ended without an answer, and no look-up has given a definite one
-    /// since, so this look-up shows whether that purchase failed. Later ones, and those of attempts that were perhaps never sent, say nothing
-    /// about the lane unless they find the purchase.
+    /// since, so this look-up shows whether that purchase failed. Later ones, and those of attempts that were perhaps
+    /// never sent, say nothing about the lane unless they find the purchase.
     pub async fn find(
         &self,
         lane: &Arc<str>,
@@ -85,7 +85,8 @@ impl Calls {
         calling: impl Future<Output = Result<T, Trouble>>,
         outcome: fn(&T) -> &'static str,
     ) -> Result<T, Trouble> {
-        let (breaker_version, began) = (self.breaker.version_at_begin(), Instant::now());
+        let breaker_version = self.breaker.version_at_begin();
+        let began = Instant::now();
         let answer = calling.await;
         let outcome = match &answer {
             Ok(answer) => outcome(answer),

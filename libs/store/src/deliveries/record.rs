@@ -135,7 +135,7 @@ struct Acknowledged {
 /// for example because a second process attempted it meanwhile, does not move here and is left to
 /// [`record_any`]. Due work that came into being meanwhile is deleted by the claim that finds it.
 ///
-/// Nobody waits for this record, so its commit does not wait for the disk or a standby. If the server
+/// No further step depends on this record, so its commit does not wait for the disk or a standby. If the server
 /// dies within the next moments, these deliveries are pending again, and their webhooks are repeated
 /// with the same id.
 async fn record_acknowledged(connection: &mut PgConnection, attempts: &[&Attempted]) -> Result<Vec<Acknowledged>> {

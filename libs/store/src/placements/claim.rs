@@ -17,8 +17,8 @@ use crate::{Error, Result, age, retry_conflicts, seconds, unsigned};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
     /// Placements that a job names. They are claimed if they are still `accepted`. Usually they have no
-    /// due work, so there is no lease to take; a job that is delivered again may name one that has, and
-    /// then the next claim of that work finds it stale and deletes it.
+    /// due work, so there is no lease to take. A job that arrives late, after the sweep, may name one that has; then the
+    /// next claim of that work finds it stale and deletes it.
     Fresh,
     /// Placements with due work, in any state. The claim first takes their leases.
     Due,
@@ -324,7 +324,8 @@ fn topup(row: &Row) -> Result<ClaimedTopup> {
 /// nothing would ever collect its profiles.
 async fn put_off(connection: &mut PgConnection, claimed: &mut Vec<Claimed>, lease: Duration) -> Result<()> {
     let mut in_flight = Vec::new();
-    let (mut finished, mut finished_states) = (Vec::new(), Vec::new());
+    let mut finished = Vec::new();
+    let mut finished_states = Vec::new();
     claimed.retain(|one| {
         let is_in_flight = one.was == PlacementState::Placing && one.call_may_be_in_flight && one.attempt_age < lease;
         let is_finished = match one.was {

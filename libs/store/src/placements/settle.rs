@@ -22,8 +22,8 @@ pub struct Settlement {
     pub attempt: u32,
     pub outcome: Outcome,
     /// `Some` if the placement was claimed fresh: the lean statement may then record its purchase without reading these
-    /// columns. Its units have no eSIM yet. It usually has no row in `work`; one that is left over, for example after a repeated job, does no harm, because the claim that finds it
-    /// deletes it.
+    /// columns, and its units have no eSIM yet. Such a placement usually has no row in `work`. One that is left over, for
+    /// example after a late job, does no harm, because the claim that finds it deletes it.
     pub known_columns: Option<KnownColumns>,
 }
 

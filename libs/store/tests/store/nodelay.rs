@@ -24,7 +24,8 @@ const REPETITIONS: usize = 21;
 
 /// Turns TLS on. The names of these files are the server's defaults.
 async fn with_tls(server: &PostgresServer, data: &Path) {
-    let (certificate, key) = (data.join("server.crt"), data.join("server.key"));
+    let certificate = data.join("server.crt");
+    let key = data.join("server.key");
     let mut openssl = Command::new("openssl");
     openssl.args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]);
     let made = openssl.arg("-keyout").arg(&key).arg("-out").arg(&certificate).output().unwrap();

@@ -122,7 +122,7 @@ impl Writer for InsertOrders {
             Ok::<Vec<_>, store::Error>(stored.into_iter().map(|stored| Inserted { stored, sent }).collect())
         };
         let inserted = perform(Effect::CommitOrders, self.database.run(insert)).await?;
-        // A job that nobody waits for follows the 201; see `store_and_answer`.
+        // If no answer waits for the verdict, the job is published after the 201; see `store_and_answer`.
         let awaited = |(order, inserted): &(&NewOrder, &Inserted)| order.answering.is_some() && inserted.stored;
         for (order, _) in orders.iter().zip(&inserted).filter(awaited) {
             publish(&self.jobs, order);
@@ -258,8 +258,8 @@ impl Orders {
         let answer_deadline = sent + order.answer_within;
         let Some(mut pending_answer) = pending_answer else {
             self.metrics.order(OrderResult::Accepted, topups(&order).count());
-            // The job follows the 201: nobody holds readiness events of this order, so nothing may be bought before
-            // the answer has left.
+            // The job is published after the 201. No process holds back the readiness events of this order, so its
+            // webhook could precede the answer if it were bought earlier.
             send_201_and_wait(&order, answer_deadline, answer).await;
             publish(&self.jobs, &order);
             return;

@@ -60,7 +60,9 @@ impl ProviderWork {
     }
 
     fn alarm(&self, claimed: &Claimed, reason: &str) {
-        let (placement, order, partner) = (claimed.placement_id, claimed.order_id, claimed.partner_id);
+        let placement = claimed.placement_id;
+        let order = claimed.order_id;
+        let partner = claimed.partner_id;
         tracing::error!(placement.id = %placement, order.id = %order, partner.id = %partner, attempt = claimed.attempt,
             provider.name = self.calls.name, reason, "parked");
     }
@@ -166,7 +168,8 @@ impl ProviderWork {
     }
 
     fn report(&self, claimed: &Claimed, settled: &Settled) {
-        let (placement, order) = (claimed.placement_id, claimed.order_id);
+        let placement = claimed.placement_id;
+        let order = claimed.order_id;
         if settled.unexpected {
             tracing::error!(placement.id = %placement, order.id = %order, attempt = claimed.attempt, provider.name = self.calls.name,
                 "parked: an unexpected purchase was found");

@@ -3,8 +3,8 @@
 //!
 //! It writes `placements`, `esims` and `deliveries`, and reads no other table, because the claim has
 //! already read everything that the new rows repeat. `topups` stays as it is: a unit is ready once its
-//! eSIM has `ready_at`, and `topups.state` only says `pending` or `failed`. A placement that does not move by it, for example because
-//! another process has settled it meanwhile, is left to the general statements.
+//! eSIM has `ready_at`, and `topups.state` only says `pending` or `failed`. A placement that does not move by it, for
+//! example because another process has settled it meanwhile, is left to the general statements.
 
 use std::collections::{HashMap, HashSet};
 
