@@ -18,17 +18,17 @@ fail() {
   exit 1
 }
 
-# `join WORD…`: the words, separated by commas.
+# `join WORD…` prints the words, separated by commas.
 join() {
   local all
   all=$(printf ', %s' "$@")
   printf '%s' "${all#, }"
 }
 
-# `command_line SCRIPT`: the command for the same LOCAL_DIR.
+# `command_line SCRIPT` prints the command that runs the script for the same LOCAL_DIR.
 command_line() { [[ $LOCAL_DIR == "$ROOT/.local" ]] && printf 'deploy/local/%s' "$1" || printf 'LOCAL_DIR=%q deploy/local/%s' "$LOCAL_DIR" "$1"; }
 
-# `usage FILE`: the comment at the head of a script is its help.
+# `usage FILE` prints the help of a script, which is the comment at its head.
 usage() { sed -n '2,/^[^#]/{s/^# \{0,1\}//p;}' "$1"; }
 
 # --- what the machine has -----------------------------------------------------------------------
@@ -42,7 +42,7 @@ apt_install() {
     fail "apt-get could not install $*; see $LOCAL_DIR/log/apt-get.log"
 }
 
-# `need COMMAND PACKAGE`
+# `need COMMAND PACKAGE` installs the package if the command is missing, or fails and names it.
 need() {
   command -v "$1" >/dev/null || apt_install "$2" ||
     fail "$1 is missing: install it (Debian: apt-get install $2; macOS, not tried: xcode-select --install, or brew install $2)"
@@ -102,9 +102,9 @@ ports_of() {
   done
 }
 
-# Settings that services take from the caller's environment; deploy/local/up --help lists them.
+# The settings that services take from the caller's environment. deploy/local/up --help lists them.
 INGRESS_SETTINGS=(BRAND PLACEMENT_WAIT QUEUE_DEADLINE DUPLICATES_WAITING MAX_ITEMS MAX_UNITS PROVIDERS MAX_HEAD MAX_BODY MAX_CONNECTIONS
-  MAX_CONNECTIONS_PER_SOURCE HEAD_TIMEOUT BODY_TIMEOUT MAX_IN_FLIGHT MAX_IN_FLIGHT_MEMORY
+  MAX_CONNECTIONS_PER_SOURCE HEAD_TIMEOUT BODY_TIMEOUT MAX_IN_FLIGHT TARGET_DELAY MAX_IN_FLIGHT_MEMORY
   PARTNER_REQUESTS_PER_SECOND PARTNER_ORDERS_PER_SECOND PARTNER_UNITS_PER_SECOND QR_CONCURRENCY QR_RATE QR_WAIT
   REFUSALS_LOGGED SELF_SERVICE_IN_FLIGHT SELF_SERVICE_CONCURRENCY REDELIVER_INTERVAL LISTENERS LISTEN_WAIT
   WEBHOOK_HTTP_LIVE QR_BARE_UNTIL WEBHOOK_TEST_INTERVAL WEBHOOK_TEST_WAIT)
@@ -120,7 +120,7 @@ unset account
 PROVISIONER_SETTINGS=("${ACCOUNT_SETTINGS[@]}" PROVIDER_CONCURRENCY PROVIDER_LOOKUP_CONCURRENCY
   PROVIDER_TIMEOUT PROVIDER_ANSWER_MAX PROVIDER_RATE SETTLE PARK_AFTER CALLBACK_CONCURRENCY CALLBACK_RATE
   BREAKER_FAILURES BREAKER_OPEN BREAKER_OPEN_MOST)
-# Of ingress and the notifier.
+# These are settings of both ingress and the notifier.
 WEBHOOK_SETTINGS=(WEBHOOK_ALLOW WEBHOOK_DENY WEBHOOK_PORTS WEBHOOK_RESOLVERS QR_KEYS_FILE)
 NOTIFIER_SETTINGS=(WEBHOOK_HEAD_MAX WEBHOOK_TIMEOUT RETRY_SCHEDULE DELIVERY_CONCURRENCY ENDPOINT_CONCURRENCY
   HOST_CONCURRENCY ENDPOINT_FAILURES ENDPOINT_BLOCK ENDPOINT_BLOCK_LONGEST KEY_EXPIRING_NOTICE RETENTION_RATE)
@@ -294,7 +294,8 @@ now_set() {
 
 # `launch NAME COMMAND…` starts it detached. It keeps a running process if command, ENVIRONMENT (NAME=VALUE…) and
 # program are unchanged. ENVIRONMENT may hold secrets, so it never becomes a process argument. Of the caller's
-# environment only the variables listed below are passed on. `env` and `setpriv` in COMMAND exec.
+# environment only the variables listed below are passed on. `env` and `setpriv` in COMMAND replace themselves by the
+# program (exec), so the process id is that of the program.
 launch() {
   local name=$1 program=${*: -1} fingerprint session=nohup
   shift
@@ -351,7 +352,8 @@ died() {
   exit 1
 }
 
-# `stop NAME` sends the stop signal, waits, and kills after the services' own deadline.
+# `stop NAME` sends the stop signal and waits. It kills the process only after 35 s, when the deadline of the services
+# themselves (SHUTDOWN_TIMEOUT) has passed.
 stop() {
   local name=$1 signal=TERM began=$SECONDS
   [[ $name != postgres ]] || signal=INT # fast shutdown: does not wait for clients

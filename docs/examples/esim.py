@@ -25,7 +25,7 @@ API = "/api/v1/api_partner"
 
 
 def signed(method, path, body=None):
-    """Sends a signed request; returns the status, the headers and the JSON."""
+    """Sends a signed request and returns the status, the headers and the JSON of the answer."""
     timestamp = str(int(time.time()))
     access_key = os.environ["ACCESS_KEY"]
     content = b"" if body is None else json.dumps(body).encode()
@@ -52,7 +52,11 @@ def signed(method, path, body=None):
 
 
 def order(external_order_id, option_id, qty):
-    """Orders until the outcome is known: after a 5xx or no answer, the same id is sent again."""
+    """Orders until it is known whether the order is stored.
+
+    After a 5xx, a 429 or without an answer, it sends the same id again, because another id would be a second order.
+    It gives up after five requests; a real shop goes on until the answer is definite.
+    """
     body = {"external_order_id": external_order_id, "products": [{"option_id": option_id, "qty": qty}]}
     for wait in [1, 2, 4, 8, None]:
         try:
@@ -61,7 +65,7 @@ def order(external_order_id, option_id, qty):
             status, headers, answer = 0, {}, {"error": str(error)}
         taken = "external_order_id_taken" in (headers.get("X-Service-Error") or "")
         if taken:
-            # An earlier request was accepted: it is bought, or being bought.
+            # An earlier request stored this order, so nothing more is ordered. This shows what became of it.
             return show(external_order_id)
         if (status and status < 500 and status != 429) or wait is None:
             return status, headers, answer
@@ -73,7 +77,7 @@ def show(external_order_id):
 
 
 def is_ours(secret, headers, body):
-    """Whether one of the signatures is ours, and the webhook is fresh."""
+    """Whether one of the signatures is made with our secret, and the timestamp is at most five minutes old."""
     key = base64.b64decode(secret.removeprefix("whsec_"))
     timestamp = headers.get("webhook-timestamp", "")
     if not timestamp.isdigit() or abs(time.time() - int(timestamp)) > 300:
@@ -85,19 +89,21 @@ def is_ours(secret, headers, body):
 
 
 class Receiver(http.server.BaseHTTPRequestHandler):
+    # The same webhook can arrive twice, with the same webhook-id. A real shop keeps these ids in its database.
     seen = set()
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if not is_ours(os.environ["WEBHOOK_SECRET"], self.headers, body):
-            # Not 2xx: it is sent again, so nothing is lost while the secret changes.
+            # After an answer other than 2xx the webhook is sent again, so none is lost while the secret changes.
             self.send_response(401)
         else:
             content, webhook_id = json.loads(body), self.headers["webhook-id"]
-            # Only a further event has a type; the webhook of an eSIM has none.
+            # Only a further event has a webhook-type; the webhook of an eSIM has none.
             kind = self.headers.get("webhook-type")
             if webhook_id not in self.seen:
-                # Store it here, before the answer. The activation code is a secret: it is not printed.
+                # A real shop stores the eSIM here, before it answers. Only ids are printed, because the activation
+                # code is a secret.
                 self.seen.add(webhook_id)
                 if kind:
                     print("event", kind, webhook_id, flush=True)

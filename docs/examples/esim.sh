@@ -7,13 +7,15 @@
 #   … docs/examples/esim.sh options
 #   … docs/examples/esim.sh webhook URL
 #
-# It prints the response body. The exit status is 0 for a 2xx; otherwise it prints the status and the error code on
-# standard error. EXTERNAL_ORDER_ID has letters, digits, `-`, `.`, `_` only: anything else needs percent-encoding.
+# It prints the body of the answer. If the answer is not a 2xx, it also prints the status and the error code on standard
+# error, and fails. It sends each request once: after a 5xx or without an answer, run the same `order` again with the
+# same EXTERNAL_ORDER_ID. The error code external_order_id_taken then means that the order is stored, and `show` shows
+# it. EXTERNAL_ORDER_ID may consist of letters, digits, `-`, `.` and `_` only, because nothing is percent-encoded here.
 set -eu
 
 api=/api/v1/api_partner
 
-# signed METHOD PATH [BODY]
+# signed METHOD PATH [BODY]: sends a signed request. The signature covers the body by its SHA-256.
 signed() {
   timestamp=$(date +%s)
   key=$(printf %s "$SECRET_KEY" | openssl base64 -d -A | od -An -v -tx1 | tr -d ' \n')

@@ -1,11 +1,12 @@
-//! Typed ids: a partner's id can't be passed where an order's is meant.
+//! Typed ids. All of them are UUIDs, but each kind is a type of its own, so that the compiler
+//! refuses a partner's id where an order's id is meant.
 
 use std::{fmt, marker::PhantomData, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-/// The text does not have the shape of an id; the message describes that shape.
+/// A text does not have the shape of an id. The message describes the shape that was expected.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{0}")]
 pub struct NotAnId(pub(crate) &'static str);
@@ -17,7 +18,7 @@ pub struct Id<Kind>(Uuid, #[serde(skip)] PhantomData<Kind>);
 
 /// Identifies a partner account.
 pub type PartnerId = Id<kind::Partner>;
-/// Identifies an order; partners see it in `API connection error (Order ID: …)`.
+/// Identifies an order. Partners see it in the error `API connection error (Order ID: …)`.
 pub type OrderId = Id<kind::Order>;
 /// Identifies a placement. It is the order id at the provider, the same in every attempt.
 pub type PlacementId = Id<kind::Placement>;
@@ -27,7 +28,7 @@ pub type OptionId = Id<kind::ProductOption>;
 /// Identifies a delivery. Partners see it as a [`WebhookId`](crate::WebhookId).
 pub type DeliveryId = Id<kind::Delivery>;
 
-/// Markers for [`Id`].
+/// Empty types that tell the kinds of [`Id`] apart. They have no values.
 pub mod kind {
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub enum Partner {}
@@ -42,7 +43,8 @@ pub mod kind {
 }
 
 impl<Kind> Id<Kind> {
-    /// Makes a new id; ids made later sort later.
+    /// Makes a new id. It is a UUID of version 7, which begins with the time, so that ids made
+    /// later sort later and new rows are neighbours in an index.
     pub fn new() -> Self {
         Uuid::now_v7().into()
     }
@@ -67,9 +69,11 @@ impl<Kind> From<Uuid> for Id<Kind> {
 impl<Kind> FromStr for Id<Kind> {
     type Err = uuid::Error;
 
-    /// Parses the hyphenated form, in either case.
+    /// Parses the hyphenated form, in lower or upper case. The other forms that the crate `uuid`
+    /// knows are refused.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        text.parse::<uuid::fmt::Hyphenated>().map(|hyphenated| hyphenated.into_uuid().into())
+        text.parse::<uuid::fmt::Hyphenated>()
+            .map(|hyphenated| hyphenated.into_uuid().into())
     }
 }
 
@@ -93,8 +97,17 @@ mod tests {
     fn only_the_hyphenated_form_is_an_id() {
         let id = OptionId::new();
         assert_eq!(id.to_string().parse::<OptionId>().unwrap(), id);
-        assert_eq!(id.to_string().to_uppercase().parse::<OptionId>().unwrap(), id);
-        for bad in ["", "1", &id.uuid().simple().to_string(), &format!("{{{id}}}"), &format!("{id} ")] {
+        assert_eq!(
+            id.to_string().to_uppercase().parse::<OptionId>().unwrap(),
+            id
+        );
+        for bad in [
+            "",
+            "1",
+            &id.uuid().simple().to_string(),
+            &format!("{{{id}}}"),
+            &format!("{id} "),
+        ] {
             assert!(bad.parse::<OptionId>().is_err(), "{bad}");
         }
     }

@@ -1,10 +1,16 @@
-//! Lanes: the parts of a provider that may fail by themselves.
+//! Names of lanes. A lane is what fails together at a provider, which is usually one option. The
+//! provisioner limits each lane separately, so that an option that hangs does not slow down the
+//! others.
 
-/// The longest name of a lane that is not hashed, in bytes.
+/// The longest name of a lane that is stored as it is, in bytes. Longer ones are hashed.
 const SPELLED_OUT: usize = 64;
 
-/// The lane of a purchase, from the provider's ids of its options: the option, or the sorted distinct
-/// options joined by `+`; hashed where that is longer than 64 bytes.
+/// Returns the lane of a purchase, given the provider's ids of the options that it buys. Ingress
+/// calls it when it stores an order.
+///
+/// A purchase of one option belongs to the lane of this option. A purchase of several options can
+/// fail because of any of them, so it has a lane of its own: the sorted distinct ids, joined by
+/// `+`. A name of more than 64 bytes is replaced by its hash.
 pub fn lane<'a>(options: impl IntoIterator<Item = &'a str>) -> String {
     let mut options: Vec<&str> = options.into_iter().collect();
     options.sort_unstable();
@@ -13,10 +19,11 @@ pub fn lane<'a>(options: impl IntoIterator<Item = &'a str>) -> String {
     if lane.len() <= SPELLED_OUT {
         return lane;
     }
-    // FNV-1a: the same in every version of every program.
-    let hash = lane
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    // The name is stored with the placement, and all replicas compare it. So the hash must be the
+    // same in every version of every program, unlike that of Rust's standard hasher. It is FNV-1a.
+    let hash = lane.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
     format!("#{hash:016x}")
 }
 
@@ -34,9 +41,15 @@ mod tests {
 
     #[test]
     fn a_long_name_is_hashed() {
-        let options = ["0e4736-00f067aa0ba902b7-a3ce929d0", "4bf92f3577b34da6a3ce929d0e0e4736"];
+        let options = [
+            "0e4736-00f067aa0ba902b7-a3ce929d0",
+            "4bf92f3577b34da6a3ce929d0e0e4736",
+        ];
         assert_eq!(lane(options), "#1ebd98692b67706e");
-        assert_ne!(lane(options), lane([options[0], "4bf92f3577b34da6a3ce929d0e0e4737"]));
+        assert_ne!(
+            lane(options),
+            lane([options[0], "4bf92f3577b34da6a3ce929d0e0e4737"])
+        );
         let longest = "x".repeat(SPELLED_OUT);
         assert_eq!(lane([longest.as_str()]), longest);
     }

@@ -1,5 +1,9 @@
-//! The types and pure rules of the pipeline: ids, states and their transitions, the text forms of an eSIM profile.
-//! No I/O and no clock.
+//! The types and rules that every part of the pipeline shares: typed ids, the state machine of a
+//! placement, the names of lanes, and the text forms of an eSIM profile.
+//!
+//! All crates of the workspace may depend on this one. It does no I/O and reads no clock: times and
+//! random numbers are passed in as values, so that each rule can be tested by property tests and
+//! explored by the model checker in `tests/model`.
 
 pub mod ids;
 pub mod lane;

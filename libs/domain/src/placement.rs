@@ -1,52 +1,83 @@
-//! The state machine of a placement. The statements of `libs/store` move rows along these transitions. They add one: a
-//! purchase whose profiles have been missing for too long is parked together with its record.
+//! The state machine of a placement, which is what prevents a second purchase.
 //!
-//! The rules against buying twice:
-//! - only the process that recorded an attempt sends its purchase, after the record is committed;
-//! - an attempt with an unknown outcome stays `placing` until a look-up decides: only an attempt that certainly
-//!   bought nothing goes back to `accepted`, where the next one may be recorded;
-//! - an unexpected purchase is parked, and an operator resolves it.
+//! ```text
+//! state      event              next state
+//! accepted   claim              placing, with the number of the next attempt
+//! accepted   refuse             refused
+//! placing    bought             placed
+//! placing    rejected           failed
+//! placing    not bought         accepted
+//! placing    not found, twice   accepted, if the second look-up was after the settling delay
+//! placing    park, dispute      parked
+//! placed     dispute            parked, and disputed
+//! parked     bought             placed, unless it is disputed
+//! parked     resolve            placed, failed or accepted, as the operator decides
+//! failed     refuse             refused
+//! any        bought, although   parked, and disputed
+//!            nobody expects it
+//! ```
+//!
+//! [`Placement::after`] is the specification. In production the statements of `libs/store` move the
+//! rows; its test `machine` compares each statement with this function in every state. The model
+//! checker in `tests/model` runs this function itself. The statements add one transition: a
+//! purchase whose profiles have been missing for too long is recorded as placed and parked at once.
+//!
+//! Three rules prevent anything from being bought twice:
+//!
+//! - Only the process that recorded an attempt may send its purchase, and only after the record is
+//!   committed.
+//! - An attempt with an unknown outcome stays `placing` until a look-up decides. Only an attempt
+//!   that certainly bought nothing goes back to `accepted`, where the next attempt can be recorded.
+//! - A purchase that nobody expected any more is parked, because money was spent. An operator
+//!   resolves it.
 
 use std::time::Duration;
 
 use crate::PlacementState::{self, Accepted, Failed, Parked, Placed, Placing, Refused};
 
-/// The columns that the transitions depend on.
+/// The columns of the row that the transitions depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Placement {
     pub state: PlacementState,
     /// The number of the last recorded attempt; 0 before the first.
     pub attempt: u32,
-    /// A look-up since the last attempt found no purchase.
+    /// A look-up since the last attempt found no purchase. A second one may allow the next attempt.
     pub not_found: bool,
-    /// Parked although something is bought. Only an operator moves it; late and repeated outcomes do not.
+    /// The placement is parked although something is bought. Only an operator moves it; late and
+    /// repeated outcomes do not.
     pub disputed: bool,
 }
 
-/// An event of a placement. Events of an attempt carry its number.
+/// Something that happens to a placement. Events that concern an attempt carry its number, so that
+/// a late event of an earlier attempt is recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// A provisioner claims it to buy it.
+    /// A provisioner claims the placement to buy it, which records the next attempt.
     Claim,
-    /// The provider has the purchase of this attempt, by its response or a look-up.
+    /// The provider has the purchase of this attempt. Its response or a look-up said so.
     Bought(u32),
-    /// The provider rejected this attempt: it bought nothing, and a retry would not either.
+    /// The provider rejected this attempt. It bought nothing, and a further attempt would be
+    /// rejected, too.
     Rejected(u32),
-    /// This attempt certainly bought nothing; another one may.
+    /// This attempt certainly bought nothing, for example because the connection was refused. A
+    /// further attempt may succeed.
     NotBought(u32),
     /// A look-up found no purchase.
     NotFound {
         /// The attempt that was looked up.
         attempt: u32,
-        /// The look-up began after the settling delay: the purchase can't arrive any more.
+        /// The look-up began after the settling delay, so the purchase cannot arrive any more.
         settled: bool,
     },
-    /// Ingress answers the order with 422, or the partner cancels it. Only a placement that certainly bought nothing is
-    /// refused.
+    /// Ingress answers the order with 422, or the order is cancelled. Only a placement that
+    /// certainly bought nothing can be refused.
     Refuse,
-    /// The outcome of this attempt stayed unknown for too long.
+    /// The outcome of this attempt stayed unknown for too long, so the placement waits for an
+    /// operator.
     Park(u32),
-    /// The provider's response or the row of this attempt can't be stored or read.
+    /// The provider's response contradicts what is stored, or the response or the row of this
+    /// attempt cannot be read or stored. A retry would not help, so the placement waits for an
+    /// operator.
     Dispute(u32),
     /// An operator resolves a parked placement.
     Resolve(Resolution),
@@ -55,68 +86,93 @@ pub enum Event {
 /// How an operator resolves a parked placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Resolution {
-    /// The provider has the purchase: its profiles are collected.
+    /// The provider has the purchase, so its profiles are collected.
     Bought,
-    /// The provider doesn't have the purchase, or refunded it: its units fail.
+    /// The provider does not have the purchase, or has refunded it, so its units fail.
     NotBought,
-    /// The provider doesn't have the purchase: a new attempt buys it.
+    /// The provider does not have the purchase, so a new attempt buys it.
     Retry,
 }
 
-/// The event is late or doesn't apply; nothing changes.
+/// The event came late or does not apply in this state, so nothing changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ignored;
 
 impl Placement {
     /// A placement as ingress stores it.
-    pub const NEW: Self = Self { state: Accepted, attempt: 0, not_found: false, disputed: false };
+    pub const NEW: Self = Self {
+        state: Accepted,
+        attempt: 0,
+        not_found: false,
+        disputed: false,
+    };
 
-    /// The placement after `event`.
+    /// Returns the placement after `event`, or [`Ignored`] if the event changes nothing.
     pub fn after(self, event: Event) -> Result<Self, Ignored> {
         let to = |state| Ok(Self { state, ..self });
         let current = |attempt| attempt == self.attempt;
         match (self.state, event) {
-            (Accepted, Event::Claim) => {
-                Ok(Self { state: Placing, attempt: self.attempt + 1, not_found: false, disputed: false })
-            }
+            (Accepted, Event::Claim) => Ok(Self {
+                state: Placing,
+                attempt: self.attempt + 1,
+                not_found: false,
+                disputed: false,
+            }),
             (_, Event::Bought(_)) if self.disputed => Err(Ignored),
             (Placing | Parked, Event::Bought(attempt)) if current(attempt) => to(Placed),
             (Placed, Event::Bought(attempt)) if current(attempt) => Err(Ignored),
-            // An unexpected purchase: money was spent, so an operator must see it.
-            (_, Event::Bought(attempt)) if attempt <= self.attempt => {
-                Ok(Self { state: Parked, disputed: true, ..self })
-            }
+            // A purchase that nobody expects in this state, or of an earlier attempt. Money was
+            // spent, so an operator must see it.
+            (_, Event::Bought(attempt)) if attempt <= self.attempt => Ok(Self {
+                state: Parked,
+                disputed: true,
+                ..self
+            }),
             (Placing, Event::Rejected(attempt)) if current(attempt) => to(Failed),
             (Placing, Event::NotBought(attempt)) if current(attempt) => to(Accepted),
             (Placing, Event::NotFound { attempt, settled }) if current(attempt) => {
                 if settled && self.not_found {
                     to(Accepted)
                 } else {
-                    Ok(Self { not_found: true, ..self })
+                    Ok(Self {
+                        not_found: true,
+                        ..self
+                    })
                 }
             }
             (Accepted | Failed, Event::Refuse) => to(Refused),
-            // Not from `placed`: another look-up found the purchase.
+            // Only from `placing`. If the placement is `placed`, another look-up found the purchase
+            // while this one gave up, and its result counts.
             (Placing, Event::Park(attempt)) if current(attempt) => to(Parked),
-            // From `placing` nothing is known to be bought, so a later answer may still place it.
-            (Placing | Placed, Event::Dispute(attempt)) if current(attempt) => {
-                Ok(Self { state: Parked, disputed: self.state == Placed, ..self })
-            }
+            // `disputed` is only set if something is known to be bought. From `placing` nothing is
+            // known to be bought, so a later response may still move the placement to `placed`.
+            (Placing | Placed, Event::Dispute(attempt)) if current(attempt) => Ok(Self {
+                state: Parked,
+                disputed: self.state == Placed,
+                ..self
+            }),
             (Parked, Event::Resolve(resolution)) => {
                 let state = match resolution {
                     Resolution::Bought => Placed,
                     Resolution::NotBought => Failed,
                     Resolution::Retry => Accepted,
                 };
-                Ok(Self { state, not_found: false, disputed: false, ..self })
+                Ok(Self {
+                    state,
+                    not_found: false,
+                    disputed: false,
+                    ..self
+                })
             }
             _ => Err(Ignored),
         }
     }
 }
 
-/// The delay before the next collect: half the purchase's age, 1 s to 1 min. From `overdue` on it is `2 * overdue`,
-/// because the placement is parked then and an operator looks at it.
+/// The delay before the profiles of a purchase are asked for again. It is half of the purchase's
+/// age, between 1 s and 1 min, because a profile that has been missing for long will rarely come
+/// within the next second. From the age `overdue` on it is `2 * overdue`, because the placement is
+/// parked then and waits for an operator.
 pub fn next_collect(age: Duration, overdue: Duration) -> Duration {
     if age >= overdue {
         return overdue * 2;
@@ -124,12 +180,14 @@ pub fn next_collect(age: Duration, overdue: Duration) -> Duration {
     (age / 2).clamp(Duration::from_secs(1), Duration::from_mins(1))
 }
 
-/// The delay before the next look-up of an unknown outcome, by the age of the attempt: from 2 s to 1 min.
+/// The delay before the next look-up of an unknown outcome. It is half of the attempt's age,
+/// between 2 s and 1 min.
 pub fn next_look(age: Duration) -> Duration {
     (age / 2).clamp(Duration::from_secs(2), Duration::from_mins(1))
 }
 
-/// The delay before the next attempt after one that certainly bought nothing: 2 s, doubled each time, up to 2 min.
+/// The delay before the next attempt, after an attempt that certainly bought nothing. It is 2 s
+/// after the first attempt and doubles each time, up to 2 min.
 pub fn next_attempt(attempt: u32) -> Duration {
     Duration::from_secs(1 << attempt.clamp(1, 8)).min(Duration::from_mins(2))
 }
@@ -141,12 +199,19 @@ mod tests {
     use super::*;
 
     fn placing(attempt: u32) -> Placement {
-        Placement { state: Placing, attempt, ..Placement::NEW }
+        Placement {
+            state: Placing,
+            attempt,
+            ..Placement::NEW
+        }
     }
 
     #[test]
     fn only_the_second_settled_not_found_allows_another_attempt() {
-        let [unsettled, settled] = [false, true].map(|settled| Event::NotFound { attempt: 1, settled });
+        let [unsettled, settled] = [false, true].map(|settled| Event::NotFound {
+            attempt: 1,
+            settled,
+        });
         let once = placing(1).after(settled).unwrap();
         assert_eq!(once.state, Placing);
         assert_eq!(once.after(unsettled).unwrap().state, Placing);
@@ -171,11 +236,18 @@ mod tests {
     #[test]
     fn an_unexpected_purchase_is_parked_never_dropped() {
         for state in [Placing, Placed, Parked, Refused, Failed, Accepted] {
-            let placement = Placement { state, ..placing(2) };
+            let placement = Placement {
+                state,
+                ..placing(2)
+            };
             let parked = placement.after(Event::Bought(1)).unwrap();
             assert_eq!((parked.state, parked.disputed), (Parked, true), "{state:?}");
             for repeated in [1, 2] {
-                assert_eq!(parked.after(Event::Bought(repeated)), Err(Ignored), "{state:?}");
+                assert_eq!(
+                    parked.after(Event::Bought(repeated)),
+                    Err(Ignored),
+                    "{state:?}"
+                );
             }
         }
     }
@@ -198,11 +270,21 @@ mod tests {
     fn only_what_is_parked_is_settled_by_an_operator() {
         for state in PlacementState::ALL {
             for disputed in [false, state == Parked] {
-                let placement = Placement { state, disputed, not_found: true, ..placing(2) };
-                for (resolution, state) in
-                    [(Resolution::Bought, Placed), (Resolution::NotBought, Failed), (Resolution::Retry, Accepted)]
-                {
-                    let settled = Placement { state, ..placing(2) };
+                let placement = Placement {
+                    state,
+                    disputed,
+                    not_found: true,
+                    ..placing(2)
+                };
+                for (resolution, state) in [
+                    (Resolution::Bought, Placed),
+                    (Resolution::NotBought, Failed),
+                    (Resolution::Retry, Accepted),
+                ] {
+                    let settled = Placement {
+                        state,
+                        ..placing(2)
+                    };
                     let expected = (placement.state == Parked).then_some(settled);
                     assert_eq!(placement.after(Event::Resolve(resolution)).ok(), expected);
                 }
@@ -226,7 +308,8 @@ mod tests {
             attempt.clone().prop_map(Event::Bought),
             attempt.clone().prop_map(Event::Rejected),
             attempt.clone().prop_map(Event::NotBought),
-            (attempt.clone(), any::<bool>()).prop_map(|(attempt, settled)| Event::NotFound { attempt, settled }),
+            (attempt.clone(), any::<bool>())
+                .prop_map(|(attempt, settled)| Event::NotFound { attempt, settled }),
             attempt.clone().prop_map(Event::Park),
             attempt.clone().prop_map(Event::Dispute),
             Just(Event::Refuse),
@@ -234,8 +317,9 @@ mod tests {
     }
 
     proptest! {
-        /// For any events in any order: a purchase is sent only from `accepted` and with a new attempt number,
-        /// and a purchase at the provider stays visible.
+        /// Whatever events come in whatever order, a purchase is sent only from `accepted` and with
+        /// a new attempt number, and a placement with a purchase at the provider stays `placed` or
+        /// `parked`.
         #[test]
         fn nothing_bought_is_bought_again(events in proptest::collection::vec(event(), 1..40)) {
             let mut placement = Placement::NEW;

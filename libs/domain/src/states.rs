@@ -1,11 +1,12 @@
-//! The stored states, by the names that the database and operators see.
+//! The states that are stored as text. Their names are those in the database and in the output of
+//! `esimctl`.
 
 use serde::{Deserialize, Serialize};
 use strum::{Display, EnumString, IntoStaticStr};
 
-/// An unknown name of a state or an environment.
+/// A text is not the name of a state or of an environment.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("{0:?} is no {1}")]
+#[error("{0:?} is not a valid {1}")]
 pub struct UnknownName(pub String, pub &'static str);
 
 impl UnknownName {
@@ -18,14 +19,28 @@ impl UnknownName {
     }
 }
 
-/// The environment of a partner or an option.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, Display, EnumString, IntoStaticStr)]
+/// The environment of a partner or of an option. Live partners can only order live options. Sandbox
+/// partners can order every enabled option, because their orders always go to the provider
+/// `sandbox`.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    Display,
+    EnumString,
+    IntoStaticStr,
+)]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = UnknownName::environment)]
 pub enum Environment {
-    /// Test data; nothing is bought for real.
+    /// Test data. Orders go to the provider `sandbox`, which makes up eSIMs.
     Sandbox,
-    /// Real purchases.
+    /// Orders are bought from real providers and cost money.
     Live,
 }
 
@@ -35,27 +50,38 @@ impl Environment {
     }
 }
 
-/// The state of a placement; its transitions are in [`crate::placement`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, EnumString, IntoStaticStr)]
+/// The state of a placement. Its transitions are in [`crate::placement`].
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, EnumString, IntoStaticStr,
+)]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = UnknownName::placement_state)]
 pub enum PlacementState {
-    /// Certainly not bought; the next attempt may buy it.
+    /// The placement is certainly not bought, and the next attempt may buy it.
     Accepted,
-    /// An attempt is recorded; its outcome is unknown so far.
+    /// An attempt is recorded, and its outcome is not known yet.
     Placing,
-    /// Bought; its topups finish one by one.
+    /// The placement is bought. Its topups become ready one by one.
     Placed,
-    /// Not bought, and its order was answered with 422 or cancelled.
+    /// The placement is not bought and never will be, because its order was answered with 422 or
+    /// cancelled.
     Refused,
-    /// Not bought and given up. It becomes `refused` if its order is answered with 422 or cancelled.
+    /// The placement is not bought and has been given up. It becomes `refused` if its order is
+    /// answered with 422 or cancelled.
     Failed,
-    /// Automatic work has stopped; an operator resolves it.
+    /// Nothing is bought for the placement until an operator resolves it.
     Parked,
 }
 
 impl PlacementState {
-    pub const ALL: [Self; 6] = [Self::Accepted, Self::Placing, Self::Placed, Self::Refused, Self::Failed, Self::Parked];
+    pub const ALL: [Self; 6] = [
+        Self::Accepted,
+        Self::Placing,
+        Self::Placed,
+        Self::Refused,
+        Self::Failed,
+        Self::Parked,
+    ];
 
     pub fn as_str(self) -> &'static str {
         self.into()

@@ -1,4 +1,6 @@
-//! Topup ids: 26 digits, the UTC time `YYYYMMDDHHMMSS` and 12 digits that make it unique.
+//! Topup ids. The specification gives them 26 digits: the UTC time `YYYYMMDDHHMMSS`, and 12 digits
+//! that make the id unique within the second. For example, `20250129123456123456789012` was made on
+//! 2025-01-29 at 12:34:56.
 
 use std::{
     fmt,
@@ -11,7 +13,7 @@ use time::OffsetDateTime;
 
 use crate::ids::NotAnId;
 
-/// Identifies one unit of an order: 26 decimal digits.
+/// Identifies one unit of an order by 26 decimal digits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String")]
 pub struct TopupId(String);
@@ -27,7 +29,11 @@ impl TryFrom<String> for TopupId {
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
         let digits = text.len() == 26 && text.bytes().all(|byte| byte.is_ascii_digit());
-        if digits { Ok(Self(text)) } else { Err(NotAnId("a topup id is 26 decimal digits")) }
+        if digits {
+            Ok(Self(text))
+        } else {
+            Err(NotAnId("a topup id is 26 decimal digits"))
+        }
     }
 }
 
@@ -45,29 +51,38 @@ impl fmt::Display for TopupId {
     }
 }
 
-/// The number of ids within one second.
+/// The number of different ids within one second.
 const RANGE: u64 = 1_000_000_000_000;
-/// The step between two ids. It is coprime to [`RANGE`], so every number occurs once before one repeats. It is near
-/// the golden section, so neighbouring ids don't show how many units were sold.
+/// The distance between the 12 digits of two successive ids, modulo [`RANGE`]. It is coprime to
+/// [`RANGE`], so that every number occurs once before one repeats. It is near the golden section of
+/// the range, so that the ids are scattered and two ids do not show a partner how many units were
+/// sold between them.
 const STRIDE: u64 = 618_033_988_749;
 
-/// Generates topup ids without coordination. One generator never repeats an id: it would need 10^12 of them within
-/// one second. Two generators collide only if their random starts are closer than the number of ids they make. Then
-/// the unique key refuses the order, which retries with new ids.
+/// Generates topup ids without coordination between replicas. Each ingress has one generator, which
+/// begins at a random number.
+///
+/// One generator never repeats an id, because for that it would have to make 10^12 of them within
+/// one second. Two generators can make the same id only if their random starts happen to be closer
+/// than the number of ids that they make. In this case the unique key on the topup id refuses the
+/// second order, and ingress stores it again with new ids.
 pub struct TopupIds {
     next: AtomicU64,
 }
 
 impl TopupIds {
     pub fn new(random_start: u64) -> Self {
-        Self { next: AtomicU64::new(random_start % RANGE) }
+        Self {
+            next: AtomicU64::new(random_start % RANGE),
+        }
     }
 
-    /// The next id for the UTC time `now`.
+    /// Makes the next id. `now` is in UTC.
     pub fn next(&self, now: OffsetDateTime) -> TopupId {
         let step = self.next.fetch_add(1, Ordering::Relaxed) % RANGE;
         let unique = u128::from(step) * u128::from(STRIDE) % u128::from(RANGE);
-        let (date, time) = (now.date(), now.time());
+        let date = now.date();
+        let time = now.time();
         TopupId(format!(
             "{:04}{:02}{:02}{:02}{:02}{:02}{unique:012}",
             date.year(),
@@ -99,7 +114,12 @@ mod tests {
 
     #[test]
     fn other_texts_are_no_ids() {
-        for bad in ["", "2025012912345612345678901", "2025012912345612345678901x", "٢0250129123456123456789012"] {
+        for bad in [
+            "",
+            "2025012912345612345678901",
+            "2025012912345612345678901x",
+            "٢0250129123456123456789012",
+        ] {
             assert!(bad.parse::<TopupId>().is_err(), "{bad}");
         }
     }

@@ -1,8 +1,8 @@
 //! The ids under which partners know deliveries.
 //!
-//! Inside the system a delivery has one kind of id, [`DeliveryId`]. Partners see another text in the
-//! header `webhook-id` and in the paths of self-service: the specified webhook carries the id of its
-//! topup, because partners compare it with the response of create-order, and an event carries
+//! Inside the system a delivery has one kind of id, [`DeliveryId`]. Partners see another text, in
+//! the header `webhook-id` and in the paths of self-service. The specified webhook carries the id
+//! of its topup, because partners compare it with the answer to create-order. An event carries
 //! `evt_` and the id of its delivery.
 
 use std::{fmt, str::FromStr};
@@ -15,15 +15,16 @@ use crate::{
     ids::{DeliveryId, NotAnId},
 };
 
-/// What the id of an event begins with.
+/// The beginning of the id of an event.
 const PREFIX: &str = "evt_";
 
-/// Names a delivery to its partner; the same in every attempt.
+/// Names a delivery to its partner. It is the same in every attempt, so that the partner can
+/// recognise a repeated webhook.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum WebhookId {
-    /// The specified webhook of this topup: 26 digits.
+    /// The specified webhook of this topup. Its text has 26 digits.
     Topup(TopupId),
-    /// An event: `evt_` and 32 hexadecimal digits.
+    /// An event. Its text is `evt_` and 32 lower-case hexadecimal digits.
     Event(DeliveryId),
 }
 
@@ -42,12 +43,20 @@ impl FromStr for WebhookId {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let Some(digits) = text.strip_prefix(PREFIX) else {
             let topup = text.parse().map(Self::Topup);
-            return topup.map_err(|_: NotAnId| NotAnId("neither a topup id (26 digits) nor an event id (`evt_…`)"));
+            return topup.map_err(|_: NotAnId| {
+                NotAnId("it is neither a topup id (26 digits) nor an event id (`evt_…`)")
+            });
         };
-        // Uuid::parse_str accepts further forms, such as upper case and hyphens.
-        let is_plain = digits.len() == 32 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        // Only the form that we write is accepted. Uuid::parse_str also accepts others, such as
+        // upper case and hyphens.
+        let is_plain = digits.len() == 32
+            && digits
+                .bytes()
+                .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
         let id = Uuid::parse_str(digits).ok().filter(|_| is_plain);
-        id.map(|id| Self::Event(id.into())).ok_or(NotAnId("an event id is `evt_` and 32 hexadecimal digits"))
+        id.map(|id| Self::Event(id.into())).ok_or(NotAnId(
+            "an event id is `evt_` and 32 lower-case hexadecimal digits",
+        ))
     }
 }
 
@@ -71,7 +80,10 @@ mod tests {
     fn an_id_says_what_it_names() {
         let event = WebhookId::Event(DeliveryId::new());
         assert_eq!(event.to_string().parse(), Ok(event.clone()));
-        assert_eq!(serde_json::to_string(&event).unwrap(), format!("\"{event}\""));
+        assert_eq!(
+            serde_json::to_string(&event).unwrap(),
+            format!("\"{event}\"")
+        );
         let topup = "20250129123456123456789012";
         assert_eq!(topup.parse(), Ok(WebhookId::Topup(topup.parse().unwrap())));
         assert_eq!(WebhookId::Topup(topup.parse().unwrap()).to_string(), topup);

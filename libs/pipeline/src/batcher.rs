@@ -1,5 +1,11 @@
-//! The group commit's counterpart for messages: many tasks queue one item each and go on. One task sends, as
-//! one batch, everything that queued during its last send. There is no timer, and no caller waits.
+//! Sends messages in batches. Many tasks queue one item each and go on without waiting. One other
+//! task sends everything that queued while it sent the previous batch. There is no timer, so an
+//! item that comes alone is sent at once. Unlike in a [group commit](crate::group_commit), no
+//! caller waits for a result.
+//!
+//! [`crate::publish`] and [`crate::reports`] start one batcher for each kind of message. If the
+//! queue is full or the process dies, items are dropped. That costs time but loses nothing, because
+//! the rows that an item names are in PostgreSQL.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,17 +13,18 @@ use runtime::{Shutdown, sampler::Sampler};
 use tokio::sync::mpsc;
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
-/// The longest queue. Further items are dropped: their rows are in PostgreSQL, and a stage finds them once they are due.
+/// The longest queue. Further items are dropped; their rows are in PostgreSQL, and a stage finds
+/// them once they are due.
 const WAITING: usize = 16 * 1024;
 /// The interval between log lines about dropped items.
 const LOG_EVERY: Duration = Duration::from_secs(10);
 
-/// A handle to the sender. Clones share the sender.
+/// A handle to the sending task. Clones share the task.
 pub struct Batcher<T> {
     name: &'static str,
     queue: mpsc::Sender<(T, TaskTrackerToken)>,
     unsent: TaskTracker,
-    /// Log lines about dropped items.
+    /// Limits the log lines about dropped items.
     overflow: Arc<Sampler>,
 }
 
@@ -33,9 +40,16 @@ impl<T> Clone for Batcher<T> {
 }
 
 impl<T: Send + 'static> Batcher<T> {
-    /// Starts the task that sends batches of at most `most` items. It ends when the last clone is dropped.
-    /// `unsent` counts the unsent items. If `send` panics, the process stops with an error.
-    pub fn start<F, Sending>(name: &'static str, most: usize, unsent: TaskTracker, shutdown: &Shutdown, send: F) -> Self
+    /// Starts the task that sends batches of at most `most` items. It ends when the last clone is
+    /// dropped. `unsent` has one token for each item that is not sent yet, so that a stop can wait
+    /// for them. If `send` panics, the process stops with an error.
+    pub fn start<F, Sending>(
+        name: &'static str,
+        most: usize,
+        unsent: TaskTracker,
+        shutdown: &Shutdown,
+        send: F,
+    ) -> Self
     where
         F: Fn(Vec<T>) -> Sending + Send + 'static,
         Sending: Future<Output = ()> + Send,
@@ -49,7 +63,12 @@ impl<T: Send + 'static> Batcher<T> {
                 drop(tokens);
             }
         });
-        Self { name, queue, unsent, overflow: Arc::new(Sampler::every(LOG_EVERY)) }
+        Self {
+            name,
+            queue,
+            unsent,
+            overflow: Arc::new(Sampler::every(LOG_EVERY)),
+        }
     }
 
     /// Queues one item, or drops it if the queue is full.
@@ -60,19 +79,25 @@ impl<T: Send + 'static> Batcher<T> {
             tracing::warn!(
                 queue = self.name,
                 dropped = others + 1,
-                "messages were dropped: the queue is full; their rows start once they are due"
+                "messages were dropped because the queue is full; the stages find their rows in \
+                 PostgreSQL once they are due"
             );
         }
     }
 }
 
-/// Waits for the first item, then takes everything else that is queued, at most `most` items in all. Returns false once
-/// no more items can come.
-pub(crate) async fn next_batch<T>(items: &mut mpsc::Receiver<T>, batch: &mut Vec<T>, most: usize) -> bool {
+/// Waits for the first item, and then takes everything else that is queued, at most `most` items in
+/// all. Returns false once no more items can come.
+pub(crate) async fn next_batch<T>(
+    items: &mut mpsc::Receiver<T>,
+    batch: &mut Vec<T>,
+    most: usize,
+) -> bool {
     if items.recv_many(batch, most).await == 0 {
         return false;
     }
-    // The task that queued the item woke this one. Often other tasks are ready to queue theirs.
+    // This task was woken by the first item. Often other tasks are ready to queue theirs, so they
+    // run first, and their items join this batch.
     tokio::task::yield_now().await;
     while batch.len() < most
         && let Ok(item) = items.try_recv()
@@ -94,15 +119,25 @@ mod tests {
 
     /// Sends into memory, each batch once the gate lets it.
     fn batcher(most: usize) -> (Batcher<usize>, TaskTracker, Arc<Semaphore>, Sent) {
-        let (gate, sent) = (Arc::new(Semaphore::new(0)), Arc::new(Mutex::new(Vec::new())));
-        let (unsent, passed, kept) = (TaskTracker::new(), Arc::clone(&gate), Arc::clone(&sent));
-        let batcher = Batcher::start("test", most, unsent.clone(), &Shutdown::new(), move |batch| {
-            let (passed, kept) = (Arc::clone(&passed), Arc::clone(&kept));
-            async move {
-                passed.acquire().await.unwrap().forget();
-                kept.lock().unwrap().push(batch);
-            }
-        });
+        let gate = Arc::new(Semaphore::new(0));
+        let sent = Arc::new(Mutex::new(Vec::new()));
+        let unsent = TaskTracker::new();
+        let passed = Arc::clone(&gate);
+        let kept = Arc::clone(&sent);
+        let batcher = Batcher::start(
+            "test",
+            most,
+            unsent.clone(),
+            &Shutdown::new(),
+            move |batch| {
+                let passed = Arc::clone(&passed);
+                let kept = Arc::clone(&kept);
+                async move {
+                    passed.acquire().await.unwrap().forget();
+                    kept.lock().unwrap().push(batch);
+                }
+            },
+        );
         unsent.close();
         (batcher, unsent, gate, sent)
     }
@@ -118,7 +153,10 @@ mod tests {
         (1..7).for_each(|item| batcher.push(item));
         gate.add_permits(9);
         unsent.wait().await;
-        assert_eq!(*sent.lock().unwrap(), [vec![0], vec![1, 2, 3, 4], vec![5, 6]]);
+        assert_eq!(
+            *sent.lock().unwrap(),
+            [vec![0], vec![1, 2, 3, 4], vec![5, 6]]
+        );
     }
 
     #[tokio::test]
@@ -138,7 +176,13 @@ mod tests {
     #[tokio::test]
     async fn a_send_that_panics_ends_the_process_with_an_error() {
         let shutdown = Shutdown::new();
-        let batcher = Batcher::start("test", 4, TaskTracker::new(), &shutdown, async |_: Vec<u8>| panic!("broken"));
+        let batcher = Batcher::start(
+            "test",
+            4,
+            TaskTracker::new(),
+            &shutdown,
+            async |_: Vec<u8>| panic!("broken"),
+        );
         batcher.push(1);
         shutdown.soft().cancelled().await;
         let failure = shutdown.finished().await.unwrap_err();

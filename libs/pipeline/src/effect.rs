@@ -1,12 +1,17 @@
-//! Every external effect of a stage, by name, and the helper that runs it. With the feature `failpoints`, a
-//! process can be made to die right before or after each effect; otherwise the helper adds nothing.
+//! Names every external effect of a stage, for example a commit, a purchase or a webhook, and runs
+//! it through one function, [`perform`]. If the crate is compiled with the feature `failpoints`,
+//! the crash tests can make a process die right before or right after each effect. They check that
+//! even then nothing is bought twice and nothing is lost. Without the feature, [`perform`] adds
+//! nothing.
 
 use std::fmt;
 
 use strum::VariantArray;
 
 /// An effect of a stage outside its process, grouped by the stages that run it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::Display, strum::VariantArray)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::Display, strum::VariantArray,
+)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Effect {
     /// The group commit that stores orders.
@@ -22,11 +27,11 @@ pub enum Effect {
 
     /// The claim of fresh tickets; it records the attempts of placements.
     Claim,
-    /// The sweep that makes rows due which have no outcome after their first lease.
+    /// The sweep, which makes those rows due that have no outcome after their first lease.
     Sweep,
     /// The claim of due tickets, which also takes their leases.
     ClaimDue,
-    /// The move of an unreadable message to the dead messages.
+    /// The move of a message that cannot be read to the dead messages.
     Bury,
 
     /// The purchase at the provider.
@@ -35,7 +40,7 @@ pub enum Effect {
     Find,
     /// The request for a purchase's profiles.
     Collect,
-    /// A placement becomes due earlier, because the provider called back.
+    /// The commit that makes a placement due earlier, because the provider called back.
     CommitHint,
     /// The record that a provider's breaker opens or closes.
     CommitHealth,
@@ -95,7 +100,13 @@ impl Point {
     pub fn all() -> impl Iterator<Item = Self> {
         Effect::VARIANTS.iter().flat_map(|&effect| {
             let sides = [Side::Before, Side::After];
-            effect.stages().iter().flat_map(move |&stage| sides.map(|side| Self { stage, effect, side }))
+            effect.stages().iter().flat_map(move |&stage| {
+                sides.map(|side| Self {
+                    stage,
+                    effect,
+                    side,
+                })
+            })
         })
     }
 
@@ -107,13 +118,14 @@ impl Point {
 
 impl fmt::Display for Point {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A padded column needs the whole text.
+        // The text is made first and then padded, because padding its parts would not align
+        // columns.
         formatter.pad(&format!("{} {}", self.stage, self.name()))
     }
 }
 
-/// Awaits `act`, which has the effect, and returns its result unchanged. The name of the effect marks the two moments,
-/// before and after it, at which a crash test can kill the process.
+/// Awaits `act`, which has the effect, and returns its result unchanged. The name of the effect
+/// marks the two moments, before and after it, at which a crash test can kill the process.
 pub async fn perform<F: Future>(effect: Effect, act: F) -> F::Output {
     reach(effect, Side::Before);
     let output = act.await;
@@ -125,8 +137,10 @@ pub async fn perform<F: Future>(effect: Effect, act: F) -> F::Output {
 #[inline]
 fn reach(_: Effect, _: Side) {}
 
-/// `FAILPOINTS` assigns actions to points, in the syntax of the crate `fail`: `purchase.after=return` kills the
-/// process there, `purchase.after=2*off->return` at the third time. `sleep(ms)` stalls it.
+/// Runs the action that `FAILPOINTS` assigns to this point, if there is one. The syntax is that of
+/// the crate `fail`: `purchase.after=return` kills the process at this point,
+/// `purchase.after=2*off->return` does so at the third time, and `sleep(ms)` makes the process
+/// stall.
 #[cfg(feature = "failpoints")]
 fn reach(effect: Effect, side: Side) {
     use std::sync::LazyLock;
@@ -135,7 +149,7 @@ fn reach(effect: Effect, side: Side) {
         let configured = std::env::var("FAILPOINTS").unwrap_or_default();
         for (name, action) in configured.split(';').filter_map(|one| one.split_once('=')) {
             if let Err(error) = fail::cfg(name, action) {
-                tracing::error!(name, error, "FAILPOINTS");
+                tracing::error!(name, error, "FAILPOINTS has an action that cannot be read");
             }
         }
     });

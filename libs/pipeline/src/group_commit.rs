@@ -1,6 +1,18 @@
-//! Group commit: many tasks queue one item each and wait. One writer writes everything that queued during its
-//! last write at once. An item that somebody waits for is written immediately, even alone. Items that
-//! [can wait](Writer::can_wait) linger for [`LINGER`], so that at low load several of them share one write.
+//! Group commit: many items are stored with one statement, so that the number of items per second
+//! is not bounded by the number of commits that the disk can do.
+//!
+//! Many tasks queue one item each and wait for its result: ingress queues orders, the provisioner
+//! outcomes of purchases, and the notifier results of attempts and deliveries without an endpoint.
+//! One task, the writer, takes everything that queued during its last write and writes it in one
+//! statement. It writes such a batch at once, even if it has a single item. Only a batch whose
+//! items all [can wait](Writer::can_wait) lingers for further items, for at most [`LINGER`], so that
+//! at low load several of them share one write.
+//!
+//! Guarantee: each caller gets the result of its own item. If a batch fails because of one bad
+//! item, the items are written one by one, so that the others do not fail with it. A caller whose
+//! `given_up` ends before its batch is formed takes its item back, and then it is certainly not
+//! written ([`GroupCommit::write_unless`]). Dropping the future of a write does not take a queued
+//! item back: it is written, and nobody learns its result.
 
 use std::{
     pin::pin,
@@ -17,11 +29,11 @@ use tracing::Instrument;
 
 use crate::{batcher::next_batch, trace};
 
-/// The writer has panicked: the item may or may not be written, and the process stops.
+/// The writer has panicked. Whether the item was written is unknown, and the process stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Closed;
 
-/// Writes batches of items. The results match the items one to one.
+/// What a group commit writes, and how. The results match the items one to one.
 pub trait Writer: Send + Sync + 'static {
     /// The name of the writer's task.
     const NAME: &'static str;
@@ -32,9 +44,13 @@ pub trait Writer: Send + Sync + 'static {
     type Error: Clone + Send + 'static;
 
     /// Writes all items or none.
-    fn write(&self, items: &[Self::Item]) -> impl Future<Output = Result<Vec<Self::Output>, Self::Error>> + Send;
+    fn write(
+        &self,
+        items: &[Self::Item],
+    ) -> impl Future<Output = Result<Vec<Self::Output>, Self::Error>> + Send;
 
-    /// Whether a delay of this item holds nothing up, so that it may wait for others.
+    /// Whether a delay of this item holds nothing up, so that it may wait for others to share a
+    /// write.
     fn can_wait(_item: &Self::Item) -> bool {
         false
     }
@@ -45,7 +61,7 @@ pub trait Writer: Send + Sync + 'static {
 
 /// How long an item that can wait waits for others.
 const LINGER: Duration = Duration::from_millis(25);
-/// So many items are worth a write of their own.
+/// As many items as this are worth a write of their own.
 const LINGER_ITEMS: usize = 32;
 
 /// An entry of the queue.
@@ -55,7 +71,8 @@ struct Entry<W: Writer> {
     answer: oneshot::Sender<Written<W>>,
 }
 
-/// An item that either the writer takes and writes, or the caller takes back and drops.
+/// An item that is either taken by the writer, which writes it, or taken back by the caller, which
+/// drops it. The lock decides which, so that it cannot be both.
 type Queued<T> = Arc<Mutex<Option<T>>>;
 
 fn take<T>(item: &Queued<T>) -> Option<T> {
@@ -72,13 +89,16 @@ pub struct GroupCommit<W: Writer> {
 
 impl<W: Writer> Clone for GroupCommit<W> {
     fn clone(&self) -> Self {
-        Self { queue: self.queue.clone() }
+        Self {
+            queue: self.queue.clone(),
+        }
     }
 }
 
 impl<W: Writer> GroupCommit<W> {
-    /// Starts the writer, which ends when the last clone is dropped. `max_batch` limits a batch and, times four, the queue. If
-    /// the writer panics, the process stops with an error.
+    /// Starts the writer. It ends when the last clone of the handle is dropped. A batch has at most
+    /// `max_batch` items, and four times as many wait in the queue; further callers wait for room.
+    /// If the writer panics, the process stops with an error.
     pub fn start(writer: W, max_batch: usize, shutdown: &Shutdown) -> Self {
         let (queue, entries) = mpsc::channel(max_batch * 4);
         shutdown.supervise(W::NAME, run(writer, entries, max_batch));
@@ -87,11 +107,13 @@ impl<W: Writer> GroupCommit<W> {
 
     /// Writes one item together with everything else in the queue.
     pub async fn write(&self, item: W::Item) -> Result<Result<W::Output, W::Error>, Closed> {
-        self.write_unless(item, std::future::pending()).await?.ok_or(Closed)
+        self.write_unless(item, std::future::pending())
+            .await?
+            .ok_or(Closed)
     }
 
-    /// Like [`GroupCommit::write`], but takes the item out of the queue if `given_up` ends before its batch
-    /// is formed. The result is then `None`, and the item is never written.
+    /// Like [`GroupCommit::write`], but takes the item out of the queue if `given_up` ends before
+    /// its batch is formed. The result is then `None`, and the item is never written.
     pub async fn write_unless(
         &self,
         item: W::Item,
@@ -105,13 +127,19 @@ impl<W: Writer> GroupCommit<W> {
         let writing = async {
             let mut given_up = pin!(given_up);
             tokio::select! {
-                queued = self.queue.send(Entry { item: Arc::clone(&item), can_wait, answer }) => queued.map_err(|_| Closed)?,
+                queued = self.queue.send(Entry {
+                    item: Arc::clone(&item),
+                    can_wait,
+                    answer,
+                }) => queued.map_err(|_| Closed)?,
                 () = &mut given_up => return Ok(None),
             }
             tokio::select! {
                 result = &mut written => return result.map(Some).map_err(|_| Closed),
                 () = &mut given_up => {}
             }
+            // Whoever takes the item decides what becomes of it. If the writer was first, the item
+            // is part of a batch, so its result must be awaited although the caller has given up.
             match take(&item) {
                 Some(_) => Ok(None),
                 None => written.await.map(Some).map_err(|_| Closed),
@@ -125,6 +153,7 @@ impl<W: Writer> GroupCommit<W> {
     }
 }
 
+/// The loop of the writer.
 async fn run<W: Writer>(writer: W, mut entries: mpsc::Receiver<Entry<W>>, max_batch: usize) {
     let mut batch = Vec::with_capacity(max_batch);
     while next_batch(&mut entries, &mut batch, max_batch).await {
@@ -138,15 +167,21 @@ async fn run<W: Writer>(writer: W, mut entries: mpsc::Receiver<Entry<W>>, max_ba
         }
         let results = write_batch(&writer, &items).await;
         let together = items.len();
+        debug_assert_eq!(results.len(), together, "one result for each item");
         for (answer, result) in answers.into_iter().zip(results) {
-            // The caller may be gone; the item is written anyway.
+            // The caller may be gone by now. Its item is written all the same.
             let _ = answer.send((result, together));
         }
     }
 }
 
-/// Adds items to a batch until it is worth a write, an item comes that cannot wait, or [`LINGER`] has passed.
-async fn linger<W: Writer>(entries: &mut mpsc::Receiver<Entry<W>>, batch: &mut Vec<Entry<W>>, max_batch: usize) {
+/// Adds items to a batch until it is worth a write, an item comes that cannot wait, or [`LINGER`]
+/// has passed.
+async fn linger<W: Writer>(
+    entries: &mut mpsc::Receiver<Entry<W>>,
+    batch: &mut Vec<Entry<W>>,
+    max_batch: usize,
+) {
     let end = Instant::now() + LINGER;
     while batch.len() < LINGER_ITEMS.min(max_batch) {
         let Ok(Some(entry)) = timeout_at(end, entries.recv()).await else {
@@ -160,6 +195,8 @@ async fn linger<W: Writer>(entries: &mut mpsc::Receiver<Entry<W>>, batch: &mut V
     }
 }
 
+/// Writes a batch, or its items one by one if one of them may have caused an error. Returns one
+/// result for each item.
 async fn write_batch<W: Writer>(writer: &W, items: &[W::Item]) -> Vec<Result<W::Output, W::Error>> {
     match writer.write(items).await {
         Ok(outputs) => outputs.into_iter().map(Ok).collect(),
@@ -167,7 +204,8 @@ async fn write_batch<W: Writer>(writer: &W, items: &[W::Item]) -> Vec<Result<W::
             let mut results = Vec::with_capacity(items.len());
             for item in items {
                 let alone = writer.write(std::slice::from_ref(item)).await;
-                results.push(alone.and_then(|mut outputs| outputs.pop().ok_or_else(|| error.clone())));
+                results
+                    .push(alone.and_then(|mut outputs| outputs.pop().ok_or_else(|| error.clone())));
             }
             results
         }
@@ -218,9 +256,17 @@ mod tests {
 
     /// A group commit whose writes wait at the gate.
     fn doubler(most: usize) -> (GroupCommit<Doubler>, Arc<Semaphore>, Arc<Mutex<Vec<usize>>>) {
-        let (gate, batches) = (Arc::new(Semaphore::new(0)), Arc::default());
-        let doubler = Doubler { gate: Arc::clone(&gate), batches: Arc::clone(&batches) };
-        (GroupCommit::start(doubler, most, &Shutdown::new()), gate, batches)
+        let gate = Arc::new(Semaphore::new(0));
+        let batches = Arc::default();
+        let doubler = Doubler {
+            gate: Arc::clone(&gate),
+            batches: Arc::clone(&batches),
+        };
+        (
+            GroupCommit::start(doubler, most, &Shutdown::new()),
+            gate,
+            batches,
+        )
     }
 
     async fn write_all(items: &[u32]) -> (Vec<Result<u32, &'static str>>, Vec<usize>) {
@@ -228,7 +274,8 @@ mod tests {
         let writes: Vec<_> = items
             .iter()
             .map(|item| {
-                let (commit, item) = (commit.clone(), *item);
+                let commit = commit.clone();
+                let item = *item;
                 tokio::spawn(async move { commit.write(item).await.unwrap() })
             })
             .collect();
@@ -289,7 +336,10 @@ mod tests {
             tokio::task::yield_now().await;
         }
         assert_eq!(commit.write_unless(2, async {}).await, Ok(None));
-        assert_eq!(commit.write_unless(3, tokio::task::yield_now()).await, Ok(None));
+        assert_eq!(
+            commit.write_unless(3, tokio::task::yield_now()).await,
+            Ok(None)
+        );
         give_up_first.send(()).unwrap();
         tokio::task::yield_now().await;
         gate.add_permits(1);
@@ -300,7 +350,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_writer_that_panics_ends_the_process_with_an_error() {
-        let (gate, batches) = (Arc::new(Semaphore::new(9)), Arc::default());
+        let gate = Arc::new(Semaphore::new(9));
+        let batches = Arc::default();
         let shutdown = Shutdown::new();
         let commit = GroupCommit::start(Doubler { gate, batches }, 100, &shutdown);
         assert_eq!(commit.write(1).await, Ok(Ok(2)));
@@ -308,6 +359,9 @@ mod tests {
         shutdown.soft().cancelled().await;
         assert_eq!(commit.write(1).await, Err(Closed));
         let failure = shutdown.finished().await.unwrap_err();
-        assert!(failure.to_string().contains("commit-numbers panicked"), "{failure}");
+        assert!(
+            failure.to_string().contains("commit-numbers panicked"),
+            "{failure}"
+        );
     }
 }

@@ -1,8 +1,22 @@
-//! Work between the stages: streams and subjects, payloads, publishing in batches, the worker (wait for a permit,
-//! claim, run), reports to the ingress process that answers an order, and the trace of an order.
+//! What the stages of the pipeline share: how work is announced, how a stage takes it up, and how
+//! its results are stored. Ingress, the provisioner and the notifier all use it.
 //!
-//! PostgreSQL is the source of truth; JetStream only makes work start sooner. Each stage also sweeps for unfinished
-//! rows and looks at its due work, so a lost, repeated or late message changes nothing.
+//! PostgreSQL is the source of truth, and JetStream only makes work start sooner. Each stage also
+//! sweeps for unfinished rows and looks at its due work, so a message that is lost, repeated or
+//! late changes nothing but the time. Everything in this crate relies on that: a message that
+//! cannot be sent is dropped, and a ticket may be lost.
+//!
+//! - Sending: [`payload`] defines the messages, [`publish`] sends jobs and readiness events, and
+//!   [`reports`] carries verdicts and readiness to the ingress process that is answering an order.
+//!   [`batcher`] collects what is sent together, and [`streams`] has the connection, the streams
+//!   and the subjects. [`access`] holds the credentials.
+//! - Working: [`worker`] makes tickets from messages and from due work, and lets the stage work on
+//!   their rows. The tickets wait in queues for [`permits`], which bound how many rows a stage
+//!   works on at once, and share this number between lanes and partners.
+//! - Storing: [`group_commit`] writes many items with one statement.
+//! - Across all of them: [`timing`] has the times that several stages must agree on, [`trace`]
+//!   connects the spans of one order, [`metrics`] measures, and [`effect`] names the points at
+//!   which a crash test can kill a process.
 
 pub mod access;
 pub mod batcher;

@@ -1,4 +1,5 @@
-//! Metrics of every stage's loop: rows in flight, and messages that wait in JetStream.
+//! The metrics that all stages share: the rows that a stage works on, the rows that are due, and
+//! the messages that wait in JetStream. docs/metrics.md describes each.
 
 use std::{
     sync::{Arc, Mutex},
@@ -30,7 +31,7 @@ pub(crate) struct RowMetrics {
     due: Arc<[KeyValue]>,
 }
 
-/// A row in flight, until this is dropped.
+/// Counts a row as in flight until it is dropped.
 pub(crate) struct InFlight {
     metrics: RowMetrics,
     class: Class,
@@ -39,17 +40,23 @@ pub(crate) struct InFlight {
 /// The attributes of due rows: the stage, and the provider if the stage has several.
 fn due_of(stage: &'static str, provider: Option<String>) -> Arc<[KeyValue]> {
     let provider = provider.map(|provider| KeyValue::new("provider", provider));
-    std::iter::once(KeyValue::new("stage", stage)).chain(provider).collect()
+    std::iter::once(KeyValue::new("stage", stage))
+        .chain(provider)
+        .collect()
 }
 
-/// The metric of the rows that are due in PostgreSQL.
+/// The gauge of the rows that are due in PostgreSQL. Each stage reads their number and shows it
+/// here.
 #[derive(Clone)]
 pub struct DueRows(Gauge<u64>, &'static str);
 
 impl DueRows {
     pub fn new(stage: &'static str) -> Self {
         let description = "Rows that are due in PostgreSQL, counted up to a limit";
-        Self(Instruments::of("pipeline").gauge("esim.due.rows", description), stage)
+        Self(
+            Instruments::of("pipeline").gauge("esim.due.rows", description),
+            stage,
+        )
     }
 
     pub fn show(&self, provider: Option<String>, rows: u64) {
@@ -65,19 +72,24 @@ impl RowMetrics {
                 .i64_up_down_counter("esim.jobs.in_flight")
                 .with_description("Rows that this process works on")
                 .build(),
-            claimed: make
-                .counter("esim.jobs.claimed", "Rows that were claimed, because of a message or because they were due"),
+            claimed: make.counter(
+                "esim.jobs.claimed",
+                "Rows that were claimed, because of a message or because they were due",
+            ),
             deferred: make.counter(
                 "esim.jobs.deferred",
-                "Rows of messages that became due at once, because their lane is full, slow or failing",
+                "Rows of messages that became due at once, because their lane is full, slow or \
+                 failing",
             ),
-            swept: make
-                .counter("esim.due.swept", "Rows that became due because their first lease ended without an outcome"),
+            swept: make.counter(
+                "esim.due.swept",
+                "Rows that became due because their first lease ended without an outcome",
+            ),
             drained: make.counter("esim.due.drained", "Due rows that were worked on"),
             stage: [KeyValue::new("stage", stage)],
             due: due_of(stage, provider),
         };
-        // A rate needs its counter from the start.
+        // A rate can be computed only if its counter exists from the start, so each begins with 0.
         metrics.deferred.add(0, &metrics.due);
         metrics.drained.add(0, &metrics.due);
         metrics.swept.add(0, &metrics.stage);
@@ -90,7 +102,8 @@ impl RowMetrics {
             Class::Due => "due",
         };
         let [stage] = self.stage.clone();
-        self.claimed.add(count(rows), &[stage, KeyValue::new("source", source)]);
+        self.claimed
+            .add(count(rows), &[stage, KeyValue::new("source", source)]);
     }
 
     pub(crate) fn deferred(&self, rows: usize) {
@@ -103,7 +116,10 @@ impl RowMetrics {
 
     pub(crate) fn count_in_flight(&self, class: Class) -> InFlight {
         self.in_flight.add(1, &self.stage);
-        InFlight { metrics: self.clone(), class }
+        InFlight {
+            metrics: self.clone(),
+            class,
+        }
     }
 }
 
@@ -120,26 +136,36 @@ impl Drop for InFlight {
     }
 }
 
-/// A stream to watch, with this process's consumers.
+/// A stream to watch, with the consumers of this process.
 #[derive(Clone, Debug)]
 pub struct Watched {
     /// The stream, without prefix.
     pub stream: &'static str,
-    /// Durable names.
+    /// The durable names of the consumers.
     pub consumers: Vec<String>,
 }
 
-/// What JetStream last reported, for each of [`GAUGES`]; empty in an outage, when numbers would be old.
+/// What JetStream last reported, for each of [`GAUGES`]. It is empty during an outage, because old
+/// numbers would mislead.
 type Seen = [Vec<(u64, Vec<KeyValue>)>; 3];
 
 /// The gauges of streams and consumers, with their descriptions.
 const GAUGES: [(&str, &str); 3] = [
-    ("esim.stream.messages", "Messages in a stream, taken ones of the last minute included"),
-    ("esim.stream.replicas", "Servers that hold a stream, by state: current, lagging, offline"),
-    ("esim.consumer.pending", "Messages that a consumer has not taken yet"),
+    (
+        "esim.stream.messages",
+        "Messages in a stream, taken ones of the last minute included",
+    ),
+    (
+        "esim.stream.replicas",
+        "Servers that hold a stream, by state: current, lagging, offline",
+    ),
+    (
+        "esim.consumer.pending",
+        "Messages that a consumer has not taken yet",
+    ),
 ];
 
-/// Reports the number of waiting messages per stream, until the soft stop.
+/// Reads the state of streams and consumers until the soft stop, and shows it as gauges.
 pub async fn watch(nats: Nats, watched: Vec<Watched>, shutdown: Shutdown) -> anyhow::Result<()> {
     let seen = Arc::new(Mutex::new(Seen::default()));
     show(&seen);
@@ -158,14 +184,18 @@ async fn look(nats: &Nats, watched: &[Watched]) -> Seen {
         return seen;
     }
     for Watched { stream, consumers } in watched {
-        // The publisher or consumer creates a missing stream.
+        // A missing stream is left out here. It is created by whoever publishes to it or pulls from
+        // it.
         let Ok(found) = nats.context.get_stream(nats.stream_name(stream)).await else {
             continue;
         };
         let of_stream = KeyValue::new("stream", *stream);
         messages.push((found.cached_info().state.messages, vec![of_stream.clone()]));
         for (state, servers) in replicas(found.cached_info().cluster.as_ref()) {
-            by_state.push((servers, vec![of_stream.clone(), KeyValue::new("state", state)]));
+            by_state.push((
+                servers,
+                vec![of_stream.clone(), KeyValue::new("state", state)],
+            ));
         }
         for name in consumers {
             let Ok(consumer) = found.get_consumer::<pull::Config>(name).await else {
@@ -184,7 +214,10 @@ fn replicas(cluster: Option<&ClusterInfo>) -> [(&'static str, u64); 3] {
     let others = cluster.map_or(&[][..], |cluster| &cluster.replicas);
     let leaders = usize::from(cluster.is_none_or(|cluster| cluster.leader.is_some()));
     let offline = others.iter().filter(|peer| peer.offline).count();
-    let current = others.iter().filter(|peer| peer.current && !peer.offline).count();
+    let current = others
+        .iter()
+        .filter(|peer| peer.current && !peer.offline)
+        .count();
     [
         ("current", count(leaders + current)),
         ("lagging", count(others.len() - current - offline)),

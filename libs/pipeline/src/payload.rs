@@ -1,18 +1,24 @@
-//! The messages between stages: ids and trace context, never credentials.
+//! The messages between the stages. They contain ids, names of lanes and providers, verdicts and
+//! times, with the trace context, and never credentials or activation codes, so that NATS carries
+//! no secrets.
 //!
-//! Each message carries its type and version as a tag, so that a reader refuses what it does not know instead of
-//! guessing. When a message changes after `v0.1.0`, its new form becomes a further variant, and the old variant stays
-//! until no stream can hold it any more.
+//! Each message carries its type and version as a tag, so that a reader refuses what it does not
+//! know instead of guessing. Programs of two versions run side by side during an upgrade, and the
+//! new one must still read what the old one sends. So when a message changes after `v0.1.0`, its
+//! new form becomes a further variant of its type, and the old variant stays until no stream can
+//! hold it any more.
 
 use domain::{DeliveryId, OrderId, PartnerId, PlacementId};
 use serde::{Deserialize, Serialize};
 
-/// The most rows in one message, so that a burst of orders spreads over the replicas. A process pulls a message only
-/// while it has room for this many tickets. Even so it may defer some of them, for example if they are all of one lane
-/// and partner, because one queue gets only half of the room.
+/// The most rows in one message. Small messages spread a burst of orders over the replicas. A
+/// process pulls a message only while it has room for this many tickets. Even so it may defer some
+/// of them, for example if they are all of one lane and partner, because one queue gets only half
+/// of the room.
 pub const ROWS_PER_MESSAGE: usize = 32;
 
-/// Placements wait to be bought. JetStream, subject `topup.job.<provider>`, from ingress to the provisioners.
+/// A job: placements wait to be bought. It is sent by ingress to the provisioners over JetStream,
+/// with the subject `topup.job.<provider>`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
 pub enum TopupJob {
@@ -21,6 +27,7 @@ pub enum TopupJob {
     V1 { placements: Vec<JobPlacement> },
 }
 
+/// One placement of a job, with what its ticket needs to find its queue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobPlacement {
     pub placement_id: PlacementId,
@@ -28,11 +35,12 @@ pub struct JobPlacement {
     pub lane: String,
 }
 
-/// Units have their profile, so their webhooks can be sent. JetStream, subject `topup.ready.batch`, to the notifiers.
+/// A readiness event: units have their profiles, so their webhooks can be sent. It goes to the
+/// notifiers over JetStream, with the subject `topup.ready.batch`.
 ///
-/// It is published only when the answer of the order has left or never will, because a webhook must not precede its
-/// 201. While an order is still being answered, its ingress process publishes the event; otherwise the provisioner
-/// does.
+/// It is published only when the answer of the order has left or never will, because a webhook must
+/// not precede the 201 of its order. While an order is still being answered, its ingress process
+/// publishes the event. Otherwise the provisioner does.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
 pub enum TopupReady {
@@ -41,18 +49,20 @@ pub enum TopupReady {
     V1 { deliveries: Vec<ReadyDelivery> },
 }
 
+/// One delivery of a readiness event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadyDelivery {
     pub delivery_id: DeliveryId,
     pub partner_id: PartnerId,
 }
 
-/// What happened to orders that one ingress process is still answering. Core NATS, subject `topup.answer.<ingress>`,
-/// from any provisioner to that process.
+/// What happened to orders that one ingress process is still answering. Any provisioner sends it to
+/// that process over core NATS, with the subject `topup.answer.<ingress>`.
 ///
-/// Ingress believes nothing of it that matters: a 422 rests on a transaction of its own, and a readiness event only
-/// makes the notifier read the delivery in PostgreSQL. So a lost or forged report costs time at worst: a forged
-/// readiness event can take the place of a real one, and the webhook of that unit then waits for the sweep.
+/// Ingress believes nothing of it that matters. A 422 rests on a transaction of its own, and a
+/// readiness event only makes the notifier read the delivery in PostgreSQL. So a lost or forged
+/// report costs time at worst. For example, a forged readiness event can take the place of a real
+/// one, and the webhook of that unit then waits for the sweep.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
 pub enum Reports {
@@ -72,32 +82,41 @@ pub struct VerdictReport {
     pub order_id: OrderId,
     pub placement_id: PlacementId,
     pub verdict: Verdict,
+    /// How much of the time until this verdict the provider took, in milliseconds. That is the time
+    /// until it responded and, if its responses are slow, the time until it had room for the
+    /// purchase. Ingress admits fewer orders when the rest of the time, which is ours, becomes too
+    /// long.
+    #[serde(default)]
+    pub provider_ms: u32,
 }
 
 /// The outcome of a purchase, reduced to what decides between a 201 and a 422.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// The provider has the purchase. The provisioner may not have recorded it yet, and need not have: a 201 promises only
-    /// the stored order.
+    /// The provider has the purchase. The provisioner may not have recorded it yet. It need not
+    /// have, because a 201 promises only the stored order.
     Placed,
-    /// The provider may have the purchase, or the purchase is sent later. The order is carried out either way.
+    /// The provider may have the purchase, or the purchase is sent later. In both cases the order
+    /// is carried out.
     UnderWay,
-    /// The provider rejected the purchase. The provisioner has recorded that, because a 422 rests on it.
+    /// The provider rejected the purchase. The provisioner has recorded that, because a 422 rests
+    /// on it.
     Rejected,
-    /// The request certainly never reached the provider. The provisioner has recorded that, because a 422 rests on it.
+    /// The request certainly never reached the provider. The provisioner has recorded that, because
+    /// a 422 rests on it.
     NotSent,
 }
 
 impl Verdict {
-    /// Whether it says that the order is carried out. One such verdict is enough for a 201, whatever happens to the
-    /// other placements.
+    /// Whether the verdict says that the order is carried out. One such verdict is enough for a
+    /// 201, whatever happens to the other placements, because a 422 refuses all of them or none.
     pub fn means_carried_out(self) -> bool {
         matches!(self, Self::Placed | Self::UnderWay)
     }
 }
 
-/// A unit of an order became ready while the order is still being answered.
+/// A unit became ready while its order is still being answered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadyReport {
     pub order_id: OrderId,
@@ -108,8 +127,9 @@ pub struct ReadyReport {
     pub traceparent: Option<String>,
 }
 
-/// A provisioner can buy from this provider now. Core NATS, subject `topup.heartbeat.<provider>`, each second, to every
-/// ingress process. No heartbeat means that a verdict would not come in time, so ingress answers without one.
+/// A heartbeat: a provisioner can buy from this provider now. It is sent each second to every
+/// ingress process over core NATS, with the subject `topup.heartbeat.<provider>`. Without
+/// heartbeats a verdict would not come in time, so ingress answers without waiting for one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
 pub enum Heartbeat {
@@ -123,8 +143,15 @@ mod tests {
 
     #[test]
     fn a_job_is_small_and_tagged() {
-        let (placement_id, partner_id) = (PlacementId::new(), PartnerId::new());
-        let job = TopupJob::V1 { placements: vec![JobPlacement { placement_id, partner_id, lane: "a".into() }] };
+        let placement_id = PlacementId::new();
+        let partner_id = PartnerId::new();
+        let job = TopupJob::V1 {
+            placements: vec![JobPlacement {
+                placement_id,
+                partner_id,
+                lane: "a".into(),
+            }],
+        };
         let text = serde_json::to_string(&job).unwrap();
         assert_eq!(
             text,
@@ -143,14 +170,30 @@ mod tests {
 
     #[test]
     fn a_report_names_only_what_it_has() {
-        let (order_id, placement_id) = (OrderId::new(), PlacementId::new());
-        let verdict = VerdictReport { order_id, placement_id, verdict: Verdict::UnderWay };
-        let delivery = ReadyDelivery { delivery_id: DeliveryId::new(), partner_id: PartnerId::new() };
-        let ready = ReadyReport { order_id, delivery, traceparent: None };
+        let order_id = OrderId::new();
+        let placement_id = PlacementId::new();
+        let verdict = VerdictReport {
+            order_id,
+            placement_id,
+            verdict: Verdict::UnderWay,
+            provider_ms: 12,
+        };
+        let delivery = ReadyDelivery {
+            delivery_id: DeliveryId::new(),
+            partner_id: PartnerId::new(),
+        };
+        let ready = ReadyReport {
+            order_id,
+            delivery,
+            traceparent: None,
+        };
         for (verdicts, ready) in [(vec![verdict], vec![]), (vec![], vec![ready])] {
             let reports = Reports::V1 { verdicts, ready };
             let text = serde_json::to_string(&reports).unwrap();
-            assert!(!text.contains("[]") && !text.contains("traceparent"), "{text}");
+            assert!(
+                !text.contains("[]") && !text.contains("traceparent"),
+                "{text}"
+            );
             assert_eq!(serde_json::from_str::<Reports>(&text).unwrap(), reports);
         }
     }

@@ -1,16 +1,22 @@
-//! Permits bound how many rows a stage works on at once, and share this room between lanes and partners.
+//! Permits bound how many rows a stage works on at once, and share this room between lanes and
+//! partners.
 //!
-//! A row runs only while it holds a [`Permit`]; dropping the permit returns it. Guarantee: however many lanes hang,
-//! the next lane finds a permit, because nobody may take the last free ones:
+//! A stage works on a row only while the row holds a [`Permit`], and dropping the permit returns
+//! it. Guarantee: while a few lanes hang, the next lane still finds a free permit, because each
+//! queue gets only a part of what the others have left:
 //!
-//! - A queue (one lane and one partner) holds at most half of the permits that it could reach, which are its own and
-//!   the free ones. With 64 permits, the first queue gets 32 and the second 16 of the other 32.
-//! - All queues of one lane, and all queues of one partner, hold at most three quarters: 48 of 64.
-//! - A lane, and a partner, also has a limit of its own. The limit of a lane may change at any time, see
-//!   [`LaneState`]. Within it, a queue holds at most half as well: of a limit of 12 the first queue gets 6 and the
-//!   second 3.
+//! - A queue (one lane and one partner) holds at most half of the permits that it could reach,
+//!   which are its own and the free ones. Of 64 permits, for example, the first queue gets 32 and
+//!   the second gets 16 of the other 32.
+//! - All queues of one lane together, and all queues of one partner together, hold at most three
+//!   quarters: 48 of 64.
+//! - A lane, and a partner, also has a limit of its own. The limit of a lane may change at any
+//!   time, see [`LaneState`]. Within the limit of a lane, too, a queue holds at most half of what
+//!   it could reach: of a limit of 12 the first queue gets 6 and the second gets 3.
 //!
-//! [`crate::queues`] asks for permits on behalf of waiting tickets; a stage only holds, moves and drops them.
+//! [`crate::queues`] asks for permits on behalf of waiting tickets. A stage gets a permit together
+//! with a row. It may count the permit for another lane ([`Permit::move_to`]), and returns it by
+//! dropping it.
 
 use std::{
     collections::HashMap,
@@ -22,39 +28,44 @@ use std::{
 use domain::PartnerId;
 use runtime::lock;
 
-/// The queues of one lane, or of one partner, hold at most this many times the number of free permits, which is three
-/// quarters of the permits that they could reach.
+/// The queues of one lane, or of one partner, hold at most this many times the number of free
+/// permits, which is three quarters of the permits that they could reach.
 const SHARED_BY_QUEUES: usize = 3;
 
-/// How much a stage works on at once.
+/// How much a stage may work on at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Rows in flight.
+    /// Maximum number of rows in flight.
     pub permits: usize,
-    /// Rows of one lane in flight.
+    /// Maximum number of rows of one lane in flight.
     pub per_lane: usize,
-    /// Rows of one partner in flight.
+    /// Maximum number of rows of one partner in flight.
     pub per_partner: usize,
-    /// A queue whose first ticket has waited for this long is slow: further fresh tickets are deferred.
+    /// A queue whose first ticket has waited for this long is slow: its further fresh tickets are
+    /// deferred.
     pub slow: Duration,
 }
 
 /// What a lane may do now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneState {
-    /// The rows of the lane that may be in flight; 0 stops the lane.
+    /// How many rows of the lane may be in flight; 0 stops the lane.
     pub permits: usize,
-    /// Whether tickets of new messages may wait. While a lane fails they are deferred instead, because the further
-    /// attempts among its due work come first.
+    /// Whether tickets of new messages may wait. While a lane fails, they are deferred instead.
+    /// Their rows then wait as due work, where the further attempts of older rows come first.
     pub accepts_fresh: bool,
 }
 
 impl LaneState {
     /// The state of a lane that only the [`Limits`] bound.
-    pub const UNLIMITED: Self = Self { permits: usize::MAX, accepts_fresh: true };
+    pub const UNLIMITED: Self = Self {
+        permits: usize::MAX,
+        accepts_fresh: true,
+    };
 }
 
-/// Tells the state of a lane. It is called with locks held, so it must be quick and must not use the permits.
+/// Tells the state of a lane. It is called while locks are held, so it must be quick and must not
+/// use the permits.
 pub type LaneStates = Arc<dyn Fn(&str) -> LaneState + Send + Sync>;
 
 /// The lane states of a stage whose lanes never fail by themselves.
@@ -65,7 +76,7 @@ pub fn unlimited_lanes() -> LaneStates {
 /// The lane and the partner of a ticket. Tickets with the same key are a queue.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct QueueKey {
-    /// Empty if the lane is not known yet. Such rows share no limit of a lane.
+    /// The lane; empty if it is not known yet. Rows of unknown lanes share no limit of a lane.
     pub lane: Arc<str>,
     pub partner: PartnerId,
 }
@@ -75,11 +86,12 @@ pub(crate) struct Permits {
     pub(crate) limits: Limits,
     lanes: LaneStates,
     in_use: Mutex<InUse>,
-    /// Called after a permit has been returned, so that a waiting ticket gets it.
+    /// Called after a permit has been returned, so that a waiting ticket can get it.
     on_release: Box<dyn Fn() + Send + Sync>,
 }
 
-/// The permits in use. Counts of 0 are not stored, so that the maps stay as small as the work in flight.
+/// The permits in use. Counts of 0 are not stored, so that the maps stay as small as the work in
+/// flight.
 #[derive(Default)]
 struct InUse {
     total: usize,
@@ -88,7 +100,7 @@ struct InUse {
     by_queue: HashMap<QueueKey, usize>,
 }
 
-/// Room for one row in flight; returned when dropped.
+/// The permission to work on one row. It is returned when it is dropped.
 pub struct Permit {
     permits: Arc<Permits>,
     key: QueueKey,
@@ -100,13 +112,16 @@ impl Permit {
         &self.key
     }
 
-    /// Counts the permit for `lane` from now on, once the lane of its row is known. Returns false, and changes
-    /// nothing, if that lane is at its limit.
+    /// Counts the permit for `lane` from now on, because the lane of its row has become known.
+    /// Returns false, and changes nothing, if that lane is at its limit.
     pub fn move_to(&mut self, lane: &Arc<str>) -> bool {
         if self.key.lane == *lane {
             return true;
         }
-        let key = QueueKey { lane: Arc::clone(lane), partner: self.key.partner };
+        let key = QueueKey {
+            lane: Arc::clone(lane),
+            partner: self.key.partner,
+        };
         let limit = self.permits.lane_limit(lane);
         let mut in_use = lock(&self.permits.in_use);
         let fits = in_use.of_lane(lane) < limit;
@@ -127,8 +142,17 @@ impl Drop for Permit {
 }
 
 impl Permits {
-    pub(crate) fn new(limits: Limits, lanes: LaneStates, on_release: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
-        Arc::new(Self { limits, lanes, in_use: Mutex::default(), on_release: Box::new(on_release) })
+    pub(crate) fn new(
+        limits: Limits,
+        lanes: LaneStates,
+        on_release: impl Fn() + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            limits,
+            lanes,
+            in_use: Mutex::default(),
+            on_release: Box::new(on_release),
+        })
     }
 
     pub(crate) fn lane(&self, lane: &str) -> LaneState {
@@ -147,12 +171,16 @@ impl Permits {
             return None;
         }
         in_use.add(key);
-        Some(Permit { permits: Arc::clone(self), key: key.clone() })
+        Some(Permit {
+            permits: Arc::clone(self),
+            key: key.clone(),
+        })
     }
 
-    /// The rules of the module head. "At most half" means that a queue may not hold more permits than stay free: with
-    /// 64 permits, a queue that holds 32 sees 32 free ones and gets no further one. "At most three quarters" likewise
-    /// means three times the free ones: a lane that holds 48 sees 16.
+    /// Applies the rules of the module head. "At most half" means that a queue may not hold more
+    /// permits than stay free: of 64 permits, a queue that holds 32 leaves 32 free and gets no
+    /// further one. "At most three quarters" likewise means at most three times as many as stay
+    /// free: a lane that holds 48 leaves 16.
     fn may_hold_another(&self, in_use: &InUse, key: &QueueKey, lane_limit: usize) -> bool {
         let free = self.limits.permits - in_use.total;
         let of_queue = in_use.of_queue(key);
@@ -162,13 +190,18 @@ impl Permits {
 
         let queue_has_room = of_queue < free;
         let partner_has_room = of_partner < self.limits.per_partner.min(free * SHARED_BY_QUEUES);
-        let lane_has_room = key.lane.is_empty() || (of_lane < free * SHARED_BY_QUEUES && of_queue < free_in_lane);
+        let lane_has_room =
+            key.lane.is_empty() || (of_lane < free * SHARED_BY_QUEUES && of_queue < free_in_lane);
         queue_has_room && partner_has_room && lane_has_room
     }
 
     /// How many permits all queues of a lane may hold together.
     fn lane_limit(&self, lane: &str) -> usize {
-        if lane.is_empty() { usize::MAX } else { self.lane(lane).permits.min(self.limits.per_lane) }
+        if lane.is_empty() {
+            usize::MAX
+        } else {
+            self.lane(lane).permits.min(self.limits.per_lane)
+        }
     }
 }
 
@@ -217,12 +250,20 @@ mod tests {
     use super::*;
 
     fn permits(permits: usize, per_lane: usize, per_partner: usize) -> Arc<Permits> {
-        let limits = Limits { permits, per_lane, per_partner, slow: Duration::MAX };
+        let limits = Limits {
+            permits,
+            per_lane,
+            per_partner,
+            slow: Duration::MAX,
+        };
         Permits::new(limits, unlimited_lanes(), || {})
     }
 
     fn key(lane: &str, partner: PartnerId) -> QueueKey {
-        QueueKey { lane: lane.into(), partner }
+        QueueKey {
+            lane: lane.into(),
+            partner,
+        }
     }
 
     /// Takes all permits that this queue may hold.
@@ -249,7 +290,11 @@ mod tests {
             held.extend(fill(&permits, "a", PartnerId::new()));
         }
         assert_eq!(held.len(), 48, "of one lane");
-        assert_eq!(fill(&permits, "z", partner).len(), 4, "this partner holds half already");
+        assert_eq!(
+            fill(&permits, "z", partner).len(),
+            4,
+            "this partner holds half already"
+        );
     }
 
     #[test]
@@ -269,15 +314,25 @@ mod tests {
     fn a_stopped_lane_gets_no_permit_until_its_state_changes() {
         let limit = Arc::new(AtomicUsize::new(0));
         let now = Arc::clone(&limit);
-        let lanes: LaneStates =
-            Arc::new(move |_| LaneState { permits: now.load(Ordering::Relaxed), accepts_fresh: false });
-        let limits = Limits { permits: 8, per_lane: 8, per_partner: 8, slow: Duration::MAX };
+        let lanes: LaneStates = Arc::new(move |_| LaneState {
+            permits: now.load(Ordering::Relaxed),
+            accepts_fresh: false,
+        });
+        let limits = Limits {
+            permits: 8,
+            per_lane: 8,
+            per_partner: 8,
+            slow: Duration::MAX,
+        };
         let permits = Permits::new(limits, lanes, || {});
         assert!(fill(&permits, "a", PartnerId::new()).is_empty());
         limit.store(1, Ordering::Relaxed);
         let held = fill(&permits, "a", PartnerId::new());
         assert_eq!(held.len(), 1);
-        assert!(fill(&permits, "a", PartnerId::new()).is_empty(), "the lane holds its only permit");
+        assert!(
+            fill(&permits, "a", PartnerId::new()).is_empty(),
+            "the lane holds its only permit"
+        );
     }
 
     #[test]
@@ -285,11 +340,18 @@ mod tests {
         let permits = permits(8, 1, 8);
         let partner = PartnerId::new();
         let mut held = fill(&permits, "", partner);
-        assert_eq!(held.len(), 4, "a lane that is not known has no limit of its own");
+        assert_eq!(
+            held.len(),
+            4,
+            "a lane that is not known has no limit of its own"
+        );
         let lane = Arc::from("a");
         assert!(held[0].move_to(&lane));
         assert!(!held[1].move_to(&lane));
-        assert_eq!((held[0].key(), held[1].key()), (&key("a", partner), &key("", partner)));
+        assert_eq!(
+            (held[0].key(), held[1].key()),
+            (&key("a", partner), &key("", partner))
+        );
         held.remove(0);
         assert!(held[0].move_to(&lane), "the first one was returned");
     }
@@ -298,7 +360,12 @@ mod tests {
     fn a_returned_permit_leaves_no_count_and_is_reported() {
         let released = Arc::new(AtomicUsize::new(0));
         let reported = Arc::clone(&released);
-        let limits = Limits { permits: 4, per_lane: 4, per_partner: 4, slow: Duration::MAX };
+        let limits = Limits {
+            permits: 4,
+            per_lane: 4,
+            per_partner: 4,
+            slow: Duration::MAX,
+        };
         let permits = Permits::new(limits, unlimited_lanes(), move || {
             reported.fetch_add(1, Ordering::Relaxed);
         });
@@ -306,6 +373,8 @@ mod tests {
         assert_eq!(released.load(Ordering::Relaxed), 2);
         let in_use = lock(&permits.in_use);
         assert_eq!(in_use.total, 0);
-        assert!(in_use.by_lane.is_empty() && in_use.by_partner.is_empty() && in_use.by_queue.is_empty());
+        assert!(
+            in_use.by_lane.is_empty() && in_use.by_partner.is_empty() && in_use.by_queue.is_empty()
+        );
     }
 }

@@ -1,5 +1,9 @@
-//! Publishing never blocks an order. A message that cannot be published is dropped: its rows are in
-//! PostgreSQL, and a stage finds them once they are due.
+//! Publishes jobs and readiness events to JetStream.
+//!
+//! Publishing never blocks an order and never fails it. A message that cannot be published is
+//! dropped, because its rows are in PostgreSQL and a stage finds them once they are due. For the
+//! same reason a message may be published only after the transaction that stored its rows has
+//! committed; a reader would otherwise look for rows that do not exist yet.
 
 use async_nats::{
     HeaderMap,
@@ -18,34 +22,42 @@ use crate::{
     trace,
 };
 
-/// The most rows of one send, in all messages together.
+/// The most rows that are sent at once, in all messages together.
 const BATCH: usize = 1024;
 
+/// A placement that waits to be bought, and the provider that its job goes to.
 pub struct JobRow {
     pub provider: String,
     pub placement: JobPlacement,
-    /// W3C trace context of the order, if it is recorded.
+    /// The W3C trace context of the order, if it is recorded.
     pub traceparent: Option<String>,
 }
 
+/// A delivery whose webhook can be sent.
 pub struct ReadyRow {
     pub delivery: ReadyDelivery,
     /// W3C trace context of the work that made the unit ready, if it is recorded.
     pub traceparent: Option<String>,
 }
 
-/// The headers of a message that carry a trace context.
+/// The headers that carry a trace context; `None` without one.
 fn traced(traceparent: Option<String>) -> Option<HeaderMap> {
     let mut headers = HeaderMap::new();
     headers.insert(trace::TRACEPARENT, traceparent?);
     Some(headers)
 }
 
-/// Groups items by address, at most [`ROWS_PER_MESSAGE`] in a group.
-pub(crate) fn group_by_address<K: PartialEq, T>(items: impl Iterator<Item = (K, T)>) -> Vec<(K, Vec<T>)> {
+/// Groups items by their address. A group has at most [`ROWS_PER_MESSAGE`] items, so an address may
+/// get several groups.
+pub(crate) fn group_by_address<K: PartialEq, T>(
+    items: impl Iterator<Item = (K, T)>,
+) -> Vec<(K, Vec<T>)> {
     let mut groups: Vec<(K, Vec<T>)> = Vec::new();
     for (address, item) in items {
-        let open = groups.iter_mut().rev().find(|(of, group)| *of == address && group.len() < ROWS_PER_MESSAGE);
+        let open = groups
+            .iter_mut()
+            .rev()
+            .find(|(of, group)| *of == address && group.len() < ROWS_PER_MESSAGE);
         match open {
             Some((_, group)) => group.push(item),
             None => groups.push((address, vec![item])),
@@ -63,16 +75,24 @@ impl Nats {
         send: impl Fn(Self, Vec<T>) -> Sending + Send + 'static,
     ) -> Batcher<T> {
         let nats = self.clone();
-        Batcher::start(name, BATCH, self.unsent.clone(), shutdown, move |items| send(nats.clone(), items))
+        Batcher::start(name, BATCH, self.unsent.clone(), shutdown, move |items| {
+            send(nats.clone(), items)
+        })
     }
 
     /// Starts the publisher of jobs.
     pub fn jobs(&self, shutdown: &Shutdown) -> Batcher<JobRow> {
         self.batcher("jobs", shutdown, async |nats: Self, jobs: Vec<JobRow>| {
-            let jobs = jobs.into_iter().map(|job| (job.provider, (job.placement, job.traceparent)));
+            let jobs = jobs
+                .into_iter()
+                .map(|job| (job.provider, (job.placement, job.traceparent)));
             let messages = group_by_address(jobs).into_iter().map(|(provider, rows)| {
                 let (placements, traceparents): (_, Vec<_>) = rows.into_iter().unzip();
-                (nats.job_subject(&provider), TopupJob::V1 { placements }, traceparents)
+                (
+                    nats.job_subject(&provider),
+                    TopupJob::V1 { placements },
+                    traceparents,
+                )
             });
             nats.publish_all(JOBS, messages).await;
         })
@@ -80,20 +100,32 @@ impl Nats {
 
     /// Starts the publisher of readiness events.
     pub fn readiness_events(&self, shutdown: &Shutdown) -> Batcher<ReadyRow> {
-        self.batcher("readiness", shutdown, async |nats: Self, ready: Vec<ReadyRow>| {
-            let ready = ready.into_iter().map(|ready| ((), (ready.delivery, ready.traceparent)));
-            let messages = group_by_address(ready).into_iter().map(|((), rows)| {
-                let (deliveries, traceparents): (_, Vec<_>) = rows.into_iter().unzip();
-                (nats.ready_batch_subject(), TopupReady::V1 { deliveries }, traceparents)
-            });
-            nats.publish_all(READY, messages).await;
-        })
+        self.batcher(
+            "readiness",
+            shutdown,
+            async |nats: Self, ready: Vec<ReadyRow>| {
+                let ready = ready
+                    .into_iter()
+                    .map(|ready| ((), (ready.delivery, ready.traceparent)));
+                let messages = group_by_address(ready).into_iter().map(|((), rows)| {
+                    let (deliveries, traceparents): (_, Vec<_>) = rows.into_iter().unzip();
+                    (
+                        nats.ready_batch_subject(),
+                        TopupReady::V1 { deliveries },
+                        traceparents,
+                    )
+                });
+                nats.publish_all(READY, messages).await;
+            },
+        )
     }
 
-    /// Publishes messages together. Several are confirmed by the stream before the next batch is sent, so
-    /// that under load the publisher goes no faster than the server. A single message, as at low load, is
-    /// only sent: its confirmation would cost as much as the message, and would protect nothing, because a lost
-    /// message's rows start once they are due.
+    /// Publishes messages together.
+    ///
+    /// If there are several, the next batch is sent only after the stream has confirmed them, so
+    /// that under load the publisher goes no faster than the server. A single message, as at low
+    /// load, is sent without waiting for a confirmation. That would cost as much as the message
+    /// itself and protect nothing, because the rows of a lost message start once they are due.
     async fn publish_all<M: Serialize>(
         &self,
         stream: &'static str,
@@ -101,24 +133,33 @@ impl Nats {
     ) {
         let messages: Vec<_> = messages.collect();
         let is_confirmed = messages.len() > 1;
-        let publishing = messages.into_iter().map(|(subject, message, traceparents)| {
-            let span = trace::publish(stream, &traceparents);
-            let traceparent = trace::context_of(&span);
-            let publishing = async move {
-                if is_confirmed {
-                    self.publish(subject, message, traceparent).await;
-                } else {
-                    self.send(Effect::Publish, subject, &message, traceparent).await;
-                }
-            };
-            publishing.instrument(span)
-        });
+        let publishing = messages
+            .into_iter()
+            .map(|(subject, message, traceparents)| {
+                let span = trace::publish(stream, &traceparents);
+                let traceparent = trace::context_of(&span);
+                let publishing = async move {
+                    if is_confirmed {
+                        self.publish(subject, message, traceparent).await;
+                    } else {
+                        self.send(Effect::Publish, subject, &message, traceparent)
+                            .await;
+                    }
+                };
+                publishing.instrument(span)
+            });
         join_all(publishing).await;
     }
 
-    /// Publishes a message, and waits until the stream has stored it. If the stream is missing, it is created and
-    /// the message sent once more. A failure is only logged, because the rows start once they are due.
-    pub async fn publish(&self, subject: String, message: impl Serialize, traceparent: Option<String>) {
+    /// Publishes a message, and waits until the stream has stored it. If the stream is missing, it
+    /// is created and the message is sent once more. A failure is only logged, because the rows
+    /// start once they are due.
+    pub async fn publish(
+        &self,
+        subject: String,
+        message: impl Serialize,
+        traceparent: Option<String>,
+    ) {
         if !self.is_connected() {
             tracing::debug!(subject, "not published: NATS is disconnected");
             return;
@@ -135,8 +176,9 @@ impl Nats {
         }
     }
 
-    /// Sends a message without waiting for a confirmation. If neither a stream nor a subscriber receives the subject, the
-    /// message is lost. A stage that misses its stream notices that at its next pull, and creates it.
+    /// Sends a message without waiting for a confirmation. If neither a stream nor a subscriber
+    /// receives the subject, the message is lost. A stage whose stream is missing notices that at
+    /// its next pull, and creates the stream.
     pub(crate) async fn send(
         &self,
         effect: Effect,
@@ -152,7 +194,11 @@ impl Nats {
             let payload = serde_json::to_vec(message)?.into();
             let address = subject.clone();
             match traced(traceparent) {
-                Some(headers) => self.client().publish_with_headers(address, headers, payload).await?,
+                Some(headers) => {
+                    self.client()
+                        .publish_with_headers(address, headers, payload)
+                        .await?;
+                }
                 None => self.client().publish(address, payload).await?,
             }
             #[cfg(feature = "failpoints")]
@@ -164,32 +210,51 @@ impl Nats {
         }
     }
 
+    /// Logs a failed publish, but only one of many: while NATS is down, every publish fails.
     fn not_published(&self, subject: &str, error: &anyhow::Error) {
         if let Some(others) = self.unpublished.pass() {
             let error = format!("{error:#}");
-            tracing::warn!(subject, error, others, "not published; the rows start once they are due");
+            tracing::warn!(
+                subject,
+                error,
+                others,
+                "cannot publish messages; the stages find their rows in PostgreSQL once they are \
+                 due"
+            );
         }
     }
 
-    /// Returns once the stream has stored the message.
+    /// Sends a message and waits until the stream has stored it.
     async fn store(&self, subject: &str, message: PublishMessage) -> anyhow::Result<()> {
-        let sent = self.context.send_publish(subject.to_owned(), message.clone()).await?;
+        let sent = self
+            .context
+            .send_publish(subject.to_owned(), message.clone())
+            .await?;
         match sent.await {
             Err(error) if error.kind() == PublishErrorKind::StreamNotFound => {
                 Box::pin(self.ensure_streams()).await?;
-                self.context.send_publish(subject.to_owned(), message).await?.await?;
+                self.context
+                    .send_publish(subject.to_owned(), message)
+                    .await?
+                    .await?;
             }
             stored => drop(stored?),
         }
         Ok(())
     }
 
-    /// Stores an unreadable message among the dead messages, with the reason.
-    pub(crate) async fn bury(&self, kind: &str, message: &async_nats::Message, reason: &str) -> anyhow::Result<()> {
+    /// Stores a message that cannot be read among the dead messages, with the reason. Long messages
+    /// are cut.
+    pub(crate) async fn bury(
+        &self,
+        kind: &str,
+        message: &async_nats::Message,
+        reason: &str,
+    ) -> anyhow::Result<()> {
         const KEPT: usize = 64 * 1024;
         let mut headers = HeaderMap::new();
         headers.insert("Dead-Subject", message.subject.as_str());
-        // Header values are one line.
+        // The value of a header must be one line.
         headers.insert("Dead-Reason", reason.replace(['\r', '\n'], " "));
         headers.insert("Dead-Size", message.payload.len().to_string());
         let payload = message.payload.slice(..message.payload.len().min(KEPT));

@@ -1,16 +1,22 @@
-//! Tickets wait here for a [`Permit`], so that neither a slow lane nor a busy partner makes the others wait.
+//! The queues in which tickets wait for a [`Permit`], so that neither a slow lane nor a busy
+//! partner makes the others wait.
 //!
-//! A ticket waits in the queue of its lane and partner. Guarantees: each queue keeps its order, queues take turns, and
-//! while fresh and due tickets both wait, due ones get every fourth permit and fresh ones the others. Alone, either
-//! class may use all permits.
+//! Each pair of lane and partner has a queue of its own. Guarantees:
 //!
-//! [`crate::worker`] offers tickets and takes them back with their permits. [`crate::permits`] decides which queue may
-//! have another permit, and calls [`Queues::grant`] when one is returned.
+//! - A queue keeps its order, and the queues take turns.
+//! - While fresh and due tickets both wait, due ones get every fourth permit and fresh ones the
+//!   others, so that neither can hold up the other forever. If only one kind waits, it may use all
+//!   permits.
+//!
+//! [`crate::worker`] puts tickets into the queues, and receives each one back once it has a permit.
+//! [`crate::permits`] decides which queue may have another permit, and calls [`Queues::grant`] when
+//! one is returned. Tickets are in memory only. They name rows and reserve nothing, so losing them
+//! costs time only.
 
 use std::{
     collections::{HashMap, VecDeque},
     sync::{Arc, Mutex, Weak},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use runtime::lock;
@@ -20,13 +26,16 @@ use crate::permits::{LaneStates, Limits, Permit, Permits, QueueKey, decrement};
 
 /// How many fresh tickets get a permit for each due one, while both wait.
 const FRESH_FOR_EACH_DUE: usize = 3;
-/// The most queues that are asked for one permit, because with thousands of queues at their limits asking all of them
-/// would take too long with the lock held. The next permit continues after them.
+/// The most queues that are asked before a permit is left free. With thousands of queues at their
+/// limits, asking all of them would take too long while the lock is held. The next permit continues
+/// after them.
 const QUEUES_PER_PERMIT: usize = 64;
-/// How many tickets of a class may wait for each permit of the stage. They are enough work for the next seconds, so
-/// that permits never idle between two pulls, and few enough that other replicas get their share of a burst.
+/// How many tickets of a class may wait for each permit of the stage. They are enough work for the
+/// next seconds, so that permits are never idle between two pulls, and few enough that other
+/// replicas get their share of a burst.
 const TICKETS_PER_PERMIT: usize = 32;
-/// How many tickets of a class may wait at least, so that a stage with few permits has room for several messages, too.
+/// How many tickets of a class may wait at least, so that a stage with few permits has room for
+/// several messages, too.
 const TICKETS_AT_LEAST: usize = 1024;
 
 /// Where a ticket came from.
@@ -46,7 +55,7 @@ pub(crate) struct Queues<T> {
     grants_made: [Notify; 2],
     /// Notified when there is room for more fresh tickets.
     room: Notify,
-    /// Notified when a queue takes due tickets again, see [`Queues::offer_due`].
+    /// Notified when a queue can take due tickets again, see [`Queues::offer_due`].
     drained: Notify,
 }
 
@@ -63,12 +72,12 @@ struct State<T> {
 
 /// The waiting tickets of one class.
 struct TicketsOfClass<T> {
-    /// Only queues with tickets.
+    /// The queues that have tickets.
     queues: HashMap<QueueKey, VecDeque<Waiting<T>>>,
-    /// The same queues in the order of their turns.
+    /// The same queues, in the order of their turns.
     turns: VecDeque<QueueKey>,
     tickets: usize,
-    /// Tickets with permits that nobody has taken yet.
+    /// Tickets that got permits and have not been taken by the worker yet.
     granted: Vec<Granted<T>>,
 }
 
@@ -81,6 +90,8 @@ struct Waiting<T> {
 pub(crate) struct Granted<T> {
     pub(crate) ticket: T,
     pub(crate) permit: Permit,
+    /// How long the ticket waited for the permit.
+    pub(crate) permit_wait: Duration,
 }
 
 impl<T: Send + 'static> Queues<T> {
@@ -107,8 +118,9 @@ impl<T: Send + 'static> Queues<T> {
         })
     }
 
-    /// Queues tickets of messages. Returns those that must be deferred, because their lane takes no fresh ones now, or
-    /// their queue is slow or already fills half of the room that it could reach.
+    /// Queues the tickets of messages. Returns those that must be deferred, because their lane
+    /// takes no fresh ones now, or because their queue is slow or already fills half of the room
+    /// that it could reach.
     pub(crate) fn offer_fresh(&self, tickets: impl Iterator<Item = (QueueKey, T)>) -> Vec<T> {
         let now = Instant::now();
         let mut refused = Vec::new();
@@ -127,12 +139,15 @@ impl<T: Send + 'static> Queues<T> {
     }
 
     fn accepts(&self, fresh: &TicketsOfClass<T>, key: &QueueKey, now: Instant) -> bool {
-        // A queue could reach the places that it holds and those that are free. So half of that means, just as with
-        // permits: it takes no further ticket once it holds as many as there are free places.
+        // A queue could reach the places that it holds and those that are free. As with permits, it
+        // may fill half of that, which means that it takes no further ticket once it holds as many
+        // as there are free places.
         let room = self.most_waiting().saturating_sub(fresh.tickets);
         let (queued, is_slow) = fresh.queues.get(key).map_or((0, false), |queue| {
             let slow = self.permits.limits.slow;
-            let is_slow = queue.front().is_some_and(|first| now.duration_since(first.since) >= slow);
+            let is_slow = queue
+                .front()
+                .is_some_and(|first| now.duration_since(first.since) >= slow);
             (queue.len(), is_slow)
         });
         queued < room && !is_slow && self.permits.lane(&key.lane).accepts_fresh
@@ -140,16 +155,20 @@ impl<T: Send + 'static> Queues<T> {
 
     /// Queues tickets that a look at due work found, as far as they are useful here:
     ///
-    /// - None for a queue whose earlier due tickets still wait or are being claimed, because the look found the same
-    ///   rows again. So no row is queued twice.
-    /// - For a lane with a small limit, only as many as it may run at once, because other processes may run the others
-    ///   sooner.
+    /// - A queue whose earlier due tickets still wait or are being claimed gets none, because the
+    ///   look has found the same rows again. So no row is queued twice.
+    /// - A lane with a small limit gets only as many as it may run at once, because other processes
+    ///   may run the others sooner.
     pub(crate) fn offer_due(&self, tickets: impl Iterator<Item = (QueueKey, T)>) {
         let now = Instant::now();
         let mut state = lock(&self.state);
         let unknown: Vec<_> = tickets.filter(|(key, _)| !state.has_due(key)).collect();
         for (key, ticket) in unknown {
-            let of_lane = state.due_of_lane.get(&key.lane).copied().unwrap_or_default();
+            let of_lane = state
+                .due_of_lane
+                .get(&key.lane)
+                .copied()
+                .unwrap_or_default();
             if of_lane < self.permits.lane(&key.lane).permits {
                 state.due_of_lane.insert(Arc::clone(&key.lane), of_lane + 1);
                 state.by_class[Class::Due as usize].push(key, Waiting { since: now, ticket });
@@ -159,8 +178,8 @@ impl<T: Send + 'static> Queues<T> {
         self.grant();
     }
 
-    /// The claim of due tickets with these keys has ended: their rows are leased, or due no more, or may be tried
-    /// again.
+    /// Says that the claim of due tickets with these keys has ended. Their rows are leased, or no
+    /// longer due, or may be tried again.
     pub(crate) fn due_claimed<'a>(&self, keys: impl Iterator<Item = &'a QueueKey>) {
         let mut state = lock(&self.state);
         let mut any_drained = false;
@@ -187,7 +206,8 @@ impl<T: Send + 'static> Queues<T> {
 
     /// How many more tickets of a class may wait.
     pub(crate) fn room(&self, class: Class) -> usize {
-        self.most_waiting().saturating_sub(lock(&self.state).by_class[class as usize].tickets)
+        self.most_waiting()
+            .saturating_sub(lock(&self.state).by_class[class as usize].tickets)
     }
 
     /// Waits for room for at least `tickets` more fresh tickets; returns the room.
@@ -215,11 +235,15 @@ impl<T: Send + 'static> Queues<T> {
     /// Whether no ticket waits for a permit or waits to be taken.
     pub(crate) fn is_idle(&self) -> bool {
         let state = lock(&self.state);
-        state.by_class.iter().all(|waiting| waiting.tickets == 0 && waiting.granted.is_empty())
+        state
+            .by_class
+            .iter()
+            .all(|waiting| waiting.tickets == 0 && waiting.granted.is_empty())
     }
 
-    /// Gives free permits to the tickets that may have one. Called after every change: of the tickets, of the permits
-    /// in use, and now and then because the state of a lane may have changed.
+    /// Gives free permits to the tickets that may have one. Called after every change of the
+    /// tickets or of the permits in use, and also from time to time, because the state of a lane
+    /// may have changed.
     pub(crate) fn grant(&self) {
         let mut state = lock(&self.state);
         let fresh_before = state.by_class[Class::Fresh as usize].tickets;
@@ -228,7 +252,10 @@ impl<T: Send + 'static> Queues<T> {
             if state.fresh_since_due >= FRESH_FOR_EACH_DUE {
                 classes.reverse();
             }
-            match classes.into_iter().find(|class| self.grant_next(&mut state, *class)) {
+            match classes
+                .into_iter()
+                .find(|class| self.grant_next(&mut state, *class))
+            {
                 None => break,
                 Some(Class::Fresh) => {
                     state.fresh_since_due = (state.fresh_since_due + 1).min(FRESH_FOR_EACH_DUE);
@@ -248,7 +275,8 @@ impl<T: Send + 'static> Queues<T> {
         }
     }
 
-    /// Gives a permit to the next ticket of this class that may have one. Returns false if there is none.
+    /// Gives a permit to the next ticket of this class that may have one. Returns false if there is
+    /// none.
     fn grant_next(&self, state: &mut State<T>, class: Class) -> bool {
         let waiting = &mut state.by_class[class as usize];
         for _ in 0..waiting.turns.len().min(QUEUES_PER_PERMIT) {
@@ -258,7 +286,9 @@ impl<T: Send + 'static> Queues<T> {
             let Some(queue) = waiting.queues.get_mut(&key) else {
                 continue;
             };
-            // The ticket is taken out before the permit, because a permit must not be dropped with the lock held.
+            // The ticket is taken out before the permit is asked for, because a permit must not be
+            // dropped while the lock is held: its drop grants the permit to the next ticket, which
+            // needs the lock.
             let Some(first) = queue.pop_front() else {
                 continue;
             };
@@ -273,7 +303,11 @@ impl<T: Send + 'static> Queues<T> {
                 waiting.turns.push_back(key.clone());
             }
             waiting.tickets -= 1;
-            waiting.granted.push(Granted { ticket: first.ticket, permit });
+            waiting.granted.push(Granted {
+                ticket: first.ticket,
+                permit,
+                permit_wait: first.since.elapsed(),
+            });
             if class == Class::Due {
                 *state.being_claimed.entry(key).or_default() += 1;
             }
@@ -286,13 +320,19 @@ impl<T: Send + 'static> Queues<T> {
 impl<T> State<T> {
     /// Whether due tickets of this queue wait or are being claimed.
     fn has_due(&self, key: &QueueKey) -> bool {
-        self.by_class[Class::Due as usize].queues.contains_key(key) || self.being_claimed.contains_key(key)
+        self.by_class[Class::Due as usize].queues.contains_key(key)
+            || self.being_claimed.contains_key(key)
     }
 }
 
 impl<T> Default for TicketsOfClass<T> {
     fn default() -> Self {
-        Self { queues: HashMap::new(), turns: VecDeque::new(), tickets: 0, granted: Vec::new() }
+        Self {
+            queues: HashMap::new(),
+            turns: VecDeque::new(),
+            tickets: 0,
+            granted: Vec::new(),
+        }
     }
 }
 
@@ -322,7 +362,12 @@ mod tests {
     use crate::permits::{LaneState, unlimited_lanes};
 
     fn limits(permits: usize) -> Limits {
-        Limits { permits, per_lane: permits, per_partner: permits, slow: Duration::from_hours(1) }
+        Limits {
+            permits,
+            per_lane: permits,
+            per_partner: permits,
+            slow: Duration::from_hours(1),
+        }
     }
 
     fn queues(permits: usize) -> Arc<Queues<usize>> {
@@ -330,12 +375,17 @@ mod tests {
     }
 
     fn key(lane: &str, partner: PartnerId) -> QueueKey {
-        QueueKey { lane: lane.into(), partner }
+        QueueKey {
+            lane: lane.into(),
+            partner,
+        }
     }
 
     /// Offers this number of fresh tickets; returns how many were refused.
     fn offer_fresh(queues: &Queues<usize>, key: &QueueKey, tickets: usize) -> usize {
-        queues.offer_fresh((0..tickets).map(|ticket| (key.clone(), ticket))).len()
+        queues
+            .offer_fresh((0..tickets).map(|ticket| (key.clone(), ticket)))
+            .len()
     }
 
     fn has_due(queues: &Queues<usize>, key: &QueueKey) -> bool {
@@ -347,7 +397,10 @@ mod tests {
     }
 
     fn granted(queues: &Queues<usize>, class: Class) -> Vec<Granted<usize>> {
-        queues.take_granted(class).now_or_never().unwrap_or_default()
+        queues
+            .take_granted(class)
+            .now_or_never()
+            .unwrap_or_default()
     }
 
     /// Offers many fresh tickets; returns those that got their permits at once.
@@ -356,13 +409,14 @@ mod tests {
         granted(queues, Class::Fresh)
     }
 
-    /// Ends one row after the other; returns the classes and the tickets in the order of their permits.
+    /// Ends one row after the other; returns the classes and the tickets in the order of their
+    /// permits.
     fn run(queues: &Queues<usize>, rows: usize) -> (String, Vec<usize>) {
         let mut classes = String::new();
         let mut tickets = Vec::new();
         for _ in 0..rows {
             for (class, letter) in [(Class::Fresh, 'f'), (Class::Due, 'd')] {
-                for Granted { ticket, permit } in granted(queues, class) {
+                for Granted { ticket, permit, .. } in granted(queues, class) {
                     classes.push(letter);
                     tickets.push(ticket);
                     if class == Class::Due {
@@ -378,8 +432,9 @@ mod tests {
     #[test]
     fn although_lanes_hang_the_next_one_goes_on() {
         let queues = queues(64);
-        let mut hanging: Vec<_> =
-            (0..40).map(|lane| fill(&queues, &format!("lane {lane}"), PartnerId::new())).collect();
+        let mut hanging: Vec<_> = (0..40)
+            .map(|lane| fill(&queues, &format!("lane {lane}"), PartnerId::new()))
+            .collect();
         assert_eq!(hanging.iter().map(Vec::len).sum::<usize>(), 64);
         assert!(fill(&queues, "good", PartnerId::new()).is_empty());
         // The first calls time out, and queues that hold no permits get theirs.
@@ -399,7 +454,12 @@ mod tests {
         assert_eq!(run(&queues, 9).1, [0, 1]);
         assert!(queues.is_idle());
         let state = lock(&queues.state);
-        assert!(state.by_class.iter().all(|waiting| waiting.queues.is_empty() && waiting.turns.is_empty()));
+        assert!(
+            state
+                .by_class
+                .iter()
+                .all(|waiting| waiting.queues.is_empty() && waiting.turns.is_empty())
+        );
         assert!(state.being_claimed.is_empty() && state.due_of_lane.is_empty());
     }
 
@@ -423,16 +483,30 @@ mod tests {
         assert_eq!(offer_fresh(&queues, &key("a", partner), 600), 137);
         assert_eq!(offer_fresh(&queues, &key("b", partner), 600), 369);
 
-        let slow = Limits { slow: Duration::ZERO, ..limits(1) };
+        let slow = Limits {
+            slow: Duration::ZERO,
+            ..limits(1)
+        };
         let queues = Queues::new(slow, unlimited_lanes());
-        assert_eq!(offer_fresh(&queues, &key("a", partner), 5), 4, "the first one waits for its permit");
+        assert_eq!(
+            offer_fresh(&queues, &key("a", partner), 5),
+            4,
+            "the first one waits for its permit"
+        );
         offer_due(&queues, &key("a", partner), 5);
-        assert_eq!(queues.room(Class::Due), 1024 - 5, "due tickets wait all the same");
+        assert_eq!(
+            queues.room(Class::Due),
+            1024 - 5,
+            "due tickets wait all the same"
+        );
     }
 
     #[test]
     fn a_failing_lane_refuses_fresh_tickets_and_runs_due_ones() {
-        let lanes: LaneStates = Arc::new(|lane| LaneState { permits: 1, accepts_fresh: lane != "failing" });
+        let lanes: LaneStates = Arc::new(|lane| LaneState {
+            permits: 1,
+            accepts_fresh: lane != "failing",
+        });
         let queues = Queues::new(limits(8), lanes);
         let failing = key("failing", PartnerId::new());
         assert_eq!(offer_fresh(&queues, &failing, 3), 3);
@@ -445,8 +519,10 @@ mod tests {
     fn a_stopped_lane_gets_nothing_until_it_may_have_some() {
         let limit = Arc::new(AtomicUsize::new(2));
         let now = Arc::clone(&limit);
-        let lanes: LaneStates =
-            Arc::new(move |_| LaneState { permits: now.load(Ordering::Relaxed), accepts_fresh: true });
+        let lanes: LaneStates = Arc::new(move |_| LaneState {
+            permits: now.load(Ordering::Relaxed),
+            accepts_fresh: true,
+        });
         let queues = Queues::new(limits(8), lanes);
         offer_fresh(&queues, &key("a", PartnerId::new()), 4);
         let held = granted(&queues, Class::Fresh);
@@ -461,19 +537,30 @@ mod tests {
 
     #[test]
     fn a_lane_with_a_small_limit_queues_no_more_due_tickets_than_it_needs() {
-        let lanes: LaneStates = Arc::new(|_| LaneState { permits: 2, accepts_fresh: false });
+        let lanes: LaneStates = Arc::new(|_| LaneState {
+            permits: 2,
+            accepts_fresh: false,
+        });
         let queues = Queues::new(limits(8), lanes);
         let partners: Vec<QueueKey> = (0..5).map(|_| key("a", PartnerId::new())).collect();
         for key in &partners {
             offer_due(&queues, key, 3);
         }
         let running = granted(&queues, Class::Due);
-        assert_eq!((running.len(), queues.room(Class::Due)), (1, 1024 - 1), "one runs and one waits");
+        assert_eq!(
+            (running.len(), queues.room(Class::Due)),
+            (1, 1024 - 1),
+            "one runs and one waits"
+        );
         queues.due_claimed(running.iter().map(|granted| granted.permit.key()));
         for key in &partners {
             offer_due(&queues, key, 3);
         }
-        assert_eq!(granted(&queues, Class::Due).len(), 1, "the permit of the lane that was free");
+        assert_eq!(
+            granted(&queues, Class::Due).len(),
+            1,
+            "the permit of the lane that was free"
+        );
         assert_eq!(queues.room(Class::Due), 1024 - 1);
     }
 
@@ -483,7 +570,10 @@ mod tests {
         let key = key("a", PartnerId::new());
         offer_due(&queues, &key, 5);
         offer_due(&queues, &key, 5);
-        assert_eq!((granted(&queues, Class::Due).len(), queues.room(Class::Due)), (2, 1024 - 3));
+        assert_eq!(
+            (granted(&queues, Class::Due).len(), queues.room(Class::Due)),
+            (2, 1024 - 3)
+        );
     }
 
     #[test]

@@ -1,9 +1,11 @@
-//! Reports from a provisioner to the ingress process that is still answering an order: verdicts, and units that became
-//! ready. They travel over core NATS, in batches: one message carries what queued while the previous one was sent.
+//! Reports from a provisioner to the ingress process that is still answering an order: verdicts,
+//! and units that have become ready. They are sent in batches over core NATS: one message carries
+//! everything that queued while the previous one was sent.
 //!
-//! Nothing rests on a report. Core NATS drops what nobody listens to, so a report to a process that has died is lost:
-//! its order is never answered by that process, and the sweep finds its deliveries after their first lease. The
-//! address of a report is `orders.answering` from PostgreSQL, so no message can redirect it.
+//! Nothing relies on a report. Core NATS drops a message that nobody listens to, so a report to a
+//! process that has died is lost. That process will never answer the order, and the sweep finds the
+//! order's deliveries after their first lease. The address of a report is `orders.answering` from
+//! PostgreSQL, so no message can redirect a report to another process.
 
 use std::time::Duration;
 
@@ -17,10 +19,12 @@ use crate::{
     publish::group_by_address,
 };
 
-/// The longest message that [`Nats::listen`] reads, in bytes. Ours take at most about a tenth of it.
+/// The longest message that [`Nats::listen`] reads, in bytes. Ours take at most about a tenth of
+/// it, so a longer one is not ours.
 const LONGEST: usize = 64 * 1024;
 
-/// One report, and the ingress process that it is for; `ingress::orders::handshake` receives it there.
+/// One report, and the ingress process that it is for. `ingress::orders::handshake` receives it
+/// there.
 pub struct Report {
     pub ingress: Uuid,
     pub content: Content,
@@ -34,21 +38,38 @@ pub enum Content {
 impl Nats {
     /// Starts the sender of reports.
     pub fn reports(&self, shutdown: &Shutdown) -> Batcher<Report> {
-        self.batcher("reports", shutdown, async |nats: Self, reports: Vec<Report>| {
-            for (ingress, contents) in
-                group_by_address(reports.into_iter().map(|report| (report.ingress, report.content)))
-            {
-                nats.send(Effect::Send, nats.reports_subject(ingress), &message(contents), None).await;
-            }
-        })
+        self.batcher(
+            "reports",
+            shutdown,
+            async |nats: Self, reports: Vec<Report>| {
+                for (ingress, contents) in group_by_address(
+                    reports
+                        .into_iter()
+                        .map(|report| (report.ingress, report.content)),
+                ) {
+                    nats.send(
+                        Effect::Send,
+                        nats.reports_subject(ingress),
+                        &message(contents),
+                        None,
+                    )
+                    .await;
+                }
+            },
+        )
     }
 
-    /// Passes the messages of a core NATS subject to `receive`, except unreadable ones and those that are too long for
-    /// one of ours. Returns an error when the subscription ends.
-    pub async fn listen<M: DeserializeOwned>(&self, subject: String, mut receive: impl FnMut(M)) -> anyhow::Result<()> {
+    /// Passes the messages of a core NATS subject to `receive`. Messages that cannot be read, or
+    /// that are longer than one of ours can be, are logged and skipped. Returns an error when the
+    /// subscription ends.
+    pub async fn listen<M: DeserializeOwned>(
+        &self,
+        subject: String,
+        mut receive: impl FnMut(M),
+    ) -> anyhow::Result<()> {
         use futures_util::StreamExt;
 
-        // A flood of forged messages must not flood the log.
+        // The lines are sampled, so that a flood of forged messages does not flood the log.
         let unreadable = Sampler::every(Duration::from_secs(10));
         let mut messages = self.client().subscribe(subject.clone()).await?;
         while let Some(message) = messages.next().await {
@@ -56,12 +77,17 @@ impl Nats {
                 Ok(message) => receive(message),
                 Err(error) => {
                     if let Some(suppressed) = unreadable.pass() {
-                        tracing::warn!(subject, suppressed, error, "ignored an unreadable message");
+                        tracing::warn!(
+                            subject,
+                            suppressed,
+                            error,
+                            "ignored a message that cannot be read"
+                        );
                     }
                 }
             }
         }
-        anyhow::bail!("the subscription to {subject} ended")
+        anyhow::bail!("the subscription to {subject} ended unexpectedly")
     }
 }
 
@@ -80,7 +106,9 @@ fn message(contents: Vec<Content>) -> Reports {
 fn read<M: DeserializeOwned>(payload: &[u8]) -> Result<M, String> {
     let length = payload.len();
     if length > LONGEST {
-        return Err(format!("{length} bytes are more than {LONGEST}"));
+        return Err(format!(
+            "it has {length} bytes, and at most {LONGEST} are read"
+        ));
     }
     serde_json::from_slice(payload).map_err(|error| error.to_string())
 }

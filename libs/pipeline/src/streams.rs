@@ -1,4 +1,9 @@
-//! The streams and consumers, created where missing, and the connection to NATS.
+//! The connection to NATS, and its streams, consumers and subjects. All services use NATS through
+//! [`Nats`].
+//!
+//! Streams and consumers are created where they are missing, at the start and again after an error,
+//! so that NATS may lose its storage at any time. Nothing here is needed for correctness: while
+//! NATS is down, messages are dropped, and the stages find their rows in PostgreSQL.
 
 use std::{sync::Arc, time::Duration};
 
@@ -26,38 +31,55 @@ pub const READY: &str = "TOPUP_READY";
 pub const DEAD: &str = "TOPUP_DEAD";
 
 const MIB: i64 = 1024 * 1024;
-/// The most bytes of a stream of jobs or readiness events. NATS reserves as much of its memory. It is the work of a
-/// minute at some thousands of orders per second.
+/// The size of a stream of jobs or readiness events, in bytes. NATS reserves as much of its memory.
+/// It is enough for the messages of one minute at some thousands of orders per second.
 const WORK_BYTES: i64 = 16 * MIB;
 /// The longest time that a flush may take at the end of a process.
 const FLUSH: Duration = Duration::from_secs(2);
 /// The interval between log lines about unpublished messages.
 const LOG_EVERY: Duration = Duration::from_secs(10);
-/// Older messages are dropped, taken or not: their rows have long been due.
+/// The age after which a message is dropped, whether it was taken or not. Its rows have long been
+/// due then.
 const MAX_AGE: Duration = Duration::from_mins(1);
-/// The most messages of one provider, so that an unserved provider leaves room for the others.
+/// The most messages for one provider, so that a provider that nobody serves leaves room for the
+/// others.
 const MAX_JOBS: i64 = 10_000;
-/// The largest message that a stream accepts; ours have at most about 5 KiB.
+/// The largest message that a stream accepts, in bytes. Ours have at most about 5 KiB.
 const MAX_MESSAGE: i32 = 64 * 1024;
 
 /// The address of NATS, and the settings of its streams.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "NATS")]
 pub struct NatsConfig {
-    /// Address of NATS, e.g. `nats://host:4222` or `tls://host:4222`; several separated by commas
+    /// Address of NATS, for example `nats://host:4222` or `tls://host:4222`
+    ///
+    /// The addresses of several servers of a cluster are separated by commas. An address may
+    /// contain user and password, which count only if no other setting holds credentials.
     #[arg(long, env = "NATS_URL", hide_env_values = true)]
     pub nats_url: SecretString,
     #[command(flatten)]
     pub access: NatsAccess,
-    /// Prefix of stream and subject names, so that several systems can share a server
+    /// Prefix of the names of streams and subjects
+    ///
+    /// Several systems can share a NATS server if each has a prefix of its own. All services of one
+    /// system need the same one.
     #[arg(long, env = "STREAM_PREFIX", default_value = "", value_parser = prefix)]
     pub stream_prefix: String,
-    /// Copies of each stream; 3 in a cluster of three servers
-    #[arg(long, env = "STREAM_REPLICAS", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=5))]
+    /// Number of servers that keep a copy of each stream
+    ///
+    /// Use 3 in a cluster of three servers, so that one of them can fail. The number cannot exceed
+    /// that of the servers. It applies when a stream is created; existing streams are not changed.
+    #[arg(
+        long,
+        env = "STREAM_REPLICAS",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u8).range(1..=5)
+    )]
     pub stream_replicas: u8,
 }
 
-/// Parses a provider's name, which is also part of its subject: lowercase letters, digits, `_`, `-`.
+/// Parses the name of a provider: lowercase letters, digits, `_` and `-`. The name is also part of
+/// its subjects, where other characters would have a meaning of their own.
 pub fn provider_name(text: &str) -> Result<String, String> {
     if is_plain(text) && !text.is_empty() && text == text.to_ascii_lowercase() {
         Ok(text.to_owned())
@@ -67,40 +89,51 @@ pub fn provider_name(text: &str) -> Result<String, String> {
 }
 
 fn prefix(text: &str) -> Result<String, String> {
-    if is_plain(text) { Ok(text.to_owned()) } else { Err("only letters, digits, `_` and `-` are allowed".into()) }
+    if is_plain(text) {
+        Ok(text.to_owned())
+    } else {
+        Err("only letters, digits, `_` and `-` are allowed".into())
+    }
 }
 
 fn is_plain(text: &str) -> bool {
-    text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte))
+    text.bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte))
 }
 
 fn log_event(event: &Event) {
     match event {
         Event::Connected => tracing::info!("connected to NATS"),
         Event::Disconnected => {
-            tracing::warn!("NATS is disconnected; nothing is published; rows start once they are due");
+            tracing::warn!(
+                "NATS is disconnected, so nothing is published; reconnecting. Until then the \
+                 stages find their rows in PostgreSQL once they are due"
+            );
         }
         Event::ServerError(error) => tracing::warn!(%error, "NATS reports an error"),
-        // Emitted for each failed attempt to reconnect.
+        // The client emits this for each failed attempt to reconnect, so it is logged at debug
+        // level only.
         Event::ClientError(error) => tracing::debug!(%error, "no connection to NATS"),
         event => tracing::info!(%event, "NATS connection event"),
     }
 }
 
-/// A connection to NATS, with the names of streams and subjects. Cheap to clone.
+/// A connection to NATS, which also knows the names of streams and subjects. Cheap to clone.
 #[derive(Clone)]
 pub struct Nats {
     client: Client,
     pub(crate) context: jetstream::Context,
     config: NatsConfig,
-    /// Log lines about unpublished messages: while NATS is down, every publish fails.
+    /// Limits the log lines about unpublished messages, because every publish fails while NATS is
+    /// down.
     pub(crate) unpublished: Arc<Sampler>,
     /// One token for each item that waits in a batcher.
     pub(crate) unsent: TaskTracker,
 }
 
 impl Nats {
-    /// Connects, in the background if NATS is down. `name` is the connection's name on the server.
+    /// Connects to NATS. If NATS is down, it connects in the background, so that a service can
+    /// start without it. `name` is the name of the connection on the server.
     pub async fn connect(config: &NatsConfig, name: &str) -> anyhow::Result<Self> {
         let servers: Vec<async_nats::ServerAddr> = config
             .nats_url
@@ -108,7 +141,12 @@ impl Nats {
             .split(',')
             .map(|url| Some(url.trim()).filter(|url| !url.is_empty())?.parse().ok())
             .collect::<Option<_>>()
-            .ok_or_else(|| BadSetting::error("NATS_URL is not of the form nats://user:password@host:port"))?;
+            .ok_or_else(|| {
+                BadSetting::error(
+                    "NATS_URL is not of the form nats://host:port, or \
+                     nats://user:password@host:port; separate several addresses by commas",
+                )
+            })?;
         let client = config
             .access
             .options_for(name, &servers)?
@@ -139,7 +177,8 @@ impl Nats {
         &self.client
     }
 
-    /// Whether NATS is connected. If not, messages are dropped, not queued, because their rows start once they are due.
+    /// Whether NATS is connected. If it is not, messages are dropped instead of queued, because
+    /// their rows start once they are due.
     pub fn is_connected(&self) -> bool {
         self.client.connection_state() == State::Connected
     }
@@ -151,7 +190,8 @@ impl Nats {
         }
     }
 
-    /// Sends messages that are buffered here and in batchers. Called last before a process ends.
+    /// Sends the messages that are buffered here and in batchers. This is the last thing that a
+    /// process does before it ends.
     pub async fn flush(&self) {
         if self.is_connected() {
             self.unsent.close();
@@ -173,9 +213,9 @@ impl Nats {
         format!("{}topup.job.{provider}", self.config.stream_prefix)
     }
 
-    /// The one subject of all readiness events. Unlike a job's, it names no provider, because every notifier serves
-    /// every partner. It ends in `batch` only because the stream and the permissions cover the subjects below
-    /// `topup.ready`, and not that subject itself.
+    /// The one subject of all readiness events. Unlike a job's, it names no provider, because every
+    /// notifier serves every partner. It ends in `batch` only because the stream and the
+    /// permissions cover the subjects below `topup.ready`, and not that subject itself.
     pub fn ready_batch_subject(&self) -> String {
         format!("{}topup.ready.batch", self.config.stream_prefix)
     }
@@ -189,12 +229,17 @@ impl Nats {
         format!("{}topup.dead.{kind}", self.config.stream_prefix)
     }
 
-    /// The subject on which one ingress process receives reports about the orders that it is answering.
+    /// The subject on which one ingress process receives reports about the orders that it is
+    /// answering.
     pub fn reports_subject(&self, ingress: Uuid) -> String {
-        format!("{}topup.answer.{}", self.config.stream_prefix, ingress.simple())
+        format!(
+            "{}topup.answer.{}",
+            self.config.stream_prefix,
+            ingress.simple()
+        )
     }
 
-    /// The subject of heartbeats: of a provider, or `*` for all.
+    /// The subject of the heartbeats of a provider, or of all providers if `provider` is `*`.
     pub fn heartbeat_subject(&self, provider: &str) -> String {
         format!("{}topup.heartbeat.{provider}", self.config.stream_prefix)
     }
@@ -204,11 +249,13 @@ impl Nats {
         format!("{}{base}", self.config.stream_prefix)
     }
 
-    /// Creates missing streams. One that exists is left alone, because an operator may have changed it.
+    /// Creates missing streams. A stream that exists is left alone, because an operator may have
+    /// changed it.
     ///
-    /// The streams of work are kept in memory, drop their oldest messages when they are full, and forget
-    /// every message after [`MAX_AGE`]. Nothing depends on them: a message only says that a row is
-    /// fresh, and the sweep finds every row whose message was lost.
+    /// The streams of work are kept in memory, drop their oldest messages when they are full, and
+    /// forget every message after [`MAX_AGE`]. Nothing depends on them: a message says only that a
+    /// row is new, and the sweep finds every row whose message was lost. The stream of dead
+    /// messages is kept on disk, because an operator should be able to look at it days later.
     pub async fn ensure_streams(&self) -> anyhow::Result<()> {
         let work = |base: &str, subject: String| Config {
             name: self.stream_name(base),
@@ -233,22 +280,31 @@ impl Nats {
             num_replicas: self.config.stream_replicas.into(),
             ..Config::default()
         };
-        let jobs = Config { max_messages_per_subject: MAX_JOBS, ..work(JOBS, self.job_subject(">")) };
+        let jobs = Config {
+            max_messages_per_subject: MAX_JOBS,
+            ..work(JOBS, self.job_subject(">"))
+        };
         for config in [jobs, work(READY, self.ready_subjects()), dead] {
             let name = config.name.clone();
             if let Err(error) = self.context.get_or_create_stream(config).await {
                 let servers = TooFewServers(self.config.stream_replicas);
                 let too_few = has_too_few_servers(&error);
-                let error = anyhow::Error::new(error).context(format!("cannot make the stream {name}"));
-                return Err(if too_few { error.context(servers) } else { error });
+                let error =
+                    anyhow::Error::new(error).context(format!("cannot make the stream {name}"));
+                return Err(if too_few {
+                    error.context(servers)
+                } else {
+                    error
+                });
             }
         }
         Ok(())
     }
 
-    /// The durable consumer of a source, created with its streams where missing. The server counts a
-    /// message as taken once it has sent it, without an acknowledgement: a row whose message a dying
-    /// process has taken is found by the sweep, which is sooner than a redelivery would be.
+    /// The durable consumer of a source. It and its streams are created if they are missing. The
+    /// server counts a message as taken once it has sent it, without an acknowledgement. If the
+    /// process that took it dies, the sweep finds its rows, which is sooner than a redelivery would
+    /// be.
     pub(crate) async fn consumer(&self, source: &Source) -> anyhow::Result<PullConsumer> {
         self.ensure_streams().await?;
         self.context
@@ -266,11 +322,11 @@ impl Nats {
     }
 }
 
-/// The cluster has fewer servers than `STREAM_REPLICAS`; a retry does not help.
+/// The cluster has fewer servers than `STREAM_REPLICAS`, which no retry can change.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "STREAM_REPLICAS={0} needs a cluster of at least {0} NATS servers: start what is missing, or set STREAM_REPLICAS \
-     to the number of servers"
+    "STREAM_REPLICAS={0} needs a cluster of at least {0} NATS servers: start what is missing, or \
+     set STREAM_REPLICAS to the number of servers"
 )]
 pub(crate) struct TooFewServers(u8);
 
@@ -282,7 +338,7 @@ fn has_too_few_servers(error: &CreateStreamError) -> bool {
     code == ErrorCode::STREAM_REPLICAS_NOT_SUPPORTED || code == ErrorCode::CLUSTER_NO_PEERS
 }
 
-/// The source of a stage's messages.
+/// Where the messages of a stage come from.
 #[derive(Clone, Debug)]
 pub struct Source {
     /// The stream, without prefix.

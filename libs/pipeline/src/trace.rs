@@ -1,5 +1,9 @@
-//! One trace from the partner's POST to the webhook: its W3C context is stored with the order and travels in
-//! NATS headers and HTTP requests.
+//! The spans of the pipeline, which make one trace from the partner's POST to its webhook. The W3C
+//! trace context of the POST is stored with the order, and travels in NATS headers and HTTP
+//! requests.
+//!
+//! If traces are not recorded, the functions that make spans return empty ones, which cost nothing.
+//! docs/telemetry.md shows the tree of spans.
 
 use opentelemetry::trace::{SpanContext, TraceContextExt};
 use runtime::trace::parse;
@@ -7,9 +11,12 @@ pub use runtime::trace::{TRACEPARENT, context_of, is_recorded, link, set_parent}
 use tracing::{Span, debug_span, field::Empty};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-/// Connects the span of a row's work with the span that caused it, named by the message or else by the row.
-/// The connection is a link; if the work `belongs` to that trace, the span also becomes its child. A message
-/// about several orders has its own trace, and is only linked.
+/// Connects the span of the work on a row with the span that caused this work. The cause is named
+/// by the message, or else by the row.
+///
+/// The connection is a link. If the work `belongs` to that trace, the span also becomes a child in
+/// it. A message about several orders has a trace of its own, so it is only linked, and the span
+/// becomes a child in the trace of its row.
 pub fn follow(span: &Span, message: Option<&str>, row: Option<&str>, belongs: bool) {
     let trace = |context: &str| parse(context).map(|context| context.trace_id());
     let of_row = |message: &&str| row.is_none_or(|row| trace(row) == trace(message));
@@ -19,15 +26,19 @@ pub fn follow(span: &Span, message: Option<&str>, row: Option<&str>, belongs: bo
     link(span, message.or(row));
 }
 
-/// Connects a batch's span with the spans of its items. If all items share one trace, the batch's span is a
-/// child in it; otherwise it starts a new trace and links to each.
+/// Connects the span of a batch with the spans of its items. If all items share one trace, the span
+/// of the batch becomes a child in that trace. Otherwise it starts a new trace and links to each
+/// item.
 pub fn gather<'a>(span: &Span, traceparents: impl Iterator<Item = Option<&'a str>>) {
     let contexts: Vec<SpanContext> = traceparents.flatten().filter_map(parse).collect();
     let mut rest = contexts.as_slice();
     if let Some((first, others)) = contexts.split_first()
-        && others.iter().all(|other| other.trace_id() == first.trace_id())
+        && others
+            .iter()
+            .all(|other| other.trace_id() == first.trace_id())
     {
-        let _ = span.set_parent(opentelemetry::Context::new().with_remote_span_context(first.clone()));
+        let _ =
+            span.set_parent(opentelemetry::Context::new().with_remote_span_context(first.clone()));
         rest = others;
     }
     for context in rest {
@@ -35,8 +46,9 @@ pub fn gather<'a>(span: &Span, traceparents: impl Iterator<Item = Option<&'a str
     }
 }
 
-/// A new span of an operation on a stream, by the semantic conventions: `messaging_span!(level, name of the operation,
-/// kind of the span, type of the operation, stream; further fields)`.
+/// Makes a new span of an operation on a stream, by the semantic conventions of OpenTelemetry:
+/// `messaging_span!(level, name of the operation, kind of the span, type of the operation, stream;
+/// further fields)`.
 #[macro_export]
 macro_rules! messaging_span {
     ($level:ident, $operation:literal, $kind:literal, $type:literal, $stream:expr; $($fields:tt)*) => {
@@ -52,7 +64,8 @@ macro_rules! messaging_span {
     };
 }
 
-/// The span of publishing rows, linked to the trace contexts of their work; the message carries its context.
+/// The span of publishing rows, linked to the trace contexts of the work that caused it. The
+/// message carries the context of this span.
 pub fn publish(stream: &'static str, traceparents: &[Option<String>]) -> Span {
     if !is_recorded() {
         return Span::none();
@@ -63,8 +76,14 @@ pub fn publish(stream: &'static str, traceparents: &[Option<String>]) -> Span {
     span
 }
 
-/// The span of accepting the messages of a pull, with their contexts. Its own context is not passed on.
-pub(crate) fn receive(stream: &'static str, consumer: &str, messages: usize, contexts: &[impl AsRef<str>]) -> Span {
+/// The span of accepting the messages of a pull, with their contexts. Its own context is not passed
+/// on.
+pub(crate) fn receive(
+    stream: &'static str,
+    consumer: &str,
+    messages: usize,
+    contexts: &[impl AsRef<str>],
+) -> Span {
     if !is_recorded() {
         return Span::none();
     }
@@ -74,7 +93,7 @@ pub(crate) fn receive(stream: &'static str, consumer: &str, messages: usize, con
     span
 }
 
-/// The span of a statement of PostgreSQL. Its context is not passed on.
+/// The span of a statement in PostgreSQL. Its context is not passed on.
 pub fn statement(operation: &'static str, table: &'static str) -> Span {
     if !is_recorded() {
         return Span::none();
@@ -136,34 +155,53 @@ mod tests {
     /// The span of a batch whose messages came with these contexts.
     fn batch_of(traceparents: &[Option<&str>]) -> SpanData {
         let kept = Kept::default();
-        let provider = SdkTracerProvider::builder().with_span_processor(kept.clone()).build();
+        let provider = SdkTracerProvider::builder()
+            .with_span_processor(kept.clone())
+            .build();
         let spans = tracing_opentelemetry::layer().with_tracer(provider.tracer("test"));
         tracing::subscriber::with_default(tracing_subscriber::registry().with(spans), || {
-            let contexts: Vec<String> = traceparents.iter().flatten().map(ToString::to_string).collect();
-            drop(receive("TOPUP_JOBS", "provisioner", traceparents.len(), &contexts));
+            let contexts: Vec<String> = traceparents
+                .iter()
+                .flatten()
+                .map(ToString::to_string)
+                .collect();
+            drop(receive(
+                "TOPUP_JOBS",
+                "provisioner",
+                traceparents.len(),
+                &contexts,
+            ));
         });
         kept.0.lock().unwrap().pop().unwrap()
     }
 
     #[test]
     fn a_batch_is_of_its_messages_trace_or_linked_to_their_traces() {
-        let (one, same, other) = (
-            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
-            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b8-01",
-            "00-5bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b9-01",
-        );
+        let one = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let same = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b8-01";
+        let other = "00-5bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b9-01";
         let together = batch_of(&[Some(one), Some(same), None]);
         assert_eq!(together.parent_span_id.to_string(), "00f067aa0ba902b7");
-        assert_eq!(together.span_context.trace_id().to_string(), "4bf92f3577b34da6a3ce929d0e0e4736");
+        assert_eq!(
+            together.span_context.trace_id().to_string(),
+            "4bf92f3577b34da6a3ce929d0e0e4736"
+        );
         assert_eq!(together.links.len(), 1);
 
         let apart = batch_of(&[Some(one), Some(other)]);
         assert_eq!(apart.parent_span_id, SpanId::INVALID);
-        let linked: Vec<String> = apart.links.iter().map(|link| link.span_context.span_id().to_string()).collect();
+        let linked: Vec<String> = apart
+            .links
+            .iter()
+            .map(|link| link.span_context.span_id().to_string())
+            .collect();
         assert_eq!(linked, ["00f067aa0ba902b7", "00f067aa0ba902b9"]);
         assert_eq!(apart.name, "receive TOPUP_JOBS");
 
         let alone = batch_of(&[None]);
-        assert_eq!((alone.parent_span_id, alone.links.len()), (SpanId::INVALID, 0));
+        assert_eq!(
+            (alone.parent_span_id, alone.links.len()),
+            (SpanId::INVALID, 0)
+        );
     }
 }

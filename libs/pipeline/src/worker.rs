@@ -1,4 +1,5 @@
-//! The worker of a stage: it turns messages and due work into running rows.
+//! The worker of a stage: it turns messages and due work into running rows. The notifier calls
+//! [`start`] with its [`Stage`], and the provisioner with two stages for each provider.
 //!
 //! ```text
 //! message ──────────▶ ticket ─┐
@@ -6,16 +7,23 @@
 //! look at due work ─▶ ticket ─┘
 //! ```
 //!
-//! A ticket names a row and holds nothing: the claim takes the row, once there is a permit to run it. So
-//! a row may have several tickets, here or in other processes. Usually only its first claim finds work, and the others
-//! return their permits at once.
+//! A ticket names a row and reserves nothing. The row is taken by the claim, once there is a permit
+//! to run it. So a row may have several tickets, here or in other processes. Usually only the first
+//! claim finds work, and the others return their permits at once. But the claim of a fresh delivery
+//! writes nothing, so if its message comes twice, the second claim finds it again until its attempt
+//! is recorded. A run may also outlive its lease, and then another process may claim the same row.
+//! So a stage must not rely on being the only one that works on a row. If it needs that, its claim
+//! must ensure it, as the claim of a purchase does by recording the attempt.
 //!
-//! Guarantees: a row runs only with a permit and only after its claim; due work gets every fourth permit while messages
-//! flood the stage; a queue gets no further due tickets while earlier ones wait or are being claimed. An unreadable
-//! message stops no other.
+//! Guarantees:
 //!
-//! Each service [`start`]s it with its [`Stage`]. The worker relies on PostgreSQL alone for completeness: it may lose
-//! any ticket, because the [`sweep`] makes rows due that nobody has finished within their first lease, and the next
+//! - A row runs only with a permit, and only after its claim.
+//! - Due work gets every fourth permit even while messages flood the stage.
+//! - A queue gets no further due tickets while earlier ones wait or are being claimed.
+//! - A message that cannot be read does not stop the others.
+//!
+//! For completeness the worker relies on PostgreSQL alone. It may lose any ticket, because the
+//! [`sweep`] makes those rows due that nobody has finished within their first lease, and the next
 //! look finds every due row again.
 
 mod messages;
@@ -48,33 +56,40 @@ pub use crate::{
     queues::Class,
 };
 
-/// The pause between two looks at due work while nothing is due.
+/// The pause between two looks at due work if the last one saw all lanes and nothing was due.
 const LOOK_IDLE: Duration = Duration::from_millis(500);
-/// The shortest pause between two looks.
+/// The pause between two looks while rows are due, or while lanes are left to look at.
 const LOOK_BUSY: Duration = Duration::from_millis(5);
-/// The most due rows of one look.
+/// The longest time that a look at due work waits until a queue is drained. Meanwhile rows of
+/// queues without tickets may become due, and only the next look finds them.
+const DRAINED_WITHIN: Duration = Duration::from_millis(500);
+/// The most due rows that one look returns.
 const LOOK_ROWS: usize = 256;
-/// How long a claim is retried. Then its rows are left to a later look.
-const CLAIM: Duration = Duration::from_secs(5);
+/// How long a claim that fails is retried. After that its rows are left to a later look or sweep.
+const CLAIM_RETRIED_FOR: Duration = Duration::from_secs(5);
 /// The pause before a claim is retried.
 const CLAIM_AGAIN: Duration = Duration::from_millis(200);
-/// How long a stop still gives permits to waiting tickets. Then they are left to another process.
+/// How long a stage that stops still gives permits to waiting tickets. After that they are left to
+/// another process.
 const DRAIN: Duration = Duration::from_secs(2);
+/// The interval at which a stage that stops checks whether tickets still wait.
+const DRAIN_CHECK: Duration = Duration::from_millis(5);
 /// The interval between two sweeps.
 const SWEEP: Duration = Duration::from_secs(1);
 
 /// The settings of [`start`].
 pub struct Settings {
-    /// The source of messages; `None`: the stage works on due rows only.
+    /// The source of messages. With `None`, the stage works on due rows only.
     pub source: Option<Source>,
     pub limits: Limits,
-    /// Tells the state of a lane; [`unlimited_lanes`] if no lane fails by itself.
+    /// Tells the state of a lane. Use [`unlimited_lanes`] if no lane fails by itself.
     pub lane: LaneStates,
     /// The provider of the rows, for metrics; `None` if the stage has no provider.
     pub provider: Option<String>,
 }
 
-/// Runs a stage until the soft stop.
+/// Starts the loops of a stage, which run until the soft stop: one pulls messages, one looks at due
+/// work, and two claim rows that got permits.
 pub fn start<S: Stage>(stage: Arc<S>, nats: &Nats, settings: Settings, shutdown: &Shutdown) {
     let worker = Arc::new(Worker {
         stage,
@@ -89,13 +104,20 @@ pub fn start<S: Stage>(stage: Arc<S>, nats: &Nats, settings: Settings, shutdown:
         Some(source) => shutdown.spawn("message loop", Arc::clone(&worker).messages(source)),
         None => worker.pulled.cancel(),
     }
-    shutdown.spawn("claims of fresh tickets", Arc::clone(&worker).claims(Class::Fresh));
-    shutdown.spawn("claims of due tickets", Arc::clone(&worker).claims(Class::Due));
+    shutdown.spawn(
+        "claims of fresh tickets",
+        Arc::clone(&worker).claims(Class::Fresh),
+    );
+    shutdown.spawn(
+        "claims of due tickets",
+        Arc::clone(&worker).claims(Class::Due),
+    );
     shutdown.spawn("looks at due work", worker.looks());
 }
 
-/// Runs `sweep` once a second until the soft stop, and again at once while more rows are left. `sweep` makes rows due
-/// whose first lease ended without an outcome; it returns their number, and whether more are left.
+/// Runs `sweep` once a second until the soft stop, and again at once while more rows are left.
+/// `sweep` makes those rows due whose first lease ended without an outcome. It returns their
+/// number, and whether more are left.
 pub async fn sweep<S: Stage, Sweeping: Future<Output = anyhow::Result<(u64, bool)>>>(
     shutdown: Shutdown,
     sweep: impl Fn() -> Sweeping,
@@ -112,7 +134,10 @@ pub async fn sweep<S: Stage, Sweeping: Future<Output = anyhow::Result<(u64, bool
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(error = format!("{error:#}"), "cannot sweep; trying again");
+                    tracing::warn!(
+                        error = format!("{error:#}"),
+                        "cannot sweep for unfinished rows; trying again"
+                    );
                     break;
                 }
             }
@@ -132,7 +157,8 @@ struct Worker<S: Stage> {
     stage: Arc<S>,
     nats: Nats,
     queues: Arc<Queues<QueuedTicket<S::Id>>>,
-    /// The most due rows of one queue in one look: no queue can hold more permits at once.
+    /// The most due rows of one queue in one look. More would be useless, because a queue can hold
+    /// at most half of the permits at once.
     rows_per_queue: usize,
     metrics: RowMetrics,
     /// Cancelled once no more messages are pulled.
@@ -141,8 +167,9 @@ struct Worker<S: Stage> {
 }
 
 impl<S: Stage> Worker<S> {
-    /// Claims the tickets that got permits, and runs their rows. The classes are claimed apart, because the store
-    /// claims fresh rows with one lean statement and takes leases only for due ones.
+    /// Claims the tickets that got permits, and runs their rows. Each class has a loop of its own,
+    /// because the store claims fresh rows with one lean statement and takes leases only for due
+    /// ones.
     async fn claims(self: Arc<Self>, class: Class) -> anyhow::Result<()> {
         let mut ended = pin!(self.ended());
         loop {
@@ -153,21 +180,26 @@ impl<S: Stage> Worker<S> {
         }
     }
 
-    /// Returns once the stage stops and no ticket waits, or [`DRAIN`] has passed.
+    /// Returns once the stage has stopped and no ticket waits any more, or [`DRAIN`] has passed.
     async fn ended(&self) {
         self.shutdown.soft().cancelled().await;
         self.pulled.cancelled().await;
         let idle = async {
             while !self.queues.is_idle() {
-                tokio::time::sleep(Duration::from_millis(5)).await;
+                tokio::time::sleep(DRAIN_CHECK).await;
             }
         };
         let _ = tokio::time::timeout(DRAIN, idle).await;
     }
 
+    /// Claims the rows of these tickets in one statement, and starts a task for each row that needs
+    /// work.
     async fn claim(&self, class: Class, granted: Vec<Granted<QueuedTicket<S::Id>>>) {
         let claim_began = Instant::now();
-        let rows: Vec<S::Id> = granted.iter().map(|granted| granted.ticket.id.clone()).collect();
+        let rows: Vec<S::Id> = granted
+            .iter()
+            .map(|granted| granted.ticket.id.clone())
+            .collect();
         let span = match class {
             Class::Fresh => Self::claim_span(&granted),
             Class::Due => Span::none(),
@@ -175,19 +207,31 @@ impl<S: Stage> Worker<S> {
         let works = self.claim_rows(&rows, class).instrument(span.clone()).await;
         trace::executed(&span, rows.len(), works.is_none());
         if class == Class::Due {
-            self.queues.due_claimed(granted.iter().map(|granted| granted.permit.key()));
+            self.queues
+                .due_claimed(granted.iter().map(|granted| granted.permit.key()));
         }
         let works = works.unwrap_or_default();
         self.metrics.claimed(works.len(), class);
-        // The permits of rows that need no work are returned at the end of this function.
+        // The permits of rows that need no work are dropped, and so returned, at the end of this
+        // function.
         let mut permits: HashMap<S::Id, _> = rows.into_iter().zip(granted).collect();
         for (id, work) in works {
-            let Some(Granted { ticket, permit }) = permits.remove(&id) else {
+            let Some(granted) = permits.remove(&id) else {
                 continue;
             };
-            let trigger = Trigger { class, traceparent: ticket.traceparent, claim_began };
+            let Granted {
+                ticket,
+                permit,
+                permit_wait,
+            } = granted;
+            let trigger = Trigger {
+                class,
+                traceparent: ticket.traceparent,
+                permit_wait,
+                claim_began,
+            };
             let in_flight = self.metrics.count_in_flight(class);
-            // Boxed: a large future would be copied several times on its way into the task.
+            // Boxed, because a large future would be copied several times on its way into the task.
             let running = Box::pin(Arc::clone(&self.stage).run(work, trigger, permit));
             self.shutdown.tracker().spawn(async move {
                 running.await;
@@ -198,11 +242,13 @@ impl<S: Stage> Worker<S> {
 
     /// The span of the statement that claims rows, with the contexts of their messages.
     fn claim_span(granted: &[Granted<QueuedTicket<S::Id>>]) -> Span {
-        let (operation, table) = S::CLAIM;
+        let (operation, table) = S::CLAIM_STATEMENT;
         let span = trace::statement(operation, table);
         if !span.is_none() {
-            let mut contexts: Vec<&str> =
-                granted.iter().filter_map(|granted| granted.ticket.traceparent.as_deref()).collect();
+            let mut contexts: Vec<&str> = granted
+                .iter()
+                .filter_map(|granted| granted.ticket.traceparent.as_deref())
+                .collect();
             contexts.sort_unstable();
             contexts.dedup();
             trace::gather(&span, contexts.into_iter().map(Some));
@@ -210,7 +256,8 @@ impl<S: Stage> Worker<S> {
         span
     }
 
-    /// Claims rows, with retries for a short outage of the database. `None`: the rows are left to a later look.
+    /// Claims rows, and retries for the length of a short outage of the database. `None` means that
+    /// the rows are left to a later look or sweep, so their permits are free again.
     async fn claim_rows(&self, rows: &[S::Id], class: Class) -> Option<Vec<(S::Id, S::Work)>> {
         let effect = match class {
             Class::Fresh => Effect::Claim,
@@ -222,22 +269,31 @@ impl<S: Stage> Worker<S> {
                 Ok(works) => return Some(works),
                 Err(error) => format!("{error:#}"),
             };
-            if began.elapsed() >= CLAIM || self.shutdown.is_stopping() {
-                tracing::warn!(error, rows = rows.len(), "cannot claim; the rows are claimed once they are due");
+            if began.elapsed() >= CLAIM_RETRIED_FOR || self.shutdown.is_stopping() {
+                tracing::warn!(
+                    error,
+                    rows = rows.len(),
+                    "cannot claim rows; they are left until they are due"
+                );
                 return None;
             }
-            tracing::warn!(error, rows = rows.len(), "cannot claim; trying again");
+            tracing::warn!(error, rows = rows.len(), "cannot claim rows; trying again");
             tokio::time::sleep(CLAIM_AGAIN).await;
         }
     }
 
-    /// Looks at due work until the soft stop. Several looks walk once over all lanes.
+    /// Looks at due work until the soft stop. If there are many lanes, several looks together walk
+    /// over all of them once.
     async fn looks(self: Arc<Self>) -> anyhow::Result<()> {
         let stop = self.shutdown.soft();
         let mut after = None;
         let mut pause = LOOK_IDLE;
         loop {
-            if stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
+            if stop
+                .run_until_cancelled(tokio::time::sleep(pause))
+                .await
+                .is_none()
+            {
                 return Ok(());
             }
             // The state of a lane may have changed since the last ticket or permit.
@@ -246,16 +302,27 @@ impl<S: Stage> Worker<S> {
             let found = match self.look(&mut after).await {
                 Ok(found) => found,
                 Err(error) => {
-                    tracing::warn!(error = format!("{error:#}"), "cannot look at due work; trying again");
+                    tracing::warn!(
+                        error = format!("{error:#}"),
+                        "cannot look at due work; trying again"
+                    );
                     after = None;
                     false
                 }
             };
             let saw_all = after.is_none();
-            pause = if !found && from_start && saw_all { LOOK_IDLE } else { LOOK_BUSY };
+            // A look that failed, or had no room for further tickets, also counts as one that found
+            // nothing: the next one comes no sooner.
+            let nothing_due_anywhere = !found && from_start && saw_all;
+            pause = if nothing_due_anywhere {
+                LOOK_IDLE
+            } else {
+                LOOK_BUSY
+            };
             if found && saw_all {
-                // More rows of the same queues may be due. The next look waits until one of the queues is drained.
-                let drained = tokio::time::timeout(LOOK_IDLE, self.queues.drained());
+                // More rows of the same queues may be due, but a queue takes no further due tickets
+                // before it is drained. So the next look waits until one of them is.
+                let drained = tokio::time::timeout(DRAINED_WITHIN, self.queues.drained());
                 if stop.run_until_cancelled(drained).await.is_none() {
                     return Ok(());
                 }
@@ -270,17 +337,33 @@ impl<S: Stage> Worker<S> {
             *after = None;
             return Ok(false);
         }
-        let found = self.stage.due(Look { limit, per_lane: self.rows_per_queue, after: after.take() }).await?;
+        let found = self
+            .stage
+            .due(Look {
+                limit,
+                rows_per_queue: self.rows_per_queue,
+                after: after.take(),
+            })
+            .await?;
         *after = found.after;
         let any = !found.due.is_empty();
         let tickets = shuffled_within_queues(found.due).into_iter();
-        self.queues.offer_due(tickets.map(|ticket| (ticket.key(), QueuedTicket { id: ticket.id, traceparent: None })));
+        self.queues.offer_due(tickets.map(|ticket| {
+            (
+                ticket.key(),
+                QueuedTicket {
+                    id: ticket.id,
+                    traceparent: None,
+                },
+            )
+        }));
         Ok(any)
     }
 }
 
-/// Shuffles the tickets of each queue and keeps the order of the queues. All replicas find the same rows, the oldest
-/// ones of each queue; in random order they rarely claim the same row at the same time, so few claims find nothing.
+/// Shuffles the tickets within each queue, and keeps the order of the queues. All replicas find the
+/// same rows, which are the oldest ones of each queue. In random order they rarely claim the same
+/// row at the same time, so few claims find nothing.
 fn shuffled_within_queues<Id>(tickets: Vec<Ticket<Id>>) -> Vec<Ticket<Id>> {
     let order: Vec<_> = tickets.iter().map(Ticket::key).collect();
     let mut queues: HashMap<_, Vec<Ticket<Id>>> = HashMap::new();
@@ -290,7 +373,10 @@ fn shuffled_within_queues<Id>(tickets: Vec<Ticket<Id>>) -> Vec<Ticket<Id>> {
     for queue in queues.values_mut() {
         queue.shuffle(&mut rand::rng());
     }
-    order.iter().filter_map(|key| queues.get_mut(key)?.pop()).collect()
+    order
+        .iter()
+        .filter_map(|key| queues.get_mut(key)?.pop())
+        .collect()
 }
 
 #[cfg(test)]
@@ -300,11 +386,19 @@ mod tests {
     #[test]
     fn a_look_is_shuffled_within_each_queue_and_loses_nothing() {
         let [one, other] = std::array::from_fn(|_| PartnerId::new());
-        let ticket =
-            |id: usize| Ticket { id, lane: "a".into(), partner: if id.is_multiple_of(2) { one } else { other } };
+        let ticket = |id: usize| Ticket {
+            id,
+            lane: "a".into(),
+            partner: if id.is_multiple_of(2) { one } else { other },
+        };
         let shuffled = shuffled_within_queues((0..200).map(ticket).collect());
         let ids: Vec<usize> = shuffled.iter().map(|ticket| ticket.id).collect();
-        assert!(ids.iter().enumerate().all(|(place, id)| place % 2 == id % 2), "partners take turns as before");
+        assert!(
+            ids.iter()
+                .enumerate()
+                .all(|(place, id)| place % 2 == id % 2),
+            "partners take turns as before"
+        );
         assert_ne!(ids, (0..200).collect::<Vec<_>>());
         let mut sorted = ids;
         sorted.sort_unstable();

@@ -1,9 +1,13 @@
-//! The only place that reads the wall clock. Pure code takes the time as a value.
+//! The only place that reads the wall clock; clippy refuses other reads. Rules and calculations get
+//! the time as a value, so that tests can choose it.
 
 use time::OffsetDateTime;
 
-/// The current time, UTC.
-#[expect(clippy::disallowed_methods, reason = "this is the one place that reads the clock")]
+/// The current time in UTC.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this is the one place that reads the clock"
+)]
 pub fn now() -> OffsetDateTime {
     OffsetDateTime::now_utc()
 }

@@ -1,4 +1,9 @@
-//! Configuration: clap derive with an environment variable for every flag. `--help` is the reference.
+//! The settings of a program. Each setting is a clap flag and an environment variable; secrets can
+//! also come from files. `--help` is their reference, so a help text says what the setting does, in
+//! which unit, and what happens beyond it.
+//!
+//! An unknown, invalid or contradictory setting stops the start with exit status 2 and one line on
+//! standard error that names the setting and its variable.
 
 use std::{ffi::OsString, net::SocketAddr, process::exit, time::Duration};
 
@@ -9,28 +14,40 @@ use clap::{
 
 use crate::{healthcheck, setting_files, version};
 
-/// Settings of every service.
+/// The settings that every service has.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Process")]
 pub struct CommonConfig {
-    /// Log level, or directives such as `info,ingress=debug`
+    /// Level of the log: error, warn, info, debug or trace
+    ///
+    /// Directives such as `info,ingress=debug` set the level of single modules.
     #[arg(long, env = "LOG", default_value = "info")]
     pub log: String,
-    /// Log format; `auto` is text on a terminal and JSON elsewhere
+    /// Format of the log lines on standard error
     #[arg(long, env = "LOG_FORMAT", value_enum, default_value_t = LogFormat::Auto)]
     pub log_format: LogFormat,
-    /// How long a stop may take to finish the work in flight
+    /// Maximum time that a stop may take to finish the work in flight
+    ///
+    /// After SIGTERM or SIGINT the service takes no new work. When this time has passed, the work
+    /// in flight is dropped, and the process ends with exit status 1. Nothing is lost by that, but
+    /// purchases in flight have to be looked up, and webhooks in flight may be sent twice. The
+    /// orchestrator must wait longer than this before it kills the process.
     #[arg(long, env = "SHUTDOWN_TIMEOUT", value_parser = duration, default_value = "25s")]
     pub shutdown_timeout: Duration,
-    /// Threads that run tasks. Default: half of the processors, at least one; the other half is for PostgreSQL and the
-    /// other programs
+    /// Number of threads that run tasks [default: half of the processors, at least 1]
+    ///
+    /// The other half of the processors is left to PostgreSQL and the other programs on the same
+    /// machine. On a machine of its own a service can use all of them.
     #[arg(long, env = "WORKER_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub worker_threads: Option<u16>,
 }
 
 impl CommonConfig {
     pub(crate) fn worker_threads(&self) -> usize {
-        let half = || std::thread::available_parallelism().map_or(1, |processors| processors.get().div_ceil(2));
+        let half = || {
+            std::thread::available_parallelism()
+                .map_or(1, |processors| processors.get().div_ceil(2))
+        };
         self.worker_threads.map_or_else(half, usize::from)
     }
 }
@@ -46,7 +63,7 @@ impl Default for CommonConfig {
     }
 }
 
-/// The shape of log lines.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     /// Text on a terminal, JSON elsewhere.
@@ -57,16 +74,21 @@ pub enum LogFormat {
     Json,
 }
 
-/// The longest duration of a setting. Sums of a few of them fit every clock.
+/// The longest duration that a setting accepts. It is short enough that the sum of a few durations
+/// and the current time never overflows.
 const LONGEST: Duration = Duration::from_hours(365 * 24);
 
-/// Like [`duration`], but not 0.
+/// Parses a duration like [`duration`], and refuses 0.
 pub fn positive_duration(text: &str) -> Result<Duration, String> {
     let duration = duration(text)?;
-    if duration.is_zero() { Err("must be more than 0".into()) } else { Ok(duration) }
+    if duration.is_zero() {
+        Err("it must be more than 0; write it like `2s` or `500ms`".into())
+    } else {
+        Ok(duration)
+    }
 }
 
-/// Parses a duration such as `2s`, `500ms` or `1m 30s`; a plain `0` is zero.
+/// Parses a duration such as `2s`, `500ms` or `1m 30s`. A `0` needs no unit.
 pub fn duration(text: &str) -> Result<Duration, String> {
     if text.trim() == "0" {
         return Ok(Duration::ZERO);
@@ -74,31 +96,39 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     if text.trim().starts_with('-') {
         return Err("it is negative; write it like `2s` or `500ms`".into());
     }
-    let duration =
-        humantime::parse_duration(text).map_err(|error| format!("{error}; write it like `2s` or `500ms`"))?;
-    if duration > LONGEST { Err("at most 365 days".into()) } else { Ok(duration) }
+    let duration = humantime::parse_duration(text)
+        .map_err(|error| format!("{error}; write it like `2s` or `500ms`"))?;
+    if duration > LONGEST {
+        Err("it may be at most 365 days".into())
+    } else {
+        Ok(duration)
+    }
 }
 
-/// An invalid setting. A service that fails with this error ends with one line on standard error and exit
-/// status 2, as for an argument that clap refuses.
+/// A setting turned out to be invalid after clap had accepted it, for example together with another
+/// one. A service that fails with this error ends like one whose arguments clap refuses: with one
+/// line on standard error and exit status 2.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct BadSetting(String);
 
 impl BadSetting {
-    /// An error whose `reason` names the setting.
+    /// Makes the error. `reason` has to name the setting.
     pub fn error(reason: impl std::fmt::Display) -> anyhow::Error {
         anyhow::Error::new(Self(reason.to_string()))
     }
 }
 
-/// Reads the configuration from arguments, environment and files (`NAME_FILE`, `SETTINGS_DIR`), or runs
-/// `healthcheck` and ends the process. An invalid one ends it: exit status 2, one line that names the setting.
+/// Reads the settings from the arguments, the environment and files (`NAME_FILE`, `SETTINGS_DIR`).
+///
+/// It does not return if a setting is invalid: it prints one line that names the setting, and ends
+/// the process with exit status 2. It does not return either for `--help`, `--version` and the
+/// subcommand `healthcheck`.
 pub fn parse<C: Parser>() -> C {
     parse_from(std::env::args_os())
 }
 
-/// Like [`parse`], with these arguments; the first is the name of the program.
+/// Does the same as [`parse`] with these arguments. The first one is the name of the program.
 pub fn parse_from<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> C {
     let arguments = setting_files::add(&C::command(), arguments, |name| std::env::var_os(name))
         .map_err(|reason| format!("{}: {reason}", C::command().get_name()));
@@ -134,21 +164,27 @@ fn try_parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
         C::from_arg_matches_mut(&mut matches).map(Asked::Run)
     };
     read().map_err(|error: clap::Error| {
-        if matches!(error.kind(), DisplayHelp | DisplayVersion | DisplayHelpOnMissingArgumentOrSubcommand) {
+        if matches!(
+            error.kind(),
+            DisplayHelp | DisplayVersion | DisplayHelpOnMissingArgumentOrSubcommand
+        ) {
             error.exit();
         }
         one_line::<C>(&error.format(&mut command::<C>()))
     })
 }
 
-/// The command line of `C` with the version and, for services, `healthcheck` and the settings from files.
+/// The command line of `C`, with the version, the subcommand `healthcheck` for services, and the
+/// explanation of settings from files at the end of the help unless it already has notes there.
 fn command<C: Parser>() -> clap::Command {
     let command = C::command().version(version::DESCRIPTION);
     let notes = command.get_after_help().cloned();
     healthcheck::offer(command.after_help(notes.unwrap_or_else(|| setting_files::HELP.into())))
 }
 
-/// clap's message on one line without the usage block, with the environment variables of the flags it names.
+/// Turns clap's message into one line. The usage block is left out, and the environment variables
+/// of the flags that the message names are added, because most operators set variables and not
+/// flags.
 fn one_line<C: Parser>(error: &clap::Error) -> String {
     let command = C::command();
     let text = error.to_string();
@@ -163,9 +199,17 @@ fn one_line<C: Parser>(error: &clap::Error) -> String {
         let mut words = message.split(|c: char| !(c.is_alphanumeric() || c == '-'));
         words.any(|word| word.strip_prefix("--") == Some(long))
     };
-    let named = command.get_arguments().filter(|argument| argument.get_long().is_some_and(is_named));
-    let variables: Vec<&str> = named.filter_map(|argument| argument.get_env()?.to_str()).collect();
-    let hint = if variables.is_empty() { String::new() } else { format!(" (environment: {})", variables.join(", ")) };
+    let named = command
+        .get_arguments()
+        .filter(|argument| argument.get_long().is_some_and(is_named));
+    let variables: Vec<&str> = named
+        .filter_map(|argument| argument.get_env()?.to_str())
+        .collect();
+    let hint = if variables.is_empty() {
+        String::new()
+    } else {
+        format!(" (environment: {})", variables.join(", "))
+    };
     format!("{}: {message}{hint}", command.get_name())
 }
 
@@ -184,7 +228,7 @@ mod tests {
         wait: Duration,
     }
 
-    /// Like a service.
+    /// A command line like that of a service.
     #[derive(Parser, Debug)]
     #[command(name = "service", version)]
     struct Service {
@@ -192,7 +236,11 @@ mod tests {
         #[arg(long, env = "RUNTIME_PROBE_LISTEN", default_value = "127.0.0.1:8080")]
         listen: SocketAddr,
         /// Where probes are answered
-        #[arg(long, env = "RUNTIME_PROBE_ADMIN_LISTEN", default_value = "127.0.0.1:8081")]
+        #[arg(
+            long,
+            env = "RUNTIME_PROBE_ADMIN_LISTEN",
+            default_value = "127.0.0.1:8081"
+        )]
         admin_listen: SocketAddr,
         /// Where the database is
         #[arg(long, env = "RUNTIME_PROBE_DATABASE")]
@@ -201,7 +249,7 @@ mod tests {
         word: Option<String>,
     }
 
-    /// Like a command line with commands of its own.
+    /// A command line with subcommands, like that of esimctl.
     #[derive(Parser, Debug)]
     #[command(name = "tool")]
     enum Tool {
@@ -225,7 +273,10 @@ mod tests {
             other => panic!("{other:?}"),
         };
         assert_eq!(port(&["service", "healthcheck"]), 8081);
-        assert_eq!(port(&["service", "healthcheck", "--admin-listen", "127.0.0.1:9090"]), 9090);
+        assert_eq!(
+            port(&["service", "healthcheck", "--admin-listen", "127.0.0.1:9090"]),
+            9090
+        );
         let missing = asked::<Service>(&["service"]).unwrap_err();
         assert!(missing.contains("--database"), "{missing}");
         let run = asked::<Service>(&["service", "--database", "here", "there"]);
@@ -238,14 +289,23 @@ mod tests {
     #[test]
     fn only_what_listens_has_a_health_check() {
         assert!(line(&["probe", "healthcheck"]).contains("healthcheck"));
-        assert!(matches!(asked(&["tool", "work"]), Ok(Asked::Run(Tool::Work))));
+        assert!(matches!(
+            asked(&["tool", "work"]),
+            Ok(Asked::Run(Tool::Work))
+        ));
     }
 
     #[test]
     fn what_is_wrong_is_one_line_with_flag_and_variable_or_reason() {
         for (arguments, parts) in [
-            (&["probe"][..], &["--target-url", "RUNTIME_PROBE_TARGET_URL"][..]),
-            (&["probe", "--target-url", "x", "--wait", "soon"], &["--wait", "soon", "`2s`"]),
+            (
+                &["probe"][..],
+                &["--target-url", "RUNTIME_PROBE_TARGET_URL"][..],
+            ),
+            (
+                &["probe", "--target-url", "x", "--wait", "soon"],
+                &["--wait", "soon", "`2s`"],
+            ),
             (&["probe", "--colour"], &["--colour"]),
         ] {
             let line = line(arguments);

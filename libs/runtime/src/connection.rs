@@ -1,4 +1,5 @@
-//! The requests of one HTTP connection, and its end at a stop.
+//! Serves the requests of one HTTP connection, and ends it at a stop without breaking off a
+//! request.
 
 use std::{convert::Infallible, error::Error, pin::pin, time::Duration};
 
@@ -12,15 +13,21 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::Shutdown;
 
-/// HTTP/1 with this longest wait for the head of a request, also between two requests.
+/// Makes the HTTP/1 settings of a connection. `head_timeout` is the longest wait for the head of a
+/// request, also between two requests, so that idle and very slow clients do not keep connections
+/// for ever.
 pub fn http(head_timeout: Duration) -> http1::Builder {
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(head_timeout);
+    http.timer(TokioTimer::new())
+        .header_read_timeout(head_timeout);
     http
 }
 
-/// Serves the requests of a connection. At the soft stop, one more request may begin within `last_request`; the
-/// request in flight is finished. An error of `service` closes the connection without a response.
+/// Serves the requests of a connection until the client closes it or the service stops.
+///
+/// At the soft stop the request in flight is finished. Before the connection is closed, requests
+/// may still begin within `last_request`, because a client may have sent one already. An error of
+/// `service` closes the connection without a response.
 pub async fn serve<S>(
     http: &http1::Builder,
     socket: impl AsyncRead + AsyncWrite + Unpin,
@@ -49,7 +56,7 @@ pub async fn serve<S>(
     }
 }
 
-/// The requests of a connection go to `router`.
+/// Makes a service that passes the requests of a connection to `router`.
 pub fn service(
     router: Router,
 ) -> impl Service<Request<Incoming>, Response = Response, Error = Infallible, Future: Send> + Send {

@@ -1,5 +1,10 @@
-//! The admin endpoint: `/metrics` in the Prometheus text format; `/livez` responds 200 while the process runs;
-//! `/readyz` responds 200 if the service can take work, and 503 with the reasons otherwise.
+//! The admin endpoint, which the orchestrator and the monitoring ask.
+//!
+//! - `/livez` responds 200 while the process runs. It checks nothing else, because restarting a
+//!   process does not bring a database back.
+//! - `/readyz` responds 200 if the service can take work. Otherwise it responds 503 and names the
+//!   parts that are missing, for example `{"missing":{"database":"…"},"ready":false}`.
+//! - `/metrics` shows the metrics in the Prometheus text format.
 
 use std::{
     collections::BTreeMap,
@@ -13,10 +18,11 @@ use opentelemetry::metrics::Gauge;
 
 use crate::{Shutdown, connection, listener, lock};
 
-/// The longest wait for a request: longer than the interval of any scrape.
+/// How long a connection may stay open without a request. It is longer than the interval of any
+/// scrape, so that a scraper can reuse its connection.
 const IDLE: Duration = Duration::from_mins(5);
 
-/// The parts of a service that aren't ready, each with a reason. Clones share their state.
+/// The parts of a service that are not ready, each with its reason. Clones share their state.
 #[derive(Clone)]
 pub struct Readiness {
     missing: Arc<Mutex<BTreeMap<&'static str, String>>>,
@@ -26,9 +32,13 @@ pub struct Readiness {
 }
 
 impl Readiness {
-    /// Starts with all `parts` not ready.
+    /// Makes the readiness of a service with these parts, none of which is ready yet. Each part
+    /// gets a metric `esim.<part>.up`.
     pub fn new(shutdown: &Shutdown, parts: &[&'static str]) -> Self {
-        let missing = parts.iter().map(|part| (*part, "not ready yet".to_owned())).collect();
+        let missing = parts
+            .iter()
+            .map(|part| (*part, "not ready yet".to_owned()))
+            .collect();
         let meter = opentelemetry::global::meter("runtime");
         let up = parts.iter().map(|part| {
             let gauge = meter
@@ -38,7 +48,11 @@ impl Readiness {
             gauge.record(0, &[]);
             (*part, gauge)
         });
-        Self { missing: Arc::new(Mutex::new(missing)), up: Arc::new(up.collect()), shutdown: shutdown.clone() }
+        Self {
+            missing: Arc::new(Mutex::new(missing)),
+            up: Arc::new(up.collect()),
+            shutdown: shutdown.clone(),
+        }
     }
 
     /// Marks a part as ready.
@@ -47,7 +61,7 @@ impl Readiness {
         self.show(part, 1);
     }
 
-    /// Marks a part as not ready, with the reason.
+    /// Marks a part as not ready. Operators read the reason.
     pub fn set_not_ready(&self, part: &'static str, reason: impl Into<String>) {
         lock(&self.missing).insert(part, reason.into());
         self.show(part, 0);
@@ -59,7 +73,8 @@ impl Readiness {
         }
     }
 
-    /// The parts that aren't ready, with their reasons.
+    /// The parts that are not ready, with their reasons. During a stop, the process itself is among
+    /// them, so that no new work is sent to it.
     pub fn missing(&self) -> BTreeMap<&'static str, String> {
         let mut missing = lock(&self.missing).clone();
         if self.shutdown.is_stopping() {
@@ -69,7 +84,8 @@ impl Readiness {
     }
 }
 
-/// Serves the admin endpoint until the process ends. The task isn't tracked: probes need responses during a stop.
+/// Serves the admin endpoint until the process ends. Its task is not among those that the soft stop
+/// waits for, because probes and scrapes have to be answered during a stop, too.
 pub async fn serve(address: SocketAddr, readiness: Readiness) -> anyhow::Result<()> {
     let listener = listener::bind("ADMIN_LISTEN", address).await?;
     crate::process::observe();
@@ -79,15 +95,28 @@ pub async fn serve(address: SocketAddr, readiness: Readiness) -> anyhow::Result<
         .route("/metrics", get(metrics))
         .with_state(readiness);
     tokio::spawn(async move {
-        let (http, never) = (connection::http(IDLE), Shutdown::new());
+        let http = connection::http(IDLE);
+        let never = Shutdown::new();
         let serve_one = |stream, _| {
-            let (http, router, stop) = (http.clone(), router.clone(), never.clone());
+            let http = http.clone();
+            let router = router.clone();
+            let stop = never.clone();
             never.tracker().spawn(async move {
-                connection::serve(&http, stream, connection::service(router), &stop, Duration::ZERO).await;
+                connection::serve(
+                    &http,
+                    stream,
+                    connection::service(router),
+                    &stop,
+                    Duration::ZERO,
+                )
+                .await;
             });
         };
         if let Err(error) = listener::accept(listener, &never, serve_one).await {
-            tracing::error!(%error, "the admin endpoint ended");
+            tracing::error!(
+                %error,
+                "the admin endpoint ended, so probes and scrapes get no response; restart the process"
+            );
         }
     });
     Ok(())
@@ -96,8 +125,15 @@ pub async fn serve(address: SocketAddr, readiness: Readiness) -> anyhow::Result<
 async fn ready(State(readiness): State<Readiness>) -> impl IntoResponse {
     let missing = readiness.missing();
     let ready = missing.is_empty();
-    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (status, Json(serde_json::json!({ "ready": ready, "missing": missing })))
+    let status = if ready {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    (
+        status,
+        Json(serde_json::json!({ "ready": ready, "missing": missing })),
+    )
 }
 
 async fn metrics() -> Result<String, (StatusCode, String)> {

@@ -1,4 +1,6 @@
-//! The span and the metric of a request, by route. A path with parameters may hold a secret and is not shown.
+//! The span and the metric of each request that a service serves. Both name the route, such as
+//! `/qr/{text}/{size}`, and not the path, because a path with parameters may contain an activation
+//! code, and because each value of a label costs memory.
 
 use std::time::Instant;
 
@@ -11,8 +13,10 @@ use tracing::{Span, field, info_span};
 
 use crate::{metrics::Instruments, trace::TRACEPARENT};
 
-/// Bucket bounds of request durations in seconds, from the semantic conventions.
-const BOUNDS: [f64; 14] = [0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0];
+/// The bucket bounds of request durations in seconds, as the semantic conventions recommend them.
+const BOUNDS: [f64; 14] = [
+    0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+];
 
 /// Records the requests of one server. Clones share the instruments.
 #[derive(Clone)]
@@ -20,7 +24,7 @@ pub struct Requests {
     duration: Histogram<f64>,
 }
 
-/// A request in flight.
+/// A request that is being served.
 pub struct Underway {
     /// The span around the handler.
     pub span: Span,
@@ -63,10 +67,15 @@ impl Requests {
             partner.id = field::Empty,
             order.id = field::Empty,
         );
-        Underway { span, method, route: matched, began }
+        Underway {
+            span,
+            method,
+            route: matched,
+            began,
+        }
     }
 
-    /// Records the response; `None` if the connection closes without one.
+    /// Records the response. `None` means that the connection is closed without one.
     pub fn end(&self, request: &Underway, status: Option<StatusCode>) {
         let span = &request.span;
         let answered = if let Some(status) = status {
@@ -76,7 +85,10 @@ impl Requests {
             KeyValue::new("error.type", NO_ANSWER)
         };
         if status.is_none_or(|status| status.is_server_error()) {
-            span.record("error.type", status.as_ref().map_or(NO_ANSWER, StatusCode::as_str));
+            span.record(
+                "error.type",
+                status.as_ref().map_or(NO_ANSWER, StatusCode::as_str),
+            );
             span.record("otel.status_code", "ERROR");
         }
         let route = request.route.as_ref().map_or("", MatchedPath::as_str);
@@ -85,19 +97,27 @@ impl Requests {
             answered,
             KeyValue::new("http.route", route.to_owned()),
         ];
-        self.duration.record(request.began.elapsed().as_secs_f64(), &attributes);
+        self.duration
+            .record(request.began.elapsed().as_secs_f64(), &attributes);
     }
 }
 
+/// The value of `error.type` for a request that got no response.
 const NO_ANSWER: &str = "no_answer";
 
-/// The trace context in a request's header. The client controls its text.
+/// The trace context in the header of a request. The client can send any text there.
 pub fn traceparent(request: &Request) -> Option<&str> {
     request.headers().get(TRACEPARENT)?.to_str().ok()
 }
 
-/// The method's name, `_OTHER` for one that HTTP doesn't define.
+/// The name of the method, or `_OTHER` for one that HTTP does not define. Otherwise a client could
+/// create any number of metrics.
 fn method(method: &Method) -> &'static str {
-    const KNOWN: [&str; 9] = ["CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"];
-    KNOWN.into_iter().find(|known| *known == method.as_str()).unwrap_or("_OTHER")
+    const KNOWN: [&str; 9] = [
+        "CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE",
+    ];
+    KNOWN
+        .into_iter()
+        .find(|known| *known == method.as_str())
+        .unwrap_or("_OTHER")
 }

@@ -1,6 +1,15 @@
-//! The frame of every service: configuration, telemetry, clock, lifecycle and admin endpoint.
+//! What every service needs around its own work: settings, telemetry, the clock, the lifecycle and
+//! the admin endpoint.
 //!
-//! A service's `main.rs` is one call of [`main`]; tests call its `run`.
+//! A service consists of a `Config` and a function `run(config, shutdown)`. Its `main.rs` is one
+//! call of [`main`], which reads the settings, starts the telemetry, calls `run`, and turns signals
+//! into an orderly stop. Tests call `run` themselves, in their own process.
+//!
+//! The crate guarantees that a process ends. After a signal the *soft stop* begins: the service
+//! takes no new work and has `SHUTDOWN_TIMEOUT` to finish the work in flight. If that is too short,
+//! the *hard stop* drops what is left. The crate also guarantees that no task of a service ends
+//! unnoticed: if one fails, panics or returns too early, the whole process stops with a failure and
+//! is started again, because a service with a missing part would only seem to work.
 
 pub mod clock;
 pub mod config;
@@ -27,14 +36,21 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-/// Exit status of a process that refuses its configuration.
+/// The exit status of a process that refuses its settings. It differs from that of a failure,
+/// because starting the process again would not help.
 const BAD_CONFIGURATION: u8 = 2;
 
-/// Runs a service until a signal or a failure: configuration, telemetry, `run`, soft stop, hard stop, flush.
+/// Runs a service until it ends, by itself, by a signal or by a failure. It reads the settings,
+/// starts the telemetry, calls `run`, stops softly and, after `SHUTDOWN_TIMEOUT`, hard, and flushes
+/// the telemetry at the very end, so that the last log lines of a failure are exported, too.
 ///
-/// Exit status: 0 after a clean stop, 1 after a failure (logged once), 2 for an invalid configuration (one line on
-/// standard error).
-pub fn main<C, F, R>(service: &'static str, run: F, common: impl FnOnce(&C) -> &CommonConfig) -> ExitCode
+/// The exit status is 0 after a clean stop, 1 after a failure, which is logged once, and 2 for an
+/// invalid setting, which is reported by one line on standard error.
+pub fn main<C, F, R>(
+    service: &'static str,
+    run: F,
+    common: impl FnOnce(&C) -> &CommonConfig,
+) -> ExitCode
 where
     C: clap::Parser,
     F: FnOnce(C, Shutdown) -> R,
@@ -57,7 +73,12 @@ where
         .and_then(|tokio| {
             tokio.block_on(async {
                 let shutdown = Shutdown::new();
-                lifecycle::supervise(&shutdown, common.shutdown_timeout, run(config, shutdown.clone())).await
+                lifecycle::supervise(
+                    &shutdown,
+                    common.shutdown_timeout,
+                    run(config, shutdown.clone()),
+                )
+                .await
             })
         });
     let code = match outcome {
@@ -70,7 +91,10 @@ where
             ExitCode::from(BAD_CONFIGURATION)
         }
         Err(error) => {
-            tracing::error!(error = format!("{error:#}"), "{service} failed");
+            tracing::error!(
+                error = format!("{error:#}"),
+                "{service} failed, and the process ends with exit status 1"
+            );
             ExitCode::FAILURE
         }
     };
@@ -78,8 +102,9 @@ where
     code
 }
 
-/// Locks a mutex, ignoring poisoning: a task that panics stops the whole service, and the other tasks still need the
-/// value while they stop.
+/// Locks a mutex and ignores that an earlier holder panicked. A task that panics stops the whole
+/// service, and the other tasks still need the value while they finish their work. Use it only for
+/// values that are consistent after each statement.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,5 +1,14 @@
-//! The lifecycle of a service: a soft stop takes no new work and finishes the work in flight, a hard stop follows
-//! at a deadline. A task that ends unexpectedly stops the process with a failure.
+//! The lifecycle of a service, from its start to its end.
+//!
+//! A stop begins softly: the service takes no new work and finishes the work in flight. If that
+//! takes longer than `SHUTDOWN_TIMEOUT`, the hard stop follows: the work in flight is dropped. That
+//! is safe, because every stage may die at any time, but it costs a look-up or a second webhook
+//! later.
+//!
+//! A service registers its tasks with [`Shutdown`]. A task that lives as long as the service is
+//! started by [`Shutdown::spawn`], and if it ends before the soft stop, the service stops with a
+//! failure. A short task, such as one delivery, is spawned on [`Shutdown::tracker`], and the soft
+//! stop waits for it.
 
 use std::{
     sync::{Arc, Mutex},
@@ -15,7 +24,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::lock;
 
-/// The stop signal and the tasks of a service. Clones share their state.
+/// The stop signal and the tasks of one service. Clones share their state.
 #[derive(Clone, Default)]
 pub struct Shutdown {
     soft: CancellationToken,
@@ -24,16 +33,17 @@ pub struct Shutdown {
 }
 
 impl Shutdown {
-    /// A running lifecycle without tasks.
+    /// Makes the lifecycle of a service that runs and has no tasks yet.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Cancelled when the soft stop begins.
+    /// Returns a token that is cancelled when the soft stop begins.
     pub fn soft(&self) -> CancellationToken {
         self.soft.clone()
     }
 
+    /// Begins the soft stop. Further calls have no effect.
     pub fn stop(&self) {
         self.soft.cancel();
     }
@@ -42,13 +52,20 @@ impl Shutdown {
         self.soft.is_cancelled()
     }
 
-    /// Tracks short tasks, such as one order or one delivery. The soft stop waits for them.
+    /// The tracker of short tasks, such as one order or one delivery. The soft stop waits for them.
+    /// Unlike those of [`Shutdown::spawn`], they may end at any time, and their panics do not stop
+    /// the service.
     pub fn tracker(&self) -> &TaskTracker {
         &self.tracker
     }
 
-    /// Runs a task that lives as long as the service. Its failure, panic or early end fails the service.
-    pub fn spawn(&self, name: &'static str, task: impl Future<Output = anyhow::Result<()>> + Send + 'static) {
+    /// Runs a task that lives as long as the service. If it fails, panics, or returns before the
+    /// soft stop, the service stops with a failure that contains `name`.
+    pub fn spawn(
+        &self,
+        name: &'static str,
+        task: impl Future<Output = anyhow::Result<()>> + Send + 'static,
+    ) {
         let running = tokio::spawn(task);
         let shutdown = self.clone();
         self.tracker.spawn(async move {
@@ -61,8 +78,9 @@ impl Shutdown {
         });
     }
 
-    /// Runs a task that serves other tasks until the last of them has ended; the soft stop does not wait for it. If
-    /// it panics, the service stops with that failure.
+    /// Runs a task that serves other tasks until the last of them has ended, such as the writer of
+    /// a group commit. The soft stop does not wait for it, because it ends by itself once nobody
+    /// uses it any more. If it panics, the service stops with a failure.
     pub fn supervise(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         let running = tokio::spawn(task);
         let shutdown = self.clone();
@@ -73,20 +91,27 @@ impl Shutdown {
         });
     }
 
-    /// Stops the service with this failure; the first one counts.
+    /// Stops the service with this failure. Only the first failure is reported, because later ones
+    /// are usually its consequences.
     fn fail(&self, failure: anyhow::Error) {
         lock(&self.failure).get_or_insert(failure);
         self.stop();
     }
 
-    /// Ticks at once and then once per period, until the soft stop.
+    /// Makes a clock that ticks at once and then once per period, until the soft stop. If the
+    /// caller is late, the next tick comes a whole period after the late one, so that missed ticks
+    /// are not made up for in a burst.
     pub fn ticks(&self, period: Duration) -> Ticks {
         let mut interval = tokio::time::interval(period);
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Ticks { interval, soft: self.soft() }
+        Ticks {
+            interval,
+            soft: self.soft(),
+        }
     }
 
-    /// Waits for the end of all tracked tasks and returns the first failure.
+    /// Waits until all tasks of [`Shutdown::spawn`] and of the tracker have ended, and returns the
+    /// first failure.
     pub async fn finished(&self) -> anyhow::Result<()> {
         self.tracker.close();
         self.tracker.wait().await;
@@ -94,7 +119,7 @@ impl Shutdown {
     }
 }
 
-/// The ticks of [`Shutdown::ticks`].
+/// The clock that [`Shutdown::ticks`] makes.
 #[derive(Debug)]
 pub struct Ticks {
     interval: Interval,
@@ -102,7 +127,8 @@ pub struct Ticks {
 }
 
 impl Ticks {
-    /// Waits for the next tick. `false`: the soft stop has begun.
+    /// Waits for the next tick and returns `true`. Returns `false` as soon as the soft stop has
+    /// begun.
     pub async fn next(&mut self) -> bool {
         tokio::select! {
             biased;
@@ -112,8 +138,9 @@ impl Ticks {
     }
 }
 
-/// Runs `service` until it ends. SIGTERM or SIGINT begin the soft stop. `timeout` later the hard stop drops the
-/// work in flight and returns a failure.
+/// Runs `service` until it ends. SIGTERM and SIGINT begin the soft stop. If the service has not
+/// ended `timeout` later, or if a third signal arrives, the work in flight is dropped and a failure
+/// is returned.
 pub(crate) async fn supervise(
     shutdown: &Shutdown,
     timeout: Duration,
@@ -124,7 +151,8 @@ pub(crate) async fn supervise(
     let whole = async {
         let result = service.await;
         shutdown.stop();
-        // A task's failure comes first: it is often the cause of the service's.
+        // If both failed, the failure of the task is reported, because it is often the cause of the
+        // service's.
         shutdown.finished().await.and(result)
     };
     let deadline = async {
@@ -136,16 +164,24 @@ pub(crate) async fn supervise(
     for _ in 0..3 {
         tokio::select! {
             result = &mut whole => return result,
-            () = &mut deadline => bail!("the stop took longer than SHUTDOWN_TIMEOUT ({timeout:?}); the work in flight was dropped"),
-            _ = terminate.recv() => tracing::info!("SIGTERM: finishing the work in flight"),
-            _ = interrupt.recv() => tracing::info!("SIGINT: finishing the work in flight"),
+            () = &mut deadline => bail!(
+                "the stop took longer than SHUTDOWN_TIMEOUT ({timeout:?}), so the work in flight was dropped"
+            ),
+            _ = terminate.recv() => tracing::info!(
+                "SIGTERM received: taking no new work, and finishing the work in flight"
+            ),
+            _ = interrupt.recv() => tracing::info!(
+                "SIGINT received: taking no new work, and finishing the work in flight"
+            ),
         }
         if shutdown.is_stopping() {
-            tracing::info!("already stopping; a third signal ends the process at once");
+            tracing::info!(
+                "the service is stopping already; a third signal drops the work in flight and ends it at once"
+            );
         }
         shutdown.stop();
     }
-    bail!("stopped at once by repeated signals")
+    bail!("a third signal stopped the service at once, so the work in flight was dropped")
 }
 
 #[cfg(test)]

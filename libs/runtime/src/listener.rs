@@ -1,4 +1,12 @@
 //! The sockets that services listen on, and the limits of their connections.
+//!
+//! Ingress, the sandbox provider, the provisioner's callbacks and the admin endpoint accept their
+//! connections here. Two things are guaranteed: a failed accept never ends a listener, and
+//! connections that exist when the soft stop begins are still served instead of being reset.
+//!
+//! [`accept_bounded`] also limits the connections, in all and from each source, because each open
+//! connection costs memory and a file descriptor, and because a single client must not be able to
+//! take all of them. A connection beyond a limit gets a short response and is closed.
 
 use std::{
     collections::HashMap,
@@ -18,30 +26,35 @@ use tokio::{
 
 use crate::{Shutdown, lock, metrics::Instruments, sampler::Sampler};
 
-/// The pause after a failed accept.
+/// The pause after a failed accept, so that a lack of file descriptors does not become a busy loop.
 const PAUSE: Duration = Duration::from_millis(50);
-/// The maximum number of refused connections that stay open until their client has read the refusal.
+/// The maximum number of refused connections that stay open until their client has read the
+/// refusal. Further ones are closed without a response, so that refusing costs little during a
+/// flood.
 const REFUSED: usize = 64;
-/// How long such a connection stays open.
+/// How long a refused connection stays open at most.
 const REFUSED_FOR: Duration = Duration::from_secs(1);
 
-/// Binds `address`. `[::]` means all interfaces; on hosts without IPv6 it falls back to `0.0.0.0`. The error names the
-/// setting to change.
+/// Listens on `address`. `[::]` means all interfaces for IPv6 and IPv4; on hosts without IPv6,
+/// `0.0.0.0` is used instead. The error names the setting to change.
 pub async fn bind(setting: &'static str, address: SocketAddr) -> anyhow::Result<TcpListener> {
     let mut bound = TcpListener::bind(address).await;
-    if address.ip() == Ipv6Addr::UNSPECIFIED && bound.as_ref().is_err_and(|error| error.kind() != ErrorKind::AddrInUse)
+    if address.ip() == Ipv6Addr::UNSPECIFIED
+        && bound
+            .as_ref()
+            .is_err_and(|error| error.kind() != ErrorKind::AddrInUse)
     {
         bound = TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await;
     }
     bound.with_context(|| format!("cannot listen on {setting}={address}"))
 }
 
-/// The connection limits of a listener.
+/// The maximum numbers of open connections of a listener.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     /// From all sources.
     pub all: usize,
-    /// From one source: an IPv4 address, or an IPv6 network of 64 bits.
+    /// From one source, which is an IPv4 address or an IPv6 network of 64 bits.
     pub per_source: usize,
 }
 
@@ -63,7 +76,7 @@ struct Open {
     by_source: HashMap<IpAddr, usize>,
 }
 
-/// The permit of one open connection. Dropping it lets another connection in.
+/// The right to keep one connection open. Dropping it lets another connection in.
 #[derive(Debug)]
 struct ConnectionPermit {
     connections: Arc<Connections>,
@@ -71,10 +84,13 @@ struct ConnectionPermit {
 }
 
 impl Connections {
-    /// Creates the counter. A connection beyond `bounds` gets `refusal` and is closed.
+    /// Makes the count of a listener and registers its metrics. A connection beyond `bounds` gets
+    /// the bytes `refusal`, which are a whole HTTP response, and is closed.
     pub fn new(bounds: Bounds, refusal: &'static [u8]) -> Arc<Self> {
-        let refused = Instruments::of("runtime")
-            .counter("esim.connections.refused", "Connections closed at once, by the bound that was reached");
+        let refused = Instruments::of("runtime").counter(
+            "esim.connections.refused",
+            "Connections closed at once, by the bound that was reached",
+        );
         for reason in ["all", "source"] {
             refused.add(0, &[KeyValue::new("reason", reason)]);
         }
@@ -87,13 +103,20 @@ impl Connections {
             log: Sampler::new(1),
         });
         let observed = Arc::downgrade(&connections);
-        Instruments::of("runtime").observe("esim.connections", "Open connections of clients", move || {
-            observed.upgrade().map_or(0, |connections| lock(&connections.open).all)
-        });
+        Instruments::of("runtime").observe(
+            "esim.connections",
+            "Open connections of clients",
+            move || {
+                observed
+                    .upgrade()
+                    .map_or(0, |connections| lock(&connections.open).all)
+            },
+        );
         connections
     }
 
-    /// Takes a permit for a connection; the error is the limit that is reached.
+    /// Takes a permit for a connection. The error names the limit that is reached, as in the label
+    /// `reason` of the metric.
     fn admit(self: &Arc<Self>, peer: IpAddr) -> Result<ConnectionPermit, &'static str> {
         let source = source(peer);
         let mut open = lock(&self.open);
@@ -106,7 +129,10 @@ impl Connections {
         }
         open.all += 1;
         open.by_source.insert(source, of_source + 1);
-        Ok(ConnectionPermit { connections: Arc::clone(self), source })
+        Ok(ConnectionPermit {
+            connections: Arc::clone(self),
+            source,
+        })
     }
 
     /// Responds to a connection without a permit, and closes it.
@@ -117,7 +143,8 @@ impl Connections {
                 bound = reason,
                 network.peer.address = %peer.ip(),
                 suppressed,
-                "connection refused: too many are open"
+                "too many connections are open, so this one was refused; if the clients are legitimate, raise \
+                 MAX_CONNECTIONS or MAX_CONNECTIONS_PER_SOURCE"
             );
         }
         let connections = Arc::clone(self);
@@ -125,7 +152,8 @@ impl Connections {
             let Ok(_held) = connections.refused_held.try_acquire() else {
                 return;
             };
-            // Unread bytes would turn the close into a reset, which discards the response.
+            // The request is read, too, because the kernel resets a connection that is closed with
+            // unread bytes, and the client would then never see the response.
             let answering = async {
                 stream.write_all(connections.refusal).await?;
                 stream.shutdown().await?;
@@ -151,7 +179,9 @@ impl Drop for ConnectionPermit {
     }
 }
 
-/// One source of connections: an IPv6 client owns at least a network of 64 bits.
+/// The source that a connection is counted for. It is a whole network of 64 bits for IPv6, because
+/// a client usually owns at least that many addresses and could use a new one for each connection.
+/// An IPv4 address that is mapped into IPv6 counts as the IPv4 address.
 fn source(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(address) => {
@@ -162,7 +192,8 @@ fn source(peer: IpAddr) -> IpAddr {
     }
 }
 
-/// Serves each connection in a tracked task, until the soft stop. Connections beyond the limits are refused.
+/// Serves each connection in a tracked task, until the soft stop. Connections beyond the limits of
+/// `connections` are refused.
 pub async fn accept_bounded<F>(
     listener: TcpListener,
     shutdown: &Shutdown,
@@ -172,20 +203,23 @@ pub async fn accept_bounded<F>(
 where
     F: Future<Output = ()> + Send + 'static,
 {
-    accept(listener, shutdown, |stream, peer| match connections.admit(peer.ip()) {
-        Ok(permit) => {
-            let serving = serve(stream, peer);
-            shutdown.tracker().spawn(async move {
-                serving.await;
-                drop(permit);
-            });
+    accept(listener, shutdown, |stream, peer| {
+        match connections.admit(peer.ip()) {
+            Ok(permit) => {
+                let serving = serve(stream, peer);
+                shutdown.tracker().spawn(async move {
+                    serving.await;
+                    drop(permit);
+                });
+            }
+            Err(reason) => connections.refuse(stream, peer, reason),
         }
-        Err(reason) => connections.refuse(stream, peer, reason),
     })
     .await
 }
 
-/// Passes each connection to `serve`, until the soft stop. Connections that exist then are not reset.
+/// Passes each connection to `serve`, until the soft stop. Connections that the kernel has already
+/// established for us at that time are passed on, too.
 pub async fn accept(
     listener: TcpListener,
     shutdown: &Shutdown,
@@ -200,13 +234,18 @@ pub async fn accept(
         match accepted {
             Ok((stream, peer)) => serve(prompt(stream), peer),
             Err(error) => {
-                // The usual cause is a lack of file descriptors: some connections must end first.
-                tracing::warn!(%error, "cannot accept a connection");
+                // The usual cause is a lack of file descriptors, and some connections have to end
+                // before the next accept can succeed.
+                tracing::warn!(
+                    %error,
+                    "cannot accept a connection and will try again; if this continues, raise the limit of open files"
+                );
                 tokio::time::sleep(PAUSE).await;
             }
         }
     }
-    // The kernel queues connections that wait for an accept; closing the listener would reset them.
+    // The kernel queues connections that nobody has accepted yet, and closing the listener would
+    // reset them. So they are accepted first.
     let listener = listener.into_std()?;
     while let Ok((stream, peer)) = listener.accept() {
         stream.set_nonblocking(true)?;
@@ -215,7 +254,8 @@ pub async fn accept(
     Ok(())
 }
 
-/// A response is one small write, so Nagle's algorithm would only delay it.
+/// Switches off Nagle's algorithm. A response is one small write, so the algorithm would only delay
+/// it.
 fn prompt(stream: TcpStream) -> TcpStream {
     let _ = stream.set_nodelay(true);
     stream
@@ -227,7 +267,13 @@ mod tests {
 
     #[test]
     fn connections_are_bounded_in_all_and_per_source() {
-        let connections = Connections::new(Bounds { all: 3, per_source: 2 }, b"");
+        let connections = Connections::new(
+            Bounds {
+                all: 3,
+                per_source: 2,
+            },
+            b"",
+        );
         let admit = |peer: &str| connections.admit(peer.parse().unwrap());
         let first = admit("192.0.2.1").unwrap();
         let _second = admit("::ffff:192.0.2.1").unwrap();
@@ -236,23 +282,37 @@ mod tests {
         assert_eq!(admit("192.0.2.2").unwrap_err(), "all");
         drop(first);
         let _fourth = admit("2001:db8::ffff:1").unwrap();
-        assert_eq!(lock(&connections.open).by_source.len(), 2, "one network of 64 bits is one source");
+        assert_eq!(
+            lock(&connections.open).by_source.len(),
+            2,
+            "one network of 64 bits is one source"
+        );
     }
 
     #[tokio::test]
     async fn an_unspecified_ipv6_address_is_reached_by_ipv4_too() {
-        let listener = bind("LISTEN", (Ipv6Addr::UNSPECIFIED, 0).into()).await.unwrap();
+        let listener = bind("LISTEN", (Ipv6Addr::UNSPECIFIED, 0).into())
+            .await
+            .unwrap();
         let port = listener.local_addr().unwrap().port();
         let connect = TcpStream::connect((Ipv4Addr::LOCALHOST, port));
         let (_client, accepted) = tokio::try_join!(connect, listener.accept()).unwrap();
         assert_eq!(accepted.1.ip().to_canonical(), Ipv4Addr::LOCALHOST);
-        let taken = bind("LISTEN", (Ipv6Addr::UNSPECIFIED, port).into()).await.unwrap_err();
+        let taken = bind("LISTEN", (Ipv6Addr::UNSPECIFIED, port).into())
+            .await
+            .unwrap_err();
         assert!(taken.to_string().contains("LISTEN=[::]:"), "{taken}");
     }
 
     #[tokio::test]
     async fn a_refused_client_reads_the_refusal() {
-        let connections = Connections::new(Bounds { all: 0, per_source: 1 }, b"too many");
+        let connections = Connections::new(
+            Bounds {
+                all: 0,
+                per_source: 1,
+            },
+            b"too many",
+        );
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shutdown = Shutdown::new();
@@ -261,7 +321,10 @@ mod tests {
             async move { accept_bounded(listener, &shutdown, &connections, |_, _| async {}).await }
         });
         let mut client = TcpStream::connect(address).await.unwrap();
-        client.write_all(b"a request that is not read").await.unwrap();
+        client
+            .write_all(b"a request that is not read")
+            .await
+            .unwrap();
         let mut answer = String::new();
         client.read_to_string(&mut answer).await.unwrap();
         assert_eq!(answer, "too many");

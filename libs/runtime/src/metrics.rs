@@ -1,4 +1,5 @@
-//! Metrics of every service, and the usual kinds of instruments.
+//! The metrics that every service has, and constructors of the usual kinds of instruments. The
+//! names, units and labels of all metrics are in docs/metrics.md.
 
 use opentelemetry::{
     KeyValue, global,
@@ -11,53 +12,79 @@ use crate::version;
 pub struct Instruments(Meter);
 
 impl Instruments {
-    /// `scope` is the name of the crate.
+    /// `scope` is the name of the crate that records the metrics.
     pub fn of(scope: &'static str) -> Self {
         Self(global::meter(scope))
     }
 
     pub fn counter(&self, name: &'static str, description: &'static str) -> Counter<u64> {
-        self.0.u64_counter(name).with_description(description).build()
+        self.0
+            .u64_counter(name)
+            .with_description(description)
+            .build()
     }
 
     pub fn gauge(&self, name: &'static str, description: &'static str) -> Gauge<u64> {
         self.0.u64_gauge(name).with_description(description).build()
     }
 
-    /// Registers a gauge of the count that `look` returns at each scrape.
+    /// Registers a gauge. At each scrape it shows the number that `look` returns.
     pub(crate) fn observe(
         &self,
         name: &'static str,
         description: &'static str,
         look: impl Fn() -> usize + Send + Sync + 'static,
     ) {
-        let gauge = self.0.u64_observable_gauge(name).with_description(description);
+        let gauge = self
+            .0
+            .u64_observable_gauge(name)
+            .with_description(description);
         let count = move || u64::try_from(look()).unwrap_or(u64::MAX);
-        gauge.with_callback(move |gauge| gauge.observe(count(), &[])).build();
+        gauge
+            .with_callback(move |gauge| gauge.observe(count(), &[]))
+            .build();
     }
 
-    /// A gauge of seconds.
+    /// Makes a gauge of seconds.
     pub fn seconds(&self, name: &'static str, description: &'static str) -> Gauge<f64> {
-        self.0.f64_gauge(name).with_description(description).with_unit("s").build()
+        self.0
+            .f64_gauge(name)
+            .with_description(description)
+            .with_unit("s")
+            .build()
     }
 
-    /// A histogram of durations in seconds, with these bucket bounds.
-    pub fn durations(&self, name: &'static str, description: &'static str, bounds: &[f64]) -> Histogram<f64> {
+    /// Makes a histogram of durations. The bounds of its buckets are in seconds.
+    pub fn durations(
+        &self,
+        name: &'static str,
+        description: &'static str,
+        bounds: &[f64],
+    ) -> Histogram<f64> {
         let histogram = self.0.f64_histogram(name).with_description(description);
-        histogram.with_unit("s").with_boundaries(bounds.to_vec()).build()
+        histogram
+            .with_unit("s")
+            .with_boundaries(bounds.to_vec())
+            .build()
     }
 }
 
-/// Registers the metric with version and commit.
+/// Registers the metric whose labels are the version and the commit of the program.
 pub(crate) fn build_info() {
-    let build =
-        [KeyValue::new("version", version::VERSION), KeyValue::new("commit", version::COMMIT.unwrap_or("unknown"))];
+    let build = [
+        KeyValue::new("version", version::VERSION),
+        KeyValue::new("commit", version::COMMIT.unwrap_or("unknown")),
+    ];
     Instruments::of("runtime")
-        .gauge("esim.build.info", "Version and commit of the process; always 1")
+        .gauge(
+            "esim.build.info",
+            "Version and commit of the process; always 1",
+        )
         .record(1, &build);
 }
 
-/// Registers the metric of a connection pool. `look` returns the number of open and of idle connections.
+/// Registers the metric of a pool of database connections. `look` returns two numbers: the
+/// connections in use, and the idle ones, which include those that may still be opened.
 pub fn connections(look: impl Fn() -> (usize, usize) + Send + Sync + 'static) {
     let [idle_state, used_state] = ["idle", "used"].map(|state| [KeyValue::new("state", state)]);
     global::meter("runtime")

@@ -1,5 +1,8 @@
-//! CPU, memory, files and tasks of this process, by OpenTelemetry's semantic conventions. Read at each scrape. All
-//! but the tasks come from Linux's `/proc` and are missing elsewhere.
+//! The metrics of the process itself: its processor time, memory, open files, threads and tasks.
+//! Names and units follow OpenTelemetry's semantic conventions. The values are read at each scrape.
+//!
+//! All but those of the tasks come from Linux's `/proc`. On other systems these metrics are
+//! missing, and the service works without them.
 
 use std::fs;
 
@@ -10,10 +13,17 @@ use crate::metrics::Instruments;
 
 pub(crate) fn observe() {
     let make = Instruments::of("runtime");
-    let (tasks, queue) = (Handle::current().metrics(), Handle::current().metrics());
-    make.observe("tokio.runtime.tasks", "Unfinished tasks", move || tasks.num_alive_tasks());
+    let tasks = Handle::current().metrics();
+    let queue = Handle::current().metrics();
+    make.observe("tokio.runtime.tasks", "Unfinished tasks", move || {
+        tasks.num_alive_tasks()
+    });
     let depth = move || queue.global_queue_depth();
-    make.observe("tokio.runtime.queued_tasks", "Runnable tasks in the global queue", depth);
+    make.observe(
+        "tokio.runtime.queued_tasks",
+        "Runnable tasks in the global queue",
+        depth,
+    );
     if Usage::read().is_some() {
         usage();
     }
@@ -32,13 +42,30 @@ fn usage() {
             }
         })
         .build();
-    level("process.memory.usage", "By", "Physical memory in use", || Some(Usage::read()?.memory));
-    level("process.thread.count", "{thread}", "Threads", || Some(Usage::read()?.threads));
-    level("process.unix.file_descriptor.count", "{file_descriptor}", "Open files and connections", open_files);
+    level(
+        "process.memory.usage",
+        "By",
+        "Physical memory in use",
+        || Some(Usage::read()?.memory),
+    );
+    level("process.thread.count", "{thread}", "Threads", || {
+        Some(Usage::read()?.threads)
+    });
+    level(
+        "process.unix.file_descriptor.count",
+        "{file_descriptor}",
+        "Open files and connections",
+        open_files,
+    );
 }
 
-/// Registers a metric that is not shown while `value` returns `None`.
-fn level(name: &'static str, unit: &'static str, description: &'static str, value: fn() -> Option<i64>) {
+/// Registers a metric. It is not shown while `value` returns `None`.
+fn level(
+    name: &'static str,
+    unit: &'static str,
+    description: &'static str,
+    value: fn() -> Option<i64>,
+) {
     global::meter("runtime")
         .i64_observable_up_down_counter(name)
         .with_unit(unit)
@@ -53,7 +80,7 @@ fn level(name: &'static str, unit: &'static str, description: &'static str, valu
 
 fn open_files() -> Option<i64> {
     let open = fs::read_dir("/proc/self/fd").ok()?.count();
-    // Reading the folder opens one itself.
+    // Reading the folder opens a file descriptor itself, which is not counted.
     i64::try_from(open.saturating_sub(1)).ok()
 }
 
@@ -74,7 +101,8 @@ impl Usage {
         Self::parse(&fs::read_to_string("/proc/self/stat").ok()?, ticks, page)
     }
 
-    /// `pid (name) state …`; the name may hold any character, see `man 5 proc_pid_stat`.
+    /// Parses a line `pid (name) state …`, see `man 5 proc_pid_stat`. The name may contain any
+    /// character, also `)`, so the fields are counted from the last `) `.
     fn parse(stat: &str, ticks: u32, page: i64) -> Option<Self> {
         /// The number of the first field after the name.
         const STATE: usize = 3;
@@ -98,9 +126,19 @@ mod tests {
     #[test]
     fn a_line_of_linux_is_read_whatever_the_name() {
         let line = "4242 (a) b (c) S 1 2 3 0 -1 4194304 1 2 3 4 150 25 0 0 20 0 7 0 12345 987654 321 184467 1 1\n";
-        let expected = Usage { user: 1.5, system: 0.25, threads: 7, memory: 321 * 4096 };
+        let expected = Usage {
+            user: 1.5,
+            system: 0.25,
+            threads: 7,
+            memory: 321 * 4096,
+        };
         assert_eq!(Usage::parse(line, 100, 4096), Some(expected));
-        for odd in ["", "4242 (a", "4242 (a) S 1 2 3", "4242 (a) S x x x x x x x x x x x x x x x x x x x x x x x"] {
+        for odd in [
+            "",
+            "4242 (a",
+            "4242 (a) S 1 2 3",
+            "4242 (a) S x x x x x x x x x x x x x x x x x x x x x x x",
+        ] {
             assert_eq!(Usage::parse(odd, 100, 4096), None, "{odd}");
         }
     }

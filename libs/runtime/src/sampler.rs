@@ -1,4 +1,5 @@
-//! Limits log lines during a flood of events.
+//! Limits the number of log lines during a flood of events, because writing a line for each would
+//! fill the disk and cost more than the events themselves.
 
 use std::{
     sync::Mutex,
@@ -7,10 +8,17 @@ use std::{
 
 use crate::lock;
 
-/// Passes a bounded number of log lines per period and counts the others.
+/// Lets a bounded number of log lines pass in each period, and counts the others. A line that
+/// passes says how many were suppressed before it, so the log still shows the size of the flood:
+///
+/// ```ignore
+/// if let Some(suppressed) = sampler.pass() {
+///     tracing::warn!(suppressed, "request refused");
+/// }
+/// ```
 #[derive(Debug)]
 pub struct Sampler {
-    /// The lines that pass in one period.
+    /// The maximum number of lines that pass in one period.
     limit: u32,
     period: Duration,
     state: Mutex<State>,
@@ -24,18 +32,30 @@ struct State {
 }
 
 impl Sampler {
-    /// Passes at most `limit` lines per second.
+    /// Makes a sampler that lets at most `limit` lines per second pass.
     pub fn new(limit: u32) -> Self {
-        let state = State { began: Instant::now(), passed: 0, suppressed: 0 };
-        Self { limit, period: Duration::from_secs(1), state: Mutex::new(state) }
+        let state = State {
+            began: Instant::now(),
+            passed: 0,
+            suppressed: 0,
+        };
+        Self {
+            limit,
+            period: Duration::from_secs(1),
+            state: Mutex::new(state),
+        }
     }
 
-    /// Passes one line per period.
+    /// Makes a sampler that lets one line per period pass.
     pub fn every(period: Duration) -> Self {
-        Self { period, ..Self::new(1) }
+        Self {
+            period,
+            ..Self::new(1)
+        }
     }
 
-    /// Whether to write a line: `Some` with the number of lines suppressed since the last one.
+    /// Decides whether to write a line. `Some` means yes, and contains the number of lines that
+    /// were suppressed since the last one that passed. `None` means no.
     pub fn pass(&self) -> Option<u64> {
         self.pass_at(Instant::now())
     }
@@ -63,7 +83,11 @@ mod tests {
     fn a_flood_is_counted_instead_of_written() {
         let sampler = Sampler::new(2);
         let now = Instant::now();
-        let passed = [0, 0, 0, 0, 1, 1, 1].map(|second| sampler.pass_at(now + Duration::from_secs(second)));
-        assert_eq!(passed, [Some(0), Some(0), None, None, Some(2), Some(0), None]);
+        let passed =
+            [0, 0, 0, 0, 1, 1, 1].map(|second| sampler.pass_at(now + Duration::from_secs(second)));
+        assert_eq!(
+            passed,
+            [Some(0), Some(0), None, None, Some(2), Some(0), None]
+        );
     }
 }

@@ -1,8 +1,14 @@
-//! The one way in which programs read secrets from files; `config::parse` calls it before clap reads the settings.
+//! Reads settings from files. All programs read their secrets in this way: `config::parse` calls
+//! [`add`] before clap reads the settings.
 //!
-//! `NAME_FILE` names a file with the value of the secret setting `NAME`. `SETTINGS_DIR` is a folder, such as a mounted
-//! secret, with files that are named like their settings; it exists because manifests must not name the settings of
-//! each provider. Both only add arguments, so a program does not know where a value comes from.
+//! `NAME_FILE` is the path of a file with the value of the secret setting `NAME`. `SETTINGS_DIR` is
+//! a folder, such as a mounted secret, with files that are named like their settings. It exists so
+//! that manifests need not name the settings of each provider. Both only add arguments to the
+//! command line, so the rest of the program does not notice where a value comes from.
+//!
+//! A mistake stops the start instead of being ignored: a value that is set twice, a file that
+//! cannot be read, and a file in the folder that belongs to no setting, because its name is
+//! probably misspelt.
 
 use std::{
     collections::BTreeMap,
@@ -15,11 +21,14 @@ use clap::Command;
 
 const FOLDER: &str = "SETTINGS_DIR";
 
-pub(crate) const HELP: &str = "Settings from files: NAME_FILE=PATH for a secret setting NAME. SETTINGS_DIR=FOLDER for all settings \
-    that have a file of their name in the folder, e.g. SETTINGS_DIR=/run/secrets/providers with the file USIMSA_URL.";
+pub(crate) const HELP: &str = "Settings from files: NAME_FILE=PATH reads the secret setting NAME from a file. \
+    SETTINGS_DIR=FOLDER reads every setting for which the folder has a file of its name, for example \
+    SETTINGS_DIR=/run/secrets/providers with the file USIMSA_URL.";
 
-/// Adds an argument for each setting that comes from a file, also for those of the subcommand that `arguments` choose.
-/// Files of other subcommands are not read, because an operator may have no right to read them.
+/// Adds an argument to `arguments` for each setting that comes from a file, also for the settings
+/// of the subcommand that `arguments` choose. Files of other subcommands are not read, because the
+/// operator may not be allowed to read them. `variable` reads an environment variable. The error is
+/// one line that names the setting.
 pub(crate) fn add(
     command: &Command,
     arguments: impl IntoIterator<Item = OsString>,
@@ -27,7 +36,9 @@ pub(crate) fn add(
 ) -> Result<Vec<OsString>, String> {
     let set = |name: &str| variable(name).filter(|value| !value.is_empty());
     let mut folder = match set(FOLDER).map(PathBuf::from) {
-        Some(path) => files(&path).map_err(|error| format!("{FOLDER}={}: {error}", path.display()))?,
+        Some(path) => {
+            files(&path).map_err(|error| format!("{FOLDER}={}: {error}", path.display()))?
+        }
         None => BTreeMap::new(),
     };
     let mut arguments: Vec<OsString> = arguments.into_iter().collect();
@@ -36,18 +47,24 @@ pub(crate) fn add(
     loop {
         let added = from_files(command, &set, &mut folder)?;
         arguments.splice(position..position, added);
-        let Some((index, chosen)) = subcommand(command, &arguments[position..]) else { break };
+        let Some((index, chosen)) = subcommand(command, &arguments[position..]) else {
+            break;
+        };
         command = chosen;
         position += index + 1;
     }
     match folder.into_values().next() {
-        Some(path) => Err(format!("{FOLDER}: {} is no setting of this program", path.display())),
+        Some(path) => Err(format!(
+            "{FOLDER}: {} is not named like a setting of this program; correct its name or remove it",
+            path.display()
+        )),
         None => Ok(arguments),
     }
 }
 
-/// The arguments for the settings of one command that come from a file. A setting is secret if the help hides its value.
-/// A line end at the end of the file is not part of the value.
+/// Returns the arguments for the settings of one command that come from a file. A setting is secret
+/// if the help hides its value; other settings ignore `NAME_FILE`. Line ends at the end of the file
+/// are not part of the value.
 fn from_files(
     command: &Command,
     set: &impl Fn(&str) -> Option<OsString>,
@@ -55,29 +72,43 @@ fn from_files(
 ) -> Result<Vec<OsString>, String> {
     let mut added = Vec::new();
     for argument in command.get_arguments() {
-        let Some((long, name)) = argument.get_long().zip(argument.get_env().and_then(|env| env.to_str())) else {
+        let Some((long, name)) = argument
+            .get_long()
+            .zip(argument.get_env().and_then(|env| env.to_str()))
+        else {
             continue;
         };
         let file = format!("{name}_FILE");
         let named = set(&file).filter(|_| argument.is_hide_env_values_set());
-        let sources =
-            [named.map(|path| (file, path.into())), folder.remove(name).map(|path| (format!("{FOLDER}/{name}"), path))];
+        let sources = [
+            named.map(|path| (file, path.into())),
+            folder
+                .remove(name)
+                .map(|path| (format!("{FOLDER}/{name}"), path)),
+        ];
         let mut sources: Vec<(String, PathBuf)> = sources.into_iter().flatten().collect();
         let Some((source, path)) = sources.pop() else {
             continue;
         };
         let other = sources.pop().map(|(other, _)| other);
         if let Some(other) = other.or_else(|| set(name).map(|_| name.to_owned())) {
-            return Err(format!("both {other} and {source} are set: set one"));
+            return Err(format!(
+                "both {other} and {source} are set; set only one of them"
+            ));
         }
-        let value = std::fs::read_to_string(&path).map_err(|error| format!("{source}={}: {error}", path.display()))?;
+        let value = std::fs::read_to_string(&path)
+            .map_err(|error| format!("{source}={}: {error}", path.display()))?;
         added.push(format!("--{long}={}", value.trim_end_matches(['\r', '\n'])).into());
     }
     Ok(added)
 }
 
-/// The subcommand that `arguments` choose, and where. The value of a flag, as in `--name list`, chooses nothing.
-fn subcommand<'command>(command: &'command Command, arguments: &[OsString]) -> Option<(usize, &'command Command)> {
+/// Finds the subcommand that `arguments` choose, and its position. The value of a flag is not a
+/// subcommand, even if it has the name of one, as in `--name list`.
+fn subcommand<'command>(
+    command: &'command Command,
+    arguments: &[OsString],
+) -> Option<(usize, &'command Command)> {
     let takes_value = |word: &str| {
         let flag = word.strip_prefix("--").and_then(|long| {
             let mut flags = command.get_arguments();
@@ -99,7 +130,8 @@ fn subcommand<'command>(command: &'command Command, arguments: &[OsString]) -> O
     None
 }
 
-/// The files of a folder by their names. Kubernetes keeps the versions of a mounted secret in hidden ones.
+/// The files of a folder by their names. Hidden ones are left out, because Kubernetes keeps the
+/// versions of a mounted secret in hidden folders.
 fn files(folder: &Path) -> io::Result<BTreeMap<String, PathBuf>> {
     let mut files = BTreeMap::new();
     for entry in std::fs::read_dir(folder)? {
@@ -152,9 +184,17 @@ mod tests {
     }
 
     fn parse<P: Parser>(arguments: &[&str], variables: &[(&str, &str)]) -> Result<P, String> {
-        let variable =
-            |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| OsString::from(value));
-        Ok(P::parse_from(add(&P::command(), arguments.iter().map(OsString::from), variable)?))
+        let variable = |name: &str| {
+            variables
+                .iter()
+                .find(|(known, _)| *known == name)
+                .map(|(_, value)| OsString::from(value))
+        };
+        Ok(P::parse_from(add(
+            &P::command(),
+            arguments.iter().map(OsString::from),
+            variable,
+        )?))
     }
 
     fn read(variables: &[(&str, &str)]) -> Result<Probe, String> {
@@ -172,11 +212,24 @@ mod tests {
         assert_eq!(read_it.secrets.token.as_deref(), Some("-hush --level=high"));
         assert_eq!(read_it.level, "low", "it is no secret");
 
-        assert_eq!(read(&[("PROBE_TOKEN_FILE", "")]).unwrap().secrets.token, None);
-        let both = read(&[("PROBE_TOKEN_FILE", file), ("PROBE_TOKEN", "other")]).err().unwrap();
-        assert_eq!(both, "both PROBE_TOKEN and PROBE_TOKEN_FILE are set: set one");
-        let missing = read(&[("PROBE_TOKEN_FILE", "/nowhere/token")]).err().unwrap();
-        assert!(missing.starts_with("PROBE_TOKEN_FILE=/nowhere/token: "), "{missing}");
+        assert_eq!(
+            read(&[("PROBE_TOKEN_FILE", "")]).unwrap().secrets.token,
+            None
+        );
+        let both = read(&[("PROBE_TOKEN_FILE", file), ("PROBE_TOKEN", "other")])
+            .err()
+            .unwrap();
+        assert_eq!(
+            both,
+            "both PROBE_TOKEN and PROBE_TOKEN_FILE are set; set only one of them"
+        );
+        let missing = read(&[("PROBE_TOKEN_FILE", "/nowhere/token")])
+            .err()
+            .unwrap();
+        assert!(
+            missing.starts_with("PROBE_TOKEN_FILE=/nowhere/token: "),
+            "{missing}"
+        );
     }
 
     #[test]
@@ -188,23 +241,35 @@ mod tests {
         let tool = |arguments: &[&str], variables| parse::<Tool>(arguments, variables);
 
         let variables = &[("PROBE_TOKEN_FILE", file), ("PROBE_KEY_FILE", file)];
-        for arguments in
-            [&["tool", "seal"][..], &["tool", "--actor", "list", "seal"], &["tool", "seal", "--actor", "list"]]
-        {
+        for arguments in [
+            &["tool", "seal"][..],
+            &["tool", "--actor", "list", "seal"],
+            &["tool", "seal", "--actor", "list"],
+        ] {
             let read_it = tool(arguments, variables).unwrap();
             assert_eq!(read_it.token.as_deref(), Some("hush"));
-            assert!(matches!(read_it.command, Subcommand::Seal { key: Some(key) } if key == "hush"), "{arguments:?}");
+            assert!(
+                matches!(read_it.command, Subcommand::Seal { key: Some(key) } if key == "hush"),
+                "{arguments:?}"
+            );
         }
         let unreadable = &[("PROBE_KEY_FILE", "/nowhere/key")];
-        assert!(matches!(tool(&["tool", "list"], unreadable).unwrap().command, Subcommand::List));
+        assert!(matches!(
+            tool(&["tool", "list"], unreadable).unwrap().command,
+            Subcommand::List
+        ));
         let refused = tool(&["tool", "seal"], unreadable).err().unwrap();
-        assert!(refused.starts_with("PROBE_KEY_FILE=/nowhere/key: "), "{refused}");
+        assert!(
+            refused.starts_with("PROBE_KEY_FILE=/nowhere/key: "),
+            "{refused}"
+        );
     }
 
     #[test]
     fn settings_come_from_a_folder() {
         let folder = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+        let write =
+            |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
         let path = folder.path().to_str().unwrap();
         write("PROBE_TOKEN", "hush\n");
         write("PROBE_LEVEL", "high\n");
@@ -217,16 +282,18 @@ mod tests {
         let error = |variables: &[(&str, &str)]| read(variables).err().unwrap();
         assert_eq!(
             error(&[("SETTINGS_DIR", path), ("PROBE_LEVEL", "low")]),
-            "both PROBE_LEVEL and SETTINGS_DIR/PROBE_LEVEL are set: set one"
+            "both PROBE_LEVEL and SETTINGS_DIR/PROBE_LEVEL are set; set only one of them"
         );
         assert_eq!(
             error(&[("SETTINGS_DIR", path), ("PROBE_TOKEN_FILE", "/any")]),
-            "both PROBE_TOKEN_FILE and SETTINGS_DIR/PROBE_TOKEN are set: set one"
+            "both PROBE_TOKEN_FILE and SETTINGS_DIR/PROBE_TOKEN are set; set only one of them"
         );
         write("PROBE_TOKN", "hush");
         assert_eq!(
             error(&[("SETTINGS_DIR", path)]),
-            format!("SETTINGS_DIR: {path}/PROBE_TOKN is no setting of this program")
+            format!(
+                "SETTINGS_DIR: {path}/PROBE_TOKN is not named like a setting of this program; correct its name or remove it"
+            )
         );
         let missing = error(&[("SETTINGS_DIR", "/nowhere")]);
         assert!(missing.starts_with("SETTINGS_DIR=/nowhere: "), "{missing}");

@@ -1,8 +1,12 @@
-//! Logs, spans and metrics of a service; [`crate::main`] starts them before the service and flushes them after it.
+//! The logs, spans and metrics of a service. [`crate::main`] starts them before the service and
+//! flushes them after it.
 //!
-//! Logs go to standard error. Spans always carry W3C trace context through the pipeline. They are recorded, and all
-//! three are sent over OTLP, if the standard `OTEL_*` variables name an endpoint. Nothing ever waits for a collector,
-//! except the end of the process, for at most two seconds.
+//! Logs go to standard error, and metrics are shown at `/metrics`. Spans carry the W3C trace
+//! context through the pipeline. If the standard `OTEL_*` variables name an endpoint, spans are
+//! also recorded, and all three signals are sent there over OTLP.
+//!
+//! No order ever waits for a collector, whatever state it is in. Only the end of the process does,
+//! for at most two seconds.
 
 mod export;
 mod gate;
@@ -43,10 +47,10 @@ use self::{
 };
 use crate::{CommonConfig, config::LogFormat};
 
-/// How long the end of the process waits for the flush.
+/// How long the end of the process waits for the flush at most.
 const FLUSH: Duration = Duration::from_secs(2);
 
-/// The providers to flush when the process ends.
+/// The providers of the three signals, which have to be flushed when the process ends.
 pub struct Telemetry {
     tracer: SdkTracerProvider,
     meter: SdkMeterProvider,
@@ -54,9 +58,13 @@ pub struct Telemetry {
 }
 
 impl Telemetry {
-    /// Sends what is buffered, with a short deadline. Then it is dropped.
+    /// Sends what is buffered. What the collector has not taken within two seconds is dropped.
     pub fn flush(self) {
-        let Self { tracer, meter, logger } = self;
+        let Self {
+            tracer,
+            meter,
+            logger,
+        } = self;
         let flushes: [Box<dyn FnOnce() -> OTelSdkResult + Send>; 3] = [
             Box::new(move || tracer.shutdown_with_timeout(FLUSH)),
             Box::new(move || meter.shutdown_with_timeout(FLUSH)),
@@ -65,7 +73,8 @@ impl Telemetry {
         let (done, ended) = mpsc::channel();
         for flush in flushes {
             let done = done.clone();
-            // Each flush waits for its own exporter: one that hangs must not delay the others.
+            // Each flush waits for its own exporter, in a thread of its own, so that one that hangs
+            // does not delay the others.
             thread::spawn(move || done.send(flush()));
         }
         drop(done);
@@ -83,11 +92,12 @@ impl Telemetry {
     }
 }
 
-/// The gate of recorded spans, set by [`start`]; `None` if spans are never recorded.
+/// The gate of recorded spans. [`start`] sets it, to `None` if spans are never recorded.
 static RECORDED: OnceLock<Option<Gate>> = OnceLock::new();
 
-/// Whether spans are recorded now. If not, no span needs to be created, and the context of a request or a row is
-/// passed on unchanged. A process without [`start`] is a test with its own subscriber, which records.
+/// Whether spans are recorded now. If not, callers need not create any, and pass on the trace
+/// context of a request or a row unchanged. In a process that has not called [`start`] the answer
+/// is yes, because that is a test with a subscriber of its own.
 pub fn is_recorded() -> bool {
     match RECORDED.get() {
         None => true,
@@ -95,19 +105,28 @@ pub fn is_recorded() -> bool {
     }
 }
 
-/// Starts logging (to standard error), tracing and metrics for this process; once per process.
+/// Starts the logs, the spans and the metrics of this process. A second call in the same process
+/// fails.
 pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Telemetry> {
-    // reqwest, tonic and async-nats use the process's provider. A test may have installed it.
+    // reqwest, tonic and async-nats use the cryptography provider of the process. This fails if a
+    // test has installed one already, which is fine.
     let _ = rustls::crypto::ring::default_provider().install_default();
     global::set_text_map_propagator(TraceContextPropagator::new());
 
     let (telemetry, gate) = providers(service)?;
     let bridge = match &telemetry.logger {
-        Some(logger) => Some(OpenTelemetryTracingBridge::new(logger).with_filter(filter(&config.log)?)),
+        Some(logger) => {
+            Some(OpenTelemetryTracingBridge::new(logger).with_filter(filter(&config.log)?))
+        }
         None => None,
     };
-    // Most order spans are created only while an exporter is active.
-    let detail = if gate.is_some() { LevelFilter::DEBUG } else { LevelFilter::INFO };
+    // Most spans of an order have the level DEBUG. Without an exporter they are not even created,
+    // which saves their cost.
+    let detail = if gate.is_some() {
+        LevelFilter::DEBUG
+    } else {
+        LevelFilter::INFO
+    };
     let spans = tracing_opentelemetry::layer()
         .with_tracer(telemetry.tracer.tracer(service))
         .with_location(false)
@@ -121,14 +140,14 @@ pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Tel
         .with(spans)
         .with(bridge)
         .try_init()
-        .context("telemetry was started twice")?;
+        .context("telemetry was started twice in one process")?;
 
     global::set_meter_provider(telemetry.meter.clone());
     crate::metrics::build_info();
     Ok(telemetry)
 }
 
-/// The providers of the three signals, and the gate of the spans if spans are exported.
+/// Makes the providers of the three signals, and the gate of the spans if spans are exported.
 fn providers(service: &'static str) -> anyhow::Result<(Telemetry, Option<Gate>)> {
     let environment = |name: &str| std::env::var(name).ok();
     let traces = settings::target("TRACES", &environment)?;
@@ -140,28 +159,44 @@ fn providers(service: &'static str) -> anyhow::Result<(Telemetry, Option<Gate>)>
     let gate = traces.as_ref().map(|_| Gate::new());
     let spans = SdkTracerProvider::builder().with_resource(resource.clone());
     let tracer = match (&traces, &gate) {
-        (Some(target), Some(gate)) => spans.with_batch_exporter(transport.spans(target, gate.clone())?).build(),
-        // Spans that are not exported only have ids.
+        (Some(target), Some(gate)) => spans
+            .with_batch_exporter(transport.spans(target, gate.clone())?)
+            .build(),
+        // Spans that are not exported need ids, which are passed on, but nothing else.
         _ => spans.with_sampler(Sampler::AlwaysOff).build(),
     };
 
     let mut logger = None;
     if let Some(target) = &logs {
         let provider = SdkLoggerProvider::builder().with_resource(resource.clone());
-        logger = Some(provider.with_batch_exporter(transport.logs(target)?).build());
+        logger = Some(
+            provider
+                .with_batch_exporter(transport.logs(target)?)
+                .build(),
+        );
     }
 
-    // Instruments come from `opentelemetry::global::meter`; the admin endpoint serves this registry.
+    // Instruments are made by `opentelemetry::global::meter`. The admin endpoint shows what this
+    // registry collects.
     let prometheus = opentelemetry_prometheus::exporter()
         .with_registry(prometheus::default_registry().clone())
         .scope_info_enabled(false)
         .build()
         .context("cannot set up metrics")?;
-    let mut meter = SdkMeterProvider::builder().with_resource(resource).with_reader(prometheus);
+    let mut meter = SdkMeterProvider::builder()
+        .with_resource(resource)
+        .with_reader(prometheus);
     if let Some(target) = &metrics {
         meter = meter.with_periodic_exporter(transport.metrics(target)?);
     }
-    Ok((Telemetry { tracer, meter: meter.build(), logger }, gate))
+    Ok((
+        Telemetry {
+            tracer,
+            meter: meter.build(),
+            logger,
+        },
+        gate,
+    ))
 }
 
 fn lines<S: Subscriber + for<'span> LookupSpan<'span>>(format: LogFormat) -> impl Layer<S> {
@@ -171,33 +206,52 @@ fn lines<S: Subscriber + for<'span> LookupSpan<'span>>(format: LogFormat) -> imp
         LogFormat::Auto if !is_terminal => Shape::Json,
         LogFormat::Auto | LogFormat::Text => Shape::Text,
     };
-    fmt::layer().with_writer(std::io::stderr).with_ansi(is_terminal).fmt_fields(Ids).event_format(shape)
+    fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(is_terminal)
+        .fmt_fields(Ids)
+        .event_format(shape)
 }
 
 fn filter(log: &str) -> anyhow::Result<EnvFilter> {
-    // The filter would read an unknown word as a target and silence everything else.
+    // The filter would take a misspelt level such as `inof` for the name of a module and silence
+    // everything else. So each part must be a level or a directive.
     let is_filter = |part: &str| part.contains(['=', '[']) || part.parse::<LevelFilter>().is_ok();
     if let Some(odd) = log.split(',').map(str::trim).find(|part| !is_filter(part)) {
-        bail!("LOG: {odd:?} is neither a level nor a directive; write it like `info` or `info,ingress=debug`");
+        bail!(
+            "LOG: {odd:?} is neither a level nor a directive; use error, warn, info, debug or trace, \
+             or directives such as `info,ingress=debug`"
+        );
     }
-    // OpenTelemetry tells each step of its own start; `export` logs what operators need.
-    EnvFilter::try_new(format!("opentelemetry=off,{log}"))
-        .with_context(|| format!("LOG={log:?} is not a log filter such as `info`"))
+    // The log lines of OpenTelemetry itself are off, because it logs each step of its start and
+    // each failed batch. What operators need of that is logged by `export`.
+    EnvFilter::try_new(format!("opentelemetry=off,{log}")).with_context(|| {
+        format!("LOG={log:?} is not a log filter; write it like `info` or `info,ingress=debug`")
+    })
 }
 
-/// Selects the spans to record. It is evaluated for each span, without a cached interest: libraries such as sqlx
-/// probe whether a line would be logged, and a cached answer to that would drop the next span.
+/// Selects the spans to record. The filter is evaluated for each span, and its decision is never
+/// cached. Libraries such as sqlx probe whether a line would be logged, and a cached answer to such
+/// a probe would drop the next span.
 fn recorded<S: Subscriber>(detail: LevelFilter) -> impl Filter<S> {
     let is_ours = move |metadata: &Metadata<'_>| is_ours(metadata) && *metadata.level() <= detail;
     let is_wanted = move |metadata: &Metadata<'_>, _: &layer::Context<'_, S>| {
         is_ours(metadata) && (*metadata.level() <= LevelFilter::INFO || is_recorded())
     };
     DynFilterFn::new(is_wanted)
-        .with_callsite_filter(move |metadata| if is_ours(metadata) { Interest::sometimes() } else { Interest::never() })
+        .with_callsite_filter(move |metadata| {
+            if is_ours(metadata) {
+                Interest::sometimes()
+            } else {
+                Interest::never()
+            }
+        })
         .with_max_level_hint(detail)
 }
 
-/// Whether a span is ours. Libraries' spans may hold anything. Events are sent as logs, not with the spans.
+/// Whether this is a span of ours, which has the field `otel.kind`. Spans of libraries are not
+/// recorded, because they may contain anything, such as secrets. Events are not recorded with the
+/// spans either, because they are sent as logs.
 fn is_ours(metadata: &Metadata<'_>) -> bool {
     metadata.is_span() && metadata.fields().field("otel.kind").is_some()
 }

@@ -1,6 +1,8 @@
-//! Foreign text on a terminal or in a log line.
+//! Shows text of others, such as a provider's message, on a terminal or in a log line.
 
-/// Escapes control characters: foreign text must not start a line or move the terminal's cursor.
+/// Escapes the control characters of a text. Otherwise a provider or partner could start a line
+/// that looks like one of ours, or move the cursor of an operator's terminal and overwrite what it
+/// shows.
 pub fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {

@@ -1,21 +1,22 @@
-//! New keys and secrets for partners, from the operating system's random source.
+//! Makes new keys and webhook secrets for partners. The bytes come from the operating system's
+//! random source.
 
 use rand::{TryRng, rngs::SysRng};
 
 use crate::{SecretKey, webhook};
 
-/// No key was created.
+/// The operating system gave no random bytes, so no key was made.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read random bytes from the operating system: {0}")]
 pub struct NotGenerated(<SysRng as TryRng>::Error);
 
-/// Creates an access key and a secret key.
+/// Makes an access key, which is public, and a secret key of 32 bytes.
 pub fn keys() -> Result<(String, SecretKey), NotGenerated> {
     let access_key = format!("ak_{}", hex::encode(random::<12>()?));
     Ok((access_key, SecretKey(random::<32>()?.to_vec().into())))
 }
 
-/// Creates a webhook secret of 32 bytes.
+/// Makes a webhook secret of 32 bytes.
 pub fn webhook_secret() -> Result<webhook::Secret, NotGenerated> {
     Ok(webhook::Secret(SecretKey(random::<32>()?.to_vec().into())))
 }

@@ -1,4 +1,12 @@
-//! All signatures of the system. No other crate uses `hmac` or `subtle`. Comparisons take constant time.
+//! All signatures of the system, and the keys and secrets for them. It signs or verifies partners'
+//! requests ([`request`]), webhooks ([`webhook`]), calls to the provider USIMSA ([`usimsa`]) and
+//! the URLs of QR pictures ([`qr`]). It also computes the form in which PostgreSQL stores passwords
+//! ([`scram`]), because that is made of MACs, too.
+//!
+//! No other crate computes or compares a MAC, so what has to be right about it can be reviewed
+//! here. A signature is compared in constant time, so that the time of a refusal does not show an
+//! attacker how many of its bytes are right. `Debug` never prints a key, and dropping a key wipes
+//! its bytes.
 
 pub mod generate;
 pub mod qr;
@@ -17,35 +25,37 @@ use secrecy::{ExposeSecret, SecretSlice, SecretString};
 use sha2::Sha256;
 use subtle::ConstantTimeEq;
 
-/// Standard Base64; decoding accepts missing padding, because partners' tools differ.
+/// Standard Base64. Decoding accepts missing padding, because partners' tools differ in whether
+/// they write it.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// An unusable secret.
+/// A text or its bytes cannot be used as a secret. The messages never repeat the text.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum InvalidSecret {
     #[error("the secret is not valid Base64")]
     NotBase64,
-    /// The text decodes to no bytes, so anyone could sign with it.
+    /// The text decodes to no bytes. Anybody could sign with such a key.
     #[error("the secret is empty")]
     Empty,
-    #[error("the key is shorter than 32 bytes")]
+    #[error("the key is shorter than 32 bytes; `openssl rand -base64 32` makes one")]
     TooShort,
     #[error("the webhook secret does not start with whsec_")]
     MissingPrefix,
-    /// A token is part of a URL and must not be guessable.
-    #[error("the token is not at least 16 letters, digits, `-` or `_`")]
+    /// A token is part of a URL, so its characters are limited, and it must be too long to be
+    /// guessed.
+    #[error("the token does not consist of at least 16 letters, digits, `-` or `_`")]
     NotAToken,
 }
 
-/// An HMAC key. `Debug` prints `[REDACTED]`; dropping it wipes the bytes.
+/// A key for HMAC. `Debug` prints `[REDACTED]`, and dropping the key wipes its bytes.
 #[derive(Clone, Debug)]
 pub struct SecretKey(SecretSlice<u8>);
 
 impl SecretKey {
-    /// Wraps the decoded bytes; they must not be empty.
+    /// Wraps the decoded bytes, which must not be empty.
     pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, InvalidSecret> {
         if bytes.is_empty() {
             return Err(InvalidSecret::Empty);
@@ -53,24 +63,30 @@ impl SecretKey {
         Ok(Self(bytes.into()))
     }
 
-    /// Decodes the Base64 form that partners get.
+    /// Decodes the Base64 form in which partners and operators get their keys. White space around
+    /// it is ignored.
     pub fn from_base64(text: &str) -> Result<Self, InvalidSecret> {
-        Self::from_bytes(BASE64.decode(text.trim()).map_err(|_| InvalidSecret::NotBase64)?)
+        Self::from_bytes(
+            BASE64
+                .decode(text.trim())
+                .map_err(|_| InvalidSecret::NotBase64)?,
+        )
     }
 
-    /// The Base64 form for the partner: a secret.
+    /// The Base64 form for the partner. It is the secret itself, so never log it.
     pub fn to_base64(&self) -> String {
         BASE64.encode(self.0.expose_secret())
     }
 
-    /// The bytes for encryption at rest: a secret.
+    /// The bytes, for encryption at rest. They are the secret itself, so never log them.
     pub fn expose(&self) -> &[u8] {
         self.0.expose_secret()
     }
 
     /// HMAC-SHA256 over the concatenated parts.
     fn mac(&self, parts: &[&[u8]]) -> [u8; 32] {
-        // HMAC accepts every key length, so this never fails; an all-zero MAC would still be denied.
+        // HMAC accepts keys of every length, so this never fails. If it did, the all-zero MAC would
+        // not match a signature that a partner computed.
         let Ok(mut mac) = Hmac::<Sha256>::new_from_slice(self.0.expose_secret()) else {
             return [0; 32];
         };
@@ -81,18 +97,23 @@ impl SecretKey {
     }
 }
 
-/// A secret in a callback URL. `Debug` prints `[REDACTED]`.
+/// The secret part of the URL to which a provider sends its callbacks. A caller that knows it must
+/// be the provider, because nobody else was told the URL. `Debug` prints `[REDACTED]`.
 #[derive(Clone, Debug)]
 pub struct Token(SecretString);
 
 impl Token {
-    /// Checks for at least 16 letters, digits, `-` or `_`.
+    /// Accepts a text of at least 16 letters, digits, `-` or `_`.
     pub fn parse(text: &str) -> Result<Self, InvalidSecret> {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
-        if text.len() >= 16 && text.bytes().all(plain) { Ok(Self(text.into())) } else { Err(InvalidSecret::NotAToken) }
+        if text.len() >= 16 && text.bytes().all(plain) {
+            Ok(Self(text.into()))
+        } else {
+            Err(InvalidSecret::NotAToken)
+        }
     }
 
-    /// Compares in constant time.
+    /// Whether `given` is this token. The comparison takes constant time.
     pub fn is(&self, given: &str) -> bool {
         same(self.0.expose_secret().as_bytes(), given.as_bytes())
     }
@@ -102,7 +123,8 @@ fn same(left: &[u8], right: &[u8]) -> bool {
     left.ct_eq(right).into()
 }
 
-/// Parses a Unix time written as plain ASCII digits; signs, blanks and fractions are no digits.
+/// Parses a Unix time that consists of ASCII digits only. A text with a sign, a blank or a fraction
+/// is refused.
 pub fn parse_unix_time(text: &str) -> Option<i64> {
     let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     plain.then(|| text.parse().ok()).flatten()
@@ -123,10 +145,19 @@ mod tests {
 
     #[test]
     fn unusable_keys_are_refused_and_good_ones_never_printed() {
-        assert_eq!(SecretKey::from_base64("%%").unwrap_err(), InvalidSecret::NotBase64);
-        assert_eq!(SecretKey::from_base64("").unwrap_err(), InvalidSecret::Empty);
+        assert_eq!(
+            SecretKey::from_base64("%%").unwrap_err(),
+            InvalidSecret::NotBase64
+        );
+        assert_eq!(
+            SecretKey::from_base64("").unwrap_err(),
+            InvalidSecret::Empty
+        );
         let printed = format!("{:?}", SecretKey::from_base64("a2V5cw==").unwrap());
-        assert!(printed.contains("REDACTED") && !printed.contains("keys"), "{printed}");
+        assert!(
+            printed.contains("REDACTED") && !printed.contains("keys"),
+            "{printed}"
+        );
     }
 
     #[test]
@@ -135,15 +166,34 @@ mod tests {
         assert!(token.is("0123456789-abc_DEF"));
         assert!(!token.is("0123456789-abc_DEG") && !token.is("") && !token.is("0123456789-abc_DE"));
         assert!(!format!("{token:?}").contains("0123"));
-        for bad in ["", "short", "0123456789/abcdef", "0123456789abcde", "0123456789abcdeé"] {
-            assert_eq!(Token::parse(bad).unwrap_err(), InvalidSecret::NotAToken, "{bad}");
+        for bad in [
+            "",
+            "short",
+            "0123456789/abcdef",
+            "0123456789abcde",
+            "0123456789abcdeé",
+        ] {
+            assert_eq!(
+                Token::parse(bad).unwrap_err(),
+                InvalidSecret::NotAToken,
+                "{bad}"
+            );
         }
     }
 
     #[test]
     fn unix_times_are_plain_digits() {
         assert_eq!(parse_unix_time("1700000000"), Some(1_700_000_000));
-        for bad in ["", "+1700000000", "-1", " 1", "1.0", "1e9", "99999999999999999999", "١٢"] {
+        for bad in [
+            "",
+            "+1700000000",
+            "-1",
+            " 1",
+            "1.0",
+            "1e9",
+            "99999999999999999999",
+            "١٢",
+        ] {
             assert_eq!(parse_unix_time(bad), None, "{bad}");
         }
     }

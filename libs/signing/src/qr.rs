@@ -1,23 +1,32 @@
-//! The MAC of a QR picture's URL: HMAC-SHA256 over `qr<LF>` and the text of the picture, the first 16 bytes in lowercase
-//! hex. 128 bits keep the URL short, and a guessed MAC only draws a text that the guesser already knows.
+//! The MAC in the URL of a QR picture. With it, ingress draws only pictures whose URLs this system
+//! has made, and nobody else can have pictures drawn under the operator's domain.
+//!
+//! It is the HMAC-SHA256 of `qr<LF>` and the text of the picture; the first 16 bytes of it, in
+//! lowercase hex. 128 bits are enough and keep the URL short: who guesses a MAC only gets a picture
+//! of a text that they already know.
 
 use secrecy::{ExposeSecret, SecretString};
 
 use crate::{InvalidSecret, SecretKey, same};
 
-/// The bytes of a MAC.
+/// The length of a MAC in bytes.
 const LENGTH: usize = 16;
-/// The fewest bytes of a key.
+/// The minimum length of a key in bytes.
 const LEAST: usize = 32;
 
-/// The keys of a deployment: the first makes MACs, all of them check. Without a key there are no MACs.
+/// The keys of a deployment. The first one makes MACs, and a MAC by any of them is accepted, so
+/// that a key can be replaced while URLs by the old one are still in use. Without keys, URLs have
+/// no MAC.
 #[derive(Clone, Debug, Default)]
 pub struct Keys(Vec<SecretKey>);
 
 impl Keys {
-    /// Parses keys in Base64, with blanks, line ends or commas between them.
+    /// Parses keys in Base64, separated by blanks, line ends or commas. There must be at least one.
     pub fn parse(text: &SecretString) -> Result<Self, InvalidSecret> {
-        let texts = text.expose_secret().split([',', ' ', '\t', '\r', '\n']).filter(|key| !key.is_empty());
+        let texts = text
+            .expose_secret()
+            .split([',', ' ', '\t', '\r', '\n'])
+            .filter(|key| !key.is_empty());
         let key = |text| {
             let key = SecretKey::from_base64(text)?;
             if key.expose().len() < LEAST {
@@ -36,12 +45,13 @@ impl Keys {
         self.0.is_empty()
     }
 
-    /// The MAC of a text, by the newest key; `None` without one.
+    /// Makes the MAC of a text with the first key. Returns `None` if there are no keys.
     pub fn mac(&self, text: &str) -> Option<String> {
         self.0.first().map(|key| mac(key, text))
     }
 
-    /// Whether `given` is the MAC of the text by one of the keys.
+    /// Whether `given` is the MAC of the text by one of the keys. All keys are tried, so that the
+    /// time does not show which one matched.
     pub fn verify(&self, text: &str, given: &str) -> bool {
         let is_by = |key| same(mac(key, text).as_bytes(), given.as_bytes());
         self.0.iter().fold(false, |found, key| found | is_by(key))
@@ -64,11 +74,15 @@ mod tests {
         Keys::parse(&text.into())
     }
 
-    /// The expected value comes from openssl: `printf 'qr\nLPA:1$smdp.example.com$A1-B2' | openssl dgst -sha256 -mac
-    /// HMAC -macopt hexkey:000102…1f`, its first 32 digits.
+    /// The expected value is the first 32 digits of what this command prints: `printf
+    /// 'qr\nLPA:1$smdp.example.com$A1-B2' | openssl dgst -sha256 -mac HMAC -macopt
+    /// hexkey:000102…1f`.
     #[test]
     fn a_mac_is_what_openssl_computes() {
-        assert_eq!(keys(OLD).unwrap().mac(TEXT).unwrap(), "1bac46e2f89f9ce76b621ed5ad7d26d8");
+        assert_eq!(
+            keys(OLD).unwrap().mac(TEXT).unwrap(),
+            "1bac46e2f89f9ce76b621ed5ad7d26d8"
+        );
         assert_eq!(Keys::default().mac(TEXT), None);
     }
 

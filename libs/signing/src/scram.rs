@@ -1,15 +1,17 @@
-//! The SCRAM secret that PostgreSQL stores instead of a password (RFC 5802, RFC 7677). A statement with it does not
-//! show the password.
+//! The SCRAM secret that PostgreSQL stores instead of a password (RFC 5802, RFC 7677). `esimctl
+//! migrate` sets the passwords of the stages' roles with it, because a statement that contains this
+//! secret does not show the password to the log of the server.
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use sha2::{Digest, Sha256};
 
 use crate::SecretKey;
 
-/// PostgreSQL's default.
+/// The number of iterations that PostgreSQL itself uses by default.
 const ITERATIONS: u32 = 4096;
 
-/// The SCRAM-SHA-256 secret of a password of ASCII characters.
+/// Computes the SCRAM-SHA-256 secret of a password. The password must consist of ASCII characters,
+/// because others would have to be normalised first.
 pub fn secret(password: &str, salt: [u8; 16]) -> String {
     let password = SecretKey(password.as_bytes().to_vec().into());
     let mut block = password.mac(&[&salt, &1_u32.to_be_bytes()]);

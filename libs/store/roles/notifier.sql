@@ -6,8 +6,7 @@ GRANT SELECT (partner_id, environment, webhook_url, webhook_host, webhook_secret
 -- Only for FOR SHARE, which needs the privilege to update a column. An update fails: its trigger raises the
 -- configuration's version, which this role may not do.
 GRANT UPDATE (created_at) ON partners TO esim_notifier;
-GRANT SELECT (order_id, partner_id, external_order_id, traceparent, refused_at, created_at) ON orders TO esim_notifier;
-GRANT SELECT ON placements, topups, esims, deliveries, sweeps TO esim_notifier;
+GRANT SELECT ON orders, placements, topups, esims, deliveries, sweeps TO esim_notifier;
 
 -- It deletes events whose term has ended, or that have become pointless before they were sent.
 GRANT INSERT, DELETE ON deliveries TO esim_notifier;

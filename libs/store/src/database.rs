@@ -1,14 +1,25 @@
-//! The services' connections to PostgreSQL. Nothing waits for the database without a deadline.
+//! The pool of connections to PostgreSQL that each service has. Nothing waits for the database
+//! without a deadline.
 //!
-//! The pool is our own because of what a general one costs per use: sqlx's pings each connection when it is
-//! returned, which doubles the round trips of a service that runs one statement at a time, and it hands
-//! them out in turn, so that every one of them keeps all plans cold. Here the connection that was returned last is
-//! used next. At low load a stage therefore works on one or two warm connections, and opens further ones only when
-//! its loops overlap.
+//! The pool is our own because of what a general one costs. The pool of sqlx pings each connection
+//! when it is returned, which doubles the round trips of a service that runs one statement at a
+//! time. It also hands out the connections in turn, so that all of them are used rarely and none
+//! keeps its plans warm. Here, the connection that was returned last is used next. So at low load a
+//! stage works on one or two warm connections, and opens more of them only when several of its
+//! tasks need one at the same time.
 //!
-//! Guarantees: at most `DATABASE_CONNECTIONS` are open. A connection is reused only if its last use ended with a clean
-//! result. After an error, an abandoned use or a forgotten transaction it must first answer a ping; after a silence or a
-//! failed ping it is closed, and so is every other connection that was open at that time.
+//! Guarantees:
+//!
+//! - At most `DATABASE_CONNECTIONS` connections are in use. No more are open, except that one which
+//!   is being closed may overlap its successor for a moment.
+//! - A connection is reused without a check only if its last use ended with a clean result. After
+//!   an error, an abandoned use or a forgotten transaction, it must first answer a ping.
+//! - After a silence or a failed ping, the connection is closed, and so is every other connection
+//!   that was open at that time, because the cause has probably hit all of them.
+//!
+//! [`Database::run`] is the only way to use a connection of the pool. If it ends because the server
+//! was silent or the connection broke, whether the statement took effect is unknown, as after a
+//! crash.
 
 use std::{
     io,
@@ -24,15 +35,16 @@ use tokio::{
 
 use crate::{Error, Result, nodelay};
 
-/// The longest wait for a connection: for one that is in use, or for a server that is starting.
+/// The longest wait for a connection, whether all are in use or the server is starting.
 const ACQUIRE: Duration = Duration::from_secs(3);
-/// The first pause before another attempt to connect to a server that does not accept connections yet. It doubles with
-/// each attempt.
+/// The first pause before another attempt to connect to a server that does not accept connections
+/// yet. It doubles with each attempt.
 const CONNECT_AGAIN: Duration = Duration::from_millis(50);
-/// How long after the server's own limit a connection without a response counts as dead.
+/// How long after the limit of the server itself (`statement_timeout`) a connection without a
+/// response counts as dead.
 const SILENCE: Duration = Duration::from_secs(2);
-/// An older connection is closed after its use, so that the memory of its backend is freed, and so that a service
-/// follows a name that points to another server now.
+/// A connection that is older than this is closed after its use. That frees the memory of its
+/// backend, and makes a service follow a name that has come to point to another server.
 const LIFETIME: Duration = Duration::from_mins(30);
 
 /// A pool of connections with a deadline for each use. Clones share the pool.
@@ -43,29 +55,31 @@ pub struct Database {
 
 #[derive(Debug)]
 struct Pool {
-    session: PgConnectOptions,
-    /// A use without a response within this time is given up.
+    options: PgConnectOptions,
+    /// A use that has no response within this time is given up.
     deadline: Duration,
-    most: usize,
-    /// One permit for each connection in use. A use takes an idle connection if there is one, so this also limits
-    /// the number of open ones.
+    /// The maximum number of open connections (`DATABASE_CONNECTIONS`).
+    max_open: usize,
+    /// One permit for each connection in use. A use takes an idle connection if there is one, so
+    /// this also limits the number of open ones.
     permits: Arc<Semaphore>,
     idle: Mutex<Idle>,
 }
 
 #[derive(Debug, Default)]
 struct Idle {
-    /// The one that was returned last is at the end, and is used next.
+    /// The connections that nobody uses. The one that was returned last is at the end, and is used
+    /// next.
     connections: Vec<Open>,
-    /// When a connection was last found dead. The cause (a failover, a restart, a firewall) probably hit all connections
-    /// that were open then, so these are closed without another wait.
+    /// When a connection was last found dead. The cause (a failover, a restart, a firewall)
+    /// probably hit all connections that were open then, so these are closed without another wait.
     lost_at: Option<Instant>,
 }
 
 #[derive(Debug)]
 struct Open {
     connection: PgConnection,
-    since: Instant,
+    opened_at: Instant,
 }
 
 impl Open {
@@ -76,27 +90,36 @@ impl Open {
 }
 
 impl Database {
-    /// Connects at the first use: a service starts without its database. The server ends a statement after
-    /// `statement_timeout`.
-    pub(crate) fn open(session: PgConnectOptions, connections: u32, statement_timeout: Duration) -> Self {
-        let most = usize::try_from(connections).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
+    /// Creates the pool without connecting, so that a service can start without its database. The
+    /// server ends a statement after `statement_timeout`.
+    pub(crate) fn open(
+        options: PgConnectOptions,
+        connections: u32,
+        statement_timeout: Duration,
+    ) -> Self {
+        let max_open = usize::try_from(connections)
+            .unwrap_or(usize::MAX)
+            .min(Semaphore::MAX_PERMITS);
         Self {
             pool: Arc::new(Pool {
-                session,
+                options,
                 deadline: statement_timeout + SILENCE,
-                most,
-                permits: Arc::new(Semaphore::new(most)),
+                max_open,
+                permits: Arc::new(Semaphore::new(max_open)),
                 idle: Mutex::default(),
             }),
         }
     }
 
-    /// Runs `work` on a connection. Without a response in time the connection is closed, and the result unknown.
+    /// Runs `work` on a connection. If there is no response in time, the connection is closed, and
+    /// whether the work took effect is unknown.
     pub async fn run<T, E: From<Error>>(
         &self,
         work: impl AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
     ) -> Result<T, E> {
         let mut used = self.pool.acquire().await?;
+        // There always is one: `acquire` puts it in, and only the silence below and the end of
+        // `used` take it out.
         let Some(open) = &mut used.open else {
             return Err(self.pool.no_connection().into());
         };
@@ -104,7 +127,7 @@ impl Database {
             used.succeeded = done.is_ok();
             done
         } else {
-            self.pool.lost();
+            self.pool.mark_all_lost();
             used.open = None;
             Err(Error::Silent(self.pool.deadline).into())
         }
@@ -113,11 +136,13 @@ impl Database {
     /// The number of connections in use, and of those that are free or may still be opened.
     pub fn connections(&self) -> (usize, usize) {
         let free = self.pool.permits.available_permits();
-        (self.pool.most.saturating_sub(free), free)
+        (self.pool.max_open.saturating_sub(free), free)
     }
 }
 
 impl Pool {
+    /// Waits for a permit, and takes an idle connection or opens one. Both together may take
+    /// [`ACQUIRE`].
     async fn acquire(self: &Arc<Self>) -> Result<Used> {
         let began = Instant::now();
         let waiting = timeout(ACQUIRE, Arc::clone(&self.permits).acquire_owned());
@@ -126,32 +151,49 @@ impl Pool {
         };
         let open = match self.take_idle() {
             Some(open) => open,
-            None => self.connect(ACQUIRE.saturating_sub(began.elapsed())).await?,
+            None => {
+                self.connect(ACQUIRE.saturating_sub(began.elapsed()))
+                    .await?
+            }
         };
-        Ok(Used { open: Some(open), succeeded: false, pool: Arc::clone(self), permit: Some(permit) })
+        Ok(Used {
+            open: Some(open),
+            succeeded: false,
+            pool: Arc::clone(self),
+            permit: Some(permit),
+        })
     }
 
+    /// Takes the connection that was returned last. Drops those that were open when a connection
+    /// was found dead.
     fn take_idle(&self) -> Option<Open> {
-        let mut idle = self.idle();
+        let mut idle = self.lock_idle();
         let lost_at = idle.lost_at;
         while let Some(open) = idle.connections.pop() {
-            if lost_at.is_none_or(|lost_at| open.since > lost_at) {
+            if lost_at.is_none_or(|lost_at| open.opened_at > lost_at) {
                 return Some(open);
             }
         }
         None
     }
 
-    /// Opens a connection, with retries while the server is starting or has no room.
+    /// Opens a connection. It retries while the server is starting or has no room, for as long as
+    /// `patience` lasts.
     async fn connect(&self, patience: Duration) -> Result<Open> {
         let mut last = None;
         let connecting = async {
             let mut pause = CONNECT_AGAIN;
             loop {
-                // Boxed, because it is large and rare, and every use of the pool would carry it.
-                let opening = Box::pin(PgConnection::connect_with(&self.session));
-                match nodelay::opened(self.session.get_port(), opening).await {
-                    Ok(connection) => return Ok(Open { connection, since: Instant::now() }),
+                // Boxed, because this future is large and rarely needed, and every use of the pool
+                // would carry it.
+                let opening = Box::pin(PgConnection::connect_with(&self.options));
+                match nodelay::opened(self.options.get_port(), opening).await {
+                    Ok(connection) => {
+                        return Ok(Open {
+                            connection,
+                            opened_at: Instant::now(),
+                        });
+                    }
                     Err(error) if is_transient(&error) => last = Some(error),
                     Err(error) => return Err(error.into()),
                 }
@@ -167,33 +209,39 @@ impl Pool {
 
     /// Takes a connection back after a clean use.
     fn put_back(&self, open: Open) {
-        if open.since.elapsed() > LIFETIME {
-            // Tells the server, whose log would otherwise mention a client that vanished.
+        if open.opened_at.elapsed() > LIFETIME {
+            // The close tells the server, whose log would otherwise mention a client that vanished.
             tokio::spawn(timeout(self.deadline, open.connection.close()));
         } else {
-            self.idle().connections.push(open);
+            self.lock_idle().connections.push(open);
         }
     }
 
-    fn idle(&self) -> MutexGuard<'_, Idle> {
+    fn lock_idle(&self) -> MutexGuard<'_, Idle> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Marks all connections that are open now as lost, so that the pool closes them instead of using them again.
-    fn lost(&self) {
-        self.idle().lost_at = Some(Instant::now());
+    /// Marks all connections that are open now as lost, so that the pool closes them instead of
+    /// using them again.
+    fn mark_all_lost(&self) {
+        self.lock_idle().lost_at = Some(Instant::now());
     }
 
     fn no_connection(&self) -> Error {
-        let address = match self.session.get_socket() {
+        let address = match self.options.get_socket() {
             Some(folder) => folder.display().to_string(),
-            None => format!("{}:{}", self.session.get_host(), self.session.get_port()),
+            None => format!("{}:{}", self.options.get_host(), self.options.get_port()),
         };
-        Error::NoConnection { address, waited: ACQUIRE, most: self.most }
+        Error::NoConnection {
+            address,
+            waited: ACQUIRE,
+            most: self.max_open,
+        }
     }
 }
 
-/// Whether the server may accept a connection soon: it is down, it is starting (57P03), or it has no room (53300).
+/// Whether the server may accept a connection soon, because it is down, is starting (57P03), or has
+/// no free connection (53300).
 fn is_transient(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Io(error) => error.kind() == io::ErrorKind::ConnectionRefused,
@@ -202,13 +250,15 @@ fn is_transient(error: &sqlx::Error) -> bool {
     }
 }
 
-/// A connection in use. When it is dropped, even during a statement, it returns to the pool.
+/// A connection in use. When it is dropped, even in the middle of a statement, the connection
+/// returns to the pool, after a check if necessary.
 struct Used {
     open: Option<Open>,
-    /// The work returned a result, and it was no error.
+    /// Whether the work returned a result, and not an error.
     succeeded: bool,
     pool: Arc<Pool>,
-    /// Returned after the connection, so that the next user finds it.
+    /// The permit is returned after the connection, so that the next user finds this connection
+    /// instead of opening one.
     permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -224,10 +274,11 @@ impl Drop for Used {
         let pool = Arc::clone(&self.pool);
         let permit = self.permit.take();
         tokio::spawn(async move {
-            // Reads what is left of an abandoned statement, and sends the rollback of an abandoned transaction.
+            // The ping reads what is left of an abandoned statement, and sends the rollback of an
+            // abandoned transaction.
             match timeout(pool.deadline, open.connection.ping()).await {
                 Ok(Ok(())) => pool.put_back(open),
-                Ok(Err(_)) | Err(_) => pool.lost(),
+                Ok(Err(_)) | Err(_) => pool.mark_all_lost(),
             }
             drop(permit);
         });

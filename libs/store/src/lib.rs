@@ -1,7 +1,24 @@
-//! PostgreSQL, the source of truth: the schema and all statements, as free functions over a connection.
+//! PostgreSQL, the source of truth: the schema, and all SQL statements of the workspace as free
+//! functions over a connection.
 //!
-//! Hot statements work on batches. A statement moves a placement along a transition of [`domain::placement`], with a
-//! condition on its state and attempt, so a repetition changes nothing.
+//! Everything that was promised to a partner is in a row of this database, and so is the work that
+//! is left to do. The services (ingress, provisioner, notifier) and `esimctl` call these functions;
+//! no other crate holds SQL of the services.
+//!
+//! What the functions guarantee:
+//!
+//! - State and the work that it causes are committed together. A function that is one statement
+//!   commits by itself; one that takes several steps opens a transaction. So a crash never leaves,
+//!   for example, a ready unit without its delivery.
+//! - A statement that moves a placement follows a transition of [`domain::placement`] and has a
+//!   condition on the placement's state and attempt. So repeating it changes nothing, and a
+//!   function can be called again after an error whose effect is unknown.
+//! - Statements that run for each order or webhook work on batches: everything that queued while
+//!   the previous execution ran is written by one execution and one commit (group commit).
+//!
+//! The functions rely on two things. The migrations of this crate must have been applied, which
+//! [`schema`] checks when a program starts. And the connection comes from a [`Database`], which
+//! bounds how long each use of a connection may take.
 
 pub mod config;
 pub mod database;
@@ -34,23 +51,26 @@ pub use sweep::Swept;
 
 type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error of the database. Cheap to clone: a failed batch fails all its members.
+/// An error of the database. It is cheap to clone, because the failure of a batch is reported to
+/// each of its members.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
-    /// A statement failed, or its result is unknown.
+    /// A statement failed, or the connection broke and it is unknown whether the statement took
+    /// effect.
     #[error("database: {}", reason(.0))]
     Database(Arc<sqlx::Error>),
     #[error(
         "database: no connection to {address} within {waited:?}: it doesn't respond (DATABASE_URL), or all {most} connections are in use (DATABASE_CONNECTIONS)"
     )]
     NoConnection {
-        /// Host and port, or the socket's folder.
+        /// The host and port, or the folder of the Unix socket.
         address: String,
         waited: Duration,
         most: usize,
     },
-    /// No response for this long: the result is unknown.
-    #[error("database: no response within {0:?}")]
+    /// The server did not respond for this long, so the connection was closed. Whether the
+    /// statement took effect is unknown.
+    #[error("database: no response within {0:?}; whether the statement took effect is unknown")]
     Silent(Duration),
     #[error(transparent)]
     Vault(#[from] vault::VaultError),
@@ -58,7 +78,8 @@ pub enum Error {
     Unreadable(String),
 }
 
-/// The error's text without the server's source position, which looks like one of ours.
+/// The text of the error. Position and routine in the source of PostgreSQL are left out, because a
+/// reader would take them for ours. A cancelled statement names the setting that bounds its time.
 fn reason(error: &sqlx::Error) -> String {
     let Some(refused) = error.as_database_error() else {
         return error.to_string();
@@ -76,7 +97,7 @@ impl From<sqlx::Error> for Error {
     }
 }
 
-/// A failed statement is the `Store` of these errors.
+/// Converts a failed statement into the variant `Store` of each of these errors.
 macro_rules! store_errors {
     ($($error:ty),+) => {
         $(impl From<sqlx::Error> for $error {
@@ -86,7 +107,10 @@ macro_rules! store_errors {
         })+
     };
 }
-store_errors!(operator::erase::NotErased, operator::placements::NotResolved);
+store_errors!(
+    operator::erase::NotErased,
+    operator::placements::NotResolved
+);
 store_errors!(recover::NotRecovered);
 
 impl From<domain::states::UnknownName> for Error {
@@ -102,12 +126,12 @@ impl From<domain::ids::NotAnId> for Error {
 }
 
 impl Error {
-    /// No connection was available in time.
+    /// The error of a pool that had no free connection in time.
     pub fn timed_out() -> Self {
         sqlx::Error::PoolTimedOut.into()
     }
 
-    /// The server's error, if it refused the statement.
+    /// The error of the server, if the server refused the statement.
     fn refused(&self) -> Option<&(dyn DatabaseError + 'static)> {
         match self {
             Self::Database(error) => error.as_database_error(),
@@ -115,7 +139,7 @@ impl Error {
         }
     }
 
-    /// The violated constraint, if there is one.
+    /// The name of the violated constraint, if that is the error.
     pub fn constraint(&self) -> Option<&str> {
         self.refused()?.constraint()
     }
@@ -124,12 +148,14 @@ impl Error {
         self.refused()?.code()
     }
 
-    /// Whether the server's code begins with one of these classes.
+    /// Whether the SQLSTATE of the error begins with one of these texts, such as a class of two
+    /// characters.
     fn is_of(&self, classes: &[&str]) -> bool {
-        self.code().is_some_and(|code| classes.iter().any(|class| code.starts_with(class)))
+        self.code()
+            .is_some_and(|code| classes.iter().any(|class| code.starts_with(class)))
     }
 
-    /// Whether the role lacks the privilege.
+    /// Whether the database role lacks a privilege that the statement needs.
     pub fn is_denied(&self) -> bool {
         self.is_of(&["42501"])
     }
@@ -139,33 +165,50 @@ impl Error {
         self.is_of(&["40"])
     }
 
-    /// Whether the statement's data is at fault, not the database: its rows are worth trying one by one.
+    /// Whether the data of the statement is at fault, and not the database. The same data would be
+    /// refused again, so such an error is never [transient](Self::is_transient). For a batch it
+    /// means that one of its items is probably at fault.
     pub fn is_about_data(&self) -> bool {
-        // 54: a value is too large for its column or an index.
-        matches!(self, Self::Vault(_) | Self::Unreadable(_)) || self.is_of(&["21", "22", "23", "54"])
+        // The classes are 21 (a row was affected twice), 22 (invalid data), 23 (a violated
+        // constraint) and 54 (a limit was exceeded: for example, a value is too large for an
+        // index).
+        matches!(self, Self::Vault(_) | Self::Unreadable(_))
+            || self.is_of(&["21", "22", "23", "54"])
     }
 
-    /// Whether the same statement may succeed later: the connection, the server's load or its role is at fault. A
-    /// statement that the server refuses for any other reason is retried only a bounded number of times.
+    /// Whether the same statement may succeed later, because the connection, the load of the server
+    /// or the state of the role was at fault. A caller may retry such a statement for as long as it
+    /// likes. A statement that the server refuses for any other reason would probably fail again,
+    /// so callers retry it only a bounded number of times, if at all.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Vault(_) | Self::Unreadable(_) => false,
             _ => self.code().is_none() || self.is_of(&["08", "25", "40", "53", "55", "57", "58"]),
         }
     }
+
+    /// Whether one item of a batch may have caused the error, so that writing the items one by one
+    /// is worth a try: the data of an item may be at fault, or a stored row that it changes, for
+    /// example a damaged one. Transient errors hit the whole batch.
+    pub fn may_concern_one_item(&self) -> bool {
+        !self.is_transient()
+    }
 }
 
-/// How often a statement is retried at once after a conflict.
+/// How often a statement is retried at once after a conflict, before the error is returned.
 const CONFLICTS: u32 = 5;
 
-/// Retries a statement, or a whole transaction, that lost a deadlock or a serialisation conflict and so changed
-/// nothing. A macro, because a future that holds an async closure is not `Send` for the compiler.
+/// Retries a statement, or a whole transaction, that lost a deadlock or a serialisation conflict.
+/// That is safe, because the server has rolled it back and so it changed nothing. This is a macro,
+/// because the compiler does not recognise a future that holds an async closure as `Send`.
 macro_rules! retry_conflicts {
     ($statement:expr) => {{
         let mut conflicts = 0;
         loop {
             match $statement.await {
-                Err(error) if $crate::Error::is_conflict(&error) && conflicts < $crate::CONFLICTS => {
+                Err(error)
+                    if $crate::Error::is_conflict(&error) && conflicts < $crate::CONFLICTS =>
+                {
                     conflicts += 1;
                 }
                 result => break result,
@@ -179,7 +222,7 @@ fn seconds(duration: Duration) -> f64 {
     duration.as_secs_f64()
 }
 
-/// A stored number that is never negative.
+/// A stored number, which is never negative.
 fn unsigned(number: i32) -> u32 {
     u32::try_from(number).unwrap_or_default()
 }
@@ -188,7 +231,7 @@ fn count(number: i64) -> u64 {
     u64::try_from(number).unwrap_or_default()
 }
 
-/// A number for a column of type `integer`.
+/// A number for a column of type `integer`; numbers that are too large become the largest one.
 fn signed(number: impl TryInto<i32>) -> i32 {
     number.try_into().unwrap_or(i32::MAX)
 }

@@ -1,7 +1,12 @@
-//! Counts the stored values of each master key, and seals them again under the first one.
+//! Counts the stored values of each master key, and seals them again under the first one. `esimctl
+//! master-key` calls it to rotate a key.
 //!
-//! It runs beside the live system. Tables are read in pages by primary key. Each batch is one statement that writes a
-//! value only if it has not changed since it was read. So it can be interrupted and repeated at any time.
+//! It runs while the services run, and can be interrupted and repeated at any time. Tables are read
+//! in pages by their primary key. Each batch is written by one statement, which changes a value
+//! only if it is still the one that was read, so a change by another session is never overwritten.
+//! Such values are left for the next pass. Once [`left`] is 0, the old keys can be removed.
+//!
+//! It relies on a vault that holds all three kinds of keys, the old ones included.
 
 use std::collections::BTreeMap;
 
@@ -15,13 +20,13 @@ use crate::{
     vault::{self, Keyring, Purpose, Vault, VaultError},
 };
 
-/// The rows of a page, and the most rows of a writing statement.
+/// The number of rows of a page, and so the maximum number of rows that one statement writes.
 const PAGE: usize = 500;
 
-/// The number of values under a key.
+/// The number of stored values under a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Usage {
-    /// Partners' keys and webhook secrets, old ones included.
+    /// Partners' secret keys and webhook secrets, including old ones.
     pub partner_secrets: u64,
     /// The webhook secrets among them.
     pub webhook_secrets: u64,
@@ -42,14 +47,16 @@ impl Usage {
     }
 }
 
-/// The usage by key id; `None` for values without a key id.
+/// The usage of each key id; `None` stands for values whose key id cannot be read.
 pub type Usages = BTreeMap<Option<String>, Usage>;
 
-/// The number of values that are not under the first key of their purpose.
+/// The number of values that are not yet sealed under the first key of their purpose.
 pub fn left(usages: &Usages, vault: &Vault) -> u64 {
     let of = |ring| {
         let first = vault.key_ids(ring).next();
-        let others = usages.iter().filter(move |(key, _)| key.as_deref() != first);
+        let others = usages
+            .iter()
+            .filter(move |(key, _)| key.as_deref() != first);
         others.map(move |(_, usage)| usage.of(ring)).sum::<u64>()
     };
     Keyring::ALL.into_iter().map(of).sum()
@@ -58,9 +65,10 @@ pub fn left(usages: &Usages, vault: &Vault) -> u64 {
 /// A value that could not be sealed again.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Failed {
-    /// The column.
+    /// The column of the value.
     pub what: &'static str,
-    /// The partner id or topup id; for a response the delivery id with the number of the attempt.
+    /// The partner id or the topup id. For a response it is the delivery id and the number of the
+    /// attempt.
     pub id: String,
     pub reason: String,
 }
@@ -74,9 +82,11 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// The usage of the key of a value that begins with `head`.
+    /// The usage of the key that sealed the value which begins with `head`.
     fn usage(&mut self, head: &[u8]) -> &mut Usage {
-        self.usages.entry(vault::key_id(head).map(str::to_owned)).or_default()
+        self.usages
+            .entry(vault::key_id(head).map(str::to_owned))
+            .or_default()
     }
 
     fn count_partner(&mut self, row: &PartnerRow) {
@@ -88,7 +98,7 @@ impl Pass {
         }
     }
 
-    /// Seals a value again; `None` if that fails.
+    /// Seals a value again. Returns `None` if that fails, and notes the failure in the pass.
     fn reseal(
         &mut self,
         vault: &Vault,
@@ -99,31 +109,48 @@ impl Pass {
         purpose
             .and_then(|purpose| vault.reseal(purpose, sealed))
             .map_err(|error| {
-                self.failed.push(Failed { what, id: id.to_string(), reason: error.to_string() });
+                self.failed.push(Failed {
+                    what,
+                    id: id.to_string(),
+                    reason: error.to_string(),
+                });
             })
             .ok()
     }
 }
 
-/// Statements find their rows by an index, whatever the statistics are; writing ones repeat the ids for that.
+/// Makes the planner find rows by an index, whatever the statistics say. `esimctl` connects without
+/// the session settings of the services. The writing statements also repeat their ids for this
+/// reason.
 async fn plan_by_index(connection: &mut PgConnection) -> Result<()> {
-    sqlx::query("SET enable_seqscan = off").execute(connection).await?;
+    sqlx::query("SET enable_seqscan = off")
+        .execute(connection)
+        .await?;
     Ok(())
 }
 
-/// Counts the values of each key. Values that change meanwhile may be missed.
+/// Counts the values of each key. A value that changes in the meantime may be missed.
 pub async fn usages(connection: &mut PgConnection) -> Result<Usages> {
     Ok(walk(connection, None, |_| {}).await?.usages)
 }
 
-/// One pass: seals all values of other keys again under the first. Calls `progress` after each page. Values that
-/// other sessions change or lock meanwhile are left for another pass.
-pub async fn reencrypt(connection: &mut PgConnection, vault: &Vault, progress: impl FnMut(&Pass)) -> Result<Pass> {
+/// Makes one pass: seals all values that are not under the first key of their purpose again under
+/// it. Calls `progress` after each page. Values that other sessions change or lock in the meantime
+/// are left for another pass.
+pub async fn reencrypt(
+    connection: &mut PgConnection,
+    vault: &Vault,
+    progress: impl FnMut(&Pass),
+) -> Result<Pass> {
     walk(connection, Some(vault), progress).await
 }
 
-/// Reads all tables, and seals their values again if there is a vault.
-async fn walk(connection: &mut PgConnection, vault: Option<&Vault>, mut progress: impl FnMut(&Pass)) -> Result<Pass> {
+/// Reads all tables and counts their values. If there is a vault, also seals them again.
+async fn walk(
+    connection: &mut PgConnection,
+    vault: Option<&Vault>,
+    mut progress: impl FnMut(&Pass),
+) -> Result<Pass> {
     plan_by_index(connection).await?;
     let prefix = vault.map(|vault| vault.first_prefix(Keyring::Profiles));
     let prefix = prefix.transpose()?;
@@ -143,7 +170,9 @@ async fn walk(connection: &mut PgConnection, vault: Option<&Vault>, mut progress
     let mut after = Some(String::new());
     while let Some(last) = after {
         let page = profiles(connection, &last, prefix.as_deref()).await?;
-        page.iter().filter_map(|row| row.head.as_deref()).for_each(|head| pass.usage(head).profiles += 1);
+        page.iter()
+            .filter_map(|row| row.head.as_deref())
+            .for_each(|head| pass.usage(head).profiles += 1);
         if let Some(vault) = vault {
             reencrypt_profiles(connection, vault, &page, &mut pass).await?;
         }
@@ -153,7 +182,9 @@ async fn walk(connection: &mut PgConnection, vault: Option<&Vault>, mut progress
     let mut after = None;
     loop {
         let page = answers(connection, after.as_ref(), prefix.as_deref()).await?;
-        page.iter().filter_map(|row| row.head.as_deref()).for_each(|head| pass.usage(head).answers += 1);
+        page.iter()
+            .filter_map(|row| row.head.as_deref())
+            .for_each(|head| pass.usage(head).answers += 1);
         if let Some(vault) = vault {
             reencrypt_answers(connection, vault, &page, &mut pass).await?;
         }
@@ -174,7 +205,7 @@ struct PartnerRow {
 }
 
 impl PartnerRow {
-    /// The places of the webhook secrets among [`Self::secrets`].
+    /// The indices of the webhook secrets among [`Self::secrets`].
     const WEBHOOKS: [usize; 2] = [1, 3];
 
     fn secrets(&self) -> [Option<&[u8]>; 4] {
@@ -199,7 +230,9 @@ async fn partners(connection: &mut PgConnection, after: Uuid) -> Result<Vec<Part
     Ok(page.fetch_all(connection).await?)
 }
 
-/// One partner at a time: a statement that locks the configuration version must not wait for another partner.
+/// Seals the secrets of one partner again. Each partner has a statement of its own: it locks the
+/// row of the configuration version, and should not hold this lock while it waits for the row of
+/// another partner.
 async fn reencrypt_partner(
     connection: &mut PgConnection,
     vault: &Vault,
@@ -211,9 +244,17 @@ async fn reencrypt_partner(
     let webhook_prefix = vault.first_prefix(Keyring::Webhooks)?;
     let purposes = [
         ("secret_key", Purpose::SecretKey(id.into()), &key_prefix),
-        ("webhook_secret", Purpose::WebhookSecret(id.into()), &webhook_prefix),
+        (
+            "webhook_secret",
+            Purpose::WebhookSecret(id.into()),
+            &webhook_prefix,
+        ),
         ("old_secret_key", Purpose::SecretKey(id.into()), &key_prefix),
-        ("old_webhook_secret", Purpose::WebhookSecret(id.into()), &webhook_prefix),
+        (
+            "old_webhook_secret",
+            Purpose::WebhookSecret(id.into()),
+            &webhook_prefix,
+        ),
     ];
     let mut new = row.secrets().map(|sealed| sealed.map(<[u8]>::to_vec));
     let mut changed = 0;
@@ -229,7 +270,12 @@ async fn reencrypt_partner(
     if changed == 0 {
         return Ok(());
     }
-    let [secret_key, webhook_secret, old_secret_key, old_webhook_secret] = new;
+    let [
+        secret_key,
+        webhook_secret,
+        old_secret_key,
+        old_webhook_secret,
+    ] = new;
     let statement = sqlx::query!(
         "UPDATE partners
          SET secret_key = $2, webhook_secret = $3, old_secret_key = $4, old_webhook_secret = $5
@@ -251,13 +297,17 @@ async fn reencrypt_partner(
 
 struct ProfileRow {
     topup_id: String,
-    /// The first bytes of the profile, if there is one.
+    /// The first bytes of the profile, which show its key; `None` if there is no profile.
     head: Option<Vec<u8>>,
-    /// The profile, unless it begins with the prefix.
+    /// The profile, unless it is already under the first key and so begins with its prefix.
     sealed: Option<Vec<u8>>,
 }
 
-async fn profiles(connection: &mut PgConnection, after: &str, prefix: Option<&[u8]>) -> Result<Vec<ProfileRow>> {
+async fn profiles(
+    connection: &mut PgConnection,
+    after: &str,
+    prefix: Option<&[u8]>,
+) -> Result<Vec<ProfileRow>> {
     let page = sqlx::query_as!(
         ProfileRow,
         "SELECT topup_id, substring(profile FROM 1 FOR $3) AS head,
@@ -277,7 +327,9 @@ async fn reencrypt_profiles(
     page: &[ProfileRow],
     pass: &mut Pass,
 ) -> Result<()> {
-    let (mut topups, mut old, mut new) = (Vec::new(), Vec::new(), Vec::new());
+    let mut topups = Vec::new();
+    let mut old = Vec::new();
+    let mut new = Vec::new();
     for row in page {
         let Some(sealed) = &row.sealed else { continue };
         let topup_id: Result<TopupId, _> = row.topup_id.parse();
@@ -292,7 +344,9 @@ async fn reencrypt_profiles(
     if topups.is_empty() {
         return Ok(());
     }
-    // SKIP LOCKED: outcomes are recorded in batches with another row order.
+    // `free` locks the rows that still hold the profile that was read. It skips rows that another
+    // session has locked, because outcomes are recorded in batches that lock rows in another order,
+    // and waiting could end in a deadlock.
     let statement = sqlx::query!(
         "WITH free AS MATERIALIZED (
              SELECT t.ctid, new.sealed
@@ -362,7 +416,8 @@ async fn reencrypt_answers(
     if changed.deliveries.is_empty() {
         return Ok(());
     }
-    // Rows of attempts are written once, so no other session changes them.
+    // The rows of attempts never change once they are written, so no other session can be
+    // overwritten here.
     let statement = sqlx::query!(
         "UPDATE delivery_attempts a SET answer = new.sealed
          FROM unnest($1::uuid[], $2::int[], $3::timestamptz[], $4::bytea[], $5::bytea[])
@@ -379,7 +434,7 @@ async fn reencrypt_answers(
     Ok(())
 }
 
-/// Answers to write, in the shape of the statement.
+/// The responses to write, in the shape of the statement.
 #[derive(Default)]
 struct ChangedAnswers {
     deliveries: Vec<Uuid>,

@@ -1,27 +1,31 @@
-//! `TCP_NODELAY` for connections of sqlx, because sqlx 0.9.0 does not set it (transact-rs/sqlx#4335).
+//! Sets `TCP_NODELAY` on the connections of sqlx, because sqlx 0.9.0 does not set it
+//! (transact-rs/sqlx#4335). The pool ([`crate::database`]) calls this module.
 //!
-//! Without it the kernel delays a short segment until the segments before it are acknowledged, and the server may delay
-//! that acknowledgement by 40 ms (Nagle's algorithm). A statement is one write, which is never delayed. Over TLS each
-//! record is a write of its own, which has two effects:
+//! Without the option the kernel delays a short segment until the segments before it are
+//! acknowledged, and the server may delay that acknowledgement by 40 ms (Nagle's algorithm). A
+//! statement is usually one write, which is never delayed. Over TLS, however, each record is a
+//! write of its own, which has two effects:
 //!
-//! - Opening a connection waits twice, together some 90 ms.
-//! - A statement of more than 16 KiB is several records. Each execution waits 44 ms where a record fits into a segment
-//!   (loopback), and now and then with jumbo
-//!   frames (up to one in ten).
+//! - Opening a connection waits twice, together for some 90 ms.
+//! - A statement of more than 16 KiB consists of several records. Each execution waits 44 ms where
+//!   a record fits into a segment (loopback), and now and then with jumbo frames (up to one in
+//!   ten).
 //!
-//! sqlx gives no access to its sockets, so this module finds them among the process's open files. Once a release of
-//! sqlx sets the option (transact-rs/sqlx#4336), a test of `tests/store/nodelay.rs` fails and says so; then this module
-//! and crate nix can go.
+//! sqlx gives no access to its sockets, so this module finds them among the open files of the
+//! process. Once a release of sqlx sets the option (transact-rs/sqlx#4336), a test of
+//! `tests/store/nodelay.rs` fails and says so; then this module and the crate nix can go.
 
 use std::time::Duration;
 
 use tokio::time::sleep;
 
-/// The first pause before a connection that is being opened is looked for.
+/// The first pause before this module looks for a connection that is being opened.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Awaits `opening`, which opens a connection to this port, and sets the option during it, too: the kernel then sends
-/// what it holds back. The pauses double, so a server that does not answer costs about ten searches.
+/// Awaits `opening`, which opens a connection to this port. The option is set while the connection
+/// is being opened, too, because the kernel then sends at once what it has held back. The pauses
+/// between the searches double, so even a server that does not respond costs only about ten
+/// searches.
 pub(crate) async fn opened<T>(port: u16, opening: impl Future<Output = T>) -> T {
     let search = async {
         let mut pause = PAUSE;
@@ -40,8 +44,9 @@ pub(crate) async fn opened<T>(port: u16, opening: impl Future<Output = T>) -> T 
     opened
 }
 
-/// Sets the option on all of this process's connections to this port, of whatever host: it harms none. Only their speed
-/// depends on it, so an error is a line of the log.
+/// Sets the option on all connections of this process to this port. They may lead to another host
+/// with the same port, but the option harms no connection. An error is only logged, because nothing
+/// but the speed depends on it.
 #[cfg(target_os = "linux")]
 pub(crate) fn disable_nagle(port: u16) {
     if let Err(error) = linux::disable_nagle(port) {
@@ -64,7 +69,8 @@ mod linux {
     };
 
     use nix::sys::socket::{
-        ControlMessage, MsgFlags, SockaddrIn, SockaddrIn6, SockaddrStorage, UnixAddr, getpeername, sendmsg,
+        ControlMessage, MsgFlags, SockaddrIn, SockaddrIn6, SockaddrStorage, UnixAddr, getpeername,
+        sendmsg,
     };
     use rustix::net::{
         RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg,
@@ -74,12 +80,20 @@ mod linux {
     pub(super) fn disable_nagle(port: u16) -> io::Result<()> {
         let through = UnixStream::pair()?;
         for file in std::fs::read_dir("/proc/self/fd")? {
-            let Some(number) = file?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            let Some(number) = file?
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok())
+            else {
+                continue;
+            };
             if peer_port(number) != Some(port) {
                 continue;
             }
-            // Another thread may close the connection meanwhile.
-            let Ok(Some(socket)) = duplicate(number, &through) else { continue };
+            // Another thread may have closed the connection in the meantime.
+            let Ok(Some(socket)) = duplicate(number, &through) else {
+                continue;
+            };
             if !tcp_nodelay(&socket)? {
                 set_tcp_nodelay(&socket, true)?;
             }
@@ -93,15 +107,31 @@ mod linux {
         port.or_else(|| peer.as_sockaddr_in6().map(SockaddrIn6::port))
     }
 
-    /// An open file by its number. It is sent to ourselves, because safe Rust cannot borrow a number, and because a
-    /// container's seccomp profile forbids `pidfd_getfd` (Docker's and containerd's without `CAP_SYS_PTRACE`).
-    fn duplicate(number: RawFd, (here, there): &(UnixStream, UnixStream)) -> io::Result<Option<OwnedFd>> {
+    /// Opens a file of this process a second time by its number. The file is sent to ourselves
+    /// through a pair of Unix sockets. Safe Rust cannot borrow a file by its number, and
+    /// `pidfd_getfd` is forbidden by the seccomp profiles of containers (Docker and containerd,
+    /// without `CAP_SYS_PTRACE`).
+    fn duplicate(
+        number: RawFd,
+        (here, there): &(UnixStream, UnixStream),
+    ) -> io::Result<Option<OwnedFd>> {
         let numbers = [number];
         let message = [ControlMessage::ScmRights(&numbers)];
-        sendmsg::<UnixAddr>(here.as_raw_fd(), &[IoSlice::new(b"-")], &message, MsgFlags::empty(), None)?;
+        sendmsg::<UnixAddr>(
+            here.as_raw_fd(),
+            &[IoSlice::new(b"-")],
+            &message,
+            MsgFlags::empty(),
+            None,
+        )?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut received = RecvAncillaryBuffer::new(&mut space);
-        recvmsg(there, &mut [IoSliceMut::new(&mut [0])], &mut received, RecvFlags::CMSG_CLOEXEC)?;
+        recvmsg(
+            there,
+            &mut [IoSliceMut::new(&mut [0])],
+            &mut received,
+            RecvFlags::CMSG_CLOEXEC,
+        )?;
         Ok(received.drain().find_map(|message| match message {
             RecvAncillaryMessage::ScmRights(mut files) => files.next(),
             _ => None,
@@ -124,12 +154,18 @@ mod tests {
 
     #[tokio::test]
     async fn all_connections_to_the_port_and_no_others_get_the_option() {
-        let ((_one, port), (_two, other_port)) = (listener("127.0.0.1").await, listener("127.0.0.1").await);
+        let ((_one, port), (_two, other_port)) =
+            (listener("127.0.0.1").await, listener("127.0.0.1").await);
         let mut connections = Vec::new();
         for port in [port, port, other_port] {
             connections.push(TcpStream::connect(("127.0.0.1", port)).await.unwrap());
         }
-        let options = || connections.iter().map(|connection| connection.nodelay().unwrap()).collect::<Vec<_>>();
+        let options = || {
+            connections
+                .iter()
+                .map(|connection| connection.nodelay().unwrap())
+                .collect::<Vec<_>>()
+        };
         assert_eq!(options(), [false, false, false]);
         for _ in 0..2 {
             linux::disable_nagle(port).unwrap();
@@ -139,7 +175,7 @@ mod tests {
 
     #[tokio::test]
     async fn ipv6_too() {
-        // Some containers have none.
+        // Some containers have no IPv6.
         if TcpListener::bind("[::1]:0").await.is_err() {
             return;
         }

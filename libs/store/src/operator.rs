@@ -1,4 +1,9 @@
-//! The queries and changes of `esimctl`. Each change is previewed, or recorded with its reason.
+//! The queries and changes of `esimctl`.
+//!
+//! Each change runs in one transaction, which ends as its [`Mode`](actions::Mode) says. A preview
+//! makes the change and rolls it back, so its counts are exact. Otherwise the change is committed
+//! together with a record of who made it and why, so there is no change without a record. Queries
+//! are bounded, because operators use them while the system works under load.
 
 pub mod actions;
 pub mod deliveries;

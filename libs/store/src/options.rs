@@ -1,4 +1,9 @@
-//! The catalogue: the product options that partners may order.
+//! The catalogue: the options that partners may order.
+//!
+//! `esimctl option import` writes it. Ingress keeps it in memory, with the changes that
+//! [`changed_since`] returns, and asks for unknown options with [`by_ids`]. The version of each
+//! change comes from one locked row (see the migration of `configuration_version`), so a reader
+//! that polls by version misses no change.
 
 use domain::{Environment, OptionId};
 use serde_json::{Map, Value};
@@ -10,17 +15,18 @@ use crate::{Error, Result};
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProductOption {
-    /// The `option_id` of partners' orders.
+    /// The id by which partners order the option.
     pub option_id: OptionId,
     pub name: String,
     pub provider: String,
     pub provider_option_id: String,
-    /// Partners of this environment may order it.
+    /// The environment whose partners may order the option.
     pub environment: Environment,
     /// Only enabled options can be ordered.
     #[serde(default = "enabled")]
     pub enabled: bool,
-    /// The operator's description for partners: any JSON object. Only [`all`] reads it.
+    /// The operator's description for partners: any JSON object. It is empty unless [`all`] has
+    /// read it, because orders do not need it.
     #[serde(default)]
     pub details: Map<String, Value>,
 }
@@ -29,12 +35,14 @@ fn enabled() -> bool {
     true
 }
 
-/// Reads stored details.
+/// Parses the details of an option as they are stored.
 pub(crate) fn details(stored: &str) -> Result<Map<String, Value>> {
-    serde_json::from_str(stored).map_err(|error| Error::Unreadable(format!("details of an option: {error}")))
+    serde_json::from_str(stored)
+        .map_err(|error| Error::Unreadable(format!("details of an option: {error}")))
 }
 
-/// The options that match a condition, with these details, each with the version of its last change.
+/// Reads the options that match a condition, with `$details` as their details, each with the
+/// version of its last change.
 macro_rules! options {
     ($connection:expr, $details:literal, $condition:literal $(, $argument:expr)?) => {
         sqlx::query!(
@@ -63,7 +71,8 @@ macro_rules! options {
     };
 }
 
-/// Inserts or updates an option. Returns whether anything changed.
+/// Inserts or updates an option. Returns whether anything changed. An unchanged option is not
+/// written, so it gets no new version and no ingress reads it again.
 pub async fn import(connection: &mut PgConnection, option: &ProductOption) -> Result<bool> {
     let details = Value::from(option.details.clone()).to_string();
     let changed = sqlx::query!(
@@ -86,17 +95,26 @@ pub async fn import(connection: &mut PgConnection, option: &ProductOption) -> Re
 
 /// All options, with their details.
 pub async fn all(connection: &mut PgConnection) -> Result<Vec<ProductOption>> {
-    let all: Result<Vec<(ProductOption, i64)>> =
-        options!(connection, "details::text", "ORDER BY environment, provider, name, option_id");
+    let all: Result<Vec<(ProductOption, i64)>> = options!(
+        connection,
+        "details::text",
+        "ORDER BY environment, provider, name, option_id"
+    );
     Ok(all?.into_iter().map(|(option, _)| option).collect())
 }
 
 /// The options that changed after `version`, without details, each with the version of its change.
-pub async fn changed_since(connection: &mut PgConnection, version: i64) -> Result<Vec<(ProductOption, i64)>> {
+pub async fn changed_since(
+    connection: &mut PgConnection,
+    version: i64,
+) -> Result<Vec<(ProductOption, i64)>> {
     options!(connection, "'{}'", "WHERE version > $1", version)
 }
 
 /// The options with these ids, without details.
-pub async fn by_ids(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<(ProductOption, i64)>> {
+pub async fn by_ids(
+    connection: &mut PgConnection,
+    ids: &[Uuid],
+) -> Result<Vec<(ProductOption, i64)>> {
     options!(connection, "'{}'", "WHERE option_id = ANY($1)", ids)
 }

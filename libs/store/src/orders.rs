@@ -1,4 +1,13 @@
-//! Orders: stored in batches, refused as a whole.
+//! Orders: stored in batches, and refused or cancelled as a whole.
+//!
+//! Ingress calls these functions. [`insert`] stores orders through its group commit. [`refuse`]
+//! turns an order into a 422, [`status`] tells a repeated request whether the stored order may
+//! still be refused, and [`cancel`] serves self-service.
+//!
+//! Guarantees: an external order id is used by at most one order of a partner that stands. An order
+//! is refused only if all of its placements certainly bought nothing, and then all of them are
+//! refused in one transaction, so nothing of it is bought now or later. Both rest on the row locks
+//! of PostgreSQL and not on what a process remembers.
 
 use std::time::Duration;
 
@@ -18,17 +27,38 @@ use crate::{
 pub struct NewOrder {
     pub order_id: OrderId,
     pub partner_id: PartnerId,
-    /// The partner's order id, unique per partner.
+    /// The order id of the partner, unique among its orders that stand.
     pub external_order_id: String,
-    /// W3C trace context of the POST.
+    /// The W3C trace context of the create-order request.
     pub traceparent: Option<String>,
-    /// The order's `answer_by` is this long after the start of the transaction that stores it.
+    /// How long after the start of the transaction that stores the order its `answer_by` is.
     pub answer_within: Duration,
-    /// The ingress process that waits for verdicts on this order, and may answer 422 until
-    /// `answer_within` has passed. `None`: the request waits for no verdict.
+    /// The ingress process that waits for verdicts on this order, and may answer with 422 until
+    /// `answer_within` has passed. `None` if the request does not wait for a verdict.
     pub answering: Option<Uuid>,
-    /// The purchases of the order; together they have one topup per unit.
+    /// The placements of the order. Together they have one topup for each unit.
     pub placements: Vec<NewPlacement>,
+}
+
+impl NewOrder {
+    /// An order with a new id and with what every order has. It has no trace context, and its
+    /// answer does not wait for a verdict. Set further fields with `..NewOrder::new(…)`, so that a
+    /// new optional field needs a change only where it is filled in.
+    pub fn new(
+        partner_id: PartnerId,
+        external_order_id: String,
+        placements: Vec<NewPlacement>,
+    ) -> Self {
+        Self {
+            order_id: OrderId::new(),
+            partner_id,
+            external_order_id,
+            traceparent: None,
+            answer_within: Duration::ZERO,
+            answering: None,
+            placements,
+        }
+    }
 }
 
 /// The part of a new order that is bought from one provider.
@@ -36,7 +66,7 @@ pub struct NewOrder {
 pub struct NewPlacement {
     pub placement_id: PlacementId,
     pub provider: String,
-    /// What may fail together at the provider, usually one option; see [`domain::lane`].
+    /// The lane: what may fail together at the provider, usually one option; see [`domain::lane`].
     pub lane: String,
     pub topups: Vec<NewTopup>,
 }
@@ -44,24 +74,34 @@ pub struct NewPlacement {
 #[derive(Clone, Debug)]
 pub struct NewTopup {
     pub topup_id: TopupId,
-    /// The index in the response, from 0.
+    /// The index of the unit in the response, from 0.
     pub position: usize,
     pub option_id: OptionId,
     pub provider_option_id: String,
 }
 
-/// Stores orders with all parts in one statement. Returns for each whether its external id was still free.
+/// Stores orders with all of their parts in one statement. Returns for each order whether it was
+/// stored; it was not if its external id is taken.
 ///
-/// The rows are written in the order of their unique key: two replicas that store the same keys wait for each
-/// other instead of deadlocking.
+/// The orders are sorted by their unique key before they are written, so that two replicas that
+/// store the same keys wait for each other instead of deadlocking.
 pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Result<Vec<bool>> {
     let mut sorted: Vec<&NewOrder> = orders.iter().collect();
     sorted.sort_unstable_by_key(|order| (&order.external_order_id, order.partner_id));
     let order_ids: Vec<Uuid> = sorted.iter().map(|order| order.order_id.uuid()).collect();
     let partner_ids: Vec<Uuid> = sorted.iter().map(|order| order.partner_id.uuid()).collect();
-    let external_ids: Vec<&str> = sorted.iter().map(|order| order.external_order_id.as_str()).collect();
-    let traceparents: Vec<Option<&str>> = sorted.iter().map(|order| order.traceparent.as_deref()).collect();
-    let answers: Vec<f64> = sorted.iter().map(|order| seconds(order.answer_within)).collect();
+    let external_ids: Vec<&str> = sorted
+        .iter()
+        .map(|order| order.external_order_id.as_str())
+        .collect();
+    let traceparents: Vec<Option<&str>> = sorted
+        .iter()
+        .map(|order| order.traceparent.as_deref())
+        .collect();
+    let answers: Vec<f64> = sorted
+        .iter()
+        .map(|order| seconds(order.answer_within))
+        .collect();
     let answering: Vec<Option<Uuid>> = sorted.iter().map(|order| order.answering).collect();
 
     let mut placements = Placements::default();
@@ -83,6 +123,9 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
             }
         }
     }
+    // `stored` stores the orders whose external id is free. `new_placements` and `new_topups` store
+    // the parts of these orders only. The parameters of the orders come last, so that a new column
+    // of `orders` adds one parameter at the end and the others keep their numbers.
     let stored: Vec<Uuid> = retry_conflicts!(async {
         let query = sqlx::query_scalar!(
             r#"WITH stored AS (
@@ -91,29 +134,23 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
                    INSERT INTO orders (order_id, partner_id, external_order_id, traceparent, answer_by, answering)
                    SELECT order_id, partner_id, external_order_id, traceparent,
                           now() + make_interval(secs => answer_within), answering
-                   FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::float8[], $6::uuid[])
+                   FROM unnest($12::uuid[], $13::uuid[], $14::text[], $15::text[], $16::float8[], $17::uuid[])
                        AS new (order_id, partner_id, external_order_id, traceparent, answer_within, answering)
                    ON CONFLICT (external_order_id, partner_id, refused_at) DO NOTHING RETURNING order_id
                ), new_placements AS (
                    INSERT INTO placements (placement_id, order_id, partner_id, provider, lane)
                    SELECT new.placement_id, new.order_id, new.partner_id, new.provider, new.lane
-                   FROM unnest($7::uuid[], $8::uuid[], $9::uuid[], $10::text[], $11::text[])
+                   FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[])
                        AS new (placement_id, order_id, partner_id, provider, lane)
                    JOIN stored ON stored.order_id = new.order_id
                ), new_topups AS (
                    INSERT INTO topups (topup_id, placement_id, position, option_id, provider_option_id)
                    SELECT new.topup_id, new.placement_id, new.position, new.option_id, new.provider_option_id
-                   FROM unnest($12::text[], $13::uuid[], $14::uuid[], $15::int[], $16::uuid[], $17::text[])
+                   FROM unnest($6::text[], $7::uuid[], $8::uuid[], $9::int[], $10::uuid[], $11::text[])
                        AS new (topup_id, order_id, placement_id, position, option_id, provider_option_id)
                    JOIN stored ON stored.order_id = new.order_id
                )
                SELECT order_id AS "order_id!" FROM stored"#,
-            &order_ids,
-            &partner_ids,
-            &external_ids as &[&str],
-            &traceparents as &[Option<&str>],
-            &answers,
-            &answering as &[Option<Uuid>],
             &placements.ids,
             &placements.orders,
             &placements.partners,
@@ -125,11 +162,20 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
             &topups.positions,
             &topups.options,
             &topups.provider_options as &[&str],
+            &order_ids,
+            &partner_ids,
+            &external_ids as &[&str],
+            &traceparents as &[Option<&str>],
+            &answers,
+            &answering as &[Option<Uuid>],
         );
         Ok::<_, Error>(query.fetch_all(&mut *connection).await?)
     })?;
     let stored: std::collections::HashSet<Uuid> = stored.into_iter().collect();
-    Ok(orders.iter().map(|order| stored.contains(&order.order_id.uuid())).collect())
+    Ok(orders
+        .iter()
+        .map(|order| stored.contains(&order.order_id.uuid()))
+        .collect())
 }
 
 #[derive(Default)]
@@ -151,8 +197,12 @@ struct Topups<'a> {
     provider_options: Vec<&'a str>,
 }
 
-/// Whether a partner has already used an external id.
-pub async fn is_taken(connection: &mut PgConnection, partner_id: PartnerId, external_order_id: &str) -> Result<bool> {
+/// Whether an order of the partner with this external id stands.
+pub async fn is_taken(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    external_order_id: &str,
+) -> Result<bool> {
     let taken = sqlx::query_scalar!(
         r#"SELECT EXISTS (
                SELECT FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND refused_at IS NULL
@@ -163,22 +213,27 @@ pub async fn is_taken(connection: &mut PgConnection, partner_id: PartnerId, exte
     Ok(taken.fetch_one(connection).await?)
 }
 
-/// Whether an order that is stored may still be refused.
+/// Whether a stored order may still be refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OrderStatus {
-    /// Ingress can no longer refuse it.
+    /// Ingress can no longer refuse the order.
     pub decided: bool,
-    /// The longest time until it is decided.
+    /// The longest time until that is so.
     pub undecided_for: Duration,
 }
 
-/// The status of the order with this external id; `None` if there is none, or it is refused. Waits for
-/// a [`refuse`] that is under way, so that its result counts.
+/// The status of the order with this external id; `None` if there is none or it is refused. If a
+/// [`refuse`] of the order is under way, this waits for its end, so that the result is the final
+/// one. Otherwise a repeated request could be told that the order stands while its first request is
+/// answered with 422.
 pub async fn status(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     external_order_id: &str,
 ) -> Result<Option<OrderStatus>> {
+    // An order can no longer be refused if its answer never waited for a verdict, if its deadline
+    // has passed, or if something of it is bought. `clock_timestamp()` is the current time, unlike
+    // `now()`, which is the start of the transaction.
     let query = sqlx::query!(
         r#"SELECT answering IS NULL OR answer_by <= clock_timestamp() OR EXISTS (
                    SELECT FROM placements p WHERE p.order_id = orders.order_id AND p.state IN ('placed', 'parked')
@@ -190,25 +245,34 @@ pub async fn status(
         external_order_id,
     );
     let row = query.fetch_optional(connection).await?;
-    Ok(row.map(|row| OrderStatus { decided: row.decided, undecided_for: age(row.undecided_for) }))
+    Ok(row.map(|row| OrderStatus {
+        decided: row.decided,
+        undecided_for: age(row.undecided_for),
+    }))
 }
 
-/// Why a placement of a refused order was not bought.
+/// Why a placement of a refused order bought nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The provider rejected it.
     Rejected { status: String, message: String },
-    /// The provider never got the request.
+    /// The request was certainly never sent to the provider.
     NotSent,
 }
 
-/// Applies [`domain::placement::Event::Refuse`] to all placements of an order at once, on their stored states: at
-/// least one was rejected or not sent, nothing was bought and no attempt is open. Either all placements move and the
-/// order is refused, or nothing changes and the result is `None`.
-pub async fn refuse(connection: &mut PgConnection, order_id: OrderId) -> Result<Option<Vec<Refusal>>> {
+/// Refuses an order for ingress, which then answers with 422. Applies
+/// [`domain::placement::Event::Refuse`] to all placements of the order at once, judged by their
+/// stored states: at least one was rejected or not sent, none is bought, and no attempt is open.
+/// Either all placements move and the order is refused, or nothing changes and the result is
+/// `None`.
+pub async fn refuse(
+    connection: &mut PgConnection,
+    order_id: OrderId,
+) -> Result<Option<Vec<Refusal>>> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
-    // The order's lock comes first and the clock is read under it, so that `status` sees the order
-    // decided, or refused.
+    // The order is locked before its placements are judged. `status` takes the same lock, so it
+    // waits for a refusal that is under way and sees its result. The deadline is compared with the
+    // current time, because `now()` would be the start of the transaction.
     let query = sqlx::query_scalar!(
         "SELECT order_id FROM orders
          WHERE order_id = $1 AND answering IS NOT NULL AND refused_at IS NULL AND answer_by > clock_timestamp()
@@ -234,13 +298,15 @@ pub async fn refuse(connection: &mut PgConnection, order_id: OrderId) -> Result<
 /// A placement that [`close`] moved to `refused`.
 struct Closed {
     placement_id: Uuid,
-    /// An attempt of it has ended.
+    /// Whether an attempt of it has ended.
     tried: bool,
     refusal: Refusal,
 }
 
-/// Moves all placements of a locked order to `refused`; moves and returns none if one is bought, or may be.
-/// `close_placements` of `migrations/0002_orders.sql` does this in one step, because ingress may not update placements.
+/// Moves all placements of a locked order to `refused` and returns them. If one is bought or may be
+/// bought, it moves and returns none. The function `close_placements` of
+/// `migrations/0002_orders.sql` does this, because ingress has no privilege to update placements
+/// itself.
 async fn close(connection: &mut PgConnection, order_id: OrderId) -> Result<Vec<Closed>> {
     let query = sqlx::query!(
         r#"SELECT placement_id AS "placement_id!", was = 'failed' OR attempt > 0 AS "tried!", refusal_status,
@@ -248,25 +314,33 @@ async fn close(connection: &mut PgConnection, order_id: OrderId) -> Result<Vec<C
            FROM close_placements($1)"#,
         order_id.uuid(),
     );
-    let closed = query.fetch_all(connection).await?.into_iter().map(|row| Closed {
-        placement_id: row.placement_id,
-        tried: row.tried,
-        refusal: match (row.refusal_status, row.refusal_message) {
-            (Some(status), Some(message)) => Refusal::Rejected { status, message },
-            _ => Refusal::NotSent,
-        },
-    });
+    let closed = query
+        .fetch_all(connection)
+        .await?
+        .into_iter()
+        .map(|row| Closed {
+            placement_id: row.placement_id,
+            tried: row.tried,
+            refusal: match (row.refusal_status, row.refusal_message) {
+                (Some(status), Some(message)) => Refusal::Rejected { status, message },
+                _ => Refusal::NotSent,
+            },
+        });
     Ok(closed.collect())
 }
 
-/// Marks the order of [`close`]d placements as refused, and its topups as failed.
+/// Marks the order as refused after [`close`] has moved its placements, and its topups as failed. A
+/// topup gets the reason of its placement if there is one.
 async fn finish_refusal(
     connection: &mut PgConnection,
     order_id: OrderId,
     closed: &[Closed],
     cancelled: bool,
 ) -> Result<()> {
-    let placements: Vec<Uuid> = closed.iter().map(|placement| placement.placement_id).collect();
+    let placements: Vec<Uuid> = closed
+        .iter()
+        .map(|placement| placement.placement_id)
+        .collect();
     let statement = sqlx::query!(
         "WITH refused AS (
              UPDATE orders SET refused_at = now(), cancelled_at = CASE WHEN $3 THEN now() END WHERE order_id = $1
@@ -286,18 +360,21 @@ async fn finish_refusal(
 /// The result of [`cancel`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cancelled {
-    /// It is cancelled: nothing is bought, now or later.
+    /// The order is cancelled, so nothing of it is bought, now or later.
     Done,
-    /// The answer of its request may still be on its way, at most for this time. Nothing was changed.
+    /// The request that created the order may still be unanswered, at most for this time. Nothing
+    /// was changed.
     Undecided(Duration),
-    /// It is bought, or may be. Nothing was changed.
+    /// Something of the order is bought or may be bought. Nothing was changed.
     TooLate,
-    /// No order with this external id stands.
+    /// The partner has no order with this external id, or only refused ones.
     Unknown,
 }
 
-/// Cancels a partner's order if no unit is bought and no attempt is open, by the transition of [`refuse`]. Its external
-/// id is free again. Before `answer_by` only the order's own request may refuse it.
+/// Cancels an order at the request of its partner, if nothing of it is bought and no attempt is
+/// open. This is the same transition as that of [`refuse`], and frees the external id. Before
+/// `answer_by` only the request that created the order may refuse it, so that a partner cannot
+/// cancel an order and get a 201 for it afterwards.
 pub async fn cancel(
     connection: &mut PgConnection,
     partner_id: PartnerId,

@@ -1,4 +1,10 @@
-//! Partner accounts.
+//! Partner accounts: their credentials, limits, state and [webhook endpoint](NewWebhook).
+//!
+//! `esimctl` creates and changes partners. Ingress keeps the credentials in memory, with the
+//! changes that [`changed_since`] returns, and looks up unknown access keys with [`by_access_key`].
+//! Keys and secrets are sealed by a [`Vault`] and bound to their partner; they are opened only
+//! where they are used. A rotation keeps the old keys or the old secret valid during an overlap, so
+//! that a partner can switch at any time within it.
 
 use std::time::Duration;
 
@@ -18,17 +24,17 @@ use crate::{
     vault::{Keyring, Purpose, Vault, VaultError},
 };
 
-/// A partner's own limits, of each ingress. `None`: the setting's default.
+/// The limits of a partner in each ingress process. `None` means the default of the setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Limits {
-    /// Orders.
+    /// The maximum number of orders in flight.
     pub max_in_flight: Option<u32>,
     pub requests_per_second: Option<u32>,
     pub orders_per_second: Option<u32>,
     pub units_per_second: Option<u32>,
 }
 
-/// A partner account without its secrets. Its limits are as in [`Limits`].
+/// A partner account without its secrets. Its limits are those of [`Limits`].
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Partner {
     pub partner_id: Uuid,
@@ -37,7 +43,7 @@ pub struct Partner {
     pub environment: String,
     /// The value of `X-Service-Access-Key`.
     pub access_key: String,
-    /// The partner has a key to sign requests.
+    /// Whether the partner has a key to sign requests. An erased one has none.
     pub has_secret_key: bool,
     /// The access key before the last rotation, during the overlap.
     pub old_access_key: Option<String>,
@@ -45,9 +51,9 @@ pub struct Partner {
     #[serde(with = "time::serde::rfc3339::option")]
     pub old_keys_until: Option<OffsetDateTime>,
     pub webhook_url: Option<String>,
-    /// The further events that it gets.
+    /// The further events that the partner asked for.
     pub webhook_events: Vec<String>,
-    /// The time until which the old secret also signs webhooks; `None` if there is none.
+    /// The time until which the old secret signs webhooks, too; `None` if there is none.
     #[serde(with = "time::serde::rfc3339::option")]
     pub old_webhook_secret_until: Option<OffsetDateTime>,
     pub max_in_flight: Option<i32>,
@@ -56,7 +62,7 @@ pub struct Partner {
     pub units_per_second: Option<i32>,
     /// Requests that do not sign their query and body are denied.
     pub signed_body_required: bool,
-    /// Since when the partner's requests are denied.
+    /// Since when the partner is disabled, so that its requests are denied.
     #[serde(with = "time::serde::rfc3339::option")]
     pub disabled_at: Option<OffsetDateTime>,
     #[serde(with = "time::serde::rfc3339")]
@@ -75,19 +81,19 @@ pub struct NewPartner<'a> {
     pub webhook_secret: &'a webhook::Secret,
 }
 
-/// The data that authenticates a partner's request.
+/// What ingress needs to authenticate the requests of a partner.
 #[derive(Clone, Debug)]
 pub struct Credentials {
     pub partner_id: PartnerId,
     /// A sandbox partner buys nothing real.
     pub environment: Environment,
-    /// The valid keys: the current pair and, during an overlap, the old one.
+    /// The valid keys: the current pair and, during an overlap, also the old one.
     pub keys: Vec<Keys>,
     pub disabled: bool,
     pub limits: Limits,
     /// Requests that do not sign their query and body are denied.
     pub signed_body_required: bool,
-    /// The configuration version of the last change.
+    /// The configuration version of the last change, for [`changed_since`].
     pub version: i64,
 }
 
@@ -97,11 +103,15 @@ pub struct Keys {
     pub access_key: String,
     /// The sealed secret key, if there is one; see [`open_secret_key`].
     pub secret_key: Option<Vec<u8>>,
-    /// How long the pair is still valid; `None` if it doesn't end.
+    /// How long the pair is still valid; `None` if it has no end.
     pub ends_in: Option<Duration>,
 }
 
-pub async fn create(connection: &mut PgConnection, vault: &Vault, new: &NewPartner<'_>) -> Result<()> {
+pub async fn create(
+    connection: &mut PgConnection,
+    vault: &Vault,
+    new: &NewPartner<'_>,
+) -> Result<()> {
     let id = new.partner_id;
     let secret_key = vault.seal(Purpose::SecretKey(id), new.secret_key.expose())?;
     let webhook_secret = vault.seal(Purpose::WebhookSecret(id), new.webhook_secret.expose())?;
@@ -120,8 +130,12 @@ pub async fn create(connection: &mut PgConnection, vault: &Vault, new: &NewPartn
     Ok(())
 }
 
-/// A partner by id, access key or the access key before the last rotation; `None`: all partners. The oldest comes first.
-async fn find(connection: &mut PgConnection, id_or_access_key: Option<&str>) -> Result<Vec<Partner>> {
+/// A partner by id, access key or the access key before the last rotation; `None`: all partners.
+/// The oldest comes first.
+async fn find(
+    connection: &mut PgConnection,
+    id_or_access_key: Option<&str>,
+) -> Result<Vec<Partner>> {
     let partners = sqlx::query_as!(
         Partner,
         r#"SELECT partner_id, name, environment, access_key, secret_key IS NOT NULL AS "has_secret_key!",
@@ -146,12 +160,23 @@ pub async fn list(connection: &mut PgConnection) -> Result<Vec<Partner>> {
 }
 
 /// A partner by id, access key or the access key before the last rotation.
-pub async fn show(connection: &mut PgConnection, id_or_access_key: &str) -> Result<Option<Partner>> {
-    Ok(find(connection, Some(id_or_access_key)).await?.into_iter().next())
+pub async fn show(
+    connection: &mut PgConnection,
+    id_or_access_key: &str,
+) -> Result<Option<Partner>> {
+    Ok(find(connection, Some(id_or_access_key))
+        .await?
+        .into_iter()
+        .next())
 }
 
-/// Denies a partner's requests or allows them again; accepted orders go on. Returns whether the partner exists.
-pub async fn set_disabled(connection: &mut PgConnection, partner_id: PartnerId, disabled: bool) -> Result<bool> {
+/// Disables a partner, so that its requests are denied, or enables it again. Orders that were
+/// accepted go on. Returns whether the partner exists.
+pub async fn set_disabled(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    disabled: bool,
+) -> Result<bool> {
     let update = sqlx::query!(
         "UPDATE partners SET disabled_at = CASE WHEN $2 THEN coalesce(disabled_at, now()) END WHERE partner_id = $1",
         partner_id.uuid(),
@@ -166,9 +191,9 @@ pub enum Limit {
     /// The limit stays.
     #[default]
     Keep,
-    /// The service's default.
+    /// The limit becomes the default of the setting.
     Default,
-    /// The partner's own.
+    /// The partner gets a limit of its own.
     Own(u32),
 }
 
@@ -194,7 +219,11 @@ pub struct NewLimits {
 }
 
 /// Changes a partner's limits. Returns whether the partner exists.
-pub async fn set_limits(connection: &mut PgConnection, partner_id: PartnerId, new: &NewLimits) -> Result<bool> {
+pub async fn set_limits(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    new: &NewLimits,
+) -> Result<bool> {
     let update = sqlx::query!(
         "UPDATE partners
          SET max_in_flight = CASE WHEN $2 THEN $3 ELSE max_in_flight END,
@@ -215,7 +244,8 @@ pub async fn set_limits(connection: &mut PgConnection, partner_id: PartnerId, ne
     Ok(update.execute(connection).await?.rows_affected() > 0)
 }
 
-/// Sets whether requests that do not sign query and body are denied. Returns whether the partner exists.
+/// Sets whether requests that do not sign query and body are denied. Returns whether the partner
+/// exists.
 pub async fn set_signed_body_required(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -229,26 +259,30 @@ pub async fn set_signed_body_required(
     Ok(update.execute(connection).await?.rows_affected() > 0)
 }
 
-/// How old keys or an old secret stay valid during a rotation.
+/// What becomes of the old keys or the old secret in a rotation.
 #[derive(Clone, Copy, Debug)]
 pub struct Overlap {
     /// How long the old ones stay valid; 0 ends them at once.
     pub lasts: Duration,
-    /// Keeps the old ones of the last rotation and replaces its new ones, which the partner never got.
+    /// Keeps the old ones of the last rotation, and replaces its new ones. This is for new keys
+    /// that never reached the partner, which still uses the old ones.
     pub keep_old: bool,
 }
 
 /// The result of a rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rotated {
-    /// Done. The old ones are valid until then, or not at all.
+    /// The rotation is done. The old ones are valid until then, or not at all.
     Until(Option<OffsetDateTime>),
-    /// Nothing was changed: the last overlap hasn't ended, there is no overlap to keep, or no such partner.
+    /// Nothing was changed: the last overlap has not ended, there is no overlap to keep, or there
+    /// is no such partner.
     Refused,
 }
 
-/// Replaces a partner's keys; the old ones stay valid during the overlap. During the last overlap it must keep or end
-/// the old pair: a partner has one at most.
+/// Replaces a partner's keys. The old ones stay valid during the overlap. A partner has at most one
+/// old pair, so a rotation during the last overlap must keep that pair (`keep_old`) or end it (an
+/// overlap of 0). Otherwise it is refused, because it would end keys that the partner may still
+/// use.
 pub async fn rotate_keys(
     connection: &mut PgConnection,
     vault: &Vault,
@@ -272,10 +306,14 @@ pub async fn rotate_keys(
         seconds(overlap.lasts),
         overlap.keep_old,
     );
-    Ok(query.fetch_optional(connection).await?.map_or(Rotated::Refused, Rotated::Until))
+    Ok(query
+        .fetch_optional(connection)
+        .await?
+        .map_or(Rotated::Refused, Rotated::Until))
 }
 
-/// Replaces a webhook secret; the old one, at most one as in [`rotate_keys`], signs during the overlap too.
+/// Replaces a partner's webhook secret. The old one also signs during the overlap. The rules are
+/// those of [`rotate_keys`].
 pub async fn rotate_webhook_secret(
     connection: &mut PgConnection,
     vault: &Vault,
@@ -297,7 +335,10 @@ pub async fn rotate_webhook_secret(
         seconds(overlap.lasts),
         overlap.keep_old,
     );
-    Ok(query.fetch_optional(connection).await?.map_or(Rotated::Refused, Rotated::Until))
+    Ok(query
+        .fetch_optional(connection)
+        .await?
+        .map_or(Rotated::Refused, Rotated::Until))
 }
 
 /// Reads the credentials of the partners that match a condition.
@@ -344,19 +385,30 @@ macro_rules! credentials {
 }
 
 /// The credentials of partners that changed after `version`.
-pub async fn changed_since(connection: &mut PgConnection, version: i64) -> Result<Vec<Credentials>> {
+pub async fn changed_since(
+    connection: &mut PgConnection,
+    version: i64,
+) -> Result<Vec<Credentials>> {
     credentials!(connection, "version > $1", version).collect()
 }
 
 /// The credentials of the partner with this access key, current or old and still valid.
-pub async fn by_access_key(connection: &mut PgConnection, access_key: &str) -> Result<Option<Credentials>> {
-    let mut found =
-        credentials!(connection, "access_key = $1 OR (old_access_key = $1 AND old_keys_until > now())", access_key);
+pub async fn by_access_key(
+    connection: &mut PgConnection,
+    access_key: &str,
+) -> Result<Option<Credentials>> {
+    let mut found = credentials!(
+        connection,
+        "access_key = $1 OR (old_access_key = $1 AND old_keys_until > now())",
+        access_key
+    );
     found.next().transpose()
 }
 
-/// The ten newest partners' secrets of each key, from the column `$new` and from `$old`, whose secrets are valid until
-/// `$until`. A sealed value begins with the length and the id of its key. A partner's secrets may have different keys.
+/// Reads, for each master key in use, ten secrets of the newest partners that have secrets under
+/// it: from the column `$new`, and from `$old` if they are still valid (`$until`). A sealed value
+/// begins with the length and the id of its key, so the statement can group by key without opening
+/// anything. The secrets of one partner may be under different keys.
 macro_rules! newest_sealed {
     ($connection:expr, $new:literal, $old:literal, $until:literal) => {
         sqlx::query_as!(
@@ -375,16 +427,22 @@ macro_rules! newest_sealed {
     };
 }
 
-/// Checks that the master keys of a vault open the stored secrets of the vault's purposes. For each key in use it tries
-/// the secrets of the ten newest partners. Errors: a key is missing, or opens none of them. If it opens only some of
-/// them, the others are damaged rows and no error.
+/// Checks that the master keys of a vault open the stored secrets, for the purposes that the vault
+/// holds. For each key in use it tries the secrets of the ten newest partners. It is an error if a
+/// key is missing, or if the keys open none of the secrets. If they open only some, the others are
+/// damaged rows, which must not keep a service from starting.
 pub async fn check_master_key(connection: &mut PgConnection, vault: &Vault) -> Result<()> {
     if vault.holds(Keyring::Partners) {
         let newest = newest_sealed!(connection, "secret_key", "old_secret_key", "old_keys_until");
         open_some(vault, newest, Purpose::SecretKey)?;
     }
     if vault.holds(Keyring::Webhooks) {
-        let newest = newest_sealed!(connection, "webhook_secret", "old_webhook_secret", "old_webhook_secret_until");
+        let newest = newest_sealed!(
+            connection,
+            "webhook_secret",
+            "old_webhook_secret",
+            "old_webhook_secret_until"
+        );
         open_some(vault, newest, Purpose::WebhookSecret)?;
     }
     if vault.holds(Keyring::Profiles) {
@@ -398,8 +456,13 @@ struct Sealed {
     sealed: Vec<u8>,
 }
 
-fn open_some(vault: &Vault, sealed: Vec<Sealed>, purpose: fn(PartnerId) -> Purpose<'static>) -> Result<()> {
-    let (mut opened, mut failure) = (false, Ok(()));
+fn open_some(
+    vault: &Vault,
+    sealed: Vec<Sealed>,
+    purpose: fn(PartnerId) -> Purpose<'static>,
+) -> Result<()> {
+    let mut opened = false;
+    let mut failure = Ok(());
     for row in sealed {
         match vault.open(purpose(row.partner_id.into()), &row.sealed) {
             Ok(_) => opened = true,
@@ -417,7 +480,11 @@ pub fn open_secret_key(vault: &Vault, partner_id: PartnerId, sealed: &[u8]) -> R
 }
 
 /// Opens a partner's sealed webhook-signing key.
-pub fn open_webhook_secret(vault: &Vault, partner_id: PartnerId, sealed: &[u8]) -> Result<webhook::Secret> {
+pub fn open_webhook_secret(
+    vault: &Vault,
+    partner_id: PartnerId,
+    sealed: &[u8],
+) -> Result<webhook::Secret> {
     let bytes = vault.open(Purpose::WebhookSecret(partner_id), sealed)?;
     webhook::Secret::from_bytes(bytes).map_err(|_| VaultError::Damaged.into())
 }

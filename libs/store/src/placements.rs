@@ -1,7 +1,13 @@
-//! Placements: claimed by provisioners, settled in batches.
+//! Placements: what provisioners buy.
 //!
-//! Every statement moves a placement along a transition of [`domain::placement`], on a condition on
-//! its state and attempt, so repeating a statement changes nothing.
+//! The provisioner calls these functions in this order: [`due`] finds placements with due work,
+//! unless a job has named them. [`claim()`] records the attempt, which is the only permission to
+//! send a purchase. [`settle()`] records the outcome of the call. [`defer`] and [`sweep`] give due
+//! work to placements that would otherwise be forgotten.
+//!
+//! Guarantee: a placement that is not finished is within its first lease, or has a row in `work`,
+//! or is parked. Every statement moves a placement along a transition of [`domain::placement`], and
+//! has a condition on its state and attempt, so repeating a statement changes nothing.
 
 mod claim;
 mod settle;
@@ -10,7 +16,9 @@ use std::time::Duration;
 
 pub use claim::{Claim, Claimed, ClaimedTopup, claim};
 use domain::{OrderId, PlacementId};
-pub use settle::{KnownColumns, Outcome, Progress, Settled, Settlement, Unit, settle};
+pub use settle::{
+    KnownColumns, Outcome, Progress, ReadyProfile, Settled, Settlement, Unit, settle,
+};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -20,18 +28,31 @@ use crate::{
     work::{self, Found, Kind, Page},
 };
 
-/// Looks for due purchases of a provider, or else for due look-ups and collects. Changes nothing.
+/// The two kinds of calls to a provider, between which its due work is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activity {
+    /// Purchases.
+    Purchases,
+    /// Look-ups and collects, which buy nothing.
+    LookUps,
+}
+
+/// Looks for the due work of a provider that belongs to `activity`. Changes nothing.
 pub async fn due(
     connection: &mut PgConnection,
     provider: &str,
-    purchases: bool,
+    activity: Activity,
     page: &Page<'_>,
 ) -> Result<Found<PlacementId>> {
-    let kinds = if purchases { &Kind::PURCHASES } else { &Kind::LOOKUPS };
+    let kinds = match activity {
+        Activity::Purchases => &Kind::PURCHASES,
+        Activity::LookUps => &Kind::LOOKUPS,
+    };
     work::due(connection, kinds, provider, page).await
 }
 
-/// A placement that was deferred, with the ingress process that may still answer its order.
+/// A placement that was deferred, and the ingress process that may still answer its order. That
+/// process need not wait for a verdict any longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deferred {
     pub placement_id: PlacementId,
@@ -39,11 +60,21 @@ pub struct Deferred {
     pub answering: Option<Uuid>,
 }
 
-/// Makes placements due now whose tickets found no room, unless a process has claimed them or they
-/// have a due row already. Returns those that this call deferred.
-pub async fn defer(connection: &mut PgConnection, placements: &[PlacementId]) -> Result<Vec<Deferred>> {
-    let ids: Vec<Uuid> = placements.iter().map(|placement| placement.uuid()).collect();
+/// Gives due work to placements of a job that cannot wait for a permit in this process, for example
+/// because their queue is full. Placements that a process has claimed, or that have work already,
+/// stay as they are. Returns the placements that this call deferred.
+pub async fn defer(
+    connection: &mut PgConnection,
+    placements: &[PlacementId],
+) -> Result<Vec<Deferred>> {
+    let ids: Vec<Uuid> = placements
+        .iter()
+        .map(|placement| placement.uuid())
+        .collect();
     retry_conflicts!(async {
+        // `deferred` inserts the work. The ids are sorted, so that two processes that defer the
+        // same placements wait for each other instead of deadlocking. The rest reads who waits for
+        // a verdict: after `answer_by` nobody does.
         let query = sqlx::query!(
             r#"WITH deferred AS (
                    INSERT INTO work (id, kind, provider, lane, partner_id, at)
@@ -72,7 +103,9 @@ pub async fn defer(connection: &mut PgConnection, placements: &[PlacementId]) ->
     })
 }
 
-/// Gives due work to each placement that has no outcome after its first lease of `lag`.
+/// Gives due work to each placement that has no outcome at the end of its first lease of `lag`. A
+/// placement whose attempt was recorded is looked up, because its outcome is unknown; any other one
+/// is bought.
 pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept> {
     let Some(mut fence) = Fence::take(connection, "placements", lag).await? else {
         return Ok(Swept::default());
@@ -88,6 +121,9 @@ pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept
         fence.from,
         fence.until,
     );
-    let late = statement.execute(&mut *fence.transaction).await?.rows_affected();
+    let late = statement
+        .execute(&mut *fence.transaction)
+        .await?
+        .rows_affected();
     fence.done(late).await
 }

@@ -1,4 +1,9 @@
 //! The secret part of an eSIM profile, sealed for storage.
+//!
+//! The provisioner seals a profile before it is stored. The notifier opens it to send it in a
+//! webhook, and ingress to show it to its partner. The sealed text is bound to its topup, so it
+//! cannot be opened for another one. The ICCID is not part of it: it is stored in plain text,
+//! because an index keeps it unique, and it installs nothing.
 
 use domain::{ActivationCode, TopupId};
 use serde::{Deserialize, Serialize};
@@ -9,10 +14,10 @@ use crate::{
     vault::{Purpose, Vault, VaultError},
 };
 
-/// The profile without its ICCID.
+/// A profile without its ICCID.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Profile {
-    /// SM-DP+ address and activation code.
+    /// The SM-DP+ address and the activation code.
     pub code: ActivationCode,
     /// The expiry date, `YYYY-MM-DD`.
     pub expired_date: String,
@@ -39,14 +44,22 @@ impl Profile {
     pub fn open(vault: &Vault, topup_id: &TopupId, sealed: &[u8]) -> Result<Self> {
         let bytes = vault.open(Purpose::Profile(topup_id), sealed)?;
         let stored: Stored = serde_json::from_slice(&bytes).map_err(|_| VaultError::Damaged)?;
-        let code = ActivationCode::new(&stored.smdp, &stored.activate_code).map_err(|_| VaultError::Damaged)?;
-        Ok(Self { code, expired_date: stored.expired_date })
+        let code = ActivationCode::new(&stored.smdp, &stored.activate_code)
+            .map_err(|_| VaultError::Damaged)?;
+        Ok(Self {
+            code,
+            expired_date: stored.expired_date,
+        })
     }
 }
 
-/// Checks that the keys of a vault open one of the newest profiles under them. A missing key is not an error here:
-/// deliveries that need it fail.
+/// Checks that the vault opens at least one of the ten newest profiles whose keys it has. A missing
+/// key is not an error here, because a program must be able to start without the keys of old
+/// profiles. Deliveries that need such a key fail one by one.
 pub(crate) async fn check_keys(connection: &mut PgConnection, vault: &Vault) -> Result<()> {
+    // The newest profiles are among the newest eSIMs, which have the largest topup ids. Only 1,000
+    // of them are read, because profiles may be missing or erased and the statement runs at each
+    // start.
     let query = sqlx::query!(
         r#"SELECT topup_id, profile AS "profile!"
            FROM (SELECT topup_id, profile FROM esims ORDER BY topup_id DESC LIMIT 1000) newest

@@ -1,7 +1,9 @@
 //! Lanes whose purchases provisioners hold back, and why, for operators.
 //!
-//! Each provisioner writes its own rows, once a second at most and only while it holds a lane back; nothing reads them
-//! to decide what to buy. A row that was not written for a minute is left over from a process that has gone.
+//! Each provisioner writes its own rows with [`report`], at most once a second and only while it
+//! holds a lane back. `esimctl` reads them with [`list`]. Nothing reads them to decide what to buy,
+//! so a wrong row can do no harm. A row that has not been written for a minute is left over from a
+//! process that has gone; it is not shown, and the next report deletes it.
 
 use std::time::Duration;
 
@@ -11,14 +13,16 @@ use time::OffsetDateTime;
 
 use crate::{Result, seconds};
 
-/// The most attempts of a lane that are sent and whose outcome is unknown, in all replicas. Each may be money spent.
+/// The maximum number of attempts of a lane that may be sent and have an unknown outcome, in all
+/// replicas together. Each of them may be money spent, so no further purchase of the lane begins
+/// beyond that.
 pub const MOST_UNSETTLED: usize = 64;
 
 /// A lane that one provisioner holds back.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HeldBackLane {
     pub lane: String,
-    /// How many purchases may be in flight in that process.
+    /// How many purchases of the lane may be in flight in that process.
     pub max_in_flight: i32,
     /// Attempts with an unknown outcome, in all processes.
     pub unsettled: i32,
@@ -43,7 +47,11 @@ pub struct WaitingLane {
     pub since: OffsetDateTime,
 }
 
-/// Replaces the rows of a process by the lanes that it holds back now, and deletes what processes left that have gone.
+/// Replaces the rows of a process by the lanes that it holds back now (none if `lanes` is empty),
+/// and deletes the rows of processes that have gone.
+///
+/// `recovered` deletes the rows of lanes that this process no longer holds back, and old rows of
+/// other processes. The last step inserts or updates the others.
 pub async fn report(
     connection: &mut PgConnection,
     provider: &str,
@@ -81,7 +89,8 @@ pub async fn report(
     Ok(())
 }
 
-/// The lanes that are held back now, by provider and lane.
+/// The lanes that are held back now, by provider and lane. The rows of several processes become
+/// one: their limits are added up, and the newest reason is shown.
 pub async fn list(connection: &mut PgConnection) -> Result<Vec<WaitingLane>> {
     let query = sqlx::query_as!(
         WaitingLane,

@@ -1,4 +1,15 @@
-//! Providers: their breakers, their callbacks' hints, and the backlog of their queues.
+//! Providers: their breakers, the hints of their callbacks, their rate limits, and the backlog of
+//! their work.
+//!
+//! A breaker is a row that all replicas share (`docs/decisions/0011-breakers.md`). Each provisioner
+//! decides from its own calls when a provider fails, and calls [`failed`] and [`answered`].
+//! Operators call [`open`] and [`close`].
+//!
+//! Guarantee: while the breaker is not closed, nothing of the provider is claimed except one probe
+//! at a time, because the claim itself checks the row. Every change of a breaker increments its
+//! version, and a call counts only if the version has not changed since the call began. So calls
+//! from before a change cannot undo it, and no response overrides an operator. Times are those of
+//! the database, so the clocks of the replicas do not matter.
 
 use std::time::Duration;
 
@@ -13,7 +24,7 @@ use crate::{Result, age, count, seconds};
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum BreakerState {
-    /// The provider's placements are claimed.
+    /// The placements of the provider are claimed.
     Closed,
     /// No placement is claimed until [`ProviderBreaker::open_until`].
     Open,
@@ -34,7 +45,7 @@ impl From<String> for BreakerState {
     }
 }
 
-/// A provider's breaker as stored.
+/// The breaker of a provider as stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ProviderBreaker {
     pub name: String,
@@ -43,10 +54,10 @@ pub struct ProviderBreaker {
     /// When it stops being open.
     #[serde(with = "time::serde::rfc3339::option")]
     pub open_until: Option<OffsetDateTime>,
-    /// Why it opened, or the last failure.
+    /// Why it opened, or what failed last.
     pub reason: Option<String>,
-    /// How often failed calls have opened it since the last response. Each time it stays open for longer.
-    /// The failed calls themselves are counted by each process, not here.
+    /// How often failed calls have opened it since the last response. Each time it stays open for
+    /// longer. The failed calls themselves are counted by each process, not here.
     pub openings: i32,
     /// Changes whenever the breaker opens, closes or lets a probe through.
     #[serde(skip)]
@@ -56,7 +67,8 @@ pub struct ProviderBreaker {
     pub changed_at: OffsetDateTime,
 }
 
-/// A statement that returns breakers: its text before and after the columns.
+/// A statement that returns breakers. `$before` and `$after` are its text before and after the
+/// columns.
 macro_rules! breakers {
     ($before:literal, $after:literal $(, $argument:expr)* $(,)?) => {
         sqlx::query_as!(
@@ -74,15 +86,15 @@ macro_rules! breakers {
 /// The limits at which a breaker opens by itself, and the time for which it stays open.
 #[derive(Clone, Copy, Debug)]
 pub struct BreakerLimits {
-    /// How many calls of one process must fail in a row before that process opens it.
+    /// How many calls of one process must fail in a row before that process opens the breaker.
     pub failures: u32,
-    /// How long it stays open at first; doubles with each failed probe.
+    /// How long it stays open at first. The time doubles with each failed probe.
     pub open: Duration,
     /// Upper limit of that time.
     pub open_most: Duration,
 }
 
-/// Inserts missing rows for these providers.
+/// Inserts the rows of these providers that are missing.
 pub async fn register(connection: &mut PgConnection, names: &[String]) -> Result<()> {
     let statement = sqlx::query!(
         "INSERT INTO providers (name) SELECT * FROM unnest($1::text[]) ORDER BY 1 ON CONFLICT DO NOTHING",
@@ -92,13 +104,17 @@ pub async fn register(connection: &mut PgConnection, names: &[String]) -> Result
     Ok(())
 }
 
-/// Every provider that was ever configured, by name.
+/// The breakers of all providers that were ever configured, by name.
 pub async fn list(connection: &mut PgConnection) -> Result<Vec<ProviderBreaker>> {
-    Ok(breakers!("SELECT", "FROM providers ORDER BY name").fetch_all(connection).await?)
+    Ok(breakers!("SELECT", "FROM providers ORDER BY name")
+        .fetch_all(connection)
+        .await?)
 }
 
-/// Opens the breaker because calls failed that began at this version; each time in a row it stays open for longer. The
-/// caller counts the calls and decides when the provider as a whole fails. Returns `None` if the version has changed.
+/// Opens the breaker because calls failed that began at this version. Each time in a row it stays
+/// open for twice as long, up to a limit. The caller counts the calls and decides when the provider
+/// as a whole fails. Returns `None` if the version has changed; then the failed calls say nothing
+/// about the current state.
 pub async fn failed(
     connection: &mut PgConnection,
     name: &str,
@@ -106,6 +122,8 @@ pub async fn failed(
     limits: &BreakerLimits,
     reason: &str,
 ) -> Result<Option<ProviderBreaker>> {
+    // The exponent is bounded, so that the time does not overflow however often the breaker has
+    // opened.
     let opened = breakers!(
         "UPDATE providers
          SET reason = $5,
@@ -123,9 +141,13 @@ pub async fn failed(
     Ok(opened.fetch_optional(connection).await?)
 }
 
-/// Closes the breaker, or clears its failures, after a call that began at this version and got a response.
-/// Returns `None` if the version has changed.
-pub async fn answered(connection: &mut PgConnection, name: &str, version: i64) -> Result<Option<ProviderBreaker>> {
+/// Closes the breaker, or forgets its openings if it is closed, after a call that began at this
+/// version and got a response. Returns `None` if the version has changed.
+pub async fn answered(
+    connection: &mut PgConnection,
+    name: &str,
+    version: i64,
+) -> Result<Option<ProviderBreaker>> {
     let closed = breakers!(
         "UPDATE providers
          SET openings = 0, open_until = NULL, reason = NULL,
@@ -140,9 +162,16 @@ pub async fn answered(connection: &mut PgConnection, name: &str, version: i64) -
     Ok(closed.fetch_optional(connection).await?)
 }
 
-/// Lets one probe through a breaker whose open time has passed, if a placement is due. No other process gets
-/// a probe during `lease`. The probe's calls begin at the returned version.
-pub async fn probe(connection: &mut PgConnection, name: &str, lease: Duration) -> Result<Option<ProviderBreaker>> {
+/// Lets one probe through a breaker whose open time has passed, if a placement of the provider is
+/// due. The breaker is then open for `lease`, so no other process gets a probe during that time.
+/// The calls of the probe begin at the returned version.
+pub async fn probe(
+    connection: &mut PgConnection,
+    name: &str,
+    lease: Duration,
+) -> Result<Option<ProviderBreaker>> {
+    // The condition reads the oldest row of each kind of work by the index. Without due work there
+    // would be nothing to probe with, and the lease would be wasted.
     let probing = breakers!(
         "UPDATE providers
          SET open_until = now() + make_interval(secs => $2), version = version + 1, changed_at = now()
@@ -161,7 +190,8 @@ pub async fn probe(connection: &mut PgConnection, name: &str, lease: Duration) -
     Ok(probing.fetch_optional(connection).await?)
 }
 
-/// Opens a provider's breaker on an operator's command. Returns `None` if there is no such provider.
+/// Opens a provider's breaker on an operator's command. Returns `None` if there is no such
+/// provider.
 pub async fn open(
     connection: &mut PgConnection,
     name: &str,
@@ -181,7 +211,8 @@ pub async fn open(
     Ok(opened.fetch_optional(connection).await?)
 }
 
-/// Closes a provider's breaker on an operator's command. Returns `None` if there is no such provider.
+/// Closes a provider's breaker on an operator's command. Returns `None` if there is no such
+/// provider.
 pub async fn close(connection: &mut PgConnection, name: &str) -> Result<Option<ProviderBreaker>> {
     let closed = breakers!(
         "UPDATE providers
@@ -194,8 +225,13 @@ pub async fn close(connection: &mut PgConnection, name: &str) -> Result<Option<P
     Ok(closed.fetch_optional(connection).await?)
 }
 
-/// Handles a callback for this unit: if its placement waits for profiles, it becomes due now, or one second
-/// after the collect that the previous callback caused. Returns whether anything moved.
+/// Handles a callback of the provider for this unit: if its placement waits for profiles, the next
+/// collect becomes due now, or one second after the collect that the previous callback caused.
+/// Returns whether anything changed.
+///
+/// A callback is not trusted. It only brings forward a collect that would happen anyway, and at
+/// most one per second, so that forged or repeated callbacks cause few calls. `late` finds the
+/// placement, if its collect is due later than that, and `hinted` notes the new time.
 pub async fn hint(connection: &mut PgConnection, provider: &str, unit_id: &str) -> Result<bool> {
     let statement = sqlx::query!(
         "WITH late AS (
@@ -217,18 +253,32 @@ pub async fn hint(connection: &mut PgConnection, provider: &str, unit_id: &str) 
     Ok(statement.execute(connection).await?.rows_affected() > 0)
 }
 
-/// How long a replica holds its share of a rate limit without renewing it.
+/// How long a replica holds its share of a rate limit without renewing it. If a replica dies, the
+/// others get its share after this time.
 const SHARE: Duration = Duration::from_secs(3);
 
 /// Renews this replica's share of a provider's rate limit for the next seconds; the caller does so
-/// once a second. The share and the limit are calls per second. All replicas get equal shares. A
-/// replica that joins gets what the others have given up, so the sum never exceeds the limit.
-pub async fn share_of_rate(connection: &mut PgConnection, provider: &str, instance: &str, limit: f64) -> Result<f64> {
+/// once a second. The share and the limit are calls per second. In the end all replicas have equal
+/// shares. A replica that has just joined gets at first only what the others have already given up,
+/// so the sum of all shares never exceeds the limit.
+pub async fn share_of_rate(
+    connection: &mut PgConnection,
+    provider: &str,
+    instance: &str,
+    limit: f64,
+) -> Result<f64> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
-    // The row's lock lets one replica after the other compute its share.
-    sqlx::query!("SELECT FROM providers WHERE name = $1 FOR NO KEY UPDATE", provider)
-        .fetch_optional(&mut *transaction)
-        .await?;
+    // The lock of the row lets one replica after the other compute its share. Otherwise two
+    // replicas could both take the same free part.
+    sqlx::query!(
+        "SELECT FROM providers WHERE name = $1 FOR NO KEY UPDATE",
+        provider
+    )
+    .fetch_optional(&mut *transaction)
+    .await?;
+    // `others` counts the other replicas and adds up their shares. `ended` deletes replicas that
+    // have not renewed theirs. The new share is an equal part of the limit, but never more than
+    // what the others leave.
     let query = sqlx::query_scalar!(
         r#"WITH others AS (
                SELECT count(*) AS replicas, coalesce(sum(share), 0) AS leased FROM provider_replicas
@@ -252,12 +302,16 @@ pub async fn share_of_rate(connection: &mut PgConnection, provider: &str, instan
     Ok(share)
 }
 
-/// The most attempts of a lane that [`unsettled`] counts.
+/// The maximum number of attempts of a lane that [`unsettled`] counts.
 const MOST_COUNTED: i64 = 100;
 
-/// How many attempts of each lane of a provider wait for a look-up, because their outcome is unknown.
-/// Counts up to 100 of a lane.
-pub async fn unsettled(connection: &mut PgConnection, provider: &str) -> Result<Vec<(String, u64)>> {
+/// How many attempts of each lane of a provider wait for a look-up, because their outcome is
+/// unknown. At most 100 are counted for each lane, which bounds the cost; provisioners hold a lane
+/// back at a smaller number.
+pub async fn unsettled(
+    connection: &mut PgConnection,
+    provider: &str,
+) -> Result<Vec<(String, u64)>> {
     let query = sqlx::query!(
         r#"-- Walks from lane to lane by the index.
            WITH RECURSIVE known (lane) AS (
@@ -275,20 +329,25 @@ pub async fn unsettled(connection: &mut PgConnection, provider: &str) -> Result<
         MOST_COUNTED,
     );
     let rows = query.fetch_all(connection).await?;
-    Ok(rows.into_iter().map(|row| (row.lane, count(row.unsettled))).collect())
+    Ok(rows
+        .into_iter()
+        .map(|row| (row.lane, count(row.unsettled)))
+        .collect())
 }
 
-/// The backlog of a provider's queue.
+/// The backlog of a provider's work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backlog {
     pub provider: String,
     pub parked: u64,
     pub due: u64,
-    /// How long the oldest due placement has been overdue; zero if none is due.
+    /// How long the oldest due placement has been due; zero if none is due.
     pub oldest_overdue: Duration,
 }
 
-/// Reads the backlogs, by index, of `served` providers and of all in the catalogue, served or not.
+/// Reads the backlogs of the `served` providers and of all in the catalogue, so that work of a
+/// provider that no provisioner serves is visible, too. All counts are made by an index and
+/// bounded.
 pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Result<Vec<Backlog>> {
     let query = sqlx::query!(
         r#"SELECT known.provider AS "provider!",
@@ -312,11 +371,15 @@ pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Resul
            ) due"#,
         served,
     );
-    let backlogs = query.fetch_all(connection).await?.into_iter().map(|row| Backlog {
-        provider: row.provider,
-        parked: count(row.parked),
-        due: count(row.due),
-        oldest_overdue: age(row.overdue.unwrap_or_default()),
-    });
+    let backlogs = query
+        .fetch_all(connection)
+        .await?
+        .into_iter()
+        .map(|row| Backlog {
+            provider: row.provider,
+            parked: count(row.parked),
+            due: count(row.due),
+            oldest_overdue: age(row.overdue.unwrap_or_default()),
+        });
     Ok(backlogs.collect())
 }

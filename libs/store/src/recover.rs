@@ -1,4 +1,13 @@
-//! After a restore of an old dump, the states of unfinished purchases are out of date.
+//! Recovery after an old dump was restored, by `esimctl recover`.
+//!
+//! Such a database does not know what happened after the dump. A placement that it shows as
+//! `accepted` may have been bought in the meantime, and a claim would buy it a second time. So
+//! before the provisioners start again, every unfinished placement is treated like one whose
+//! outcome is unknown: it is looked up at the provider, and only if the provider twice knows
+//! nothing of it, the second time after the settling delay, may it be bought.
+//!
+//! It relies on being alone: no provisioner may run, because it might be buying. Orders that were
+//! stored after the dump are lost, and the command can only say from when on.
 
 use domain::{OrderId, PartnerId};
 use serde::Serialize;
@@ -10,23 +19,27 @@ use crate::{
     operator::actions::{self, Mode},
 };
 
-/// The longest wait for sessions that write placements.
+/// How long to wait for sessions that are writing placements.
 const LOCK_TIMEOUT: &str = "10s";
 
-/// The placements that a recovery moves, or would move.
+/// What a recovery moves, or would move in a preview.
 #[derive(Clone, Debug, Serialize)]
 pub struct Recovered {
-    /// Placements that were `accepted`; they are looked up although no attempt is recorded.
+    /// Placements that were `accepted`. They are looked up, although no attempt is recorded,
+    /// because one may have been made after the dump.
     pub accepted: i64,
-    /// Placements that were `placing`; they are looked up as if their attempt was recorded now.
+    /// Placements that were `placing`. They are looked up as if their attempt had been recorded
+    /// now.
     pub placing: i64,
-    /// Placements of both kinds that were parked instead.
+    /// Placements of both kinds that were parked instead, because of `park_unanswered`.
     pub parked: i64,
-    /// Orders without an answer in the dump: they may have been refused after it.
+    /// Orders that were not answered yet at the time of the dump. They may have been refused after
+    /// it.
     pub unanswered: Vec<Unanswered>,
-    /// Placements that are parked in the dump. Operators may have resolved them after it.
+    /// Placements that are parked in the dump. Operators may have resolved them after it, so each
+    /// one should be compared with the provider.
     pub parked_before: i64,
-    /// When the newest order was stored. Later orders are lost.
+    /// When the newest order of the dump was stored. Orders after that time are lost.
     #[serde(with = "time::serde::rfc3339::option")]
     pub newest_order_at: Option<OffsetDateTime>,
 }
@@ -42,29 +55,38 @@ pub struct Unanswered {
 /// Why nothing was moved.
 #[derive(Debug, thiserror::Error)]
 pub enum NotRecovered {
-    #[error("{0} connections of provisioners are open: stop all provisioners first, they may be buying")]
+    #[error(
+        "{0} connections of provisioners are open: stop all provisioners first, because they may be buying"
+    )]
     Provisioners(i64),
     #[error(transparent)]
     Store(#[from] Error),
 }
 
-/// Moves every `accepted` or `placing` placement to "outcome unknown": `placing`, with an attempt recorded now. So each
-/// is looked up before anything is bought, and the settling delay starts now.
+/// Moves every `accepted` or `placing` placement to "outcome unknown", which is `placing` with an
+/// attempt that is recorded now. So each one is looked up before anything is bought, and the
+/// settling delay starts now.
 ///
-/// An `accepted` placement moves by [`domain::placement::Event::Claim`], and nothing is sent. `park_unanswered` parks
-/// the placements of orders that may have been answered with 422.
+/// An `accepted` placement moves by [`domain::placement::Event::Claim`], but nothing is sent for
+/// it. `park_unanswered` parks the placements of orders that may have been answered with 422 after
+/// the dump, so that an operator can decide about them.
 ///
-/// A second run only restarts the settling delay. It fails while provisioners are connected; one that connects
-/// meanwhile waits for the commit.
+/// The function can be repeated; a second run only restarts the settling delay. It fails while
+/// provisioners are connected. One that connects in the meantime cannot claim anything before the
+/// commit, because its claim waits for the lock of the table.
 pub async fn recover(
     connection: &mut PgConnection,
     park_unanswered: bool,
     mode: Mode<'_>,
 ) -> Result<Recovered, NotRecovered> {
     let mut transaction = connection.begin().await?;
-    sqlx::query!("SELECT set_config('lock_timeout', $1, true)", LOCK_TIMEOUT).fetch_one(&mut *transaction).await?;
-    // No claim between the check for provisioners and the commit.
-    sqlx::query!("LOCK TABLE placements IN SHARE ROW EXCLUSIVE MODE").execute(&mut *transaction).await?;
+    sqlx::query!("SELECT set_config('lock_timeout', $1, true)", LOCK_TIMEOUT)
+        .fetch_one(&mut *transaction)
+        .await?;
+    // With this lock nothing is claimed between the check for provisioners and the commit.
+    sqlx::query!("LOCK TABLE placements IN SHARE ROW EXCLUSIVE MODE")
+        .execute(&mut *transaction)
+        .await?;
     let query = sqlx::query_scalar!(
         r#"SELECT count(*) AS "count!" FROM pg_stat_activity
            WHERE datname = current_database() AND application_name = 'provisioner'"#
@@ -78,6 +100,14 @@ pub async fn recover(
                   (SELECT created_at FROM orders ORDER BY order_id DESC LIMIT 1) AS newest"#
     );
     let before = query.fetch_one(&mut *transaction).await?;
+    // The steps of the statement:
+    //
+    // - `open` locks all unfinished placements. An order counts as unanswered if its deadline was
+    //   later than the newest order of the dump, which is about the time of the dump.
+    // - `moved` moves them to `placing`, or to `parked`. An `accepted` one gets the number of a new
+    //   attempt, because the purchase that may exist was at least the next attempt.
+    // - `done` deletes the work of parked placements, and `due` makes all others due for a look-up.
+    // - `parked` makes the parked ones visible to operators.
     let query = sqlx::query!(
         r#"WITH open AS (
                SELECT p.placement_id, p.order_id, p.state AS was, o.answer_by > $1 AS unanswered

@@ -1,11 +1,16 @@
-//! Retention: erases data past its term, in bounded batches.
+//! Retention: erases data whose term has ended, in bounded batches
+//! (`docs/decisions/0018-retention.md`).
 //!
-//! Each class has one walk. It reads the history once, by an index and in the order of time, and the
-//! table `retention` remembers how far it has got; one process works on a walk at a time. A profile
-//! that is not delivered when the walk passes, or not for long enough, gets a row in `retention_due`
-//! and is looked at again.
+//! Each class of data has one walk. It reads the history once, by an index and in the order of
+//! time, and the table `retention` remembers how far it has got. One process works on a walk at a
+//! time. A profile that is not delivered when the walk passes it, or was delivered too late, gets a
+//! row in `retention_due` and is looked at again.
 //!
-//! The notifier calls [`step`] at a limited rate. Operators set the terms.
+//! Guarantee: data of a class is erased soon after its term, except for profiles that were never
+//! delivered. Those are kept, because "delivered at least once" comes first.
+//!
+//! The notifier calls [`step`] at a limited rate. Operators set the terms
+//! ([`crate::operator::terms`]).
 
 use std::time::Duration;
 
@@ -14,19 +19,20 @@ use time::OffsetDateTime;
 
 use crate::{Result, age, count, seconds};
 
-/// A profile's walk passes this long after the end of the term, counted from the order. Deliveries that took longer
-/// get a row in `retention_due`.
+/// How long after the end of the term the walk of profiles passes. The term of a profile begins
+/// with its delivery, but the walk goes by the time of the order. With this lag the walk finds most
+/// profiles delivered for long enough; the others get a row in `retention_due`.
 const LAG: Duration = Duration::from_hours(1);
 
 /// A class of data with a term of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
 pub enum Class {
-    /// Profiles: from the delivery on.
+    /// Profiles, from their delivery on.
     Profiles,
-    /// Attempts of deliveries, with the responses of endpoints: from the attempt on.
+    /// Attempts of deliveries with the responses of endpoints, from the attempt on.
     Attempts,
-    /// Recorded actions of operators: from the action on.
+    /// Recorded actions of operators, from the action on.
     Audit,
 }
 
@@ -38,7 +44,7 @@ impl Class {
         self.into()
     }
 
-    /// How long after the end of the term a walk passes.
+    /// How long after the end of the term the walk of the class passes.
     fn lag(self) -> Duration {
         match self {
             Self::Profiles => LAG,
@@ -52,31 +58,42 @@ impl std::str::FromStr for Class {
 
     fn from_str(name: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|class| class.as_str() == name);
-        found.ok_or_else(|| format!("there is no class {name:?}: profiles, attempts, audit"))
+        found.ok_or_else(|| {
+            format!("there is no class {name:?}; the classes are profiles, attempts and audit")
+        })
     }
 }
 
 /// The result of one batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Step {
-    /// Rows that were looked at.
+    /// The number of rows that were looked at.
     pub seen: u64,
     pub erased: u64,
-    /// The batch was full: more rows are left.
+    /// The batch was full, so more rows are left.
     pub more: bool,
 }
 
 impl Step {
     fn of(seen: i64, erased: i64, limit: u32) -> Self {
-        Self { seen: count(seen), erased: count(erased), more: seen >= i64::from(limit) }
+        Self {
+            seen: count(seen),
+            erased: count(erased),
+            more: seen >= i64::from(limit),
+        }
     }
 
     fn and(self, other: Self) -> Self {
-        Self { seen: self.seen + other.seen, erased: self.erased + other.erased, more: self.more || other.more }
+        Self {
+            seen: self.seen + other.seen,
+            erased: self.erased + other.erased,
+            more: self.more || other.more,
+        }
     }
 }
 
-/// Looks at about `limit` rows of a class and erases those past their term, unless another process does.
+/// Looks at about `limit` rows of a class and erases those whose term has ended. Does nothing if
+/// another process is working on the class.
 pub async fn step(connection: &mut PgConnection, class: Class, limit: u32) -> Result<Step> {
     let step = walk(connection, class, limit).await?;
     match class {
@@ -112,14 +129,17 @@ async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result
         "UPDATE retention SET after = coalesce($2, after), up_to = $3 WHERE class = $1",
         class.as_str(),
         batch.after,
-        batch.at.filter(|_| step.more).map_or(walk.until, |at| at.min(walk.until)),
+        batch
+            .at
+            .filter(|_| step.more)
+            .map_or(walk.until, |at| at.min(walk.until)),
     );
     statement.execute(&mut *transaction).await?;
     transaction.commit().await?;
     Ok(step)
 }
 
-/// Where a walk stands.
+/// The position of a walk. It reads the rows between `after` or `up_to` and `until`.
 struct Walk {
     days: i32,
     after: String,
@@ -130,14 +150,20 @@ struct Walk {
 struct Batch {
     seen: i64,
     erased: i64,
-    /// The last row that it passed, if walks of this class remember it.
+    /// The last row of the batch, if walks of this class remember it.
     after: Option<String>,
     /// The time of that row.
     at: Option<OffsetDateTime>,
 }
 
 impl Walk {
-    /// Topup ids begin with the time of the order, so their primary key is in the order of time.
+    /// A batch of the walk of profiles. It reads topups by their primary key, because their ids
+    /// begin with the time of the order and so are in the order of time.
+    ///
+    /// `page` reads the next topups, and `unit` what is known of their deliveries. `erased` removes
+    /// the profiles that were delivered long enough ago. `later` gives all others a row in
+    /// `retention_due`, unless there is no profile and never will be. That row is due at the end of
+    /// the term, or in a day if the profile is not delivered.
     async fn profiles(&self, connection: &mut PgConnection, limit: u32) -> Result<Batch> {
         let batch = sqlx::query_as!(
             Batch,
@@ -179,6 +205,8 @@ impl Walk {
         Ok(batch.fetch_one(connection).await?)
     }
 
+    /// A batch of the walk of attempts. It continues after a time, not after a row, so `page`
+    /// includes all attempts at the time of its last row.
     async fn attempts(&self, connection: &mut PgConnection, limit: u32) -> Result<Batch> {
         let batch = sqlx::query_as!(
             Batch,
@@ -201,6 +229,8 @@ impl Walk {
         Ok(batch.fetch_one(connection).await?)
     }
 
+    /// A batch of the walk of recorded actions. It remembers no position, because it deletes every
+    /// row that it passes.
     async fn audit(&self, connection: &mut PgConnection, limit: u32) -> Result<Batch> {
         let batch = sqlx::query_as!(
             Batch,
@@ -218,6 +248,10 @@ impl Walk {
 }
 
 /// Looks again at profiles that could not be erased when their walk passed.
+///
+/// `page` takes the rows that are due, and skips those of another process. `unit` judges them like
+/// the walk does. `erased` removes the profiles whose term has ended, `done` deletes the rows that
+/// need no further look, and `later` sets the time of the next look of the others.
 async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<Step> {
     let query = sqlx::query!(
         r#"WITH page AS MATERIALIZED (
@@ -258,13 +292,13 @@ async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<Step
     Ok(Step::of(row.seen, row.erased, limit))
 }
 
-/// The backlog of retention.
+/// The backlog of retention, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Backlog {
-    /// How long the oldest row has been past its term, by [`Class`].
+    /// How long the oldest row has been past its term, in the order of [`Class::ALL`].
     pub overdue: [Duration; 3],
-    /// Profiles past the term, counted from the order, that are kept because they are not delivered. Counted up to
-    /// 100,000.
+    /// The number of profiles that are past the term, counted from their order, and are kept
+    /// because they are not delivered, or not for long enough. Counted up to 100,000.
     pub waiting: u64,
 }
 
@@ -279,7 +313,11 @@ pub async fn backlog(connection: &mut PgConnection) -> Result<Backlog> {
             class.as_str(),
             seconds(class.lag()),
         );
-        *overdue = age(query.fetch_optional(&mut *connection).await?.flatten().unwrap_or_default());
+        *overdue = age(query
+            .fetch_optional(&mut *connection)
+            .await?
+            .flatten()
+            .unwrap_or_default());
     }
     let query = sqlx::query!(
         r#"SELECT extract(epoch FROM now() - (SELECT at FROM retention_due ORDER BY at LIMIT 1))::float8 AS overdue,

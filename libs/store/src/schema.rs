@@ -1,4 +1,12 @@
-//! The schema's version: the programs that it serves, and the check that every program makes at its start.
+//! The version of the schema: which programs it serves, and the check that every program makes at
+//! its start.
+//!
+//! `esimctl migrate` applies the migrations and grants the database roles their privileges. The
+//! services never change the schema. Each of them calls [`wait`] or [`check_all`] at its start, and
+//! refuses to run on a schema that is older than the program, or on a newer one that no longer
+//! serves it. Otherwise a statement could fail in the middle of a purchase. During an upgrade the
+//! schema is newer than the old programs, and the migrations declare that it still serves them (`--
+//! serves: N`).
 
 mod migrate;
 mod roles;
@@ -18,10 +26,13 @@ use crate::{
 
 static MIGRATIONS: Migrator = sqlx::migrate!("./migrations");
 
-/// This program does not work with the database.
+/// Why this program cannot work with the database. Except for [`SchemaError::Store`], waiting does
+/// not help.
 #[derive(Debug, thiserror::Error)]
 pub enum SchemaError {
-    #[error("the database schema is at version {found}, this version needs {needed}: run `esimctl migrate`")]
+    #[error(
+        "the database schema is at version {found}, this version needs {needed}: run `esimctl migrate`"
+    )]
     Behind {
         /// The newest applied migration, 0 if there is none.
         found: i64,
@@ -54,10 +65,12 @@ impl From<Error> for SchemaError {
 }
 
 impl SchemaError {
-    /// [`SchemaError::Pooler`], if a pooler refused the session's settings when the connection was made.
+    /// Returns [`SchemaError::Pooler`] if a connection pooler refused the session settings when the
+    /// connection was made.
     pub fn refused(error: &sqlx::Error) -> Option<Self> {
         let error = error.as_database_error()?;
-        let refused = error.code().as_deref() == Some("08P01") && error.message().contains("startup parameter");
+        let refused = error.code().as_deref() == Some("08P01")
+            && error.message().contains("startup parameter");
         refused.then_some(Self::Pooler)
     }
 }
@@ -66,28 +79,39 @@ pub fn migrations() -> &'static Migrator {
     &MIGRATIONS
 }
 
-/// The newest migration of this version.
+/// The version of the newest migration that this program knows.
 pub fn latest() -> i64 {
     newest(&MIGRATIONS)
 }
 
 fn newest(migrations: &Migrator) -> i64 {
-    migrations.iter().map(|migration| migration.version).max().unwrap_or_default()
+    migrations
+        .iter()
+        .map(|migration| migration.version)
+        .max()
+        .unwrap_or_default()
 }
 
-/// Waits until the database responds, with the checks of [`check_all`] twice a second. Errors that do not go
-/// away by waiting end it at once. The caller ends it when the process stops.
+/// Waits until the database responds, and makes the checks of [`check_all`], twice a second. An
+/// error that waiting cannot remove, such as an old schema, is returned at once. This function has
+/// no time limit: the caller drops it when the process stops.
 pub async fn wait(database: &Database, vault: &Vault) -> Result<(), SchemaError> {
     loop {
-        match database.run(async |connection| check_all(connection, vault).await).await {
-            Err(SchemaError::Store(error)) => tracing::warn!(%error, "waiting for the database"),
+        match database
+            .run(async |connection| check_all(connection, vault).await)
+            .await
+        {
+            Err(SchemaError::Store(error)) => {
+                tracing::warn!(%error, "cannot use the database yet; the start waits and tries again twice a second");
+            }
             result => return result,
         }
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
 }
 
-/// Checks the session, the schema and that the master key opens the stored secrets.
+/// Checks the settings of the session, the version of the schema, and that the master keys open the
+/// stored secrets.
 pub async fn check_all(connection: &mut PgConnection, vault: &Vault) -> Result<(), SchemaError> {
     check(connection).await?;
     match crate::partners::check_master_key(connection, vault).await {
@@ -96,10 +120,12 @@ pub async fn check_all(connection: &mut PgConnection, vault: &Vault) -> Result<(
     }
 }
 
-/// Checks the session's settings, and that the schema serves this version. Returns the schema's version.
+/// Checks that the session has its settings, which a pooler would have dropped, and that the schema
+/// serves this program. Returns the schema's version.
 pub async fn check(connection: &mut PgConnection) -> Result<i64, SchemaError> {
     let (name, expected) = STARTUP_OPTIONS;
-    // Not a prepared statement: through a pooler its name may be taken by another session's.
+    // This is not a prepared statement, because through a pooler another session may already use
+    // its name. Then the error would not say that there is a pooler.
     let session = format!("SELECT current_setting('{name}', true)");
     let applied: Option<String> = sqlx::raw_sql(AssertSqlSafe(session))
         .fetch_one(&mut *connection)
@@ -112,31 +138,42 @@ pub async fn check(connection: &mut PgConnection) -> Result<i64, SchemaError> {
     serves(connection, latest()).await
 }
 
-/// The schema's version, if a program that knows `known` may run on it.
+/// Returns the version of the schema if a program that knows the schema `known` may run on it.
 async fn serves(connection: &mut PgConnection, known: i64) -> Result<i64, SchemaError> {
     let found = applied(connection).await?;
     if found < known {
-        return Err(SchemaError::Behind { found, needed: known });
+        return Err(SchemaError::Behind {
+            found,
+            needed: known,
+        });
     }
     let serves = oldest_served(connection, known).await?.unwrap_or(known);
     if serves > known {
-        return Err(SchemaError::Ahead { found, serves, known });
+        return Err(SchemaError::Ahead {
+            found,
+            serves,
+            known,
+        });
     }
     Ok(found)
 }
 
-/// The newest applied migration, 0 if there is none. The tables here belong to the migrator and may not exist.
+/// The newest applied migration; 0 if there is none. Neither the table of the migrator nor
+/// `_schema_serves` exists in an empty database, so both are looked for first. That is also why
+/// these statements are not checked at compile time.
 async fn applied(connection: &mut PgConnection) -> Result<i64> {
     if !exists(connection, "_sqlx_migrations").await? {
         return Ok(0);
     }
-    let version = sqlx::query_scalar("SELECT coalesce(max(version), 0) FROM _sqlx_migrations WHERE success")
-        .fetch_one(connection)
-        .await?;
+    let version =
+        sqlx::query_scalar("SELECT coalesce(max(version), 0) FROM _sqlx_migrations WHERE success")
+            .fetch_one(connection)
+            .await?;
     Ok(version)
 }
 
-/// The oldest program that all applied migrations newer than `known` serve; `None` if there is none newer.
+/// The oldest program that all applied migrations newer than `known` serve; `None` if no applied
+/// migration is newer. A migration without a row in `_schema_serves` serves its own version only.
 async fn oldest_served(connection: &mut PgConnection, known: i64) -> Result<Option<i64>> {
     let oldest = if exists(connection, migrate::SERVES_TABLE).await? {
         "SELECT max(coalesce(s.serves, m.version))
@@ -145,9 +182,15 @@ async fn oldest_served(connection: &mut PgConnection, known: i64) -> Result<Opti
     } else {
         "SELECT max(version) FROM _sqlx_migrations WHERE success AND version > $1"
     };
-    Ok(sqlx::query_scalar(oldest).bind(known).fetch_one(connection).await?)
+    Ok(sqlx::query_scalar(oldest)
+        .bind(known)
+        .fetch_one(connection)
+        .await?)
 }
 
 async fn exists(connection: &mut PgConnection, table: &str) -> Result<bool> {
-    Ok(sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL").bind(table).fetch_one(connection).await?)
+    Ok(sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL")
+        .bind(table)
+        .fetch_one(connection)
+        .await?)
 }

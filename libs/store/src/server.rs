@@ -1,4 +1,6 @@
-//! The state of the PostgreSQL server, for metrics.
+//! The state of the PostgreSQL server, which the provisioner reports as metrics: its size, and what
+//! may stop it soon (transaction ids, WAL archiving, replication, long transactions). It reads
+//! views of the server and touches no table of ours.
 
 use std::time::Duration;
 
@@ -6,23 +8,26 @@ use sqlx::PgConnection;
 
 use crate::{Result, age, count};
 
-/// The state of the server. Sessions of other roles are invisible without the role `pg_read_all_stats`.
+/// The state of the server. Without the role `pg_read_all_stats` the sessions of other roles are
+/// invisible, so `longest_transaction` only covers our own.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Server {
     /// The size of this database, in bytes.
     pub size: u64,
-    /// Transactions since the oldest unfrozen row of any database. PostgreSQL stops writes near 2 billion.
+    /// The age in transactions of the oldest row that is not frozen, in any database of the server.
+    /// PostgreSQL stops all writes near 2 billion.
     pub xid_age: u64,
     /// The age of the oldest open transaction.
     pub longest_transaction: Duration,
-    /// How long WAL segments have not been archived because archiving fails.
+    /// How long WAL segments have not been archived, because archiving fails; 0 if it works.
     pub unarchived: Duration,
+    /// The number of standbys that stream.
     pub standbys: u64,
-    /// The largest replay lag of a connected standby.
+    /// The largest replay lag of the standbys that stream.
     pub standby_lag: Duration,
 }
 
-/// Reads the state of the server. It touches no table of ours.
+/// Reads the state of the server.
 pub async fn server(connection: &mut PgConnection) -> Result<Server> {
     let query = sqlx::query!(
         r#"SELECT pg_database_size(current_database()) AS "size!",

@@ -1,4 +1,13 @@
-//! The sweep finds rows without an outcome after their first lease. Others cost one read and no due row.
+//! The sweep: finds the rows that have no outcome at the end of their first lease.
+//!
+//! A new placement or delivery belongs for a short time, its first lease, to the message that
+//! announces it, and has no row in `work`. If that message is lost, or its reader dies, nobody else
+//! would know of the row. So once a second each stage reads the rows whose first lease has just
+//! ended, and inserts due work for each unfinished one. All others cost this one read and no write.
+//!
+//! Guarantee: no row is missed, even if the transaction that created it commits very late.
+//! [`Fence`] explains how. [`crate::placements::sweep`] and [`crate::deliveries::sweep`] use it
+//! with the statement of their stage.
 
 use std::time::Duration;
 
@@ -7,26 +16,42 @@ use time::OffsetDateTime;
 
 use crate::{Result, seconds};
 
-/// The longest range of one sweep, in seconds. It bounds one statement even after the stage has been stopped for long.
+/// The longest time range of one sweep, in seconds. It bounds the cost of the statement, even if
+/// the stage has been stopped for long and has much to catch up.
 const STRETCH: f64 = 10.0;
 
 /// The result of a sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
-    /// The number of rows that became due.
+    /// The number of rows that got due work.
     pub late: u64,
-    /// Older rows are left: sweep again at once.
+    /// More rows wait whose first lease has ended, so the caller should sweep again at once.
     pub more: bool,
 }
 
-/// The time range of one sweep; one process holds it at a time.
+/// The time range of one sweep. It holds the lock of the stage's row in `sweeps`, so one process
+/// sweeps at a time.
 ///
-/// A fence is a transaction id noted together with a time that is at least one first lease ago. It is passed once all
-/// transactions with earlier ids have ended; then no row older than that time can still appear. Only then that time
-/// becomes the start of the next range, so a slow commit is not missed.
+/// The difficulty is that rows do not appear in the order of `created_at`, which is the start of
+/// their transaction. A transaction that takes long may insert a row whose time the sweep has
+/// already passed. Therefore the start of the range only moves to a time T once no row from before
+/// T can appear any more.
 ///
-/// A transaction gets its id when it first writes. One that began before that time has its id when the fence is noted,
-/// because no statement may take as long as a first lease (`DATABASE_TIMEOUT`).
+/// This is how the sweep knows. When it has read everything until T, which is at least one first
+/// lease ago, it notes T together with the next transaction id. That is the fence. Later sweeps
+/// read the range from the old start again, and rows that already have work are left alone. Once
+/// all transactions with smaller ids have ended, the fence is passed: the sweep that notices this
+/// finds the last late rows, and moves the start to T.
+///
+/// ```text
+///  from               fence_at = T          until = now - first lease
+///   |---------------------|-----------------------|-------------------> time
+///   read again by each sweep until the fence is passed; then the start moves to T
+/// ```
+///
+/// One gap remains: a transaction gets its id only when it first writes, so one that began before T
+/// might have no id yet when the fence is noted. That cannot happen, because T is at least one
+/// first lease ago and no statement may take that long; see `LONGEST_STATEMENT` in `config.rs`.
 pub(crate) struct Fence<'a> {
     pub(crate) transaction: Transaction<'a, Postgres>,
     stage: &'static str,
@@ -36,20 +61,31 @@ pub(crate) struct Fence<'a> {
     pub(crate) until: OffsetDateTime,
     /// The start of the next range.
     next: OffsetDateTime,
-    /// Whether to set a new fence: the old one was passed, or there is none yet. A fence that moved with each sweep
-    /// would never be passed during a long transaction.
+    /// Whether to set a new fence, because the old one was passed or there is none yet. Otherwise
+    /// the old fence stays: one that moved with each sweep would never be passed while a long
+    /// transaction runs.
     renew: bool,
     more: bool,
 }
 
 impl<'a> Fence<'a> {
-    /// Returns `None` if another process sweeps now or nothing is old enough.
+    /// Takes the range of `stage` for rows that are older than their first lease of `lag`. Returns
+    /// `None` if another process sweeps now, or if no row is old enough.
     pub(crate) async fn take(
         connection: &'a mut PgConnection,
         stage: &'static str,
         lag: Duration,
     ) -> Result<Option<Self>> {
         let mut transaction = connection.begin().await?;
+        // Reads the range and locks it (SKIP LOCKED, so a second process does not wait).
+        //
+        // - `fence` says whether the fence is passed: no transaction with a smaller id runs any
+        //   more. A fence from the future counts as passed, too. It comes with a restored dump, and
+        //   belongs to another cluster, whose transactions have all ended.
+        // - `range` computes the end of the longest allowed range, from the new start if the fence
+        //   is passed.
+        // - `until` is the end of the range: the longest allowed one, but never within the first
+        //   lease.
         let query = sqlx::query!(
             r#"SELECT up_to, fence_at, passed AS "passed!", least(now() - make_interval(secs => $2), stretch) AS "until!",
                       stretch < now() - make_interval(secs => $2) AS "more!"
@@ -84,7 +120,8 @@ impl<'a> Fence<'a> {
         }))
     }
 
-    /// Moves the start of the next range, sets the fence and commits.
+    /// Ends the sweep: moves the start of the next range, sets a new fence if needed, and commits.
+    /// `late` is the number of rows that got work.
     pub(crate) async fn done(mut self, late: u64) -> Result<Swept> {
         let statement = sqlx::query!(
             "UPDATE sweeps
@@ -99,6 +136,9 @@ impl<'a> Fence<'a> {
         );
         statement.execute(&mut *self.transaction).await?;
         self.transaction.commit().await?;
-        Ok(Swept { late, more: self.more })
+        Ok(Swept {
+            late,
+            more: self.more,
+        })
     }
 }

@@ -1,6 +1,19 @@
-//! Secrets at rest: XChaCha20-Poly1305 under a master key, bound to the row they belong to.
+//! Secrets at rest: they are sealed (encrypted with XChaCha20-Poly1305 under a master key) before
+//! they are stored, so that a copy of the database shows none.
 //!
-//! A sealed value is: length of the key id (1 byte), key id, nonce (24 bytes), ciphertext with tag.
+//! Guarantee: a sealed value opens only for the purpose and the row that it was sealed for, because
+//! both are authenticated together with the ciphertext. A value that was moved to another row, or
+//! changed, does not open. The modules [`crate::partners`] and [`crate::profile`] and the services
+//! seal and open values; [`crate::master_key`] seals all of them again under a new key.
+//!
+//! The format of a sealed value:
+//!
+//! ```text
+//! length of the key id (1 byte) | key id | nonce (24 bytes) | ciphertext with its tag
+//! ```
+//!
+//! The key id is in plain text, so the right key is found at once and the values of each key can be
+//! counted.
 
 use std::sync::Arc;
 
@@ -12,20 +25,21 @@ use chacha20poly1305::{
 use domain::{DeliveryId, PartnerId, TopupId};
 use secrecy::{ExposeSecret, SecretSlice, SecretString};
 
-/// The bytes of a master key.
+/// The length of a master key in bytes.
 const KEY: usize = 32;
 const NONCE: usize = 24;
 const LONGEST_ID: usize = 32;
-/// The bytes of a sealed value that hold its key id.
+/// The number of bytes at the start of a sealed value that hold its key id, at most.
 pub(crate) const HEAD: usize = 1 + LONGEST_ID;
 
-/// The id of keys in examples, such as `example:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=`. They are refused, and so
-/// is a key of zeros under any id: published keys protect nothing.
+/// The id of the keys in examples, such as `example:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=`.
+/// They are refused, and so is a key of zeros under any id, because a published key protects
+/// nothing.
 const EXAMPLE_ID: &str = "example";
 
-/// What a master key encrypts. Each kind can have a key of its own, so that a stage holds only the keys that it
-/// needs. Ingress holds all three: it checks requests, and its self-service replaces webhook secrets and shows eSIMs
-/// to their partner.
+/// What a master key encrypts. Each kind can have a key of its own, so that a stage holds only the
+/// keys that it needs. Ingress holds all three: it checks requests, and its self-service replaces
+/// webhook secrets and shows eSIMs to their partner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
 #[strum(serialize_all = "lowercase")]
 pub enum Keyring {
@@ -33,8 +47,8 @@ pub enum Keyring {
     Partners,
     /// Partners' webhook secrets: the notifier signs with them, and ingress replaces them.
     Webhooks,
-    /// Profiles, and responses of endpoints that may repeat them: the provisioner seals profiles, the notifier sends
-    /// them and seals the responses, and ingress shows both in self-service.
+    /// Profiles, and responses of endpoints that may repeat them: the provisioner seals profiles,
+    /// the notifier sends them and seals the responses, and ingress shows both in self-service.
     Profiles,
 }
 
@@ -74,14 +88,18 @@ impl Purpose<'_> {
     }
 }
 
-/// Master keys or a sealed value can't be used. The texts show no secret.
+/// Why master keys or a sealed value cannot be used. The texts show no secret.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum VaultError {
-    #[error("master key number {0} is not of the form <id>:<Base64 of 32 bytes> with an id of 1 to 32 characters")]
+    #[error(
+        "master key number {0} is not of the form <id>:<Base64 of 32 bytes> with an id of 1 to 32 characters"
+    )]
     BadKey(usize),
     #[error("master key number {0} is an example; make one with `esimctl master-key create FILE`")]
     Example(usize),
-    #[error("there is no master key: set MASTER_KEY or MASTER_KEY_FILE (`esimctl master-key create FILE` makes one)")]
+    #[error(
+        "there is no master key: set MASTER_KEY or MASTER_KEY_FILE (`esimctl master-key create FILE` makes one)"
+    )]
     NoKey,
     #[error("two master keys have the id {0:?}")]
     DuplicateKey(String),
@@ -89,7 +107,7 @@ pub enum VaultError {
     NotHeld(Keyring),
     #[error("a stored secret needs the master key {0:?}, which is not configured")]
     MissingKey(String),
-    /// The value was changed, or belongs to another row.
+    /// The value was changed, or it belongs to another row or purpose.
     #[error("a stored secret cannot be decrypted")]
     Damaged,
 }
@@ -100,22 +118,25 @@ struct MasterKey {
     cipher: XChaCha20Poly1305,
 }
 
-/// Keys as they are written, before a vault uses them.
+/// Master keys as they are written in a setting, before a vault uses them.
 type Written = Vec<(String, SecretSlice<u8>)>;
 
-/// The master keys by purpose: the first of a purpose seals, all open. Cheap to clone.
+/// The master keys by purpose. The first key of a purpose seals, and all of them open, so a key can
+/// be rotated. Clones are cheap.
 #[derive(Clone)]
 pub struct Vault(Arc<[(Keyring, Vec<MasterKey>)]>);
 
 impl Vault {
     /// A vault with the same keys for all purposes.
     ///
-    /// Keys `<id>:<Base64 of 32 bytes>` are separated by commas or line ends; `#` begins a comment line.
+    /// The keys have the form `<id>:<Base64 of 32 bytes>` and are separated by commas or line ends.
+    /// An entry that begins with `#` is a comment.
     pub fn parse(text: &SecretString) -> Result<Self, VaultError> {
         Self::of(&Keyring::ALL.map(|ring| (ring, text)))
     }
 
-    /// A vault with these keys. Different keys with one id are refused, even of two purposes: an id names one.
+    /// A vault with these keys. Two different keys with the same id are refused, even if they are
+    /// for two purposes, because an id in a sealed value must name one key.
     pub fn of(rings: &[(Keyring, &SecretString)]) -> Result<Self, VaultError> {
         let mut all: Vec<(Keyring, Written)> = Vec::new();
         for (ring, text) in rings {
@@ -131,56 +152,78 @@ impl Vault {
         }
         let key = |(id, bytes): (String, SecretSlice<u8>)| {
             let cipher = XChaCha20Poly1305::new_from_slice(bytes.expose_secret());
-            cipher.map(|cipher| MasterKey { id, cipher }).map_err(|_| VaultError::Damaged)
+            cipher
+                .map(|cipher| MasterKey { id, cipher })
+                .map_err(|_| VaultError::Damaged)
         };
-        let rings =
-            all.into_iter().map(|(ring, keys)| Ok((ring, keys.into_iter().map(key).collect::<Result<_, _>>()?)));
+        let rings = all
+            .into_iter()
+            .map(|(ring, keys)| Ok((ring, keys.into_iter().map(key).collect::<Result<_, _>>()?)));
         Ok(Self(rings.collect::<Result<Vec<_>, VaultError>>()?.into()))
     }
 
     fn keys(&self, ring: Keyring) -> Result<&[MasterKey], VaultError> {
         let held = self.0.iter().find(|(held, _)| *held == ring);
-        held.map(|(_, keys)| keys.as_slice()).ok_or(VaultError::NotHeld(ring))
+        held.map(|(_, keys)| keys.as_slice())
+            .ok_or(VaultError::NotHeld(ring))
     }
 
-    /// Whether it has keys for this purpose.
+    /// Whether the vault has keys for this purpose.
     pub fn holds(&self, ring: Keyring) -> bool {
         self.keys(ring).is_ok()
     }
 
     /// The ids of the keys for a purpose; the first one seals.
     pub fn key_ids(&self, ring: Keyring) -> impl Iterator<Item = &str> {
-        self.keys(ring).unwrap_or_default().iter().map(|key| key.id.as_str())
+        self.keys(ring)
+            .unwrap_or_default()
+            .iter()
+            .map(|key| key.id.as_str())
     }
 
-    /// The prefix of values that the first key sealed.
+    /// The prefix of all values that the first key of a purpose has sealed.
     pub(crate) fn first_prefix(&self, ring: Keyring) -> Result<Vec<u8>, VaultError> {
         let id = &self.keys(ring)?.first().ok_or(VaultError::NoKey)?.id;
         let id_length = u8::try_from(id.len()).map_err(|_| VaultError::Damaged)?;
         Ok([&[id_length], id.as_bytes()].concat())
     }
 
-    /// Seals a secret for one purpose.
+    /// Seals a secret for one purpose, under the first key for it.
     pub fn seal(&self, purpose: Purpose<'_>, secret: &[u8]) -> Result<Vec<u8>, VaultError> {
-        let key = self.keys(purpose.keyring())?.first().ok_or(VaultError::NoKey)?;
+        let key = self
+            .keys(purpose.keyring())?
+            .first()
+            .ok_or(VaultError::NoKey)?;
         let nonce: [u8; NONCE] = rand::random();
         let aad = purpose.associated_data();
         let sealed = key
             .cipher
-            .encrypt(&XNonce::from(nonce), Payload { msg: secret, aad: aad.as_bytes() })
+            .encrypt(
+                &XNonce::from(nonce),
+                Payload {
+                    msg: secret,
+                    aad: aad.as_bytes(),
+                },
+            )
             .map_err(|_| VaultError::Damaged)?;
         Ok([&self.first_prefix(purpose.keyring())?, &nonce[..], &sealed].concat())
     }
 
-    /// Opens a value and seals it again with the first key.
-    pub(crate) fn reseal(&self, purpose: Purpose<'_>, sealed: &[u8]) -> Result<Vec<u8>, VaultError> {
+    /// Opens a value and seals it again under the first key for its purpose.
+    pub(crate) fn reseal(
+        &self,
+        purpose: Purpose<'_>,
+        sealed: &[u8],
+    ) -> Result<Vec<u8>, VaultError> {
         self.seal(purpose, &self.open(purpose, sealed)?)
     }
 
-    /// Opens a value that was sealed for the same purpose.
+    /// Opens a value that was sealed for the same purpose and row.
     pub fn open(&self, purpose: Purpose<'_>, sealed: &[u8]) -> Result<Vec<u8>, VaultError> {
         let (id, rest) = split(sealed).ok_or(VaultError::Damaged)?;
-        let (nonce, ciphertext) = rest.split_first_chunk::<NONCE>().ok_or(VaultError::Damaged)?;
+        let (nonce, ciphertext) = rest
+            .split_first_chunk::<NONCE>()
+            .ok_or(VaultError::Damaged)?;
         let key = self
             .keys(purpose.keyring())?
             .iter()
@@ -188,7 +231,13 @@ impl Vault {
             .ok_or_else(|| VaultError::MissingKey(id.to_owned()))?;
         let aad = purpose.associated_data();
         key.cipher
-            .decrypt(&XNonce::from(*nonce), Payload { msg: ciphertext, aad: aad.as_bytes() })
+            .decrypt(
+                &XNonce::from(*nonce),
+                Payload {
+                    msg: ciphertext,
+                    aad: aad.as_bytes(),
+                },
+            )
             .map_err(|_| VaultError::Damaged)
     }
 }
@@ -215,17 +264,22 @@ fn written(text: &SecretString) -> Result<Written, VaultError> {
         }
         keys.push((id.to_owned(), bytes.into()));
     }
-    if keys.is_empty() { Err(VaultError::NoKey) } else { Ok(keys) }
+    if keys.is_empty() {
+        Err(VaultError::NoKey)
+    } else {
+        Ok(keys)
+    }
 }
 
-/// The id of the key that a value was sealed with, and the rest of the value.
+/// Splits a sealed value into the id of its key and the rest.
 fn split(sealed: &[u8]) -> Option<(&str, &[u8])> {
     let (&id_length, rest) = sealed.split_first()?;
     let (id, rest) = rest.split_at_checked(id_length.into())?;
     Some((str::from_utf8(id).ok()?, rest))
 }
 
-/// The id of the key that a value was sealed with; `head` are its first [`HEAD`] bytes or more.
+/// The id of the key that a value was sealed with. `head` is the beginning of the value, at least
+/// its first [`HEAD`] bytes.
 pub(crate) fn key_id(head: &[u8]) -> Option<&str> {
     split(head).map(|(id, _)| id)
 }
@@ -251,9 +305,13 @@ mod tests {
     #[test]
     fn a_secret_opens_only_for_its_row_and_unchanged() {
         let vault = vault(&key("a", 1)).unwrap();
-        let (mine, other) = (PartnerId::new(), PartnerId::new());
+        let mine = PartnerId::new();
+        let other = PartnerId::new();
         let sealed = vault.seal(Purpose::SecretKey(mine), b"secret").unwrap();
-        assert_eq!(vault.open(Purpose::SecretKey(mine), &sealed).unwrap(), b"secret");
+        assert_eq!(
+            vault.open(Purpose::SecretKey(mine), &sealed).unwrap(),
+            b"secret"
+        );
         for purpose in [Purpose::SecretKey(other), Purpose::WebhookSecret(mine)] {
             assert_eq!(vault.open(purpose, &sealed), Err(VaultError::Damaged));
         }
@@ -269,8 +327,16 @@ mod tests {
     #[test]
     fn keys_rotate() {
         let partner = Purpose::SecretKey(PartnerId::new());
-        let sealed = vault(&key("old", 1)).unwrap().seal(partner, b"secret").unwrap();
-        let rotated = vault(&format!("# newest first\n{}\n{}\n", key("new", 2), key("old", 1))).unwrap();
+        let sealed = vault(&key("old", 1))
+            .unwrap()
+            .seal(partner, b"secret")
+            .unwrap();
+        let rotated = vault(&format!(
+            "# newest first\n{}\n{}\n",
+            key("new", 2),
+            key("old", 1)
+        ))
+        .unwrap();
         assert_eq!(rotated.open(partner, &sealed).unwrap(), b"secret");
         let resealed = rotated.seal(partner, b"secret").unwrap();
         let after = vault(&key("new", 2)).unwrap();
@@ -281,7 +347,8 @@ mod tests {
 
     #[test]
     fn a_vault_opens_only_the_purposes_that_it_holds() {
-        let (partners, profiles) = (SecretString::from(key("a", 1)), SecretString::from(key("b", 2)));
+        let partners = SecretString::from(key("a", 1));
+        let profiles = SecretString::from(key("b", 2));
         let all = Vault::of(&[
             (Keyring::Partners, &partners),
             (Keyring::Webhooks, &partners),
@@ -290,7 +357,8 @@ mod tests {
         .unwrap();
         let ingress = Vault::of(&[(Keyring::Partners, &partners)]).unwrap();
         let id = PartnerId::new();
-        let (request, webhook) = (Purpose::SecretKey(id), Purpose::WebhookSecret(id));
+        let request = Purpose::SecretKey(id);
+        let webhook = Purpose::WebhookSecret(id);
         let sealed = all.seal(request, b"secret").unwrap();
         assert_eq!(ingress.open(request, &sealed).unwrap(), b"secret");
         let sealed = all.seal(webhook, b"secret").unwrap();
@@ -306,10 +374,22 @@ mod tests {
     fn bad_keys_are_refused_by_number() {
         assert_eq!(vault("").unwrap_err(), VaultError::NoKey);
         assert_eq!(vault("nonsense").unwrap_err(), VaultError::BadKey(1));
-        assert_eq!(vault(&format!("{},b:AAAA", key("a", 1))).unwrap_err(), VaultError::BadKey(2));
-        assert_eq!(vault(&key("example", 7)).unwrap_err(), VaultError::Example(1));
-        assert_eq!(vault(&format!("{},{}", key("a", 1), key("b", 0))).unwrap_err(), VaultError::Example(2));
+        assert_eq!(
+            vault(&format!("{},b:AAAA", key("a", 1))).unwrap_err(),
+            VaultError::BadKey(2)
+        );
+        assert_eq!(
+            vault(&key("example", 7)).unwrap_err(),
+            VaultError::Example(1)
+        );
+        assert_eq!(
+            vault(&format!("{},{}", key("a", 1), key("b", 0))).unwrap_err(),
+            VaultError::Example(2)
+        );
         let twice = format!("{},{}", key("a", 1), key("a", 2));
-        assert_eq!(vault(&twice).unwrap_err(), VaultError::DuplicateKey("a".into()));
+        assert_eq!(
+            vault(&twice).unwrap_err(),
+            VaultError::DuplicateKey("a".into())
+        );
     }
 }

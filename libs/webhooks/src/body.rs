@@ -1,4 +1,5 @@
-//! The nine fields of a webhook's body, in the order of the specification.
+//! The body of the specified webhook: nine fields, in the order of the specification. The notifier
+//! sends it, and ingress shows the same fields in self-service.
 
 use domain::{OptionId, TopupId};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -8,15 +9,20 @@ use utoipa::ToSchema;
 
 use crate::qr::QrUrls;
 
-/// All characters except RFC 3986's unreserved ones.
-const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+/// The characters that are percent-encoded: all except those that RFC 3986 calls unreserved.
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~');
 
-/// A percent-encoded segment of a path.
+/// Percent-encodes a text, so that it can be one segment of a path.
 pub fn encoded(text: &str) -> String {
     utf8_percent_encode(text, RESERVED).to_string()
 }
 
-// The body of a webhook. It holds the activation code. Partners read the comment of its schema.
+// The body contains the activation code, so it must never be logged. The doc comment below is part
+// of the API description that partners read.
 /// The nine fields of the webhook.
 #[derive(Clone, Serialize, ToSchema)]
 #[schema(as = Esim)]
@@ -33,7 +39,9 @@ pub struct Body<'a> {
     activate_code: &'a str,
     #[schema(example = "LPA:1$smdp.example.com$A1B2C3D4E5F60718")]
     download_link: String,
-    #[schema(example = "https://esim.example.com/qr/LPA%3A1%24smdp.example.com%24A1B2C3D4E5F60718/300")]
+    #[schema(
+        example = "https://esim.example.com/qr/LPA%3A1%24smdp.example.com%24A1B2C3D4E5F60718/300"
+    )]
     qrcode_img_url: String,
     #[schema(example = "2026-12-20")]
     expired_date: &'a str,

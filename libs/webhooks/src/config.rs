@@ -1,4 +1,5 @@
-//! Settings that the services share.
+//! Settings about webhooks that several programs have. Each program flattens the groups that it
+//! needs, so that a setting has the same name, default and help everywhere.
 
 use clap::{ArgAction, Args};
 use secrecy::{ExposeSecret, SecretString};
@@ -10,20 +11,35 @@ use crate::{
     guard::{self, Guard, Networks, Ports},
 };
 
-/// The addresses and ports that webhooks may go to.
+/// The addresses and ports that webhooks may go to. Ingress checks new URLs with these settings,
+/// and the notifier checks every connection, so both need the same values.
 #[derive(Args, Clone, Debug, Default)]
 pub struct GuardConfig {
-    /// Private networks that webhooks may go to, such as `10.1.0.0/16`, separated by commas
+    /// Private networks that webhooks may go to, separated by commas
+    ///
+    /// By default webhooks only go to public addresses, because partners choose their URLs and must
+    /// not reach the operator's own network with them. List a network such as `10.1.0.0/16`, or a
+    /// single address, only if every partner may reach it.
     #[arg(long, env = "WEBHOOK_ALLOW", default_value = "", hide_default_value = true, value_parser = Networks::parse)]
     pub webhook_allow: Networks,
-    /// Networks that webhooks never go to, such as the operator's own public ones, separated by commas
+    /// Networks that webhooks never go to, separated by commas
+    ///
+    /// List the operator's own public networks here, so that partners cannot reach services there
+    /// that trust their neighbours. This setting wins over `WEBHOOK_ALLOW`.
     #[arg(long, env = "WEBHOOK_DENY", default_value = "", hide_default_value = true, value_parser = Networks::parse)]
     pub webhook_deny: Networks,
-    /// Ports and ranges of ports that webhooks may go to, separated by commas
+    /// Ports that webhooks may go to: ports and ranges of ports, separated by commas
+    ///
+    /// The default leaves out the ports below 1024 except those of HTTP and HTTPS, because other
+    /// services such as SSH or SMTP listen there.
     #[arg(long, env = "WEBHOOK_PORTS", default_value = guard::PORTS, value_parser = Ports::parse)]
     pub webhook_ports: Ports,
-    /// Name servers for endpoints instead of those in `/etc/resolv.conf`: addresses, with a port if it is
-    /// not 53, separated by commas
+    /// Name servers for the host names of endpoints, separated by commas
+    ///
+    /// An address may have a port, as in `10.0.0.53:5353`; otherwise it is 53. By default the
+    /// servers in `/etc/resolv.conf` are asked. Set this if your internal names are secret, because
+    /// a partner that sets a URL learns whether its name has an address, and whether that address
+    /// is private.
     #[arg(long, env = "WEBHOOK_RESOLVERS", default_value = "", hide_default_value = true, value_parser = NameServers::parse)]
     pub webhook_resolvers: NameServers,
 }
@@ -34,39 +50,60 @@ impl GuardConfig {
     }
 }
 
-/// The schemes of live partners' webhook URLs.
+/// Whether live partners may have webhook URLs without TLS.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub struct HttpConfig {
-    /// Live partners may set `http://` webhook URLs, which show their eSIMs to the network
+    /// Allow live partners to set webhook URLs that begin with `http://`
+    ///
+    /// Their eSIMs are then visible to everybody on the network path, and whoever sees an
+    /// activation code can use it. Therefore the default is false. URLs that are already stored go
+    /// on working either way.
     #[arg(long, env = "WEBHOOK_HTTP_LIVE", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true")]
     pub webhook_http_live: bool,
 }
 
-/// The MAC in the URLs of QR pictures.
+/// The keys for the MAC in the URLs of QR pictures. The notifier makes it and ingress checks it.
 #[derive(Args, Clone, Debug, Default)]
 pub struct QrConfig {
-    /// Keys for a MAC in `qrcode_img_url`, Base64 of at least 32 bytes each, separated by blanks or commas; the first one
-    /// makes it, all of them check it [default: no MAC]
+    /// Keys for the MAC in `qrcode_img_url`, separated by blanks or commas [default: no MAC]
+    ///
+    /// Each key is the Base64 of at least 32 bytes. The first one makes the MAC, and a MAC by any
+    /// of them is accepted, so that a key can be replaced while URLs by the old one are still in
+    /// use. With keys, ingress draws only pictures whose URLs this system has sent. Without keys,
+    /// anybody can have a picture of any activation code drawn.
     #[arg(long, env = "QR_KEYS", hide_env_values = true)]
     pub qr_keys: Option<SecretString>,
 }
 
 impl QrConfig {
-    /// The keys; none if the setting is missing or empty. The error names the setting.
+    /// Parses the keys. There are none if the setting is missing or empty. The error names the
+    /// setting and does not repeat its value.
     pub fn keys(&self) -> Result<Keys, String> {
-        let given = self.qr_keys.as_ref().filter(|keys| !keys.expose_secret().is_empty());
-        given.map_or_else(|| Ok(Keys::default()), Keys::parse).map_err(|error| format!("QR_KEYS: {error}"))
+        let given = self
+            .qr_keys
+            .as_ref()
+            .filter(|keys| !keys.expose_secret().is_empty());
+        given
+            .map_or_else(|| Ok(Keys::default()), Keys::parse)
+            .map_err(|error| format!("QR_KEYS: {error}"))
     }
 }
 
-/// Parses the public base URL of ingress and removes its final slash.
+/// Parses the public base URL of ingress and removes its final slash, so that paths can be appended
+/// to it.
 pub fn public_url(text: &str) -> Result<String, String> {
-    let url: Url = text.parse().map_err(|error| format!("{error}; write it like `https://esim.example.com`"))?;
+    let url: Url = text
+        .parse()
+        .map_err(|error| format!("{error}; write it like `https://esim.example.com`"))?;
     let plain = url.query().is_none() && url.fragment().is_none() && url.username().is_empty();
     if plain && matches!(url.scheme(), "http" | "https") {
         Ok(url.as_str().trim_end_matches('/').to_owned())
     } else {
-        Err("write it like `https://esim.example.com`".into())
+        Err(
+            "it must be an http or https URL without user, query and fragment, \
+             such as `https://esim.example.com`"
+                .into(),
+        )
     }
 }
 
@@ -83,7 +120,14 @@ mod tests {
         ] {
             assert_eq!(public_url(text).as_deref(), Ok(base));
         }
-        for bad in ["", "a.b", "ftp://a.b", "https://a.b/?q", "https://a.b/#f", "https://u@a.b"] {
+        for bad in [
+            "",
+            "a.b",
+            "ftp://a.b",
+            "https://a.b/?q",
+            "https://a.b/#f",
+            "https://u@a.b",
+        ] {
             assert!(public_url(bad).is_err(), "{bad}");
         }
     }

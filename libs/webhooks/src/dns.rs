@@ -1,4 +1,12 @@
-//! Names of endpoints. Partners choose their name servers: a lookup takes no thread and ends with its caller.
+//! Resolves the host names of endpoints. Ingress does so when a partner sets a URL, and the
+//! notifier when it connects.
+//!
+//! A partner's domain may have name servers that respond slowly or not at all. The resolver of the
+//! operating system would occupy a thread for each such name. This one is asynchronous, so a
+//! look-up takes no thread, and it ends as soon as its caller gives up.
+//!
+//! [`Dns::resolve`] returns only addresses that the guard allows. Whoever connects must use these
+//! addresses and not resolve the name again, because a partner could change it in between.
 
 use std::{
     io,
@@ -9,7 +17,10 @@ use std::{
 
 use hickory_resolver::{
     Hosts, Resolver, TokioResolver,
-    config::{ConnectionConfig, LookupIpStrategy, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts},
+    config::{
+        ConnectionConfig, LookupIpStrategy, NameServerConfig, ResolveHosts, ResolverConfig,
+        ResolverOpts,
+    },
     net::runtime::TokioRuntimeProvider,
     proto::{
         op::Query,
@@ -20,53 +31,70 @@ use hickory_resolver::{
 
 use crate::guard::{Forbidden, Guard};
 
-/// The longest wait for one response of a name server. A lost packet is sent again within the deadline of a connection.
+/// The longest wait for one response of a name server. It is short enough that the query can be
+/// sent again within the deadline of a connection if a packet was lost.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// The longest time for which an address is cached, whatever its TTL.
+/// The longest time for which an address is cached, whatever its TTL. A partner that moves its
+/// endpoint does not wait longer than that.
 const CACHED: Duration = Duration::from_mins(5);
-/// The longest time for which "no such name" is cached: a new name is found soon.
+/// The longest time for which it is cached that a name does not exist. It is short, so that a name
+/// that was created a moment ago is soon found.
 const ABSENT: Duration = Duration::from_secs(5);
-/// The most cached names.
+/// The maximum number of names in the cache.
 const CACHE: u64 = 4_096;
-/// Lookups in flight over one TCP connection to a name server.
+/// The maximum number of requests in flight over one connection to a name server.
 const IN_FLIGHT: usize = 1_024;
-/// The most addresses of one name that are judged and used.
+/// The maximum number of addresses of one name that are judged and used. Further ones are ignored.
 const ADDRESSES: usize = 32;
 
-/// Why a name cannot be used. Keeps no text of the resolver, which may hold the name.
+/// Why a name cannot be used. It does not keep the resolver's message, because that may contain the
+/// name, and names of endpoints are not logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    /// The name has no address, or no name server responds.
+    /// The name has no address, or no name server responded.
     #[error("name not resolved")]
     Unresolved,
-    /// The guard refuses one of its addresses.
+    /// The guard refuses one of the addresses.
     #[error("{0}")]
     Forbidden(Forbidden),
 }
 
-/// The name servers of a setting, or else the system's.
+/// The name servers of the setting `WEBHOOK_RESOLVERS`. If there are none, those of the system are
+/// asked.
 #[derive(Clone, Debug, Default)]
 pub struct NameServers(Vec<SocketAddr>);
 
 impl NameServers {
     /// Parses addresses such as `10.0.0.53` or `[fd00::53]:5353`, separated by commas.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let entries = text.split(',').map(str::trim).filter(|entry| !entry.is_empty());
+        let entries = text
+            .split(',')
+            .map(str::trim)
+            .filter(|entry| !entry.is_empty());
         let servers = entries.map(|entry| {
-            let address = entry.parse::<IpAddr>().map(|address| SocketAddr::new(address, 53));
-            address
-                .or_else(|_| entry.parse())
-                .map_err(|_| format!("{entry:?} is not an address such as 10.0.0.53 or 10.0.0.53:5353"))
+            let address = entry
+                .parse::<IpAddr>()
+                .map(|address| SocketAddr::new(address, 53));
+            address.or_else(|_| entry.parse()).map_err(|_| {
+                format!(
+                    "{entry:?} is not the address of a name server; \
+                     write it like 10.0.0.53, 10.0.0.53:5353 or [fd00::53]:5353"
+                )
+            })
         });
         Ok(Self(servers.collect::<Result<_, _>>()?))
     }
 
-    /// The configuration: `/etc/resolv.conf`, with these servers instead of its own if there are any.
+    /// The configuration of the resolver. If there are name servers, they replace those in
+    /// `/etc/resolv.conf`, whose options (such as `ndots`) still apply, but not its search domains.
     fn config(&self) -> io::Result<(ResolverConfig, ResolverOpts)> {
         let system = system_conf::read_system_conf();
         if self.0.is_empty() {
             return system.map_err(|error| {
-                io::Error::other(format!("cannot use /etc/resolv.conf: {error}; WEBHOOK_RESOLVERS names other servers"))
+                io::Error::other(format!(
+                    "cannot use /etc/resolv.conf: {error}; correct it, or set WEBHOOK_RESOLVERS \
+                     to the addresses of name servers"
+                ))
             });
         }
         let servers = self.0.iter().map(|server| {
@@ -78,12 +106,15 @@ impl NameServers {
             NameServerConfig::new(server.ip(), true, connections.map(at_port).into())
         });
         let config = ResolverConfig::from_parts(None, Vec::new(), servers.collect());
-        Ok((config, system.map(|(_, options)| options).unwrap_or_default()))
+        Ok((
+            config,
+            system.map(|(_, options)| options).unwrap_or_default(),
+        ))
     }
 }
 
-/// Resolves names as the system does (`/etc/hosts`, then name servers), and lets the guard judge their
-/// addresses. Cheap to clone.
+/// Resolves names as the system does, first by `/etc/hosts` and then by name servers, and lets the
+/// guard judge their addresses. Clones are cheap and share the cache.
 #[derive(Clone)]
 pub struct Dns {
     guard: Guard,
@@ -92,7 +123,8 @@ pub struct Dns {
 }
 
 impl Dns {
-    /// Reads `/etc/hosts` and `/etc/resolv.conf`. Needs a runtime.
+    /// Reads `/etc/hosts` and `/etc/resolv.conf`; later changes of these files have no effect. It
+    /// has to be called within a Tokio runtime.
     pub fn new(guard: Guard, servers: &NameServers) -> io::Result<Self> {
         let (config, mut options) = servers.config()?;
         options.timeout = options.timeout.min(ANSWER_TIMEOUT);
@@ -106,7 +138,7 @@ impl Dns {
         *builder.options_mut() = options;
         Ok(Self {
             guard,
-            // A missing file holds no names.
+            // If the file is missing, there are no names in it.
             hosts: Arc::new(Hosts::from_system().unwrap_or_default()),
             resolver: builder.build().map_err(io::Error::other)?,
         })
@@ -119,16 +151,30 @@ impl Dns {
         };
         [RecordType::A, RecordType::AAAA]
             .into_iter()
-            .filter_map(|kind| self.hosts.lookup_static_host(&Query::query(name.clone(), kind)))
-            .flat_map(|lookup| lookup.answers().iter().filter_map(|record| record.data.ip_addr()).collect::<Vec<_>>())
+            .filter_map(|kind| {
+                self.hosts
+                    .lookup_static_host(&Query::query(name.clone(), kind))
+            })
+            .flat_map(|lookup| {
+                lookup
+                    .answers()
+                    .iter()
+                    .filter_map(|record| record.data.ip_addr())
+                    .collect::<Vec<_>>()
+            })
             .collect()
     }
 
-    /// The addresses of a name, all of which the guard allows. Dropping the future ends the lookup.
+    /// Returns the addresses of a name. There is at least one, and the guard allows all of them.
+    /// Dropping the future ends the look-up.
     pub async fn resolve(&self, name: &str) -> Result<Vec<IpAddr>, NameError> {
         let mut addresses = self.in_hosts(name);
         if addresses.is_empty() {
-            let found = self.resolver.lookup_ip(name).await.map_err(|_| NameError::Unresolved)?;
+            let found = self
+                .resolver
+                .lookup_ip(name)
+                .await
+                .map_err(|_| NameError::Unresolved)?;
             addresses = found.iter().take(ADDRESSES).collect();
         }
         if addresses.is_empty() {
@@ -146,20 +192,30 @@ mod tests {
     use crate::guard::{Networks, Ports};
 
     async fn resolve(name: &str, allowed: &str) -> Result<usize, NameError> {
-        let guard = Guard::new(Networks::parse(allowed).unwrap(), Networks::default(), Ports::default());
+        let guard = Guard::new(
+            Networks::parse(allowed).unwrap(),
+            Networks::default(),
+            Ports::default(),
+        );
         let dns = Dns::new(guard, &NameServers::parse("127.0.0.1:9").unwrap()).unwrap();
         Ok(dns.resolve(name).await?.len())
     }
 
     #[tokio::test]
     async fn a_name_of_our_own_network_is_not_resolved() {
-        assert_eq!(resolve("localhost", "").await, Err(NameError::Forbidden(Forbidden::Address)));
+        assert_eq!(
+            resolve("localhost", "").await,
+            Err(NameError::Forbidden(Forbidden::Address))
+        );
         assert!(resolve("localhost", "127.0.0.0/8,::1").await.unwrap() > 0);
     }
 
     #[tokio::test]
     async fn a_name_without_address_is_not_resolved() {
-        assert_eq!(resolve("name.invalid", "127.0.0.0/8").await, Err(NameError::Unresolved));
+        assert_eq!(
+            resolve("name.invalid", "127.0.0.0/8").await,
+            Err(NameError::Unresolved)
+        );
     }
 
     #[test]
@@ -170,6 +226,10 @@ mod tests {
             ["10.0.0.53:53", "[fd00::53]:5353", "[fd00::1]:53"].map(|text| text.parse().unwrap())
         );
         assert_eq!(parse(""), Ok(Vec::new()));
-        assert!(parse("ns.example.com").unwrap_err().contains("ns.example.com"));
+        assert!(
+            parse("ns.example.com")
+                .unwrap_err()
+                .contains("ns.example.com")
+        );
     }
 }

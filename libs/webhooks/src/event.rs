@@ -1,27 +1,36 @@
-//! The bodies of events other than the specified webhook, in the form that Standard Webhooks recommends.
+//! The bodies of events, which are the webhooks other than the specified one. They have the form
+//! that Standard Webhooks recommends: a type, a time, and the data of this type. For example:
+//!
+//! ```json
+//! {"type":"webhook.test","timestamp":"2026-01-31T12:00:00Z","data":{}}
+//! ```
 
 use domain::OptionId;
 use serde::Serialize;
 use store::deliveries::events::{Event, Subject};
 use time::{OffsetDateTime, serde::rfc3339};
 
-/// The header with the event's kind. The specified webhook has none.
+/// The header with the kind of the event. The specified webhook does not have this header.
 pub const TYPE: &str = "webhook-type";
 
-/// The text of a provider's rejection.
+/// The text that tells a partner about a provider's rejection.
 pub fn rejection(status: &str, message: &str) -> String {
     format!("eSIM Request failed - Status: {status}, Message: {message}")
 }
 
-/// Why a topup has failed: the provider's rejection, if there is one.
+/// The text that tells a partner why a topup has failed. It is the provider's rejection if there
+/// was one.
 pub fn failure(refusal: Option<&(String, String)>) -> String {
-    refusal.map_or_else(|| "The eSIM will not be delivered".to_owned(), |(status, message)| rejection(status, message))
+    refusal.map_or_else(
+        || "The eSIM will not be delivered".to_owned(),
+        |(status, message)| rejection(status, message),
+    )
 }
 
 #[derive(Serialize)]
 pub struct Body<'a> {
     r#type: &'static str,
-    /// When it happened.
+    /// The time when the event happened.
     #[serde(with = "rfc3339")]
     timestamp: OffsetDateTime,
     data: Data<'a>,
@@ -47,16 +56,31 @@ enum Data<'a> {
 impl<'a> Body<'a> {
     pub fn new(event: &'a Event) -> Self {
         let data = match &event.subject {
-            Subject::TopupFailed { topup_id, external_order_id, option_id, refusal } => Data::TopupFailed {
+            Subject::TopupFailed {
+                topup_id,
+                external_order_id,
+                option_id,
+                refusal,
+            } => Data::TopupFailed {
                 topup_id,
                 option_id: *option_id,
                 external_order_id,
                 error: failure(refusal.as_ref()),
             },
-            Subject::KeyExpiring { credential, ends_at } => Data::KeyExpiring { credential, ends_at: *ends_at },
+            Subject::KeyExpiring {
+                credential,
+                ends_at,
+            } => Data::KeyExpiring {
+                credential,
+                ends_at: *ends_at,
+            },
             Subject::WebhookTest => Data::WebhookTest {},
         };
-        Self { r#type: event.subject.kind().as_str(), timestamp: event.created_at, data }
+        Self {
+            r#type: event.subject.kind().as_str(),
+            timestamp: event.created_at,
+            data,
+        }
     }
 }
 
@@ -67,7 +91,10 @@ mod tests {
     #[test]
     fn each_kind_has_its_fields() {
         let body = |subject| {
-            let event = Event { created_at: OffsetDateTime::UNIX_EPOCH, subject };
+            let event = Event {
+                created_at: OffsetDateTime::UNIX_EPOCH,
+                subject,
+            };
             serde_json::to_string(&Body::new(&event)).unwrap()
         };
         let failed = |refusal| Subject::TopupFailed {
@@ -83,7 +110,9 @@ mod tests {
         );
         assert_eq!(
             body(failed(None)),
-            format!(r#"{{"type":"topup.failed",{head}{topup}"error":"The eSIM will not be delivered"}}}}"#)
+            format!(
+                r#"{{"type":"topup.failed",{head}{topup}"error":"The eSIM will not be delivered"}}}}"#
+            )
         );
         assert_eq!(
             body(failed(Some(("9001".into(), "No stock".into())))),
@@ -91,11 +120,19 @@ mod tests {
                 r#"{{"type":"topup.failed",{head}{topup}"error":"eSIM Request failed - Status: 9001, Message: No stock"}}}}"#
             )
         );
-        let expiring = Subject::KeyExpiring { credential: "keys".into(), ends_at: OffsetDateTime::UNIX_EPOCH };
+        let expiring = Subject::KeyExpiring {
+            credential: "keys".into(),
+            ends_at: OffsetDateTime::UNIX_EPOCH,
+        };
         assert_eq!(
             body(expiring),
-            format!(r#"{{"type":"key.expiring",{head}{{"credential":"keys","ends_at":"1970-01-01T00:00:00Z"}}}}"#)
+            format!(
+                r#"{{"type":"key.expiring",{head}{{"credential":"keys","ends_at":"1970-01-01T00:00:00Z"}}}}"#
+            )
         );
-        assert_eq!(body(Subject::WebhookTest), format!(r#"{{"type":"webhook.test",{head}{{}}}}"#));
+        assert_eq!(
+            body(Subject::WebhookTest),
+            format!(r#"{{"type":"webhook.test",{head}{{}}}}"#)
+        );
     }
 }

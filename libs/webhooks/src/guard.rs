@@ -1,6 +1,13 @@
-//! Decides where webhooks may go: partners choose their URLs and must not reach our own network with them.
-//! The port and a literal address are judged before every request. A name is judged by all addresses that
-//! it resolves to, when a partner sets the URL and at each connection.
+//! Decides where webhooks may go. Partners choose their URLs, and the notifier runs inside the
+//! operator's network, so without this guard a partner could make it send requests to internal
+//! services and read the beginning of their responses.
+//!
+//! A port, and a host that is an address, are judged before every request. A host name is judged by
+//! all addresses that it resolves to, both when a partner sets the URL and again at each
+//! connection, because a name can get another address at any time.
+//!
+//! What is not known to be public is forbidden. If you extend the lists below, add the new network
+//! to the tests, too.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -20,12 +27,13 @@ const fn v6(a: u16, b: u16, bits: u8) -> Ipv6Net {
     Ipv6Net::new_assert(Ipv6Addr::new(a, b, 0, 0, 0, 0, 0, 0), bits)
 }
 
+/// The IPv4 networks that webhooks must not reach.
 const FORBIDDEN_V4: [Ipv4Net; 20] = [
     v4(0, 0, 0, 0, 8),       // this network
     v4(10, 0, 0, 0, 8),      // private
     v4(100, 64, 0, 0, 10),   // carrier-grade NAT
     v4(127, 0, 0, 0, 8),     // loopback
-    v4(169, 254, 0, 0, 16),  // link-local, and the clouds' metadata
+    v4(169, 254, 0, 0, 16),  // link-local, with the metadata services of most clouds
     v4(172, 16, 0, 0, 12),   // private
     v4(192, 0, 0, 0, 24),    // protocol assignments
     v4(192, 0, 2, 0, 24),    // documentation
@@ -36,7 +44,7 @@ const FORBIDDEN_V4: [Ipv4Net; 20] = [
     v4(203, 0, 113, 0, 24),  // documentation
     v4(224, 0, 0, 0, 4),     // multicast
     v4(240, 0, 0, 0, 4),     // reserved, and broadcast
-    // Public addresses that reach a cloud's own services, only from inside that cloud.
+    // Public addresses that lead to a cloud's own services, but only from inside that cloud.
     v4(168, 63, 129, 16, 32), // Azure: metadata, DNS, health
     v4(199, 36, 153, 4, 30),  // Google: restricted APIs
     v4(199, 36, 153, 8, 30),  // Google: private APIs
@@ -44,10 +52,12 @@ const FORBIDDEN_V4: [Ipv4Net; 20] = [
     v4(166, 8, 0, 0, 14),     // IBM: service endpoints
 ];
 
-/// All of IPv6 that is routed as global unicast. Outside of it are `::/8` (loopback, unspecified,
-/// IPv4 inside IPv6), NAT64, unique local, link-local, site-local and multicast addresses.
+/// The part of IPv6 that is routed as global unicast. All other addresses are forbidden: `::/8`
+/// (loopback, unspecified, IPv4 inside IPv6), NAT64, unique local, link-local, site-local and
+/// multicast addresses.
 const GLOBAL_V6: Ipv6Net = v6(0x2000, 0, 3);
-/// Networks inside [`GLOBAL_V6`] that no public host has.
+/// The networks inside [`GLOBAL_V6`] that no public host has. Those that contain IPv4 addresses are
+/// among them, because they could lead to a forbidden IPv4 address.
 const FORBIDDEN_V6: [Ipv6Net; 4] = [
     v6(0x2001, 0, 23),     // protocol assignments: Teredo, ORCHID, benchmarks
     v6(0x2001, 0xdb8, 32), // documentation
@@ -55,17 +65,24 @@ const FORBIDDEN_V6: [Ipv6Net; 4] = [
     v6(0x3fff, 0, 20),     // documentation
 ];
 
-/// Networks of a setting. Cheap to clone.
+/// The networks of a setting. Clones are cheap.
 #[derive(Clone, Debug, Default)]
 pub struct Networks(Arc<[IpNet]>);
 
 impl Networks {
     /// Parses networks such as `10.1.0.0/16` or single addresses, separated by commas.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let entries = text.split(',').map(str::trim).filter(|entry| !entry.is_empty());
+        let entries = text
+            .split(',')
+            .map(str::trim)
+            .filter(|entry| !entry.is_empty());
         let networks = entries.map(|entry| {
-            let network = entry.parse::<IpNet>().or_else(|_| entry.parse::<IpAddr>().map(IpNet::from));
-            network.map_err(|_| format!("{entry:?} is not a network such as 10.1.0.0/16"))
+            let network = entry
+                .parse::<IpNet>()
+                .or_else(|_| entry.parse::<IpAddr>().map(IpNet::from));
+            network.map_err(|_| {
+                format!("{entry:?} is neither a network such as 10.1.0.0/16 nor an address")
+            })
         });
         Ok(Self(networks.collect::<Result<_, _>>()?))
     }
@@ -75,10 +92,10 @@ impl Networks {
     }
 }
 
-/// The ports of [`Ports::default`].
+/// [`Ports::default`] in the form of the setting. A test compares the two.
 pub const PORTS: &str = "80,443,1024-65535";
 
-/// Ports of a setting. Cheap to clone.
+/// The ports of a setting. Clones are cheap.
 #[derive(Clone, Debug)]
 pub struct Ports(Arc<[RangeInclusive<u16>]>);
 
@@ -94,30 +111,33 @@ impl Ports {
     pub fn parse(text: &str) -> Result<Self, String> {
         let range = |entry: &str| {
             let (first, last) = entry.split_once('-').unwrap_or((entry, entry));
-            let (first, last) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+            let first = first.trim().parse().ok()?;
+            let last = last.trim().parse().ok()?;
             (0 < first && first <= last).then_some(first..=last)
         };
         let ranges = text.split(',').map(|entry| {
             let entry = entry.trim();
-            range(entry).ok_or_else(|| format!("{entry:?} is not a port or a range such as 8000-8999"))
+            range(entry)
+                .ok_or_else(|| format!("{entry:?} is neither a port nor a range such as 8000-8999"))
         });
         Ok(Self(ranges.collect::<Result<_, _>>()?))
     }
 }
 
-/// Why an endpoint is refused.
+/// Why webhooks may not go to an endpoint. The notifier stores the text with the attempt, where
+/// operators see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Forbidden {
     #[error("forbidden address")]
     Address,
     #[error("forbidden port")]
     Port,
-    /// Its webhooks would not be encrypted, and its partner is live.
+    /// The partner is live, and its webhooks would not be encrypted.
     #[error("http for a live partner")]
     Plain,
 }
 
-/// Decides where webhooks may go. Cheap to clone.
+/// Decides where webhooks may go. Clones are cheap.
 #[derive(Clone, Debug, Default)]
 pub struct Guard {
     allowed: Networks,
@@ -127,47 +147,69 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Refuses `denied`, everything that is not public except `allowed`, and all ports but `ports`.
+    /// Makes a guard that refuses the networks in `denied`, all addresses that are not public
+    /// unless they are in `allowed`, and all ports that are not in `ports`. If an address is both
+    /// denied and allowed, it is refused.
     pub fn new(allowed: Networks, denied: Networks, ports: Ports) -> Self {
-        Self { allowed, denied, ports, http_live: false }
+        Self {
+            allowed,
+            denied,
+            ports,
+            http_live: false,
+        }
     }
 
-    /// Whether live partners may set `http` URLs; without this they may not.
+    /// Sets whether live partners may set `http` URLs. A new guard refuses them.
     #[must_use]
     pub fn http_live(mut self, allowed: bool) -> Self {
         self.http_live = allowed;
         self
     }
 
-    /// Judges a URL that is about to be set for a partner of this environment, as [`Guard::check_url`] does, and its
-    /// scheme. URLs that are stored already are not judged by their scheme.
+    /// Judges a URL that is about to be set for a partner of this environment. In addition to
+    /// [`Guard::check_url`] it judges the scheme. URLs that are already stored are not judged by
+    /// their scheme, so that a new rule does not stop the webhooks of a partner that has done
+    /// nothing.
     pub fn check_new(&self, url: &Url, environment: Environment) -> Result<(), Forbidden> {
         check_scheme(url, environment, self.http_live)?;
         self.check_url(url)
     }
 
-    /// Judges the port of a URL, and its host if the host is an address or `localhost`.
+    /// Judges the port of a URL, and its host if that is an address or `localhost`. Any other name
+    /// is judged when it is resolved.
     pub fn check_url(&self, url: &Url) -> Result<(), Forbidden> {
         match url.host() {
             Some(Host::Ipv4(address)) => self.check([address.into()])?,
             Some(Host::Ipv6(address)) => self.check([address.into()])?,
-            Some(Host::Domain(name)) if is_localhost(name) => self.check([Ipv4Addr::LOCALHOST.into()])?,
+            Some(Host::Domain(name)) if is_localhost(name) => {
+                self.check([Ipv4Addr::LOCALHOST.into()])?;
+            }
             Some(Host::Domain(_)) => {}
             None => return Err(Forbidden::Address),
         }
         let port = url.port_or_known_default().ok_or(Forbidden::Port)?;
-        if self.ports.0.iter().any(|range| range.contains(&port)) { Ok(()) } else { Err(Forbidden::Port) }
+        if self.ports.0.iter().any(|range| range.contains(&port)) {
+            Ok(())
+        } else {
+            Err(Forbidden::Port)
+        }
     }
 
-    /// Refuses if any of the addresses is forbidden, because a connection may use any of them.
+    /// Judges the addresses of one name. A single forbidden one is enough to refuse the name,
+    /// because a connection may use any of them.
     pub fn check(&self, addresses: impl IntoIterator<Item = IpAddr>) -> Result<(), Forbidden> {
-        let is_fine =
-            |address: IpAddr| !self.denied.contains(address) && (is_public(address) || self.allowed.contains(address));
-        if addresses.into_iter().all(is_fine) { Ok(()) } else { Err(Forbidden::Address) }
+        let is_fine = |address: IpAddr| {
+            !self.denied.contains(address) && (is_public(address) || self.allowed.contains(address))
+        };
+        if addresses.into_iter().all(is_fine) {
+            Ok(())
+        } else {
+            Err(Forbidden::Address)
+        }
     }
 }
 
-/// Refuses a new `http` URL of a live partner, unless the operator allows it.
+/// Refuses an `http` URL that is about to be set for a live partner, unless the operator allows it.
 pub fn check_scheme(url: &Url, environment: Environment, http_live: bool) -> Result<(), Forbidden> {
     if environment == Environment::Live && url.scheme() != "https" && !http_live {
         Err(Forbidden::Plain)
@@ -176,7 +218,8 @@ pub fn check_scheme(url: &Url, environment: Environment, http_live: bool) -> Res
     }
 }
 
-/// Whether a lower-case name means this machine, without asking a resolver.
+/// Whether a name means this machine by definition (RFC 6761), without asking a resolver. The URL
+/// parser has already made it lower case.
 fn is_localhost(name: &str) -> bool {
     let name = name.trim_end_matches('.');
     name == "localhost" || name.ends_with(".localhost")
@@ -184,9 +227,14 @@ fn is_localhost(name: &str) -> bool {
 
 fn is_public(address: IpAddr) -> bool {
     match address {
-        IpAddr::V4(address) => !FORBIDDEN_V4.iter().any(|network| network.contains(&address)),
+        IpAddr::V4(address) => !FORBIDDEN_V4
+            .iter()
+            .any(|network| network.contains(&address)),
         IpAddr::V6(address) => {
-            GLOBAL_V6.contains(&address) && !FORBIDDEN_V6.iter().any(|network| network.contains(&address))
+            GLOBAL_V6.contains(&address)
+                && !FORBIDDEN_V6
+                    .iter()
+                    .any(|network| network.contains(&address))
         }
     }
 }
@@ -197,30 +245,34 @@ mod tests {
 
     fn guard(allowed: &str, denied: &str) -> Guard {
         let networks = |text| Networks::parse(text).unwrap();
-        Guard::new(networks(allowed), networks(denied), Ports::parse(PORTS).unwrap())
+        Guard::new(
+            networks(allowed),
+            networks(denied),
+            Ports::parse(PORTS).unwrap(),
+        )
     }
 
     fn check(url: &str, allowed: &str) -> Result<(), Forbidden> {
         guard(allowed, "").check_url(&url.parse().unwrap())
     }
 
-    /// Forms of forbidden addresses, as a URL may hold them.
+    /// Forbidden addresses in all the forms in which a URL can contain them.
     const FORBIDDEN: [&str; 4] = [
-        // Every network that is not public, at its ends.
+        // Addresses in every network that is not public, among them the first and last ones.
         "0.0.0.0 0.1.2.3 10.0.0.1 10.255.255.255 100.64.0.1 100.127.255.255 127.0.0.1 127.255.255.254 \
          169.254.169.254 169.254.170.2 172.16.0.1 172.31.255.255 192.0.0.8 192.0.0.192 192.0.2.1 \
          192.88.99.1 192.168.1.1 198.18.0.1 198.19.255.255 198.51.100.1 203.0.113.1 224.0.0.1 \
          239.255.255.255 240.0.0.1 255.255.255.255",
-        // Public, but a cloud's own.
+        // Public addresses of a cloud's own services.
         "168.63.129.16 199.36.153.4 199.36.153.11 161.26.0.10 166.8.0.1 166.11.255.255 100.100.100.200",
-        // IPv6, also with IPv4 inside.
+        // IPv6, also with an IPv4 address inside.
         "[::] [::1] [0:0:0:0:0:0:0:1] [0000:0000:0000:0000:0000:0000:0000:0001] [::ffff:8.8.8.8] \
          [::ffff:127.0.0.1] [::ffff:7f00:1] [::FFFF:0a00:0001] [::ffff:a83f:8110] [::ffff:0:127.0.0.1] \
          [::8.8.8.8] [::127.0.0.1] [64:ff9b::8.8.8.8] [64:ff9b::a9fe:a9fe] [64:ff9b:1::1] [100::1] \
          [2001::1] [2001:0:4136:e378:8000:63bf:3fff:fdd2] [2001:20::1] [2001:db8::1] [2002:808:808::1] \
          [2002:7f00:1::] [3fff::1] [5f00::1] [fc00::1] [fd00:ec2::254] [fd12:3456::1] [fe80::1] \
          [fe80::a9fe:a9fe] [fec0::1] [ff02::1]",
-        // IPv4 as the URL standard also reads it.
+        // Other ways of writing an IPv4 address that the URL standard accepts.
         "2130706433 0x7f000001 0X7F000001 017700000001 0177.0.0.1 127.1 127.0.1 0x7f.1 0x7f.0x0.0x0.0x1 \
          2852039166 0xa9fea9fe 0xA83F8110 127.0.0.1. １２７.0.0.1 127。0。0。1 %31%32%37.0.0.1 ①②⑦.0.0.1",
     ];
@@ -246,7 +298,11 @@ mod tests {
              199.36.153.12 223.255.255.255 [2001:200::1] [2001:4860:4860::8888] [2606:4700:4700::1111] \
              [2a00:1450:4001::1]";
         for host in hosts.split_whitespace() {
-            assert_eq!(check(&format!("http://{host}:8080/hook"), ""), Ok(()), "{host}");
+            assert_eq!(
+                check(&format!("http://{host}:8080/hook"), ""),
+                Ok(()),
+                "{host}"
+            );
         }
     }
 
@@ -263,13 +319,31 @@ mod tests {
     #[test]
     fn the_operator_may_allow_networks_and_addresses() {
         let allowed = "10.1.0.0/16, 127.0.0.1,fd00::/8,168.63.129.16,";
-        for fine in ["10.1.2.3", "127.0.0.1", "[fd00::1]", "8.8.8.8", "168.63.129.16"] {
-            assert_eq!(check(&format!("https://{fine}/"), allowed), Ok(()), "{fine}");
+        for fine in [
+            "10.1.2.3",
+            "127.0.0.1",
+            "[fd00::1]",
+            "8.8.8.8",
+            "168.63.129.16",
+        ] {
+            assert_eq!(
+                check(&format!("https://{fine}/"), allowed),
+                Ok(()),
+                "{fine}"
+            );
         }
         for host in ["10.2.0.1", "127.0.0.2", "[::ffff:127.0.0.1]", "[fc00::1]"] {
-            assert_eq!(check(&format!("https://{host}/"), allowed), Err(Forbidden::Address), "{host}");
+            assert_eq!(
+                check(&format!("https://{host}/"), allowed),
+                Err(Forbidden::Address),
+                "{host}"
+            );
         }
-        assert!(Networks::parse("10.0.0.0/8,everything").unwrap_err().contains("everything"));
+        assert!(
+            Networks::parse("10.0.0.0/8,everything")
+                .unwrap_err()
+                .contains("everything")
+        );
         assert!(Networks::parse("10.0.0.0/33").is_err());
     }
 
@@ -296,7 +370,9 @@ mod tests {
         ] {
             assert_eq!(check(url, ""), Ok(()), "{url}");
         }
-        for port in [0, 1, 21, 22, 23, 25, 53, 79, 81, 110, 143, 442, 444, 465, 587, 1023] {
+        for port in [
+            0, 1, 21, 22, 23, 25, 53, 79, 81, 110, 143, 442, 444, 465, 587, 1023,
+        ] {
             for host in ["example.com", "8.8.8.8", "127.0.0.1"] {
                 let url = format!("https://{host}:{port}/");
                 assert_eq!(check(&url, "127.0.0.1"), Err(Forbidden::Port), "{url}");
@@ -304,10 +380,15 @@ mod tests {
         }
         let ports = Ports::parse("443, 8000-8999").unwrap();
         let guard = Guard::new(Networks::default(), Networks::default(), ports);
-        let check = |port: u16| guard.check_url(&format!("https://example.com:{port}/").parse().unwrap());
-        for (port, expected) in
-            [(443, Ok(())), (8_000, Ok(())), (8_999, Ok(())), (80, Err(Forbidden::Port)), (9_000, Err(Forbidden::Port))]
-        {
+        let check =
+            |port: u16| guard.check_url(&format!("https://example.com:{port}/").parse().unwrap());
+        for (port, expected) in [
+            (443, Ok(())),
+            (8_000, Ok(())),
+            (8_999, Ok(())),
+            (80, Err(Forbidden::Port)),
+            (9_000, Err(Forbidden::Port)),
+        ] {
             assert_eq!(check(port), expected, "{port}");
         }
         for bad in ["", "0", "http", "9-8", "1-", "65536", "1-2-3"] {
@@ -321,16 +402,28 @@ mod tests {
     fn a_live_partner_sets_an_http_url_only_if_the_operator_allows_it() {
         use Environment::{Live, Sandbox};
         let check = |http_live: bool, url: &str, environment| {
-            guard("", "").http_live(http_live).check_new(&url.parse().unwrap(), environment)
+            guard("", "")
+                .http_live(http_live)
+                .check_new(&url.parse().unwrap(), environment)
         };
-        for url in ["http://example.com/", "HTTP://example.com:8080/", "http://8.8.8.8/"] {
+        for url in [
+            "http://example.com/",
+            "HTTP://example.com:8080/",
+            "http://8.8.8.8/",
+        ] {
             assert_eq!(check(false, url, Live), Err(Forbidden::Plain), "{url}");
             assert_eq!(check(false, url, Sandbox), Ok(()), "{url}");
             assert_eq!(check(true, url, Live), Ok(()), "{url}");
         }
         assert_eq!(check(false, "https://example.com/", Live), Ok(()));
-        assert_eq!(check(true, "https://10.0.0.1/", Live), Err(Forbidden::Address));
-        assert_eq!(check(true, "http://example.com:25/", Live), Err(Forbidden::Port));
+        assert_eq!(
+            check(true, "https://10.0.0.1/", Live),
+            Err(Forbidden::Address)
+        );
+        assert_eq!(
+            check(true, "http://example.com:25/", Live),
+            Err(Forbidden::Port)
+        );
     }
 
     #[test]

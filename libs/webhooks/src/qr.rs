@@ -1,16 +1,22 @@
-//! The URL of a QR picture: `<base>/qr/<percent-encoded LPA text>/<size>`, and a MAC as its query where the operator has
-//! keys for it. With keys, ingress draws only texts that this system has sent.
+//! The URL of a QR picture. It contains the activation code, so that ingress can draw the picture
+//! without looking anything up: `<base>/qr/<percent-encoded LPA text>/<size>`.
+//!
+//! If the operator has set keys, a MAC of the text follows as the query `?mac=…`, and ingress draws
+//! only pictures of codes that this system has sent. Otherwise anybody could have any picture drawn
+//! under the operator's domain. The notifier makes the URLs ([`QrUrls`]), and ingress checks them
+//! ([`QrGate`]).
 
 use domain::ActivationCode;
 use signing::qr::Keys;
 
 use crate::body::encoded;
 
-/// The size of the picture, the last segment of its URL.
+/// The size of the picture in pixels, which is the last segment of its URL.
 const SIZE: u16 = 300;
-/// What the query parameter of the MAC begins with.
+/// The beginning of the query parameter with the MAC.
 const MAC: &str = "mac=";
 
+/// Makes the URLs of pictures.
 #[derive(Clone, Debug)]
 pub struct QrUrls {
     base: String,
@@ -18,12 +24,12 @@ pub struct QrUrls {
 }
 
 impl QrUrls {
-    /// `base` is the public base URL of ingress, without final slash.
+    /// `base` is the public base URL of ingress, without a final slash.
     pub fn new(base: String, keys: Keys) -> Self {
         Self { base, keys }
     }
 
-    /// The URL of an activation code's picture: a secret.
+    /// The URL of the picture of an activation code. It contains the code, so never log it.
     pub fn url(&self, code: &ActivationCode) -> String {
         let text = code.download_link();
         let url = format!("{}/qr/{}/{SIZE}", self.base, encoded(&text));
@@ -34,7 +40,7 @@ impl QrUrls {
     }
 }
 
-/// Decides which pictures are drawn.
+/// Decides which pictures ingress draws.
 #[derive(Clone, Debug, Default)]
 pub struct QrGate {
     keys: Keys,
@@ -42,13 +48,14 @@ pub struct QrGate {
 }
 
 impl QrGate {
-    /// Until the Unix time `bare_until`, URLs without a MAC are accepted: they were sent before there were keys.
+    /// Until the Unix time `bare_until`, URLs without a MAC are accepted, too, because webhooks
+    /// contained such URLs before the operator set keys.
     pub fn new(keys: Keys, bare_until: Option<i64>) -> Self {
         Self { keys, bare_until }
     }
 
-    /// Whether the picture of this code is drawn at the Unix time `now`. A wrong MAC is always refused; other
-    /// parameters are ignored. Without keys, all codes are drawn.
+    /// Whether the picture of this code is drawn at the Unix time `now`. With keys, a wrong MAC is
+    /// always refused, and other query parameters are ignored. Without keys, every code is drawn.
     pub fn lets(&self, code: &ActivationCode, query: Option<&str>, now: i64) -> bool {
         if self.keys.is_empty() {
             return true;
@@ -82,7 +89,9 @@ mod tests {
         assert_eq!(QrUrls::new(base.into(), Keys::default()).url(&code()), bare);
         let url = QrUrls::new(base.into(), keys()).url(&code());
         let mac = url.strip_prefix(&format!("{bare}?mac=")).unwrap();
-        assert!(mac.len() == 32 && QrGate::new(keys(), None).lets(&code(), url.split('?').nth(1), 0));
+        assert!(
+            mac.len() == 32 && QrGate::new(keys(), None).lets(&code(), url.split('?').nth(1), 0)
+        );
     }
 
     #[test]
@@ -90,14 +99,27 @@ mod tests {
         let gate = QrGate::new(keys(), None);
         let mac = keys().mac(&code().download_link()).unwrap();
         let good = format!("mac={mac}");
-        for query in [&good, &format!("utm_source=x&{good}"), &format!("{good}&mac=0")] {
+        for query in [
+            &good,
+            &format!("utm_source=x&{good}"),
+            &format!("{good}&mac=0"),
+        ] {
             assert!(gate.lets(&code(), Some(query), 0), "{query}");
         }
         let other = ActivationCode::new("smdp.example.com", "A1-B3").unwrap();
         assert!(!gate.lets(&other, Some(&good), 0));
         let upper = format!("mac={}", mac.to_uppercase());
         let short = &good[..good.len() - 1];
-        for query in ["", "mac", "mac=", "MAC=1", "mac=0&mac=1", short, &upper, &format!("x{good}")] {
+        for query in [
+            "",
+            "mac",
+            "mac=",
+            "MAC=1",
+            "mac=0&mac=1",
+            short,
+            &upper,
+            &format!("x{good}"),
+        ] {
             assert!(!gate.lets(&code(), Some(query), 0), "{query}");
         }
         assert!(!gate.lets(&code(), None, 0));

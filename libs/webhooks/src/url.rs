@@ -1,14 +1,14 @@
-//! The URL of a partner's webhook endpoint.
+//! The URL of a partner's webhook endpoint, as ingress and esimctl accept and store it.
 
 use std::{fmt, str::FromStr};
 
 use url::Url;
 
-/// The longest URL, in bytes.
+/// The maximum length of a URL in bytes.
 const LONGEST: usize = 2048;
 
-/// An `http` or `https` URL as it was given, safe to store, show and log. The notifier decides at each connection
-/// whether its host may be reached.
+/// An `http` or `https` URL, exactly as it was given. It has no user or password and no fragment.
+/// Whether its host may be reached is not decided here: see [`crate::guard`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WebhookUrl(String);
 
@@ -17,13 +17,14 @@ impl WebhookUrl {
         &self.0
     }
 
-    /// The parsed URL; `None` never happens, because the text was parsed before.
+    /// The parsed URL. It is never `None`, because the text was parsed before.
     pub fn parsed(&self) -> Option<Url> {
         self.0.parse().ok()
     }
 }
 
-/// Why a text is not a webhook URL, with the remedy. It doesn't show the text, which may hold a password.
+/// Why a text is not a webhook URL, and how to correct it. The message does not repeat the text,
+/// because it may contain a password.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum BadWebhookUrl {
     #[error("it is {0} bytes long and {LONGEST} are allowed; use a shorter one")]
@@ -32,9 +33,13 @@ pub enum BadWebhookUrl {
     Blank,
     #[error("it is not a URL ({0}); write it like https://example.com/webhooks")]
     NoUrl(#[from] url::ParseError),
-    #[error("it does not start with http:// or https://; write it like https://example.com/webhooks")]
+    #[error(
+        "it does not start with http:// or https://; write it like https://example.com/webhooks"
+    )]
     Scheme,
-    #[error("it holds a user name or password; remove it, the endpoint can check webhook-signature instead")]
+    #[error(
+        "it holds a user name or password; remove it, the endpoint can check webhook-signature instead"
+    )]
     Credentials,
     #[error("it has a fragment, which is never sent; remove the part from # on")]
     Fragment,
@@ -47,13 +52,20 @@ impl FromStr for WebhookUrl {
         if text.len() > LONGEST {
             return Err(BadWebhookUrl::TooLong(text.len()));
         }
-        // The parser would drop some of them silently.
-        if text.chars().any(|character| character.is_whitespace() || character.is_control()) {
+        // The parser would silently remove some of these characters, and we would store another URL
+        // than the one that we checked.
+        if text
+            .chars()
+            .any(|character| character.is_whitespace() || character.is_control())
+        {
             return Err(BadWebhookUrl::Blank);
         }
         let url: Url = text.parse()?;
-        // The text, not only the scheme: the parser also takes `http:host` and `http:\\host`.
-        let scheme = text.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
+        // The text is checked and not only the parsed scheme, because the parser also accepts
+        // `http:host` and `http:\\host`.
+        let scheme = text
+            .split_once("://")
+            .map(|(scheme, _)| scheme.to_ascii_lowercase());
         if !matches!(scheme.as_deref(), Some("http" | "https")) {
             return Err(BadWebhookUrl::Scheme);
         }

@@ -1,4 +1,15 @@
-//! Sends realistic webhooks to an endpoint, and judges its answers.
+//! `esim-partner certify`: sends realistic webhooks to an endpoint, and judges its answers.
+//!
+//! Each check sends what a partner's endpoint will meet in practice: valid, repeated, slow and
+//! unordered webhooks, which it must acknowledge with a 2xx, and forged, changed and stale ones,
+//! which it must refuse. A failed check comes with a remedy, so that a developer can fix the
+//! endpoint without asking us. The names of the checks are stable, because scripts read them from
+//! `--json`.
+//!
+//! The webhooks are made and signed here, so the endpoint needs to know nothing but the webhook
+//! secret, and nothing is ordered. Their made-up topup ids begin with `20000101` and their order
+//! ids with `certify-`, so that an endpoint can tell them from real ones. Afterwards [`checklist`]
+//! looks at the account itself.
 
 use std::time::{Duration, Instant};
 
@@ -16,22 +27,26 @@ use crate::{
     output::print,
 };
 
-/// The webhooks that are sent at once.
+/// The number of webhooks that the last check sends at once.
 const AT_ONCE: u8 = 8;
-/// A slower answer is near the timeout.
+/// An answer that takes this long fails the check. The service gives up after 15 s by default, and
+/// an endpoint that needs a third of that has little reserve for a busy day.
 const SLOW: Duration = Duration::from_secs(5);
-/// The time between the two halves of a slow webhook.
+/// The pause between the two halves of a slow webhook.
 const HALVES: Duration = Duration::from_secs(1);
 
 #[derive(Args, Clone, Debug)]
 pub struct Certify {
-    /// The webhook URL; the endpoint must know the `WEBHOOK_SECRET` of the keys
+    /// The webhook URL of your endpoint, which must know the `WEBHOOK_SECRET` of your keys
     #[arg(value_parser = endpoint)]
     url: Url,
-    /// Print JSON
+    /// Print the checks and the checklist as JSON
     #[arg(long)]
     json: bool,
-    /// Longest wait for an answer; the service itself waits 15s
+    /// The longest wait for an answer
+    ///
+    /// The default is that of the service, which counts a later answer as a failure and sends the
+    /// webhook again.
     #[arg(long, default_value = "15s", value_parser = runtime::config::positive_duration)]
     timeout: Duration,
 }
@@ -46,7 +61,7 @@ pub struct Check {
     pub passed: bool,
     /// What the endpoint answered.
     pub answered: String,
-    /// What is wrong, and the remedy; empty if it passed.
+    /// What to change in the endpoint; empty if the check passed.
     pub remedy: &'static str,
 }
 
@@ -77,7 +92,8 @@ impl Answer {
 }
 
 impl Webhook {
-    /// An eSIM of a made-up topup, in the test's own range of ids.
+    /// The webhook of a made-up topup. `number` tells the webhooks of one run apart, and the time
+    /// those of several runs: the endpoint must not take a new run for a repetition.
     fn new(number: u8) -> Self {
         let id = format!("20000101{:016}{number:02}", runtime::clock::unix_seconds());
         let body = format!(
@@ -87,10 +103,14 @@ impl Webhook {
              \"qrcode_img_url\":\"https://esim.example.com/qr/LPA%3A1%24smdp.example.com%24CERTIFY/300\",\
              \"expired_date\":\"2099-12-31\",\"external_order_id\":\"certify-{number}\"}}"
         );
-        Self { id, body, headers: Vec::new() }
+        Self {
+            id,
+            body,
+            headers: Vec::new(),
+        }
     }
 
-    /// Signs with each of the secrets, at a time this many seconds from now.
+    /// Signs with each of the secrets, with a timestamp this many seconds from now.
     fn signed(mut self, secrets: &[&Secret], from_now: i64) -> Self {
         let timestamp = runtime::clock::unix_seconds() + from_now;
         let sign = |secret: &&Secret| secret.sign(&self.id, timestamp, self.body.as_bytes());
@@ -104,7 +124,7 @@ impl Webhook {
     }
 }
 
-/// The name of a check, what it sends, and the remedy.
+/// The name of a check, what it sends, and the remedy if it fails.
 type Texts = [&'static str; 3];
 
 struct Endpoint<'a> {
@@ -131,18 +151,21 @@ impl Endpoint<'_> {
         }
         let began = Instant::now();
         let answered = request.send().await;
-        answered.map_or(Answer::None, |answer| Answer::Status(answer.status().as_u16(), began.elapsed()))
+        answered.map_or(Answer::None, |answer| {
+            Answer::Status(answer.status().as_u16(), began.elapsed())
+        })
     }
 
     /// Sends a webhook that must be acknowledged, or must not.
     async fn check(&mut self, texts: Texts, webhook: &Webhook, expected: bool) {
         let answer = self.send(webhook).await;
-        // A forged webhook without an answer fails the check: the endpoint is slow or broken.
+        // A forged webhook must be refused by an answer. Without one the check fails, because the
+        // endpoint is slow or broken, and we do not know what it did with the webhook.
         let passed = matches!(answer, Answer::Status(..)) && answer.is_acknowledged() == expected;
         self.note(texts, passed, answer.summary());
     }
 
-    /// Notes a check that passes if all webhooks were acknowledged.
+    /// Notes a check that passes if all of its webhooks were acknowledged.
     fn all(&mut self, texts: Texts, answers: &[Answer]) {
         let failed = answers.iter().find(|answer| !answer.is_acknowledged());
         let answered = failed.map_or("all acknowledged".to_owned(), |answer| answer.summary());
@@ -150,26 +173,42 @@ impl Endpoint<'_> {
     }
 
     fn note(&mut self, [name, sent, remedy]: Texts, passed: bool, answered: String) {
-        self.checks.push(Check { name, sent, passed, answered, remedy: if passed { "" } else { remedy } });
+        self.checks.push(Check {
+            name,
+            sent,
+            passed,
+            answered,
+            remedy: if passed { "" } else { remedy },
+        });
     }
 }
 
+/// Runs all checks against the endpoint, one after another, and returns them in that order. An
+/// endpoint that does not answer is no error: its checks fail.
 pub async fn checks(url: &str, secret: &Secret, timeout: Duration) -> anyhow::Result<Vec<Check>> {
     let other = signing::generate::webhook_secret()?;
-    let http = account::http(timeout).build().context("cannot create an HTTP client")?;
-    let mut endpoint = Endpoint { url, http, checks: Vec::new() };
+    let http = account::http(timeout)
+        .build()
+        .context("cannot create an HTTP client")?;
+    let mut endpoint = Endpoint {
+        url,
+        http,
+        checks: Vec::new(),
+    };
     let first = Webhook::new(1);
     let again = first.clone().signed(&[secret], 1);
     let began = endpoint.send(&first.signed(&[secret], 0)).await;
-    let remedy = "answer 200 to a valid webhook after you have stored it; compute the signature over the raw body with the decoded part of the secret after whsec_";
+    let remedy = "answer 200 to a valid webhook once you have stored it. If your endpoint refuses the signature: compute it over the raw body, with the key that you get by decoding the part of the secret after whsec_ from Base64";
     let texts = ["good", "a webhook with a valid signature", remedy];
     endpoint.note(texts, began.is_acknowledged(), began.summary());
     let quick = matches!(began, Answer::Status(_, took) if took < SLOW.min(timeout / 2));
-    let remedy = "answer at once and do the rest later: an answer after 15 s is a failure, and slow answers hold up your other webhooks";
+    let remedy = "answer as soon as the webhook is stored, and do the rest later: an answer after 15 s counts as a failure, and slow answers hold up your other webhooks";
     endpoint.note(["quick", "the same, timed", remedy], quick, began.summary());
     let sent = "the same webhook again, with the same webhook-id";
-    let remedy = "answer 200 to a repeated webhook-id and ignore it: webhooks are delivered at least once";
-    endpoint.check(["repeated", sent, remedy], &again, true).await;
+    let remedy = "answer 200 to a repeated webhook-id and ignore it: webhooks are delivered at least once, so repeats are normal";
+    endpoint
+        .check(["repeated", sent, remedy], &again, true)
+        .await;
     forgeries(&mut endpoint, secret, &other).await;
     rotations(&mut endpoint, secret, &other).await;
 
@@ -178,42 +217,66 @@ pub async fn checks(url: &str, secret: &Secret, timeout: Duration) -> anyhow::Re
     spaced.body = body.replace("certify-", "\\u0063ertify-");
     let spaced = spaced.signed(&[secret], 0);
     let sent = "a valid webhook with blanks and escapes in its JSON";
-    let remedy = "verify the raw bytes of the body, not JSON that you have parsed and written again";
-    endpoint.check(["raw_body", sent, remedy], &spaced, true).await;
+    let remedy = "verify the signature over the raw bytes of the body, not over JSON that you have parsed and written again";
+    endpoint
+        .check(["raw_body", sent, remedy], &spaced, true)
+        .await;
     slow(&mut endpoint, secret, HALVES.min(timeout / 6)).await;
     unordered(&mut endpoint, secret).await;
-    let many: Vec<Webhook> = (20..20 + AT_ONCE).rev().map(|number| Webhook::new(number).signed(&[secret], 0)).collect();
+    let many: Vec<Webhook> = (20..20 + AT_ONCE)
+        .rev()
+        .map(|number| Webhook::new(number).signed(&[secret], 0))
+        .collect();
     let answers = join_all(many.iter().map(|webhook| endpoint.send(webhook))).await;
-    endpoint.all(["at_once", "eight webhooks at once", "accept webhooks at once"], &answers);
+    endpoint.all(
+        [
+            "at_once",
+            "eight webhooks at once",
+            "acknowledge webhooks that arrive at the same time: an order of many units brings many webhooks at once",
+        ],
+        &answers,
+    );
     Ok(endpoint.checks)
 }
 
-/// A slow network, and a webhook that is repeated because its answer was slow.
+/// A webhook over a slow network, and a webhook that is repeated while the first one is still being
+/// handled.
 async fn slow(endpoint: &mut Endpoint<'_>, secret: &Secret, pause: Duration) {
     let webhook = Webhook::new(12).signed(&[secret], 0);
     let (first, second) = webhook.body.split_at(webhook.body.len() / 2);
-    let halves = [(first.to_owned(), Duration::ZERO), (second.to_owned(), pause)];
+    let halves = [
+        (first.to_owned(), Duration::ZERO),
+        (second.to_owned(), pause),
+    ];
     let halves = stream::unfold(halves.into_iter(), |mut halves| async move {
         let (half, pause) = halves.next()?;
         tokio::time::sleep(pause).await;
         Some((Ok::<_, std::io::Error>(half), halves))
     });
-    let answer = endpoint.send_body(&webhook, Body::wrap_stream(halves)).await;
+    let answer = endpoint
+        .send_body(&webhook, Body::wrap_stream(halves))
+        .await;
     let sent = "a webhook whose body arrives in two halves, up to a second apart";
     let remedy = "read the whole body (Content-Length bytes) before you verify it";
-    endpoint.note(["slow", sent, remedy], answer.is_acknowledged(), answer.summary());
+    endpoint.note(
+        ["slow", sent, remedy],
+        answer.is_acknowledged(),
+        answer.summary(),
+    );
     let webhook = Webhook::new(13).signed(&[secret], 0);
     let answers = join_all([&webhook, &webhook].map(|webhook| endpoint.send(webhook))).await;
     let sent = "the same webhook twice at once, as after a slow answer";
-    let remedy = "answer 200 to both of two equal webhooks: one inserts the webhook-id, the other ignores the conflict";
+    let remedy = "answer 200 to both of two equal webhooks. For example, insert the webhook-id under a unique key: one request inserts it, and the other ignores the conflict";
     endpoint.all(["repeated_at_once", sent, remedy], &answers);
 }
 
-/// The webhooks of an order's units in the wrong order.
+/// The webhooks of an order's units in an unexpected order.
 async fn unordered(endpoint: &mut Endpoint<'_>, secret: &Secret) {
     let [first, second] = [14, 15].map(|number| {
         let mut webhook = Webhook::new(number);
-        webhook.body = webhook.body.replace(&format!("certify-{number}"), "certify-two-units");
+        webhook.body = webhook
+            .body
+            .replace(&format!("certify-{number}"), "certify-two-units");
         webhook
     });
     let later = endpoint.send(&second.signed(&[secret], 0)).await;
@@ -225,12 +288,13 @@ async fn unordered(endpoint: &mut Endpoint<'_>, secret: &Secret) {
 
 /// Webhooks that must not be acknowledged.
 async fn forgeries(endpoint: &mut Endpoint<'_>, secret: &Secret, other: &Secret) {
-    const REFUSE: &str = "answer 401 unless one signature is valid for the id, the timestamp and the raw body";
-    const STALE: &str =
-        "refuse a webhook-timestamp that is more than five minutes from your clock, however it is signed";
+    const REFUSE: &str = "answer 401 unless one of the signatures is valid for the webhook-id, the webhook-timestamp and the raw body: otherwise anybody can send you made-up eSIMs";
+    const STALE: &str = "refuse a webhook-timestamp that is more than five minutes from your clock, even if the signature is valid: otherwise a recorded webhook can be sent to you again";
     let wrong = Webhook::new(3).signed(&[other], 0);
     let mut unsigned = Webhook::new(4).signed(&[secret], 0);
-    unsigned.headers.retain(|(name, _)| *name != "webhook-signature");
+    unsigned
+        .headers
+        .retain(|(name, _)| *name != "webhook-signature");
     let mut changed = Webhook::new(5).signed(&[secret], 0);
     changed.body = changed.body.replace("smdp.example.com", "smdp.example.net");
     let mut renamed = Webhook::new(6).signed(&[secret], 0);
@@ -240,12 +304,43 @@ async fn forgeries(endpoint: &mut Endpoint<'_>, secret: &Secret, other: &Secret)
     let old = Webhook::new(7).signed(&[secret], -3600);
     let future = Webhook::new(8).signed(&[secret], 3600);
     for (texts, webhook) in [
-        (["wrong_signature", "a webhook signed with another secret", REFUSE], wrong),
-        (["no_signature", "a webhook without webhook-signature", REFUSE], unsigned),
-        (["changed_body", "a webhook whose body was changed", REFUSE], changed),
-        (["changed_id", "a webhook whose webhook-id was changed", REFUSE], renamed),
+        (
+            [
+                "wrong_signature",
+                "a webhook signed with another secret",
+                REFUSE,
+            ],
+            wrong,
+        ),
+        (
+            [
+                "no_signature",
+                "a webhook without webhook-signature",
+                REFUSE,
+            ],
+            unsigned,
+        ),
+        (
+            ["changed_body", "a webhook whose body was changed", REFUSE],
+            changed,
+        ),
+        (
+            [
+                "changed_id",
+                "a webhook whose webhook-id was changed",
+                REFUSE,
+            ],
+            renamed,
+        ),
         (["old", "a webhook that was signed an hour ago", STALE], old),
-        (["future", "a webhook that is signed for an hour from now", STALE], future),
+        (
+            [
+                "future",
+                "a webhook that is signed for an hour from now",
+                STALE,
+            ],
+            future,
+        ),
     ] {
         endpoint.check(texts, &webhook, false).await;
     }
@@ -253,11 +348,32 @@ async fn forgeries(endpoint: &mut Endpoint<'_>, secret: &Secret, other: &Secret)
 
 /// Webhooks with two signatures, as during a rotation of the secret.
 async fn rotations(endpoint: &mut Endpoint<'_>, secret: &Secret, other: &Secret) {
-    const ANY: &str = "split webhook-signature at the spaces and accept the webhook if any signature is valid";
+    const ANY: &str =
+        "split webhook-signature at the spaces and accept the webhook if any signature is valid";
     let last = Webhook::new(10).signed(&[other, secret], 0);
     let first = Webhook::new(11).signed(&[secret, other], 0);
-    endpoint.check(["second_signature", "two signatures, the second one valid", ANY], &last, true).await;
-    endpoint.check(["first_signature", "two signatures, the first one valid", ANY], &first, true).await;
+    endpoint
+        .check(
+            [
+                "second_signature",
+                "two signatures, the second one valid",
+                ANY,
+            ],
+            &last,
+            true,
+        )
+        .await;
+    endpoint
+        .check(
+            [
+                "first_signature",
+                "two signatures, the first one valid",
+                ANY,
+            ],
+            &first,
+            true,
+        )
+        .await;
 }
 
 impl Certify {
@@ -266,7 +382,9 @@ impl Certify {
         let checks = checks(self.url.as_str(), &account.webhook_secret()?, self.timeout).await?;
         let passed = checks.iter().all(|check| check.passed);
         let checklist = checklist::checklist(account, &self.url, passed).await;
-        let open = checklist.iter().any(|item| matches!(item.done, Done::No | Done::Unknown));
+        let open = checklist
+            .iter()
+            .any(|item| matches!(item.done, Done::No | Done::Unknown));
         if self.json {
             let report = serde_json::json!({
                 "passed": passed, "checks": checks, "ready": !open, "checklist": checklist,
@@ -274,7 +392,14 @@ impl Certify {
             print(serde_json::to_string_pretty(&report)?)?;
             return Ok(passed);
         }
-        for Check { name, sent, passed, answered, remedy } in &checks {
+        for Check {
+            name,
+            sent,
+            passed,
+            answered,
+            remedy,
+        } in &checks
+        {
             let mark = if *passed { "ok  " } else { "FAIL" };
             print(format!("{mark} {name}: {sent}; answer: {answered}"))?;
             if !passed {
@@ -283,9 +408,9 @@ impl Certify {
         }
         checklist::show(&checklist)?;
         print(if !passed {
-            "The endpoint is not ready to go live."
+            "The endpoint is not ready to go live: fix what FAIL names, and run the command again."
         } else if open {
-            "The endpoint is ready; the checklist has open items."
+            "The endpoint is ready to go live, but the checklist has open items."
         } else {
             "The endpoint is ready to go live."
         })?;

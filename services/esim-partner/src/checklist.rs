@@ -1,4 +1,9 @@
-//! The conditions that must hold before real customers order.
+//! The go-live checklist: what must hold, beside a correct endpoint, before real customers order.
+//!
+//! `certify` prints it after its checks. Some items are looked up in the account through the API,
+//! some follow from the URL, and the rest is known only to the partner's developers ([`BY_HAND`]).
+//! An item that could not be looked up, for example without an access key, is shown as not checked
+//! instead of failing the command.
 
 use std::net::IpAddr;
 
@@ -13,7 +18,8 @@ use crate::{
     output::print,
 };
 
-/// The largest clock skew that passes, in seconds; the service allows 300 s.
+/// The largest clock skew that passes, in seconds. The service accepts 300 s, but a clock that is
+/// off by more than a minute is probably not synchronised and will drift further.
 const SKEW: i64 = 60;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -21,7 +27,7 @@ const SKEW: i64 = 60;
 pub(crate) enum Done {
     Yes,
     No,
-    /// It could not be checked.
+    /// The item could not be looked up; `found` says why.
     Unknown,
     /// Only people can check it.
     ByHand,
@@ -29,7 +35,7 @@ pub(crate) enum Done {
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Item {
-    /// Its stable name.
+    /// The stable name of the item, for scripts.
     pub(crate) name: &'static str,
     pub(crate) done: Done,
     pub(crate) text: &'static str,
@@ -40,67 +46,123 @@ pub(crate) struct Item {
 const BY_HAND: [(&str, &str); 5] = [
     (
         "repeats_orders",
-        "after a 5xx or no answer your system repeats the order with the same external_order_id, and takes `external_order_id_taken` for success",
+        "after a 5xx or without an answer your system repeats the order with the same external_order_id, and treats `external_order_id_taken` as success",
     ),
-    ("misses_webhooks", "your system looks the order up when a webhook is missing for some minutes"),
-    ("acknowledges_late", "your endpoint stores the eSIM before it answers 200"),
-    ("hides_codes", "activate_code, download_link and qrcode_img_url are in no log"),
-    ("rotates", "you know how to replace keys and webhook secret (POST /keys, POST /webhook/secret)"),
+    (
+        "misses_webhooks",
+        "your system looks an order up if its webhook has not arrived within some minutes",
+    ),
+    (
+        "acknowledges_late",
+        "your endpoint stores the eSIM before it answers 200",
+    ),
+    (
+        "hides_codes",
+        "your logs hold no activate_code, download_link or qrcode_img_url: whoever reads one can install the eSIM",
+    ),
+    (
+        "rotates",
+        "you know how to replace your keys and your webhook secret (POST /keys, POST /webhook/secret)",
+    ),
 ];
 
-/// The checklist of an endpoint. Without keys of the account, its items are unknown.
+/// The checklist of an endpoint, whose checks have `passed` or not. Without the account's keys, the
+/// items of the account are unknown.
 pub(crate) async fn checklist(account: &Account, url: &Url, passed: bool) -> Vec<Item> {
-    let (https, host) = (url.scheme() == "https", url.host_str().unwrap_or_default());
+    let https = url.scheme() == "https";
+    let host = url.host_str().unwrap_or_default();
     let of_url = [
         ("endpoint", "the endpoint passes all checks", passed, ""),
         ("https", "the webhook URL is https", https, url.scheme()),
-        ("public", "the webhook URL's host is not a private address", !is_private(url), host),
+        (
+            "public",
+            "the webhook URL's host is not a private address",
+            !is_private(url),
+            host,
+        ),
     ];
-    let mut items: Vec<Item> =
-        of_url.map(|(name, text, done, found)| item(name, text, yes(done), found.to_owned())).into();
+    let mut items: Vec<Item> = of_url
+        .map(|(name, text, done, found)| item(name, text, yes(done), found.to_owned()))
+        .into();
     items.extend(of_account(account, url).await);
     items.extend(BY_HAND.map(|(name, text)| item(name, text, Done::ByHand, String::new())));
     items
 }
 
+/// The items that are looked up in the account.
 async fn of_account(account: &Account, url: &Url) -> Vec<Item> {
     let (shown, webhook) = if account.has("ACCESS_KEY") {
-        (account.send("GET", "/account", "", None).await, account.get("/webhook", "").await)
+        (
+            account.send("GET", "/account", "", None).await,
+            account.get("/webhook", "").await,
+        )
     } else {
         let missing = || anyhow::anyhow!("no ACCESS_KEY is set");
         (Err(missing()), Err(missing()))
     };
-    let date = shown.as_ref().map_or(String::new(), |answer| answer.date.clone());
+    let date = shown
+        .as_ref()
+        .map_or(String::new(), |answer| answer.date.clone());
     let known = shown.and_then(Answer::success);
-    let from = |known: &anyhow::Result<Value>, check: &dyn Fn(&Value) -> (bool, String)| match known {
+    let from = |known: &anyhow::Result<Value>, check: &dyn Fn(&Value) -> (bool, String)| match known
+    {
         Ok(known) => {
             let (done, found) = check(known);
             (yes(done), found)
         }
         Err(error) => (Done::Unknown, format!("{error:#}")),
     };
-    let live = from(&known, &|known| (known["environment"] == "live", known["environment"].to_string()));
-    let configured = from(&webhook, &|webhook| {
-        let set = webhook["url"].as_str().and_then(|set| set.parse::<Url>().ok());
-        let same = set.is_some_and(|set| set == *url);
-        (same, if same { "" } else { "PUT /webhook sets it" }.to_owned())
+    let live = from(&known, &|known| {
+        (
+            known["environment"] == "live",
+            known["environment"].to_string(),
+        )
     });
-    let open = from(&webhook, &|webhook| (webhook["state"] == "open", webhook["state"].to_string()));
+    let configured = from(&webhook, &|webhook| {
+        let set = webhook["url"]
+            .as_str()
+            .and_then(|set| set.parse::<Url>().ok());
+        let same = set.is_some_and(|set| set == *url);
+        (
+            same,
+            if same { "" } else { "PUT /webhook changes it" }.to_owned(),
+        )
+    });
+    let open = from(&webhook, &|webhook| {
+        (webhook["state"] == "open", webhook["state"].to_string())
+    });
     let exhausted = from(&webhook, &|webhook| {
         let count = webhook["exhausted"].as_u64().unwrap_or_default();
-        (count == 0, format!("{count} to redeliver"))
+        (
+            count == 0,
+            format!("{count} exhausted; POST /topups/{{topup_id}}/redeliver sends one again"),
+        )
     });
     let clock = match OffsetDateTime::parse(&date, &Rfc2822) {
         Ok(theirs) => {
             let off = theirs.unix_timestamp() - runtime::clock::unix_seconds();
-            (yes(off.abs() <= SKEW), format!("{} s off", off.abs()))
+            (
+                yes(off.abs() <= SKEW),
+                format!("{} s from the service's clock", off.abs()),
+            )
         }
-        Err(_) => (Done::Unknown, "no Date header".to_owned()),
+        Err(_) => (
+            Done::Unknown,
+            "there is no answer with a Date header to compare it with".to_owned(),
+        ),
     };
     [
         ("live_keys", "these are the keys of the live account", live),
-        ("configured", "the account's webhook URL is this endpoint", configured),
-        ("open", "the account's endpoint is open, neither blocked nor paused", open),
+        (
+            "configured",
+            "the account's webhook URL is this endpoint",
+            configured,
+        ),
+        (
+            "open",
+            "the account's endpoint is open, neither blocked nor paused",
+            open,
+        ),
         ("exhausted", "no webhook has used up its retries", exhausted),
         ("clock", "this machine's clock is right", clock),
     ]
@@ -113,13 +175,22 @@ fn yes(done: bool) -> Done {
 }
 
 fn item(name: &'static str, text: &'static str, done: Done, found: String) -> Item {
-    Item { name, done, text, found }
+    Item {
+        name,
+        done,
+        text,
+        found,
+    }
 }
 
-/// Whether the host is a name or an address that only this network has.
+/// Whether the host is `localhost`, or an address that only this machine or this network can reach.
+/// Other names are not resolved.
 fn is_private(url: &Url) -> bool {
     let v4 = |address: std::net::Ipv4Addr| {
-        address.is_loopback() || address.is_private() || address.is_link_local() || address.is_unspecified()
+        address.is_loopback()
+            || address.is_private()
+            || address.is_link_local()
+            || address.is_unspecified()
     };
     match url.host() {
         Some(Host::Domain(name)) => name == "localhost" || name.ends_with(".localhost"),
@@ -139,14 +210,21 @@ fn is_private(url: &Url) -> bool {
 
 pub(crate) fn show(items: &[Item]) -> anyhow::Result<()> {
     print("\nGo-live checklist:")?;
-    for Item { done, text, found, .. } in items {
+    for Item {
+        done, text, found, ..
+    } in items
+    {
         let mark = match done {
             Done::Yes => "[x]",
             Done::No => "[ ]",
             Done::Unknown => "[?]",
             Done::ByHand => "[·]",
         };
-        let found = if found.is_empty() || *done == Done::Yes { String::new() } else { format!(" ({found})") };
+        let found = if found.is_empty() || *done == Done::Yes {
+            String::new()
+        } else {
+            format!(" ({found})")
+        };
         print(format!("{mark} {text}{found}"))?;
     }
     print("[x] done, [ ] to do, [?] not checked, [·] check it yourself")

@@ -1,9 +1,18 @@
-//! The partners' command line: order, look up, listen, redeliver, and certify a webhook endpoint.
+//! `esim-partner`, the command line of partners: order eSIMs, look orders up, forward and redeliver
+//! webhooks, and certify a webhook endpoint.
 //!
-//! Modules: [`account`] sends signed requests, with the keys that [`profile`] reads and stores. [`order`] places and
-//! triggers orders. [`listen`] forwards webhooks to an endpoint that the service cannot reach. [`tail`] follows orders
-//! and webhook attempts. [`output`] prints. [`certify`] sends webhooks to an endpoint and judges its answers.
-//! [`checklist`] lists the other tasks before going live.
+//! It uses the same public API as the partners' own programs, with the same keys and signatures, so
+//! it can do nothing that a partner cannot do. It runs on the partner's machine and needs no access
+//! to our database. Two guarantees matter most. `order` never buys twice, because it repeats a
+//! request only with the same external order id. And keys never appear in arguments or in the
+//! output, because other users of the machine can see arguments, and logs may keep both.
+//!
+//! [`account`] sends the signed requests, with the keys that [`profile`] reads and stores.
+//! [`order`] places orders, and triggers the outcomes of the sandbox for tests. [`listen`] forwards
+//! webhooks to an endpoint that the service cannot reach, such as one on a laptop. [`tail`] follows
+//! orders and webhook attempts. [`certify`] sends webhooks to an endpoint and judges its responses,
+//! and [`checklist`] lists what else must be true before real customers order. [`output`] prints
+//! results.
 
 mod account;
 pub mod certify;
@@ -36,12 +45,67 @@ const EXAMPLES: &str = "Examples:
   esim-partner redeliver evt_019a0000000070008000000000000001
   esim-partner certify https://shop.example.com/webhooks
 
-Keys are BASE_URL, ACCESS_KEY, SECRET_KEY, WEBHOOK_SECRET (whsec_…, for certify and redeliver --forward-to) and BRAND (in
-the names of the headers; Service if not set). They come from the file of --keys, with lines such as ACCESS_KEY=…; or
-else from the environment, if it has one of them; or else from the file that `login` stored in ~/.config/esim-partner,
-which only you can read. Keys are never arguments, because other users can see arguments.";
+The keys:
+  BASE_URL        where the API is
+  ACCESS_KEY      names your account
+  SECRET_KEY      signs your requests
+  WEBHOOK_SECRET  signs webhooks (whsec_…); only `certify` and `redeliver --forward-to` need it
+  BRAND           part of the names of the headers, X-<BRAND>-…; Service if not set
 
-/// Orders eSIMs, looks orders up, forwards and redelivers webhooks, and certifies a webhook endpoint
+They come from the file of --keys, which has lines such as ACCESS_KEY=…. Without --keys and --profile they come from the
+environment, if it has ACCESS_KEY, SECRET_KEY or WEBHOOK_SECRET. Otherwise they come from the file that `login` stored in
+~/.config/esim-partner, which only you can read. Keys are never arguments, because other users of the machine can see
+arguments.
+
+Exit status: 0 done, 1 failed (standard error says why), 2 wrong arguments";
+
+const LOGIN_EXAMPLES: &str = "Examples:
+  esim-partner login                                  asks for the keys
+  esim-partner login --from keys.env
+  esim-partner --profile live login --from live.env   keeps a second account apart
+
+The keys are checked with a signed request before they are stored, in a file that only you can read.";
+
+const ORDER_EXAMPLES: &str = "Examples:
+  esim-partner order A-1042 424b7b26-96e7-5c95-8df9-6654a3998070
+  esim-partner order A-1042 424b7b26-96e7-5c95-8df9-6654a3998070 --qty 2";
+
+const TRIGGER_EXAMPLES: &str = "Examples:
+  esim-partner trigger                 lists the outcomes
+  esim-partner trigger ready
+  esim-partner trigger partly --qty 2
+
+It needs a sandbox account, which buys nothing real.";
+
+const SHOW_EXAMPLES: &str = "Examples:
+  esim-partner orders show A-1042
+
+The output holds the activation codes of ready eSIMs, which are as good as money: keep it out of logs and tickets.";
+
+const LIST_EXAMPLES: &str = "Examples:
+  esim-partner orders list
+  esim-partner orders list --state ready";
+
+const OPTIONS_EXAMPLES: &str = "Examples:
+  esim-partner options";
+
+const LISTEN_EXAMPLES: &str = "Examples:
+  esim-partner listen --forward-to http://localhost:3000/hook
+  esim-partner listen --forward-to http://localhost:3000/hook --since 10m --count 1";
+
+const REDELIVER_EXAMPLES: &str = "Examples:
+  esim-partner redeliver 20250129123456123456789012
+  esim-partner redeliver evt_019a0000000070008000000000000001
+  esim-partner redeliver 20250129123456123456789012 --forward-to http://localhost:3000/hook";
+
+const CERTIFY_EXAMPLES: &str = "Examples:
+  esim-partner certify https://shop.example.com/webhooks
+  esim-partner certify https://shop.example.com/webhooks --json
+
+The made-up topup ids begin with 20000101 and the order ids with certify-. Your endpoint should acknowledge such webhooks
+and do nothing else. The exit status is 0 if all checks passed, whatever the checklist says.";
+
+/// Order eSIMs, look orders up, forward and redeliver webhooks, and certify a webhook endpoint
 #[derive(Parser, Clone, Debug)]
 #[command(name = "esim-partner", version, after_help = EXAMPLES, subcommand_required = true, arg_required_else_help = true)]
 pub struct Config {
@@ -53,7 +117,8 @@ pub struct Config {
 
 #[derive(Subcommand, Clone, Debug)]
 enum Command {
-    /// Check keys and store them for the other commands
+    /// Check your keys, and store them for the other commands
+    #[command(after_help = LOGIN_EXAMPLES)]
     Login(profile::Login),
     #[command(flatten)]
     Account(AccountCommand),
@@ -64,69 +129,93 @@ enum Command {
 enum AccountCommand {
     /// Order an option; the same external order id never buys twice
     ///
-    /// After a failure the order is sent again. If an earlier request stored it, it is shown, and that is a success.
+    /// Without a definite answer, such as after a 5xx or a broken connection, the order is sent
+    /// again with the same id. If an earlier request stored the same order, that order is shown,
+    /// and the command succeeds.
+    #[command(after_help = ORDER_EXAMPLES)]
     Order {
-        /// Your id of the order
+        /// The id that you give the order; each order needs one of its own
         external_order_id: String,
-        /// The option, see `esim-partner options`
+        /// The id of the option, as `esim-partner options` lists it
         option_id: String,
-        /// Units
+        /// The number of eSIMs to order
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
         qty: u32,
     },
-    /// Order a sandbox option that behaves as its name says; without one, list the outcomes
+    /// Order a sandbox option that behaves as its name says
+    ///
+    /// It shows how your system copes with each outcome, for example with a refusal or a late eSIM.
+    #[command(after_help = TRIGGER_EXAMPLES)]
     Trigger {
-        /// The outcome, such as `ready` or `partly`
+        /// The outcome, such as `ready` or `partly`; without it the command lists the outcomes
         outcome: Option<String>,
-        /// Units
+        /// The number of eSIMs to order
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
         qty: u32,
     },
-    /// Stored orders
+    /// Show or list your orders
     #[command(subcommand)]
     Orders(Orders),
     /// List the options that you may order
+    #[command(after_help = OPTIONS_EXAMPLES)]
     Options,
     /// Forward the webhooks of a sandbox account to an endpoint on this machine
     ///
-    /// A forwarded webhook has the body and the `webhook-id` of the real one, and is signed with the current time. Each
-    /// is forwarded once, and also sent to the account's webhook URL.
+    /// You need neither a tunnel nor a webhook URL for it. A forwarded webhook has the body and the
+    /// `webhook-id` of the real one, and its signature covers the current time, as in each attempt
+    /// of the service. Each webhook is forwarded once, and if the account has a webhook URL, it is
+    /// also sent there. The command runs until you end it with Ctrl-C.
+    #[command(after_help = LISTEN_EXAMPLES)]
     Listen(listen::Listen),
-    /// The account's orders and webhook attempts, as they happen
+    /// Follow the account's orders and webhook attempts as they happen
     #[command(subcommand)]
     Logs(Logs),
     /// Send a topup's webhook, or an event, again
+    ///
+    /// The repeat has the same `webhook-id`, so that your endpoint can recognise it.
+    #[command(after_help = REDELIVER_EXAMPLES)]
     Redeliver {
-        /// The topup, 26 digits, or the event: the `webhook-id`
+        /// The `webhook-id`: the topup id of 26 digits, or the id of an event (`evt_…`)
         #[arg(value_name = "TOPUP_ID|EVENT_ID")]
         id: String,
-        /// Send the topup's webhook once from this machine to this endpoint instead, signed with `WEBHOOK_SECRET`
+        /// Send the topup's webhook once from this machine to this endpoint
+        ///
+        /// It is signed here with `WEBHOOK_SECRET`, and the service does not send anything. Events
+        /// cannot be sent in this way.
         #[arg(long, value_name = "URL", value_parser = listen::endpoint)]
         forward_to: Option<Url>,
     },
     /// Send realistic webhooks to your endpoint, judge its answers, and print a go-live checklist
+    ///
+    /// Some webhooks are valid and must be acknowledged with a 2xx. Others are forged, changed or
+    /// stale and must be refused. Each fault is printed with its remedy.
+    #[command(after_help = CERTIFY_EXAMPLES)]
     Certify(certify::Certify),
 }
 
 #[derive(Subcommand, Clone, Debug)]
 enum Orders {
     /// Show an order with its topups, and the eSIMs that are ready
+    #[command(after_help = SHOW_EXAMPLES)]
     Show {
-        /// Your id of the order
+        /// The id that you gave the order
         external_order_id: String,
     },
-    /// List the newest orders
+    /// List your orders, newest first, one page at a time
+    #[command(after_help = LIST_EXAMPLES)]
     List {
-        /// Only orders in this state
+        /// List only orders in this state, such as `ready`
         #[arg(long)]
         state: Option<String>,
-        /// `next_cursor` of the page before
+        /// Continue after the page before: the value of its `next_cursor`
         #[arg(long)]
         cursor: Option<String>,
     },
 }
 
-/// Runs one command. A failure is one line on standard error and exit status 1.
+/// Runs one command. A failure is said on standard error and gives exit status 1. If a reader such
+/// as `head` has closed standard output, the program ends silently, because the reader has all that
+/// it wanted.
 pub fn run(config: &Config) -> ExitCode {
     match execute(config) {
         Ok(true) => ExitCode::SUCCESS,
@@ -139,7 +228,8 @@ pub fn run(config: &Config) -> ExitCode {
     }
 }
 
-/// Returns whether the command succeeded; a failure is printed already.
+/// Carries the command out. `false` means that it failed and has printed why; an error still has to
+/// be printed.
 #[tokio::main(flavor = "current_thread")]
 async fn execute(config: &Config) -> anyhow::Result<bool> {
     let command = match &config.command {
@@ -154,25 +244,49 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
         AccountCommand::Trigger { outcome, qty } => {
             return order::trigger(&account, outcome.as_deref(), *qty).await;
         }
-        AccountCommand::Redeliver { id, forward_to: Some(url) } => {
+        AccountCommand::Redeliver {
+            id,
+            forward_to: Some(url),
+        } => {
             return listen::redeliver(&account, id, url).await;
         }
-        AccountCommand::Order { external_order_id, option_id, qty } => {
-            order::place(&account, external_order_id, option_id, *qty).await?
-        }
+        AccountCommand::Order {
+            external_order_id,
+            option_id,
+            qty,
+        } => order::place(&account, external_order_id, option_id, *qty).await?,
         AccountCommand::Orders(Orders::Show { external_order_id }) => {
-            account.send("GET", &format!("/orders/{}", encoded(external_order_id)), "", None).await?
+            account
+                .send(
+                    "GET",
+                    &format!("/orders/{}", encoded(external_order_id)),
+                    "",
+                    None,
+                )
+                .await?
         }
         AccountCommand::Orders(Orders::List { state, cursor }) => {
             let given = [("state", state), ("cursor", cursor)];
-            let query = given.map(|(name, value)| Some(format!("{name}={}", encoded(value.as_deref()?))));
+            let query =
+                given.map(|(name, value)| Some(format!("{name}={}", encoded(value.as_deref()?))));
             let query = query.into_iter().flatten().collect::<Vec<_>>().join("&");
             account.send("GET", "/orders", &query, None).await?
         }
         AccountCommand::Options => account.send("GET", "/options", "limit=100", None).await?,
         AccountCommand::Redeliver { id, .. } => {
-            let of = if listen::is_event(id) { "webhook/events" } else { "topups" };
-            account.send("POST", &format!("/{of}/{}/redeliver", encoded(id)), "", None).await?
+            let of = if listen::is_event(id) {
+                "webhook/events"
+            } else {
+                "topups"
+            };
+            account
+                .send(
+                    "POST",
+                    &format!("/{of}/{}/redeliver", encoded(id)),
+                    "",
+                    None,
+                )
+                .await?
         }
     };
     print(serde_json::to_string_pretty(&answer.json)?)?;
@@ -181,7 +295,9 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
     }
     let of_event = matches!(command, AccountCommand::Redeliver { id, .. } if listen::is_event(id));
     if answer.codes.contains("webhook_url_missing") && !of_event {
-        eprintln!("Without a webhook URL: add --forward-to http://localhost:3000/hook");
+        eprintln!(
+            "The account has no webhook URL to send to. To send the webhook from this machine instead, add --forward-to http://localhost:3000/hook"
+        );
     }
     Ok(answer.is_success())
 }

@@ -1,4 +1,9 @@
-//! Places orders, repeating each until it is certainly stored, and triggers outcomes in the sandbox.
+//! Places orders, and triggers outcomes in the sandbox.
+//!
+//! An order without a definite answer (a 5xx, a 429 or a broken connection) may be stored or not.
+//! [`place`] finds out by sending the same body with the same external order id again, which never
+//! buys twice: if the order is stored, the answer is `external_order_id_taken`, and then the order
+//! is looked up. This is what every partner's program should do, so the messages say what happens.
 
 use std::time::Duration;
 
@@ -10,52 +15,92 @@ use crate::{
     output::print,
 };
 
-/// The waits before an order without a definite answer is sent again, in seconds.
+/// The waits before a request without a definite answer is sent again, in seconds. After the last
+/// repetition its result stands.
 const RETRIES: [u64; 4] = [1, 2, 4, 8];
-/// The most pages of options that are read.
+/// The maximum number of pages of options that are read.
 const MOST_PAGES: usize = 100;
-/// The sandbox's outcomes: option, and what follows.
+/// The options of the sandbox provider, and what follows an order of each.
 const OUTCOMES: [(&str, &str); 12] = [
     ("ready", "201, and the webhook at once"),
     ("delayed", "201, and the webhook about 2 s later"),
     ("refused", "422; nothing is bought"),
     ("out-of-stock", "422; nothing is bought"),
-    ("bought-then-error", "201; the webhook comes after the look-up at the provider"),
-    ("bought-then-silent", "201; the webhook comes after the look-up at the provider, later"),
-    ("never-ready", "201; the topup stays `processing`, no webhook"),
-    ("partly", "with --qty 2 or more: one topup is `failed`, the others get webhooks"),
+    (
+        "bought-then-error",
+        "201; the webhook comes after the look-up at the provider",
+    ),
+    (
+        "bought-then-silent",
+        "201; the webhook comes after the look-up at the provider, later",
+    ),
+    (
+        "never-ready",
+        "201; the topup stays `processing`, no webhook",
+    ),
+    (
+        "partly",
+        "with --qty 2 or more: one topup is `failed`, the others get webhooks",
+    ),
     ("duplicate-callback", "201, and one webhook for each unit"),
-    ("slow", "201 after about 2 s; the webhook some seconds later"),
-    ("flapping", "201; the webhook after retries at the provider, within minutes"),
-    ("rate-limited", "201; the webhook after retries at the provider, within a minute or so"),
+    (
+        "slow",
+        "201 after about 2 s; the webhook some seconds later",
+    ),
+    (
+        "flapping",
+        "201; the webhook after retries at the provider, within minutes",
+    ),
+    (
+        "rate-limited",
+        "201; the webhook after retries at the provider, within a minute or so",
+    ),
 ];
 
-/// Orders until the answer says whether the order is stored. Without a definite answer the same body is sent again. If
-/// the id is taken by an order of the same units, that order is the answer.
-pub(crate) async fn place(account: &Account, id: &str, option_id: &str, qty: u32) -> anyhow::Result<Answer> {
+/// Sends an order until an answer says whether it is stored. Without a definite answer the same
+/// body is sent again. If the id is taken by an order of the same units, an earlier request has
+/// stored this order, and the stored order is the result. If it is taken by another order, the
+/// result is the refusal.
+pub(crate) async fn place(
+    account: &Account,
+    id: &str,
+    option_id: &str,
+    qty: u32,
+) -> anyhow::Result<Answer> {
     let body = json!({"external_order_id": id, "products": [{"option_id": option_id, "qty": qty}]});
     let send = async || account.send("POST", "/orders", "", Some(&body)).await;
     let answer = definite("repeating the order", send)
         .await
-        .context("it is unknown whether the order is stored: repeat the command")?;
+        .context(
+            "it is unknown whether the order is stored: repeat the same command, which does not buy twice",
+        )?;
     if !answer.codes.contains("external_order_id_taken") {
         return Ok(answer);
     }
     let path = format!("/orders/{}", encoded(id));
     let look_up = async || account.send("GET", &path, "", None).await;
-    let failed = "an order with this id is stored, but it cannot be shown";
-    let stored = definite("looking it up again", look_up).await.context(failed)?;
+    let failed = "an order with this id is stored, but it cannot be shown; try `esim-partner orders show` later";
+    let stored = definite("looking it up again", look_up)
+        .await
+        .context(failed)?;
     ensure!(stored.is_success(), "{failed}: {}", stored.summary());
     if is_same(&stored.json, option_id, qty) {
         eprintln!("esim-partner: an earlier request stored this order; it is not bought again");
         return Ok(stored);
     }
-    eprintln!("esim-partner: the stored order with this id has other units: `esim-partner orders show`");
+    eprintln!(
+        "esim-partner: nothing was ordered: the id is taken by a stored order of other units, which `esim-partner orders show` \
+         shows; give this order another id"
+    );
     Ok(answer)
 }
 
-/// Sends a request until its answer is definite; `again` names the next try in the message before a wait.
-async fn definite(again: &str, send: impl AsyncFn() -> anyhow::Result<Answer>) -> anyhow::Result<Answer> {
+/// Sends a request until its answer is definite, or until the retries have ended. `again` names the
+/// next try in the message before each wait.
+async fn definite(
+    again: &str,
+    send: impl AsyncFn() -> anyhow::Result<Answer>,
+) -> anyhow::Result<Answer> {
     for wait in RETRIES.map(Duration::from_secs) {
         let why = match send().await {
             Ok(answer) if !answer.is_temporary() => return Ok(answer),
@@ -70,22 +115,38 @@ async fn definite(again: &str, send: impl AsyncFn() -> anyhow::Result<Answer>) -
 
 /// Whether an order consists of `qty` units of one option.
 fn is_same(order: &Value, option_id: &str, qty: u32) -> bool {
-    let topups = order["topups"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let same = |topup: &Value| topup["option_id"].as_str().is_some_and(|id| id.eq_ignore_ascii_case(option_id));
+    let topups = order["topups"]
+        .as_array()
+        .map(Vec::as_slice)
+        .unwrap_or_default();
+    let same = |topup: &Value| {
+        topup["option_id"]
+            .as_str()
+            .is_some_and(|id| id.eq_ignore_ascii_case(option_id))
+    };
     u32::try_from(topups.len()) == Ok(qty) && topups.iter().all(same)
 }
 
-/// Orders the sandbox option of an outcome; without one, lists the outcomes. Returns whether the outcome began as it
-/// should.
-pub(crate) async fn trigger(account: &Account, outcome: Option<&str>, qty: u32) -> anyhow::Result<bool> {
+/// Orders the sandbox option of an outcome, or lists the outcomes if none is given. Returns whether
+/// the answer is the one that the outcome should have: for `refused`, a 422 is a success.
+pub(crate) async fn trigger(
+    account: &Account,
+    outcome: Option<&str>,
+    qty: u32,
+) -> anyhow::Result<bool> {
     let known: Value = account.get("/account", "").await?;
     let environment = known["environment"].as_str().unwrap_or_default();
     ensure!(
         environment == "sandbox",
-        "these are the keys of a {environment} account, which buys for real: `trigger` needs a sandbox account"
+        "nothing was ordered: these are the keys of a {environment} account, which buys for real, and `trigger` needs a sandbox account"
     );
     let options = options(account).await?;
-    let follows = |name: &str| OUTCOMES.iter().find(|(known, _)| *known == name).map_or("", |(_, follows)| *follows);
+    let follows = |name: &str| {
+        OUTCOMES
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map_or("", |(_, follows)| *follows)
+    };
     let Some(outcome) = outcome else {
         for (name, option_id) in &options {
             print(format!("{name:<20} {option_id}  {}", follows(name)))?;
@@ -94,7 +155,9 @@ pub(crate) async fn trigger(account: &Account, outcome: Option<&str>, qty: u32) 
     };
     let chosen = options.iter().find(|(name, _)| name == outcome);
     let (name, option_id) = chosen.with_context(|| {
-        format!("the account is not offered {outcome:?}; `esim-partner trigger` lists the outcomes")
+        format!(
+            "nothing was ordered: {outcome:?} is not an option of this account; `esim-partner trigger` lists the outcomes"
+        )
     })?;
     let id = format!("trigger-{name}-{}", runtime::clock::unix_milliseconds());
     let answer = place(account, &id, option_id, qty).await?;
@@ -105,12 +168,12 @@ pub(crate) async fn trigger(account: &Account, outcome: Option<&str>, qty: u32) 
         eprintln!("esim-partner: {}", answer.summary());
         return Ok(false);
     }
-    eprintln!("Order {id} of {name}: {}", follows(name));
-    eprintln!("Follow it: esim-partner orders show {id}");
+    eprintln!("What follows order {id} of {name}: {}", follows(name));
+    eprintln!("To look the order up: esim-partner orders show {id}");
     Ok(true)
 }
 
-/// Name and id of all options.
+/// The name and the id of each option that the account may order, sorted by name.
 async fn options(account: &Account) -> anyhow::Result<Vec<(String, String)>> {
     let mut all = Vec::new();
     let mut query = format!("limit={PAGE}");
@@ -120,7 +183,9 @@ async fn options(account: &Account) -> anyhow::Result<Vec<(String, String)>> {
             let text = |name: &str| option[name].as_str().unwrap_or_default().to_owned();
             all.push((text("name"), text("option_id")));
         }
-        let Some(next) = page["next_cursor"].as_str() else { break };
+        let Some(next) = page["next_cursor"].as_str() else {
+            break;
+        };
         query = format!("limit={PAGE}&cursor={}", encoded(next));
     }
     all.sort();

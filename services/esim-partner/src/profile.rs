@@ -1,4 +1,10 @@
-//! Keys in files: read, asked for, and stored for the user alone.
+//! The account's keys in files, and `esim-partner login`, which asks for them and stores them.
+//!
+//! Stored keys are readable by the user alone: the file has mode 0600 from the start and is
+//! replaced in one step, so it is never half written. `login` stores keys only after a signed
+//! request has shown that the service accepts them. A terminal does not show a secret while it is
+//! typed. A file of `NAME=value` lines can also be read by a shell, and the JSON that `esimctl
+//! partner create` prints is accepted too.
 
 use std::{
     collections::BTreeMap,
@@ -18,57 +24,85 @@ use crate::{
     output::print,
 };
 
-/// The settings of an account.
-pub(crate) const NAMES: [&str; 5] = ["BASE_URL", "ACCESS_KEY", "SECRET_KEY", "WEBHOOK_SECRET", "BRAND"];
+/// The names of an account's settings. Other names in a file are ignored.
+pub(crate) const NAMES: [&str; 5] = [
+    "BASE_URL",
+    "ACCESS_KEY",
+    "SECRET_KEY",
+    "WEBHOOK_SECRET",
+    "BRAND",
+];
 
-/// The largest keys file, in bytes.
+/// How much of a keys file is read, in bytes.
 const LARGEST: u64 = 64 * 1024;
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Login {
-    /// File with lines such as `ACCESS_KEY=…`, or a JSON object such as `{"access_key": …}`; `-` is standard input.
-    /// Without it you are asked
+    /// Read the keys from this file instead of asking for them
+    ///
+    /// It has lines such as `ACCESS_KEY=…`, or is a JSON object such as `{"access_key": …}`. `-` is
+    /// standard input.
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
-    /// The API's base URL, if the file names none
+    /// The base URL of the API
+    ///
+    /// It replaces the `BASE_URL` of the file.
     #[arg(long, value_name = "URL")]
     base_url: Option<String>,
 }
 
-/// The name of a profile, which is part of a file name.
+/// Parses the name of a profile. The name becomes part of a file name, so it must not lead to
+/// another folder.
 pub(crate) fn name(text: &str) -> Result<String, String> {
-    let plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+    let plain = text
+        .bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
     if plain && !text.is_empty() {
         Ok(text.to_owned())
     } else {
-        Err("only letters, digits, `-` and `_` are allowed".into())
+        Err("it must consist of letters, digits, `-` and `_`".into())
     }
 }
 
-/// The file of a profile: `~/.config/esim-partner/default.env`.
+/// The file of a profile, which is `~/.config/esim-partner/default.env` if none is named.
 pub(crate) fn file(profile: Option<&str>) -> anyhow::Result<PathBuf> {
-    let folder = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let folder = |name: &str| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
     let config = folder("XDG_CONFIG_HOME").or_else(|| Some(folder("HOME")?.join(".config")));
-    let config = config.context("HOME is not set: name the keys with --keys")?;
-    Ok(config.join("esim-partner").join(format!("{}.env", profile.unwrap_or("default"))))
+    let config = config.context(
+        "HOME is not set, so there is no place for stored keys: set HOME, or name a file of keys with --keys",
+    )?;
+    Ok(config
+        .join("esim-partner")
+        .join(format!("{}.env", profile.unwrap_or("default"))))
 }
 
-/// The settings of a file. Warns if other users can read it.
+/// Reads the settings of a file, and warns if other users can read it.
 pub(crate) fn read(file: &Path) -> anyhow::Result<BTreeMap<String, String>> {
     let shown = file.display();
     let failed = || format!("cannot read the keys file {shown}");
     let opened = fs::File::open(file).with_context(failed)?;
     if opened.metadata().with_context(failed)?.permissions().mode() & 0o077 != 0 {
-        eprintln!("esim-partner: other users can read {shown}: chmod 600 {shown}");
+        eprintln!(
+            "esim-partner: other users can use {shown}, which holds your keys; to prevent it: chmod 600 {shown}"
+        );
     }
-    Ok(parse(&io::read_to_string(opened.take(LARGEST)).with_context(failed)?))
+    Ok(parse(
+        &io::read_to_string(opened.take(LARGEST)).with_context(failed)?,
+    ))
 }
 
 fn parse(text: &str) -> BTreeMap<String, String> {
     if let Ok(json) = serde_json::from_str::<Map<String, Value>>(text) {
-        let named =
-            json.iter().filter_map(|(name, value)| Some((name.to_ascii_uppercase(), value.as_str()?.to_owned())));
-        return named.filter(|(name, _)| NAMES.contains(&name.as_str())).collect();
+        let named = json.iter().filter_map(|(name, value)| {
+            Some((name.to_ascii_uppercase(), value.as_str()?.to_owned()))
+        });
+        return named
+            .filter(|(name, _)| NAMES.contains(&name.as_str()))
+            .collect();
     }
     let pairs = text.lines().filter_map(|line| line.trim().split_once('='));
     pairs
@@ -78,16 +112,24 @@ fn parse(text: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Replaces the file in one step. The file has mode 0600 from the start, a new folder has 0700.
+/// Writes the file in one step. It has mode 0600 from the start, and a new folder has mode 0700.
 fn write(file: &Path, settings: &BTreeMap<String, String>) -> anyhow::Result<()> {
     let folder = file.parent().context("the keys file has no folder")?;
     let failed = || format!("cannot write {}", file.display());
-    DirBuilder::new().recursive(true).mode(0o700).create(folder).with_context(failed)?;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)
+        .with_context(failed)?;
     let mut new = tempfile::NamedTempFile::new_in(folder).with_context(failed)?;
     for (name, value) in settings {
-        // So a shell can read the file.
+        // A shell may read the file too, so a value must not hold a character that has a meaning
+        // there.
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_./:@%+,=-[]".contains(&byte);
-        ensure!(value.bytes().all(plain), "{name} holds a character that it cannot have");
+        ensure!(
+            value.bytes().all(plain),
+            "{name} holds a character that is not allowed, such as a blank or a quotation mark: check its value; nothing is stored"
+        );
         writeln!(new, "{name}={value}").with_context(failed)?;
     }
     new.as_file().sync_all().with_context(failed)?;
@@ -96,7 +138,7 @@ fn write(file: &Path, settings: &BTreeMap<String, String>) -> anyhow::Result<()>
 }
 
 impl Login {
-    /// Checks the keys with a signed request, then stores them.
+    /// Checks the keys with a signed request, and stores them if it succeeds.
     pub(crate) async fn run(&self, config: &AccountConfig) -> anyhow::Result<()> {
         let mut settings = match &self.from {
             Some(file) if file.as_os_str() == "-" => {
@@ -113,32 +155,47 @@ impl Login {
         if account.has("WEBHOOK_SECRET") {
             account.webhook_secret()?;
         } else {
-            eprintln!("esim-partner: there is no WEBHOOK_SECRET; `certify` and `redeliver --forward-to` need it");
+            eprintln!(
+                "esim-partner: no WEBHOOK_SECRET was given; everything works without it except `certify` and `redeliver --forward-to`"
+            );
         }
         let known = account.send("GET", "/account", "", None).await?;
         let date = known.date.clone();
-        let known: Value = known
-            .success()
-            .with_context(|| format!("the keys were not accepted and are not stored (server time: {date})"))?;
+        let known: Value = known.success().with_context(|| {
+            format!(
+                "the request with these keys failed, so they are not stored (server time: {date}; if your clock is more than five \
+                 minutes off, the service refuses every signature)"
+            )
+        })?;
         let file = config.file()?;
         write(&file, &account.settings)?;
         let text = |name: &str| known[name].as_str().unwrap_or_default().to_owned();
-        let (environment, name, file) = (text("environment"), text("name"), file.display());
-        print(format!("Logged in to the {environment} account {name:?}; the keys are in {file}"))
+        let environment = text("environment");
+        let name = text("name");
+        let file = file.display();
+        print(format!(
+            "Logged in to the {environment} account {name:?}; the keys are stored in {file}"
+        ))
     }
 }
 
+/// Asks for the settings on the terminal. Secrets are not shown while they are typed.
 fn ask(has_base_url: bool) -> anyhow::Result<BTreeMap<String, String>> {
     ensure!(
         io::stdin().is_terminal(),
-        "standard input is not a terminal: name a file with --from, or `--from -` for standard input"
+        "standard input is not a terminal, so the keys cannot be asked for: name a file with --from, or use `--from -` for \
+         standard input"
     );
     let mut settings = BTreeMap::new();
     for (name, question, secret) in [
-        ("BASE_URL", "Base URL", false),
+        ("BASE_URL", "Base URL of the API", false),
         ("ACCESS_KEY", "Access key", false),
         ("SECRET_KEY", "Secret key (not shown)", true),
-        ("WEBHOOK_SECRET", "Webhook secret, whsec_… (not shown; may be empty)", true),
+        (
+            "WEBHOOK_SECRET",
+            "Webhook secret, whsec_… (not shown; may be empty)",
+            true,
+        ),
     ] {
         if has_base_url && name == "BASE_URL" {
             continue;
@@ -152,6 +209,7 @@ fn ask(has_base_url: bool) -> anyhow::Result<BTreeMap<String, String>> {
     Ok(settings)
 }
 
+/// Reads a line from the terminal, which does not show it if it is secret.
 fn line(secret: bool) -> anyhow::Result<String> {
     let hidden = if secret { Some(Hidden::begin()?) } else { None };
     let mut text = String::new();
@@ -161,12 +219,13 @@ fn line(secret: bool) -> anyhow::Result<String> {
     }
     drop(hidden);
     if read.context("cannot read standard input")? == 0 {
-        bail!("the input ended");
+        bail!("the input ended before all questions were answered; nothing is stored");
     }
     Ok(text.trim().to_owned())
 }
 
-/// The terminal shows no input until this is dropped.
+/// While this exists, the terminal does not show what is typed. Dropping it restores the terminal,
+/// also after an error.
 struct Hidden(Termios);
 
 impl Hidden {

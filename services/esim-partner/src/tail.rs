@@ -1,4 +1,10 @@
-//! The account's orders and webhook attempts, as they happen.
+//! `esim-partner logs tail`: prints the account's orders and webhook attempts as they happen.
+//!
+//! The API has no stream of changes, so a [`Follower`] asks for them in rounds: it lists new
+//! orders, looks each followed order up, and prints what differs from what it printed before. The
+//! number of requests in a round is bounded ([`WATCHED`], [`MOST_DELIVERIES`]), so that a busy
+//! account does not use up its own rate limit. Consequently an old order is no longer followed, and
+//! an attempt may be printed some rounds late.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -14,33 +20,40 @@ use crate::{
     output::print,
 };
 
-/// The time between two rounds.
+/// The pause between two rounds.
 const PAUSE: Duration = Duration::from_secs(2);
-/// Orders are listed again this long after their creation: they are not stored in the order of their times.
+/// How far each list of new orders reaches back before the newest known one. An order gets its time
+/// before its transaction commits, so an order with an earlier time may become visible later.
 const OVERLAP: Duration = Duration::from_secs(10);
-/// The most pages of new orders in one round.
+/// The maximum number of pages of new orders that are read in one round.
 const MOST_PAGES: usize = 10;
-/// The newest orders are looked up in each round.
+/// The number of newest orders that are followed, that is, looked up in each round.
 const WATCHED: usize = 20;
-/// The most deliveries that are looked up in one round.
+/// The maximum number of deliveries that are looked up in one round.
 const MOST_DELIVERIES: usize = 20;
-/// The most failed rounds in a row.
+/// The number of failed rounds in a row after which the command gives up.
 const MOST_FAILURES: u32 = 30;
+
+const EXAMPLES: &str = "Examples:
+  esim-partner logs tail
+  esim-partner logs tail --lines 20 --once";
 
 #[derive(Subcommand, Clone, Debug)]
 pub(crate) enum Logs {
     /// Print the newest orders with the attempts of their webhooks, and follow them
     ///
-    /// The newest 20 orders are followed.
+    /// The newest 20 orders are followed; an older one is no longer looked at. The command runs
+    /// until you end it with Ctrl-C.
+    #[command(after_help = EXAMPLES)]
     Tail(Tail),
 }
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Tail {
-    /// Orders to begin with
+    /// The number of orders to begin with, at most 20
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u8).range(1..=20))]
     lines: u8,
-    /// End instead of following
+    /// Print what there is now, and end
     #[arg(long)]
     once: bool,
 }
@@ -89,12 +102,12 @@ struct Attempt {
     answer: Option<String>,
 }
 
-/// A topup as it was last printed.
+/// What was last printed about a topup.
 #[derive(Default)]
 struct Seen {
     state: String,
     delivery: Option<String>,
-    /// The number of the last attempt.
+    /// The number of the last attempt that was printed.
     attempt: i32,
 }
 
@@ -103,21 +116,28 @@ struct Followed {
     topups: HashMap<String, Seen>,
 }
 
-/// The lines to print, in the order of their times.
+/// The lines to print, in the order of their times. The number keeps lines with the same time
+/// apart.
 type Lines = BTreeMap<(OffsetDateTime, usize), String>;
 
 struct Follower<'a> {
     account: &'a Account,
     followed: VecDeque<Followed>,
-    /// The orders that may be listed again, with their times.
+    /// The orders that may be listed again because of [`OVERLAP`], with their times.
     listed: HashMap<String, OffsetDateTime>,
     newest: Option<OffsetDateTime>,
 }
 
 impl Tail {
-    /// Prints until it is interrupted.
+    /// Prints until it is interrupted, or once. A failed round is printed and tried again, up to
+    /// [`MOST_FAILURES`] times in a row.
     pub(crate) async fn run(&self, account: &Account) -> anyhow::Result<()> {
-        let mut follower = Follower { account, followed: VecDeque::new(), listed: HashMap::new(), newest: None };
+        let mut follower = Follower {
+            account,
+            followed: VecDeque::new(),
+            listed: HashMap::new(),
+            newest: None,
+        };
         let mut failures = 0;
         loop {
             match follower.round(self.lines.into()).await {
@@ -142,7 +162,7 @@ impl Tail {
 }
 
 impl Follower<'_> {
-    /// Looks once at all that is followed; returns what is new.
+    /// Looks once at everything that is followed, and returns what is new.
     async fn round(&mut self, lines: usize) -> anyhow::Result<Lines> {
         let mut printed = Lines::new();
         for order in self.new_orders(lines).await? {
@@ -150,13 +170,17 @@ impl Follower<'_> {
             note(&mut printed, order.created_at, &text);
             self.newest = self.newest.max(Some(order.created_at));
             self.listed.insert(order.order_id.clone(), order.created_at);
-            self.followed.push_back(Followed { order, topups: HashMap::new() });
+            self.followed.push_back(Followed {
+                order,
+                topups: HashMap::new(),
+            });
         }
         while self.followed.len() > WATCHED {
             self.followed.pop_front();
         }
         let oldest = self.newest.map(|newest| newest - OVERLAP);
-        self.listed.retain(|_, created_at| Some(*created_at) >= oldest);
+        self.listed
+            .retain(|_, created_at| Some(*created_at) >= oldest);
         let mut deliveries_left = MOST_DELIVERIES;
         for followed in &mut self.followed {
             look(self.account, followed, &mut deliveries_left, &mut printed).await?;
@@ -164,19 +188,25 @@ impl Follower<'_> {
         Ok(printed)
     }
 
-    /// The orders that were not listed before, the oldest first.
+    /// The orders that were not listed before, oldest first.
     async fn new_orders(&self, lines: usize) -> anyhow::Result<Vec<Order>> {
         let since = match self.newest {
             Some(newest) => {
-                format!("limit={PAGE}&created_after={}", encoded(&(newest - OVERLAP).format(&Rfc3339)?))
+                format!(
+                    "limit={PAGE}&created_after={}",
+                    encoded(&(newest - OVERLAP).format(&Rfc3339)?)
+                )
             }
             None => format!("limit={lines}"),
         };
-        let (mut orders, mut query) = (Vec::new(), since.clone());
+        let mut orders = Vec::new();
+        let mut query = since.clone();
         for _ in 0..MOST_PAGES {
             let page: Page = self.account.get("/orders", &query).await?;
             orders.extend(page.orders);
-            let Some(next) = page.next_cursor.filter(|_| self.newest.is_some()) else { break };
+            let Some(next) = page.next_cursor.filter(|_| self.newest.is_some()) else {
+                break;
+            };
             query = format!("{since}&cursor={}", encoded(&next));
         }
         orders.retain(|order| !self.listed.contains_key(&order.order_id));
@@ -185,7 +215,7 @@ impl Follower<'_> {
     }
 }
 
-/// Looks an order up and notes what has changed.
+/// Looks an order up, and notes what has changed since it was last printed.
 async fn look(
     account: &Account,
     followed: &mut Followed,
@@ -198,7 +228,7 @@ async fn look(
         return Ok(());
     }
     let order: Order = answer.success()?;
-    // Another order with the same external id stands now.
+    // Another order has this external id now: after a refusal the partner may use the id again.
     if order.order_id != followed.order.order_id {
         return Ok(());
     }
@@ -209,17 +239,31 @@ async fn look(
     }
     for topup in &order.topups {
         let seen = followed.topups.entry(topup.topup_id.clone()).or_default();
-        let Topup { topup_id, state, error, delivery } = topup;
+        let Topup {
+            topup_id,
+            state,
+            error,
+            delivery,
+        } = topup;
         if seen.state != *state {
-            let error = error.as_ref().map(|error| format!(" {error:?}")).unwrap_or_default();
-            note(printed, now, &format!("topup   {topup_id} of {id:?} {state}{error}"));
+            let error = error
+                .as_ref()
+                .map(|error| format!(" {error:?}"))
+                .unwrap_or_default();
+            note(
+                printed,
+                now,
+                &format!("topup   {topup_id} of {id:?} {state}{error}"),
+            );
             seen.state.clone_from(state);
         }
         let changed = seen.delivery != *delivery;
         let attempts_may_be_new = changed || delivery.as_deref() == Some("pending");
         if attempts_may_be_new && delivery.is_some() && *deliveries_left > 0 {
             *deliveries_left -= 1;
-            let found: Deliveries = account.get(&format!("/topups/{topup_id}/deliveries"), "").await?;
+            let found: Deliveries = account
+                .get(&format!("/topups/{topup_id}/deliveries"), "")
+                .await?;
             for attempt in found.attempts {
                 if attempt.attempt > seen.attempt {
                     seen.attempt = attempt.attempt;
@@ -238,14 +282,21 @@ async fn look(
 }
 
 fn line_of(topup_id: &str, attempt: &Attempt) -> String {
-    let (number, outcome, took) = (attempt.attempt, &attempt.outcome, attempt.duration_ms);
+    let number = attempt.attempt;
+    let outcome = &attempt.outcome;
+    let took = attempt.duration_ms;
     let status = attempt.status.map(|status| format!(" status {status}"));
     let answer = attempt.answer.as_ref().map(|answer| format!(" {answer:?}"));
-    let (status, answer) = (status.unwrap_or_default(), answer.unwrap_or_default());
+    let status = status.unwrap_or_default();
+    let answer = answer.unwrap_or_default();
     format!("webhook {topup_id} attempt {number}: {outcome}{status} after {took} ms{answer}")
 }
 
 fn note(printed: &mut Lines, at: OffsetDateTime, text: &str) {
-    let shown = at.replace_nanosecond(0).unwrap_or(at).format(&Rfc3339).unwrap_or_default();
+    let shown = at
+        .replace_nanosecond(0)
+        .unwrap_or(at)
+        .format(&Rfc3339)
+        .unwrap_or_default();
     printed.insert((at, printed.len()), format!("{shown} {text}"));
 }

@@ -1,4 +1,7 @@
-//! `certify` passes a correct receiver and names what is wrong with each broken one.
+//! `certify` passes a correct receiver, and names what is wrong with each broken one.
+//!
+//! A broken receiver is the correct one with some parts replaced, so that each mistake that partners
+//! make fails the checks that are meant for it.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
@@ -15,10 +18,14 @@ const PATH: &str = "/hook";
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 fn header<'a>(webhook: &'a Received, name: &str) -> &'a str {
-    webhook.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+    webhook
+        .headers
+        .get(name)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default()
 }
 
-/// The parts of a correct receiver; each broken one replaces a part.
+/// The parts of a receiver. A broken one replaces parts of [`CORRECT`].
 #[derive(Clone, Copy)]
 struct Parts {
     /// Which of the signatures are looked at.
@@ -29,21 +36,28 @@ struct Parts {
     fresh: fn(i64) -> bool,
     /// Whether a webhook without signature is accepted.
     unsigned: bool,
-    /// The answer to a valid webhook, and to one that came before.
+    /// The status for a valid webhook.
     good: u16,
+    /// The status for a valid webhook that came before.
     repeated: u16,
-    /// The answer to an invalid one.
+    /// The status for an invalid webhook.
     bad: u16,
     delay: Duration,
-    /// Whether a webhook is refused that is older than the one before.
+    /// Whether a webhook that is older than an earlier one is refused.
     ordered: bool,
-    /// The answer to a webhook that equals one whose answer is not sent yet.
+    /// The status for a valid webhook that came before with the same timestamp, as when two equal
+    /// ones arrive at once.
     concurrent: u16,
 }
 
 const CORRECT: Parts = Parts {
     chosen: |signatures| signatures.split(' ').collect(),
-    signed: |webhook| (header(webhook, "webhook-id").to_owned(), webhook.body.to_vec()),
+    signed: |webhook| {
+        (
+            header(webhook, "webhook-id").to_owned(),
+            webhook.body.to_vec(),
+        )
+    },
     fresh: |age| age.abs() <= 300,
     unsigned: false,
     good: 200,
@@ -64,20 +78,27 @@ struct Seen {
 }
 
 fn answer(parts: &Parts, secret: &Secret, seen: &Mutex<Seen>, webhook: &Received) -> Answer {
-    let timestamp = signing::parse_unix_time(header(webhook, "webhook-timestamp")).unwrap_or_default();
+    let timestamp =
+        signing::parse_unix_time(header(webhook, "webhook-timestamp")).unwrap_or_default();
     let (id, body) = (parts.signed)(webhook);
     let signatures = header(webhook, "webhook-signature");
-    let valid = (parts.chosen)(signatures).iter().any(|one| secret.verify(&id, timestamp, &body, one));
+    let valid = (parts.chosen)(signatures)
+        .iter()
+        .any(|one| secret.verify(&id, timestamp, &body, one));
     let valid = valid || (parts.unsigned && signatures.is_empty());
     let mut seen = seen.lock().unwrap();
     let topup_id = webhook.topup_id().to_owned();
     let status = if !valid || !(parts.fresh)(timestamp - runtime::clock::unix_seconds()) {
         parts.bad
     } else {
-        let attempts = seen.attempts.entry((topup_id.clone(), timestamp)).or_default();
+        let attempts = seen
+            .attempts
+            .entry((topup_id.clone(), timestamp))
+            .or_default();
         *attempts += 1;
         let concurrent = *attempts > 1;
-        // The repeated webhook of `certify` is a second ahead.
+        // `certify` signs its repeated webhook a second ahead, which must not make the next one
+        // late.
         let late = parts.ordered && timestamp < seen.newest - 5;
         seen.newest = seen.newest.max(timestamp);
         match (late, seen.topups.insert(topup_id)) {
@@ -87,14 +108,18 @@ fn answer(parts: &Parts, secret: &Secret, seen: &Mutex<Seen>, webhook: &Received
             (false, false) => parts.repeated,
         }
     };
-    Answer { status, delay: parts.delay }
+    Answer {
+        status,
+        delay: parts.delay,
+    }
 }
 
 /// The names of the checks that a receiver fails.
 async fn failed(parts: Parts) -> Vec<&'static str> {
     let receiver = Receiver::start().await.unwrap();
     let secret = signing::generate::webhook_secret().unwrap();
-    let (known, seen) = (secret.clone(), Mutex::<Seen>::default());
+    let known = secret.clone();
+    let seen = Mutex::<Seen>::default();
     receiver.answer(PATH, move |webhook| answer(&parts, &known, &seen, webhook));
     let checks = checks(&receiver.url(PATH), &secret, TIMEOUT).await.unwrap();
     named(checks)
@@ -103,23 +128,41 @@ async fn failed(parts: Parts) -> Vec<&'static str> {
 fn named(checks: Vec<Check>) -> Vec<&'static str> {
     assert_eq!(checks.len(), 16);
     let failed = checks.into_iter().filter(|check| !check.passed);
-    failed.inspect(|check| assert!(!check.remedy.is_empty(), "{check:?}")).map(|check| check.name).collect()
+    failed
+        .inspect(|check| assert!(!check.remedy.is_empty(), "{check:?}"))
+        .map(|check| check.name)
+        .collect()
 }
 
 #[tokio::test]
 async fn a_correct_receiver_passes() {
     assert_eq!(failed(CORRECT).await, [""; 0]);
     // Any 2xx acknowledges, and any other status refuses.
-    assert_eq!(failed(Parts { good: 204, repeated: 202, bad: 400, ..CORRECT }).await, [""; 0]);
+    assert_eq!(
+        failed(Parts {
+            good: 204,
+            repeated: 202,
+            bad: 400,
+            ..CORRECT
+        })
+        .await,
+        [""; 0]
+    );
 }
 
 #[tokio::test]
 async fn each_broken_receiver_is_named() {
     let words = |text: &'static str| text.split(' ').collect::<Vec<_>>();
     let forged = words("wrong_signature no_signature changed_body changed_id old future");
-    let good =
-        words("good repeated second_signature first_signature raw_body slow repeated_at_once out_of_order at_once");
-    let rewritten = |webhook: &Received| (header(webhook, "webhook-id").to_owned(), webhook.json.to_string().into());
+    let good = words(
+        "good repeated second_signature first_signature raw_body slow repeated_at_once out_of_order at_once",
+    );
+    let rewritten = |webhook: &Received| {
+        (
+            header(webhook, "webhook-id").to_owned(),
+            webhook.json.to_string().into(),
+        )
+    };
     let broken: [(&str, Parts, &[&str]); 14] = testkit::rows! {
         "checks nothing", Parts { bad: 200, ..CORRECT } => &forged;
         "refuses all", Parts { good: 500, repeated: 500, concurrent: 500, ..CORRECT } => &good;
@@ -145,12 +188,18 @@ async fn each_broken_receiver_is_named() {
     for (name, parts, expected) in broken {
         assert_eq!(failed(parts).await, expected, "{name}");
     }
-    // It also fails on its own order of fields, so the first check is red already.
-    let reserializes = failed(Parts { signed: rewritten, ..CORRECT }).await;
+    // This receiver verifies the JSON that it has written again. Its fields are in another order,
+    // so it fails other checks too.
+    let reserializes = failed(Parts {
+        signed: rewritten,
+        ..CORRECT
+    })
+    .await;
     assert!(reserializes.contains(&"raw_body"), "{reserializes:?}");
 }
 
-/// A server that takes what it reads at once for the whole request.
+/// A server that takes whatever its first read returns for the whole body. `certify` sends one body
+/// in two halves and must notice.
 #[tokio::test]
 async fn a_receiver_that_reads_half_a_body_is_named() {
     let secret = signing::generate::webhook_secret().unwrap();
@@ -163,7 +212,7 @@ async fn a_receiver_that_reads_half_a_body_is_named() {
             tokio::spawn(async move {
                 let mut request = vec![0; 16 * 1024];
                 let mut length = client.read(&mut request).await.unwrap();
-                // The head and the body come in one piece or in two.
+                // The head and the first part of the body arrive in one piece or in two.
                 if request[..length].ends_with(b"\r\n\r\n") {
                     length += client.read(&mut request[length..]).await.unwrap();
                 }
@@ -177,12 +226,22 @@ async fn a_receiver_that_reads_half_a_body_is_named() {
                 let timestamp = header("webhook-timestamp").parse().unwrap_or_default();
                 let age: i64 = timestamp - runtime::clock::unix_seconds();
                 let signatures = header("webhook-signature");
-                let valid = known.verify(&header("webhook-id"), timestamp, body.as_bytes(), &signatures);
+                let valid = known.verify(
+                    &header("webhook-id"),
+                    timestamp,
+                    body.as_bytes(),
+                    &signatures,
+                );
                 let status = if valid && age.abs() <= 300 { 200 } else { 401 };
-                let answer = format!("HTTP/1.1 {status} X\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+                let answer = format!(
+                    "HTTP/1.1 {status} X\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+                );
                 client.write_all(answer.as_bytes()).await.unwrap();
             });
         }
     });
-    assert_eq!(named(checks(&url, &secret, TIMEOUT).await.unwrap()), ["slow"]);
+    assert_eq!(
+        named(checks(&url, &secret, TIMEOUT).await.unwrap()),
+        ["slow"]
+    );
 }

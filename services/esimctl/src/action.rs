@@ -1,4 +1,7 @@
-//! `esimctl action`: the record of operators' changes.
+//! `esimctl action`: the record of what operators and partners changed.
+//!
+//! Commands that cannot be taken back write their record in the transaction of their change (see
+//! `confirm`), so there is no change without a record. This module only reads it.
 
 use clap::{Args, Subcommand};
 use store::operator::actions::{self, Recorded};
@@ -14,23 +17,28 @@ const EXAMPLES: &str = "Examples:
   esimctl action list
   esimctl action list --since 7d --json
 
-The record holds `delivery replay`, `placement resolve`, `recover`, `order erase`, `partner erase` and
-`retention set`. Operator `partner` is a partner's own request: `topup redeliver`, `order cancel`, `webhook set`,
-`webhook secret rotate`, `keys rotate`.";
+The record holds the commands that ask for a reason: `delivery replay`, `placement resolve`, `recover`, `order erase`,
+`partner erase` and `retention set`. If the operator is `partner`, a partner made the change by a request of its own:
+`topup redeliver`, `event redeliver`, `order cancel`, `webhook set`, `webhook secret rotate` or `keys rotate`.";
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
     /// List the recorded actions, newest first
+    ///
+    /// Each row says when the change was made, by whom, with which command, how many rows it
+    /// changed, and why.
     #[command(after_help = EXAMPLES)]
     List(List),
 }
 
 #[derive(Args, Clone, Debug)]
 pub struct List {
-    /// Only actions since this time: a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`
+    /// List only actions since this time
+    ///
+    /// It is a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`.
     #[arg(long, value_name = "TIME", value_parser = past)]
     since: Option<OffsetDateTime>,
-    /// The most actions to list
+    /// The maximum number of actions to list
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     limit: u32,
 }

@@ -1,4 +1,12 @@
-//! The preview, the confirmation and the recorded reason of commands that buy, send or change many rows.
+//! The preview, the confirmation and the recorded reason of commands whose effect cannot be taken
+//! back: they buy, send webhooks, erase, or move many rows.
+//!
+//! Such a command flattens [`Confirm`] into its arguments. [`Confirm::carry_out`] first runs the
+//! change in [`Mode::Preview`], which rolls back and so yields exact counts, then shows these and
+//! asks. Then it runs the change again in [`Mode::Apply`], which commits it together with its
+//! record for `esimctl action list`. Rows may change between the two runs, so the counts of the
+//! second run are the ones that are printed and recorded. `delivery replay` and `partner erase`
+//! make the same steps themselves, because their previews differ.
 
 use std::io::{IsTerminal, Write};
 
@@ -12,45 +20,64 @@ use crate::output::one_line;
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Confirmation")]
 pub struct Confirm {
-    /// The reason, which `esimctl action list` shows
+    /// Why you make the change, for example the number of a ticket
+    ///
+    /// The reason is recorded with the change, and `esimctl action list` shows it. It is required
+    /// unless `--dry-run` is given.
     #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new(), required_unless_present = "dry_run")]
     reason: Option<String>,
-    /// Skip the preview and the confirmation, for scripts
+    /// Make the change without asking
+    ///
+    /// Scripts need it, because without a terminal there is nobody to ask.
     #[arg(long)]
     yes: bool,
-    /// Show what the command would change, with counts; change nothing
+    /// Show what the command would change, with counts, and change nothing
     #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
-    /// Your name, for the record [default: the account's name]
+    /// Your name, which is recorded with the change [default: the value of USER]
     #[arg(long, value_name = "NAME", env = "ESIMCTL_OPERATOR", value_parser = NonEmptyStringValueParser::new())]
     operator: Option<String>,
     #[arg(long, env = "USER", hide = true, default_value = "unknown")]
     account: String,
 }
 
+/// A change that [`Confirm::carry_out`] previews and makes.
+pub struct Change<Run, Describe, Print> {
+    /// Makes the change in one transaction, and returns what it changed.
+    pub run: Run,
+    /// Describes the result of a preview, for the operator to confirm.
+    pub describe: Describe,
+    /// Prints the result. The second argument says whether this is a dry run.
+    pub print: Print,
+}
+
 impl Confirm {
-    /// Runs `change` as a preview that `describe` describes, asks, and runs it again with its record. `print` gets the
-    /// result, and whether this is a dry run. With `--yes` there is no preview.
+    /// Runs the change as a preview, shows its description, asks, and runs the change again with
+    /// its record. With `--yes` the preview is left out, because nobody would read it.
     pub async fn carry_out<T>(
         &self,
         command: &str,
         target: &str,
-        mut change: impl AsyncFnMut(Mode<'_>) -> anyhow::Result<T>,
-        describe: impl Fn(&T) -> String,
-        print: impl Fn(&T, bool) -> anyhow::Result<()>,
+        mut change: Change<
+            impl AsyncFnMut(Mode<'_>) -> anyhow::Result<T>,
+            impl Fn(&T) -> String,
+            impl Fn(&T, bool) -> anyhow::Result<()>,
+        >,
     ) -> anyhow::Result<()> {
         if !self.yes {
-            let preview = change(Mode::Preview).await?;
+            let preview = (change.run)(Mode::Preview).await?;
             if self.dry_run {
-                return print(&preview, true);
+                return (change.print)(&preview, true);
             }
-            self.ask(&describe(&preview))?;
+            self.ask(&(change.describe)(&preview))?;
         }
-        print(&change(self.apply(command, target)).await?, false)
+        let changed = (change.run)(self.apply(command, target)).await?;
+        (change.print)(&changed, false)
     }
 
-    /// Shows the preview on standard error and asks, unless `--yes` was given. Fails if the answer is not `yes`
-    /// or standard input is no terminal.
+    /// Shows the preview on standard error and asks, unless `--yes` was given. It fails if the
+    /// answer is not `yes`. It also fails if standard input is not a terminal: a script that forgot
+    /// `--yes` must not buy or erase anything, and it must not hang either.
     pub fn ask(&self, preview: &str) -> anyhow::Result<()> {
         if self.yes {
             return Ok(());
@@ -58,23 +85,32 @@ impl Confirm {
         let mut stderr = std::io::stderr().lock();
         if !std::io::stdin().is_terminal() {
             let preview = one_line(preview);
-            bail!("nothing was changed: {preview}; confirm with --yes, or preview with --dry-run");
+            bail!(
+                "nothing was changed: {preview}; standard input is not a terminal, so confirm with --yes, or preview with --dry-run"
+            );
         }
         write!(stderr, "{preview}\nGo on? (yes/no) ")
             .and_then(|()| stderr.flush())
             .context("cannot ask on standard error")?;
         let mut answer = String::new();
-        std::io::stdin().read_line(&mut answer).context("cannot read the answer")?;
+        std::io::stdin()
+            .read_line(&mut answer)
+            .context("cannot read the answer")?;
         if answer.trim() != "yes" {
-            bail!("nothing was changed");
+            bail!("nothing was changed, because the answer was not `yes`");
         }
         Ok(())
     }
 
-    /// Commits the change with its record.
+    /// The mode that commits the change together with its record.
     pub fn apply<'a>(&'a self, command: &'a str, target: &'a str) -> Mode<'a> {
         let operator = self.operator.as_deref().unwrap_or(&self.account);
         let reason = self.reason.as_deref().unwrap_or_default();
-        Mode::Apply(Action { operator, command, target, reason })
+        Mode::Apply(Action {
+            operator,
+            command,
+            target,
+            reason,
+        })
     }
 }

@@ -1,4 +1,9 @@
-//! What every command works with: the database and standard output.
+//! What every command works with: a connection to the database, and standard output.
+//!
+//! [`Console::connect`] guarantees a schema that this version understands; otherwise the command
+//! ends with an error that says what to run. A command prints one result and nothing else on
+//! standard output, so that `--json` can be piped into another program. Progress and questions go
+//! to standard error.
 
 use std::{io::Write, time::Duration};
 
@@ -15,15 +20,16 @@ use crate::output::{Row, table};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The start of the error for an unreachable server.
-pub const UNREACHABLE: &str = "cannot connect to PostgreSQL; check DATABASE_URL and that the server is up";
+/// The beginning of the error for a server that cannot be reached.
+pub const UNREACHABLE: &str =
+    "cannot connect to PostgreSQL; check DATABASE_URL and that the server is up";
 
-/// A command needs the database, and no URL is set.
+/// The command needs the database, but no URL is set.
 #[derive(Debug, thiserror::Error)]
-#[error("no database is named: set --database-url (environment: DATABASE_URL)")]
+#[error("this command needs the database: name it with --database-url or in DATABASE_URL")]
 pub struct NoDatabase;
 
-/// The database of a command, and how it prints its result.
+/// Where a command finds its database, and how it prints its result.
 pub struct Console {
     json: bool,
     database: Option<DatabaseConfig>,
@@ -35,10 +41,14 @@ impl Console {
     }
 
     pub fn database(&self) -> anyhow::Result<PgConnectOptions> {
-        Ok(self.database.as_ref().ok_or(NoDatabase)?.options("esimctl")?)
+        Ok(self
+            .database
+            .as_ref()
+            .ok_or(NoDatabase)?
+            .options("esimctl")?)
     }
 
-    /// Connects to a database whose schema serves this version.
+    /// Connects to the database, and checks that its schema serves this version.
     pub async fn connect(&self) -> anyhow::Result<PgConnection> {
         let options = self.database()?;
         let mut connection = tokio::time::timeout(CONNECT_TIMEOUT, options.connect())
@@ -49,14 +59,24 @@ impl Console {
         Ok(connection)
     }
 
-    /// Prints `value` with `--json`, else the text.
-    pub fn print<T: Serialize>(&self, value: &T, text: impl FnOnce() -> String) -> anyhow::Result<()> {
-        let text = if self.json { serde_json::to_string(value)? } else { text() };
+    /// Prints `value` as JSON with `--json`, and otherwise the text.
+    pub fn print<T: Serialize>(
+        &self,
+        value: &T,
+        text: impl FnOnce() -> String,
+    ) -> anyhow::Result<()> {
+        let text = if self.json {
+            serde_json::to_string(value)?
+        } else {
+            text()
+        };
         let mut stdout = std::io::stdout().lock();
-        writeln!(stdout, "{text}").and_then(|()| stdout.flush()).context("cannot write to standard output")
+        writeln!(stdout, "{text}")
+            .and_then(|()| stdout.flush())
+            .context("cannot write to standard output")
     }
 
-    /// Prints a list: JSON, or a table, or `none` if it is empty.
+    /// Prints a list as JSON or as a table. The text `none` replaces an empty table.
     pub fn print_list<T: Serialize, const N: usize>(
         &self,
         items: &[T],
@@ -67,12 +87,17 @@ impl Console {
     }
 }
 
-/// A table, or `none` if there are no items.
+/// A table of the items, or the text `none` if there are no items.
 pub fn list<T, const N: usize>(items: &[T], none: &str, row: impl Fn(&T) -> Row<N>) -> String {
-    if items.is_empty() { none.to_owned() } else { table(items.iter().map(row)) }
+    if items.is_empty() {
+        none.to_owned()
+    } else {
+        table(items.iter().map(row))
+    }
 }
 
-/// Names a pooler that refuses the session settings in the error.
+/// The error for a failed connection. If a connection pooler refused the settings of our sessions,
+/// the error says so, because "cannot connect" alone would send the operator to the wrong server.
 pub fn unreachable(error: sqlx::Error) -> anyhow::Error {
     match SchemaError::refused(&error) {
         Some(pooler) => pooler.into(),

@@ -1,4 +1,8 @@
-//! The password of the database's owner, for a first start.
+//! The password of the database's owner, which `esimctl secrets create` makes for the first start
+//! of a system.
+//!
+//! The server reads it when it creates the database, and from then on keeps it itself. So the file
+//! is written once and never changed: another password in the file would only lock its users out.
 
 use std::path::Path;
 
@@ -7,17 +11,24 @@ use secrecy::{ExposeSecret, SecretString};
 
 use crate::secret_file;
 
-/// A file for `PGPASSFILE` with this password for every server.
+/// The content of a file for `PGPASSFILE` that gives this password to every server and role.
+/// Backslashes and colons are escaped, because a colon separates the fields of the file.
 pub fn pgpass(password: &str) -> String {
     let escaped = password.replace('\\', "\\\\").replace(':', "\\:");
     format!("*:*:*:*:{escaped}\n")
 }
 
-/// Writes `password` for the server (`POSTGRES_PASSWORD_FILE`) and `pgpass` for its clients (`PGPASSFILE`), once.
+/// Writes two files into the folder if they are missing: `password` for the server
+/// (`POSTGRES_PASSWORD_FILE`), and `pgpass` for its clients (`PGPASSFILE`). Without a given
+/// password it makes a random one. It fails if a password is given and the file holds another one.
 pub fn ensure(folder: &Path, password: Option<&SecretString>) -> anyhow::Result<()> {
-    let given = password.map(ExposeSecret::expose_secret).filter(|password| !password.is_empty());
+    let given = password
+        .map(ExposeSecret::expose_secret)
+        .filter(|password| !password.is_empty());
     if given.is_some_and(|password| password.contains(['\n', '\r', '\0'])) {
-        bail!("the password has a line break or a NUL, which the file can't hold");
+        bail!(
+            "POSTGRES_PASSWORD has a line break or a NUL, which a password file cannot hold: choose another password"
+        );
     }
     let new = given.map_or_else(|| hex::encode(rand::random::<[u8; 24]>()), str::to_owned);
     let file = folder.join("password");
@@ -31,7 +42,8 @@ pub fn ensure(folder: &Path, password: Option<&SecretString>) -> anyhow::Result<
              (ALTER ROLE) and in both files, or restore the old POSTGRES_PASSWORD"
         );
     }
-    // After a crash between the two files, the next call writes the second.
+    // Written in any case: after a crash between the two files, the next call writes the second
+    // one.
     secret_file::make(&folder.join("pgpass"), &pgpass(stored)).map(drop)
 }
 
@@ -41,9 +53,14 @@ mod tests {
     fn a_password_is_made_once() {
         let folder = tempfile::tempdir().unwrap();
         let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
-        let ensure = |password: Option<&str>| super::ensure(folder.path(), password.map(Into::into).as_ref());
+        let ensure = |password: Option<&str>| {
+            super::ensure(folder.path(), password.map(Into::into).as_ref())
+        };
         ensure(Some(r"a:b\c")).unwrap();
-        assert_eq!((read("password").as_str(), read("pgpass").as_str()), ("a:b\\c\n", "*:*:*:*:a\\:b\\\\c\n"));
+        assert_eq!(
+            (read("password").as_str(), read("pgpass").as_str()),
+            ("a:b\\c\n", "*:*:*:*:a\\:b\\\\c\n")
+        );
         ensure(None).unwrap();
         let other = ensure(Some("other")).unwrap_err().to_string();
         assert!(other.contains("another password"), "{other}");

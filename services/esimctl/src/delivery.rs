@@ -1,4 +1,11 @@
 //! `esimctl delivery`: shows webhooks with their attempts, and replays them.
+//!
+//! A delivery is the obligation to send one webhook. It is named by its `webhook-id`, which is the
+//! topup id for the webhook of a ready topup and `evt_…` for an event. A replay makes deliveries
+//! due again at the beginning of the retry schedule; the notifiers do the sending. Since it may
+//! send thousands of webhooks, it is previewed, confirmed and recorded (`confirm`). Responses of
+//! endpoints are stored encrypted, because an endpoint may echo the activation code that it got;
+//! only `show --answers` decrypts them.
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, builder::PossibleValuesParser};
@@ -29,13 +36,14 @@ const LIST_EXAMPLES: &str = "Examples:
   esimctl delivery list --partner ak_0123456789abcdef01234567 --since 2025-01-29T12:00:00Z --limit 500
   esimctl delivery list --since 30m --json
 
---since and --until compare the time of the last attempt, or of readiness if there was none.";
+--since compares the time of the last attempt, or the time when the eSIM became ready if there was no attempt yet.";
 
 const SHOW_EXAMPLES: &str = "Examples:
   esimctl delivery show 20250129123456618033988749
   MASTER_KEY_FILE=master.key esimctl delivery show 20250129123456618033988749 --answers
 
-An endpoint may echo its request, so --answers may show activation codes.";
+An endpoint may echo the request in its response. So --answers may show activation codes, which are as good as money: do
+not copy its output into tickets.";
 
 const REPLAY_EXAMPLES: &str = "Examples:
   esimctl delivery replay 20250129123456618033988749 --reason 'ticket 4711'
@@ -44,73 +52,97 @@ const REPLAY_EXAMPLES: &str = "Examples:
   esimctl delivery replay --partner ak_0123456789abcdef01234567 --since 2025-01-29T12:00:00Z \\
     --until 2025-01-29T14:00:00Z --state all --limit 500 --reason 'endpoint lost them' --yes
 
-It shows the number of webhooks to send, then asks. A replayed delivery is pending and due now, at the beginning of the
-schedule; its attempts stay. `all` and a single delivery include deliveries that wait for their next attempt. The
-webhook-id stays the same: a partner that has handled it may ignore it. Webhooks whose profile is erased can't be sent
-again and are left out. Events are replayed one by one; a test is sent once.";
+The command shows how many webhooks it would send, and asks. A replayed delivery is pending and due at once, at the
+beginning of its retry schedule; its recorded attempts stay. The webhook-id stays the same too, so a partner that has
+handled the webhook before recognises the repeat and may ignore it.
 
-/// Why nothing of a partner can be sent.
-pub const NO_URL: &str = "the partner has no webhook URL; `esimctl partner set-webhook` sends the waiting webhooks";
+A single delivery, and `--state all`, include deliveries that wait for their next attempt. Webhooks whose profile was
+erased are left out, because there is nothing left to send. --since and --until compare the time of the last attempt, or
+the time when the eSIM became ready if there was no attempt yet. Events can only be replayed one by one, and a test
+event cannot be replayed at all: it is sent once.";
+
+/// The error for a replay that could send nothing, because there is no URL to send to.
+pub const NO_URL: &str = "the partner has no webhook URL; set one with `esimctl partner set-webhook`, which also sends the \
+                          waiting webhooks";
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
-    /// List deliveries, newest units first
+    /// List the webhooks of ready topups, newest first
     #[command(after_help = LIST_EXAMPLES)]
     List(List),
-    /// List the events of a partner other than the webhooks of topups, newest first
+    /// List a partner's events, newest first
+    ///
+    /// An event is a notification other than the webhook of a ready topup, such as `topup.failed`
+    /// or `key.expiring`.
     #[command(after_help = event::EXAMPLES)]
     Events(event::List),
-    /// Show a delivery with its attempts
+    /// Show one delivery with its attempts
     #[command(after_help = SHOW_EXAMPLES)]
     Show {
-        /// The topup id of the delivery, or the id of an event
+        /// The topup id of the delivery, or the id of an event (`evt_…`)
         #[arg(value_name = "TOPUP_ID|EVENT_ID")]
         id: WebhookId,
-        /// Show the first bytes of responses that did not acknowledge it; needs the master key
+        /// Also show the first bytes of the responses that did not acknowledge the webhook
+        ///
+        /// They are stored encrypted, so the command needs the master key of the profiles.
         #[arg(long)]
         answers: bool,
         #[command(flatten)]
         master_key: MasterKeyConfig,
     },
-    /// Replay webhooks: one, or those of a partner since a time; or one event
+    /// Send one webhook or event again, or a partner's webhooks since a given time
     #[command(after_help = REPLAY_EXAMPLES)]
     Replay(Replay),
 }
 
 #[derive(Args, Clone, Debug)]
 pub struct List {
-    /// Only deliveries of this partner, by id or access key
+    /// List only deliveries of this partner, named by its id or access key
     #[arg(long, value_name = "ID|ACCESS_KEY")]
     partner: Option<String>,
-    /// Only deliveries in this state
+    /// List only deliveries in this state
+    ///
+    /// `pending` deliveries are sent or wait for their next attempt, `delivered` ones were
+    /// acknowledged, `exhausted` ones are no longer retried, and `no_endpoint` ones wait because
+    /// the partner has no webhook URL.
     #[arg(long, value_parser = PossibleValuesParser::new(["pending", "delivered", "exhausted", "no_endpoint"]))]
     state: Option<String>,
-    /// Only deliveries since this time: a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`
+    /// List only deliveries since this time
+    ///
+    /// It is a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`.
     #[arg(long, value_name = "TIME", value_parser = past)]
     since: Option<OffsetDateTime>,
-    /// The most deliveries to list
+    /// The maximum number of deliveries to list
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     limit: u32,
 }
 
 #[derive(Args, Clone, Debug)]
 pub struct Replay {
-    /// The topup id of the delivery, or the id of an event
+    /// The topup id of the delivery, or the id of an event (`evt_…`)
     #[arg(value_name = "TOPUP_ID|EVENT_ID", required_unless_present = "partner", conflicts_with_all = ["partner", "since", "until", "state", "limit"])]
     id: Option<WebhookId>,
-    /// All deliveries of this partner, by id or access key
+    /// Replay the deliveries of this partner, named by its id or access key
+    ///
+    /// It needs `--since`, so that nobody sends a partner's whole history again by mistake.
     #[arg(long, value_name = "ID|ACCESS_KEY", requires = "since")]
     partner: Option<String>,
-    /// Only deliveries since this time: a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`
+    /// Replay only deliveries since this time
+    ///
+    /// It is a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`.
     #[arg(long, value_name = "TIME", value_parser = past)]
     since: Option<OffsetDateTime>,
-    /// Only deliveries until this time, in the same form
+    /// Replay only deliveries before this time, in the form of `--since`
     #[arg(long, value_name = "TIME", value_parser = past)]
     until: Option<OffsetDateTime>,
-    /// Only deliveries in this state
+    /// Replay only deliveries in this state
+    ///
+    /// The default is `exhausted`, because those are the webhooks that nobody will send otherwise.
     #[arg(long, default_value = "exhausted", value_parser = PossibleValuesParser::new(["exhausted", "delivered", "all"]))]
     state: String,
-    /// The most deliveries to replay, oldest units first
+    /// The maximum number of deliveries to replay, oldest first
+    ///
+    /// If more match, the command says so; repeat it for the next ones.
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     limit: u32,
     #[command(flatten)]
@@ -121,8 +153,14 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     match command {
         Command::List(asked) => list_all(asked, console).await,
         Command::Events(asked) => event::list(asked, console).await,
-        Command::Show { id, answers, master_key } => {
-            let vault = answers.then(|| master_key.vault(&[Keyring::Profiles])).transpose()?;
+        Command::Show {
+            id,
+            answers,
+            master_key,
+        } => {
+            let vault = answers
+                .then(|| master_key.vault(&[Keyring::Profiles]))
+                .transpose()?;
             show(id, vault.as_ref(), console).await
         }
         Command::Replay(asked) => replay(asked, console).await,
@@ -143,7 +181,10 @@ async fn list_all(asked: &List, console: &Console) -> anyhow::Result<()> {
         if u32::try_from(deliveries.len()).is_ok_and(|shown| shown < asked.limit) {
             return rows;
         }
-        format!("{rows}\n\nOnly the newest {} are shown; --limit shows more.", asked.limit)
+        format!(
+            "{rows}\n\nOnly the newest {} deliveries are shown; a larger --limit shows more.",
+            asked.limit
+        )
     })
 }
 
@@ -154,29 +195,49 @@ fn row(delivery: &DeliveryView) -> Row<7> {
     )
 }
 
-/// The delivery with this name.
+/// Finds the delivery with this `webhook-id`.
 async fn find(connection: &mut PgConnection, id: &WebhookId) -> anyhow::Result<DeliveryId> {
     let found = deliveries::find(connection, id).await?;
     found.with_context(|| match id {
-        WebhookId::Topup(topup_id) => format!("there is no delivery of {topup_id}; see `esimctl order show`"),
-        WebhookId::Event(_) => format!("there is no event {id}; events are deleted with their attempts"),
+        WebhookId::Topup(topup_id) => {
+            format!(
+                "there is no delivery of topup {topup_id}; `esimctl order show {topup_id}` says whether the topup exists and is ready"
+            )
+        }
+        WebhookId::Event(_) => {
+            format!(
+                "there is no event {id}; it may be deleted, because events are deleted with their attempts when their retention ends"
+            )
+        }
     })
 }
 
-async fn show(webhook_id: &WebhookId, vault: Option<&Vault>, console: &Console) -> anyhow::Result<()> {
+async fn show(
+    webhook_id: &WebhookId,
+    vault: Option<&Vault>,
+    console: &Console,
+) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     let id = find(&mut connection, webhook_id).await?;
     let (delivery, head) = match webhook_id {
         WebhookId::Event(_) => event::read(&mut connection, id).await?,
         WebhookId::Topup(topup_id) => {
-            let filter = Filter { id: Some(id), ..Filter::default() };
+            let filter = Filter {
+                id: Some(id),
+                ..Filter::default()
+            };
             let mut found = deliveries::list(&mut connection, &filter, 1).await?;
-            let delivery = found.pop().with_context(|| format!("the delivery of {topup_id} has no order"))?;
+            let delivery = found
+                .pop()
+                .with_context(|| format!("the delivery of {topup_id} has no order"))?;
             (json!(delivery), head(&delivery))
         }
     };
     let attempts = deliveries::attempts(&mut connection, id, i64::MAX).await?;
-    let answers: Vec<_> = attempts.iter().map(|attempt| answer(vault, id, attempt)).collect();
+    let answers: Vec<_> = attempts
+        .iter()
+        .map(|attempt| answer(vault, id, attempt))
+        .collect();
     let mut shown = json!({ "delivery": delivery, "attempts": attempts });
     for (index, answer) in answers.iter().enumerate() {
         if let Some(answer) = answer {
@@ -186,9 +247,11 @@ async fn show(webhook_id: &WebhookId, vault: Option<&Vault>, console: &Console) 
     console.print(&shown, || describe(head, &attempts, &answers))
 }
 
-/// The first bytes of the response, if they are stored and the vault is given.
+/// The first bytes of the response, if they are stored and the vault is given. If they cannot be
+/// decrypted, the reason takes their place, so that the other attempts are still shown.
 fn answer(vault: Option<&Vault>, id: DeliveryId, attempt: &AttemptView) -> Option<String> {
-    let (vault, sealed) = (vault?, attempt.answer.as_ref()?);
+    let vault = vault?;
+    let sealed = attempt.answer.as_ref()?;
     let number = u32::try_from(attempt.attempt).unwrap_or_default();
     Some(match vault.open(Purpose::Response(id, number), sealed) {
         Ok(answer) => String::from_utf8_lossy(&answer).into_owned(),
@@ -212,10 +275,17 @@ fn attempt_row(attempt: &AttemptView) -> Row<5> {
 }
 
 fn describe(head: String, attempts: &[AttemptView], answers: &[Option<String>]) -> String {
-    let mut parts = vec![head, list(attempts, "No attempt has ended yet.", attempt_row)];
+    let mut parts = vec![
+        head,
+        list(attempts, "No attempt has ended yet.", attempt_row),
+    ];
     for (attempt, answer) in attempts.iter().zip(answers) {
         if let Some(answer) = answer {
-            parts.push(format!("answer to attempt {}: {}", attempt.attempt + 1, printable(answer)));
+            parts.push(format!(
+                "answer to attempt {}: {}",
+                attempt.attempt + 1,
+                printable(answer)
+            ));
         }
     }
     parts.push("Times are UTC.".to_owned());
@@ -240,29 +310,41 @@ async fn replay(asked: &Replay, console: &Console) -> anyhow::Result<()> {
     };
     let preview = deliveries::replay(&mut connection, &filter, asked.limit, Mode::Preview).await?;
     if asked.confirm.dry_run || preview.replayed == 0 {
-        return console
-            .print(&shown(&preview, asked.confirm.dry_run), || describe_replay(&preview, asked, "would be sent"));
+        return console.print(&shown(&preview, asked.confirm.dry_run), || {
+            describe_replay(&preview, asked, "would be sent")
+        });
     }
-    asked.confirm.ask(&describe_replay(&preview, asked, "are sent again at once"))?;
+    asked
+        .confirm
+        .ask(&describe_replay(&preview, asked, "are sent again at once"))?;
     let target = target(asked);
     let mode = asked.confirm.apply("delivery replay", &target);
     let replayed = deliveries::replay(&mut connection, &filter, asked.limit, mode).await?;
-    console.print(&shown(&replayed, false), || describe_replay(&replayed, asked, "are due now"))
+    console.print(&shown(&replayed, false), || {
+        describe_replay(&replayed, asked, "are due now")
+    })
 }
 
-/// Fails if a replay of this delivery cannot send it.
-async fn check_replay(connection: &mut PgConnection, id: DeliveryId, webhook_id: &WebhookId) -> anyhow::Result<()> {
+/// Fails with a reason if a replay cannot send this delivery. Without this check the replay would
+/// only say that it found nothing.
+async fn check_replay(
+    connection: &mut PgConnection,
+    id: DeliveryId,
+    webhook_id: &WebhookId,
+) -> anyhow::Result<()> {
     let Some(delivery) = deliveries::resendable(connection, id).await? else {
         return Ok(());
     };
     if delivery.pointless {
         match webhook_id {
             WebhookId::Topup(_) => {
-                bail!("its profile was erased, by retention or an operator: the webhook can't be sent again")
+                bail!(
+                    "the webhook cannot be sent again, because its profile was erased by retention or by an operator"
+                )
             }
             WebhookId::Event(_) => bail!(
-                "the event can't be sent again: it is a test, or its partner no longer wants its kind, or its topup is \
-                 no longer failed, or its order was cancelled"
+                "the event cannot be sent again: it is a test, or its partner no longer wants events of its kind, or its \
+                 topup is no longer failed, or its order was cancelled"
             ),
         }
     }
@@ -279,22 +361,33 @@ fn shown(replayed: &Replayed, dry_run: bool) -> serde_json::Value {
 }
 
 fn describe_replay(replayed: &Replayed, asked: &Replay, verb: &str) -> String {
-    let Replayed { replayed, delivered, exhausted, pending, oldest, newest } = replayed;
+    let Replayed {
+        replayed,
+        delivered,
+        exhausted,
+        pending,
+        oldest,
+        newest,
+    } = replayed;
     if *replayed == 0 {
-        return "nothing to replay: no such delivery, or all are due anyway".to_owned();
+        return "nothing to replay: no delivery that can be sent again matches, or all that match are due within 30 s anyway"
+            .to_owned();
     }
-    let (oldest, newest) = (at(*oldest), at(*newest));
+    let oldest = at(*oldest);
+    let newest = at(*newest);
     let mut text = format!(
         "{replayed} webhooks {verb}: {delivered} were delivered, {exhausted} exhausted, {pending} pending; last attempts \
          from {oldest} to {newest} UTC"
     );
     if *replayed >= i64::from(asked.limit) && asked.id.is_none() {
-        text.push_str("; more may match (--limit): repeat the command for the next ones");
+        text.push_str(
+            "; more may match, because --limit is reached: repeat the command for the next ones",
+        );
     }
     text
 }
 
-/// The filter of a replay, as recorded.
+/// The filter of a replay, in the form in which `esimctl action list` shows it.
 fn target(asked: &Replay) -> String {
     match &asked.id {
         Some(WebhookId::Topup(id)) => return format!("topup {id}"),
@@ -303,11 +396,12 @@ fn target(asked: &Replay) -> String {
     }
     let Replay { state, limit, .. } = asked;
     let partner = asked.partner.as_deref().unwrap_or("-");
-    let (since, until) = (at(asked.since), at(asked.until));
+    let since = at(asked.since);
+    let until = at(asked.until);
     format!("partner {partner} state {state} since {since} until {until} limit {limit}")
 }
 
-/// A time without its zone, or `-`.
+/// A UTC time without its zone, or `-`.
 pub fn at(at: Option<OffsetDateTime>) -> String {
     or_dash(at.map(moment))
 }

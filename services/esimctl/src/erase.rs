@@ -1,4 +1,13 @@
-//! `esimctl order erase`, `esimctl partner erase`: erasure on request.
+//! `esimctl order erase` and `esimctl partner erase`: erase personal data on request.
+//!
+//! Both commands erase only what is finished, because an unfinished order still needs its data.
+//! Both end by printing [`COPIES`], since copies in backups and logs are out of this program's
+//! reach and the operator may have promised that they go too.
+//!
+//! An order is erased in one transaction. A partner is erased in two steps. The first transaction
+//! checks that nothing of the disabled partner is unfinished, erases the partner itself and records
+//! the action. Then the orders follow in batches of [`BATCH`], so that no long transaction holds up
+//! the live system. If the second step is interrupted, a repetition of the command finishes it.
 
 use anyhow::{Context, bail};
 use clap::{Args, builder::NonEmptyStringValueParser};
@@ -13,7 +22,7 @@ use store::{
 };
 
 use crate::{
-    confirm::Confirm,
+    confirm::{Change, Confirm},
     console::Console,
     lookup::{Which, find},
     output::printable,
@@ -23,29 +32,33 @@ pub const ORDER_EXAMPLES: &str = "Examples:
   esimctl order erase 0199aabb-ccdd-7eee-8fff-001122334455 --dry-run
   esimctl order erase acme-1001 --reason 'request 4711'
 
-The command erases profiles, attempts of webhooks and texts. It keeps ids, ICCIDs, states and times, so the external
-order id can't be used again. It refuses an unfinished order, and prints where copies are left.";
+The command erases the profiles of the order, the recorded attempts of its webhooks, and texts such as error messages.
+It keeps ids, ICCIDs, states and times, so the external order id cannot be used again, and a purchase at the provider
+still finds its order. An order that is not finished is refused. At the end the command says where copies are left.";
 
 pub const PARTNER_EXAMPLES: &str = "Examples:
   esimctl partner erase ak_0123456789abcdef01234567 --dry-run
   esimctl partner erase ak_0123456789abcdef01234567 --reason 'contract ended'
 
-The command erases all orders of the partner like `order erase`, then its name, keys, webhook URL and secret. The
-partner must be disabled (`esimctl partner disable`), and all its orders finished. After an interruption repeat the
-command with the partner's id.";
+The command erases the partner's name, keys, webhook URL and webhook secret, and then all its orders as `order erase`
+does. The partner must be disabled first (`esimctl partner disable`), and all its orders must be finished. After an
+interruption repeat the command with the partner's id, because the access key is erased by then.";
 
-/// Orders of one transaction.
+/// The number of orders that one transaction erases.
 const BATCH: u32 = 200;
 
-/// The copies that no command can erase.
+/// Where copies are left that no command can erase. It is printed after each erasure.
 const COPIES: &str = "Copies are left: in dumps and base backups until they are deleted; in archived WAL, with the old \
                       pages, until the archive's retention ends; in PostgreSQL's data files until autovacuum has run. \
-                      Messages and logs hold ids only: messages 10 minutes (TOPUP_DEAD 30 days), logs and traces as \
+                      Messages and logs hold ids only: messages for a minute (TOPUP_DEAD 30 days), logs and traces as \
                       long as you keep them.";
 
 #[derive(Args, Clone, Debug)]
 pub struct EraseOrder {
-    /// Our order id, a placement id, a topup id, an ICCID, or an external order id
+    /// An id of the order
+    ///
+    /// It is our order id, a placement id, a topup id, an ICCID, or the partner's external order
+    /// id. If several orders have it, the command erases nothing and lists their order ids.
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     id: String,
     #[command(flatten)]
@@ -66,40 +79,83 @@ pub async fn order(asked: &EraseOrder, console: &Console) -> anyhow::Result<()> 
     let id = &asked.id;
     let order = match &found[..] {
         [order] => order,
-        [] => bail!("there is no order {id:?}; see `esimctl order show --help`"),
+        [] => bail!(
+            "there is no order {id:?}; `esimctl order show --help` lists the ids that name an order"
+        ),
         several => {
-            let ids: Vec<String> = several.iter().map(|order| order.order_id.to_string()).collect();
-            bail!("{id:?} names several orders, give one order id: {}", ids.join(", "));
+            let ids: Vec<String> = several
+                .iter()
+                .map(|order| order.order_id.to_string())
+                .collect();
+            bail!(
+                "nothing was erased: {id:?} names several orders; repeat the command with one of their order ids: {}",
+                ids.join(", ")
+            );
         }
     };
     let target = format!("order {}", order.order_id);
     let name = format!("{target} ({})", printable(&order.external_order_id));
-    let erase = async |mode: Mode<'_>| {
+    let run = async |mode: Mode<'_>| {
         let erasing = erase::order(&mut connection, order.order_id.into(), mode);
-        erasing.await.with_context(|| format!("cannot erase {name}"))
+        erasing
+            .await
+            .with_context(|| format!("cannot erase {name}"))
     };
-    let preview = |erased: &Erased| describe(&name, *erased, "is erased for good");
+    let describe = |erased: &Erased| describe(&name, *erased, "is erased for good");
     let print = |erased: &Erased, dry_run| print(console, &name, *erased, dry_run);
-    asked.confirm.carry_out("order erase", &target, erase, preview, print).await
+    asked
+        .confirm
+        .carry_out(
+            "order erase",
+            &target,
+            Change {
+                run,
+                describe,
+                print,
+            },
+        )
+        .await
 }
 
 pub async fn partner(asked: &ErasePartner, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     let partner = find(&mut connection, &asked.which.partner).await?;
-    let (id, name) = (partner.partner_id, format!("partner {}", partner.partner_id));
+    let id = partner.partner_id;
+    let name = format!("partner {}", partner.partner_id);
     let counting = erase::partner_orders(&mut connection, id.into());
-    let orders = counting.await.with_context(|| format!("cannot erase {name}"))?;
-    let shown = format!("{name} ({}) and its {orders} orders", printable(&partner.name));
+    let orders = counting
+        .await
+        .with_context(|| format!("cannot erase {name}"))?;
+    let shown = format!(
+        "{name} ({}) and its {orders} orders",
+        printable(&partner.name)
+    );
     if asked.confirm.dry_run {
         let json = json!({ "partner_id": id, "orders": orders, "dry_run": true });
         return console.print(&json, || format!("{shown} would be erased.\n{COPIES}"));
     }
-    asked.confirm.ask(&format!("{shown} are erased for good."))?;
-    erase::partner(&mut connection, id.into(), orders, asked.confirm.apply("partner erase", &name)).await?;
-    print(console, &name, all_orders(&mut connection, id.into()).await?, false)
+    asked
+        .confirm
+        .ask(&format!("{shown} are erased for good."))?;
+    erase::partner(
+        &mut connection,
+        id.into(),
+        orders,
+        asked.confirm.apply("partner erase", &name),
+    )
+    .await?;
+    print(
+        console,
+        &name,
+        all_orders(&mut connection, id.into()).await?,
+        false,
+    )
 }
 
-async fn all_orders(connection: &mut PgConnection, partner_id: domain::PartnerId) -> anyhow::Result<Erased> {
+async fn all_orders(
+    connection: &mut PgConnection,
+    partner_id: domain::PartnerId,
+) -> anyhow::Result<Erased> {
     let mut erased = Erased::default();
     let mut after = None;
     loop {
@@ -117,16 +173,29 @@ fn print(console: &Console, name: &str, erased: Erased, dry_run: bool) -> anyhow
     let mut shown = json!(erased);
     shown["dry_run"] = json!(dry_run);
     shown["copies"] = json!(COPIES);
-    let verb = if dry_run { "would be erased" } else { "is erased" };
-    console.print(&shown, || format!("{}\n{COPIES}", describe(name, erased, verb)))
+    let verb = if dry_run {
+        "would be erased"
+    } else {
+        "is erased"
+    };
+    console.print(&shown, || {
+        format!("{}\n{COPIES}", describe(name, erased, verb))
+    })
 }
 
 fn describe(name: &str, erased: Erased, verb: &str) -> String {
-    let Erased { orders, profiles, attempts, undelivered } = erased;
+    let Erased {
+        orders,
+        profiles,
+        attempts,
+        undelivered,
+    } = erased;
     let rest = if undelivered > 0 {
         format!(" {undelivered} webhooks were never acknowledged and are no longer sent.")
     } else {
         String::new()
     };
-    format!("{name} {verb}: {orders} orders, {profiles} profiles, {attempts} attempts of webhooks.{rest}")
+    format!(
+        "{name} {verb}: {orders} orders, {profiles} profiles, {attempts} attempts of webhooks.{rest}"
+    )
 }

@@ -1,4 +1,8 @@
-//! `esimctl delivery events`, and `delivery show` of an event.
+//! `esimctl delivery events`, and `esimctl delivery show` of an event.
+//!
+//! An event is a notification other than the webhook of a ready topup, such as `topup.failed` or
+//! `webhook.test`. Its delivery is sent and retried like any other, but it is deleted together with
+//! its attempts when their retention ends. That is why an old event cannot be found.
 
 use anyhow::Context;
 use clap::Args;
@@ -20,13 +24,14 @@ pub const EXAMPLES: &str = "Examples:
   esimctl delivery events ak_0123456789abcdef01234567
   esimctl delivery events ak_0123456789abcdef01234567 --limit 500 --json
 
-`esimctl delivery show evt_…` shows the attempts of an event.";
+`esimctl delivery show evt_…` shows the attempts of one event. Events are deleted together with their attempts, when the
+retention of `attempts` ends.";
 
 #[derive(Args, Clone, Debug)]
 pub struct List {
     #[command(flatten)]
     which: Which,
-    /// The most events to list
+    /// The maximum number of events to list
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     limit: u32,
 }
@@ -34,7 +39,10 @@ pub struct List {
 pub async fn list(asked: &List, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     let partner = find(&mut connection, &asked.which.partner).await?;
-    let page = Page { before: None, limit: asked.limit.into() };
+    let page = Page {
+        before: None,
+        limit: asked.limit.into(),
+    };
     let found = events::list(&mut connection, partner.partner_id.into(), &page).await?;
     console.print_list(&found, "There are no events of this partner.", row)
 }
@@ -48,9 +56,15 @@ fn row(event: &View) -> Row<8> {
 }
 
 /// The event with this id, as JSON and as text.
-pub async fn read(connection: &mut PgConnection, id: DeliveryId) -> anyhow::Result<(Value, String)> {
+pub async fn read(
+    connection: &mut PgConnection,
+    id: DeliveryId,
+) -> anyhow::Result<(Value, String)> {
     let event = events::find(connection, None, id).await?.with_context(|| {
-        format!("there is no event {}; events are deleted with their attempts", WebhookId::Event(id))
+        format!(
+            "there is no event {}; events are deleted with their attempts",
+            WebhookId::Event(id)
+        )
     })?;
     Ok((json!(event), describe(&event)))
 }

@@ -1,7 +1,21 @@
-//! The operator's command line: partners, options, orders, deliveries, providers, keys and the database's schema.
+//! `esimctl`, the operator's command line: partners, options, orders, deliveries, endpoints,
+//! providers, retention, keys and the schema of the database.
 //!
-//! Only this program migrates and creates partners. It shows their secrets once, when they are created or replaced.
-//! Each command checks its input first and writes in one transaction; `master-key reencrypt` writes in batches.
+//! Operators run it by hand, and deployments run it from scripts (`migrate`, `secrets create`). It
+//! talks to PostgreSQL and to files, never to the services: they notice a change because they read
+//! the same database. It is the only program that migrates the schema and that creates partners. A
+//! partner's secrets are stored encrypted and are shown only once, by the command that creates or
+//! replaces them.
+//!
+//! Every command checks its arguments before it connects. Most commands change everything in one
+//! transaction, so that an interrupted command has changed all or nothing. `migrate`, `master-key
+//! reencrypt`, `partner erase` and `partner set-webhook` commit in several steps, because they may
+//! have to change many rows; run them again after an interruption.
+//!
+//! A group of commands has a module of its own, such as `partner`, and all of them share four
+//! modules: `console` connects to the database and prints the result, `output` lays out text,
+//! `lookup` finds the partner that an argument names, and `confirm` shows a preview and asks before
+//! a change that cannot be taken back.
 
 mod action;
 mod confirm;
@@ -54,12 +68,19 @@ const EXAMPLES: &str = "Examples:
 Exit status: 0 done, 1 failed (the reason is one line on standard error), 2 wrong arguments or settings";
 
 /// The command line for operators of the eSIM ordering pipeline
+///
+/// It works on the database of the pipeline, so it needs `DATABASE_URL`. The services keep running
+/// while it works, and they notice its changes by themselves.
 #[derive(Parser, Clone, Debug)]
-// Some commands need no database; the others check for the URL themselves.
+// The URL is optional for clap, because some commands need no database. The others fail with
+// `NoDatabase` if it is missing.
 #[command(name = "esimctl", version, after_help = EXAMPLES, mut_arg("database_url", |url| url.required(false)))]
 #[command(mut_subcommands(with_examples))]
 pub struct Config {
-    /// Print JSON instead of text, before or after the command
+    /// Print the result as JSON instead of text
+    ///
+    /// The option may stand before or after the command. Errors stay one line of text on standard
+    /// error.
     #[arg(long, global = true)]
     json: bool,
     #[command(subcommand)]
@@ -70,40 +91,44 @@ pub struct Config {
 
 #[derive(Subcommand, Clone, Debug)]
 enum Command {
-    /// Partner accounts with their keys and webhook URLs
+    /// Create and change partner accounts, their keys and webhook URLs
     #[command(subcommand)]
     Partner(partner::Command),
-    /// The catalogue of options that partners may order
+    /// List and import the options that partners may order
     #[command(subcommand)]
     Option(option::Command),
-    /// Webhooks with their attempts, and replays
+    /// Show webhooks with their attempts, and send them again
     #[command(subcommand)]
     Delivery(delivery::Command),
-    /// Partners' endpoints: list, pause, resume
+    /// List partners' webhook endpoints, and pause or resume them
     #[command(subcommand)]
     Endpoint(endpoint::Command),
-    /// Stored orders, stage by stage
+    /// Show a stored order stage by stage, or erase it
     #[command(subcommand)]
     Order(order::Command),
-    /// Placements (purchases): list them, resolve parked ones
+    /// List placements, each of which is one purchase, and resolve parked ones
     #[command(subcommand)]
     Placement(placement::Command),
-    /// Providers and their breakers
+    /// List providers, and open or close their breakers
     #[command(subcommand)]
     Provider(provider::Command),
-    /// The keys that encrypt stored secrets
+    /// Create and replace the keys that encrypt the stored secrets
     #[command(subcommand)]
     MasterKey(master_key::Command),
-    /// All secrets of a system for its first start, and each service's share
+    /// Create all secrets of a new system, and hand each service its share
     #[command(subcommand)]
     Secrets(secret_set::Command),
-    /// How long profiles, attempts and recorded actions are kept
+    /// Show and set how long profiles, attempts and recorded actions are kept
     #[command(subcommand)]
     Retention(retention::Command),
-    /// The record of what operators changed, and why
+    /// Show what operators and partners changed, and why
     #[command(subcommand)]
     Action(action::Command),
-    /// Bring the database's schema to this version; waits up to 30 s for the server
+    /// Bring the database's schema to this version
+    ///
+    /// Run it before the services of this version start. If the database server cannot be reached
+    /// yet, the command tries again for up to 30 seconds, so it can be started together with the
+    /// server.
     #[command(after_help = migrate::EXAMPLES)]
     Migrate(migrate::Command),
     /// After a restore: look up every unfinished purchase before anything is bought
@@ -111,7 +136,8 @@ enum Command {
     Recover(recover::Command),
 }
 
-/// A group shows the first example of each of its commands.
+/// Adds examples to the help of a group: the first example of each of its commands, which is the
+/// second line of that command's examples.
 fn with_examples(command: clap::Command) -> clap::Command {
     let first = |command: &clap::Command| {
         let help = command.get_after_help()?.to_string();
@@ -124,19 +150,23 @@ fn with_examples(command: clap::Command) -> clap::Command {
     command.after_help(format!("Examples:{examples}"))
 }
 
-/// Runs one command. A failure is one line on standard error.
+/// Runs one command. A failure is one line on standard error, so that scripts and log collectors
+/// get it whole.
 pub fn run(config: &Config) -> ExitCode {
     match execute(config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("esimctl: {}", one_line(&with_causes(&error)));
-            let wrong_settings = error.is::<NoDatabase>() || error.is::<BadDatabase>() || error.is::<MasterKeyError>();
+            let wrong_settings = error.is::<NoDatabase>()
+                || error.is::<BadDatabase>()
+                || error.is::<MasterKeyError>();
             ExitCode::from(if wrong_settings { USAGE } else { FAILED })
         }
     }
 }
 
-/// The error with its causes. Some texts include their cause already.
+/// The error followed by its causes. Some errors end with the text of their cause already; such a
+/// cause is not repeated.
 fn with_causes(error: &anyhow::Error) -> String {
     let mut said = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -201,7 +231,10 @@ mod tests {
         fn check(command: &clap::Command, path: &str) {
             let path = format!("{path} {}", command.get_name());
             let help = command.get_after_help().map(ToString::to_string);
-            assert!(help.unwrap_or_default().contains("esimctl"), "{path} has no examples");
+            assert!(
+                help.unwrap_or_default().contains("esimctl"),
+                "{path} has no examples"
+            );
             for subcommand in command.get_subcommands() {
                 check(subcommand, &path);
             }

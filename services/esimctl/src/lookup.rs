@@ -1,4 +1,7 @@
-//! Finds the partner that a command names.
+//! Finds the partner that an argument names, by its id or by its access key.
+//!
+//! The access key from before the last rotation finds the partner too, because it may be the only
+//! name that a partner or a log line gives. A rotation with `--overlap 0` forgets the old key.
 
 use anyhow::Context;
 use clap::Args;
@@ -19,12 +22,17 @@ pub struct Which {
 pub async fn find(connection: &mut PgConnection, partner: &str) -> anyhow::Result<Partner> {
     let found = partners::show(connection, partner).await?;
     found.with_context(|| {
-        format!("there is no partner with the id or access key {partner:?}; see `esimctl partner list`")
+        format!(
+            "there is no partner with the id or access key {partner:?}; see `esimctl partner list`"
+        )
     })
 }
 
 /// The id of the partner with this id or access key, if one is named.
-pub async fn find_id(connection: &mut PgConnection, partner: Option<&String>) -> anyhow::Result<Option<PartnerId>> {
+pub async fn find_id(
+    connection: &mut PgConnection,
+    partner: Option<&String>,
+) -> anyhow::Result<Option<PartnerId>> {
     match partner {
         Some(partner) => Ok(Some(find(connection, partner).await?.partner_id.into())),
         None => Ok(None),

@@ -1,4 +1,11 @@
-//! `esimctl migrate`: brings the schema to this version before the services are started or replaced.
+//! `esimctl migrate`: brings the schema to this version before the services are started or
+//! replaced.
+//!
+//! It is a one-shot step of every deployment, so it may run when nothing is missing, several times,
+//! or twice at once. It waits for a server that is still starting. It applies the missing
+//! migrations, each with short waits for locks so that orders continue (`store::schema`), creates
+//! the database roles if `--roles` is given, and grants each role what its program needs. A schema
+//! of a newer version is left alone if it serves this version, so that a rollback can run it too.
 
 use std::{
     path::{Path, PathBuf},
@@ -21,32 +28,44 @@ use crate::console::{Console, UNREACHABLE, unreachable};
 
 pub const EXAMPLES: &str = "Examples:
   esimctl migrate                    does nothing if no migration is missing
-  esimctl migrate --json             prints {\"schema_version\":22,\"was\":14,\"roles\":[…]}
+  esimctl migrate --json             prints {\"schema_version\":6,\"was\":0,\"roles\":[…]}
   esimctl migrate --give-up 2h       while a long dump runs
   esimctl migrate --roles secrets/   creates the stages' roles with the passwords in secrets/
 
-DATABASE_URL names the owner of the tables. After the migrations it grants each role what its program needs; a role that
-does not exist is left out. The roles are esim_ingress, esim_provisioner, esim_notifier and esim_operator. The passwords
-are in the files database-ingress, database-provisioner, database-notifier and database-operator.
+DATABASE_URL must name the owner of the tables. After the migrations the command grants each role what its program
+needs. The roles are esim_ingress, esim_provisioner, esim_notifier and esim_operator; one that does not exist is left
+out. With --roles, their passwords are read from the files database-ingress, database-provisioner, database-notifier
+and database-operator of the folder.
 
-Orders continue while it runs. A lock that is not free within --lock-timeout is tried again after a pause, and a line
-names the oldest open transaction. A newer schema that serves this version is left as it is.";
+Orders continue while the command runs. If a lock is not free within --lock-timeout, the command tries again after a
+pause, and a line names the oldest open transaction, which probably holds the lock. A newer schema that still works with
+this version is left as it is.";
 
-/// How long the server may take to start.
+/// How long the command waits for a server that is still starting.
 const WAIT: Duration = Duration::from_secs(30);
-/// The delay before a line tells the operator that the server is not reachable yet.
+/// How long the command waits before it says that the server is not reachable yet. Most connections
+/// succeed sooner, and then the line would only be noise.
 const SILENT: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(250);
 
 #[derive(Args, Clone, Debug)]
 pub struct Command {
-    /// The longest wait for one lock; orders wait during that time
+    /// The longest wait for one lock, from 10ms to 5s
+    ///
+    /// While a migration waits for a lock, queries of the table queue behind it, so orders wait for
+    /// as long. After this time the migration lets them pass and tries again later.
     #[arg(long, env = "MIGRATE_LOCK_TIMEOUT", value_name = "DURATION", default_value = "500ms", value_parser = lock_timeout)]
     lock_timeout: Duration,
-    /// How long to retry a migration whose lock is taken
+    /// How long to retry a migration whose lock is not free
+    ///
+    /// After this time the command fails and names the oldest open transaction. The migrations that
+    /// it applied until then stay.
     #[arg(long, env = "MIGRATE_GIVE_UP", value_name = "DURATION", default_value = "15m", value_parser = runtime::config::duration)]
     give_up: Duration,
     /// Create the database roles, or set their passwords, from the files in this folder
+    ///
+    /// The role of `DATABASE_URL` needs `CREATEROLE` for it. If it lacks that privilege, the
+    /// command says so and goes on, because another tool may manage the roles.
     #[arg(long, env = "DATABASE_ROLES", value_name = "FOLDER")]
     roles: Option<PathBuf>,
 }
@@ -65,81 +84,107 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         Ok(found) | Err(SchemaError::Behind { found, .. }) => found,
         Err(error) => return Err(error.into()),
     };
-    let patience = Patience { lock_timeout: command.lock_timeout, give_up: command.give_up };
-    // Runs also if nothing is missing: it compares the applied migrations with the migrations of this version.
+    let patience = Patience {
+        lock_timeout: command.lock_timeout,
+        give_up: command.give_up,
+    };
+    // Called even if nothing is missing, because it also compares the applied migrations with those
+    // of this version.
     let say = |wait: &Wait| eprintln!("esimctl: {wait}");
     let version = schema::apply(&mut connection, schema::migrations(), patience, say)
         .await
-        .context("the schema is not at this version; remove the cause, then run the command again")?;
+        .context(
+            "the schema is not at this version yet; remove the cause and run the command again, which continues where it stopped",
+        )?;
     if let Some(folder) = &command.roles {
         set_passwords(&mut connection, folder).await?;
     }
-    // A newer version has granted what its own programs need.
+    // If the schema is newer, the newer version has granted what its own programs need, and this
+    // version's grants would take some of that away.
     let newer = version > schema::latest();
     let roles = if newer {
         Vec::new()
     } else {
-        schema::grant(&mut connection)
-            .await
-            .context("the roles lack their privileges; only the owner of the tables can grant them")?
+        schema::grant(&mut connection).await.context(
+            "the schema is at this version, but the roles were not granted their privileges; run the command as the owner of the tables",
+        )?
     };
     let roles: Vec<&str> = roles.iter().map(|role| role.name).collect();
-    console.print(&json!({ "schema_version": version, "was": was, "roles": roles }), || {
-        let state = if was == version {
-            format!("the schema is at version {version} already")
-        } else {
-            format!("the schema is at version {version}, it was at {was}")
-        };
-        match roles.as_slice() {
-            [] if newer => format!("{state}; the roles keep the privileges of that version"),
-            [] => format!("{state}; there are no roles for the stages"),
-            roles => format!("{state}; roles: {}", roles.join(", ")),
-        }
-    })
+    console.print(
+        &json!({ "schema_version": version, "was": was, "roles": roles }),
+        || {
+            let state = if was == version {
+                format!("the schema is at version {version} already")
+            } else {
+                format!("the schema is at version {version}, it was at {was}")
+            };
+            match roles.as_slice() {
+                [] if newer => format!("{state}; the roles keep the privileges of that version"),
+                [] => format!("{state}; no role of a stage exists, so none was granted privileges"),
+                roles => format!("{state}; roles: {}", roles.join(", ")),
+            }
+        },
+    )
 }
 
 async fn set_passwords(connection: &mut PgConnection, folder: &Path) -> anyhow::Result<()> {
     for role in schema::ROLES {
         let file = folder.join(format!("database-{}", role.of));
-        let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let text = std::fs::read_to_string(&file)
+            .with_context(|| format!("cannot read {}", file.display()))?;
         let password = text.trim_end_matches('\n');
         if password.is_empty() || !password.bytes().all(|byte| byte.is_ascii_graphic()) {
-            bail!("{} must hold a password of ASCII characters without spaces", file.display());
+            bail!(
+                "{} must hold a password of visible ASCII characters, without spaces: write another one",
+                file.display()
+            );
         }
-        match schema::set_password(connection, role, &scram::secret(password, rand::random())).await {
+        match schema::set_password(connection, role, &scram::secret(password, rand::random())).await
+        {
             Err(error) if error.is_denied() => {
                 eprintln!(
-                    "esimctl: cannot create {} or set its password, because the role of DATABASE_URL has no CREATEROLE",
+                    "esimctl: cannot create {} or set its password, because the role of DATABASE_URL lacks CREATEROLE; going on \
+                     without it: grant CREATEROLE, or create the role yourself",
                     role.name
                 );
             }
-            done => done.with_context(|| format!("cannot create {} or set its password", role.name))?,
+            done => {
+                done.with_context(|| format!("cannot create {} or set its password", role.name))?;
+            }
         }
     }
     Ok(())
 }
 
-/// Connects, and tries again while the server is starting.
+/// Connects to the server, and tries again for up to [`WAIT`] while it is starting.
 async fn wait_until_up(options: &PgConnectOptions) -> anyhow::Result<PgConnection> {
     let mut last = None;
     let connected = {
         let mut attempts = pin!(attempts(options, &mut last));
         let mut connected = timeout(SILENT, &mut attempts).await;
         if connected.is_err() {
-            eprintln!("esimctl: waiting up to {WAIT:?} for PostgreSQL");
+            eprintln!(
+                "esimctl: the database cannot be reached yet; waiting up to {WAIT:?} for PostgreSQL"
+            );
             connected = timeout(WAIT, &mut attempts).await;
         }
         connected
     };
     match (connected, last) {
         (Ok(connected), _) => connected.map_err(unreachable),
-        (Err(_), Some(error)) => Err(error).context(format!("{UNREACHABLE} (gave up after {WAIT:?})")),
+        (Err(_), Some(error)) => {
+            Err(error).context(format!("{UNREACHABLE} (gave up after {WAIT:?})"))
+        }
         (Err(_), None) => anyhow::bail!("{UNREACHABLE} (no answer within {WAIT:?})"),
     }
 }
 
-/// Ends with a connection or an error that waiting doesn't cure; the caller bounds the time.
-async fn attempts(options: &PgConnectOptions, last: &mut Option<sqlx::Error>) -> sqlx::Result<PgConnection> {
+/// Tries until it has a connection, or an error that does not go away by waiting. The caller bounds
+/// the time and then reports `last`, the last error.
+async fn attempts(
+    options: &PgConnectOptions,
+    last: &mut Option<sqlx::Error>,
+) -> sqlx::Result<PgConnection> {
     loop {
         match options.connect().await {
             Err(error) if may_be_starting(&error) => *last = Some(error),
@@ -149,7 +194,8 @@ async fn attempts(options: &PgConnectOptions, last: &mut Option<sqlx::Error>) ->
     }
 }
 
-/// Whether the server may still be starting: it refuses connections, or its address does not exist yet.
+/// Whether the server may still be starting: for example, it refuses connections, or its name does
+/// not resolve yet.
 fn may_be_starting(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Io(_) => true,

@@ -1,4 +1,11 @@
-//! `esimctl option`: the catalogue.
+//! `esimctl option`: lists and imports the catalogue, which is the set of options that partners may
+//! order.
+//!
+//! An import reads and checks the whole file before it changes anything, and writes in one
+//! transaction: a file with any fault imports nothing, so the catalogue is never half of an old and
+//! half of a new one. Its error names up to [`MOST_FAULTS`] faults at once, each with the entry and
+//! the field, so that a long file need not be corrected one fault at a time. Options that the file
+//! does not mention stay as they are; an option is taken off sale with `"enabled": false`.
 
 use std::{
     collections::HashMap,
@@ -32,13 +39,13 @@ The file:
                 \"provider\": \"usimsa\", \"provider_option_id\": \"JP-7D-1G\", \"environment\": \"live\",
                 \"details\": {\"country\": \"JP\", \"days\": 7}}]}
 
-environment is sandbox or live. Partners see name and details, a JSON object of at most 4 KiB; without it there are
-none. An option with \"enabled\": false can't be ordered. Options that are not in the file stay as they are. A file with
-any fault imports nothing.";
+provider_option_id is the provider's name of the product. environment is sandbox or live. Partners see name and details;
+details is an optional JSON object of at most 4 KiB. An option with \"enabled\": false cannot be ordered. Options that are
+not in the file stay as they are. A file with any fault imports nothing.";
 
-/// The largest file, in bytes.
+/// The largest file that is read, in bytes.
 const LARGEST: u64 = 64 << 20;
-/// The most faults in one error.
+/// The maximum number of faults that one error names.
 const MOST_FAULTS: usize = 10;
 const LONGEST_TEXT: usize = 255;
 /// The longest details as JSON, in bytes.
@@ -49,10 +56,12 @@ pub enum Command {
     /// List the catalogue
     #[command(after_help = LIST_EXAMPLES)]
     List,
-    /// Add options and update existing ones; a repetition changes nothing
+    /// Add options and update existing ones
+    ///
+    /// The same file again changes nothing, so a script may import it at every deployment.
     #[command(after_help = IMPORT_EXAMPLES)]
     Import {
-        /// A JSON file, or - for standard input
+        /// The JSON file with the options, or `-` for standard input
         file: String,
     },
 }
@@ -61,14 +70,19 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     match command {
         Command::List => {
             let catalogue = options::all(&mut console.connect().await?).await?;
-            console.print_list(&catalogue, "The catalogue is empty; see `esimctl option import --help`.", row)
+            console.print_list(
+                &catalogue,
+                "The catalogue is empty; see `esimctl option import --help`.",
+                row,
+            )
         }
         Command::Import { file } => import(file, console).await,
     }
 }
 
 async fn import(file: &str, console: &Console) -> anyhow::Result<()> {
-    // Read first: the process that writes to our standard input must not see a broken pipe.
+    // Read everything before anything can fail: the program that writes to our standard input would
+    // otherwise see a broken pipe and report that instead of our error.
     let text = read(file)?;
     let catalogue = parse(&text).with_context(|| format!("nothing was imported from {file}"))?;
     let mut connection = console.connect().await?;
@@ -79,9 +93,10 @@ async fn import(file: &str, console: &Console) -> anyhow::Result<()> {
     }
     transaction.commit().await?;
     let unchanged = catalogue.len() - imported;
-    console.print(&json!({ "imported": imported, "unchanged": unchanged }), || {
-        format!("{imported} imported, {unchanged} unchanged")
-    })
+    console.print(
+        &json!({ "imported": imported, "unchanged": unchanged }),
+        || format!("{imported} imported, {unchanged} unchanged"),
+    )
 }
 
 fn read(file: &str) -> anyhow::Result<String> {
@@ -91,8 +106,15 @@ fn read(file: &str) -> anyhow::Result<String> {
     } else {
         &mut File::open(file).with_context(|| format!("cannot open {file}"))?
     };
-    let length = source.take(LARGEST + 1).read_to_string(&mut text).with_context(|| format!("cannot read {file}"))?;
-    ensure!(length as u64 <= LARGEST, "{file} is larger than {} MiB; split it", LARGEST >> 20);
+    let length = source
+        .take(LARGEST + 1)
+        .read_to_string(&mut text)
+        .with_context(|| format!("cannot read {file}"))?;
+    ensure!(
+        length as u64 <= LARGEST,
+        "{file} is larger than {} MiB; split it, and import the parts one after another",
+        LARGEST >> 20
+    );
     Ok(text)
 }
 
@@ -102,10 +124,12 @@ struct Catalogue {
     options: Vec<Value>,
 }
 
-/// Parses and checks the whole file. The entries are read one by one, so that one error can name a fault of each.
+/// Parses and checks the whole file. Each entry is parsed by itself, so that one error can name the
+/// faults of several entries.
 fn parse(text: &str) -> anyhow::Result<Vec<ProductOption>> {
-    let file: Catalogue = serde_json::from_str(text)
-        .context("the file is not of the form {\"options\": […]}; see `esimctl option import --help`")?;
+    let file: Catalogue = serde_json::from_str(text).context(
+        "the file is not of the form {\"options\": […]}; see `esimctl option import --help`",
+    )?;
     let mut faults = Vec::new();
     let mut catalogue = Vec::with_capacity(file.options.len());
     let mut first_with: HashMap<OptionId, usize> = HashMap::with_capacity(file.options.len());
@@ -117,13 +141,19 @@ fn parse(text: &str) -> anyhow::Result<Vec<ProductOption>> {
                 continue;
             }
             Err(error) => {
-                faults.push(format!("options[{index}].{}: {}", error.path(), error.inner()));
+                faults.push(format!(
+                    "options[{index}].{}: {}",
+                    error.path(),
+                    error.inner()
+                ));
                 continue;
             }
         };
         faults.extend(fault(&option).map(|fault| format!("options[{index}].{fault}")));
         if let Some(first) = first_with.insert(option.option_id, index) {
-            faults.push(format!("options[{index}].option_id: the same as in options[{first}]"));
+            faults.push(format!(
+                "options[{index}].option_id: the same as in options[{first}]"
+            ));
         }
         catalogue.push(option);
     }
@@ -136,11 +166,13 @@ fn parse(text: &str) -> anyhow::Result<Vec<ProductOption>> {
     Ok(catalogue)
 }
 
-/// What the types of the fields cannot express; the first fault, with its field.
+/// Checks what the types of the fields cannot express. Returns the first fault, with its field.
 fn fault(option: &ProductOption) -> Option<String> {
-    for (field, text) in
-        [("name", &option.name), ("provider", &option.provider), ("provider_option_id", &option.provider_option_id)]
-    {
+    for (field, text) in [
+        ("name", &option.name),
+        ("provider", &option.provider),
+        ("provider_option_id", &option.provider_option_id),
+    ] {
         if text.trim().is_empty() {
             return Some(format!("{field}: must not be blank"));
         }
@@ -148,21 +180,29 @@ fn fault(option: &ProductOption) -> Option<String> {
             return Some(format!("{field}: must have no control character"));
         }
         if text.chars().count() > LONGEST_TEXT {
-            return Some(format!("{field}: must be at most {LONGEST_TEXT} characters long"));
+            return Some(format!(
+                "{field}: must be at most {LONGEST_TEXT} characters long"
+            ));
         }
     }
-    // The name of a provider is part of the subjects of its jobs.
+    // The name of a provider is part of the NATS subjects of its jobs, where for example `.` and
+    // `*` have a meaning.
     let is_plain = |byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_');
     if !option.provider.bytes().all(is_plain) {
         let rule = "use lower case letters, digits, - and _ as in sandbox or usimsa";
-        return Some(format!("provider: {:?} is not a name; {rule}", option.provider));
+        return Some(format!(
+            "provider: {:?} is not a name; {rule}",
+            option.provider
+        ));
     }
     let details = Value::from(option.details.clone()).to_string();
-    // PostgreSQL stores no NUL. An escaped backslash before `u0000` is text.
+    // PostgreSQL cannot store a NUL, which JSON text contains as `\u0000`. If the backslash itself
+    // is escaped, `u0000` is ordinary text.
     if details.replace("\\\\", "").contains("\\u0000") {
         return Some("details: must hold no NUL".into());
     }
-    (details.len() > LONGEST_DETAILS).then(|| format!("details: must be at most {LONGEST_DETAILS} bytes of JSON"))
+    (details.len() > LONGEST_DETAILS)
+        .then(|| format!("details: must be at most {LONGEST_DETAILS} bytes of JSON"))
 }
 
 fn row(option: &ProductOption) -> Row<6> {
@@ -195,17 +235,25 @@ mod tests {
     }
 
     fn fault(entries: &Value) -> String {
-        parse(&json!({ "options": entries }).to_string()).unwrap_err().to_string()
+        parse(&json!({ "options": entries }).to_string())
+            .unwrap_err()
+            .to_string()
     }
 
     #[test]
     fn a_good_file_is_read() {
         let read = |entries: Value| parse(&json!({ "options": entries }).to_string()).unwrap();
-        let options = read(json!([entry(), with("option_id", json!(ID.replace("d4", "d5")))]));
+        let options = read(json!([
+            entry(),
+            with("option_id", json!(ID.replace("d4", "d5")))
+        ]));
         assert_eq!(options.len(), 2);
         assert_eq!(options[0].option_id.to_string(), ID);
         assert!(options[0].enabled && options[0].details.is_empty());
-        assert_eq!(read(json!([with("details", json!({"days": 7}))]))[0].details["days"], 7);
+        assert_eq!(
+            read(json!([with("details", json!({"days": 7}))]))[0].details["days"],
+            7
+        );
         assert!(!read(json!([with("enabled", json!(false))]))[0].enabled);
         assert!(read(json!([])).is_empty());
     }
@@ -233,7 +281,10 @@ mod tests {
                 => ".price: unknown field `price`, expected one of `option_id`, `name`, `provider`, \
                     `provider_option_id`, `environment`, `enabled`, `details`";
         } {
-            assert_eq!(fault(&json!([with(field, value)])), format!("options[0]{fault_is}"));
+            assert_eq!(
+                fault(&json!([with(field, value)])),
+                format!("options[0]{fault_is}")
+            );
         }
     }
 
@@ -249,12 +300,23 @@ mod tests {
             assert!(faults.contains(part), "{faults}");
         }
         let many = fault(&Value::Array(vec![json!({}); 12]));
-        assert!(many.ends_with("options[9]: missing field `option_id`; and 2 more"), "{many}");
+        assert!(
+            many.ends_with("options[9]: missing field `option_id`; and 2 more"),
+            "{many}"
+        );
     }
 
     #[test]
     fn a_file_of_another_shape_is_refused() {
-        for bad in ["", "[]", "{}", "null", r#"{"options": {}}"#, r#"{"options": [], "more": 1}"#, "{\"options\": ["] {
+        for bad in [
+            "",
+            "[]",
+            "{}",
+            "null",
+            r#"{"options": {}}"#,
+            r#"{"options": [], "more": 1}"#,
+            "{\"options\": [",
+        ] {
             assert!(parse(bad).is_err(), "{bad}");
         }
     }

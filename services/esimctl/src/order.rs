@@ -1,4 +1,9 @@
-//! `esimctl order`: shows an order stage by stage.
+//! `esimctl order`: shows an order stage by stage, and erases it (`erase`).
+//!
+//! `show` answers the question of every incident: where is this order, and what does it wait for?
+//! It takes any id that an operator may have at hand, shows each placement and topup with the
+//! duration of each stage, and adds a line for whatever needed a retry, failed or waits. It never
+//! shows activation codes.
 
 use anyhow::bail;
 use clap::{Subcommand, builder::NonEmptyStringValueParser};
@@ -24,22 +29,28 @@ const SHOW_EXAMPLES: &str = "Examples:
   esimctl order show 0199aabb-ccdd-7eee-8fff-001122334455    our order id, as API connection errors name it,
                                                              or a placement id, the order id at the provider
 
-It shows no activation codes. --json prints {\"orders\":[…],\"lanes\":[…]}: the orders, and the lanes that purchases of them
-wait for.";
+The command never shows activation codes. --json prints {\"orders\":[…],\"lanes\":[…]}: the orders, and the lanes (usually
+single options) that hold back purchases of these orders.";
 
-/// The most orders that the store returns for one id.
+/// The maximum number of orders that the store returns for one id. Several partners may use the
+/// same external order id.
 const MOST: usize = 20;
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
-    /// Show an order with its purchases, units and webhooks, and the duration of each stage
+    /// Show an order with its purchases, units and webhooks
+    ///
+    /// It says how long each stage took, and what an unfinished order waits for.
     #[command(after_help = SHOW_EXAMPLES)]
     Show {
-        /// Our order id, a placement id (the provider's order id), a topup id, an ICCID, or an external order id
+        /// An id of the order
+        ///
+        /// It is our order id, a placement id (the order id at the provider), a topup id, an ICCID,
+        /// or the partner's external order id.
         #[arg(value_parser = NonEmptyStringValueParser::new())]
         id: String,
     },
-    /// Erase the profiles and texts of a finished order
+    /// Erase the profiles, webhook attempts and error texts of a finished order for good
     #[command(after_help = erase::ORDER_EXAMPLES)]
     Erase(EraseOrder),
 }
@@ -53,7 +64,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let found = orders::find(&mut connection, id).await?;
     if found.is_empty() {
         bail!(
-            "there is no order {id:?}; `order show` takes our order id, a placement id, a topup id, an ICCID or an external order id"
+            "there is no order {id:?}; give our order id, a placement id, a topup id, an ICCID, or the partner's external order id"
         );
     }
     let mut lanes = provider_lanes::list(&mut connection).await?;
@@ -64,24 +75,32 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     console.print(&json!({ "orders": found, "lanes": lanes }), || {
         let mut parts: Vec<String> = found.iter().map(|order| describe(order, &lanes)).collect();
         if found.len() >= MOST {
-            parts.push(format!("Only the newest {MOST} orders with this id are shown."));
+            parts.push(format!(
+                "Only the newest {MOST} orders with this id are shown."
+            ));
         }
         parts.join("\n\n")
     })
 }
 
-/// An order as text. `lanes` are those that are held back.
+/// An order as text. `lanes` are the lanes that are held back now.
 fn describe(order: &OrderView, lanes: &[WaitingLane]) -> String {
-    let refused = if order.refused { " (refused with 422; nothing was bought)" } else { "" };
-    let erased =
-        order.erased_at.map_or_else(String::new, |at| format!(" (erased {}: ids, states and times are left)", utc(at)));
+    let refused = if order.refused {
+        " (refused with 422; nothing was bought)"
+    } else {
+        ""
+    };
+    let erased = order.erased_at.map_or_else(String::new, |at| {
+        format!(" (erased {}: ids, states and times are left)", utc(at))
+    });
     let accepted = format!("{}{refused}{erased}", utc(order.created_at));
     let head = properties(&cells!(order:
         order_id, external_order_id, partner_id, accepted = accepted,
         traceparent = or_dash(order.traceparent.as_ref()),
     ));
     let placements = order.placements.iter().enumerate();
-    let placements = table(placements.map(|(index, placement)| placement_row(order, index, placement)));
+    let placements =
+        table(placements.map(|(index, placement)| placement_row(order, index, placement)));
     let topups = table(order.topups.iter().map(|topup| topup_row(order, topup)));
     let mut parts = vec![head, placements, topups];
     let notes = notes(order, lanes);
@@ -103,7 +122,10 @@ fn placement_row(order: &OrderView, index: usize, placement: &PlacementView) -> 
 }
 
 fn topup_row(order: &OrderView, topup: &TopupView) -> Row<8> {
-    let placement = order.placements.iter().position(|one| one.placement_id == topup.placement_id);
+    let placement = order
+        .placements
+        .iter()
+        .position(|one| one.placement_id == topup.placement_id);
     let placed_at = placement.and_then(|index| order.placements[index].placed_at);
     cells!(topup:
         "#" = or_dash(placement.map(|index| index + 1)), topup_id, option_id, state,
@@ -113,30 +135,53 @@ fn topup_row(order: &OrderView, topup: &TopupView) -> Row<8> {
     )
 }
 
-/// One line for each placement or topup that needed a retry, failed or waits.
+/// One line for each placement or topup that needed a retry, has failed, or waits for something.
 fn notes(order: &OrderView, lanes: &[WaitingLane]) -> Vec<String> {
-    let placements = order.placements.iter().enumerate().map(|(index, placement)| {
-        let due = placement.due_at.map(|at| format!("due {}", moment_after(order.created_at, at)));
-        let lane = lane_of(placement, lanes).map(|lane| format!("lane {} is held back: {}", lane.lane, why(lane)));
-        (format!("placement {}", index + 1), list([placement.reason.clone(), due, lane]))
-    });
+    let placements = order
+        .placements
+        .iter()
+        .enumerate()
+        .map(|(index, placement)| {
+            let due = placement
+                .due_at
+                .map(|at| format!("due {}", moment_after(order.created_at, at)));
+            let lane = lane_of(placement, lanes)
+                .map(|lane| format!("lane {} is held back: {}", lane.lane, why(lane)));
+            (
+                format!("placement {}", index + 1),
+                list([placement.reason.clone(), due, lane]),
+            )
+        });
     let topups = order.topups.iter().map(|topup| {
-        let erased = topup.erased_at.map(|at| format!("profile erased {}", utc(at)));
+        let erased = topup
+            .erased_at
+            .map(|at| format!("profile erased {}", utc(at)));
         let story = list([topup.reason.clone(), webhook_attempts(order, topup), erased]);
         (format!("topup {}", topup.topup_id), story)
     });
-    let stories = placements.chain(topups).filter(|(_, story)| !story.is_empty());
-    stories.map(|(what, story)| printable(&format!("{what}: {story}"))).collect()
+    let stories = placements
+        .chain(topups)
+        .filter(|(_, story)| !story.is_empty());
+    stories
+        .map(|(what, story)| printable(&format!("{what}: {story}")))
+        .collect()
 }
 
-/// The lane for which the purchase of a placement waits.
+/// The lane that the purchase of this placement waits for, if the lane is held back.
 fn lane_of<'a>(placement: &PlacementView, lanes: &'a [WaitingLane]) -> Option<&'a WaitingLane> {
     let waits = placement.state == PlacementState::Accepted.as_str();
-    lanes.iter().find(|lane| waits && lane.provider == placement.provider && lane.lane == placement.lane)
+    lanes
+        .iter()
+        .find(|lane| waits && lane.provider == placement.provider && lane.lane == placement.lane)
 }
 
-/// The end of a stage and its duration.
-fn stage(order: &OrderView, began: Option<OffsetDateTime>, ended: Option<OffsetDateTime>) -> String {
+/// When a stage ended and how long it took, such as `12:34:56.789 +0.123 s`, or `-` if it has not
+/// ended.
+fn stage(
+    order: &OrderView,
+    began: Option<OffsetDateTime>,
+    ended: Option<OffsetDateTime>,
+) -> String {
     or_dash(ended.map(|ended| {
         let at = moment_after(order.created_at, ended);
         match began {
@@ -146,7 +191,8 @@ fn stage(order: &OrderView, began: Option<OffsetDateTime>, ended: Option<OffsetD
     }))
 }
 
-/// The attempts of a delivery, unless the first one was acknowledged.
+/// What the attempts of a delivery led to. `None` if there was no attempt yet, or if the first one
+/// was acknowledged, because then there is nothing to explain.
 fn webhook_attempts(order: &OrderView, topup: &TopupView) -> Option<String> {
     let attempts = topup.delivery_attempts.filter(|attempts| *attempts > 0)?;
     let delivered = topup.delivered_at.is_some();
@@ -156,9 +202,13 @@ fn webhook_attempts(order: &OrderView, topup: &TopupView) -> Option<String> {
     let plural = if attempts == 1 { "" } else { "s" };
     Some(list([
         Some(format!("{attempts} webhook attempt{plural}")),
-        topup.delivery_status.map(|status| format!("answered {status}")),
+        topup
+            .delivery_status
+            .map(|status| format!("answered {status}")),
         topup.delivery_error.clone().filter(|_| !delivered),
-        topup.delivery_due_at.map(|at| format!("next {}", moment_after(order.created_at, at))),
+        topup
+            .delivery_due_at
+            .map(|at| format!("next {}", moment_after(order.created_at, at))),
     ]))
 }
 

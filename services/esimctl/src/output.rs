@@ -1,16 +1,23 @@
-//! The text that commands print.
+//! The layout of the text that commands print: tables, lists of properties, times and durations.
+//!
+//! Two guarantees hold for all of it. Control characters are escaped, because names and ids come
+//! from partners and could otherwise change the operator's terminal. Lines are never wrapped, so
+//! that an id can be copied as a whole.
 
 use comfy_table::{LineStyle, Table, TableStyle};
 pub use runtime::terminal::printable;
 use time::{Duration, OffsetDateTime, macros::format_description};
 
-/// Columns under a ruled header, without other lines: easy to copy and to cut.
-const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
+/// Columns under a ruled header, without any other lines, so that cells are easy to copy and to cut
+/// out.
+const STYLE: TableStyle =
+    TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
-/// A row of a table: the names of the columns with the cells.
+/// A row of a table: each cell with the name of its column.
 pub type Row<const N: usize> = [(&'static str, String); N];
 
-/// The row of an item. A column is one of its fields, or `name = text`.
+/// Makes the row of an item. Each column is either a field of the item, or `name = text`:
+/// `cells!(order: order_id, accepted = utc(order.created_at))`.
 macro_rules! cells {
     (@ $item:ident $name:ident) => { (stringify!($name), $item.$name.to_string()) };
     (@ $item:ident $name:ident = $text:expr) => { (stringify!($name), $text) };
@@ -21,7 +28,7 @@ macro_rules! cells {
 }
 pub(crate) use cells;
 
-/// A table with a row per item. Never wrapped, so that ids can be copied.
+/// A table of the rows.
 pub fn table<const N: usize>(rows: impl IntoIterator<Item = Row<N>>) -> String {
     let mut table = Table::new();
     table.load_style(STYLE);
@@ -32,21 +39,32 @@ pub fn table<const N: usize>(rows: impl IntoIterator<Item = Row<N>>) -> String {
     table.trim_fmt()
 }
 
-/// A line per property. Never wrapped.
+/// One line per property, with the values below each other.
 pub fn properties(rows: &[(&str, String)]) -> String {
-    let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
+    let width = rows
+        .iter()
+        .map(|(name, _)| name.len())
+        .max()
+        .unwrap_or_default();
     let line = |(name, value): &(&str, String)| format!("{name:width$}  {}", printable(value));
     rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Joins the lines by blanks and escapes control characters.
+/// Joins the lines of a text by blanks and escapes control characters, so that an error is one
+/// line.
 pub fn one_line(text: &str) -> String {
-    text.lines().map(str::trim).filter(|line| !line.is_empty()).map(printable).collect::<Vec<_>>().join(" ")
+    text.lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .map(printable)
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 /// A UTC time: `2025-01-29 12:34:56.789`.
 pub fn moment(at: OffsetDateTime) -> String {
-    let format = format_description!("[year]-[month]-[day] [hour]:[minute]:[second].[subsecond digits:3]");
+    let format =
+        format_description!("[year]-[month]-[day] [hour]:[minute]:[second].[subsecond digits:3]");
     at.format(format).unwrap_or_else(|_| at.to_string())
 }
 
@@ -60,7 +78,7 @@ pub fn or_dash<T: ToString>(value: Option<T>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 
-/// A time after `start`, without the date if it is the same.
+/// A UTC time, without its date if that is the date of `start`.
 pub fn moment_after(start: OffsetDateTime, at: OffsetDateTime) -> String {
     let text = moment(at);
     match text.split_once(' ') {
@@ -103,13 +121,22 @@ mod tests {
     fn the_date_is_shown_when_it_changed() {
         let start = datetime!(2025-01-29 23:59:59.5 UTC);
         assert_eq!(moment(start), "2025-01-29 23:59:59.500");
-        assert_eq!(moment_after(start, start + Duration::milliseconds(7)), "23:59:59.507");
-        assert_eq!(moment_after(start, start + Duration::SECOND), "2025-01-30 00:00:00.500");
+        assert_eq!(
+            moment_after(start, start + Duration::milliseconds(7)),
+            "23:59:59.507"
+        );
+        assert_eq!(
+            moment_after(start, start + Duration::SECOND),
+            "2025-01-30 00:00:00.500"
+        );
     }
 
     #[test]
     fn tables_have_a_ruled_header_and_no_trailing_blanks() {
-        let text = table([[("name", "a\u{1b}[31m".to_owned()), ("state", "ready".to_owned())]]);
+        let text = table([[
+            ("name", "a\u{1b}[31m".to_owned()),
+            ("state", "ready".to_owned()),
+        ]]);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3, "{text}");
         assert!(lines[1].chars().all(|character| character == '─'), "{text}");

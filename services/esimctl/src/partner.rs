@@ -1,4 +1,11 @@
-//! `esimctl partner`: accounts, keys and webhook URLs.
+//! `esimctl partner`: creates and changes partner accounts, with their keys, webhook URLs, limits
+//! and events.
+//!
+//! A change takes effect within a second and without a restart, because the services read these
+//! settings from the database again and again. Secrets are generated here, stored encrypted under
+//! the master key, and shown once. A command that stores a secret first checks that its master key
+//! opens the secrets that are stored already; otherwise the services could not read the new one,
+//! and every request of the partner would fail.
 
 use anyhow::Context;
 use clap::{
@@ -30,8 +37,8 @@ const CREATE_EXAMPLES: &str = "Examples:
   esimctl partner create --name 'Acme Travel' --environment sandbox
   esimctl partner create --name 'Acme Travel' --environment live --webhook-url https://acme.example/webhooks --json
 
-The secrets are shown only once and stored encrypted: hand them to the partner over a safe channel. Without a webhook
-URL, webhooks wait until `esimctl partner set-webhook` sets one.";
+The secrets are stored encrypted and are shown only once: hand them to the partner over a safe channel. Without a webhook
+URL, the partner's webhooks wait until `esimctl partner set-webhook` or the partner itself sets one.";
 
 const LIST_EXAMPLES: &str = "Examples:
   esimctl partner list
@@ -45,43 +52,47 @@ const SET_WEBHOOK_EXAMPLES: &str = "Examples:
   esimctl partner set-webhook ak_0123456789abcdef01234567 --url https://acme.example/webhooks
   esimctl partner set-webhook ak_0123456789abcdef01234567 --remove
 
-A new URL makes waiting webhooks due.";
+A new URL makes the partner's waiting webhooks due at once, and ends a block of the endpoint. A pause stays.";
 
 const SET_EVENTS_EXAMPLES: &str = "Examples:
   esimctl partner set-events ak_0123456789abcdef01234567 --events topup.failed,key.expiring
   esimctl partner set-events ak_0123456789abcdef01234567 --none
 
-The webhook of a ready topup is always sent. Partners can set the events themselves.";
+The webhook of a ready topup is always sent and needs no setting. Partners can also set the events themselves.";
 
 const DISABLE_EXAMPLES: &str = "Examples:
   esimctl partner disable ak_0123456789abcdef01234567
 
-Its requests are denied within a second. Accepted orders and their webhooks go on.";
+The partner's requests are denied within a second. Orders that were accepted before are still bought, and their webhooks
+are still sent.";
 
 const ENABLE_EXAMPLES: &str = "Examples:
-  esimctl partner enable ak_0123456789abcdef01234567";
+  esimctl partner enable ak_0123456789abcdef01234567
+
+The partner's requests are accepted again within a second.";
 
 const SET_LIMITS_EXAMPLES: &str = "Examples:
   esimctl partner set-limits ak_0123456789abcdef01234567 --orders-per-second 20 --units-per-second 200
   esimctl partner set-limits ak_0123456789abcdef01234567 --orders-per-second default
 
-Each ingress applies the limits within a second. A request above a limit gets 429. `default` restores the setting of
-ingress: MAX_IN_FLIGHT, PARTNER_REQUESTS_PER_SECOND, PARTNER_ORDERS_PER_SECOND, PARTNER_UNITS_PER_SECOND.";
+Each ingress applies the limits within a second, and counts for itself: with two replicas a partner can reach twice the
+limit. A request above a limit gets 429. A limit that is not given stays as it is. `default` restores the setting of
+ingress, which is MAX_IN_FLIGHT, PARTNER_REQUESTS_PER_SECOND, PARTNER_ORDERS_PER_SECOND or PARTNER_UNITS_PER_SECOND.";
 
 const SET_SIGNING_EXAMPLES: &str = "Examples:
   esimctl partner set-signing ak_0123456789abcdef01234567 --body required
   esimctl partner set-signing ak_0123456789abcdef01234567 --body optional
 
-With `required`, within a second each ingress denies requests without the header X-Service-Content-SHA256, because their
-signature does not cover the query and the body. First ask the partner to send the header with every request. With the
-header, the body is always checked.";
+With `required`, each ingress denies requests without the header X-Service-Content-SHA256 within a second, because their
+signature does not cover the query and the body. Ask the partner to send the header with every request first. Whenever
+the header is sent, the body is checked, also with `optional`.";
 
 const LONGEST_NAME: usize = 255;
 const MOST_LIMIT: u32 = 1_000_000;
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
-    /// Create a partner and print its secrets once
+    /// Create a partner, and print its secrets, which are shown only once
     #[command(after_help = CREATE_EXAMPLES)]
     Create(Create),
     /// List the partners, oldest first
@@ -90,7 +101,7 @@ pub enum Command {
     /// Show a partner, without its secrets
     #[command(after_help = SHOW_EXAMPLES)]
     Show(Which),
-    /// Set or remove a partner's webhook URL
+    /// Set or remove a partner's webhook URL, and send the waiting webhooks
     #[command(after_help = SET_WEBHOOK_EXAMPLES)]
     SetWebhook {
         #[command(flatten)]
@@ -100,7 +111,7 @@ pub enum Command {
         #[command(flatten)]
         http: HttpConfig,
     },
-    /// Set the further events that a partner's webhook endpoint gets
+    /// Set which events a partner gets beside the webhooks of ready topups
     #[command(after_help = SET_EVENTS_EXAMPLES)]
     SetEvents {
         #[command(flatten)]
@@ -108,13 +119,13 @@ pub enum Command {
         #[command(flatten)]
         events: Events,
     },
-    /// Deny a partner's requests
+    /// Deny a partner's requests; accepted orders go on
     #[command(after_help = DISABLE_EXAMPLES)]
     Disable(Which),
-    /// Allow the requests of a disabled partner
+    /// Accept the requests of a disabled partner again
     #[command(after_help = ENABLE_EXAMPLES)]
     Enable(Which),
-    /// Set a partner's own limits
+    /// Set limits for one partner, instead of the settings of ingress
     #[command(after_help = SET_LIMITS_EXAMPLES)]
     SetLimits {
         #[command(flatten)]
@@ -131,26 +142,37 @@ pub enum Command {
         #[arg(long)]
         body: Covered,
     },
-    /// Replace a partner's keys and print the new ones once; the old ones stay valid for a while
+    /// Replace a partner's keys, and print the new ones once
+    ///
+    /// The old keys stay valid for a while, so that the partner can change over without an
+    /// interruption.
     #[command(after_help = rotate::KEYS_EXAMPLES)]
     RotateKeys(Rotate),
-    /// Replace a partner's webhook secret and print the new one once; the old one also signs for a while
+    /// Replace a partner's webhook secret, and print the new one once
+    ///
+    /// For a while webhooks are signed with both secrets, so that the partner can change over
+    /// without an interruption.
     #[command(after_help = rotate::WEBHOOK_SECRET_EXAMPLES)]
     RotateWebhookSecret(Rotate),
-    /// Erase a disabled partner and the profiles of all its orders
+    /// Erase a disabled partner and the profiles of all its orders for good
     #[command(after_help = erase::PARTNER_EXAMPLES)]
     Erase(ErasePartner),
 }
 
 #[derive(Args, Clone, Debug)]
 pub struct Create {
-    /// The display name
+    /// The name that lists show, of at most 255 characters
     #[arg(long, value_parser = name)]
     name: String,
-    /// The environment; a sandbox partner buys nothing real
+    /// The environment of the account
+    ///
+    /// A live partner buys real eSIMs. The orders of a sandbox partner go to the sandbox provider,
+    /// which sells nothing real. The environment cannot be changed later.
     #[arg(long, value_parser = PossibleValuesParser::new(["sandbox", "live"]).try_map(|name| name.parse::<Environment>()))]
     environment: Environment,
-    /// The webhook URL
+    /// The URL that gets the partner's webhooks
+    ///
+    /// Without it the webhooks wait until a URL is set.
     #[arg(long, value_name = "URL", value_parser = WebhookUrlParser)]
     webhook_url: Option<WebhookUrl>,
     #[command(flatten)]
@@ -160,22 +182,26 @@ pub struct Create {
 }
 
 /// Refuses an `http` URL for a live partner, unless the operator allows it.
-fn check_scheme(url: Option<&WebhookUrl>, environment: Environment, http: HttpConfig) -> anyhow::Result<()> {
+fn check_scheme(
+    url: Option<&WebhookUrl>,
+    environment: Environment,
+    http: HttpConfig,
+) -> anyhow::Result<()> {
     let parsed = url.and_then(WebhookUrl::parsed);
     let judged = parsed.map(|url| guard::check_scheme(&url, environment, http.webhook_http_live));
     judged.unwrap_or(Ok(())).context(
-        "the partner is live, and http:// shows its eSIMs to the network: give an https:// URL, or allow it with \
-         --webhook-http-live",
+        "nothing was changed: the partner is live, and an http:// URL would show its eSIMs to the network. Give an \
+         https:// URL, or allow this one with --webhook-http-live",
     )
 }
 
 #[derive(Args, Clone, Debug)]
 #[group(required = true, multiple = false)]
 pub struct Endpoint {
-    /// The new webhook URL
+    /// The new URL that gets the partner's webhooks
     #[arg(long, value_parser = WebhookUrlParser)]
     url: Option<WebhookUrl>,
-    /// Remove the URL; webhooks wait until one is set
+    /// Remove the URL; the partner's webhooks then wait until one is set
     #[arg(long)]
     remove: bool,
 }
@@ -183,10 +209,13 @@ pub struct Endpoint {
 #[derive(Args, Clone, Debug)]
 #[group(required = true, multiple = false)]
 pub struct Events {
-    /// The events, separated by commas, such as `topup.failed`; an error names all
+    /// The events that the partner gets, separated by commas, such as `topup.failed`
+    ///
+    /// They replace the events that were set before. The error for an unknown event lists all known
+    /// ones.
     #[arg(long, value_delimiter = ',')]
     events: Vec<Kind>,
-    /// Send no further events
+    /// Send the partner no events
     #[arg(long)]
     none: bool,
 }
@@ -194,26 +223,26 @@ pub struct Events {
 #[derive(Args, Clone, Debug)]
 #[group(required = true, multiple = true)]
 pub struct Limits {
-    /// The most orders in flight at each ingress
+    /// The maximum number of the partner's orders that each ingress has in flight at once
     #[arg(long, value_name = "N|default", value_parser = limit)]
     max_in_flight: Option<Limit>,
-    /// The most requests per second at each ingress
+    /// The maximum number of requests per second at each ingress
     #[arg(long, value_name = "N|default", value_parser = limit)]
     requests_per_second: Option<Limit>,
-    /// The most orders per second at each ingress
+    /// The maximum number of orders per second at each ingress
     #[arg(long, value_name = "N|default", value_parser = limit)]
     orders_per_second: Option<Limit>,
-    /// The most units per second at each ingress
+    /// The maximum number of ordered units per second at each ingress
     #[arg(long, value_name = "N|default", value_parser = limit)]
     units_per_second: Option<Limit>,
 }
 
-/// Whether a signature covers the query and the body.
+/// Whether the signature of a request must cover the query and the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Covered {
-    /// Requests whose signature does not cover them are denied
+    /// Requests whose signature does not cover the query and the body are denied
     Required,
-    /// Each request chooses
+    /// Each request chooses whether its signature covers them
     Optional,
 }
 
@@ -223,7 +252,9 @@ fn limit(text: &str) -> Result<Limit, String> {
     }
     match text.parse() {
         Ok(most @ 1..=MOST_LIMIT) => Ok(Limit::Own(most)),
-        _ => Err(format!("neither `default` nor a number from 1 to {MOST_LIMIT}")),
+        _ => Err(format!(
+            "it is neither `default` nor a number from 1 to {MOST_LIMIT}"
+        )),
     }
 }
 
@@ -239,15 +270,22 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             let partner = find(&mut console.connect().await?, &which.partner).await?;
             console.print(&partner, || describe(&partner))
         }
-        Command::SetWebhook { which, endpoint, http } => set_webhook(which, endpoint, *http, console).await,
+        Command::SetWebhook {
+            which,
+            endpoint,
+            http,
+        } => set_webhook(which, endpoint, *http, console).await,
         Command::SetEvents { which, events } => {
-            let set =
-                async |connection: &mut PgConnection, id| partners::set_events(connection, id, &events.events).await;
+            let set = async |connection: &mut PgConnection, id| {
+                partners::set_events(connection, id, &events.events).await
+            };
             change(which, console, set).await
         }
         Command::Disable(which) | Command::Enable(which) => {
             let disabled = matches!(command, Command::Disable(_));
-            let set = async |connection: &mut PgConnection, id| partners::set_disabled(connection, id, disabled).await;
+            let set = async |connection: &mut PgConnection, id| {
+                partners::set_disabled(connection, id, disabled).await
+            };
             change(which, console, set).await
         }
         Command::SetLimits { which, limits } => {
@@ -257,7 +295,9 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
                 orders_per_second: limits.orders_per_second.unwrap_or_default(),
                 units_per_second: limits.units_per_second.unwrap_or_default(),
             };
-            let set = async |connection: &mut PgConnection, id| partners::set_limits(connection, id, &limits).await;
+            let set = async |connection: &mut PgConnection, id| {
+                partners::set_limits(connection, id, &limits).await
+            };
             change(which, console, set).await
         }
         Command::SetSigning { which, body } => {
@@ -275,11 +315,15 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
 
 async fn create(new: &Create, console: &Console) -> anyhow::Result<()> {
     check_scheme(new.webhook_url.as_ref(), new.environment, new.http)?;
-    let vault = new.master_key.vault(&[Keyring::Partners, Keyring::Webhooks])?;
+    let vault = new
+        .master_key
+        .vault(&[Keyring::Partners, Keyring::Webhooks])?;
     let mut connection = console.connect().await?;
     partners::check_master_key(&mut connection, &vault)
         .await
-        .context("this is not the master key of the services; nothing was created")?;
+        .context(
+            "nothing was created, because this is not the master key of the services: use the same master keys as they do",
+        )?;
     let partner_id = PartnerId::new();
     let (access_key, secret_key) = generate::keys()?;
     let webhook_secret = generate::webhook_secret()?;
@@ -307,11 +351,19 @@ async fn create(new: &Create, console: &Console) -> anyhow::Result<()> {
         format!("{properties}\n\nsecret_key and webhook_secret are shown only now: keep them safe.")
     };
     console.print(&created, text).with_context(|| {
-        format!("the secrets of the new partner {partner_id} were not shown; disable it and create another")
+        format!(
+            "partner {partner_id} is created, but its secrets could not be shown: disable it with `esimctl partner disable`, and \
+             create another one"
+        )
     })
 }
 
-async fn set_webhook(which: &Which, endpoint: &Endpoint, http: HttpConfig, console: &Console) -> anyhow::Result<()> {
+async fn set_webhook(
+    which: &Which,
+    endpoint: &Endpoint,
+    http: HttpConfig,
+    console: &Console,
+) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     let partner = find(&mut connection, &which.partner).await?;
     let partner_id = partner.partner_id;
@@ -319,7 +371,7 @@ async fn set_webhook(which: &Which, endpoint: &Endpoint, http: HttpConfig, conso
     let url = endpoint.url.as_ref().map(WebhookUrl::as_str);
     let due = partners::set_webhook(&mut connection, partner_id.into(), url)
         .await?
-        .with_context(|| format!("partner {partner_id} is gone"))?;
+        .with_context(|| format!("partner {partner_id} no longer exists; nothing was changed"))?;
     let result = json!({ "partner_id": partner_id, "webhook_url": url, "deliveries_due": due });
     console.print(&result, || {
         let name = printable(&partner.name);
@@ -347,8 +399,11 @@ async fn change(
 
 fn row(partner: &Partner) -> Row<6> {
     let mut state = state(partner);
-    // Old keys and secrets that are still valid.
-    for (what, until) in [("keys", partner.old_keys_until), ("webhook secret", partner.old_webhook_secret_until)] {
+    // During a rotation: old keys or an old webhook secret that are still valid.
+    for (what, until) in [
+        ("keys", partner.old_keys_until),
+        ("webhook secret", partner.old_webhook_secret_until),
+    ] {
         if let Some(until) = until {
             state = format!("{state}, old {what} until {}", utc(until));
         }
@@ -358,7 +413,10 @@ fn row(partner: &Partner) -> Row<6> {
 }
 
 fn describe(partner: &Partner) -> String {
-    let old_keys = partner.old_access_key.as_deref().zip(partner.old_keys_until);
+    let old_keys = partner
+        .old_access_key
+        .as_deref()
+        .zip(partner.old_keys_until);
     let old_secret = partner.old_webhook_secret_until;
     let events = Some(partner.webhook_events.join(", ")).filter(|events| !events.is_empty());
     let limit = |limit: Option<i32>| limit.map(|limit| limit.to_string());
@@ -367,19 +425,33 @@ fn describe(partner: &Partner) -> String {
         ("name", Some(partner.name.clone())),
         ("environment", Some(partner.environment.clone())),
         ("access_key", Some(partner.access_key.clone())),
-        ("old access_key", old_keys.map(|(key, until)| format!("{key} until {}", utc(until)))),
+        (
+            "old access_key",
+            old_keys.map(|(key, until)| format!("{key} until {}", utc(until))),
+        ),
         ("state", Some(state(partner))),
         ("webhook_url", Some(or_dash(partner.webhook_url.as_ref()))),
         ("webhook events", events),
-        ("old webhook_secret", old_secret.map(|until| format!("until {}", utc(until)))),
+        (
+            "old webhook_secret",
+            old_secret.map(|until| format!("until {}", utc(until))),
+        ),
         ("max_in_flight", limit(partner.max_in_flight)),
         ("requests_per_second", limit(partner.requests_per_second)),
         ("orders_per_second", limit(partner.orders_per_second)),
         ("units_per_second", limit(partner.units_per_second)),
-        ("signed body", partner.signed_body_required.then(|| "required".to_owned())),
+        (
+            "signed body",
+            partner.signed_body_required.then(|| "required".to_owned()),
+        ),
         ("created", Some(utc(partner.created_at))),
     ];
-    properties(&rows.into_iter().filter_map(|(name, value)| Some((name, value?))).collect::<Vec<_>>())
+    properties(
+        &rows
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, value?)))
+            .collect::<Vec<_>>(),
+    )
 }
 
 fn state(partner: &Partner) -> String {
@@ -395,7 +467,7 @@ fn name(text: &str) -> Result<String, String> {
     if name.is_empty() {
         Err("it is blank".to_owned())
     } else if name.chars().any(char::is_control) {
-        Err("it has a control character".to_owned())
+        Err("it has a control character, such as a line break".to_owned())
     } else if name.chars().count() > LONGEST_NAME {
         Err(format!("it is longer than {LONGEST_NAME} characters"))
     } else {
@@ -410,7 +482,10 @@ mod tests {
     #[test]
     fn names_are_trimmed_and_printable() {
         assert_eq!(name("  Acme Travel ").as_deref(), Ok("Acme Travel"));
-        assert_eq!(name(&"ü".repeat(255)).map(|name| name.chars().count()), Ok(255));
+        assert_eq!(
+            name(&"ü".repeat(255)).map(|name| name.chars().count()),
+            Ok(255)
+        );
         for bad in ["", "  ", "a\u{1b}[2J", &"a".repeat(256)] {
             assert!(name(bad).is_err(), "{bad:?}");
         }

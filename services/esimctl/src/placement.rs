@@ -1,4 +1,10 @@
 //! `esimctl placement`: lists placements, and resolves parked ones.
+//!
+//! A placement is the part of an order that is bought in one purchase. It is parked when its
+//! outcome stays unknown, or when the provider contradicts what is stored. The provider may or may
+//! not have sold it, and money is at stake either way, so no program decides. The operator looks
+//! the placement up at the provider and says what was found. Only `resolve --retry` can buy twice,
+//! so its preview says so in capitals, and every resolution is recorded with a reason (`confirm`).
 
 use anyhow::anyhow;
 use clap::{
@@ -13,7 +19,7 @@ use store::operator::{
 };
 
 use crate::{
-    confirm::Confirm,
+    confirm::{Change, Confirm},
     console::{self, Console},
     output::{Row, cells, or_dash, utc},
 };
@@ -23,38 +29,43 @@ const LIST_EXAMPLES: &str = "Examples:
   esimctl placement list --state parked --provider usimsa --json
   esimctl placement list --provider sandbox --limit 20
 
-Parked placements are listed oldest first, all others newest first. --json prints {\"placements\":[…]}";
+With `--state parked` the oldest placement comes first, because it has waited longest; otherwise the newest comes first.
+--json prints {\"placements\":[…]}";
 
 const RESOLVE_EXAMPLES: &str = "Examples:
   esimctl placement resolve 0199aabb-ccdd-7eee-8fff-001122334455 --bought --reason 'their portal lists it'
   esimctl placement resolve 0199aabb-ccdd-7eee-8fff-001122334455 --not-bought --reason 'refunded, ticket 4711'
   esimctl placement resolve 0199aabb-ccdd-7eee-8fff-001122334455 --retry --dry-run
 
-Look up the placement id at the provider first: there it is the order id.
+Before you run it, look the placement id up at the provider, where it is the order id. Then say what you found:
   --bought      the provider has the purchase: its profiles are collected and delivered
-  --not-bought  the provider doesn't have it, or refunded it: units without a profile fail
-  --retry       the provider doesn't have it: a new attempt buys it. If the provider has it, it is bought twice,
+  --not-bought  the provider does not have it, or refunded it: units without a profile fail for good
+  --retry       the provider does not have it: a new attempt buys it. If the provider has it after all, it is bought twice,
                 unless the provider refuses an order id that it knows";
 
 const MOST: i64 = 10_000;
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
-    /// List placements: each is the part of an order that is bought in one purchase
+    /// List placements
+    ///
+    /// A placement is the part of an order that is bought in one purchase.
     #[command(after_help = LIST_EXAMPLES)]
     List {
-        /// Only placements in this state
+        /// List only placements in this state
         #[arg(long, value_parser = PossibleValuesParser::new(PlacementState::ALL.map(PlacementState::as_str))
             .try_map(|name| name.parse::<PlacementState>()))]
         state: Option<PlacementState>,
-        /// Only placements of this provider
+        /// List only placements of this provider
         #[arg(long)]
         provider: Option<String>,
-        /// The most placements to list
+        /// The maximum number of placements to list
         #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(i64).range(1..=MOST))]
         limit: i64,
     },
-    /// Resolve a parked placement; --retry buys
+    /// Say what became of a parked placement, so that its order goes on
+    ///
+    /// One of `--bought`, `--not-bought` and `--retry` is needed. Only `--retry` buys.
     #[command(after_help = RESOLVE_EXAMPLES)]
     Resolve {
         /// The placement id, which is the order id at the provider
@@ -67,23 +78,23 @@ pub enum Command {
     },
 }
 
-/// The operator's finding at the provider.
+/// What the operator found at the provider.
 #[derive(Args, Clone, Debug)]
 #[group(required = true, multiple = false)]
 pub struct Found {
-    /// The provider has the purchase: collect and deliver it
+    /// The provider has the purchase: collect its profiles and deliver them
     #[arg(long)]
     bought: bool,
-    /// The provider does not have the purchase, or refunded it: fail it
+    /// The provider does not have the purchase, or refunded it: units without a profile fail
     #[arg(long)]
     not_bought: bool,
-    /// The provider does not have the purchase: buy it
+    /// The provider does not have the purchase: BUY it with a new attempt
     #[arg(long)]
     retry: bool,
 }
 
 impl Found {
-    /// The resolution, and the command as it is recorded.
+    /// The resolution, and the command in the form in which it is recorded.
     fn resolution(&self) -> (Resolution, &'static str) {
         if self.bought {
             (Resolution::Bought, "placement resolve --bought")
@@ -98,22 +109,44 @@ impl Found {
 pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     match command {
-        Command::List { state, provider, limit } => {
-            let found = placements::list(&mut connection, *state, provider.as_deref(), *limit).await?;
+        Command::List {
+            state,
+            provider,
+            limit,
+        } => {
+            let found =
+                placements::list(&mut connection, *state, provider.as_deref(), *limit).await?;
             console.print(&json!({ "placements": found }), || list(&found, *limit))
         }
-        Command::Resolve { placement_id, found, confirm } => {
+        Command::Resolve {
+            placement_id,
+            found,
+            confirm,
+        } => {
             let (resolution, command) = found.resolution();
             let target = format!("placement {placement_id}");
-            let resolve = async |mode: Mode<'_>| {
-                let resolved = placements::resolve(&mut connection, *placement_id, resolution, mode);
-                resolved.await.map_err(|error| not_resolved(*placement_id, &error))
+            let run = async |mode: Mode<'_>| {
+                let resolved =
+                    placements::resolve(&mut connection, *placement_id, resolution, mode);
+                resolved
+                    .await
+                    .map_err(|error| not_resolved(*placement_id, &error))
             };
             let print = |resolved: &Resolved, dry_run| {
                 let text = if dry_run { preview } else { describe };
                 console.print(resolved, || text(resolved))
             };
-            confirm.carry_out(command, &target, resolve, preview, print).await
+            confirm
+                .carry_out(
+                    command,
+                    &target,
+                    Change {
+                        run,
+                        describe: preview,
+                        print,
+                    },
+                )
+                .await
         }
     }
 }
@@ -121,16 +154,29 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
 fn not_resolved(placement_id: PlacementId, error: &NotResolved) -> anyhow::Error {
     match error {
         NotResolved::Unknown => {
-            anyhow!("there is no placement {placement_id}; see `esimctl placement list --state parked`")
+            anyhow!(
+                "there is no placement {placement_id}; see `esimctl placement list --state parked`"
+            )
         }
-        reason => anyhow!("placement {placement_id} was not settled: {reason}"),
+        reason => anyhow!("placement {placement_id} was not resolved: {reason}"),
     }
 }
 
 fn preview(preview: &Resolved) -> String {
-    let Resolved { placement_id, provider, state, attempt, pending, failed, ready, .. } = preview;
+    let Resolved {
+        placement_id,
+        provider,
+        state,
+        attempt,
+        pending,
+        failed,
+        ready,
+        ..
+    } = preview;
     let consequence = match state {
-        PlacementState::Placed => format!("{pending} units are collected from {provider} and delivered"),
+        PlacementState::Placed => {
+            format!("{pending} units are collected from {provider} and delivered")
+        }
         PlacementState::Accepted => format!(
             "BUYS {pending} units from {provider} by attempt {}; if {provider} has the purchase, it is bought twice",
             attempt + 1
@@ -143,7 +189,9 @@ fn preview(preview: &Resolved) -> String {
 fn list(found: &[Listed], limit: i64) -> String {
     let text = console::list(found, "There are no such placements.", row);
     if i64::try_from(found.len()).is_ok_and(|shown| shown >= limit) {
-        format!("{text}\n\nThere may be more: only {limit} are shown.")
+        format!(
+            "{text}\n\nThere may be more: only {limit} placements are shown, and a larger --limit shows more."
+        )
     } else {
         text
     }
@@ -158,7 +206,15 @@ fn row(one: &Listed) -> Row<9> {
 }
 
 fn describe(resolved: &Resolved) -> String {
-    let Resolved { placement_id, state, attempt, pending, failed, ready, .. } = resolved;
+    let Resolved {
+        placement_id,
+        state,
+        attempt,
+        pending,
+        failed,
+        ready,
+        ..
+    } = resolved;
     let units = format!("units now: {pending} pending, {failed} failed, {ready} ready");
     let what = match state {
         PlacementState::Placed => "is bought; its profiles are collected now".to_owned(),

@@ -1,4 +1,10 @@
-//! `esimctl provider`: the breakers of the providers, and the lanes whose purchases are held back.
+//! `esimctl provider`: shows, opens and closes the breakers of the providers, and lists the lanes
+//! whose purchases are held back.
+//!
+//! A breaker is a row that all provisioners read, so a change made here stops or resumes the work
+//! of every replica. While a breaker is open, orders are accepted and wait. A lane, which is
+//! usually one option, is held back by each provisioner for itself when its purchases fail; that
+//! needs no operator, and this module only shows it.
 
 use std::time::Duration;
 
@@ -25,46 +31,47 @@ const LANES_EXAMPLES: &str = "Examples:
   esimctl provider lanes
   esimctl provider lanes --json
 
-A lane is usually one option, by the provider's id. While it is held back, its orders wait and other options are not
-affected. Nothing has to be reset: the first purchases that succeed raise the limit again.
+A lane is a group of purchases that usually fail together, in general those of one option. The list names it as the
+provider does. While a lane is held back, its orders wait, and other lanes are not affected. You need not reset
+anything: the first purchases that succeed raise the limit again.
 
 --json prints {\"lanes\":[…]}";
 
 const OPEN_EXAMPLES: &str = "Examples:
   esimctl provider open usimsa --for 1h --reason 'their maintenance until 3:00'
 
-Nothing new is sent to the provider; requests in flight are finished. Orders are accepted and wait. After the time,
-one probe is sent, and work goes on if the provider responds.";
+Nothing new is sent to the provider, and requests that are in flight are finished. Orders are still accepted, and wait.
+When the time is over, one probe is sent, and if the provider responds, all work goes on.";
 
 const CLOSE_EXAMPLES: &str = "Examples:
   esimctl provider close usimsa
 
-Work goes on at once. The breaker opens again if calls fail.";
+Run it when the provider works again. The waiting work goes on at once. If calls fail, the breaker opens again by itself.";
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
     /// List all providers that were ever configured, with their breakers
     #[command(after_help = LIST_EXAMPLES)]
     List,
-    /// List the lanes whose purchases are held back because they fail, and why
+    /// List the lanes (usually single options) whose purchases are held back, and why
     #[command(after_help = LANES_EXAMPLES)]
     Lanes,
-    /// Open a provider's breaker; its placements wait
+    /// Open a provider's breaker, so that nothing is bought there for a while
     #[command(after_help = OPEN_EXAMPLES)]
     Open {
-        /// The provider's name
+        /// The provider's name, as `esimctl provider list` shows it
         name: String,
-        /// How long the breaker stays open
+        /// How long the breaker stays open, such as `1h`; at most a year
         #[arg(long = "for", value_name = "DURATION", allow_hyphen_values = true, value_parser = duration)]
         duration: Duration,
         /// The reason, which `esimctl provider list` shows
         #[arg(long, value_parser = NonEmptyStringValueParser::new())]
         reason: String,
     },
-    /// Close a provider's breaker; its placements continue
+    /// Close a provider's breaker, so that its work goes on at once
     #[command(after_help = CLOSE_EXAMPLES)]
     Close {
-        /// The provider's name
+        /// The provider's name, as `esimctl provider list` shows it
         name: String,
     },
 }
@@ -83,19 +90,29 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         Command::List => {
             let all = providers::list(&mut connection).await?;
             let none = "There are no providers yet: a provisioner adds its own when it starts.";
-            return console.print(&json!({ "providers": all }), || console::list(&all, none, row));
+            return console.print(&json!({ "providers": all }), || {
+                console::list(&all, none, row)
+            });
         }
         Command::Lanes => {
             let all = provider_lanes::list(&mut connection).await?;
             let none = "No lane is held back.";
-            return console.print(&json!({ "lanes": all }), || console::list(&all, none, lane_row));
+            return console.print(&json!({ "lanes": all }), || {
+                console::list(&all, none, lane_row)
+            });
         }
-        Command::Open { name, duration, reason } => {
-            (name, providers::open(&mut connection, name, *duration, reason).await?)
-        }
+        Command::Open {
+            name,
+            duration,
+            reason,
+        } => (
+            name,
+            providers::open(&mut connection, name, *duration, reason).await?,
+        ),
         Command::Close { name } => (name, providers::close(&mut connection, name).await?),
     };
-    let breaker = changed.with_context(|| format!("there is no provider {name:?}; see `esimctl provider list`"))?;
+    let breaker = changed
+        .with_context(|| format!("there is no provider {name:?}; see `esimctl provider list`"))?;
     console.print(&breaker, || describe(&breaker))
 }
 
@@ -111,7 +128,7 @@ fn lane_row(lane: &WaitingLane) -> Row<4> {
     cells!(lane: provider, lane, since = utc(lane.since), "why it waits" = why(lane))
 }
 
-/// Why the orders of a lane wait, in one sentence.
+/// Why the orders of a lane wait, in one sentence. `esimctl order show` prints it too.
 pub fn why(lane: &WaitingLane) -> String {
     let failure = match lane.reason.as_str() {
         "" => String::new(),
@@ -120,19 +137,28 @@ pub fn why(lane: &WaitingLane) -> String {
     let unsettled = lane.unsettled;
     if usize::try_from(unsettled).is_ok_and(|unsettled| unsettled >= MOST_UNSETTLED) {
         return format!(
-            "{unsettled} of its attempts have an unknown outcome, and no further purchase begins beside \
-             {MOST_UNSETTLED}; look-ups settle them{failure}"
+            "{unsettled} of its attempts have an unknown outcome, and at {MOST_UNSETTLED} no further purchase begins until \
+             look-ups have settled some of them{failure}"
         );
     }
-    let purchases = if lane.max_in_flight == 1 { "purchase" } else { "purchases" };
+    let purchases = if lane.max_in_flight == 1 {
+        "purchase"
+    } else {
+        "purchases"
+    };
     let in_flight = lane.max_in_flight;
-    format!("its purchases fail, so at most {in_flight} {purchases} at a time may be in flight{failure}")
+    format!(
+        "its purchases fail, so at most {in_flight} {purchases} at a time may be in flight{failure}"
+    )
 }
 
 fn describe(breaker: &ProviderBreaker) -> String {
     let name = printable(&breaker.name);
     match breaker.open_until {
-        Some(until) => format!("nothing new is sent to {name} until {}; its work waits", utc(until)),
+        Some(until) => format!(
+            "nothing new is sent to {name} until {}; its work waits",
+            utc(until)
+        ),
         None => format!("the work of {name} goes on"),
     }
 }

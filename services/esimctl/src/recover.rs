@@ -1,4 +1,11 @@
-//! `esimctl recover`: prepares a restored dump before provisioners start.
+//! `esimctl recover`: prepares the database after a restore, before the provisioners start.
+//!
+//! A restored dump is older than what happened at the provider: placements that are unfinished in
+//! it may have been bought since. If a provisioner started on it, it would buy them again. So this
+//! command moves every unfinished placement to "outcome unknown", and the provisioners then look
+//! each one up before they buy anything. The work is done by `store::recover`, which refuses to run
+//! while a provisioner is connected. Orders that came after the dump are gone from the database;
+//! finding them at the provider is the operator's task (docs/operations.md).
 
 use clap::Args;
 use serde_json::json;
@@ -8,7 +15,7 @@ use store::{
 };
 
 use crate::{
-    confirm::Confirm,
+    confirm::{Change, Confirm},
     console::Console,
     output::{cells, table, utc},
 };
@@ -18,67 +25,126 @@ pub const EXAMPLES: &str = "Examples:
   esimctl recover --reason 'restored the dump of 03:00'
   esimctl recover --park-unanswered --reason 'restored the dump of 03:00' --yes
 
-Run it after a dump was restored and before provisioners start. The provider may have sold placements that are not
-bought in the dump. So every placement that is accepted or placing is looked up by its id. It is bought only if the
-provider still does not have it after SETTLE. The command refuses to run while a provisioner is connected. A second run
-only starts SETTLE again.
+Run it after a dump was restored and before any provisioner starts. The provider may have sold placements that are not
+yet bought in the dump. So every placement that is accepted or placing is looked up at the provider by its id, and is
+bought only if the provider still does not have it after the settling delay (SETTLE). The command refuses to run while a
+provisioner is connected. A second run does no harm: it only starts the settling delay again.
 
-Orders that came after the dump are missing here, but may have been bought: see docs/operations.md.";
+Orders that came after the dump are missing in the database, but may have been bought: docs/operations.md says how to
+find them.";
 
-/// The most orders that the text lists.
+/// The maximum number of orders that the text lists.
 const NAMED: usize = 20;
 
 #[derive(Args, Clone, Debug)]
 pub struct Command {
     #[command(flatten)]
     confirm: Confirm,
-    /// Park placements of orders that had no answer yet when the dump was taken: the answer may have been 422.
-    /// Without this option they are bought if the provider does not have them
+    /// Park the placements of orders that had no answer yet when the dump was taken
+    ///
+    /// Such an order may have been answered with 422 after the dump, and then it must not be
+    /// bought. An operator decides on each parked placement with `esimctl placement resolve`.
+    /// Without this option they are bought if the provider does not have them.
     #[arg(long)]
     park_unanswered: bool,
 }
 
+/// What becomes of the placements of orders that had no answer yet.
+#[derive(Clone, Copy)]
+enum Treatment {
+    Bought,
+    Parked,
+}
+
 pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
-    let park = command.park_unanswered;
     let mut connection = console.connect().await?;
-    let target = if park { "all placements, --park-unanswered" } else { "all placements" };
-    let recover = async |mode: Mode<'_>| Ok(recover::recover(&mut connection, park, mode).await?);
-    let preview = |recovered: &Recovered| describe(recovered, park, true);
+    let (treatment, target) = if command.park_unanswered {
+        (Treatment::Parked, "all placements, --park-unanswered")
+    } else {
+        (Treatment::Bought, "all placements")
+    };
+    let park = command.park_unanswered;
+    let run = async |mode: Mode<'_>| Ok(recover::recover(&mut connection, park, mode).await?);
+    let describe = |recovered: &Recovered| described(recovered, treatment, "would be moved");
     let print = |recovered: &Recovered, dry_run| {
         let mut shown = json!(recovered);
         shown["dry_run"] = json!(dry_run);
         shown["moved"] = json!(recovered.accepted + recovered.placing);
-        console.print(&shown, || describe(recovered, park, dry_run))
+        let moved = if dry_run { "would be moved" } else { "moved" };
+        console.print(&shown, || described(recovered, treatment, moved))
     };
-    command.confirm.carry_out("recover", target, recover, preview, print).await
+    command
+        .confirm
+        .carry_out(
+            "recover",
+            target,
+            Change {
+                run,
+                describe,
+                print,
+            },
+        )
+        .await
 }
 
-fn describe(recovered: &Recovered, park: bool, preview: bool) -> String {
-    let Recovered { accepted, placing, parked, unanswered, parked_before, newest_order_at } = recovered;
-    let verb = if preview { "would be moved" } else { "moved" };
-    let (moved, looked_up) = (accepted + placing, accepted + placing - parked);
+/// The effect of the command as text. `moved` is the verb: "moved", or "would be moved".
+fn described(recovered: &Recovered, treatment: Treatment, moved: &str) -> String {
+    let Recovered {
+        accepted,
+        placing,
+        parked,
+        unanswered,
+        parked_before,
+        newest_order_at,
+    } = recovered;
+    let placements = counted(accepted + placing, "placement", "placements");
+    let looked_up = accepted + placing - parked;
     let mut lines = vec![format!(
-        "{moved} placements {verb}: {accepted} were accepted, {placing} were placing; {looked_up} of them will be looked up, {parked} are parked"
+        "{placements} {moved} (accepted: {accepted}, placing: {placing}). Of these, the provider \
+         is asked about {looked_up}, and {parked} wait for an operator (parked)"
     )];
     match newest_order_at {
-        Some(at) => lines.push(format!("The newest order is of {}; later orders are lost", utc(*at))),
+        Some(at) => lines.push(format!(
+            "The newest order is of {}; orders that came later are missing in this database. The \
+             section \"Find purchases that have no placement\" of docs/operations.md says how to \
+             find them at the provider",
+            utc(*at)
+        )),
         None => lines.push("There are no orders".to_owned()),
     }
     if *parked_before > 0 {
+        let placements = counted(*parked_before, "placement is", "placements are");
         lines.push(format!(
-            "{parked_before} placements were parked before. An operator may have settled them after the dump: look up each at the provider again"
+            "{placements} parked in the dump, and an operator may have resolved that after it: look \
+             each one up at the provider again"
         ));
     }
     if !unanswered.is_empty() {
-        let count = unanswered.len();
-        let bought = "they are still bought (--park-unanswered parks them)";
-        let rest = if park { "their placements are parked" } else { bought };
-        lines.push(format!("{count} orders may have been answered with 422 after the dump; {rest}:"));
+        let orders = counted(
+            i64::try_from(unanswered.len()).unwrap_or(i64::MAX),
+            "order",
+            "orders",
+        );
+        let placements = match treatment {
+            Treatment::Parked => "the placements are parked",
+            Treatment::Bought => "the placements are still bought (--park-unanswered parks them)",
+        };
+        lines.push(format!(
+            "{orders} may have been answered with 422 after the dump; {placements}:"
+        ));
         let rows = unanswered.iter().take(NAMED);
-        lines.push(table(rows.map(|order| cells!(order: order_id, partner_id, external_order_id))));
+        lines.push(table(rows.map(
+            |order| cells!(order: order_id, partner_id, external_order_id),
+        )));
         if unanswered.len() > NAMED {
             lines.push("… and more; --json lists all".to_owned());
         }
     }
     lines.join("\n")
+}
+
+/// A number with its noun.
+fn counted(number: i64, one: &str, several: &str) -> String {
+    let noun = if number == 1 { one } else { several };
+    format!("{number} {noun}")
 }

@@ -1,4 +1,12 @@
-//! `esimctl master-key status` and `reencrypt`: which keys are in use, and encrypting all values under the first.
+//! `esimctl master-key status` and `esimctl master-key reencrypt`: show which keys are in use, and
+//! encrypt all stored values again under the first key.
+//!
+//! They are the last steps of a rotation (docs/key-rotation.md): after `reencrypt`, `status` shows
+//! no value under the old key, and the key may be removed. Both refuse keys that do not open the
+//! partners' secrets, even if their ids match. `reencrypt` runs beside the live system in small
+//! batches (`store::master_key`), and may be interrupted and repeated. A replica that does not have
+//! the new key yet could not read a value under it. So `reencrypt` changes nothing until the
+//! operator confirms with `--replicas-restarted` that every replica has the key.
 
 use std::io::{IsTerminal, Write};
 
@@ -23,39 +31,49 @@ pub const STATUS_EXAMPLES: &str = "Examples:
   esimctl master-key status
   MASTER_KEY_FILE=master.key esimctl master-key status --json
 
-A key with no values may be removed from MASTER_KEY_FILE. Backups from before the last `reencrypt` still need it.";
+The states: `encrypts` is the key for new values, `decrypts` a configured key for old values, `missing` a key that stored
+values need and that is not configured, and `damaged` counts values that name no key.
+
+A key without values may be removed from MASTER_KEY_FILE. Keep a copy of it, because backups from before the last
+`reencrypt` still need it.";
 
 pub const REENCRYPT_EXAMPLES: &str = "Examples:
   esimctl master-key reencrypt --replicas-restarted
   MASTER_KEY_FILE=master.key esimctl master-key reencrypt --replicas-restarted --json
 
-Run it only when every replica of every stage has these keys: a replica without the first one answers all orders with
-500. It runs beside the live system in small batches. After an interruption, run it again.
-Exit status 1: some values are not under the first key yet. It lists the ids of values that can't be encrypted again.";
+Run it only when every replica of every stage has these keys, because an ingress without the first one answers all orders
+with 500. The command runs beside the live system in small batches. After an interruption, run it again.
+
+Exit status 1 means that some values are not under the first key yet. The command then lists the ids of the values that it
+could not encrypt again.";
 
 #[derive(Args, Clone, Debug)]
 pub struct Reencrypt {
-    /// Confirm that every ingress, provisioner and notifier was restarted with the first of these keys
+    /// Confirm that every ingress, provisioner and notifier has these keys
+    ///
+    /// They read the keys when they start, so each must have been restarted since the first key was
+    /// added. Without this option the command only says how many values it would change.
     #[arg(long)]
     replicas_restarted: bool,
     #[command(flatten)]
     master_key: MasterKeyConfig,
 }
 
-/// The most passes: other sessions may lock or change values meanwhile.
+/// The maximum number of passes. One pass may not be enough, because other sessions may lock or
+/// change values meanwhile.
 const PASSES: usize = 3;
-/// The most failures that the text lists.
+/// The maximum number of failures that the text lists.
 const NAMED: usize = 20;
 
-/// The values under a key.
+/// A key, and the number of stored values under it.
 #[derive(Default, Serialize)]
 struct Row {
-    /// The key's id; null for values without one.
+    /// The key's id; null for damaged values, which name no key.
     key: Option<String>,
     configured: bool,
-    /// The key encrypts new values.
+    /// Whether the key encrypts new values.
     encrypts: bool,
-    /// What it encrypts: partners, webhooks, profiles.
+    /// The purposes for which it encrypts: partners, webhooks, profiles.
     purposes: Vec<String>,
     #[serde(flatten)]
     usage: Usage,
@@ -73,7 +91,12 @@ pub async fn status(keys: &MasterKeyConfig, console: &Console) -> anyhow::Result
             let key = Some(id.to_owned());
             if !rows.iter().any(|row| row.key == key) {
                 let usage = usages.remove(&key).unwrap_or_default();
-                rows.push(Row { key: key.clone(), configured: true, usage, ..Row::default() });
+                rows.push(Row {
+                    key: key.clone(),
+                    configured: true,
+                    usage,
+                    ..Row::default()
+                });
             }
             let row = rows.iter_mut().find(|row| row.key == key);
             if let Some(row) = row.filter(|_| index == 0) {
@@ -82,7 +105,11 @@ pub async fn status(keys: &MasterKeyConfig, console: &Console) -> anyhow::Result
             }
         }
     }
-    rows.extend(usages.into_iter().map(|(key, usage)| Row { key, usage, ..Row::default() }));
+    rows.extend(usages.into_iter().map(|(key, usage)| Row {
+        key,
+        usage,
+        ..Row::default()
+    }));
     console.print(&json!({ "keys": rows, "left": left }), || {
         let table = table(rows.iter().map(cells));
         if left == 0 {
@@ -91,20 +118,24 @@ pub async fn status(keys: &MasterKeyConfig, console: &Console) -> anyhow::Result
         let see = "see `esimctl master-key reencrypt --help`";
         format!("{table}\n\nNot encrypted under the first key: {left}; {see}.")
     })?;
-    // After the table, which shows the needed keys.
+    // Only now, because the table shows which keys are needed.
     checked
 }
 
-/// Checks the keys themselves: another key may have the same id.
+/// Checks that the keys open the stored secrets, because another key may have the same id.
 async fn check(connection: &mut PgConnection, vault: &Vault) -> anyhow::Result<()> {
     partners::check_master_key(connection, vault)
         .await
-        .context("these are not the master keys of the services: put the right ones back")
+        .context(
+            "these are not the master keys of the services: put the right ones back and repeat the command",
+        )
 }
 
 fn cells(row: &Row) -> output::Row<5> {
     let state = match (row.encrypts, row.configured, &row.key) {
-        (true, ..) if row.purposes.len() < Keyring::ALL.len() => &format!("encrypts {}", row.purposes.join(", ")),
+        (true, ..) if row.purposes.len() < Keyring::ALL.len() => {
+            &format!("encrypts {}", row.purposes.join(", "))
+        }
         (true, ..) => "encrypts",
         (_, true, _) => "decrypts",
         (_, _, Some(_)) => "missing",
@@ -119,10 +150,13 @@ fn cells(row: &Row) -> output::Row<5> {
     ]
 }
 
-/// The keys that encrypt, separated by commas.
+/// The ids of the keys that encrypt new values, separated by commas.
 fn first_keys(vault: &Vault) -> String {
     let mut first: Vec<&str> = Vec::new();
-    for id in Keyring::ALL.iter().filter_map(|ring| vault.key_ids(*ring).next()) {
+    for id in Keyring::ALL
+        .iter()
+        .filter_map(|ring| vault.key_ids(*ring).next())
+    {
         if !first.contains(&id) {
             first.push(id);
         }
@@ -138,16 +172,20 @@ pub async fn run(asked: &Reencrypt, console: &Console) -> anyhow::Result<()> {
     let mut left_now = master_key::left(&master_key::usages(&mut connection).await?, &vault);
     if left_now > 0 && !asked.replicas_restarted {
         bail!(
-            "nothing was changed: {left_now} values would be encrypted under {key:?}. A replica without that key answers \
-             all orders with 500: restart every replica with it, then add `--replicas-restarted`"
+            "nothing was changed: {left_now} values would be encrypted under {key:?}. An ingress without that key answers \
+             all orders with 500, so restart every replica with it first, and then add `--replicas-restarted`"
         );
     }
-    let (all, mut reencrypted) = (left_now, 0);
+    let all = left_now;
+    let mut reencrypted = 0;
     let mut failed = Vec::new();
     for _ in 0..PASSES {
         let before = reencrypted;
         let pass = master_key::reencrypt(&mut connection, &vault, |pass: &Pass| {
-            progress(&format!("{} of {all} encrypted again", before + pass.reencrypted));
+            progress(&format!(
+                "{} of {all} encrypted again",
+                before + pass.reencrypted
+            ));
         })
         .await?;
         reencrypted += pass.reencrypted;
@@ -158,27 +196,37 @@ pub async fn run(asked: &Reencrypt, console: &Console) -> anyhow::Result<()> {
         }
     }
     progress("\x1b[K");
-    let shown = json!({ "key": key, "reencrypted": reencrypted, "failed": failed, "left": left_now });
+    let shown =
+        json!({ "key": key, "reencrypted": reencrypted, "failed": failed, "left": left_now });
     console.print(&shown, || describe(key, reencrypted, &failed, left_now))?;
     if left_now > failed.len() as u64 {
         bail!(
-            "some values were written under another key meanwhile: run it again when every replica has {key:?} as its first key"
+            "some values were written under another key meanwhile: a replica still has another first key. Run the command again \
+             when every replica has {key:?} as its first key"
         );
     }
     if left_now > 0 {
-        bail!("the failed values are unchanged; keep the other keys");
+        bail!(
+            "the failed values were not changed; keep the other keys, because these values may still need them"
+        );
     }
     Ok(())
 }
 
 fn describe(key: &str, reencrypted: u64, failed: &[Failed], left: u64) -> String {
-    let (key, count) = (printable(key), failed.len());
-    let mut lines = vec![format!("encrypted again under {key}: {reencrypted}; failed: {count}; left: {left}")];
+    let key = printable(key);
+    let count = failed.len();
+    let mut lines = vec![format!(
+        "encrypted again under {key}: {reencrypted}; failed: {count}; left: {left}"
+    )];
     if !failed.is_empty() {
-        let rows = failed
-            .iter()
-            .take(NAMED)
-            .map(|one| [("failed", one.what.to_owned()), ("id", one.id.clone()), ("reason", one.reason.clone())]);
+        let rows = failed.iter().take(NAMED).map(|one| {
+            [
+                ("failed", one.what.to_owned()),
+                ("id", one.id.clone()),
+                ("reason", one.reason.clone()),
+            ]
+        });
         lines.push(table(rows));
     }
     if failed.len() > NAMED {
@@ -187,7 +235,8 @@ fn describe(key: &str, reencrypted: u64, failed: &[Failed], left: u64) -> String
     lines.join("\n")
 }
 
-/// Writes over the line of a terminal.
+/// Writes over the current line of a terminal. Nothing is written if standard error is not a
+/// terminal.
 fn progress(text: &str) {
     let mut stderr = std::io::stderr();
     if stderr.is_terminal() {

@@ -1,4 +1,8 @@
-//! `esimctl retention`: how long each class of data is kept.
+//! `esimctl retention`: shows and sets how long each class of data is kept.
+//!
+//! This module only stores the terms. The notifiers read them and erase what is past its term, for
+//! good. A shorter term can therefore erase much data, so `set` previews, asks and records a reason
+//! (`confirm`).
 
 use clap::{Args, Subcommand};
 use serde_json::json;
@@ -11,7 +15,7 @@ use store::{
 };
 
 use crate::{
-    confirm::Confirm,
+    confirm::{Change, Confirm},
     console::Console,
     output::{Row, cells},
 };
@@ -20,29 +24,33 @@ const LIST_EXAMPLES: &str = "Examples:
   esimctl retention list
   esimctl retention list --json
 
-profiles: the term begins with the delivery of the webhook. attempts: attempts of webhooks, with the responses of
-endpoints. audit: the actions that `esimctl action list` shows. Orders are kept for ever, without this data.";
+The classes:
+  profiles  the eSIMs; the term begins when the webhook is delivered
+  attempts  the attempts of webhooks with the responses of endpoints, and events
+  audit     the actions that `esimctl action list` shows
+Orders themselves are kept for ever, without this data.";
 
 const SET_EXAMPLES: &str = "Examples:
   esimctl retention set attempts --days 14 --reason 'data protection officer'
   esimctl retention set profiles --for-ever --reason 'contract 17'
 
-Notifiers erase data past its term for good. A webhook whose profile is erased can't be sent again. A new term applies
-to all stored data: the walk over the history begins again.";
+Notifiers erase data that is past its term, for good. A webhook whose profile is erased cannot be sent again. A new term
+also applies to data that is stored already, because the notifiers then read through all stored data of the class
+again.";
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
-    /// List the terms
+    /// List the classes of data and how long each is kept
     #[command(after_help = LIST_EXAMPLES)]
     List,
-    /// Set the term of a class
+    /// Set how long a class of data is kept
     #[command(after_help = SET_EXAMPLES)]
     Set(Set),
 }
 
 #[derive(Args, Clone, Debug)]
 pub struct Set {
-    /// profiles, attempts or audit
+    /// The class of data: `profiles`, `attempts` (of webhooks) or `audit` (recorded actions)
     #[arg(value_parser = str::parse::<Class>)]
     class: Class,
     #[command(flatten)]
@@ -54,10 +62,10 @@ pub struct Set {
 #[derive(Args, Clone, Debug)]
 #[group(required = true, multiple = false)]
 pub struct NewTerm {
-    /// Erase after this many days
+    /// Erase the data after this many days
     #[arg(long, value_parser = clap::value_parser!(i32).range(1..=36_500))]
     days: Option<i32>,
-    /// Erase nothing
+    /// Keep the data for ever
     #[arg(long)]
     for_ever: bool,
 }
@@ -84,15 +92,35 @@ async fn set(asked: &Set, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     let class = asked.class.as_str();
     let before = terms::list(&mut connection).await?;
-    let old = kept(before.iter().find(|term| term.class == class).and_then(|term| term.days));
+    let old = kept(
+        before
+            .iter()
+            .find(|term| term.class == class)
+            .and_then(|term| term.days),
+    );
     let new = kept(asked.term.days);
     let described = |verb: &str| format!("{class} {verb} kept {new}; before: {old}");
-    let set = async |mode: Mode<'_>| Ok(terms::set(&mut connection, asked.class, asked.term.days, mode).await?);
-    let preview = |(): &()| format!("{}. Older data is erased for good.", described("will be"));
+    let run = async |mode: Mode<'_>| {
+        Ok(terms::set(&mut connection, asked.class, asked.term.days, mode).await?)
+    };
+    let describe = |(): &()| format!("{}. Older data is erased for good.", described("will be"));
     let print = |(): &(), dry_run| {
         let shown = json!({ "class": class, "kept": new, "before": old, "dry_run": dry_run });
-        console.print(&shown, || described(if dry_run { "would be" } else { "are" }))
+        console.print(&shown, || {
+            described(if dry_run { "would be" } else { "are" })
+        })
     };
     let target = format!("{class}: {new}");
-    asked.confirm.carry_out("retention set", &target, set, preview, print).await
+    asked
+        .confirm
+        .carry_out(
+            "retention set",
+            &target,
+            Change {
+                run,
+                describe,
+                print,
+            },
+        )
+        .await
 }

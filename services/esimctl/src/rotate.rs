@@ -1,4 +1,15 @@
-//! `esimctl partner rotate-…`: replaces a partner's keys or webhook secret. The old ones stay valid during an overlap.
+//! `esimctl partner rotate-keys` and `rotate-webhook-secret`: replace a partner's keys or its
+//! webhook secret.
+//!
+//! The old values stay valid during an overlap, so that the partner can change over without an
+//! interruption. A partner has at most one old pair of keys and one old secret. So a second
+//! rotation during an overlap is refused, unless the operator says which values to drop
+//! (`--keep-old` or `--overlap 0`): otherwise it would silently end the keys that the partner still
+//! uses.
+//!
+//! The new values are printed once, after the commit. If printing fails, or if the response of the
+//! statement never arrives, the error says what the operator can do, because the rotation may have
+//! taken effect.
 
 use std::time::Duration;
 
@@ -25,10 +36,11 @@ pub const KEYS_EXAMPLES: &str = "Examples:
   esimctl partner rotate-keys ak_0123456789abcdef01234567 --overlap 7d --json
   esimctl partner rotate-keys ak_0123456789abcdef01234567 --overlap 0      the old keys have leaked
 
-The partner keeps its id and orders. Both pairs of keys are valid until the overlap ends; with --overlap 0 the old pair
-ends within a second. A rotation during the overlap of the last one is refused, except with
-  --keep-old     the partner never got the new keys: replaces them, the old keys stay
-  --overlap 0    all old keys end at once
+The partner keeps its id and its orders. Both pairs of keys are valid until the overlap ends; with --overlap 0 the old
+pair ends within a second. A partner has at most one old pair, so a second rotation during an overlap is refused, except
+with
+  --keep-old     the partner never got the new keys: they are replaced, and the old keys stay valid
+  --overlap 0    all other keys end at once
 After an interruption, `esimctl partner show` says whether the rotation took effect.";
 
 pub const WEBHOOK_SECRET_EXAMPLES: &str = "Examples:
@@ -37,25 +49,32 @@ pub const WEBHOOK_SECRET_EXAMPLES: &str = "Examples:
   esimctl partner rotate-webhook-secret ak_0123456789abcdef01234567 --overlap 0      the old secret has leaked
 
 Until the overlap ends, webhook-signature holds two signatures, the new secret's first. With --overlap 0 only the new
-secret signs from now on: a partner without it refuses webhooks, which are retried. A rotation during the overlap of the
-last one is refused, except with
-  --keep-old     the partner never got the new secret: replaces it, the old secret stays
-  --overlap 0    the old secret ends at once
+secret signs from now on: a partner that does not have it yet refuses its webhooks, which are then retried. A partner has
+at most one old secret, so a second rotation during an overlap is refused, except with
+  --keep-old     the partner never got the new secret: it is replaced, and the old secret still signs too
+  --overlap 0    all other secrets end at once
 After an interruption, `esimctl partner show` says whether the rotation took effect.";
 
-/// The error for a statement whose response never arrived: the server may have executed it.
-const UNKNOWN: &str = "the result is unknown: see `esimctl partner show`; if the rotation took effect, rotate again, \
-                       with `--keep-old` during an overlap";
-const UNSEEN: &str = "it is done, but the new values were not shown; rotate again, with `--keep-old` during an overlap";
+/// The error for a statement that failed, perhaps only because its response never arrived: then the
+/// server may have executed it.
+const UNKNOWN: &str = "it is unknown whether the rotation took effect: `esimctl partner show` says so. If it did, nobody has \
+                       the new values: rotate again, with `--keep-old` during an overlap";
+/// The error for a rotation that took effect, but whose new values could not be printed.
+const UNSEEN: &str = "the rotation took effect, but the new values could not be shown: rotate again, with `--keep-old` \
+                      during an overlap";
 
 #[derive(Args, Clone, Debug)]
 pub struct Rotate {
     #[command(flatten)]
     which: Which,
-    /// How long the old keys or secret stay valid beside the new; 0 ends them at once
+    /// How long the old keys or the old secret stay valid beside the new ones
+    ///
+    /// 0 ends the old ones at once, which is right if they have leaked.
     #[arg(long, value_name = "DURATION", default_value = "24h", allow_hyphen_values = true, value_parser = runtime::config::duration)]
     overlap: Duration,
-    /// Replace the new keys or secret of the last rotation, if the partner never got them; the old ones stay valid
+    /// Replace the new keys or the new secret of the last rotation, and keep the old ones
+    ///
+    /// Use it if the partner never got the new ones. The overlap starts again.
     #[arg(long)]
     keep_old: bool,
     #[command(flatten)]
@@ -64,20 +83,35 @@ pub struct Rotate {
 
 impl Rotate {
     fn overlap(&self) -> Overlap {
-        Overlap { lasts: self.overlap, keep_old: self.keep_old }
+        Overlap {
+            lasts: self.overlap,
+            keep_old: self.keep_old,
+        }
     }
 }
 
 pub async fn keys(rotate: &Rotate, console: &Console) -> anyhow::Result<()> {
     let (mut connection, vault, partner) = prepare(rotate, console).await?;
     let (access_key, secret_key) = generate::keys()?;
-    let (id, overlap) = (partner.partner_id.into(), rotate.overlap());
-    let rotated = partners::rotate_keys(&mut connection, &vault, id, &access_key, &secret_key, overlap);
+    let id = partner.partner_id.into();
+    let overlap = rotate.overlap();
+    let rotated = partners::rotate_keys(
+        &mut connection,
+        &vault,
+        id,
+        &access_key,
+        &secret_key,
+        overlap,
+    );
     let Rotated::Until(until) = rotated.await.context(UNKNOWN)? else {
         let partner = find(&mut connection, &rotate.which.partner).await?;
         return refused(&partner, ("keys", "are"), partner.old_keys_until);
     };
-    let old = if rotate.keep_old { partner.old_access_key } else { Some(partner.access_key) };
+    let old = if rotate.keep_old {
+        partner.old_access_key
+    } else {
+        Some(partner.access_key)
+    };
     let old_access_key = until.and(old);
     let old_stays = match (&old_access_key, until) {
         (Some(old), Some(until)) => format!("{old} and its key stay valid until {}", utc(until)),
@@ -99,11 +133,16 @@ pub async fn keys(rotate: &Rotate, console: &Console) -> anyhow::Result<()> {
 pub async fn webhook_secret(rotate: &Rotate, console: &Console) -> anyhow::Result<()> {
     let (mut connection, vault, partner) = prepare(rotate, console).await?;
     let secret = generate::webhook_secret()?;
-    let (id, overlap) = (partner.partner_id.into(), rotate.overlap());
+    let id = partner.partner_id.into();
+    let overlap = rotate.overlap();
     let rotated = partners::rotate_webhook_secret(&mut connection, &vault, id, &secret, overlap);
     let Rotated::Until(until) = rotated.await.context(UNKNOWN)? else {
         let partner = find(&mut connection, &rotate.which.partner).await?;
-        return refused(&partner, ("webhook secret", "is"), partner.old_webhook_secret_until);
+        return refused(
+            &partner,
+            ("webhook secret", "is"),
+            partner.old_webhook_secret_until,
+        );
     };
     let old_signs = match until {
         Some(until) => format!("The old secret also signs webhooks until {}", utc(until)),
@@ -114,29 +153,45 @@ pub async fn webhook_secret(rotate: &Rotate, console: &Console) -> anyhow::Resul
         "old_webhook_secret_until": rfc3339(until)?,
     });
     let text = || {
-        let properties = properties(&cells!(partner: partner_id, name, webhook_secret = secret.to_text()));
+        let properties =
+            properties(&cells!(partner: partner_id, name, webhook_secret = secret.to_text()));
         format!("{properties}\n\nwebhook_secret is shown only now: keep it safe. {old_signs}.")
     };
     console.print(&shown, text).context(UNSEEN)
 }
 
-async fn prepare(rotate: &Rotate, console: &Console) -> anyhow::Result<(PgConnection, Vault, Partner)> {
+async fn prepare(
+    rotate: &Rotate,
+    console: &Console,
+) -> anyhow::Result<(PgConnection, Vault, Partner)> {
     if rotate.keep_old && rotate.overlap.is_zero() {
-        bail!("nothing was changed: `--keep-old` keeps the old one and `--overlap 0` ends it; choose one");
+        bail!(
+            "nothing was changed: `--keep-old` keeps the old values and `--overlap 0` ends them at once; choose one"
+        );
     }
-    let vault = rotate.master_key.vault(&[Keyring::Partners, Keyring::Webhooks])?;
+    let vault = rotate
+        .master_key
+        .vault(&[Keyring::Partners, Keyring::Webhooks])?;
     let mut connection = console.connect().await?;
     partners::check_master_key(&mut connection, &vault)
         .await
-        .context("this is not the master key of the services; nothing was changed")?;
+        .context(
+            "nothing was changed, because this is not the master key of the services: use the same master keys as they do",
+        )?;
     let partner = find(&mut connection, &rotate.which.partner).await?;
     Ok((connection, vault, partner))
 }
 
-fn refused(partner: &Partner, (what, is): (&str, &str), until: Option<OffsetDateTime>) -> anyhow::Result<()> {
+fn refused(
+    partner: &Partner,
+    (what, is): (&str, &str),
+    until: Option<OffsetDateTime>,
+) -> anyhow::Result<()> {
     let name = printable(&partner.name);
     let Some(until) = until else {
-        bail!("nothing was changed: no old {what} of {name} {is} still valid; rotate without `--keep-old`");
+        bail!(
+            "nothing was changed: there is no overlap, so no old {what} of {name} {is} valid that `--keep-old` could keep; rotate without it"
+        );
     };
     bail!(
         "nothing was changed: the old {what} of {name} {is} valid until {}; rotate again after that, or with \
@@ -146,5 +201,7 @@ fn refused(partner: &Partner, (what, is): (&str, &str), until: Option<OffsetDate
 }
 
 fn rfc3339(at: Option<OffsetDateTime>) -> anyhow::Result<Option<String>> {
-    Ok(at.map(|at| at.format(&time::format_description::well_known::Rfc3339)).transpose()?)
+    Ok(at
+        .map(|at| at.format(&time::format_description::well_known::Rfc3339))
+        .transpose()?)
 }

@@ -1,4 +1,14 @@
-//! `esimctl secrets`: the secrets of a whole system for its first start, and each service's share of them.
+//! `esimctl secrets`: creates the secrets of a whole system for its first start, and hands each
+//! service its share of them.
+//!
+//! Compose runs it as a one-shot before every start, so it must be harmless to repeat. It
+//! creates what is missing, and never changes a password of PostgreSQL or NATS or a master key that
+//! exists, because servers and stored values depend on them. Only values that programs read when
+//! they start, such as the sandbox's keys, can be replaced by given ones.
+//!
+//! The shares are what keeps the stages apart: each service gets a folder with its own database
+//! password, NATS password and master keys, and nothing of another stage, so that one stolen
+//! container does not open everything (docs/decisions/0019-separate-credentials.md).
 
 use std::{
     fmt::Write,
@@ -22,31 +32,37 @@ const EXAMPLES: &str = "Examples:
   esimctl secrets create secrets/ --into shares/     also copies each service's secrets to shares/<service>/
   esimctl secrets create secrets/ --into shares/ --database-at esim-db-rw:5432/esim
 
-Creates missing secrets and never changes an existing password or master key. Keep a copy of the folder: without the
-master keys the stored secrets can't be read.";
+The command creates the secrets that are missing. It never changes an existing password of PostgreSQL or NATS, or an
+existing master key, so it can be run before every start. Keep a copy of the folder in another place: without the master
+keys nobody can read the stored secrets again.";
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
-    /// Write the missing secrets of a system to a folder
+    /// Create the missing secrets of a system in a folder
     #[command(after_help = EXAMPLES)]
     Create(Create),
 }
 
 #[derive(Args, Clone, Debug)]
 pub struct Create {
-    /// The folder of all secrets
+    /// The folder that holds all secrets; it must exist
     folder: PathBuf,
-    /// Copy each service's secrets to a folder named after it, inside this folder
+    /// Also copy each service's own secrets into this folder
+    ///
+    /// Each service gets a folder of its own there, which is named after it, for example `ingress`.
     #[arg(long, value_name = "FOLDER")]
     into: Option<PathBuf>,
-    /// Where the database is: also gives each stage, and operators, a file `database-url` with its
-    /// role and password
+    /// Also write a file `database-url` into the folders of the stages and of the operator
+    ///
+    /// The file holds the URL of this database with the role and password of its reader. Kubernetes
+    /// needs it, because PostgreSQL's clients refuse a mounted password file that the group of the
+    /// pod can read.
     #[arg(long, value_name = "HOST:PORT/DATABASE", requires = "into", value_parser = database_at)]
     database_at: Option<Url>,
     /// The password of the database's owner [default: a random one]
     #[arg(long, env = "POSTGRES_PASSWORD", hide_env_values = true)]
     postgres_password: Option<SecretString>,
-    /// Master keys for all purposes [default: a random key for each purpose]
+    /// Master keys that serve all purposes [default: a random key for each purpose]
     #[arg(long, env = "MASTER_KEY", hide_env_values = true)]
     master_key: Option<SecretString>,
     /// The sandbox provider's access key [default: a random one]
@@ -58,15 +74,20 @@ pub struct Create {
     /// The token in the path of the sandbox provider's callbacks [default: a random one]
     #[arg(long, env = "SANDBOX_CALLBACK_TOKEN", hide_env_values = true)]
     sandbox_callback_token: Option<SecretString>,
-    /// Base URL of the sandbox provider's callbacks; the token follows it
-    #[arg(long, env = "SANDBOX_CALLBACK_BASE", default_value = "http://provisioner:8082/callbacks/sandbox/")]
+    /// The URL of the sandbox provider's callbacks, up to the token that follows it
+    #[arg(
+        long,
+        env = "SANDBOX_CALLBACK_BASE",
+        default_value = "http://provisioner:8082/callbacks/sandbox/"
+    )]
     sandbox_callback_base: String,
-    /// The password of Grafana's admin [default: a random one]
+    /// The password of Grafana's administrator [default: a random one]
     #[arg(long, env = "GRAFANA_PASSWORD", hide_env_values = true)]
     grafana_password: Option<SecretString>,
 }
 
-/// The URL of a database, still without a role.
+/// Parses `HOST:PORT/DATABASE` into the URL of a database. Role and password are added for each
+/// reader later.
 fn database_at(text: &str) -> Result<Url, String> {
     let url = Url::parse(&format!("postgres://{text}")).ok();
     let whole = |url: &Url| {
@@ -75,10 +96,12 @@ fn database_at(text: &str) -> Result<Url, String> {
             && url.password().is_none()
             && !url.path().trim_matches('/').is_empty()
     };
-    url.filter(whole).ok_or_else(|| "write it like `esim-db-rw:5432/esim`".into())
+    url.filter(whole).ok_or_else(|| {
+        "it is not of the form HOST:PORT/DATABASE; write it like `esim-db-rw:5432/esim`".into()
+    })
 }
 
-/// The purposes of master keys, as their files are named.
+/// The purposes of master keys, which are part of the names of their files.
 const PURPOSES: [&str; 3] = ["partners", "webhooks", "profiles"];
 
 pub fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
@@ -96,16 +119,28 @@ pub fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     for (name, given, random) in [
         ("sandbox-access-key", &asked.sandbox_access_key, hex()),
         ("sandbox-secret-key", &asked.sandbox_secret_key, key()),
-        ("sandbox-callback-token", &asked.sandbox_callback_token, hex()),
+        (
+            "sandbox-callback-token",
+            &asked.sandbox_callback_token,
+            hex(),
+        ),
         ("grafana-password", &asked.grafana_password, hex()),
     ] {
         changeable(folder, name, given.as_ref(), &random)?;
     }
     if let Some(into) = &asked.into {
-        share(folder, into, &asked.sandbox_callback_base, asked.database_at.as_ref())?;
+        share(
+            folder,
+            into,
+            &asked.sandbox_callback_base,
+            asked.database_at.as_ref(),
+        )?;
     }
     console.print(&json!({ "folder": folder, "shares": asked.into }), || {
-        format!("{} holds all secrets. Keep a copy of it elsewhere", folder.display())
+        format!(
+            "{} holds all secrets. Keep a copy of it in another place",
+            folder.display()
+        )
     })
 }
 
@@ -114,32 +149,46 @@ fn key() -> String {
     BASE64_STANDARD.encode(rand::random::<[u8; 32]>())
 }
 
-/// A random secret, made once. A letter comes first: NATS reads other values as numbers.
+/// Writes a random secret, unless the file exists. The secret begins with a letter, because NATS
+/// might read a value that begins with a digit as a number.
 fn random(folder: &Path, name: &str) -> anyhow::Result<()> {
     let value = hex::encode(rand::random::<[u8; 24]>());
     secret_file::make(&folder.join(name), &format!("s{value}\n")).map(drop)
 }
 
-/// Writes a secret that a given value may replace: the programs that use it read it only when they start.
-fn changeable(folder: &Path, name: &str, given: Option<&SecretString>, random: &str) -> anyhow::Result<()> {
+/// Writes a secret that a given value may replace. That is safe for secrets that nothing stores:
+/// the programs that use them read them when they start.
+fn changeable(
+    folder: &Path,
+    name: &str,
+    given: Option<&SecretString>,
+    random: &str,
+) -> anyhow::Result<()> {
     let path = folder.join(name);
-    match given.map(ExposeSecret::expose_secret).filter(|given| !given.is_empty()) {
+    match given
+        .map(ExposeSecret::expose_secret)
+        .filter(|given| !given.is_empty())
+    {
         Some(given) if given.contains(['\n', '\r']) => {
-            bail!("{name} has a line break, which the file can't hold")
+            bail!(
+                "the given {name} has a line break, which a secret file cannot hold: choose another value"
+            )
         }
         Some(given) => secret_file::replace(&path, &format!("{given}\n")),
         None => secret_file::make(&path, &format!("{random}\n")).map(drop),
     }
 }
 
-/// Writes one file for all purposes if it exists already or its keys are given, otherwise a file for each purpose.
+/// Writes the master keys. A system has one file for all purposes if that file exists already or if
+/// its keys are given, and otherwise a file with a key of its own for each purpose.
 fn master_keys(folder: &Path, given: Option<&SecretString>) -> anyhow::Result<()> {
     let all = folder.join("master.key");
     let given = given.filter(|keys| !keys.expose_secret().trim().is_empty());
     let separate = folder.join(format!("master-{}.key", PURPOSES[0]));
     if given.is_some() && separate.exists() {
         bail!(
-            "{} exists, so MASTER_KEY would replace keys in use: add new keys to the files master-*.key instead",
+            "{} exists, so MASTER_KEY would replace keys that are in use, and nobody could read the values under them again; \
+             add new keys to the files master-*.key instead",
             separate.display()
         );
     }
@@ -153,11 +202,14 @@ fn master_keys(folder: &Path, given: Option<&SecretString>) -> anyhow::Result<()
     Ok(())
 }
 
-/// The mode of a file that only its owner reads.
+/// The mode of a file that only its owner can read.
 const OWNER: u32 = 0o600;
-/// The mode of a file for a server that runs as another user; nothing else reads its share.
+/// The mode of a file for a server that runs as a user of its own (PostgreSQL, NATS, Grafana).
+/// Everybody may read such a file, but only this server's container gets the folder.
 const SERVER: u32 = 0o644;
 
+/// The share of one service: which folder its files come from, and where and with which mode they
+/// are written.
 struct Share<'a> {
     folder: &'a Path,
     into: PathBuf,
@@ -165,7 +217,8 @@ struct Share<'a> {
 }
 
 impl Share<'_> {
-    /// Writes a file unless its content is the same: a running process may read it at any time.
+    /// Writes a file, unless it has this content already: a running process may read it at any
+    /// time.
     fn write(&self, name: &str, content: &str) -> anyhow::Result<()> {
         let path = self.into.join(name);
         if !fs::read_to_string(&path).is_ok_and(|old| old == content) {
@@ -188,29 +241,46 @@ impl Share<'_> {
         Ok(())
     }
 
-    /// The password of a database role, as clients read it.
+    /// Writes the password of a database role in the form that clients read (`PGPASSFILE`).
     fn pgpass(&self, of: &str) -> anyhow::Result<()> {
         let password = read(&self.folder.join(format!("database-{of}")))?;
         self.write("pgpass", &database_password::pgpass(password.trim_end()))
     }
 
-    /// The URL of a database role with its password. A Kubernetes pod needs it: the files of a mounted
-    /// secret are open to the pod's group, and such a `pgpass` is refused.
+    /// Writes the URL of the database with a role and its password. A Kubernetes pod needs it,
+    /// because the files of a mounted secret are readable by the pod's group, and clients refuse
+    /// such a `pgpass`.
     fn database_url(&self, of: &str, database: Option<&Url>) -> anyhow::Result<()> {
-        let Some(database) = database else { return Ok(()) };
+        let Some(database) = database else {
+            return Ok(());
+        };
         let password = read(&self.folder.join(format!("database-{of}")))?;
-        let role = ROLES.iter().find(|role| role.of == of).with_context(|| format!("there is no role of {of}"))?;
+        let role = ROLES
+            .iter()
+            .find(|role| role.of == of)
+            .with_context(|| format!("there is no role of {of}"))?;
         let mut url = database.clone();
-        // `set_password` takes a percent sign for the begin of an escape.
+        // `set_password` escapes other characters, but takes a percent sign for the beginning of an
+        // escape.
         let password = password.trim_end().replace('%', "%25");
-        let set = url.set_username(role.name).and_then(|()| url.set_password(Some(&password)));
-        set.map_err(|()| anyhow!("{database} takes no user and password"))?;
+        let set = url
+            .set_username(role.name)
+            .and_then(|()| url.set_password(Some(&password)));
+        set.map_err(|()| {
+            anyhow!("--database-at: the URL {database} cannot hold a user and a password")
+        })?;
         self.write("database-url", url.as_str())
     }
 }
 
-/// Gives each service only its own secrets.
-fn share(folder: &Path, into: &Path, callback_base: &str, database: Option<&Url>) -> anyhow::Result<()> {
+/// Writes the shares: each service gets its own secrets and no others. The callers are deployments
+/// that mount one folder per service.
+fn share(
+    folder: &Path,
+    into: &Path,
+    callback_base: &str,
+    database: Option<&Url>,
+) -> anyhow::Result<()> {
     let of = |name: &str, mode| {
         let into = into.join(name);
         fs::create_dir_all(&into).with_context(|| format!("cannot create {}", into.display()))?;
@@ -235,12 +305,16 @@ fn share(folder: &Path, into: &Path, callback_base: &str, database: Option<&Url>
     operator.database_url("operator", database)?;
     operator.keys(&PURPOSES)?;
 
-    // The owner of the tables, for migrations and maintenance.
+    // The owner of the tables runs migrations and maintenance, so it gets all passwords of roles
+    // and all master keys.
     let owner = of("owner", OWNER)?;
     owner.copy("pgpass", "pgpass")?;
     owner.keys(&PURPOSES)?;
     for role in ROLES {
-        owner.copy(&format!("database-{}", role.of), &format!("database-{}", role.of))?;
+        owner.copy(
+            &format!("database-{}", role.of),
+            &format!("database-{}", role.of),
+        )?;
     }
 
     let provisioner = of("provisioner", OWNER)?;
@@ -258,7 +332,8 @@ fn share(folder: &Path, into: &Path, callback_base: &str, database: Option<&Url>
     let mut passwords = String::new();
     for role in ROLES {
         let password = read(&folder.join(format!("nats-{}", role.of)))?;
-        let (name, password) = (role.of.to_uppercase(), password.trim_end());
+        let name = role.of.to_uppercase();
+        let password = password.trim_end();
         writeln!(passwords, "{name}_PASSWORD: \"{password}\"")?;
     }
     of("nats", SERVER)?.write("passwords.conf", &passwords)
@@ -285,9 +360,15 @@ mod tests {
     }
 
     fn create(folder: &Path, arguments: &[&str]) -> anyhow::Result<()> {
-        let (all, into) = (folder.join("all"), folder.join("shares"));
+        let all = folder.join("all");
+        let into = folder.join("shares");
         fs::create_dir_all(&all).unwrap();
-        let paths = ["probe", all.to_str().unwrap(), "--into", into.to_str().unwrap()];
+        let paths = [
+            "probe",
+            all.to_str().unwrap(),
+            "--into",
+            into.to_str().unwrap(),
+        ];
         // The caller's environment may hold the settings of a system.
         let unset = [
             "--postgres-password=",
@@ -325,7 +406,11 @@ mod tests {
         let shares = files(&folder.path().join("shares"));
         let names = |service: &str| -> String {
             let paths = shares.keys().filter_map(|path| path.split_once('/'));
-            paths.filter(|(one, _)| *one == service).map(|(_, name)| name).collect::<Vec<_>>().join(" ")
+            paths
+                .filter(|(one, _)| *one == service)
+                .map(|(_, name)| name)
+                .collect::<Vec<_>>()
+                .join(" ")
         };
         for (service, expected) in testkit::rows! {
             "ingress"
@@ -344,7 +429,8 @@ mod tests {
         let with = |secret: &str| -> String {
             let holds = |(_, text): &(&String, &String)| text.contains(all[secret].trim_end());
             let of = shares.iter().filter(holds);
-            let mut services: Vec<&str> = of.filter_map(|(path, _)| path.split('/').next()).collect();
+            let mut services: Vec<&str> =
+                of.filter_map(|(path, _)| path.split('/').next()).collect();
             services.dedup();
             services.join(" ")
         };
@@ -369,17 +455,37 @@ mod tests {
     fn a_url_holds_the_password_of_its_role() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir_all(folder.path().join("all")).unwrap();
-        fs::write(folder.path().join("all/database-notifier"), "a%41:b@c/d?e#f g\n").unwrap();
+        fs::write(
+            folder.path().join("all/database-notifier"),
+            "a%41:b@c/d?e#f g\n",
+        )
+        .unwrap();
         create(folder.path(), &["--database-at", "esim-db-rw:5432/esim"]).unwrap();
         let shares = files(&folder.path().join("shares"));
-        let password = files(&folder.path().join("all"))["database-ingress"].trim_end().to_owned();
-        assert_eq!(shares["ingress/database-url"], format!("postgres://esim_ingress:{password}@esim-db-rw:5432/esim"));
+        let password = files(&folder.path().join("all"))["database-ingress"]
+            .trim_end()
+            .to_owned();
+        assert_eq!(
+            shares["ingress/database-url"],
+            format!("postgres://esim_ingress:{password}@esim-db-rw:5432/esim")
+        );
         let url: PgConnectOptions = shares["notifier/database-url"].parse().unwrap();
-        let as_given = PgConnectOptions::new().username("esim_notifier").password("a%41:b@c/d?e#f g");
+        let as_given = PgConnectOptions::new()
+            .username("esim_notifier")
+            .password("a%41:b@c/d?e#f g");
         let as_given = as_given.host("esim-db-rw").port(5432).database("esim");
         assert_eq!(url.to_url_lossy(), as_given.to_url_lossy());
-        assert!(shares.contains_key("operator/database-url") && !shares.contains_key("owner/database-url"));
-        for wrong in ["", "esim-db-rw:5432", "esim-db-rw:5432/", "user:hush@esim-db-rw/esim", "esim-db-rw:port/esim"] {
+        assert!(
+            shares.contains_key("operator/database-url")
+                && !shares.contains_key("owner/database-url")
+        );
+        for wrong in [
+            "",
+            "esim-db-rw:5432",
+            "esim-db-rw:5432/",
+            "user:hush@esim-db-rw/esim",
+            "esim-db-rw:port/esim",
+        ] {
             assert!(database_at(wrong).is_err(), "{wrong}");
         }
     }
@@ -395,7 +501,11 @@ mod tests {
         fs::write(all.join("password"), "old\n").unwrap();
         create(folder.path(), &[]).unwrap();
         let shares = files(&folder.path().join("shares"));
-        for file in ["ingress/master-partners.key", "provisioner/master-profiles.key", "notifier/master-webhooks.key"] {
+        for file in [
+            "ingress/master-partners.key",
+            "provisioner/master-profiles.key",
+            "notifier/master-webhooks.key",
+        ] {
             assert_eq!(shares[file], key, "{file}");
         }
         assert_eq!(shares["postgres/password"], "old\n");
@@ -406,7 +516,10 @@ mod tests {
         assert!(lost.is_err(), "the old key would be lost");
         create(folder.path(), &["--master-key", &format!("{other},{key}")]).unwrap();
         let shares = files(&folder.path().join("shares"));
-        assert_eq!(shares["ingress/master-partners.key"], format!("{other}\n{key}"));
+        assert_eq!(
+            shares["ingress/master-partners.key"],
+            format!("{other}\n{key}")
+        );
     }
 
     #[test]

@@ -1,4 +1,6 @@
-//! Entry points of `tests/fuzz`: what partners and devices send. Each panics if a rule is broken.
+//! The entry points of the fuzz targets in `tests/fuzz`. They feed arbitrary bytes to the parts of
+//! ingress that read what partners and devices send. Each one panics if a rule is broken, and the
+//! fuzzer then reports the input.
 
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
@@ -29,7 +31,10 @@ use crate::{
 const ACCESS_KEY: &str = "ak_fuzz";
 const MASTER_KEY: &str = "fuzz:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 const QR_KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
-const LIMITS: OrderSize = OrderSize { items: 100, units: 1000 };
+const LIMITS: OrderSize = OrderSize {
+    items: 100,
+    units: 1000,
+};
 
 /// The parts of ingress that read untrusted bytes, without a database.
 pub struct Harness {
@@ -54,7 +59,8 @@ impl Default for Harness {
                 database_timeout: Duration::from_secs(1),
             };
             let database = pool.open("fuzz").expect("a URL");
-            let vault = Vault::of(&[(Keyring::Partners, &MASTER_KEY.to_owned().into())]).expect("a key");
+            let vault =
+                Vault::of(&[(Keyring::Partners, &MASTER_KEY.to_owned().into())]).expect("a key");
             let directory = Directory::new(database, vault);
             directory.learn_for_fuzzing(ACCESS_KEY, secret.clone(), required);
             Authenticator::new("Service", Arc::new(directory), Metrics::default())
@@ -65,14 +71,24 @@ impl Default for Harness {
             Router::new().route(QR, get(qr::show)).with_state(renderer)
         });
         drop(entered);
-        Self { tokio, authenticators, secret, open, closed, gate }
+        Self {
+            tokio,
+            authenticators,
+            secret,
+            open,
+            closed,
+            gate,
+        }
     }
 }
 
 impl Harness {
-    /// The body of create-order. A draft without errors is an order within the limits.
+    /// Reads `data` as the body of create-order. A draft without errors must be an order within the
+    /// limits.
     pub fn body(&self, data: &[u8]) {
-        let Ok(draft) = request::read(data, LIMITS) else { return };
+        let Ok(draft) = request::read(data, LIMITS) else {
+            return;
+        };
         if draft.errors.is_empty() {
             let id = draft.external_order_id.as_deref().expect("an id");
             assert!(!id.trim().is_empty() && id.chars().count() <= 255 && !id.contains('\0'));
@@ -83,68 +99,104 @@ impl Harness {
         }
     }
 
-    /// Flags, then lines: method, target, timestamp, digest, signature; then the body. A request is accepted only if it
-    /// is signed as it arrives.
+    /// Reads `data` as a signed request: one byte of flags, then the lines method, target,
+    /// timestamp, digest and signature, then the body. A request may be accepted only if it was
+    /// signed as it arrives.
     pub fn signature(&self, data: &[u8]) {
-        let Some((&flags, rest)) = data.split_first() else { return };
+        let Some((&flags, rest)) = data.split_first() else {
+            return;
+        };
         let flag = |bit: u8| flags & (1 << bit) != 0;
         let mut lines = rest.splitn(6, |byte| *byte == b'\n');
         let mut line = || lines.next().unwrap_or_default();
-        let (method, target, timestamp, digest, given, body) = (line(), line(), line(), line(), line(), line());
+        let (method, target, timestamp, digest, given, body) =
+            (line(), line(), line(), line(), line(), line());
         let now = runtime::clock::unix_seconds().to_string();
         let timestamp = if flag(0) { now.as_bytes() } else { timestamp };
         let computed = signature::digest(body);
         let digest = if flag(1) { computed.as_bytes() } else { digest };
         let covered = flag(2).then_some(digest);
 
-        let Ok(uri) = Uri::try_from(target) else { return };
-        let mut request = Request::builder().method(method).uri(uri).header("x-service-access-key", ACCESS_KEY);
+        let Ok(uri) = Uri::try_from(target) else {
+            return;
+        };
+        let mut request = Request::builder()
+            .method(method)
+            .uri(uri)
+            .header("x-service-access-key", ACCESS_KEY);
         request = request.header("x-service-timestamp", timestamp);
         if let Some(digest) = covered {
             request = request.header("x-service-content-sha256", digest);
         }
-        let Ok(request) = request.body(Body::empty()) else { return };
+        let Ok(request) = request.body(Body::empty()) else {
+            return;
+        };
         let (mut parts, _) = request.into_parts();
         let signed_target = match (covered, parts.uri.path_and_query()) {
             (Some(_), Some(whole)) => whole.as_str().to_owned(),
             _ => parts.uri.path().to_owned(),
         };
-        // Other texts than ASCII are never signed.
+        // A timestamp that is not UTF-8 is never accepted, so any text may stand for it here.
         let timestamp = str::from_utf8(timestamp).unwrap_or_default();
-        let (secret, method, target) = (&self.secret, parts.method.as_str(), &signed_target);
+        let secret = &self.secret;
+        let method = parts.method.as_str();
+        let target = &signed_target;
         let right = match covered.map(str::from_utf8) {
-            None => Some(signature::sign(secret, method, target, timestamp, ACCESS_KEY)),
-            Some(Ok(digest)) => Some(signature::sign_whole(secret, method, target, timestamp, ACCESS_KEY, digest)),
+            None => Some(signature::sign(
+                secret, method, target, timestamp, ACCESS_KEY,
+            )),
+            Some(Ok(digest)) => Some(signature::sign_whole(
+                secret, method, target, timestamp, ACCESS_KEY, digest,
+            )),
             Some(Err(_)) => None,
         };
         let sent = match (&right, flag(3)) {
             (Some(right), true) => right.as_bytes(),
             _ => given,
         };
-        let Ok(sent) = HeaderValue::from_bytes(sent) else { return };
+        let Ok(sent) = HeaderValue::from_bytes(sent) else {
+            return;
+        };
         parts.headers.append("x-service-signature", sent.clone());
         if flag(4) {
             parts.headers.append("x-service-signature", sent.clone());
         }
         for (authenticator, required) in self.authenticators.iter().zip([false, true]) {
-            let Ok(head) = self.tokio.block_on(authenticator.head(&parts)) else { continue };
+            let Ok(head) = self.tokio.block_on(authenticator.head(&parts)) else {
+                continue;
+            };
             assert!(!flag(4), "a repeated header");
-            assert_eq!(right.as_deref().map(str::as_bytes), Some(sent.as_bytes()), "a wrong signature");
+            assert_eq!(
+                right.as_deref().map(str::as_bytes),
+                Some(sent.as_bytes()),
+                "a wrong signature"
+            );
             assert!(covered.is_some() || !required, "an uncovered body");
             let accepted = authenticator.body(&head, body).is_ok();
-            assert!(!accepted || covered.is_none_or(|digest| digest == computed.as_bytes()), "another body");
+            assert!(
+                !accepted || covered.is_none_or(|digest| digest == computed.as_bytes()),
+                "another body"
+            );
         }
     }
 
-    /// The path and query of a picture, behind `/qr/`.
+    /// Reads `data` as the path and query of a picture, behind `/qr/`. With keys, a picture may be
+    /// drawn only if its MAC is valid.
     pub fn qr(&self, data: &[u8]) {
-        let Ok(uri) = Uri::try_from([b"/qr/", data].concat()) else { return };
+        let Ok(uri) = Uri::try_from([b"/qr/", data].concat()) else {
+            return;
+        };
         let ask = |router: &Router| {
-            let request = Request::builder().uri(uri.clone()).body(Body::empty()).expect("a request");
+            let request = Request::builder()
+                .uri(uri.clone())
+                .body(Body::empty())
+                .expect("a request");
             self.tokio.block_on(async {
                 let Ok(response) = router.clone().oneshot(request).await;
                 let status = response.status();
-                let body = to_bytes(response.into_body(), 10_000_000).await.expect("a body");
+                let body = to_bytes(response.into_body(), 10_000_000)
+                    .await
+                    .expect("a body");
                 (status, body)
             })
         };
@@ -158,7 +210,9 @@ impl Harness {
         if with_mac == StatusCode::OK {
             let path = uri.path().trim_start_matches("/qr/");
             let (text, _) = path.rsplit_once('/').expect("a size");
-            let text = percent_encoding::percent_decode_str(text).decode_utf8().expect("a text");
+            let text = percent_encoding::percent_decode_str(text)
+                .decode_utf8()
+                .expect("a text");
             let code = ActivationCode::parse(&text).expect("a code");
             assert!(status == StatusCode::OK && self.gate.lets(&code, uri.query(), 0));
         }

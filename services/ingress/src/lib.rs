@@ -1,18 +1,31 @@
-//! Ingress accepts orders: it authenticates a partner's request, validates it, stores the order and publishes jobs for
-//! its placements.
+//! Ingress is the stage that partners talk to. It authenticates a create-order request, validates
+//! it, stores the order, hands it to the provisioners by publishing jobs for its placements, and
+//! answers it. It also answers everything else that partners can ask for: self-service, the
+//! documentation and the QR codes.
 //!
-//! Guarantee: a 201 is sent only after the order is committed. A 4xx or 503 is sent only if this request buys nothing,
-//! now or later. The request of a 422 "already been taken" repeats an earlier order, which may well be bought. Jobs
-//! only save time: provisioners find placements without a job in the database.
+//! Guarantees:
+//!
+//! - A 201 is sent only after the order is committed.
+//! - A 4xx or 503 is sent only if this request buys nothing, now or later. A 422 "already been
+//!   taken" is no exception: it concerns an earlier order with the same external id, and that one
+//!   may well be bought.
+//! - Jobs only save time. If a job is lost, provisioners find its placement in the database.
+//!
+//! Because everything that was promised is in PostgreSQL, a process of this stage may die at any
+//! time, and any number of replicas can run side by side.
 //!
 //! The folders follow a request:
 //!
-//! 1. [`http`] accepts the connection, knows when an answer has left, and shapes and records errors.
-//! 2. [`access`] authenticates the request and applies the limits of the partner and of this process.
-//! 3. [`orders`] parses, stores and answers a create-order request; [`self_service`] answers all other signed requests.
+//! 1. [`http`] accepts the connection, and notices when an answer has left. It also gives errors
+//!    their form in the answer, and records them.
+//! 2. [`access`] authenticates the request and applies the limits of the partner and of this
+//!    process.
+//! 3. [`orders`] parses, stores and answers a create-order request; [`self_service`] answers all
+//!    other signed requests.
 //! 4. [`pages`] serves what needs no key: the documentation and the QR codes.
 //!
-//! [`metrics`] counts what they do. [`run`] connects the parts and lives until the soft stop.
+//! [`metrics`] counts what they do. [`run`] connects the parts, and returns after the soft stop,
+//! which takes no new requests and finishes those in flight ([`runtime::Shutdown`]).
 
 mod access;
 #[cfg(fuzzing)]
@@ -43,7 +56,7 @@ use store::{
     vault::{Keyring, Vault},
 };
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
-use tokio::sync::Semaphore;
+use tokio::{sync::Semaphore, task::JoinHandle};
 use webhooks::{
     config::{GuardConfig, HttpConfig, QrConfig, public_url},
     dns::Dns,
@@ -51,7 +64,10 @@ use webhooks::{
 };
 
 use crate::{
-    access::{admission::Admission, authentication::Authenticator, directory::Directory, limits::LimitsConfig},
+    access::{
+        admission::Admission, authentication::Authenticator, directory::Directory,
+        limits::LimitsConfig,
+    },
     http::{
         observe::Observer,
         routes::{self, App},
@@ -59,7 +75,8 @@ use crate::{
     },
     metrics::Metrics,
     orders::{
-        accept::{self, InsertOrders, Orders},
+        accept::{InsertOrders, Orders},
+        check,
         handshake::Handshake,
         request::OrderSize,
     },
@@ -67,55 +84,101 @@ use crate::{
     self_service::{SelfService, openapi},
 };
 
-/// The maximum number of lookups of new webhook URLs' hosts in flight.
+/// The maximum number of host names of new webhook URLs that are resolved at the same time. Further
+/// ones wait, so that many new URLs do not overload the name servers.
 const RESOLVING: usize = 8;
 
 /// Accepts signed orders from partners
+///
+/// Ingress checks and stores orders, answers them, and publishes jobs so that the provisioners buy
+/// the eSIMs. It also answers self-service requests and serves the documentation and the QR codes.
+/// Replicas can run side by side: each limit below holds for one process, so the replicas' limits
+/// add up.
 #[derive(Parser, Clone, Debug)]
 #[command(name = "ingress", version)]
 pub struct Config {
     /// Address of the partner API
+    ///
+    /// Partners' requests, the documentation and the QR codes are served here over plain HTTP, so a
+    /// proxy in front has to terminate TLS. `[::]` listens on all interfaces.
     #[arg(long, env = "LISTEN", default_value = "127.0.0.1:8080")]
     pub listen: SocketAddr,
 
     /// Address of `/livez`, `/readyz` and `/metrics`
+    ///
+    /// These paths need no authentication. Keep the address private, and let only the orchestrator
+    /// and the monitoring reach it.
     #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:8081")]
     pub admin_listen: SocketAddr,
 
     /// Brand in the header names `X-<Brand>-Access-Key`, `-Signature` and `-Timestamp`
+    ///
+    /// The same brand is part of `X-<Brand>-Content-SHA256` and `X-<Brand>-Error`, and of the
+    /// header names in the documentation that is served here. It may consist of letters, digits and
+    /// `-`. Changing it breaks the programs of all partners, because they send the old names.
     #[arg(long, env = "BRAND", default_value = "Service", value_parser = brand)]
     pub brand: String,
 
     /// Public base URL of ingress, used in `qrcode_img_url`
+    ///
+    /// Partners and their customers must be able to reach ingress under this URL. It also begins
+    /// the links to the page that explains errors, which each error response has in its `Link`
+    /// header. Give the notifiers the same URL, because they send `qrcode_img_url` in webhooks.
     #[arg(long, env = "PUBLIC_URL", value_parser = public_url)]
     pub public_url: String,
 
-    /// Maximum wait for the verdict on an order, at most 20s; a rejection that arrives in time becomes a 422, and after
-    /// the wait the order gets its 201. With 0 ingress never waits.
+    /// Maximum time that a create-order request waits for the provider's verdict on its order
+    ///
+    /// If the provider rejects the purchase within this time, the order gets a 422. It gets its 201
+    /// as soon as it is certain to be carried out, and at the latest after this time. With 0
+    /// ingress never waits: each valid order gets its 201 as soon as it is stored, and a later
+    /// rejection is not reported by a 422. The same happens while no provisioner can give a verdict
+    /// soon, for example because NATS is down. The maximum is 20s, because a webhook whose
+    /// readiness event was lost is sent 30s after the eSIM became ready and must not arrive before
+    /// the 201.
     #[arg(long, env = "PLACEMENT_WAIT", default_value = "2s", value_parser = placement_wait)]
     pub placement_wait: Duration,
 
-    /// Maximum number of requests that wait for an undecided order with the same external id; further requests get 503.
+    /// Maximum number of requests that wait for an undecided order with the same external id
+    ///
+    /// While an order waits for its verdict, it may still be refused, and its external id would
+    /// then be free again. A second request with this id therefore waits until the first order is
+    /// decided. Further requests beyond this number get a 503 with Retry-After.
     #[arg(long, env = "DUPLICATES_WAITING", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
     pub duplicates_waiting: u16,
 
-    /// Maximum number of items in one order; a larger order gets 422. Large orders need a larger `MAX_BODY`.
+    /// Maximum number of items in one order
+    ///
+    /// A larger order gets a 422. An item takes about 80 bytes of JSON, so raise `MAX_BODY`
+    /// together with this setting.
     #[arg(long, env = "MAX_ITEMS", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..))]
     pub max_items: u16,
 
-    /// Maximum number of units in one order; a larger order gets 422.
+    /// Maximum number of units in one order
+    ///
+    /// The units of an order are the sum of the `qty` of its items. A larger order gets a 422. The
+    /// provisioner's `PROVIDER_ANSWER_MAX` must fit the response to such a purchase: allow 1 KiB
+    /// per unit.
     #[arg(long, env = "MAX_UNITS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub max_units: u32,
 
     #[command(flatten)]
     pub qr: QrConfig,
 
-    /// Draw QR pictures without a MAC until this time, such as `2027-01-31T00:00:00Z`, although `QR_KEYS` are set
-    /// [default: never]
+    /// Until this time, URLs of QR pictures need no MAC, despite `QR_KEYS` [default: never]
+    ///
+    /// With `QR_KEYS`, each URL of a QR picture ends with a MAC, which shows that it comes from us.
+    /// Webhooks that were sent before `QR_KEYS` were set contain URLs without a MAC. Until this
+    /// time their pictures are still drawn; afterwards such URLs get a 404. The time is in RFC
+    /// 3339, such as `2027-01-31T00:00:00Z`.
     #[arg(long, env = "QR_BARE_UNTIL", value_parser = moment)]
     pub qr_bare_until: Option<OffsetDateTime>,
 
-    /// Providers that the provisioners serve; live partners can order only their options
+    /// Providers that the provisioners serve, separated by commas
+    ///
+    /// Live partners can order only options of these providers, because nobody would buy the
+    /// others; an order of another option gets a 422. Partners of the sandbox environment can order
+    /// every enabled option, because their orders always go to the provider `sandbox`.
     #[arg(long, env = "PROVIDERS", default_value = "sandbox", value_delimiter = ',', value_parser = pipeline::streams::provider_name)]
     pub providers: Vec<String>,
 
@@ -141,70 +204,127 @@ pub struct Config {
     pub common: CommonConfig,
 }
 
-/// See [`pipeline::timing`] for why this has a maximum.
+/// Parses `PLACEMENT_WAIT`. [`pipeline::timing`] explains why it has a maximum.
 fn placement_wait(text: &str) -> Result<Duration, String> {
     let wait = runtime::config::duration(text)?;
     if wait > PLACEMENT_WAIT_MAX {
-        return Err(format!("at most {}s", PLACEMENT_WAIT_MAX.as_secs()));
+        return Err(format!(
+            "it may be at most {}s, so that no webhook precedes its 201",
+            PLACEMENT_WAIT_MAX.as_secs()
+        ));
     }
     Ok(wait)
 }
 
 fn moment(text: &str) -> Result<OffsetDateTime, String> {
-    OffsetDateTime::parse(text, &Rfc3339).map_err(|_| "it is not an RFC 3339 time such as 2027-01-31T00:00:00Z".into())
+    OffsetDateTime::parse(text, &Rfc3339)
+        .map_err(|_| "it is not an RFC 3339 time such as 2027-01-31T00:00:00Z".into())
 }
 
 fn brand(text: &str) -> Result<String, String> {
-    let token = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
-    if token { Ok(text.to_owned()) } else { Err("only letters, digits and `-` are allowed".into()) }
+    let token = !text.is_empty()
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    if token {
+        Ok(text.to_owned())
+    } else {
+        Err(
+            "it must be one or more letters, digits and `-`, because it is part of header names"
+                .into(),
+        )
+    }
 }
 
-/// Runs the stage until the soft stop.
+/// Runs the stage until the soft stop, and then until the work in flight is finished.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
-    let database = config.database.open("ingress").map_err(BadSetting::error)?;
-    runtime::metrics::connections({
-        let database = database.clone();
-        move || database.connections()
-    });
-    warn_of_many_connections(&config);
-    let parts = Parts {
-        vault: config.master_key.vault(&Keyring::ALL).map_err(BadSetting::error)?,
-        qr_keys: config.qr.keys().map_err(BadSetting::error)?,
-        nats: Nats::connect(&config.nats, "ingress").await?,
-        metrics: Metrics::default(),
-        database,
-    };
+    let parts = connect(&config).await?;
     let listener = runtime::listener::bind("LISTEN", config.listen).await?;
 
-    // Ingress is ready without NATS: provisioners find the orders in the database.
+    // Readiness does not depend on NATS, because ingress accepts orders without it: provisioners
+    // find them in the database.
     let readiness = Readiness::new(&shutdown, &["database"]);
     health::serve(config.admin_listen, readiness.clone()).await?;
     let directory = Arc::new(Directory::new(parts.database.clone(), parts.vault.clone()));
-    shutdown.spawn("directory", Arc::clone(&directory).refresh(readiness, shutdown.clone()));
+    shutdown.spawn(
+        "directory",
+        Arc::clone(&directory).refresh(readiness, shutdown.clone()),
+    );
     let jobs = parts.nats.jobs(&shutdown);
-    let providers = config.providers.iter().map(String::as_str).chain([accept::SANDBOX]);
-    let handshake = Handshake::new(&parts.nats, providers, &shutdown);
-    let mut listening = tokio::spawn(Arc::clone(&handshake).listen());
+    let handshake = handshake(&config, &parts, &shutdown);
+    let listening = tokio::spawn(Arc::clone(&handshake).listen());
 
-    let orders = accept_orders(&config, &parts, &directory, Arc::clone(&handshake), jobs, &shutdown);
+    let orders = accept_orders(
+        &config,
+        &parts,
+        &directory,
+        Arc::clone(&handshake),
+        jobs,
+        &shutdown,
+    );
     let router = router(&config, &parts, directory, orders, &shutdown)?;
     let server = Server::new(&config.limits, router, shutdown.clone());
     tracing::info!(listen = %config.listen, admin = %config.admin_listen, "ingress is listening");
     shutdown.spawn("server", server.serve(listener));
 
+    finish(&parts.nats, &handshake, listening, &shutdown).await
+}
+
+/// Opens what several parts of the process share. Invalid keys and URLs end the start here, before
+/// anything listens.
+async fn connect(config: &Config) -> anyhow::Result<Parts> {
+    let database = config.database.open("ingress").map_err(BadSetting::error)?;
+    runtime::metrics::connections({
+        let database = database.clone();
+        move || database.connections()
+    });
+    warn_of_many_connections(config);
+    Ok(Parts {
+        vault: config
+            .master_key
+            .vault(&Keyring::ALL)
+            .map_err(BadSetting::error)?,
+        qr_keys: config.qr.keys().map_err(BadSetting::error)?,
+        nats: Nats::connect(&config.nats, "ingress").await?,
+        metrics: Metrics::default(),
+        database,
+    })
+}
+
+/// Makes the receiver of verdicts, readiness events and heartbeats. The sandbox is always among its
+/// providers, because the orders of sandbox partners go there whatever `PROVIDERS` says.
+fn handshake(config: &Config, parts: &Parts, shutdown: &Shutdown) -> Arc<Handshake> {
+    let providers = config
+        .providers
+        .iter()
+        .map(String::as_str)
+        .chain([check::SANDBOX]);
+    Handshake::new(&parts.nats, providers, shutdown)
+}
+
+/// Waits for the soft stop and finishes the work in flight. A subscription of the handshake that
+/// ends begins the stop, too: this process could no longer receive the verdicts and readiness
+/// events that provisioners still send to it, so it fails and has to be started again.
+async fn finish(
+    nats: &Nats,
+    handshake: &Handshake,
+    mut listening: JoinHandle<anyhow::Result<()>>,
+    shutdown: &Shutdown,
+) -> anyhow::Result<()> {
     let stop = shutdown.soft();
     let listened = tokio::select! {
         () = stop.cancelled() => Ok(()),
         ended = &mut listening => ended.map_err(anyhow::Error::from).flatten(),
     };
     shutdown.stop();
-    // Orders in flight still receive verdicts, and readiness events of the last answered orders are still passed on.
+    // The handshake still listens while the last requests end, so that the orders in flight receive
+    // their verdicts, and while it passes on the readiness events of the last answered orders.
     let finished = shutdown.finished().await;
     if listened.is_ok() {
         handshake.drain().await;
     }
     listening.abort();
-    parts.nats.flush().await;
+    nats.flush().await;
     finished.and(listened)
 }
 
@@ -217,19 +337,20 @@ struct Parts {
     metrics: Metrics,
 }
 
+/// Self-service must leave database connections free for orders.
 fn warn_of_many_connections(config: &Config) {
     let connections = config.database.database_connections;
     if u32::from(config.limits.self_service_concurrency) > connections {
         tracing::warn!(
             self_service = config.limits.self_service_concurrency,
             connections,
-            "SELF_SERVICE_CONCURRENCY is larger than DATABASE_CONNECTIONS: requests of partners other than orders can \
-             take all connections from orders"
+            "SELF_SERVICE_CONCURRENCY is larger than DATABASE_CONNECTIONS, so self-service requests can occupy all \
+             database connections and delay orders; lower the first setting or raise the second"
         );
     }
 }
 
-/// Makes what stores and answers orders.
+/// Makes the part that stores and answers orders, and starts their group commit.
 fn accept_orders(
     config: &Config,
     parts: &Parts,
@@ -254,9 +375,17 @@ fn accept_orders(
     })
 }
 
-/// Makes what answers self-service requests.
-fn self_service(config: &Config, parts: &Parts, shutdown: &Shutdown) -> anyhow::Result<SelfService> {
-    let guard = config.guard.clone().guard().http_live(config.http.webhook_http_live);
+/// Makes the part that answers self-service requests.
+fn self_service(
+    config: &Config,
+    parts: &Parts,
+    shutdown: &Shutdown,
+) -> anyhow::Result<SelfService> {
+    let guard = config
+        .guard
+        .clone()
+        .guard()
+        .http_live(config.http.webhook_http_live);
     Ok(SelfService {
         database: parts.database.clone(),
         connections: Semaphore::new(config.limits.self_service_concurrency.into()),
@@ -270,7 +399,7 @@ fn self_service(config: &Config, parts: &Parts, shutdown: &Shutdown) -> anyhow::
     })
 }
 
-/// Makes the router of all requests.
+/// Makes the router of all requests, with everything that they pass before their handlers.
 fn router(
     config: &Config,
     parts: &Parts,
@@ -283,13 +412,24 @@ fn router(
         authenticator: Authenticator::new(&config.brand, directory, parts.metrics.clone()),
         admission: Admission::new(limits, config.max_units),
         limits: limits.clone(),
-        max_order: OrderSize { items: config.max_items.into(), units: config.max_units.into() },
+        max_order: OrderSize {
+            items: config.max_items.into(),
+            units: config.max_units.into(),
+        },
         orders,
         metrics: parts.metrics.clone(),
         self_service: self_service(config, parts, shutdown)?,
     };
-    let observer = Observer::new(parts.metrics.clone(), limits.refusals_logged, &config.brand, &config.public_url);
-    let gate = QrGate::new(parts.qr_keys.clone(), config.qr_bare_until.map(OffsetDateTime::unix_timestamp));
+    let observer = Observer::new(
+        parts.metrics.clone(),
+        limits.refusals_logged,
+        &config.brand,
+        &config.public_url,
+    );
+    let gate = QrGate::new(
+        parts.qr_keys.clone(),
+        config.qr_bare_until.map(OffsetDateTime::unix_timestamp),
+    );
     let pictures = QrRenderer::new(gate, limits.qr_concurrency, limits.qr_rate, limits.qr_wait);
     let document = openapi::document(&config.brand).context("the OpenAPI document")?;
     let pages = pages::router(&config.brand, &document);

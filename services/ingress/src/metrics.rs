@@ -1,5 +1,13 @@
-//! The metrics of ingress. Labels are bounded and never hold a path or text from a request; a reason is the code of an
-//! error, or the name of a limit. Partners beyond the first hundred share a series.
+//! The metrics of ingress.
+//!
+//! The number of series is bounded, because a flood of requests must not become a flood of series.
+//! A label therefore never holds a path or a text from a request. A reason is the code of an error
+//! or the name of a limit, and only the first hundred partners of a process have series of their
+//! own; all others share one.
+//!
+//! The handlers and [`crate::http::observe`] record into [`Metrics`]. What is in flight is not
+//! recorded but read at each scrape ([`AdmissionGauges`]). `docs/metrics.md` describes each metric
+//! for operators.
 
 use std::{
     collections::HashSet,
@@ -7,12 +15,12 @@ use std::{
 };
 
 use domain::PartnerId;
-use opentelemetry::{KeyValue, metrics::Counter};
+use opentelemetry::{KeyValue, global, metrics::Counter};
 use pipeline::payload::Verdict;
 use runtime::{lock, metrics::Instruments};
 use strum::IntoStaticStr;
 
-/// The most partners with their own series. The others share `other`.
+/// The maximum number of partners with a series of their own. The others share the series `other`.
 const PARTNERS: usize = 100;
 
 /// The instruments. Clones share them.
@@ -23,7 +31,7 @@ pub(crate) struct Metrics {
     auth_failures: Counter<u64>,
     verdicts: Counter<u64>,
     refused: Counter<u64>,
-    /// The partners with their own series.
+    /// The partners that have a series of their own.
     partners: Arc<Mutex<HashSet<PartnerId>>>,
 }
 
@@ -33,20 +41,21 @@ pub(crate) struct Metrics {
 pub(crate) enum OrderResult {
     /// 201.
     Accepted,
-    /// 4xx: the request is invalid.
+    /// 4xx: the request is invalid, for example its body is too large or an item is wrong.
     Invalid,
-    /// 429: the partner exceeded its rate limit.
+    /// 429: the partner exceeded a limit of its own or its rate.
     Limited,
     /// 503: this process is overloaded.
     Shed,
-    /// 422: its external id is taken.
+    /// 422: an earlier order has its external id.
     Duplicate,
     /// 422: the provider rejected the purchase.
     Refused,
     /// 422: the provider could not be reached.
     Unreachable,
-    /// The order was not stored. It waited too long in the queue, or an earlier order with its external id was still
-    /// undecided: 503. Or the partner hung up while it was queued.
+    /// The order was not stored. Usually that is a 503, because it waited too long in the queue, or
+    /// because an earlier order with its external id was still undecided. A partner that hung up
+    /// while its order was queued counts here, too.
     Expired,
     /// 500.
     Error,
@@ -56,11 +65,23 @@ impl Default for Metrics {
     fn default() -> Self {
         let make = Instruments::of("ingress");
         Self {
-            orders: make.counter("esim.orders", "Create-order requests of known partners, by outcome"),
+            orders: make.counter(
+                "esim.orders",
+                "Create-order requests of known partners, by outcome",
+            ),
             units: make.counter("esim.units.accepted", "Units of accepted orders"),
-            auth_failures: make.counter("esim.auth.failures", "Requests answered with 401, by the check that failed"),
-            verdicts: make.counter("esim.verdicts", "Placements that ingress waited for, by verdict"),
-            refused: make.counter("esim.requests.refused", "Requests answered with 4xx or 503, by partner and reason"),
+            auth_failures: make.counter(
+                "esim.auth.failures",
+                "Requests answered with 401, by the check that failed",
+            ),
+            verdicts: make.counter(
+                "esim.verdicts",
+                "Placements that ingress waited for, by verdict",
+            ),
+            refused: make.counter(
+                "esim.requests.refused",
+                "Requests answered with 4xx or 503, by partner and reason",
+            ),
             partners: Arc::default(),
         }
     }
@@ -69,14 +90,17 @@ impl Default for Metrics {
 impl Metrics {
     /// Counts a create-order request, and its units if it was accepted.
     pub(crate) fn order(&self, result: OrderResult, units: usize) {
-        self.orders.add(1, &[KeyValue::new("outcome", <&str>::from(result))]);
+        self.orders
+            .add(1, &[KeyValue::new("outcome", <&str>::from(result))]);
         if matches!(result, OrderResult::Accepted) {
-            self.units.add(u64::try_from(units).unwrap_or(u64::MAX), &[]);
+            self.units
+                .add(u64::try_from(units).unwrap_or(u64::MAX), &[]);
         }
     }
 
     pub(crate) fn auth_failure(&self, reason: &'static str) {
-        self.auth_failures.add(1, &[KeyValue::new("reason", reason)]);
+        self.auth_failures
+            .add(1, &[KeyValue::new("reason", reason)]);
     }
 
     pub(crate) fn verdict(&self, verdict: Option<Verdict>) {
@@ -93,15 +117,83 @@ impl Metrics {
     /// Counts a 4xx or 503 response. `partner` is known only if the signature is valid.
     pub(crate) fn refused(&self, partner: Option<PartnerId>, reason: &'static str) {
         let partner = partner.map_or_else(String::new, |partner| self.label(partner));
-        self.refused.add(1, &[KeyValue::new("partner", partner), KeyValue::new("reason", reason)]);
+        self.refused.add(
+            1,
+            &[
+                KeyValue::new("partner", partner),
+                KeyValue::new("reason", reason),
+            ],
+        );
     }
 
+    /// The value of the label `partner`.
     fn label(&self, partner: PartnerId) -> String {
         let mut partners = lock(&self.partners);
         if partners.len() < PARTNERS {
             partners.insert(partner);
         }
-        if partners.contains(&partner) { partner.to_string() } else { "other".into() }
+        if partners.contains(&partner) {
+            partner.to_string()
+        } else {
+            "other".into()
+        }
+    }
+}
+
+/// Returns the current value of a gauge. It is called at each scrape.
+pub(crate) type Look = Box<dyn Fn() -> u64 + Send + Sync>;
+
+/// The gauges of what [`crate::access::admission`] has admitted and may admit.
+pub(crate) struct AdmissionGauges {
+    pub(crate) orders: Look,
+    pub(crate) orders_limit: Look,
+    /// Bytes.
+    pub(crate) memory: Look,
+    pub(crate) self_service: Look,
+    pub(crate) listeners: Look,
+}
+
+impl AdmissionGauges {
+    /// Registers the gauges, which stay until the process ends.
+    pub(crate) fn register(self) {
+        let meter = global::meter("ingress");
+        let gauge = |name, description, look: Look| {
+            let gauge = meter
+                .u64_observable_gauge(name)
+                .with_description(description);
+            gauge.with_callback(move |gauge| gauge.observe(look(), &[]))
+        };
+        gauge(
+            "esim.orders.in_flight",
+            "Orders that are being read, stored or answered",
+            self.orders,
+        )
+        .build();
+        gauge(
+            "esim.orders.in_flight.limit",
+            "Orders that may be in flight now: fewer while orders take too long",
+            self.orders_limit,
+        )
+        .build();
+        gauge(
+            "esim.orders.in_flight.memory",
+            "Estimated memory of the bodies and units of orders in flight",
+            self.memory,
+        )
+        .with_unit("By")
+        .build();
+        gauge(
+            "esim.self_service.in_flight",
+            "Signed requests other than orders that are in flight",
+            self.self_service,
+        )
+        .build();
+        gauge(
+            "esim.listeners",
+            "Requests of sandbox accounts that wait for webhooks",
+            self.listeners,
+        )
+        .build();
     }
 }
 

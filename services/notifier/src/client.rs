@@ -1,6 +1,10 @@
-//! Connections to endpoints. The bytes that an endpoint may send before the head of its response are
-//! bounded. Otherwise interim (1xx) responses and TLS records without content could keep a processor busy
-//! until the deadline and delay all other webhooks.
+//! The connections to endpoints, which are servers of other people and may be hostile.
+//! [`crate::webhook`] sends its requests through this client.
+//!
+//! Guarantee: an endpoint can send only a bounded number of bytes before the head of its response
+//! is complete, including what TLS itself receives. Otherwise interim (1xx) responses, or TLS
+//! records without content, could keep a processor busy until the deadline and delay all other
+//! webhooks. For this, the connection counts the bytes below TLS and begins anew with each request.
 
 use std::{
     io,
@@ -29,7 +33,8 @@ use tokio::{
 use tower::Service;
 use webhooks::dns::{Dns, NameError};
 
-/// The deadline of a connection: name, TCP and TLS. A longer one would leave no time for a response.
+/// The deadline for making a connection, which includes resolving the name, TCP and TLS. A longer
+/// one would leave too little time for the response.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long an unused connection is kept.
 const IDLE: Duration = Duration::from_secs(30);
@@ -48,8 +53,9 @@ pub struct HeadTooLarge;
 #[error("connecting took too long")]
 pub struct ConnectTimeout;
 
-/// A client over HTTP/1.1. After a request, a connection may receive `head_max` bytes before the head is
-/// complete. `idle` is the number of unused connections kept for one endpoint.
+/// Creates the client, which speaks HTTP/1.1. After each request, a connection may receive
+/// `head_max` bytes before the head of the response is complete. `idle` is the number of unused
+/// connections that are kept for one host.
 pub fn endpoints(dns: Dns, head_max: usize, idle: usize) -> io::Result<WebhookClient> {
     let mut http = HttpConnector::new_with_resolver(Names(dns));
     http.enforce_http(false);
@@ -68,7 +74,8 @@ pub fn endpoints(dns: Dns, head_max: usize, idle: usize) -> io::Result<WebhookCl
         .build(EndpointConnector(https)))
 }
 
-/// Resolves names for connections.
+/// Resolves the names of endpoints. [`Dns`] refuses addresses that the guard forbids, so that a
+/// name cannot lead a webhook into a private network.
 #[derive(Clone)]
 pub struct Names(Dns);
 
@@ -85,7 +92,10 @@ impl Service<Name> for Names {
         let dns = self.0.clone();
         async move {
             let addresses = dns.resolve(name.as_str()).await?.into_iter();
-            Ok(addresses.map(|address| SocketAddr::new(address, 0)).collect::<Vec<_>>().into_iter())
+            Ok(addresses
+                .map(|address| SocketAddr::new(address, 0))
+                .collect::<Vec<_>>()
+                .into_iter())
         }
         .boxed()
     }
@@ -112,7 +122,11 @@ impl Service<Uri> for CountingConnector {
         let most = self.head_max;
         async move {
             let tcp = connecting.await?.into_inner();
-            Ok(TokioIo::new(Counted { tcp, received: 0, most }))
+            Ok(TokioIo::new(Counted {
+                tcp,
+                received: 0,
+                most,
+            }))
         }
         .boxed()
     }
@@ -134,11 +148,15 @@ impl AsyncRead for Counted {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.tcp).poll_read(context, buffer))?;
         self.received += buffer.filled().len() - before;
-        Poll::Ready(if self.received > self.most { Err(io::Error::other(HeadTooLarge)) } else { Ok(()) })
+        Poll::Ready(if self.received > self.most {
+            Err(io::Error::other(HeadTooLarge))
+        } else {
+            Ok(())
+        })
     }
 }
 
-/// Writes through the field `$to`, after `$begin`.
+/// Implements writing through the field `$to`, calling `$begin` before each write.
 macro_rules! write_through {
     ($type:ty, $to:tt $(, $begin:ident)?) => {
         impl AsyncWrite for $type {
@@ -164,11 +182,17 @@ macro_rules! write_through {
                 self.$to.is_write_vectored()
             }
 
-            fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+            fn poll_flush(
+                mut self: Pin<&mut Self>,
+                context: &mut Context<'_>,
+            ) -> Poll<io::Result<()>> {
                 Pin::new(&mut self.$to).poll_flush(context)
             }
 
-            fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+            fn poll_shutdown(
+                mut self: Pin<&mut Self>,
+                context: &mut Context<'_>,
+            ) -> Poll<io::Result<()>> {
                 Pin::new(&mut self.$to).poll_shutdown(context)
             }
         }
@@ -183,7 +207,7 @@ impl Connection for Counted {
     }
 }
 
-/// Makes connections to endpoints, with TLS where the URL says so, within their deadline.
+/// Makes connections to endpoints within `CONNECT_TIMEOUT`, with TLS if the URL asks for it.
 #[derive(Clone)]
 pub struct EndpointConnector(HttpsConnector<CountingConnector>);
 
@@ -206,10 +230,12 @@ impl Service<Uri> for EndpointConnector {
     }
 }
 
-/// A connection on which each request, but nothing that TLS sends by itself, resets the received bytes.
+/// A connection that resets the count of received bytes when a request is written to it. It lies
+/// above TLS, so what TLS sends by itself does not reset the count.
 pub struct Exchange(TokioIo<MaybeHttpsStream<TokioIo<Counted>>>);
 
 impl Exchange {
+    /// Resets the count, which is in the innermost layer of the connection.
     fn begin(&mut self) {
         let counted = match self.0.inner_mut() {
             MaybeHttpsStream::Http(tcp) => tcp.inner_mut(),

@@ -1,4 +1,21 @@
-//! The stage: claims deliveries, attempts each once, and records the result.
+//! The stage of the notifier: it claims deliveries, attempts each once, and records the results.
+//!
+//! The worker of [`pipeline::worker`] calls it with claimed deliveries. One run is one attempt: the
+//! webhook is signed with the current time and sent, and the result is recorded by group commit
+//! together with the time of the next attempt. The store then gives the delivery due work for that
+//! time, so a retry takes the same path as any other due work.
+//!
+//! Guarantee: each delivery is attempted at least once, and again until an attempt succeeds or its
+//! schedule ends. Recording a result is retried while the database is away. It is given up if the
+//! process stops, or if the database refuses the record for a reason that no retry removes. Then
+//! the delivery is still pending, and it is attempted again when its lease, or its first lease,
+//! ends.
+//!
+//! Two processes may attempt one delivery at the same time. Leases only make that rare, because a
+//! process can outlive its lease, and a fresh delivery has none. The partner recognises a repeat by
+//! its `webhook-id`.
+
+mod record;
 
 use std::{
     sync::Arc,
@@ -7,19 +24,18 @@ use std::{
 
 use domain::{DeliveryId, PartnerId};
 use pipeline::{
-    Effect, GroupCommit,
-    group_commit::{Closed, Writer},
-    messaging_span,
+    GroupCommit, messaging_span,
     payload::TopupReady,
-    perform,
     streams::READY,
     trace,
     worker::{Class, Found, Look, Permit, Stage, Ticket, Trigger},
 };
 use runtime::{Shutdown, clock};
 use store::{
-    Database, PgConnection,
-    deliveries::{self, Attempted, Claim, Content, Delivery, endpoints::BlockPolicy, events::Subject},
+    Database,
+    deliveries::{
+        self, Attempted, Claim, Content, Delivery, endpoints::BlockPolicy, events::Subject,
+    },
     profile::Profile,
     vault::{Purpose, Vault},
     work::Page,
@@ -27,23 +43,25 @@ use store::{
 use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span, field::Empty, info_span};
+use url::Url;
 use webhooks::{body::Body, event, qr::QrUrls};
 
+use self::record::{Attempts, WithoutUrl};
 use crate::{
     endpoint::{Endpoint, Endpoints},
     metrics::Metrics,
-    outcome::{Failure, LogIds, Tried, class, log, result},
-    schedule::{Next, Schedule},
-    webhook::{self, Sender},
+    outcome::{self, Failure, LogIds, Tried},
+    schedule::{EndpointResponse, Next, Schedule},
+    webhook::{self, Sender, Unanswered},
 };
 
-/// The first lease of a delivery. A delivery that is not finished by then becomes due.
+/// The first lease of a delivery. A delivery that is not finished when it ends becomes due.
 pub const FIRST_LEASE: Duration = pipeline::timing::DELIVERY_FIRST_LEASE;
-/// The part of a lease beyond the request: decrypting, recording.
+/// The part of a lease that is left for everything but the request: decrypting the profile and
+/// recording the result.
 pub const LEASE_MARGIN: Duration = Duration::from_secs(5);
-/// The most attempts of one commit.
-const BATCH: usize = 512;
-/// How long an endpoint's oldest delivery waits until the endpoint is slow and new ones are deferred.
+/// How long the oldest delivery of a queue may wait for its permit before the queue counts as slow.
+/// Further new deliveries of a slow queue are deferred.
 pub const SLOW: Duration = Duration::from_secs(1);
 
 /// The lease of a due delivery, given the timeout of a request.
@@ -51,6 +69,7 @@ pub fn lease(timeout: Duration) -> Duration {
     timeout + LEASE_MARGIN
 }
 
+/// The stage, with everything that its attempts share.
 pub struct Deliver {
     database: Database,
     vault: Vault,
@@ -63,9 +82,11 @@ pub struct Deliver {
     stop: CancellationToken,
 }
 
+/// The settings of the stage.
 pub struct Settings {
     /// Makes `qrcode_img_url`.
     pub qr: QrUrls,
+    /// The timeout of one request (`WEBHOOK_TIMEOUT`).
     pub timeout: Duration,
     /// The waits between attempts.
     pub schedule: Schedule,
@@ -73,7 +94,7 @@ pub struct Settings {
 }
 
 impl Deliver {
-    /// Creates the stage. After the soft stop, no delivery waits for the database.
+    /// Creates the stage and starts its group commits.
     pub fn new(
         database: Database,
         vault: Vault,
@@ -82,32 +103,40 @@ impl Deliver {
         metrics: Arc<Metrics>,
         shutdown: &Shutdown,
     ) -> Self {
-        let attempts = Attempts { database: database.clone(), block_policy: settings.block_policy };
+        let attempts = Attempts::start(database.clone(), settings.block_policy, shutdown);
+        let without_url = WithoutUrl::start(database.clone(), shutdown);
         Self {
             vault,
             sender,
             settings,
             endpoints: Endpoints::default(),
             metrics,
-            attempts: GroupCommit::start(attempts, BATCH, shutdown),
-            without_url: GroupCommit::start(WithoutUrl(database.clone()), BATCH, shutdown),
+            attempts,
+            without_url,
             database,
             stop: shutdown.soft(),
         }
     }
 
-    /// The lane of a delivery is its endpoint's host, because endpoints of one host fail together. It is empty until a
-    /// claim has read the partner's URL.
+    /// Makes the ticket of a delivery. Its lane is the host of the endpoint, because endpoints of
+    /// one host fail together. The lane is empty until a claim in this process has read the
+    /// partner's URL.
     fn ticket(&self, id: DeliveryId, partner: PartnerId) -> Ticket<DeliveryId> {
-        Ticket { id, lane: self.endpoints.host(partner), partner }
+        Ticket {
+            id,
+            lane: self.endpoints.host(partner),
+            partner,
+        }
     }
 
+    /// Attempts a claimed delivery once and records the result. A delivery without a webhook URL is
+    /// held instead, and one whose host has no free permit is deferred.
     async fn deliver(&self, delivery: Delivery, claim_began: Instant, mut permit: Permit) {
         let Some(endpoint) = self.endpoints.of(&delivery, &self.vault) else {
             let ids = LogIds::of(&delivery);
             tracing::debug!(
                 topup.id = ids.topup, event.id = ids.event, partner.id = %delivery.partner_id,
-                "no webhook URL"
+                "not sent, because the partner has no webhook URL; held until one is set"
             );
             self.metrics.delivery("no_endpoint");
             return self.write(&self.without_url, delivery.id).await;
@@ -116,42 +145,42 @@ impl Deliver {
             let ids = LogIds::of(&delivery);
             tracing::debug!(
                 topup.id = ids.topup, event.id = ids.event, partner.id = %delivery.partner_id,
-                "deferred: the host has no free permit"
+                "deferred, because too many requests to this host are in flight"
             );
             self.metrics.delivery("deferred");
             return self.make_due(&delivery).await;
         }
-        let (at, began) = (clock::now(), Instant::now());
+        let at = clock::now();
+        let began = Instant::now();
         let tried = self.attempt(&delivery, &endpoint, at).await;
         let duration = began.elapsed();
 
-        let response = tried.as_ref().ok().map(|(response, _)| *response);
-        let attempts_of_schedule = delivery.attempt.saturating_sub(delivery.schedule_start);
-        let mut next = match tried {
-            Err(Failure::Erased) => Next::Exhausted,
-            _ => self.settings.schedule.next(attempts_of_schedule, response, rand::random()),
-        };
-        if next != Next::Delivered && is_test(&delivery) {
-            next = Next::Exhausted;
-        }
-        // After a success the permit is free at once, because the next request need not wait for our record. After a
-        // failure it is kept until the record is there: the record may block the endpoint, and then no further delivery
-        // starts.
+        let next = self.next_step(&delivery, &tried);
+        // After a success the permit is released at once, because the next request need not wait
+        // for the record. After a failure it is kept until the failure is recorded: the record may
+        // block the endpoint, and then no further delivery should start.
         let kept_permit = if next == Next::Delivered {
             drop(permit);
             None
         } else {
             Some(permit)
         };
-        log(&delivery, response, tried.as_ref().err(), next);
-        self.count(&delivery, class(&tried), next, duration, claim_began.elapsed());
+        let response = tried.as_ref().ok().map(|(response, _)| *response);
+        outcome::log(&delivery, response, tried.as_ref().err(), next);
+        self.count(
+            &delivery,
+            outcome::class(&tried),
+            next,
+            duration,
+            claim_began.elapsed(),
+        );
         let attempted = Attempted {
             at,
             duration,
             status: response.map(|response| response.status),
-            class: class(&tried),
+            class: outcome::class(&tried),
             response_start: self.sealed_response_start(&delivery, &tried, next),
-            result: result(&tried, next),
+            result: outcome::result(&tried, next),
             id: delivery.id,
             partner_id: delivery.partner_id,
             is_event: matches!(delivery.content, Content::Event(_)),
@@ -162,74 +191,113 @@ impl Deliver {
         drop(kept_permit);
     }
 
-    /// Makes a delivery due at once whose host was full. Its lane is known now, so it waits there for a permit.
+    /// Decides what an attempt leads to. The schedule decides, except that nothing is left to send
+    /// once a profile is erased, and that a [test](is_test) is never retried.
+    fn next_step(&self, delivery: &Delivery, tried: &Tried) -> Next {
+        if matches!(tried, Err(Failure::Erased)) {
+            return Next::Exhausted;
+        }
+        let response = tried.as_ref().ok().map(|(response, _)| *response);
+        let attempts_of_schedule = delivery.attempt.saturating_sub(delivery.schedule_start);
+        let schedule = &self.settings.schedule;
+        match schedule.next(attempts_of_schedule, response, rand::random()) {
+            Next::Retry(_) if is_test(delivery) => Next::Exhausted,
+            next => next,
+        }
+    }
+
+    /// Defers a delivery whose host had no free permit. Its lane is known now, so as due work it
+    /// waits for a permit in the right queue. A leased delivery has a row of due work already,
+    /// which is put back; another one gets a row.
     async fn make_due(&self, delivery: &Delivery) {
         let id = std::slice::from_ref(&delivery.id);
         let made_due = if delivery.leased {
-            self.database.run(async |connection| deliveries::put_back(connection, id).await).await
+            self.database
+                .run(async |connection| deliveries::put_back(connection, id).await)
+                .await
         } else {
-            self.database.run(async |connection| deliveries::defer(connection, id).await).await
+            self.database
+                .run(async |connection| deliveries::defer(connection, id).await)
+                .await
         };
         if let Err(error) = made_due {
             let ids = LogIds::of(delivery);
             tracing::warn!(
                 topup.id = ids.topup, event.id = ids.event, %error,
-                "cannot defer; the delivery is due when its lease, or its first lease, ends"
+                "cannot defer the delivery; it is attempted when its lease, or its first lease, \
+                 ends"
             );
         }
     }
 
-    fn count(&self, delivery: &Delivery, class: &'static str, next: Next, duration: Duration, since_claim: Duration) {
+    /// Counts an attempt in the metrics.
+    fn count(
+        &self,
+        delivery: &Delivery,
+        class: &'static str,
+        next: Next,
+        duration: Duration,
+        since_claim: Duration,
+    ) {
         self.metrics.attempt(&delivery.environment, class, duration);
         self.metrics.delivery(match next {
             Next::Delivered => "delivered",
             Next::Retry(_) => "retried",
             Next::Exhausted => "exhausted",
         });
-        // A replay does not count for the delivery time.
+        // A replay does not count for the delivery time, because somebody chose when it happened.
         if let Content::Esim(esim) = &delivery.content
             && next == Next::Delivered
             && delivery.schedule_start == 0
         {
             self.metrics.delivered_after(esim.age + since_claim);
             if delivery.attempt == 0 {
-                self.metrics.delivered_at_once(&delivery.environment, esim.ready_age + since_claim);
+                self.metrics
+                    .delivered_at_once(&delivery.environment, esim.ready_age + since_claim);
             }
         }
     }
 
-    /// The beginning of a response that did not acknowledge, encrypted: an endpoint may echo the webhook.
-    fn sealed_response_start(&self, delivery: &Delivery, tried: &Tried, next: Next) -> Option<Vec<u8>> {
+    /// The beginning of a response that did not acknowledge the webhook, for the record of the
+    /// attempt. It is encrypted, because an endpoint may echo the webhook with its activation code.
+    fn sealed_response_start(
+        &self,
+        delivery: &Delivery,
+        tried: &Tried,
+        next: Next,
+    ) -> Option<Vec<u8>> {
         let (_, beginning) = tried.as_ref().ok()?;
-        // A partner sees the response to a test in any case.
+        // The response to a test is kept in any case, because the partner wants to see it.
         if (next == Next::Delivered && !is_test(delivery)) || beginning.is_empty() {
             return None;
         }
         let purpose = Purpose::Response(delivery.id, delivery.attempt);
         self.vault
             .seal(purpose, beginning)
-            .inspect_err(|error| tracing::error!(%error, "response cannot be encrypted; not stored"))
+            .inspect_err(|error| {
+                tracing::error!(
+                    %error,
+                    "the response of an endpoint cannot be encrypted, so it is not stored"
+                );
+            })
             .ok()
     }
 
-    /// Sends one request, signed with the current time.
-    async fn attempt(&self, delivery: &Delivery, endpoint: &Endpoint, now: OffsetDateTime) -> Tried {
+    /// Sends one request, signed with the current time. An error that is not the endpoint's, for
+    /// example a profile that cannot be decrypted, is also an attempt: it is recorded and retried.
+    async fn attempt(
+        &self,
+        delivery: &Delivery,
+        endpoint: &Endpoint,
+        now: OffsetDateTime,
+    ) -> Tried {
         let url = endpoint.url.as_ref().map_err(|error| *error)?;
         let (body, kind) = self.body(&delivery.content)?;
-        let secrets = endpoint.secrets.as_ref().map_err(|error| Failure::Secret(error.clone()))?;
-        let span = if trace::is_recorded() {
-            // The span omits path and query: they may hold a partner's secret.
-            info_span!(
-                "POST webhook",
-                otel.kind = "client", otel.status_code = Empty, error.type = Empty,
-                http.request.method = "POST", http.response.status_code = Empty,
-                http.request.resend_count = (delivery.attempt > 0).then_some(delivery.attempt),
-                url.scheme = url.scheme(), server.address = url.host_str(),
-                server.port = url.port_or_known_default(),
-            )
-        } else {
-            Span::none()
-        };
+        let secrets = endpoint
+            .secrets
+            .as_ref()
+            .map_err(|error| Failure::Secret(error.clone()))?;
+        let span = request_span(url, delivery.attempt);
         let traceparent = trace::context_of(&span).or_else(|| passed_on(delivery));
         let headers = webhook::headers(
             &delivery.webhook_id(),
@@ -240,31 +308,33 @@ impl Deliver {
             traceparent.as_deref(),
         )
         .map_err(|_| Failure::Unwritable)?;
-        let answer = self.sender.post(url.clone(), headers, body, now).instrument(span.clone()).await;
-        match &answer {
-            Ok((answer, _)) => {
-                span.record("http.response.status_code", answer.status);
-                if answer.status >= 400 {
-                    span.record("error.type", tracing::field::display(answer.status));
-                    span.record("otel.status_code", "ERROR");
-                }
-            }
-            Err(unanswered) => {
-                span.record("error.type", unanswered.class());
-                span.record("otel.status_code", "ERROR");
-            }
-        }
+        let answer = self
+            .sender
+            .post(url.clone(), headers, body, now)
+            .instrument(span.clone())
+            .await;
+        record_answer(&span, &answer);
         Ok(answer?)
     }
 
-    /// The body, and the kind of an event other than the specified webhook.
+    /// Makes the body of the webhook. The second part is the kind of an event; it is `None` for the
+    /// specified webhook.
     fn body(&self, content: &Content) -> Result<(Vec<u8>, Option<&'static str>), Failure> {
         let (body, kind) = match content {
             Content::Esim(esim) if esim.erased => return Err(Failure::Erased),
             Content::Esim(esim) => {
-                let profile = Profile::open(&self.vault, &esim.topup_id, &esim.profile).map_err(Failure::Profile)?;
-                let (order, qr) = (&esim.external_order_id, &self.settings.qr);
-                let body = Body::new(&esim.topup_id, esim.option_id, order, &esim.iccid, &profile, qr);
+                let profile = Profile::open(&self.vault, &esim.topup_id, &esim.profile)
+                    .map_err(Failure::Profile)?;
+                let order = &esim.external_order_id;
+                let qr = &self.settings.qr;
+                let body = Body::new(
+                    &esim.topup_id,
+                    esim.option_id,
+                    order,
+                    &esim.iccid,
+                    &profile,
+                    qr,
+                );
                 (serde_json::to_vec(&body), None)
             }
             Content::Event(event) => {
@@ -274,80 +344,90 @@ impl Deliver {
         };
         Ok((body.map_err(|_| Failure::Unwritable)?, kind))
     }
-
-    /// Writes, and retries while the database is away. After a stop the delivery is due when its lease, or its
-    /// first lease, ends.
-    async fn write<W>(&self, commit: &GroupCommit<W>, item: W::Item)
-    where
-        W: Writer<Error = store::Error>,
-        W::Item: Clone,
-    {
-        let mut pause = Duration::from_millis(100);
-        loop {
-            match commit.write(item.clone()).await {
-                Ok(Err(error)) if error.is_transient() && !error.is_about_data() && !self.stop.is_cancelled() => {}
-                Ok(Err(error)) => {
-                    return tracing::error!(%error, "attempt not recorded; it is repeated when the lease, or the first lease, ends");
-                }
-                Err(Closed) => return tracing::error!("attempt not recorded: the process stops"),
-                Ok(Ok(_)) => return,
-            }
-            tokio::select! {
-                () = tokio::time::sleep(pause) => {}
-                // One last try after a stop.
-                () = self.stop.cancelled() => {}
-            }
-            pause = (pause * 2).min(Duration::from_secs(5));
-        }
-    }
 }
 
 impl Stage for Deliver {
     const NAME: &'static str = "notifier";
     const KIND: &'static str = "ready";
-    const CLAIM: (&'static str, &'static str) = ("SELECT", "deliveries");
+    const CLAIM_STATEMENT: (&'static str, &'static str) = ("SELECT", "deliveries");
     type Message = TopupReady;
     type Id = DeliveryId;
     type Work = Delivery;
 
     fn tickets_of(&self, message: TopupReady) -> Vec<Ticket<DeliveryId>> {
         let TopupReady::V1 { deliveries } = message;
-        deliveries.into_iter().map(|ready| self.ticket(ready.delivery_id, ready.partner_id)).collect()
+        deliveries
+            .into_iter()
+            .map(|ready| self.ticket(ready.delivery_id, ready.partner_id))
+            .collect()
     }
 
     async fn defer(&self, ids: &[DeliveryId]) -> anyhow::Result<()> {
-        Ok(self.database.run(async |connection| deliveries::defer(connection, ids).await).await?)
+        Ok(self
+            .database
+            .run(async |connection| deliveries::defer(connection, ids).await)
+            .await?)
     }
 
     async fn due(&self, look: Look) -> anyhow::Result<Found<DeliveryId>> {
-        let page = Page { limit: look.limit, per_lane: look.per_lane, after: look.after, skip: &[] };
-        let found = self.database.run(async |connection| deliveries::due(connection, &page).await).await?;
+        let page = Page {
+            limit: look.limit,
+            rows_per_queue: look.rows_per_queue,
+            after: look.after,
+            skip: &[],
+        };
+        let found = self
+            .database
+            .run(async |connection| deliveries::due(connection, &page).await)
+            .await?;
         let due = found.due.into_iter();
-        Ok(Found { due: due.map(|due| self.ticket(due.id, due.partner_id)).collect(), after: found.after })
+        Ok(Found {
+            due: due.map(|due| self.ticket(due.id, due.partner_id)).collect(),
+            after: found.after,
+        })
     }
 
-    async fn claim(&self, ids: &[DeliveryId], class: Class) -> anyhow::Result<Vec<(DeliveryId, Delivery)>> {
+    async fn claim(
+        &self,
+        ids: &[DeliveryId],
+        class: Class,
+    ) -> anyhow::Result<Vec<(DeliveryId, Delivery)>> {
         let lease = lease(self.settings.timeout);
         let claim = match class {
-            Class::Fresh => Claim::Fresh { youth: FIRST_LEASE.saturating_sub(lease) },
+            // A fresh delivery takes no lease, so a whole attempt must fit into the rest of its first
+            // lease, in which no other process looks for it. An older one is left to the sweep,
+            // which gives it due work when its first lease ends.
+            Class::Fresh => Claim::Fresh {
+                youth: FIRST_LEASE.saturating_sub(lease),
+            },
             Class::Due => Claim::Due { lease },
         };
-        let claimed = self.database.run(async |connection| deliveries::claim(connection, ids, claim).await).await?;
-        Ok(claimed.into_iter().map(|delivery| (delivery.id, delivery)).collect())
+        let claimed = self
+            .database
+            .run(async |connection| deliveries::claim(connection, ids, claim).await)
+            .await?;
+        Ok(claimed
+            .into_iter()
+            .map(|delivery| (delivery.id, delivery))
+            .collect())
     }
 
     async fn run(self: Arc<Self>, delivery: Delivery, trigger: Trigger, permit: Permit) {
         let span = process_span(&delivery, &trigger);
-        self.deliver(delivery, trigger.claim_began, permit).instrument(span).await;
+        self.deliver(delivery, trigger.claim_began, permit)
+            .instrument(span)
+            .await;
     }
 }
 
-/// A test has one attempt: a retry would not show the endpoint's state at the time of the request.
+/// Whether the delivery is a test of the endpoint. A test has one attempt only, because a retry
+/// would not show the state of the endpoint at the time when the partner asked.
 fn is_test(delivery: &Delivery) -> bool {
     matches!(&delivery.content, Content::Event(event) if event.subject == Subject::WebhookTest)
 }
 
-/// The trace context if no span is recorded: the order's for a topup's first attempt, else a new one.
+/// The trace context that the endpoint gets if no span is recorded here: that of the order for the
+/// first attempt of a topup, and otherwise a new one.
 fn passed_on(delivery: &Delivery) -> Option<String> {
     if let Content::Esim(esim) = &delivery.content
         && delivery.attempt == 0
@@ -358,7 +438,41 @@ fn passed_on(delivery: &Delivery) -> Option<String> {
     Some(format!("00-{trace:032x}-{span:016x}-00"))
 }
 
-/// The first attempt belongs to the order's trace. A later one starts its own trace with a link to it.
+/// The span of one request. It omits the path and the query, because they may hold a secret of the
+/// partner.
+fn request_span(url: &Url, attempt: u32) -> Span {
+    if !trace::is_recorded() {
+        return Span::none();
+    }
+    info_span!(
+        "POST webhook",
+        otel.kind = "client", otel.status_code = Empty, error.type = Empty,
+        http.request.method = "POST", http.response.status_code = Empty,
+        http.request.resend_count = (attempt > 0).then_some(attempt),
+        url.scheme = url.scheme(), server.address = url.host_str(),
+        server.port = url.port_or_known_default(),
+    )
+}
+
+/// Records the response of the endpoint, or why there is none, in the span of the request.
+fn record_answer(span: &Span, answer: &Result<(EndpointResponse, Vec<u8>), Unanswered>) {
+    match answer {
+        Ok((response, _)) => {
+            span.record("http.response.status_code", response.status);
+            if response.status >= 400 {
+                span.record("error.type", tracing::field::display(response.status));
+                span.record("otel.status_code", "ERROR");
+            }
+        }
+        Err(unanswered) => {
+            span.record("error.type", unanswered.class());
+            span.record("otel.status_code", "ERROR");
+        }
+    }
+}
+
+/// The span of the work on a delivery. The first attempt belongs to the trace of the order. A later
+/// one starts a trace of its own, with a link to that of the order.
 fn process_span(delivery: &Delivery, trigger: &Trigger) -> Span {
     if !trace::is_recorded() {
         return Span::none();
@@ -371,11 +485,11 @@ fn process_span(delivery: &Delivery, trigger: &Trigger) -> Span {
     let order_id = esim.map(|esim| tracing::field::display(esim.order_id));
     let span = if trigger.class == Class::Fresh {
         messaging_span!(INFO, "process", "consumer", "process", READY;
-            topup.id = ids.topup, event.id = ids.event, partner.id = %delivery.partner_id, order.id = order_id,
-            attempt = delivery.attempt,
+            topup.id = ids.topup, event.id = ids.event, partner.id = %delivery.partner_id,
+            order.id = order_id, attempt = delivery.attempt,
         )
     } else {
-        // Without a message: the delivery was due.
+        // No message caused this work, because the delivery was due.
         info_span!(
             parent: None,
             "due delivery",
@@ -390,58 +504,4 @@ fn process_span(delivery: &Delivery, trigger: &Trigger) -> Span {
         delivery.attempt == 0,
     );
     span
-}
-
-struct Attempts {
-    database: Database,
-    block_policy: BlockPolicy,
-}
-
-impl Writer for Attempts {
-    const NAME: &'static str = "commit-attempts";
-    const STATEMENT: (&'static str, &'static str) = ("UPDATE", "deliveries");
-    type Item = Attempted;
-    type Output = ();
-    type Error = store::Error;
-
-    async fn write(&self, items: &[Attempted]) -> Result<Vec<()>, store::Error> {
-        let record =
-            async |connection: &mut PgConnection| deliveries::record(connection, items, &self.block_policy).await;
-        perform(Effect::CommitAttempts, self.database.run(record))
-            .await
-            .inspect_err(|error| tracing::warn!(%error, attempts = items.len(), "cannot record attempts"))
-    }
-
-    /// The webhook has arrived and its permit is free. If this process dies first, the webhook is
-    /// repeated with the same id, as after any crash between a webhook and its record.
-    fn can_wait(attempted: &Attempted) -> bool {
-        attempted.is_plain()
-    }
-
-    fn one_is_at_fault(error: &store::Error) -> bool {
-        error.is_about_data() || !error.is_transient()
-    }
-}
-
-/// The group commit that marks deliveries without a webhook URL; they wait until one is set.
-struct WithoutUrl(Database);
-
-impl Writer for WithoutUrl {
-    const NAME: &'static str = "commit-no-endpoint";
-    const STATEMENT: (&'static str, &'static str) = ("UPDATE", "deliveries");
-    type Item = DeliveryId;
-    type Output = ();
-    type Error = store::Error;
-
-    async fn write(&self, items: &[DeliveryId]) -> Result<Vec<()>, store::Error> {
-        let set = async |connection: &mut PgConnection| deliveries::set_no_endpoint(connection, items).await;
-        perform(Effect::CommitNoEndpoint, self.0.run(set))
-            .await
-            .inspect_err(|error| tracing::warn!(%error, "cannot record missing webhook URLs"))?;
-        Ok(vec![(); items.len()])
-    }
-
-    fn one_is_at_fault(error: &store::Error) -> bool {
-        error.is_about_data() || !error.is_transient()
-    }
 }

@@ -1,4 +1,5 @@
-//! Partners' endpoints, prepared once instead of for each webhook.
+//! The endpoints of partners, prepared once instead of for each webhook. Preparing one means
+//! parsing its URL and decrypting its secrets.
 
 use std::{
     collections::HashMap,
@@ -13,15 +14,17 @@ use url::Url;
 
 use crate::webhook::Unanswered;
 
-/// The most cached endpoints.
+/// The most endpoints that are cached. When the cache is full, it is emptied, and the endpoints
+/// that are still in use return to it with their next delivery.
 const KEPT: usize = 10_000;
 
+/// A prepared endpoint.
 pub struct Endpoint {
-    /// The URL and the encrypted secrets (the newest, the old one) as they were read. If a delivery brings others, the
-    /// partner has changed them, and the endpoint is prepared again.
+    /// The URL and the encrypted secrets (the newest, the old one) as they were read. If a delivery
+    /// brings others, the partner has changed them, and the endpoint is prepared again.
     url_text: String,
     sealed: [Option<Vec<u8>>; 2],
-    /// The host, to which requests in flight are limited.
+    /// The host, which is the lane of its deliveries.
     pub host: Arc<str>,
     pub url: Result<Url, Unanswered>,
     /// The secrets that sign its webhooks, the newest first.
@@ -37,13 +40,18 @@ impl Endpoint {
     }
 }
 
+/// The cache of endpoints by partner. It never serves an outdated endpoint, because each delivery
+/// brings the current URL and secrets from PostgreSQL to compare with.
 #[derive(Default)]
 pub struct Endpoints(Mutex<HashMap<PartnerId, Arc<Endpoint>>>);
 
 impl Endpoints {
-    /// The host of a partner's endpoint; empty if it is not known yet.
+    /// The host of a partner's endpoint, which is the lane of its deliveries; empty if it is not
+    /// known yet.
     pub fn host(&self, partner: PartnerId) -> Arc<str> {
-        let known = lock(&self.0).get(&partner).map(|endpoint| Arc::clone(&endpoint.host));
+        let known = lock(&self.0)
+            .get(&partner)
+            .map(|endpoint| Arc::clone(&endpoint.host));
         known.unwrap_or_else(|| "".into())
     }
 
@@ -56,7 +64,10 @@ impl Endpoints {
         {
             return Some(Arc::clone(known));
         }
-        let sealed = [Some(delivery.webhook_secret.clone()), delivery.old_webhook_secret.clone()];
+        let sealed = [
+            Some(delivery.webhook_secret.clone()),
+            delivery.old_webhook_secret.clone(),
+        ];
         let open = |sealed: &Vec<u8>| partners::open_webhook_secret(vault, partner, sealed);
         let endpoint = Arc::new(Endpoint {
             host: delivery.webhook_host.as_deref().unwrap_or_default().into(),

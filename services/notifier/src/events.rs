@@ -1,4 +1,7 @@
-//! Work that no message announces: moves deliveries to a new URL, makes events about ending keys, deletes old events.
+//! The work of the notifier that no message announces: it moves waiting deliveries to a new URL,
+//! makes the events about ending keys, and deletes old events. [`crate::run`] starts it in every
+//! replica. Replicas may do the same work at the same time, because each statement leaves out what
+//! another process is working on, or changes nothing the second time.
 
 use std::time::Duration;
 
@@ -16,7 +19,7 @@ const SLOW_LOOK: Duration = Duration::from_mins(1);
 /// The most rows of one statement.
 const BATCH: u32 = 500;
 
-/// Runs until the soft stop. Events about keys are made `notice` before the end.
+/// Runs until the soft stop. An event about a key is made when the key ends within `notice`.
 pub async fn run(database: Database, notice: Duration, shutdown: Shutdown) -> anyhow::Result<()> {
     let mut ticks = shutdown.ticks(LOOK);
     let mut slow: Option<Instant> = None;
@@ -34,18 +37,25 @@ pub async fn run(database: Database, notice: Duration, shutdown: Shutdown) -> an
     Ok(())
 }
 
-/// Makes deliveries due whose endpoint has a new URL, a batch of each partner by turns.
+/// Makes deliveries due whose partner has set a new URL. Partners take turns, one batch each, so
+/// that a partner with many deliveries does not make the others wait.
 async fn move_waiting(database: &Database, shutdown: &Shutdown) -> Result<(), store::Error> {
     let mut moving = database.run(endpoints::moving).await?;
     while !moving.is_empty() && !shutdown.is_stopping() {
         let mut left = Vec::with_capacity(moving.len());
         for partner in moving {
-            let moved =
-                database.run(async |connection| endpoints::move_waiting(connection, partner, BATCH).await).await?;
+            let moved = database
+                .run(async |connection| endpoints::move_waiting(connection, partner, BATCH).await)
+                .await?;
             if moved.due > 0 {
-                tracing::info!(partner.id = %partner, due = moved.due, "deliveries go to a new URL");
+                tracing::info!(
+                    partner.id = %partner,
+                    due = moved.due,
+                    "waiting deliveries are sent to the partner's new URL"
+                );
             }
-            // Rows that another notifier holds are its work.
+            // If nothing moved although there is more, another notifier has locked these rows and
+            // moves them.
             if moved.more && moved.due > 0 {
                 left.push(partner);
             }
@@ -55,13 +65,25 @@ async fn move_waiting(database: &Database, shutdown: &Shutdown) -> Result<(), st
     Ok(())
 }
 
-async fn look_at_all(database: &Database, notice: Duration, shutdown: &Shutdown) -> Result<(), store::Error> {
-    let made = database.run(async |connection| events::expiring(connection, notice).await).await?;
+/// Makes the events about ending keys, and deletes old events in batches.
+async fn look_at_all(
+    database: &Database,
+    notice: Duration,
+    shutdown: &Shutdown,
+) -> Result<(), store::Error> {
+    let made = database
+        .run(async |connection| events::expiring(connection, notice).await)
+        .await?;
     if made > 0 {
-        tracing::info!(made, "keys end soon; their partners are notified");
+        tracing::info!(
+            made,
+            "old keys or webhook secrets end soon; their partners are notified"
+        );
     }
     loop {
-        let gone = database.run(async |connection| events::forget(connection, BATCH).await).await?;
+        let gone = database
+            .run(async |connection| events::forget(connection, BATCH).await)
+            .await?;
         if gone < u64::from(BATCH) || shutdown.is_stopping() {
             return Ok(());
         }

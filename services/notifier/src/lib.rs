@@ -1,19 +1,34 @@
-//! The notifier sends partners their eSIMs, one signed webhook per ready topup, and the further events they asked for.
+//! The notifier is the stage that delivers. It sends partners their eSIMs, one signed webhook for
+//! each ready topup, and the further events that they asked for. It also erases stored eSIMs when
+//! they are no longer needed.
 //!
-//! Modules: [`deliver`] reads deliveries, attempts them and records the results. [`webhook`] sends one request and
-//! reads the response. [`schedule`] decides what a response leads to and when to retry. [`webhooks::guard`] keeps
-//! webhooks out of private networks. [`endpoint`] prepares the parts that all requests to one partner share. `client`
-//! holds the connections to endpoints, and `outcome` says what an attempt's result is called in the record, the log
-//! and the metrics. [`metrics`] holds the instruments. `events` makes events and moves deliveries to new URLs.
-//! `retention` erases old data. [`pipeline::permits`] shares the requests in flight between endpoints.
+//! Guarantee: every delivery is attempted until the endpoint acknowledges it with a 2xx, the retry
+//! schedule ends, the endpoint responds 410, or the partner has no webhook URL. Each of these ends
+//! is recorded. Delivery is at least once: a process that dies between the response and its record
+//! leaves the delivery pending, so the webhook is sent again, with the same `webhook-id`.
 //!
-//! Guarantee: every delivery is attempted until the endpoint acknowledges it, the schedule ends, or the
-//! partner has no webhook URL. Each of these ends is recorded. Delivery is at least once: a crash between
-//! the response and its record redelivers the webhook with the same `webhook-id`.
+//! Nothing relies on leases for correctness; they only make duplicates rare. During the first lease
+//! of a new delivery, only its readiness event makes a notifier work on it. Once the delivery has a
+//! row of due work, the lease of this row keeps two notifiers from sending the same webhook at the
+//! same time. If an attempt takes longer than its lease, another notifier may send the webhook a
+//! second time, with the same `webhook-id`. NATS is not needed either: a delivery whose readiness
+//! event is lost is found by the sweep.
 //!
-//! The lease of a due row keeps two notifiers from sending the same webhook at once; a new delivery belongs
-//! to its message. Correctness does not depend on it: a notifier that outlives its lease sends a
-//! duplicate, and the second record changes nothing.
+//! The modules, in the order in which a delivery meets them:
+//!
+//! - [`deliver`] is the stage that the worker of [`pipeline::worker`] runs: it claims deliveries,
+//!   attempts each once, and records the results. [`pipeline::permits`] shares the requests in
+//!   flight between endpoints.
+//! - [`endpoint`] prepares and caches what all webhooks of one partner share, and `client` holds
+//!   the connections to endpoints. [`webhooks::guard`] keeps webhooks out of private networks.
+//! - [`webhook`] sends one request and reads the response. [`schedule`] decides what a response
+//!   leads to and when to retry. `outcome` says what the result is called in the database, the log
+//!   and the metrics. [`metrics`] declares the metrics.
+//! - `events` makes the events about keys that end soon, which no message announces. It also makes
+//!   waiting deliveries due when their partner sets a new URL. `retention` erases old data.
+//!
+//! [`run`] connects these parts, and returns after the soft stop, which takes no new work and
+//! finishes the work in flight ([`runtime::Shutdown`]).
 
 mod client;
 pub mod deliver;
@@ -39,6 +54,7 @@ use runtime::{
     config::{BadSetting, positive_duration},
     health::{self, Readiness},
 };
+use signing::qr::Keys as QrKeys;
 use store::{
     Database,
     config::{MasterKeyConfig, PoolConfig},
@@ -61,23 +77,29 @@ use crate::{
     webhook::Sender,
 };
 
+/// The durable consumer that all notifiers share.
+const CONSUMER: &str = "notifier";
 /// How often the database is checked for readiness.
 const LOOK: Duration = Duration::from_secs(1);
-/// How often the gauges of stored rows are updated.
+/// How often the gauges of stored rows, such as exhausted deliveries, are updated.
 const STANDING: Duration = Duration::from_secs(5);
-/// Eight attempts over about 28 hours.
+/// The default of `RETRY_SCHEDULE`: eight attempts over about 28 hours.
 const RETRY_SCHEDULE: &str = "5s,5m,30m,2h,5h,10h,10h";
-/// How much of a delivery's first lease is at least left for its readiness event to reach us. The rest is for one whole
-/// attempt. An event that comes later claims nothing; the sweep finds its delivery.
+/// How much of the first lease of a delivery is at least left for its readiness event to reach us.
+/// The rest is for one whole attempt. An event that comes later claims nothing, and the sweep finds
+/// its delivery. Otherwise the attempt could still be under way when the first lease ends, and the
+/// sweep would cause a second one.
 const EVENT_ARRIVAL_LEAST: Duration = Duration::from_secs(5);
-/// The longest `WEBHOOK_TIMEOUT`. The arrival of the event and a first attempt must fit into the first lease.
+/// The longest `WEBHOOK_TIMEOUT`. The arrival of the event and a first attempt must together fit
+/// into the first lease, as the assertion below checks.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(18);
 const _: () = assert!(
     EVENT_ARRIVAL_LEAST.as_secs() + LONGEST_TIMEOUT.as_secs() + deliver::LEASE_MARGIN.as_secs()
         <= deliver::FIRST_LEASE.as_secs()
 );
 
-/// The upper limit of both settings of blocks: a recovered endpoint is probed within a day.
+/// The upper limit of `ENDPOINT_BLOCK` and `ENDPOINT_BLOCK_LONGEST`, so that an endpoint that works
+/// again is noticed within a day.
 const LONGEST_BLOCK: Duration = Duration::from_hours(24);
 
 /// Sends ready eSIMs to partners by webhook
@@ -87,47 +109,117 @@ pub struct Config {
     /// Address of `/livez`, `/readyz` and `/metrics`
     #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:8084")]
     pub admin_listen: SocketAddr,
-    /// Public base URL of ingress, used in `qrcode_img_url`
+    /// Public base URL of ingress, as partners reach it
+    ///
+    /// Webhooks contain it in `qrcode_img_url`, because ingress draws the QR codes.
     #[arg(long, env = "PUBLIC_URL", value_parser = public_url)]
     pub public_url: String,
     #[command(flatten)]
     pub qr: QrConfig,
     #[command(flatten)]
     pub guard: GuardConfig,
-    /// Bytes that an endpoint may send before the head of its response is complete, including
-    /// interim responses and the TLS handshake
-    #[arg(long, env = "WEBHOOK_HEAD_MAX", default_value_t = 64 * 1024, value_parser = clap::value_parser!(u32).range(16 * 1024..=16 * 1024 * 1024))]
+    /// Bytes that an endpoint may send before the head of its response is complete
+    ///
+    /// The TLS handshake and interim (1xx) responses count, too. An endpoint that sends more fails
+    /// the attempt. Otherwise a hostile endpoint could keep a processor busy and delay the webhooks
+    /// of all partners.
+    #[arg(
+        long,
+        env = "WEBHOOK_HEAD_MAX",
+        default_value_t = 64 * 1024,
+        value_parser = clap::value_parser!(u32).range(16 * 1024..=16 * 1024 * 1024)
+    )]
     pub webhook_head_max: u32,
     /// Timeout of a whole webhook request, at most 18s
+    ///
+    /// A process has a new webhook to itself for 30 s only. If the first attempt took longer than
+    /// that, another process might send the same webhook, too.
     #[arg(long, env = "WEBHOOK_TIMEOUT", default_value = "15s", value_parser = webhook_timeout)]
     pub webhook_timeout: Duration,
-    /// Waits between the attempts of a delivery, separated by commas; each varies by 10 %
-    #[arg(long, env = "RETRY_SCHEDULE", default_value = RETRY_SCHEDULE, value_parser = Schedule::parse)]
+    /// Waits between the attempts of a delivery, separated by commas
+    ///
+    /// Each wait varies by up to 10 %, so that deliveries which failed together are not all retried
+    /// at the same moment. A delivery whose attempt after the last wait fails is exhausted; an
+    /// operator or the partner can start its retries again. The default makes eight attempts over
+    /// about 28 hours.
+    #[arg(
+        long,
+        env = "RETRY_SCHEDULE",
+        default_value = RETRY_SCHEDULE,
+        value_parser = Schedule::parse
+    )]
     pub retry_schedule: Schedule,
-    /// Most requests in flight; no endpoint takes more than half of the free slots
-    #[arg(long, env = "DELIVERY_CONCURRENCY", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..))]
+    /// Maximum number of webhook requests in flight, per process
+    ///
+    /// Further deliveries wait. Those that would wait for long become due in PostgreSQL, so that
+    /// any notifier with room can take them. A single endpoint can use at most half of what the
+    /// other endpoints leave free, so that one slow endpoint cannot block everybody.
+    #[arg(
+        long,
+        env = "DELIVERY_CONCURRENCY",
+        default_value_t = 512,
+        value_parser = clap::value_parser!(u16).range(1..)
+    )]
     pub delivery_concurrency: u16,
-    /// Most requests in flight to one partner's endpoint
-    #[arg(long, env = "ENDPOINT_CONCURRENCY", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
+    /// Maximum number of webhook requests in flight to one partner's endpoint, per process
+    ///
+    /// The limit protects the partner's server from too many requests at once. For each host, up to
+    /// this many unused connections stay open for later requests.
+    #[arg(
+        long,
+        env = "ENDPOINT_CONCURRENCY",
+        default_value_t = 64,
+        value_parser = clap::value_parser!(u16).range(1..)
+    )]
     pub endpoint_concurrency: u16,
-    /// Most requests in flight to one host; no endpoint takes more than half of the host's free slots
-    #[arg(long, env = "HOST_CONCURRENCY", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
+    /// Maximum number of webhook requests in flight to one host, per process
+    ///
+    /// Several partners may have endpoints at one host, which usually fail together. Each of these
+    /// endpoints can use at most half of what the others at the host leave free.
+    #[arg(
+        long,
+        env = "HOST_CONCURRENCY",
+        default_value_t = 256,
+        value_parser = clap::value_parser!(u16).range(1..)
+    )]
     pub host_concurrency: u16,
-    /// Consecutive failed attempts after which an endpoint is blocked; 0 means never
+    /// Consecutive failed attempts after which an endpoint is blocked; 0: never
+    ///
+    /// The webhooks to a blocked endpoint wait without using up attempts, and from time to time one
+    /// of them tests whether the endpoint works again.
     #[arg(long, env = "ENDPOINT_FAILURES", default_value_t = 20)]
     pub endpoint_failures: u16,
-    /// How long an endpoint stays blocked at first; doubles with each failed probe, up to `ENDPOINT_BLOCK_LONGEST`
+    /// How long an endpoint stays blocked before one webhook probes it
+    ///
+    /// The time doubles with each failed probe, up to `ENDPOINT_BLOCK_LONGEST`.
     #[arg(long, env = "ENDPOINT_BLOCK", default_value = "5s", value_parser = block)]
     pub endpoint_block: Duration,
     /// Longest time that an endpoint stays blocked before the next probe
     #[arg(long, env = "ENDPOINT_BLOCK_LONGEST", default_value = "5m", value_parser = block)]
     pub endpoint_block_longest: Duration,
-    /// Send `key.expiring`, to partners that asked for it, this long before old keys or an old webhook secret end
-    #[arg(long, env = "KEY_EXPIRING_NOTICE", default_value = "6h", value_parser = positive_duration)]
+    /// Time between the event `key.expiring` and the end of the old keys or secret it announces
+    ///
+    /// After a rotation the old keys, or the old webhook secret, stay valid for a while. Partners
+    /// that asked for this event get it this long before that while ends. So if they forgot to
+    /// change over, they notice it before their requests are refused.
+    #[arg(
+        long,
+        env = "KEY_EXPIRING_NOTICE",
+        default_value = "6h",
+        value_parser = positive_duration
+    )]
     pub key_expiring_notice: Duration,
-    /// Most stored rows per second that retention reads in this process; 0 erases nothing. Replicas may work on
-    /// different classes at the same time
-    #[arg(long, env = "RETENTION_RATE", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(0..=100_000))]
+    /// Maximum number of stored rows per second that retention reads, per process; 0 erases nothing
+    ///
+    /// Retention erases data that has been kept for longer than `esimctl retention list` shows. The
+    /// limit keeps this from slowing down deliveries. Replicas may work on different classes of
+    /// data at the same time.
+    #[arg(
+        long,
+        env = "RETENTION_RATE",
+        default_value_t = 1000,
+        value_parser = clap::value_parser!(u32).range(0..=100_000)
+    )]
     pub retention_rate: u32,
     #[command(flatten)]
     pub database: PoolConfig,
@@ -150,80 +242,148 @@ fn block(text: &str) -> Result<Duration, String> {
 fn at_most(most: Duration, text: &str) -> Result<Duration, String> {
     let duration = positive_duration(text)?;
     if duration > most {
-        return Err(format!("must be at most {most:?}"));
+        return Err(format!("it must be at most {most:?}"));
     }
     Ok(duration)
 }
 
+impl Config {
+    /// Creates the sender of webhooks.
+    fn sender(&self) -> anyhow::Result<Sender> {
+        let limits = webhook::Limits {
+            timeout: self.webhook_timeout,
+            head_max: usize::try_from(self.webhook_head_max).unwrap_or(usize::MAX),
+            idle: self.endpoint_concurrency.into(),
+        };
+        Ok(Sender::new(
+            self.guard.clone().guard(),
+            &self.guard.webhook_resolvers,
+            &limits,
+        )?)
+    }
+
+    /// Where the worker gets its messages, and how much it may have in flight.
+    fn worker_settings(&self, nats: &Nats) -> worker::Settings {
+        worker::Settings {
+            source: Some(Source {
+                stream: READY,
+                durable: CONSUMER.to_owned(),
+                subject: nats.ready_subjects(),
+            }),
+            limits: Limits {
+                permits: self.delivery_concurrency.into(),
+                per_lane: self.host_concurrency.into(),
+                per_partner: self.endpoint_concurrency.into(),
+                slow: deliver::SLOW,
+            },
+            lane: worker::unlimited_lanes(),
+            provider: None,
+        }
+    }
+
+    fn delivery_settings(self, qr_keys: QrKeys) -> Settings {
+        Settings {
+            qr: QrUrls::new(self.public_url, qr_keys),
+            timeout: self.webhook_timeout,
+            schedule: self.retry_schedule,
+            block_policy: BlockPolicy {
+                failures: self.endpoint_failures.into(),
+                first: self.endpoint_block,
+                longest: self.endpoint_block_longest,
+            },
+        }
+    }
+}
+
+/// The streams whose backlog and consumers are reported as metrics.
+fn watched_streams() -> Vec<Watched> {
+    vec![
+        Watched {
+            stream: READY,
+            consumers: vec![CONSUMER.to_owned()],
+        },
+        Watched {
+            stream: DEAD,
+            consumers: Vec::new(),
+        },
+    ]
+}
+
 /// Runs the stage until the soft stop.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
-    let database = config.database.open("notifier").map_err(BadSetting::error)?;
+    let database = config
+        .database
+        .open("notifier")
+        .map_err(BadSetting::error)?;
     let pool = database.clone();
     runtime::metrics::connections(move || pool.connections());
-    let vault = config.master_key.vault(&[Keyring::Webhooks, Keyring::Profiles]).map_err(BadSetting::error)?;
+    let vault = config
+        .master_key
+        .vault(&[Keyring::Webhooks, Keyring::Profiles])
+        .map_err(BadSetting::error)?;
     let qr_keys = config.qr.keys().map_err(BadSetting::error)?;
-    let name_servers = config.guard.webhook_resolvers.clone();
-    let calls = webhook::Limits {
-        timeout: config.webhook_timeout,
-        head_max: usize::try_from(config.webhook_head_max).unwrap_or(usize::MAX),
-        idle: config.endpoint_concurrency.into(),
-    };
-    let sender = Sender::new(config.guard.guard(), &name_servers, &calls)?;
+    let sender = config.sender()?;
     let nats = Nats::connect(&config.nats, "notifier").await?;
 
     let readiness = Readiness::new(&shutdown, &["database"]);
     health::serve(config.admin_listen, readiness.clone()).await?;
     let stop = shutdown.soft();
-    match stop.run_until_cancelled(schema::wait(&database, &vault)).await {
+    match stop
+        .run_until_cancelled(schema::wait(&database, &vault))
+        .await
+    {
         None => return Ok(()),
         Some(checked) => checked?,
     }
-    shutdown.spawn("readiness", watch(database.clone(), readiness, shutdown.clone()));
+    shutdown.spawn(
+        "readiness",
+        watch(database.clone(), readiness, shutdown.clone()),
+    );
 
-    shutdown.spawn("retention", retention::run(database.clone(), config.retention_rate, shutdown.clone()));
-    shutdown.spawn("events", events::run(database.clone(), config.key_expiring_notice, shutdown.clone()));
+    shutdown.spawn(
+        "retention",
+        retention::run(database.clone(), config.retention_rate, shutdown.clone()),
+    );
+    shutdown.spawn(
+        "events",
+        events::run(
+            database.clone(),
+            config.key_expiring_notice,
+            shutdown.clone(),
+        ),
+    );
     let metrics = Arc::new(Metrics::register());
-    shutdown.spawn("metrics", report(database.clone(), Arc::clone(&metrics), shutdown.clone()));
-    let settings = Settings {
-        qr: QrUrls::new(config.public_url, qr_keys),
-        timeout: config.webhook_timeout,
-        schedule: config.retry_schedule,
-        block_policy: BlockPolicy {
-            failures: config.endpoint_failures.into(),
-            first: config.endpoint_block,
-            longest: config.endpoint_block_longest,
-        },
-    };
-    let durable = String::from("notifier");
-    let watched = vec![
-        Watched { stream: READY, consumers: vec![durable.clone()] },
-        Watched { stream: DEAD, consumers: Vec::new() },
-    ];
-    shutdown.spawn("streams", watch_streams(nats.clone(), watched, shutdown.clone()));
-    let source = Source { stream: READY, durable, subject: nats.ready_subjects() };
-    let work = worker::Settings {
-        source: Some(source),
-        limits: Limits {
-            permits: config.delivery_concurrency.into(),
-            per_lane: config.host_concurrency.into(),
-            per_partner: config.endpoint_concurrency.into(),
-            slow: deliver::SLOW,
-        },
-        lane: worker::unlimited_lanes(),
-        provider: None,
-    };
-    let stage = Deliver::new(database.clone(), vault, sender, settings, metrics, &shutdown);
+    shutdown.spawn(
+        "metrics",
+        report(database.clone(), Arc::clone(&metrics), shutdown.clone()),
+    );
+    shutdown.spawn(
+        "streams",
+        watch_streams(nats.clone(), watched_streams(), shutdown.clone()),
+    );
+    let work = config.worker_settings(&nats);
+    let admin_listen = config.admin_listen;
+    let settings = config.delivery_settings(qr_keys);
+    let stage = Deliver::new(
+        database.clone(),
+        vault,
+        sender,
+        settings,
+        metrics,
+        &shutdown,
+    );
     worker::start(Arc::new(stage), &nats, work, &shutdown);
     let sweeping = worker::sweep::<Deliver, _>(shutdown.clone(), move || {
         let database = database.clone();
         async move {
-            let swept = database.run(async |connection| deliveries::sweep(connection, deliver::FIRST_LEASE).await);
+            let swept = database
+                .run(async |connection| deliveries::sweep(connection, deliver::FIRST_LEASE).await);
             let swept = swept.await?;
             Ok((swept.late, swept.more))
         }
     });
     shutdown.spawn("sweep", sweeping);
-    tracing::info!(admin = %config.admin_listen, "notifier is running");
+    tracing::info!(admin = %admin_listen, "notifier is running");
 
     stop.cancelled().await;
     let finished = shutdown.finished().await;
@@ -231,11 +391,13 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     finished
 }
 
-/// Updates readiness by the state of the database. NATS does not count, because looks at due work find every row without it.
+/// Updates readiness by the state of the database. NATS does not count, because looks at due work
+/// find every delivery without it.
 async fn watch(database: Database, readiness: Readiness, shutdown: Shutdown) -> anyhow::Result<()> {
     let mut ticks = shutdown.ticks(LOOK);
     while ticks.next().await {
-        // Only a failed connection counts. A newer schema is normal during a rollout.
+        // Only a database that does not respond counts. A newer schema is normal during a rollout,
+        // and an old one has ended the start already.
         let checked = database.run(async |connection| schema::check(connection).await);
         if let Err(SchemaError::Store(error)) = checked.await {
             readiness.set_not_ready("database", error.to_string());
@@ -246,7 +408,12 @@ async fn watch(database: Database, readiness: Readiness, shutdown: Shutdown) -> 
     Ok(())
 }
 
-async fn report(database: Database, metrics: Arc<Metrics>, shutdown: Shutdown) -> anyhow::Result<()> {
+/// Updates the gauges of stored rows until the soft stop.
+async fn report(
+    database: Database,
+    metrics: Arc<Metrics>,
+    shutdown: Shutdown,
+) -> anyhow::Result<()> {
     let due = DueRows::new("notifier");
     let mut ticks = shutdown.ticks(STANDING);
     while ticks.next().await {
@@ -255,7 +422,12 @@ async fn report(database: Database, metrics: Arc<Metrics>, shutdown: Shutdown) -
                 due.show(None, backlog.due);
                 metrics.backlog(&backlog);
             }
-            Err(error) => tracing::debug!(%error, "delivery gauges not updated"),
+            Err(error) => {
+                tracing::debug!(
+                    %error,
+                    "cannot read the backlog of deliveries; its gauges keep the last values"
+                );
+            }
         }
     }
     Ok(())

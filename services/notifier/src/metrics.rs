@@ -1,4 +1,5 @@
-//! The notifier's metrics. Attributes are bounded and never hold an id or a URL.
+//! The metrics of the notifier. All of its instruments are made here; docs/metrics.md describes
+//! each. Attributes are bounded and never hold an id or a URL.
 
 use std::time::Duration;
 
@@ -7,11 +8,17 @@ use opentelemetry::{
     metrics::{Counter, Gauge, Histogram},
 };
 use runtime::metrics::Instruments;
-use store::deliveries::endpoints::Backlog;
+use store::{
+    deliveries::endpoints::Backlog,
+    retention::{self, Class},
+};
 
-/// Histogram bounds of the time from order to delivery, in seconds.
-const DELIVERY_BOUNDS: [f64; 16] =
-    [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 7_200.0, 21_600.0, 43_200.0, 100_000.0];
+/// Histogram bounds of the time from an order to its delivery, in seconds. They reach to the end of
+/// the retry schedule.
+const DELIVERY_BOUNDS: [f64; 16] = [
+    0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 7_200.0, 21_600.0,
+    43_200.0, 100_000.0,
+];
 /// Histogram bounds of the duration of one request, in seconds.
 const ATTEMPT_BOUNDS: [f64; 10] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 5.0, 15.0];
 
@@ -44,44 +51,107 @@ impl Metrics {
             ),
             ready_duration: make.durations(
                 "esim.delivery.ready.duration",
-                "Time from the readiness of a unit to its webhook, if the first attempt was acknowledged",
+                "Time from the readiness of a unit to its webhook, if the first attempt was \
+                 acknowledged",
                 &DELIVERY_BOUNDS,
             ),
-            overdue: make
-                .seconds("esim.due.oldest", "How long the oldest due row has been due, without blocked endpoints"),
-            blocked: make.gauge("esim.endpoints.blocked", "Endpoints that get no webhooks, by reason"),
-            exhausted: make.gauge("esim.deliveries.exhausted", "Exhausted deliveries, which an operator can replay"),
+            overdue: make.seconds(
+                "esim.due.oldest",
+                "How long the oldest due row has been due, without blocked endpoints",
+            ),
+            blocked: make.gauge(
+                "esim.endpoints.blocked",
+                "Endpoints that get no webhooks, by reason",
+            ),
+            exhausted: make.gauge(
+                "esim.deliveries.exhausted",
+                "Exhausted deliveries, which an operator can replay",
+            ),
         }
     }
 
-    /// Counts a claimed delivery: `delivered`, `retried`, `exhausted`, `no_endpoint`, or `deferred` without an attempt.
+    /// Counts a claimed delivery by its outcome, which is `delivered`, `retried`, `exhausted` or
+    /// `no_endpoint`, or `deferred` if it was not attempted because its host was full.
     pub fn delivery(&self, outcome: &'static str) {
         self.deliveries.add(1, &[KeyValue::new("outcome", outcome)]);
     }
 
     pub fn attempt(&self, environment: &str, class: &'static str, took: Duration) {
-        let of = [KeyValue::new("outcome", class), KeyValue::new("environment", environment.to_owned())];
+        let of = [
+            KeyValue::new("outcome", class),
+            KeyValue::new("environment", environment.to_owned()),
+        ];
         self.attempts.add(1, &of);
         self.attempt_duration.record(took.as_secs_f64(), &[]);
     }
 
     pub fn delivered_after(&self, since_order: Duration) {
-        self.delivery_duration.record(since_order.as_secs_f64(), &[]);
+        self.delivery_duration
+            .record(since_order.as_secs_f64(), &[]);
     }
 
     pub fn delivered_at_once(&self, environment: &str, since_ready: Duration) {
         let environment = KeyValue::new("environment", environment.to_owned());
-        self.ready_duration.record(since_ready.as_secs_f64(), &[environment]);
+        self.ready_duration
+            .record(since_ready.as_secs_f64(), &[environment]);
     }
 
     pub fn backlog(&self, backlog: &Backlog) {
-        let overdue = [("live", backlog.overdue_live), ("sandbox", backlog.overdue_sandbox)];
+        let overdue = [
+            ("live", backlog.overdue_live),
+            ("sandbox", backlog.overdue_sandbox),
+        ];
         for (environment, overdue) in overdue {
-            let of = [KeyValue::new("stage", "notifier"), KeyValue::new("environment", environment)];
+            let of = [
+                KeyValue::new("stage", "notifier"),
+                KeyValue::new("environment", environment),
+            ];
             self.overdue.record(overdue.as_secs_f64(), &of);
         }
-        self.blocked.record(backlog.blocked, &[KeyValue::new("reason", "failures")]);
-        self.blocked.record(backlog.paused, &[KeyValue::new("reason", "paused")]);
+        self.blocked
+            .record(backlog.blocked, &[KeyValue::new("reason", "failures")]);
+        self.blocked
+            .record(backlog.paused, &[KeyValue::new("reason", "paused")]);
         self.exhausted.record(backlog.exhausted, &[]);
+    }
+}
+
+/// The instruments of `retention`, which erases old data.
+pub(crate) struct RetentionMetrics {
+    erased: Counter<u64>,
+    overdue: Gauge<f64>,
+    waiting: Gauge<u64>,
+}
+
+impl RetentionMetrics {
+    pub(crate) fn register() -> Self {
+        let make = Instruments::of("notifier");
+        Self {
+            erased: make.counter(
+                "esim.retention.erased",
+                "Rows that were erased after their term, by class",
+            ),
+            overdue: make.seconds(
+                "esim.retention.overdue",
+                "How long the oldest row of a class has been past its term",
+            ),
+            waiting: make.gauge(
+                "esim.retention.waiting",
+                "Profiles that are kept past the term because they are not delivered",
+            ),
+        }
+    }
+
+    pub(crate) fn erased(&self, class: Class, rows: u64) {
+        let class = KeyValue::new("class", class.as_str());
+        self.erased.add(rows, &[class]);
+    }
+
+    pub(crate) fn backlog(&self, backlog: &retention::Backlog) {
+        for (class, overdue) in Class::ALL.into_iter().zip(backlog.overdue) {
+            let class = KeyValue::new("class", class.as_str());
+            self.overdue.record(overdue.as_secs_f64(), &[class]);
+        }
+        self.waiting.record(backlog.waiting, &[]);
     }
 }

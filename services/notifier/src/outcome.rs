@@ -1,4 +1,5 @@
-//! The result of an attempt: its class, its record, its log line.
+//! What the result of an attempt is called: its class in the metrics, its record in the database,
+//! and its log line. [`crate::deliver`] asks for all three after each attempt.
 
 use domain::WebhookId;
 use store::deliveries::{AttemptResult, Content, Delivery};
@@ -18,19 +19,26 @@ pub(crate) struct LogIds<'a> {
 impl<'a> LogIds<'a> {
     pub fn of(delivery: &'a Delivery) -> Self {
         match &delivery.content {
-            Content::Esim(esim) => Self { topup: Some(esim.topup_id.as_str()), event: None },
-            Content::Event(_) => Self { topup: None, event: Some(display(delivery.webhook_id())) },
+            Content::Esim(esim) => Self {
+                topup: Some(esim.topup_id.as_str()),
+                event: None,
+            },
+            Content::Event(_) => Self {
+                topup: None,
+                event: Some(display(delivery.webhook_id())),
+            },
         }
     }
 }
 
-/// Why an attempt got no response. Its text is stored and logged, and holds no URL and no secret.
+/// Why an attempt got no response. The text is stored, logged and shown to operators and partners,
+/// so it holds no URL and no secret.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum Failure {
     #[error(transparent)]
     Unanswered(#[from] Unanswered),
     /// Retention or an operator erased it before the delivery was attempted.
-    #[error("the profile was erased: the webhook cannot be sent again")]
+    #[error("the profile was erased, so the webhook cannot be sent any more")]
     Erased,
     #[error("the profile cannot be decrypted: {0}")]
     Profile(store::Error),
@@ -61,6 +69,7 @@ pub(crate) fn class(tried: &Tried) -> &'static str {
     }
 }
 
+/// The result as it is recorded. Only what went wrong at the endpoint counts towards blocking it.
 pub(crate) fn result(tried: &Tried, next: Next) -> AttemptResult {
     let retry_in = match next {
         Next::Delivered => return AttemptResult::Delivered,
@@ -71,11 +80,27 @@ pub(crate) fn result(tried: &Tried, next: Next) -> AttemptResult {
         Ok((response, _)) => format!("answered {}", response.status),
         Err(failure) => failure.to_string(),
     };
-    AttemptResult::Failed { error, retry_in, endpoint: matches!(tried, Ok(_) | Err(Failure::Unanswered(_))) }
+    AttemptResult::Failed {
+        error,
+        retry_in,
+        endpoint: matches!(tried, Ok(_) | Err(Failure::Unanswered(_))),
+    }
 }
 
-pub(crate) fn log(delivery: &Delivery, response: Option<EndpointResponse>, failure: Option<&Failure>, next: Next) {
-    let Delivery { partner_id, attempt, content, .. } = delivery;
+/// Writes the one log line of an attempt. A success is logged at debug level only, because there
+/// is one for each unit.
+pub(crate) fn log(
+    delivery: &Delivery,
+    response: Option<EndpointResponse>,
+    failure: Option<&Failure>,
+    next: Next,
+) {
+    let Delivery {
+        partner_id,
+        attempt,
+        content,
+        ..
+    } = delivery;
     let ids = LogIds::of(delivery);
     let (order_id, age) = match content {
         Content::Esim(esim) => (Some(display(esim.order_id)), Some(esim.age)),
@@ -86,7 +111,8 @@ pub(crate) fn log(delivery: &Delivery, response: Option<EndpointResponse>, failu
     macro_rules! log {
         ($level:ident, $($fields:tt)+) => {
             tracing::$level!(
-                topup.id = ids.topup, event.id = &ids.event, partner.id = %partner_id, order.id = order_id, attempt,
+                topup.id = ids.topup, event.id = &ids.event, partner.id = %partner_id,
+                order.id = order_id, attempt,
                 $($fields)+
             )
         };
@@ -97,7 +123,13 @@ pub(crate) fn log(delivery: &Delivery, response: Option<EndpointResponse>, failu
             log!(error, error, ?next, "webhook cannot be created");
         }
         (_, Next::Retry(retry_in)) => {
-            log!(info, status, error, ?retry_in, "webhook not delivered; retry scheduled");
+            log!(
+                info,
+                status,
+                error,
+                ?retry_in,
+                "webhook not delivered; retry scheduled"
+            );
         }
         (_, Next::Exhausted) => log!(warn, status, error, "webhook not delivered; exhausted"),
     }

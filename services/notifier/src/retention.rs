@@ -1,45 +1,26 @@
-//! Erases data whose term has ended, at a limited rate: see [`store::retention`].
+//! Erases data whose term has ended, at a limited rate, so that deliveries do not notice it.
+//! [`store::retention`] says what is erased when. Every replica runs this; a replica that dies in
+//! between loses nothing, because the progress is in PostgreSQL.
 
 use std::time::Duration;
 
-use opentelemetry::{
-    KeyValue,
-    metrics::{Counter, Gauge},
-};
-use runtime::{Shutdown, metrics::Instruments};
+use runtime::Shutdown;
 use store::{
     Database,
     retention::{self, Class},
 };
 use tokio::time::Instant;
 
+use crate::metrics::RetentionMetrics;
+
 /// How often the walks are continued, and the gauges updated.
 const LOOK: Duration = Duration::from_secs(10);
 /// The most rows of one statement.
 const MOST_ROWS: u32 = 500;
 
-struct Metrics {
-    erased: Counter<u64>,
-    overdue: Gauge<f64>,
-    waiting: Gauge<u64>,
-}
-
-impl Metrics {
-    fn register() -> Self {
-        let make = Instruments::of("notifier");
-        Self {
-            erased: make.counter("esim.retention.erased", "Rows that were erased after their term, by class"),
-            overdue: make
-                .seconds("esim.retention.overdue", "How long the oldest row of a class has been past its term"),
-            waiting: make
-                .gauge("esim.retention.waiting", "Profiles that are kept past the term because they are not delivered"),
-        }
-    }
-}
-
 /// Erases at most `rate` rows per second until the soft stop; 0 erases nothing.
 pub async fn run(database: Database, rate: u32, shutdown: Shutdown) -> anyhow::Result<()> {
-    let metrics = Metrics::register();
+    let metrics = RetentionMetrics::register();
     let most = rate.min(MOST_ROWS);
     let stop = shutdown.soft();
     let mut ticks = shutdown.ticks(LOOK);
@@ -47,21 +28,27 @@ pub async fn run(database: Database, rate: u32, shutdown: Shutdown) -> anyhow::R
         for class in Class::ALL.into_iter().filter(|_| rate > 0) {
             loop {
                 let began = Instant::now();
-                let erased = database.run(async |connection| retention::step(connection, class, most).await);
+                let erased =
+                    database.run(async |connection| retention::step(connection, class, most).await);
                 let step = match erased.await {
                     Ok(step) => step,
                     Err(error) => {
-                        tracing::warn!(%error, class = class.as_str(), "cannot erase old data; trying again");
+                        tracing::warn!(
+                            %error,
+                            class = class.as_str(),
+                            "cannot erase old data; trying again in some seconds"
+                        );
                         break;
                     }
                 };
-                metrics.erased.add(step.erased, &[KeyValue::new("class", class.as_str())]);
+                metrics.erased(class, step.erased);
                 if !step.more {
                     break;
                 }
                 show(&database, &metrics).await;
                 let rows = u32::try_from(step.seen).unwrap_or(u32::MAX);
-                let turn = began + Duration::from_secs(1).mul_f64(f64::from(rows) / f64::from(rate));
+                let turn =
+                    began + Duration::from_secs(1).mul_f64(f64::from(rows) / f64::from(rate));
                 tokio::select! {
                     () = tokio::time::sleep_until(turn) => {}
                     () = stop.cancelled() => return Ok(()),
@@ -73,14 +60,15 @@ pub async fn run(database: Database, rate: u32, shutdown: Shutdown) -> anyhow::R
     Ok(())
 }
 
-async fn show(database: &Database, metrics: &Metrics) {
+/// Updates the gauges of what is overdue.
+async fn show(database: &Database, metrics: &RetentionMetrics) {
     match database.run(retention::backlog).await {
-        Ok(backlog) => {
-            for (class, overdue) in Class::ALL.into_iter().zip(backlog.overdue) {
-                metrics.overdue.record(overdue.as_secs_f64(), &[KeyValue::new("class", class.as_str())]);
-            }
-            metrics.waiting.record(backlog.waiting, &[]);
+        Ok(backlog) => metrics.backlog(&backlog),
+        Err(error) => {
+            tracing::debug!(
+                %error,
+                "cannot read the backlog of retention; its gauges keep the last values"
+            );
         }
-        Err(error) => tracing::debug!(%error, "retention gauges not updated"),
     }
 }

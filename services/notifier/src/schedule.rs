@@ -1,10 +1,13 @@
-//! Decides what a response leads to and when to try again. Pure: time and randomness are arguments.
+//! Decides what a response leads to, and when to try again. The functions are pure: time and
+//! randomness are arguments, so that property tests can check every case. [`crate::deliver`] calls
+//! them after each attempt.
 
 use std::{sync::Arc, time::Duration};
 
 use time::{OffsetDateTime, format_description::well_known::Rfc2822};
 
-/// The share by which a wait varies, so that deliveries that failed together are not retried together.
+/// The share by which a wait varies, so that deliveries that failed together are not retried
+/// together.
 const JITTER: f64 = 0.1;
 /// The longest wait that `Retry-After` can ask for.
 const LONGEST_WAIT: Duration = Duration::from_hours(24);
@@ -14,20 +17,28 @@ const MOST_RETRIES: usize = 32;
 /// The longest wait of a schedule.
 const LONGEST_SCHEDULED: Duration = Duration::from_hours(24 * 7);
 
-/// The waits between attempts. A delivery whose attempt after the last wait fails is exhausted.
+/// The waits between attempts. A delivery is exhausted when its attempt after the last wait fails.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule(Arc<[Duration]>);
 
 impl Schedule {
     /// Parses waits such as `5s,5m,2h`, separated by commas.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let waits = text.split(',').map(|wait| runtime::config::duration(wait.trim()));
+        let waits = text
+            .split(',')
+            .map(|wait| runtime::config::duration(wait.trim()));
         let waits: Vec<Duration> = waits.collect::<Result<_, _>>()?;
         if waits.len() > MOST_RETRIES {
-            return Err(format!("more than {MOST_RETRIES} waits"));
+            return Err(format!(
+                "it has {} waits, and at most {MOST_RETRIES} are allowed",
+                waits.len()
+            ));
         }
         if waits.iter().any(|wait| *wait > LONGEST_SCHEDULED) {
-            return Err(format!("a wait is longer than {}", humantime::format_duration(LONGEST_SCHEDULED)));
+            return Err(format!(
+                "a wait is longer than {}, the longest that is allowed",
+                humantime::format_duration(LONGEST_SCHEDULED)
+            ));
         }
         Ok(Self(waits.into()))
     }
@@ -52,19 +63,28 @@ pub enum Next {
 }
 
 impl Schedule {
-    /// Decides what an attempt leads to. `response` is what the endpoint sent, `None` if there was none. `attempt` is
-    /// the number of earlier attempts of this schedule. `random` is a number from 0 to 1.
+    /// Decides what an attempt leads to.
+    ///
+    /// A 2xx delivers. A 410 ends the retries, because the endpoint says that it is gone for good.
+    /// Everything else is retried after the next wait of the schedule, or later if the endpoint
+    /// asks for that. `response` is `None` if there was none. `attempt` is the number of earlier
+    /// attempts of this schedule. `random` is a number from 0 to 1.
     pub fn next(&self, attempt: u32, response: Option<EndpointResponse>, random: f64) -> Next {
         match response.map(|response| response.status) {
             Some(200..=299) => return Next::Delivered,
             Some(410) => return Next::Exhausted,
             _ => {}
         }
-        let Some(wait) = usize::try_from(attempt).ok().and_then(|attempt| self.0.get(attempt)) else {
+        let Some(wait) = usize::try_from(attempt)
+            .ok()
+            .and_then(|attempt| self.0.get(attempt))
+        else {
             return Next::Exhausted;
         };
         let wait = wait.mul_f64(1.0 - JITTER + 2.0 * JITTER * random.clamp(0.0, 1.0));
-        let asked = response.and_then(|response| response.retry_after).unwrap_or_default();
+        let asked = response
+            .and_then(|response| response.retry_after)
+            .unwrap_or_default();
         Next::Retry(wait.max(asked.min(LONGEST_WAIT)))
     }
 }
@@ -74,7 +94,8 @@ pub fn retry_after(header: &str, now: OffsetDateTime) -> Option<Duration> {
     let header = header.trim();
     if header.bytes().all(|byte| byte.is_ascii_digit()) {
         // A number that is too large counts as the largest.
-        return (!header.is_empty()).then(|| Duration::from_secs(header.parse().unwrap_or(u64::MAX)));
+        return (!header.is_empty())
+            .then(|| Duration::from_secs(header.parse().unwrap_or(u64::MAX)));
     }
     let until = OffsetDateTime::parse(header, &Rfc2822).ok()?;
     // A date in the past asks for no wait.
@@ -99,27 +120,47 @@ mod tests {
     #[test]
     fn a_schedule_is_read_as_it_is_written() {
         let minutes = [5, 30, 120, 300, 600, 600].map(Duration::from_mins);
-        assert_eq!(schedule().0.split_first(), Some((&Duration::from_secs(5), &minutes[..])));
+        assert_eq!(
+            schedule().0.split_first(),
+            Some((&Duration::from_secs(5), &minutes[..]))
+        );
         let short = Schedule::parse("100ms, 0").unwrap();
         assert_eq!(short.next(1, None, 0.5), Next::Retry(Duration::ZERO));
         assert_eq!(short.next(2, None, 0.5), Next::Exhausted);
         for bad in ["", "5s,", "5", "5s;5m", "-1s", "8days", &"1s,".repeat(40)] {
             assert!(Schedule::parse(bad).is_err(), "{bad}");
         }
-        assert!(Schedule::parse(&["1s"; 33].join(",")).unwrap_err().contains("32"));
+        assert!(
+            Schedule::parse(&["1s"; 33].join(","))
+                .unwrap_err()
+                .contains("32")
+        );
     }
 
     fn answered(status: u16) -> EndpointResponse {
-        EndpointResponse { status, retry_after: None }
+        EndpointResponse {
+            status,
+            retry_after: None,
+        }
     }
 
     #[test]
     fn only_success_acknowledges_and_only_gone_ends_at_once() {
         for status in [200, 201, 202, 204, 299] {
-            assert_eq!(next(0, Some(answered(status)), 0.5), Next::Delivered, "{status}");
+            assert_eq!(
+                next(0, Some(answered(status)), 0.5),
+                Next::Delivered,
+                "{status}"
+            );
         }
-        for status in [100, 301, 302, 304, 307, 308, 400, 401, 404, 409, 429, 500, 503, 599] {
-            assert_eq!(next(0, Some(answered(status)), 0.5), Next::Retry(Duration::from_secs(5)), "{status}");
+        for status in [
+            100, 301, 302, 304, 307, 308, 400, 401, 404, 409, 429, 500, 503, 599,
+        ] {
+            assert_eq!(
+                next(0, Some(answered(status)), 0.5),
+                Next::Retry(Duration::from_secs(5)),
+                "{status}"
+            );
         }
         assert_eq!(next(0, Some(answered(410)), 0.5), Next::Exhausted);
         assert_eq!(next(0, None, 0.5), Next::Retry(Duration::from_secs(5)));
@@ -131,8 +172,14 @@ mod tests {
         let read = |header| retry_after(header, now);
         assert_eq!(read("120"), Some(Duration::from_mins(2)));
         assert_eq!(read(" 0 "), Some(Duration::ZERO));
-        assert_eq!(read("99999999999999999999999"), Some(Duration::from_secs(u64::MAX)));
-        assert_eq!(read("Wed, 21 Oct 2015 07:28:00 GMT"), Some(Duration::from_mins(1)));
+        assert_eq!(
+            read("99999999999999999999999"),
+            Some(Duration::from_secs(u64::MAX))
+        );
+        assert_eq!(
+            read("Wed, 21 Oct 2015 07:28:00 GMT"),
+            Some(Duration::from_mins(1))
+        );
         assert_eq!(read("Wed, 21 Oct 2015 07:26:00 GMT"), Some(Duration::ZERO));
         for bad in ["", "-1", "1.5", "soon", "2015-10-21T07:28:00Z"] {
             assert_eq!(read(bad), None, "{bad:?}");

@@ -1,4 +1,9 @@
-//! One webhook: its body, its headers, and the exchange with the endpoint.
+//! One webhook request: its headers, the exchange with the endpoint, and the classes of what can go
+//! wrong. [`crate::deliver`] makes the body and calls [`Sender::post`].
+//!
+//! Guarantee: an exchange ends within `WEBHOOK_TIMEOUT`, reads a bounded number of bytes, follows
+//! no redirect, and reaches no address that the guard forbids. No error text contains the URL,
+//! which may hold a secret of the partner.
 
 use std::{error::Error, io, time::Duration};
 
@@ -26,13 +31,15 @@ use crate::{
 
 /// The name in `User-Agent`.
 const AGENT: &str = concat!("topup-notifier/", env!("CARGO_PKG_VERSION"));
-/// How much of a response's body is read. If the body is longer, the connection is closed; the status is already known.
+/// How much of the body of a response is read. If it is longer, the connection is closed; the
+/// status, which alone decides, is known by then.
 const ANSWER_READ: usize = 1024;
-/// How long the body is read.
+/// The longest time for reading the body.
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
 
-/// The headers of one attempt at the Unix time `timestamp`, with a Standard Webhooks signature by each of
-/// the `secrets`, the newest first. `kind` is the kind of an event; `None` for the specified webhook.
+/// Makes the headers of one attempt at the Unix time `timestamp`. They hold a Standard Webhooks
+/// signature by each of the `secrets`, the newest first, so that a partner can rotate its secret
+/// without losing webhooks. `kind` is the kind of an event; `None` for the specified webhook.
 pub fn headers(
     id: &WebhookId,
     kind: Option<&'static str>,
@@ -52,12 +59,16 @@ pub fn headers(
         headers.insert(event::TYPE, HeaderValue::from_static(kind));
     }
     if let Some(traceparent) = traceparent {
-        headers.insert(pipeline::trace::TRACEPARENT, HeaderValue::from_str(traceparent)?);
+        headers.insert(
+            pipeline::trace::TRACEPARENT,
+            HeaderValue::from_str(traceparent)?,
+        );
     }
     Ok(headers)
 }
 
-/// Why there is no response. The text is stored and shown to operators: it never holds a URL.
+/// Why there is no response. The text is stored and shown to operators and partners, so it never
+/// contains the URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr, thiserror::Error)]
 #[strum(serialize_all = "snake_case")]
 pub enum Unanswered {
@@ -93,7 +104,7 @@ pub struct Limits {
     pub timeout: Duration,
     /// Bytes that an endpoint may send before the head of its response is complete.
     pub head_max: usize,
-    /// Unused connections that are kept for one endpoint.
+    /// Unused connections that are kept for one host.
     pub idle: usize,
 }
 
@@ -106,14 +117,19 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// Reads the system's name servers and certificates. Needs a runtime.
+    /// Creates the client, with the name servers and certificates of the system. Must be called
+    /// within a Tokio runtime.
     pub fn new(guard: Guard, name_servers: &NameServers, limits: &Limits) -> io::Result<Self> {
         let dns = Dns::new(guard.clone(), name_servers)?;
-        Ok(Self { endpoints: client::endpoints(dns, limits.head_max, limits.idle)?, guard, timeout: limits.timeout })
+        Ok(Self {
+            endpoints: client::endpoints(dns, limits.head_max, limits.idle)?,
+            guard,
+            timeout: limits.timeout,
+        })
     }
 
-    /// Posts one webhook; returns the response and the beginning of its body. Follows no redirect. A date
-    /// in `Retry-After` is compared with `now`.
+    /// Posts one webhook. Returns the response and the beginning of its body. Redirects are not
+    /// followed. A date in `Retry-After` is compared with `now`.
     pub async fn post(
         &self,
         url: Url,
@@ -124,9 +140,13 @@ impl Sender {
         let request = request(&url, headers, body).ok_or(Unanswered::BadUrl)?;
         self.guard.check_url(&url).map_err(Unanswered::Forbidden)?;
         let exchange = async {
-            let sent = pipeline::perform(pipeline::Effect::Webhook, self.endpoints.request(request));
+            let sent =
+                pipeline::perform(pipeline::Effect::Webhook, self.endpoints.request(request));
             let response = sent.await.map_err(|error| classify(&error))?;
-            let retry_after = response.headers().get(RETRY_AFTER).and_then(|header| header.to_str().ok());
+            let retry_after = response
+                .headers()
+                .get(RETRY_AFTER)
+                .and_then(|header| header.to_str().ok());
             let answer = EndpointResponse {
                 status: response.status().as_u16(),
                 retry_after: retry_after.and_then(|header| schedule::retry_after(header, now)),
@@ -134,16 +154,18 @@ impl Sender {
             Ok((answer, response.into_body()))
         };
         let deadline = tokio::time::Instant::now() + self.timeout;
-        let (answer, body) = tokio::time::timeout_at(deadline, exchange).await.map_err(|_| Unanswered::Timeout)??;
+        let (answer, body) = tokio::time::timeout_at(deadline, exchange)
+            .await
+            .map_err(|_| Unanswered::Timeout)??;
         let mut beginning = Vec::new();
         let deadline = deadline.min(tokio::time::Instant::now() + ANSWER_WAIT);
-        // A body that is late or broken changes nothing: the status counts.
+        // A body that is late or broken changes nothing, because only the status counts.
         let _ = tokio::time::timeout_at(deadline, read_to_cap(body, &mut beginning)).await;
         Ok((answer, beginning))
     }
 }
 
-/// The request, unless the URL is unusable.
+/// Makes the request; `None` if the URL is unusable.
 fn request(url: &Url, mut headers: HeaderMap, body: Vec<u8>) -> Option<Request<Full<Bytes>>> {
     let is_usable = matches!(url.scheme(), "http" | "https") && url.username().is_empty();
     let uri: Uri = is_usable.then(|| url.as_str().parse().ok()).flatten()?;
@@ -156,9 +178,12 @@ fn request(url: &Url, mut headers: HeaderMap, body: Vec<u8>) -> Option<Request<F
     Some(request)
 }
 
+/// Reads the beginning of a body, at most [`ANSWER_READ`] bytes.
 async fn read_to_cap(mut body: Incoming, beginning: &mut Vec<u8>) {
     while let Some(Ok(frame)) = body.frame().await {
-        let Ok(chunk) = frame.into_data() else { continue };
+        let Ok(chunk) = frame.into_data() else {
+            continue;
+        };
         let room = ANSWER_READ - beginning.len();
         beginning.extend_from_slice(&chunk[..chunk.len().min(room)]);
         if chunk.len() > room {
@@ -167,7 +192,8 @@ async fn read_to_cap(mut body: Incoming, beginning: &mut Vec<u8>) {
     }
 }
 
-/// Only the class of an error is kept: its text may hold the URL, which may hold a partner's secret.
+/// Classifies an error of an exchange. Only the class is kept, because the text may contain the
+/// URL, which may hold a secret of the partner.
 fn classify(error: &hyper_util::client::legacy::Error) -> Unanswered {
     let mut cause: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(current) = cause {
@@ -180,7 +206,8 @@ fn classify(error: &hyper_util::client::legacy::Error) -> Unanswered {
         if current.is::<ConnectTimeout>() {
             return Unanswered::Timeout;
         }
-        // Our budget ends it, or hyper's own bounds on the buffer and on the number of headers.
+        // Either our bound on the received bytes ended it, or one of those that hyper has on its
+        // buffer and on the number of headers.
         let too_large = |error: &hyper::Error| error.is_parse_too_large();
         if current.is::<HeadTooLarge>() || current.downcast_ref().is_some_and(too_large) {
             return Unanswered::HeadTooLarge;
@@ -193,12 +220,17 @@ fn classify(error: &hyper_util::client::legacy::Error) -> Unanswered {
             return Unanswered::Timeout;
         }
         cause = match io.and_then(io::Error::get_ref) {
-            // The source of an I/O error skips the error that it wraps.
+            // The source of an I/O error is not the error that it wraps, but the source of that
+            // one. So the wrapped error is looked at first.
             Some(wrapped) => Some(wrapped),
             None => current.source(),
         };
     }
-    if error.is_connect() { Unanswered::Connect } else { Unanswered::NoAnswer }
+    if error.is_connect() {
+        Unanswered::Connect
+    } else {
+        Unanswered::NoAnswer
+    }
 }
 
 #[cfg(test)]
@@ -211,8 +243,16 @@ mod tests {
     use webhooks::guard::{Networks, Ports};
 
     fn sender(allowed: &str) -> Sender {
-        let guard = Guard::new(Networks::parse(allowed).unwrap(), Networks::default(), Ports::default());
-        let limits = Limits { timeout: Duration::from_millis(400), head_max: 16 * 1024, idle: 4 };
+        let guard = Guard::new(
+            Networks::parse(allowed).unwrap(),
+            Networks::default(),
+            Ports::default(),
+        );
+        let limits = Limits {
+            timeout: Duration::from_millis(400),
+            head_max: 16 * 1024,
+            idle: 4,
+        };
         Sender::new(guard, &NameServers::default(), &limits).unwrap()
     }
 
@@ -220,8 +260,18 @@ mod tests {
         Ok(post_and_read(sender, url).await?.0)
     }
 
-    async fn post_and_read(sender: &Sender, url: &str) -> Result<(EndpointResponse, Vec<u8>), Unanswered> {
-        sender.post(url.parse().unwrap(), HeaderMap::new(), b"{}".to_vec(), clock::now()).await
+    async fn post_and_read(
+        sender: &Sender,
+        url: &str,
+    ) -> Result<(EndpointResponse, Vec<u8>), Unanswered> {
+        sender
+            .post(
+                url.parse().unwrap(),
+                HeaderMap::new(),
+                b"{}".to_vec(),
+                clock::now(),
+            )
+            .await
     }
 
     /// Answers each connection's first request with these bytes and leaves the connection open.
@@ -244,14 +294,27 @@ mod tests {
     async fn an_answer_is_its_status_however_its_body_goes_on() {
         let sender = sender("127.0.0.0/8");
         let unfinished = endpoint(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{".to_vec()).await;
-        assert_eq!(post(&sender, &unfinished).await, Ok(EndpointResponse { status: 200, retry_after: None }));
-        let mut large = b"HTTP/1.1 503 No\r\nretry-after: 7\r\ncontent-length: 99999999\r\n\r\n".to_vec();
+        assert_eq!(
+            post(&sender, &unfinished).await,
+            Ok(EndpointResponse {
+                status: 200,
+                retry_after: None
+            })
+        );
+        let mut large =
+            b"HTTP/1.1 503 No\r\nretry-after: 7\r\ncontent-length: 99999999\r\n\r\n".to_vec();
         large.resize(64 * 1024, b'x');
-        let waiting = EndpointResponse { status: 503, retry_after: Some(Duration::from_secs(7)) };
-        let (answer, beginning) = post_and_read(&sender, &endpoint(large).await).await.unwrap();
+        let waiting = EndpointResponse {
+            status: 503,
+            retry_after: Some(Duration::from_secs(7)),
+        };
+        let (answer, beginning) = post_and_read(&sender, &endpoint(large).await)
+            .await
+            .unwrap();
         assert_eq!(answer, waiting);
         assert_eq!(beginning, [b'x'; ANSWER_READ]);
-        let moved = endpoint(b"HTTP/1.1 307 No\r\nlocation: /\r\ncontent-length: 0\r\n\r\n".to_vec()).await;
+        let moved =
+            endpoint(b"HTTP/1.1 307 No\r\nlocation: /\r\ncontent-length: 0\r\n\r\n".to_vec()).await;
         assert_eq!(post(&sender, &moved).await.unwrap().status, 307);
     }
 

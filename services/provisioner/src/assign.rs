@@ -1,4 +1,7 @@
-//! Assigns a provider's units to topups. Pure, and final in whatever order the units are listed later.
+//! Decides which of the provider's units belongs to which topup. A provider lists units only by
+//! option, while the partner already knows the id of each topup. The assignment is final once it is
+//! stored, in whatever order the provider lists the units later, because otherwise a topup could
+//! get another eSIM than the one that was delivered. The functions are pure, without I/O.
 
 use std::collections::HashMap;
 
@@ -7,15 +10,24 @@ use store::placements::ClaimedTopup;
 
 use crate::providers::{ProviderId, ProviderUnit};
 
-/// Pairs the provider's units with pending topups: an assigned unit stays with its topup, any other
-/// goes to the next free topup of its option. Units without a topup are left over.
+/// Pairs the provider's units with pending topups. A unit that is already assigned stays with its
+/// topup; any other one goes to the next free topup of its option. Units for which there is no
+/// topup are left over and logged.
 pub fn pair(topups: &[ClaimedTopup], mut units: Vec<ProviderUnit>) -> Vec<(TopupId, ProviderUnit)> {
-    let assigned: HashMap<&str, &ClaimedTopup> =
-        topups.iter().filter_map(|topup| Some((topup.provider_unit_id.as_deref()?, topup))).collect();
+    let assigned: HashMap<&str, &ClaimedTopup> = topups
+        .iter()
+        .filter_map(|topup| Some((topup.provider_unit_id.as_deref()?, topup)))
+        .collect();
     let mut free: HashMap<&str, Vec<&ClaimedTopup>> = HashMap::new();
-    // Reversed, so that `pop` takes them in their order.
-    for topup in topups.iter().rev().filter(|topup| topup.pending && topup.provider_unit_id.is_none()) {
-        free.entry(&topup.provider_option_id).or_default().push(topup);
+    // The topups are pushed in reverse, so that `pop` takes them in their order.
+    for topup in topups
+        .iter()
+        .rev()
+        .filter(|topup| topup.pending && topup.provider_unit_id.is_none())
+    {
+        free.entry(&topup.provider_option_id)
+            .or_default()
+            .push(topup);
     }
     units.sort_unstable_by(|left, right| left.unit_id.as_str().cmp(right.unit_id.as_str()));
     let mut pairs = Vec::with_capacity(units.len());
@@ -34,7 +46,11 @@ pub fn pair(topups: &[ClaimedTopup], mut units: Vec<ProviderUnit>) -> Vec<(Topup
         }
     }
     if left_over > 0 {
-        tracing::error!(units = left_over, "the provider lists more units than were ordered");
+        tracing::error!(
+            units = left_over,
+            "the provider lists more units than were ordered; the surplus is ignored, so ask the \
+             provider whether it was billed"
+        );
     }
     pairs
 }
@@ -43,7 +59,10 @@ pub fn pair(topups: &[ClaimedTopup], mut units: Vec<ProviderUnit>) -> Vec<(Topup
 pub fn items(topups: &[ClaimedTopup]) -> Vec<(String, usize)> {
     let mut items: Vec<(String, usize)> = Vec::new();
     for topup in topups {
-        match items.iter_mut().find(|(option, _)| *option == topup.provider_option_id) {
+        match items
+            .iter_mut()
+            .find(|(option, _)| *option == topup.provider_option_id)
+        {
             Some((_, count)) => *count += 1,
             None => items.push((topup.provider_option_id.clone(), 1)),
         }
@@ -81,15 +100,31 @@ mod tests {
     }
 
     fn pairs(topups: &[ClaimedTopup], units: Vec<ProviderUnit>) -> Vec<(usize, String)> {
-        let place = |id: &TopupId| topups.iter().position(|topup| topup.topup_id == *id).unwrap();
-        pair(topups, units).into_iter().map(|(topup, unit)| (place(&topup), unit.unit_id.into())).collect()
+        let place = |id: &TopupId| {
+            topups
+                .iter()
+                .position(|topup| topup.topup_id == *id)
+                .unwrap()
+        };
+        pair(topups, units)
+            .into_iter()
+            .map(|(topup, unit)| (place(&topup), unit.unit_id.into()))
+            .collect()
     }
 
     #[test]
     fn units_go_to_topups_of_their_option_in_order() {
         let topups = topups(&["a", "b", "a"]);
-        let units = vec![unit("3", "a"), unit("2", "b"), unit("1", "a"), unit("4", "c")];
-        assert_eq!(pairs(&topups, units), [(0, "1".into()), (1, "2".into()), (2, "3".into())]);
+        let units = vec![
+            unit("3", "a"),
+            unit("2", "b"),
+            unit("1", "a"),
+            unit("4", "c"),
+        ];
+        assert_eq!(
+            pairs(&topups, units),
+            [(0, "1".into()), (1, "2".into()), (2, "3".into())]
+        );
     }
 
     #[test]
@@ -104,7 +139,10 @@ mod tests {
 
     #[test]
     fn what_is_bought_is_counted_by_option() {
-        assert_eq!(items(&topups(&["a", "b", "a"])), [("a".into(), 2), ("b".into(), 1)]);
+        assert_eq!(
+            items(&topups(&["a", "b", "a"])),
+            [("a".into(), 2), ("b".into(), 1)]
+        );
     }
 
     proptest! {

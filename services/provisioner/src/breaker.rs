@@ -1,9 +1,20 @@
-//! A process's view of a provider's breaker. The breaker is a row in PostgreSQL, so every replica and the
-//! operator see the same state. The view is refreshed each second ([`crate::watch`]) and after each change by this process.
-//! The claim statement itself checks the row, so a stale view claims nothing behind an open breaker.
+//! This process's view of a provider's breaker, which stops the work for a provider that fails as a
+//! whole.
 //!
-//! It opens when the provider as a whole fails: the provider denies access or cannot be reached, or most of
-//! its lanes fail and none succeeds. One bad lane is held back by its own limit ([`crate::limiter`]).
+//! The breaker itself is a row in PostgreSQL, so every replica and the operator see the same state.
+//! The view is refreshed once a second ([`crate::watch`]) and after each change that this process
+//! makes. A view that is out of date does no harm, because the statement that claims placements
+//! checks the row itself.
+//!
+//! The breaker opens when the provider denies access, when it cannot be reached, or when most of
+//! its lanes fail and none succeeds. A single bad lane does not open it; such a lane is held back
+//! by its own limit ([`crate::limiter`]). While the breaker is open, placements wait in PostgreSQL.
+//! After a while it is half open: one placement probes the provider, and its result closes the
+//! breaker or opens it again for longer.
+//!
+//! [`Calls`](crate::calls::Calls) reports the result of each call. A result counts only if the
+//! breaker has not changed since the call began. Otherwise the late failures of calls that were
+//! sent before an outage ended could open the breaker again.
 
 use std::{
     collections::HashSet,
@@ -20,6 +31,7 @@ use store::{
 
 use crate::{limiter::LaneLimiters, metrics::Metrics, providers::Trouble};
 
+/// The view of one provider's breaker. All tasks of this process share it.
 pub struct Breaker {
     provider: String,
     limits: BreakerLimits,
@@ -29,11 +41,13 @@ pub struct Breaker {
     metrics: Metrics,
 }
 
+/// What this process knows about the breaker, and the calls that it counts itself.
 #[derive(Default)]
 struct Known {
     /// The row as last read or changed.
     breaker: Option<ProviderBreaker>,
-    /// The version at which this process got the probe.
+    /// The version of the row since which this process has the probe, so that the calls of the
+    /// probe count although the breaker is not closed.
     probe: Option<i64>,
     streak: FailureStreak,
 }
@@ -48,7 +62,8 @@ struct FailureStreak {
 }
 
 impl FailureStreak {
-    /// Counts a failed call. Returns whether the provider as a whole fails. `active` is the number of lanes in use.
+    /// Counts a failed call. Returns whether the provider as a whole fails. `active` is the number
+    /// of lanes in use.
     fn fails(&mut self, lane: Option<Arc<str>>, not_sent: bool, active: usize, most: u32) -> bool {
         self.failed += 1;
         self.not_sent += u32::from(not_sent);
@@ -64,13 +79,15 @@ impl Known {
     }
 }
 
-/// The breaker's version when a call began. The call's result counts only while the breaker still has this version;
-/// with `None` the breaker was not closed, and the result never counts.
+/// The version of the breaker when a call began. The result of the call counts only while the
+/// breaker still has this version. `None` means that the breaker was not closed, and the result
+/// never counts.
 #[derive(Clone, Copy, Debug)]
 pub struct BreakerVersion(Option<i64>);
 
 impl Breaker {
-    /// Creates an unknown breaker. It counts as not closed until its row is read.
+    /// Creates a breaker whose state is not known. It counts as not closed until its row has been
+    /// read, so nothing is bought before that.
     pub fn new(
         provider: String,
         limits: BreakerLimits,
@@ -78,7 +95,14 @@ impl Breaker {
         limiters: Arc<LaneLimiters>,
         metrics: Metrics,
     ) -> Arc<Self> {
-        Arc::new(Self { provider, limits, database, limiters, known: Mutex::default(), metrics })
+        Arc::new(Self {
+            provider,
+            limits,
+            database,
+            limiters,
+            known: Mutex::default(),
+            metrics,
+        })
     }
 
     /// The name of the provider.
@@ -86,31 +110,48 @@ impl Breaker {
         &self.provider
     }
 
-    /// Takes the row as it is in the database.
+    /// Takes over the row as it was read or changed, and logs if the breaker opened or closed.
     pub fn update(&self, now: ProviderBreaker) {
         let mut known = lock(&self.known);
         // The row may be older than a change by this process.
-        if known.breaker.as_ref().is_some_and(|known| known.version > now.version) {
+        if known
+            .breaker
+            .as_ref()
+            .is_some_and(|known| known.version > now.version)
+        {
             return;
         }
-        let was_closed = known.state().is_none_or(|state| state == BreakerState::Closed);
+        let was_closed = known
+            .state()
+            .is_none_or(|state| state == BreakerState::Closed);
         let provider = &self.provider;
         if was_closed && now.state != BreakerState::Closed {
-            let (reason, until) = (now.reason.as_deref(), now.open_until.map(|at| at.to_string()));
-            tracing::error!(provider.name = provider, reason, until, "breaker opened; placements wait");
+            let reason = now.reason.as_deref();
+            let until = now.open_until.map(|at| at.to_string());
+            tracing::error!(
+                provider.name = provider,
+                reason,
+                until,
+                "breaker opened because the provider fails or an operator opened it; its \
+                 placements wait until a probe succeeds or an operator closes the breaker"
+            );
         } else if !was_closed && now.state == BreakerState::Closed {
-            tracing::info!(provider.name = provider, "breaker closed; placements continue");
+            tracing::info!(
+                provider.name = provider,
+                "breaker closed; placements of the provider continue"
+            );
         }
         self.metrics.breaker(provider, now.state);
         known.breaker = Some(now);
     }
 
-    /// Whether the provider's placements are claimed.
+    /// Whether the breaker is closed, so that placements of the provider may be claimed.
     pub fn is_closed(&self) -> bool {
         lock(&self.known).state() == Some(BreakerState::Closed)
     }
 
     /// Whether the provider responds to other calls, so that a failure concerns its placement only.
+    /// Only then may an unknown outcome lead to parking.
     pub fn is_healthy(&self) -> bool {
         self.is_closed() && lock(&self.known).streak.failed < self.limits.failures
     }
@@ -120,63 +161,92 @@ impl Breaker {
         lock(&self.known).state() == Some(BreakerState::HalfOpen)
     }
 
-    /// Marks the start of a call.
+    /// Returns the version that a call which starts now belongs to.
     pub fn version_at_begin(&self) -> BreakerVersion {
         let known = lock(&self.known);
-        let counts =
-            |breaker: &&ProviderBreaker| breaker.state == BreakerState::Closed || known.probe == Some(breaker.version);
-        BreakerVersion(known.breaker.as_ref().filter(counts).map(|breaker| breaker.version))
+        let counts = |breaker: &&ProviderBreaker| {
+            breaker.state == BreakerState::Closed || known.probe == Some(breaker.version)
+        };
+        BreakerVersion(
+            known
+                .breaker
+                .as_ref()
+                .filter(counts)
+                .map(|breaker| breaker.version),
+        )
     }
 
-    /// Records that a call begun at this version got a response. Writes only if the breaker is not closed.
+    /// Records that a call got a response. `version` is the one at which the call began. Writes to
+    /// PostgreSQL only if the breaker is not closed, so ordinary calls cost nothing.
     pub async fn answered(&self, version: BreakerVersion) {
         let Some(version) = version.0 else { return };
         {
             let mut known = lock(&self.known);
             known.streak = FailureStreak::default();
-            let closes =
-                |breaker: &ProviderBreaker| breaker.version == version && breaker.state != BreakerState::Closed;
+            let closes = |breaker: &ProviderBreaker| {
+                breaker.version == version && breaker.state != BreakerState::Closed
+            };
             if !known.breaker.as_ref().is_some_and(closes) {
                 return;
             }
         }
-        let updated =
-            self.database.run(async |connection| providers::answered(connection, &self.provider, version).await);
+        let updated = self
+            .database
+            .run(async |connection| providers::answered(connection, &self.provider, version).await);
         self.apply(perform(Effect::CommitHealth, updated).await);
     }
 
-    /// Records that a call begun at this version failed: a purchase in `lane`, or a look-up or collect in none.
-    pub async fn failed(&self, version: BreakerVersion, lane: Option<&Arc<str>>, trouble: &Trouble) {
+    /// Records that a call failed: a purchase in `lane`, or a look-up or collect without one.
+    /// `version` is the one at which the call began. Writes to PostgreSQL only if the breaker has
+    /// to open, or if the call was a failed probe.
+    pub async fn failed(
+        &self,
+        version: BreakerVersion,
+        lane: Option<&Arc<str>>,
+        trouble: &Trouble,
+    ) {
         let Some(version) = version.0 else { return };
         let active = self.limiters.active(Instant::now());
         {
             let mut known = lock(&self.known);
-            let state = known.breaker.as_ref().filter(|breaker| breaker.version == version);
+            let state = known
+                .breaker
+                .as_ref()
+                .filter(|breaker| breaker.version == version);
             let Some(state) = state.map(|breaker| breaker.state) else {
                 return;
             };
             let not_sent = matches!(trouble, Trouble::NotSent(_));
-            let fails = known.streak.fails(lane.cloned(), not_sent, active, self.limits.failures);
+            let fails = known
+                .streak
+                .fails(lane.cloned(), not_sent, active, self.limits.failures);
             let denied = matches!(trouble, Trouble::Denied(_));
             if !(fails || denied || state != BreakerState::Closed) {
                 return;
             }
             known.streak = FailureStreak::default();
         }
-        let (name, reason) = (&self.provider, trouble.reason());
-        let updated = self
-            .database
-            .run(async |connection| providers::failed(connection, name, version, &self.limits, reason).await);
+        let name = &self.provider;
+        let reason = trouble.reason();
+        let updated = self.database.run(async |connection| {
+            providers::failed(connection, name, version, &self.limits, reason).await
+        });
         self.apply(perform(Effect::CommitHealth, updated).await);
     }
 
-    /// Takes the probe if the breaker is half open and no other process has it.
+    /// Takes the probe, if the breaker is half open and no other process has it. No other process
+    /// gets a probe for the duration of `lease`.
     pub async fn probe(&self, lease: Duration) -> Result<bool, store::Error> {
-        let probing = self.database.run(async |connection| providers::probe(connection, &self.provider, lease).await);
+        let probing = self
+            .database
+            .run(async |connection| providers::probe(connection, &self.provider, lease).await);
         let probe = perform(Effect::CommitProbe, probing).await?;
         let granted = probe.is_some();
         if let Some(now) = probe {
-            tracing::info!(provider.name = self.provider, "probing the provider with one placement");
+            tracing::info!(
+                provider.name = self.provider,
+                "probing the provider with one placement"
+            );
             lock(&self.known).probe = Some(now.version);
             self.update(now);
         }
@@ -188,7 +258,14 @@ impl Breaker {
             Ok(Some(now)) => self.update(now),
             // Another process changed the row; the next read shows it.
             Ok(None) => {}
-            Err(error) => tracing::warn!(provider.name = self.provider, %error, "cannot update the breaker"),
+            Err(error) => {
+                tracing::warn!(
+                    provider.name = self.provider,
+                    %error,
+                    "cannot record a change of the breaker; it keeps its state until a later call \
+                     changes it"
+                );
+            }
         }
     }
 }
@@ -213,7 +290,10 @@ mod tests {
     #[test]
     fn a_provider_fails_as_a_whole_if_most_lanes_do() {
         let mut streak = FailureStreak::default();
-        assert!((0..MOST * 3).all(|_| !fails(&mut streak, "a", false, 1)), "one lane is one lane");
+        assert!(
+            (0..MOST * 3).all(|_| !fails(&mut streak, "a", false, 1)),
+            "one lane is one lane"
+        );
         assert!(!fails(&mut streak, "b", false, 4), "2 of 4");
         assert!(fails(&mut streak, "c", false, 4), "3 of 4");
     }

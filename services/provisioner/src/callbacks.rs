@@ -1,8 +1,13 @@
-//! `POST /callbacks/<provider>/<token>`: a provider reports a change of a unit. It is not signed, so it is only a
-//! hint to collect a placement's profiles sooner. Neither body nor path is ever logged.
+//! `POST /callbacks/<provider>/<token>`, by which a provider reports a change of a unit.
 //!
-//! A flood must not slow orders down: requests in flight, connections, statements at once and statements per
-//! second are bounded, and a unit that is named again and again costs at most two statements a second.
+//! A callback is not signed, so nothing in it is believed. It is only a hint to collect the
+//! profiles of a placement sooner, which would happen anyway on a schedule. So a lost callback
+//! makes a webhook some seconds later, and a forged one costs a call to the provider. Neither the
+//! body nor the path is ever logged, because the body holds a profile and the path holds the token.
+//!
+//! A flood of callbacks must not slow down orders. So requests in flight, connections, concurrent
+//! statements and statements per second are all bounded, and a unit that is named again and again
+//! costs at most two statements per second.
 
 use std::{
     collections::HashMap,
@@ -32,21 +37,24 @@ use crate::{
 
 const ROUTE: &str = "/callbacks/{provider}/{token}";
 const MAX_BODY: usize = 64 * 1024;
-/// The longest wait for a request's head, and for its body.
+/// The longest wait for the head of a request, and for its body.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
-/// Statements at once: far fewer than there are connections, so orders find one.
+/// The most statements that run at the same time. They are far fewer than there are connections to
+/// the database, so that orders always find a free one.
 const STATEMENTS: usize = 2;
-/// Connections for each request in flight.
+/// How many connections may be open for each request that may be in flight.
 const CONNECTIONS: usize = 4;
 /// The interval in which statements are counted.
 const WINDOW: Duration = Duration::from_secs(1);
-/// Statements about one unit in a window; the second schedules a later look, which sees further changes.
+/// The most statements about one unit in a window. The second one schedules a collect for later,
+/// which sees all further changes, so a third one is not needed.
 const PER_UNIT: u8 = 2;
 
-/// The providers that call back, by name: the token of the URL, and the adapter that reads the body.
+/// The providers that call back, by name: the token of the URL, and the adapter that reads the
+/// body.
 pub type Callers = HashMap<String, (Token, Arc<dyn Provider>)>;
 
-/// Takes callbacks and passes them on as hints.
+/// Receives callbacks and passes them on as hints.
 pub struct Callbacks {
     providers: Callers,
     database: Database,
@@ -57,8 +65,15 @@ pub struct Callbacks {
 }
 
 impl Callbacks {
-    /// Callbacks of these providers: at most `in_flight` at once, and `rate` per second that reach PostgreSQL.
-    pub fn new(providers: Callers, database: Database, metrics: Metrics, in_flight: usize, rate: usize) -> Self {
+    /// Prepares to receive callbacks of these providers: at most `in_flight` at once, and at most
+    /// `rate` per second that reach PostgreSQL.
+    pub fn new(
+        providers: Callers,
+        database: Database,
+        metrics: Metrics,
+        in_flight: usize,
+        rate: usize,
+    ) -> Self {
         Self {
             providers,
             database,
@@ -97,12 +112,18 @@ struct Window {
 
 impl Recent {
     fn new(rate: usize) -> Self {
-        Self { rate, window: Mutex::default() }
+        Self {
+            rate,
+            window: Mutex::default(),
+        }
     }
 
     fn admit(&self, provider: &str, unit_id: &ProviderId, now: Instant) -> Admission {
         let mut window = lock(&self.window);
-        if window.began.is_none_or(|began| now.saturating_duration_since(began) >= WINDOW) {
+        if window
+            .began
+            .is_none_or(|began| now.saturating_duration_since(began) >= WINDOW)
+        {
             window.began = Some(now);
             window.admitted = 0;
             window.units.clear();
@@ -121,7 +142,12 @@ impl Recent {
     }
 }
 
-async fn take(state: State<Arc<Callbacks>>, path: Path<(String, String)>, request: Request) -> Response {
+/// Handles one request inside its span. The span has no path, because the path holds the token.
+async fn take(
+    state: State<Arc<Callbacks>>,
+    path: Path<(String, String)>,
+    request: Request,
+) -> Response {
     let span = info_span!(
         "POST /callbacks/{provider}/{token}",
         otel.kind = "server", otel.status_code = Empty, error.type = Empty, url.scheme = "http",
@@ -140,6 +166,8 @@ async fn take(state: State<Arc<Callbacks>>, path: Path<(String, String)>, reques
     }
 }
 
+/// Checks a callback and passes it on as a hint; returns the status of the response. An unknown
+/// provider and a wrong token both get 404, so that the response does not reveal which it was.
 async fn hear(
     State(callbacks): State<Arc<Callbacks>>,
     Path((name, token)): Path<(String, String)>,
@@ -156,12 +184,13 @@ async fn hear(
     let Ok(_in_flight) = callbacks.in_flight.try_acquire() else {
         return counted("shed", StatusCode::SERVICE_UNAVAILABLE);
     };
-    let body = match tokio::time::timeout(READ_TIMEOUT, to_bytes(request.into_body(), MAX_BODY)).await {
-        Ok(Ok(body)) => body,
-        // The body is too large, or it was cut off and the client has gone.
-        Ok(Err(_)) => return StatusCode::PAYLOAD_TOO_LARGE,
-        Err(_) => return StatusCode::REQUEST_TIMEOUT,
-    };
+    let body =
+        match tokio::time::timeout(READ_TIMEOUT, to_bytes(request.into_body(), MAX_BODY)).await {
+            Ok(Ok(body)) => body,
+            // The body is too large, or it was cut off and the client has gone.
+            Ok(Err(_)) => return StatusCode::PAYLOAD_TOO_LARGE,
+            Err(_) => return StatusCode::REQUEST_TIMEOUT,
+        };
     let Some(unit_id) = provider.parse_callback(&body) else {
         return counted("unreadable", StatusCode::BAD_REQUEST);
     };
@@ -170,30 +199,52 @@ async fn hear(
         Admission::Repeated => return counted("repeated", StatusCode::OK),
         Admission::Full => return counted("shed", StatusCode::SERVICE_UNAVAILABLE),
     }
-    // The semaphore is never closed, so this only waits.
+    // The semaphore is never closed, so this cannot fail.
     let _statement = callbacks.statements.acquire().await;
-    let hinted = callbacks.database.run(async |connection| providers::hint(connection, &name, unit_id.as_str()).await);
+    let hinted = callbacks
+        .database
+        .run(async |connection| providers::hint(connection, &name, unit_id.as_str()).await);
     match perform(Effect::CommitHint, hinted).await {
         Ok(moved) => counted(if moved { "hinted" } else { "ignored" }, StatusCode::OK),
         Err(error) => {
-            tracing::warn!(provider.name = name, %error, "callback not recorded; its profiles are polled");
+            tracing::warn!(
+                provider.name = name,
+                %error,
+                "callback not recorded; its profiles are asked for on schedule instead"
+            );
             counted("lost", StatusCode::SERVICE_UNAVAILABLE)
         }
     }
 }
 
 /// Serves until the soft stop, then finishes the requests in flight.
-pub async fn serve(listener: TcpListener, callbacks: Callbacks, shutdown: Shutdown) -> anyhow::Result<()> {
-    let connections = Arc::new(Semaphore::new(callbacks.in_flight.available_permits() * CONNECTIONS));
-    let router = Router::new().route(ROUTE, post(take)).with_state(Arc::new(callbacks));
+pub async fn serve(
+    listener: TcpListener,
+    callbacks: Callbacks,
+    shutdown: Shutdown,
+) -> anyhow::Result<()> {
+    let connections = Arc::new(Semaphore::new(
+        callbacks.in_flight.available_permits() * CONNECTIONS,
+    ));
+    let router = Router::new()
+        .route(ROUTE, post(take))
+        .with_state(Arc::new(callbacks));
     let serve_one = |stream, _| {
-        // Without a permit the connection is closed at once.
+        // If there are too many connections, this one is closed at once.
         let Ok(permit) = Arc::clone(&connections).try_acquire_owned() else {
             return;
         };
-        let (service, stop) = (connection::service(router.clone()), shutdown.clone());
+        let service = connection::service(router.clone());
+        let stop = shutdown.clone();
         shutdown.tracker().spawn(async move {
-            connection::serve(&connection::http(READ_TIMEOUT), stream, service, &stop, Duration::ZERO).await;
+            connection::serve(
+                &connection::http(READ_TIMEOUT),
+                stream,
+                service,
+                &stop,
+                Duration::ZERO,
+            )
+            .await;
             drop(permit);
         });
     };
@@ -206,7 +257,8 @@ mod tests {
 
     #[test]
     fn a_unit_costs_two_statements_a_second_and_all_units_no_more_than_the_rate() {
-        let (recent, now) = (Recent::new(3), Instant::now());
+        let recent = Recent::new(3);
+        let now = Instant::now();
         let admit = |provider, unit: &str, at| {
             let unit_id = ProviderId::parse(unit.to_owned()).unwrap();
             recent.admit(provider, &unit_id, now + Duration::from_millis(at))
@@ -223,7 +275,8 @@ mod tests {
 
     #[test]
     fn the_first_window_begins_with_the_first_callback() {
-        let (recent, started) = (Recent::new(1), Instant::now());
+        let recent = Recent::new(1);
+        let started = Instant::now();
         let admit = |unit: &str, at| {
             let unit_id = ProviderId::parse(unit.to_owned()).unwrap();
             recent.admit("a", &unit_id, started + Duration::from_millis(at))

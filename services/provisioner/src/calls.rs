@@ -1,4 +1,9 @@
-//! The calls to a provider: paced by the rate limit, measured, and reported to the breaker and the limits of the lanes.
+//! The calls to a provider. Each call waits for its turn under the rate limit, is measured, and is
+//! reported to the breaker. The results of purchases and look-ups are also reported to the limits
+//! of the lanes.
+//!
+//! [`crate::place`] makes all of its calls through [`Calls`], so that no call to a provider escapes
+//! the rate limit or the breaker's count.
 
 use std::{sync::Arc, time::Instant};
 
@@ -13,7 +18,7 @@ use crate::{
     rate::Rate,
 };
 
-/// A provider, its rate limit, its breaker and the limits of its lanes.
+/// A provider, together with what paces and observes the calls to it.
 pub struct Calls {
     pub name: String,
     pub provider: Arc<dyn Provider>,
@@ -24,7 +29,8 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// Sends a purchase. Returns `None` and sends nothing if its turn comes after `send_by`.
+    /// Sends a purchase. Returns `None`, and sends nothing, if its turn under the rate limit comes
+    /// after `send_by`.
     pub async fn purchase(
         &self,
         lane: &Arc<str>,
@@ -52,9 +58,12 @@ impl Calls {
         Some(answer)
     }
 
-    /// Looks an attempt up. `was_unknown`: the purchase ended without an answer, and no look-up has given a definite one
-    /// since, so this look-up shows whether that purchase failed. Later ones, and those of attempts that were perhaps
-    /// never sent, say nothing about the lane unless they find the purchase.
+    /// Looks an attempt up by its placement id.
+    ///
+    /// `was_unknown` says that the purchase ended without an answer and that no look-up has given a
+    /// definite one since, so that this look-up shows whether the purchase failed. If it is false,
+    /// a look-up that finds nothing says nothing about the lane: the attempt was perhaps never
+    /// sent, or its failure has been counted already.
     pub async fn find(
         &self,
         lane: &Arc<str>,
@@ -66,18 +75,24 @@ impl Calls {
         let answer = self.measure("find", None, find, found).await;
         match &answer {
             Ok(FindAnswer::Found(_)) => self.limiters.found(lane, was_unknown, Instant::now()),
-            Ok(FindAnswer::NotFound) if was_unknown => self.limiters.not_found(lane, Instant::now()),
+            Ok(FindAnswer::NotFound) if was_unknown => {
+                self.limiters.not_found(lane, Instant::now());
+            }
             Ok(FindAnswer::NotFound) | Err(_) => {}
         }
         answer
     }
 
+    /// Asks for the profiles of a purchase. Says nothing about the lane, because the purchase has
+    /// already been confirmed.
     pub async fn collect(&self, placement_id: PlacementId) -> Result<FindAnswer, Trouble> {
         self.rate.turn().await;
         let collect = perform(Effect::Collect, self.provider.collect(placement_id));
         self.measure("collect", None, collect, found).await
     }
 
+    /// Awaits a call, and reports its duration and its result to the metrics and the breaker.
+    /// `lane` is that of a purchase; other calls have none.
     async fn measure<T>(
         &self,
         call: &'static str,
@@ -92,9 +107,10 @@ impl Calls {
             Ok(answer) => outcome(answer),
             Err(trouble) => trouble.class(),
         };
-        self.metrics.call(&self.name, call, outcome, began.elapsed());
+        self.metrics
+            .call(&self.name, call, outcome, began.elapsed());
         match &answer {
-            // A busy provider counts as a response.
+            // A provider that says that it is busy has responded, so it does not count as failing.
             Ok(_) | Err(Trouble::Busy { .. }) => self.breaker.answered(breaker_version).await,
             Err(trouble) => self.breaker.failed(breaker_version, lane, trouble).await,
         }
@@ -124,7 +140,10 @@ mod tests {
     struct Untouched;
 
     impl Provider for Untouched {
-        fn purchase<'a>(&'a self, _: &'a Purchase) -> BoxFuture<'a, Result<PurchaseAnswer, Trouble>> {
+        fn purchase<'a>(
+            &'a self,
+            _: &'a Purchase,
+        ) -> BoxFuture<'a, Result<PurchaseAnswer, Trouble>> {
             panic!("the purchase is sent")
         }
 
@@ -142,12 +161,28 @@ mod tests {
         let name = "test".to_owned();
         let metrics = Metrics::default();
         let limiters = Arc::new(LaneLimiters::new(name.clone(), 4, Instant::now()));
-        let server = DatabaseConfig { database_url: "postgres://localhost/none".into() };
-        let database = PoolConfig { server, database_connections: 1, database_timeout: Duration::from_secs(5) }
-            .open("test")
-            .unwrap();
-        let limits = BreakerLimits { failures: 3, open: Duration::from_secs(10), open_most: Duration::from_mins(1) };
-        let breaker = Breaker::new(name.clone(), limits, database, Arc::clone(&limiters), metrics.clone());
+        let server = DatabaseConfig {
+            database_url: "postgres://localhost/none".into(),
+        };
+        let database = PoolConfig {
+            server,
+            database_connections: 1,
+            database_timeout: Duration::from_secs(5),
+        }
+        .open("test")
+        .unwrap();
+        let limits = BreakerLimits {
+            failures: 3,
+            open: Duration::from_secs(10),
+            open_most: Duration::from_mins(1),
+        };
+        let breaker = Breaker::new(
+            name.clone(),
+            limits,
+            database,
+            Arc::clone(&limiters),
+            metrics.clone(),
+        );
         let calls = Calls {
             name,
             provider: Arc::new(Untouched),
@@ -156,8 +191,16 @@ mod tests {
             limiters,
             metrics,
         };
-        let purchase = Purchase { placement_id: PlacementId::new(), items: vec![("option".into(), 1)] };
+        let purchase = Purchase {
+            placement_id: PlacementId::new(),
+            items: vec![("option".into(), 1)],
+        };
         let send_by = Instant::now();
-        assert!(calls.purchase(&"lane".into(), &purchase, send_by).await.is_none());
+        assert!(
+            calls
+                .purchase(&"lane".into(), &purchase, send_by)
+                .await
+                .is_none()
+        );
     }
 }

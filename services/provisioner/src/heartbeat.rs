@@ -1,8 +1,11 @@
-//! Tells every ingress process each second that this process can buy from a provider now. Ingress lets a partner wait
-//! for a verdict only while it hears this, so that an outage or a backlog ends the waiting before it slows the intake.
+//! Tells every ingress process, once a second, that this process can buy from a provider now.
 //!
-//! Heartbeats are per provider. The placements of a single lane that is held back are deferred, and the provisioner
-//! then reports *under way* at once.
+//! Ingress lets a partner wait for a verdict only while it hears these heartbeats. So if the
+//! provider fails or this stage falls behind, ingress answers 201 without waiting, and the intake
+//! of orders does not slow down. Nothing else depends on heartbeats.
+//!
+//! A heartbeat speaks for the whole provider. If only one lane is held back, its placements are
+//! deferred, and the provisioner sends the verdict *under way* for each of them at once.
 
 use std::time::{Duration, Instant};
 
@@ -13,8 +16,8 @@ use crate::{breaker::Breaker, limiter::LaneLimiters};
 
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Sends heartbeats until the soft stop, except while the provider's breaker is not closed, or while as many purchases as
-/// there are permits are being sent and no other one begins.
+/// Sends heartbeats until the soft stop, except while the provider's breaker is not closed, or
+/// while as many purchases as there are permits are being sent and no other one begins.
 pub async fn send(
     provider: &str,
     breaker: &Breaker,
@@ -23,15 +26,24 @@ pub async fn send(
     shutdown: &Shutdown,
 ) -> anyhow::Result<()> {
     let subject = nats.heartbeat_subject(provider);
-    let payload = serde_json::to_vec(&Heartbeat::V1 { provider: provider.to_owned() })?;
+    let payload = serde_json::to_vec(&Heartbeat::V1 {
+        provider: provider.to_owned(),
+    })?;
     let mut ticks = shutdown.ticks(PERIOD);
     while ticks.next().await {
         if breaker.is_closed()
             && !limiters.is_stuck(Instant::now())
             && nats.is_connected()
-            && let Err(error) = nats.client().publish(subject.clone(), payload.clone().into()).await
+            && let Err(error) = nats
+                .client()
+                .publish(subject.clone(), payload.clone().into())
+                .await
         {
-            tracing::warn!(%error, "heartbeat not sent");
+            tracing::warn!(
+                %error,
+                "heartbeat not sent; while none arrives, ingress answers without waiting for \
+                 verdicts"
+            );
         }
     }
     Ok(())

@@ -1,16 +1,33 @@
-//! The provisioner buys accepted orders: one purchase per placement, recorded before it is sent. Then it
-//! collects the profiles and publishes readiness events.
+//! The provisioner is the stage that buys. It claims the placements of accepted orders, buys each
+//! from its provider in one purchase, collects the profiles, and announces the units that became
+//! ready, so that the notifier can send their webhooks.
 //!
-//! Guarantee: a placement is bought at most once. An attempt is recorded before the provider is called.
-//! An attempt with an unknown outcome is looked up by its placement id before the next attempt buys. A
-//! placement that cannot be settled is parked.
+//! Guarantee: a placement is bought at most once. An attempt is recorded in PostgreSQL before the
+//! provider is called, and only the process that recorded it may send it. If the outcome of an
+//! attempt is unknown, the provider is asked about the placement id, and another attempt buys only
+//! after the provider has said twice that it has no such purchase. A placement that cannot be
+//! settled in this way is parked for an operator.
 //!
-//! Modules: [`place`] is the stage, and records outcomes. [`reporter`] sends verdicts and readiness events, and
-//! [`heartbeat`] tells ingress that verdicts come in time. [`assign`] pairs units with topups. [`providers`] holds the
-//! adapters. [`calls`] measures their calls, and [`rate`] paces them. [`limiter`] and [`breaker`] hold work back from what
-//! fails, and [`watch`] shares what they know with the other replicas. [`callbacks`] receives providers' hints.
+//! The guarantee rests on the recorded attempt alone. A lease makes other processes skip a
+//! placement that is being worked on, which saves work, but it does *not* prevent a second
+//! purchase. NATS is not needed either: without jobs, a placement is found in PostgreSQL after its
+//! first lease.
 //!
-//! A lease saves work: other processes skip the placement. It does *not* prevent a second purchase.
+//! The modules, in the order in which a placement meets them:
+//!
+//! - [`place`] is the stage that the worker of [`pipeline::worker`] runs: it buys, looks up,
+//!   collects, and records outcomes. [`assign`] pairs the units of the provider with topups.
+//! - [`calls`] makes and measures the calls to a provider, at the pace that [`rate`] allows.
+//!   [`providers`] holds one adapter per provider.
+//! - [`limiter`] and [`breaker`] hold work back: the first for a lane that fails, the second for a
+//!   provider that fails. Once a second [`watch`] reads from PostgreSQL what all replicas share
+//!   about lanes and providers, and writes there which lanes this process holds back.
+//! - [`reporter`] sends verdicts and readiness events. [`heartbeat`] tells ingress that this
+//!   process can buy from a provider now; ingress waits for verdicts only while it hears that.
+//! - [`callbacks`] receives the calls by which providers report that profiles are ready.
+//!
+//! [`run`] connects these parts, and returns after the soft stop, which takes no new work and
+//! finishes the work in flight ([`runtime::Shutdown`]).
 
 pub mod assign;
 pub mod breaker;
@@ -47,7 +64,7 @@ use runtime::{
 use store::{
     Database,
     config::{MasterKeyConfig, PoolConfig},
-    placements,
+    placements::{self, Activity},
     providers::BreakerLimits,
     schema,
     vault::{Keyring, Vault},
@@ -72,7 +89,10 @@ use crate::{
 #[derive(Parser, Clone, Debug)]
 #[command(name = "provisioner", version)]
 pub struct Config {
-    /// Address of `POST /callbacks/<provider>/<token>`; served if a provider has a callback token
+    /// Address of `POST /callbacks/<provider>/<token>`
+    ///
+    /// Providers call it when profiles are ready. It is served only if at least one configured
+    /// provider has a callback token.
     #[arg(long, env = "LISTEN", default_value = "127.0.0.1:8082")]
     pub listen: SocketAddr,
 
@@ -80,7 +100,10 @@ pub struct Config {
     #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:8083")]
     pub admin_listen: SocketAddr,
 
-    /// Providers to buy from: `sandbox`, `usimsa`
+    /// Providers to buy from, separated by commas: `sandbox`, `usimsa`
+    ///
+    /// Each named provider needs the settings of its account. Placements of other providers are
+    /// left to provisioners that name them.
     #[arg(
         long,
         env = "PROVIDERS",
@@ -90,7 +113,12 @@ pub struct Config {
     )]
     pub providers: Vec<String>,
 
-    /// Purchases in flight, each with the first request for its profiles, per provider and process. One partner's orders for one option use at most half of them
+    /// Maximum number of purchases in flight, per provider and process
+    ///
+    /// A purchase counts until the first request for its profiles has ended. Further purchases
+    /// wait. The orders of one partner for one option use at most half of this number, so that one
+    /// busy partner cannot block everybody. If `PROVIDER_RATE` is set, the number is at most five
+    /// times that rate, so that no call waits longer than 5 s for its turn.
     #[arg(
         long,
         env = "PROVIDER_CONCURRENCY",
@@ -99,7 +127,11 @@ pub struct Config {
     )]
     pub provider_concurrency: u16,
 
-    /// Look-ups and later requests for profiles in flight, per provider and process. Default: half of `PROVIDER_CONCURRENCY`
+    /// Maximum number of look-ups in flight, per provider and process
+    ///
+    /// A look-up asks the provider whether it has a purchase. Requests for the profiles of a
+    /// purchase count, too, except the first one. Look-ups have a limit of their own, so that they
+    /// and purchases cannot hold each other up. Default: half of `PROVIDER_CONCURRENCY`.
     #[arg(
         long,
         env = "PROVIDER_LOOKUP_CONCURRENCY",
@@ -107,7 +139,10 @@ pub struct Config {
     )]
     pub provider_lookup_concurrency: Option<u16>,
 
-    /// Timeout of a call to a provider
+    /// Timeout of a whole call to a provider
+    ///
+    /// The outcome of a purchase that takes longer is unknown, so it is looked up before anything
+    /// is bought again.
     #[arg(
         long,
         env = "PROVIDER_TIMEOUT",
@@ -116,8 +151,10 @@ pub struct Config {
     )]
     pub provider_timeout: Duration,
 
-    /// The largest response of a provider, in bytes; the outcome of a larger one is unknown. Allow 1 KiB for
-    /// each unit of `MAX_UNITS`
+    /// The largest response that is read from a provider, in bytes
+    ///
+    /// The outcome of a call with a larger response is unknown, so raise this limit together with
+    /// `MAX_UNITS` of ingress: allow 1 KiB for each unit.
     #[arg(
         long,
         env = "PROVIDER_ANSWER_MAX",
@@ -126,12 +163,20 @@ pub struct Config {
     )]
     pub provider_answer_max: u32,
 
-    /// A purchase may still arrive at the provider this long after its attempt was recorded. Must exceed
-    /// twice `PROVIDER_TIMEOUT` plus the delay of the provider's look-up
+    /// Longest time between the record of a purchase attempt and its arrival at the provider
+    ///
+    /// A look-up that finds no purchase is believed only after this time, and only then may another
+    /// attempt buy. A value that is too small can therefore lead to a second purchase. It must
+    /// exceed twice `PROVIDER_TIMEOUT` plus the time after which the provider's look-up shows a
+    /// purchase; the program checks only the first part.
     #[arg(long, env = "SETTLE", value_parser = runtime::config::duration, default_value = "60s")]
     pub settle: Duration,
 
     /// How long profiles may be missing, or an outcome unknown, before the placement is parked
+    ///
+    /// A parked placement waits for an operator. It is parked for an unknown outcome or for failing
+    /// requests for its profiles only if the provider otherwise works, because an outage of the
+    /// provider says nothing about a single placement.
     #[arg(
         long,
         env = "PARK_AFTER",
@@ -140,7 +185,10 @@ pub struct Config {
     )]
     pub park_after: Duration,
 
-    /// Calls per second to each provider, of all replicas together; 0 means no limit
+    /// Maximum number of calls per second to each provider, of all replicas together; 0: no limit
+    ///
+    /// The replicas share it in equal parts through PostgreSQL. All calls count: purchases,
+    /// look-ups and requests for profiles. A call beyond the limit waits for its turn.
     #[arg(
         long,
         env = "PROVIDER_RATE",
@@ -149,8 +197,13 @@ pub struct Config {
     )]
     pub provider_rate: u32,
 
-    /// The breaker opens after this many consecutive calls that could not be sent, or after this many
-    /// consecutive failed calls of any kind if most active lanes fail; a denied call (401, 403) opens it at once
+    /// Consecutive failed calls after which a provider's breaker opens
+    ///
+    /// While the breaker is open, nothing new is sent to the provider. Placements wait and use up
+    /// no attempts. Calls that could not be sent always count. Calls that failed in another way
+    /// open the breaker only if most of the options that are being bought fail, because a single
+    /// bad option is held back by a limit of its own. A denied call (401, 403) opens the breaker at
+    /// once.
     #[arg(
         long,
         env = "BREAKER_FAILURES",
@@ -159,7 +212,9 @@ pub struct Config {
     )]
     pub breaker_failures: u32,
 
-    /// How long a breaker stays open at first, before one placement probes it; doubles with each failed probe
+    /// How long a breaker stays open before one placement probes the provider
+    ///
+    /// The time doubles with each failed probe, up to `BREAKER_OPEN_MOST`.
     #[arg(
         long,
         env = "BREAKER_OPEN",
@@ -168,7 +223,9 @@ pub struct Config {
     )]
     pub breaker_open: Duration,
 
-    /// Longest time that a breaker stays open, unless an operator opens the breaker
+    /// Longest time that a breaker stays open before the next probe
+    ///
+    /// A breaker that an operator has opened stays open for as long as the operator asked for.
     #[arg(
         long,
         env = "BREAKER_OPEN_MOST",
@@ -177,7 +234,11 @@ pub struct Config {
     )]
     pub breaker_open_most: Duration,
 
-    /// Callbacks in flight at once, on at most four times as many connections; others get 503
+    /// Maximum number of callbacks in flight
+    ///
+    /// Further ones get 503 with Retry-After. At most four times as many connections are open, and
+    /// further ones are closed at once. A lost callback does no harm, because profiles are also
+    /// asked for on a schedule.
     #[arg(
         long,
         env = "CALLBACK_CONCURRENCY",
@@ -186,7 +247,10 @@ pub struct Config {
     )]
     pub callback_concurrency: u16,
 
-    /// Callbacks per second that reach PostgreSQL; others get 503
+    /// Maximum number of callbacks per second that reach PostgreSQL, per process
+    ///
+    /// Further ones get 503 with Retry-After. Callbacks are not authenticated beyond the token in
+    /// their URL, so this keeps a flood of them from slowing down orders.
     #[arg(
         long,
         env = "CALLBACK_RATE",
@@ -211,16 +275,19 @@ pub struct Config {
     pub common: CommonConfig,
 }
 
-/// The longest wait of a call for the rate limit. The permits are limited so that no call waits longer.
+/// The longest time that a call waits for its turn under the rate limit. The number of permits is
+/// lowered so that no call has to wait longer.
 const TURNS: Duration = Duration::from_secs(5);
-/// The wait of a ticket for its permit after which its queue is slow. Fresh tickets of a slow queue are deferred.
+/// How long a ticket may wait for its permit before its queue counts as slow. Fresh tickets of a
+/// slow queue are deferred, so that ingress does not wait for their verdicts.
 const SLOW: Duration = Duration::from_secs(1);
 
 /// The configured providers by their names.
 type Providers = Vec<(String, Connected)>;
 
 impl Config {
-    /// The configured providers; a repeated name is an error.
+    /// Creates the adapters of the configured providers. A name that is given twice is an error,
+    /// because two workers would compete for the same rows.
     fn connect(&self) -> anyhow::Result<Providers> {
         let limits = providers::Limits {
             timeout: self.provider_timeout,
@@ -229,136 +296,182 @@ impl Config {
         let mut connected = Providers::new();
         for name in &self.providers {
             if connected.iter().any(|(other, _)| other == name) {
-                return Err(BadSetting::error(format!("PROVIDERS names {name} twice")));
+                return Err(BadSetting::error(format!(
+                    "PROVIDERS names {name} twice: remove one of the two"
+                )));
             }
             connected.push((name.clone(), self.accounts.connect(name, limits)?));
         }
         Ok(connected)
     }
 
-    /// The limits of a provider's permits. A rate limit lowers them so that no call waits longer than [`TURNS`].
+    /// The limits of a provider's permits. A rate limit lowers them so that no call waits longer
+    /// than [`TURNS`].
     fn limits(&self, concurrency: u16) -> Limits {
         let turns = u64::from(self.provider_rate) * TURNS.as_secs();
         let most = if turns == 0 { u64::MAX } else { turns };
         let permits = usize::try_from(u64::from(concurrency).min(most)).unwrap_or(usize::MAX);
-        Limits { permits, per_lane: permits, per_partner: permits, slow: SLOW }
+        Limits {
+            permits,
+            per_lane: permits,
+            per_partner: permits,
+            slow: SLOW,
+        }
     }
 
-    /// The lease of a claimed placement: a purchase and a collect, each with its wait for the rate limit
-    /// and its timeout, and time to record the outcome.
+    /// The lease of a claimed placement. It is long enough for a purchase and a collect, each with
+    /// its wait for the rate limit and its timeout, and for recording the outcome.
     fn lease(&self) -> Duration {
-        let turns = if self.provider_rate == 0 { Duration::ZERO } else { TURNS * 2 };
+        let turns = if self.provider_rate == 0 {
+            Duration::ZERO
+        } else {
+            TURNS * 2
+        };
         self.provider_timeout * 2 + turns + Duration::from_secs(10)
     }
 
+    /// Refuses settings that contradict each other.
     fn check(&self) -> anyhow::Result<()> {
         if self.settle <= self.provider_timeout * 2 {
             return Err(BadSetting::error(format!(
-                "SETTLE ({:?}) must be more than twice PROVIDER_TIMEOUT ({:?})",
+                "SETTLE ({:?}) must be more than twice PROVIDER_TIMEOUT ({:?}), because a \
+                 purchase must have ended before a look-up may say that it does not exist: raise \
+                 SETTLE or lower PROVIDER_TIMEOUT",
                 self.settle, self.provider_timeout
             )));
         }
         if self.park_after.is_zero() || self.breaker_open.is_zero() {
-            return Err(BadSetting::error("PARK_AFTER and BREAKER_OPEN must be more than 0"));
+            return Err(BadSetting::error(
+                "PARK_AFTER and BREAKER_OPEN must be more than 0",
+            ));
         }
         Ok(())
     }
 }
 
-/// Runs the stage until the soft stop.
+/// What several parts of the process share.
+struct Parts {
+    database: Database,
+    vault: Vault,
+    nats: Nats,
+    metrics: Metrics,
+}
+
+/// Runs the stage until the soft stop, and then until the work in flight is finished.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     config.check()?;
     let providers = config.connect()?;
-    let database = config.database.open("provisioner").map_err(BadSetting::error)?;
-    let pool = database.clone();
-    runtime::metrics::connections(move || pool.connections());
-    let vault = config.master_key.vault(&[Keyring::Profiles]).map_err(BadSetting::error)?;
-    let nats = Nats::connect(&config.nats, "provisioner").await?;
-    let metrics = Metrics::default();
+    let parts = connect(&config).await?;
     let readiness = Readiness::new(&shutdown, &["database"]);
     health::serve(config.admin_listen, readiness.clone()).await?;
-    tracing::info!(admin = %config.admin_listen, providers = ?config.providers, "provisioner is starting");
+    tracing::info!(
+        admin = %config.admin_listen,
+        providers = ?config.providers,
+        "provisioner is starting"
+    );
+    receive_callbacks(&config, &providers, &parts, &shutdown).await?;
 
-    let callers = callers(&providers);
-    if !callers.is_empty() {
-        let (in_flight, rate) = (config.callback_concurrency.into(), config.callback_rate.into());
-        let callbacks = Callbacks::new(callers, database.clone(), metrics.clone(), in_flight, rate);
-        let listener = runtime::listener::bind("LISTEN", config.listen).await?;
-        tracing::info!(listen = %config.listen, "listening for callbacks");
-        shutdown.spawn("callbacks", callbacks::serve(listener, callbacks, shutdown.clone()));
-    }
-
+    // Buying begins once the schema and the keys have been checked, or never if the stop comes
+    // first.
     let stop = shutdown.soft();
-    let checked = stop.run_until_cancelled(schema::wait(&database, &vault)).await;
+    let checked = stop
+        .run_until_cancelled(schema::wait(&parts.database, &parts.vault))
+        .await;
     let checked = checked.transpose()?.is_some();
-    let instance = Uuid::now_v7().simple().to_string();
-    let reporter = Arc::new(Reporter::start(&nats, &shutdown));
+    let reporter = Arc::new(Reporter::start(&parts.nats, &shutdown));
     if checked {
-        let watched = start(&config, providers, &instance, &reporter, &database, &nats, &vault, &metrics, &shutdown);
-        let watching = watch::watch(watched, instance, database.clone(), metrics.clone(), readiness, shutdown.clone());
-        shutdown.spawn("providers", watching);
-        let watched = vec![WatchedStream {
-            stream: JOBS,
-            consumers: config.providers.iter().map(|name| durable(name)).collect(),
-        }];
-        shutdown.spawn("streams", watch_streams(nats.clone(), watched, shutdown.clone()));
-        let swept = database.clone();
-        let sweep = move || {
-            let database = swept.clone();
-            async move {
-                let swept = database.run(async |connection| placements::sweep(connection, PLACEMENT_FIRST_LEASE).await);
-                let swept = swept.await?;
-                Ok((swept.late, swept.more))
-            }
-        };
-        shutdown.spawn("sweep", worker::sweep::<ProviderStage, _>(shutdown.clone(), sweep));
-        shutdown.spawn("metrics", metrics.watch(config.providers, database, shutdown.clone()));
+        let instance = Uuid::now_v7().simple().to_string();
+        let watched = start_providers(&config, providers, &instance, &reporter, &parts, &shutdown);
+        start_watches(&config, watched, instance, &parts, readiness, &shutdown);
+        start_sweep(parts.database.clone(), &shutdown);
+        let backlogs =
+            parts
+                .metrics
+                .clone()
+                .watch(config.providers, parts.database.clone(), shutdown.clone());
+        shutdown.spawn("metrics", backlogs);
     }
+
     stop.cancelled().await;
     let finished = shutdown.finished().await;
-    nats.flush().await;
+    parts.nats.flush().await;
     finished
 }
 
-/// Starts the queues of every provider. Returns what must be watched of each.
-#[expect(clippy::too_many_arguments, reason = "called once, with the parts of the service")]
-fn start(
+/// Opens what several parts of the process share. Invalid keys and URLs end the start here, before
+/// anything listens.
+async fn connect(config: &Config) -> anyhow::Result<Parts> {
+    let database = config
+        .database
+        .open("provisioner")
+        .map_err(BadSetting::error)?;
+    let pool = database.clone();
+    runtime::metrics::connections(move || pool.connections());
+    Ok(Parts {
+        vault: config
+            .master_key
+            .vault(&[Keyring::Profiles])
+            .map_err(BadSetting::error)?,
+        nats: Nats::connect(&config.nats, "provisioner").await?,
+        metrics: Metrics::default(),
+        database,
+    })
+}
+
+/// Listens for callbacks, if any provider calls back. It does not wait for the schema: a callback
+/// that cannot be recorded gets 503, and its profiles are collected on schedule.
+async fn receive_callbacks(
+    config: &Config,
+    providers: &Providers,
+    parts: &Parts,
+    shutdown: &Shutdown,
+) -> anyhow::Result<()> {
+    let callers = callers(providers);
+    if callers.is_empty() {
+        return Ok(());
+    }
+    let callbacks = Callbacks::new(
+        callers,
+        parts.database.clone(),
+        parts.metrics.clone(),
+        config.callback_concurrency.into(),
+        config.callback_rate.into(),
+    );
+    let listener = runtime::listener::bind("LISTEN", config.listen).await?;
+    tracing::info!(listen = %config.listen, "listening for callbacks");
+    shutdown.spawn(
+        "callbacks",
+        callbacks::serve(listener, callbacks, shutdown.clone()),
+    );
+    Ok(())
+}
+
+/// Starts the work for every provider. Returns what [`watch`] has to refresh for each.
+fn start_providers(
     config: &Config,
     providers: Providers,
     instance: &str,
     reporter: &Arc<Reporter>,
-    database: &Database,
-    nats: &Nats,
-    vault: &Vault,
-    metrics: &Metrics,
+    parts: &Parts,
     shutdown: &Shutdown,
 ) -> Vec<Watched> {
-    let limits = BreakerLimits {
-        failures: config.breaker_failures,
-        open: config.breaker_open,
-        open_most: config.breaker_open_most,
-    };
-    let purchases = config.limits(config.provider_concurrency);
-    let lookups = config.provider_lookup_concurrency.unwrap_or(config.provider_concurrency.div_ceil(2));
-    let lookups = config.limits(lookups);
-    let settlements = Settlements::start(database.clone(), shutdown);
-    let mut watched = Vec::new();
+    let settlements = Settlements::start(parts.database.clone(), shutdown);
+    let mut all = Vec::new();
     for (name, Connected { provider, .. }) in providers {
-        let limiters = Arc::new(LaneLimiters::new(name.clone(), purchases.permits, Instant::now()));
-        let breaker = Breaker::new(name.clone(), limits, database.clone(), Arc::clone(&limiters), metrics.clone());
-        let rate = Arc::new(Rate::new(config.provider_rate, instance.to_owned()));
-        watched.push(Watched::new(Arc::clone(&breaker), Arc::clone(&rate), Arc::clone(&limiters)));
+        let watched = watched(config, &name, instance, parts);
+        let calls = Calls {
+            name,
+            provider,
+            rate: Arc::clone(&watched.rate),
+            breaker: Arc::clone(&watched.breaker),
+            limiters: Arc::clone(&watched.limiters),
+            metrics: parts.metrics.clone(),
+        };
+        all.push(watched);
         let work = Arc::new(ProviderWork {
-            calls: Calls {
-                name: name.clone(),
-                provider,
-                rate,
-                breaker: Arc::clone(&breaker),
-                limiters: Arc::clone(&limiters),
-                metrics: metrics.clone(),
-            },
-            database: database.clone(),
-            vault: vault.clone(),
+            calls,
+            database: parts.database.clone(),
+            vault: parts.vault.clone(),
             reporter: Arc::clone(reporter),
             settlements: settlements.clone(),
             settle_delay: config.settle,
@@ -367,30 +480,138 @@ fn start(
             lease: config.lease(),
             shutdown: shutdown.clone(),
         });
-        let jobs = Source { stream: JOBS, durable: durable(&name), subject: nats.job_subject(&name) };
-        for (buys, source, limits) in [(true, Some(jobs), purchases), (false, None, lookups)] {
-            let stage = ProviderStage { work: Arc::clone(&work), buys };
-            let lane = lane_states(Arc::clone(&breaker), buys.then(|| Arc::clone(&limiters)));
-            let settings = worker::Settings { source, limits, lane, provider: Some(name.clone()) };
-            worker::start(Arc::new(stage), nats, settings, shutdown);
-        }
-        shutdown.spawn("probes", work.probe());
-        let (nats, stop) = (nats.clone(), shutdown.clone());
-        shutdown.spawn("heartbeat", async move { heartbeat::send(&name, &breaker, &limiters, &nats, &stop).await });
+        start_stages(config, &work, &parts.nats, shutdown);
     }
-    watched
+    all
 }
 
-/// The states of a provider's lanes. `limiters` limit purchases; look-ups and collects only wait for the breaker.
+/// Creates what holds the calls to a provider back: the limits of its lanes, its breaker and its
+/// rate limit.
+fn watched(config: &Config, name: &str, instance: &str, parts: &Parts) -> Watched {
+    let limiters = Arc::new(LaneLimiters::new(
+        name.to_owned(),
+        config.limits(config.provider_concurrency).permits,
+        Instant::now(),
+    ));
+    let breaker = Breaker::new(
+        name.to_owned(),
+        BreakerLimits {
+            failures: config.breaker_failures,
+            open: config.breaker_open,
+            open_most: config.breaker_open_most,
+        },
+        parts.database.clone(),
+        Arc::clone(&limiters),
+        parts.metrics.clone(),
+    );
+    let rate = Arc::new(Rate::new(config.provider_rate, instance.to_owned()));
+    Watched::new(breaker, rate, limiters)
+}
+
+/// Starts the two stages of a provider, its probes and its heartbeat. Look-ups have a stage of
+/// their own, because they must go on while purchases use all of their permits, and the other way
+/// round.
+fn start_stages(config: &Config, work: &Arc<ProviderWork>, nats: &Nats, shutdown: &Shutdown) {
+    let name = work.calls.name.clone();
+    let breaker = Arc::clone(&work.calls.breaker);
+    let limiters = Arc::clone(&work.calls.limiters);
+    let purchases = config.limits(config.provider_concurrency);
+    let lookups = config
+        .provider_lookup_concurrency
+        .unwrap_or(config.provider_concurrency.div_ceil(2));
+    let lookups = config.limits(lookups);
+    let jobs = Source {
+        stream: JOBS,
+        durable: durable(&name),
+        subject: nats.job_subject(&name),
+    };
+    for (activity, source, limits) in [
+        (Activity::Purchases, Some(jobs), purchases),
+        (Activity::LookUps, None, lookups),
+    ] {
+        let stage = ProviderStage {
+            work: Arc::clone(work),
+            activity,
+        };
+        // The limits of lanes concern purchases only, because look-ups buy nothing.
+        let purchase_limiters = (activity == Activity::Purchases).then(|| Arc::clone(&limiters));
+        let lane = lane_states(Arc::clone(&breaker), purchase_limiters);
+        let settings = worker::Settings {
+            source,
+            limits,
+            lane,
+            provider: Some(name.clone()),
+        };
+        worker::start(Arc::new(stage), nats, settings, shutdown);
+    }
+    shutdown.spawn("probes", Arc::clone(work).probe());
+    let nats = nats.clone();
+    let stop = shutdown.clone();
+    shutdown.spawn("heartbeat", async move {
+        heartbeat::send(&name, &breaker, &limiters, &nats, &stop).await
+    });
+}
+
+/// Starts the tasks that refresh what is known of the providers, and that measure the streams.
+fn start_watches(
+    config: &Config,
+    watched: Vec<Watched>,
+    instance: String,
+    parts: &Parts,
+    readiness: Readiness,
+    shutdown: &Shutdown,
+) {
+    let watching = watch::watch(
+        watched,
+        instance,
+        parts.database.clone(),
+        parts.metrics.clone(),
+        readiness,
+        shutdown.clone(),
+    );
+    shutdown.spawn("providers", watching);
+    let streams = vec![WatchedStream {
+        stream: JOBS,
+        consumers: config.providers.iter().map(|name| durable(name)).collect(),
+    }];
+    shutdown.spawn(
+        "streams",
+        watch_streams(parts.nats.clone(), streams, shutdown.clone()),
+    );
+}
+
+/// Starts the sweep, which makes placements due whose first lease ended without an outcome.
+fn start_sweep(database: Database, shutdown: &Shutdown) {
+    let sweep = move || {
+        let database = database.clone();
+        async move {
+            let swept = database
+                .run(async |connection| placements::sweep(connection, PLACEMENT_FIRST_LEASE).await);
+            let swept = swept.await?;
+            Ok((swept.late, swept.more))
+        }
+    };
+    shutdown.spawn(
+        "sweep",
+        worker::sweep::<ProviderStage, _>(shutdown.clone(), sweep),
+    );
+}
+
+/// Tells the worker what a lane of the provider may do now. `limiters` limit the purchases of each
+/// lane. Look-ups and collects have none; like purchases, they wait while the breaker is not
+/// closed.
 fn lane_states(breaker: Arc<Breaker>, limiters: Option<Arc<LaneLimiters>>) -> LaneStates {
     Arc::new(move |lane| match &limiters {
-        _ if !breaker.is_closed() => LaneState { permits: 0, accepts_fresh: false },
+        _ if !breaker.is_closed() => LaneState {
+            permits: 0,
+            accepts_fresh: false,
+        },
         Some(limiters) => limiters.state(lane, Instant::now()),
         None => LaneState::UNLIMITED,
     })
 }
 
-/// The consumer of a provider's jobs.
+/// The durable consumer of a provider's jobs, which all replicas share.
 fn durable(provider: &str) -> String {
     format!("provisioner-{provider}")
 }

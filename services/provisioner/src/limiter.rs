@@ -1,32 +1,38 @@
-//! One limit per lane: how many of its purchases may be in flight in this process.
+//! One limit for each lane: how many of its purchases may be in flight in this process.
 //!
-//! A lane is what fails together at a provider, usually one option. Its limit starts at 1. Each good round doubles it, so
-//! a good lane reaches full speed within eight rounds; a failing round halves it ([`Lane`]).
+//! A lane is what fails together at a provider, usually one option. Without limits, the purchases
+//! of an option that hangs would use up the permits of the provider, and every failing call would
+//! cost the provider and perhaps us something. The limit of a lane starts at 1. Each good round
+//! doubles it, so a healthy lane reaches full speed within eight rounds, and a failing round halves
+//! it ([`Lane`]).
 //!
 //! | result of a purchase | counts as |
 //! |---|---|
 //! | bought, rejected, however slowly | good |
 //! | certainly not sent | failing |
-//! | outcome unknown | nothing yet: a look-up that finds the purchase is a good result that came late, and one that does not find it is a failing result |
+//! | outcome unknown | nothing yet; its look-up is good if it finds the purchase, otherwise failing |
 //! | busy, denied | nothing, because they concern the whole provider |
 //!
-//! A slow answer is a good one: what keeps a slow lane from harming the others is its share of the permits, and a lower
-//! limit would only make its own orders later.
+//! A slow answer is a good one. What keeps a slow lane from harming the others is its share of the
+//! permits; a lower limit would only make its own orders later.
 //!
 //! Beside the limits, two bounds protect the provider and the operator's money:
 //!
-//! - While a lane is *suspect*, because its last purchase got no answer, a purchase begins only if the provider's
-//!   [`FailingBudget`] has a token for it. Lanes that answer need none; otherwise one lost response would slow a busy lane
-//!   down.
-//! - At most [`MOST_UNSETTLED`] attempts of a lane are sent and unsettled, because each may be money spent. The number is
-//!   read from PostgreSQL once a second and so covers all replicas; it can be exceeded by what other replicas sent within
-//!   that second. A lane without unsettled attempts may have more purchases in flight than this. If none of them is
-//!   answered, all become unsettled, and no further purchase begins until enough of them are settled.
+//! - A lane is *suspect* while its last purchase got no answer. Its next purchase begins only if
+//!   the [`FailingBudget`] of the provider has a token for it, so that many suspect lanes together
+//!   do not flood the provider with failing calls. Lanes that answer need no tokens, because
+//!   otherwise one lost response would slow a busy lane down.
+//! - At most [`MOST_UNSETTLED`] attempts of a lane are sent and unsettled, because each may be
+//!   money spent. The number is read from PostgreSQL once a second and so covers all replicas. It
+//!   can be exceeded by what other replicas sent within that second. A lane without unsettled
+//!   attempts may have more purchases in flight than this. If none of them is answered, all of them
+//!   become unsettled, and no further purchase begins until enough of them are settled.
 //!
-//! [`Calls`](crate::calls::Calls) reports each purchase and look-up, the worker asks for a lane's [`LaneState`] before it
-//! grants a permit, and `watch` reads the number of unsettled attempts and publishes
-//! [`waiting`](LaneLimiters::waiting) lanes. The time comes in as a value. A lane is remembered while it is in use and two
-//! minutes longer, so memory is bounded by the options that are sold.
+//! [`Calls`](crate::calls::Calls) reports each purchase and look-up. The worker asks for the
+//! [`LaneState`] of a lane before it grants a permit. `watch` reads the number of unsettled
+//! attempts, and publishes the [`waiting`](LaneLimiters::waiting) lanes. The time comes in as a
+//! value, so that tests can simulate hours. A lane is remembered while it is in use and two minutes
+//! longer, so memory is bounded by the number of options that are sold.
 
 mod budget;
 mod lane;
@@ -48,16 +54,17 @@ use self::{
     lane::{HeldBack, Lane},
 };
 
-/// The time after which an unused lane is forgotten.
+/// How long an unused lane is remembered.
 const IDLE: Duration = Duration::from_mins(2);
 /// A lane with a purchase in this time is active.
 const ACTIVE: Duration = Duration::from_secs(10);
-/// How long a lane is still reported after it was last held back. Without this time, a lane that is held back every
-/// other second would appear and disappear all the time.
+/// How long a lane is still reported after it was last held back. Otherwise a lane that is held
+/// back every other second would appear and disappear all the time.
 const REPORTED: Duration = Duration::from_secs(10);
-/// The most lanes of one report.
+/// The most lanes in one report, which is written to PostgreSQL.
 const REPORTED_LANES: usize = 256;
-/// The process is stuck if as many purchases as there are permits have been under way for this long and none began.
+/// For how long no purchase must have begun, while as many are being sent as there are permits,
+/// before the process counts as stuck.
 const STUCK: Duration = Duration::from_secs(1);
 
 /// The result of a purchase for its lane.
@@ -87,7 +94,7 @@ pub struct LaneReport {
     pub held_for: Duration,
 }
 
-/// A purchase in flight; [`LaneLimiters::end`] must follow.
+/// A purchase in flight. The caller must pass it to [`LaneLimiters::end`].
 pub struct Begun {
     lane: Arc<str>,
     /// The lane was suspect, so the purchase was charged to the failing budget when it began.
@@ -112,37 +119,59 @@ struct Lanes {
 impl LaneLimiters {
     /// The limits of a provider with `permits` permits for purchases.
     pub fn new(provider: String, permits: usize, now: Instant) -> Self {
-        let lanes = Lanes { by_name: HashMap::new(), budget: FailingBudget::new(now), in_flight: 0, last_begun: now };
-        Self { provider, permits, lanes: Mutex::new(lanes) }
+        let lanes = Lanes {
+            by_name: HashMap::new(),
+            budget: FailingBudget::new(now),
+            in_flight: 0,
+            last_begun: now,
+        };
+        Self {
+            provider,
+            permits,
+            lanes: Mutex::new(lanes),
+        }
     }
 
-    /// What the lane may have now. Calls back into nothing, because the worker asks with its own lock held.
+    /// What the lane may do now. It takes no lock but its own and calls nothing else, because the
+    /// worker asks while it holds the lock of its queues.
     pub fn state(&self, lane: &str, now: Instant) -> LaneState {
         let mut lanes = lock(&self.lanes);
         let available = lanes.budget.available(now);
         match lanes.by_name.get(lane) {
             Some(lane) => lane.state(available),
-            None => LaneState { permits: lane::FLOOR, accepts_fresh: true },
+            None => LaneState {
+                permits: lane::FLOOR,
+                accepts_fresh: true,
+            },
         }
     }
 
-    /// The lanes that may not buy at all now, so that a look at due work leaves them out. A lane whose permits are only
-    /// taken is not one of them, because its next ticket should wait for the first permit that is returned.
+    /// The lanes that may not buy at all now, so that a look at due work leaves them out. A lane
+    /// whose permits are all in use is not one of them, because its next ticket should wait for the
+    /// first permit that is returned.
     pub fn stopped(&self, now: Instant) -> Vec<String> {
         let mut lanes = lock(&self.lanes);
         let available = lanes.budget.available(now);
         let is_stopped = |lane: &Lane| lane.state(available).permits == 0;
-        lanes.by_name.iter().filter(|(_, lane)| is_stopped(lane)).map(|(name, _)| name.to_string()).collect()
+        lanes
+            .by_name
+            .iter()
+            .filter(|(_, lane)| is_stopped(lane))
+            .map(|(name, _)| name.to_string())
+            .collect()
     }
 
     /// The number of lanes in use.
     pub fn active(&self, now: Instant) -> usize {
-        let is_active = |lane: &&Lane| lane.in_flight > 0 || now.saturating_duration_since(lane.last_call) < ACTIVE;
+        let is_active = |lane: &&Lane| {
+            lane.in_flight > 0 || now.saturating_duration_since(lane.last_call) < ACTIVE
+        };
         lock(&self.lanes).by_name.values().filter(is_active).count()
     }
 
-    /// Whether as many purchases as there are permits are being sent and none has begun for a second: nothing can be
-    /// bought soon. Permits of purchases that collect or wait to be recorded do not count.
+    /// Whether nothing can be bought soon, because as many purchases as there are permits are being
+    /// sent and none has begun for a second. Permits of purchases that collect or wait to be
+    /// recorded do not count, because they are free again soon.
     pub fn is_stuck(&self, now: Instant) -> bool {
         let lanes = lock(&self.lanes);
         lanes.in_flight >= self.permits && now.saturating_duration_since(lanes.last_begun) >= STUCK
@@ -154,13 +183,19 @@ impl LaneLimiters {
         let lanes = &mut *lanes;
         lanes.in_flight += 1;
         lanes.last_begun = now;
-        let entry = lanes.by_name.entry(Arc::clone(lane)).or_insert_with(|| Lane::new(self.permits, now));
+        let entry = lanes
+            .by_name
+            .entry(Arc::clone(lane))
+            .or_insert_with(|| Lane::new(self.permits, now));
         entry.in_flight += 1;
         entry.last_call = now;
         if entry.is_suspect {
             lanes.budget.charge(now);
         }
-        Begun { lane: Arc::clone(lane), charged: entry.is_suspect }
+        Begun {
+            lane: Arc::clone(lane),
+            charged: entry.is_suspect,
+        }
     }
 
     /// Records the result of a purchase.
@@ -191,7 +226,10 @@ impl LaneLimiters {
             }
             PurchaseResult::Inconclusive => {}
         }
-        let fails = matches!(result, PurchaseResult::NotSent(_) | PurchaseResult::Unknown(_));
+        let fails = matches!(
+            result,
+            PurchaseResult::NotSent(_) | PurchaseResult::Unknown(_)
+        );
         match (begun.charged, fails) {
             (true, false) => lanes.budget.refund(),
             (false, true) => lanes.budget.charge(now),
@@ -199,12 +237,16 @@ impl LaneLimiters {
         }
     }
 
-    /// Records that a look-up found the purchase of an attempt. `was_unknown`: its purchase ended with an unknown
-    /// outcome, in whichever process, so its token is returned. Otherwise its process died before it recorded one.
+    /// Records that a look-up found the purchase of an attempt. If the outcome `was_unknown`, the
+    /// purchase was charged to the failing budget, in whichever process, and its token is returned.
+    /// Otherwise the process that sent it died before it recorded an outcome.
     pub fn found(&self, lane: &Arc<str>, was_unknown: bool, now: Instant) {
         let mut lanes = lock(&self.lanes);
         let lanes = &mut *lanes;
-        let lane = lanes.by_name.entry(Arc::clone(lane)).or_insert_with(|| Lane::new(self.permits, now));
+        let lane = lanes
+            .by_name
+            .entry(Arc::clone(lane))
+            .or_insert_with(|| Lane::new(self.permits, now));
         lane.remove_unsettled();
         lane.succeed(self.permits);
         if was_unknown {
@@ -212,10 +254,14 @@ impl LaneLimiters {
         }
     }
 
-    /// Records that the first look-up of an attempt with an unknown outcome did not find a purchase.
+    /// Records that the first look-up of an attempt with an unknown outcome did not find a
+    /// purchase.
     pub fn not_found(&self, lane: &Arc<str>, now: Instant) {
         let mut lanes = lock(&self.lanes);
-        let lane = lanes.by_name.entry(Arc::clone(lane)).or_insert_with(|| Lane::new(self.permits, now));
+        let lane = lanes
+            .by_name
+            .entry(Arc::clone(lane))
+            .or_insert_with(|| Lane::new(self.permits, now));
         lane.is_suspect = true;
         if lane.last_failure.is_empty() {
             "a look-up did not find the purchase".clone_into(&mut lane.last_failure);
@@ -223,12 +269,17 @@ impl LaneLimiters {
         lane.fail();
     }
 
-    /// A read of the number of unsettled attempts begins; [`Self::end_read`] follows if it succeeds.
+    /// Marks the begin of a read of the number of unsettled attempts. [`Self::end_read`] follows if
+    /// the read succeeds.
     pub fn begin_read(&self) {
-        lock(&self.lanes).by_name.values_mut().for_each(Lane::begin_read);
+        lock(&self.lanes)
+            .by_name
+            .values_mut()
+            .for_each(Lane::begin_read);
     }
 
-    /// Takes the number of unsettled attempts of all replicas for each lane that has any.
+    /// Takes over the number of unsettled attempts that was read, for each lane that has any.
+    /// Forgets the lanes that have not been used for a while.
     pub fn end_read(&self, unsettled: impl IntoIterator<Item = (String, usize)>, now: Instant) {
         let mut lanes = lock(&self.lanes);
         let mut unsettled: HashMap<String, usize> = unsettled.into_iter().collect();
@@ -241,12 +292,15 @@ impl LaneLimiters {
             lanes.by_name.insert(name.into(), lane);
         }
         lanes.by_name.retain(|_, lane| {
-            lane.in_flight > 0 || lane.unsettled > 0 || now.saturating_duration_since(lane.last_call) < IDLE
+            lane.in_flight > 0
+                || lane.unsettled > 0
+                || now.saturating_duration_since(lane.last_call) < IDLE
         });
     }
 
-    /// The lanes that are held back, now or a moment ago: those that fail, and those with as many unsettled attempts as
-    /// a lane may have. Called once a second; logs when a lane starts or stops being held back.
+    /// The lanes that are held back, now or a moment ago: those that fail, and those with as many
+    /// unsettled attempts as a lane may have. Called once a second. Logs when a lane starts or
+    /// stops being held back.
     pub fn waiting(&self, now: Instant) -> Vec<LaneReport> {
         let mut lanes = lock(&self.lanes);
         let mut reports = Vec::new();
@@ -258,15 +312,25 @@ impl LaneLimiters {
                         lane = &**name,
                         unsettled = lane.unsettled,
                         reason = lane.last_failure,
-                        "purchases of a lane are held back"
+                        "purchases of a lane are held back, because they fail or too many outcomes \
+                         are unknown; they continue by themselves once the lane works again"
                     );
-                    HeldBack { since: now, seen: now }
+                    HeldBack {
+                        since: now,
+                        seen: now,
+                    }
                 });
                 held_back.seen = now;
             }
-            let Some(held_back) = lane.held_back else { continue };
+            let Some(held_back) = lane.held_back else {
+                continue;
+            };
             if now.saturating_duration_since(held_back.seen) >= REPORTED {
-                tracing::info!(provider.name = self.provider, lane = &**name, "purchases of a lane continue");
+                tracing::info!(
+                    provider.name = self.provider,
+                    lane = &**name,
+                    "a lane works again; its purchases are no longer held back"
+                );
                 lane.held_back = None;
                 continue;
             }
@@ -278,8 +342,12 @@ impl LaneLimiters {
                 held_for: now.saturating_duration_since(held_back.since),
             });
         }
-        reports
-            .sort_unstable_by(|one, other| other.held_for.cmp(&one.held_for).then_with(|| one.lane.cmp(&other.lane)));
+        reports.sort_unstable_by(|one, other| {
+            other
+                .held_for
+                .cmp(&one.held_for)
+                .then_with(|| one.lane.cmp(&other.lane))
+        });
         reports.truncate(REPORTED_LANES);
         reports
     }
@@ -293,11 +361,20 @@ impl Lane {
             permits = permits.min(MOST_UNSETTLED.saturating_sub(self.unsettled));
         }
         if self.is_suspect {
-            // The orders of one partner get half of a lane's permits at most, so twice as many let them use all tokens.
-            let tokens = if available == 0 { self.in_flight } else { 2 * (self.in_flight + available) };
+            // One partner gets at most half of the permits of a lane. So twice as many permits are
+            // given as there are tokens, so that the orders of a single partner can use all of
+            // them.
+            let tokens = if available == 0 {
+                self.in_flight
+            } else {
+                2 * (self.in_flight + available)
+            };
             permits = permits.min(tokens);
         }
-        LaneState { permits, accepts_fresh: !self.is_held_back() }
+        LaneState {
+            permits,
+            accepts_fresh: !self.is_held_back(),
+        }
     }
 
     fn is_held_back(&self) -> bool {
@@ -324,11 +401,29 @@ mod tests {
     fn a_lane_that_fails_is_tested_by_one_purchase_and_accepts_no_fresh_work() {
         let now = Instant::now();
         let limiters = limiters(now);
-        assert_eq!(limiters.state("bad", now), LaneState { permits: 1, accepts_fresh: true });
+        assert_eq!(
+            limiters.state("bad", now),
+            LaneState {
+                permits: 1,
+                accepts_fresh: true
+            }
+        );
         buy(&limiters, "bad", PurchaseResult::NotSent("no route"), now);
-        assert_eq!(limiters.state("bad", now), LaneState { permits: 1, accepts_fresh: false });
+        assert_eq!(
+            limiters.state("bad", now),
+            LaneState {
+                permits: 1,
+                accepts_fresh: false
+            }
+        );
         buy(&limiters, "bad", PurchaseResult::Answered, now);
-        assert_eq!(limiters.state("bad", now), LaneState { permits: 2, accepts_fresh: true });
+        assert_eq!(
+            limiters.state("bad", now),
+            LaneState {
+                permits: 2,
+                accepts_fresh: true
+            }
+        );
     }
 
     #[test]
@@ -337,7 +432,13 @@ mod tests {
         let limiters = limiters(now);
         buy(&limiters, "a", PurchaseResult::Answered, now);
         (0..100).for_each(|_| buy(&limiters, "a", PurchaseResult::Inconclusive, now));
-        assert_eq!(limiters.state("a", now), LaneState { permits: 2, accepts_fresh: true });
+        assert_eq!(
+            limiters.state("a", now),
+            LaneState {
+                permits: 2,
+                accepts_fresh: true
+            }
+        );
     }
 
     #[test]
@@ -348,11 +449,19 @@ mod tests {
         for _ in 0..10 {
             buy(&limiters, "late", PurchaseResult::Unknown("HTTP 500"), now);
         }
-        assert_eq!(limiters.state("late", now).permits, 0, "the failing budget is used up");
+        assert_eq!(
+            limiters.state("late", now).permits,
+            0,
+            "the failing budget is used up"
+        );
         for _ in 0..7 {
             limiters.found(&lane, true, now);
         }
-        assert_eq!(limiters.state("late", now).permits, 8, "seven good results that came late");
+        assert_eq!(
+            limiters.state("late", now).permits,
+            8,
+            "seven good results that came late"
+        );
         assert!(limiters.waiting(now).is_empty());
     }
 
@@ -365,22 +474,49 @@ mod tests {
 
     fn read(limiters: &LaneLimiters, unsettled: &[(&str, usize)], now: Instant) {
         limiters.begin_read();
-        limiters.end_read(unsettled.iter().map(|(lane, count)| ((*lane).to_owned(), *count)), now);
+        limiters.end_read(
+            unsettled
+                .iter()
+                .map(|(lane, count)| ((*lane).to_owned(), *count)),
+            now,
+        );
     }
 
     #[test]
     fn no_purchase_begins_beside_64_unsettled_attempts_of_its_lane_in_all_replicas() {
         let now = Instant::now();
         let limiters = grown(now);
-        read(&limiters, &[("a", MOST_UNSETTLED - 4), ("elsewhere", MOST_UNSETTLED)], now);
+        read(
+            &limiters,
+            &[("a", MOST_UNSETTLED - 4), ("elsewhere", MOST_UNSETTLED)],
+            now,
+        );
         assert_eq!(limiters.state("a", now).permits, 4);
-        assert_eq!(limiters.state("elsewhere", now), LaneState { permits: 0, accepts_fresh: false });
+        assert_eq!(
+            limiters.state("elsewhere", now),
+            LaneState {
+                permits: 0,
+                accepts_fresh: false
+            }
+        );
 
         (0..4).for_each(|_| buy(&limiters, "a", PurchaseResult::Unknown("HTTP 500"), now));
-        assert_eq!(limiters.state("a", now), LaneState { permits: 0, accepts_fresh: false });
+        assert_eq!(
+            limiters.state("a", now),
+            LaneState {
+                permits: 0,
+                accepts_fresh: false
+            }
+        );
         assert_eq!(limiters.stopped(now).len(), 2);
         limiters.found(&"a".into(), true, now);
-        assert_eq!(limiters.state("a", now), LaneState { permits: 1, accepts_fresh: true });
+        assert_eq!(
+            limiters.state("a", now),
+            LaneState {
+                permits: 1,
+                accepts_fresh: true
+            }
+        );
         read(&limiters, &[], now);
         assert!(limiters.state("a", now).permits > 1);
     }
@@ -390,7 +526,11 @@ mod tests {
         let now = Instant::now();
         let limiters = grown(now);
         buy(&limiters, "a", PurchaseResult::Unknown("HTTP 500"), now);
-        assert_eq!(limiters.state("a", now).permits, 18, "nine for one partner, by the failing budget");
+        assert_eq!(
+            limiters.state("a", now).permits,
+            18,
+            "nine for one partner, by the failing budget"
+        );
         buy(&limiters, "a", PurchaseResult::Answered, now);
         assert_eq!(limiters.state("a", now).permits, MOST_UNSETTLED - 1);
         limiters.not_found(&"a".into(), now);
@@ -416,7 +556,11 @@ mod tests {
         buy(&limiters, "bad", PurchaseResult::Answered, soon);
         assert_eq!(
             limiters.waiting(soon),
-            [LaneReport { max_in_flight: 2, held_for: Duration::from_secs(2), ..report }]
+            [LaneReport {
+                max_in_flight: 2,
+                held_for: Duration::from_secs(2),
+                ..report
+            }]
         );
         assert!(limiters.waiting(start + REPORTED).is_empty());
     }
@@ -426,7 +570,12 @@ mod tests {
         let start = Instant::now();
         let limiters = limiters(start);
         for lane in 0..1_000 {
-            buy(&limiters, &lane.to_string(), PurchaseResult::Answered, start);
+            buy(
+                &limiters,
+                &lane.to_string(),
+                PurchaseResult::Answered,
+                start,
+            );
         }
         let _in_flight = limiters.begin(&"busy".into(), start);
         assert_eq!(limiters.active(start), 1_001);

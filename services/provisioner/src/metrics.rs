@@ -1,4 +1,6 @@
-//! The provisioner's metrics, and the database reads behind them.
+//! The metrics of the provisioner, and the reads of the database behind them. All instruments of
+//! this service are made here, so that one file shows what it measures; docs/metrics.md describes
+//! each.
 
 use std::time::Duration;
 
@@ -14,12 +16,14 @@ use store::{
     server::{Server, server},
 };
 
-/// How often the backlogs are read.
+/// How often the backlogs and the state of the server are read.
 const PERIOD: Duration = Duration::from_secs(15);
 
 /// Histogram bounds of the time from an order to its profiles, in seconds.
-const READY_BOUNDS: [f64; 15] =
-    [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 300.0, 900.0, 1_800.0, 7_200.0, 21_600.0, 86_400.0];
+const READY_BOUNDS: [f64; 15] = [
+    0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 300.0, 900.0, 1_800.0, 7_200.0, 21_600.0,
+    86_400.0,
+];
 
 /// The instruments. Clones share them.
 #[derive(Clone)]
@@ -41,25 +45,41 @@ impl Default for Metrics {
     fn default() -> Self {
         let make = Instruments::of("provisioner");
         Self {
-            breaker: make
-                .gauge("esim.provider.breaker", "State of a provider's breaker: 0 closed, 1 open, 2 half open"),
+            breaker: make.gauge(
+                "esim.provider.breaker",
+                "State of a provider's breaker: 0 closed, 1 open, 2 half open",
+            ),
             lanes_held_back: make.gauge(
                 "esim.provider.lanes.held_back",
                 "Lanes of a provider whose purchases this process holds back, because they fail",
             ),
-            calls: make.counter("esim.provider.calls", "Calls to a provider, by call and outcome"),
+            calls: make.counter(
+                "esim.provider.calls",
+                "Calls to a provider, by call and outcome",
+            ),
             call_duration: make.durations(
                 "esim.provider.call.duration",
                 "Duration of a call to a provider",
                 &[0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0],
             ),
-            parked: make.gauge("esim.placements.parked", "Parked placements; read every 15 s"),
-            oldest_overdue: make
-                .seconds("esim.due.oldest", "How long the oldest due row has been due; read every 15 s"),
+            parked: make.gauge(
+                "esim.placements.parked",
+                "Parked placements; read every 15 s",
+            ),
+            oldest_overdue: make.seconds(
+                "esim.due.oldest",
+                "How long the oldest due row has been due; read every 15 s",
+            ),
             due: DueRows::new("provisioner"),
             server: ServerGauges::default(),
-            callbacks: make.counter("esim.provider.callbacks", "Callbacks from providers, by outcome"),
-            topups: make.counter("esim.topups", "Units that are ready, failed or parked, by outcome"),
+            callbacks: make.counter(
+                "esim.provider.callbacks",
+                "Callbacks from providers, by outcome",
+            ),
+            topups: make.counter(
+                "esim.topups",
+                "Units that are ready, failed or parked, by outcome",
+            ),
             ready_duration: make.durations(
                 "esim.topup.ready.duration",
                 "Time from an accepted order to the stored profile of a unit",
@@ -93,12 +113,19 @@ impl Default for ServerGauges {
                 "esim.database.xid_age",
                 "Transactions since the oldest unfrozen row; writes stop near 2 billion",
             ),
-            longest_transaction: make
-                .seconds("esim.database.longest_transaction", "Age of the oldest open transaction of a client"),
-            unarchived: make
-                .seconds("esim.database.archive_age", "How long WAL has not been archived because archiving fails"),
+            longest_transaction: make.seconds(
+                "esim.database.longest_transaction",
+                "Age of the oldest open transaction of a client",
+            ),
+            unarchived: make.seconds(
+                "esim.database.archive_age",
+                "How long WAL has not been archived because archiving fails",
+            ),
             standbys: make.gauge("esim.database.standbys", "Connected standbys"),
-            standby_lag: make.seconds("esim.database.standby_lag", "Largest replay lag of a connected standby"),
+            standby_lag: make.seconds(
+                "esim.database.standby_lag",
+                "Largest replay lag of a connected standby",
+            ),
         }
     }
 }
@@ -107,10 +134,12 @@ impl ServerGauges {
     fn show(&self, server: &Server) {
         self.size.record(server.size, &[]);
         self.xid_age.record(server.xid_age, &[]);
-        self.longest_transaction.record(server.longest_transaction.as_secs_f64(), &[]);
+        self.longest_transaction
+            .record(server.longest_transaction.as_secs_f64(), &[]);
         self.unarchived.record(server.unarchived.as_secs_f64(), &[]);
         self.standbys.record(server.standbys, &[]);
-        self.standby_lag.record(server.standby_lag.as_secs_f64(), &[]);
+        self.standby_lag
+            .record(server.standby_lag.as_secs_f64(), &[]);
     }
 }
 
@@ -129,32 +158,38 @@ impl Metrics {
     }
 
     pub fn lanes_held_back(&self, name: &str, lanes: usize) {
-        self.lanes_held_back.record(u64::try_from(lanes).unwrap_or(u64::MAX), &[provider(name)]);
+        self.lanes_held_back
+            .record(u64::try_from(lanes).unwrap_or(u64::MAX), &[provider(name)]);
     }
 
     pub fn call(&self, name: &str, call: &'static str, outcome: &'static str, took: Duration) {
         let asked = [provider(name), KeyValue::new("call", call)];
         self.call_duration.record(took.as_secs_f64(), &asked);
         let [name, call] = asked;
-        self.calls.add(1, &[name, call, KeyValue::new("outcome", outcome)]);
+        self.calls
+            .add(1, &[name, call, KeyValue::new("outcome", outcome)]);
     }
 
     pub fn callback(&self, name: &str, outcome: &'static str) {
-        self.callbacks.add(1, &[provider(name), KeyValue::new("outcome", outcome)]);
+        self.callbacks
+            .add(1, &[provider(name), KeyValue::new("outcome", outcome)]);
     }
 
     pub fn topups(&self, name: &str, outcome: &'static str, units: usize) {
         if units > 0 {
             let units = u64::try_from(units).unwrap_or(u64::MAX);
-            self.topups.add(units, &[provider(name), KeyValue::new("outcome", outcome)]);
+            self.topups
+                .add(units, &[provider(name), KeyValue::new("outcome", outcome)]);
         }
     }
 
-    /// Counts units whose profiles were stored, and records the time since their order was accepted.
+    /// Counts units whose profiles were stored, and records the time since their order was
+    /// accepted.
     pub fn ready(&self, name: &str, units: usize, since_order: Duration) {
         self.topups(name, "ready", units);
         for _ in 0..units {
-            self.ready_duration.record(since_order.as_secs_f64(), &[provider(name)]);
+            self.ready_duration
+                .record(since_order.as_secs_f64(), &[provider(name)]);
         }
     }
 
@@ -163,20 +198,42 @@ impl Metrics {
         self.parked.record(backlog.parked, &[provider(name)]);
         self.due.show(Some(name.clone()), backlog.due);
         let of = [provider(name), KeyValue::new("stage", "provisioner")];
-        self.oldest_overdue.record(backlog.oldest_overdue.as_secs_f64(), &of);
+        self.oldest_overdue
+            .record(backlog.oldest_overdue.as_secs_f64(), &of);
     }
 
-    /// Reads the providers' backlogs until the soft stop, including providers that only others serve.
-    pub async fn watch(self, served: Vec<String>, database: Database, shutdown: Shutdown) -> anyhow::Result<()> {
+    /// Reads the backlogs of the providers, and the state of the PostgreSQL server, until the soft
+    /// stop. Providers that only other processes serve are included, because a provider that nobody
+    /// serves would otherwise go unnoticed.
+    pub async fn watch(
+        self,
+        served: Vec<String>,
+        database: Database,
+        shutdown: Shutdown,
+    ) -> anyhow::Result<()> {
         let mut ticks = shutdown.ticks(PERIOD);
         while ticks.next().await {
-            match database.run(async |connection| providers::backlogs(connection, &served).await).await {
+            match database
+                .run(async |connection| providers::backlogs(connection, &served).await)
+                .await
+            {
                 Ok(backlogs) => backlogs.iter().for_each(|backlog| self.backlog(backlog)),
-                Err(error) => tracing::warn!(%error, "cannot read the backlogs"),
+                Err(error) => {
+                    tracing::warn!(
+                        %error,
+                        "cannot read the backlogs of the providers; their gauges keep the last \
+                         values"
+                    );
+                }
             }
             match database.run(server).await {
                 Ok(server) => self.server.show(&server),
-                Err(error) => tracing::warn!(%error, "cannot read the state of PostgreSQL"),
+                Err(error) => {
+                    tracing::warn!(
+                        %error,
+                        "cannot read the state of PostgreSQL; its gauges keep the last values"
+                    );
+                }
             }
         }
         Ok(())

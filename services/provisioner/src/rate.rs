@@ -1,8 +1,10 @@
-//! The rate limit of a provider's calls, for all replicas together. Once a second each replica renews its equal share of
-//! it in PostgreSQL ([`watch`](crate::watch)), and [`Calls`](crate::calls::Calls) spaces its own calls evenly within it.
+//! The rate limit of the calls to a provider, for all replicas together.
 //!
-//! The sum of all shares never exceeds the limit. A replica that joins gets only what the others have given up, so it is
-//! at full speed after two seconds; the share of one that died is free after three.
+//! Once a second each replica renews its equal share of the limit in PostgreSQL
+//! ([`watch`](crate::watch)), and [`Calls`](crate::calls::Calls) spaces its own calls evenly within
+//! that share. The sum of all shares never exceeds the limit. For that reason a replica that joins
+//! gets only what the others have given up, and is at full speed after two seconds. The share of a
+//! replica that died is free after three seconds.
 
 use std::time::Duration;
 
@@ -12,7 +14,8 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// How much lost time later calls may make up for. More would lead to a burst above the provider's limit.
+/// How much lost time later calls may make up for. With more, calls that were delayed would follow
+/// in a burst above the limit of the provider.
 const CATCH_UP_MOST: Duration = Duration::from_millis(10);
 
 /// The calls of one replica to one provider.
@@ -27,12 +30,19 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// Creates the rate limit of the replica `instance`. No call has a turn before its share is renewed.
+    /// Creates the rate limit of the replica `instance`. No call has its turn before the share has
+    /// been renewed for the first time.
     pub fn new(limit: u32, instance: String) -> Self {
-        Self { limit, instance, share: watch::Sender::new(0.0), last: Mutex::new(Instant::now()) }
+        Self {
+            limit,
+            instance,
+            share: watch::Sender::new(0.0),
+            last: Mutex::new(Instant::now()),
+        }
     }
 
-    /// Waits for the turn of one call. Calls have their turns in order. Must not be cancelled.
+    /// Waits for the turn of one call. Calls get their turns in the order in which they asked. The
+    /// wait must not be cancelled.
     pub async fn turn(&self) {
         if self.limit == 0 {
             return;
@@ -41,7 +51,8 @@ impl Rate {
         let mut share = self.share.subscribe();
         loop {
             let now = *share.borrow_and_update();
-            // Without a share the turn is a year away, until the share is renewed.
+            // Without a share the turn is a year away, so the call waits until the share is
+            // renewed.
             let turn = *last + Duration::from_secs_f64((1.0 / now).min(3e7));
             tokio::select! {
                 () = sleep_until(turn) => {
@@ -54,7 +65,11 @@ impl Rate {
     }
 
     /// Renews this replica's share.
-    pub async fn renew(&self, connection: &mut PgConnection, provider: &str) -> Result<(), store::Error> {
+    pub async fn renew(
+        &self,
+        connection: &mut PgConnection,
+        provider: &str,
+    ) -> Result<(), store::Error> {
         if self.limit == 0 {
             return Ok(());
         }
@@ -82,7 +97,10 @@ mod tests {
         let rate = Rate::new(100, "a".into());
         rate.share.send_replace(100.0);
         let took = turns(&rate, 20).await;
-        assert!((Duration::from_millis(185)..Duration::from_millis(400)).contains(&took), "{took:?}");
+        assert!(
+            (Duration::from_millis(185)..Duration::from_millis(400)).contains(&took),
+            "{took:?}"
+        );
     }
 
     #[tokio::test]

@@ -1,22 +1,25 @@
-//! The provisioner's side of the answer handshake: it tells the waiting ingress process the verdict on a purchase, and
-//! announces units that became ready.
+//! The provisioner's side of the answer handshake: it tells the waiting ingress process the verdict
+//! on a purchase, and announces units that became ready.
 //!
-//! Guarantee: a readiness event is published directly only if the answer of its order has left or never will, because
-//! a webhook must not precede its 201. While ingress may still answer the order, the event goes to that ingress
-//! process, which publishes it once the answer has left.
+//! Guarantee: a readiness event is published directly only if the answer of its order has left or
+//! never will, because a webhook must not precede its 201. While ingress may still answer the
+//! order, the event goes to that ingress process, which publishes it once the answer has left.
 //!
-//! The claim of a placement says which case it is ([`Claimed::answering`]). So this process remembers nothing, and it
-//! does not matter which provisioner collects a profile:
+//! The claim of a placement says which case it is ([`Claimed::answering`]). So this process
+//! remembers nothing, and it does not matter which provisioner collects a profile:
 //!
-//! - `answering` names a process: ingress waits for verdicts of this order, and `answer_by` had not passed at the
-//!   claim. If that process has died, the report is lost, and the sweep finds the delivery after its first lease. If it
-//!   has answered meanwhile, it publishes the event at once.
-//! - `answering` is null because `answer_by` has passed: ingress closes the connection instead of answering.
-//! - `answering` is null because the answer waits for no verdict: ingress published the job after the 201. Without its
-//!   job a placement is found after its first lease, which is longer than the time until `answer_by`
-//!   ([`pipeline::timing`] checks that).
+//! - `answering` names a process: ingress waits for verdicts of this order, and `answer_by` had not
+//!   passed at the claim. If that process has died, the report is lost, and the sweep finds the
+//!   delivery after its first lease. If it has answered meanwhile, it publishes the event at once.
+//! - `answering` is null because `answer_by` has passed: ingress closes the connection instead of
+//!   answering.
+//! - `answering` is null because the answer waits for no verdict: ingress published the job after
+//!   the 201. Without its job a placement is found after its first lease, which is longer than the
+//!   time until `answer_by` ([`pipeline::timing`] checks that).
 
-use domain::{DeliveryId, OrderId, PlacementId};
+use std::time::Duration;
+
+use domain::DeliveryId;
 use pipeline::{
     Batcher, Nats,
     payload::{ReadyDelivery, ReadyReport, Verdict, VerdictReport},
@@ -29,7 +32,7 @@ use store::placements::{Claimed, Deferred};
 use tracing::Span;
 use uuid::Uuid;
 
-/// Sends the verdicts and readiness events of one process; all providers share it.
+/// Sends the verdicts and readiness events of this process. All providers share it.
 pub struct Reporter {
     nats: Nats,
     reports: Batcher<Report>,
@@ -39,50 +42,91 @@ pub struct Reporter {
 impl Reporter {
     /// Starts the senders.
     pub fn start(nats: &Nats, shutdown: &Shutdown) -> Self {
-        Self { nats: nats.clone(), reports: nats.reports(shutdown), readiness_events: nats.readiness_events(shutdown) }
+        Self {
+            nats: nats.clone(),
+            reports: nats.reports(shutdown),
+            readiness_events: nats.readiness_events(shutdown),
+        }
     }
 
-    /// Whether NATS is connected, so that readiness events leave this process now.
+    /// Whether NATS is connected, so that readiness events would leave this process now. If it is
+    /// not, they would be dropped, and the deliveries need due work instead.
     pub fn is_connected(&self) -> bool {
         self.nats.is_connected()
     }
 
-    /// Sends a verdict to the ingress process that is answering the order, if there is one. [`Verdict::Rejected`] and
-    /// [`Verdict::NotSent`] are sent only after their outcome is committed, because ingress answers 422 on what is
-    /// stored.
-    pub fn verdict(&self, claimed: &Claimed, verdict: Verdict) {
+    /// Sends a verdict to the ingress process that is answering the order, if there is one.
+    ///
+    /// [`Verdict::Rejected`] and [`Verdict::NotSent`] may be sent only after their outcome is
+    /// committed, because ingress answers 422 on the strength of what is stored. `provider_time` is
+    /// how long the placement waited for its provider.
+    pub fn verdict(&self, claimed: &Claimed, verdict: Verdict, provider_time: Duration) {
         if let Some(ingress) = claimed.answering {
-            self.send_verdict(ingress, claimed.order_id, claimed.placement_id, verdict);
+            let report = VerdictReport {
+                order_id: claimed.order_id,
+                placement_id: claimed.placement_id,
+                verdict,
+                provider_ms: u32::try_from(provider_time.as_millis()).unwrap_or(u32::MAX),
+            };
+            self.send_verdict(ingress, report);
         }
     }
 
-    /// Tells ingress that deferred placements are bought later, so that it answers 201 at once instead of waiting.
+    /// Tells ingress that deferred placements are bought later, so that it answers 201 at once
+    /// instead of waiting.
     pub fn deferred(&self, deferred: &[Deferred]) {
-        for Deferred { placement_id, order_id, answering } in deferred {
+        for Deferred {
+            placement_id,
+            order_id,
+            answering,
+        } in deferred
+        {
             if let Some(ingress) = answering {
-                self.send_verdict(*ingress, *order_id, *placement_id, Verdict::UnderWay);
+                let report = VerdictReport {
+                    order_id: *order_id,
+                    placement_id: *placement_id,
+                    verdict: Verdict::UnderWay,
+                    provider_ms: 0,
+                };
+                self.send_verdict(*ingress, report);
             }
         }
     }
 
-    /// Announces units that became ready. Called only after their profiles are committed.
+    /// Announces units that became ready: to the ingress process that is still answering the order,
+    /// if there is one, and otherwise to the notifiers. Called only after their profiles are
+    /// committed, because the notifier reads them from PostgreSQL at once.
     pub fn ready(&self, claimed: &Claimed, deliveries: Vec<DeliveryId>) {
-        let traceparent = trace::context_of(&Span::current()).or_else(|| claimed.traceparent.clone());
+        let traceparent =
+            trace::context_of(&Span::current()).or_else(|| claimed.traceparent.clone());
         for delivery_id in deliveries {
-            let delivery = ReadyDelivery { delivery_id, partner_id: claimed.partner_id };
+            let delivery = ReadyDelivery {
+                delivery_id,
+                partner_id: claimed.partner_id,
+            };
             let traceparent = traceparent.clone();
             match claimed.answering {
                 Some(ingress) => {
-                    let ready = ReadyReport { order_id: claimed.order_id, delivery, traceparent };
-                    self.reports.push(Report { ingress, content: Content::Ready(ready) });
+                    let ready = ReadyReport {
+                        order_id: claimed.order_id,
+                        delivery,
+                        traceparent,
+                    };
+                    self.reports.push(Report {
+                        ingress,
+                        content: Content::Ready(ready),
+                    });
                 }
-                None => self.readiness_events.push(ReadyRow { delivery, traceparent }),
+                None => self.readiness_events.push(ReadyRow {
+                    delivery,
+                    traceparent,
+                }),
             }
         }
     }
 
-    fn send_verdict(&self, ingress: Uuid, order_id: OrderId, placement_id: PlacementId, verdict: Verdict) {
-        let content = Content::Verdict(VerdictReport { order_id, placement_id, verdict });
+    fn send_verdict(&self, ingress: Uuid, report: VerdictReport) {
+        let content = Content::Verdict(report);
         self.reports.push(Report { ingress, content });
     }
 }

@@ -1,8 +1,10 @@
-//! What the provisioners know of a provider is shared through PostgreSQL, and refreshed here once a second: the state of
-//! its breaker, this replica's share of its rate limit, and the number of unsettled attempts of its lanes.
+//! Refreshes, once a second, what the provisioners share about the providers through PostgreSQL:
+//! the state of each breaker, this replica's share of each rate limit, and the number of unsettled
+//! attempts of each lane.
 //!
-//! In the other direction, the loop publishes for operators which lanes this process holds back, and why. Nothing here
-//! decides whether something is bought: after a failed read, the process works on with what it knew.
+//! In the other direction, the loop publishes for operators which lanes this process holds back,
+//! and why. Nothing here decides whether something is bought. After a failed read, the process
+//! works on with what it knew, and reports that it is not ready.
 
 use std::{
     sync::Arc,
@@ -24,7 +26,8 @@ use crate::{
 };
 
 const PERIOD: Duration = Duration::from_secs(1);
-/// A report that does not change is written again after this time, because operators ignore rows older than a minute.
+/// A report that does not change is written again after this time, because operators ignore rows
+/// older than a minute: the process that wrote them may be gone.
 const REPORT_AGAIN: Duration = Duration::from_secs(20);
 
 /// What is watched of one provider.
@@ -43,10 +46,19 @@ struct Written {
 
 impl Watched {
     pub fn new(breaker: Arc<Breaker>, rate: Arc<Rate>, limiters: Arc<LaneLimiters>) -> Self {
-        Self { breaker, rate, limiters, written: Written { lanes: Vec::new(), at: Instant::now() } }
+        Self {
+            breaker,
+            rate,
+            limiters,
+            written: Written {
+                lanes: Vec::new(),
+                at: Instant::now(),
+            },
+        }
     }
 
-    /// Refreshes what this process knows of the provider, and publishes the lanes that it holds back.
+    /// Refreshes what this process knows of the provider, and publishes the lanes that it holds
+    /// back.
     async fn refresh(
         &mut self,
         connection: &mut PgConnection,
@@ -58,7 +70,9 @@ impl Watched {
         self.limiters.begin_read();
         let unsettled = providers::unsettled(connection, provider).await?;
         let now = Instant::now();
-        let unsettled = unsettled.into_iter().map(|(lane, count)| (lane, usize::try_from(count).unwrap_or(usize::MAX)));
+        let unsettled = unsettled
+            .into_iter()
+            .map(|(lane, count)| (lane, usize::try_from(count).unwrap_or(usize::MAX)));
         self.limiters.end_read(unsettled, now);
         let waiting = self.limiters.waiting(now);
         metrics.lanes_held_back(provider, waiting.len());
@@ -73,10 +87,14 @@ impl Watched {
 }
 
 impl Written {
-    /// Whether operators see what they should. How long a lane has been held back is derived from the row.
+    /// Whether the rows of the last report still show what operators should see. The duration is
+    /// not compared, because it is derived from the row.
     fn is_current(&self, waiting: &[LaneReport], now: Instant) -> bool {
         let is_same = |(report, row): (&LaneReport, &HeldBackLane)| {
-            HeldBackLane { held_for: row.held_for, ..held_back_lane(report.clone()) } == *row
+            HeldBackLane {
+                held_for: row.held_for,
+                ..held_back_lane(report.clone())
+            } == *row
         };
         self.lanes.len() == waiting.len()
             && waiting.iter().zip(&self.lanes).all(is_same)
@@ -85,19 +103,40 @@ impl Written {
 }
 
 fn held_back_lane(report: LaneReport) -> HeldBackLane {
-    let LaneReport { lane, max_in_flight, unsettled, reason, held_for } = report;
+    let LaneReport {
+        lane,
+        max_in_flight,
+        unsettled,
+        reason,
+        held_for,
+    } = report;
     let count = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
-    HeldBackLane { lane, max_in_flight: count(max_in_flight), unsettled: count(unsettled), reason, held_for }
+    HeldBackLane {
+        lane,
+        max_in_flight: count(max_in_flight),
+        unsettled: count(unsettled),
+        reason,
+        held_for,
+    }
 }
 
 /// Reads the breakers of all providers and creates the missing ones of `watched`.
-async fn breakers(connection: &mut PgConnection, watched: &[Watched]) -> Result<Vec<ProviderBreaker>, store::Error> {
+async fn breakers(
+    connection: &mut PgConnection,
+    watched: &[Watched],
+) -> Result<Vec<ProviderBreaker>, store::Error> {
     let rows = providers::list(connection).await?;
-    let is_known = |watched: &Watched| rows.iter().any(|row| row.name == watched.breaker.provider());
+    let is_known = |watched: &Watched| {
+        rows.iter()
+            .any(|row| row.name == watched.breaker.provider())
+    };
     if watched.iter().all(is_known) {
         return Ok(rows);
     }
-    let names: Vec<String> = watched.iter().map(|watched| watched.breaker.provider().to_owned()).collect();
+    let names: Vec<String> = watched
+        .iter()
+        .map(|watched| watched.breaker.provider().to_owned())
+        .collect();
     providers::register(connection, &names).await?;
     providers::list(connection).await
 }
@@ -115,7 +154,10 @@ pub async fn watch(
     while ticks.next().await {
         let refreshed = database.run(async |connection| {
             for row in breakers(connection, &watched).await? {
-                if let Some(watched) = watched.iter().find(|watched| watched.breaker.provider() == row.name) {
+                if let Some(watched) = watched
+                    .iter()
+                    .find(|watched| watched.breaker.provider() == row.name)
+                {
                     watched.breaker.update(row);
                 }
             }
@@ -128,7 +170,10 @@ pub async fn watch(
             Ok(()) => readiness.set_ready("database"),
             Err(error) => {
                 readiness.set_not_ready("database", "it does not respond");
-                tracing::warn!(%error, "cannot refresh what is known of the providers");
+                tracing::warn!(
+                    %error,
+                    "cannot refresh the state of the providers; working on with what was read last"
+                );
             }
         }
     }

@@ -1,17 +1,23 @@
-//! Counts the attempts of each order id, for options whose first attempts fail. A restart forgets them.
+//! Counts the attempts of each order id, for options whose first attempts fail (`flapping` and
+//! `rate-limited`).
+//!
+//! The counts are in memory only, so a restart of the sandbox forgets them, and the next attempt is
+//! the first one again.
 
 use std::{collections::HashMap, sync::Mutex};
 
 use runtime::lock;
 
-/// The most order ids counted at a time. Another one succeeds at once.
+/// The maximum number of order ids that are counted at a time, which bounds the memory. An attempt
+/// of a further one does not fail.
 const MAX_ORDERS: usize = 100_000;
 
 #[derive(Default)]
 pub struct Attempts(Mutex<HashMap<String, u32>>);
 
 impl Attempts {
-    /// Counts an attempt and returns whether it is one of the first `failures`. The next one ends the count.
+    /// Counts an attempt, and returns whether it must fail because it is one of the first
+    /// `failures` of its order id. The attempt that may succeed removes the count.
     pub fn fails(&self, order_id: &str, failures: u32) -> bool {
         let mut counts = lock(&self.0);
         let before = counts.get(order_id).copied();

@@ -1,4 +1,9 @@
-//! Authentication: three `x-gat-*` headers. The signature covers method, path, query, time and access key.
+//! Authentication of the provider's API, as the USIMSA protocol has it: three `x-gat-*` headers,
+//! whose signature covers the method, the path, the query, the time and the access key, but not the
+//! body.
+//!
+//! A handler that takes [`Authenticated`] as an argument runs only for a valid signature, so a
+//! route cannot forget the check.
 
 use axum::{extract::FromRequestParts, http::request::Parts};
 use runtime::clock;
@@ -6,17 +11,17 @@ use signing::SecretKey;
 
 use crate::{error::Error, state::Sandbox};
 
-/// The largest difference between a caller's clock and ours, in milliseconds.
+/// The largest difference that is accepted between a caller's clock and ours, in milliseconds.
 const WINDOW_MS: u64 = 5 * 60 * 1000;
 
-/// The keys of the only account.
+/// The keys of the account. The sandbox has only one.
 #[derive(Clone)]
 pub struct Credentials {
     pub access_key: String,
     pub secret: SecretKey,
 }
 
-/// Proof of a fresh, valid signature.
+/// Proof that a request has a valid signature and a fresh timestamp.
 pub struct Authenticated;
 
 impl FromRequestParts<Sandbox> for Authenticated {
@@ -28,12 +33,18 @@ impl FromRequestParts<Sandbox> for Authenticated {
 }
 
 fn check(parts: &Parts, ours: &Credentials, now_ms: i64) -> Result<Authenticated, &'static str> {
-    let header = |name: &str| parts.headers.get(name).and_then(|value| value.to_str().ok());
+    let header = |name: &str| {
+        parts
+            .headers
+            .get(name)
+            .and_then(|value| value.to_str().ok())
+    };
     let timestamp = header("x-gat-timestamp").ok_or("x-gat-timestamp is missing")?;
     let access_key = header("x-gat-access-key").ok_or("x-gat-access-key is missing")?;
     let signature = header("x-gat-signature").ok_or("x-gat-signature is missing")?;
 
-    let sent_ms = signing::parse_unix_time(timestamp).ok_or("x-gat-timestamp is not Unix time in milliseconds")?;
+    let sent_ms = signing::parse_unix_time(timestamp)
+        .ok_or("x-gat-timestamp is not Unix time in milliseconds")?;
     if sent_ms.abs_diff(now_ms) > WINDOW_MS {
         return Err("x-gat-timestamp is more than 5 minutes off");
     }
@@ -41,7 +52,14 @@ fn check(parts: &Parts, ours: &Credentials, now_ms: i64) -> Result<Authenticated
         return Err("x-gat-access-key is unknown");
     }
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
-    if !signing::usimsa::verify(&ours.secret, parts.method.as_str(), path, timestamp, access_key, signature) {
+    if !signing::usimsa::verify(
+        &ours.secret,
+        parts.method.as_str(),
+        path,
+        timestamp,
+        access_key,
+        signature,
+    ) {
         return Err("x-gat-signature is wrong");
     }
     Ok(Authenticated)
@@ -57,7 +75,10 @@ mod tests {
 
     /// The error for a valid request after `change`.
     fn refused(change: impl FnOnce(&mut Parts)) -> Option<&'static str> {
-        let ours = Credentials { access_key: "AK".into(), secret: SecretKey::from_base64("c2VjcmV0LWtleQ==").unwrap() };
+        let ours = Credentials {
+            access_key: "AK".into(),
+            secret: SecretKey::from_base64("c2VjcmV0LWtleQ==").unwrap(),
+        };
         let timestamp = NOW.to_string();
         let signature = signing::usimsa::sign(&ours.secret, "GET", PATH, &timestamp, "AK");
         let request = Request::get(PATH)
@@ -77,7 +98,10 @@ mod tests {
     fn only_a_fresh_signature_over_this_request_passes() {
         assert_eq!(refused(|_| {}), None);
         let wrong = Some("x-gat-signature is wrong");
-        assert_eq!(refused(|parts| parts.method = "POST".parse().unwrap()), wrong);
+        assert_eq!(
+            refused(|parts| parts.method = "POST".parse().unwrap()),
+            wrong
+        );
         let other = "/api/v2/order/a%2Fb?x=2";
         assert_eq!(refused(|parts| parts.uri = other.parse().unwrap()), wrong);
         let at = |timestamp: i64| with("x-gat-timestamp", &timestamp.to_string());
@@ -85,9 +109,15 @@ mod tests {
         for far in [NOW - 300_001, NOW + 300_001] {
             assert_eq!(at(far), Some("x-gat-timestamp is more than 5 minutes off"));
         }
-        assert_eq!(at(-1), Some("x-gat-timestamp is not Unix time in milliseconds"));
+        assert_eq!(
+            at(-1),
+            Some("x-gat-timestamp is not Unix time in milliseconds")
+        );
         assert_eq!(with("x-gat-signature", "AAAA"), wrong);
-        assert_eq!(with("x-gat-access-key", "other"), Some("x-gat-access-key is unknown"));
+        assert_eq!(
+            with("x-gat-access-key", "other"),
+            Some("x-gat-access-key is unknown")
+        );
     }
 
     #[test]

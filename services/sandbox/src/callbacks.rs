@@ -1,5 +1,10 @@
-//! Callbacks: a unit that becomes ready is posted to the caller, unsigned, without retries. No order waits.
-//! What does not fit the queue, or is unsent at a stop or a crash, is lost, as with the real provider.
+//! Callbacks: when a unit becomes ready, it is posted to the provisioner.
+//!
+//! As at the real provider, callbacks are a convenience and no guarantee. They are not signed,
+//! nobody retries them, and those that do not fit into the queue, or that are unsent when the
+//! sandbox stops or crashes, are lost. Then the provisioner finds the profile when it asks again.
+//! In return no order ever waits for a callback: [`Queue::push`] only hands the purchase over, and
+//! [`run`] sends in a task of its own.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -18,14 +23,16 @@ use crate::{
     units::{self, Fate},
 };
 
-/// The most purchases in the queue.
+/// The maximum number of purchases in the queue.
 const QUEUE: usize = 10_000;
-/// The most callbacks that wait for their time. At this number the queue is not read.
+/// The number of callbacks waiting for their time at which the queue is no longer read, which
+/// bounds the memory.
 const MAX_DUE: usize = 100_000;
+/// The maximum number of callbacks that are sent at once.
 const MAX_SENDING: usize = 32;
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Parses the URL of callbacks, which holds a token. The error does not repeat it.
+/// Parses the URL of callbacks. The error does not repeat the URL, because it holds a secret token.
 pub fn url(text: &str) -> Result<Url, String> {
     let url = Url::parse(text).map_err(|error| error.to_string())?;
     if !matches!(url.scheme(), "http" | "https") {
@@ -44,21 +51,27 @@ impl Queue {
         (Self(sender), receiver)
     }
 
-    /// Adds a purchase without waiting. If the queue is full, its callbacks are lost.
+    /// Adds a purchase without waiting. If the queue is full, the callbacks of the purchase are
+    /// lost.
     pub fn push(&self, purchase: Arc<Purchase>) {
         if let Err(error) = self.0.try_send(purchase) {
-            tracing::warn!(%error, "the callbacks of a purchase are lost: the queue is full");
+            tracing::warn!(
+                %error,
+                "the callbacks of a purchase are lost, because their queue is full or the sandbox stops; provisioners find its profiles by asking again"
+            );
         }
     }
 }
 
+/// A callback that waits for the time when its unit is ready.
 struct Due {
     unit: UnitNumber,
     option_id: String,
     bought_at: OffsetDateTime,
 }
 
-/// Sends callbacks for the units of `purchases` until `stop`.
+/// Sends the callbacks of `purchases` until `stop`. Faults of the whole provider do not affect
+/// them.
 pub async fn run(
     url: Url,
     ledger: Arc<Ledger>,
@@ -70,8 +83,8 @@ pub async fn run(
         .redirect(redirect::Policy::none())
         .no_proxy()
         .build()
-        .context("cannot build the HTTP client of the callbacks")?;
-    // The number makes the keys of equal instants unique.
+        .context("cannot create the HTTP client of the callbacks")?;
+    // The number keeps callbacks apart that are due at the same instant.
     let mut due: BTreeMap<(Instant, u64), Due> = BTreeMap::new();
     let mut number = 0;
     let mut sending = JoinSet::new();
@@ -105,18 +118,29 @@ pub async fn run(
 }
 
 async fn send(client: Client, url: Url, ledger: Arc<Ledger>, due: Due) {
-    let Due { unit, option_id, bought_at } = &due;
+    let Due {
+        unit,
+        option_id,
+        bought_at,
+    } = &due;
     let callback = Callback {
         topup_id: unit.to_string(),
         option_id,
         profile: ledger.profile(*unit, *bought_at),
-        // A made-up URL, so that it does not repeat the activation code.
+        // A made-up URL, so that the callback does not repeat the activation code in it.
         qrcode_img_url: format!("https://qr.sandbox.example/{unit}.png"),
     };
     match client.post(url).json(&callback).send().await {
         Ok(response) => {
-            tracing::debug!(topup.id = unit, status = response.status().as_u16(), "callback sent");
+            tracing::debug!(
+                topup.id = unit,
+                status = response.status().as_u16(),
+                "callback sent"
+            );
         }
-        Err(error) => tracing::debug!(topup.id = unit, error = %error.without_url(), "callback lost"),
+        Err(error) => {
+            // The URL holds a secret token.
+            tracing::debug!(topup.id = unit, error = %error.without_url(), "callback lost");
+        }
     }
 }

@@ -1,4 +1,8 @@
-//! The errors of the service, their answers and log lines.
+//! Why a request gets no result, and what is answered and logged for each reason.
+//!
+//! The protocol reports most errors with HTTP status 200 and a code in the body
+//! ([`crate::protocol::code`]), and so do these answers. Only a ledger that cannot be written is a
+//! fault of the sandbox itself, and is logged as an error.
 
 use std::{borrow::Cow, io};
 
@@ -16,23 +20,26 @@ use crate::{
 /// Why a request gets no result.
 #[derive(Debug)]
 pub enum Error {
-    /// 401, with what is wrong with the headers.
+    /// 401: the headers do not authenticate the request, for this reason.
     Unauthorized(&'static str),
-    /// The request does not follow the protocol, with the reason.
+    /// The request does not follow the protocol, for this reason.
     Malformed(String),
+    /// The order id has bought before.
     Duplicate,
     UnknownOrder,
     UnknownTopup,
-    /// 500, as scripted. Something may have been bought.
+    /// 500, as a script or a fault demands. Something may have been bought.
     Failed,
-    /// 429, as scripted: nothing was bought.
+    /// 429, as a script demands. Nothing was bought.
     RateLimited,
+    /// No answer at all, as a script or a fault demands. Something may have been bought.
     Unanswered(NoAnswer),
-    /// 400: a bad request to `/ledger` or `/faults`, with the reason.
+    /// 400: a bad request to `/ledger` or `/faults`, for this reason.
     Bad(String),
-    /// A plain HTTP error: no such route or method, a body that is too large or incomplete.
+    /// A plain HTTP error: there is no such route or method, or the body is too large or
+    /// incomplete.
     Http(StatusCode),
-    /// The ledger cannot be written: nothing was bought.
+    /// 500: the ledger cannot be written, so nothing was bought.
     Ledger(io::Error),
 }
 
@@ -47,16 +54,27 @@ impl IntoResponse for Error {
             Self::Duplicate => no_products(code::DUPLICATE, "Order id was already processed"),
             Self::UnknownOrder => no_products(code::NOT_FOUND, "Order not found"),
             Self::UnknownTopup => status(StatusCode::OK, code::NOT_FOUND, "Topup not found"),
-            Self::Http(http) => status(http, code::MALFORMED, http.canonical_reason().unwrap_or("Request failed")),
+            Self::Http(http) => status(
+                http,
+                code::MALFORMED,
+                http.canonical_reason().unwrap_or("Request failed"),
+            ),
             Self::Failed => server_error(),
             Self::RateLimited => {
-                let response = status(StatusCode::TOO_MANY_REQUESTS, code::RATE_LIMITED, "Too many requests");
+                let response = status(
+                    StatusCode::TOO_MANY_REQUESTS,
+                    code::RATE_LIMITED,
+                    "Too many requests",
+                );
                 ([(header::RETRY_AFTER, "1")], response).into_response()
             }
             Self::Unanswered(no_answer) => no_answer.into_response(),
             Self::Bad(message) => status(StatusCode::BAD_REQUEST, code::MALFORMED, message),
             Self::Ledger(error) => {
-                tracing::error!(%error, "the ledger cannot be written");
+                tracing::error!(
+                    %error,
+                    "the ledger cannot be written, so nothing was bought and the request got a 500; check the disk of SANDBOX_LEDGER"
+                );
                 server_error()
             }
         }
@@ -64,11 +82,22 @@ impl IntoResponse for Error {
 }
 
 fn status(http: StatusCode, code: &'static str, message: impl Into<Cow<'static, str>>) -> Response {
-    (http, Json(Status { code, message: message.into() })).into_response()
+    (
+        http,
+        Json(Status {
+            code,
+            message: message.into(),
+        }),
+    )
+        .into_response()
 }
 
 fn server_error() -> Response {
-    status(StatusCode::INTERNAL_SERVER_ERROR, code::SERVER_ERROR, "Server error")
+    status(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        code::SERVER_ERROR,
+        "Server error",
+    )
 }
 
 fn no_products(code: &'static str, message: impl Into<Cow<'static, str>>) -> Response {

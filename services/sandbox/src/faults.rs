@@ -1,4 +1,9 @@
-//! Faults that are set and lifted at run time.
+//! Faults of the whole provider, which tests and operators set and lift at run time by `PUT
+//! /faults`.
+//!
+//! They are in memory only, so a restart lifts all of them. `routes` applies them to calls of the
+//! provider's API, but not to `/ledger` and `/faults`, so that a test can always look and lift
+//! them. docs/sandbox.md describes each fault.
 
 use std::{
     collections::BTreeMap,
@@ -16,11 +21,12 @@ use crate::{garble::Garble, script};
 const MAX_LATENCY_MS: u64 = 60_000;
 const MAX_LAG_MS: u64 = 3_600_000;
 
-/// The body of `PUT /faults` and of its answer. A field that the body omits is at its default: no fault.
+/// The body of `PUT /faults` and of its answer. The new faults replace all old ones: a field that
+/// the body leaves out means "no such fault".
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Faults {
-    /// Every connection is closed without an answer. Nothing is carried out.
+    /// Every connection is closed without an answer, and nothing is carried out.
     pub down: bool,
     /// The share of calls that get HTTP 500 with code 9999; 0 to 1.
     pub error_rate: f64,
@@ -30,29 +36,29 @@ pub struct Faults {
     pub latency_ms: u64,
     /// The share of orders that are carried out and never answered; 0 to 1.
     pub silent_rate: f64,
-    /// How long a new purchase is not found, in milliseconds.
+    /// How long a look-up does not find a new purchase, in milliseconds.
     pub not_found_lag_ms: u64,
-    /// Overrules the setting `SANDBOX_DETECT_DUPLICATES`.
+    /// Overrules the setting `SANDBOX_DETECT_DUPLICATES`; null leaves it in force.
     pub detect_duplicates: Option<bool>,
-    /// Garbled answers, by the name of their scripted option.
+    /// How answers about orders are garbled, by the name of the ordered option.
     pub garbled: BTreeMap<String, Garble>,
 }
 
-/// How a call that reaches the provider ends.
+/// How a call ends that reaches the provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     Answered,
-    /// 500; `carried_out` before or not at all.
+    /// The call gets 500. It was carried out before, or not at all.
     Error {
         carried_out: bool,
     },
-    /// Carried out and never answered.
+    /// The call is carried out and never answered.
     Silence,
 }
 
 impl Faults {
     pub fn read(body: &[u8]) -> Result<Self, String> {
-        // serde would accept an array of the fields in their order.
+        // serde would also accept an array with the fields in their order.
         if body.trim_ascii_start().starts_with(b"[") {
             return Err("The body is not a set of faults: it is an array".into());
         }
@@ -66,9 +72,11 @@ impl Faults {
     }
 
     fn check(&self) -> Result<(), String> {
-        for (field, share) in
-            [("error_rate", self.error_rate), ("error_buys", self.error_buys), ("silent_rate", self.silent_rate)]
-        {
+        for (field, share) in [
+            ("error_rate", self.error_rate),
+            ("error_buys", self.error_buys),
+            ("silent_rate", self.silent_rate),
+        ] {
             if !(0.0..=1.0).contains(&share) {
                 return Err(format!("{field} must be between 0 and 1"));
             }
@@ -76,20 +84,24 @@ impl Faults {
         if self.error_rate + self.silent_rate > 1.0 {
             return Err("error_rate and silent_rate together must be at most 1".into());
         }
-        for (field, value, most) in
-            [("latency_ms", self.latency_ms, MAX_LATENCY_MS), ("not_found_lag_ms", self.not_found_lag_ms, MAX_LAG_MS)]
-        {
+        for (field, value, most) in [
+            ("latency_ms", self.latency_ms, MAX_LATENCY_MS),
+            ("not_found_lag_ms", self.not_found_lag_ms, MAX_LAG_MS),
+        ] {
             if value > most {
                 return Err(format!("{field} must be at most {most}"));
             }
         }
         if let Some(name) = self.garbled.keys().find(|name| !script::is_scripted(name)) {
             let name: String = name.chars().take(100).collect();
-            return Err(format!("garbled names {name:?}, which is not a scripted option"));
+            return Err(format!(
+                "garbled names {name:?}, which is not a scripted option"
+            ));
         }
         Ok(())
     }
 
+    /// The kinds of faults, and whether each is in force, for the metric.
     pub fn in_force(&self) -> [(&'static str, bool); 7] {
         [
             ("down", self.down),
@@ -102,10 +114,14 @@ impl Faults {
         ]
     }
 
-    /// How a call ends. `lot` and `second_lot` are drawn from 0 up to but not including 1.
+    /// How a call ends. The caller draws `lot` and `second_lot` at random, from 0 up to but not
+    /// including 1: the first one decides about an error or silence, and the second one whether an
+    /// error comes after the call was carried out.
     pub fn ending(&self, is_order: bool, lot: f64, second_lot: f64) -> Ending {
         if lot < self.error_rate {
-            Ending::Error { carried_out: second_lot < self.error_buys }
+            Ending::Error {
+                carried_out: second_lot < self.error_buys,
+            }
         } else if is_order && lot < self.error_rate + self.silent_rate {
             Ending::Silence
         } else {
@@ -114,7 +130,7 @@ impl Faults {
     }
 }
 
-/// The current faults. Without any, a look costs one atomic load.
+/// The current faults. While there are none, which is the usual case, a look costs one atomic load.
 #[derive(Default)]
 pub struct Switch {
     any: AtomicBool,
@@ -134,7 +150,8 @@ impl Switch {
 
     pub fn set(&self, faults: Faults) {
         let mut current = lock(&self.faults);
-        self.any.store(faults != Faults::default(), Ordering::Relaxed);
+        self.any
+            .store(faults != Faults::default(), Ordering::Relaxed);
         *current = faults;
     }
 }
@@ -168,12 +185,21 @@ mod tests {
         }
         assert_eq!(Faults::read(b"{}"), Ok(Faults::default()));
         let text = serde_json::to_vec(&Faults::default()).unwrap();
-        assert_eq!(Faults::read(&text), Ok(Faults::default()), "an answer can be sent back");
+        assert_eq!(
+            Faults::read(&text),
+            Ok(Faults::default()),
+            "an answer can be sent back"
+        );
     }
 
     #[test]
     fn shares_divide_the_calls() {
-        let faults = Faults { error_rate: 0.25, error_buys: 0.5, silent_rate: 0.25, ..Faults::default() };
+        let faults = Faults {
+            error_rate: 0.25,
+            error_buys: 0.5,
+            silent_rate: 0.25,
+            ..Faults::default()
+        };
         let error = |carried_out| Ending::Error { carried_out };
         assert_eq!(faults.ending(true, 0.0, 0.49), error(true));
         assert_eq!(faults.ending(false, 0.24, 0.5), error(false));
@@ -181,7 +207,10 @@ mod tests {
         assert_eq!(faults.ending(false, 0.25, 0.0), Ending::Answered);
         assert_eq!(faults.ending(true, 0.5, 0.0), Ending::Answered);
         assert_eq!(Faults::default().ending(true, 0.0, 0.0), Ending::Answered);
-        let all = Faults { error_rate: 1.0, ..Faults::default() };
+        let all = Faults {
+            error_rate: 1.0,
+            ..Faults::default()
+        };
         assert_eq!(all.ending(true, 0.999_999, 0.0), error(false));
     }
 }

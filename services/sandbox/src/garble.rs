@@ -1,4 +1,8 @@
-//! Answers that no provider should give: the pipeline must survive them.
+//! Garbled answers: answers that no provider should give, and that the pipeline must survive.
+//!
+//! They show that a provisioner bounds what it reads, escapes what it logs and stores, and treats
+//! an answer that it does not understand as an unknown outcome. The order itself is carried out as
+//! usual.
 
 use std::convert::Infallible;
 
@@ -17,17 +21,19 @@ use crate::protocol::ProductList;
 const HUGE: usize = 300_000_000;
 /// The size of one piece of a huge answer, in bytes.
 const PIECE: usize = 64 * 1024;
-/// The length of a long unit id.
+/// The length of a long unit id, in characters.
 const LONG: usize = 6_000;
-/// A message with NUL, an escape sequence, a line break, a right-to-left override and a zero-width space.
+/// A message with a NUL, an escape sequence of terminals, a line break, a right-to-left override
+/// and a zero-width space.
 const ODD_MESSAGE: &str = "sold\0 out \u{1b}[31m\r\nX-Injected: 1 \u{202e}gnp.exe\u{200b}";
 
-/// The fault of a garbled answer.
+/// What is wrong with a garbled answer.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Garble {
     /// A message of 300 MB.
     Huge,
+    /// A page of HTML instead of JSON, as a proxy sends it.
     NoJson,
     /// Unit ids of 6,000 characters.
     LongUnitId,
@@ -40,6 +46,7 @@ pub enum Garble {
     OddMessage,
 }
 
+/// The answer to a request about an order, garbled if a fault demands it.
 pub fn answer<T: Serialize>(garble: Option<Garble>, mut products: ProductList<T>) -> Response {
     match garble {
         None => Json(products).into_response(),
@@ -56,8 +63,12 @@ pub fn answer<T: Serialize>(garble: Option<Garble>, mut products: ProductList<T>
     }
 }
 
-/// The answer with one field of each product changed, where it is present.
-fn changed<T: Serialize>(products: &ProductList<T>, field: &str, change: fn(&str) -> String) -> Response {
+/// The answer with one field changed in each product that has it.
+fn changed<T: Serialize>(
+    products: &ProductList<T>,
+    field: &str,
+    change: fn(&str) -> String,
+) -> Response {
     let mut answer = serde_json::to_value(products).unwrap_or_default();
     let listed = answer.get_mut("products").and_then(Value::as_array_mut);
     for product in listed.into_iter().flatten() {
@@ -68,6 +79,7 @@ fn changed<T: Serialize>(products: &ProductList<T>, field: &str, change: fn(&str
     Json(answer).into_response()
 }
 
+/// A huge answer, sent in pieces so that the sandbox itself needs little memory for it.
 fn huge() -> Response {
     let begin = Bytes::from_static(br#"{"products":[],"code":"0000","message":""#);
     let filler = Bytes::from(vec![b'x'; PIECE]);

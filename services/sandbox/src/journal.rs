@@ -1,5 +1,10 @@
-//! An append-only file of JSON lines. A record is one `write(2)`: a crash of this process after
-//! [`Journal::append`] loses none. There is no fsync: a power cut may lose the last seconds.
+//! An append-only file of JSON lines, in which the ledger keeps its records.
+//!
+//! A record is appended by one `write(2)`. When [`Journal::append`] returns, the record is in the
+//! page cache of the kernel, so a crash or a `kill -9` of this process does not lose it. The file
+//! is not synced, so a power cut may lose the last seconds; no real money depends on it
+//! (docs/decisions/0009-sandbox-ledger.md). A lock keeps a second process from writing into the
+//! same file.
 
 use std::{
     fs::{File, OpenOptions, TryLockError},
@@ -11,20 +16,23 @@ use std::{
 use anyhow::{Context, bail, ensure};
 use serde::{Serialize, de::DeserializeOwned};
 
-/// The open file, locked against a second process.
+/// The open file, which is locked against a second process.
 pub struct Journal {
     file: File,
-    /// Bytes of whole lines.
+    /// The length of all whole lines, in bytes.
     len: u64,
-    /// A write failed half-way; the next append first removes its bytes after `len`.
+    /// Whether a write failed half-way. The next append then first removes what that write left
+    /// after `len`.
     torn: bool,
 }
 
 impl Journal {
-    /// Opens or creates the file and hands each record to `replay`, oldest first.
+    /// Opens or creates the file, and hands each record to `replay`, oldest first.
     ///
-    /// An incomplete last line is logged and cut off: its request got no answer. Any other line that
-    /// can't be read, or that `replay` refuses, is an error that names file and line.
+    /// An incomplete last line is logged and cut off: the process was killed while it wrote, so the
+    /// request got no answer and nobody relies on the record. Any other line that cannot be read,
+    /// or that `replay` refuses, is an error that names the file and the line, because records that
+    /// somebody relies on may be missing.
     pub fn open<R: DeserializeOwned>(
         path: &Path,
         mut replay: impl FnMut(R) -> anyhow::Result<()>,
@@ -37,10 +45,17 @@ impl Journal {
             .mode(0o600)
             .open(path)
             .with_context(|| format!("cannot open the ledger {name}"))?;
-        ensure!(file.metadata()?.is_file(), "the ledger {name} is not a regular file");
+        ensure!(
+            file.metadata()?.is_file(),
+            "the ledger {name} is not a regular file: name a file in SANDBOX_LEDGER"
+        );
         match file.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => bail!("the ledger {name} is in use by another process"),
+            Err(TryLockError::WouldBlock) => {
+                bail!(
+                    "the ledger {name} is in use by another process: stop that sandbox, or name another file in SANDBOX_LEDGER"
+                )
+            }
             Err(TryLockError::Error(error)) => {
                 return Err(error).with_context(|| format!("cannot lock the ledger {name}"));
             }
@@ -51,11 +66,20 @@ impl Journal {
         let mut line = Vec::new();
         for number in 1.. {
             line.clear();
-            let read = reader.read_until(b'\n', &mut line).with_context(|| format!("cannot read {name}"))?;
+            let read = reader
+                .read_until(b'\n', &mut line)
+                .with_context(|| format!("cannot read the ledger {name}"))?;
             if line.last() != Some(&b'\n') {
                 if read > 0 {
-                    tracing::warn!(ledger = %name, line = number, bytes = read, "skipped a torn last line");
-                    file.set_len(len).with_context(|| format!("cannot cut a torn line off {name}"))?;
+                    tracing::warn!(
+                        ledger = %name,
+                        line = number,
+                        bytes = read,
+                        "the last line of the ledger is incomplete and is cut off; its request got no answer, so nothing need be done"
+                    );
+                    file.set_len(len).with_context(|| {
+                        format!("cannot cut the incomplete last line off the ledger {name}")
+                    })?;
                 }
                 break;
             }
@@ -65,10 +89,15 @@ impl Journal {
                 .with_context(|| format!("the ledger {name} is corrupt in line {number}"))?;
             len += read as u64;
         }
-        Ok(Self { file, len, torn: false })
+        Ok(Self {
+            file,
+            len,
+            torn: false,
+        })
     }
 
-    /// Appends one record. After an error the file is as before, at the latest when the next one is appended.
+    /// Appends one record. If it fails, the record counts as not written: whatever the write left
+    /// is removed, at the latest when the next record is appended.
     pub fn append(&mut self, record: &impl Serialize) -> io::Result<()> {
         let mut line = serde_json::to_vec(record)?;
         line.push(b'\n');

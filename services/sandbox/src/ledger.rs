@@ -1,6 +1,19 @@
-//! The ledger: every purchase that was made. The file is the truth; an index in memory answers.
+//! The ledger: every purchase that was made and every unit that was cancelled.
 //!
-//! One lock gives both the same order. It covers one short write into the page cache: cheaper than a thread.
+//! The file ([`crate::journal`]) is the truth, and an index in memory ([`Accounts`]) answers the
+//! requests. [`Ledger::buy`] returns only after the purchase is in the file, so a purchase that was
+//! answered is never lost. One lock covers the file and the index, so that both have the same
+//! order. Requests hold it on their own threads, because the work under it is one short write into
+//! the page cache, which costs less than handing it to another thread.
+//!
+//! The first line of the file is `opened`, with the seed from which all activation codes derive;
+//! then follows one line per purchase or cancellation:
+//!
+//! ```text
+//! {"opened":{"version":1,"first_unit":512345678901234,"seed":"…"}}
+//! {"bought":{"at_ms":1795176000123,"order_id":"o-1","first_unit":512345678901234,"products":[…]}}
+//! {"canceled":{"at_ms":1795176060456,"unit":512345678901234}}
+//! ```
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -25,7 +38,8 @@ use crate::{
 /// The format of the file. A file of another version is refused.
 const VERSION: u32 = 1;
 
-/// A line of the file; `P` is a [`Purchase`], owned when read and borrowed when written.
+/// A line of the file. `P` is a [`Purchase`], which is owned when it is read and borrowed when it
+/// is written.
 #[derive(Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Record<P> {
@@ -42,27 +56,41 @@ enum Record<P> {
 struct Opened {
     version: u32,
     first_unit: UnitNumber,
-    /// 64 hex digits.
+    /// The [`Seed`] as 64 hex digits.
     seed: String,
 }
 
 impl Opened {
     fn new(first_unit: UnitNumber, seed: Seed) -> Self {
-        Self { version: VERSION, first_unit, seed: hex::encode(seed) }
+        Self {
+            version: VERSION,
+            first_unit,
+            seed: hex::encode(seed),
+        }
     }
 
     fn check(&self) -> anyhow::Result<Seed> {
-        let (version, first_unit) = (self.version, self.first_unit);
-        ensure!(version == VERSION, "version {version} is not {VERSION}, which this sandbox reads");
-        ensure!(FIRST_UNITS.contains(&first_unit), "units can't start at {first_unit}");
+        let version = self.version;
+        let first_unit = self.first_unit;
+        ensure!(
+            version == VERSION,
+            "the file has version {version}, and this sandbox reads version {VERSION} only"
+        );
+        ensure!(
+            FIRST_UNITS.contains(&first_unit),
+            "units can't start at {first_unit}: the first unit of a ledger is from {} to {}",
+            FIRST_UNITS.start,
+            FIRST_UNITS.end - 1
+        );
         let mut seed = Seed::default();
-        // hex's own error would quote characters of the seed.
-        hex::decode_to_slice(&self.seed, &mut seed).map_err(|_| anyhow!("the seed is not 64 hex digits"))?;
+        // The error of `hex` would quote characters of the seed, which is secret.
+        hex::decode_to_slice(&self.seed, &mut seed)
+            .map_err(|_| anyhow!("the seed is not 64 hex digits"))?;
         Ok(seed)
     }
 }
 
-/// What happens to a second order with the same order id.
+/// What happens to a second order with the same order id: a provider may refuse it, or buy again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repeats {
     Refused,
@@ -72,11 +100,12 @@ pub enum Repeats {
 /// The purchases of one order id, or all of them.
 #[derive(Default)]
 pub struct Order {
-    /// Of one order id more than one only if duplicates are not detected.
+    /// One order id has more than one purchase only if duplicates are not detected.
     pub purchases: Vec<Arc<Purchase>>,
     pub canceled: BTreeSet<UnitNumber>,
 }
 
+/// The file with its index. All methods may be called at once from several threads.
 pub struct Ledger {
     seed: Seed,
     books: Mutex<Books>,
@@ -87,20 +116,21 @@ struct Books {
     accounts: Accounts,
 }
 
-/// The index of the file.
+/// The index of the file, in memory.
 #[derive(Default)]
 struct Accounts {
     first_unit: UnitNumber,
     next_unit: UnitNumber,
     /// Oldest first.
     purchases: Vec<Arc<Purchase>>,
-    /// For each order id the positions of its purchases in `purchases`.
+    /// The positions in `purchases` of each order id's purchases.
     by_order_id: HashMap<String, Vec<usize>>,
     canceled: BTreeSet<UnitNumber>,
 }
 
 impl Ledger {
-    /// Opens or creates the ledger in `path`. Errors name the file, and the line if one is corrupt.
+    /// Opens or creates the ledger in the file `path`. Errors name the file, and the line if one is
+    /// corrupt.
     pub fn open(path: &Path) -> anyhow::Result<Self> {
         let mut seed: Option<Seed> = None;
         let mut accounts = Accounts::default();
@@ -110,11 +140,19 @@ impl Ledger {
                     seed = Some(opened.check()?);
                     accounts.start(opened.first_unit);
                 }
-                (Record::Opened(_), Some(_)) => bail!("a second `opened` record"),
-                (_, None) => bail!("the first record is not `opened`"),
+                (Record::Opened(_), Some(_)) => {
+                    bail!("there is a second `opened` record: two ledgers are in one file")
+                }
+                (_, None) => {
+                    bail!("the first record is not `opened`: this is no ledger of a sandbox")
+                }
                 (Record::Bought(purchase), _) => {
                     let expected = accounts.next_unit;
-                    ensure!(purchase.first_unit == expected, "the next unit is {expected}: a record is missing");
+                    ensure!(
+                        purchase.first_unit == expected,
+                        "the next unit is {expected}, not {}: a record is missing",
+                        purchase.first_unit
+                    );
                     accounts.enter(purchase);
                 }
                 (Record::Canceled { unit, .. }, _) => {
@@ -135,11 +173,15 @@ impl Ledger {
             accounts.start(first_unit);
             seed
         };
-        Ok(Self { seed, books: Mutex::new(Books { journal, accounts }) })
+        Ok(Self {
+            seed,
+            books: Mutex::new(Books { journal, accounts }),
+        })
     }
 
-    /// Buys `products` under `order_id`; `None` if that id has bought before and `repeats` refuses that. The
-    /// purchase is in the file when this returns.
+    /// Buys `products` under `order_id`, and returns the purchase, which is in the file by then.
+    /// `None` means that the id has bought before and that `repeats` refuses a repetition. After an
+    /// error nothing is bought.
     pub fn buy(
         &self,
         order_id: String,
@@ -153,27 +195,43 @@ impl Ledger {
             return Ok(None);
         }
         let at = now.truncate_to_millisecond();
-        let purchase = Purchase { at, order_id, first_unit: accounts.next_unit, products };
+        let purchase = Purchase {
+            at,
+            order_id,
+            first_unit: accounts.next_unit,
+            products,
+        };
         journal.append(&Record::Bought(&purchase))?;
         Ok(Some(accounts.enter(purchase)))
     }
 
+    /// Whether the order id has bought before.
     pub fn has(&self, order_id: &str) -> bool {
         self.lock().accounts.by_order_id.contains_key(order_id)
     }
 
+    /// The purchases of an order id, with their cancelled units; `None` if it has bought nothing.
     pub fn order(&self, order_id: &str) -> Option<Order> {
         let books = self.lock();
         let accounts = &books.accounts;
         let places = accounts.by_order_id.get(order_id)?;
-        let purchases = places.iter().map(|place| Arc::clone(&accounts.purchases[*place]));
+        let purchases = places
+            .iter()
+            .map(|place| Arc::clone(&accounts.purchases[*place]));
         let purchases: Vec<_> = purchases.collect();
-        let canceled =
-            purchases.iter().flat_map(|purchase| accounts.canceled.range(purchase.unit_numbers())).copied().collect();
-        Some(Order { purchases, canceled })
+        let canceled = purchases
+            .iter()
+            .flat_map(|purchase| accounts.canceled.range(purchase.unit_numbers()))
+            .copied()
+            .collect();
+        Some(Order {
+            purchases,
+            canceled,
+        })
     }
 
-    /// Cancels a unit; `false` if it was never bought. A second cancel changes nothing.
+    /// Cancels a unit. `false` means that it was never bought. A second cancellation changes
+    /// nothing.
     pub fn cancel(&self, unit: UnitNumber, now: OffsetDateTime) -> io::Result<bool> {
         let mut books = self.lock();
         let Books { journal, accounts } = &mut *books;
@@ -196,20 +254,28 @@ impl Ledger {
         self.lock().accounts.canceled.contains(&unit)
     }
 
-    /// All purchases, or the purchases of one order id.
+    /// Summarises all purchases, or in detail the purchases of one order id.
     pub fn summary(&self, order_id: Option<&str>) -> Summary {
-        let Order { purchases, canceled } = if let Some(order_id) = order_id {
+        let Order {
+            purchases,
+            canceled,
+        } = if let Some(order_id) = order_id {
             self.order(order_id).unwrap_or_default()
         } else {
             let accounts = &self.lock().accounts;
-            Order { purchases: accounts.purchases.clone(), canceled: accounts.canceled.clone() }
+            Order {
+                purchases: accounts.purchases.clone(),
+                canceled: accounts.canceled.clone(),
+            }
         };
-        // Counted without the lock, so purchases do not wait.
+        // Counted after the lock is released, because counting may take long and purchases must not
+        // wait for it.
         Summary::of(&purchases, &canceled, order_id.is_some())
     }
 
     fn lock(&self) -> MutexGuard<'_, Books> {
-        // No code under the lock panics in the middle of a change.
+        // A panic of an earlier holder is ignored, because no code under the lock panics in the
+        // middle of a change.
         runtime::lock(&self.books)
     }
 }
@@ -223,7 +289,10 @@ impl Accounts {
     fn enter(&mut self, purchase: Purchase) -> Arc<Purchase> {
         let purchase = Arc::new(purchase);
         self.next_unit += purchase.size();
-        self.by_order_id.entry(purchase.order_id.clone()).or_default().push(self.purchases.len());
+        self.by_order_id
+            .entry(purchase.order_id.clone())
+            .or_default()
+            .push(self.purchases.len());
         self.purchases.push(Arc::clone(&purchase));
         purchase
     }
@@ -242,8 +311,13 @@ mod tests {
     const NOW: OffsetDateTime = datetime!(2026-11-20 12:00:00.123_456 UTC);
 
     fn buy(ledger: &Ledger, order_id: &str, products: &[(&str, u32)]) -> Option<Arc<Purchase>> {
-        let products = products.iter().map(|(option, qty)| Product { option_id: (*option).into(), qty: *qty });
-        ledger.buy(order_id.into(), products.collect(), NOW, Repeats::Refused).unwrap()
+        let products = products.iter().map(|(option, qty)| Product {
+            option_id: (*option).into(),
+            qty: *qty,
+        });
+        ledger
+            .buy(order_id.into(), products.collect(), NOW, Repeats::Refused)
+            .unwrap()
     }
 
     fn summary(ledger: &Ledger) -> serde_json::Value {
@@ -268,15 +342,28 @@ mod tests {
         let code = ledger.profile(one.first_unit, one.at).activate_code;
         let before = summary(&ledger);
         drop(ledger);
-        assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 4, "a repeated cancel wrote a line");
+        assert_eq!(
+            fs::read_to_string(&path).unwrap().lines().count(),
+            4,
+            "a repeated cancel wrote a line"
+        );
 
         let again = Ledger::open(&path).unwrap();
         assert_eq!(summary(&again), before);
-        assert_eq!(again.order("one").unwrap().purchases, std::slice::from_ref(&one));
-        assert_eq!(again.order("two").unwrap().canceled, [two.first_unit].into());
+        assert_eq!(
+            again.order("one").unwrap().purchases,
+            std::slice::from_ref(&one)
+        );
+        assert_eq!(
+            again.order("two").unwrap().canceled,
+            [two.first_unit].into()
+        );
         assert!(again.order("three").is_none());
         assert_eq!(again.profile(one.first_unit, one.at).activate_code, code);
-        assert_eq!(buy(&again, "three", &[("a", 1)]).unwrap().first_unit, two.first_unit + 1);
+        assert_eq!(
+            buy(&again, "three", &[("a", 1)]).unwrap().first_unit,
+            two.first_unit + 1
+        );
     }
 
     #[test]
@@ -284,7 +371,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ledger.jsonl");
         let seed = "00".repeat(32);
-        let opened = format!(r#"{{"opened":{{"version":1,"first_unit":100000000000000,"seed":"{seed}"}}}}"#) + "\n";
+        let opened =
+            format!(r#"{{"opened":{{"version":1,"first_unit":100000000000000,"seed":"{seed}"}}}}"#)
+                + "\n";
         let bought = concat!(
             r#"{"bought":{"at_ms":0,"order_id":"o","first_unit":100000000000000,"#,
             r#""products":[{"optionId":"a","qty":1}]}}"#,
@@ -302,9 +391,14 @@ mod tests {
             format!("{opened}{{}}\n{bought}"), 2 => "expected value";
         } {
             fs::write(&path, text).unwrap();
-            let Err(error) = Ledger::open(&path) else { panic!("opened, expected: {reason}") };
+            let Err(error) = Ledger::open(&path) else {
+                panic!("opened, expected: {reason}")
+            };
             let error = format!("{error:#}");
-            assert!(error.contains(&format!("line {line}: ")) && error.contains(reason), "{error}");
+            assert!(
+                error.contains(&format!("line {line}: ")) && error.contains(reason),
+                "{error}"
+            );
         }
     }
 

@@ -1,9 +1,23 @@
-//! The sandbox eSIM provider: an upstream of our own that sells nothing real.
+//! The sandbox eSIM provider: a provider of our own that sells nothing real.
 //!
-//! It speaks the USIMSA protocol over HTTP with that protocol's authentication, so the pipeline buys from it
-//! exactly as it buys from a real provider. Each option follows its script ([`script`]), and faults can be
-//! set at run time ([`faults`]). Purchases are kept in a ledger ([`ledger`]), which tests compare with what
-//! the pipeline delivered: a purchase is in the file before its answer is sent, so a `kill -9` loses none.
+//! It speaks the USIMSA protocol over HTTP, with that protocol's authentication, so provisioners
+//! buy from it exactly as they buy from a real provider. Sandbox partners order from it, and the
+//! tests use it to make a provider fail in every way that we can think of: each option follows its
+//! script ([`script`]), which says how the sandbox responds to an order of it. Faults of the whole
+//! provider are set at run time ([`faults`]).
+//!
+//! Its guarantee is the ledger ([`ledger`]), a file that lists every purchase. A purchase is
+//! written to it before the response is sent, so a `kill -9` loses none. Tests compare the ledger
+//! with what the pipeline delivered, and so they see whether anything was bought twice or never
+//! delivered.
+//!
+//! ```text
+//!              POST /api/v2/order, GET …, POST /api/v2/cancel/…
+//! provisioner ───▶ routes ─ faults ─ auth ─ script ─▶ ledger ─▶ file
+//!      ▲                                                │
+//!      └───────────── callbacks ◀───────────────────────┘
+//! test or operator ───▶ /ledger, /faults (without authentication)
+//! ```
 
 mod attempts;
 mod auth;
@@ -13,6 +27,7 @@ mod faults;
 mod garble;
 mod journal;
 mod ledger;
+mod metrics;
 mod observe;
 mod profile;
 mod protocol;
@@ -36,7 +51,7 @@ use runtime::{
 use secrecy::{ExposeSecret, SecretString};
 use signing::SecretKey;
 
-use crate::{auth::Credentials, ledger::Ledger, observe::Metrics, state::Sandbox};
+use crate::{auth::Credentials, ledger::Ledger, metrics::Metrics, state::Sandbox};
 
 const EXAMPLES: &str = "Examples:
   Serve on the default port, with a ledger in the working folder:
@@ -49,25 +64,36 @@ const EXAMPLES: &str = "Examples:
     curl -X PUT http://127.0.0.1:18090/faults -d '{\"error_rate\": 0.1}'
     curl -X PUT http://127.0.0.1:18090/faults -d '{}'";
 
-/// The sandbox eSIM provider: speaks the USIMSA protocol, buys nothing real, records every purchase
+/// The sandbox eSIM provider, which sells nothing real and records every purchase
+///
+/// It speaks the USIMSA protocol, so the pipeline buys from it as from a real provider. `/ledger`
+/// and `/faults` need no authentication: keep the sandbox on a private address.
 #[derive(Parser, Clone, Debug)]
-// `serve` and `catalogue` are values of an argument, `healthcheck` is a subcommand; the usage shows one COMMAND.
+// `serve` and `catalogue` are values of an argument, and `healthcheck` is a subcommand, which
+// `runtime` adds. The usage shows all three as one COMMAND.
 #[command(name = "sandbox", version, override_usage = "sandbox [OPTIONS] [COMMAND]", after_help = EXAMPLES)]
 pub struct Config {
-    /// The command; `serve` if omitted
+    /// What the program does; `serve` if it is left out
     #[arg(value_enum)]
     pub command: Option<Command>,
-    /// Address of the provider's API, `/ledger` and `/faults`
+    /// The address of the provider's API, `/ledger` and `/faults`
     #[arg(long, env = "LISTEN", default_value = "127.0.0.1:18090")]
     pub listen: SocketAddr,
-    /// Address of `/livez`, `/readyz` and `/metrics`
+    /// The address of `/livez`, `/readyz` and `/metrics`
     #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:18091")]
     pub admin_listen: SocketAddr,
-    /// File of all purchases: JSON lines, created if missing. Activation codes derive from its seed, so
-    /// only its owner may read it
-    #[arg(long, env = "SANDBOX_LEDGER", required_unless_present = "command", required_if_eq("command", "serve"))]
+    /// The file that records all purchases
+    ///
+    /// It consists of JSON lines, and is created if it is missing, readable by its owner only:
+    /// whoever knows its seed knows all activation codes. One process at a time can use it.
+    #[arg(
+        long,
+        env = "SANDBOX_LEDGER",
+        required_unless_present = "command",
+        required_if_eq("command", "serve")
+    )]
     pub ledger: Option<PathBuf>,
-    /// Access key that callers must send
+    /// The access key that callers must send
     #[arg(
         long,
         env = "SANDBOX_ACCESS_KEY",
@@ -77,7 +103,7 @@ pub struct Config {
         required_if_eq("command", "serve")
     )]
     pub access_key: Option<String>,
-    /// Secret that callers must sign with, in Base64
+    /// The secret key that callers must sign with, in Base64
     #[arg(
         long,
         env = "SANDBOX_SECRET_KEY",
@@ -86,11 +112,16 @@ pub struct Config {
         required_if_eq("command", "serve")
     )]
     pub secret_key: Option<SecretString>,
-    /// Whether a repeated order id is refused (code 9003); otherwise it buys again
+    /// Whether a repeated order id is refused
+    ///
+    /// A refused repetition gets code 9003. With `false` it buys again, as at a provider without
+    /// protection against repeated requests. `PUT /faults` can change this while the sandbox runs.
     #[arg(long, env = "SANDBOX_DETECT_DUPLICATES", default_value_t = true, action = ArgAction::Set)]
     pub detect_duplicates: bool,
-    /// URL of callbacks, with its secret token, such as
-    /// `http://127.0.0.1:18082/callbacks/sandbox/<token>`. No callbacks if omitted
+    /// The URL of callbacks, including its secret token
+    ///
+    /// For example `http://127.0.0.1:18082/callbacks/sandbox/<token>`. Without it no callbacks are
+    /// sent, and the provisioner finds late profiles by asking again.
     #[arg(long, env = "SANDBOX_CALLBACK_URL", hide_env_values = true)]
     pub callback_url: Option<SecretString>,
     #[command(flatten)]
@@ -100,31 +131,48 @@ pub struct Config {
 /// The command of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Command {
-    /// Serve the provider's API
+    /// Serve the provider's API until the process is stopped
     Serve,
     /// Print the options as JSON, for `esimctl option import`
     Catalogue,
 }
 
-/// Parses a secret setting. The error names it and does not repeat its value, unlike clap's.
+/// Parses a setting whose value is secret. The error names the setting but does not repeat the
+/// value, as an error of clap would.
 fn secret<T, E: Display>(
     name: &str,
     value: Option<&SecretString>,
     parse: impl FnOnce(&str) -> Result<T, E>,
 ) -> anyhow::Result<Option<T>> {
     let parsed = value.map(|value| parse(value.expose_secret()));
-    parsed.transpose().map_err(|error| BadSetting::error(format!("{name}: {error}")))
+    parsed
+        .transpose()
+        .map_err(|error| BadSetting::error(format!("{name}: {error}")))
 }
 
-/// Serves until `shutdown`. Fails if the ledger cannot be read or the address is not free.
+/// Serves until `shutdown`. It fails if a setting is missing or wrong, if the ledger cannot be
+/// read, or if an address is not free.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
-    let path = config.ledger.context("--ledger (SANDBOX_LEDGER) is missing")?;
-    let secret_key = secret("SANDBOX_SECRET_KEY", config.secret_key.as_ref(), SecretKey::from_base64)?;
+    let path = config
+        .ledger
+        .context("the file of purchases is not named: set --ledger (SANDBOX_LEDGER)")?;
+    let secret_key = secret(
+        "SANDBOX_SECRET_KEY",
+        config.secret_key.as_ref(),
+        SecretKey::from_base64,
+    )?;
     let credentials = Credentials {
-        access_key: config.access_key.context("--access-key (SANDBOX_ACCESS_KEY) is missing")?,
-        secret: secret_key.context("--secret-key (SANDBOX_SECRET_KEY) is missing")?,
+        access_key: config
+            .access_key
+            .context("there is no access key: set --access-key (SANDBOX_ACCESS_KEY)")?,
+        secret: secret_key
+            .context("there is no secret key: set --secret-key (SANDBOX_SECRET_KEY)")?,
     };
-    let callback_url = secret("SANDBOX_CALLBACK_URL", config.callback_url.as_ref(), callbacks::url)?;
+    let callback_url = secret(
+        "SANDBOX_CALLBACK_URL",
+        config.callback_url.as_ref(),
+        callbacks::url,
+    )?;
     let ledger = Arc::new(Ledger::open(&path)?);
     let bought = ledger.summary(None);
     let listener = runtime::listener::bind("LISTEN", config.listen).await?;
@@ -140,7 +188,10 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let faults = Arc::new(faults::Switch::default());
     let callbacks = callback_url.map(|url| {
         let (queue, purchases) = callbacks::Queue::new();
-        shutdown.spawn("callbacks", callbacks::run(url, Arc::clone(&ledger), purchases, shutdown.soft()));
+        shutdown.spawn(
+            "callbacks",
+            callbacks::run(url, Arc::clone(&ledger), purchases, shutdown.soft()),
+        );
         queue
     });
     let sandbox = Sandbox {
@@ -163,23 +214,33 @@ mod tests {
     #[test]
     fn a_bad_secret_is_named_and_not_repeated() {
         let error = |value: &str, parse: fn(&str) -> Result<(), String>| {
-            secret("SETTING", Some(&value.into()), parse).unwrap_err().to_string()
+            secret("SETTING", Some(&value.into()), parse)
+                .unwrap_err()
+                .to_string()
         };
-        let key = |text: &str| SecretKey::from_base64(text).map(drop).map_err(|error| error.to_string());
+        let key = |text: &str| {
+            SecretKey::from_base64(text)
+                .map(drop)
+                .map_err(|error| error.to_string())
+        };
         let url = |text: &str| callbacks::url(text).map(drop);
         for (value, error) in [
             ("no*base64", error("no*base64", key)),
             ("no-url/token", error("no-url/token", url)),
             ("ftp://host/token", error("ftp://host/token", url)),
         ] {
-            assert!(error.starts_with("SETTING: ") && !error.contains(value), "{error}");
+            assert!(
+                error.starts_with("SETTING: ") && !error.contains(value),
+                "{error}"
+            );
         }
     }
 
     #[test]
     fn the_token_of_the_callback_url_is_not_printed() {
         let url = "http://127.0.0.1:18082/callbacks/sandbox/token";
-        let config = Config::try_parse_from(["sandbox", "catalogue", "--callback-url", url]).unwrap();
+        let config =
+            Config::try_parse_from(["sandbox", "catalogue", "--callback-url", url]).unwrap();
         assert!(config.detect_duplicates && config.callback_url.is_some());
         assert!(!format!("{config:?}").contains("token"), "{config:?}");
     }

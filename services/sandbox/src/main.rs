@@ -8,6 +8,8 @@ fn main() -> ExitCode {
             println!("{:#}", sandbox::script::catalogue());
             ExitCode::SUCCESS
         }
-        Some(Command::Serve) | None => runtime::main("sandbox", sandbox::run, |config| &config.common),
+        Some(Command::Serve) | None => {
+            runtime::main("sandbox", sandbox::run, |config| &config.common)
+        }
     }
 }

@@ -1,22 +1,28 @@
-//! Profiles, derived from the unit's number and the ledger's seed: not stored, the same after every restart.
+//! The profiles of units.
+//!
+//! They are not stored, but derived from the unit's number and the ledger's seed, so they are the
+//! same at every look-up and after every restart. Without the seed nobody can compute an activation
+//! code from a unit's number.
 
 use rand::{Rng, SeedableRng, rngs::ChaCha20Rng};
 use time::{Duration, OffsetDateTime};
 
 use crate::protocol::Profile;
 
-/// The number of a unit: 15 digits. Ledgers count from random starts, so two of them rarely share a number.
+/// The number of a unit, of 15 digits, which is also its topup id in the protocol. Each ledger
+/// counts from a random start, so the units of two ledgers rarely share a number.
 pub type UnitNumber = u64;
 
-/// The secret from which activation codes derive.
+/// The secret from which the activation codes of a ledger derive.
 pub type Seed = [u8; 32];
 
-/// The possible first numbers of a ledger.
+/// The numbers from which a ledger may start to count.
 pub const FIRST_UNITS: std::ops::Range<UnitNumber> = 100_000_000_000_000..900_000_000_000_000;
 
 const SMDP: &str = "smdp.sandbox.example";
 const VALID_FOR: Duration = Duration::days(30);
 
+/// The profile of a unit, which expires 30 days after the purchase.
 pub fn profile(seed: Seed, unit: UnitNumber, bought_at: OffsetDateTime) -> Profile {
     let activate_code = activate_code(seed, unit);
     Profile {
@@ -28,23 +34,29 @@ pub fn profile(seed: Seed, unit: UnitNumber, bought_at: OffsetDateTime) -> Profi
     }
 }
 
-/// `8982`, the unit's 15 digits, and the check digit.
+/// The ICCID of a unit: `8982`, the unit's 15 digits, and the check digit.
 fn iccid(unit: UnitNumber) -> String {
     let digits = format!("8982{unit:015}");
     let check = (10 - luhn_sum(&digits, 1) % 10) % 10;
     format!("{digits}{check}")
 }
 
-/// The Luhn sum. Digit `p` from the right is doubled if `p + shift` is odd.
+/// The Luhn sum. Digit `p` from the right, counted from 0, is doubled if `p + shift` is odd. With
+/// `shift` 1 it is the sum for digits whose check digit is still missing.
 fn luhn_sum(digits: &str, shift: usize) -> u32 {
     let weighted = digits.bytes().rev().enumerate().map(|(place, digit)| {
         let digit = u32::from(digit - b'0');
-        if (place + shift).is_multiple_of(2) { digit } else { digit * 2 / 10 + digit * 2 % 10 }
+        if (place + shift).is_multiple_of(2) {
+            digit
+        } else {
+            digit * 2 / 10 + digit * 2 % 10
+        }
     });
     weighted.sum()
 }
 
-/// 128 bits of the `ChaCha20` stream that the unit's number selects.
+/// The activation code of a unit: 128 bits of the `ChaCha20` stream that the unit's number selects.
+/// Each unit has a stream of its own, so one code says nothing about another one.
 fn activate_code(seed: Seed, unit: UnitNumber) -> String {
     let mut stream = ChaCha20Rng::from_seed(seed);
     stream.set_stream(unit);
@@ -73,6 +85,9 @@ mod tests {
     /// A ledger outlives builds of the sandbox: the generator must not change under it.
     #[test]
     fn codes_do_not_change_between_builds() {
-        assert_eq!(activate_code([0; 32], 0), "76B8E0ADA0F13D90405D6AE55386BD28");
+        assert_eq!(
+            activate_code([0; 32], 0),
+            "76B8E0ADA0F13D90405D6AE55386BD28"
+        );
     }
 }

@@ -1,18 +1,23 @@
-//! The wire format of the USIMSA protocol. Business errors have HTTP status 200.
+//! The wire format of the USIMSA protocol, as the sandbox serves it.
+//!
+//! An error of the business, such as an unknown order, has HTTP status 200 and a code in the body.
+//! The provisioner has definitions of its own, so a mistake in either of them shows up in the
+//! tests.
 
 use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
-/// The codes of answers. Those marked "made up" exist only here, because the protocol's own code is unknown.
+/// The codes of answers. Those that are marked "made up" exist only at the sandbox, because we do
+/// not know the code that the protocol uses for the case.
 pub mod code {
     pub const OK: &str = "0000";
     /// The request does not follow the protocol. Made up.
     pub const MALFORMED: &str = "9000";
     /// A product is not on sale.
     pub const INVALID_PRODUCT: &str = "9001";
-    /// No such order or topup. Made up.
+    /// There is no such order or topup. Made up.
     pub const NOT_FOUND: &str = "9002";
     /// The order id was processed before.
     pub const DUPLICATE: &str = "9003";
@@ -20,9 +25,9 @@ pub mod code {
     pub const OUT_OF_STOCK: &str = "9005";
     /// Too many requests; HTTP status 429 with `Retry-After`. Made up.
     pub const RATE_LIMITED: &str = "9011";
-    /// Authentication failed; the only one with HTTP status 401. Made up.
+    /// Authentication failed; the only code with HTTP status 401. Made up.
     pub const UNAUTHORIZED: &str = "9010";
-    /// The provider failed and may have bought. HTTP status 500.
+    /// The provider failed, and may have bought something; HTTP status 500.
     pub const SERVER_ERROR: &str = "9999";
 }
 
@@ -51,8 +56,16 @@ pub struct ProductList<T> {
 }
 
 impl<T> ProductList<T> {
-    pub fn new(products: Vec<T>, code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
-        Self { products, code, message: message.into() }
+    pub fn new(
+        products: Vec<T>,
+        code: &'static str,
+        message: impl Into<Cow<'static, str>>,
+    ) -> Self {
+        Self {
+            products,
+            code,
+            message: message.into(),
+        }
     }
 }
 
@@ -71,8 +84,9 @@ pub struct BoughtUnit<'a> {
     pub option_id: &'a str,
 }
 
-/// A unit in the answer to `GET /api/v2/order/{orderId}`. The profile's fields are present if `status`
-/// is `READY`. The optional `qrCodeImgUrl` is omitted, because it would repeat the activation code.
+/// A unit in the answer to `GET /api/v2/order/{orderId}`. The fields of the profile are present if
+/// `status` is `READY`. The optional field `qrCodeImgUrl` is left out, because it would repeat the
+/// activation code.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Unit<'a> {
@@ -106,11 +120,12 @@ pub enum UnitStatus {
     Canceled,
 }
 
-/// The data that installs an eSIM. A credential, so it has no `Debug`.
+/// The data that installs an eSIM. It has no `Debug`, because the activation code must not get into
+/// a log.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Profile {
-    /// 20 digits, Luhn-valid.
+    /// 20 digits, of which the last one is the check digit by the Luhn algorithm.
     pub iccid: String,
     pub smdp: &'static str,
     /// 32 upper-case hexadecimal digits.

@@ -7,7 +7,8 @@ use time::OffsetDateTime;
 
 use crate::{profile::UnitNumber, protocol::Product};
 
-/// One purchase. Its units are numbered from `first_unit` on, product by product.
+/// One purchase. Its units are numbered from `first_unit` on, product by product, so they need not
+/// be stored one by one.
 #[derive(Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Purchase {
     /// When it was bought, to the millisecond.
@@ -20,8 +21,12 @@ pub struct Purchase {
 }
 
 impl Purchase {
+    /// The number of units.
     pub fn size(&self) -> u64 {
-        self.products.iter().map(|product| u64::from(product.qty)).sum()
+        self.products
+            .iter()
+            .map(|product| u64::from(product.qty))
+            .sum()
     }
 
     pub fn unit_numbers(&self) -> Range<UnitNumber> {
@@ -30,8 +35,10 @@ impl Purchase {
 
     /// Each unit with its option id, in the order of the products.
     pub fn units(&self) -> impl Iterator<Item = (UnitNumber, &str)> {
-        let options =
-            self.products.iter().flat_map(|product| (0..product.qty).map(move |_| product.option_id.as_str()));
+        let options = self
+            .products
+            .iter()
+            .flat_map(|product| (0..product.qty).map(move |_| product.option_id.as_str()));
         (self.first_unit..).zip(options)
     }
 }

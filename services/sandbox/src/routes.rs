@@ -1,4 +1,12 @@
-//! The provider's API, and the sandbox's own routes `/ledger` and `/faults`, which have no faults.
+//! The routes: the provider's API, and the sandbox's own `/ledger` and `/faults`.
+//!
+//! A call of the provider's API passes the faults of the whole provider ([`suffer`]), then
+//! authentication, and then follows the scripts of its options ([`crate::script`]). Faults do not
+//! affect `/ledger` and `/faults`, which need no authentication either, so that a test can always
+//! look and lift the faults.
+//!
+//! A call that buys writes the ledger before it answers, or before it is left without an answer. So
+//! the ledger knows every purchase, including those whose caller never learns of it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -37,7 +45,7 @@ use crate::{
 const ORDER: &str = "/api/v2/order";
 const MAX_BODY: usize = 1024 * 1024;
 const MAX_UNITS: u64 = 10_000;
-/// The most characters of an order id or option id.
+/// The maximum length of an order id or an option id, in characters.
 const MAX_ID: usize = 200;
 
 pub fn router(sandbox: Sandbox) -> Router {
@@ -53,12 +61,19 @@ pub fn router(sandbox: Sandbox) -> Router {
         .fallback(|| async { Error::Http(StatusCode::NOT_FOUND) })
         .method_not_allowed_fallback(|| async { Error::Http(StatusCode::METHOD_NOT_ALLOWED) })
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .layer(middleware::from_fn_with_state(Arc::clone(&sandbox.metrics), observe))
+        .layer(middleware::from_fn_with_state(
+            Arc::clone(&sandbox.metrics),
+            observe,
+        ))
         .with_state(sandbox)
 }
 
 /// Applies the current faults to a call of the provider's API.
-async fn suffer(State(sandbox): State<Sandbox>, request: Request, next: Next) -> Result<Response, Error> {
+async fn suffer(
+    State(sandbox): State<Sandbox>,
+    request: Request,
+    next: Next,
+) -> Result<Response, Error> {
     let Some(faults) = sandbox.faults.faults() else {
         return Ok(next.run(request).await);
     };
@@ -67,7 +82,8 @@ async fn suffer(State(sandbox): State<Sandbox>, request: Request, next: Next) ->
     }
     let is_order = request.uri().path() == ORDER;
     let ending = faults.ending(is_order, rand::random(), rand::random());
-    // A delayed call is carried out even if the client goes away: the body is read first, and a task runs it.
+    // A delayed call is carried out even if the client goes away meanwhile, as at a real provider:
+    // the body is read first, and then a task of its own makes the call.
     let (parts, body) = request.into_parts();
     let body = Bytes::from_request(Request::from_parts(parts.clone(), body), &())
         .await
@@ -99,7 +115,8 @@ async fn order(
     let NewOrder { order_id, products } = read_order(&body).map_err(Error::Malformed)?;
     let repeats = sandbox.repeats();
     let at_post = script::at_post(&products);
-    // A repeated order id is a duplicate, whatever its products are.
+    // A repeated order id is a duplicate even if its products would be refused or fail now. An
+    // order that only buys is checked by `Ledger::buy`.
     if at_post != AtPost::Buys && repeats == Repeats::Refused && sandbox.ledger.has(&order_id) {
         return Err(Error::Duplicate);
     }
@@ -108,16 +125,24 @@ async fn order(
             let refused = ProductList::<()>::new(Vec::new(), refusal.code, refusal.message);
             return Ok(garble::answer(sandbox.garble(products.iter()), refused));
         }
-        AtPost::ErrsFirst(times) if sandbox.attempts.fails(&order_id, times) => return Err(Error::Failed),
+        AtPost::ErrsFirst(times) if sandbox.attempts.fails(&order_id, times) => {
+            return Err(Error::Failed);
+        }
         AtPost::LimitsFirst(times) if sandbox.attempts.fails(&order_id, times) => {
             return Err(Error::RateLimited);
         }
         _ => {}
     }
-    let bought = sandbox.ledger.buy(order_id, products, clock::now(), repeats);
+    let bought = sandbox
+        .ledger
+        .buy(order_id, products, clock::now(), repeats);
     let purchase = bought.map_err(Error::Ledger)?.ok_or(Error::Duplicate)?;
     sandbox.metrics.bought(&purchase);
-    tracing::debug!(order.id = purchase.order_id, units = purchase.size(), "bought");
+    tracing::debug!(
+        order.id = purchase.order_id,
+        units = purchase.size(),
+        "bought"
+    );
     if let Some(callbacks) = &sandbox.callbacks
         && script::calls_back(&purchase.products)
     {
@@ -129,12 +154,18 @@ async fn order(
         AtPost::BuysThenWaits(duration) => server::pause(&sandbox.shutdown, duration).await,
         _ => {}
     }
-    let units = purchase.units().map(|(unit, option_id)| BoughtUnit { topup_id: unit.to_string(), option_id });
+    let units = purchase.units().map(|(unit, option_id)| BoughtUnit {
+        topup_id: unit.to_string(),
+        option_id,
+    });
     let answer = ProductList::new(units.collect(), code::OK, "");
-    Ok(garble::answer(sandbox.garble(purchase.products.iter()), answer))
+    Ok(garble::answer(
+        sandbox.garble(purchase.products.iter()),
+        answer,
+    ))
 }
 
-/// Lists the units of an order in random order, with the profiles of those that are ready.
+/// Lists the units of an order, with the profiles of those that are ready.
 async fn fetch(
     State(sandbox): State<Sandbox>,
     _: Authenticated,
@@ -153,8 +184,11 @@ async fn fetch(
     let mut products = Vec::new();
     for purchase in &order.purchases {
         for (unit, option_id, fate) in units::fates(purchase) {
-            let status =
-                if order.canceled.contains(&unit) { UnitStatus::Canceled } else { fate.status(now - purchase.at) };
+            let status = if order.canceled.contains(&unit) {
+                UnitStatus::Canceled
+            } else {
+                fate.status(now - purchase.at)
+            };
             let ready = status == UnitStatus::Ready;
             products.push(Unit {
                 created_at: purchase.at,
@@ -165,33 +199,52 @@ async fn fetch(
             });
         }
     }
-    // The protocol guarantees no order, so callers must not rely on one.
+    // The protocol guarantees no order of the units, so each answer has another one: callers must
+    // not rely on it.
     products.shuffle(&mut rand::rng());
     let answer = ProductList::new(products, code::OK, "");
-    let ordered = order.purchases.iter().flat_map(|purchase| &purchase.products);
+    let ordered = order
+        .purchases
+        .iter()
+        .flat_map(|purchase| &purchase.products);
     Ok(garble::answer(sandbox.garble(ordered), answer))
 }
 
-/// Cancels a unit: its profile is no longer shown. A second cancel succeeds too.
+/// Cancels a unit, whose profile is then no longer shown. A second cancellation succeeds too.
 async fn cancel(
     State(sandbox): State<Sandbox>,
     _: Authenticated,
     topup_id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Status>, Error> {
-    let unit = topup_id.ok().and_then(|Path(id)| id.parse().ok()).ok_or(Error::UnknownTopup)?;
-    if !sandbox.ledger.cancel(unit, clock::now()).map_err(Error::Ledger)? {
+    let unit = topup_id
+        .ok()
+        .and_then(|Path(id)| id.parse().ok())
+        .ok_or(Error::UnknownTopup)?;
+    if !sandbox
+        .ledger
+        .cancel(unit, clock::now())
+        .map_err(Error::Ledger)?
+    {
         return Err(Error::UnknownTopup);
     }
-    Ok(Json(Status { code: code::OK, message: "".into() }))
+    Ok(Json(Status {
+        code: code::OK,
+        message: "".into(),
+    }))
 }
 
-/// Shows all purchases, or with `?order_id=` one order in detail.
-async fn ledger(State(sandbox): State<Sandbox>, RawQuery(query): RawQuery) -> Result<Json<Summary>, Error> {
+/// Shows all purchases, or the purchases of one order id in detail (`?order_id=`).
+async fn ledger(
+    State(sandbox): State<Sandbox>,
+    RawQuery(query): RawQuery,
+) -> Result<Json<Summary>, Error> {
     let query = query.unwrap_or_default();
     let mut order_id = None;
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
         if name != "order_id" {
-            return Err(Error::Bad("the only parameter is order_id".into()));
+            return Err(Error::Bad(format!(
+                "the parameter {name:?} is unknown; the only one is order_id"
+            )));
         }
         order_id = Some(value);
     }
@@ -208,7 +261,10 @@ async fn set_faults(
 ) -> Result<Json<Faults>, Error> {
     let body = body.map_err(|rejection| Error::Http(rejection.status()))?;
     let faults = Faults::read(&body).map_err(Error::Bad)?;
-    tracing::info!(?faults, "faults set");
+    tracing::info!(
+        ?faults,
+        "the faults were replaced; they stay in force until the next PUT /faults or a restart"
+    );
     sandbox.faults.set(faults.clone());
     Ok(Json(faults))
 }
@@ -229,9 +285,15 @@ fn read_order(body: &[u8]) -> Result<NewOrder, String> {
             return Err(format!("products[{index}].qty must be at least 1"));
         }
     }
-    let units: u64 = order.products.iter().map(|product| u64::from(product.qty)).sum();
+    let units: u64 = order
+        .products
+        .iter()
+        .map(|product| u64::from(product.qty))
+        .sum();
     if units > MAX_UNITS {
-        return Err(format!("{units} units are more than {MAX_UNITS} in one order"));
+        return Err(format!(
+            "{units} units are more than {MAX_UNITS} in one order"
+        ));
     }
     Ok(order)
 }
@@ -274,7 +336,11 @@ mod tests {
             let error = read_order(body.as_bytes()).unwrap_err();
             assert!(error.contains(message), "{body}: {error}");
         }
-        let order = read_order(br#"{"orderId":"o","products":[{"optionId":"a","qty":10000}]}"#).unwrap();
-        assert_eq!((order.order_id.as_str(), order.products[0].qty), ("o", 10_000));
+        let order =
+            read_order(br#"{"orderId":"o","products":[{"optionId":"a","qty":10000}]}"#).unwrap();
+        assert_eq!(
+            (order.order_id.as_str(), order.products[0].qty),
+            ("o", 10_000)
+        );
     }
 }

@@ -1,4 +1,10 @@
-//! What each option does. A new option is one line in [`SCRIPTS`].
+//! The scripts: what each option of the sandbox does.
+//!
+//! An option's name says how it behaves, for example `bought-then-silent`, and its id is derived
+//! from the name. Partners order such an option to see how their own systems cope, and the tests to
+//! see how the pipeline copes. A new option is one entry in [`SCRIPTS`], one row in
+//! docs/sandbox.md, and one entry in `OUTCOMES` of esim-partner, whose `trigger` explains it. An
+//! option without a script behaves as `ready`.
 
 use std::{collections::HashMap, sync::LazyLock, time::Duration};
 
@@ -7,12 +13,12 @@ use uuid::Uuid;
 
 use crate::protocol::{Product, code};
 
-/// How the sandbox answers an order of one option, and what happens to its units.
+/// How the sandbox answers an order of an option, and what happens to its units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Script {
     pub at_post: AtPost,
     pub at_get: AtGet,
-    /// Callbacks for each unit that becomes ready.
+    /// The number of callbacks for each unit that becomes ready.
     pub callbacks: u8,
 }
 
@@ -35,10 +41,11 @@ pub enum AtPost {
     LimitsFirst(u32),
 }
 
-/// How `GET` shows a unit; times count from the purchase. Delayed units become ready one by one.
+/// How `GET /api/v2/order/{orderId}` shows a unit. Times count from the purchase. Delayed units
+/// become ready one by one ([`crate::units`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtGet {
-    /// Ready at the first GET.
+    /// The unit is ready at the first GET.
     Ready,
     /// The first unit is ready after this time.
     ReadyAfter(Duration),
@@ -53,28 +60,107 @@ pub struct Refusal {
     pub message: &'static str,
 }
 
-/// Buys at once; units are ready at the first GET. Options without a script behave like this too.
-const READY: Script = Script { at_post: AtPost::Buys, at_get: AtGet::Ready, callbacks: 0 };
+/// The order is bought at once, and its units are ready at the first GET. Options without a script
+/// behave like this too.
+const READY: Script = Script {
+    at_post: AtPost::Buys,
+    at_get: AtGet::Ready,
+    callbacks: 0,
+};
 
-const NOT_ON_SALE: Refusal = Refusal { code: code::INVALID_PRODUCT, message: "Option is not on sale" };
-const SOLD_OUT: Refusal = Refusal { code: code::OUT_OF_STOCK, message: "Out of stock" };
+const NOT_ON_SALE: Refusal = Refusal {
+    code: code::INVALID_PRODUCT,
+    message: "Option is not on sale",
+};
+const SOLD_OUT: Refusal = Refusal {
+    code: code::OUT_OF_STOCK,
+    message: "Out of stock",
+};
 
 const SCRIPTS: &[(&str, Script)] = &[
     ("ready", READY),
-    ("delayed", Script { at_get: AtGet::ReadyAfter(Duration::from_secs(2)), callbacks: 1, ..READY }),
-    ("refused", Script { at_post: AtPost::Refuses(NOT_ON_SALE), ..READY }),
-    ("out-of-stock", Script { at_post: AtPost::Refuses(SOLD_OUT), ..READY }),
-    ("bought-then-error", Script { at_post: AtPost::BuysThenErrs, ..READY }),
-    ("bought-then-silent", Script { at_post: AtPost::BuysThenIsSilent, ..READY }),
-    ("never-ready", Script { at_get: AtGet::Never, ..READY }),
-    ("partly", Script { at_get: AtGet::FirstFails(Duration::from_secs(1)), callbacks: 1, ..READY }),
-    ("duplicate-callback", Script { callbacks: 2, ..READY }),
-    ("slow", Script { at_post: AtPost::BuysThenWaits(Duration::from_secs(5)), ..READY }),
-    ("flapping", Script { at_post: AtPost::ErrsFirst(2), ..READY }),
-    ("rate-limited", Script { at_post: AtPost::LimitsFirst(2), ..READY }),
+    (
+        "delayed",
+        Script {
+            at_get: AtGet::ReadyAfter(Duration::from_secs(2)),
+            callbacks: 1,
+            ..READY
+        },
+    ),
+    (
+        "refused",
+        Script {
+            at_post: AtPost::Refuses(NOT_ON_SALE),
+            ..READY
+        },
+    ),
+    (
+        "out-of-stock",
+        Script {
+            at_post: AtPost::Refuses(SOLD_OUT),
+            ..READY
+        },
+    ),
+    (
+        "bought-then-error",
+        Script {
+            at_post: AtPost::BuysThenErrs,
+            ..READY
+        },
+    ),
+    (
+        "bought-then-silent",
+        Script {
+            at_post: AtPost::BuysThenIsSilent,
+            ..READY
+        },
+    ),
+    (
+        "never-ready",
+        Script {
+            at_get: AtGet::Never,
+            ..READY
+        },
+    ),
+    (
+        "partly",
+        Script {
+            at_get: AtGet::FirstFails(Duration::from_secs(1)),
+            callbacks: 1,
+            ..READY
+        },
+    ),
+    (
+        "duplicate-callback",
+        Script {
+            callbacks: 2,
+            ..READY
+        },
+    ),
+    (
+        "slow",
+        Script {
+            at_post: AtPost::BuysThenWaits(Duration::from_secs(5)),
+            ..READY
+        },
+    ),
+    (
+        "flapping",
+        Script {
+            at_post: AtPost::ErrsFirst(2),
+            ..READY
+        },
+    ),
+    (
+        "rate-limited",
+        Script {
+            at_post: AtPost::LimitsFirst(2),
+            ..READY
+        },
+    ),
 ];
 
-/// The option id of a scripted option, in the catalogue and at the provider.
+/// The option id of a scripted option, which is the same in the catalogue and at the provider.
 pub fn option_id(name: &str) -> Uuid {
     Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("sandbox/{name}").as_bytes())
 }
@@ -83,7 +169,7 @@ pub fn is_scripted(name: &str) -> bool {
     SCRIPTS.iter().any(|(scripted, _)| *scripted == name)
 }
 
-/// The scripted options in the form that `esimctl option import` reads.
+/// The scripted options, in the form that `esimctl option import` reads.
 pub fn catalogue() -> Value {
     let options = SCRIPTS.iter().map(|(name, _)| {
         let id = option_id(name);
@@ -99,12 +185,17 @@ pub fn catalogue() -> Value {
 }
 
 fn find(option_id: &str) -> Option<(&'static str, Script)> {
-    static BY_ID: LazyLock<HashMap<Uuid, (&str, Script)>> =
-        LazyLock::new(|| SCRIPTS.iter().map(|scripted| (self::option_id(scripted.0), *scripted)).collect());
+    static BY_ID: LazyLock<HashMap<Uuid, (&str, Script)>> = LazyLock::new(|| {
+        SCRIPTS
+            .iter()
+            .map(|scripted| (self::option_id(scripted.0), *scripted))
+            .collect()
+    });
     BY_ID.get(&Uuid::parse_str(option_id).ok()?).copied()
 }
 
-/// The script of an option; `READY` for any other text, because a sandbox partner may order any live option.
+/// The script of an option. Any other id has the script `READY`, because a sandbox partner may
+/// order every live option, and the sandbox then gets an id that it does not know.
 pub(crate) fn of(option_id: &str) -> Script {
     find(option_id).map_or(READY, |(_, script)| script)
 }
@@ -113,9 +204,12 @@ pub(crate) fn name(option_id: &str) -> Option<&'static str> {
     find(option_id).map(|(name, _)| name)
 }
 
-/// The first refusal decides; without a refusal, the first product that does more than buy.
+/// What POST does with an order of several options, which is bought whole or not at all. The first
+/// refusal decides. Without a refusal, the first product decides that does more than buy.
 pub(crate) fn at_post(products: &[Product]) -> AtPost {
-    let each = products.iter().map(|product| of(&product.option_id).at_post);
+    let each = products
+        .iter()
+        .map(|product| of(&product.option_id).at_post);
     let decisive = each.min_by_key(|at_post| match at_post {
         AtPost::Refuses(_) => 0,
         AtPost::Buys => 2,
@@ -125,7 +219,9 @@ pub(crate) fn at_post(products: &[Product]) -> AtPost {
 }
 
 pub(crate) fn calls_back(products: &[Product]) -> bool {
-    products.iter().any(|product| of(&product.option_id).callbacks > 0)
+    products
+        .iter()
+        .any(|product| of(&product.option_id).callbacks > 0)
 }
 
 #[cfg(test)]
@@ -135,13 +231,24 @@ mod tests {
     #[test]
     fn an_order_of_several_options_does_what_one_of_them_does() {
         let at_post = |names: &[&str]| {
-            let products: Vec<_> =
-                names.iter().map(|name| Product { option_id: option_id(name).to_string(), qty: 1 }).collect();
+            let products: Vec<_> = names
+                .iter()
+                .map(|name| Product {
+                    option_id: option_id(name).to_string(),
+                    qty: 1,
+                })
+                .collect();
             super::at_post(&products)
         };
         assert_eq!(at_post(&["ready", "delayed"]), AtPost::Buys);
-        assert_eq!(at_post(&["ready", "flapping", "slow"]), AtPost::ErrsFirst(2));
-        assert_eq!(at_post(&["slow", "out-of-stock", "refused"]), AtPost::Refuses(SOLD_OUT));
+        assert_eq!(
+            at_post(&["ready", "flapping", "slow"]),
+            AtPost::ErrsFirst(2)
+        );
+        assert_eq!(
+            at_post(&["slow", "out-of-stock", "refused"]),
+            AtPost::Refuses(SOLD_OUT)
+        );
     }
 
     #[test]
@@ -152,6 +259,9 @@ mod tests {
             .take_while(|line| *line != "## Faults of the whole provider")
             .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
             .collect();
-        assert_eq!(documented, SCRIPTS.iter().map(|(name, _)| *name).collect::<Vec<_>>());
+        assert_eq!(
+            documented,
+            SCRIPTS.iter().map(|(name, _)| *name).collect::<Vec<_>>()
+        );
     }
 }

@@ -11,12 +11,13 @@ use crate::{
     faults::Switch,
     garble::Garble,
     ledger::{Ledger, Repeats},
-    observe::Metrics,
+    metrics::Metrics,
     protocol::Product,
     script,
 };
 
-/// The sandbox, as its routes see it. Clones share everything.
+/// The sandbox, as its routes see it. Each request gets a clone, and all clones share the same
+/// state.
 #[derive(Clone)]
 pub struct Sandbox {
     pub credentials: Credentials,
@@ -25,19 +26,26 @@ pub struct Sandbox {
     pub faults: Arc<Switch>,
     /// Whether a repeated order id is refused, unless the faults overrule it.
     pub detect_duplicates: bool,
-    /// `None` without a callback URL.
+    /// The queue of callbacks; `None` if no callback URL is set.
     pub callbacks: Option<callbacks::Queue>,
     pub metrics: Arc<Metrics>,
     pub shutdown: Shutdown,
 }
 
 impl Sandbox {
+    /// Whether a repeated order id is refused now.
     pub fn repeats(&self) -> Repeats {
         let faults = self.faults.faults();
         let detect = faults.and_then(|faults| faults.detect_duplicates);
-        if detect.unwrap_or(self.detect_duplicates) { Repeats::Refused } else { Repeats::Bought }
+        if detect.unwrap_or(self.detect_duplicates) {
+            Repeats::Refused
+        } else {
+            Repeats::Bought
+        }
     }
 
+    /// How an answer about an order of these products is garbled now, if it is. The first product
+    /// with such a fault decides.
     pub fn garble<'a>(&self, mut products: impl Iterator<Item = &'a Product>) -> Option<Garble> {
         let faults = self.faults.faults()?;
         products.find_map(|product| {

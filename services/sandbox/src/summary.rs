@@ -1,4 +1,5 @@
-//! The answer of `GET /ledger`. Canceled and failed units count as bought.
+//! The answer to `GET /ledger`, which tests compare with what the pipeline delivered. Cancelled and
+//! failed units count as bought, because the provider has sold them.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -15,7 +16,7 @@ pub struct Summary {
     pub purchases: usize,
     pub units: u64,
     pub canceled: usize,
-    /// In the order of their first purchase.
+    /// The orders, in the order of their first purchase.
     pub orders: Vec<OrderSummary>,
 }
 
@@ -25,7 +26,7 @@ pub struct OrderSummary {
     pub units: u64,
     pub purchased_times: usize,
     pub canceled: usize,
-    /// Each purchase, only if one order is requested.
+    /// Each purchase in detail; present only if one order was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bought: Option<Vec<Bought>>,
 }
@@ -45,15 +46,26 @@ pub struct BoughtTopup {
 }
 
 impl Summary {
-    /// Summarises purchases; `in_detail` lists each of them. The cost grows with their number.
-    pub fn of(purchases: &[Arc<Purchase>], canceled: &BTreeSet<UnitNumber>, in_detail: bool) -> Self {
+    /// Summarises purchases. With `in_detail` each of them is listed. The cost grows with their
+    /// number.
+    pub fn of(
+        purchases: &[Arc<Purchase>],
+        canceled: &BTreeSet<UnitNumber>,
+        in_detail: bool,
+    ) -> Self {
         let mut orders: Vec<OrderSummary> = Vec::new();
         let mut places: HashMap<&str, usize> = HashMap::new();
         for purchase in purchases {
             let place = *places.entry(&purchase.order_id).or_insert_with(|| {
                 let bought = in_detail.then(Vec::new);
                 let order_id = purchase.order_id.clone();
-                orders.push(OrderSummary { order_id, units: 0, purchased_times: 0, canceled: 0, bought });
+                orders.push(OrderSummary {
+                    order_id,
+                    units: 0,
+                    purchased_times: 0,
+                    canceled: 0,
+                    bought,
+                });
                 orders.len() - 1
             });
             let order = &mut orders[place];
@@ -66,7 +78,10 @@ impl Summary {
                     option_id: option_id.to_owned(),
                     canceled: canceled.contains(&unit),
                 });
-                bought.push(Bought { at: purchase.at, topups: topups.collect() });
+                bought.push(Bought {
+                    at: purchase.at,
+                    topups: topups.collect(),
+                });
             }
         }
         Self {

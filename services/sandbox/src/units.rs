@@ -1,4 +1,7 @@
 //! When the units of a purchase become ready or fail.
+//!
+//! Nothing about it is stored: the fate of a unit follows from its purchase and from the scripts
+//! alone, so `GET`, the callbacks and a restarted sandbox always agree on it.
 
 use std::{mem, time::Duration};
 
@@ -11,7 +14,8 @@ use crate::{
 
 /// The interval between two delayed units of one purchase.
 const STEP: Duration = Duration::from_millis(200);
-/// The latest a delayed unit comes after the first one.
+/// How long after the first delayed unit the last one is ready at the latest, so that a large order
+/// is not delayed for minutes.
 const LAST: Duration = Duration::from_secs(3);
 
 /// The final state of a unit, and when it is reached, counted from the purchase.
@@ -60,9 +64,19 @@ mod tests {
     use time::macros::datetime;
 
     fn fates_of(products: &[(&str, u32)]) -> Vec<Fate> {
-        let products =
-            products.iter().map(|(name, qty)| Product { option_id: option_id(name).to_string(), qty: *qty }).collect();
-        let purchase = Purchase { at: datetime!(2026-11-20 12:00 UTC), order_id: "o".into(), first_unit: 1, products };
+        let products = products
+            .iter()
+            .map(|(name, qty)| Product {
+                option_id: option_id(name).to_string(),
+                qty: *qty,
+            })
+            .collect();
+        let purchase = Purchase {
+            at: datetime!(2026-11-20 12:00 UTC),
+            order_id: "o".into(),
+            first_unit: 1,
+            products,
+        };
         fates(&purchase).map(|(_, _, fate)| fate).collect()
     }
 
@@ -84,7 +98,12 @@ mod tests {
         let failed = Fate::Failed(Duration::from_secs(1));
         assert_eq!(fates_of(&[("partly", 1)]), [failed]);
         assert_eq!(
-            fates_of(&[("ready", 1), ("partly", 2), ("never-ready", 1), ("partly", 1)]),
+            fates_of(&[
+                ("ready", 1),
+                ("partly", 2),
+                ("never-ready", 1),
+                ("partly", 1)
+            ]),
             [ready(0), failed, ready(1000), Fate::Pending, ready(1200)]
         );
     }

@@ -1,5 +1,6 @@
-//! Partners that follow the rule of the API: after no response, or a 5xx, a client repeats the same
-//! `external_order_id` until the result is definite.
+//! The partners' clients. They follow the rule of the API: after a 5xx, or without a response, a
+//! client repeats the request with the same `external_order_id` until the result is definite. Some
+//! of them hang up on purpose before they have read the answer.
 
 use crate::book::{Asked, Book, Settled, lock};
 use crate::orders::{self, HangUp};
@@ -12,7 +13,7 @@ use testkit::esimctl::Partner;
 use testkit::raw::{self, Answer};
 use tokio::io::AsyncWriteExt;
 
-/// How long a client waits for a response.
+/// How long a client waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(12);
 /// The longest wait between two requests of one order.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
@@ -24,7 +25,7 @@ pub struct Clients {
     pub ingresses: Vec<String>,
     pub partners: Vec<Partner>,
     pub options: BTreeMap<&'static str, String>,
-    /// When clients give up, since the start of the run.
+    /// The time, since the start of the run, at which clients give up.
     pub deadline: Duration,
 }
 
@@ -34,21 +35,33 @@ impl Clients {
         let plan = orders::plan(self.seed, number);
         let external_order_id = format!("fault-{}-{number}", self.seed);
         let items = plan.items.iter();
-        let items: Vec<_> = items.map(|(name, qty)| (self.options[name].as_str(), *qty)).collect();
+        let items: Vec<_> = items
+            .map(|(name, qty)| (self.options[name].as_str(), *qty))
+            .collect();
         let body = order(&external_order_id, &items).to_string();
         let sent = self.epoch.elapsed();
-        let mut asked =
-            Asked { external_order_id, partner: plan.partner, hung_up: plan.hang_up.is_some(), ..Asked::default() };
+        let mut asked = Asked {
+            external_order_id,
+            partner: plan.partner,
+            hung_up: plan.hang_up.is_some(),
+            ..Asked::default()
+        };
         while asked.settled.is_none() && self.epoch.elapsed() < self.deadline {
             let first = asked.requests == 0;
             let ingress = (plan.ingress + asked.requests) % self.ingresses.len();
             asked.requests += 1;
             let sent = if first { sent } else { self.epoch.elapsed() };
             let hang_up = plan.hang_up.filter(|_| first);
-            let exchange = exchange(&self.ingresses[ingress], &self.partners[plan.partner], &body, hang_up);
+            let exchange = exchange(
+                &self.ingresses[ingress],
+                &self.partners[plan.partner],
+                &body,
+                hang_up,
+            );
             let answer = tokio::time::timeout(PATIENCE, exchange).await;
             let answer = answer.ok().and_then(Result::ok).flatten();
-            let settled = answer.and_then(|(answer, bytes)| Settled::of(answer.status, &bytes[answer.body]));
+            let settled =
+                answer.and_then(|(answer, bytes)| Settled::of(answer.status, &bytes[answer.body]));
             if let Some((settled, topups)) = settled {
                 asked.sent = sent;
                 asked.answered = self.epoch.elapsed();
@@ -64,7 +77,8 @@ impl Clients {
     }
 }
 
-/// One request on its own connection, signed for this moment. `None`: the client hung up.
+/// Sends one request on a connection of its own, with a signature of this moment. Returns `None` if
+/// the client hung up as planned.
 async fn exchange(
     ingress: &str,
     partner: &Partner,

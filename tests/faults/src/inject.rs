@@ -1,4 +1,6 @@
-//! Applies the scheduled faults to the running system, and undoes them.
+//! Applies the planned faults to the running system and undoes them. It also restarts processes
+//! that end although no fault was planned for them. That is reported and makes the run red, because
+//! no fault may make another process end.
 
 use crate::book::lock;
 use crate::schedule::{Fault, Planned, Target};
@@ -17,13 +19,13 @@ use tokio::sync::Mutex;
 
 /// How long a process may take to end after SIGTERM.
 const STOP: Duration = Duration::from_secs(30);
-/// The interval of the check for processes that ended by themselves.
+/// The interval at which processes are checked for having ended by themselves.
 const WATCH: Duration = Duration::from_millis(300);
 
 #[derive(Clone, Debug, Serialize)]
 pub struct Happened {
     pub kind: String,
-    /// The start of the fault, since the start of the run.
+    /// The beginning of the fault, since the start of the run. `until` is its end.
     pub from: Duration,
     pub until: Duration,
 }
@@ -41,8 +43,12 @@ pub struct Victims {
 }
 
 impl Victims {
-    /// Takes over the processes of a running stack.
-    pub fn of(stack: &mut Stack, postgres: Arc<Mutex<PostgresServer>>, epoch: Instant) -> Result<Self> {
+    /// Takes the processes out of a running stack.
+    pub fn of(
+        stack: &mut Stack,
+        postgres: Arc<Mutex<PostgresServer>>,
+        epoch: Instant,
+    ) -> Result<Self> {
         let mut processes = BTreeMap::new();
         for stage in Stage::ALL {
             for (replica, process) in stack.take_processes(stage).into_iter().enumerate() {
@@ -62,14 +68,19 @@ impl Victims {
         })
     }
 
-    /// Applies all faults at their times; ends when the last one is undone.
+    /// Applies all faults at their times. Returns when the last one has been undone.
     pub async fn suffer(&self, schedule: &[Planned]) {
         let faults = schedule.iter().map(|planned| async {
             tokio::time::sleep_until((self.epoch + planned.at).into()).await;
-            let (from, kind) = (self.epoch.elapsed(), planned.kind());
+            let from = self.epoch.elapsed();
+            let kind = planned.kind();
             match self.make(planned).await {
                 Ok(()) => {
-                    lock(&self.happened).push(Happened { kind, from, until: self.epoch.elapsed() });
+                    lock(&self.happened).push(Happened {
+                        kind,
+                        from,
+                        until: self.epoch.elapsed(),
+                    });
                 }
                 Err(error) => self.trouble(&format!("{kind}: {error:#}")),
             }
@@ -77,14 +88,16 @@ impl Victims {
         futures_util::future::join_all(faults).await;
     }
 
-    /// Restarts processes that ended by themselves, as an orchestrator would. Never ends.
+    /// Restarts processes that ended by themselves, as an orchestrator would. Never returns.
     pub async fn watch(&self) {
         let mut looks = tokio::time::interval(WATCH);
         loop {
             looks.tick().await;
             for process in self.processes.values() {
-                // A locked process is being killed or started by a fault.
-                let Ok(mut process) = process.try_lock() else { continue };
+                // If the process is locked, a fault is killing or starting it now.
+                let Ok(mut process) = process.try_lock() else {
+                    continue;
+                };
                 if let Err(error) = self.revive(&mut process).await {
                     self.trouble(&format!("{error:#}"));
                 }
@@ -109,7 +122,9 @@ impl Victims {
     pub fn troubles(&self) -> Vec<String> {
         let mut troubles = lock(&self.troubles).clone();
         for process in self.processes.values() {
-            let Ok(process) = process.try_lock() else { continue };
+            let Ok(process) = process.try_lock() else {
+                continue;
+            };
             let log = process.log().unwrap_or_default();
             let name = &process.program().name;
             let panics = log.lines().filter(|line| line.contains("panicked at"));
@@ -118,7 +133,7 @@ impl Victims {
         troubles
     }
 
-    /// Ends the sandbox's own faults.
+    /// Ends the faults that the sandbox itself plays.
     pub async fn lift(&self) -> Result<()> {
         self.provider(&json!({})).await
     }
@@ -130,7 +145,10 @@ impl Victims {
     async fn make(&self, planned: &Planned) -> Result<()> {
         match planned.target {
             Target::Process(..) => {
-                let process = self.processes.get(&planned.target).context("no such process")?;
+                let process = self
+                    .processes
+                    .get(&planned.target)
+                    .context("no such process")?;
                 let mut process = process.lock().await;
                 match planned.fault.of_provider() {
                     Some(faults) => self.play(&faults, planned.lasts).await,
@@ -150,7 +168,7 @@ impl Victims {
 
     async fn provider(&self, faults: &Value) -> Result<()> {
         let url = format!("{}/faults", self.sandbox_url);
-        // A sandbox that has just started may need a moment.
+        // A sandbox that was started a moment ago may not listen yet.
         let set = async || match self.http.put(&url).json(faults).send().await {
             Ok(answer) if answer.status().is_success() => Ok(Some(())),
             Ok(answer) => anyhow::bail!("PUT /faults: {}", answer.status()),
@@ -168,7 +186,10 @@ impl Victims {
             sqlx::query(cut).execute(&mut connection).await?;
             return Ok(connection.close().await?);
         }
-        ensure!(planned.fault == Fault::StoppedImmediately, "not a fault of PostgreSQL");
+        ensure!(
+            planned.fault == Fault::StoppedImmediately,
+            "not a fault of PostgreSQL"
+        );
         postgres.stop_immediately().await?;
         tokio::time::sleep(planned.lasts).await;
         postgres.start_again().await
@@ -188,7 +209,8 @@ impl Victims {
     }
 }
 
-/// Applies a fault to one process. The restart does not wait for readiness, because its servers may be down.
+/// Applies a fault to one process. A restart does not wait until the process is ready, because the
+/// servers that it needs may be down.
 async fn befall(process: &mut Process, planned: &Planned) -> Result<()> {
     match planned.fault {
         Fault::Killed => {

@@ -1,9 +1,15 @@
-//! The fault run: real processes and partners under a schedule of faults that a seed decides. At the end the
-//! run compares the partners' view, the provider's sales and the database.
+//! The fault run: partners order from real processes while processes are killed and stalled,
+//! servers are stopped, and the provider misbehaves. After the faults the run waits until the
+//! system is at rest. Then it compares what the partners saw, what the provider sold and what the
+//! database says. If these disagree, the promise is broken.
 //!
-//! [`schedule`] and [`orders`] plan the run (pure), [`world`] is the system under test, [`inject`] applies
-//! the faults, [`client`] and [`endpoints`] are the partners, [`book`] and [`stored`] hold the evidence,
-//! [`verdict`] judges it (pure), and [`report`] prints the result.
+//! A seed decides all faults and orders, so a red run can be repeated with the same faults. It will
+//! not be the same run in every detail, because the processes' timing differs.
+//!
+//! [`schedule`] and [`orders`] plan the run and do no I/O. [`world`] is the system under test,
+//! [`inject`] applies the faults, and [`client`] and [`endpoints`] are the partners. [`book`] and
+//! [`stored`] hold the evidence, [`verdict`] judges it without I/O, and [`report`] prints the
+//! result.
 
 mod book;
 mod client;
@@ -33,15 +39,17 @@ use tokio::task::JoinSet;
 use verdict::Broken;
 use world::World;
 
-/// How long deliveries may take after the last fault, and after `PARK_AFTER`, to finish.
+/// How long the system may take to come to rest after the last fault, in addition to `PARK_AFTER`.
 const REST: Duration = Duration::from_mins(3);
 const PROGRESS: Duration = Duration::from_secs(5);
 
-/// Sends orders through the pipeline while faults occur, and checks the promise: nothing is bought twice,
-/// nothing is lost.
+/// Send orders through the pipeline while faults occur, and check that nothing is bought twice and
+/// nothing is lost
 ///
-/// Starts its own `PostgreSQL`, nats-server and sandbox, and two of each stage. The exit status is 0 if the
-/// promise held; 1 if not, with the ids and a folder to inspect; 2 if the run could not start.
+/// The run starts a `PostgreSQL`, a nats-server and a sandbox of its own, and two processes of each
+/// stage. The exit status is 0 if the promise held. It is 1 if it is broken; then the ids are
+/// printed, and everything is kept in a folder for inspection. It is 2 if the run could not be
+/// carried out.
 #[derive(Debug, Parser)]
 #[command(
     name = "tests/faults/run",
@@ -51,41 +59,47 @@ const PROGRESS: Duration = Duration::from_secs(5);
   tests/faults/run --no-duplicate-detection          the promise rests on look-ups alone"
 )]
 struct Settings {
-    /// Seed of faults and orders [default: random; the run prints it]
+    /// Seed that decides the faults and the orders [default: random; the run prints it]
     #[arg(long)]
     seed: Option<u64>,
-    /// Length of the run, during which orders are placed and faults begin
+    /// Time in minutes during which orders are placed and faults begin; the run takes some minutes
+    /// longer
     #[arg(long, default_value_t = 3.0, value_parser = |text: &str| within(text, 0.2, 600.0))]
     minutes: f64,
-    /// Orders per second
+    /// Number of orders per second
     #[arg(long, default_value_t = 12.5, value_parser = |text: &str| within(text, 0.1, 1000.0))]
     orders_per_second: f64,
     /// Mean time between two faults
     #[arg(long, default_value = "7s", value_parser = interval)]
     fault_every: Duration,
-    /// The provider refuses to sell an order twice [default: on for even seeds, off for odd ones]
+    /// Let the provider refuse to sell the same placement twice [default: on for even seeds, off
+    /// for odd ones]
     #[arg(long, overrides_with = "no_duplicate_detection")]
     duplicate_detection: bool,
-    /// The provider sells every order again, even a repeated one
+    /// Let the provider sell whatever it is asked for, even repeatedly, so that only the pipeline
+    /// prevents a second purchase
     #[arg(long)]
     no_duplicate_detection: bool,
-    /// The provisioners' SETTLE [default: 8s, from 10 minutes on 20s]
+    /// SETTLE of the provisioners [default: 8s, or 20s if the run takes at least 10 minutes]
     #[arg(long, value_parser = interval)]
     settle: Option<Duration>,
-    /// Prints the report as JSON
+    /// Print the report as JSON
     #[arg(long)]
     json: bool,
 }
 
 fn within(text: &str, least: f64, most: f64) -> Result<f64, String> {
-    let number = text.parse().map_err(|_| "not a number".to_owned())?;
+    let number = text.parse().map_err(|_| "it is not a number".to_owned())?;
     let fits = (least..=most).contains(&number);
-    fits.then_some(number).ok_or_else(|| format!("must be from {least} to {most}"))
+    fits.then_some(number)
+        .ok_or_else(|| format!("it must be from {least} to {most}"))
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
     let duration = humantime::parse_duration(text).map_err(|error| error.to_string())?;
-    (duration >= Duration::from_millis(500)).then_some(duration).ok_or_else(|| "must be at least 500ms".into())
+    (duration >= Duration::from_millis(500))
+        .then_some(duration)
+        .ok_or_else(|| "it must be at least 500ms".into())
 }
 
 /// The settings with every default filled in.
@@ -105,12 +119,16 @@ impl Run {
         reason = "the settings' ranges keep the product small and positive"
     )]
     fn of(settings: &Settings) -> Self {
-        let seed = settings.seed.unwrap_or_else(|| u64::from(rand::random::<u32>()));
+        let seed = settings
+            .seed
+            .unwrap_or_else(|| u64::from(rand::random::<u32>()));
         let length = Duration::from_secs_f64(settings.minutes * 60.0);
         let short = length < Duration::from_mins(10);
-        let settle = settings.settle.unwrap_or(Duration::from_secs(if short { 8 } else { 20 }));
-        let detects_duplicates =
-            settings.duplicate_detection || (!settings.no_duplicate_detection && seed.is_multiple_of(2));
+        let settle = settings
+            .settle
+            .unwrap_or(Duration::from_secs(if short { 8 } else { 20 }));
+        let detects_duplicates = settings.duplicate_detection
+            || (!settings.no_duplicate_detection && seed.is_multiple_of(2));
         let park_after = (length / 15).clamp(Duration::from_secs(45), Duration::from_mins(2));
         let detection = if detects_duplicates { "" } else { "no-" };
         let command = format!(
@@ -121,7 +139,13 @@ impl Run {
             humantime::format_duration(settle),
         );
         Self {
-            terms: Terms { seed, length, every: settings.fault_every, settle, detects_duplicates },
+            terms: Terms {
+                seed,
+                length,
+                every: settings.fault_every,
+                settle,
+                detects_duplicates,
+            },
             park_after,
             orders: (length.as_secs_f64() * settings.orders_per_second).ceil() as u64,
             orders_per_second: settings.orders_per_second,
@@ -133,7 +157,10 @@ impl Run {
 
 fn main() -> ExitCode {
     let run = Run::of(&Settings::parse());
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build();
     let result = runtime.map_err(anyhow::Error::from).and_then(|runtime| {
         runtime.block_on(async {
             tokio::select! {
@@ -153,7 +180,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// SIGINT or SIGTERM.
+/// Waits for SIGINT or SIGTERM.
 async fn stopped() -> std::io::Result<()> {
     let mut terminated = signal(SignalKind::terminate())?;
     tokio::select! {
@@ -164,19 +191,24 @@ async fn stopped() -> std::io::Result<()> {
 
 async fn carry_out(run: &Run) -> Result<ExitCode> {
     eprintln!("seed {}: {}", run.terms.seed, run.command);
-    let world = World::start(&run.terms, run.park_after).await.context("starting the system")?;
+    let world = World::start(&run.terms, run.park_after)
+        .await
+        .context("starting the system")?;
     let (report, kept) = watched(run, world).await?;
     if run.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
         println!("{report}");
     }
-    let Some(kept) = kept else { return Ok(ExitCode::SUCCESS) };
+    let Some(kept) = kept else {
+        return Ok(ExitCode::SUCCESS);
+    };
     eprintln!("\n{kept}");
     Ok(ExitCode::FAILURE)
 }
 
-/// Makes the run and draws its progress line. Returns the report and, if it is red, how to inspect the remains.
+/// Carries out the run and draws its progress line. Returns the report and, if the promise is
+/// broken, instructions for inspecting what is left.
 async fn watched(run: &Run, world: World) -> Result<(Report, Option<String>)> {
     let mut progress = Progress::start();
     let victims = Arc::clone(&world.victims);
@@ -185,7 +217,7 @@ async fn watched(run: &Run, world: World) -> Result<(Report, Option<String>)> {
         () = victims.watch() => Err(anyhow::anyhow!("the process supervisor ended")),
     };
     drop(progress);
-    // The supervisor owns processes; it is dropped before the world.
+    // The supervisor owns processes, which must end before the servers in the world do.
     drop(victims);
     let report = match result {
         Ok(report) => report,
@@ -194,7 +226,11 @@ async fn watched(run: &Run, world: World) -> Result<(Report, Option<String>)> {
             return Err(error);
         }
     };
-    let kept = if report.verdict.green() { None } else { Some(world.keep().await?) };
+    let kept = if report.verdict.green() {
+        None
+    } else {
+        Some(world.keep().await?)
+    };
     Ok((report, kept))
 }
 
@@ -202,7 +238,8 @@ async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Repor
     let epoch = world.epoch;
     let begun = epoch.elapsed();
     let mut schedule = schedule::schedule(&run.terms);
-    // Times of the schedule count from the first order; those of the run slightly earlier.
+    // The times of the schedule count from the first order, and those of the run from slightly
+    // earlier.
     for planned in &mut schedule {
         planned.at += begun;
     }
@@ -217,14 +254,22 @@ async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Repor
         }
     }
     let happened = world.victims.happened();
-    let last_fault = happened.iter().map(|fault| fault.until).max().unwrap_or(begun);
+    let last_fault = happened
+        .iter()
+        .map(|fault| fault.until)
+        .max()
+        .unwrap_or(begun);
     world.heal().await?;
     let deadline = epoch.elapsed() + run.park_after + REST;
     let mut looks = tokio::time::interval(Duration::from_millis(500));
     let mut looked = 0_u32;
     while epoch.elapsed() < deadline {
         looks.tick().await;
-        if world.on_the_way().await.is_ok_and(|way| way == OnTheWay::default()) {
+        if world
+            .on_the_way()
+            .await
+            .is_ok_and(|way| way == OnTheWay::default())
+        {
             break;
         }
         if looked.is_multiple_of(10) {
@@ -255,7 +300,8 @@ async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Repor
     })
 }
 
-/// Places each order at its time, independently; ends when all have a definite result.
+/// Places each order at its time, whether or not earlier ones have been answered. Returns when each
+/// order has a definite result or was given up.
 async fn place_orders(run: &Run, world: &World, begun: Duration) {
     let gap = Duration::from_secs_f64(1.0 / run.orders_per_second);
     let mut under_way = JoinSet::new();
@@ -271,11 +317,15 @@ async fn place_orders(run: &Run, world: &World, begun: Duration) {
 }
 
 async fn line(world: &World, planned: usize, what: &str) -> String {
-    let (orders, webhooks) = (book::lock(&world.book).len(), world.receiver.count());
+    let orders = book::lock(&world.book).len();
+    let webhooks = world.receiver.count();
     let faults = world.victims.happened().len();
     let rest = match world.on_the_way().await {
         Ok(way) => {
-            format!("{} to buy, {} to collect, {} to deliver", way.unbought, way.uncollected, way.undelivered)
+            format!(
+                "{} to buy, {} to collect, {} to deliver",
+                way.unbought, way.uncollected, way.undelivered
+            )
         }
         Err(_) => "database away".into(),
     };

@@ -1,10 +1,11 @@
-//! The orders: options, partner and client behaviour. Pure: seed and number decide everything.
+//! Plans the orders: their options, their partner, and how the client behaves. The seed and the
+//! number of an order decide everything, so that a run can be repeated.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::time::Duration;
 
-/// The sandbox's options and how often each is ordered.
+/// The options of the sandbox, and the weight with which each is chosen.
 pub const OPTIONS: [(&str, u32); 12] = [
     ("ready", 40),
     ("delayed", 10),
@@ -19,7 +20,7 @@ pub const OPTIONS: [(&str, u32); 12] = [
     ("flapping", 6),
     ("rate-limited", 5),
 ];
-/// The option whose profiles never arrive: its placements must be parked.
+/// The option whose profiles never arrive, so its placements must be parked.
 pub const NEVER_READY: &str = "never-ready";
 /// The share of clients that hang up before they read a response.
 const HANG_UP: f64 = 0.1;
@@ -29,11 +30,11 @@ const TWO_OPTIONS: f64 = 0.15;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behaviour {
     Fast,
-    /// 2 s.
+    /// Responds after 2 s.
     Slow,
-    /// 500 for two of five requests.
+    /// Responds 500 to two of five requests.
     Failing,
-    /// Never responds.
+    /// Does not respond in time.
     Hanging,
     /// Ends two of three connections after reading the request.
     Closing,
@@ -41,7 +42,7 @@ pub enum Behaviour {
     Absent,
 }
 
-/// One partner per row, with its share of orders.
+/// The partners: how the endpoint of each behaves, and its weight among the orders.
 pub const PARTNERS: [(Behaviour, u32); 6] = [
     (Behaviour::Fast, 40),
     (Behaviour::Slow, 15),
@@ -53,11 +54,11 @@ pub const PARTNERS: [(Behaviour, u32); 6] = [
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HangUp {
-    /// After this many thousandths of the request.
+    /// After this many thousandths of the request were sent.
     Sending(u32),
     /// This long after the whole request was sent.
     Sent(Duration),
-    /// When the response arrives, without reading it.
+    /// When the answer arrives, without reading it.
     Answered,
 }
 
@@ -65,17 +66,19 @@ pub enum HangUp {
 pub struct OrderPlan {
     /// Index into [`PARTNERS`].
     pub partner: usize,
-    /// Option names with quantities; each name once.
+    /// The names of the options with their quantities. Each name occurs once.
     pub items: Vec<(&'static str, u32)>,
-    /// Only for the first request; every later one waits for its response.
+    /// How the client hangs up, if it does. Only the first request is concerned; later ones wait
+    /// for their answer.
     pub hang_up: Option<HangUp>,
-    /// The ingress of the first request; later requests take turns.
+    /// The ingress that gets the first request. Later requests go to the others in turn.
     pub ingress: usize,
 }
 
-/// The order with this number, from 0.
+/// Plans the order with this number, counted from 0.
 pub fn plan(seed: u64, number: u64) -> OrderPlan {
-    let mut rng = StdRng::seed_from_u64(seed.rotate_left(32) ^ number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    let mut rng =
+        StdRng::seed_from_u64(seed.rotate_left(32) ^ number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     let partner = weighted(&PARTNERS.map(|(_, weight)| weight), &mut rng);
     let mut items = vec![item(&mut rng)];
     if rng.random_bool(TWO_OPTIONS) {
@@ -84,13 +87,20 @@ pub fn plan(seed: u64, number: u64) -> OrderPlan {
             items.push(second);
         }
     }
-    let hang_up = rng.random_bool(HANG_UP).then(|| match rng.random_range(0..10) {
-        0..3 => HangUp::Sending(rng.random_range(0..1000)),
-        3..6 => HangUp::Sent(Duration::from_micros(rng.random_range(0..20_000))),
-        6..8 => HangUp::Sent(Duration::from_millis(rng.random_range(20..4_000))),
-        _ => HangUp::Answered,
-    });
-    OrderPlan { partner, items, hang_up, ingress: rng.random_range(0..crate::schedule::REPLICAS) }
+    let hang_up = rng
+        .random_bool(HANG_UP)
+        .then(|| match rng.random_range(0..10) {
+            0..3 => HangUp::Sending(rng.random_range(0..1000)),
+            3..6 => HangUp::Sent(Duration::from_micros(rng.random_range(0..20_000))),
+            6..8 => HangUp::Sent(Duration::from_millis(rng.random_range(20..4_000))),
+            _ => HangUp::Answered,
+        });
+    OrderPlan {
+        partner,
+        items,
+        hang_up,
+        ingress: rng.random_range(0..crate::schedule::REPLICAS),
+    }
 }
 
 fn item(rng: &mut StdRng) -> (&'static str, u32) {
@@ -98,7 +108,7 @@ fn item(rng: &mut StdRng) -> (&'static str, u32) {
     (OPTIONS[option].0, rng.random_range(1..=4))
 }
 
-/// An index, chosen in proportion to its weight.
+/// Chooses an index at random, in proportion to its weight.
 fn weighted(weights: &[u32], rng: &mut StdRng) -> usize {
     let mut left = rng.random_range(0..weights.iter().sum());
     weights

@@ -10,7 +10,7 @@ use std::time::Duration;
 use testkit::rows;
 use testkit::table::{figure, table};
 
-/// How many ids the table shows for each broken promise; JSON lists all.
+/// How many ids the text shows for each broken promise. JSON lists all of them.
 const SHOWN: usize = 20;
 
 #[derive(Debug, Serialize)]
@@ -21,9 +21,9 @@ pub struct Report {
     pub settle_seconds: f64,
     pub park_after_seconds: f64,
     pub orders_per_second: f64,
-    /// From the first order to the verdict.
+    /// The time from the first order to the verdict.
     pub took_seconds: f64,
-    /// From the end of the last fault until nothing was in flight.
+    /// The time from the end of the last fault until nothing was in flight any more.
     pub healed_after_seconds: f64,
     pub faults: usize,
     pub faults_by_kind: BTreeMap<String, Kind>,
@@ -31,7 +31,7 @@ pub struct Report {
     pub verdict: Verdict,
 }
 
-/// Faults of one kind, and the system's recovery times from them.
+/// The faults of one kind, and how long the system took to recover from them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Kind {
     pub faults: usize,
@@ -39,19 +39,31 @@ pub struct Kind {
     pub longest_recovery_seconds: Option<f64>,
 }
 
-/// The recovery time of each fault: from its end until the first webhook of an order that was sent after that
-/// end. Such an order has passed through every stage. A fault without such an order has no recovery time.
-pub fn recoveries(happened: &[Happened], asked: &[Asked], arrivals: &[Arrival]) -> BTreeMap<String, Kind> {
-    let created = asked.iter().filter(|one| one.settled == Some(Settled::Created));
-    let sent: HashMap<&str, Duration> =
-        created.flat_map(|one| one.topups.iter().map(|topup| (topup.as_str(), one.sent))).collect();
-    let passed = arrivals.iter().filter_map(|one| Some((one.at, *sent.get(one.topup_id.as_str())?)));
+/// Measures how long the system took to recover from each fault. This is the time from the end of
+/// the fault until the first webhook of an order that was sent after that end, because such an
+/// order has passed through every stage. A fault without such an order has no recovery time.
+pub fn recoveries(
+    happened: &[Happened],
+    asked: &[Asked],
+    arrivals: &[Arrival],
+) -> BTreeMap<String, Kind> {
+    let created = asked
+        .iter()
+        .filter(|one| one.settled == Some(Settled::Created));
+    let sent: HashMap<&str, Duration> = created
+        .flat_map(|one| one.topups.iter().map(|topup| (topup.as_str(), one.sent)))
+        .collect();
+    let passed = arrivals
+        .iter()
+        .filter_map(|one| Some((one.at, *sent.get(one.topup_id.as_str())?)));
     let mut passed: Vec<(Duration, Duration)> = passed.collect();
     passed.sort_unstable();
     let mut times: BTreeMap<String, (usize, Vec<f64>)> = BTreeMap::new();
     for fault in happened {
         let after = passed.partition_point(|(at, _)| *at <= fault.until);
-        let first = passed[after..].iter().find(|(_, sent)| *sent >= fault.until);
+        let first = passed[after..]
+            .iter()
+            .find(|(_, sent)| *sent >= fault.until);
         let (faults, times) = times.entry(fault.kind.clone()).or_default();
         *faults += 1;
         times.extend(first.map(|(at, _)| at.saturating_sub(fault.until).as_secs_f64()));
@@ -64,20 +76,38 @@ pub fn recoveries(happened: &[Happened], asked: &[Asked], arrivals: &[Arrival]) 
             longest_recovery_seconds: times.last().copied(),
         }
     };
-    times.into_iter().map(|(name, times)| (name, kind(times))).collect()
+    times
+        .into_iter()
+        .map(|(name, times)| (name, kind(times)))
+        .collect()
 }
 
 impl Display for Report {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
         let detection = if self.detects_duplicates { "on" } else { "off" };
         let orders = table("orders |", counted(&self.verdict.counts));
-        writeln!(formatter, "seed {}, the provider's duplicate detection {detection}", self.seed)?;
+        writeln!(
+            formatter,
+            "seed {}, the provider's duplicate detection {detection}",
+            self.seed
+        )?;
         writeln!(formatter, "repeat with: {}\n\n{orders}\n", self.command)?;
         let kinds = self.faults_by_kind.iter().map(|(name, kind)| {
-            let (median, longest) = (kind.median_recovery_seconds, kind.longest_recovery_seconds);
-            [name.clone(), kind.faults.to_string(), figure(median, 1), figure(longest, 1)]
+            let median = kind.median_recovery_seconds;
+            let longest = kind.longest_recovery_seconds;
+            [
+                name.clone(),
+                kind.faults.to_string(),
+                figure(median, 1),
+                figure(longest, 1),
+            ]
         });
-        let total = ["all".into(), self.faults.to_string(), String::new(), String::new()];
+        let total = [
+            "all".into(),
+            self.faults.to_string(),
+            String::new(),
+            String::new(),
+        ];
         let head = "fault | times | median s to recover | longest";
         writeln!(formatter, "{}", table(head, kinds.chain([total])))?;
         writeln!(
@@ -91,10 +121,18 @@ impl Display for Report {
                 writeln!(formatter, "  {id}")?;
             }
             if ids.len() > SHOWN {
-                writeln!(formatter, "  and {} more (--json has all)", ids.len() - SHOWN)?;
+                writeln!(
+                    formatter,
+                    "  and {} more (--json has all)",
+                    ids.len() - SHOWN
+                )?;
             }
         }
-        let result = if self.verdict.green() { "the promise held" } else { "THE PROMISE IS BROKEN" };
+        let result = if self.verdict.green() {
+            "the promise held"
+        } else {
+            "THE PROMISE IS BROKEN"
+        };
         write!(formatter, "\n{result}")
     }
 }
@@ -120,10 +158,17 @@ fn counted(counts: &Counts) -> Vec<[String; 2]> {
         "  acknowledged again" => counts.duplicates;
     };
     let number = |name: &str, value: usize| [name.to_owned(), value.to_string()];
-    let mut rows: Vec<_> = all.into_iter().map(|(name, value)| number(name, value)).collect();
+    let mut rows: Vec<_> = all
+        .into_iter()
+        .map(|(name, value)| number(name, value))
+        .collect();
     for (what, reasons) in [("parked", &counts.parked), ("failed", &counts.failed)] {
         rows.push(number(&format!("units {what}"), reasons.values().sum()));
-        rows.extend(reasons.iter().map(|(reason, units)| number(&format!("  {reason}"), *units)));
+        rows.extend(
+            reasons
+                .iter()
+                .map(|(reason, units)| number(&format!("  {reason}"), *units)),
+        );
     }
     rows
 }

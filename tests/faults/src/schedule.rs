@@ -1,4 +1,7 @@
-//! The faults and their times. Pure: the seed decides everything.
+//! Plans the faults and their times. The seed decides everything, so that a run can be repeated.
+//!
+//! The plan keeps within the assumptions that the promise rests on. In particular, a purchase is
+//! never delayed for longer than the settling delay, unless the provider itself detects duplicates.
 
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -9,15 +12,15 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 use testkit::stack::Stage;
 
-/// Processes of each of ingress, provisioner and notifier.
+/// The number of processes of each stage.
 pub const REPLICAS: usize = 2;
-/// The pause between two faults of one target.
+/// The minimum pause between two faults of the same target.
 const RESPITE: Duration = Duration::from_secs(2);
 
-/// The target of a fault; it has one fault at a time.
+/// What a fault concerns. A target has one fault at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Target {
-    /// With the number of the replica.
+    /// A process, with the number of the replica.
     Process(Stage, usize),
     Postgres,
     Nats,
@@ -25,33 +28,35 @@ pub enum Target {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
-    /// SIGKILL; started again when the fault ends.
+    /// It is killed (SIGKILL), and started again when the fault ends.
     Killed,
-    /// SIGTERM; started again after it ended, as in a rolling restart.
+    /// It is stopped (SIGTERM), and started again when it has ended, as in a rolling restart.
     Restarted,
-    /// SIGSTOP; SIGCONT when the fault ends.
+    /// It is stalled (SIGSTOP), and goes on when the fault ends (SIGCONT).
     Stalled,
-    /// `PostgreSQL` only: `pg_ctl stop -m immediate`; started again when the fault ends.
+    /// `PostgreSQL` only: it stops as by `pg_ctl stop -m immediate`, and is started again when the
+    /// fault ends.
     StoppedImmediately,
-    /// `PostgreSQL` only: `pg_terminate_backend` of every connection.
+    /// `PostgreSQL` only: every connection is ended by `pg_terminate_backend`.
     ConnectionsCut,
-    /// NATS only: SIGKILL, its storage deleted, started again when the fault ends.
+    /// NATS only: it is killed, its storage is deleted, and it is started again when the fault
+    /// ends.
     Wiped,
-    /// Sandbox only: every call's connection is closed.
+    /// Sandbox only: the connection of every call is closed.
     Down,
-    /// Sandbox only: calls run and get a late response.
+    /// Sandbox only: calls are carried out, but their responses come late.
     Slow(Duration),
-    /// Sandbox only: half of all calls get a 500, half of those after they ran.
+    /// Sandbox only: half of all calls get a 500, and half of these are carried out nevertheless.
     Erring,
-    /// Sandbox only: half of all orders are bought without a response.
+    /// Sandbox only: half of all orders are bought, but get no response.
     Silent,
-    /// Sandbox only: look-ups don't see young purchases.
+    /// Sandbox only: look-ups do not see a purchase until it has this age.
     Lagging(Duration),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Planned {
-    /// Since the first order.
+    /// The beginning of the fault, since the first order.
     pub at: Duration,
     pub target: Target,
     pub fault: Fault,
@@ -63,16 +68,17 @@ pub struct Terms {
     pub seed: u64,
     /// The time in which orders are placed and faults begin.
     pub length: Duration,
-    /// Mean time between the starts of two faults.
+    /// The mean time between the beginnings of two faults.
     pub every: Duration,
-    /// The provisioners' settling delay, which limits stalls and lags.
+    /// The settling delay of the provisioners, which limits stalls and lags.
     pub settle: Duration,
-    /// Whether the provider refuses a second purchase; if not, no stall exceeds `settle`.
+    /// Whether the provider refuses to sell a placement twice. If it does not, no stall is longer
+    /// than `settle`.
     pub detects_duplicates: bool,
 }
 
 impl Planned {
-    /// For the table: "ingress killed".
+    /// The name of the kind for the report, such as "ingress killed".
     pub fn kind(&self) -> String {
         let target = match self.target {
             Target::Process(Stage::Sandbox, _) => "provider",
@@ -102,22 +108,23 @@ impl Planned {
 }
 
 impl Fault {
-    /// The body of `PUT /faults`, for faults that the sandbox plays.
+    /// The body of `PUT /faults` for the faults that the sandbox plays itself. It is `None` for
+    /// others.
     pub fn of_provider(self) -> Option<Value> {
         match self {
             Self::Down => Some(json!({"down": true})),
             Self::Slow(latency) => Some(json!({"latency_ms": in_millis(latency)})),
             Self::Erring => Some(json!({"error_rate": 0.5, "error_buys": 0.5})),
             Self::Silent => Some(json!({"silent_rate": 0.5})),
-            Self::Lagging(lag) => {
-                Some(json!({"not_found_lag_ms": in_millis(lag), "silent_rate": 0.3, "error_rate": 0.2}))
-            }
+            Self::Lagging(lag) => Some(
+                json!({"not_found_lag_ms": in_millis(lag), "silent_rate": 0.3, "error_rate": 0.2}),
+            ),
             _ => None,
         }
     }
 }
 
-/// A kind of fault before its target and its lengths are drawn.
+/// A kind of fault, before its target and its lengths are drawn at random.
 struct Card {
     targets: Vec<Target>,
     /// Makes the fault of a drawn latency or lag; other faults ignore it.
@@ -126,33 +133,58 @@ struct Card {
     lasts: Option<RangeInclusive<Duration>>,
 }
 
-/// A card without strength.
-fn card(targets: &[Target], fault: fn(Duration) -> Fault, lasts: Option<RangeInclusive<Duration>>) -> Card {
-    Card { targets: targets.to_vec(), fault, strength: None, lasts }
+/// Makes a card whose fault has no strength.
+fn card(
+    targets: &[Target],
+    fault: fn(Duration) -> Fault,
+    lasts: Option<RangeInclusive<Duration>>,
+) -> Card {
+    Card {
+        targets: targets.to_vec(),
+        fault,
+        strength: None,
+        lasts,
+    }
 }
 
-/// Every kind comes once before any comes again.
+/// All kinds of faults. Each card is played once before a new deck is shuffled, so that even a
+/// short run sees most kinds.
 fn deck(terms: &Terms) -> Vec<Card> {
-    let (seconds, millis) = (Duration::from_secs, Duration::from_millis);
+    let seconds = Duration::from_secs;
+    let millis = Duration::from_millis;
     let soon = Some(millis(200)..=seconds(4));
-    // Below and above the lease; beyond the settling delay only if the provider itself rejects a second purchase.
+    // Long stalls of a provisioner. They exceed the settling delay only if the provider itself
+    // refuses a second purchase, because otherwise a stalled process could send an attempt after
+    // two look-ups have found nothing. That is the gap that remains, as the model shows.
     let longest = if terms.detects_duplicates { 1.5 } else { 0.8 };
     let longest = terms.settle.mul_f64(longest);
     let of_stage = |stage: Stage| {
-        let replicas: Vec<Target> = (0..REPLICAS).map(|one| Target::Process(stage, one)).collect();
-        let long = if stage == Stage::Provisioner { seconds(2)..=longest } else { seconds(4)..=seconds(12) };
+        let replicas: Vec<Target> = (0..REPLICAS)
+            .map(|one| Target::Process(stage, one))
+            .collect();
+        let long = if stage == Stage::Provisioner {
+            seconds(2)..=longest
+        } else {
+            seconds(4)..=seconds(12)
+        };
         [
             card(&replicas, |_| Fault::Killed, soon.clone()),
             card(&replicas, |_| Fault::Restarted, None),
-            card(&replicas, |_| Fault::Stalled, Some(millis(100)..=seconds(2))),
+            card(
+                &replicas,
+                |_| Fault::Stalled,
+                Some(millis(100)..=seconds(2)),
+            ),
             card(&replicas, |_| Fault::Stalled, Some(long)),
         ]
     };
-    // Longest delay at the provider before a purchase is visible. Stalls, latency and lag happen one at a time and
-    // stay well below the settling delay.
+    // The longest time for which a fault of the provider may delay a purchase. A target has one
+    // fault at a time, so stalls, latency and lag do not add up, and all stay well below the
+    // settling delay.
     let provider = terms.settle / 4;
     let sandbox = [Target::Process(Stage::Sandbox, 0)];
-    let (postgres, nats) = ([Target::Postgres], [Target::Nats]);
+    let postgres = [Target::Postgres];
+    let nats = [Target::Nats];
     let short = Some(seconds(2)..=seconds(8));
     let others = [
         card(&sandbox, |_| Fault::Killed, soon.clone()),
@@ -163,19 +195,27 @@ fn deck(terms: &Terms) -> Vec<Card> {
         card(&nats, |_| Fault::Wiped, soon.clone()),
         card(&nats, |_| Fault::Stalled, Some(millis(300)..=seconds(5))),
         card(&sandbox, |_| Fault::Down, Some(seconds(1)..=seconds(8))),
-        Card { strength: Some(millis(300)..=provider), ..card(&sandbox, Fault::Slow, short.clone()) },
+        Card {
+            strength: Some(millis(300)..=provider),
+            ..card(&sandbox, Fault::Slow, short.clone())
+        },
         card(&sandbox, |_| Fault::Erring, short.clone()),
         card(&sandbox, |_| Fault::Silent, short),
         Card {
-            // Longer than the wait for the first look-up, so that some look-ups miss a purchase.
+            // Long enough that some look-ups do not see a purchase that exists.
             strength: Some(provider..=terms.settle / 2),
             ..card(&sandbox, Fault::Lagging, Some(seconds(3)..=seconds(8)))
         },
     ];
-    Stage::OURS.map(of_stage).into_iter().flatten().chain(others).collect()
+    Stage::OURS
+        .map(of_stage)
+        .into_iter()
+        .flatten()
+        .chain(others)
+        .collect()
 }
 
-/// The faults of a run, by start time.
+/// Plans the faults of a run, sorted by their beginning.
 pub fn schedule(terms: &Terms) -> Vec<Planned> {
     let mut rng = StdRng::seed_from_u64(terms.seed);
     let mut busy: BTreeMap<Target, Duration> = BTreeMap::new();
@@ -195,9 +235,15 @@ pub fn schedule(terms: &Terms) -> Vec<Planned> {
         if let Some((index, targets)) = drawn {
             let card = cards.remove(index);
             let target = targets[rng.random_range(0..targets.len())];
-            let mut within = |range: Option<RangeInclusive<Duration>>| range.map(|range| draw(&range, &mut rng));
+            let mut within =
+                |range: Option<RangeInclusive<Duration>>| range.map(|range| draw(&range, &mut rng));
             let fault = (card.fault)(within(card.strength).unwrap_or_default());
-            let fault = Planned { at, target, fault, lasts: within(card.lasts).unwrap_or_default() };
+            let fault = Planned {
+                at,
+                target,
+                fault,
+                lasts: within(card.lasts).unwrap_or_default(),
+            };
             busy.insert(target, fault.end() + RESPITE);
             planned.push(fault);
         }
@@ -208,7 +254,8 @@ pub fn schedule(terms: &Terms) -> Vec<Planned> {
 
 /// A length within a range, in milliseconds; the start of a range that ends before it.
 fn draw(range: &RangeInclusive<Duration>, rng: &mut StdRng) -> Duration {
-    let (low, high) = (in_millis(*range.start()), in_millis(*range.end()));
+    let low = in_millis(*range.start());
+    let high = in_millis(*range.end());
     Duration::from_millis(rng.random_range(low..=high.max(low)))
 }
 
@@ -250,7 +297,11 @@ mod tests {
     fn no_stall_exceeds_the_settling_delay_where_nothing_else_helps() {
         let longest = |detects| {
             let stalls = (0..50).flat_map(|seed| schedule(&terms(seed, detects)));
-            stalls.filter(|one| one.fault == Fault::Stalled).map(|one| one.lasts).max().unwrap()
+            stalls
+                .filter(|one| one.fault == Fault::Stalled)
+                .map(|one| one.lasts)
+                .max()
+                .unwrap()
         };
         assert!(longest(false) < terms(0, false).settle);
         assert!(longest(true) > terms(0, true).settle);

@@ -1,4 +1,5 @@
-//! The stored state after the run, and the rows that are still in flight.
+//! What the database says: the whole state after the run, and during the run the number of rows
+//! that are not finished yet.
 
 use anyhow::Result;
 use sqlx::PgConnection;
@@ -24,7 +25,7 @@ pub struct StoredPlacement {
     pub placement_id: String,
     pub order_id: String,
     pub state: String,
-    /// It was recorded as bought.
+    /// Whether it was recorded as bought.
     pub placed: bool,
     pub reason: Option<String>,
 }
@@ -38,16 +39,19 @@ pub struct StoredUnit {
     pub state: String,
     pub iccid: Option<String>,
     pub reason: Option<String>,
-    /// `None` without a delivery.
+    /// The state of its delivery, if it has one.
     pub delivery: Option<String>,
-    /// Attempts that have ended, and the error of the last one.
+    /// The number of attempts that have ended, and the error of the last one.
     pub attempt: Option<i32>,
     pub error: Option<String>,
 }
 
 impl Stored {
-    /// Reads everything; `options` gives the names of option ids.
-    pub async fn read(connection: &mut PgConnection, options: &BTreeMap<String, &'static str>) -> Result<Self> {
+    /// Reads everything. `options` has the names of the options by their ids.
+    pub async fn read(
+        connection: &mut PgConnection,
+        options: &BTreeMap<String, &'static str>,
+    ) -> Result<Self> {
         let orders = sqlx::query_as(
             "SELECT order_id::text, partner_id::text, external_order_id, refused_at IS NOT NULL AS refused FROM orders",
         )
@@ -68,9 +72,16 @@ impl Stored {
         .fetch_all(connection)
         .await?;
         for unit in &mut units {
-            unit.option = options.get(&unit.option).map_or("unknown", |name| *name).to_owned();
+            unit.option = options
+                .get(&unit.option)
+                .map_or("unknown", |name| *name)
+                .to_owned();
         }
-        Ok(Self { orders, placements, units })
+        Ok(Self {
+            orders,
+            placements,
+            units,
+        })
     }
 }
 
@@ -78,7 +89,7 @@ impl Stored {
 pub struct OnTheWay {
     /// Placements that are neither bought nor closed.
     pub unbought: i64,
-    /// Bought placements that miss profiles.
+    /// Bought placements that have units without a profile.
     pub uncollected: i64,
     /// Webhooks that are neither acknowledged nor exhausted.
     pub undelivered: i64,

@@ -1,7 +1,7 @@
-//! The verdict: compares three ledgers and the database. Pure.
-//!
-//! The partners' view ([`Asked`], [`Arrival`]), the provider's sales ([`LedgerOrder`]) and the database
-//! ([`Stored`]) must agree.
+//! The verdict on a run. It compares what the partners saw ([`Asked`], [`Arrival`]), what the
+//! provider sold ([`LedgerOrder`]) and what the database says ([`Stored`]). Each contradiction is a
+//! broken promise with a name of its own ([`Broken`]). The module does no I/O; `verdict_tests`
+//! gives it evidence with a single flaw each.
 
 use crate::book::{Arrival, Asked, Settled};
 use crate::orders::NEVER_READY;
@@ -11,7 +11,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 use testkit::stack::LedgerOrder;
 
-/// Tolerance between two moments that tasks of this process took: a task may have waited for a processor.
+/// The tolerance when two times are compared that two tasks of this process measured, because a
+/// task may have waited for a processor before it could measure.
 const SAME_MOMENT: Duration = Duration::from_millis(150);
 
 pub struct Evidence {
@@ -19,11 +20,11 @@ pub struct Evidence {
     pub arrivals: Vec<Arrival>,
     pub ledger: Vec<LedgerOrder>,
     pub stored: Stored,
-    /// The partners' ids by index.
+    /// The ids of the partners, by their index.
     pub partners: Vec<String>,
 }
 
-/// A broken promise; each makes the run red.
+/// A way in which the promise can be broken. Each one makes the run red.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Broken {
@@ -46,14 +47,18 @@ pub enum Broken {
 
 impl Broken {
     pub fn text(self) -> String {
-        serde_json::to_value(self).unwrap_or_default().as_str().unwrap_or_default().replace('_', " ")
+        serde_json::to_value(self)
+            .unwrap_or_default()
+            .as_str()
+            .unwrap_or_default()
+            .replace('_', " ")
     }
 }
 
 #[derive(Debug, Default, Serialize)]
 pub struct Verdict {
     pub counts: Counts,
-    /// By kind: ids, each with its evidence.
+    /// The broken promises: for each kind the ids, with their evidence.
     pub broken: BTreeMap<Broken, Vec<String>>,
 }
 
@@ -61,7 +66,7 @@ pub struct Verdict {
 pub struct Counts {
     pub orders: usize,
     pub answered_201: usize,
-    /// Of these, after an earlier request without a response.
+    /// Those of them that were answered only after an earlier request had got no definite answer.
     pub answered_201_later: usize,
     pub answered_4xx: usize,
     pub unanswered_then_taken: usize,
@@ -72,11 +77,12 @@ pub struct Counts {
     pub units_stored: usize,
     pub units_bought: u64,
     pub placements_bought_twice: usize,
-    /// Units of orders that were not refused and that the provider never sold: failed or parked.
+    /// Units of orders that were not refused, although the provider never sold them. They have
+    /// failed or are parked.
     pub units_never_bought: usize,
     pub units_delivered: usize,
     pub webhooks: usize,
-    /// Further acknowledged webhooks of one topup.
+    /// Webhooks of topups that had an acknowledged webhook already.
     pub duplicates: usize,
     pub lost: usize,
     pub parked: BTreeMap<String, usize>,
@@ -101,7 +107,7 @@ impl Verdict {
     }
 }
 
-/// Judges a run without rows in flight.
+/// Judges a run that has come to rest. A row that is still in flight counts as lost.
 pub fn judge(evidence: &Evidence) -> Verdict {
     let mut verdict = Verdict::default();
     let index = Index::of(evidence);
@@ -116,7 +122,7 @@ struct Index<'a> {
     placements: HashMap<&'a str, &'a StoredPlacement>,
     units_of: HashMap<&'a str, Vec<&'a StoredUnit>>,
     units: HashMap<&'a str, &'a StoredUnit>,
-    /// By order id: refused or not.
+    /// Whether an order was refused, by its id.
     refused: HashMap<&'a str, bool>,
     /// Order ids by partner id and external order id.
     orders: HashMap<(&'a str, &'a str), Vec<&'a str>>,
@@ -136,14 +142,33 @@ impl<'a> Index<'a> {
             let key = (order.partner_id.as_str(), order.external_order_id.as_str());
             orders.entry(key).or_default().push(&order.order_id);
         }
-        let acknowledged = evidence.arrivals.iter().filter(|arrival| arrival.acknowledged);
+        let acknowledged = evidence
+            .arrivals
+            .iter()
+            .filter(|arrival| arrival.acknowledged);
         Self {
-            placements: stored.placements.iter().map(|one| (&one.placement_id[..], one)).collect(),
+            placements: stored
+                .placements
+                .iter()
+                .map(|one| (&one.placement_id[..], one))
+                .collect(),
             units_of,
-            units: stored.units.iter().map(|one| (&one.topup_id[..], one)).collect(),
-            refused: stored.orders.iter().map(|one| (&one.order_id[..], one.refused)).collect(),
+            units: stored
+                .units
+                .iter()
+                .map(|one| (&one.topup_id[..], one))
+                .collect(),
+            refused: stored
+                .orders
+                .iter()
+                .map(|one| (&one.order_id[..], one.refused))
+                .collect(),
             orders,
-            bought: evidence.ledger.iter().map(|one| &one.order_id[..]).collect(),
+            bought: evidence
+                .ledger
+                .iter()
+                .map(|one| &one.order_id[..])
+                .collect(),
             acknowledged: acknowledged.map(|one| &one.topup_id[..]).collect(),
         }
     }
@@ -172,7 +197,10 @@ fn answers(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
                 counts.answered_201 += 1;
                 counts.answered_201_later += usize::from(asked.unanswered > 0);
                 let stored = |topup: &String| {
-                    let order = index.units.get(topup.as_str()).map(|unit| &unit.order_id[..]);
+                    let order = index
+                        .units
+                        .get(topup.as_str())
+                        .map(|unit| &unit.order_id[..]);
                     order.is_some_and(|order| orders.contains(&order) && !index.is_refused(order))
                 };
                 for topup in asked.topups.iter().filter(|topup| !stored(topup)) {
@@ -209,10 +237,16 @@ fn purchases(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
         let id = &purchase.order_id;
         if purchase.purchased_times > 1 {
             verdict.counts.placements_bought_twice += 1;
-            verdict.add(Broken::BoughtTwice, format!("placement {id}: {} times", purchase.purchased_times));
+            verdict.add(
+                Broken::BoughtTwice,
+                format!("placement {id}: {} times", purchase.purchased_times),
+            );
         }
         let Some(placement) = index.placements.get(id.as_str()) else {
-            verdict.add(Broken::BoughtBeyondStored, format!("placement {id} is not stored"));
+            verdict.add(
+                Broken::BoughtBeyondStored,
+                format!("placement {id} is not stored"),
+            );
             continue;
         };
         let units = index.units_of.get(id.as_str()).map_or(0, Vec::len);
@@ -227,7 +261,10 @@ fn purchases(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
     }
     for placement in &evidence.stored.placements {
         if placement.placed && !index.bought.contains(placement.placement_id.as_str()) {
-            verdict.add(Broken::NotBoughtThoughPlaced, format!("placement {}", placement.placement_id));
+            verdict.add(
+                Broken::NotBoughtThoughPlaced,
+                format!("placement {}", placement.placement_id),
+            );
         }
     }
 }
@@ -239,18 +276,29 @@ fn units(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
         if let Some(iccid) = &unit.iccid
             && let Some(other) = holder.insert(iccid, &unit.topup_id)
         {
-            verdict.add(Broken::IccidTwice, format!("topups {other} and {}", unit.topup_id));
+            verdict.add(
+                Broken::IccidTwice,
+                format!("topups {other} and {}", unit.topup_id),
+            );
         }
         let Some(placement) = index.placements.get(unit.placement_id.as_str()) else {
-            verdict.add(Broken::Lost, format!("topup {} has no placement", unit.topup_id));
+            verdict.add(
+                Broken::Lost,
+                format!("topup {} has no placement", unit.topup_id),
+            );
             continue;
         };
         if index.is_refused(&unit.order_id) {
             continue;
         }
         verdict.counts.units_stored += 1;
-        verdict.counts.units_never_bought += usize::from(!index.bought.contains(unit.placement_id.as_str()));
-        match fate(unit, placement, index.acknowledged.contains(unit.topup_id.as_str())) {
+        verdict.counts.units_never_bought +=
+            usize::from(!index.bought.contains(unit.placement_id.as_str()));
+        match fate(
+            unit,
+            placement,
+            index.acknowledged.contains(unit.topup_id.as_str()),
+        ) {
             Fate::Delivered => verdict.counts.units_delivered += 1,
             Fate::Failed(reason) => *verdict.counts.failed.entry(reason).or_default() += 1,
             Fate::Parked(reason) => {
@@ -268,7 +316,10 @@ fn units(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
         }
     }
     for (placement, reason) in parked_for_cause {
-        verdict.add(Broken::ParkedThoughFindable, format!("placement {placement}: {reason}"));
+        verdict.add(
+            Broken::ParkedThoughFindable,
+            format!("placement {placement}: {reason}"),
+        );
     }
 }
 
@@ -277,17 +328,25 @@ fn fate(unit: &StoredUnit, placement: &StoredPlacement, acknowledged: bool) -> F
     let reason = reasons.into_iter().find(|text| !text.is_empty()).cloned();
     match (unit.state.as_str(), unit.delivery.as_deref(), reason) {
         ("ready", Some("delivered"), _) if acknowledged => Fate::Delivered,
-        ("ready", Some("delivered"), _) => Fate::Lost("stored as delivered, but no endpoint acknowledged it".into()),
+        ("ready", Some("delivered"), _) => {
+            Fate::Lost("stored as delivered, but no endpoint acknowledged it".into())
+        }
         ("ready", Some(state), _) => {
-            let (attempts, error) = (unit.attempt, &unit.error);
-            Fate::Lost(format!("its delivery is {state} after {attempts:?} attempts: {error:?}"))
+            let attempts = unit.attempt;
+            let error = &unit.error;
+            Fate::Lost(format!(
+                "its delivery is {state} after {attempts:?} attempts: {error:?}"
+            ))
         }
         ("ready", None, _) => Fate::Lost("ready without a delivery".into()),
         ("failed", _, Some(reason)) => Fate::Failed(reason),
         ("failed", _, None) => Fate::Lost("failed without a reason".into()),
-        (state, _, Some(reason)) if state == "parked" || placement.state == "parked" => Fate::Parked(reason),
+        (state, _, Some(reason)) if state == "parked" || placement.state == "parked" => {
+            Fate::Parked(reason)
+        }
         (state, ..) => {
-            let (id, placed) = (&placement.placement_id, &placement.state);
+            let id = &placement.placement_id;
+            let placed = &placement.state;
             Fate::Lost(format!("{state}, its placement {id} is {placed}"))
         }
     }
@@ -299,7 +358,9 @@ fn webhooks(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
     let mut acknowledged: HashSet<&str> = HashSet::new();
     let mut wrong: BTreeSet<(Broken, &str)> = BTreeSet::new();
     let orders = evidence.stored.orders.iter();
-    let partner_of: HashMap<&str, &str> = orders.map(|one| (&one.order_id[..], &one.partner_id[..])).collect();
+    let partner_of: HashMap<&str, &str> = orders
+        .map(|one| (&one.order_id[..], &one.partner_id[..]))
+        .collect();
     for arrival in &evidence.arrivals {
         verdict.counts.webhooks += 1;
         let topup = arrival.topup_id.as_str();
@@ -315,7 +376,9 @@ fn webhooks(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
             wrong.insert((Broken::IccidTwice, topup));
         }
         let order = index.units.get(topup).map(|unit| unit.order_id.as_str());
-        let expected = order.filter(|order| !index.is_refused(order)).and_then(|order| partner_of.get(order));
+        let expected = order
+            .filter(|order| !index.is_refused(order))
+            .and_then(|order| partner_of.get(order));
         if expected != Some(&evidence.partners[arrival.partner].as_str()) {
             wrong.insert((Broken::WebhookForNothing, topup));
         }
@@ -323,11 +386,20 @@ fn webhooks(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
     for (broken, topup) in wrong {
         verdict.add(broken, format!("topup {topup}"));
     }
-    for asked in evidence.asked.iter().filter(|asked| asked.settled == Some(Settled::Created)) {
+    for asked in evidence
+        .asked
+        .iter()
+        .filter(|asked| asked.settled == Some(Settled::Created))
+    {
         for topup in &asked.topups {
-            let early = first.get(topup.as_str()).and_then(|at| asked.answered.checked_sub(*at));
+            let early = first
+                .get(topup.as_str())
+                .and_then(|at| asked.answered.checked_sub(*at));
             if let Some(early) = early.filter(|early| *early > SAME_MOMENT) {
-                verdict.add(Broken::WebhookBeforeAnswer, format!("topup {topup}: by {early:?}"));
+                verdict.add(
+                    Broken::WebhookBeforeAnswer,
+                    format!("topup {topup}: by {early:?}"),
+                );
             }
         }
     }

@@ -1,4 +1,5 @@
-//! Each single flaw in the ledgers makes the run red, under the right name.
+//! Checks that each single flaw in the evidence makes the run red, under the right name. Otherwise
+//! a green run would prove nothing.
 
 use crate::book::{Arrival, Asked, Settled};
 use crate::inject::Happened;
@@ -56,17 +57,25 @@ fn good() -> Evidence {
         placed: true,
         reason: None,
     };
-    let bought = LedgerOrder { order_id: "placement".into(), units: 2, purchased_times: 1 };
+    let bought = LedgerOrder {
+        order_id: "placement".into(),
+        units: 2,
+        purchased_times: 1,
+    };
     Evidence {
         asked: vec![asked("external", 1, &["t1", "t2"])],
         arrivals: vec![arrival("t1", 2), arrival("t2", 2)],
         ledger: vec![bought],
-        stored: Stored { orders: vec![order], placements: vec![placement], units: vec![unit("t1"), unit("t2")] },
+        stored: Stored {
+            orders: vec![order],
+            placements: vec![placement],
+            units: vec![unit("t1"), unit("t2")],
+        },
         partners: vec!["partner".into()],
     }
 }
 
-/// An order that was refused: nothing bought, nothing delivered.
+/// Changes the evidence to that of a refused order, of which nothing was bought or delivered.
 fn refused(evidence: &mut Evidence) {
     evidence.asked[0].settled = Some(Settled::Refused);
     evidence.asked[0].topups.clear();
@@ -82,7 +91,7 @@ fn refused(evidence: &mut Evidence) {
     }
 }
 
-/// Parks the placement of both units; the first one has no profile.
+/// Parks the placement of both units. The first one has no profile.
 fn parked(evidence: &mut Evidence, option: &str) {
     evidence.stored.placements[0].state = "parked".into();
     evidence.stored.placements[0].reason = Some("its profiles do not come".into());
@@ -159,20 +168,38 @@ fn what_happened_is_counted() {
     let mut evidence = good();
     evidence.arrivals.push(evidence.arrivals[0].clone());
     let counts = judge(&evidence).counts;
-    assert_eq!((counts.answered_201, counts.units_delivered, counts.units_bought), (1, 2, 2));
+    assert_eq!(
+        (
+            counts.answered_201,
+            counts.units_delivered,
+            counts.units_bought
+        ),
+        (1, 2, 2)
+    );
     assert_eq!((counts.webhooks, counts.duplicates, counts.lost), (3, 1, 0));
 }
 
 #[test]
 fn recovery_counts_from_the_end_to_an_order_that_was_sent_later() {
-    let happened =
-        |kind: &str, until| Happened { kind: kind.into(), from: Duration::ZERO, until: Duration::from_secs(until) };
+    let happened = |kind: &str, until| Happened {
+        kind: kind.into(),
+        from: Duration::ZERO,
+        until: Duration::from_secs(until),
+    };
     let asked = [("a", 9), ("b", 11), ("c", 30)].map(|(topup, sent)| asked(topup, sent, &[topup]));
-    // Topup a was ordered before the fault ended: it proves nothing.
+    // Topup a was ordered before the first fault ended, so its webhook does not show that the
+    // system has recovered.
     let arrivals = [arrival("b", 15), arrival("a", 12), arrival("c", 31)];
-    let faults = [happened("killed", 10), happened("killed", 20), happened("wiped", 40)];
+    let faults = [
+        happened("killed", 10),
+        happened("killed", 20),
+        happened("wiped", 40),
+    ];
     let kinds = recoveries(&faults, &asked, &arrivals);
     let killed = &kinds["killed"];
-    assert_eq!((killed.faults, killed.longest_recovery_seconds), (2, Some(11.0)));
+    assert_eq!(
+        (killed.faults, killed.longest_recovery_seconds),
+        (2, Some(11.0))
+    );
     assert_eq!(kinds["wiped"].longest_recovery_seconds, None);
 }

@@ -1,4 +1,4 @@
-//! The system under test: real processes and servers of its own, and the partners around them.
+//! The system under test, with processes and servers of its own, and the partners around it.
 
 use crate::book::{Arrival, Book, lock};
 use crate::client::Clients;
@@ -20,14 +20,16 @@ use testkit::receiver::Receiver;
 use testkit::stack::{Stack, Stage};
 use tokio::sync::Mutex;
 
-/// Compressed waits between delivery attempts, in seconds; [`LATER`] longer ones follow.
+/// The first waits between delivery attempts, in seconds. They are shorter than in production, so
+/// that the run sees many retries. [`LATER`] longer ones follow.
 const FIRST_WAITS: [u64; 8] = [1, 2, 5, 5, 10, 10, 20, 20];
 const LATER: usize = 24;
 
-/// How long clients may take after the last fault to get a definite response.
+/// How long clients may go on after the end of the faults until they must have a definite answer.
 const CLIENTS: Duration = Duration::from_secs(90);
 
-/// In stop order: processes before the servers that they use.
+/// The whole world of a run. Its fields are dropped in this order, so processes end before the
+/// servers that they use.
 pub struct World {
     pub victims: Arc<Victims>,
     pub clients: Arc<Clients>,
@@ -40,10 +42,10 @@ pub struct World {
 }
 
 impl World {
-    /// Starts everything; times count from when all is ready.
+    /// Starts everything. The times of the run count from the moment when all parts are ready.
     pub async fn start(terms: &Terms, park_after: Duration) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("faults-").tempdir()?;
-        // PostgreSQL's user must be able to pass through.
+        // The user that PostgreSQL runs as must be able to enter the folder.
         std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711))?;
         let postgres = PostgresServer::start(folder.path()).await?;
         let mut stack = start_stack(terms, park_after, postgres.url()).await?;
@@ -57,7 +59,10 @@ impl World {
             let path = endpoints::path(index);
             let url = (behaviour != Behaviour::Absent).then(|| receiver.url(&path));
             let name = format!("{behaviour:?}").to_lowercase();
-            let partner = stack.esimctl.create_partner(&name, "sandbox", url.as_deref()).await?;
+            let partner = stack
+                .esimctl
+                .create_partner(&name, "sandbox", url.as_deref())
+                .await?;
             receiver.verify(&path, &partner.webhook_secret)?;
             partners.push(partner);
         }
@@ -77,10 +82,20 @@ impl World {
             options,
             deadline: epoch.elapsed() + terms.length + CLIENTS,
         });
-        Ok(Self { victims, clients, book, epoch, receiver, stack, postgres, folder })
+        Ok(Self {
+            victims,
+            clients,
+            book,
+            epoch,
+            receiver,
+            stack,
+            postgres,
+            folder,
+        })
     }
 
-    /// Ends faults, heals endpoints, and sets the missing URL.
+    /// Ends the faults of the provider, lets all endpoints respond 200, and sets the URL of the
+    /// partner that had none, so that everything can come to rest.
     pub async fn heal(&self) -> Result<()> {
         self.victims.lift().await?;
         endpoints::heal(&self.receiver);
@@ -112,7 +127,12 @@ impl World {
                 genuine: one.is_valid(),
             })
         };
-        let arrivals = self.receiver.received().into_iter().map(arrival).collect::<Result<_>>()?;
+        let arrivals = self
+            .receiver
+            .received()
+            .into_iter()
+            .map(arrival)
+            .collect::<Result<_>>()?;
         let partners = self.clients.partners.iter();
         let asked = lock(&self.book).clone();
         Ok(Evidence {
@@ -124,7 +144,7 @@ impl World {
         })
     }
 
-    /// Keeps database and folder for inspection; returns the instructions.
+    /// Keeps the database and the folder for inspection, and returns instructions for it.
     pub async fn keep(mut self) -> Result<String> {
         let logs = self.stack.keep().to_owned();
         self.folder.disable_cleanup(true);
@@ -150,16 +170,25 @@ and afterwards: kill %1; rm -r {logs} {folder}",
 
 async fn start_stack(terms: &Terms, park_after: Duration, database_server: &str) -> Result<Stack> {
     let text = |duration: Duration| humantime::format_duration(duration).to_string();
-    // Together longer than the run, so that no delivery to an endpoint that heals at the end is exhausted.
+    // Together, the waits are longer than the run. Otherwise deliveries to an endpoint that only
+    // heals at the end would be exhausted before.
     let later = (terms.length / 20).as_secs().max(5);
-    let waits = FIRST_WAITS.into_iter().chain(std::iter::repeat_n(later, LATER));
+    let waits = FIRST_WAITS
+        .into_iter()
+        .chain(std::iter::repeat_n(later, LATER));
     let waits: Vec<String> = waits.map(|seconds| format!("{seconds}s")).collect();
-    let mut builder = Stack::builder().own_nats().callbacks().database_server(database_server);
+    let mut builder = Stack::builder()
+        .own_nats()
+        .callbacks()
+        .database_server(database_server);
     for stage in Stage::OURS {
-        builder = builder.replicas(stage, REPLICAS).env(stage, "SHUTDOWN_TIMEOUT", "15s");
+        builder = builder
+            .replicas(stage, REPLICAS)
+            .env(stage, "SHUTDOWN_TIMEOUT", "15s");
     }
     let settings = [
-        // Longer than the default, so that responses also carry verdicts of slow provider calls.
+        // It is longer than the default, so that slow calls of the provider also lead to verdicts
+        // in time.
         (Stage::Ingress, "PLACEMENT_WAIT", "3s".into()),
         (Stage::Provisioner, "PROVIDER_TIMEOUT", "2s".into()),
         (Stage::Provisioner, "SETTLE", text(terms.settle)),
@@ -170,7 +199,11 @@ async fn start_stack(terms: &Terms, park_after: Duration, database_server: &str)
         (Stage::Notifier, "RETRY_SCHEDULE", waits.join(",")),
         (Stage::Notifier, "ENDPOINT_BLOCK", "1s".into()),
         (Stage::Notifier, "ENDPOINT_BLOCK_LONGEST", "5s".into()),
-        (Stage::Sandbox, "SANDBOX_DETECT_DUPLICATES", terms.detects_duplicates.to_string()),
+        (
+            Stage::Sandbox,
+            "SANDBOX_DETECT_DUPLICATES",
+            terms.detects_duplicates.to_string(),
+        ),
     ];
     for (stage, name, value) in settings {
         builder = builder.env(stage, name, &value);

@@ -17,8 +17,13 @@ pub struct Replayed {
 
 impl Replayed {
     pub fn start() -> Self {
-        let tokio = Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let listener = tokio.block_on(TcpListener::bind("127.0.0.1:0")).expect("a port");
+        let tokio = Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let listener = tokio
+            .block_on(TcpListener::bind("127.0.0.1:0"))
+            .expect("a port");
         let url = format!("http://{}/", listener.local_addr().expect("an address"));
         let bytes = Arc::<Mutex<Vec<u8>>>::default();
         let sent = Arc::clone(&bytes);

@@ -21,7 +21,16 @@ use webhooks::{
 
 use crate::replayed::Replayed;
 
-pub const ALL: [&str; 8] = ["signature", "body", "lpa", "qr", "provider", "callback", "endpoint", "url"];
+pub const ALL: [&str; 8] = [
+    "signature",
+    "body",
+    "lpa",
+    "qr",
+    "provider",
+    "callback",
+    "endpoint",
+    "url",
+];
 
 type Target = Box<dyn Fn(&[u8]) + Send + Sync>;
 
@@ -46,10 +55,14 @@ fn ingress(rule: fn(&Harness, &[u8])) -> Target {
 
 /// An activation code is the same when it is read again.
 fn lpa(data: &[u8]) {
-    let Ok(text) = str::from_utf8(data) else { return };
+    let Ok(text) = str::from_utf8(data) else {
+        return;
+    };
     if let Ok(code) = ActivationCode::parse(text) {
         assert_eq!(code.download_link(), text);
-        assert!(ActivationCode::new(code.smdp(), code.matching_id()).is_ok_and(|again| again == code));
+        assert!(
+            ActivationCode::new(code.smdp(), code.matching_id()).is_ok_and(|again| again == code)
+        );
     }
     if let Ok(iccid) = Iccid::parse(text) {
         // A trailing `F` is padding.
@@ -60,7 +73,10 @@ fn lpa(data: &[u8]) {
 
 fn account(base: &str) -> Arc<dyn Provider> {
     install_tls();
-    let limits = Limits { timeout: Duration::from_secs(5), answer_max: 64 * 1024 };
+    let limits = Limits {
+        timeout: Duration::from_secs(5),
+        answer_max: 64 * 1024,
+    };
     let account = Account {
         url: Some(base.parse().expect("a URL")),
         access_key: Some("key".into()),
@@ -79,11 +95,15 @@ fn install_tls() {
 fn provider() -> Target {
     let server = Replayed::start();
     let account = account(&server.url);
-    let purchase = Purchase { placement_id: PlacementId::new(), items: vec![("option".into(), 1)] };
+    let purchase = Purchase {
+        placement_id: PlacementId::new(),
+        items: vec![("option".into(), 1)],
+    };
     Box::new(move |data| {
         server.send(data);
         let status = data.strip_prefix(b"HTTP/").and_then(|rest| rest.get(4..7));
-        let is_ok = status.is_none_or(|status| status.starts_with(b"2") || status.starts_with(b"1"));
+        let is_ok =
+            status.is_none_or(|status| status.starts_with(b"2") || status.starts_with(b"1"));
         match server.tokio.block_on(account.purchase(&purchase)) {
             Ok(PurchaseAnswer::Bought(units)) => check_units(&units),
             Ok(PurchaseAnswer::Rejected { status, message }) => {
@@ -104,7 +124,10 @@ fn check_units(units: &[ProviderUnit]) {
     for unit in units {
         check_line(unit.unit_id.as_str());
         assert!(unit.unit_id.as_str().is_ascii());
-        if let UnitState::Ready { expired_date, code, .. } = &unit.state {
+        if let UnitState::Ready {
+            expired_date, code, ..
+        } = &unit.state
+        {
             assert_eq!(expired_date.len(), 10);
             assert!(ActivationCode::parse(&code.download_link()).is_ok());
         }
@@ -117,7 +140,10 @@ fn check_trouble(trouble: &Trouble) {
 }
 
 fn check_line(text: &str) {
-    assert!(text.len() <= 400 && !text.contains(char::is_control), "{text:?}");
+    assert!(
+        text.len() <= 400 && !text.contains(char::is_control),
+        "{text:?}"
+    );
 }
 
 /// A callback names one clean unit, or nothing.
@@ -134,8 +160,16 @@ fn callback() -> Target {
 fn endpoint() -> Target {
     install_tls();
     let server = Replayed::start();
-    let guard = Guard::new(Networks::parse("127.0.0.0/8").expect("a network"), Networks::default(), Ports::default());
-    let limits = webhook::Limits { timeout: Duration::from_secs(5), head_max: 16 * 1024, idle: 4 };
+    let guard = Guard::new(
+        Networks::parse("127.0.0.0/8").expect("a network"),
+        Networks::default(),
+        Ports::default(),
+    );
+    let limits = webhook::Limits {
+        timeout: Duration::from_secs(5),
+        head_max: 16 * 1024,
+        idle: 4,
+    };
     let sender = {
         let _entered = server.tokio.enter();
         Sender::new(guard, &NameServers::default(), &limits).expect("a sender")
@@ -146,7 +180,9 @@ fn endpoint() -> Target {
         server.send(data);
         let now = runtime::clock::now();
         let post = sender.post(url.clone(), HeaderMap::new(), b"{}".to_vec(), now);
-        let Ok((answer, beginning)) = server.tokio.block_on(post) else { return };
+        let Ok((answer, beginning)) = server.tokio.block_on(post) else {
+            return;
+        };
         assert!((100..1000).contains(&answer.status) && beginning.len() <= 1024);
         match schedule.next(0, Some(answer), 0.5) {
             Next::Delivered => assert!((200..300).contains(&answer.status)),
@@ -158,17 +194,28 @@ fn endpoint() -> Target {
 
 /// A webhook URL that passes names no address that is not public.
 fn url(data: &[u8]) {
-    let Ok(text) = str::from_utf8(data) else { return };
+    let Ok(text) = str::from_utf8(data) else {
+        return;
+    };
     let _ = Networks::parse(text);
     let _ = Ports::parse(text);
-    let Ok(url) = text.parse::<WebhookUrl>() else { return };
+    let Ok(url) = text.parse::<WebhookUrl>() else {
+        return;
+    };
     assert_eq!(url.as_str(), text);
     let url = url.parsed().expect("it was parsed before");
-    assert!(matches!(url.scheme(), "http" | "https") && url.username().is_empty() && url.password().is_none());
+    assert!(
+        matches!(url.scheme(), "http" | "https")
+            && url.username().is_empty()
+            && url.password().is_none()
+    );
     let passes = Guard::default().check_url(&url).is_ok();
     let is_ours = match url.host() {
         Some(url::Host::Ipv4(address)) => {
-            address.is_private() || address.is_loopback() || address.is_link_local() || address.is_unspecified()
+            address.is_private()
+                || address.is_loopback()
+                || address.is_link_local()
+                || address.is_unspecified()
         }
         Some(url::Host::Ipv6(address)) => {
             address.is_loopback() || address.is_unspecified() || address.to_ipv4_mapped().is_some()

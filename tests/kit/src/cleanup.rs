@@ -1,16 +1,19 @@
-//! Asynchronous work in `Drop`: the test's runtime may be single-threaded or shutting down, so it gets its own.
+//! Runs asynchronous work in `Drop`. The runtime of the test cannot be used for it, because it may
+//! be single-threaded or shutting down, so the work gets a thread and a runtime of its own.
 
 use anyhow::Result;
 use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Runs `work` to its end, at most for 15 s; a failure is printed, since `Drop` cannot return it.
+/// Runs `work` to its end, for at most 15 s. A failure is printed, because `Drop` cannot return it.
 pub fn run(what: &str, work: impl Future<Output = Result<()>> + Send) {
     let result = std::thread::scope(|scope| {
         scope
             .spawn(|| -> Result<()> {
-                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build()?;
                 runtime.block_on(async { tokio::time::timeout(TIMEOUT, work).await })?
             })
             .join()

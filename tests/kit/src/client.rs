@@ -1,4 +1,5 @@
-//! A partner: signs and sends orders as the specification says, and invalid requests on purpose.
+//! A partner's HTTP client. It signs and sends requests as the specification says, and changes a
+//! correct request into an invalid one where a test wants that.
 
 use crate::esimctl::Partner;
 use crate::http;
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// The canonical path of create-order.
 pub const ORDERS: &str = "/api/v1/api_partner/orders";
-/// The other form of the path.
+/// The other form of the path, which ingress also serves.
 pub const ORDERS_SHORT: &str = "/v1/api_partner/orders";
 
 pub const ACCESS_KEY: &str = "x-service-access-key";
@@ -20,7 +21,7 @@ pub const SIGNATURE: &str = "x-service-signature";
 pub const TIMESTAMP: &str = "x-service-timestamp";
 pub const DIGEST: &str = "x-service-content-sha256";
 
-/// Sends one partner's requests to one base URL. Cheap to clone; clones share connections.
+/// Sends the requests of one partner to one base URL. Clones are cheap and share connections.
 #[derive(Clone, Debug)]
 pub struct Client {
     http: reqwest::Client,
@@ -29,7 +30,7 @@ pub struct Client {
     secret: SecretKey,
 }
 
-/// One entry of the response: one unit.
+/// One entry of the answer to an order, which stands for one unit.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct Product {
@@ -43,12 +44,13 @@ pub struct Answer {
     pub headers: HeaderMap,
     /// The body as sent.
     pub body: Bytes,
-    /// From just before the request until the end of the response.
+    /// The time from the beginning of the request until the end of the answer.
     pub took: Duration,
 }
 
 impl Client {
-    /// Creates a client. `base_url` has no path: `http://127.0.0.1:18080`. `secret_key` is Base64.
+    /// Makes a client. `base_url` has no path, as in `http://127.0.0.1:18080`. `secret_key` is
+    /// Base64.
     pub fn new(base_url: &str, access_key: &str, secret_key: &str) -> Result<Self> {
         Ok(Self {
             http: http::client()?,
@@ -58,21 +60,23 @@ impl Client {
         })
     }
 
-    /// The client of a partner that `esimctl` created.
+    /// Makes the client of a partner that `esimctl` created.
     pub fn of(base_url: &str, partner: &Partner) -> Result<Self> {
         Self::new(base_url, &partner.access_key, &partner.secret_key)
     }
 
-    /// Orders `(option_id, qty)` items.
+    /// Orders these items, each an `(option_id, qty)`.
     pub async fn order(&self, external_order_id: &str, items: &[(&str, u32)]) -> Result<Answer> {
-        self.post(order(external_order_id, items).to_string()).send().await
+        self.post(order(external_order_id, items).to_string())
+            .send()
+            .await
     }
 
     pub fn get(&self, path: &str) -> Request {
         self.post("").method("GET").path(path)
     }
 
-    /// A correct, signed create-order request with any body; the methods of [`Request`] change it.
+    /// Makes a correct create-order request with any body. The methods of [`Request`] change it.
     pub fn post(&self, body: impl Into<Bytes>) -> Request {
         Request {
             client: self.clone(),
@@ -86,10 +90,12 @@ impl Client {
     }
 }
 
-/// The body of an order of `(option_id, qty)` items.
+/// The body of an order of these items, each an `(option_id, qty)`.
 pub fn order(external_order_id: &str, items: &[(&str, u32)]) -> Value {
-    let products: Vec<Value> =
-        items.iter().map(|(option_id, qty)| json!({"option_id": option_id, "qty": qty})).collect();
+    let products: Vec<Value> = items
+        .iter()
+        .map(|(option_id, qty)| json!({"option_id": option_id, "qty": qty}))
+        .collect();
     json!({"external_order_id": external_order_id, "products": products})
 }
 
@@ -103,8 +109,9 @@ pub fn products(body: &[u8]) -> serde_json::Result<Vec<Product>> {
     serde_json::from_slice(body).map(|created: Created| created.products)
 }
 
-/// A correct request, unless changed. The signature covers changes by `method`, `path`, `timestamp`,
-/// `access_key` and `secret`, but not changes by `header` and `without`.
+/// A request, which is correct unless a test changes it. It is signed when it is sent. So the
+/// signature fits changes by `method`, `path`, `timestamp`, `access_key` and `secret`, but `header`
+/// and `without` change the request after it was signed.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Request {
@@ -113,7 +120,7 @@ pub struct Request {
     path: String,
     query: String,
     timestamp: String,
-    /// In order: a header and its new value, or `None` to leave it out.
+    /// Changes of headers in their order: the name, and the new value or `None` to leave it out.
     changes: Vec<(String, Option<Vec<u8>>)>,
     body: Bytes,
 }
@@ -130,7 +137,7 @@ impl Request {
         self
     }
 
-    /// A query string without `?`; never signed.
+    /// The query without `?`. It is not signed.
     pub fn query(mut self, query: &str) -> Self {
         self.query = format!("?{query}");
         self
@@ -146,21 +153,22 @@ impl Request {
         self
     }
 
-    /// The text of the timestamp header, which is signed.
+    /// The text of the timestamp header. The signature covers it.
     pub fn timestamp(mut self, timestamp: &str) -> Self {
         self.timestamp = timestamp.into();
         self
     }
 
-    /// A timestamp this many seconds from now; negative ones are in the past.
+    /// Sets a timestamp this many seconds from now. A negative number is in the past.
     pub fn timestamp_from_now(self, seconds: i64) -> Self {
         let now = signing::parse_unix_time(&self.timestamp).unwrap_or_default();
         self.timestamp(&(now + seconds).to_string())
     }
 
-    /// Replaces a header after signing; accepts any bytes that HTTP can carry.
+    /// Replaces a header after signing. The value may be any bytes that HTTP can carry.
     pub fn header(mut self, name: &str, value: impl AsRef<[u8]>) -> Self {
-        self.changes.push((name.into(), Some(value.as_ref().into())));
+        self.changes
+            .push((name.into(), Some(value.as_ref().into())));
         self
     }
 
@@ -169,23 +177,49 @@ impl Request {
         self
     }
 
-    /// The signature of the current request, lowercase hex.
+    /// The signature of the request as it is now.
     pub fn signature(&self) -> String {
-        let Client { secret, access_key, .. } = &self.client;
-        signing::request::sign(secret, &self.method, &self.path, &self.timestamp, access_key)
+        let Client {
+            secret, access_key, ..
+        } = &self.client;
+        signing::request::sign(
+            secret,
+            &self.method,
+            &self.path,
+            &self.timestamp,
+            access_key,
+        )
     }
 
-    /// Errors: no response (refused, cut off, 30 s), or a method, path or header that HTTP cannot carry.
+    /// Sends the request. It is an error if there is no whole answer within 30 s, or if the method,
+    /// path or a header is one that HTTP cannot carry. Any status is fine.
     pub async fn send(self) -> Result<Answer> {
         let url = format!("{}{}{}", self.client.base_url, self.path, self.query);
         let method = reqwest::Method::from_bytes(self.method.as_bytes())?;
         let headers = self.headers()?;
         let start = Instant::now();
-        let request = self.client.http.request(method, &url).headers(headers).body(self.body);
-        let answer = request.send().await.with_context(|| format!("{} {url}", self.method))?;
-        let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
-        let body = answer.bytes().await.with_context(|| format!("reading the answer to {} {url}", self.method))?;
-        Ok(Answer { status, headers, body, took: start.elapsed() })
+        let request = self
+            .client
+            .http
+            .request(method, &url)
+            .headers(headers)
+            .body(self.body);
+        let answer = request
+            .send()
+            .await
+            .with_context(|| format!("{} {url}", self.method))?;
+        let status = answer.status().as_u16();
+        let headers = answer.headers().clone();
+        let body = answer
+            .bytes()
+            .await
+            .with_context(|| format!("reading the answer to {} {url}", self.method))?;
+        Ok(Answer {
+            status,
+            headers,
+            body,
+            took: start.elapsed(),
+        })
     }
 
     fn headers(&self) -> Result<HeaderMap> {
@@ -210,7 +244,7 @@ impl Answer {
         serde_json::from_slice(&self.body).with_context(|| format!("not JSON: {}", self.describe()))
     }
 
-    /// The entries of a 201; any other response is an error that shows the whole response.
+    /// The entries of a 201. Any other answer is an error that shows the whole answer.
     pub fn products(&self) -> Result<Vec<Product>> {
         ensure!(self.status == 201, "not accepted: {}", self.describe());
         products(&self.body).with_context(|| format!("unexpected body: {}", self.describe()))

@@ -1,4 +1,5 @@
-//! The operator's command line, run as a program.
+//! Runs esimctl, the operator's command line, as a program, and parses what it prints with
+//! `--json`.
 
 use crate::bin_dir;
 use crate::process::output;
@@ -35,7 +36,7 @@ pub struct CatalogueOption {
     pub environment: String,
 }
 
-/// The stored times of an order, as `esimctl order show` prints them.
+/// The times that are stored with an order, as `esimctl order show` prints them.
 #[derive(Clone, Debug, Deserialize)]
 pub struct OrderTimes {
     #[serde(with = "time::serde::rfc3339")]
@@ -47,7 +48,7 @@ pub struct OrderTimes {
 #[derive(Clone, Debug, Deserialize)]
 pub struct PlacementTimes {
     pub placement_id: String,
-    /// When it was recorded as bought.
+    /// The time when it was recorded as bought.
     #[serde(with = "time::serde::rfc3339::option")]
     pub placed_at: Option<OffsetDateTime>,
 }
@@ -56,17 +57,18 @@ pub struct PlacementTimes {
 pub struct TopupTimes {
     pub topup_id: String,
     pub placement_id: String,
-    /// When its profile was stored.
+    /// The time when its profile was stored.
     #[serde(with = "time::serde::rfc3339::option")]
     pub ready_at: Option<OffsetDateTime>,
-    /// When the endpoint acknowledged its webhook.
+    /// The time when it was recorded that the endpoint had acknowledged its webhook.
     #[serde(with = "time::serde::rfc3339::option")]
     pub delivered_at: Option<OffsetDateTime>,
 }
 
 /// Whether only the owner of the tables may run this command.
 pub fn needs_owner(args: &[&str]) -> bool {
-    args.first().is_some_and(|command| ["migrate", "recover", "master-key"].contains(command))
+    args.first()
+        .is_some_and(|command| ["migrate", "recover", "master-key"].contains(command))
 }
 
 /// Runs `esimctl` with a fixed set of settings.
@@ -74,14 +76,18 @@ pub fn needs_owner(args: &[&str]) -> bool {
 pub struct Esimctl {
     binary: PathBuf,
     env: Vec<(String, String)>,
-    /// The `DATABASE_URL` of commands that only the owner of the tables may run.
+    /// The `DATABASE_URL` for the commands that only the owner of the tables may run.
     owner: Option<String>,
 }
 
 impl Esimctl {
-    /// Creates it; `env` adds settings to this process's environment.
+    /// `env` is added to the environment of this process.
     pub fn new(env: impl IntoIterator<Item = (String, String)>) -> Self {
-        Self { binary: bin_dir().join("esimctl"), env: env.into_iter().collect(), owner: None }
+        Self {
+            binary: bin_dir().join("esimctl"),
+            env: env.into_iter().collect(),
+            owner: None,
+        }
     }
 
     /// Runs `migrate`, `recover` and `master-key` with this `DATABASE_URL`.
@@ -93,14 +99,16 @@ impl Esimctl {
 
     /// Runs `esimctl <args> --json` and parses its output.
     ///
-    /// Errors: it fails (with its standard error), takes longer than 60 s, or prints other output.
+    /// It is an error if the program fails, takes longer than 60 s, or prints something else. The
+    /// error shows what it said.
     pub async fn run<T: DeserializeOwned>(&self, args: &[&str]) -> Result<T> {
         let shown = format!("esimctl {}", args.join(" "));
         let mut command = Command::new(&self.binary);
         command
             .args(args)
             .arg("--json")
-            // The receivers of live partners have no certificate.
+            // The webhook receivers of the tests speak http, which live partners may not use
+            // otherwise.
             .env("WEBHOOK_HTTP_LIVE", "true")
             .envs(self.env.iter().map(|(name, value)| (name, value)));
         if !self.env.is_empty() {
@@ -114,35 +122,59 @@ impl Esimctl {
         let output = output(&mut command, TIMEOUT).await;
         let output = output.with_context(|| shown.clone())?;
         if !output.status.success() {
-            bail!("{shown}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
+            bail!(
+                "{shown}: {}: {}",
+                output.status,
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
         }
-        serde_json::from_slice(&output.stdout)
-            .with_context(|| format!("{shown}: unexpected output: {}", String::from_utf8_lossy(&output.stdout)))
+        serde_json::from_slice(&output.stdout).with_context(|| {
+            format!(
+                "{shown}: unexpected output: {}",
+                String::from_utf8_lossy(&output.stdout)
+            )
+        })
     }
 
-    /// `partner create`; `environment` is `sandbox` or `live`.
-    pub async fn create_partner(&self, name: &str, environment: &str, webhook_url: Option<&str>) -> Result<Partner> {
-        let mut args = vec!["partner", "create", "--name", name, "--environment", environment];
+    /// Runs `partner create`. `environment` is `sandbox` or `live`.
+    pub async fn create_partner(
+        &self,
+        name: &str,
+        environment: &str,
+        webhook_url: Option<&str>,
+    ) -> Result<Partner> {
+        let mut args = vec![
+            "partner",
+            "create",
+            "--name",
+            name,
+            "--environment",
+            environment,
+        ];
         if let Some(url) = webhook_url {
             args.extend(["--webhook-url", url]);
         }
         self.run(&args).await
     }
 
-    /// `order show` with an order id, a topup id or an external order id: every matching order.
+    /// Runs `order show` with an order id, a topup id or an external order id, and returns every
+    /// matching order.
     pub async fn order_times(&self, id: &str) -> Result<Vec<OrderTimes>> {
         #[derive(Deserialize)]
         struct Found {
             orders: Vec<OrderTimes>,
         }
-        self.run(&["order", "show", id]).await.map(|found: Found| found.orders)
+        self.run(&["order", "show", id])
+            .await
+            .map(|found: Found| found.orders)
     }
 
-    /// `option import` of a catalogue, as JSON; what it counted.
+    /// Runs `option import` with a catalogue in JSON, and returns what it counted.
     pub async fn import(&self, catalogue: impl AsRef<[u8]>) -> Result<Value> {
         let file = tempfile::NamedTempFile::new()?;
         std::fs::write(file.path(), catalogue)?;
-        self.run(&["option", "import", &file.path().display().to_string()]).await
+        self.run(&["option", "import", &file.path().display().to_string()])
+            .await
     }
 
     pub async fn options(&self) -> Result<Vec<CatalogueOption>> {

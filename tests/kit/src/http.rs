@@ -1,4 +1,4 @@
-//! HTTP of the tests: a client, and servers that behave as a test says.
+//! HTTP for tests: a client, and servers that respond as a test says.
 
 use anyhow::Result;
 use bytes::Bytes;
@@ -14,9 +14,9 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
 
-/// A client without proxy and redirects, with 30 s for a whole exchange.
+/// Makes a client that uses no proxy, follows no redirects, and gives up an exchange after 30 s.
 pub fn client() -> Result<reqwest::Client> {
-    // Fails only if a provider is already installed, which is fine.
+    // This fails only if a cryptography provider is installed already, which is fine.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let client = reqwest::Client::builder()
         .no_proxy()
@@ -26,7 +26,8 @@ pub fn client() -> Result<reqwest::Client> {
     Ok(client)
 }
 
-/// Serves HTTP/1.1 and HTTP/2 until the task is aborted. An error of `answer` ends the connection silently.
+/// Serves HTTP/1.1 and HTTP/2 until the returned task is aborted. If `answer` returns an error, the
+/// connection is closed without a response.
 pub fn serve<F, A, B>(listener: TcpListener, answer: F) -> JoinHandle<()>
 where
     F: Fn(Request<Bytes>) -> A + Send + Sync + 'static,
@@ -35,7 +36,7 @@ where
 {
     let answer = Arc::new(answer);
     tokio::spawn(async move {
-        // Dropped with this task, which ends the connections.
+        // The connections are dropped and thereby closed together with this task.
         let mut connections = JoinSet::new();
         while let Ok((stream, _)) = listener.accept().await {
             while connections.try_join_next().is_some() {}
@@ -49,7 +50,8 @@ where
                 }
             });
             connections.spawn(async move {
-                // Clients disconnect at any time, and some answers are errors on purpose.
+                // The result is ignored, because clients may disconnect at any time, and some
+                // answers are errors on purpose.
                 let server = auto::Builder::new(TokioExecutor::new());
                 let _ = server.serve_connection(TokioIo::new(stream), service).await;
             });

@@ -1,4 +1,4 @@
-//! A name server of a test's own.
+//! A name server of a test's own, for tests of what the guard and the resolver do with names.
 
 use anyhow::Result;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -6,20 +6,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::net::UdpSocket;
 
-/// Names and their IPv4 addresses. A name below `silent.test` gets no answer; any other does not exist.
+/// Names and their IPv4 addresses. Queries for names that end with `silent.test` get no response.
+/// Any other name does not exist.
 pub type Zone = &'static [(&'static str, &'static [[u8; 4]])];
 
-/// Serves a zone until the test ends.
+/// A server that serves a zone until the test ends.
 pub struct NameServer {
     pub address: SocketAddr,
     unanswered: Arc<AtomicUsize>,
 }
 
 impl NameServer {
-    /// Listens on a free port of this machine. Needs a runtime.
+    /// Starts on a free port of loopback. It has to be called within a Tokio runtime.
     pub async fn start(zone: Zone) -> Result<Self> {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-        let server = Self { address: socket.local_addr()?, unanswered: Arc::default() };
+        let server = Self {
+            address: socket.local_addr()?,
+            unanswered: Arc::default(),
+        };
         let unanswered = Arc::clone(&server.unanswered);
         tokio::spawn(async move {
             let mut query = [0; 1024];
@@ -39,7 +43,7 @@ impl NameServer {
     }
 }
 
-/// The answer to a query, in the format of RFC 1035.
+/// The response to a query, in the format of RFC 1035. `None` means that there is none.
 fn answer(zone: Zone, query: &[u8]) -> Option<Vec<u8>> {
     let mut labels = Vec::new();
     let mut at = 12;
@@ -48,20 +52,24 @@ fn answer(zone: Zone, query: &[u8]) -> Option<Vec<u8>> {
         labels.push(String::from_utf8_lossy(&query[at + 1..end]).to_ascii_lowercase());
         at = end;
     }
-    let (name, question) = (labels.join("."), &query[12..at + 5]);
+    let name = labels.join(".");
+    let question = &query[12..at + 5];
     if name.ends_with("silent.test") {
         return None;
     }
     let known = zone.iter().find(|(known, _)| *known == name);
     let is_a = query[at + 1..at + 3] == [0, 1];
-    let addresses = known.filter(|_| is_a).map_or(&[][..], |(_, addresses)| addresses);
+    let addresses = known
+        .filter(|_| is_a)
+        .map_or(&[][..], |(_, addresses)| addresses);
     let code = if known.is_some() { 0x80 } else { 0x83 };
     let count = u8::try_from(addresses.len()).ok()?;
     let mut answer = query[..2].to_vec();
     answer.extend([0x81, code, 0, 1, 0, count, 0, 0, 0, 0]);
     answer.extend(question);
     for address in addresses {
-        // The name of the question, A, IN, a TTL of one second, four bytes.
+        // A pointer to the name in the question, the type A, the class IN, a TTL of one second, and
+        // the length of the address.
         answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 1, 0, 4]);
         answer.extend(address);
     }

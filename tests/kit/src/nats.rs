@@ -1,4 +1,5 @@
-//! NATS: a server of a test's own, and the removal of a test's streams from a shared one.
+//! NATS for tests: a server of a test's own, and on the shared server the removal of a test's
+//! streams.
 
 use crate::process::{Process, Program};
 use crate::{cleanup, ports};
@@ -11,22 +12,24 @@ use std::path::Path;
 /// storage. Its port stays the same over restarts.
 #[derive(Debug)]
 pub struct NatsServer {
-    /// To stop it, kill it, stall it, and start it again; its storage stays.
+    /// The process, which the test may stop, kill, stall and start again. Its storage stays.
     pub process: Process,
     store: std::path::PathBuf,
     url: String,
 }
 
 impl NatsServer {
-    /// Starts `NATS_SERVER_BIN` (default: `nats-server` in the search path) with storage and log in `folder`.
+    /// Starts `NATS_SERVER_BIN` (default: `nats-server` in the search path), with its storage and
+    /// its log in `folder`.
     pub async fn start(folder: &Path) -> Result<Self> {
         Self::start_with(folder, None).await
     }
 
-    /// The same with a configuration file.
+    /// Does the same with a configuration file.
     pub async fn start_with(folder: &Path, config: Option<&Path>) -> Result<Self> {
         let binary = std::env::var_os("NATS_SERVER_BIN").unwrap_or_else(|| "nats-server".into());
-        let (port, monitor) = (ports::free()?, ports::free()?);
+        let port = ports::free()?;
+        let monitor = ports::free()?;
         let store = folder.join("jetstream");
         let args = format!("-a 127.0.0.1 -p {port} -m {monitor} -js -sd");
         let mut args: Vec<String> = args.split(' ').map(String::from).collect();
@@ -43,7 +46,11 @@ impl NatsServer {
             log: folder.join("nats-server.log"),
         });
         process.start().await?;
-        Ok(Self { process, store, url: format!("nats://127.0.0.1:{port}") })
+        Ok(Self {
+            process,
+            store,
+            url: format!("nats://127.0.0.1:{port}"),
+        })
     }
 
     /// The value for `NATS_URL`.
@@ -51,19 +58,25 @@ impl NatsServer {
         &self.url
     }
 
-    /// Deletes the storage of a server that is stopped: streams, consumers, messages.
+    /// Deletes the storage of a stopped server, and with it all streams, consumers and messages.
     pub fn wipe(&self) -> Result<()> {
-        anyhow::ensure!(self.process.pid().is_none(), "stop nats-server before its storage is deleted");
-        std::fs::remove_dir_all(&self.store).with_context(|| format!("cannot delete {}", self.store.display()))
+        anyhow::ensure!(
+            self.process.pid().is_none(),
+            "stop nats-server before its storage is deleted"
+        );
+        std::fs::remove_dir_all(&self.store)
+            .with_context(|| format!("cannot delete {}", self.store.display()))
     }
 }
 
-/// The `NATS_URL` of a stage on the shared server, with its own user: `INGRESS_NATS_URL` and so on.
+/// The `NATS_URL` of a stage on the shared server, with the stage's own user. It is read from
+/// `INGRESS_NATS_URL` and so on.
 pub fn url_of(stage: &str) -> Result<String> {
     crate::required(&format!("{}_NATS_URL", stage.to_uppercase()))
 }
 
-/// Connects with the user and the password of the URL, which the client ignores.
+/// Connects with the user and the password that the URL contains. The client itself would ignore
+/// them.
 pub async fn connect(url: &str) -> Result<async_nats::Client> {
     let address: async_nats::ServerAddr = url.parse()?;
     let mut options = async_nats::ConnectOptions::new();
@@ -73,7 +86,7 @@ pub async fn connect(url: &str) -> Result<async_nats::Client> {
     Ok(options.connect(address).await?)
 }
 
-/// The streams of one test on a shared server; deleted when this is dropped.
+/// The streams of one test on the shared server. They are deleted when this is dropped.
 #[derive(Debug)]
 pub struct OwnStreams {
     url: String,
@@ -81,9 +94,12 @@ pub struct OwnStreams {
 }
 
 impl OwnStreams {
-    /// The streams whose names begin with `prefix`, on the server at `url`.
+    /// Takes the streams whose names begin with `prefix`, on the server at `url`.
     pub fn new(url: &str, prefix: &str) -> Self {
-        Self { url: url.into(), prefix: prefix.into() }
+        Self {
+            url: url.into(),
+            prefix: prefix.into(),
+        }
     }
 
     async fn delete(&self) -> Result<()> {
@@ -113,7 +129,11 @@ mod tests {
         let server = NatsServer::start(folder.path()).await.unwrap();
         let jetstream = jetstream::new(connect(server.url()).await.unwrap());
         for name in ["a_JOBS", "a_READY", "b_JOBS"] {
-            let stream = Config { name: name.into(), subjects: vec![name.into()], ..Config::default() };
+            let stream = Config {
+                name: name.into(),
+                subjects: vec![name.into()],
+                ..Config::default()
+            };
             jetstream.create_stream(stream).await.unwrap();
         }
         drop(OwnStreams::new(server.url(), "a_"));

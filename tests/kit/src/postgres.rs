@@ -1,4 +1,5 @@
-//! A `PostgreSQL` server for one test, which may stop it in any way and start it again.
+//! A `PostgreSQL` server for one test, which may stop it in any way and start it again. The shared
+//! server cannot be used for that, because other tests need it.
 
 use crate::process::{output, send};
 use crate::{required, wait};
@@ -13,30 +14,32 @@ use std::time::Duration;
 use tokio::process::{Child, Command};
 use uuid::Uuid;
 
-/// How long a start may take, including crash recovery.
+/// How long a start may take, including recovery after a crash.
 const START: Duration = Duration::from_mins(1);
 const STOP: Duration = Duration::from_secs(20);
 
-/// A real server with its own data folder; every durability setting keeps its default, on. Its port stays the
-/// same over restarts. Dropping it stops it at once.
+/// A real server with a data folder of its own. Every durability setting keeps its default, which
+/// is on, so that what was committed survives a crash. The port stays the same over restarts.
+/// Dropping this stops the server at once.
 #[derive(Debug)]
 pub struct PostgresServer {
     programs: PathBuf,
     folder: PathBuf,
     port: u16,
     url: String,
-    /// The user it runs as: `PostgreSQL` refuses to run as root.
+    /// The user that it runs as, if this process is root: `PostgreSQL` refuses to run as root.
     user: Option<User>,
     child: Option<Child>,
 }
 
 impl PostgresServer {
-    /// Creates a cluster in `folder/postgres` with the programs of `PG_BIN`, and starts it. The server's user
-    /// must be able to enter `folder`.
+    /// Creates a cluster in `folder/postgres` with the programs of `PG_BIN`, and starts it. The
+    /// server's user must be able to enter `folder`.
     pub async fn start(folder: &Path) -> Result<Self> {
         let programs = PathBuf::from(required("PG_BIN")?);
         let folder = folder.join("postgres");
-        std::fs::create_dir(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        std::fs::create_dir(&folder)
+            .with_context(|| format!("cannot create {}", folder.display()))?;
         let user = User::unprivileged().await?;
         if let Some(user) = &user {
             std::os::unix::fs::chown(&folder, Some(user.uid), Some(user.gid))?;
@@ -64,18 +67,26 @@ impl PostgresServer {
     /// The command that starts the server again, for inspecting a failed test.
     pub fn command_line(&self) -> String {
         let prefix = self.user.as_ref().map_or_else(String::new, |user| {
-            format!("setpriv --reuid={} --regid={} --clear-groups ", user.uid, user.gid)
+            format!(
+                "setpriv --reuid={} --regid={} --clear-groups ",
+                user.uid, user.gid
+            )
         });
         let program = self.programs.join("postgres");
-        format!("{prefix}{} {}", program.display(), self.arguments().join(" "))
+        format!(
+            "{prefix}{} {}",
+            program.display(),
+            self.arguments().join(" ")
+        )
     }
 
-    /// `pg_ctl stop -m immediate`: as after a power cut, the next start recovers from the log.
+    /// Stops it like `pg_ctl stop -m immediate`. As after a power cut, the next start recovers from
+    /// the write-ahead log.
     pub async fn stop_immediately(&mut self) -> Result<()> {
         self.stop(Signal::QUIT).await
     }
 
-    /// `pg_ctl stop -m fast`.
+    /// Stops it like `pg_ctl stop -m fast`: connections are cut, and everything is written to disk.
     pub async fn stop_fast(&mut self) -> Result<()> {
         self.stop(Signal::INT).await
     }
@@ -83,7 +94,10 @@ impl PostgresServer {
     /// Starts it after a stop, and waits until it accepts connections.
     pub async fn start_again(&mut self) -> Result<()> {
         ensure!(self.child.is_none(), "postgres is running already");
-        let log = OpenOptions::new().create(true).append(true).open(self.log())?;
+        let log = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.log())?;
         let child = self
             .command("postgres")
             .args(self.arguments())
@@ -93,10 +107,21 @@ impl PostgresServer {
             .context("cannot start postgres")?;
         self.child = Some(child);
         wait::until(START, "PostgreSQL to take connections", async || {
-            if let Some(status) = self.child.as_mut().map(Child::try_wait).transpose()?.flatten() {
-                bail!("postgres ended before it was ready: {status}; see {}", self.log().display());
+            if let Some(status) = self
+                .child
+                .as_mut()
+                .map(Child::try_wait)
+                .transpose()?
+                .flatten()
+            {
+                bail!(
+                    "postgres ended before it was ready: {status}; see {}",
+                    self.log().display()
+                );
             }
-            let Ok(connection) = PgConnection::connect(&self.url).await else { return Ok(None) };
+            let Ok(connection) = PgConnection::connect(&self.url).await else {
+                return Ok(None);
+            };
             connection.close().await?;
             Ok(Some(()))
         })
@@ -111,15 +136,22 @@ impl PostgresServer {
             std::os::unix::fs::chown(&file, Some(user.uid), Some(user.gid))?;
         }
         let mut initdb = self.command("initdb");
-        initdb.arg(format!("--pgdata={}", self.data().display())).arg(format!("--pwfile={}", file.display())).args([
-            "--username=postgres",
-            "--auth=scram-sha-256",
-            "--encoding=UTF8",
-            "--no-locale",
-        ]);
+        initdb
+            .arg(format!("--pgdata={}", self.data().display()))
+            .arg(format!("--pwfile={}", file.display()))
+            .args([
+                "--username=postgres",
+                "--auth=scram-sha-256",
+                "--encoding=UTF8",
+                "--no-locale",
+            ]);
         let output = output(&mut initdb, START).await?;
         std::fs::remove_file(&file)?;
-        ensure!(output.status.success(), "initdb: {}", String::from_utf8_lossy(&output.stderr).trim());
+        ensure!(
+            output.status.success(),
+            "initdb: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
         Ok(())
     }
 
@@ -132,14 +164,18 @@ impl PostgresServer {
         }
     }
 
-    /// A `PostgreSQL` program, run as the owner of the data, in a folder that this user can read.
+    /// A command that runs a `PostgreSQL` program as the owner of the data, in a folder that this
+    /// user can read.
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(self.programs.join(program));
         if let Some(user) = &self.user {
-            // Without the groups of root: std clears them.
+            // Setting the uid also makes std drop the further groups of root.
             command.uid(user.uid).gid(user.gid);
         }
-        command.current_dir("/").stdin(Stdio::null()).kill_on_drop(true);
+        command
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
         command
     }
 
@@ -151,7 +187,13 @@ impl PostgresServer {
             "max_connections=200".into(),
         ];
         let data = ["-D".to_owned(), self.data().display().to_string()];
-        data.into_iter().chain(settings.into_iter().flat_map(|setting| ["-c".to_owned(), setting])).collect()
+        data.into_iter()
+            .chain(
+                settings
+                    .into_iter()
+                    .flat_map(|setting| ["-c".to_owned(), setting]),
+            )
+            .collect()
     }
 
     fn data(&self) -> PathBuf {
@@ -165,7 +207,8 @@ impl PostgresServer {
 
 impl Drop for PostgresServer {
     fn drop(&mut self) {
-        // Its other processes end by themselves; dropping the child ends the first one.
+        // The first process of the server ends the other ones when it gets this signal. Dropping
+        // the child afterwards kills the first one, too.
         if let Some(child) = &self.child {
             let _ = send(child, Signal::QUIT);
         }
@@ -180,7 +223,7 @@ struct User {
 }
 
 impl User {
-    /// `postgres`, or else `nobody`, if this process runs as root.
+    /// The user `postgres`, or else `nobody`. It is `None` if this process does not run as root.
     async fn unprivileged() -> Result<Option<Self>> {
         if !rustix::process::geteuid().is_root() {
             return Ok(None);
@@ -195,6 +238,9 @@ impl User {
                 return Ok(Some(Self { uid, gid }));
             }
         }
-        bail!("PostgreSQL doesn't run as root, and neither user postgres nor user nobody exists")
+        bail!(
+            "PostgreSQL refuses to run as root, and there is neither a user postgres nor a user nobody; \
+             create one of them, or run the test as another user"
+        )
     }
 }

@@ -1,4 +1,4 @@
-//! A real program under test: started, waited for, stopped, killed, started again.
+//! A real program under test, which a test can start, stop, kill, stall and start again.
 
 use crate::{http, wait};
 use anyhow::{Context, Result, bail, ensure};
@@ -12,10 +12,11 @@ use tokio::process::{Child, Command};
 
 /// How long a program may take to become ready.
 const START: Duration = Duration::from_secs(30);
-/// Lines of the log that an error shows.
+/// How many lines of the log an error shows.
 const LOG_LINES: usize = 30;
 
-/// A program to run. From the test's environment it gets only `PATH`, `HOME` and `TMPDIR`.
+/// A program to run. It gets the variables of `env`, and from the environment of the test only
+/// `PATH`, `HOME` and `TMPDIR`, so that a setting of the developer's shell cannot change a test.
 #[derive(Clone, Debug)]
 pub struct Program {
     /// The name for messages: `notifier-1`.
@@ -23,13 +24,14 @@ pub struct Program {
     pub binary: PathBuf,
     pub args: Vec<String>,
     pub env: BTreeMap<String, String>,
-    /// Responds 200 once the program is ready: `http://127.0.0.1:18081/readyz`.
+    /// The URL that responds 200 once the program is ready, such as
+    /// `http://127.0.0.1:18081/readyz`.
     pub ready_url: String,
-    /// Receives standard output and standard error, appended.
+    /// The file to which standard output and standard error are appended.
     pub log: PathBuf,
 }
 
-/// A program and, while it runs, its process. Killed when dropped.
+/// A program and, while it runs, its process. The process is killed when this is dropped.
 #[derive(Debug)]
 pub struct Process {
     program: Program,
@@ -37,20 +39,24 @@ pub struct Process {
 }
 
 impl Process {
-    /// A program that isn't started yet.
+    /// Takes a program, which is not started yet.
     pub fn new(program: Program) -> Self {
-        Self { program, child: None }
+        Self {
+            program,
+            child: None,
+        }
     }
 
     /// Starts the program, for the first time or again, and waits until it is ready.
     ///
-    /// Errors, with the end of its log: it runs already, cannot start, ends early, or takes longer than 30 s.
+    /// It is an error if the program runs already, cannot be started, ends before it is ready, or
+    /// takes longer than 30 s. The error shows the end of its log.
     pub async fn start(&mut self) -> Result<()> {
         self.spawn()?;
         self.ready().await
     }
 
-    /// Waits until a spawned program is ready. Errors: as of [`Process::start`].
+    /// Waits until a spawned program is ready. The errors are those of [`Process::start`].
     pub async fn ready(&mut self) -> Result<()> {
         let client = http::client()?;
         let url = self.program.ready_url.clone();
@@ -59,18 +65,33 @@ impl Process {
             if let Some(status) = self.exited()? {
                 bail!("{} ended before it was ready: {status}", self.program.name);
             }
-            let answer = client.get(&url).timeout(Duration::from_secs(1)).send().await;
-            Ok(answer.is_ok_and(|answer| answer.status().is_success()).then_some(()))
+            let answer = client
+                .get(&url)
+                .timeout(Duration::from_secs(1))
+                .send()
+                .await;
+            Ok(answer
+                .is_ok_and(|answer| answer.status().is_success())
+                .then_some(()))
         });
         let result = ready.await;
         result.with_context(|| self.log_tail())
     }
 
-    /// Starts the program without waiting, for programs that must refuse to start.
+    /// Starts the program without waiting until it is ready, for example because it must refuse to
+    /// start, or because the servers that it needs are down.
     pub fn spawn(&mut self) -> Result<()> {
-        ensure!(self.child.is_none(), "{} is running already", self.program.name);
-        let log = OpenOptions::new().create(true).append(true).open(&self.program.log)?;
-        let inherited = ["PATH", "HOME", "TMPDIR"].map(|name| std::env::var_os(name).map(|value| (name, value)));
+        ensure!(
+            self.child.is_none(),
+            "{} is running already",
+            self.program.name
+        );
+        let log = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&self.program.log)?;
+        let inherited = ["PATH", "HOME", "TMPDIR"]
+            .map(|name| std::env::var_os(name).map(|value| (name, value)));
         let child = Command::new(&self.program.binary)
             .args(&self.program.args)
             .env_clear()
@@ -90,7 +111,7 @@ impl Process {
         self.child.as_ref().and_then(Child::id)
     }
 
-    /// The most physical memory that it has used, in kB.
+    /// The peak of the physical memory that it has used, in kB.
     pub fn peak_memory(&self) -> Result<usize> {
         let pid = self.pid().context("it does not run")?;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
@@ -99,39 +120,50 @@ impl Process {
         Ok(size.context("no VmHWM")?.parse()?)
     }
 
-    /// The exit status, if it has ended.
+    /// The exit status, if the process has ended.
     pub fn exited(&mut self) -> Result<Option<ExitStatus>> {
         let child = self.child.as_mut().context("it was never started")?;
         child.try_wait().context("cannot ask for the exit status")
     }
 
-    /// SIGKILL, and waits for the end. Does nothing if it is not running.
+    /// Kills the process (SIGKILL) and waits for its end. Does nothing if it is not running.
     pub async fn kill(&mut self) -> Result<()> {
         if let Some(mut child) = self.child.take() {
-            child.kill().await.with_context(|| format!("cannot kill {}", self.program.name))?;
+            child
+                .kill()
+                .await
+                .with_context(|| format!("cannot kill {}", self.program.name))?;
         }
         Ok(())
     }
 
-    /// SIGTERM, and waits for the end. A clean end has exit status 0.
+    /// Stops the process (SIGTERM), waits for its end, and returns its exit status, which is 0
+    /// after a clean stop.
     ///
-    /// Errors: it is not running, or still runs after `timeout` (then it is killed).
+    /// It is an error if the process is not running, or still runs after `timeout`. In the latter
+    /// case it is killed.
     pub async fn terminate(&mut self, timeout: Duration) -> Result<ExitStatus> {
         self.send(Signal::TERM)?;
         self.wait(timeout).await
     }
 
-    /// Waits for the end of a program that ends by itself.
+    /// Waits for the end of a process that ends by itself. If it still runs after `timeout`, it is
+    /// killed, and that is an error.
     pub async fn wait(&mut self, timeout: Duration) -> Result<ExitStatus> {
         let mut child = self.child.take().context("it was never started")?;
         if let Ok(status) = tokio::time::timeout(timeout, child.wait()).await {
             return Ok(status?);
         }
         child.kill().await?;
-        bail!("{} was still running after {timeout:?}\n{}", self.program.name, self.log_tail())
+        bail!(
+            "{} was still running after {timeout:?}\n{}",
+            self.program.name,
+            self.log_tail()
+        )
     }
 
-    /// Stalls the process (SIGSTOP), as a virtual machine or a full disk would.
+    /// Stalls the process (SIGSTOP), as it happens when a virtual machine is paused or a disk is
+    /// overloaded.
     pub fn pause(&self) -> Result<()> {
         self.send(Signal::STOP)
     }
@@ -141,14 +173,17 @@ impl Process {
         self.send(Signal::CONT)
     }
 
-    /// Its whole output, over all its starts.
+    /// Its whole output since its first start.
     pub fn log(&self) -> Result<String> {
         Ok(String::from_utf8_lossy(&std::fs::read(&self.program.log)?).into_owned())
     }
 
     /// What it shows at `/metrics`.
     pub async fn metrics(&self) -> Result<String> {
-        let answer = http::client()?.get(self.program.ready_url.replace("readyz", "metrics")).send().await?;
+        let answer = http::client()?
+            .get(self.program.ready_url.replace("readyz", "metrics"))
+            .send()
+            .await?;
         Ok(answer.error_for_status()?.text().await?)
     }
 
@@ -156,27 +191,31 @@ impl Process {
         &self.program
     }
 
-    /// The program, to change settings before the next start.
+    /// The program, whose settings can be changed before the next start.
     pub fn program_mut(&mut self) -> &mut Program {
         &mut self.program
     }
 
     fn send(&self, signal: Signal) -> Result<()> {
         let child = self.child.as_ref().context("it is not running");
-        child.and_then(|child| send(child, signal)).with_context(|| format!("cannot signal {}", self.program.name))
+        child
+            .and_then(|child| send(child, signal))
+            .with_context(|| format!("cannot signal {}", self.program.name))
     }
 
     fn log_tail(&self) -> String {
         let log = self.log().unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
         let tail = &lines[lines.len().saturating_sub(LOG_LINES)..];
-        format!("the end of {}:\n{}", self.program.log.display(), tail.join("\n"))
+        format!(
+            "the end of {}:\n{}",
+            self.program.log.display(),
+            tail.join("\n")
+        )
     }
 }
 
-/// Runs a command to its end.
-///
-/// Errors: it cannot be run, or still runs after `timeout`.
+/// Runs a command to its end. It is an error if it cannot be run or still runs after `timeout`.
 pub async fn output(command: &mut Command, timeout: Duration) -> Result<Output> {
     let program = command.as_std().get_program().display().to_string();
     let output = command.kill_on_drop(true).output();

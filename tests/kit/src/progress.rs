@@ -1,9 +1,10 @@
-//! A progress line on standard error: redrawn in place on a terminal, one line per change elsewhere.
+//! A progress line on standard error. On a terminal it is redrawn in place; elsewhere each change
+//! is a line of its own.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::time::Duration;
 
-/// A progress line, removed from the terminal when dropped.
+/// A progress line. It disappears from the terminal when this is dropped.
 pub struct Progress {
     bar: ProgressBar,
     last: String,
@@ -17,10 +18,13 @@ impl Progress {
             bar.set_style(style);
         }
         bar.enable_steady_tick(Duration::from_millis(100));
-        Self { bar, last: String::new() }
+        Self {
+            bar,
+            last: String::new(),
+        }
     }
 
-    /// Shows `text`; without a terminal, prints it if it has changed.
+    /// Shows `text`. Without a terminal, the text is printed if it has changed.
     pub fn show(&mut self, text: String) {
         if self.bar.is_hidden() {
             if text != self.last {
@@ -32,7 +36,7 @@ impl Progress {
         }
     }
 
-    /// Prints a line of output (standard output) above the progress line.
+    /// Prints a line to standard output, above the progress line.
     pub fn print(&self, text: &str) {
         self.bar.suspend(|| println!("{text}"));
     }

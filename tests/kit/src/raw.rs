@@ -1,4 +1,5 @@
-//! Requests as bytes on a socket: also those that an HTTP client can't send, or that are cut off.
+//! Requests as bytes on a socket, for those that an HTTP client refuses to send or that are broken
+//! off in the middle.
 
 use crate::client::{ACCESS_KEY, ORDERS, SIGNATURE, TIMESTAMP};
 use crate::esimctl::Partner;
@@ -10,15 +11,17 @@ use tokio::net::TcpStream;
 
 const TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The head of a correctly signed create-order request. `framing` is the header of the body's length.
+/// The head of a correctly signed create-order request. `framing` is the header line that tells the
+/// length of the body, such as `Content-Length: 2`.
 pub fn head(partner: &Partner, framing: &str) -> Result<Vec<u8>> {
     head_to(partner, "Host: partner-api", framing)
 }
 
-/// Like [`head`], with any lines in place of the header `Host`.
+/// Like [`head`], with any header lines in place of `Host`.
 pub fn head_to(partner: &Partner, host: &str, framing: &str) -> Result<Vec<u8>> {
     let secret = signing::SecretKey::from_base64(&partner.secret_key)?;
-    let (timestamp, access_key) = (runtime::clock::unix_seconds().to_string(), &partner.access_key);
+    let timestamp = runtime::clock::unix_seconds().to_string();
+    let access_key = &partner.access_key;
     let signature = signing::request::sign(&secret, "POST", ORDERS, &timestamp, access_key);
     let head = format!(
         "POST {ORDERS} HTTP/1.1\r\n{host}\r\nContent-Type: application/json\r\n\
@@ -33,7 +36,7 @@ pub fn create_order(partner: &Partner, body: &[u8]) -> Result<Vec<u8>> {
     Ok(request)
 }
 
-/// A body in one chunk, with its end.
+/// A whole body in the chunked encoding, as a single chunk.
 pub fn chunked(body: &[u8]) -> Vec<u8> {
     let mut bytes = format!("{:x}\r\n", body.len()).into_bytes();
     bytes.extend_from_slice(body);
@@ -41,15 +44,17 @@ pub fn chunked(body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Connects to `http://127.0.0.1:20001`.
+/// Connects to a base URL such as `http://127.0.0.1:20001`.
 pub async fn connect(base_url: &str) -> Result<TcpStream> {
     let address = base_url.trim_start_matches("http://");
-    let stream = TcpStream::connect(address).await.with_context(|| format!("cannot connect to {address}"))?;
+    let stream = TcpStream::connect(address)
+        .await
+        .with_context(|| format!("cannot connect to {address}"))?;
     stream.set_nodelay(true)?;
     Ok(stream)
 }
 
-/// An answer with a `Content-Length`, as far as it is in a buffer.
+/// A complete answer with a `Content-Length` at the beginning of a buffer.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -62,12 +67,14 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// `None` until the answer is complete.
+    /// Parses the answer. It is `None` while the answer is not complete.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let head = bytes.windows(4).position(|four| four == b"\r\n\r\n")?;
         let text = String::from_utf8_lossy(&bytes[..head]).to_ascii_lowercase();
-        let header =
-            |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim));
+        let header = |name: &str| {
+            text.lines()
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim))
+        };
         let length: usize = header("content-length")?.parse().ok()?;
         let body = head + 4..head + 4 + length;
         let complete = bytes.len() >= body.end;
@@ -81,7 +88,7 @@ impl Answer {
     }
 }
 
-/// Reads one answer; returns it with its bytes.
+/// Reads one answer, and returns it with its bytes.
 pub async fn answer(mut connection: impl AsyncRead + Unpin) -> Result<(Answer, Vec<u8>)> {
     let reading = async {
         let mut bytes = Vec::new();
@@ -89,16 +96,25 @@ pub async fn answer(mut connection: impl AsyncRead + Unpin) -> Result<(Answer, V
             if let Some(answer) = Answer::parse(&bytes) {
                 return Ok((answer, bytes));
             }
-            let read = connection.read_buf(&mut bytes).await.context("the connection broke off")?;
+            let read = connection
+                .read_buf(&mut bytes)
+                .await
+                .context("the connection broke off")?;
             if read == 0 {
-                bail!("the connection was closed after {:?}", String::from_utf8_lossy(&bytes));
+                bail!(
+                    "the connection was closed after {:?}",
+                    String::from_utf8_lossy(&bytes)
+                );
             }
         }
     };
-    tokio::time::timeout(TIMEOUT, reading).await.with_context(|| format!("no answer within {TIMEOUT:?}"))?
+    tokio::time::timeout(TIMEOUT, reading)
+        .await
+        .with_context(|| format!("no answer within {TIMEOUT:?}"))?
 }
 
-/// Sends bytes and reads one answer. A server may close before it has read all, so a failed write is no error.
+/// Sends bytes and reads one answer. A failed write is not an error, because the server may answer
+/// and close the connection before it has read everything.
 pub async fn exchange(base_url: &str, request: &[u8]) -> Result<(Answer, Vec<u8>)> {
     let (reading, mut writing) = connect(base_url).await?.into_split();
     let (answer, _) = tokio::join!(answer(reading), writing.write_all(request));

@@ -1,4 +1,5 @@
-//! A partner's webhook endpoint: records every request, and responds as configured.
+//! A partner's webhook endpoint. It records every request, checks its signature, and responds as
+//! the test says.
 
 use crate::http;
 use anyhow::{Context, Result, bail};
@@ -19,40 +20,41 @@ use tokio::task::JoinHandle;
 
 #[derive(Clone, Debug)]
 pub struct Received {
-    /// The time at the end of its head.
+    /// The time when the whole request had arrived.
     pub at: Instant,
     pub path: String,
     pub headers: HeaderMap,
     /// The body as sent.
     pub body: Bytes,
-    /// The body parsed; `Null` if it isn't JSON.
+    /// The parsed body. It is `Null` if the body is not JSON.
     pub json: Value,
     pub signature: Signature,
-    /// The status of its response.
+    /// The status of the response.
     pub answer: u16,
 }
 
-/// Whether the Standard Webhooks signature matches the path's secret.
+/// Whether the signature is valid for the webhook secret of the path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signature {
-    /// The path has no secret.
+    /// No secret was set for the path.
     Unchecked,
     Valid,
-    /// Wrong, or one of the three headers is missing or unreadable.
+    /// The signature is wrong, or one of the three headers is missing or unreadable.
     Invalid,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct Answer {
-    /// 0: the connection ends without a response.
+    /// The status of the response. With 0 the connection is closed without one.
     pub status: u16,
-    /// The delay between the record and the response.
+    /// The time between recording the request and sending the response.
     pub delay: Duration,
 }
 
 type Decide = Arc<dyn Fn(&Received) -> Answer + Send + Sync>;
 
-/// Serves on 127.0.0.1, or where `TEST_WEBHOOK_ADDRESS` says, until it is dropped.
+/// The endpoint. It serves on 127.0.0.1, or on the address in `TEST_WEBHOOK_ADDRESS`, until it is
+/// dropped.
 pub struct Receiver {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -73,7 +75,7 @@ struct Book {
 }
 
 impl Received {
-    /// The `topup_id` of the body, empty if there is none.
+    /// The `topup_id` in the body, which is empty if there is none.
     pub fn topup_id(&self) -> &str {
         self.json["topup_id"].as_str().unwrap_or_default()
     }
@@ -85,46 +87,70 @@ impl Received {
 
 impl Answer {
     pub fn status(status: u16) -> Self {
-        Self { status, delay: Duration::ZERO }
+        Self {
+            status,
+            delay: Duration::ZERO,
+        }
     }
 }
 
 impl Receiver {
-    /// Starts on a free port; every path responds 200.
+    /// Starts on a free port. Every path responds 200 until [`Receiver::answer`] changes that.
     pub async fn start() -> Result<Self> {
         let at = match std::env::var("TEST_WEBHOOK_ADDRESS") {
-            Ok(address) => address.parse().context("TEST_WEBHOOK_ADDRESS is not an address")?,
+            Ok(address) => address
+                .parse()
+                .context("TEST_WEBHOOK_ADDRESS is not an address")?,
             Err(_) => Ipv4Addr::LOCALHOST,
         };
-        let listener = TcpListener::bind((at, 0)).await.with_context(|| format!("cannot listen on {at}"))?;
+        let listener = TcpListener::bind((at, 0))
+            .await
+            .with_context(|| format!("cannot listen on {at}"))?;
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared::default());
         let book = Arc::clone(&shared);
         let server = http::serve(listener, move |request| receive(Arc::clone(&book), request));
-        Ok(Self { address, shared, server })
+        Ok(Self {
+            address,
+            shared,
+            server,
+        })
     }
 
-    /// The webhook URL of a path: `/a`.
+    /// The webhook URL of a path such as `/a`.
     pub fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
     }
 
-    /// Checks the signatures of requests to `path` from now on. `webhook_secret` is `whsec_…`.
+    /// Checks the signatures of requests to `path` from now on. `webhook_secret` begins with
+    /// `whsec_`.
     pub fn verify(&self, path: &str, webhook_secret: &str) -> Result<()> {
-        self.shared.book().secrets.insert(path.into(), Secret::parse(webhook_secret)?);
+        self.shared
+            .book()
+            .secrets
+            .insert(path.into(), Secret::parse(webhook_secret)?);
         Ok(())
     }
 
-    /// Sets the responses for `path` from now on. The request is recorded after `decide` returned, so
-    /// `decide` sees the state at the moment of arrival.
+    /// Sets how `path` responds from now on. The request is recorded after `decide` has returned,
+    /// so `decide` sees the receiver as it was when the request arrived.
     pub fn answer(&self, path: &str, decide: impl Fn(&Received) -> Answer + Send + Sync + 'static) {
-        self.shared.book().answers.insert(path.into(), Arc::new(decide));
+        self.shared
+            .book()
+            .answers
+            .insert(path.into(), Arc::new(decide));
     }
 
     /// Responds `status` to the first request to `path` from now on, and 200 to the others.
     pub fn fail_first(&self, path: &str, status: u16) {
         let failed = AtomicBool::new(false);
-        self.answer(path, move |_| Answer::status(if failed.swap(true, Ordering::Relaxed) { 200 } else { status }));
+        self.answer(path, move |_| {
+            Answer::status(if failed.swap(true, Ordering::Relaxed) {
+                200
+            } else {
+                status
+            })
+        });
     }
 
     pub fn count(&self) -> usize {
@@ -136,12 +162,16 @@ impl Receiver {
         self.shared.book().received.clone()
     }
 
-    /// Waits for at least `count` requests over all paths; returns all of them.
+    /// Waits until at least `count` requests have arrived over all paths, and returns all of them.
     pub async fn wait_for(&self, count: usize, timeout: Duration) -> Result<Vec<Received>> {
-        self.wait_until(timeout, &format!("{count} webhooks"), |received| received.len() >= count).await
+        self.wait_until(timeout, &format!("{count} webhooks"), |received| {
+            received.len() >= count
+        })
+        .await
     }
 
-    /// Waits until the requests satisfy `condition`; returns all of them. The error names `what`.
+    /// Waits until the requests satisfy `condition`, and returns all of them. The error names
+    /// `what`.
     pub async fn wait_until(
         &self,
         timeout: Duration,
@@ -152,7 +182,8 @@ impl Receiver {
             loop {
                 let arrived = self.shared.arrived.notified();
                 tokio::pin!(arrived);
-                // Registered before looking, or an arrival between look and wait would be missed.
+                // The wait is registered before the look. Otherwise an arrival between the two
+                // would be missed.
                 arrived.as_mut().enable();
                 {
                     let book = self.shared.book();
@@ -166,7 +197,10 @@ impl Receiver {
         match tokio::time::timeout(timeout, waiting).await {
             Ok(received) => Ok(received),
             Err(_) => {
-                bail!("timed out after {timeout:?} waiting for {what}; {} requests arrived", self.count())
+                bail!(
+                    "timed out after {timeout:?} waiting for {what}; {} requests arrived",
+                    self.count()
+                )
             }
         }
     }
@@ -190,7 +224,10 @@ async fn receive(shared: Arc<Shared>, request: Request<Bytes>) -> Result<Respons
     let path = head.uri.path().to_owned();
     let (signature, decide) = {
         let book = shared.book();
-        (check(book.secrets.get(&path), &head.headers, &body), book.answers.get(&path).cloned())
+        (
+            check(book.secrets.get(&path), &head.headers, &body),
+            book.answers.get(&path).cloned(),
+        )
     };
     let mut received = Received {
         at,
@@ -205,18 +242,24 @@ async fn receive(shared: Arc<Shared>, request: Request<Bytes>) -> Result<Respons
     received.answer = answer.status;
     shared.book().received.push(received);
     shared.arrived.notify_waiters();
-    // The delay is part of the endpoint's behaviour, not a wait for a condition.
+    // The delay is part of how the endpoint behaves. The test does not wait for anything by it.
     tokio::time::sleep(answer.delay).await;
-    // No response has the status 0.
-    Ok(Response::builder().status(answer.status).body(Empty::new())?)
+    // The status 0 is invalid, so this is an error, which closes the connection without a response.
+    Ok(Response::builder()
+        .status(answer.status)
+        .body(Empty::new())?)
 }
 
 fn check(secret: Option<&Secret>, headers: &HeaderMap, body: &[u8]) -> Signature {
-    let Some(secret) = secret else { return Signature::Unchecked };
+    let Some(secret) = secret else {
+        return Signature::Unchecked;
+    };
     let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let timestamp = header("webhook-timestamp").and_then(signing::parse_unix_time);
     match (header("webhook-id"), timestamp, header("webhook-signature")) {
-        (Some(id), Some(timestamp), Some(signature)) if secret.verify(id, timestamp, body, signature) => {
+        (Some(id), Some(timestamp), Some(signature))
+            if secret.verify(id, timestamp, body, signature) =>
+        {
             Signature::Valid
         }
         _ => Signature::Invalid,
@@ -233,7 +276,9 @@ mod tests {
     async fn post(url: String, signature: &str) -> u16 {
         let request = http::client().unwrap().post(url).body(BODY);
         let request = request.header("webhook-id", "msg_p5jXN8AQM9LWM0D4loKWxJek");
-        let request = request.header("webhook-timestamp", "1614265330").header("webhook-signature", signature);
+        let request = request
+            .header("webhook-timestamp", "1614265330")
+            .header("webhook-signature", signature);
         request.send().await.unwrap().status().as_u16()
     }
 
@@ -247,7 +292,10 @@ mod tests {
         assert_eq!(post(receiver.url("/open"), "v1,AAAA").await, 200);
         let all = receiver.wait_for(3, Duration::from_secs(5)).await.unwrap();
         let signatures: Vec<_> = all.iter().map(|one| one.signature).collect();
-        assert_eq!(signatures, [Signature::Valid, Signature::Invalid, Signature::Unchecked]);
+        assert_eq!(
+            signatures,
+            [Signature::Valid, Signature::Invalid, Signature::Unchecked]
+        );
         assert_eq!(all[0].json["test"], 2_432_232_314_u64);
         assert_eq!(all[0].body, BODY);
     }

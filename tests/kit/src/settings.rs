@@ -1,4 +1,5 @@
-//! The settings of a stage that runs on the test's own database and streams.
+//! The settings of a stage that a test runs in its own process, on a database and streams of its
+//! own.
 
 use crate::database::Database;
 use crate::{ports, required};
@@ -8,26 +9,43 @@ use clap::builder::{OsStr, Resettable};
 use std::collections::BTreeMap;
 use uuid::Uuid;
 
-/// Thirty-two known bytes: test data is not secret.
+/// A master key of known bytes. Test data is not secret, so the key need not be either.
 pub const MASTER_KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 
-/// The settings, by environment variable. The stage has its own role in the database.
-pub fn of(stage: &str, database: &Database, more: &[(&str, &str)]) -> Result<BTreeMap<String, String>> {
+/// The settings of a stage, by environment variable, with `more` added. The stage uses its own role
+/// in the database.
+pub fn of(
+    stage: &str,
+    database: &Database,
+    more: &[(&str, &str)],
+) -> Result<BTreeMap<String, String>> {
     let common = [
         ("ADMIN_LISTEN", format!("127.0.0.1:{}", ports::free()?)),
         ("DATABASE_URL", database.url_of(stage)?),
         ("NATS_URL", required("TEST_NATS_URL")?),
-        ("STREAM_PREFIX", format!("test_{}_", Uuid::now_v7().simple())),
+        (
+            "STREAM_PREFIX",
+            format!("test_{}_", Uuid::now_v7().simple()),
+        ),
         ("MASTER_KEY", MASTER_KEY.to_owned()),
     ];
-    let more = more.iter().map(|(name, value)| (*name, (*value).to_owned()));
-    Ok(common.into_iter().chain(more).map(|(name, value)| (name.to_owned(), value)).collect())
+    let more = more
+        .iter()
+        .map(|(name, value)| (*name, (*value).to_owned()));
+    Ok(common
+        .into_iter()
+        .chain(more)
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect())
 }
 
-/// Parses the settings into a configuration, without the environment of the test.
+/// Parses the settings into the configuration of a stage. Variables in the environment of the test
+/// have no effect.
 pub fn parse<C: Parser>(settings: &BTreeMap<String, String>) -> C {
     let flag = |name: &str| name.to_ascii_lowercase().replace('_', "-");
-    let flags = settings.iter().map(|(name, value)| format!("--{}={value}", flag(name)));
+    let flags = settings
+        .iter()
+        .map(|(name, value)| format!("--{}={value}", flag(name)));
     let command = C::command().mut_args(|one| one.env(Resettable::<OsStr>::Reset));
     let matches = command.get_matches_from(["test".to_owned()].into_iter().chain(flags));
     C::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())

@@ -1,4 +1,4 @@
-//! A sandbox partner that orders and receives webhooks.
+//! A sandbox partner with everything that it needs to order eSIMs and to receive their webhooks.
 
 use crate::client::{Client, Product};
 use crate::esimctl::Partner;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 pub const PATH: &str = "/webhook";
-/// How long ingress may take to receive a provisioner's heartbeat.
+/// How long it may take until ingress has received a provisioner's heartbeat.
 const VERDICTS: Duration = Duration::from_secs(30);
 
 /// A partner, its client and its webhook endpoint, which checks signatures and responds 200.
@@ -22,24 +22,46 @@ pub struct Shop {
 }
 
 impl Shop {
-    /// Opens on a stack, with a client of its first ingress.
+    /// Creates the partner on a stack. Its client sends to the first ingress.
     pub async fn open(stack: &Stack) -> Result<Self> {
         let receiver = Receiver::start().await?;
-        let partner = stack.create_partner("sandbox", Some(&receiver.url(PATH))).await?;
+        let partner = stack
+            .create_partner("sandbox", Some(&receiver.url(PATH)))
+            .await?;
         receiver.verify(PATH, &partner.webhook_secret)?;
         let client = stack.client(&partner)?;
-        Ok(Self { partner, client, receiver })
+        Ok(Self {
+            partner,
+            client,
+            receiver,
+        })
     }
 
-    /// Orders one item; a 201 or an error.
-    pub async fn buy(&self, external_order_id: &str, option_id: &str, qty: u32) -> Result<Vec<Product>> {
-        self.client.order(external_order_id, &[(option_id, qty)]).await?.products()
+    /// Orders one item. Any answer but a 201 is an error.
+    pub async fn buy(
+        &self,
+        external_order_id: &str,
+        option_id: &str,
+        qty: u32,
+    ) -> Result<Vec<Product>> {
+        self.client
+            .order(external_order_id, &[(option_id, qty)])
+            .await?
+            .products()
     }
 
-    /// Waits until each of these topups has a webhook; returns all webhooks. Every signature must be valid.
-    pub async fn delivered(&self, topup_ids: &BTreeSet<String>, timeout: Duration) -> Result<Vec<Received>> {
+    /// Waits until a webhook has arrived for each of these topups, and returns all webhooks so far.
+    /// It is an error if one of them is not validly signed.
+    pub async fn delivered(
+        &self,
+        topup_ids: &BTreeSet<String>,
+        timeout: Duration,
+    ) -> Result<Vec<Received>> {
         let arrived = |received: &[Received]| -> BTreeSet<String> {
-            received.iter().map(|one| one.topup_id().to_owned()).collect()
+            received
+                .iter()
+                .map(|one| one.topup_id().to_owned())
+                .collect()
         };
         let what = format!("webhooks of {} topups", topup_ids.len());
         let received = self.receiver.wait_until(timeout, &what, |received| {
@@ -57,18 +79,26 @@ impl Shop {
     }
 }
 
-/// An unused external id.
+/// Makes an external order id that is not used yet.
 pub fn fresh(name: &str) -> String {
     format!("{name}-{}", Uuid::now_v7().simple())
 }
 
 pub fn ids<'a>(products: impl IntoIterator<Item = &'a Product>) -> BTreeSet<String> {
-    products.into_iter().map(|product| product.topup_id.clone()).collect()
+    products
+        .into_iter()
+        .map(|product| product.topup_id.clone())
+        .collect()
 }
 
-/// Waits until a response carries a rejection: ingress waits for verdicts from the first heartbeat on.
+/// Waits until an order of the option `refused` is answered with 422. Ingress waits for verdicts
+/// only after the first heartbeat of a provisioner, so a test about answers has to begin with this.
 pub async fn verdicts_come(stack: &Stack, client: &Client) -> Result<()> {
     let refused = stack.option("refused")?;
-    let answered = async || Ok((client.order(&fresh("first"), &[(refused, 1)]).await?.status == 422).then_some(()));
-    wait::until(VERDICTS, "an answer that carries a refusal", answered).await.context("PLACEMENT_WAIT")
+    let answered = async || {
+        Ok((client.order(&fresh("first"), &[(refused, 1)]).await?.status == 422).then_some(()))
+    };
+    wait::until(VERDICTS, "an answer that carries a refusal", answered)
+        .await
+        .context("PLACEMENT_WAIT")
 }

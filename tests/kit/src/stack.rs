@@ -1,8 +1,10 @@
-//! A whole pipeline for one test, with its own database, streams, processes and ports.
+//! A whole pipeline for one test, with a database, streams, processes and ports of its own. Only
+//! the PostgreSQL and NATS servers are shared with other tests.
 //!
-//! If `TEST_BASE_URL` names a running system, the tests use that one. `TEST_DATABASE_URL` is then its
-//! database, `TEST_SANDBOX_URL` its sandbox, and `esimctl` in `BIN_DIR` must be configured for it. Tests that
-//! change settings or stop processes fail there.
+//! The same tests can also check a system that runs already, such as one in containers, if
+//! `TEST_BASE_URL` names it. `TEST_DATABASE_URL` is then its database and `TEST_SANDBOX_URL` its
+//! sandbox, and `esimctl` in `BIN_DIR` must be configured for it. Tests that change settings or
+//! stop processes fail there.
 //!
 //! ```ignore
 //! let stack = Stack::builder().env(Stage::Ingress, "PLACEMENT_WAIT", "0s").start().await?;
@@ -32,7 +34,7 @@ const SANDBOX_ACCESS_KEY: &str = "sandbox-test";
 /// The token in the URL of the sandbox's callbacks, see [`Builder::callbacks`].
 pub const CALLBACK_TOKEN: &str = "callback-token-that-nobody-else-has";
 
-/// A process of the stack, in start order.
+/// A program of the stack: the sandbox provider, or one of the three stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
     Sandbox,
@@ -42,8 +44,13 @@ pub enum Stage {
 }
 
 impl Stage {
-    pub const ALL: [Self; 4] = [Self::Sandbox, Self::Ingress, Self::Provisioner, Self::Notifier];
-    /// The stages of the pipeline.
+    pub const ALL: [Self; 4] = [
+        Self::Sandbox,
+        Self::Ingress,
+        Self::Provisioner,
+        Self::Notifier,
+    ];
+    /// The stages of the pipeline, without the sandbox.
     pub const OURS: [Self; 3] = [Self::Ingress, Self::Provisioner, Self::Notifier];
 
     pub fn name(self) -> &'static str {
@@ -84,7 +91,8 @@ pub struct Stored {
     pub delivery: Option<String>,
 }
 
-/// The parts to start; by default one of each stage, on the shared NATS server of `TEST_NATS_URL`.
+/// Describes the stack to start. By default it has one process of each stage and uses the shared
+/// NATS server of `TEST_NATS_URL`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Builder {
@@ -103,40 +111,46 @@ impl Builder {
         self
     }
 
-    /// Doesn't start the stage; [`Stack::process`] can do it later.
+    /// Does not start the stage. The test can start it later with [`Stack::process`].
     pub fn without(mut self, stage: Stage) -> Self {
         self.left_out.insert(stage);
         self
     }
 
-    /// Runs several processes of a stage. One sandbox only: its ledger has one owner.
+    /// Runs several processes of a stage. There can be only one sandbox, because its ledger has one
+    /// owner.
     pub fn replicas(mut self, stage: Stage, count: usize) -> Self {
         self.replicas.insert(stage, count);
         self
     }
 
-    /// Runs a `nats-server` of the test's own, which it may stop and wipe.
+    /// Runs a `nats-server` of the test's own, which the test may stop and wipe.
     pub fn own_nats(mut self) -> Self {
         self.own_nats = true;
         self
     }
 
-    /// Lets the sandbox call the first provisioner back.
+    /// Lets the sandbox call the first provisioner back when a profile is ready.
     pub fn callbacks(mut self) -> Self {
         self.callbacks = true;
         self
     }
 
-    /// Creates the database on this server instead of `TEST_DATABASE_URL`; the role of the URL may do so.
+    /// Creates the database on this server instead of that of `TEST_DATABASE_URL`. The role in the
+    /// URL must be allowed to create databases and roles.
     pub fn database_server(mut self, url: &str) -> Self {
         self.database_server = Some(url.into());
         self
     }
 
-    /// Creates and migrates the database, imports the sandbox's catalogue, and waits until every stage is ready.
+    /// Creates and migrates the database, imports the sandbox's catalogue, and waits until every
+    /// stage is ready.
     pub async fn start(self) -> Result<Stack> {
         if let Ok(base_url) = std::env::var("TEST_BASE_URL") {
-            ensure!(self == Self::default(), "this test needs a system of its own: run it without TEST_BASE_URL");
+            ensure!(
+                self == Self::default(),
+                "this test needs a system of its own: run it without TEST_BASE_URL"
+            );
             return Stack::attached(base_url).await;
         }
         let dir = tempfile::Builder::new().prefix("stack-").tempdir()?;
@@ -177,7 +191,10 @@ impl Builder {
         let mut processes = BTreeMap::new();
         for stage in Stage::ALL {
             let count = self.replicas.get(&stage).copied().unwrap_or(1);
-            ensure!(stage != Stage::Sandbox || count == 1, "there is one sandbox: its ledger has one owner");
+            ensure!(
+                stage != Stage::Sandbox || count == 1,
+                "a stack has exactly one sandbox, because its ledger has one owner"
+            );
             let mut replicas = Vec::new();
             for replica in 0..count {
                 let mut program = plan.program(stage, replica)?;
@@ -185,16 +202,21 @@ impl Builder {
                     let url = database.url_of(stage.name())?;
                     program.env.insert("DATABASE_URL".into(), url);
                     if !self.own_nats {
-                        program.env.insert("NATS_URL".into(), nats::url_of(stage.name())?);
+                        program
+                            .env
+                            .insert("NATS_URL".into(), nats::url_of(stage.name())?);
                     }
                 }
                 let overrides = self.env.iter().filter(|(of, _, _)| *of == stage);
-                program.env.extend(overrides.map(|(_, name, value)| (name.clone(), value.clone())));
+                program
+                    .env
+                    .extend(overrides.map(|(_, name, value)| (name.clone(), value.clone())));
                 replicas.push(Process::new(program));
             }
             processes.insert(stage, replicas);
         }
-        let (base_url, sandbox_url) = (plan.base_url(), plan.sandbox_url());
+        let base_url = plan.base_url();
+        let sandbox_url = plan.sandbox_url();
         let mut stack = Stack {
             processes,
             nats: own_nats,
@@ -214,11 +236,12 @@ impl Builder {
     }
 }
 
-/// A running pipeline. When it is dropped, its processes are killed, its database and streams
-/// deleted; its logs stay, and are named, if the test panicked.
+/// A running pipeline. When it is dropped, its processes are killed, and its database and streams
+/// are deleted. If the test panicked, its logs stay, and a line on standard error says where they
+/// are.
 #[derive(Debug)]
 pub struct Stack {
-    // In stop order: processes before the servers that they use.
+    // Fields are dropped in this order, so the processes end before the servers that they use.
     processes: BTreeMap<Stage, Vec<Process>>,
     nats: Option<NatsServer>,
     _streams: Option<OwnStreams>,
@@ -226,7 +249,7 @@ pub struct Stack {
     dir: TempDir,
     pub esimctl: Esimctl,
     options: Vec<CatalogueOption>,
-    /// The base URL of the first ingress: `http://127.0.0.1:20001`.
+    /// The base URL of the first ingress, such as `http://127.0.0.1:20001`.
     pub base_url: String,
     pub sandbox_url: String,
     /// The sandbox's purchases before this stack was attached.
@@ -240,12 +263,12 @@ impl Stack {
         Builder::default()
     }
 
-    /// One of each stage, default settings.
+    /// Starts one process of each stage with the default settings.
     pub async fn start() -> Result<Self> {
         Self::builder().start().await
     }
 
-    /// The same, with settings of one stage.
+    /// Does the same with these settings of one stage.
     pub async fn with(stage: Stage, settings: &[(&str, &str)]) -> Result<Self> {
         let with = |builder: Builder, (name, value): &(&str, &str)| builder.env(stage, name, value);
         settings.iter().fold(Self::builder(), with).start().await
@@ -271,8 +294,18 @@ impl Stack {
     }
 
     /// Creates a partner with a random name; `environment` is `sandbox` or `live`.
-    pub async fn create_partner(&self, environment: &str, webhook_url: Option<&str>) -> Result<Partner> {
-        self.esimctl.create_partner(&format!("partner {}", Uuid::now_v7()), environment, webhook_url).await
+    pub async fn create_partner(
+        &self,
+        environment: &str,
+        webhook_url: Option<&str>,
+    ) -> Result<Partner> {
+        self.esimctl
+            .create_partner(
+                &format!("partner {}", Uuid::now_v7()),
+                environment,
+                webhook_url,
+            )
+            .await
     }
 
     pub fn client(&self, partner: &Partner) -> Result<Client> {
@@ -285,22 +318,39 @@ impl Stack {
         listening.map(|listen| format!("http://{listen}")).collect()
     }
 
-    /// The `option_id` of a sandbox option: `ready`, `delayed`, `refused`, `out-of-stock`.
+    /// The `option_id` of a sandbox option, such as `ready`, `delayed`, `refused` or
+    /// `out-of-stock`.
     pub fn option(&self, name: &str) -> Result<&str> {
         let found = self.options.iter().find(|option| option.name == name);
-        Ok(&found.with_context(|| format!("the sandbox offers no option named {name}"))?.option_id)
+        Ok(&found
+            .with_context(|| format!("the sandbox offers no option named {name}"))?
+            .option_id)
     }
 
-    /// The sandbox provider's purchases so far, for this stack's partners.
+    /// The purchases that the sandbox provider has recorded since this stack was started or
+    /// attached.
     pub async fn ledger(&self) -> Result<Ledger> {
-        let answer = http::client()?.get(format!("{}/ledger", self.sandbox_url)).send().await?;
-        let mut ledger: Ledger = answer.error_for_status()?.json().await.context("unexpected shape of the ledger")?;
+        let answer = http::client()?
+            .get(format!("{}/ledger", self.sandbox_url))
+            .send()
+            .await?;
+        let mut ledger: Ledger = answer
+            .error_for_status()?
+            .json()
+            .await
+            .context("unexpected shape of the ledger")?;
         let before = &self.sold_before;
         ledger.purchases -= before.purchases;
         ledger.units -= before.units;
         if !before.orders.is_empty() {
-            let old: BTreeSet<&str> = before.orders.iter().map(|order| order.order_id.as_str()).collect();
-            ledger.orders.retain(|order| !old.contains(order.order_id.as_str()));
+            let old: BTreeSet<&str> = before
+                .orders
+                .iter()
+                .map(|order| order.order_id.as_str())
+                .collect();
+            ledger
+                .orders
+                .retain(|order| !old.contains(order.order_id.as_str()));
         }
         Ok(ledger)
     }
@@ -318,33 +368,46 @@ impl Stack {
         Ok(stored.fetch_all(&mut database).await?)
     }
 
-    /// Sets the faults of the sandbox provider, as the JSON that its `PUT /faults` takes; `{}` ends them.
+    /// Sets the faults that the sandbox provider plays, as the JSON that its `PUT /faults` takes.
+    /// `{}` ends them.
     pub async fn set_faults(&self, json: &'static str) -> Result<()> {
-        let answer = http::client()?.put(format!("{}/faults", self.sandbox_url)).body(json).send().await?;
+        let answer = http::client()?
+            .put(format!("{}/faults", self.sandbox_url))
+            .body(json)
+            .send()
+            .await?;
         answer.error_for_status()?;
         Ok(())
     }
 
-    /// The first process of a stage: to kill it, stop it, start it again, read its log.
+    /// The first process of a stage, for tests that stop it, start it again or read its log.
     pub fn process(&mut self, stage: Stage) -> Result<&mut Process> {
-        self.replicas(stage).first_mut().with_context(|| format!("no {} in this stack", stage.name()))
+        self.replicas(stage)
+            .first_mut()
+            .with_context(|| format!("no {} in this stack", stage.name()))
     }
 
     pub fn replicas(&mut self, stage: Stage) -> &mut [Process] {
-        self.processes.get_mut(&stage).map_or(&mut [], Vec::as_mut_slice)
+        self.processes
+            .get_mut(&stage)
+            .map_or(&mut [], Vec::as_mut_slice)
     }
 
-    /// Moves the processes of a stage out of the stack, for tests that act on several of them at once.
+    /// Moves the processes of a stage out of the stack, for tests that act on several of them at
+    /// once.
     pub fn take_processes(&mut self, stage: Stage) -> Vec<Process> {
         self.processes.remove(&stage).unwrap_or_default()
     }
 
     /// Moves the stack's own `nats-server` out of the stack.
     pub fn take_nats(&mut self) -> Result<NatsServer> {
-        self.nats.take().context("build the stack with own_nats() to control its NATS server")
+        self.nats
+            .take()
+            .context("build the stack with own_nats() to control its NATS server")
     }
 
-    /// Keeps database and folder after the drop; returns the folder, with the logs and the sandbox's ledger.
+    /// Keeps the database and the folder when the stack is dropped. Returns the folder, which
+    /// contains the logs and the sandbox's ledger.
     pub fn keep(&mut self) -> &Path {
         self.database.keep();
         self.dir.disable_cleanup(true);
@@ -352,12 +415,22 @@ impl Stack {
     }
 
     pub fn nats(&mut self) -> Result<&mut NatsServer> {
-        self.nats.as_mut().context("build the stack with own_nats() to control its NATS server")
+        self.nats
+            .as_mut()
+            .context("build the stack with own_nats() to control its NATS server")
     }
 
     async fn start_all(&mut self, left_out: &BTreeSet<Stage>) -> Result<()> {
-        let stages = self.processes.iter_mut().filter(|(stage, _)| !left_out.contains(stage));
-        futures_util::future::try_join_all(stages.flat_map(|(_, replicas)| replicas).map(Process::start)).await?;
+        let stages = self
+            .processes
+            .iter_mut()
+            .filter(|(stage, _)| !left_out.contains(stage));
+        futures_util::future::try_join_all(
+            stages
+                .flat_map(|(_, replicas)| replicas)
+                .map(Process::start),
+        )
+        .await?;
         Ok(())
     }
 }
@@ -366,7 +439,10 @@ impl Drop for Stack {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.dir.disable_cleanup(true);
-            eprintln!("the logs of this test's processes are in {}", self.dir.path().display());
+            eprintln!(
+                "the logs of this test's processes are in {}",
+                self.dir.path().display()
+            );
         }
     }
 }
@@ -410,7 +486,10 @@ impl Plan<'_> {
         }
         match stage {
             Stage::Sandbox => {
-                set("SANDBOX_LEDGER", self.dir.join("ledger").display().to_string());
+                set(
+                    "SANDBOX_LEDGER",
+                    self.dir.join("ledger").display().to_string(),
+                );
                 if let Some(port) = self.callback_port {
                     let url = format!("http://127.0.0.1:{port}/callbacks/sandbox/{CALLBACK_TOKEN}");
                     set("SANDBOX_CALLBACK_URL", url);
@@ -439,13 +518,20 @@ impl Plan<'_> {
 }
 
 fn env<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> {
-    pairs.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    pairs
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect()
 }
 
-/// `sandbox catalogue | esimctl option import -`
+/// Imports the sandbox's catalogue, like `sandbox catalogue | esimctl option import -`.
 async fn import_catalogue(esimctl: &Esimctl) -> Result<()> {
     let mut command = Command::new(bin_dir().join("sandbox"));
     let output = output(command.arg("catalogue"), Duration::from_secs(30)).await?;
-    ensure!(output.status.success(), "sandbox catalogue: {}", String::from_utf8_lossy(&output.stderr).trim());
+    ensure!(
+        output.status.success(),
+        "sandbox catalogue: {}",
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
     esimctl.import(&output.stdout).await.map(drop)
 }

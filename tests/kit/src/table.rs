@@ -1,14 +1,21 @@
-//! Tables of the load and fault runs' reports.
+//! The tables in the reports of the load runs and the fault runs.
 
 use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 
-/// Columns under a ruled header, and nothing else.
-const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
+/// The style: columns under a header with a line, and nothing else.
+const STYLE: TableStyle =
+    TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
-/// A table as text, figures to the right of the first column. Bars separate the names in `head`.
-pub fn table<R: IntoIterator<Item = String>>(head: &str, rows: impl IntoIterator<Item = R>) -> String {
+/// Makes a table as text. The names of its columns in `head` are separated by `|`. All columns but
+/// the first one contain figures, which are aligned to the right.
+pub fn table<R: IntoIterator<Item = String>>(
+    head: &str,
+    rows: impl IntoIterator<Item = R>,
+) -> String {
     let mut table = Table::new();
-    table.load_style(STYLE).set_header(head.split('|').map(str::trim).collect::<Vec<_>>());
+    table
+        .load_style(STYLE)
+        .set_header(head.split('|').map(str::trim).collect::<Vec<_>>());
     for row in rows {
         table.add_row(row.into_iter().collect::<Vec<_>>());
     }
@@ -18,7 +25,7 @@ pub fn table<R: IntoIterator<Item = String>>(head: &str, rows: impl IntoIterator
     table.trim_fmt()
 }
 
-/// A figure of a table with this many decimals; `-` if it is unknown.
+/// Formats a figure with this many decimals. An unknown one is `-`.
 pub fn figure(value: Option<f64>, decimals: usize) -> String {
     value.map_or_else(|| "-".into(), |value| format!("{value:.decimals$}"))
 }

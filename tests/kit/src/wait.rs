@@ -1,19 +1,22 @@
-//! Waiting for a condition by polling.
+//! Waits for a condition by polling. A test that sleeps for a fixed time instead is slow on a fast
+//! machine and fails on a slow one.
 
 use anyhow::{Result, bail};
 use std::panic::Location;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Time between two polls: a tenth of the time waited so far, within these bounds. Many polls connect to a database.
+/// The bounds of the time between two polls, which is a tenth of the time waited so far. Many polls
+/// connect to a database, so there should not be too many of them.
 const SHORTEST: Duration = Duration::from_millis(10);
 const LONGEST: Duration = Duration::from_millis(250);
-/// Longer than any awaited condition takes on a slow machine.
+/// How long [`soon`] waits. It is longer than any condition should take on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(40);
 
-/// Polls until `condition` returns `Some`, at most for `timeout`, which includes a running poll.
+/// Polls until `condition` returns `Some`, for at most `timeout`. A poll that is running then is
+/// dropped.
 ///
-/// Errors: the condition's own error at once; after `timeout`, an error that names `what`.
+/// An error of the condition is returned at once. After `timeout` the error names `what`.
 pub async fn until<T>(
     timeout: Duration,
     what: &str,
@@ -32,9 +35,13 @@ pub async fn until<T>(
     polled.unwrap_or_else(|_| bail!("timed out after {timeout:?}: {what}"))
 }
 
-/// [`until`], at most for 40 s. Panics on an error, at the caller's place.
+/// Does the same as [`until`] for at most 40 s, and panics on an error. The message names the place
+/// of the caller.
 #[track_caller]
-pub fn soon<T>(what: &str, condition: impl AsyncFnMut() -> Result<Option<T>>) -> impl Future<Output = T> {
+pub fn soon<T>(
+    what: &str,
+    condition: impl AsyncFnMut() -> Result<Option<T>>,
+) -> impl Future<Output = T> {
     let caller = Location::caller();
     async move {
         let found = until(PATIENCE, what, condition).await;

@@ -1,4 +1,5 @@
-//! Other work that runs during a measurement.
+//! Other work on the database that runs beside a measurement, such as a base backup, to show how
+//! much it slows the pipeline down.
 
 use crate::pgbench::{connection_settings, program};
 use crate::settings::System;
@@ -15,11 +16,12 @@ use url::Url;
 #[derive(Clone, Debug)]
 pub enum Beside {
     Nothing,
-    /// A snapshot, held for this time before the measurement and during it.
+    /// A snapshot that is held for this time before the measurement and during it, so that vacuum
+    /// cannot remove dead rows.
     Snapshot(Duration),
     /// Base backups, one after the other.
     BaseBackup,
-    /// An operator's command, such as one that erases data, repeatedly.
+    /// A command of an operator that is repeated, such as one that erases data.
     Command(String),
 }
 
@@ -49,19 +51,25 @@ impl Beside {
     }
 
     pub async fn start(&self, system: &System) -> Result<Running> {
-        let mut running = Running { snapshot: None, repeated: None, rounds: Rc::default() };
+        let mut running = Running {
+            snapshot: None,
+            repeated: None,
+            rounds: Rc::default(),
+        };
         match self {
             Self::Nothing => {}
             Self::Snapshot(_) => {
                 let mut connection = PgConnection::connect(&system.database_url).await?;
-                // The snapshot is taken by the first query.
-                let hold =
-                    "SET idle_in_transaction_session_timeout = 0; BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1";
+                // PostgreSQL takes the snapshot at the first query of the transaction.
+                let hold = "SET idle_in_transaction_session_timeout = 0; BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1";
                 sqlx::raw_sql(hold).execute(&mut connection).await?;
                 running.snapshot = Some(connection);
             }
             Self::BaseBackup => {
-                let admin = system.database_admin_url.as_deref().context("a base backup needs DATABASE_ADMIN_URL")?;
+                let admin = system
+                    .database_admin_url
+                    .as_deref()
+                    .context("a base backup needs DATABASE_ADMIN_URL")?;
                 let settings = connection_settings(&admin.parse::<Url>()?)?;
                 let program = program(system.pg_bin.as_deref(), "pg_basebackup");
                 running.repeat("pg_basebackup", move || {
@@ -106,16 +114,17 @@ impl Running {
         }));
     }
 
-    /// Ends the work; returns how often repeated work was completed.
-    ///
-    /// Errors: the work failed by itself.
+    /// Ends the work, and returns how often repeated work was completed. It is an error if the work
+    /// failed by itself.
     pub async fn stop(mut self) -> Result<Option<u32>> {
         if let Some(mut connection) = self.snapshot.take() {
             let committed = sqlx::raw_sql("COMMIT").execute(&mut connection).await;
             committed.context("the snapshot was not held until the end")?;
             connection.close().await?;
         }
-        let Some(repeated) = self.repeated.take() else { return Ok(None) };
+        let Some(repeated) = self.repeated.take() else {
+            return Ok(None);
+        };
         repeated.abort();
         match repeated.await {
             Err(error) if error.is_cancelled() => Ok(Some(self.rounds.get())),

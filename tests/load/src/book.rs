@@ -8,7 +8,8 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, Semaphore};
 
-/// Shared by the tasks of one thread. The key of a topup is its 26 digits as a number.
+/// The record of a run, which the tasks of one thread share. The key of a topup is its 26 digits as
+/// a number.
 #[derive(Default)]
 pub struct Book {
     topups: RefCell<HashMap<u128, Topup>>,
@@ -20,7 +21,8 @@ pub struct Book {
     complete: Notify,
 }
 
-/// Response and webhook arrive in any order.
+/// What is known about a topup. Its answer and its webhook may be read in any order, because the
+/// sink and the generator are different tasks.
 #[derive(Default)]
 struct Topup {
     sent: Option<Instant>,
@@ -30,10 +32,10 @@ struct Topup {
 /// Counters over the whole run, some also over the window.
 #[derive(Clone, Default)]
 pub struct Totals {
-    /// Orders answered 201.
+    /// Orders that were answered with 201.
     pub orders: u64,
     pub orders_in_window: u64,
-    /// Topups in those responses.
+    /// Topups in those answers.
     pub topups: u64,
     /// First webhooks of topups.
     pub webhooks: u64,
@@ -53,15 +55,18 @@ pub struct Errors {
     pub first: String,
 }
 
-/// Longer latencies count as this one.
+/// The longest latency that is recorded. Longer ones count as this one.
 const LONGEST: Duration = Duration::from_hours(1);
 
-/// Latencies in microseconds, three significant digits.
+/// Latencies in microseconds, with three significant digits.
 #[derive(Clone)]
 pub struct Latency(Histogram<u64>);
 
 impl Default for Latency {
-    #[expect(clippy::expect_used, reason = "these bounds are constants that histograms accept")]
+    #[expect(
+        clippy::expect_used,
+        reason = "these bounds are constants that histograms accept"
+    )]
     fn default() -> Self {
         Self(Histogram::new_with_bounds(1, micros(LONGEST), 3).expect("bounds of a histogram"))
     }
@@ -76,18 +81,26 @@ impl Latency {
         self.0.is_empty()
     }
 
-    /// The histogram: highest latency of each bucket that holds any, in microseconds, and its count.
+    /// The histogram: for each bucket that is not empty, its highest latency in microseconds and
+    /// its count.
     pub fn buckets(&self) -> Vec<(u64, u64)> {
         let recorded = self.0.iter_recorded();
-        recorded.map(|bucket| (bucket.value_iterated_to(), bucket.count_since_last_iteration())).collect()
+        recorded
+            .map(|bucket| {
+                (
+                    bucket.value_iterated_to(),
+                    bucket.count_since_last_iteration(),
+                )
+            })
+            .collect()
     }
 
-    /// The number of latencies up to this one.
+    /// The number of latencies that are at most this one.
     pub fn within(&self, longest: Duration) -> u64 {
         self.0.count_between(0, micros(longest))
     }
 
-    /// A quantile in milliseconds; `1.0` is the maximum.
+    /// A quantile in milliseconds. That of `1.0` is the maximum.
     pub fn quantile(&self, quantile: f64) -> f64 {
         Duration::from_micros(self.0.value_at_quantile(quantile)).as_secs_f64() * 1000.0
     }
@@ -103,13 +116,15 @@ impl Book {
         self.permits.replace(permits);
     }
 
-    /// Records a 201 with these topups. Latencies count from `sent`.
+    /// Records a 201 with these topups. Their latencies count from `sent`.
     pub fn accepted(&self, sent: Instant, answered: Instant, topups: &[u128]) {
         let mut book = self.topups.borrow_mut();
         let mut totals = self.totals.borrow_mut();
         totals.orders += 1;
         totals.orders_in_window += u64::from(self.in_window(answered));
-        totals.answer.record(answered.saturating_duration_since(sent));
+        totals
+            .answer
+            .record(answered.saturating_duration_since(sent));
         for topup_id in topups {
             let topup = book.entry(*topup_id).or_default();
             if topup.sent.replace(sent).is_some() {
@@ -118,13 +133,16 @@ impl Book {
             }
             totals.topups += 1;
             match topup.arrived {
-                Some(arrived) => totals.order_to_webhook.record(arrived.saturating_duration_since(sent)),
+                Some(arrived) => totals
+                    .order_to_webhook
+                    .record(arrived.saturating_duration_since(sent)),
                 None => self.waiting.update(|waiting| waiting + 1),
             }
         }
     }
 
-    /// Orders of one topup each that are already stored; latencies count from `since`.
+    /// Records orders that are already stored, of one topup each. Their latencies count from
+    /// `since`.
     pub fn stored(&self, since: Instant, topups: impl IntoIterator<Item = u128>) {
         let mut book = self.topups.borrow_mut();
         let mut totals = self.totals.borrow_mut();
@@ -159,7 +177,9 @@ impl Book {
             permits.add_permits(1);
         }
         if let Some(sent) = topup.sent {
-            totals.order_to_webhook.record(at.saturating_duration_since(sent));
+            totals
+                .order_to_webhook
+                .record(at.saturating_duration_since(sent));
             self.waiting.update(|waiting| waiting - 1);
             if self.waiting.get() == 0 {
                 self.complete.notify_one();
@@ -167,7 +187,7 @@ impl Book {
         }
     }
 
-    /// Counts an error; the first `example` of each kind is kept.
+    /// Counts an error. Of each kind, the first `example` is kept.
     pub fn failed(&self, kind: &str, example: &str) {
         self.totals.borrow_mut().fail(kind, example);
     }
@@ -176,12 +196,13 @@ impl Book {
         self.waiting.get()
     }
 
-    /// Returns when `waiting` may be zero; the caller checks again.
+    /// Returns when `waiting` may have become zero. The caller has to check it again.
     pub async fn nothing_waiting(&self) {
         self.complete.notified().await;
     }
 
-    /// Webhooks of topups that no 201 named, because their order's response was lost.
+    /// The number of webhooks of topups that no 201 named, for example because the answer to their
+    /// order was lost.
     pub fn unasked(&self) -> u64 {
         let totals = self.totals.borrow();
         totals.webhooks - (totals.topups - self.waiting())
@@ -200,7 +221,10 @@ impl Totals {
     fn fail(&mut self, kind: &str, example: &str) {
         self.errors += 1;
         let entry = self.errors_by_kind.entry(kind.to_owned());
-        let errors = entry.or_insert_with(|| Errors { count: 0, first: example.chars().take(200).collect() });
+        let errors = entry.or_insert_with(|| Errors {
+            count: 0,
+            first: example.chars().take(200).collect(),
+        });
         errors.count += 1;
     }
 }
@@ -230,7 +254,10 @@ mod tests {
         assert_eq!((book.waiting(), book.unasked()), (0, 0));
         let totals = book.totals();
         assert_eq!((totals.orders, totals.topups, totals.webhooks), (2, 3, 3));
-        assert_eq!((totals.webhooks_in_window, totals.duplicates, totals.errors), (2, 1, 0));
+        assert_eq!(
+            (totals.webhooks_in_window, totals.duplicates, totals.errors),
+            (2, 1, 0)
+        );
         assert!((totals.order_to_webhook.quantile(1.0) - 150.0).abs() < 1.0);
         assert!((totals.order_to_webhook.quantile(0.01) - 10.0).abs() < 0.1);
         assert!((totals.answer.quantile(1.0) - 20.0).abs() < 0.1);

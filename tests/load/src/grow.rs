@@ -1,4 +1,5 @@
-//! The rate beside a growing number of finished orders.
+//! Measures how the rate and the latencies change while the number of stored, finished orders
+//! grows. A pipeline whose hot path touches old rows would become slower.
 
 use crate::beside::Beside;
 use crate::book::Book;
@@ -25,11 +26,11 @@ use url::Url;
 /// A backlog is given up after this time.
 const LONGEST_DRAIN: Duration = Duration::from_hours(6);
 
-/// Measures how the rate changes with the number of stored finished orders.
+/// Measure how the rate changes with the number of stored, finished orders
 ///
-/// At each size a closed loop (`--mode deliver`) measures the rate, and an open loop the latencies. Other
-/// work beside the load is measured at the largest size. The command fills the database of a running
-/// pipeline: use one that you can wipe.
+/// At each size a closed loop (`--mode deliver`) measures the rate, and an open loop measures the
+/// latencies. Other work beside the load is measured at the largest size. This command fills the
+/// database of a running pipeline with made-up orders, so use one that you can wipe.
 #[derive(Debug, Parser)]
 #[command(
     bin_name = "load grow",
@@ -42,22 +43,24 @@ const LONGEST_DRAIN: Duration = Duration::from_hours(6);
   load grow --orders 0 --backlogs 10000,1000000"
 )]
 pub struct Grow {
-    /// Sizes, ascending: the number of stored finished orders of one unit. Missing orders are filled in first
+    /// Numbers of stored, finished orders of one unit at which to measure, separated by commas. The
+    /// smallest is measured first, and missing orders are filled in before each
     #[arg(long, value_delimiter = ',', default_value = "0,100000,500000,2000000")]
     orders: Vec<u64>,
-    /// Partners that own the filled orders
+    /// Number of partners that own the filled orders
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     fill_partners: u32,
-    /// Also measure with a held snapshot: under load for this long, then during the measurement
+    /// Also measure with a snapshot that was held for this long under load and is held during the
+    /// measurement
     #[arg(long, value_parser = humantime::parse_duration)]
     snapshot: Option<Duration>,
-    /// Also measure with base backups running, one after the other (discarded)
+    /// Also measure while base backups run one after the other; they are discarded
     #[arg(long)]
     base_backup: bool,
     /// Also measure while this shell command, which erases data, runs repeatedly
     #[arg(long, value_name = "COMMAND")]
     retention: Option<String>,
-    /// Also measure the drain of backlogs of these sizes: due topups without new orders
+    /// Also measure the drain of backlogs of these sizes, which are due topups without new orders
     #[arg(long, value_delimiter = ',')]
     backlogs: Vec<u64>,
     /// Write `<PREFIX>.json` and the plots `<PREFIX>-*.svg`
@@ -108,16 +111,25 @@ impl Grow {
             println!("{}", results.tables());
         }
         if let Some(prefix) = &self.out {
-            document::write_file(prefix, ".json", &(serde_json::to_string_pretty(&results)? + "\n"))?;
+            document::write_file(
+                prefix,
+                ".json",
+                &(serde_json::to_string_pretty(&results)? + "\n"),
+            )?;
             results.plot(prefix)?;
         }
-        Ok(if results.complete() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        Ok(if results.complete() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        })
     }
 
     async fn measure_all(&self) -> Result<Results> {
         let vault = self.master_key.vault(&Keyring::ALL)?;
         let option = Esimctl::new([]).sandbox_option(&self.load.option).await?;
-        let partners = Fill::partners(&self.system.database_url, &vault, self.fill_partners).await?;
+        let partners =
+            Fill::partners(&self.system.database_url, &vault, self.fill_partners).await?;
         let mut fill = Fill::new(&self.admin_url()?, partners, option.clone()).await?;
 
         let mut sizes = self.orders.clone();
@@ -126,25 +138,41 @@ impl Grow {
         let mut open_rate = self.load.rate;
         for size in &sizes {
             fill_up(&mut fill, *size, sizes.last().copied().unwrap_or(*size)).await?;
-            points.push(self.point(&mut fill, *size, &Beside::Nothing, &mut open_rate).await?);
+            points.push(
+                self.point(&mut fill, *size, &Beside::Nothing, &mut open_rate)
+                    .await?,
+            );
         }
         let largest = sizes.last().copied().unwrap_or_default();
         for beside in self.besides() {
-            points.push(self.point(&mut fill, largest, &beside, &mut open_rate).await?);
+            points.push(
+                self.point(&mut fill, largest, &beside, &mut open_rate)
+                    .await?,
+            );
         }
         let mut backlogs = Vec::new();
         for topups in &self.backlogs {
             backlogs.push(self.backlog(*topups, &option).await?);
         }
-        Ok(Results { commit: self.system.commit.clone(), fill_partners: self.fill_partners, points, backlogs })
+        Ok(Results {
+            commit: self.system.commit.clone(),
+            fill_partners: self.fill_partners,
+            points,
+            backlogs,
+        })
     }
 
-    /// What retention began goes on after its measurement; a base backup leaves the history in the page cache.
+    /// The other work, in the order in which it is measured. The snapshot comes before retention,
+    /// because what retention began goes on after its measurement. The base backup comes last,
+    /// because it leaves old rows in the page cache.
     fn besides(&self) -> Vec<Beside> {
         let snapshot = self.snapshot.map(Beside::Snapshot);
         let retention = self.retention.clone().map(Beside::Command);
         let base_backup = self.base_backup.then_some(Beside::BaseBackup);
-        [snapshot, retention, base_backup].into_iter().flatten().collect()
+        [snapshot, retention, base_backup]
+            .into_iter()
+            .flatten()
+            .collect()
     }
 
     /// The pipeline's database, as the superuser.
@@ -155,22 +183,44 @@ impl Grow {
         Ok(url.into())
     }
 
-    async fn point(&self, fill: &mut Fill, orders: u64, beside: &Beside, open_rate: &mut Option<u32>) -> Result<Point> {
+    async fn point(
+        &self,
+        fill: &mut Fill,
+        orders: u64,
+        beside: &Beside,
+        open_rate: &mut Option<u32>,
+    ) -> Result<Point> {
         let name = beside.name();
         eprintln!("{orders} finished orders, {name}");
         let mut pgbench = pgbench::measure(&self.system, self.load.pgbench_seconds).await?;
-        let closed = Load { rate: None, mode: Mode::Deliver, ..self.load.clone() };
+        let closed = Load {
+            rate: None,
+            mode: Mode::Deliver,
+            ..self.load.clone()
+        };
         let running = beside.start(&self.system).await?;
         if let Some(time) = beside.before() {
             let seconds = u32::try_from(time.as_secs().max(1))?;
-            measure(&Load { seconds, ..closed.clone() }, &self.system, None).await?;
-            // The machine's speed now, not before that load.
+            measure(
+                &Load {
+                    seconds,
+                    ..closed.clone()
+                },
+                &self.system,
+                None,
+            )
+            .await?;
+            // The speed of the machine is measured again, because it may have changed during the
+            // load before.
             pgbench = pgbench::measure(&self.system, self.load.pgbench_seconds).await?;
         }
         let measured = measure(&closed, &self.system, pgbench).await?.report;
         let half = measured.webhooks_per_second / f64::from(closed.qty) / 2.0;
         let rate = *open_rate.get_or_insert(crate::ladder::whole(half));
-        let open = Load { rate: Some(rate), ..closed };
+        let open = Load {
+            rate: Some(rate),
+            ..closed
+        };
         let open = measure(&open, &self.system, pgbench).await?.report;
         Ok(Point {
             orders,
@@ -184,23 +234,38 @@ impl Grow {
 
     /// Fills in due topups of partners with endpoints, and waits for their webhooks.
     async fn backlog(&self, topups: u64, option: &CatalogueOption) -> Result<Backlog> {
-        // Ids of an earlier run may be stored.
+        // Ids of a backlog of an earlier run may still be stored, so this run uses others.
         let run = runtime::clock::unix_seconds().unsigned_abs();
         let book = Rc::new(Book::default());
         let sink = Sink::start(self.system.webhook_address, Rc::clone(&book)).await?;
         let partners = run::partners(&self.load, &sink).await?;
         let ids = partners.iter().map(|partner| partner.partner_id.parse());
-        let mut fill = Fill::new(&self.admin_url()?, ids.collect::<Result<_, _>>()?, option.clone()).await?;
+        let mut fill = Fill::new(
+            &self.admin_url()?,
+            ids.collect::<Result<_, _>>()?,
+            option.clone(),
+        )
+        .await?;
         let pgbench = pgbench::measure(&self.system, self.load.pgbench_seconds).await?;
         let mut progress = Progress::start();
-        book.stored(Instant::now(), (0..topups).map(|number| backlog_topup(run, number)));
+        book.stored(
+            Instant::now(),
+            (0..topups).map(|number| backlog_topup(run, number)),
+        );
         system::reset_peaks(&self.system.run_dir)?;
         let before = system::sample(&self.system.run_dir)?;
         let show = |stored| progress.show(format!("{stored} of {topups} due topups stored"));
         fill.backlog(run, topups, show).await?;
         let began = Instant::now();
         let mut line = run::Line::new(Rc::clone(&book), began);
-        run::wait_for_webhooks(&book, self.load.patience, LONGEST_DRAIN, &mut progress, &mut line).await;
+        run::wait_for_webhooks(
+            &book,
+            self.load.patience,
+            LONGEST_DRAIN,
+            &mut progress,
+            &mut line,
+        )
+        .await;
         drop(progress);
         let circumstances = Circumstances {
             pgbench,
@@ -211,7 +276,11 @@ impl Grow {
             after: system::sample(&self.system.run_dir)?,
             ..Circumstances::default()
         };
-        let load = Load { mode: Mode::Drain, rate: None, ..self.load.clone() };
+        let load = Load {
+            mode: Mode::Drain,
+            rate: None,
+            ..self.load.clone()
+        };
         let report = Report::new(&load, &self.system, &book, &circumstances);
         eprintln!("{report}\n");
         Ok(Backlog { topups, report })
@@ -229,7 +298,9 @@ async fn fill_up(fill: &mut Fill, size: u64, largest: u64) -> Result<()> {
         fill.finished(stored, batch, largest).await?;
         stored += batch;
         let rate = approximate(stored - first) / began.elapsed().as_secs_f64();
-        progress.show(format!("{stored} of {size} finished orders stored, {rate:.0}/s"));
+        progress.show(format!(
+            "{stored} of {size} finished orders stored, {rate:.0}/s"
+        ));
     }
     if stored > first {
         progress.show("vacuum, analyze and checkpoint".into());
@@ -240,7 +311,10 @@ async fn fill_up(fill: &mut Fill, size: u64, largest: u64) -> Result<()> {
 
 impl Results {
     fn complete(&self) -> bool {
-        let points = self.points.iter().flat_map(|point| [&point.closed, &point.open]);
+        let points = self
+            .points
+            .iter()
+            .flat_map(|point| [&point.closed, &point.open]);
         let backlogs = self.backlogs.iter().map(|backlog| &backlog.report);
         points.chain(backlogs).all(Report::complete)
     }
@@ -251,11 +325,16 @@ impl Results {
             let Point { closed, open, .. } = point;
             let ratio = first.map(|first| closed.webhooks_per_second / first.webhooks_per_second);
             let speed = first.and_then(|first| Some(first.pgbench? / closed.pgbench?));
-            let p99 = |latency: &Option<Quantiles>| figure(latency.as_ref().map(|one| one.p99_ms), 1);
+            let p99 =
+                |latency: &Option<Quantiles>| figure(latency.as_ref().map(|one| one.p99_ms), 1);
             [
                 point.orders.to_string(),
                 point.beside.clone(),
-                format!("{:.1}", approximate(u64::try_from(point.database_bytes).unwrap_or(0)) / f64::from(1 << 30)),
+                format!(
+                    "{:.1}",
+                    approximate(u64::try_from(point.database_bytes).unwrap_or(0))
+                        / f64::from(1 << 30)
+                ),
                 format!("{:.0}", closed.webhooks_per_second),
                 figure(ratio, 3),
                 figure(ratio.zip(speed).map(|(ratio, speed)| ratio * speed), 3),
@@ -263,7 +342,9 @@ impl Results {
                 open.rate.unwrap_or_default().to_string(),
                 p99(&open.answer),
                 p99(&open.order_to_webhook),
-                point.rounds.map_or_else(String::new, |rounds| rounds.to_string()),
+                point
+                    .rounds
+                    .map_or_else(String::new, |rounds| rounds.to_string()),
             ]
         });
         let head = "finished orders | beside | GiB | webhooks/s | ÷ first | ÷ pgbench ÷ first | pgbench/s \
@@ -282,7 +363,13 @@ impl Results {
                 report.missing_webhooks.to_string(),
             ]
         });
-        format!("{points}\n\n{}", table("backlog | drain/s | ÷ pgbench | all after s | missing", rows))
+        format!(
+            "{points}\n\n{}",
+            table(
+                "backlog | drain/s | ÷ pgbench | all after s | missing",
+                rows
+            )
+        )
     }
 
     fn plot(&self, prefix: &Path) -> Result<()> {
@@ -292,26 +379,43 @@ impl Results {
             }
             names
         });
-        let lines = |label: &str, colour: usize, figure: &dyn Fn(&Point) -> Option<f64>| -> Vec<Line> {
-            let line = |(index, name): (usize, &&str)| {
-                let points = self.points.iter().filter(|point| point.beside == **name);
-                let points = points.filter_map(|point| Some((approximate(point.orders), figure(point)?)));
-                let name = if index == 0 { label.to_owned() } else { format!("{label}, {name}") };
-                Line { name, points: points.collect(), dashed: index > 0, colour: colour + 2 * index }
+        let lines =
+            |label: &str, colour: usize, figure: &dyn Fn(&Point) -> Option<f64>| -> Vec<Line> {
+                let line = |(index, name): (usize, &&str)| {
+                    let points = self.points.iter().filter(|point| point.beside == **name);
+                    let points = points
+                        .filter_map(|point| Some((approximate(point.orders), figure(point)?)));
+                    let name = if index == 0 {
+                        label.to_owned()
+                    } else {
+                        format!("{label}, {name}")
+                    };
+                    Line {
+                        name,
+                        points: points.collect(),
+                        dashed: index > 0,
+                        colour: colour + 2 * index,
+                    }
+                };
+                names.iter().enumerate().map(line).collect()
             };
-            names.iter().enumerate().map(line).collect()
-        };
         let rate = Plot {
             title: "Rate over finished orders",
             x: "finished orders stored",
             y: "webhooks/s, closed loop",
             logarithmic: false,
-            lines: lines("webhooks", 0, &|point| Some(point.closed.webhooks_per_second)),
+            lines: lines("webhooks", 0, &|point| {
+                Some(point.closed.webhooks_per_second)
+            }),
             marks: Vec::new(),
         };
         document::write_file(prefix, "-rate.svg", &rate.svg())?;
-        let mut latencies = lines("answer p99", 0, &|point| Some(point.open.answer.as_ref()?.p99_ms));
-        latencies.extend(lines("to webhook p99", 1, &|point| Some(point.open.order_to_webhook.as_ref()?.p99_ms)));
+        let mut latencies = lines("answer p99", 0, &|point| {
+            Some(point.open.answer.as_ref()?.p99_ms)
+        });
+        latencies.extend(lines("to webhook p99", 1, &|point| {
+            Some(point.open.order_to_webhook.as_ref()?.p99_ms)
+        }));
         let latency = Plot {
             title: "p99 over finished orders",
             x: "finished orders stored",

@@ -1,31 +1,41 @@
-//! Load generator and webhook sink in one process.
+//! Measures a running pipeline. This one process is the load generator, which sends orders like
+//! partners, and the webhook sink, which receives their webhooks, so that both use the same clock.
 //!
 //! # What is measured
-//! - **Accepted orders/s**: 201 responses read in the window (`--seconds` from the first send), by its length.
-//! - **Webhooks/s**: first webhooks of topups that arrived within the window, divided by its length.
+//! - **Accepted orders/s**: 201 responses read in the window (`--seconds` from the first send), by
+//!   its length.
+//! - **Webhooks/s**: first webhooks of topups that arrived within the window, divided by its
+//!   length.
 //! - **Drain/s**: see `--mode drain` below.
-//! - **Answer latency**: from the send to the end of the response; in the open loop from the *intended* send, so a
-//!   stalled generator hides no waiting time (coordinated omission). It includes the timer's 1 ms.
-//! - **Order-to-webhook latency**: from the same moment until the sink read the topup's first webhook.
-//! - **Processor time**: user and system time of each process and its children, from before the first send
-//!   until the last webhook. Per order, it is divided by the accepted orders.
+//! - **Answer latency**: from the send to the end of the answer. In the open loop it counts from
+//!   the *intended* send, because otherwise a generator that is stalled by a slow system would hide
+//!   the waiting time (coordinated omission). It includes the timer's resolution of 1 ms.
+//! - **Order-to-webhook latency**: from the same moment until the sink read the topup's first
+//!   webhook.
+//! - **Processor time**: user and system time of each process and its children, from before the
+//!   first send until the last webhook. Per order, it is divided by the accepted orders.
 //! - **Peak memory**: see [`system::Usage`].
-//! - **pgbench**: see [`pgbench`]; rates are also given as a ratio to it.
-//! - **Verdicts**: how many ingress waited for, by its metric. Runs with and without waits do not compare.
+//! - **pgbench**: see [`pgbench`]. Rates are also given as a ratio to it, so that runs on different
+//!   machines can be compared.
+//! - **Verdicts**: how many verdicts ingress waited for, according to its metric. A run with waits
+//!   cannot be compared with a run without.
 //!
 //! # Modes
-//! - `accept`: a connection sends its next order after the response to the last one. Orders that are accepted
-//!   faster than delivered queue, so order-to-webhook latency measures that queue, not the pipeline.
-//! - `deliver`: the same, but a connection waits while `--outstanding` units have no webhook. No queue grows, so
-//!   webhooks/s is the sustained rate, and latency is about outstanding / rate.
-//! - `drain`: the provisioner is paused while `--backlog` units are accepted. Then it resumes, and drain/s is
-//!   the rate of webhooks between the first and the last twentieth.
+//! - `accept`: a connection sends its next order after the answer to the last one. Orders are
+//!   accepted faster than they are delivered and queue, so the order-to-webhook latency measures
+//!   this queue and not the pipeline.
+//! - `deliver`: the same, but a connection waits while `--outstanding` units have no webhook. So no
+//!   queue grows, webhooks/s is the sustained rate, and the latency is about outstanding / rate.
+//! - `drain`: the provisioner is paused while `--backlog` units are accepted. Then it resumes, and
+//!   drain/s is the rate of the webhooks without the first and the last twentieth of them.
 //!
-//! All modes end when every accepted topup's webhook arrived, when none arrived for `--patience`, or after 10
-//! min. SIGINT ends the sending, not the wait for webhooks. With `--rate` and in the steps of `--ladder`,
-//! sending never waits: the loop is open.
+//! All modes end when the webhook of every accepted topup has arrived, when none has arrived for
+//! `--patience`, or after 10 min. SIGINT ends the sending, but not the wait for webhooks. With
+//! `--rate`, and in the steps of `--ladder`, the loop is open: sending never waits for answers.
 //!
-//! One thread, no HTTP library, no checks in the sink: the generator shares the measured system's machine.
+//! The generator runs on the same machine as the measured system, so it must use little processor
+//! time. That is why it has one thread, no HTTP library, and no checks of signatures in the sink;
+//! other tests check them.
 
 mod beside;
 mod book;
@@ -60,7 +70,9 @@ use tokio::task::LocalSet;
 fn main() -> ExitCode {
     let work = || -> Result<ExitCode> {
         let arguments: Vec<OsString> = std::env::args_os().collect();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
         if arguments.get(1).is_some_and(|first| first == "grow") {
             let grow: Grow = ::runtime::config::parse_from(arguments.into_iter().skip(1));
             return runtime.block_on(checked(&grow.system, grow.run()));
@@ -74,7 +86,10 @@ fn main() -> ExitCode {
     })
 }
 
-async fn checked(system: &System, work: impl Future<Output = Result<ExitCode>>) -> Result<ExitCode> {
+async fn checked(
+    system: &System,
+    work: impl Future<Output = Result<ExitCode>>,
+) -> Result<ExitCode> {
     if let Err(error) = check_durability(system).await {
         eprintln!("load: {error:#}");
         return Ok(ExitCode::from(2));
@@ -111,20 +126,35 @@ async fn measurement(settings: &Settings) -> Result<ExitCode> {
     if let Some(prefix) = &settings.out {
         document::write(prefix, &document, &measured)?;
         if settings.ladder {
-            let before = earlier.iter().find(|document| document.runs.iter().any(|run| run.of_saturation.is_some()));
+            let before = earlier
+                .iter()
+                .find(|document| document.runs.iter().any(|run| run.of_saturation.is_some()));
             ladder::plot(prefix, &document, before)?;
         }
     }
-    Ok(if document.runs.iter().all(Report::complete) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if document.runs.iter().all(Report::complete) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
-/// Fails unless the database is durable: other figures are meaningless.
+/// Fails unless the database is durable. A database that may lose commits is much faster, so its
+/// figures would be meaningless.
 async fn check_durability(system: &System) -> Result<()> {
-    let mut connection = PgConnection::connect(&system.database_url).await.context("cannot connect to DATABASE_URL")?;
+    let mut connection = PgConnection::connect(&system.database_url)
+        .await
+        .context("cannot connect to DATABASE_URL")?;
     for setting in ["fsync", "synchronous_commit", "full_page_writes"] {
-        let value: String =
-            sqlx::query_scalar("SELECT current_setting($1)").bind(setting).fetch_one(&mut connection).await?;
-        ensure!(value == "on", "PostgreSQL's {setting} is {value}; figures are reported only when it is on");
+        let value: String = sqlx::query_scalar("SELECT current_setting($1)")
+            .bind(setting)
+            .fetch_one(&mut connection)
+            .await?;
+        ensure!(
+            value == "on",
+            "PostgreSQL's setting {setting} is {value}, so commits may get lost and figures would be \
+             meaningless; switch it on"
+        );
     }
     connection.close().await?;
     Ok(())

@@ -1,4 +1,5 @@
-//! The reference rate: commits per second of this `PostgreSQL` without other load.
+//! Measures the reference rate: how many small transactions per second this `PostgreSQL` commits on
+//! this machine without other load. Rates of the pipeline are compared as ratios to it.
 
 use crate::settings::System;
 use anyhow::{Context, Result, ensure};
@@ -17,7 +18,8 @@ const TABLES: &str = "
         state text NOT NULL DEFAULT 'pending');
     CREATE TABLE outbox (outbox_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, order_id uuid NOT NULL,
         created_at timestamptz NOT NULL DEFAULT now());";
-/// One transaction: an order, a unit and an outbox row.
+/// One transaction, which inserts an order, a unit and an outbox row. If it changed, ratios to it
+/// could no longer be compared with those of earlier runs.
 const SCRIPT: &str = "
     WITH placed AS (
         INSERT INTO orders (order_id, partner_id, external_order_id)
@@ -29,8 +31,9 @@ const SCRIPT: &str = "
     )
     INSERT INTO outbox (order_id) SELECT order_id FROM placed;";
 
-/// Transactions per second of `pgbench -M prepared -c 16 -j 2` in a scratch database of the pipeline's
-/// server. `None` if `seconds` is 0 or no role may create the database.
+/// Measures the transactions per second of `pgbench -M prepared -c 16 -j 2` in a scratch database
+/// on the pipeline's server. Returns `None` if `seconds` is 0, or if there is no role that may
+/// create the database.
 pub async fn measure(system: &System, seconds: u32) -> Result<Option<f64>> {
     let Some(admin) = system.database_admin_url.as_deref().filter(|_| seconds > 0) else {
         return Ok(None);
@@ -42,7 +45,9 @@ pub async fn measure(system: &System, seconds: u32) -> Result<Option<f64>> {
     let url: Url = scratch.url().parse()?;
     let program = program(system.pg_bin.as_deref(), "pgbench");
     let mut child = Command::new(&program)
-        .args(["-n", "-M", "prepared", "-c", "16", "-j", "2", "-f", "-", "-T"])
+        .args([
+            "-n", "-M", "prepared", "-c", "16", "-j", "2", "-f", "-", "-T",
+        ])
         .arg(seconds.to_string())
         .envs(connection_settings(&url)?)
         .stdin(Stdio::piped())
@@ -51,25 +56,39 @@ pub async fn measure(system: &System, seconds: u32) -> Result<Option<f64>> {
         .kill_on_drop(true)
         .spawn()
         .with_context(|| format!("cannot run {}", program.display()))?;
-    let mut input = child.stdin.take().context("pgbench has no standard input")?;
+    let mut input = child
+        .stdin
+        .take()
+        .context("pgbench has no standard input")?;
     input.write_all(SCRIPT.as_bytes()).await?;
     drop(input);
     let output = child.wait_with_output().await?;
     let [text, errors] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
-    ensure!(output.status.success(), "pgbench: {}: {errors}", output.status);
+    ensure!(
+        output.status.success(),
+        "pgbench: {}: {errors}",
+        output.status
+    );
     let line = text.lines().find_map(|line| line.strip_prefix("tps = "));
-    let rate: Option<f64> = line.and_then(|line| line.split_ascii_whitespace().next()?.parse().ok());
-    Ok(Some(rate.with_context(|| format!("pgbench printed no rate: {text}"))?))
+    let rate: Option<f64> =
+        line.and_then(|line| line.split_ascii_whitespace().next()?.parse().ok());
+    Ok(Some(rate.with_context(|| {
+        format!("pgbench printed no rate: {text}")
+    })?))
 }
 
 pub fn program(folder: Option<&Path>, name: &str) -> std::path::PathBuf {
     folder.map_or_else(|| name.into(), |folder| folder.join(name))
 }
 
-/// libpq's environment for a URL: unlike arguments, other users can't read it.
+/// The environment variables of libpq for a URL. Unlike the arguments of a process, other users
+/// cannot read its environment, which contains the password.
 pub fn connection_settings(url: &Url) -> Result<Vec<(&'static str, String)>> {
     Ok(vec![
-        ("PGHOST", url.host_str().context("the URL names no host")?.to_owned()),
+        (
+            "PGHOST",
+            url.host_str().context("the URL names no host")?.to_owned(),
+        ),
         ("PGPORT", url.port().unwrap_or(5432).to_string()),
         ("PGUSER", url.username().to_owned()),
         ("PGPASSWORD", url.password().unwrap_or_default().to_owned()),

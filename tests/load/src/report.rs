@@ -1,4 +1,4 @@
-//! The figures of one run, for people and for machines.
+//! The figures of one run: as text for people, and as JSON for comparisons with later runs.
 
 use crate::book::{Book, Errors, Latency};
 use crate::settings::{Disturbance, Load, Mode, System};
@@ -10,15 +10,17 @@ use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 use testkit::table::table;
 
-/// The results of a run; `--json` and `--out` write them unchanged. The crate's documentation defines them.
+/// The results of a run. `--json` and `--out` write them unchanged. The head of `main.rs` says
+/// exactly what each figure measures.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
     pub mode: Mode,
-    /// Connections of the closed loop; in the open loop the most in use at once.
+    /// The number of connections of the closed loop. In the open loop it is the maximum that was in
+    /// use at once.
     pub connections: u32,
-    /// Orders per second of the open loop; absent in the closed loop.
+    /// The rate of the open loop in orders per second. It is absent in the closed loop.
     pub rate: Option<u32>,
-    /// A step of a ladder: `rate` as a share of the saturation.
+    /// In a step of a ladder, `rate` as a share of the saturation.
     pub of_saturation: Option<f64>,
     pub seconds: f64,
     pub qty: u32,
@@ -30,7 +32,7 @@ pub struct Report {
     pub placement_wait: String,
     pub build: Build,
     pub cores: usize,
-    /// Transactions per second of pgbench, right before.
+    /// The transactions per second of pgbench, right before the run.
     pub pgbench: Option<f64>,
 
     pub accepted_orders: u64,
@@ -45,18 +47,20 @@ pub struct Report {
     pub verdicts: Option<Verdicts>,
 
     pub accepted_topups: u64,
-    /// Topups whose webhook arrived within 5 s of the order's send.
+    /// The number of topups whose webhook arrived within 5 s after the order was sent.
     #[serde(default)]
     pub within_5_s: u64,
-    /// Accepted topups without webhook; must be 0.
+    /// The number of accepted topups without webhook. It must be 0, because otherwise something was
+    /// lost or is very late.
     pub missing_webhooks: u64,
     pub duplicate_webhooks: u64,
-    /// Webhooks of orders whose response was not a 201 or was lost.
+    /// The number of webhooks of orders whose answer was not a 201 or was lost.
     pub webhooks_without_answer: u64,
-    /// Orders that the open loop could not send in the window; they have no latency.
+    /// The number of orders that the open loop could not send in the window. They are not part of
+    /// the latencies, so these are too good if it is not 0.
     pub unsent_orders: u32,
     pub errors: BTreeMap<String, Errors>,
-    /// From the last response to the last webhook, or to the end of the wait.
+    /// The time from the last answer to the last webhook, or to the end of the wait.
     pub drain_seconds: f64,
     pub processes: BTreeMap<String, Process>,
 }
@@ -66,7 +70,7 @@ pub struct Report {
 pub struct Circumstances {
     pub pgbench: Option<f64>,
     pub window: Duration,
-    /// From the last response until the last webhook arrived or the wait ended.
+    /// The time from the last answer until the last webhook arrived or the wait ended.
     pub drained: Duration,
     pub drain_per_second: Option<f64>,
     pub unsent: u32,
@@ -77,7 +81,10 @@ pub struct Circumstances {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[expect(clippy::struct_field_names, reason = "the unit belongs to the name in the JSON output")]
+#[expect(
+    clippy::struct_field_names,
+    reason = "the unit belongs to the name in the JSON output"
+)]
 pub struct Quantiles {
     pub p50_ms: f64,
     pub p95_ms: f64,
@@ -98,7 +105,11 @@ impl Report {
         let totals = book.totals();
         let per_second = |count: u64| round(approximate(count) / run.window.as_secs_f64());
         let process = |(name, usage): (&String, &Usage)| {
-            let before = run.before.get(name).map(|usage| usage.cpu).unwrap_or_default();
+            let before = run
+                .before
+                .get(name)
+                .map(|usage| usage.cpu)
+                .unwrap_or_default();
             let cpu = usage.cpu.saturating_sub(before);
             let orders = approximate(totals.orders.max(1));
             let process = Process {
@@ -142,7 +153,7 @@ impl Report {
         }
     }
 
-    /// Whether orders were accepted and every accepted topup's webhook arrived.
+    /// Whether orders were accepted and the webhook of every accepted topup arrived.
     pub fn complete(&self) -> bool {
         self.accepted_orders > 0 && self.missing_webhooks == 0
     }
@@ -158,24 +169,39 @@ impl Report {
 
     /// Processor time per accepted order, of all processes, in microseconds.
     pub fn cpu_us_per_order(&self) -> f64 {
-        self.processes.values().map(|one| one.cpu_us_per_order).sum()
+        self.processes
+            .values()
+            .map(|one| one.cpu_us_per_order)
+            .sum()
     }
 
     /// Responses with status 503 or 429.
     pub fn shed(&self) -> u64 {
         let shed = ["status 503", "status 429"].iter();
-        shed.filter_map(|kind| self.errors.get(*kind)).map(|errors| errors.count).sum()
+        shed.filter_map(|kind| self.errors.get(*kind))
+            .map(|errors| errors.count)
+            .sum()
     }
 
     /// The share of webhooks within 5 s, and the orders beside.
     fn isolation(&self) -> String {
-        let (within, topups) = (self.within_5_s, self.accepted_topups);
+        let within = self.within_5_s;
+        let topups = self.accepted_topups;
         let share = 100.0 * approximate(within) / approximate(topups.max(1));
-        let beside = self.beside.iter().map(|Disturbance { option, rate, count }| {
-            let most = count.map_or_else(String::new, |count| format!(", {count} in all"));
-            format!("\nbeside: `{option}`, {rate} orders/s{most}")
-        });
-        format!("within 5 s: {within} of {topups} webhooks, {share:.2} %{}", beside.collect::<String>())
+        let beside = self.beside.iter().map(
+            |Disturbance {
+                 option,
+                 rate,
+                 count,
+             }| {
+                let most = count.map_or_else(String::new, |count| format!(", {count} in all"));
+                format!("\nbeside: `{option}`, {rate} orders/s{most}")
+            },
+        );
+        format!(
+            "within 5 s: {within} of {topups} webhooks, {share:.2} %{}",
+            beside.collect::<String>()
+        )
     }
 
     /// Verdicts that ingress waited for per 100 accepted orders, if its metrics are known.
@@ -209,37 +235,9 @@ impl Quantiles {
     }
 }
 
-impl Display for Report {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let pace = match self.rate {
-            Some(rate) => format!("open loop, {rate} orders/s, up to {} connections", self.connections),
-            None => format!("closed loop, {} connections", self.connections),
-        };
-        let Self { mode, seconds, qty, option, partners, build, cores, .. } = self;
-        writeln!(f, "mode {}: {pace}, {seconds} s, {qty} x `{option}` per order", mode.name())?;
-        writeln!(f, "{partners} partners, {build:?} build, {cores} cores, durable commits checked")?;
-        writeln!(f, "{}\n", self.waited())?;
-        if self.build != Build::Release {
-            writeln!(f, "NOT A RELEASE BUILD: these figures say nothing about speed\n")?;
-        }
-        let ratio = |rate: f64| self.pgbench.map_or_else(String::new, |pgbench| format!("{:.3}", rate / pgbench));
-        let mut rates =
-            vec![("accepted orders", self.accepted_orders_per_second), ("webhooks", self.webhooks_per_second)];
-        rates.extend(self.drain_per_second.map(|drain| ("drain of the backlog", drain)));
-        rates.extend(self.pgbench.map(|pgbench| ("pgbench transactions", pgbench)));
-        let rows = rates.iter().map(|(name, rate)| [(*name).into(), format!("{rate:.1}"), ratio(*rate)]);
-        writeln!(f, "{}\n", table("rate | per s | ÷ pgbench", rows))?;
-        let latencies = [("answer", &self.answer), ("order to webhook", &self.order_to_webhook)];
-        let rows = latencies.iter().map(|(name, latency)| quantiles(name, latency.as_ref()));
-        writeln!(f, "{}\n", table("latency in ms | p50 | p95 | p99 | max", rows))?;
-        writeln!(f, "{}\n", self.isolation())?;
-        let rows = self.processes.iter().map(|(name, one)| {
-            let figures = [one.cpu_seconds, one.cpu_us_per_order, one.peak_memory_mib];
-            [name.clone()].into_iter().chain(figures.map(|figure| format!("{figure:.1}")))
-        });
-        writeln!(f, "{}", table("process | processor s | µs per order | peak MiB", rows))?;
-        writeln!(f, "all processes: {:.0} µs per order", self.cpu_us_per_order())?;
-
+impl Report {
+    /// What did not go as planned, and whether everything accepted has arrived.
+    fn write_losses(&self, f: &mut Formatter<'_>) -> fmt::Result {
         writeln!(f)?;
         for (kind, Errors { count, first }) in &self.errors {
             writeln!(f, "error: {count} x {kind}, first: {first}")?;
@@ -252,28 +250,139 @@ impl Display for Report {
             )?;
         }
         if self.webhooks_without_answer > 0 {
-            writeln!(f, "{} webhooks of orders whose answer was lost", self.webhooks_without_answer)?;
+            writeln!(
+                f,
+                "{} webhooks of orders whose answer was lost",
+                self.webhooks_without_answer
+            )?;
         }
         writeln!(f, "{} duplicate webhooks", self.duplicate_webhooks)?;
         let arrived = self.accepted_topups - self.missing_webhooks;
         writeln!(f, "{} orders accepted", self.accepted_orders)?;
-        write!(f, "{arrived} of {} accepted topups arrived, ", self.accepted_topups)?;
+        write!(
+            f,
+            "{arrived} of {} accepted topups arrived, ",
+            self.accepted_topups
+        )?;
         if self.missing_webhooks == 0 {
-            write!(f, "the last {:.1} s after the last answer", self.drain_seconds)?;
+            write!(
+                f,
+                "the last {:.1} s after the last answer",
+                self.drain_seconds
+            )?;
         } else {
-            write!(f, "{} ARE MISSING, given up after {:.1} s", self.missing_webhooks, self.drain_seconds)?;
+            write!(
+                f,
+                "{} ARE MISSING, given up after {:.1} s",
+                self.missing_webhooks, self.drain_seconds
+            )?;
         }
         Ok(())
     }
 }
 
+impl Display for Report {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let pace = match self.rate {
+            Some(rate) => format!(
+                "open loop, {rate} orders/s, up to {} connections",
+                self.connections
+            ),
+            None => format!("closed loop, {} connections", self.connections),
+        };
+        let Self {
+            mode,
+            seconds,
+            qty,
+            option,
+            partners,
+            build,
+            cores,
+            ..
+        } = self;
+        writeln!(
+            f,
+            "mode {}: {pace}, {seconds} s, {qty} x `{option}` per order",
+            mode.name()
+        )?;
+        writeln!(
+            f,
+            "{partners} partners, {build:?} build, {cores} cores, durable commits checked"
+        )?;
+        writeln!(f, "{}\n", self.waited())?;
+        if self.build != Build::Release {
+            writeln!(
+                f,
+                "NOT A RELEASE BUILD: these figures say nothing about speed\n"
+            )?;
+        }
+        let ratio = |rate: f64| {
+            self.pgbench
+                .map_or_else(String::new, |pgbench| format!("{:.3}", rate / pgbench))
+        };
+        let mut rates = vec![
+            ("accepted orders", self.accepted_orders_per_second),
+            ("webhooks", self.webhooks_per_second),
+        ];
+        rates.extend(
+            self.drain_per_second
+                .map(|drain| ("drain of the backlog", drain)),
+        );
+        rates.extend(
+            self.pgbench
+                .map(|pgbench| ("pgbench transactions", pgbench)),
+        );
+        let rows = rates
+            .iter()
+            .map(|(name, rate)| [(*name).into(), format!("{rate:.1}"), ratio(*rate)]);
+        writeln!(f, "{}\n", table("rate | per s | ÷ pgbench", rows))?;
+        let latencies = [
+            ("answer", &self.answer),
+            ("order to webhook", &self.order_to_webhook),
+        ];
+        let rows = latencies
+            .iter()
+            .map(|(name, latency)| quantiles(name, latency.as_ref()));
+        writeln!(
+            f,
+            "{}\n",
+            table("latency in ms | p50 | p95 | p99 | max", rows)
+        )?;
+        writeln!(f, "{}\n", self.isolation())?;
+        let rows = self.processes.iter().map(|(name, one)| {
+            let figures = [one.cpu_seconds, one.cpu_us_per_order, one.peak_memory_mib];
+            [name.clone()]
+                .into_iter()
+                .chain(figures.map(|figure| format!("{figure:.1}")))
+        });
+        writeln!(
+            f,
+            "{}",
+            table("process | processor s | µs per order | peak MiB", rows)
+        )?;
+        writeln!(
+            f,
+            "all processes: {:.0} µs per order",
+            self.cpu_us_per_order()
+        )?;
+
+        self.write_losses(f)
+    }
+}
+
 fn quantiles(name: &str, quantiles: Option<&Quantiles>) -> Vec<String> {
     let figures = quantiles.map(|one| [one.p50_ms, one.p95_ms, one.p99_ms, one.max_ms]);
-    let figures = figures.into_iter().flatten().map(|figure| format!("{figure:.1}"));
+    let figures = figures
+        .into_iter()
+        .flatten()
+        .map(|figure| format!("{figure:.1}"));
     [name.to_owned()].into_iter().chain(figures).collect()
 }
 
-#[expect(clippy::cast_precision_loss, reason = "counts of one run are far below 2^52")]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "counts of one run are far below 2^52"
+)]
 pub fn approximate(count: u64) -> f64 {
     count as f64
 }

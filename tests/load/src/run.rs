@@ -1,4 +1,4 @@
-//! One run: create partners, send orders, wait for webhooks.
+//! Carries out one run: creates partners, sends orders, and waits for their webhooks.
 
 use crate::book::{Book, Latency};
 use crate::generator::{self, Pace, Schedule, Sender, Window};
@@ -15,7 +15,8 @@ use testkit::progress::Progress;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-/// The wait for outstanding webhooks ends after this time, if `--patience` lets it.
+/// The longest wait for outstanding webhooks, even if some still arrive within `--patience` of each
+/// other.
 const DRAIN: Duration = Duration::from_mins(10);
 /// The longest time for sending a backlog.
 const FILL: Duration = Duration::from_mins(10);
@@ -26,7 +27,7 @@ pub struct Measured {
     pub order_to_webhook: Latency,
 }
 
-/// Runs `load`; `pgbench` is the rate measured right before.
+/// Carries out the run `load`. `pgbench` is the reference rate that was measured right before.
 pub async fn measure(load: &Load, system: &System, pgbench: Option<f64>) -> Result<Measured> {
     let book = Rc::new(Book::default());
     let sink = Sink::start(system.webhook_address, Rc::clone(&book)).await?;
@@ -35,7 +36,9 @@ pub async fn measure(load: &Load, system: &System, pgbench: Option<f64>) -> Resu
     let verdicts = Verdicts::read(system).await;
     let before = system::sample(&system.run_dir)?;
 
-    let paused = (load.mode == Mode::Drain).then(|| Paused::new(&system.run_dir, "provisioner")).transpose()?;
+    let paused = (load.mode == Mode::Drain)
+        .then(|| Paused::new(&system.run_dir, "provisioner"))
+        .transpose()?;
     let start = Instant::now();
     let length = match load.mode {
         Mode::Drain => FILL,
@@ -50,17 +53,27 @@ pub async fn measure(load: &Load, system: &System, pgbench: Option<f64>) -> Resu
         workers.spawn_local(Rc::clone(&schedule).run());
         disturbing.push((schedule, sink));
     }
-    let schedule = load
-        .rate
-        .filter(|_| load.mode != Mode::Drain)
-        .map(|rate| Rc::new(Schedule::new(load, rate, senders.clone(), Rc::clone(&window), Rc::clone(&book))));
+    let schedule = load.rate.filter(|_| load.mode != Mode::Drain).map(|rate| {
+        Rc::new(Schedule::new(
+            load,
+            rate,
+            senders.clone(),
+            Rc::clone(&window),
+            Rc::clone(&book),
+        ))
+    });
     if let Some(schedule) = &schedule {
         workers.spawn_local(Rc::clone(schedule).run());
     } else {
         let pace = Rc::new(Pace::new(load, Rc::clone(&window)));
         book.release_to(pace.permits());
-        for sender in senders.iter().cycle().take(load.most_connections() as usize) {
-            let (sender, pace) = (Rc::clone(sender), Rc::clone(&pace));
+        for sender in senders
+            .iter()
+            .cycle()
+            .take(load.most_connections() as usize)
+        {
+            let sender = Rc::clone(sender);
+            let pace = Rc::clone(&pace);
             workers.spawn_local(generator::work(sender, pace, Rc::clone(&book)));
         }
     }
@@ -83,9 +96,13 @@ pub async fn measure(load: &Load, system: &System, pgbench: Option<f64>) -> Resu
         pgbench,
         window: length.min(sent - start),
         drained: sent.elapsed(),
-        drain_per_second: (load.mode == Mode::Drain).then(|| drain_rate(&book.arrivals())).flatten(),
+        drain_per_second: (load.mode == Mode::Drain)
+            .then(|| drain_rate(&book.arrivals()))
+            .flatten(),
         unsent: schedule.as_ref().map_or(0, |schedule| schedule.unsent()),
-        opened: schedule.as_ref().map_or_else(|| load.most_connections(), |schedule| schedule.opened()),
+        opened: schedule
+            .as_ref()
+            .map_or_else(|| load.most_connections(), |schedule| schedule.opened()),
         verdicts: added,
         before,
         after,
@@ -99,12 +116,24 @@ pub async fn measure(load: &Load, system: &System, pgbench: Option<f64>) -> Resu
 }
 
 /// Prepares the orders of a disturbance. Their webhooks go to a sink and a book of their own.
-async fn disturb(load: &Load, one: &Disturbance, system: &System, window: &Rc<Window>) -> Result<(Rc<Schedule>, Sink)> {
-    let load = Load { option: one.option.clone(), rate: Some(one.rate), partners: 1, qty: 1, ..load.clone() };
+async fn disturb(
+    load: &Load,
+    one: &Disturbance,
+    system: &System,
+    window: &Rc<Window>,
+) -> Result<(Rc<Schedule>, Sink)> {
+    let load = Load {
+        option: one.option.clone(),
+        rate: Some(one.rate),
+        partners: 1,
+        qty: 1,
+        ..load.clone()
+    };
     let book = Rc::new(Book::default());
     let sink = Sink::start(system.webhook_address, Rc::clone(&book)).await?;
     let senders = senders(&load, system, &sink).await?;
-    let schedule = Schedule::new(&load, one.rate, senders, Rc::clone(window), book).at_most(one.count);
+    let schedule =
+        Schedule::new(&load, one.rate, senders, Rc::clone(window), book).at_most(one.count);
     Ok((Rc::new(schedule), sink))
 }
 
@@ -114,21 +143,32 @@ pub async fn partners(load: &Load, sink: &Sink) -> Result<Vec<Partner>> {
     let run = Uuid::now_v7().simple();
     let mut partners = Vec::new();
     for number in 0..load.partners {
-        let (name, url) = (format!("load {run} {number}"), sink.url(number));
+        let name = format!("load {run} {number}");
+        let url = sink.url(number);
         partners.push(esimctl.create_partner(&name, "sandbox", Some(&url)).await?);
     }
     Ok(partners)
 }
 
 async fn senders(load: &Load, system: &System, sink: &Sink) -> Result<Vec<Rc<Sender>>> {
-    let option_id = Esimctl::new([]).sandbox_option(&load.option).await?.option_id;
+    let option_id = Esimctl::new([])
+        .sandbox_option(&load.option)
+        .await?
+        .option_id;
     let run = Uuid::now_v7().simple().to_string();
-    let sender = |partner: &Partner| Sender::new(&system.base_url, partner, &option_id, load.qty, &run).map(Rc::new);
+    let sender = |partner: &Partner| {
+        Sender::new(&system.base_url, partner, &option_id, load.qty, &run).map(Rc::new)
+    };
     partners(load, sink).await?.iter().map(sender).collect()
 }
 
-/// Sends the orders of the window and waits for every response. SIGINT ends the window.
-async fn send(window: &Window, mut workers: JoinSet<()>, progress: &mut Progress, line: &mut Line) -> Result<()> {
+/// Sends the orders of the window, and waits for every answer. SIGINT ends the window early.
+async fn send(
+    window: &Window,
+    mut workers: JoinSet<()>,
+    progress: &mut Progress,
+    line: &mut Line,
+) -> Result<()> {
     let mut interrupted = std::pin::pin!(tokio::signal::ctrl_c());
     let mut stopping = false;
     let mut second = tokio::time::interval(Duration::from_secs(1));
@@ -147,7 +187,7 @@ async fn send(window: &Window, mut workers: JoinSet<()>, progress: &mut Progress
     Ok(())
 }
 
-/// Waits until every webhook arrived, none arrived for `patience`, or `longest` has passed.
+/// Waits until every webhook has arrived, none has arrived for `patience`, or `longest` has passed.
 pub async fn wait_for_webhooks(
     book: &Book,
     patience: Duration,
@@ -171,11 +211,13 @@ pub async fn wait_for_webhooks(
     }
 }
 
-/// Webhooks per second between the first and the last twentieth of them; `None` if they are too few.
+/// The webhooks per second without the first and the last twentieth of them. It is `None` if there
+/// are too few.
 pub fn drain_rate(arrivals: &[Instant]) -> Option<f64> {
     let cut = arrivals.len() / 20;
     let middle = &arrivals[cut..arrivals.len() - cut];
-    let (first, last) = (middle.first()?, middle.last()?);
+    let first = middle.first()?;
+    let last = middle.last()?;
     let seconds = (*last - *first).as_secs_f64();
     let count = approximate(u64::try_from(middle.len()).ok()?) - 1.0;
     (seconds > 0.0).then(|| count / seconds)
@@ -190,14 +232,22 @@ pub struct Line {
 
 impl Line {
     pub fn new(book: Rc<Book>, start: Instant) -> Self {
-        Self { book, start, orders: 0, webhooks: 0 }
+        Self {
+            book,
+            start,
+            orders: 0,
+            webhooks: 0,
+        }
     }
 
     fn next(&mut self, what: &str) -> String {
         let totals = self.book.totals();
-        let (orders, webhooks) = (totals.orders - self.orders, totals.webhooks - self.webhooks);
+        let orders = totals.orders - self.orders;
+        let webhooks = totals.webhooks - self.webhooks;
         (self.orders, self.webhooks) = (totals.orders, totals.webhooks);
-        let (elapsed, waiting, errors) = (self.start.elapsed().as_secs(), self.book.waiting(), totals.errors);
+        let elapsed = self.start.elapsed().as_secs();
+        let waiting = self.book.waiting();
+        let errors = totals.errors;
         format!(
             "{elapsed:>4} s  {what}: {orders:>6} orders/s {webhooks:>6} webhooks/s {waiting:>7} topups waiting {errors:>4} errors"
         )
@@ -211,7 +261,9 @@ mod tests {
     #[test]
     fn the_drain_rate_leaves_out_stragglers() {
         let start = Instant::now();
-        let mut arrivals: Vec<Instant> = (0..1000).map(|n| start + Duration::from_millis(n)).collect();
+        let mut arrivals: Vec<Instant> = (0..1000)
+            .map(|n| start + Duration::from_millis(n))
+            .collect();
         arrivals.push(start + Duration::from_secs(30));
         let rate = drain_rate(&arrivals).unwrap();
         assert!((rate - 1000.0).abs() < 1.0, "{rate}");

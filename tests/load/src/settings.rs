@@ -7,13 +7,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 const CLOSED_CONNECTIONS: u32 = 64;
-/// The most connections of an open loop: enough to keep sending on time while answers are late.
+/// The default of the maximum number of connections of an open loop. It is large enough to go on
+/// sending on time while answers are late.
 const OPEN_CONNECTIONS: u32 = 1_024;
 
-/// Measures a running pipeline: accepted orders, webhooks, and the drain of a backlog.
+/// Measure a running pipeline: accepted orders, webhooks, and the drain of a backlog
 ///
-/// Exits with status 2 unless `PostgreSQL` has `fsync`, `synchronous_commit` and `full_page_writes` on. Exits
-/// with status 0 only if orders were accepted and every accepted topup's webhook arrived.
+/// The exit status is 0 only if orders were accepted and the webhook of every accepted topup
+/// arrived. It is 2 if the measurement could not begin, for example because `fsync`,
+/// `synchronous_commit` or `full_page_writes` of `PostgreSQL` is off.
 #[derive(Debug, Parser)]
 #[command(after_help = "Examples:
   load                                      64 connections, 20 s, one unit per order
@@ -28,20 +30,22 @@ const OPEN_CONNECTIONS: u32 = 1_024;
 pub struct Settings {
     #[command(flatten)]
     pub load: Load,
-    /// Measures one rate after the other in an open loop, from idle to twice the saturation. A short
-    /// closed loop of `--mode` finds the saturation first.
+    /// Measure one rate after the other in an open loop, from idle to twice the saturation. A short
+    /// closed loop of `--mode` finds the saturation first
     #[arg(long, conflicts_with = "rate")]
     pub ladder: bool,
-    /// The ladder's rates in orders/s, instead of shares of the saturation.
+    /// Rates of the ladder in orders/s, instead of shares of the saturation, separated by commas
     #[arg(long, value_delimiter = ',', requires = "ladder")]
     pub rates: Vec<u32>,
-    /// An earlier run's JSON file, or a folder of them, to print beside this run. Repeatable.
+    /// JSON file of an earlier run, or a folder of them, to print beside this run. Can be given
+    /// several times
     #[arg(long, value_name = "PATH")]
     pub compare: Vec<PathBuf>,
-    /// Writes `<PREFIX>.json` and `<PREFIX>-histograms.csv`, and a ladder's plots to `<PREFIX>-*.svg`.
+    /// Write `<PREFIX>.json`, `<PREFIX>-histograms.csv`, and the plots of a ladder as
+    /// `<PREFIX>-*.svg`
     #[arg(long, value_name = "PREFIX")]
     pub out: Option<PathBuf>,
-    /// Prints the results as JSON.
+    /// Print the results as JSON
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -51,43 +55,46 @@ pub struct Settings {
 /// One run.
 #[derive(Clone, Debug, Args)]
 pub struct Load {
-    /// Connections to the ingress. Closed loop: also the orders in flight at once [default: 64]. Open loop:
-    /// the maximum number of connections [default: 1024].
+    /// Number of connections to ingress. In a closed loop this is also the number of orders in
+    /// flight [default: 64]. In an open loop it is a maximum [default: 1024]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub connections: Option<u32>,
-    /// Orders per second of an open loop.
+    /// Send this many orders per second in an open loop, whether or not earlier ones are answered
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub rate: Option<u32>,
-    /// Length of the window in which orders are sent; of each step of a ladder.
+    /// Length in seconds of the window in which orders are sent, or of each step of a ladder
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=3_600))]
     pub seconds: u32,
-    /// Units per order.
+    /// Number of units in each order
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub qty: u32,
-    /// Partners created for the run, each with its own webhook URL; orders take turns.
+    /// Number of partners that are created for the run, each with a webhook URL of its own. They
+    /// order in turn
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub partners: u32,
-    /// The sandbox option to order.
+    /// Sandbox option to order
     #[arg(long, default_value = "ready")]
     pub option: String,
-    /// Also order another sandbox option, for its own partner, at RATE orders per second and at most COUNT
-    /// orders in all. These orders are not part of the figures. Repeatable.
+    /// Also order another sandbox option for a partner of its own, at RATE orders per second and at
+    /// most COUNT orders in all. These orders are not part of the figures. Can be given several
+    /// times
     #[arg(long, value_name = "OPTION=RATE[,COUNT]", value_parser = disturbance)]
     pub beside: Vec<Disturbance>,
-    /// The aim of the run.
+    /// What the run measures
     #[arg(long, value_enum, default_value_t = Mode::Accept)]
     pub mode: Mode,
-    /// Units without webhook at which the loop of `--mode deliver` pauses [default: 16 per connection].
+    /// Number of units without webhook at which the loop of `--mode deliver` pauses [default: 16
+    /// per connection]
     #[arg(long)]
     pub outstanding: Option<u32>,
-    /// Orders that queue in `--mode drain` before the provisioner resumes.
+    /// Number of units that queue in `--mode drain` before the provisioner resumes
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(100..=5_000_000))]
     pub backlog: u32,
-    /// Give up if no webhook arrives for this long. Use more than 30 s to also receive deliveries that a killed
-    /// notifier had claimed.
+    /// Give up if no webhook arrives for this long. Use more than 30 s to also receive the webhooks
+    /// that a killed notifier left behind
     #[arg(long, value_parser = humantime::parse_duration, default_value = "30s")]
     pub patience: Duration,
-    /// Length of the pgbench run right before; 0 skips it.
+    /// Length in seconds of the pgbench run right before the measurement. 0 skips it
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(0..=600))]
     pub pgbench_seconds: u32,
 }
@@ -95,40 +102,42 @@ pub struct Load {
 /// The addresses of the pipeline.
 #[derive(Clone, Debug, Args)]
 pub struct System {
-    /// This machine's address for receiving webhooks.
+    /// Address of this machine that receives the webhooks
     #[arg(long, env = "TEST_WEBHOOK_ADDRESS", default_value_t = Ipv4Addr::LOCALHOST)]
     pub webhook_address: Ipv4Addr,
-    /// The base URL of the ingress.
+    /// Base URL of ingress
     #[arg(long, env = "BASE_URL")]
     pub base_url: String,
-    /// The ingress's admin listener, whose metrics show whether it waited for verdicts.
+    /// URL of the admin endpoint of ingress, whose metrics show whether it waited for verdicts
     #[arg(long, env = "INGRESS_ADMIN_URL")]
     pub ingress_admin_url: Option<String>,
-    /// The pipeline's database, whose settings are checked.
+    /// URL of the pipeline's database. Its settings are checked, because figures of a database that
+    /// is not durable are meaningless
     #[arg(long, env = "DATABASE_URL", hide_env_values = true)]
     pub database_url: String,
-    /// A role of the same server that may create databases, for pgbench's scratch database.
+    /// URL of a role on the same server that may create databases, for the scratch database of
+    /// pgbench
     #[arg(long, env = "DATABASE_ADMIN_URL", hide_env_values = true)]
     pub database_admin_url: Option<String>,
-    /// The folder of `PostgreSQL`'s programs [default: the search path].
+    /// Folder of the programs of `PostgreSQL` [default: the search path]
     #[arg(long, env = "PG_BIN")]
     pub pg_bin: Option<PathBuf>,
-    /// The folder with `<process>.pid` files.
+    /// Folder with the files `<process>.pid` of the running processes
     #[arg(long, default_value_os_t = testkit::local_dir().join("run"))]
     pub run_dir: PathBuf,
-    /// The running commit, for the report.
+    /// Commit of the running programs, for the report
     #[arg(long, env = "LOAD_COMMIT")]
     pub commit: Option<String>,
 }
 
-/// Orders beside the measured orders.
+/// Orders that are sent beside the measured ones, to see whether they disturb them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Disturbance {
     /// The sandbox option.
     pub option: String,
     /// Orders per second.
     pub rate: u32,
-    /// The most orders in all.
+    /// The maximum number of orders in all.
     pub count: Option<u32>,
 }
 
@@ -140,9 +149,15 @@ fn disturbance(text: &str) -> Result<Disturbance, String> {
             None => (numbers, None),
         };
         let rate: u32 = rate.parse().ok()?;
-        (!option.is_empty() && rate > 0).then(|| Disturbance { option: option.to_owned(), rate, count })
+        (!option.is_empty() && rate > 0).then(|| Disturbance {
+            option: option.to_owned(),
+            rate,
+            count,
+        })
     };
-    parsed().ok_or_else(|| "expected OPTION=RATE or OPTION=RATE,COUNT, such as slow=20 or flapping=100,300".into())
+    parsed().ok_or_else(|| {
+        "expected OPTION=RATE or OPTION=RATE,COUNT, such as slow=20 or flapping=100,300".into()
+    })
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
@@ -152,7 +167,8 @@ pub enum Mode {
     Accept,
     /// Delivered webhooks per second, and the time from order to webhook.
     Deliver,
-    /// The rate at which a backlog is bought and delivered: the provisioner is paused while orders queue.
+    /// The rate at which a backlog is bought and delivered: the provisioner is paused while orders
+    /// queue.
     Drain,
 }
 
@@ -164,15 +180,24 @@ impl Mode {
 
 impl Load {
     pub fn most_connections(&self) -> u32 {
-        let default = if self.rate.is_some() { OPEN_CONNECTIONS } else { CLOSED_CONNECTIONS };
+        let default = if self.rate.is_some() {
+            OPEN_CONNECTIONS
+        } else {
+            CLOSED_CONNECTIONS
+        };
         self.connections.unwrap_or(default)
     }
 
-    /// Units without webhook at which the closed loop pauses; `None` if it never does.
+    /// The number of units without webhook at which the closed loop pauses. It is `None` if the
+    /// loop never pauses.
     pub fn outstanding(&self) -> Option<u32> {
         let holds_back = self.mode == Mode::Deliver && self.rate.is_none();
-        // Below one order per connection, connections would idle.
+        // With less than one order per connection, some connections would always be idle.
         let least = self.most_connections().saturating_mul(self.qty);
-        holds_back.then(|| self.outstanding.unwrap_or(16 * self.most_connections()).max(least))
+        holds_back.then(|| {
+            self.outstanding
+                .unwrap_or(16 * self.most_connections())
+                .max(least)
+        })
     }
 }

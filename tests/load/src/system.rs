@@ -1,4 +1,5 @@
-//! Resource usage of the pipeline's processes, read from `/proc`; empty without `/proc` (macOS).
+//! Reads the resource usage of the pipeline's processes from `/proc`. On systems without `/proc`,
+//! such as macOS, there is none to report.
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
@@ -8,11 +9,12 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-/// Ticks per second of the times in `/proc/<pid>/stat`: 100 on every supported architecture.
+/// The ticks per second of the times in `/proc/<pid>/stat`. They are 100 on every supported
+/// architecture.
 const TICKS: u64 = 100;
-/// This process, which also receives the webhooks.
+/// The name of this process in the report. It also receives the webhooks.
 pub const GENERATOR: &str = "generator";
-/// Ingress's default.
+/// The default of `PLACEMENT_WAIT` in ingress.
 const DEFAULT_PLACEMENT_WAIT: &str = "2s";
 
 /// Resource usage of a process and its descendants since they started.
@@ -20,8 +22,9 @@ const DEFAULT_PLACEMENT_WAIT: &str = "2s";
 pub struct Usage {
     /// User and system time; includes children that have ended.
     pub cpu: Duration,
-    /// The peak of resident memory (`VmHWM`) since [`reset_peaks`], or since the start where the kernel denies it. With
-    /// descendants: the sum of their peaks, shared memory counted once; an upper bound, as peaks need not coincide.
+    /// The peak of resident memory (`VmHWM`) since [`reset_peaks`], or since the start where the
+    /// kernel denies it. With descendants: the sum of their peaks, shared memory counted once; an
+    /// upper bound, as peaks need not coincide.
     pub peak_memory_kib: u64,
 }
 
@@ -40,8 +43,12 @@ pub enum Build {
 /// Looks at every process with a pid file in `run_dir`.
 pub fn sample(run_dir: &Path) -> Result<Sample> {
     let processes = processes();
-    let pids = pids(run_dir)?.into_iter().chain([(GENERATOR.to_owned(), std::process::id())]);
-    let usages = pids.filter(|(_, pid)| processes.contains_key(pid)).map(|(name, pid)| (name, usage(pid, &processes)));
+    let pids = pids(run_dir)?
+        .into_iter()
+        .chain([(GENERATOR.to_owned(), std::process::id())]);
+    let usages = pids
+        .filter(|(_, pid)| processes.contains_key(pid))
+        .map(|(name, pid)| (name, usage(pid, &processes)));
     Ok(usages.collect())
 }
 
@@ -49,15 +56,19 @@ pub fn sample(run_dir: &Path) -> Result<Sample> {
 pub fn reset_peaks(run_dir: &Path) -> Result<()> {
     let processes = processes();
     for root in pids(run_dir)?.into_values() {
-        for pid in processes.keys().filter(|pid| descends(**pid, root, &processes)) {
-            // proc(5): 5 resets VmHWM. Another user's process denies it; its peak is then older.
+        for pid in processes
+            .keys()
+            .filter(|pid| descends(**pid, root, &processes))
+        {
+            // Writing 5 resets VmHWM, see proc(5). The kernel denies that for a process of another
+            // user, whose peak then counts from its start.
             let _ = fs::write(format!("/proc/{pid}/clear_refs"), "5");
         }
     }
     Ok(())
 }
 
-/// Processes that stay paused until this is dropped.
+/// Processes that are paused until this is dropped.
 pub struct Paused(Vec<Pid>);
 
 impl Paused {
@@ -65,8 +76,14 @@ impl Paused {
     pub fn new(run_dir: &Path, name: &str) -> Result<Self> {
         let pids = pids(run_dir)?.into_iter();
         let named = pids.filter(|(file, _)| file.starts_with(name));
-        let named: Vec<Pid> = named.filter_map(|(_, pid)| Pid::from_raw(i32::try_from(pid).ok()?)).collect();
-        ensure!(!named.is_empty(), "{} has no pid file of {name}", run_dir.display());
+        let named: Vec<Pid> = named
+            .filter_map(|(_, pid)| Pid::from_raw(i32::try_from(pid).ok()?))
+            .collect();
+        ensure!(
+            !named.is_empty(),
+            "{} has no pid file of {name}",
+            run_dir.display()
+        );
         let paused = Self(named);
         for pid in &paused.0 {
             kill_process(*pid, Signal::STOP).with_context(|| format!("cannot pause {name}"))?;
@@ -83,7 +100,7 @@ impl Drop for Paused {
     }
 }
 
-/// The ingress's `PLACEMENT_WAIT`, from its environment.
+/// The `PLACEMENT_WAIT` of the running ingress, read from its environment.
 pub fn placement_wait(run_dir: &Path) -> String {
     let wait = || {
         let environ = fs::read(format!("/proc/{}/environ", ingress(run_dir)?)).ok()?;
@@ -94,10 +111,13 @@ pub fn placement_wait(run_dir: &Path) -> String {
     wait().unwrap_or_else(|| format!("{DEFAULT_PLACEMENT_WAIT} (default)"))
 }
 
-/// Release or debug, by the path of the running ingress; by `BIN_DIR` if that is unreadable.
+/// Finds out whether the running ingress is a release build, by its path, or by `BIN_DIR` if the
+/// path cannot be read.
 pub fn build(run_dir: &Path) -> Build {
     let running = ingress(run_dir).and_then(|pid| fs::read_link(format!("/proc/{pid}/exe")).ok());
-    let path = running.or_else(|| std::env::var_os("BIN_DIR").map(Into::into)).unwrap_or_default();
+    let path = running
+        .or_else(|| std::env::var_os("BIN_DIR").map(Into::into))
+        .unwrap_or_default();
     let has = |name: &str| path.components().any(|part| part.as_os_str() == name);
     match (has("release"), has("debug")) {
         (true, _) => Build::Release,
@@ -107,12 +127,17 @@ pub fn build(run_dir: &Path) -> Build {
 }
 
 fn ingress(run_dir: &Path) -> Option<u32> {
-    pids(run_dir).ok()?.into_iter().find(|(name, _)| name.starts_with("ingress")).map(|(_, pid)| pid)
+    pids(run_dir)
+        .ok()?
+        .into_iter()
+        .find(|(name, _)| name.starts_with("ingress"))
+        .map(|(_, pid)| pid)
 }
 
 fn pids(run_dir: &Path) -> Result<BTreeMap<String, u32>> {
     let mut pids = BTreeMap::new();
-    let files = fs::read_dir(run_dir).with_context(|| format!("{} (is the pipeline running?)", run_dir.display()))?;
+    let files = fs::read_dir(run_dir)
+        .with_context(|| format!("{} (is the pipeline running?)", run_dir.display()))?;
     for file in files {
         let path = file?.path();
         if path.extension().is_none_or(|extension| extension != "pid") {
@@ -121,7 +146,11 @@ fn pids(run_dir: &Path) -> Result<BTreeMap<String, u32>> {
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
         // PostgreSQL writes more lines than the pid into its own file.
         let text = fs::read_to_string(&path)?;
-        if let Some(pid) = text.lines().next().and_then(|line| line.trim().parse().ok()) {
+        if let Some(pid) = text
+            .lines()
+            .next()
+            .and_then(|line| line.trim().parse().ok())
+        {
             pids.insert(name.into_owned(), pid);
         }
     }
@@ -151,22 +180,42 @@ fn parse_stat(stat: &str) -> Option<Stat> {
     let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
     // Field 3 of proc(5) is the first here: ppid is 4; utime, stime, cutime, cstime are 14 to 17.
     let ticks = number(11)? + number(12)? + number(13)? + number(14)?;
-    Some(Stat { parent: u32::try_from(number(1)?).ok()?, ticks })
+    Some(Stat {
+        parent: u32::try_from(number(1)?).ok()?,
+        ticks,
+    })
 }
 
 fn usage(root: u32, processes: &BTreeMap<u32, Stat>) -> Usage {
-    let family: Vec<u32> = processes.keys().copied().filter(|pid| descends(*pid, root, processes)).collect();
+    let family: Vec<u32> = processes
+        .keys()
+        .copied()
+        .filter(|pid| descends(*pid, root, processes))
+        .collect();
     let ticks: u64 = family.iter().map(|pid| processes[pid].ticks).sum();
     let memory: Vec<(u64, u64)> = family.iter().map(|pid| memory(*pid)).collect();
-    let own: u64 = memory.iter().map(|(peak, shared)| peak.saturating_sub(*shared)).sum();
-    let shared = memory.iter().map(|(_, shared)| *shared).max().unwrap_or_default();
-    Usage { cpu: Duration::from_millis(ticks * 1000 / TICKS), peak_memory_kib: own + shared }
+    let own: u64 = memory
+        .iter()
+        .map(|(peak, shared)| peak.saturating_sub(*shared))
+        .sum();
+    let shared = memory
+        .iter()
+        .map(|(_, shared)| *shared)
+        .max()
+        .unwrap_or_default();
+    Usage {
+        cpu: Duration::from_millis(ticks * 1000 / TICKS),
+        peak_memory_kib: own + shared,
+    }
 }
 
 fn descends(pid: u32, root: u32, processes: &BTreeMap<u32, Stat>) -> bool {
     let parent = |pid: &u32| processes.get(pid).map(|stat| stat.parent);
-    // No process tree here is deeper; the bound guards against a pid reused during the walk.
-    std::iter::successors(Some(pid), parent).take(32).any(|ancestor| ancestor == root)
+    // No tree of processes is deeper than this here. Without the bound, a pid that is reused during
+    // the walk could make it endless.
+    std::iter::successors(Some(pid), parent)
+        .take(32)
+        .any(|ancestor| ancestor == root)
 }
 
 /// `VmHWM` and `RssShmem` in KiB.
@@ -176,7 +225,10 @@ fn memory(pid: u32) -> (u64, u64) {
         let value = status.lines().find_map(|line| line.strip_prefix(name))?;
         value.split_ascii_whitespace().next()?.parse().ok()
     };
-    (field("VmHWM:").unwrap_or_default(), field("RssShmem:").unwrap_or_default())
+    (
+        field("VmHWM:").unwrap_or_default(),
+        field("RssShmem:").unwrap_or_default(),
+    )
 }
 
 #[cfg(test)]
@@ -186,7 +238,13 @@ mod tests {
     #[test]
     fn stat_is_parsed_whatever_the_name() {
         let stat = "42 (a) b (c) S 7 42 42 0 -1 4194560 1 2 3 4 100 20 3 4 20 0 1 0 99 5 6";
-        assert_eq!(parse_stat(stat), Some(Stat { parent: 7, ticks: 127 }));
+        assert_eq!(
+            parse_stat(stat),
+            Some(Stat {
+                parent: 7,
+                ticks: 127
+            })
+        );
         assert_eq!(parse_stat("42 (short) S 7"), None);
     }
 

@@ -1,4 +1,5 @@
-//! Whether ingress waited for verdicts, from its own metric.
+//! Finds out from ingress's own metric whether it waited for verdicts. Such runs have longer answer
+//! latencies, so they must not be compared with others.
 
 use crate::settings::System;
 use serde::{Deserialize, Serialize};
@@ -6,12 +7,14 @@ use std::collections::BTreeMap;
 
 const METRIC: &str = "esim_verdicts_total{";
 
-/// Placements whose verdict ingress waited for, by verdict; `none`: no verdict arrived in time.
+/// The numbers of placements for whose verdict ingress waited, by verdict. `none` means that no
+/// verdict arrived in time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdicts(BTreeMap<String, u64>);
 
 impl Verdicts {
-    /// Reads ingress's counters; `None` if its admin listener is unknown or does not respond.
+    /// Reads the counters of ingress. Returns `None` if its admin endpoint is unknown or does not
+    /// respond.
     pub async fn read(system: &System) -> Option<Self> {
         let url = format!("{}/metrics", system.ingress_admin_url.as_deref()?);
         let answer = testkit::http::client().ok()?.get(url).send().await.ok()?;
@@ -35,8 +38,12 @@ impl Verdicts {
     fn parse(text: &str) -> Self {
         let mut verdicts = BTreeMap::new();
         for line in text.lines().filter_map(|line| line.strip_prefix(METRIC)) {
-            let Some((labels, value)) = line.split_once('}') else { continue };
-            let verdict = labels.split(',').find_map(|label| label.strip_prefix("verdict=\"")?.strip_suffix('"'));
+            let Some((labels, value)) = line.split_once('}') else {
+                continue;
+            };
+            let verdict = labels
+                .split(',')
+                .find_map(|label| label.strip_prefix("verdict=\"")?.strip_suffix('"'));
             if let (Some(verdict), Ok(count)) = (verdict, value.trim().parse::<u64>()) {
                 *verdicts.entry(verdict.to_owned()).or_default() += count;
             }

@@ -1,4 +1,4 @@
-//! The actions that a state allows.
+//! The steps that are possible in a state. Their effects are in the module `steps`.
 
 use domain::PlacementState;
 
@@ -8,8 +8,8 @@ use crate::{
     state::{Delivery, Ingress, Notifier, Settlement, State, Turn, Work},
 };
 
-/// One step of one participant; a process may die or stall after each. Provisioners are named by their index
-/// in [`State::provisioners`], placements by their index in [`State::rows`].
+/// One step of one participant; a process may die or stall after each. Provisioners are named by
+/// their index in [`State::provisioners`], placements by their index in [`State::rows`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Ingress stores the order; `waits`: it will wait for a verdict.
@@ -28,15 +28,15 @@ pub enum Action {
     AnswerBy,
     /// Half of the settling delay passes.
     Tick,
-    /// The stream loses a job, or has it acknowledged.
+    /// The stream loses a job, or removes it after it was delivered.
     LoseJob(usize),
-    /// The stream loses a readiness event, or has it acknowledged.
+    /// The stream loses a readiness event, or removes it after it was delivered.
     LoseEvent(usize),
     /// The sweep finds a placement that did not finish within its first lease.
     SweepPlacement(usize),
     /// The sweep finds such a delivery.
     SweepDelivery(usize),
-    /// A provisioner gets a job; from here on the stream may have it acknowledged.
+    /// A provisioner gets a job, and so has a ticket.
     TakeJob(usize, usize),
     /// A provisioner claims the placement of its ticket.
     Claim(usize),
@@ -46,26 +46,33 @@ pub enum Action {
     LookUp(usize, usize, Found),
     /// A provisioner claims a due row and collects its profile.
     Collect(usize, usize),
-    /// A provisioner gets its claim's response only now, and counts from here.
+    /// A provisioner gets the response to its claim only now, and counts the time from here. This
+    /// is only possible without the safeguard that counts from before the claim.
     StartClock(usize),
     /// A provisioner sends the purchase.
     Send(usize),
     /// A provisioner abandons an attempt that is too late to send.
     Abandon(usize),
     /// A purchase arrives at the provider, whose response may be lost.
-    Arrive { request: usize, does: Does, answered: bool },
+    Arrive {
+        request: usize,
+        does: Does,
+        answered: bool,
+    },
     /// The provider's look-ups show a purchase from now on.
     Show(usize),
     /// A purchase never arrives. Its sender may notice that.
     Vanish { request: usize, noticed: bool },
     /// A provisioner stops waiting for the provider's response.
     TimeOut(usize),
-    /// A provisioner records an outcome. `announces`: it is connected to NATS, so it will send the readiness event of a
-    /// unit that becomes ready.
+    /// A provisioner records an outcome. `announces`: it is connected to NATS, so it will send the
+    /// readiness event of a unit that becomes ready.
     Record { by: usize, announces: bool },
-    /// A provisioner sends a readiness event: to ingress while the order may still be answered, else to the stream.
+    /// A provisioner sends a readiness event: to ingress while the order may still be answered,
+    /// else to the stream.
     Announce(usize),
-    /// Ingress receives a readiness event: it holds the event while the order is pending, else it publishes the event.
+    /// Ingress receives a readiness event: it holds the event while the order is pending, else it
+    /// publishes the event.
     TakeReport(usize),
     /// The message to ingress is lost.
     LoseReport(usize),
@@ -150,7 +157,7 @@ impl Protocol {
         if row.job && (accepted || !self.has(Safeguard::IdempotentClaim)) {
             actions.push(Action::TakeJob(by, index));
         }
-        // A row may be due at any moment from when it has a due row: a lease is no safeguard.
+        // A row of due work can be claimed at any moment, because a lease is not a safeguard.
         if !self.has(Safeguard::DueWork) || row.turn != Turn::Due {
             return;
         }
@@ -179,7 +186,8 @@ impl Protocol {
         match state.provisioners[by] {
             // Two placements of one order are bought from two providers, each served by its own.
             Work::Idle if state.rows.len() > 1 => return self.takes(state, by, by, actions),
-            // For two provisioners in the same state, one is enough.
+            // Two provisioners in the same state would lead to the same next states, so one of them
+            // is enough.
             Work::Idle if by == 1 && state.provisioners[0] == state.provisioners[1] => return,
             Work::Idle => return self.takes(state, by, 0, actions),
             Work::Ticket { .. } => actions.push(Action::Claim(by)),
@@ -195,9 +203,15 @@ impl Protocol {
             }
             Work::Sent(_) => actions.push(Action::TimeOut(by)),
             Work::Settling(_, outcome) => {
-                actions.push(Action::Record { by, announces: true });
+                actions.push(Action::Record {
+                    by,
+                    announces: true,
+                });
                 if outcome == (Settlement::Bought { ready: true }) {
-                    actions.push(Action::Record { by, announces: false });
+                    actions.push(Action::Record {
+                        by,
+                        announces: false,
+                    });
                 }
             }
             Work::Announcing(_) => actions.push(Action::Announce(by)),
@@ -215,16 +229,36 @@ impl Protocol {
             }
             let waits = |work: &Work| matches!(work, Work::Sent(job) if sent.is_of(*job));
             let awaited = state.provisioners.iter().any(waits);
-            for does in [Does::Buy { ready: true }, Does::Buy { ready: false }, Does::Reject, Does::Defer] {
+            for does in [
+                Does::Buy { ready: true },
+                Does::Buy { ready: false },
+                Does::Reject,
+                Does::Defer,
+            ] {
                 if awaited {
-                    actions.push(Action::Arrive { request, does, answered: true });
+                    actions.push(Action::Arrive {
+                        request,
+                        does,
+                        answered: true,
+                    });
                 }
             }
-            actions.push(Action::Arrive { request, does: Does::Buy { ready: false }, answered: false });
-            // A lost response without a purchase is the same as a purchase that never arrived.
-            actions.push(Action::Vanish { request, noticed: false });
+            actions.push(Action::Arrive {
+                request,
+                does: Does::Buy { ready: false },
+                answered: false,
+            });
+            // A rejection whose response is lost has the same effect as a purchase that never
+            // arrived.
+            actions.push(Action::Vanish {
+                request,
+                noticed: false,
+            });
             if awaited {
-                actions.push(Action::Vanish { request, noticed: true });
+                actions.push(Action::Vanish {
+                    request,
+                    noticed: true,
+                });
             }
         }
     }
@@ -249,7 +283,12 @@ impl Protocol {
             Notifier::Taken(_) => {
                 actions.push(Action::Post { acknowledged: true });
                 if faulty {
-                    actions.extend([Action::Post { acknowledged: false }, Action::CrashNotifier]);
+                    actions.extend([
+                        Action::Post {
+                            acknowledged: false,
+                        },
+                        Action::CrashNotifier,
+                    ]);
                 }
             }
             Notifier::Acknowledged(_) => {
@@ -264,7 +303,10 @@ impl Protocol {
     fn receives(&self, state: &State, actions: &mut Vec<Action>) {
         match state.ingress {
             Ingress::Checking => {
-                actions.extend([Action::Store { waits: true }, Action::Store { waits: false }]);
+                actions.extend([
+                    Action::Store { waits: true },
+                    Action::Store { waits: false },
+                ]);
                 return;
             }
             Ingress::Answering | Ingress::Standing => {
@@ -276,7 +318,10 @@ impl Protocol {
             Ingress::Refusing => actions.extend([Action::Answer, Action::GiveUp]),
             Ingress::Publishing | Ingress::Asking => actions.push(Action::Publish),
             Ingress::Waiting => {
-                actions.extend([Action::Decide { refuses: true }, Action::Decide { refuses: false }]);
+                actions.extend([
+                    Action::Decide { refuses: true },
+                    Action::Decide { refuses: false },
+                ]);
             }
             Ingress::Done | Ingress::Crashed => {}
         }

@@ -1,15 +1,19 @@
-//! An exhaustive model of the pipeline's protocol: every interleaving of ingress, two provisioners, a
-//! notifier, a provider, and lost, repeated and reordered messages, with crashes and stalls at any step.
+//! An exhaustive model of the protocol between the stages. The checker explores every interleaving
+//! of ingress, two provisioners, a notifier and a provider, with lost, repeated and reordered
+//! messages, and with crashes and stalls at any step. It checks each [`Promise`] in every state.
 //!
-//! A placement moves by [`domain::placement::Placement::after`]; the statements of crate `store` are tested
-//! against the same state machine. The module `steps` describes the rest as the services do it. After each
-//! [`Action`] a process may die or stall.
+//! What the model has in common with the code: a placement moves by
+//! [`domain::placement::Placement::after`], and the statements of the crate `store` are tested
+//! against the same function. The rest of the protocol is described again in the module `steps`, as
+//! the services do it. So if you change the order of steps in a service, change it there, too.
 //!
-//! Without any one [`Safeguard`] the checker finds a counterexample. Without an [`Assumption`] even the
-//! complete protocol breaks.
+//! The model also shows that nothing in the protocol is superfluous: without any one [`Safeguard`]
+//! the checker finds a counterexample. Without an [`Assumption`] even the complete protocol breaks,
+//! so these are the conditions that the promise rests on.
 //!
-//! Time is logical. One tick is half of the settling delay, see [`State`]. Due times are only "now" or "not
-//! now", and a due row may be claimed at any moment: a lease is not a safeguard.
+//! Time is logical. One tick is half of the settling delay, see [`State`]. A row is either due or
+//! not, and a due row may be claimed at any moment. The model does not know leases, because nothing
+//! may depend on them.
 
 mod actions;
 mod protocol;
@@ -27,29 +31,29 @@ use stateright::{Checker, HasDiscoveries, Model};
 
 pub use crate::{actions::Action, protocol::Protocol, state::State};
 
-/// A rule of the protocol without which the promise breaks.
+/// A rule of the protocol, without which a promise breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum)]
 pub enum Safeguard {
     /// An attempt is recorded before the provider is called
     RecordedAttempt,
-    /// Only an `accepted` placement can be claimed to buy it: a conditional update
+    /// Only an `accepted` placement can be claimed to buy it, so a repeated job claims nothing
     IdempotentClaim,
     /// An attempt with an unknown outcome is looked up before anything is bought again
     LookUp,
     /// "No such purchase" allows another attempt only once SETTLE has passed
     Settle,
-    /// A process abandons an attempt that it would send more than SETTLE/2 after its claim
+    /// A process does not send an attempt any more once SETTLE/2 has passed since its claim
     Abandon,
-    /// Lateness counts from before the claim is sent, not from its response
+    /// This time counts from before the claim is sent, and not from the response to it
     EarlyClock,
     /// Due rows are claimed without a message
     DueWork,
-    /// Rows that did not finish within their first lease get a due row
+    /// Rows that did not finish within their first lease get a row of due work
     Sweep,
     /// The sweep passes a time only after every transaction that began before it has ended
     SweepFence,
-    /// A 422 is sent only if one transaction found every placement accepted or failed and refused it,
-    /// whatever the verdicts said
+    /// A 422 is sent only if one transaction found every placement accepted or failed and refused
+    /// it, whatever the verdicts said
     RefusalTransaction,
     /// That transaction refuses nothing after `answer_by`
     RefusalInTime,
@@ -59,46 +63,48 @@ pub enum Safeguard {
     AnsweredFirst,
     /// Ingress publishes such readiness only once the answer has left
     HeldReadiness,
-    /// A placement whose answer waits for no verdict isn't due before `answer_by`: its first lease is longer
+    /// A placement whose answer waits for no verdict is not due before `answer_by`, because its
+    /// first lease is longer
     FirstLease,
-    /// A delivery isn't due before `answer_by`, and ingress doesn't answer after it
+    /// A delivery is not due before `answer_by`, and ingress does not answer after it
     AnswerBy,
     /// A delivery counts as delivered only after the endpoint has acknowledged it
     RecordedDelivery,
 }
 
-/// A condition outside the protocol without which the promise breaks.
+/// A condition outside of the protocol, without which the promise breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum)]
 pub enum Assumption {
-    /// A purchase arrives, and look-ups show it, within SETTLE/2 of its sender's check for lateness
+    /// A purchase arrives, and look-ups show it, within SETTLE/2 after its sender checked that it
+    /// is not late
     PromptArrival,
-    /// The provider never says "no such purchase" for one that look-ups have shown; without this assumption,
-    /// each such response is one of the faults
+    /// The provider never says "no such purchase" about one that look-ups have shown; without this
+    /// assumption, each such response counts as one of the faults
     HonestLookUp,
 }
 
 /// The settings of a check.
 #[derive(Clone, Debug, Args)]
 pub struct Settings {
-    /// Switch off a safeguard; repeatable
+    /// Switch off a safeguard. Can be given several times
     #[arg(long, value_name = "SAFEGUARD")]
     pub without: Vec<Safeguard>,
-    /// Drop an assumption; repeatable
+    /// Drop an assumption. Can be given several times
     #[arg(long = "break", value_name = "ASSUMPTION")]
     pub broken: Vec<Assumption>,
-    /// Number of placements of the one order
+    /// Number of placements of the one order, each bought from a provider of its own
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub placements: u8,
-    /// Maximum number of crashes and failing endpoints, together
+    /// Maximum number of faults in one history: crashes, and requests that an endpoint fails
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(0..=4))]
     pub faults: u8,
     /// Maximum number of attempts before a placement is parked
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=4))]
     pub attempts: u32,
-    /// The provider recognises a second purchase under the same key
+    /// Let the provider recognise a second purchase with the same placement id
     #[arg(long)]
     pub detects_duplicates: bool,
-    /// One "no such purchase" allows another attempt, once SETTLE has passed
+    /// Allow the next attempt after a single "no such purchase", once SETTLE has passed
     #[arg(long)]
     pub one_look: bool,
 }
@@ -117,7 +123,7 @@ impl Default for Settings {
     }
 }
 
-/// A property of every state.
+/// A property that every state must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Promise {
     /// No placement is bought twice.
@@ -128,14 +134,19 @@ pub enum Promise {
     TakenStands,
     /// No webhook is sent before the order's 201.
     AnswerFirst,
-    /// In every final state, every unit is delivered, failed or parked, and every bought unit is delivered or
-    /// parked.
+    /// In every final state, every unit is delivered, failed or parked, and every bought unit is
+    /// delivered or parked.
     NothingLost,
 }
 
 impl Promise {
-    pub const ALL: [Self; 5] =
-        [Self::BoughtOnce, Self::NothingForRefused, Self::TakenStands, Self::AnswerFirst, Self::NothingLost];
+    pub const ALL: [Self; 5] = [
+        Self::BoughtOnce,
+        Self::NothingForRefused,
+        Self::TakenStands,
+        Self::AnswerFirst,
+        Self::NothingLost,
+    ];
 
     pub const fn name(self) -> &'static str {
         match self {
@@ -148,7 +159,7 @@ impl Promise {
     }
 }
 
-/// A broken promise.
+/// A broken promise, and the steps that lead to the state in which it is broken.
 #[derive(Clone, Debug)]
 pub struct Counterexample {
     pub promise: Promise,
@@ -158,19 +169,21 @@ pub struct Counterexample {
 /// The result of a check.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// Distinct visited states; all states, if no promise was broken.
+    /// The number of distinct states that were visited. If no promise was broken, these are all
+    /// states.
     pub states: usize,
-    /// The depth of the deepest visited state.
+    /// The number of steps to the deepest state that was visited.
     pub depth: usize,
     /// The shortest counterexample that was found.
     pub counterexample: Option<Counterexample>,
-    /// Final states that the protocol should reach but never did.
+    /// The states that the protocol should reach but never did. There must be none, because
+    /// otherwise the model is too small to prove anything.
     pub unreached: Vec<&'static str>,
     /// Every pair of placement and event that occurred.
     pub visited: HashSet<(Placement, Event)>,
 }
 
-/// Explores every state, or stops at a broken promise.
+/// Explores every state, or stops as soon as it finds a broken promise.
 pub fn check(settings: &Settings) -> Report {
     let visited = Arc::new(Mutex::new(HashSet::new()));
     let protocol = Protocol::new(settings.clone(), Arc::clone(&visited));
@@ -183,15 +196,31 @@ pub fn check(settings: &Settings) -> Report {
     let mut discoveries: BTreeMap<_, _> = checker.discoveries().into_iter().collect();
     let counterexample = Promise::ALL.into_iter().find_map(|promise| {
         let path = discoveries.remove(promise.name())?.into_vec();
-        // Provisioners are sorted after each step, so their work says which one is meant.
+        // The provisioners are sorted after each step, so their numbers mean nothing. The work that
+        // they have afterwards shows which one a step means.
         let step = |pair: &[(State, Option<Action>)]| {
-            Some(format!("{:?}; then provisioners: {:?}", pair[0].1?, pair[1].0.provisioners))
+            Some(format!(
+                "{:?}; then provisioners: {:?}",
+                pair[0].1?, pair[1].0.provisioners
+            ))
         };
         let steps = path.windows(2).filter_map(step).collect();
         Some(Counterexample { promise, steps })
     });
-    let unreached =
-        protocol::ENDS.iter().map(|(name, _)| *name).filter(|name| !discoveries.contains_key(name)).collect();
-    let visited = visited.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    Report { states: checker.unique_state_count(), depth: checker.max_depth(), counterexample, unreached, visited }
+    let unreached = protocol::ENDS
+        .iter()
+        .map(|(name, _)| *name)
+        .filter(|name| !discoveries.contains_key(name))
+        .collect();
+    let visited = visited
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .clone();
+    Report {
+        states: checker.unique_state_count(),
+        depth: checker.max_depth(),
+        counterexample,
+        unreached,
+        visited,
+    }
 }

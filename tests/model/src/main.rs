@@ -1,21 +1,23 @@
-//! Checks the protocol and prints counterexamples.
+//! The command line of the model: checks the protocol and prints a counterexample if there is one.
 
 use std::process::ExitCode;
 
 use clap::Parser;
 use model::{Settings, check};
 
-/// Model-checks the pipeline's protocol: every interleaving of ingress, two provisioners, a notifier, a
-/// provider, and lost, repeated and reordered messages, with crashes and stalls at any step.
+/// Check the protocol of the pipeline in every state that it can reach
 ///
-/// Exit status: 0 if every promise holds in every state, 1 if one is broken (with the shortest
-/// counterexample), 2 for an invalid argument.
+/// The checker explores every interleaving of ingress, two provisioners, a notifier and a provider,
+/// with lost, repeated and reordered messages, and with crashes and stalls at any step.
+///
+/// The exit status is 0 if every promise holds in every state. It is 1 if one is broken; then the
+/// shortest counterexample that was found is printed. It is 2 for an invalid argument.
 #[derive(Parser, Debug)]
 #[command(name = "model", version)]
 struct Arguments {
     #[command(flatten)]
     settings: Settings,
-    /// Print every (placement, event) pair that occurred
+    /// Print every pair of placement and event that occurred
     #[arg(long)]
     pairs: bool,
 }
@@ -24,8 +26,11 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let report = check(&arguments.settings);
     if arguments.pairs {
-        let mut pairs: Vec<String> =
-            report.visited.iter().map(|(placement, event)| format!("{placement:?} {event:?}")).collect();
+        let mut pairs: Vec<String> = report
+            .visited
+            .iter()
+            .map(|(placement, event)| format!("{placement:?} {event:?}"))
+            .collect();
         pairs.sort_unstable();
         for pair in pairs {
             println!("{pair}");

@@ -1,4 +1,5 @@
-//! The protocol for the checker, and the properties of every state.
+//! The protocol in the form that the checker needs, and the properties that it checks: the
+//! promises, which hold in every state, and the states that must be reached at all.
 
 use std::{
     collections::HashSet,
@@ -26,37 +27,68 @@ pub struct Protocol {
 /// A predicate over states.
 type Condition = fn(&Protocol, &State) -> bool;
 
-/// States that the protocol must reach; otherwise the model proves nothing.
+/// States that the protocol must reach. A model that never gets there would keep every promise
+/// without proving anything.
 pub const ENDS: [(&str, Condition); 10] = [
     ("an order is answered with 201 and delivered", |_, state| {
-        state.answer == Some(Answer::Created) && state.rows.iter().all(|row| row.delivery == Delivery::Delivered)
+        state.answer == Some(Answer::Created)
+            && state
+                .rows
+                .iter()
+                .all(|row| row.delivery == Delivery::Delivered)
     }),
-    ("an order is delivered that was never answered", |_, state| {
-        state.answer.is_none()
-            && matches!(state.ingress, Ingress::Crashed)
-            && state.rows.iter().all(|row| row.delivery == Delivery::Delivered)
+    (
+        "an order is delivered that was never answered",
+        |_, state| {
+            state.answer.is_none()
+                && matches!(state.ingress, Ingress::Crashed)
+                && state
+                    .rows
+                    .iter()
+                    .all(|row| row.delivery == Delivery::Delivered)
+        },
+    ),
+    ("an order is answered with 422", |_, state| {
+        state.answer == Some(Answer::Refused)
     }),
-    ("an order is answered with 422", |_, state| state.answer == Some(Answer::Refused)),
     ("a placement fails after the 201", |_, state| {
         state.answer == Some(Answer::Created) && state.any(PlacementState::Failed)
     }),
-    ("a placement is parked", |_, state| state.any(PlacementState::Parked)),
+    ("a placement is parked", |_, state| {
+        state.any(PlacementState::Parked)
+    }),
     ("a second attempt is placed", |_, state| {
-        let second = |row: &Row| row.placement.state == PlacementState::Placed && row.placement.attempt == 2;
+        let second =
+            |row: &Row| row.placement.state == PlacementState::Placed && row.placement.attempt == 2;
         state.rows.iter().any(second)
     }),
     ("a webhook is sent before it is recorded", |_, state| {
-        state.rows.iter().any(|row| row.told && matches!(row.delivery, Delivery::Pending(_)))
+        state
+            .rows
+            .iter()
+            .any(|row| row.told && matches!(row.delivery, Delivery::Pending(_)))
     }),
-    ("a placement that failed is refused after all", |_, state| {
-        let rejected = |row: &Row| row.placement.state == PlacementState::Refused && row.placement.attempt > 0;
-        state.answer == Some(Answer::Refused) && state.rows.iter().all(rejected)
+    (
+        "a placement that failed is refused after all",
+        |_, state| {
+            let rejected = |row: &Row| {
+                row.placement.state == PlacementState::Refused && row.placement.attempt > 0
+            };
+            state.answer == Some(Answer::Refused) && state.rows.iter().all(rejected)
+        },
+    ),
+    ("ingress holds a readiness event", |_, state| {
+        state.rows.iter().any(|row| row.held)
     }),
-    ("ingress holds a readiness event", |_, state| state.rows.iter().any(|row| row.held)),
-    ("ingress publishes a readiness event after the answer", |_, state| {
-        let published = |row: &Row| row.event && row.delivery == Delivery::Pending(Turn::Young);
-        state.answering && state.answer == Some(Answer::Created) && state.rows.iter().any(published)
-    }),
+    (
+        "ingress publishes a readiness event after the answer",
+        |_, state| {
+            let published = |row: &Row| row.event && row.delivery == Delivery::Pending(Turn::Young);
+            state.answering
+                && state.answer == Some(Answer::Created)
+                && state.rows.iter().any(published)
+        },
+    ),
 ];
 
 impl State {
@@ -81,7 +113,10 @@ impl Protocol {
 
     /// The placement after an event; `None` if that changes nothing.
     pub(crate) fn after(&self, placement: Placement, event: Event) -> Option<Placement> {
-        self.visited.lock().unwrap_or_else(PoisonError::into_inner).insert((placement, event));
+        self.visited
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert((placement, event));
         placement.after(event).ok()
     }
 
@@ -90,7 +125,10 @@ impl Protocol {
         let mut actions = Vec::new();
         self.actions(state, &mut actions);
         actions.into_iter().any(|action| {
-            let lost = matches!(action, Action::LoseJob(_) | Action::LoseReport(_) | Action::LoseEvent(_));
+            let lost = matches!(
+                action,
+                Action::LoseJob(_) | Action::LoseReport(_) | Action::LoseEvent(_)
+            );
             !lost && self.next_state(state, action).is_some()
         })
     }
@@ -118,14 +156,19 @@ impl Model for Protocol {
     fn properties(&self) -> Vec<Property<Self>> {
         let promise: [Condition; 5] = [
             |_, state| state.rows.iter().all(|row| row.bought <= 1),
-            |_, state| state.answer != Some(Answer::Refused) || state.rows.iter().all(|row| row.bought == 0),
+            |_, state| {
+                state.answer != Some(Answer::Refused)
+                    || state.rows.iter().all(|row| row.bought == 0)
+            },
             |_, state| !(state.taken && state.any(PlacementState::Refused)),
             |_, state| !state.overtaken,
             |protocol, state| state.rows.iter().all(Row::is_settled) || protocol.goes_on(state),
         ];
         let promises = Promise::ALL.into_iter().zip(promise);
         let promises = promises.map(|(promise, holds)| Property::always(promise.name(), holds));
-        let ends = ENDS.into_iter().map(|(name, end)| Property::sometimes(name, end));
+        let ends = ENDS
+            .into_iter()
+            .map(|(name, end)| Property::sometimes(name, end));
         promises.chain(ends).collect()
     }
 

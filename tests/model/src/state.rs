@@ -1,15 +1,20 @@
-//! The state of the modelled system.
+//! The state of the modelled system: what the database stores, what each process remembers, and
+//! which messages and purchases are on their way. A process that dies loses its own part only.
 
 use domain::placement::Placement;
 
 /// The age of an attempt when its settling delay is over, in ticks.
 pub const SETTLED: u8 = 2;
-/// The age at which a purchase whose look-up keeps failing is parked; ages don't grow beyond it.
+/// The age, in ticks, at which a placement whose look-ups keep failing is parked. Ages do not grow
+/// beyond it, so that the number of states stays finite.
 pub const OVERDUE: u8 = 3;
 
 /// One state of the whole system.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[expect(clippy::struct_excessive_bools, reason = "independent facts, also of different processes")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent facts, also of different processes"
+)]
 pub struct State {
     /// The ingress that has the order.
     pub ingress: Ingress,
@@ -21,14 +26,15 @@ pub struct State {
     pub late: bool,
     /// The order's placements, each with one unit.
     pub rows: Vec<Row>,
-    /// The work of two provisioners, in no particular order. Each has room for one placement at a time.
+    /// The work of two provisioners, in no particular order. Each has room for one placement at a
+    /// time.
     pub provisioners: [Work; 2],
     /// Purchases on their way to the provider or not yet shown by it, in no particular order.
     pub requests: Vec<Request>,
     pub notifier: Notifier,
     /// The number of faults that may still happen.
     pub faults: u8,
-    /// A 201 was sent after a webhook.
+    /// A webhook was sent before the 201. This must never happen.
     pub overtaken: bool,
     /// A second POST of the order was answered "already taken" while it could still be refused.
     pub taken: bool,
@@ -45,8 +51,9 @@ pub enum Ingress {
     Publishing,
     /// Committed; publishes the jobs and will wait for verdicts.
     Asking,
-    /// Published; waits for verdicts. It may decide at any time and either way, because nothing rests on a verdict:
-    /// *placed* is sent before the purchase is recorded, any verdict may be lost, and a forged one may say anything.
+    /// Published; waits for verdicts. The model lets it decide at any time and either way, because
+    /// nothing may rest on a verdict: *placed* is sent before the purchase is recorded, any verdict
+    /// may be lost, and a forged one may say anything.
     Waiting,
     /// Decided on 201.
     Standing,
@@ -69,7 +76,10 @@ pub enum Answer {
 
 /// A placement: its row, its messages, and its purchase at the provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(clippy::struct_excessive_bools, reason = "independent facts, as the row's columns are")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent facts, as the row's columns are"
+)]
 pub struct Row {
     /// The state machine's data.
     pub placement: Placement,
@@ -99,11 +109,11 @@ pub struct Row {
 /// How a row is found without a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Turn {
-    /// Within its first lease: the sweep has not read it yet.
+    /// Only by the sweep, which has not read it yet: its first lease has not ended.
     Young,
-    /// It has a due row.
+    /// As due work.
     Due,
-    /// Not at all: it is finished, or forgotten.
+    /// Not at all, because it is finished or because a missing safeguard let it be forgotten.
     Never,
 }
 
@@ -124,7 +134,8 @@ pub struct Job {
     pub row: usize,
     /// The attempt.
     pub attempt: u32,
-    /// Ingress might still answer the order at the time of the claim, so its readiness event goes to ingress.
+    /// Ingress might still answer the order at the time of the claim, so its readiness event goes
+    /// to ingress.
     pub answering: bool,
 }
 
@@ -133,7 +144,8 @@ pub struct Job {
 pub enum Work {
     /// Nothing.
     Idle,
-    /// Has a ticket from a job, which may be acknowledged by now; claims it once it has a slot.
+    /// Has a ticket from a job, and claims the placement once it has a permit. The stream may have
+    /// forgotten the job by now.
     Ticket {
         /// The row's index.
         row: usize,
@@ -142,7 +154,7 @@ pub enum Work {
     Fresh {
         /// The placement.
         job: Job,
-        /// At least a tick has passed, as far as the process knows.
+        /// At least one tick has passed since the claim, as far as the process knows.
         late: bool,
     },
     /// Waits for the provider's response.
@@ -234,7 +246,10 @@ impl State {
 
     /// Ingress knows the order and has not answered it; only this memory says so.
     pub fn is_pending(&self) -> bool {
-        matches!(self.ingress, Ingress::Asking | Ingress::Waiting | Ingress::Standing | Ingress::Refusing)
+        matches!(
+            self.ingress,
+            Ingress::Asking | Ingress::Waiting | Ingress::Standing | Ingress::Refusing
+        )
     }
 
     /// The order is stored.
@@ -244,8 +259,12 @@ impl State {
 
     /// Whether the order can't be refused any more, as a second POST of it finds.
     pub fn is_decided(&self) -> bool {
-        let bought =
-            |row: &Row| matches!(row.placement.state, domain::PlacementState::Placed | domain::PlacementState::Parked);
+        let bought = |row: &Row| {
+            matches!(
+                row.placement.state,
+                domain::PlacementState::Placed | domain::PlacementState::Parked
+            )
+        };
         self.late || self.rows.iter().any(bought)
     }
 }

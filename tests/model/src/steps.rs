@@ -1,4 +1,5 @@
-//! The effect of each step, as in the services.
+//! The effect of each step, as the services do it. Whoever changes the order of steps in a service
+//! must change it here, too.
 
 use domain::{
     PlacementState,
@@ -9,7 +10,10 @@ use crate::{
     Assumption, Safeguard,
     actions::{Action, Does, Found},
     protocol::Protocol,
-    state::{Answer, Delivery, Ingress, Job, Notifier, OVERDUE, Request, SETTLED, Settlement, State, Turn, Work},
+    state::{
+        Answer, Delivery, Ingress, Job, Notifier, OVERDUE, Request, SETTLED, Settlement, State,
+        Turn, Work,
+    },
 };
 
 impl Protocol {
@@ -22,7 +26,9 @@ impl Protocol {
             Action::LoseReport(index) => state.rows[index].report = false,
             Action::LoseEvent(index) => state.rows[index].event = false,
             Action::SweepPlacement(index) => state.rows[index].turn = Turn::Due,
-            Action::SweepDelivery(index) => state.rows[index].delivery = Delivery::Pending(Turn::Due),
+            Action::SweepDelivery(index) => {
+                state.rows[index].delivery = Delivery::Pending(Turn::Due);
+            }
             Action::Repeat => state.taken = true,
             Action::Store { .. }
             | Action::Publish
@@ -62,7 +68,11 @@ impl Protocol {
                     row.event = true;
                 }
             }
-            Action::Arrive { request, does, answered } => self.arrive(state, request, does, answered),
+            Action::Arrive {
+                request,
+                does,
+                answered,
+            } => self.arrive(state, request, does, answered),
             Action::Show(request) => {
                 let shown = state.requests.remove(request);
                 state.rows[shown.row].shown = true;
@@ -85,14 +95,22 @@ impl Protocol {
         match action {
             Action::Store { waits } => {
                 if !self.has(Safeguard::SweepFence) {
-                    // The commit took so long that the sweep had passed.
+                    // The commit took so long that the sweep had passed its time already.
                     state.rows.iter_mut().for_each(|row| row.turn = Turn::Never);
                 }
                 state.answering = waits;
-                state.ingress = if waits { Ingress::Asking } else { Ingress::Answering };
+                state.ingress = if waits {
+                    Ingress::Asking
+                } else {
+                    Ingress::Answering
+                };
             }
             Action::Publish => {
-                state.ingress = if state.ingress == Ingress::Asking { Ingress::Waiting } else { Ingress::Done };
+                state.ingress = if state.ingress == Ingress::Asking {
+                    Ingress::Waiting
+                } else {
+                    Ingress::Done
+                };
                 for row in &mut state.rows {
                     row.job = true;
                 }
@@ -114,7 +132,8 @@ impl Protocol {
                 state.ingress = next;
                 if action == Action::Answer {
                     state.answer = Some(answer);
-                    state.overtaken = answer == Answer::Created && state.rows.iter().any(|row| row.told);
+                    state.overtaken =
+                        answer == Answer::Created && state.rows.iter().any(|row| row.told);
                 }
                 // The answer has left or never will, so ingress publishes what it held.
                 for row in &mut state.rows {
@@ -128,10 +147,17 @@ impl Protocol {
     fn provisioner_step(&self, state: &mut State, by: usize, action: Action) {
         let work = &mut state.provisioners[by];
         match (action, *work) {
-            (Action::StartClock(_), Work::Fresh { job, .. }) => *work = Work::Fresh { job, late: false },
+            (Action::StartClock(_), Work::Fresh { job, .. }) => {
+                *work = Work::Fresh { job, late: false }
+            }
             (Action::Send(_), Work::Fresh { job, .. }) => {
                 *work = Work::Sent(job);
-                state.requests.push(Request { row: job.row, attempt: job.attempt, bought: false, old: false });
+                state.requests.push(Request {
+                    row: job.row,
+                    attempt: job.attempt,
+                    bought: false,
+                    old: false,
+                });
             }
             (Action::TimeOut(_), Work::Sent(_)) | (Action::Abandon(_), _) => *work = Work::Idle,
             (Action::Announce(_), Work::Announcing(job)) => {
@@ -163,7 +189,12 @@ impl Protocol {
                 state.rows[index].told = true;
                 state.notifier = Notifier::Acknowledged(index);
             }
-            (Action::Post { acknowledged: false }, Notifier::Taken(index)) => {
+            (
+                Action::Post {
+                    acknowledged: false,
+                },
+                Notifier::Taken(index),
+            ) => {
                 state.rows[index].told = true;
                 state.rows[index].delivery = Delivery::Pending(Turn::Due);
                 state.notifier = Notifier::Idle;
@@ -185,7 +216,8 @@ impl Protocol {
     pub fn tidy(&self, state: &mut State) {
         use PlacementState::{Failed, Parked, Placed, Refused};
         for row in &mut state.rows {
-            let bought_or_closed = matches!(row.placement.state, Placed | Refused | Failed | Parked);
+            let bought_or_closed =
+                matches!(row.placement.state, Placed | Refused | Failed | Parked);
             if bought_or_closed && self.has(Safeguard::IdempotentClaim) {
                 row.job = false;
             }
@@ -197,23 +229,29 @@ impl Protocol {
                 row.held = false;
                 row.event = false;
             }
-            // Nobody listens any more.
+            // After the crash of ingress nobody receives this message any more.
             row.report &= state.ingress != Ingress::Crashed;
         }
-        // A claim reads it only until `answer_by`.
+        // Claims read this column only until `answer_by`, so states that differ only in it are
+        // equal afterwards.
         state.answering &= !state.late;
-        state.taken &= matches!(state.ingress, Ingress::Asking | Ingress::Waiting | Ingress::Refusing);
-        // Provisioners of the same provider are interchangeable, and so are requests.
+        state.taken &= matches!(
+            state.ingress,
+            Ingress::Asking | Ingress::Waiting | Ingress::Refusing
+        );
+        // Provisioners of the same provider are interchangeable, and so are requests. Sorting them
+        // makes states equal that differ only in their order.
         if state.rows.len() == 1 {
             state.provisioners.sort_unstable();
         }
         state.requests.sort_unstable();
     }
 
-    /// Ages everything. Time stops while a deadline has to be met first.
+    /// Lets half of the settling delay pass. Nothing happens while something else has to come first
+    /// according to the assumptions.
     fn tick(&self, state: &mut State) {
         let prompt = self.holds(Assumption::PromptArrival);
-        // `answer_by` passes long before half of the settling delay.
+        // `answer_by` passes long before half of the settling delay does.
         if !state.late || (prompt && state.requests.iter().any(|request| request.old)) {
             return;
         }
@@ -239,7 +277,11 @@ impl Protocol {
         if row.placement.attempt >= self.settings.attempts {
             return;
         }
-        let mut job = Job { row: index, attempt: row.placement.attempt + 1, answering };
+        let mut job = Job {
+            row: index,
+            attempt: row.placement.attempt + 1,
+            answering,
+        };
         if !self.has(Safeguard::LookUp) && row.placement.state == PlacementState::Placing {
             // Without a look-up the provisioner assumes that nothing was bought.
             row.placement.state = PlacementState::Accepted;
@@ -258,17 +300,21 @@ impl Protocol {
         state.provisioners[by] = Work::Fresh { job, late: false };
     }
 
-    /// Handles the result of a look-up. A process that dies or stalls between claim and result has changed
-    /// only the lease, so both are one step.
+    /// Handles the claim and the result of a look-up. They are one step, because a process that
+    /// dies or stalls between the two has only changed the lease.
     fn look_up(&self, state: &mut State, by: usize, index: usize, found: Found) {
         let row = &state.rows[index];
         let settled = row.age >= SETTLED || !self.has(Safeguard::Settle);
         let outcome = match found {
             Found::Purchase { ready } => Settlement::Bought { ready },
-            Found::Nothing if settled && row.placement.attempt >= self.settings.attempts => Settlement::Hopeless,
-            Found::Nothing if settled || !row.placement.not_found => Settlement::NotFound { settled },
+            Found::Nothing if settled && row.placement.attempt >= self.settings.attempts => {
+                Settlement::Hopeless
+            }
+            Found::Nothing if settled || !row.placement.not_found => {
+                Settlement::NotFound { settled }
+            }
             Found::Unknown if row.age >= OVERDUE => Settlement::Hopeless,
-            // Changes only the time of the next look-up.
+            // This result only changes the time of the next look-up.
             Found::Nothing | Found::Unknown => return,
         };
         if found == Found::Nothing && row.shown {
@@ -298,23 +344,28 @@ impl Protocol {
         }
     }
 
-    /// A provisioner records an outcome. It sends the verdict *placed* before that and any other verdict afterwards,
-    /// see [`Ingress::Waiting`].
+    /// A provisioner records an outcome. In the services it sends the verdict *placed* before that,
+    /// and any other verdict afterwards. The model needs no verdicts, see [`Ingress::Waiting`].
     fn record(&self, state: &mut State, by: usize, announces: bool) {
         let Work::Settling(mut job, outcome) = state.provisioners[by] else {
             return;
         };
         let row = &mut state.rows[job.row];
-        if !self.has(Safeguard::RecordedAttempt) && row.placement.state == PlacementState::Accepted {
+        if !self.has(Safeguard::RecordedAttempt) && row.placement.state == PlacementState::Accepted
+        {
             // Recorded only now that its outcome is known.
-            row.placement = self.after(row.placement, Event::Claim).unwrap_or(row.placement);
+            row.placement = self
+                .after(row.placement, Event::Claim)
+                .unwrap_or(row.placement);
             job.attempt = row.placement.attempt;
         }
         let attempt = job.attempt;
         let event = match outcome {
             Settlement::Bought { .. } => Event::Bought(attempt),
             Settlement::Rejected => Event::Rejected(attempt),
-            Settlement::NotSent | Settlement::Busy if attempt >= self.settings.attempts => Event::Park(attempt),
+            Settlement::NotSent | Settlement::Busy if attempt >= self.settings.attempts => {
+                Event::Park(attempt)
+            }
             Settlement::NotSent | Settlement::Busy => Event::NotBought(attempt),
             Settlement::NotFound { settled } => Event::NotFound { attempt, settled },
             Settlement::Hopeless => Event::Park(attempt),
@@ -324,20 +375,31 @@ impl Protocol {
                 placement.state = PlacementState::Accepted;
             }
             row.placement = placement;
-            row.age = if placement.state == PlacementState::Placing { row.age } else { 0 };
+            row.age = if placement.state == PlacementState::Placing {
+                row.age
+            } else {
+                0
+            };
             row.turn = Turn::Due;
         }
-        let placed = row.placement.state == PlacementState::Placed && row.placement.attempt == attempt;
+        let placed =
+            row.placement.state == PlacementState::Placed && row.placement.attempt == attempt;
         let becomes_ready = placed && outcome == Settlement::Bought { ready: true } && !row.ready;
         if becomes_ready {
             row.ready = true;
-            // An announced delivery starts with its first lease, any other with a due row.
+            // A delivery that will be announced begins with its first lease, any other one with due
+            // work.
             row.delivery = Delivery::Pending(if announces { Turn::Young } else { Turn::Due });
         }
-        state.provisioners[by] = if becomes_ready && announces { Work::Announcing(job) } else { Work::Idle };
+        state.provisioners[by] = if becomes_ready && announces {
+            Work::Announcing(job)
+        } else {
+            Work::Idle
+        };
     }
 
-    /// Ingress ends its wait; refuses all placements in one transaction or none.
+    /// Ingress ends its wait. If it wants to refuse the order, one transaction refuses all
+    /// placements or none.
     fn decide(&self, state: &mut State, refuses: bool) {
         state.ingress = Ingress::Standing;
         if !refuses || (state.late && self.has(Safeguard::RefusalInTime)) {
@@ -348,7 +410,10 @@ impl Protocol {
             .iter()
             .map(|row| {
                 if !self.has(Safeguard::RefusalTransaction) {
-                    return Some(Placement { state: PlacementState::Refused, ..row.placement });
+                    return Some(Placement {
+                        state: PlacementState::Refused,
+                        ..row.placement
+                    });
                 }
                 self.after(row.placement, Event::Refuse)
             })
@@ -362,10 +427,14 @@ impl Protocol {
     }
 }
 
-/// A due row that is claimed for anything except a purchase.
+/// The job of a due row that is claimed for a look-up or a collect.
 fn due(state: &State, index: usize) -> Job {
     let answering = state.answering && !state.late;
-    Job { row: index, attempt: state.rows[index].placement.attempt, answering }
+    Job {
+        row: index,
+        attempt: state.rows[index].placement.attempt,
+        answering,
+    }
 }
 
 /// Hands the provider's response to the provisioner that waits for it.

@@ -1,4 +1,5 @@
-//! The promise holds in every state, and every safeguard is necessary.
+//! Checks that every promise holds in every state, and that every safeguard and every assumption is
+//! necessary for it.
 
 use std::collections::HashMap;
 
@@ -8,16 +9,23 @@ use stateright::Model;
 fn holds(settings: &Settings) -> Report {
     let report = check(settings);
     if let Some(broken) = &report.counterexample {
-        panic!("{settings:?} breaks \"{}\":\n{}", broken.promise.name(), broken.steps.join("\n"));
+        panic!(
+            "{settings:?} breaks \"{}\":\n{}",
+            broken.promise.name(),
+            broken.steps.join("\n")
+        );
     }
     report
 }
 
 fn breaks(settings: &Settings) -> Promise {
     let report = check(settings);
-    let broken = report
-        .counterexample
-        .unwrap_or_else(|| panic!("{settings:?} breaks nothing in {} states: is it a safeguard?", report.states));
+    let broken = report.counterexample.unwrap_or_else(|| {
+        panic!(
+            "{settings:?} breaks nothing in {} states, so it may not be a safeguard at all",
+            report.states
+        )
+    });
     println!("{settings:?} breaks \"{}\":", broken.promise.name());
     for step in broken.steps {
         println!("  {step}");
@@ -26,46 +34,72 @@ fn breaks(settings: &Settings) -> Promise {
 }
 
 fn without(safeguard: Safeguard) -> Settings {
-    Settings { without: vec![safeguard], ..Settings::default() }
+    Settings {
+        without: vec![safeguard],
+        ..Settings::default()
+    }
 }
 
 fn breaking(assumption: Assumption) -> Settings {
-    Settings { broken: vec![assumption], ..Settings::default() }
+    Settings {
+        broken: vec![assumption],
+        ..Settings::default()
+    }
 }
 
 #[test]
 fn the_promise_holds() {
     let report = holds(&Settings::default());
-    assert_eq!(report.unreached, Vec::<&str>::new(), "the model is too small");
-    holds(&Settings { attempts: 3, ..Settings::default() });
+    assert_eq!(
+        report.unreached,
+        Vec::<&str>::new(),
+        "the model is too small"
+    );
+    holds(&Settings {
+        attempts: 3,
+        ..Settings::default()
+    });
 }
 
 #[test]
 fn the_promise_holds_with_a_provider_that_detects_duplicates() {
-    let report = holds(&Settings { detects_duplicates: true, ..Settings::default() });
+    let report = holds(&Settings {
+        detects_duplicates: true,
+        ..Settings::default()
+    });
     assert_eq!(report.unreached, Vec::<&str>::new());
 }
 
 #[test]
 fn the_promise_holds_for_an_order_of_two_providers() {
-    holds(&Settings { placements: 2, faults: 0, attempts: 1, ..Settings::default() });
+    holds(&Settings {
+        placements: 2,
+        faults: 0,
+        attempts: 1,
+        ..Settings::default()
+    });
 }
 
 #[test]
 fn without_any_one_safeguard_the_promise_breaks() {
     use Safeguard::{
-        Abandon, AnswerBy, AnsweredFirst, DueWork, EarlyClock, FirstLease, HeldReadiness, IdempotentClaim, LookUp,
-        RecordedAttempt, RecordedDelivery, RefusalInTime, RefusalTransaction, Settle, Sweep, SweepFence, Undecided,
+        Abandon, AnswerBy, AnsweredFirst, DueWork, EarlyClock, FirstLease, HeldReadiness,
+        IdempotentClaim, LookUp, RecordedAttempt, RecordedDelivery, RefusalInTime,
+        RefusalTransaction, Settle, Sweep, SweepFence, Undecided,
     };
     let breaks = |safeguard| breaks(&without(safeguard));
     for safeguard in [RecordedAttempt, LookUp, Abandon, EarlyClock] {
         assert_eq!(breaks(safeguard), Promise::BoughtOnce, "{safeguard:?}");
     }
-    // Bought twice, or bought for an order that was refused meanwhile: one is found as soon as the other.
+    // Without these, something is bought twice, or it is bought for an order that was refused in
+    // between. Both counterexamples are equally short, so the checker may find either.
     for safeguard in [IdempotentClaim, Settle] {
         let promise = breaks(safeguard);
         let bought = [Promise::BoughtOnce, Promise::NothingForRefused];
-        assert!(bought.contains(&promise), "{safeguard:?} breaks {promise:?}");
+        assert!(
+            bought.contains(&promise),
+            "{safeguard:?} breaks {promise:?}"
+        );
     }
     for safeguard in [AnsweredFirst, HeldReadiness, FirstLease, AnswerBy] {
         assert_eq!(breaks(safeguard), Promise::AnswerFirst, "{safeguard:?}");
@@ -81,30 +115,48 @@ fn without_any_one_safeguard_the_promise_breaks() {
 
 #[test]
 fn the_refusal_transaction_is_needed_for_two_providers_too() {
-    let settings = Settings { placements: 2, faults: 0, attempts: 1, ..without(Safeguard::RefusalTransaction) };
+    let settings = Settings {
+        placements: 2,
+        faults: 0,
+        attempts: 1,
+        ..without(Safeguard::RefusalTransaction)
+    };
     assert_eq!(breaks(&settings), Promise::NothingForRefused);
 }
 
-/// The remaining gap: a process stalls too long after its check for lateness.
+/// This is the gap that remains: a process stalls for too long after it has checked that its
+/// attempt is not late.
 #[test]
 fn beyond_the_settling_delay_only_the_provider_prevents_a_second_purchase() {
     let slow = breaking(Assumption::PromptArrival);
     assert_eq!(breaks(&slow), Promise::BoughtOnce);
-    let detected = Settings { detects_duplicates: true, ..slow };
-    // Not bought twice, but a first attempt that arrives after the second was rejected is lost.
+    let detected = Settings {
+        detects_duplicates: true,
+        ..slow
+    };
+    // Nothing is bought twice then, but a first attempt that arrives after the second one was
+    // rejected is lost.
     assert_eq!(breaks(&detected), Promise::NothingLost);
 }
 
-/// The second look-up does not protect against a wrong look-up: the first may have been too early.
+/// The second look-up does not protect against a provider that says "no such purchase" although it
+/// has it, because the first look-up may have been too early to show anything. It is not needed
+/// against anything else in this model either.
 #[test]
 fn one_false_answer_of_a_look_up_is_one_too_many() {
-    let lying = Settings { faults: 1, ..breaking(Assumption::HonestLookUp) };
+    let lying = Settings {
+        faults: 1,
+        ..breaking(Assumption::HonestLookUp)
+    };
     assert_eq!(breaks(&lying), Promise::BoughtOnce);
-    holds(&Settings { one_look: true, ..Settings::default() });
+    holds(&Settings {
+        one_look: true,
+        ..Settings::default()
+    });
 }
 
-/// No path repeats a state, so every path ends in a final state. Together with the promise, everything is
-/// settled in the end.
+/// No path visits a state twice, so every path ends in a final state. Together with the promise
+/// that nothing is lost in a final state, this means that everything is settled in the end.
 #[test]
 fn no_way_goes_round_in_circles() {
     #[derive(PartialEq)]

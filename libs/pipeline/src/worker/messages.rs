@@ -1,8 +1,11 @@
-//! Messages as a source of tickets.
+//! Pulls messages from JetStream and makes tickets of them. It runs as one of the loops of
+//! [`super::start`].
 //!
-//! A message is a hint that rows are fresh, and is never repeated. If it is lost, or if this process dies with it, the
-//! sweep makes its rows due at the end of their first lease. A stage that stops defers the rows of messages that it has
-//! taken and will not start, so that another replica finds them at once.
+//! A message is a hint that rows are new. It is not acknowledged and never delivered again. If it
+//! is lost, or if this process dies after taking it, the sweep makes its rows due at the end of
+//! their first lease. So every error here costs time only, and the loop pulls again after any of
+//! them. When the stage stops, it defers the rows of messages that it has taken and will not start,
+//! so that another replica finds them at once.
 
 use std::{
     pin::pin,
@@ -23,7 +26,7 @@ use crate::{
     trace::{self, TRACEPARENT},
 };
 
-/// How long one pull stays open.
+/// How long one pull stays open if no messages come.
 const PULL: Duration = Duration::from_secs(3);
 /// The most messages of one pull.
 const PULL_MESSAGES: usize = 64;
@@ -31,12 +34,13 @@ const PULL_MESSAGES: usize = 64;
 const PULL_AGAIN: Duration = Duration::from_millis(500);
 /// The longest delay before the next pull.
 const PULL_AGAIN_MAX: Duration = Duration::from_secs(5);
-/// How long a stop waits for a message that the server has sent already.
+/// How long a stop waits for messages that the server has already sent.
 const LAST_MESSAGES: Duration = Duration::from_millis(50);
 /// The interval between log lines about missing messages.
 const LOG_EVERY: Duration = Duration::from_mins(1);
 
-/// The duration of an outage of pulls, and the log lines about it.
+/// An outage of the pulls: how long it lasts, when to pull again, and what has been logged about
+/// it.
 #[derive(Default)]
 struct Outage {
     failures: u32,
@@ -45,6 +49,7 @@ struct Outage {
 }
 
 impl Outage {
+    /// The delay before the next pull.
     fn pause(&self) -> Duration {
         match self.failures.checked_sub(1) {
             None => Duration::ZERO,
@@ -52,7 +57,9 @@ impl Outage {
         }
     }
 
-    /// A lost stream or a restarted server costs one failure. A second failure means an outage.
+    /// Counts and logs a failed pull. A stream that was lost or a server that restarted costs one
+    /// failure, so only a second one in a row means an outage. A cluster that is too small is one
+    /// at once, because no retry helps.
     fn failed(&mut self, consumer: &str, error: &anyhow::Error) {
         self.failures = self.failures.saturating_add(1);
         self.began.get_or_insert_with(Instant::now);
@@ -66,11 +73,13 @@ impl Outage {
                 consumer,
                 error,
                 failures = self.failures,
-                "no messages come from NATS; rows start once they are due"
+                "no messages come from NATS; orders are still carried out, but later, because \
+                 this stage finds its rows in PostgreSQL once they are due"
             );
         }
     }
 
+    /// A pull succeeded, so the outage is over.
     fn over(&mut self, consumer: &str) {
         if let Some(began) = self.began
             && self.logged.is_some()
@@ -91,6 +100,7 @@ struct Opened<Id> {
 }
 
 impl<S: Stage> Worker<S> {
+    /// Pulls messages until the soft stop.
     pub(super) async fn messages(self: Arc<Self>, source: Source) -> anyhow::Result<()> {
         let _pulled = self.pulled.clone().drop_guard();
         let stop = self.shutdown.soft();
@@ -103,7 +113,8 @@ impl<S: Stage> Worker<S> {
             if stop.run_until_cancelled(waiting).await.is_none() {
                 break;
             }
-            // After any error, missing streams and consumers are created again.
+            // After any error the loop begins anew, which also creates missing streams and
+            // consumers.
             if let Err(error) = self.pull_until_broken(&source, &mut outage).await {
                 outage.failed(&source.durable, &error);
             }
@@ -111,19 +122,25 @@ impl<S: Stage> Worker<S> {
         Ok(())
     }
 
+    /// Pulls messages until the soft stop, or until an error. It asks for no more messages than the
+    /// queues have room for, so that a busy replica leaves messages to the others.
     async fn pull_until_broken(&self, source: &Source, outage: &mut Outage) -> anyhow::Result<()> {
         let consumer = self.nats.consumer(source).await?;
         let stop = self.shutdown.soft();
         loop {
-            let Some(room) = stop.run_until_cancelled(self.queues.room_for(ROWS_PER_MESSAGE)).await else {
+            let Some(room) = stop
+                .run_until_cancelled(self.queues.room_for(ROWS_PER_MESSAGE))
+                .await
+            else {
                 return Ok(());
             };
             let messages = (room / ROWS_PER_MESSAGE).min(PULL_MESSAGES);
             let batch = consumer.batch().max_messages(messages).expires(PULL);
             let mut chunks = pin!(batch.messages().await?.ready_chunks(messages));
             while let Some(Some(chunk)) = stop.run_until_cancelled(chunks.next()).await {
-                // An error ends the pull, but the messages that came with it are accepted.
-                let (messages, errors): (Vec<_>, Vec<_>) = chunk.into_iter().partition(Result::is_ok);
+                // An error ends the pull, but the messages that came before it are accepted.
+                let (messages, errors): (Vec<_>, Vec<_>) =
+                    chunk.into_iter().partition(Result::is_ok);
                 if !messages.is_empty() {
                     outage.over(&source.durable);
                     self.accept(source, messages.into_iter().flatten()).await;
@@ -133,9 +150,11 @@ impl<S: Stage> Worker<S> {
                 }
             }
             if stop.is_cancelled() {
-                while let Ok(Some(chunk)) = tokio::time::timeout(LAST_MESSAGES, chunks.next()).await {
+                while let Ok(Some(chunk)) = tokio::time::timeout(LAST_MESSAGES, chunks.next()).await
+                {
                     let tickets = self.open(chunk.into_iter().flatten()).await.tickets;
-                    self.defer(tickets.into_iter().map(|(_, ticket)| ticket).collect()).await;
+                    self.defer(tickets.into_iter().map(|(_, ticket)| ticket).collect())
+                        .await;
                 }
                 return Ok(());
             }
@@ -143,16 +162,28 @@ impl<S: Stage> Worker<S> {
         }
     }
 
-    /// Queues the tickets of messages, and defers the rows of those for which there is no room.
+    /// Queues the tickets of messages. Rows for whose tickets there is no room are deferred.
     async fn accept(&self, source: &Source, messages: impl Iterator<Item = Message>) {
         let opened = self.open(messages).await;
-        let span = trace::receive(source.stream, &source.durable, opened.messages, &opened.contexts);
-        self.defer(self.queues.offer_fresh(opened.tickets.into_iter())).instrument(span).await;
+        let span = trace::receive(
+            source.stream,
+            &source.durable,
+            opened.messages,
+            &opened.contexts,
+        );
+        self.defer(self.queues.offer_fresh(opened.tickets.into_iter()))
+            .instrument(span)
+            .await;
     }
 
-    /// Reads the tickets of messages. Unreadable messages are buried.
+    /// Reads messages and makes their tickets. Messages that cannot be read are moved to the dead
+    /// messages.
     async fn open(&self, messages: impl Iterator<Item = Message>) -> Opened<S::Id> {
-        let mut opened = Opened { messages: 0, tickets: Vec::new(), contexts: Vec::new() };
+        let mut opened = Opened {
+            messages: 0,
+            tickets: Vec::new(),
+            contexts: Vec::new(),
+        };
         for message in messages {
             let read = match serde_json::from_slice::<S::Message>(&message.payload) {
                 Ok(read) => read,
@@ -166,16 +197,25 @@ impl<S: Stage> Worker<S> {
                 .as_ref()
                 .and_then(|headers| headers.get(TRACEPARENT))
                 .map(|value| value.as_str().into());
-            opened.tickets.extend(self.stage.tickets_of(read).into_iter().map(|ticket| {
-                let key = ticket.key();
-                (key, QueuedTicket { id: ticket.id, traceparent: traceparent.clone() })
-            }));
+            opened
+                .tickets
+                .extend(self.stage.tickets_of(read).into_iter().map(|ticket| {
+                    let key = ticket.key();
+                    (
+                        key,
+                        QueuedTicket {
+                            id: ticket.id,
+                            traceparent: traceparent.clone(),
+                        },
+                    )
+                }));
             opened.contexts.extend(traceparent);
             opened.messages += 1;
         }
         opened
     }
 
+    /// Makes rows due at once, because they cannot wait for permits in this process.
     async fn defer(&self, refused: Vec<QueuedTicket<S::Id>>) {
         if refused.is_empty() {
             return;
@@ -184,19 +224,35 @@ impl<S: Stage> Worker<S> {
         let rows: Vec<S::Id> = refused.into_iter().map(|ticket| ticket.id).collect();
         if let Err(error) = self.stage.defer(&rows).await {
             let error = format!("{error:#}");
-            tracing::warn!(error, rows = rows.len(), "cannot defer; the sweep finds the rows");
+            tracing::warn!(
+                error,
+                rows = rows.len(),
+                "cannot defer the rows of messages; the sweep finds them after their first lease"
+            );
         }
     }
 
-    /// Copies an unreadable message to the dead messages, for an operator.
+    /// Copies a message that cannot be read to the dead messages, for an operator to look at.
     async fn bury(&self, message: &Message, reason: &str) {
-        // Boxed, because it is rare and would enlarge every batch's future.
+        // Boxed, because this future is rarely needed and would enlarge the future of every batch.
         let buried = Box::pin(self.nats.bury(S::KIND, message, reason));
         match perform(Effect::Bury, buried).await {
-            Ok(()) => tracing::error!(subject = %message.subject, reason, "unreadable message moved to {DEAD}"),
+            Ok(()) => {
+                tracing::error!(
+                    subject = %message.subject,
+                    reason,
+                    "a message that cannot be read was moved to {DEAD}; the sweep finds its rows"
+                );
+            }
             Err(error) => {
                 let error = format!("{error:#}");
-                tracing::error!(subject = %message.subject, reason, error, "unreadable message, and {DEAD} cannot be reached");
+                tracing::error!(
+                    subject = %message.subject,
+                    reason,
+                    error,
+                    "a message that cannot be read was dropped, because {DEAD} cannot be reached; \
+                     the sweep finds its rows"
+                );
             }
         }
     }

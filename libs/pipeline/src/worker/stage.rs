@@ -1,6 +1,11 @@
-//! What a stage implements for the worker, and what the worker passes to it.
+//! What a stage implements for the worker, and what the worker passes to it. The provisioner and
+//! the notifier implement [`Stage`]; the other types are its arguments and results.
 
-use std::{hash::Hash, sync::Arc, time::Instant};
+use std::{
+    hash::Hash,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use domain::PartnerId;
 use serde::de::DeserializeOwned;
@@ -10,14 +15,15 @@ use crate::{
     queues::Class,
 };
 
-/// One stage of the pipeline.
+/// One stage of the pipeline. The worker decides when each function is called and how many rows run
+/// at once; the stage decides what is done with a row.
 pub trait Stage: Send + Sync + 'static {
     /// The name of the stage in metrics.
     const NAME: &'static str;
     /// The name of the kind of message, for dead messages.
     const KIND: &'static str;
     /// Operation and table of the statement that claims the rows of messages, for its span.
-    const CLAIM: (&'static str, &'static str);
+    const CLAIM_STATEMENT: (&'static str, &'static str);
     /// The content of a message.
     type Message: DeserializeOwned + Send;
     /// Identifies a row.
@@ -28,41 +34,51 @@ pub trait Stage: Send + Sync + 'static {
     /// One ticket for each row that the message names.
     fn tickets_of(&self, message: Self::Message) -> Vec<Ticket<Self::Id>>;
 
-    /// Makes rows of messages due at once, because they cannot wait for permits here. After an error, the sweep finds
-    /// them later.
+    /// Makes rows of messages due at once, because they cannot wait for permits in this process. If
+    /// this fails, the sweep finds the rows later.
     fn defer(&self, rows: &[Self::Id]) -> impl Future<Output = anyhow::Result<()>> + Send;
 
-    /// Looks for due rows; changes nothing. Other processes may find the same rows.
+    /// Looks for due rows, without changing anything. Other processes may find the same rows.
     fn due(&self, look: Look) -> impl Future<Output = anyhow::Result<Found<Self::Id>>> + Send;
 
-    /// Claims rows. Returns those that need work now, without the rows that are finished.
+    /// Claims rows. Returns those that need work now, and leaves out those that are finished.
     ///
-    /// Due rows are leased, so no other process works on them until that lease ends. Fresh rows take no lease: until
-    /// their first lease ends they belong to their message. The claim of a placement records the attempt, so a second
-    /// claim finds nothing. The claim of a fresh delivery writes nothing, so if its message comes twice, its webhook may
-    /// be sent twice.
+    /// Due rows are leased, so that no other process works on them until their lease ends. Fresh
+    /// rows take no lease, because they belong to their message until their first lease ends. What
+    /// a second claim of a fresh row does depends on the stage. The claim of a placement records
+    /// the attempt, so a second claim finds nothing. The claim of a delivery writes nothing, so if
+    /// its message comes twice, its webhook may be sent twice.
     fn claim(
         &self,
         rows: &[Self::Id],
         class: Class,
     ) -> impl Future<Output = anyhow::Result<Vec<(Self::Id, Self::Work)>>> + Send;
 
-    /// Acts, records and publishes, until the row is next due. Dropping the permit lets another row run.
-    fn run(self: Arc<Self>, work: Self::Work, trigger: Trigger, permit: Permit) -> impl Future<Output = ()> + Send;
+    /// Does the work of a row and records the outcome, so that the row is finished or due again
+    /// later. Dropping the permit lets another row run; a stage may do that before it records.
+    fn run(
+        self: Arc<Self>,
+        work: Self::Work,
+        trigger: Trigger,
+        permit: Permit,
+    ) -> impl Future<Output = ()> + Send;
 }
 
 /// A row that waits for a permit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ticket<Id> {
     pub id: Id,
-    /// The lane: rows that may fail together. Empty if it is not known.
+    /// The lane, which is what usually fails together. Empty if it is not known.
     pub lane: Arc<str>,
     pub partner: PartnerId,
 }
 
 impl<Id> Ticket<Id> {
     pub(super) fn key(&self) -> QueueKey {
-        QueueKey { lane: Arc::clone(&self.lane), partner: self.partner }
+        QueueKey {
+            lane: Arc::clone(&self.lane),
+            partner: self.partner,
+        }
     }
 }
 
@@ -70,8 +86,8 @@ impl<Id> Ticket<Id> {
 #[derive(Clone, Debug)]
 pub struct Look {
     pub limit: usize,
-    /// The most rows of one partner in one lane.
-    pub per_lane: usize,
+    /// The most rows of one queue, which is one partner in one lane.
+    pub rows_per_queue: usize,
     /// The lane and partner after which the look begins.
     pub after: Option<(String, PartnerId)>,
 }
@@ -90,6 +106,9 @@ pub struct Trigger {
     pub class: Class,
     /// The trace context of the message; `None` for due work and without a trace.
     pub traceparent: Option<Arc<str>>,
-    /// When this process began the claim; never later than the claim's commit.
+    /// How long the ticket waited for its permit, because other rows used up what its lane, its
+    /// partner or the stage may have in flight.
+    pub permit_wait: Duration,
+    /// When this process began the claim, which is never later than the commit of the claim.
     pub claim_began: Instant,
 }

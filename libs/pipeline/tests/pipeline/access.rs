@@ -17,24 +17,33 @@ async fn server(folder: &Path) -> NatsServer {
     let conf = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/nats/nats.conf");
     std::fs::copy(conf, folder.join("nats.conf")).unwrap();
     std::fs::create_dir(folder.join("secrets")).unwrap();
-    let passwords = USERS.map(|user| format!("{}_PASSWORD: \"{user}-secret\"\n", user.to_uppercase()));
+    let passwords =
+        USERS.map(|user| format!("{}_PASSWORD: \"{user}-secret\"\n", user.to_uppercase()));
     std::fs::write(folder.join("secrets/passwords.conf"), passwords.concat()).unwrap();
-    NatsServer::start_with(folder, Some(&folder.join("nats.conf"))).await.unwrap()
+    NatsServer::start_with(folder, Some(&folder.join("nats.conf")))
+        .await
+        .unwrap()
 }
 
 fn access(user: &str) -> NatsAccess {
-    NatsAccess { nats_password: Some(format!("{user}-secret").into()), ..NatsAccess::default() }
+    NatsAccess {
+        nats_password: Some(format!("{user}-secret").into()),
+        ..NatsAccess::default()
+    }
 }
 
 /// A service's connection, and the refusals of the server.
 async fn connect(server: &NatsServer, user: &str) -> (Client, mpsc::UnboundedReceiver<String>) {
     let (told, refusals) = mpsc::unbounded_channel();
-    let options = access(user).options(user).unwrap().event_callback(move |event| {
-        if let Event::ServerError(ServerError::Other(refusal)) = event {
-            let _ = told.send(refusal);
-        }
-        std::future::ready(())
-    });
+    let options = access(user)
+        .options(user)
+        .unwrap()
+        .event_callback(move |event| {
+            if let Event::ServerError(ServerError::Other(refusal)) = event {
+                let _ = told.send(refusal);
+            }
+            std::future::ready(())
+        });
     (options.connect(server.url()).await.unwrap(), refusals)
 }
 
@@ -52,7 +61,14 @@ async fn a_stage_has_what_it_needs() {
     let operator = connect(&server, "operator").await.0;
     for (user, subjects) in [
         ("ingress", &["topup.job.sandbox", "topup.ready.batch"][..]),
-        ("provisioner", &["topup.ready.batch", "topup.answer.i1", "topup.heartbeat.sandbox"]),
+        (
+            "provisioner",
+            &[
+                "topup.ready.batch",
+                "topup.answer.i1",
+                "topup.heartbeat.sandbox",
+            ],
+        ),
         ("notifier", &["topup.dead.ready"]),
     ] {
         let config = NatsConfig {
@@ -62,8 +78,12 @@ async fn a_stage_has_what_it_needs() {
             stream_replicas: 1,
         };
         let nats = Nats::connect(&config, user).await.unwrap();
-        tokio::time::timeout(PATIENCE, nats.connected()).await.unwrap();
-        nats.ensure_streams().await.unwrap_or_else(|error| panic!("{user}: {error:#}"));
+        tokio::time::timeout(PATIENCE, nats.connected())
+            .await
+            .unwrap();
+        nats.ensure_streams()
+            .await
+            .unwrap_or_else(|error| panic!("{user}: {error:#}"));
         for subject in subjects {
             let mut seen = operator.subscribe(*subject).await.unwrap();
             settled(&operator).await;
@@ -74,7 +94,16 @@ async fn a_stage_has_what_it_needs() {
         }
     }
     let streams = jetstream::new(operator);
-    assert_eq!(streams.get_stream("TOPUP_JOBS").await.unwrap().cached_info().state.messages, 1);
+    assert_eq!(
+        streams
+            .get_stream("TOPUP_JOBS")
+            .await
+            .unwrap()
+            .cached_info()
+            .state
+            .messages,
+        1
+    );
 }
 
 #[tokio::test]
@@ -105,8 +134,14 @@ async fn a_stage_may_not_do_the_work_of_another() {
         let (client, mut refusals) = connect(&server, user).await;
         for subject in subjects {
             client.publish(*subject, "forged".into()).await.unwrap();
-            let refusal = tokio::time::timeout(PATIENCE, refusals.recv()).await.unwrap().unwrap();
-            assert!(refusal.contains("Permissions Violation for Publish"), "{user} {subject}: {refusal}");
+            let refusal = tokio::time::timeout(PATIENCE, refusals.recv())
+                .await
+                .unwrap()
+                .unwrap();
+            assert!(
+                refusal.contains("Permissions Violation for Publish"),
+                "{user} {subject}: {refusal}"
+            );
             assert!(refusal.contains(subject), "{user} {subject}: {refusal}");
         }
     }
@@ -120,7 +155,10 @@ async fn a_stage_may_not_do_the_work_of_another() {
         let (client, mut refusals) = connect(&server, user).await;
         let _subscription = client.subscribe(subject).await.unwrap();
         let refusal = refusals.recv().await.unwrap();
-        assert!(refusal.contains("Permissions Violation for Subscription"), "{user} {subject}: {refusal}");
+        assert!(
+            refusal.contains("Permissions Violation for Subscription"),
+            "{user} {subject}: {refusal}"
+        );
     }
     // A message of the operator's arrives after all forged ones would have.
     operator.publish("the.end", "".into()).await.unwrap();
@@ -137,7 +175,10 @@ async fn only_a_known_user_connects() {
     let folder = tempfile::tempdir().unwrap();
     let server = server(folder.path()).await;
     assert!(async_nats::connect(server.url()).await.is_err());
-    let guessed = NatsAccess { nats_password: Some("guessed".into()), ..NatsAccess::default() };
+    let guessed = NatsAccess {
+        nats_password: Some("guessed".into()),
+        ..NatsAccess::default()
+    };
     let guessed = guessed.options("ingress").unwrap();
     assert!(guessed.connect(server.url()).await.is_err());
 }
@@ -154,7 +195,11 @@ fn certificate(folder: &Path, name: &str) {
         .arg(folder.join(format!("{name}.pem")))
         .output()
         .expect("openssl must be installed; tests/run does that");
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    assert!(
+        made.status.success(),
+        "{}",
+        String::from_utf8_lossy(&made.stderr)
+    );
 }
 
 #[tokio::test]
@@ -166,15 +211,39 @@ async fn the_certificate_is_checked() {
     let conf = "tls { cert_file: \"server.pem\", key_file: \"server.key\" }"
         .replace("server.", &format!("{}/server.", path.display()));
     std::fs::write(path.join("tls.conf"), conf).unwrap();
-    let server = NatsServer::start_with(path, Some(&path.join("tls.conf"))).await.unwrap();
-    let trusting = |name: &str| NatsAccess { nats_ca_file: Some(path.join(name)), ..NatsAccess::default() };
-    trusting("server.pem").options("ingress").unwrap().connect(server.url()).await.unwrap();
-    assert!(trusting("other.pem").options("ingress").unwrap().connect(server.url()).await.is_err());
+    let server = NatsServer::start_with(path, Some(&path.join("tls.conf")))
+        .await
+        .unwrap();
+    let trusting = |name: &str| NatsAccess {
+        nats_ca_file: Some(path.join(name)),
+        ..NatsAccess::default()
+    };
+    trusting("server.pem")
+        .options("ingress")
+        .unwrap()
+        .connect(server.url())
+        .await
+        .unwrap();
+    assert!(
+        trusting("other.pem")
+            .options("ingress")
+            .unwrap()
+            .connect(server.url())
+            .await
+            .is_err()
+    );
 
     // Without TLS on the server there is no connection.
     let plain_folder = tempfile::tempdir().unwrap();
     let plain = NatsServer::start(plain_folder.path()).await.unwrap();
-    assert!(trusting("server.pem").options("ingress").unwrap().connect(plain.url()).await.is_err());
+    assert!(
+        trusting("server.pem")
+            .options("ingress")
+            .unwrap()
+            .connect(plain.url())
+            .await
+            .is_err()
+    );
     let missing = trusting("missing.pem").options("ingress").unwrap_err();
     assert!(missing.to_string().contains("NATS_CA_FILE"), "{missing}");
 }

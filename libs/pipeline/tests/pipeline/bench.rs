@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use async_nats::jetstream::{self, consumer, stream};
-use pipeline::worker::{self, Class, Found, LaneState, Limits, Look, Permit, Settings, Stage, Ticket, Trigger};
+use pipeline::worker::{
+    self, Class, Found, LaneState, Limits, Look, Permit, Settings, Stage, Ticket, Trigger,
+};
 use pipeline::{Nats, NatsAccess, NatsConfig, streams::Source};
 use runtime::Shutdown;
 use secrecy::SecretString;
@@ -35,7 +37,8 @@ pub struct Bench {
 impl Bench {
     /// Uses the shared server.
     pub async fn new() -> Self {
-        let url = std::env::var("TEST_NATS_URL").expect("TEST_NATS_URL must be set; tests/run does that");
+        let url =
+            std::env::var("TEST_NATS_URL").expect("TEST_NATS_URL must be set; tests/run does that");
         let mut bench = Self::at(&url).await;
         bench.streams = Some(OwnStreams::new(&url, &bench.config.stream_prefix));
         bench
@@ -57,7 +60,12 @@ impl Bench {
             access: NatsAccess::default(),
         };
         let nats = connect(&config).await;
-        Self { jetstream: jetstream::new(nats.client().clone()), nats, config, streams: None }
+        Self {
+            jetstream: jetstream::new(nats.client().clone()),
+            nats,
+            config,
+            streams: None,
+        }
     }
 
     /// The subject of the test stage's messages.
@@ -72,30 +80,55 @@ impl Bench {
 
     /// Publishes one message about these rows.
     pub async fn announce_all(&self, rows: &[u32]) {
-        self.nats.publish(self.subject(), json!({ "rows": rows }), None).await;
+        self.nats
+            .publish(self.subject(), json!({ "rows": rows }), None)
+            .await;
     }
 
     /// Runs the stage with this number of permits on its own connection.
     pub async fn start(&self, rows: &Arc<Rows>, permits: usize) -> Running {
-        let limits = Limits { permits, per_lane: permits, per_partner: permits, slow: PATIENCE };
-        let source = Source { stream: "TOPUP_JOBS", durable: DURABLE.into(), subject: self.subject() };
+        let limits = Limits {
+            permits,
+            per_lane: permits,
+            per_partner: permits,
+            slow: PATIENCE,
+        };
+        let source = Source {
+            stream: "TOPUP_JOBS",
+            durable: DURABLE.into(),
+            subject: self.subject(),
+        };
         let limit = Arc::clone(&rows.lane_limit);
         let lane = Arc::new(move |lane: &str| {
-            let permits = if lane.is_empty() { usize::MAX } else { limit.load(Ordering::SeqCst) };
-            LaneState { permits, accepts_fresh: permits > 1 }
+            let permits = if lane.is_empty() {
+                usize::MAX
+            } else {
+                limit.load(Ordering::SeqCst)
+            };
+            LaneState {
+                permits,
+                accepts_fresh: permits > 1,
+            }
         });
-        let settings = Settings { source: Some(source), limits, lane, provider: None };
+        let settings = Settings {
+            source: Some(source),
+            limits,
+            lane,
+            provider: None,
+        };
         let shutdown = Shutdown::new();
         let nats = connect(&self.config).await;
         worker::start(Arc::clone(rows), &nats, settings, &shutdown);
         Running { shutdown, nats }
     }
 
-    /// Runs `act` on another thread's connection while this thread is blocked: messages that the server sends
-    /// meanwhile arrive here all at once.
+    /// Runs `act` on another thread's connection while this thread is blocked: messages that the
+    /// server sends meanwhile arrive here all at once.
     pub fn meanwhile<F: Future<Output = ()>>(&self, act: impl FnOnce(Nats) -> F + Send) {
         let elsewhere = || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build();
             runtime.unwrap().block_on(async {
                 let nats = connect(&self.config).await;
                 act(nats.clone()).await;
@@ -107,17 +140,25 @@ impl Bench {
     }
 
     pub async fn stream(&self, base: &str) -> Result<stream::Info> {
-        let stream = self.jetstream.get_stream(self.nats.stream_name(base)).await?;
+        let stream = self
+            .jetstream
+            .get_stream(self.nats.stream_name(base))
+            .await?;
         Ok(stream.cached_info().clone())
     }
 
     /// The number of messages in a stream; 0 if it is missing.
     pub async fn messages(&self, base: &str) -> u64 {
-        self.stream(base).await.map_or(0, |info| info.state.messages)
+        self.stream(base)
+            .await
+            .map_or(0, |info| info.state.messages)
     }
 
     pub async fn consumer(&self) -> Result<consumer::Info> {
-        let stream = self.jetstream.get_stream_no_info(self.nats.stream_name("TOPUP_JOBS")).await?;
+        let stream = self
+            .jetstream
+            .get_stream_no_info(self.nats.stream_name("TOPUP_JOBS"))
+            .await?;
         Ok(stream.consumer_info(DURABLE).await?)
     }
 
@@ -139,7 +180,9 @@ impl Bench {
 
 pub async fn connect(config: &NatsConfig) -> Nats {
     let nats = Nats::connect(config, "pipeline tests").await.unwrap();
-    tokio::time::timeout(PATIENCE, nats.connected()).await.unwrap();
+    tokio::time::timeout(PATIENCE, nats.connected())
+        .await
+        .unwrap();
     nats
 }
 
@@ -154,7 +197,8 @@ pub struct Running {
 }
 
 impl Running {
-    /// Waits for a round trip on the stage's connection: earlier messages in both directions have then arrived.
+    /// Waits for a round trip on the stage's connection: earlier messages in both directions have
+    /// then arrived.
     pub async fn round_trip(&self) {
         self.nats.ensure_streams().await.unwrap();
     }
@@ -184,7 +228,9 @@ impl Running {
     /// Stops the stage and waits for its end.
     pub async fn stop(&self) {
         self.begin_stop();
-        tokio::time::timeout(PATIENCE, self.finished()).await.unwrap();
+        tokio::time::timeout(PATIENCE, self.finished())
+            .await
+            .unwrap();
     }
 }
 
@@ -242,7 +288,10 @@ struct State {
 impl Rows {
     /// A stage with these open rows that claims and runs everything.
     pub fn new(open: impl IntoIterator<Item = u32>) -> Arc<Self> {
-        let state = State { open: open.into_iter().collect(), ..State::default() };
+        let state = State {
+            open: open.into_iter().collect(),
+            ..State::default()
+        };
         Arc::new(Self {
             state: Mutex::new(state),
             claims_may_pass: Semaphore::new(Semaphore::MAX_PERMITS),
@@ -275,7 +324,10 @@ impl Rows {
     pub async fn until_looks(&self, count: usize) {
         let before = self.state.lock().unwrap().looks;
         let what = format!("{count} further looks");
-        until(&what, async || self.state.lock().unwrap().looks >= before + count).await;
+        until(&what, async || {
+            self.state.lock().unwrap().looks >= before + count
+        })
+        .await;
     }
 
     /// The rows of all due claims, in order; a row that was claimed twice occurs twice.
@@ -283,7 +335,8 @@ impl Rows {
         self.state.lock().unwrap().due_claims.clone()
     }
 
-    /// Lets at most this number of rows of a lane run. A lane of one row is failing: it accepts no fresh tickets.
+    /// Lets at most this number of rows of a lane run. A lane of one row is failing: it accepts no
+    /// fresh tickets.
     pub fn limit_lanes(&self, rows: usize) {
         self.lane_limit.store(rows, Ordering::SeqCst);
     }
@@ -334,24 +387,38 @@ impl Rows {
     }
 
     pub async fn until_done(&self, count: usize) {
-        until(&format!("{count} rows to be done"), async || self.done().len() >= count).await;
+        until(&format!("{count} rows to be done"), async || {
+            self.done().len() >= count
+        })
+        .await;
     }
 
     pub async fn until_running(&self, count: usize) {
-        until(&format!("{count} rows to run"), async || self.running.load(Ordering::SeqCst) == count).await;
+        until(&format!("{count} rows to run"), async || {
+            self.running.load(Ordering::SeqCst) == count
+        })
+        .await;
     }
 }
 
 /// Rows below 10,000 have no lane; each further ten thousand is a lane.
 fn ticket(row: u32) -> Ticket<u32> {
-    let lane = if row < 10_000 { String::new() } else { format!("lane {}", row / 10_000) };
-    Ticket { id: row, lane: lane.into(), partner: Uuid::from_u128(row.into()).into() }
+    let lane = if row < 10_000 {
+        String::new()
+    } else {
+        format!("lane {}", row / 10_000)
+    };
+    Ticket {
+        id: row,
+        lane: lane.into(),
+        partner: Uuid::from_u128(row.into()).into(),
+    }
 }
 
 impl Stage for Rows {
     const NAME: &'static str = "test";
     const KIND: &'static str = "job";
-    const CLAIM: (&'static str, &'static str) = ("UPDATE", "rows");
+    const CLAIM_STATEMENT: (&'static str, &'static str) = ("UPDATE", "rows");
     type Message = Message;
     type Id = u32;
     type Work = u32;
@@ -362,7 +429,11 @@ impl Stage for Rows {
 
     async fn defer(&self, rows: &[u32]) -> Result<()> {
         let mut state = self.state.lock().unwrap();
-        let open: Vec<u32> = rows.iter().copied().filter(|row| state.open.contains(row)).collect();
+        let open: Vec<u32> = rows
+            .iter()
+            .copied()
+            .filter(|row| state.open.contains(row))
+            .collect();
         state.due.extend(open);
         Ok(())
     }
@@ -370,7 +441,13 @@ impl Stage for Rows {
     async fn due(&self, look: Look) -> Result<Found<u32>> {
         let mut state = self.state.lock().unwrap();
         // One page, without lanes to walk through.
-        let due: Vec<_> = state.due.iter().take(look.limit).copied().map(ticket).collect();
+        let due: Vec<_> = state
+            .due
+            .iter()
+            .take(look.limit)
+            .copied()
+            .map(ticket)
+            .collect();
         state.looks += usize::from(!due.is_empty());
         Ok(Found { due, after: None })
     }
@@ -396,7 +473,12 @@ impl Stage for Rows {
             }
             claimed
         };
-        Ok(rows.iter().copied().filter(leased).map(|row| (row, row)).collect())
+        Ok(rows
+            .iter()
+            .copied()
+            .filter(leased)
+            .map(|row| (row, row))
+            .collect())
     }
 
     async fn run(self: Arc<Self>, row: u32, trigger: Trigger, _permit: Permit) {
@@ -411,6 +493,11 @@ impl Stage for Rows {
         self.running.fetch_sub(1, Ordering::SeqCst);
         let mut state = self.state.lock().unwrap();
         let early = trigger.claim_began <= state.claimed[&row];
-        state.done.push(Done { row, class: trigger.class, early, traceparent: trigger.traceparent });
+        state.done.push(Done {
+            row,
+            class: trigger.class,
+            early,
+            traceparent: trigger.traceparent,
+        });
     }
 }

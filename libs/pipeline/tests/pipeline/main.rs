@@ -4,7 +4,11 @@
 //! - [`reports`]: from provisioners to ingress.
 //! - [`worker`], [`stopping`], [`recovery`]: the loop of a stage, its stop, and its recovery.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a helper that fails fails its test")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a helper that fails fails its test"
+)]
 
 mod access;
 mod bench;

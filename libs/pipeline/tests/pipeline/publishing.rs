@@ -29,9 +29,14 @@ fn job(provider: &str) -> JobRow {
 async fn jobs_travel_by_provider_in_messages_that_one_replica_can_run() {
     let bench = Bench::new().await;
     let jobs = bench.nats.jobs(&Shutdown::new());
-    let (mut sandbox, mut usimsa) = (Vec::new(), Vec::new());
+    let mut sandbox = Vec::new();
+    let mut usimsa = Vec::new();
     for n in 0..100 {
-        let (to, name) = if n % 4 == 0 { (&mut usimsa, "usimsa") } else { (&mut sandbox, "sandbox") };
+        let (to, name) = if n % 4 == 0 {
+            (&mut usimsa, "usimsa")
+        } else {
+            (&mut sandbox, "sandbox")
+        };
         let job = job(name);
         to.push(job.placement.clone());
         jobs.push(job);
@@ -39,15 +44,22 @@ async fn jobs_travel_by_provider_in_messages_that_one_replica_can_run() {
     bench.nats.flush().await;
     let info = bench.stream("TOPUP_JOBS").await.unwrap();
     let stream = bench.jetstream.get_stream(info.config.name).await.unwrap();
-    let (mut found, mut sizes) = ([Vec::new(), Vec::new()], Vec::new());
+    let mut found = [Vec::new(), Vec::new()];
+    let mut sizes = Vec::new();
     for sequence in 1..=info.state.last_sequence {
         let message = stream.get_raw_message(sequence).await.unwrap();
         let TopupJob::V1 { placements } = serde_json::from_slice(&message.payload).unwrap();
-        assert!(message.headers.get(trace::TRACEPARENT).is_none(), "nothing is traced");
+        assert!(
+            message.headers.get(trace::TRACEPARENT).is_none(),
+            "nothing is traced"
+        );
         sizes.push(placements.len());
-        let index = [bench.nats.job_subject("sandbox"), bench.nats.job_subject("usimsa")]
-            .iter()
-            .position(|subject| *subject == *message.subject);
+        let index = [
+            bench.nats.job_subject("sandbox"),
+            bench.nats.job_subject("usimsa"),
+        ]
+        .iter()
+        .position(|subject| *subject == *message.subject);
         found[index.unwrap()].extend(placements);
     }
     let mut expected = [sandbox, usimsa];
@@ -56,7 +68,10 @@ async fn jobs_travel_by_provider_in_messages_that_one_replica_can_run() {
         list.sort_by_key(|one| one.partner_id.uuid());
     }
     assert_eq!(found, expected);
-    assert!(sizes.iter().all(|size| *size <= ROWS_PER_MESSAGE), "{sizes:?}");
+    assert!(
+        sizes.iter().all(|size| *size <= ROWS_PER_MESSAGE),
+        "{sizes:?}"
+    );
     assert!(sizes.len() <= 8, "they travel together: {sizes:?}");
 }
 
@@ -64,10 +79,17 @@ async fn jobs_travel_by_provider_in_messages_that_one_replica_can_run() {
 async fn readiness_travels_in_batches() {
     let bench = Bench::new().await;
     let readiness = bench.nats.readiness_events(&Shutdown::new());
-    let mut deliveries: Vec<ReadyDelivery> =
-        (0..40).map(|_| ReadyDelivery { delivery_id: DeliveryId::new(), partner_id: PartnerId::new() }).collect();
+    let mut deliveries: Vec<ReadyDelivery> = (0..40)
+        .map(|_| ReadyDelivery {
+            delivery_id: DeliveryId::new(),
+            partner_id: PartnerId::new(),
+        })
+        .collect();
     for delivery in deliveries.clone() {
-        readiness.push(ReadyRow { delivery, traceparent: None });
+        readiness.push(ReadyRow {
+            delivery,
+            traceparent: None,
+        });
     }
     bench.nats.flush().await;
     let info = bench.stream("TOPUP_READY").await.unwrap();
@@ -93,7 +115,11 @@ async fn a_stream_that_is_missing_is_made_and_the_message_kept() {
     for _ in 0..2 {
         bench.announce(1).await;
         bench.until_messages(1).await;
-        bench.jetstream.delete_stream(bench.nats.stream_name("TOPUP_JOBS")).await.unwrap();
+        bench
+            .jetstream
+            .delete_stream(bench.nats.stream_name("TOPUP_JOBS"))
+            .await
+            .unwrap();
     }
 }
 
@@ -125,7 +151,9 @@ async fn without_nats_publishing_returns_at_once() {
         }
         nats.flush().await;
     };
-    tokio::time::timeout(Duration::from_secs(2), at_once).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(2), at_once)
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
@@ -134,7 +162,10 @@ async fn a_trace_travels_with_its_message() {
     let (bench, stage) = Bench::running(&rows, 4).await;
     let context = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     let message = json!({"rows": [1]});
-    bench.nats.publish(bench.subject(), &message, Some(context.into())).await;
+    bench
+        .nats
+        .publish(bench.subject(), &message, Some(context.into()))
+        .await;
     rows.until_done(1).await;
     assert_eq!(rows.done()[0].traceparent.as_deref(), Some(context));
     stage.stop().await;

@@ -28,7 +28,14 @@ async fn a_stream_or_consumer_that_is_deleted_comes_back() {
     bench.announce(2).await;
     rows.until_done(3).await;
 
-    bench.jetstream.get_stream(&name).await.unwrap().delete_consumer(DURABLE).await.unwrap();
+    bench
+        .jetstream
+        .get_stream(&name)
+        .await
+        .unwrap()
+        .delete_consumer(DURABLE)
+        .await
+        .unwrap();
     bench.announce(3).await;
     rows.until_done(4).await;
     assert_eq!(rows.done_rows(), [0, 1, 2, 3]);
@@ -47,19 +54,32 @@ async fn a_server_that_loses_its_storage_costs_nothing_but_time() {
 
     server.process.kill().await.unwrap();
     server.wipe().unwrap();
-    until("the lost connection to be noticed", async || !bench.nats.is_connected()).await;
+    until("the lost connection to be noticed", async || {
+        !bench.nats.is_connected()
+    })
+    .await;
     // Not published and not queued: the row is due in the database instead.
     bench.announce(1).await;
     rows.make_due([2]);
     rows.until_done(2).await;
 
     server.process.start().await.unwrap();
-    tokio::time::timeout(PATIENCE, bench.nats.connected()).await.unwrap();
+    tokio::time::timeout(PATIENCE, bench.nats.connected())
+        .await
+        .unwrap();
     bench.announce(3).await;
     rows.until_done(3).await;
     assert_eq!(rows.done_rows(), [0, 2, 3]);
     bench.until_messages(0).await;
-    assert_eq!(bench.stream("TOPUP_JOBS").await.unwrap().state.last_sequence, 1);
+    assert_eq!(
+        bench
+            .stream("TOPUP_JOBS")
+            .await
+            .unwrap()
+            .state
+            .last_sequence,
+        1
+    );
     stage.stop().await;
 }
 
@@ -70,8 +90,17 @@ async fn the_stream_of_the_unreadable_comes_back_too() {
     bench.until_pulled().await;
     let name = bench.nats.stream_name("TOPUP_DEAD");
     bench.jetstream.delete_stream(&name).await.unwrap();
-    bench.jetstream.publish(bench.subject(), "unreadable".into()).await.unwrap().await.unwrap();
-    until("the message to be put aside", async || bench.messages("TOPUP_DEAD").await == 1).await;
+    bench
+        .jetstream
+        .publish(bench.subject(), "unreadable".into())
+        .await
+        .unwrap()
+        .await
+        .unwrap();
+    until("the message to be put aside", async || {
+        bench.messages("TOPUP_DEAD").await == 1
+    })
+    .await;
     bench.until_messages(0).await;
     stage.stop().await;
 }
@@ -93,7 +122,10 @@ impl io::Write for Log {
 impl Log {
     fn lines_with(&self, part: &str) -> Vec<String> {
         let log = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
-        log.lines().filter(|line| line.contains(part)).map(String::from).collect()
+        log.lines()
+            .filter(|line| line.contains(part))
+            .map(String::from)
+            .collect()
     }
 }
 
@@ -101,7 +133,9 @@ impl Log {
 async fn more_copies_than_servers_are_logged_once_with_the_remedy_and_retried_ever_more_rarely() {
     let log = Log::default();
     let writer = log.clone();
-    let lines = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
+    let lines = tracing_subscriber::fmt()
+        .with_writer(move || writer.clone())
+        .finish();
     let _guard = tracing::subscriber::set_default(lines);
     let folder = tempfile::tempdir().unwrap();
     let server = NatsServer::start(folder.path()).await.unwrap();
@@ -115,7 +149,9 @@ async fn more_copies_than_servers_are_logged_once_with_the_remedy_and_retried_ev
     rows.make_due([7]);
     let stage = bench.start(&rows, 4).await;
     let asked = audited
-        .filter(|call| std::future::ready(String::from_utf8_lossy(&call.payload).contains("STREAM.CREATE.")))
+        .filter(|call| {
+            std::future::ready(String::from_utf8_lossy(&call.payload).contains("STREAM.CREATE."))
+        })
         .map(|_| Instant::now())
         .take(4)
         .collect::<Vec<_>>();
@@ -126,7 +162,10 @@ async fn more_copies_than_servers_are_logged_once_with_the_remedy_and_retried_ev
     let lines = log.lines_with("no messages come from NATS");
     assert_eq!(lines.len(), 1, "{lines:?}");
     assert!(lines[0].contains("ERROR"), "{lines:?}");
-    assert!(lines[0].contains("STREAM_REPLICAS=3 needs a cluster"), "{lines:?}");
+    assert!(
+        lines[0].contains("STREAM_REPLICAS=3 needs a cluster"),
+        "{lines:?}"
+    );
     assert!(log.lines_with("cannot pull messages").is_empty());
     // Looks at due work still find the rows.
     rows.until_done(1).await;

@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use domain::{DeliveryId, OrderId, PartnerId, PlacementId};
-use pipeline::payload::{ROWS_PER_MESSAGE, ReadyDelivery, ReadyReport, Reports, Verdict, VerdictReport};
+use pipeline::payload::{
+    ROWS_PER_MESSAGE, ReadyDelivery, ReadyReport, Reports, Verdict, VerdictReport,
+};
 use pipeline::reports::{Content, Report};
 use runtime::Shutdown;
 use uuid::Uuid;
@@ -14,9 +16,14 @@ use crate::bench::{Bench, connect, until};
 async fn received(bench: &Bench, ingress: Uuid) -> Arc<Mutex<Vec<Reports>>> {
     let received = Arc::new(Mutex::new(Vec::new()));
     let nats = connect(&bench.config).await;
-    let (listening, kept) = (nats.clone(), Arc::clone(&received));
+    let listening = nats.clone();
+    let kept = Arc::clone(&received);
     let subject = nats.reports_subject(ingress);
-    tokio::spawn(async move { listening.listen(subject, |message| kept.lock().unwrap().push(message)).await });
+    tokio::spawn(async move {
+        listening
+            .listen(subject, |message| kept.lock().unwrap().push(message))
+            .await
+    });
     tokio::task::yield_now().await;
     // After this round trip, the server knows the subscription.
     nats.ensure_streams().await.unwrap();
@@ -24,12 +31,24 @@ async fn received(bench: &Bench, ingress: Uuid) -> Arc<Mutex<Vec<Reports>>> {
 }
 
 fn verdict() -> VerdictReport {
-    VerdictReport { order_id: OrderId::new(), placement_id: PlacementId::new(), verdict: Verdict::Placed }
+    VerdictReport {
+        provider_ms: 0,
+        order_id: OrderId::new(),
+        placement_id: PlacementId::new(),
+        verdict: Verdict::Placed,
+    }
 }
 
 fn ready() -> ReadyReport {
-    let delivery = ReadyDelivery { delivery_id: DeliveryId::new(), partner_id: PartnerId::new() };
-    ReadyReport { order_id: OrderId::new(), delivery, traceparent: None }
+    let delivery = ReadyDelivery {
+        delivery_id: DeliveryId::new(),
+        partner_id: PartnerId::new(),
+    };
+    ReadyReport {
+        order_id: OrderId::new(),
+        delivery,
+        traceparent: None,
+    }
 }
 
 #[tokio::test]
@@ -46,13 +65,20 @@ async fn reports_reach_the_ingress_that_answers_their_orders_together() {
         for (ingress, _, verdicts, ready) in &expected {
             let verdict = Content::Verdict(verdicts[row].clone());
             let ready = Content::Ready(ready[row].clone());
-            reports.push(Report { ingress: *ingress, content: verdict });
-            reports.push(Report { ingress: *ingress, content: ready });
+            reports.push(Report {
+                ingress: *ingress,
+                content: verdict,
+            });
+            reports.push(Report {
+                ingress: *ingress,
+                content: ready,
+            });
         }
     }
     for (_, received, verdicts, ready) in expected {
         let rows = || {
-            let (mut all_verdicts, mut all_ready) = (Vec::new(), Vec::new());
+            let mut all_verdicts = Vec::new();
+            let mut all_ready = Vec::new();
             for Reports::V1 { verdicts, ready } in received.lock().unwrap().iter() {
                 assert!(verdicts.len() + ready.len() <= ROWS_PER_MESSAGE);
                 all_verdicts.extend(verdicts.clone());
@@ -60,7 +86,10 @@ async fn reports_reach_the_ingress_that_answers_their_orders_together() {
             }
             (all_verdicts, all_ready)
         };
-        until("all reports", async || rows().0.len() == verdicts.len() && rows().1.len() == ready.len()).await;
+        until("all reports", async || {
+            rows().0.len() == verdicts.len() && rows().1.len() == ready.len()
+        })
+        .await;
         assert_eq!(rows(), (verdicts, ready));
         assert!(received.lock().unwrap().len() <= 5, "they travel together");
     }
@@ -72,13 +101,30 @@ async fn an_unreadable_message_is_ignored() {
     let ingress = Uuid::now_v7();
     let received = received(&bench, ingress).await;
     let long = serde_json::json!({"type": "topup.answer.v1", "verdicts": [verdict()]});
-    for ignored in ["nonsense".to_owned(), format!("{long}{}", " ".repeat(64 * 1024))] {
-        bench.nats.client().publish(bench.nats.reports_subject(ingress), ignored.into()).await.unwrap();
+    for ignored in [
+        "nonsense".to_owned(),
+        format!("{long}{}", " ".repeat(64 * 1024)),
+    ] {
+        bench
+            .nats
+            .client()
+            .publish(bench.nats.reports_subject(ingress), ignored.into())
+            .await
+            .unwrap();
     }
     let readable = verdict();
     let reports = bench.nats.reports(&Shutdown::new());
-    reports.push(Report { ingress, content: Content::Verdict(readable.clone()) });
+    reports.push(Report {
+        ingress,
+        content: Content::Verdict(readable.clone()),
+    });
     until("the report", async || !received.lock().unwrap().is_empty()).await;
     let first = received.lock().unwrap()[0].clone();
-    assert_eq!(first, Reports::V1 { verdicts: vec![readable], ready: vec![] });
+    assert_eq!(
+        first,
+        Reports::V1 {
+            verdicts: vec![readable],
+            ready: vec![]
+        }
+    );
 }

@@ -15,7 +15,12 @@ async fn a_stop_finishes_what_is_in_flight() {
     rows.until_running(2).await;
     stage.begin_stop();
     let mut finished = std::pin::pin!(stage.finished());
-    assert!(tokio::time::timeout(Duration::from_millis(300), &mut finished).await.is_err(), "it waits");
+    assert!(
+        tokio::time::timeout(Duration::from_millis(300), &mut finished)
+            .await
+            .is_err(),
+        "it waits"
+    );
     rows.let_end();
     finished.await;
     assert_eq!(rows.done_rows(), [1, 2]);
@@ -43,7 +48,10 @@ async fn a_stop_leaves_to_others_what_gets_no_permit() {
     rows.until_running(1).await;
     let stopping = async {
         stage.begin_stop();
-        until("only the row that runs to be left", async || stage.tasks() == 1).await;
+        until("only the row that runs to be left", async || {
+            stage.tasks() == 1
+        })
+        .await;
         rows.let_end();
         stage.stop().await;
     };
@@ -51,8 +59,8 @@ async fn a_stop_leaves_to_others_what_gets_no_permit() {
     assert_eq!(rows.done_rows(), [0]);
 }
 
-/// A message comes only once. So the other replica finds only what the stopping one has deferred, and the
-/// messages that were never sent to it.
+/// A message comes only once. So the other replica finds only what the stopping one has deferred,
+/// and the messages that were never sent to it.
 #[tokio::test]
 async fn what_a_stop_leaves_goes_to_another_replica_at_once() {
     let rows = Rows::new(0..8);
@@ -63,7 +71,8 @@ async fn what_a_stop_leaves_goes_to_another_replica_at_once() {
     let subject = bench.subject();
     bench.meanwhile(async |nats| {
         for row in 1..6 {
-            nats.publish(subject.clone(), serde_json::json!({ "rows": [row] }), None).await;
+            nats.publish(subject.clone(), serde_json::json!({ "rows": [row] }), None)
+                .await;
         }
     });
     stopping.begin_stop();
@@ -83,7 +92,9 @@ async fn what_a_stop_leaves_goes_to_another_replica_at_once() {
 #[tokio::test]
 async fn a_stop_ends_a_stage_that_has_no_server() {
     let folder = tempfile::tempdir().unwrap();
-    let mut server = testkit::nats::NatsServer::start(folder.path()).await.unwrap();
+    let mut server = testkit::nats::NatsServer::start(folder.path())
+        .await
+        .unwrap();
     let bench = Bench::at(server.url()).await;
     let rows = Rows::new([]);
     let stage = bench.start(&rows, 4).await;

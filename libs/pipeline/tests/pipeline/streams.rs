@@ -17,7 +17,10 @@ async fn streams_are_made_once_and_bounded() {
         let config = bench.stream(base).await.unwrap().config;
         assert_eq!(config.name, format!("{prefix}{base}"));
         assert_eq!(config.subjects, [format!("{prefix}topup.{kind}.>")]);
-        assert_eq!((config.retention, config.storage), (RetentionPolicy::Limits, StorageType::Memory));
+        assert_eq!(
+            (config.retention, config.storage),
+            (RetentionPolicy::Limits, StorageType::Memory)
+        );
         assert_eq!(config.discard, DiscardPolicy::Old);
         assert_eq!(config.num_replicas, 1);
         assert!(config.max_bytes > 0 && config.max_message_size > 0);
@@ -43,7 +46,10 @@ async fn a_stream_that_an_operator_changed_is_left_alone() {
     };
     bench.jetstream.create_stream(own).await.unwrap();
     bench.nats.ensure_streams().await.unwrap();
-    assert_eq!(bench.stream("TOPUP_JOBS").await.unwrap().config.max_bytes, 1_000_000);
+    assert_eq!(
+        bench.stream("TOPUP_JOBS").await.unwrap().config.max_bytes,
+        1_000_000
+    );
 }
 
 #[tokio::test]
@@ -53,7 +59,12 @@ async fn a_provider_that_is_not_served_leaves_the_stream_to_the_others() {
     // Far more than its share, without a wait for each.
     let unserved = bench.nats.job_subject("unserved");
     for _ in 0..12_000 {
-        bench.nats.client().publish(unserved.clone(), "{}".into()).await.unwrap();
+        bench
+            .nats
+            .client()
+            .publish(unserved.clone(), "{}".into())
+            .await
+            .unwrap();
     }
     bench.nats.flush().await;
     bench.until_messages(10_000).await;

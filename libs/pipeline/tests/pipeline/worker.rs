@@ -20,9 +20,16 @@ async fn messages_are_claimed_in_batches_and_acknowledged() {
     rows.until_done(40).await;
     bench.until_messages(0).await;
     assert_eq!(rows.done_rows(), (0..40).collect::<Vec<_>>());
-    assert!(rows.done().iter().all(|done| done.class == Class::Fresh && done.early));
+    assert!(
+        rows.done()
+            .iter()
+            .all(|done| done.class == Class::Fresh && done.early)
+    );
     let claims = rows.fresh_claims();
-    assert!(claims.iter().all(|size| *size <= 16), "all permits: {claims:?}");
+    assert!(
+        claims.iter().all(|size| *size <= 16),
+        "all permits: {claims:?}"
+    );
     assert!(claims.iter().any(|size| *size > 2), "{claims:?}");
     assert!(rows.most_running() <= 16);
     stage.stop().await;
@@ -70,7 +77,8 @@ async fn a_claim_is_retried_while_the_database_is_away() {
     stage.stop().await;
 }
 
-/// The messages of a pull that ends with an error are redelivered only after `ack_wait`, five minutes here.
+/// The messages of a pull that ends with an error are redelivered only after `ack_wait`, five
+/// minutes here.
 #[tokio::test]
 async fn an_error_in_a_pull_loses_none_of_the_messages_that_came_with_it() {
     let rows = Rows::new(0..5);
@@ -78,12 +86,17 @@ async fn an_error_in_a_pull_loses_none_of_the_messages_that_came_with_it() {
     bench.announce(0).await;
     rows.until_done(1).await;
     bench.until_messages(0).await;
-    let (subject, stream) = (bench.subject(), bench.nats.stream_name("TOPUP_JOBS"));
+    let subject = bench.subject();
+    let stream = bench.nats.stream_name("TOPUP_JOBS");
     bench.meanwhile(async |nats| {
         for row in 1..4 {
-            nats.publish(subject.clone(), serde_json::json!({ "rows": [row] }), None).await;
+            nats.publish(subject.clone(), serde_json::json!({ "rows": [row] }), None)
+                .await;
         }
-        let stream = jetstream::new(nats.client().clone()).get_stream(stream).await.unwrap();
+        let stream = jetstream::new(nats.client().clone())
+            .get_stream(stream)
+            .await
+            .unwrap();
         stream.delete_consumer(DURABLE).await.unwrap();
     });
     rows.until_done(4).await;
@@ -93,7 +106,13 @@ async fn an_error_in_a_pull_loses_none_of_the_messages_that_came_with_it() {
 
 #[tokio::test]
 async fn unreadable_messages_are_put_aside_and_block_no_other() {
-    let unreadable = [&b"no JSON"[..], b"", b"{\"rows\":\"\r\n\\u0000\x01\xc3\xa9\"}", b"\xff\xfe", b"{\"other\":1}"];
+    let unreadable = [
+        &b"no JSON"[..],
+        b"",
+        b"{\"rows\":\"\r\n\\u0000\x01\xc3\xa9\"}",
+        b"\xff\xfe",
+        b"{\"other\":1}",
+    ];
     let rows = Rows::new(0..10);
     let (bench, stage) = Bench::running(&rows, 4).await;
     bench.until_pulled().await;
@@ -101,7 +120,11 @@ async fn unreadable_messages_are_put_aside_and_block_no_other() {
         bench.announce(u32::try_from(index).unwrap() * 2).await;
         let mut headers = HeaderMap::new();
         headers.insert("Number", index.to_string());
-        let published = bench.jetstream.publish_with_headers(bench.subject(), headers, Bytes::copy_from_slice(payload));
+        let published = bench.jetstream.publish_with_headers(
+            bench.subject(),
+            headers,
+            Bytes::copy_from_slice(payload),
+        );
         published.await.unwrap().await.unwrap();
         bench.announce(u32::try_from(index).unwrap() * 2 + 1).await;
     }
@@ -110,7 +133,11 @@ async fn unreadable_messages_are_put_aside_and_block_no_other() {
     assert_eq!(rows.done_rows(), (0..10).collect::<Vec<_>>());
 
     let dead = bench.stream("TOPUP_DEAD").await.unwrap();
-    assert_eq!((dead.state.messages, dead.state.last_sequence), (5, 5), "each once");
+    assert_eq!(
+        (dead.state.messages, dead.state.last_sequence),
+        (5, 5),
+        "each once"
+    );
     let stream = bench.jetstream.get_stream(dead.config.name).await.unwrap();
     let mut kept = Vec::new();
     for sequence in 1..=5 {
@@ -140,7 +167,10 @@ async fn due_rows_run_without_any_message() {
     // A late message is a no-op.
     bench.announce(7).await;
     until("the message to be taken", async || {
-        bench.consumer().await.is_ok_and(|consumer| consumer.delivered.stream_sequence == 1)
+        bench
+            .consumer()
+            .await
+            .is_ok_and(|consumer| consumer.delivered.stream_sequence == 1)
     })
     .await;
     bench.until_messages(0).await;
@@ -171,7 +201,9 @@ async fn due_of_eighty(messages: u32, due: u32) -> usize {
     rows.make_due(5000..5000 + due);
     let (bench, stage) = Bench::running(&rows, 4).await;
     for first in (0..messages).step_by(20) {
-        bench.announce_all(&(first..first + 20).collect::<Vec<_>>()).await;
+        bench
+            .announce_all(&(first..first + 20).collect::<Vec<_>>())
+            .await;
     }
     bench.until_messages(0).await;
     rows.until_looks(2).await;
@@ -180,7 +212,11 @@ async fn due_of_eighty(messages: u32, due: u32) -> usize {
         rows.until_done(ended).await;
         rows.until_running(4).await;
     }
-    let due = rows.done().iter().filter(|done| done.class == Class::Due).count();
+    let due = rows
+        .done()
+        .iter()
+        .filter(|done| done.class == Class::Due)
+        .count();
     rows.let_end();
     stage.stop().await;
     due
@@ -190,7 +226,10 @@ async fn due_of_eighty(messages: u32, due: u32) -> usize {
 async fn in_a_flood_of_messages_or_of_due_rows_due_rows_have_a_quarter_of_the_permits() {
     for (messages, due) in [(600, 100), (200, 250)] {
         let due = due_of_eighty(messages, due).await;
-        assert!((16..=24).contains(&due), "{due} of 80, with {messages} messages");
+        assert!(
+            (16..=24).contains(&due),
+            "{due} of 80, with {messages} messages"
+        );
     }
 }
 
@@ -199,12 +238,16 @@ async fn one_lane_that_hangs_leaves_permits_to_the_others() {
     let rows = Rows::new(0..200);
     rows.hold_from(10_000, 10_000..10_100);
     let (bench, stage) = Bench::running(&rows, 8).await;
-    bench.announce_all(&(10_000..10_032).collect::<Vec<_>>()).await;
+    bench
+        .announce_all(&(10_000..10_032).collect::<Vec<_>>())
+        .await;
     // Three quarters of what is free to it.
     rows.until_running(6).await;
     rows.make_due(10_032..10_100);
     for first in (0..200).step_by(20) {
-        bench.announce_all(&(first..first + 20).collect::<Vec<_>>()).await;
+        bench
+            .announce_all(&(first..first + 20).collect::<Vec<_>>())
+            .await;
     }
     rows.until_done(200).await;
     assert!(rows.done_rows().iter().all(|row| *row < 10_000));
@@ -225,7 +268,10 @@ async fn a_due_row_that_looks_find_again_and_again_is_claimed_once() {
     stage.stop().await;
     let mut claimed = rows.due_claims();
     claimed.sort_unstable();
-    assert_eq!((rows.done_rows(), claimed), ((0..4).collect(), (0..4).collect()));
+    assert_eq!(
+        (rows.done_rows(), claimed),
+        ((0..4).collect(), (0..4).collect())
+    );
 }
 
 #[tokio::test]
@@ -246,7 +292,10 @@ async fn a_claim_that_finds_nothing_returns_its_permits() {
     rows.make_due_elsewhere(0..8);
     let (bench, stage) = Bench::running(&rows, 2).await;
     bench.announce_all(&(10..18).collect::<Vec<_>>()).await;
-    until("all claims", async || rows.due_claims().len() >= 8 && rows.fresh_claims().iter().sum::<usize>() == 8).await;
+    until("all claims", async || {
+        rows.due_claims().len() >= 8 && rows.fresh_claims().iter().sum::<usize>() == 8
+    })
+    .await;
     rows.make_due([200]);
     bench.announce(100).await;
     rows.until_done(2).await;
@@ -282,5 +331,8 @@ async fn a_panic_in_a_claim_ends_the_process_with_an_error() {
     rows.panic_at_claims();
     bench.announce(1).await;
     let failure = stage.failure().await;
-    assert!(failure.contains("claims of fresh tickets panicked"), "{failure}");
+    assert!(
+        failure.contains("claims of fresh tickets panicked"),
+        "{failure}"
+    );
 }

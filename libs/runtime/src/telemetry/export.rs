@@ -1,9 +1,10 @@
-//! Export over OTLP that never slows or stops a service, whatever the collector does.
+//! Exports telemetry over OTLP in a way that never slows or stops a service, whatever the collector
+//! does.
 //!
-//! `telemetry::start` builds the exporters. The SDK calls them from threads of its own, behind queues of a fixed
-//! length that drop what does not fit. Connections belong to a runtime with a thread of its own, so a collector that
-//! hangs takes no thread that serves orders. An outage is logged once per signal, when it begins and when it ends,
-//! instead of once for each failed batch.
+//! `telemetry::start` builds the exporters. The SDK calls them from threads of its own, behind
+//! queues of a fixed length that drop what does not fit. Connections belong to a runtime with a
+//! thread of its own, so a collector that hangs occupies no thread that serves orders. An outage is
+//! logged once per signal when it begins and once when it ends, and not for each failed batch.
 
 use std::{
     error::Error,
@@ -18,7 +19,8 @@ use anyhow::Context as _;
 use opentelemetry::Context;
 use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
 use opentelemetry_otlp::{
-    LogExporter, MetricExporter, SpanExporter, WithHttpConfig, WithTonicConfig, tonic_types::transport::ClientTlsConfig,
+    LogExporter, MetricExporter, SpanExporter, WithHttpConfig, WithTonicConfig,
+    tonic_types::transport::ClientTlsConfig,
 };
 use opentelemetry_sdk::{
     Resource,
@@ -32,20 +34,32 @@ use tokio::runtime::Handle;
 use super::{gate::Gate, settings::Target};
 use crate::{config::BadSetting, lock};
 
-/// Builds the exporter of one signal: the builders share their methods but no trait. The exporter reads its other
-/// settings, such as headers and compression, from the environment itself.
+/// Builds the exporter of one signal. This is a macro because the builders of the three signals
+/// have the same methods but no common trait. The exporter reads its other settings, such as
+/// headers and compression, from the environment itself.
 macro_rules! exporter {
     ($transport:ident, $target:ident, $Exporter:ident, $signal:literal) => {{
         let cause = Cause::default();
         let exporter = if $target.is_grpc {
             let _runtime = $transport.runtime.enter();
-            $Exporter::builder().with_tonic().with_tls_config(ClientTlsConfig::new().with_enabled_roots()).build()
+            $Exporter::builder()
+                .with_tonic()
+                .with_tls_config(ClientTlsConfig::new().with_enabled_roots())
+                .build()
         } else {
-            $Exporter::builder().with_http().with_http_client($transport.http($target, cause.clone())?).build()
+            $Exporter::builder()
+                .with_http()
+                .with_http_client($transport.http($target, cause.clone())?)
+                .build()
         };
-        // The exporter's own error repeats the address, which may hold a key.
-        let exporter = exporter
-            .map_err(|_| BadSetting::error(format!("{}: the exporter cannot use this address", $target.variable)))?;
+        // The exporter's own error is not shown, because it repeats the address, which may contain
+        // a key.
+        let exporter = exporter.map_err(|_| {
+            BadSetting::error(format!(
+                "{}: the OTLP exporter cannot use this address; write it like http://collector:4318",
+                $target.variable
+            ))
+        })?;
         Reporting {
             signal: $signal,
             endpoint: $target.shown.clone(),
@@ -57,13 +71,13 @@ macro_rules! exporter {
     }};
 }
 
-/// The exporters' own runtime.
+/// The runtime to which the exporters' connections belong.
 pub(super) struct Transport {
     runtime: Handle,
 }
 
 impl Transport {
-    /// Starts the runtime's thread, which lives as long as the process.
+    /// Starts the thread of the runtime, which lives as long as the process.
     pub(super) fn start() -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -74,7 +88,8 @@ impl Transport {
         thread::Builder::new()
             .name("telemetry".into())
             .spawn(move || {
-                // Logs of this thread are not exported, because exporting them would make new ones.
+                // Log lines of this thread are not exported, because exporting them would cause new
+                // ones.
                 let _suppressed = Context::enter_telemetry_suppressed_scope();
                 runtime.block_on(std::future::pending::<()>());
             })
@@ -89,11 +104,22 @@ impl Transport {
             .no_proxy()
             .build()
             .context("cannot set up the HTTP client of the telemetry")?;
-        Ok(Client { http, cause, runtime: self.runtime.clone() })
+        Ok(Client {
+            http,
+            cause,
+            runtime: self.runtime.clone(),
+        })
     }
 
-    pub(super) fn spans(&self, target: &Target, gate: Gate) -> anyhow::Result<Reporting<SpanExporter>> {
-        Ok(Reporting { gate: Some(gate), ..exporter!(self, target, SpanExporter, "spans") })
+    pub(super) fn spans(
+        &self,
+        target: &Target,
+        gate: Gate,
+    ) -> anyhow::Result<Reporting<SpanExporter>> {
+        Ok(Reporting {
+            gate: Some(gate),
+            ..exporter!(self, target, SpanExporter, "spans")
+        })
     }
 
     pub(super) fn metrics(&self, target: &Target) -> anyhow::Result<Reporting<MetricExporter>> {
@@ -105,10 +131,12 @@ impl Transport {
     }
 }
 
-/// The cause of the last failed HTTP request, which the exporter's own error hides.
+/// The cause of the last failed HTTP request. It is kept here because the exporter's own error does
+/// not contain it. It is `None` after a success.
 type Cause = Arc<Mutex<Option<String>>>;
 
-/// The HTTP client on the telemetry's runtime, because the exporters' threads have no runtime.
+/// An HTTP client that sends on the runtime of the telemetry, because the threads in which the SDK
+/// calls the exporters have no runtime.
 #[derive(Debug)]
 struct Client {
     http: reqwest::Client,
@@ -125,7 +153,8 @@ impl HttpClient for Client {
         'client: 'future,
         Self: 'future,
     {
-        let (http, cause) = (self.http.clone(), self.cause.clone());
+        let http = self.http.clone();
+        let cause = self.cause.clone();
         let sending = self.runtime.spawn(async move {
             let answer = http.send_bytes(request).await;
             *lock(&cause) = match &answer {
@@ -139,26 +168,26 @@ impl HttpClient for Client {
     }
 }
 
-/// The innermost cause of an error: the outer ones hold the URL.
+/// The innermost cause of an error. The outer ones contain the URL, which may contain a key.
 fn root(error: &(dyn Error + 'static)) -> String {
     let mut root = error;
     while let Some(source) = root.source() {
         root = source;
     }
     match root.downcast_ref::<reqwest::Error>() {
-        Some(_) => "the request or its answer is not one of HTTP".into(),
+        Some(_) => "the request or the response is not valid HTTP".into(),
         None => root.to_string(),
     }
 }
 
-/// An exporter that logs the beginning and the end of an outage.
+/// Wraps an exporter and logs the beginning and the end of an outage of its collector.
 pub(super) struct Reporting<E> {
     signal: &'static str,
-    /// The endpoint without its query, which may hold a key.
+    /// The endpoint for log lines, without its query, which may contain a key.
     endpoint: String,
     exporter: E,
     cause: Cause,
-    /// Closed during an outage.
+    /// The gate of spans, which is closed during an outage. Other signals have none.
     gate: Option<Gate>,
     outage: Mutex<Option<Outage>>,
 }
@@ -170,23 +199,35 @@ struct Outage {
 
 impl<E> Reporting<E> {
     fn report(&self, result: &OTelSdkResult, size: usize) {
-        let (signal, endpoint) = (self.signal, self.endpoint.as_str());
+        let signal = self.signal;
+        let endpoint = self.endpoint.as_str();
         let mut outage = lock(&self.outage);
         match (result, outage.as_mut()) {
             (Ok(()), None) | (Err(OTelSdkError::AlreadyShutdown), _) => {}
             (Ok(()), Some(Outage { began, dropped })) => {
-                let (seconds, dropped) = (began.elapsed().as_secs(), *dropped);
+                let seconds = began.elapsed().as_secs();
+                let dropped = *dropped;
                 *outage = None;
-                tracing::info!(signal, endpoint, dropped, seconds, "the OTLP collector accepts telemetry again");
+                tracing::info!(
+                    signal,
+                    endpoint,
+                    dropped,
+                    seconds,
+                    "the OTLP collector accepts telemetry again"
+                );
             }
             (Err(error), None) => {
-                *outage = Some(Outage { began: Instant::now(), dropped: size });
+                *outage = Some(Outage {
+                    began: Instant::now(),
+                    dropped: size,
+                });
                 let cause = self.cause_of(error);
                 tracing::warn!(
                     signal,
                     endpoint,
                     cause,
-                    "the OTLP collector does not accept telemetry; orders are not affected"
+                    "the OTLP collector does not accept telemetry, so it is dropped until the collector recovers; \
+                     orders are not affected"
                 );
             }
             (Err(_), Some(outage)) => outage.dropped += size,
@@ -207,7 +248,9 @@ impl<E> Reporting<E> {
 
 impl<E> fmt::Debug for Reporting<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reporting").field("signal", &self.signal).finish_non_exhaustive()
+        f.debug_struct("Reporting")
+            .field("signal", &self.signal)
+            .finish_non_exhaustive()
     }
 }
 

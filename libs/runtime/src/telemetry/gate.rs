@@ -1,8 +1,11 @@
-//! Saves the cost of spans that no collector takes: a fifth of a service's processor time during an outage.
+//! Saves the cost of spans that no collector takes. Without this gate, that would be a fifth of a
+//! service's processor time during an outage of the collector.
 //!
-//! The exporter of spans reports each export here. While exports fail or hang, `telemetry::is_recorded` is false, so
-//! that callers create no spans. The gate opens again after a pause, because only a new batch can show that the
-//! collector is back. No promise depends on it: without the gate, spans would wait in the bounded queue of the SDK.
+//! The exporter of spans reports each export here. While exports fail or hang,
+//! `telemetry::is_recorded` is false, so that callers create no spans. The gate opens again after a
+//! pause, because only a new batch can show that the collector is back. Nothing else depends on the
+//! gate: without it, spans would wait in the queue of the SDK, which is bounded, and be dropped
+//! there.
 
 use std::{
     sync::{
@@ -12,23 +15,28 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// An export that takes longer than this counts as hanging.
+/// An export that takes longer than this counts as hanging, and the gate closes.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long the gate stays closed. Traces are complete again this long after the end of an outage, at the latest.
+/// How long the gate stays closed after a failed export. It is also the longest time after the end
+/// of an outage until traces are complete again.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// Clones share their state.
+/// The gate. It is open unless exports fail. Clones share their state.
 #[derive(Clone, Debug)]
 pub(super) struct Gate {
     started: Instant,
-    /// When the gate closes, in milliseconds after the start; `u64::MAX` while exports succeed.
+    /// The time at which the gate closes, in milliseconds after `started`. It is `u64::MAX`, which
+    /// means never, while exports succeed.
     closes_at: Arc<AtomicU64>,
 }
 
 impl Gate {
     pub(super) fn new() -> Self {
-        Self { started: Instant::now(), closes_at: Arc::new(AtomicU64::new(u64::MAX)) }
+        Self {
+            started: Instant::now(),
+            closes_at: Arc::new(AtomicU64::new(u64::MAX)),
+        }
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -40,7 +48,11 @@ impl Gate {
     }
 
     pub(super) fn export_ended(&self, accepted: bool) {
-        self.close_at(if accepted { Duration::MAX } else { self.started.elapsed() });
+        self.close_at(if accepted {
+            Duration::MAX
+        } else {
+            self.started.elapsed()
+        });
     }
 
     fn is_open_at(&self, now: Duration) -> bool {

@@ -1,9 +1,14 @@
-//! Log lines: one JSON object per line, or a line of text on a terminal.
+//! Writes log lines: one JSON object per line, or one line of text per event on a terminal.
 //!
-//! Operators and `tests/telemetry` rely on three things that the formats of tracing-subscriber do not give. A line has
-//! the ids of the spans around it as members of its own (`order.id`), and `trace_id` and `span_id`, so that one search
-//! finds all lines of an order. It has no other field of a span, because spans of libraries may hold anything. And no
-//! value can start a line of its own or move the cursor of a terminal.
+//! Operators and `tests/telemetry` rely on three properties that the formats of tracing-subscriber
+//! do not have. First, a line has the ids of the spans around it as fields of its own (`order.id`),
+//! and in JSON also `trace_id` and `span_id`, so that one search finds all lines of an order.
+//! Second, it has no other field of a span, because spans of libraries may contain anything. Third,
+//! no value can start a line of its own or move the cursor of a terminal.
+//!
+//! ```json
+//! {"timestamp":"…","level":"WARN","target":"…","message":"…","order.id":"…","trace_id":"…"}
+//! ```
 
 use std::fmt;
 
@@ -27,15 +32,26 @@ use tracing_subscriber::{
 
 use crate::terminal::printable;
 
-/// The span fields that a line shows. Their values have no white space.
-const IDS: [&str; 5] = ["partner.id", "order.id", "placement.id", "topup.id", "provider.name"];
+/// The fields of spans that a line shows. Their values contain no white space, which [`Ids`] relies
+/// on.
+const IDS: [&str; 5] = [
+    "partner.id",
+    "order.id",
+    "placement.id",
+    "topup.id",
+    "provider.name",
+];
 
-/// Keeps the ids of a span: `order.id=… partner.id=…`.
+/// Keeps the ids among the fields of a span, as the text ` order.id=… partner.id=…`. The other
+/// fields are not kept.
 pub(super) struct Ids;
 
 impl<'writer> FormatFields<'writer> for Ids {
     fn format_fields<R: RecordFields>(&self, writer: Writer<'writer>, fields: R) -> fmt::Result {
-        let mut visitor = IdVisitor { writer, result: Ok(()) };
+        let mut visitor = IdVisitor {
+            writer,
+            result: Ok(()),
+        };
         fields.record(&mut visitor);
         visitor.result
     }
@@ -74,20 +90,31 @@ struct Line {
 }
 
 impl<S: Subscriber + for<'span> LookupSpan<'span>> FormatEvent<S, Ids> for Shape {
-    fn format_event(&self, context: &FmtContext<'_, S, Ids>, writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, Ids>,
+        writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
         let mut fields = Map::new();
-        // From the innermost span to the outermost, so that an outer id wins; the event's own fields win over both.
+        // The spans are read from the innermost to the outermost, so if two have the same id, the
+        // outer one wins. The event's own fields win over both.
         for span in context.event_scope().into_iter().flatten() {
             if let Some(ids) = span.extensions().get::<FormattedFields<Ids>>() {
-                let ids = ids.split_whitespace().filter_map(|pair| pair.split_once('='));
+                let ids = ids
+                    .split_whitespace()
+                    .filter_map(|pair| pair.split_once('='));
                 fields.extend(ids.map(|(name, value)| (name.to_owned(), value.into())));
             }
         }
         if let Ok(Value::Object(own)) = serde_json::to_value(event.field_map()) {
             fields.extend(own);
         }
-        // Events of the crate `log` have one target. The real one is a field, beside paths of the build machine.
-        let target = fields.remove("log.target").unwrap_or_else(|| event.metadata().target().into());
+        // All events that come from the crate `log` have the same target. Their real target is a
+        // field, and so are paths of the build machine, which nobody needs.
+        let target = fields
+            .remove("log.target")
+            .unwrap_or_else(|| event.metadata().target().into());
         fields.retain(|name, _| !name.starts_with("log."));
         let line = Line {
             timestamp: now()?,
@@ -115,17 +142,34 @@ impl Line {
             let span = current.span();
             let span = span.span_context();
             if span.is_valid() {
-                self.fields.insert("trace_id".into(), span.trace_id().to_string().into());
-                self.fields.insert("span_id".into(), span.span_id().to_string().into());
+                self.fields
+                    .insert("trace_id".into(), span.trace_id().to_string().into());
+                self.fields
+                    .insert("span_id".into(), span.span_id().to_string().into());
             }
         });
-        writeln!(writer, "{}", serde_json::to_string(&self).map_err(|_| fmt::Error)?)
+        writeln!(
+            writer,
+            "{}",
+            serde_json::to_string(&self).map_err(|_| fmt::Error)?
+        )
     }
 
     fn text(&self, mut writer: Writer<'_>) -> fmt::Result {
         let shown = |value: &Value| value.as_str().map_or_else(|| value.to_string(), printable);
-        let Self { timestamp, level, target, message, fields } = self;
-        write!(writer, "{timestamp} {level:>5} {}: {}", shown(target), shown(message))?;
+        let Self {
+            timestamp,
+            level,
+            target,
+            message,
+            fields,
+        } = self;
+        write!(
+            writer,
+            "{timestamp} {level:>5} {}: {}",
+            shown(target),
+            shown(message)
+        )?;
         for (name, value) in fields {
             write!(writer, " {name}={}", shown(value))?;
         }
@@ -163,8 +207,11 @@ mod tests {
         let writer = sink.clone();
         let provider = SdkTracerProvider::builder().build();
         let spans = tracing_opentelemetry::layer().with_tracer(provider.tracer("test"));
-        let lines =
-            fmt::layer().fmt_fields(Ids).event_format(shape).with_ansi(false).with_writer(move || writer.clone());
+        let lines = fmt::layer()
+            .fmt_fields(Ids)
+            .event_format(shape)
+            .with_ansi(false)
+            .with_writer(move || writer.clone());
         let subscriber = tracing_subscriber::registry().with(lines).with(spans);
         tracing::subscriber::with_default(subscriber, emit);
         String::from_utf8(sink.0.lock().unwrap().clone()).unwrap()
@@ -176,18 +223,30 @@ mod tests {
             tracing::info!(target: "log", { "log.target" = "rustls::check", "log.line" = 7 }, "looked");
         };
         let line: serde_json::Value = serde_json::from_str(&lines(Shape::Json, emit)).unwrap();
-        assert_eq!((&line["target"], line.get("log.line")), (&"rustls::check".into(), None));
+        assert_eq!(
+            (&line["target"], line.get("log.line")),
+            (&"rustls::check".into(), None)
+        );
         let text = lines(Shape::Text, emit);
         assert!(text.ends_with(" rustls::check: looked\n"), "{text}");
     }
 
     fn emit() {
-        let outer =
-            tracing::info_span!("outer", order.id = "one", http.route = "/", partner.id = tracing::field::Empty);
+        let outer = tracing::info_span!(
+            "outer",
+            order.id = "one",
+            http.route = "/",
+            partner.id = tracing::field::Empty
+        );
         let _outer = outer.enter();
         outer.record("partner.id", tracing::field::display("two"));
         let _inner = tracing::info_span!("inner", topup.id = 3).entered();
-        tracing::warn!(order.id = "own", count = 7, text = "a\nb\x1b[2J\"", "it \n happened");
+        tracing::warn!(
+            order.id = "own",
+            count = 7,
+            text = "a\nb\x1b[2J\"",
+            "it \n happened"
+        );
     }
 
     #[test]
@@ -196,9 +255,15 @@ mod tests {
         let line: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(line["message"], "it \n happened");
         assert_eq!(line["text"], "a\nb\x1b[2J\"");
-        assert_eq!((&line["count"], &line["level"]), (&7.into(), &"WARN".into()));
+        assert_eq!(
+            (&line["count"], &line["level"]),
+            (&7.into(), &"WARN".into())
+        );
         assert_eq!(line["order.id"], "own", "the event's own id counts");
-        assert_eq!((&line["partner.id"], &line["topup.id"]), (&"two".into(), &"3".into()));
+        assert_eq!(
+            (&line["partner.id"], &line["topup.id"]),
+            (&"two".into(), &"3".into())
+        );
         assert!(line.get("http.route").is_none());
         assert_eq!(line["trace_id"].as_str().unwrap().len(), 32);
         assert_eq!(line["span_id"].as_str().unwrap().len(), 16);
@@ -214,7 +279,13 @@ mod tests {
         let text = lines(Shape::Text, emit);
         assert_eq!(text.lines().count(), 1, "{text}");
         assert!(!text.contains('\x1b'), "{text}");
-        assert!(text.contains(" WARN ") && text.contains("it \\n happened"), "{text}");
-        assert!(text.contains(" partner.id=two") && !text.contains("order.id=one"), "{text}");
+        assert!(
+            text.contains(" WARN ") && text.contains("it \\n happened"),
+            "{text}"
+        );
+        assert!(
+            text.contains(" partner.id=two") && !text.contains("order.id=one"),
+            "{text}"
+        );
     }
 }

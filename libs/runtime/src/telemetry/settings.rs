@@ -1,9 +1,10 @@
-//! Which signals are exported, and where to, from the standard `OTEL_*` variables.
+//! Reads from the standard `OTEL_*` variables which signals are exported, and where to.
 //!
-//! The SDK reads most variables itself and takes its default instead of an invalid value. This module reads what the
-//! SDK leaves to its callers: whether a signal is exported, and what our HTTP client and our log lines need. An address
-//! that cannot work stops the start, because the operator would miss the telemetry only on the day it is needed. Errors
-//! never repeat an address, because it may hold a password or a key.
+//! The SDK reads most of these variables itself and uses its default if a value is invalid. This
+//! module reads what the SDK leaves to its callers: whether a signal is exported, and what our HTTP
+//! client and our log lines need. An address that cannot work stops the start, because otherwise
+//! the operator would notice the missing telemetry only on the day when it is needed. Errors never
+//! repeat an address, because it may contain a password or a key.
 
 use std::{env, time::Duration};
 
@@ -16,16 +17,16 @@ use reqwest::Url;
 
 use crate::{config::BadSetting, version};
 
-/// Reads one variable. Tests pass a list instead of the environment.
+/// Reads one variable. Tests pass a list of variables instead of the environment.
 pub(super) type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Where and how one signal is exported.
+/// Where to and how one signal is exported.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Target {
-    /// The variable that the exporter takes the address from.
+    /// The variable from which the exporter takes the address. Errors name it.
     pub(super) variable: String,
 
-    /// The address for log lines, without its query, which may hold a key.
+    /// The address for log lines, without its query, which may contain a key.
     pub(super) shown: String,
 
     pub(super) is_grpc: bool,
@@ -33,21 +34,32 @@ pub(super) struct Target {
     pub(super) timeout: Duration,
 }
 
-/// The target of a signal, `TRACES`, `METRICS` or `LOGS`; `None` if it is not exported.
+/// Reads the target of a signal: `TRACES`, `METRICS` or `LOGS`. It is `None` if the signal is not
+/// exported.
 pub(super) fn target(signal: &str, environment: Environment<'_>) -> anyhow::Result<Option<Target>> {
     let set = |name: &str| environment(name).filter(|value| !value.trim().is_empty());
-    let is_disabled = set("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    let is_disabled =
+        set("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
     let exporter = format!("OTEL_{signal}_EXPORTER");
     let is_exported = match set(&exporter).as_deref() {
         None => None,
         Some("none") => Some(false),
         Some("otlp") => Some(true),
-        Some(_) => return Err(BadSetting::error(format!("{exporter}: the value is neither otlp nor none"))),
+        Some(_) => {
+            return Err(BadSetting::error(format!(
+                "{exporter}: the value must be otlp or none, because this program has no other exporter"
+            )));
+        }
     };
 
     let of_signal = |what: &str| {
-        let names = [format!("OTEL_EXPORTER_OTLP_{signal}_{what}"), format!("OTEL_EXPORTER_OTLP_{what}")];
-        names.into_iter().find_map(|name| set(&name).map(|value| (name, value)))
+        let names = [
+            format!("OTEL_EXPORTER_OTLP_{signal}_{what}"),
+            format!("OTEL_EXPORTER_OTLP_{what}"),
+        ];
+        names
+            .into_iter()
+            .find_map(|name| set(&name).map(|value| (name, value)))
     };
     let (variable, address) = of_signal("ENDPOINT").unzip();
     if is_disabled || !is_exported.unwrap_or(address.is_some()) {
@@ -56,18 +68,26 @@ pub(super) fn target(signal: &str, environment: Environment<'_>) -> anyhow::Resu
     let variable = variable.unwrap_or(exporter);
     let shown = match address {
         Some(address) => without_query(&address).ok_or_else(|| {
-            let rule = "the value is not an http or https address, or it has a user and a password";
-            BadSetting::error(format!("{variable}: {rule}; write it like http://collector:4318"))
+            let rule = "the value must be an http or https address without user and password";
+            BadSetting::error(format!(
+                "{variable}: {rule}; write it like http://collector:4318"
+            ))
         })?,
         None => "localhost".into(),
     };
     let milliseconds = of_signal("TIMEOUT").and_then(|(_, value)| value.parse().ok());
     let timeout = Duration::from_millis(milliseconds.unwrap_or(10_000));
     let is_grpc = of_signal("PROTOCOL").is_some_and(|(_, value)| value == "grpc");
-    Ok(Some(Target { variable, shown, is_grpc, timeout }))
+    Ok(Some(Target {
+        variable,
+        shown,
+        is_grpc,
+        timeout,
+    }))
 }
 
-/// The address without its query; `None` if an exporter cannot use it. A user and a password would not be sent.
+/// Returns the address without its query, or `None` if an exporter cannot use it. An address with a
+/// user or a password is among those, because the exporter would not send them.
 fn without_query(address: &str) -> Option<String> {
     let mut url = address.parse::<Url>().ok()?;
     let has_credentials = !url.username().is_empty() || url.password().is_some();
@@ -78,7 +98,8 @@ fn without_query(address: &str) -> Option<String> {
     Some(url.as_str().trim_end_matches('/').to_owned())
 }
 
-/// The attributes of this process, which the standard variables may replace.
+/// The attributes that describe this process. Each of them can be replaced by the standard
+/// variables `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_SERVICE_NAME`.
 pub(super) fn resource(service: &'static str) -> Resource {
     let resource = Resource::builder_empty()
         .with_service_name(service)
@@ -87,8 +108,13 @@ pub(super) fn resource(service: &'static str) -> Resource {
             KeyValue::new("service.version", version::VERSION),
             KeyValue::new("service.instance.id", uuid::Uuid::now_v7().to_string()),
         ])
-        .with_attributes(version::COMMIT.map(|commit| KeyValue::new("vcs.ref.head.revision", commit)))
-        .with_detectors(&[Box::new(TelemetryResourceDetector), Box::new(EnvResourceDetector::new())]);
+        .with_attributes(
+            version::COMMIT.map(|commit| KeyValue::new("vcs.ref.head.revision", commit)),
+        )
+        .with_detectors(&[
+            Box::new(TelemetryResourceDetector),
+            Box::new(EnvResourceDetector::new()),
+        ]);
     match env::var("OTEL_SERVICE_NAME") {
         Ok(name) if !name.is_empty() => resource.with_service_name(name).build(),
         _ => resource.build(),
@@ -118,7 +144,11 @@ mod tests {
             (&[collector, ("OTEL_METRICS_EXPORTER", "none")], true),
             (&[("OTEL_LOGS_EXPORTER", "otlp")], true),
         ] {
-            assert_eq!(read("LOGS", variables).unwrap().is_some(), exported, "{variables:?}");
+            assert_eq!(
+                read("LOGS", variables).unwrap().is_some(),
+                exported,
+                "{variables:?}"
+            );
         }
     }
 
@@ -127,7 +157,10 @@ mod tests {
         let variables = [
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318"),
             ("OTEL_EXPORTER_OTLP_TIMEOUT", "2000"),
-            ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "https://logs/push?tenant=hush"),
+            (
+                "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT",
+                "https://logs/push?tenant=hush",
+            ),
             ("OTEL_EXPORTER_OTLP_LOGS_PROTOCOL", "grpc"),
             ("OTEL_EXPORTER_OTLP_LOGS_TIMEOUT", "500"),
         ];
@@ -162,10 +195,16 @@ mod tests {
             let error = read("TRACES", &[("OTEL_EXPORTER_OTLP_ENDPOINT", address)]).unwrap_err();
             assert!(error.is::<BadSetting>(), "{error:#}");
             let line = format!("{error:#}");
-            assert!(line.starts_with("OTEL_EXPORTER_OTLP_ENDPOINT: ") && !line.contains('\n'), "{line}");
+            assert!(
+                line.starts_with("OTEL_EXPORTER_OTLP_ENDPOINT: ") && !line.contains('\n'),
+                "{line}"
+            );
             assert!(!line.contains("hush"), "{line}");
         }
         let error = read("METRICS", &[("OTEL_METRICS_EXPORTER", "zipkin")]).unwrap_err();
-        assert!(error.to_string().starts_with("OTEL_METRICS_EXPORTER: "), "{error}");
+        assert!(
+            error.to_string().starts_with("OTEL_METRICS_EXPORTER: "),
+            "{error}"
+        );
     }
 }

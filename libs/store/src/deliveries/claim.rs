@@ -1,4 +1,10 @@
-//! The claim: takes the leases of due deliveries and reads everything that their webhooks need.
+//! The claim of deliveries: it takes the leases of due ones, and reads everything that their
+//! webhooks need. The stage `deliver` of the notifier calls [`claim`] with the deliveries that got
+//! permits.
+//!
+//! Nothing relies on a claim being exclusive, because a webhook may be sent twice. The lease of a
+//! due delivery makes that rare. What a claim does guarantee is that it returns no delivery of an
+//! endpoint that is blocked at that time, except for its probe and for tests.
 
 use std::time::Duration;
 
@@ -18,7 +24,8 @@ use crate::{Error, Result, age, retry_conflicts, seconds, unsigned};
 pub struct Delivery {
     pub id: DeliveryId,
     pub partner_id: PartnerId,
-    /// This claim holds the lease of its due work. Otherwise the delivery is within its first lease.
+    /// Whether this claim holds the lease of its due work. Otherwise the delivery is within its
+    /// first lease, and usually has no due work.
     pub leased: bool,
     pub webhook_url: Option<String>,
     pub webhook_host: Option<String>,
@@ -36,7 +43,8 @@ pub struct Delivery {
 }
 
 impl Delivery {
-    /// The name that the partner sees, the same in every attempt.
+    /// The `webhook-id` that the partner sees. It is the same in every attempt, so that the partner
+    /// can recognise a repeat.
     pub fn webhook_id(&self) -> WebhookId {
         match &self.content {
             Content::Esim(esim) => WebhookId::Topup(esim.topup_id.clone()),
@@ -61,7 +69,7 @@ pub struct Esim {
     pub iccid: String,
     /// The sealed profile; empty if it was erased.
     pub profile: Vec<u8>,
-    /// The profile was erased, so there is nothing to send.
+    /// Whether the profile was erased, so that there is nothing to send.
     pub erased: bool,
     /// The time since the order was stored.
     pub age: Duration,
@@ -74,27 +82,35 @@ pub struct Esim {
 /// How deliveries are claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// First attempts of deliveries that readiness events name. A delivery younger than `youth` belongs
-    /// to its message, and a whole attempt fits into the rest of its first lease.
+    /// First attempts of deliveries that readiness events name. A delivery younger than `youth`
+    /// still belongs to its message, and a whole attempt fits into the rest of its first lease.
     ///
-    /// Nothing is written, so a fresh claim does not exclude another one. If the event of a delivery comes
-    /// twice, both claims return it until the first attempt is recorded, and the webhook may go out twice
-    /// with the same `webhook-id`.
+    /// Nothing is written, which makes this claim cheap, but a fresh claim does not exclude another
+    /// one. If the event of a delivery comes twice, both claims return it until the first attempt
+    /// is recorded, and the webhook may go out twice with the same `webhook-id`.
     Fresh { youth: Duration },
-    /// Deliveries with due work. The claim first takes their leases, so that no other process attempts
-    /// them until `lease` has passed.
+    /// Deliveries with due work. The claim first takes their leases, so that no other process
+    /// attempts them until `lease` has passed.
     Due { lease: Duration },
 }
 
-/// Claims pending deliveries, and reads what their webhooks need. A delivery of a blocked endpoint is
-/// not returned, unless it is the probe or a test; neither is one whose due work another process has leased.
+/// Claims pending deliveries, and reads what their webhooks need. A delivery of a blocked endpoint
+/// is not returned, unless it is the probe or a test. Neither is one whose due work another process
+/// has leased.
 ///
-/// Due work of a delivery that is no longer pending is deleted, and so is an event that became
-/// pointless. A row that cannot be read is logged and skipped.
-pub async fn claim(connection: &mut PgConnection, ids: &[DeliveryId], claim: Claim) -> Result<Vec<Delivery>> {
+/// Due work of a delivery that is no longer pending is deleted, and so is an event that has become
+/// pointless. A row that cannot be read is logged and skipped, and is tried again when its lease
+/// ends.
+pub async fn claim(
+    connection: &mut PgConnection,
+    ids: &[DeliveryId],
+    claim: Claim,
+) -> Result<Vec<Delivery>> {
     let ids = uuids(ids);
     match claim {
-        Claim::Fresh { youth } => Ok(read(connection, &ids, Some(youth)).await?.into_deliveries(false)),
+        Claim::Fresh { youth } => Ok(read(connection, &ids, Some(youth))
+            .await?
+            .into_deliveries(false)),
         Claim::Due { lease } => {
             let leased = take_leases(connection, &ids, lease).await?;
             if leased.is_empty() {
@@ -115,7 +131,22 @@ pub async fn claim(connection: &mut PgConnection, ids: &[DeliveryId], claim: Cla
 
 /// Takes the leases of due deliveries, except of those that another process has leased meanwhile.
 /// Returns the leased ones.
-async fn take_leases(connection: &mut PgConnection, ids: &[Uuid], lease: Duration) -> Result<Vec<Uuid>> {
+///
+/// - `free` locks the rows that are still due and whose endpoint is not blocked, and says for each
+///   whether a block of its endpoint has ended. The row of a test has the time `-infinity`, which
+///   marks it as allowed during a block.
+/// - `probe` picks one delivery for each endpoint whose block has ended: the one that has been due
+///   longest.
+/// - `probing` makes that delivery the probe of its endpoint, and blocks the endpoint for the
+///   others until the lease of the probe ends. It checks the block again, because of two claims at
+///   the same moment only one may choose the probe.
+/// - The last step takes the leases of the probes, and of all deliveries whose endpoint was not
+///   blocked. The other deliveries of an endpoint whose block has ended stay due.
+async fn take_leases(
+    connection: &mut PgConnection,
+    ids: &[Uuid],
+    lease: Duration,
+) -> Result<Vec<Uuid>> {
     let query = sqlx::query_scalar!(
         r#"WITH free AS MATERIALIZED (
                -- The endpoint may have been blocked while the delivery waited for a permit. Such a
@@ -146,12 +177,13 @@ async fn take_leases(connection: &mut PgConnection, ids: &[Uuid], lease: Duratio
     Ok(query.fetch_all(connection).await?)
 }
 
-/// Deletes the work of deliveries that ended, for example at a first attempt that outlived its lease,
-/// or that were deleted.
+/// Deletes the work of deliveries that have ended, for example at a first attempt that outlived its
+/// first lease, or that were deleted.
 ///
-/// The statement locks the deliveries and judges their state under the lock. Otherwise it could
-/// delete the work of a delivery that becomes pending again meanwhile, because its partner has set a
-/// webhook URL or an operator replays it, and nothing would ever attempt that delivery.
+/// `current` locks the deliveries, in the order of their ids to avoid deadlocks,
+/// and the `DELETE` judges their state under the lock. Otherwise it could delete the work of a
+/// delivery that becomes pending again meanwhile, because its partner has set a webhook URL or an
+/// operator replays it, and nothing would ever attempt that delivery.
 async fn delete_finished_work(connection: &mut PgConnection, ids: &[Uuid]) -> Result<()> {
     retry_conflicts!(async {
         let statement = sqlx::query!(
@@ -169,7 +201,8 @@ async fn delete_finished_work(connection: &mut PgConnection, ids: &[Uuid]) -> Re
     })
 }
 
-/// A delivery with everything that its webhook may need, whatever its kind.
+/// A row of the result: a delivery with everything that its webhook may need, whatever its kind.
+/// Columns that other kinds do not have are null.
 struct Row {
     delivery_id: Uuid,
     partner_id: Uuid,
@@ -199,8 +232,20 @@ struct Row {
     old_webhook_secret: Option<Vec<u8>>,
 }
 
-/// `youth`: only first attempts of deliveries that are younger.
-async fn read(connection: &mut PgConnection, ids: &[Uuid], youth: Option<Duration>) -> Result<Rows> {
+/// Reads pending deliveries with what their webhooks need. With `youth` it reads only deliveries
+/// that are younger and were never attempted, which is the claim of fresh ones; without it, those
+/// that are leased.
+///
+/// Every delivery belongs to a partner, which is where its URL and secrets come from. All other
+/// tables are joined from the left, because only some kinds of deliveries have an order, a topup,
+/// an eSIM or a block. `pointless` says whether an event need not be sent any more. The last
+/// condition leaves out deliveries of blocked endpoints: the block may have begun after the
+/// delivery was queued.
+async fn read(
+    connection: &mut PgConnection,
+    ids: &[Uuid],
+    youth: Option<Duration>,
+) -> Result<Rows> {
     let rows = sqlx::query_as!(
         Row,
         r#"SELECT d.delivery_id, d.partner_id, d.kind, d.created_at, d.attempt, d.schedule_start,
@@ -245,14 +290,17 @@ async fn read(connection: &mut PgConnection, ids: &[Uuid], youth: Option<Duratio
 struct Rows(Vec<Row>);
 
 impl Rows {
-    /// Removes the events that need not be sent any more, and returns their ids.
+    /// Takes out the events that need not be sent any more, and returns their ids.
     fn take_pointless(&mut self) -> Vec<Uuid> {
         let pointless = self.0.extract_if(.., |row| row.pointless);
         pointless.map(|row| row.delivery_id).collect()
     }
 
     fn into_deliveries(self, leased: bool) -> Vec<Delivery> {
-        self.0.into_iter().filter_map(|row| row.into_delivery(leased)).collect()
+        self.0
+            .into_iter()
+            .filter_map(|row| row.into_delivery(leased))
+            .collect()
     }
 }
 
@@ -260,7 +308,12 @@ impl Row {
     fn into_delivery(mut self, leased: bool) -> Option<Delivery> {
         let content = match self.kind.as_str() {
             "topup.ready" => self.esim().map(Content::Esim),
-            _ => self.subject().map(|subject| Content::Event(Event { created_at: self.created_at, subject })),
+            _ => self.subject().map(|subject| {
+                Content::Event(Event {
+                    created_at: self.created_at,
+                    subject,
+                })
+            }),
         };
         let Some(content) = content else {
             tracing::error!(
@@ -290,8 +343,8 @@ impl Row {
             order_id: self.order_id?.into(),
             external_order_id: self.external_order_id.take()?,
             option_id: self.option_id?.into(),
-            // Null only where the data is damaged, or the profile erased. Opening an empty profile fails
-            // this delivery only.
+            // These are null only if the data is damaged or the profile erased. Then opening the
+            // empty profile fails, and only this delivery fails with it.
             iccid: self.iccid.take().unwrap_or_default(),
             profile: self.profile.take().unwrap_or_default(),
             erased: self.erased,
@@ -309,9 +362,10 @@ impl Row {
                 option_id: self.option_id?.into(),
                 refusal: self.refusal_status.take().zip(self.refusal_message.take()),
             }),
-            "key.expiring" => {
-                Some(Subject::KeyExpiring { credential: self.credential.take()?, ends_at: self.ends_at? })
-            }
+            "key.expiring" => Some(Subject::KeyExpiring {
+                credential: self.credential.take()?,
+                ends_at: self.ends_at?,
+            }),
             "webhook.test" => Some(Subject::WebhookTest),
             _ => None,
         }

@@ -1,10 +1,13 @@
-//! Partners' endpoints: blocked for a while when they fail, paused by operators, moved to a new URL.
+//! Partners' endpoints: they are blocked for a while when they fail, paused by operators, and moved
+//! to a new URL.
 //!
 //! Guarantee: a delivery to a blocked endpoint waits and uses up no attempt. When a block ends, one
-//! delivery is sent as a probe (its claim says so); the block ends for good when anything is
-//! acknowledged, and each failed probe doubles it.
+//! delivery is sent as a probe (its claim decides that). If anything is acknowledged, the block
+//! ends for good; each failed probe doubles it.
 //!
-//! The record of attempts counts failures here, operators and partners change the rest.
+//! Without blocks, a dead endpoint would hold permits for requests that fail, and its deliveries
+//! would use up their retries. The record of attempts counts failures here. Operators pause and
+//! resume endpoints, and partners and operators change URLs.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -15,24 +18,29 @@ use uuid::Uuid;
 
 use crate::{Result, age, count, seconds, signed};
 
-/// Work that is due later than this waits for a retry; if it is due earlier, it may be leased.
+/// The longest lease of a delivery. Work that is due later than this is not leased but waits for a
+/// retry, so it may be made due without disturbing an attempt in flight.
 pub(crate) const LONGEST_LEASE: Duration = Duration::from_secs(30);
-/// The most partners whose oldest delivery is looked at.
+/// The maximum number of partners whose oldest delivery [`backlog`] reads.
 const MOST_PARTNERS: i32 = 1000;
 
-/// When and how long an endpoint is blocked. Waiting deliveries lose no attempt.
+/// When an endpoint is blocked, and for how long.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockPolicy {
-    /// Consecutive failures that block an endpoint; 0 disables blocks.
+    /// How many failures in a row block an endpoint; 0 disables blocks.
     pub failures: u32,
-    /// Duration of the first block; it doubles after each failed probe.
+    /// The duration of the first block. It doubles after each failed probe.
     pub first: Duration,
-    /// Upper limit of the duration.
+    /// The upper limit of that duration.
     pub longest: Duration,
 }
 
-/// Forgets the failures of endpoints that acknowledged something, and ends their blocks. A pause stays.
-pub(super) async fn forget_failures(connection: &mut PgConnection, partners: &[Uuid]) -> Result<()> {
+/// Forgets the failures of endpoints that have acknowledged something, and ends their blocks. A
+/// pause stays, because only an operator ends it. Endpoints without failures are not written.
+pub(super) async fn forget_failures(
+    connection: &mut PgConnection,
+    partners: &[Uuid],
+) -> Result<()> {
     let statement = sqlx::query!(
         "WITH failing AS MATERIALIZED (
              SELECT partner_id FROM endpoints
@@ -50,7 +58,7 @@ pub(super) async fn forget_failures(connection: &mut PgConnection, partners: &[U
     Ok(())
 }
 
-/// Failed attempts in the shape of the statement.
+/// Failed attempts of a batch in the shape of the statement.
 #[derive(Default)]
 pub(super) struct FailedAttempts {
     partners: Vec<Uuid>,
@@ -73,8 +81,14 @@ impl FailedAttempts {
     }
 }
 
-/// Counts failed attempts, and blocks an endpoint after enough of them. While an endpoint is blocked,
-/// only the failure of its probe counts: it begins the next block, which is twice as long.
+/// Counts failed attempts, and blocks an endpoint once enough of them failed in a row. While an
+/// endpoint is blocked, only the failure of its probe counts: it begins the next block, which is
+/// twice as long.
+///
+/// The inserted values are those of a partner's first failures. If the partner has a row already,
+/// the failures are added, and the endpoint is blocked if its probe failed or the sum reaches the
+/// limit. The condition at the end leaves a row alone while the endpoint is blocked, unless its
+/// probe is among the failed attempts, and always while it is paused.
 pub(super) async fn count_failures(
     connection: &mut PgConnection,
     failed: &FailedAttempts,
@@ -116,19 +130,23 @@ pub struct Endpoint {
     pub partner_id: Uuid,
     pub name: String,
     pub webhook_url: Option<String>,
-    /// `open`, `blocked` (after failures), `probing` (one delivery tests it), `paused`, or `no_url`.
+    /// `open`, `blocked` (after failures), `probing` (one delivery tests it), `paused`, or
+    /// `no_url`.
     pub state: String,
     #[serde(with = "time::serde::rfc3339::option")]
     pub blocked_until: Option<OffsetDateTime>,
     pub failures: i32,
-    /// Deliveries with work; those within their first lease do not count.
+    /// Deliveries with work, which leaves out those within their first lease.
     pub pending: i64,
-    /// Deliveries in state `exhausted`; an operator can replay them.
+    /// Deliveries of topups whose retries have ended. An operator can replay them.
     pub exhausted: i64,
 }
 
-/// Lists every partner's endpoint, or one partner's.
-pub async fn list(connection: &mut PgConnection, partner_id: Option<PartnerId>) -> Result<Vec<Endpoint>> {
+/// Lists the endpoints of all partners, or of one.
+pub async fn list(
+    connection: &mut PgConnection,
+    partner_id: Option<PartnerId>,
+) -> Result<Vec<Endpoint>> {
     let endpoints = sqlx::query_as!(
         Endpoint,
         r#"SELECT p.partner_id, p.name, p.webhook_url,
@@ -152,7 +170,7 @@ pub async fn list(connection: &mut PgConnection, partner_id: Option<PartnerId>) 
     Ok(endpoints.fetch_all(connection).await?)
 }
 
-/// Holds a partner's deliveries until [`resume`]. Attempts in flight continue.
+/// Pauses the deliveries to a partner's endpoint until [`resume`]. Attempts in flight continue.
 pub async fn pause(connection: &mut PgConnection, partner_id: PartnerId) -> Result<()> {
     let statement = sqlx::query!(
         "INSERT INTO endpoints (partner_id, blocked_until) VALUES ($1, 'infinity')
@@ -163,20 +181,26 @@ pub async fn pause(connection: &mut PgConnection, partner_id: PartnerId) -> Resu
     Ok(())
 }
 
-/// The effect of a new webhook URL on the block of an endpoint. A pause stays.
+/// The effect of a new webhook URL on the block of the endpoint. A pause stays in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Block {
     /// The block ends, and the failures are forgotten: an operator has set the URL.
     End,
-    /// The next probe is due now: the partner has set the URL. A partner that changes it back and forth
-    /// gets one probe for each change, which its rate limit bounds; the length of the next block still
-    /// doubles with each failed probe.
+    /// The next probe is due now: the partner has set the URL. A partner that changes it back and
+    /// forth gets one probe for each change, which its rate limit bounds; the length of the next
+    /// block still doubles with each failed probe.
     ProbeNow,
 }
 
-/// Notes that waiting deliveries must go to a new URL; [`move_waiting`] makes them due.
-pub(crate) async fn begin_move(connection: &mut PgConnection, partner_id: PartnerId, block: Block) -> Result<()> {
-    // Two statements, because ingress may not change the counts.
+/// Notes that waiting deliveries must go to a new URL. [`move_waiting`] then makes them due, in
+/// batches, so that a large backlog does not hold up the transaction that changes the URL.
+pub(crate) async fn begin_move(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    block: Block,
+) -> Result<()> {
+    // There are two statements, because the database role of ingress has no privilege to change the
+    // counts.
     let statement = match block {
         Block::End => sqlx::query!(
             "INSERT INTO endpoints AS e (partner_id, moving_since) VALUES ($1, now())
@@ -200,7 +224,7 @@ pub(crate) async fn begin_move(connection: &mut PgConnection, partner_id: Partne
     Ok(())
 }
 
-/// Notes that there is no URL to move to.
+/// Notes that the URL was removed, so no delivery has to be moved any longer.
 pub(crate) async fn end_move(connection: &mut PgConnection, partner_id: PartnerId) -> Result<()> {
     let statement = sqlx::query!(
         "UPDATE endpoints SET moving_since = NULL WHERE partner_id = $1 AND moving_since IS NOT NULL",
@@ -210,27 +234,42 @@ pub(crate) async fn end_move(connection: &mut PgConnection, partner_id: PartnerI
     Ok(())
 }
 
-/// Partners with a new webhook URL whose waiting deliveries are not all due yet; at most 100.
+/// Partners with a new webhook URL whose waiting deliveries are not all due yet; at most 100 of
+/// them.
 pub async fn moving(connection: &mut PgConnection) -> Result<Vec<PartnerId>> {
     let query = sqlx::query_scalar!(
         "SELECT partner_id FROM endpoints WHERE moving_since IS NOT NULL ORDER BY partner_id LIMIT 100"
     );
-    Ok(query.fetch_all(connection).await?.into_iter().map(PartnerId::from).collect())
+    Ok(query
+        .fetch_all(connection)
+        .await?
+        .into_iter()
+        .map(PartnerId::from)
+        .collect())
 }
 
 /// The result of one batch of [`move_waiting`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// Deliveries that became due.
+    /// The number of deliveries that became due.
     pub due: u64,
-    /// More may be left.
+    /// Whether more deliveries may be left.
     pub more: bool,
 }
 
-/// Makes deliveries due that waited for a URL or a retry when this partner's URL changed, about `limit`
-/// of each kind. Several processes can do this at once.
-pub async fn move_waiting(connection: &mut PgConnection, partner_id: PartnerId, limit: u32) -> Result<Moved> {
-    let query = sqlx::query_scalar!("SELECT moving_since FROM endpoints WHERE partner_id = $1", partner_id.uuid());
+/// Makes deliveries due that waited for a URL, or for a retry, when the URL of this partner
+/// changed: about `limit` of each kind. Several processes can do this at once, because each skips
+/// the rows that another one has locked. The move ends when a batch was not full and no delivery is
+/// held for a URL any more.
+pub async fn move_waiting(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    limit: u32,
+) -> Result<Moved> {
+    let query = sqlx::query_scalar!(
+        "SELECT moving_since FROM endpoints WHERE partner_id = $1",
+        partner_id.uuid()
+    );
     let Some(since) = query.fetch_optional(&mut *connection).await?.flatten() else {
         return Ok(Moved::default());
     };
@@ -249,11 +288,19 @@ pub async fn move_waiting(connection: &mut PgConnection, partner_id: PartnerId, 
         );
         statement.execute(connection).await?.rows_affected()
     };
-    Ok(Moved { due: without_url + retries, more: ended == 0 })
+    Ok(Moved {
+        due: without_url + retries,
+        more: ended == 0,
+    })
 }
 
-/// Makes deliveries due that are held because there was no URL. Returns their number.
-async fn release_held(connection: &mut PgConnection, partner_id: PartnerId, limit: u32) -> Result<u64> {
+/// Makes deliveries due that are held because there was no URL. Returns their number. `released`
+/// takes them out of `held`, `due` gives them work, and `pending` changes their state.
+async fn release_held(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    limit: u32,
+) -> Result<u64> {
     let query = sqlx::query_scalar!(
         r#"WITH released AS (
                DELETE FROM held WHERE id = ANY (ARRAY (
@@ -275,8 +322,8 @@ async fn release_held(connection: &mut PgConnection, partner_id: PartnerId, limi
     Ok(count(query.fetch_one(connection).await?))
 }
 
-/// Makes deliveries due that wait for a retry since before the move. One that failed at the new URL
-/// keeps its retry. Returns their number.
+/// Makes deliveries due that have waited for a retry since before the move. One that already failed
+/// at the new URL keeps its time. Returns the number of deliveries.
 async fn make_retries_due(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -300,7 +347,8 @@ async fn make_retries_due(
     Ok(statement.execute(connection).await?.rows_affected())
 }
 
-/// Ends an endpoint's pause or block, and makes its retries due. Returns the number of due deliveries.
+/// Ends the pause or block of an endpoint, and makes its retries due. Returns the number of
+/// deliveries that are due now.
 pub async fn resume(connection: &mut PgConnection, partner_id: PartnerId) -> Result<u64> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     let statement = sqlx::query!(
@@ -329,22 +377,24 @@ pub async fn resume(connection: &mut PgConnection, partner_id: PartnerId) -> Res
 /// The state of all deliveries and endpoints, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Backlog {
-    /// How long the oldest due delivery to a live partner has been overdue; deliveries of blocked or paused
-    /// endpoints do not count.
+    /// How long the oldest due delivery to a live partner has been due. Deliveries of blocked or
+    /// paused endpoints do not count, because nobody should be alarmed about those.
     pub overdue_live: Duration,
     /// The same for sandbox partners.
     pub overdue_sandbox: Duration,
-    /// Deliveries that are due now, without those of blocked endpoints; counted among 100,000 due ones.
+    /// The number of deliveries that are due now, without those of blocked endpoints. At most
+    /// 100,000 due deliveries are looked at.
     pub due: u64,
-    /// Endpoints that are blocked after failures.
+    /// The number of endpoints that are blocked after failures.
     pub blocked: u64,
-    /// Endpoints that an operator paused.
+    /// The number of endpoints that an operator has paused.
     pub paused: u64,
-    /// Exhausted deliveries, which an operator can replay; counted up to 100,000.
+    /// The number of exhausted deliveries, which an operator can replay; counted up to 100,000.
     pub exhausted: u64,
 }
 
-/// Reads [`Backlog`]. The statement looks at each partner's first due delivery and at exhausted deliveries.
+/// Reads [`Backlog`]. The cost is bounded: the statement reads the first due delivery of each of
+/// the first 1,000 partners with work, and counts up to 100,000 rows of due work and of held ones.
 pub async fn backlog(connection: &mut PgConnection) -> Result<Backlog> {
     let query = sqlx::query!(
         r#"-- Walks from one partner to the next by the index `work_lane`.

@@ -1,11 +1,17 @@
-//! Events: deliveries other than the specified webhook, which a partner can ask for.
+//! Events: deliveries other than the specified webhook. A partner can ask for some kinds of them.
 //!
-//! An event is an ordinary delivery with another kind and another body. Only its life is special:
-//! it is created together with its work, it is deleted when it became pointless before it was sent, and
-//! it is forgotten after the term of attempts.
+//! An event is an ordinary delivery with another kind and another body, so the notifier sends it
+//! like any other. Three things are different: an event is created together with its work, because
+//! no message announces it; it is deleted if it becomes pointless before it is sent; and it is
+//! deleted after the term of attempts.
 //!
-//! An event that must exist only once has an id that is derived from its subject (see the migration of
-//! `deliveries`), so that repeating its insert conflicts with the primary key.
+//! An event that must exist only once has an id that is derived from its subject (see the migration
+//! of `deliveries`), so that repeating its insert conflicts with the primary key and changes
+//! nothing.
+//!
+//! The trigger `topup_failed` (`migrations/0004_work.sql`) creates the events about failed topups.
+//! The notifier calls [`expiring`] and [`forget`] regularly. Ingress calls [`test()`], [`find`] and
+//! [`list`] for self-service, and `esimctl` shows events with the latter two.
 
 use std::time::Duration;
 
@@ -20,9 +26,10 @@ use crate::{Result, count, seconds};
 pub enum Kind {
     /// A topup will never be ready.
     TopupFailed,
-    /// Old keys or an old webhook secret are about to end.
+    /// The overlap of a rotation is about to end, so old keys or an old webhook secret will soon be
+    /// invalid.
     KeyExpiring,
-    /// The partner asked for a test. It has one attempt.
+    /// The partner requested a test of its endpoint. It has a single attempt.
     WebhookTest,
 }
 
@@ -30,12 +37,12 @@ impl Kind {
     /// The kinds that a partner can choose. A test is not a choice: the partner requests each one.
     pub const CHOICES: [Self; 2] = [Self::TopupFailed, Self::KeyExpiring];
 
-    /// Their names, as errors list them.
+    /// The names of these kinds, as errors list them.
     pub fn choices() -> String {
         Self::CHOICES.map(Self::as_str).join(" and ")
     }
 
-    /// The name in the database and in requests.
+    /// The name of the kind in the database and in requests.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::TopupFailed => "topup.failed",
@@ -51,7 +58,12 @@ impl std::str::FromStr for Kind {
     /// Parses a kind that a partner can choose.
     fn from_str(name: &str) -> Result<Self, String> {
         let found = Self::CHOICES.into_iter().find(|kind| kind.as_str() == name);
-        found.ok_or_else(|| format!("there are the events {}", Self::choices()))
+        found.ok_or_else(|| {
+            format!(
+                "there is no event {name:?}; the events are {}",
+                Self::choices()
+            )
+        })
     }
 }
 
@@ -68,13 +80,13 @@ pub enum Subject {
         topup_id: String,
         external_order_id: String,
         option_id: OptionId,
-        /// The code and the message of the provider's rejection.
+        /// The code and the message with which the provider rejected the purchase, if it did.
         refusal: Option<(String, String)>,
     },
     KeyExpiring {
         /// `keys` or `webhook_secret`.
         credential: String,
-        /// When the old ones end.
+        /// When the old keys or the old secret end.
         ends_at: OffsetDateTime,
     },
     WebhookTest,
@@ -90,7 +102,7 @@ impl Subject {
     }
 }
 
-/// Deletes pending events that became pointless, with their work.
+/// Deletes pending events that have become pointless, and their work.
 pub(super) async fn delete(connection: &mut PgConnection, events: &[Uuid]) -> Result<()> {
     let statement = sqlx::query!(
         "WITH deleted AS (
@@ -105,7 +117,12 @@ pub(super) async fn delete(connection: &mut PgConnection, events: &[Uuid]) -> Re
     Ok(())
 }
 
-/// Makes the events about old keys and webhook secrets that end within `notice`, each once. Returns their number.
+/// Creates the events about old keys and webhook secrets that end within `notice`, each one once.
+/// Returns the number of new events.
+///
+/// `ending` finds the credentials that end soon, of enabled partners that asked for the event.
+/// `created` inserts the events; their ids are derived from the subjects, so a further look creates
+/// none twice. The last step makes the new ones due.
 pub async fn expiring(connection: &mut PgConnection, notice: Duration) -> Result<u64> {
     let made = sqlx::query!(
         "WITH ending AS (
@@ -135,19 +152,26 @@ pub async fn expiring(connection: &mut PgConnection, notice: Duration) -> Result
 /// The result of [`test`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Tested {
-    /// The event; it is due now.
+    /// The test was created and is due now.
     Due(DeliveryId),
-    /// The interval since the last test has not ended; this much time is left.
+    /// The last test is younger than the interval; this much time is left.
     TooSoon(Duration),
     Paused,
     NoEndpoint,
 }
 
-/// Makes a test event, unless the partner's last one is younger than `interval`. It is sent also while the endpoint is
-/// blocked: an acknowledgement ends the block.
-pub async fn test(connection: &mut PgConnection, partner_id: PartnerId, interval: Duration) -> Result<Tested> {
+/// Creates a test of the partner's endpoint, unless its last test is younger than `interval`. The
+/// test is sent even while the endpoint is blocked, and an acknowledgement ends the block, so that
+/// a partner can show that its endpoint works again. An endpoint that an operator has paused gets
+/// no test.
+pub async fn test(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    interval: Duration,
+) -> Result<Tested> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
-    // The partner's row serialises its tests.
+    // The lock of the partner's row lets one request after the other pass, so that two requests at
+    // the same time do not create two tests.
     let query = sqlx::query!(
         r#"SELECT p.webhook_url IS NOT NULL AS "has_url!", coalesce(e.blocked_until = 'infinity', false) AS "paused!"
            FROM partners p LEFT JOIN endpoints e ON e.partner_id = p.partner_id
@@ -174,7 +198,9 @@ pub async fn test(connection: &mut PgConnection, partner_id: PartnerId, interval
         return Ok(Tested::TooSoon(left));
     }
     let id = DeliveryId::new();
-    // A due time before all others is served first, even while the endpoint is blocked.
+    // The work is due at `-infinity`, which is before all other work of the partner. The look at
+    // due work and the claim recognise a test by this time, and find it even while the endpoint is
+    // blocked.
     let statement = sqlx::query!(
         "WITH created AS (
              INSERT INTO deliveries (delivery_id, partner_id, kind, created_at)
@@ -189,9 +215,12 @@ pub async fn test(connection: &mut PgConnection, partner_id: PartnerId, interval
     Ok(Tested::Due(id))
 }
 
-/// Deletes events that are older than the term of attempts, with their work; at most `limit`. Returns
-/// their number. Their attempts are deleted by [`crate::retention`], which has the same term.
+/// Deletes at most `limit` events that are older than the term of attempts, with their work.
+/// Returns the number of deleted events. Their attempts are deleted by [`crate::retention`], which
+/// has the same term.
 pub async fn forget(connection: &mut PgConnection, limit: u32) -> Result<u64> {
+    // `old` finds the events, `due` and `waiting` delete their rows in `work` and `held`, and
+    // `deleted` the events themselves.
     let query = sqlx::query_scalar!(
         r#"WITH old AS MATERIALIZED (
                -- Goes from partner to partner, because the events of all partners have no index of
@@ -220,7 +249,7 @@ pub async fn forget(connection: &mut PgConnection, limit: u32) -> Result<u64> {
     Ok(count(query.fetch_one(connection).await?))
 }
 
-/// An event with its last attempt, as partners and operators see it.
+/// An event with its last attempt, as operators and the partner see it.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct View {
     pub event_id: WebhookId,
@@ -286,7 +315,8 @@ impl From<ViewRow> for View {
     }
 }
 
-/// The views of chosen events.
+/// Reads the views of the events that match a condition. A test is due at `-infinity`, which is
+/// shown as no time.
 macro_rules! views {
     ($chosen:literal $(, $argument:expr)*) => {
         sqlx::query_as!(
@@ -302,7 +332,7 @@ macro_rules! views {
     };
 }
 
-/// One event; of any partner if `partner_id` is `None`.
+/// Finds one event of the partner, or of any partner if `partner_id` is `None`.
 pub async fn find(
     connection: &mut PgConnection,
     partner_id: Option<PartnerId>,
@@ -319,13 +349,18 @@ pub async fn find(
 /// A page of a partner's events.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Page {
-    /// Events before this time and event; `None` begins with the newest. The event may be gone.
+    /// The position after which the page begins: a time and an event. `None` begins with the newest
+    /// event. The event itself may have been deleted.
     pub before: Option<(OffsetDateTime, DeliveryId)>,
     pub limit: i64,
 }
 
 /// A partner's events, the newest first.
-pub async fn list(connection: &mut PgConnection, partner_id: PartnerId, page: &Page) -> Result<Vec<View>> {
+pub async fn list(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    page: &Page,
+) -> Result<Vec<View>> {
     let views = views!(
         "partner_id = $1 AND created_at <= coalesce($2, 'infinity'::timestamptz)
          AND (created_at, delivery_id) < (coalesce($2, 'infinity'::timestamptz), $3)
@@ -335,5 +370,10 @@ pub async fn list(connection: &mut PgConnection, partner_id: PartnerId, page: &P
         page.before.map_or(Uuid::nil(), |(_, id)| id.uuid()),
         page.limit
     );
-    Ok(views.fetch_all(connection).await?.into_iter().map(View::from).collect())
+    Ok(views
+        .fetch_all(connection)
+        .await?
+        .into_iter()
+        .map(View::from)
+        .collect())
 }

@@ -1,16 +1,20 @@
-//! Deliveries: found when due, claimed by notifiers, recorded in batches.
+//! Deliveries: found when they are due, claimed by notifiers, and recorded in batches.
 //!
 //! A delivery is the obligation to send one webhook: the specified one of a ready topup
 //! (`topup.ready`), or an [event](events). All kinds share these statements, the attempts, the due
 //! work and the blocks of [endpoints].
 //!
-//! Guarantee: a pending delivery is either younger than its first lease, or the sweep will find it, or
-//! it has a row in `work`. So it is attempted again until it is delivered, exhausted or without an
-//! endpoint. The notifier calls these functions in the order of the files: [`due`] looks, [`claim`]
-//! takes the leases of due work and reads what a webhook needs, [`record`] stores the result of the attempt.
+//! Guarantee: a pending delivery is within its first lease, after which the sweep finds it, or it
+//! has a row in `work`. So it is attempted again until it is delivered or exhausted, or waits for a
+//! webhook URL.
 //!
-//! It relies on the statement that makes a unit ready: it inserts the delivery in the same
-//! transaction. Events are inserted together with their work.
+//! The notifier calls these functions in the order of the files: [`due()`] looks, [`claim()`] takes
+//! the leases of due work and reads what a webhook needs, [`record()`] stores the result of the
+//! attempt. [`defer`], [`put_back`] and [`sweep`] keep the guarantee for deliveries that are not
+//! attempted at once.
+//!
+//! It relies on the statements that create deliveries. The one that makes a unit ready inserts the
+//! delivery in the same transaction, and events are inserted together with their work.
 
 mod claim;
 mod due;
@@ -38,7 +42,9 @@ fn uuids(ids: &[DeliveryId]) -> Vec<Uuid> {
     ids.iter().map(|id| id.uuid()).collect()
 }
 
-/// Makes pending deliveries due now whose tickets found no room. One that has a row in `work` keeps it.
+/// Gives due work to pending deliveries that cannot wait for a permit in this process. A delivery
+/// that already has a row in `work` keeps it. The ids are sorted, so that two processes that defer
+/// the same deliveries wait for each other instead of deadlocking.
 pub async fn defer(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<()> {
     let ids = uuids(ids);
     retry_conflicts!(async {
@@ -55,8 +61,8 @@ pub async fn defer(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<
     })
 }
 
-/// Ends leases that this process holds, because it cannot attempt the deliveries now: they are due
-/// again at once.
+/// Ends leases that this process holds, because it cannot attempt the deliveries now, for example
+/// because too many requests to their host are in flight. They are due again at once.
 pub async fn put_back(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<()> {
     let ids = uuids(ids);
     retry_conflicts!(async {
@@ -73,7 +79,7 @@ pub async fn put_back(connection: &mut PgConnection, ids: &[DeliveryId]) -> Resu
     })
 }
 
-/// Makes each delivery due that has no outcome after its first lease of `lag`.
+/// Gives due work to each delivery that has no outcome at the end of its first lease of `lag`.
 pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept> {
     let Some(mut fence) = Fence::take(connection, "deliveries", lag).await? else {
         return Ok(Swept::default());
@@ -86,16 +92,21 @@ pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept
         fence.from,
         fence.until,
     );
-    let late = statement.execute(&mut *fence.transaction).await?.rows_affected();
+    let late = statement
+        .execute(&mut *fence.transaction)
+        .await?
+        .rows_affected();
     fence.done(late).await
 }
 
-/// Moves deliveries of partners without a webhook URL to `no_endpoint`, where they wait for a URL.
-/// Returns the number of moved deliveries.
+/// Moves pending deliveries of partners without a webhook URL to the state `no_endpoint`, in which
+/// they wait for a URL. Returns the number of moved deliveries.
 ///
-/// The statement locks the partners' rows and reads them under the lock, so that it and
-/// [`crate::partners::set_webhook`] can't miss each other: either this statement sees the new URL, or
-/// the change of the URL sees the held deliveries.
+/// The statement locks the rows of the partners (`without`) and reads the URL under the lock, so
+/// that it and [`crate::partners::set_webhook`] cannot miss each other: either this statement sees
+/// the new URL, or the change of the URL sees the held deliveries. Then `moved` changes the
+/// deliveries of these partners, `done` deletes their work, and the last step inserts them into
+/// `held`.
 pub async fn set_no_endpoint(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<u64> {
     let statement = sqlx::query!(
         "WITH without AS MATERIALIZED (

@@ -1,4 +1,10 @@
-//! Records ended attempts, and their effect on the endpoints.
+//! Records attempts of deliveries that have ended, and their effect on the endpoints. The notifier
+//! calls [`record`] in its group commit.
+//!
+//! Guarantee: the first result of an attempt counts, and an acknowledgement counts even if it comes
+//! late, because the partner then has the webhook. A delivery, its due work and its row in `held`
+//! change in one statement, so a delivery that is still to be attempted always has due work, or is
+//! within its first lease.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -20,7 +26,8 @@ pub struct Attempted {
     pub partner_id: PartnerId,
     /// The delivery is an event. Unlike for a topup, its acknowledged attempts are stored, too.
     pub is_event: bool,
-    /// The claim held the lease of the delivery's work, so the record must move or end that work.
+    /// Whether the claim held the lease of due work, so that the record must move or delete that
+    /// work.
     pub leased: bool,
     /// The number of attempts that ended before this one.
     pub attempt: u32,
@@ -29,13 +36,14 @@ pub struct Attempted {
     pub duration: Duration,
     /// The HTTP status of the response, if one arrived.
     pub status: Option<u16>,
-    /// The result class, one word.
+    /// The class of the result, as one word.
     pub class: &'static str,
     /// The start of the response body, sealed; only if the endpoint did not acknowledge.
     pub response_start: Option<Vec<u8>>,
     pub result: AttemptResult,
 }
 
+/// How an attempt ended.
 #[derive(Clone, Debug)]
 pub enum AttemptResult {
     Delivered,
@@ -54,8 +62,8 @@ impl Attempted {
         matches!(self.result, AttemptResult::Delivered)
     }
 
-    /// Whether it is an acknowledged first attempt of a topup without due work. Usually nothing but the
-    /// delivery's own row changes then, and [`record_acknowledged`] suffices.
+    /// Whether it is an acknowledged first attempt of a topup without due work. Usually nothing but
+    /// the delivery's own row changes then, and [`record_acknowledged`] suffices.
     pub fn is_plain(&self) -> bool {
         self.is_delivered() && self.attempt == 0 && !self.leased && !self.is_event
     }
@@ -63,15 +71,24 @@ impl Attempted {
 
 /// Records a batch of attempts and their effect on the endpoints.
 ///
-/// If another process has recorded a result of the attempt first, this result changes nothing, except
-/// that an acknowledged delivery becomes delivered. Recording the same batch again changes only the
-/// count of failures that may block an endpoint.
+/// If another process has recorded a result of the attempt first, this result changes nothing,
+/// except that an acknowledged delivery becomes delivered. Recording the same batch again, for
+/// example because the answer of the server was lost, changes only the count of failures that may
+/// block an endpoint.
 ///
-/// Most batches hold acknowledged first attempts only, and cost one statement. The statements are
-/// separate transactions: if the process dies between them, an endpoint's failures are counted late.
-pub async fn record(connection: &mut PgConnection, attempts: &[Attempted], policy: &BlockPolicy) -> Result<Vec<()>> {
+/// Most batches contain only acknowledged first attempts, and cost one statement. The statements
+/// are separate transactions. If the process dies between them, the failures of an endpoint are
+/// counted late, which only delays its block.
+pub async fn record(
+    connection: &mut PgConnection,
+    attempts: &[Attempted],
+    policy: &BlockPolicy,
+) -> Result<Vec<()>> {
     let mut effects = Effects::of(attempts);
-    let plain: Vec<&Attempted> = attempts.iter().filter(|attempted| attempted.is_plain()).collect();
+    let plain: Vec<&Attempted> = attempts
+        .iter()
+        .filter(|attempted| attempted.is_plain())
+        .collect();
     let mut recorded = HashSet::new();
     if !plain.is_empty() {
         for row in retry_conflicts!(record_acknowledged(&mut *connection, &plain))? {
@@ -81,12 +98,16 @@ pub async fn record(connection: &mut PgConnection, attempts: &[Attempted], polic
             }
         }
     }
-    let others: Vec<&Attempted> =
-        attempts.iter().filter(|attempted| !recorded.contains(&attempted.id.uuid())).collect();
+    let others: Vec<&Attempted> = attempts
+        .iter()
+        .filter(|attempted| !recorded.contains(&attempted.id.uuid()))
+        .collect();
     if !others.is_empty() {
         retry_conflicts!(record_any(&mut *connection, &Columns::of(&others)))?;
         let delivered = others.iter().filter(|attempted| attempted.is_delivered());
-        effects.recovered.extend(delivered.map(|attempted| attempted.partner_id.uuid()));
+        effects
+            .recovered
+            .extend(delivered.map(|attempted| attempted.partner_id.uuid()));
     }
     if !effects.recovered.is_empty() {
         let partners: Vec<Uuid> = effects.recovered.into_iter().collect();
@@ -99,8 +120,8 @@ pub async fn record(connection: &mut PgConnection, attempts: &[Attempted], polic
     Ok(vec![(); attempts.len()])
 }
 
-/// What a batch says about endpoints. Both parts are in the order of the partners, so that two
-/// notifiers wait for each other's row locks instead of deadlocking.
+/// What a batch says about endpoints. Both parts are sorted by partner, so that two notifiers wait
+/// for each other's row locks instead of deadlocking.
 struct Effects {
     /// Partners whose endpoint acknowledged something, and whose failures are to be forgotten.
     recovered: BTreeSet<Uuid>,
@@ -111,15 +132,25 @@ struct Effects {
 impl Effects {
     fn of(attempts: &[Attempted]) -> Self {
         let delivered = attempts.iter().filter(|attempted| attempted.is_delivered());
-        let acknowledging_partners: HashSet<PartnerId> = delivered.map(|attempted| attempted.partner_id).collect();
+        let acknowledging_partners: HashSet<PartnerId> =
+            delivered.map(|attempted| attempted.partner_id).collect();
         let mut failed: BTreeMap<Uuid, Vec<Uuid>> = BTreeMap::new();
         for attempted in attempts {
-            let endpoint_failed = matches!(attempted.result, AttemptResult::Failed { endpoint: true, .. });
+            let endpoint_failed = matches!(
+                attempted.result,
+                AttemptResult::Failed { endpoint: true, .. }
+            );
             if endpoint_failed && !acknowledging_partners.contains(&attempted.partner_id) {
-                failed.entry(attempted.partner_id.uuid()).or_default().push(attempted.id.uuid());
+                failed
+                    .entry(attempted.partner_id.uuid())
+                    .or_default()
+                    .push(attempted.id.uuid());
             }
         }
-        Self { recovered: BTreeSet::new(), failed }
+        Self {
+            recovered: BTreeSet::new(),
+            failed,
+        }
     }
 }
 
@@ -131,14 +162,20 @@ struct Acknowledged {
     endpoint_failing: bool,
 }
 
-/// Records acknowledged first attempts of topups without due work. A delivery that has another state,
-/// for example because a second process attempted it meanwhile, does not move here and is left to
-/// [`record_any`]. Due work that came into being meanwhile is deleted by the claim that finds it.
+/// Records acknowledged first attempts of topups without due work, which are nearly all attempts. A
+/// delivery that is in another state, for example because a second process attempted it meanwhile,
+/// does not move here and is left to [`record_any`]. Due work that came into being meanwhile is
+/// deleted by the claim that finds it.
 ///
-/// No further step depends on this record, so its commit does not wait for the disk or a standby. If the server
-/// dies within the next moments, these deliveries are pending again, and their webhooks are repeated
-/// with the same id.
-async fn record_acknowledged(connection: &mut PgConnection, attempts: &[&Attempted]) -> Result<Vec<Acknowledged>> {
+/// `without_flush` makes the commit return before the disk or a standby has stored it, because no
+/// further step depends on this record. If the server dies within the next moments, these
+/// deliveries are pending again, and their webhooks are repeated with the same id.
+/// `endpoint_failing` tells the caller whether a success has to end a count of failures or a block
+/// of the endpoint.
+async fn record_acknowledged(
+    connection: &mut PgConnection,
+    attempts: &[&Attempted],
+) -> Result<Vec<Acknowledged>> {
     let columns = Columns::of(attempts);
     let moved = sqlx::query_as!(
         Acknowledged,
@@ -165,6 +202,17 @@ async fn record_acknowledged(connection: &mut PgConnection, attempts: &[&Attempt
 }
 
 /// Records attempts of any kind with any result.
+///
+/// - `new` is the batch, as a table.
+/// - `moved` brings the deliveries into their new state, and returns those that changed. All
+///   further steps but the last follow from it, so a result that came too late has no effect on
+///   them.
+/// - `done` deletes the due work of deliveries that have ended, and `later` sets it to the time of
+///   the retry.
+/// - `waiting` holds exhausted topups for a person, and `acknowledged` ends that for deliveries
+///   that were acknowledged after all.
+/// - The last step stores the attempts themselves. A repeat of the same batch finds them there and
+///   changes nothing.
 async fn record_any(connection: &mut PgConnection, columns: &Columns) -> Result<()> {
     let statement = sqlx::query!(
         r#"WITH new AS MATERIALIZED (
@@ -227,7 +275,7 @@ async fn record_any(connection: &mut PgConnection, columns: &Columns) -> Result<
     Ok(())
 }
 
-/// Attempts in the shape of the statements: one vector per column.
+/// The attempts as the statements take them: one vector for each column.
 #[derive(Default)]
 struct Columns {
     ids: Vec<Uuid>,
@@ -249,16 +297,28 @@ impl Columns {
         for attempted in attempts {
             let (state, error, retry_in) = match &attempted.result {
                 AttemptResult::Delivered => ("delivered", None, None),
-                AttemptResult::Failed { error, retry_in: Some(wait), .. } => ("pending", Some(error), Some(*wait)),
-                AttemptResult::Failed { error, retry_in: None, .. } => ("exhausted", Some(error), None),
+                AttemptResult::Failed {
+                    error,
+                    retry_in: Some(wait),
+                    ..
+                } => ("pending", Some(error), Some(*wait)),
+                AttemptResult::Failed {
+                    error,
+                    retry_in: None,
+                    ..
+                } => ("exhausted", Some(error), None),
             };
             columns.ids.push(attempted.id.uuid());
             columns.attempts.push(signed(attempted.attempt));
             columns.at.push(attempted.at);
-            columns.durations.push(signed(attempted.duration.as_millis()));
+            columns
+                .durations
+                .push(signed(attempted.duration.as_millis()));
             columns.statuses.push(attempted.status.map(i32::from));
             columns.classes.push(attempted.class);
-            columns.response_starts.push(attempted.response_start.clone());
+            columns
+                .response_starts
+                .push(attempted.response_start.clone());
             columns.states.push(state);
             columns.errors.push(error.cloned());
             columns.retries.push(retry_in.map(seconds));

@@ -1,4 +1,5 @@
-//! The record of operators' changes and their reasons.
+//! The record of what operators have changed, and why. Changes that partners make themselves are
+//! recorded here, too, with `partner` as the operator.
 
 use sqlx::{PgConnection, Postgres, Transaction};
 use time::OffsetDateTime;
@@ -6,13 +7,13 @@ use uuid::Uuid;
 
 use crate::Result;
 
-/// A changing command, as recorded.
+/// A command that changes something, as it is recorded.
 #[derive(Clone, Copy, Debug)]
 pub struct Action<'a> {
     pub operator: &'a str,
-    /// The command with its subcommand: `placement resolve --retry`.
+    /// The command with its subcommand and flags, such as `placement resolve --retry`.
     pub command: &'a str,
-    /// The object of the command: `placement 0199…`.
+    /// What the command named, such as `placement 0199…`.
     pub target: &'a str,
     pub reason: &'a str,
 }
@@ -20,13 +21,13 @@ pub struct Action<'a> {
 /// Whether a command previews its change or commits it.
 #[derive(Clone, Copy, Debug)]
 pub enum Mode<'a> {
-    /// Runs the change and rolls it back: the counts are exact.
+    /// Makes the change and rolls it back, so that the counts are exact.
     Preview,
-    /// Commits the change with its record.
+    /// Commits the change together with its record.
     Apply(Action<'a>),
 }
 
-/// Ends the transaction of a command according to its mode.
+/// Ends the transaction of a command as its mode says. `affected` is the number of changed rows.
 pub(crate) async fn finish(
     mut transaction: Transaction<'_, Postgres>,
     mode: Mode<'_>,
@@ -61,10 +62,10 @@ pub(crate) async fn record(
 
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Recorded {
-    /// When it was committed.
+    /// When the transaction of the change began.
     #[serde(with = "time::serde::rfc3339")]
     pub at: OffsetDateTime,
-    /// The operator's name, as given to `esimctl`.
+    /// The operator's name as given to `esimctl`, or `partner`.
     pub operator: String,
     pub database_role: String,
     pub command: String,
@@ -74,8 +75,12 @@ pub struct Recorded {
     pub reason: String,
 }
 
-/// The newest actions since a time.
-pub async fn list(connection: &mut PgConnection, since: Option<OffsetDateTime>, limit: u32) -> Result<Vec<Recorded>> {
+/// The newest actions since a time, at most `limit`.
+pub async fn list(
+    connection: &mut PgConnection,
+    since: Option<OffsetDateTime>,
+    limit: u32,
+) -> Result<Vec<Recorded>> {
     let actions = sqlx::query_as!(
         Recorded,
         "SELECT at, operator, database_role, command, target, affected, reason

@@ -1,6 +1,11 @@
 //! Deliveries and their attempts as operators see them, and replays.
 //!
-//! `esimctl` calls all of it. Self-service calls [`resendable`] and [`replay`] for one delivery of a partner.
+//! `esimctl` calls all of it. Self-service calls [`resendable`] and [`replay`] for one delivery of
+//! a partner.
+//!
+//! A filter can match deliveries of months, and neither the states nor the times of attempts have
+//! an index, which would cost each delivery a write. So the history is read by the time of
+//! readiness, in bounded looks, and filtered here.
 
 use domain::{DeliveryId, PartnerId, WebhookId};
 use sqlx::{Connection, PgConnection};
@@ -35,14 +40,14 @@ pub struct DeliveryView {
     /// When the topup became ready.
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
-    /// When its profile was erased: the webhook can't be sent again.
+    /// When its profile was erased. The webhook cannot be sent again then.
     #[serde(with = "time::serde::rfc3339::option")]
     pub erased_at: Option<OffsetDateTime>,
 }
 
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct AttemptView {
-    /// The number of attempts that ended before this one.
+    /// The number of attempts that had ended before this one.
     pub attempt: i32,
     /// When the attempt began.
     #[serde(with = "time::serde::rfc3339")]
@@ -50,18 +55,22 @@ pub struct AttemptView {
     pub duration_ms: i32,
     /// The HTTP status of the response, if one arrived.
     pub status: Option<i32>,
-    /// The result class: `delivered`, `status_5xx`, `timeout`, …
+    /// The class of the result: `delivered`, `status_5xx`, `timeout`, …
     pub class: String,
-    /// The start of the response body, sealed for [`Purpose::Response`](crate::vault::Purpose::Response).
+    /// The start of the response body, sealed for
+    /// [`Purpose::Response`](crate::vault::Purpose::Response).
     #[serde(skip)]
     pub answer: Option<Vec<u8>>,
 }
 
-/// The delivery that a partner knows by this name; `None` if there is none (yet).
+/// The delivery that a partner knows by this name. `None` if there is none, or not yet.
 pub async fn find(connection: &mut PgConnection, id: &WebhookId) -> Result<Option<DeliveryId>> {
     let found = match id {
         WebhookId::Topup(topup_id) => {
-            let query = sqlx::query_scalar!("SELECT delivery_id FROM esims WHERE topup_id = $1", topup_id.as_str());
+            let query = sqlx::query_scalar!(
+                "SELECT delivery_id FROM esims WHERE topup_id = $1",
+                topup_id.as_str()
+            );
             query.fetch_optional(connection).await?.flatten()
         }
         WebhookId::Event(id) => {
@@ -78,18 +87,23 @@ pub async fn find(connection: &mut PgConnection, id: &WebhookId) -> Result<Optio
 /// Which deliveries to list or replay; `None` matches all.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Filter<'a> {
-    /// One delivery of any kind. Otherwise only deliveries of topups match.
+    /// One delivery of any kind. Without an id only deliveries of topups match.
     pub id: Option<DeliveryId>,
     pub partner_id: Option<PartnerId>,
     pub state: Option<&'a str>,
-    /// The earliest start of the last attempt; without an attempt, of the readiness.
+    /// The start of the range of time, inclusive. The time of a delivery is that of its last
+    /// attempt; before the first one it is the time of readiness.
     pub since: Option<OffsetDateTime>,
     /// The end of that range, exclusive.
     pub until: Option<OffsetDateTime>,
 }
 
 /// Lists the newest deliveries of topups that match a filter.
-pub async fn list(connection: &mut PgConnection, filter: &Filter<'_>, limit: u32) -> Result<Vec<DeliveryView>> {
+pub async fn list(
+    connection: &mut PgConnection,
+    filter: &Filter<'_>,
+    limit: u32,
+) -> Result<Vec<DeliveryView>> {
     let chosen = choose(connection, filter, Order::NewestFirst, limit).await?;
     let views = sqlx::query_as!(
         DeliveryView,
@@ -107,9 +121,12 @@ pub async fn list(connection: &mut PgConnection, filter: &Filter<'_>, limit: u32
     Ok(views.fetch_all(connection).await?)
 }
 
-/// The rows of one look at the history, which bounds its cost.
+/// The number of rows that one look at the history reads, which bounds its cost.
 const LOOK: i64 = 5_000;
-/// A range of attempts also covers deliveries that were ready this long before it.
+/// How long before the range of a filter the readiness of a delivery may be. A filter selects by
+/// the time of the last attempt, but the history is read by the time of readiness. Retries end
+/// after about 28 hours, so a week covers all deliveries except those that were replayed much
+/// later.
 const REACH: Duration = Duration::days(7);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -118,7 +135,7 @@ enum Order {
     OldestFirst,
 }
 
-/// The values that a filter compares.
+/// The columns that a filter compares.
 struct Seen {
     delivery_id: Uuid,
     state: String,
@@ -128,20 +145,29 @@ struct Seen {
 
 impl Filter<'_> {
     fn matches(&self, seen: &Seen) -> bool {
-        let at = seen.attempted_at.map_or(seen.created_at, |at| at.max(seen.created_at));
+        let at = seen
+            .attempted_at
+            .map_or(seen.created_at, |at| at.max(seen.created_at));
         self.state.is_none_or(|state| state == seen.state)
             && self.since.is_none_or(|since| at >= since)
             && self.until.is_none_or(|until| at < until)
     }
 
-    /// The earliest readiness of a delivery that can match.
+    /// The earliest readiness of a delivery that this filter can find.
     fn reach(&self) -> OffsetDateTime {
-        self.since.map_or(OffsetDateTime::UNIX_EPOCH, |since| since - REACH)
+        self.since
+            .map_or(OffsetDateTime::UNIX_EPOCH, |since| since - REACH)
     }
 }
 
-/// The first `limit` deliveries that match, found by an index in bounded looks.
-async fn choose(connection: &mut PgConnection, filter: &Filter<'_>, order: Order, limit: u32) -> Result<Vec<Uuid>> {
+/// The first `limit` deliveries that match, found by an index in bounded looks. Held deliveries are
+/// found through `held`, because they are few.
+async fn choose(
+    connection: &mut PgConnection,
+    filter: &Filter<'_>,
+    order: Order,
+    limit: u32,
+) -> Result<Vec<Uuid>> {
     if let Some(id) = filter.id {
         return Ok(vec![id.uuid()]);
     }
@@ -152,7 +178,11 @@ async fn choose(connection: &mut PgConnection, filter: &Filter<'_>, order: Order
         if order == Order::OldestFirst {
             held.reverse();
         }
-        return Ok(held.into_iter().take(limit).map(|seen| seen.delivery_id).collect());
+        return Ok(held
+            .into_iter()
+            .take(limit)
+            .map(|seen| seen.delivery_id)
+            .collect());
     }
     let mut found = Vec::new();
     let mut last: Option<Seen> = None;
@@ -175,8 +205,13 @@ async fn choose(connection: &mut PgConnection, filter: &Filter<'_>, order: Order
     Ok(found)
 }
 
-/// Deliveries that wait for an operator or a URL, the newest first; at most 100,000 of a partner, 10,000 of all.
-async fn held(connection: &mut PgConnection, partner_id: Option<PartnerId>, state: &str) -> Result<Vec<Seen>> {
+/// Deliveries that wait for an operator or a URL, newest first: at most 100,000 of one partner, or
+/// 10,000 of all.
+async fn held(
+    connection: &mut PgConnection,
+    partner_id: Option<PartnerId>,
+    state: &str,
+) -> Result<Vec<Seen>> {
     let held = match partner_id {
         Some(partner_id) => {
             sqlx::query_scalar!(
@@ -187,14 +222,12 @@ async fn held(connection: &mut PgConnection, partner_id: Option<PartnerId>, stat
             .fetch_all(&mut *connection)
             .await?
         }
-        None => {
-            sqlx::query_scalar!(
-                "SELECT id FROM held WHERE state = $1 AND provider = '' ORDER BY at DESC LIMIT 10000",
-                state,
-            )
-            .fetch_all(&mut *connection)
-            .await?
-        }
+        None => sqlx::query_scalar!(
+            "SELECT id FROM held WHERE state = $1 AND provider = '' ORDER BY at DESC LIMIT 10000",
+            state,
+        )
+        .fetch_all(&mut *connection)
+        .await?,
     };
     let mut seen = Vec::with_capacity(held.len());
     for part in held.chunks(1_000) {
@@ -210,7 +243,7 @@ async fn held(connection: &mut PgConnection, partner_id: Option<PartnerId>, stat
     Ok(seen)
 }
 
-/// A partner's deliveries in the order of their readiness, after `last`.
+/// A look at a partner's deliveries in the order of their readiness, after `last`.
 async fn of_partner(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -258,8 +291,12 @@ async fn of_partner(
     })
 }
 
-/// The newest deliveries of all partners.
-async fn all(connection: &mut PgConnection, filter: &Filter<'_>, last: Option<&Seen>) -> Result<Vec<Seen>> {
+/// A look at the deliveries of all partners, newest first, after `last`.
+async fn all(
+    connection: &mut PgConnection,
+    filter: &Filter<'_>,
+    last: Option<&Seen>,
+) -> Result<Vec<Seen>> {
     let rows = sqlx::query_as!(
         Seen,
         "SELECT delivery_id, state, attempted_at, created_at FROM deliveries
@@ -275,8 +312,12 @@ async fn all(connection: &mut PgConnection, filter: &Filter<'_>, last: Option<&S
     Ok(rows.fetch_all(connection).await?)
 }
 
-/// The newest attempts of a delivery, at most `most`, in order.
-pub async fn attempts(connection: &mut PgConnection, id: DeliveryId, most: i64) -> Result<Vec<AttemptView>> {
+/// The newest attempts of a delivery, at most `most` of them, in the order of time.
+pub async fn attempts(
+    connection: &mut PgConnection,
+    id: DeliveryId,
+    most: i64,
+) -> Result<Vec<AttemptView>> {
     let attempts = sqlx::query_as!(
         AttemptView,
         r#"SELECT attempt AS "attempt!", at AS "at!", duration_ms AS "duration_ms!", status, class AS "class!", answer
@@ -297,26 +338,30 @@ pub async fn attempts(connection: &mut PgConnection, id: DeliveryId, most: i64) 
     Ok(attempts)
 }
 
-/// The facts that decide whether a delivery can be sent again.
+/// What decides whether a delivery can be sent again.
 #[derive(Clone, Debug)]
 pub struct Resendable {
     /// `pending`, `delivered`, `exhausted` or `no_endpoint`.
     pub state: String,
     /// Whether the partner has a URL now.
     pub(crate) has_url: bool,
-    /// It cannot be sent again: the topup's profile was erased, or the event is a test, is no longer
-    /// wanted, or reports a failed topup that got ready or whose order was cancelled.
+    /// It makes no sense to send it again: the profile of the topup was erased, or the event is a
+    /// test, is no longer wanted, or reports a failed topup that got ready or whose order was
+    /// refused or cancelled.
     pub pointless: bool,
-    /// It is due, or an attempt is in flight.
+    /// It is due soon anyway, or an attempt is in flight.
     pub(crate) due: bool,
-    /// Seconds since the last attempt, or since it was stored.
+    /// The seconds since the last attempt; before the first one, since the delivery was stored.
     pub(crate) age: f64,
-    /// The database's time.
+    /// The time of the database at that moment.
     pub(crate) now: OffsetDateTime,
 }
 
-/// Reads [`Resendable`].
-pub async fn resendable(connection: &mut PgConnection, id: DeliveryId) -> Result<Option<Resendable>> {
+/// Reads [`Resendable`]; `None` if there is no such delivery.
+pub async fn resendable(
+    connection: &mut PgConnection,
+    id: DeliveryId,
+) -> Result<Option<Resendable>> {
     let read = sqlx::query_as!(
         Resendable,
         r#"SELECT d.state, p.webhook_url IS NOT NULL AS "has_url!",
@@ -348,26 +393,32 @@ pub async fn resendable(connection: &mut PgConnection, id: DeliveryId) -> Result
     Ok(read.fetch_optional(connection).await?)
 }
 
-/// The numbers of deliveries that a replay makes due.
+/// The numbers of deliveries that a replay makes due, by the states that they were in.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct Replayed {
-    /// All of them; each sends one webhook.
+    /// All of them. Each sends one webhook, or more if it fails.
     pub replayed: i64,
     pub delivered: i64,
     pub exhausted: i64,
-    /// The number that was waiting for a retry.
+    /// Those that waited for a retry.
     pub pending: i64,
-    /// The start of the earliest last attempt; without an attempt, the time of readiness.
+    /// The earliest time among them. The time of a delivery is as in [`Filter::since`].
     #[serde(with = "time::serde::rfc3339::option")]
     pub oldest: Option<OffsetDateTime>,
-    /// The start of the latest last attempt, by the same rule.
+    /// The latest time among them.
     #[serde(with = "time::serde::rfc3339::option")]
     pub newest: Option<OffsetDateTime>,
 }
 
-/// Makes the oldest deliveries that match a filter pending and due, at the start of the schedule; their attempts stay.
-/// A pending delivery matches if it waits for a retry, not if it waits for a URL. Deliveries whose profile was erased
-/// and tests don't match.
+/// Makes the oldest deliveries that match a filter pending and due, with a new schedule of retries.
+/// Their recorded attempts stay. A pending delivery matches if it waits for a retry, but not if it
+/// waits for a URL. Deliveries whose profile was erased do not match, and neither do tests.
+///
+/// The steps of the statement: `chosen` locks the rows and applies the filter again. `kept` copies
+/// the attempt that delivered a topup from its row to the table of attempts, because the next
+/// attempt overwrites it. `due` gives each delivery work for now, `released` takes it out of
+/// `held`, and `pending` changes its state and begins the schedule. The result counts what was
+/// chosen.
 pub async fn replay(
     connection: &mut PgConnection,
     filter: &Filter<'_>,

@@ -1,7 +1,12 @@
-//! Erasure on request: an order, or a partner with all its orders.
+//! Erasure on request: of an order, or of a partner with all of its orders (`esimctl order erase`,
+//! `esimctl partner erase`).
 //!
-//! An erased order keeps its ids, ICCIDs, states and times: no external order id and no ICCID is taken twice, and a
-//! purchase at the provider still finds its placement. Profiles, responses of endpoints, texts and trace ids go.
+//! An erased order keeps its ids, ICCIDs, states and times. So no external order id and no ICCID
+//! can be used twice, and a purchase that turns up late at the provider still finds its placement.
+//! Profiles, responses of endpoints, texts and trace ids are removed.
+//!
+//! Only finished orders are erased, because otherwise a purchase or a webhook that is under way
+//! would write the data again.
 
 use domain::{OrderId, PartnerId};
 use sqlx::{Connection, PgConnection};
@@ -10,17 +15,18 @@ use uuid::Uuid;
 use super::actions::{self, Mode};
 use crate::Error;
 
-/// A partner's last orders can begin this many seconds after it was disabled.
+/// How many seconds after a partner was disabled its last orders may be stored: the replicas of
+/// ingress learn of the change a little later.
 const LAST_ORDERS: f64 = 30.0;
 
-/// The numbers of things that an erasure removes, or has removed.
+/// What an erasure removes, or has removed, in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Erased {
     pub orders: i64,
     pub profiles: i64,
-    /// Recorded attempts of their deliveries.
+    /// Recorded attempts of deliveries.
     pub attempts: i64,
-    /// Units whose webhook was never acknowledged and is no longer sent.
+    /// Units whose webhook was never acknowledged and will not be sent any more.
     pub undelivered: i64,
 }
 
@@ -38,16 +44,20 @@ impl std::ops::AddAssign for Erased {
 pub enum NotErased {
     #[error("there is no such {0}")]
     Unknown(&'static str),
-    #[error("it is not finished: {placements} of its placements and {units} of its units are under way")]
+    #[error(
+        "it is not finished: {placements} of its placements and {units} of its units are under way; repeat the command \
+         when they are finished, and resolve parked placements with `esimctl placement resolve`"
+    )]
     Unfinished {
         /// Placements that are not placed, failed or refused, or wait for an operator.
         placements: i64,
-        /// Units that wait for a profile or an attempt of their webhook.
+        /// Units that wait for a profile or for an attempt of their webhook.
         units: i64,
     },
     #[error("the partner is enabled; run `esimctl partner disable` first")]
     Enabled,
-    /// The partner's last orders may still lack their work.
+    /// The last orders of the partner may not have work yet, so whether they are finished cannot be
+    /// seen.
     #[error("the partner was disabled a moment ago; repeat the command in a minute")]
     TooSoon,
     #[error(
@@ -64,13 +74,20 @@ pub enum NotErased {
     Store(#[from] Error),
 }
 
-pub async fn order(connection: &mut PgConnection, order_id: OrderId, mode: Mode<'_>) -> Result<Erased, NotErased> {
+pub async fn order(
+    connection: &mut PgConnection,
+    order_id: OrderId,
+    mode: Mode<'_>,
+) -> Result<Erased, NotErased> {
     let mut transaction = connection.begin().await?;
-    sqlx::query_scalar!("SELECT order_id FROM orders WHERE order_id = $1 FOR UPDATE", order_id.uuid())
-        .fetch_optional(&mut *transaction)
-        .await?
-        .ok_or(NotErased::Unknown("order"))?;
-    // A replay or a claim that is under way ends before the check.
+    sqlx::query_scalar!(
+        "SELECT order_id FROM orders WHERE order_id = $1 FOR UPDATE",
+        order_id.uuid()
+    )
+    .fetch_optional(&mut *transaction)
+    .await?
+    .ok_or(NotErased::Unknown("order"))?;
+    // With these locks a replay or a claim that is under way ends before the check below.
     let query = sqlx::query!(
         "WITH placed AS (SELECT placement_id FROM placements WHERE order_id = $1 FOR UPDATE)
          SELECT d.delivery_id FROM placed
@@ -95,13 +112,28 @@ pub async fn order(connection: &mut PgConnection, order_id: OrderId, mode: Mode<
     );
     let open = query.fetch_one(&mut *transaction).await?;
     if open.placements + open.units > 0 {
-        return Err(NotErased::Unfinished { placements: open.placements, units: open.units });
+        return Err(NotErased::Unfinished {
+            placements: open.placements,
+            units: open.units,
+        });
     }
     let erased = orders(&mut transaction, &[order_id.uuid()]).await?;
     actions::finish(transaction, mode, erased.orders).await?;
     Ok(erased)
 }
 
+/// Erases these orders in one statement:
+///
+/// - `unit` lists their units with the ids of their deliveries and of the events about them.
+/// - `profiles` removes the profiles, and `late` their rows in the work of retention.
+/// - `reasons` and `texts` remove the texts of topups and placements.
+/// - `attempts` deletes the recorded attempts, and `waiting` and `webhooks` end deliveries that
+///   still waited; their states and times stay.
+/// - `events`, `event_attempts`, `event_work` and `event_waiting` delete the events with all that
+///   belongs to them.
+/// - `erased` removes the trace id of each order and marks it as erased.
+///
+/// Orders that are erased already are not counted again, so the function can be repeated.
 async fn orders(connection: &mut PgConnection, orders: &[Uuid]) -> Result<Erased, sqlx::Error> {
     sqlx::query_as!(
         Erased,
@@ -158,8 +190,11 @@ async fn orders(connection: &mut PgConnection, orders: &[Uuid]) -> Result<Erased
     .await
 }
 
-/// The number of a disabled partner's orders that can be erased. Fails if one is not finished.
-pub async fn partner_orders(connection: &mut PgConnection, partner_id: PartnerId) -> Result<i64, NotErased> {
+/// The number of orders of a disabled partner that can be erased. Fails if one is not finished.
+pub async fn partner_orders(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+) -> Result<i64, NotErased> {
     let query = sqlx::query!(
         r#"SELECT disabled_at IS NOT NULL AS "disabled!",
                   coalesce(disabled_at + make_interval(secs => $2) < (SELECT min(up_to) FROM sweeps), false) AS "swept!"
@@ -167,11 +202,15 @@ pub async fn partner_orders(connection: &mut PgConnection, partner_id: PartnerId
         partner_id.uuid(),
         LAST_ORDERS,
     );
-    let partner = query.fetch_optional(&mut *connection).await?.ok_or(NotErased::Unknown("partner"))?;
+    let partner = query
+        .fetch_optional(&mut *connection)
+        .await?
+        .ok_or(NotErased::Unknown("partner"))?;
     if !partner.disabled {
         return Err(NotErased::Enabled);
     }
-    // From then on, everything unfinished has work.
+    // Once the sweep has passed this time, everything unfinished has work, so the counts below are
+    // complete.
     if !partner.swept {
         return Err(NotErased::TooSoon);
     }
@@ -187,7 +226,10 @@ pub async fn partner_orders(connection: &mut PgConnection, partner_id: PartnerId
     );
     let open = query.fetch_one(&mut *connection).await?;
     if open.placements + open.deliveries > 0 {
-        return Err(NotErased::Busy { placements: open.placements, deliveries: open.deliveries });
+        return Err(NotErased::Busy {
+            placements: open.placements,
+            deliveries: open.deliveries,
+        });
     }
     let orders = sqlx::query_scalar!(
         r#"SELECT count(*) AS "orders!" FROM orders WHERE partner_id = $1 AND refused_at IS NULL"#,
@@ -196,7 +238,8 @@ pub async fn partner_orders(connection: &mut PgConnection, partner_id: PartnerId
     Ok(orders.fetch_one(connection).await?)
 }
 
-/// Erases a disabled partner's name, keys, webhook URL and events. Its id stays.
+/// Erases the name, keys, webhook URL and events of a disabled partner. Its row and its id stay.
+/// `orders` is the number of its orders, for the record.
 pub async fn partner(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -204,8 +247,12 @@ pub async fn partner(
     mode: Mode<'_>,
 ) -> Result<(), NotErased> {
     let mut transaction = connection.begin().await?;
-    // Its state may have changed since the preview.
+    // Checked again, because the state may have changed since the preview.
     partner_orders(&mut transaction, partner_id).await?;
+    // `endpoint` removes what is known of the endpoint. `events`, `attempts` and `waiting` delete
+    // the events with their attempts and their rows in `held`; they have no work any more, as was
+    // checked above. The last step clears the row of the partner. Its access key becomes `erased-`
+    // and its id, because the column must stay filled and unique.
     let statement = sqlx::query!(
         "WITH endpoint AS (
              DELETE FROM endpoints WHERE partner_id = $1
@@ -230,7 +277,8 @@ pub async fn partner(
     Ok(())
 }
 
-/// Erases a partner's next orders, after `after`. Returns the next `after`, if more are left.
+/// Erases the next orders of a partner, at most `limit`, that come after `after`. Returns the next
+/// `after` if more may be left.
 pub async fn partner_batch(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -250,5 +298,8 @@ pub async fn partner_batch(
     let erased = orders(&mut transaction, &ids).await?;
     transaction.commit().await?;
     let full = u32::try_from(ids.len()).is_ok_and(|read| read >= limit);
-    Ok((erased, ids.last().filter(|_| full).map(|last| OrderId::from(*last))))
+    Ok((
+        erased,
+        ids.last().filter(|_| full).map(|last| OrderId::from(*last)),
+    ))
 }

@@ -1,4 +1,5 @@
-//! An order with its placements, units and deliveries.
+//! Looks an order up by any of its ids, with its placements, units and deliveries (`esimctl order
+//! show`).
 
 use domain::Iccid;
 use sqlx::PgConnection;
@@ -13,13 +14,13 @@ pub struct OrderView {
     pub order_id: Uuid,
     pub partner_id: Uuid,
     pub external_order_id: String,
-    /// The order was answered with 422: nothing was bought.
+    /// The order was answered with 422 or cancelled, so nothing of it was bought.
     pub refused: bool,
-    /// W3C trace context of the POST.
+    /// The W3C trace context of the create-order request.
     pub traceparent: Option<String>,
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
-    /// When the order was erased: its ids, states and times are left.
+    /// When the order was erased. Only its ids, states and times are left.
     #[serde(with = "time::serde::rfc3339::option")]
     pub erased_at: Option<OffsetDateTime>,
     pub placements: Vec<PlacementView>,
@@ -27,10 +28,10 @@ pub struct OrderView {
     pub topups: Vec<TopupView>,
 }
 
-/// A purchase, as operators see it.
+/// A placement, as operators see it.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct PlacementView {
-    /// The order id that the provider sees.
+    /// The id of the placement, which is the order id that the provider sees.
     pub placement_id: Uuid,
     pub provider: String,
     /// `accepted`, `placing`, `placed`, `refused`, `failed` or `parked`.
@@ -45,9 +46,9 @@ pub struct PlacementView {
     /// When the provider confirmed the purchase.
     #[serde(with = "time::serde::rfc3339::option")]
     pub placed_at: Option<OffsetDateTime>,
-    /// What fails together with it at the provider, usually its option.
+    /// Its lane: what fails together with it at the provider, usually its option.
     pub lane: String,
-    /// When a provisioner looks at it next.
+    /// When a provisioner looks at it next, if it has work.
     #[serde(with = "time::serde::rfc3339::option")]
     pub due_at: Option<OffsetDateTime>,
 }
@@ -55,10 +56,10 @@ pub struct PlacementView {
 /// One unit and its delivery, as operators see it.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct TopupView {
-    /// The unit, 26 digits.
+    /// The id of the unit, 26 digits.
     pub topup_id: String,
     pub option_id: Uuid,
-    /// The purchase that holds the unit.
+    /// The placement that holds the unit.
     pub placement_id: Uuid,
     /// `pending`, `ready`, `failed` or `parked`.
     pub state: String,
@@ -70,12 +71,13 @@ pub struct TopupView {
     pub ready_at: Option<OffsetDateTime>,
     #[serde(with = "time::serde::rfc3339::option")]
     pub erased_at: Option<OffsetDateTime>,
-    /// `pending`, `delivered`, `exhausted` or `no_endpoint`; none before the unit is ready.
+    /// The state of its delivery: `pending`, `delivered`, `exhausted` or `no_endpoint`. `None`
+    /// before the unit is ready.
     pub delivery: Option<String>,
-    /// The number of ended webhook attempts.
+    /// The number of attempts of its delivery that have ended.
     pub delivery_attempts: Option<i32>,
     pub delivery_status: Option<i32>,
-    /// Why the last webhook attempt failed.
+    /// Why the last of these attempts failed.
     pub delivery_error: Option<String>,
     #[serde(with = "time::serde::rfc3339::option")]
     pub delivered_at: Option<OffsetDateTime>,
@@ -83,7 +85,11 @@ pub struct TopupView {
     pub delivery_due_at: Option<OffsetDateTime>,
 }
 
-/// The newest 20 orders with this order, placement, topup or external id (of any partner), or this ICCID.
+/// The newest 20 orders that match an id: of an order, a placement or a topup, an external order id
+/// of any partner, or an ICCID.
+///
+/// `found` looks in each table by its index. ICCIDs are indexed together with their provider, so
+/// this look-up goes through all known providers.
 pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderView>> {
     let uuid: Option<Uuid> = id.parse().ok();
     let iccid = Iccid::parse(id).ok();

@@ -1,4 +1,9 @@
-//! Placements: lists, and resolving parked ones.
+//! Lists of placements, and the resolution of parked ones (`esimctl placement`).
+//!
+//! A parked placement waits for an operator, because something about it is unknown or
+//! contradictory. [`resolve`] records what the operator has found out at the provider. It follows
+//! the transitions of [`domain::placement`], and refuses what could buy twice or deliver for an
+//! order that was answered with 422.
 
 use domain::{
     OrderId, PartnerId, PlacementId, PlacementState,
@@ -15,7 +20,7 @@ use crate::{Error, Result, unsigned};
 /// A row of [`list`].
 #[derive(Clone, Debug, Serialize)]
 pub struct Listed {
-    /// The order id that the provider sees.
+    /// The id of the placement, which is the order id that the provider sees.
     pub placement_id: PlacementId,
     pub order_id: OrderId,
     pub partner_id: PartnerId,
@@ -27,19 +32,20 @@ pub struct Listed {
     pub attempt: i32,
     /// Why the placement left the normal path.
     pub reason: Option<String>,
-    /// The provider confirmed the purchase.
+    /// Whether the provider confirmed the purchase.
     pub bought: bool,
     pub units: i64,
-    /// Units without a profile that haven't failed.
+    /// The number of units that have no profile and have not failed.
     pub pending: i64,
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
-    /// When a provisioner looks at it next.
+    /// When a provisioner looks at it next, if it has work.
     #[serde(with = "time::serde::rfc3339::option")]
     pub due_at: Option<OffsetDateTime>,
 }
 
-/// Lists placements, optionally of one state or provider. Parked ones come oldest first, all others newest first.
+/// Lists at most `limit` placements, optionally of one state or provider. Parked ones come oldest
+/// first, because they have waited longest for an operator; all others come newest first.
 pub async fn list(
     connection: &mut PgConnection,
     state: Option<PlacementState>,
@@ -69,10 +75,16 @@ pub async fn list(
     Ok(rows.fetch_all(connection).await?)
 }
 
-/// The rows of one look at the history, which bounds its cost.
+/// The number of rows that one statement reads of the history, which bounds its cost.
 const LOOK: i64 = 5_000;
 
-async fn parked(connection: &mut PgConnection, provider: Option<&str>, limit: i64) -> Result<Vec<Uuid>> {
+/// The ids of parked placements, oldest first. They are in `held`, whose index is by provider and
+/// time, so `known` walks from provider to provider, and the rest reads the oldest of each.
+async fn parked(
+    connection: &mut PgConnection,
+    provider: Option<&str>,
+    limit: i64,
+) -> Result<Vec<Uuid>> {
     let found = sqlx::query_scalar!(
         r#"WITH RECURSIVE known (provider) AS (
                -- Walks from provider to provider by the index.
@@ -95,14 +107,17 @@ async fn parked(connection: &mut PgConnection, provider: Option<&str>, limit: i6
     Ok(found.fetch_all(connection).await?)
 }
 
-/// Placement ids are in the order of time.
+/// The ids of the newest placements that match. The states and providers have no index of their
+/// own. So this reads the history backwards in bounded steps until it has found enough; placement
+/// ids are in the order of time.
 async fn newest(
     connection: &mut PgConnection,
     state: Option<PlacementState>,
     provider: Option<&str>,
     limit: i64,
 ) -> Result<Vec<Uuid>> {
-    let (mut found, mut before) = (Vec::new(), Uuid::max());
+    let mut found = Vec::new();
+    let mut before = Uuid::max();
     let limit = usize::try_from(limit).unwrap_or_default();
     loop {
         let look = sqlx::query!(
@@ -116,7 +131,10 @@ async fn newest(
         for row in rows {
             before = row.placement_id;
             let state = state.is_none_or(|state| state.as_str() == row.state);
-            if state && provider.is_none_or(|provider| provider == row.provider) && found.len() < limit {
+            if state
+                && provider.is_none_or(|provider| provider == row.provider)
+                && found.len() < limit
+            {
                 found.push(row.placement_id);
             }
         }
@@ -135,7 +153,7 @@ pub struct Resolved {
     pub state: PlacementState,
     /// The number of the last recorded attempt.
     pub attempt: u32,
-    /// Units that wait for a profile.
+    /// The number of units that wait for a profile.
     pub pending: i64,
     pub failed: i64,
     pub ready: i64,
@@ -153,15 +171,16 @@ pub enum NotResolved {
          then settle it with --not-bought"
     )]
     Refused,
-    /// The provider named units for it: a retry would buy twice.
+    /// The provider has named units for it, so it is bought, and a retry would buy it a second
+    /// time.
     #[error("the provider has named units for it, so it is bought; a retry would buy it twice")]
     HasUnits,
     #[error(transparent)]
     Store(#[from] Error),
 }
 
-/// Resolves a parked placement by [`Event::Resolve`]. If it is bought or retried, failed units without a
-/// provider's unit id become pending again.
+/// Resolves a parked placement by [`Event::Resolve`]. If it is bought or retried, failed units to
+/// which the provider has assigned nothing become pending again.
 pub async fn resolve(
     connection: &mut PgConnection,
     placement_id: PlacementId,
@@ -177,10 +196,18 @@ pub async fn resolve(
            WHERE p.placement_id = $1 FOR UPDATE OF p"#,
         placement_id.uuid(),
     );
-    let row = query.fetch_optional(&mut *transaction).await?.ok_or(NotResolved::Unknown)?;
-    let parked =
-        Placement { state: row.state.parse().map_err(Error::from)?, attempt: unsigned(row.attempt), ..Placement::NEW };
-    let settled = parked.after(Event::Resolve(resolution)).map_err(|_| NotResolved::NotParked(parked.state))?;
+    let row = query
+        .fetch_optional(&mut *transaction)
+        .await?
+        .ok_or(NotResolved::Unknown)?;
+    let parked = Placement {
+        state: row.state.parse().map_err(Error::from)?,
+        attempt: unsigned(row.attempt),
+        ..Placement::NEW
+    };
+    let settled = parked
+        .after(Event::Resolve(resolution))
+        .map_err(|_| NotResolved::NotParked(parked.state))?;
     if row.refused && resolution != Resolution::NotBought {
         return Err(NotResolved::Refused);
     }
@@ -189,6 +216,8 @@ pub async fn resolve(
     }
     let due = settled.state != PlacementState::Failed;
     let placed = settled.state == PlacementState::Placed;
+    // `settled` moves the placement. `due` makes its collect or its next attempt due, or `done`
+    // deletes its work if it was not bought. In any case it no longer waits in `held`.
     let statement = sqlx::query!(
         "WITH settled AS (
              UPDATE placements p
@@ -212,6 +241,8 @@ pub async fn resolve(
         due,
     );
     statement.execute(&mut *transaction).await?;
+    // Units follow their placement. A unit with a profile stays ready. If the placement goes on,
+    // failed units without an eSIM get another chance; otherwise all units without a profile fail.
     let statement = sqlx::query!(
         "UPDATE topups t
          SET state = CASE WHEN $2 THEN 'pending' ELSE 'failed' END,

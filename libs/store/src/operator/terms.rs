@@ -1,4 +1,5 @@
-//! How long each class of data is kept, as operators see and set it.
+//! How long each class of data is kept, as operators see and set it (`esimctl retention`). The
+//! notifier erases what is older; see [`crate::retention`].
 
 use sqlx::{Connection, PgConnection};
 
@@ -9,19 +10,24 @@ use crate::{Result, retention::Class};
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Term {
     pub class: String,
-    /// The days after which data of the class is erased; `None` keeps it for ever.
+    /// The number of days after which data of the class is erased. `None` keeps it for ever.
     pub days: Option<i32>,
 }
 
-/// All terms.
+/// The terms of all classes.
 pub async fn list(connection: &mut PgConnection) -> Result<Vec<Term>> {
     let terms = sqlx::query_as!(Term, "SELECT class, days FROM retention ORDER BY class");
     Ok(terms.fetch_all(connection).await?)
 }
 
-/// Sets the term of a class; `None` keeps its data for ever. If that changes the term, the walk of the
-/// class begins again, so that a shorter term also applies to data that the walk has passed.
-pub async fn set(connection: &mut PgConnection, class: Class, days: Option<i32>, mode: Mode<'_>) -> Result<()> {
+/// Sets the term of a class; `None` keeps its data for ever. If that changes the term, the walk of
+/// the class begins again, so that a shorter term also applies to data that the walk has passed.
+pub async fn set(
+    connection: &mut PgConnection,
+    class: Class,
+    days: Option<i32>,
+    mode: Mode<'_>,
+) -> Result<()> {
     let mut transaction = connection.begin().await?;
     let statement = sqlx::query!(
         "UPDATE retention SET days = $2, after = '', up_to = '-infinity', began_at = now()

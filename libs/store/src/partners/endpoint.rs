@@ -1,4 +1,5 @@
-//! A partner's webhook endpoint, and the further events that it gets.
+//! A partner's webhook endpoint and the further events that it gets: how operators (`esimctl`) and
+//! partners (self-service) change them.
 
 use domain::PartnerId;
 use sqlx::PgConnection;
@@ -14,21 +15,26 @@ use crate::{
 /// A change of a partner's webhook endpoint; `None` keeps what is stored.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NewWebhook<'a> {
-    /// The URL; `Some(None)` removes it.
+    /// The URL. `Some(None)` removes it.
     pub url: Option<Option<&'a str>>,
     /// The further events that are sent.
     pub events: Option<&'a [Kind]>,
 }
 
-/// Changes a partner's webhook endpoint, and notes the deliveries that a new URL makes due. Returns whether anything
-/// changed. With [`Block::End`], the same URL again counts as a new one.
+/// Changes a partner's webhook endpoint, and notes that the deliveries which wait must go to a new
+/// URL. Returns whether anything changed. With [`Block::End`], the same URL again counts as a new
+/// one, so an operator can end a block by setting the URL again.
+///
+/// `was` locks the partner's row and decides whether the URL changes.
 pub(crate) async fn change_webhook(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     new: &NewWebhook<'_>,
     block: Block,
 ) -> Result<bool> {
-    let events: Option<Vec<&str>> = new.events.map(|events| events.iter().copied().map(Kind::as_str).collect());
+    let events: Option<Vec<&str>> = new
+        .events
+        .map(|events| events.iter().copied().map(Kind::as_str).collect());
     let query = sqlx::query_scalar!(
         r#"WITH was AS MATERIALIZED (
                SELECT webhook_url, webhook_events, $2 AND ($4 OR webhook_url IS DISTINCT FROM $3) AS moved
@@ -54,21 +60,25 @@ pub(crate) async fn change_webhook(
     Ok(moved.is_some())
 }
 
-/// Deliveries of one batch of a move.
+/// The size of a batch of deliveries that a move makes due.
 const MOVED: u32 = 1_000;
 
-/// Sets or removes a partner's webhook URL. Deliveries that waited for a URL or for their next attempt become due, in
-/// batches. If this ends early, a notifier makes the rest due. A notifier records a missing URL only while it locks the
-/// partner's row, so it misses no new URL.
+/// Sets or removes a partner's webhook URL. Deliveries that waited for a URL or for their next
+/// attempt become due, in batches. If this function ends early, a notifier makes the rest due. A
+/// notifier holds deliveries for a missing URL only while it locks the partner's row, so no
+/// delivery misses the new URL.
 ///
-/// Returns the number of due deliveries, or `None` if there is no such partner.
+/// Returns the number of deliveries that became due, or `None` if there is no such partner.
 pub async fn set_webhook(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     url: Option<&str>,
 ) -> Result<Option<u64>> {
     let mut transaction = sqlx::Connection::begin(&mut *connection).await?;
-    let new = NewWebhook { url: Some(url), events: None };
+    let new = NewWebhook {
+        url: Some(url),
+        events: None,
+    };
     if !change_webhook(&mut transaction, partner_id, &new, Block::End).await? {
         return Ok(None);
     }
@@ -86,7 +96,11 @@ pub async fn set_webhook(
 }
 
 /// Sets the further events that a partner gets. Returns whether the partner exists.
-pub async fn set_events(connection: &mut PgConnection, partner_id: PartnerId, events: &[Kind]) -> Result<bool> {
+pub async fn set_events(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    events: &[Kind],
+) -> Result<bool> {
     let names: Vec<&str> = events.iter().copied().map(Kind::as_str).collect();
     let update = sqlx::query!(
         "UPDATE partners SET webhook_events = $2 WHERE partner_id = $1",

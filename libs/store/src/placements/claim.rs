@@ -1,5 +1,11 @@
-//! Provisioners claim placements: they take the leases of due ones and record an attempt of each that
-//! is to be bought.
+//! The claim of placements: it takes the leases of due ones, and records an attempt of each that is
+//! to be bought. The stage `place` of the provisioner calls [`claim`] with the placements that got
+//! permits.
+//!
+//! Guarantee: whoever gets a placement that was `accepted` is the only one that may send its
+//! attempt, because `begin_attempts` moves it on under its row lock and records the number of the
+//! attempt before anything is sent. This record prevents a second purchase. The leases do not. They
+//! only keep other processes from doing the same look-up or collect at the same time.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -16,29 +22,32 @@ use crate::{Error, Result, age, retry_conflicts, seconds, unsigned};
 /// How placements are claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// Placements that a job names. They are claimed if they are still `accepted`. Usually they have no
-    /// due work, so there is no lease to take. A job that arrives late, after the sweep, may name one that has; then the
-    /// next claim of that work finds it stale and deletes it.
+    /// Placements that a job names. They are claimed if they are still `accepted`. Usually they
+    /// have no due work, so there is no lease to take. A job that arrives late, after the sweep,
+    /// may name a placement that has due work; the next claim of that work finds that it no longer
+    /// applies and deletes it.
     Fresh,
     /// Placements with due work, in any state. The claim first takes their leases.
     Due,
-    /// As `Due`, even while the provider's breaker is open; see [`crate::providers::probe`].
+    /// Like `Due`, but even while the breaker of the provider is open; see
+    /// [`crate::providers::probe`].
     Probe,
 }
 
-/// A placement that this provisioner has claimed. A due one is leased: other processes leave it alone until the lease
-/// ends. A fresh one has no lease; if nothing is recorded by the end of its first lease, the sweep makes it due.
+/// A placement that this provisioner has claimed. A due one is leased: other processes leave it
+/// alone until the lease ends. A fresh one has no lease; if nothing is recorded by the end of its
+/// first lease, the sweep makes it due.
 #[derive(Clone, Debug)]
 pub struct Claimed {
     pub placement_id: PlacementId,
     pub order_id: OrderId,
     pub partner_id: PartnerId,
     pub lane: String,
-    /// The state before the claim. From `accepted`, the claim recorded a new attempt, and only its holder may
-    /// send it. In any other state nothing may be bought.
+    /// The state before the claim. From `accepted`, the claim recorded a new attempt, and only its
+    /// holder may send it. In any other state nothing may be bought.
     pub was: PlacementState,
-    /// It was claimed by [`Claim::Fresh`], so its settlement need not delete due work: work that is left over is
-    /// deleted by the claim that finds it.
+    /// It was claimed by [`Claim::Fresh`], so its settlement need not delete due work. If there is
+    /// some after all, the claim that finds it deletes it.
     pub fresh: bool,
     /// The last recorded attempt; this claim may have recorded it.
     pub attempt: u32,
@@ -50,12 +59,13 @@ pub struct Claimed {
     pub placed_age: Option<Duration>,
     /// How many times in a row the outcome of this attempt stayed unknown.
     pub unknowns: u32,
-    /// Nothing at all was recorded about that attempt since it began, not even an unknown outcome. So the process
-    /// that recorded it may be calling the provider right now. Meaningful only if `was` is `placing`: from `accepted`
-    /// it is always true, because the call is the one that this claim allows, and later states have an outcome.
+    /// Nothing at all has been recorded about that attempt since it began, not even an unknown
+    /// outcome. So the process that recorded it may be calling the provider right now. This has a
+    /// meaning only if `was` is `placing`: from `accepted` it is always true, because the call is
+    /// the one that this claim allows, and later states have an outcome.
     pub call_may_be_in_flight: bool,
-    /// The ingress process that may still answer the order, until its `answer_by`. `None`: the order
-    /// is answered, or will never be, or its job was published after its answer.
+    /// The ingress process that may still answer the order, until its `answer_by`. `None` if the
+    /// order has been answered or will never be, or if its job was published after its answer.
     pub answering: Option<Uuid>,
     /// W3C trace context of the POST.
     pub traceparent: Option<String>,
@@ -69,11 +79,12 @@ pub struct ClaimedTopup {
     pub provider_option_id: String,
     /// The provider's unit id, if one is assigned.
     pub provider_unit_id: Option<String>,
-    /// It still waits for a profile.
+    /// Whether it still waits for a profile.
     pub pending: bool,
 }
 
-/// One topup of a claimed placement, with all of the placement.
+/// A row of the result: one topup of a claimed placement, with the columns of the placement
+/// repeated.
 struct Row {
     placement_id: Uuid,
     order_id: Uuid,
@@ -95,13 +106,20 @@ struct Row {
     state: String,
 }
 
-/// Claims placements of a provider. `accepted` ones move by [`domain::placement::Event::Claim`], which
-/// records the attempt before anything is sent; others are claimed only for a look-up or a collect.
-/// Returns those that this process must work on now, and nothing while the breaker is open, except for [`Claim::Probe`].
+/// Claims placements of a provider, and returns those that this process must work on now. While the
+/// breaker of the provider is open, it returns nothing, except for [`Claim::Probe`].
 ///
-/// A due placement is leased first, so no other process claims it until `lease` has passed. It is
-/// not returned if its attempt is in flight elsewhere (it is due again when that lease ends) or if
-/// it is finished (its due work goes). A row that cannot be read is parked.
+/// Placements that are `accepted` move by [`domain::placement::Event::Claim`], which records the
+/// attempt before anything is sent. Others are claimed only for a look-up or a collect.
+///
+/// A due placement is leased first, so that no other process claims it until `lease` has passed. It
+/// is not returned if its attempt is in flight elsewhere; then it is due again when that lease
+/// ends. It is not returned either if it is finished; then its due work is deleted. A placement
+/// whose row cannot be read is parked.
+///
+/// The steps are separate statements and transactions. Once attempts are recorded, no later error
+/// may end the claim, because only this process may send them: all other placements can be found
+/// again as due work, but an attempt that nobody sends costs a settling delay and two look-ups.
 pub async fn claim(
     connection: &mut PgConnection,
     provider: &str,
@@ -109,7 +127,10 @@ pub async fn claim(
     which: Claim,
     lease: Duration,
 ) -> Result<Vec<Claimed>> {
-    let mut ids: Vec<Uuid> = placements.iter().map(|placement| placement.uuid()).collect();
+    let mut ids: Vec<Uuid> = placements
+        .iter()
+        .map(|placement| placement.uuid())
+        .collect();
     let probe = which == Claim::Probe;
     let is_due = which != Claim::Fresh;
     if is_due {
@@ -123,7 +144,8 @@ pub async fn claim(
         let begun: HashSet<Uuid> = rows.iter().map(|row| row.placement_id).collect();
         ids.retain(|id| !begun.contains(id));
         if !ids.is_empty() {
-            // An error must not lose the attempts that were recorded above, because only this process may send them.
+            // An error must not lose the attempts that were recorded above, because only this
+            // process may send them.
             match read_others(connection, provider, &ids).await {
                 Ok(others) => rows.extend(others),
                 Err(error) => {
@@ -154,6 +176,13 @@ pub async fn claim(
 
 /// Takes the leases of due placements, except of those that another process has leased meanwhile.
 /// Returns the leased ones.
+///
+/// `free` finds the rows of due work that are still due. Between the look that found them and this
+/// statement they have waited for a permit, so another process may have leased them, which moved
+/// `at` into the future, or the breaker may have opened. `SKIP LOCKED` leaves out rows that another
+/// process is leasing at this moment, so that no claim waits for another one. The `UPDATE` then
+/// takes the leases: it moves `at` to the end of the lease. `$3` is true for a probe, which an open
+/// breaker does not stop.
 async fn take_leases(
     connection: &mut PgConnection,
     placements: &[Uuid],
@@ -178,10 +207,18 @@ async fn take_leases(
     Ok(query.fetch_all(connection).await?)
 }
 
-/// Records an attempt of each of these placements that is still `accepted`. It is the only statement
-/// that allows a purchase. Under its row lock it sees the newest state, so of two processes that
-/// claim the same placement one gets nothing. A placement that another transaction has locked is
-/// skipped, so that one stalled process can't hold up the others.
+/// Records an attempt of each of these placements that is still `accepted`. This is the only
+/// statement that allows a purchase.
+///
+/// - `free` locks the placements that may be bought, if the breaker allows it. Under its row lock
+///   the statement sees the newest state, so if two processes claim the same placement, one of them
+///   gets nothing. A placement that another transaction has locked is skipped, so that one stalled
+///   process cannot hold up the others; if it is still `accepted` later, the sweep or the next look
+///   finds it.
+/// - `claimed` records the attempt: its number, its time, and that nothing is known of its outcome.
+/// - The last step reads what the purchase needs. `answering` is null once `answer_by` has passed,
+///   because from then on ingress does not answer the order any more. The columns that are
+///   constant, such as the age of the attempt, follow from the attempt being new.
 async fn begin_attempts(
     connection: &mut PgConnection,
     provider: &str,
@@ -216,8 +253,15 @@ async fn begin_attempts(
     Ok(rows.fetch_all(connection).await?)
 }
 
-/// Reads leased placements that are not `accepted`.
-async fn read_others(connection: &mut PgConnection, provider: &str, placements: &[Uuid]) -> Result<Vec<Row>> {
+/// Reads leased placements that are not `accepted`, for a look-up or a collect. It changes nothing.
+///
+/// `esims` has a row for each unit that the provider has named. A unit with `ready_at` has its
+/// profile, and counts as ready whatever its topup says.
+async fn read_others(
+    connection: &mut PgConnection,
+    provider: &str,
+    placements: &[Uuid],
+) -> Result<Vec<Row>> {
     let rows = sqlx::query_as!(
         Row,
         r#"SELECT p.placement_id, p.order_id, p.partner_id, p.lane, p.state AS "was!", p.attempt,
@@ -239,8 +283,8 @@ async fn read_others(connection: &mut PgConnection, provider: &str, placements: 
     Ok(rows.fetch_all(connection).await?)
 }
 
-/// A placement whose row, or the row of one of its topups, holds a value that this program does not
-/// know.
+/// A placement of which a row holds a value that this program does not know, for example because a
+/// newer version has written it or it is damaged.
 struct Unreadable {
     placement_id: PlacementId,
     attempt: u32,
@@ -249,16 +293,23 @@ struct Unreadable {
 
 impl Unreadable {
     fn new(row: &Row, error: impl Into<Error>) -> Self {
-        Self { placement_id: row.placement_id.into(), attempt: unsigned(row.attempt), error: error.into() }
+        Self {
+            placement_id: row.placement_id.into(),
+            attempt: unsigned(row.attempt),
+            error: error.into(),
+        }
     }
 
+    /// Parks the placement as disputed, so that it does not fail in every claim.
     async fn park(self, connection: &mut PgConnection) -> Result<()> {
         let error = self.error;
         tracing::error!(placement.id = %self.placement_id, %error, "parked: its row cannot be read");
         let parked = Settlement {
             placement_id: self.placement_id,
             attempt: self.attempt,
-            outcome: Outcome::Disputed { reason: format!("its row cannot be read: {error}") },
+            outcome: Outcome::Disputed {
+                reason: format!("its row cannot be read: {error}"),
+            },
             known_columns: None,
         };
         settle(connection, &[parked]).await?;
@@ -266,9 +317,9 @@ impl Unreadable {
     }
 }
 
-/// Turns rows of topups into placements, in the order of their first rows.
+/// Groups the rows of topups into placements, in the order of their first rows.
 fn group(mut rows: Vec<Row>, fresh: bool) -> Vec<Result<Claimed, Unreadable>> {
-    // The units of a placement in the order of the response.
+    // The units of a placement must be in the order of the response that the partner got.
     rows.sort_by_key(|row| row.position);
     let mut places: HashMap<Uuid, usize> = HashMap::with_capacity(rows.len());
     let mut claimed: Vec<Result<Claimed, Unreadable>> = Vec::with_capacity(rows.len());
@@ -316,18 +367,33 @@ fn topup(row: &Row) -> Result<ClaimedTopup> {
     })
 }
 
-/// Takes out leased placements that this process must not work on, and corrects their work. An attempt in
-/// flight belongs to its holder until that lease ends. A finished placement is no longer due.
+/// Removes the leased placements that this process must not work on from `claimed`, and corrects
+/// their due work. An attempt in flight elsewhere belongs to the process that recorded it until its
+/// lease ends. A finished placement needs no work any more.
 ///
-/// The placements are judged again under their locks. Otherwise this could delete the work of a
-/// placement that an operator resolves at the same moment, which has then become due again, and
-/// nothing would ever collect its profiles.
-async fn put_off(connection: &mut PgConnection, claimed: &mut Vec<Claimed>, lease: Duration) -> Result<()> {
+/// Between the read and this statement the placements may have changed, so they are judged again
+/// under their locks:
+///
+/// - `current` locks the placements, in the order of their ids to avoid deadlocks,
+///   and reads their present state. `FOR SHARE` is enough, because it keeps others from changing
+///   them.
+/// - `finished` deletes the work of those that are still in the state in which they were seen.
+///   Otherwise it could delete the work of a placement that an operator resolves at the same
+///   moment, which has thereby become due again, and nothing would ever collect its profiles.
+/// - The `UPDATE` moves the work of the attempts that are still in flight to the end of their
+///   leases, as a look-up.
+async fn put_off(
+    connection: &mut PgConnection,
+    claimed: &mut Vec<Claimed>,
+    lease: Duration,
+) -> Result<()> {
     let mut in_flight = Vec::new();
     let mut finished = Vec::new();
     let mut finished_states = Vec::new();
     claimed.retain(|one| {
-        let is_in_flight = one.was == PlacementState::Placing && one.call_may_be_in_flight && one.attempt_age < lease;
+        let is_in_flight = one.was == PlacementState::Placing
+            && one.call_may_be_in_flight
+            && one.attempt_age < lease;
         let is_finished = match one.was {
             PlacementState::Placed | PlacementState::Parked => {
                 one.placed_age.is_some() && one.topups.iter().all(|topup| !topup.pending)

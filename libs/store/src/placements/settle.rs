@@ -1,11 +1,23 @@
-//! Settling placements: outcomes are recorded in batches.
+//! Settling placements: the outcomes of attempts, look-ups and collects are recorded in batches.
 //!
-//! Most outcomes of most batches are the same: the first attempt bought the placement and all its
-//! profiles are there. A lean statement of three writes records those ([`complete`]). Whatever it does not
-//! move, and every other outcome, goes through the general statements of this file, which also write
-//! and delete due work and what waits for an operator.
+//! The provisioner calls [`settle`] through its group commit, after the provider has responded. An
+//! outcome, its profiles, the deliveries of the ready units and the work that is left are committed
+//! together. A late or repeated settlement changes nothing, because each statement has a condition
+//! on the placement's state and attempt.
+//!
+//! In most batches nearly all outcomes are the same: the first attempt bought the placement, and
+//! all of its profiles are there. A lean statement with three writes records those (module
+//! `complete`). Whatever it does not move, and every other outcome, goes through the general
+//! statements, which also write and delete due work and rows that wait for an operator: those for
+//! purchases are in this file, and the one for outcomes that bought nothing is in the module
+//! `moves`.
+//!
+//! A new outcome that buys nothing needs a variant of [`Outcome`], a kind in `moves`, and its
+//! transition both in the statement there and in [`domain::placement`]. The test `machine` compares
+//! these two in every state.
 
 mod complete;
+mod moves;
 
 use std::{collections::HashMap, time::Duration};
 
@@ -13,6 +25,7 @@ use domain::{DeliveryId, Iccid, OrderId, PartnerId, PlacementId, TopupId};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
+use self::moves::Moves;
 use crate::{Result, retry_conflicts, seconds, signed};
 
 /// The outcome of an attempt, or of a look-up or collect after it.
@@ -21,9 +34,10 @@ pub struct Settlement {
     pub placement_id: PlacementId,
     pub attempt: u32,
     pub outcome: Outcome,
-    /// `Some` if the placement was claimed fresh: the lean statement may then record its purchase without reading these
-    /// columns, and its units have no eSIM yet. Such a placement usually has no row in `work`. One that is left over, for
-    /// example after a late job, does no harm, because the claim that finds it deletes it.
+    /// `Some` if the placement was claimed fresh. Then the lean statement may record its purchase:
+    /// it need not read these columns, and the units have no eSIM yet. Such a placement usually has
+    /// no row in `work`. If one is left over, for example after a late job, it does no harm,
+    /// because the claim that finds it deletes it.
     pub known_columns: Option<KnownColumns>,
 }
 
@@ -43,34 +57,37 @@ pub enum Outcome {
         units: Vec<Unit>,
         /// The delay until the next collect; `None` if no profile is missing.
         collect_in: Option<Duration>,
-        /// Why the purchase parks: profiles have been missing for too long. `None` if it does not park.
+        /// Why the purchase is parked: its profiles have been missing for too long. `None` if it is
+        /// not parked.
         park: Option<String>,
-        /// Whether a readiness event will announce the new deliveries. Otherwise they are due at `answer_by`.
+        /// Whether a readiness event will announce the new deliveries. Otherwise they get due work,
+        /// for `answer_by` at the earliest.
         announced: bool,
     },
-    /// Certainly nothing was bought; a retry may follow.
+    /// The attempt certainly bought nothing; a further attempt may follow.
     NotBought { retry_in: Duration, reason: String },
     /// The provider rejected the purchase for good.
     Rejected { status: String, message: String },
     /// A look-up found no such purchase.
     NotFound {
-        /// The settling delay has passed.
-        settled: bool,
+        /// The look-up began after the settling delay, so the purchase can no longer arrive.
+        after_settling_delay: bool,
         look_in: Duration,
     },
-    /// The outcome, or the state of the units, is unknown: only the count and the next look-up change.
+    /// The call left the outcome of the attempt, or the state of its units, unknown. Only the count
+    /// of such calls and the time of the next one change.
     Unknown { look_in: Duration, reason: String },
-    /// The outcome stayed unknown. An operator must resolve the placement.
+    /// The outcome stayed unknown for too long. An operator must resolve the placement.
     Parked { reason: String },
-    /// The provider's data, or the row itself, cannot be stored or read. An operator must act.
+    /// The provider's response cannot be stored, or the row cannot be read. An operator must act.
     Disputed { reason: String },
 }
 
-/// The known state of one unit that the provider has.
+/// What is known about one unit that the provider has named.
 #[derive(Clone, Debug)]
 pub struct Unit {
     pub topup_id: TopupId,
-    /// The provider's unit id that is assigned to it.
+    /// The provider's id of the unit that is assigned to the topup.
     pub provider_unit_id: String,
     pub progress: Progress,
 }
@@ -80,42 +97,62 @@ pub enum Progress {
     /// No profile yet.
     Pending,
     /// The profile has arrived.
-    Ready {
-        iccid: Iccid,
-        profile: Vec<u8>,
-        /// The delivery that is created together with the profile.
-        delivery_id: DeliveryId,
-    },
+    Ready(ReadyProfile),
     /// It will never have a profile, for this reason.
     Failed(String),
+}
+
+/// A profile that has arrived.
+#[derive(Clone, Debug)]
+pub struct ReadyProfile {
+    pub iccid: Iccid,
+    /// The sealed profile.
+    pub profile: Vec<u8>,
+    /// The delivery that is created together with the profile.
+    pub delivery_id: DeliveryId,
 }
 
 /// The effect of a settlement.
 #[derive(Clone, Debug, Default)]
 pub struct Settled {
-    /// Whether it changed the placement; a late or repeated one does not.
+    /// Whether the settlement changed the placement. A late or repeated one does not.
     pub moved: bool,
-    /// The purchase was unexpected, so the placement is parked now.
+    /// The purchase was unexpected, so the placement is now parked and an operator must look at it.
     pub unexpected: bool,
-    /// The deliveries of the units that it made ready.
+    /// The deliveries of the units that the settlement made ready.
     pub ready: Vec<DeliveryId>,
 }
 
-/// Records a batch of settlements, each along its transition.
+/// Records a batch of settlements, each along a transition of [`domain::placement`], and returns
+/// the effect of each.
 ///
-/// The common outcomes are committed first and by themselves. A conflict repeats only the part that it
-/// hit, because a repeat finds nothing new in what is already recorded: it would return no deliveries,
-/// and the readiness events of those would be missing until the sweep finds them.
-pub async fn settle(connection: &mut PgConnection, settlements: &[Settlement]) -> Result<Vec<Settled>> {
+/// The common outcomes are committed first and by themselves. After a conflict only the part that
+/// lost it is repeated. If the common part were repeated, too, it would find its placements settled
+/// already and return no deliveries, and their readiness events would be missing until the sweep
+/// finds them.
+pub async fn settle(
+    connection: &mut PgConnection,
+    settlements: &[Settlement],
+) -> Result<Vec<Settled>> {
     let mut settled = vec![Settled::default(); settlements.len()];
-    let remaining = retry_conflicts!(complete::settle(&mut *connection, settlements, &mut settled))?;
+    let remaining = retry_conflicts!(complete::settle(
+        &mut *connection,
+        settlements,
+        &mut settled
+    ))?;
     if !remaining.is_empty() {
-        retry_conflicts!(settle_others(&mut *connection, settlements, &remaining, &mut settled))?;
+        retry_conflicts!(settle_others(
+            &mut *connection,
+            settlements,
+            &remaining,
+            &mut settled
+        ))?;
     }
     Ok(settled)
 }
 
-/// Records these members of a batch by the general statements, in one transaction where that is needed.
+/// Records these members of a batch by the general statements, in one transaction where that is
+/// needed.
 async fn settle_others(
     connection: &mut PgConnection,
     settlements: &[Settlement],
@@ -123,7 +160,10 @@ async fn settle_others(
     settled: &mut [Settled],
 ) -> Result<()> {
     let rounds = rounds(settlements, members);
-    if members.iter().all(|member| needs_no_transaction(&settlements[*member])) {
+    if members
+        .iter()
+        .all(|member| needs_no_transaction(&settlements[*member]))
+    {
         // Usually this is one statement, which is a transaction by itself.
         return settle_rounds(connection, settlements, &rounds, settled).await;
     }
@@ -133,21 +173,24 @@ async fn settle_others(
     Ok(())
 }
 
-/// Whether each general statement may commit by itself. Failed units forbid that: a further statement marks them, and
-/// if the process died before it, they would stay pending without any work. Outcomes that bought nothing are rare, so
-/// the cost of the transaction does not matter there.
+/// Whether the general statements for this settlement may commit one by one. Failed units forbid
+/// that, because a further statement marks them as failed: if the process died before it, they
+/// would stay pending without any work. Outcomes that bought nothing are rare, so the cost of the
+/// transaction does not matter there.
 ///
-/// Other purchases may take further statements, too: one parks a purchase that nobody expected, and a second
-/// settlement of the same placement has a round of its own. They need no larger transaction, because each statement
-/// leaves every row in a state that the machine allows, and a repeat finds what the first one recorded. At worst the
-/// events of recorded deliveries are missing, and the sweep finds these.
+/// Other purchases may take further statements as well: one parks a purchase that nobody expected,
+/// and a second settlement of the same placement has a round of its own. They need no larger
+/// transaction, because each statement leaves every row in a state that the machine allows, and a
+/// repeat finds what the first one recorded. If the process dies in between, readiness events are
+/// missing, and the sweep finds their deliveries.
 fn needs_no_transaction(settlement: &Settlement) -> bool {
-    let lasts = |unit: &Unit| !matches!(unit.progress, Progress::Failed(_));
-    matches!(&settlement.outcome, Outcome::Bought { units, .. } if units.iter().all(lasts))
+    let has_not_failed = |unit: &Unit| !matches!(unit.progress, Progress::Failed(_));
+    matches!(&settlement.outcome, Outcome::Bought { units, .. } if units.iter().all(has_not_failed))
 }
 
-/// Splits these members of a batch into statements. A statement sees each placement only once, so
-/// two settlements of one placement go into different rounds. Usually there is one round.
+/// Splits these members of a batch into rounds, each of which is recorded by one execution of the
+/// statements. A statement sees each row as it was before, so it must not name a placement twice.
+/// Two settlements of one placement therefore go into different rounds. Usually there is one round.
 fn rounds(settlements: &[Settlement], members: &[usize]) -> Vec<Vec<usize>> {
     let mut rounds: Vec<Vec<usize>> = Vec::new();
     let mut next: HashMap<PlacementId, usize> = HashMap::with_capacity(members.len());
@@ -171,10 +214,16 @@ async fn settle_rounds(
     for round in rounds {
         let of_round = || round.iter().map(|index| &settlements[*index]);
         let mut changes = HashMap::new();
-        Moves::of(of_round()).record(connection, &mut changes).await?;
-        Bought::of(of_round()).record(connection, &mut changes).await?;
+        Moves::of(of_round())
+            .record(connection, &mut changes)
+            .await?;
+        Bought::of(of_round())
+            .record(connection, &mut changes)
+            .await?;
         for index in round {
-            settled[*index] = changes.remove(&settlements[*index].placement_id).unwrap_or_default();
+            settled[*index] = changes
+                .remove(&settlements[*index].placement_id)
+                .unwrap_or_default();
         }
     }
     Ok(())
@@ -182,14 +231,14 @@ async fn settle_rounds(
 
 type Changes = HashMap<PlacementId, Settled>;
 
-/// The purchases of a batch, one vector per column.
+/// The purchases of a batch in the shape of the statement: one vector per column.
 #[derive(Default)]
 struct Bought {
     placements: Vec<Uuid>,
     attempts: Vec<i32>,
     collect_in: Vec<Option<f64>>,
     park: Vec<Option<String>>,
-    /// Placements whose readiness is not announced by a message.
+    /// Placements whose deliveries no readiness event will announce.
     unannounced: Vec<Uuid>,
     unit_placements: Vec<Uuid>,
     topups: Vec<String>,
@@ -206,7 +255,13 @@ impl Bought {
     fn of<'a>(settlements: impl Iterator<Item = &'a Settlement>) -> Self {
         let mut columns = Self::default();
         for settlement in settlements {
-            let Outcome::Bought { units, collect_in, park, announced } = &settlement.outcome else {
+            let Outcome::Bought {
+                units,
+                collect_in,
+                park,
+                announced,
+            } = &settlement.outcome
+            else {
                 continue;
             };
             let placement = settlement.placement_id.uuid();
@@ -221,40 +276,65 @@ impl Bought {
                 columns.unit_placements.push(placement);
                 columns.topups.push(unit.topup_id.to_string());
                 columns.provider_units.push(unit.provider_unit_id.clone());
-                let mut ready = None;
-                match &unit.progress {
-                    Progress::Pending => {}
-                    Progress::Ready { iccid, profile, delivery_id } => {
-                        ready = Some((iccid.as_str().to_owned(), profile.clone(), delivery_id.uuid()));
-                    }
+                let ready = match &unit.progress {
+                    Progress::Ready(ready) => Some(ready),
+                    Progress::Pending => None,
                     Progress::Failed(reason) => {
                         columns.failed_placements.push(placement);
                         columns.failed_topups.push(unit.topup_id.to_string());
                         columns.failed_reasons.push(reason.clone());
+                        None
                     }
-                }
-                columns.iccids.push(ready.as_ref().map(|(iccid, ..)| iccid.clone()));
-                columns.deliveries.push(ready.as_ref().map(|(.., delivery)| *delivery));
-                columns.profiles.push(ready.map(|(_, profile, _)| profile));
+                };
+                columns
+                    .iccids
+                    .push(ready.map(|ready| ready.iccid.as_str().to_owned()));
+                columns
+                    .profiles
+                    .push(ready.map(|ready| ready.profile.clone()));
+                columns
+                    .deliveries
+                    .push(ready.map(|ready| ready.delivery_id.uuid()));
             }
         }
         columns
     }
 
-    /// One statement stores the units, their profiles and their deliveries. It never joins two CTEs
-    /// directly: the planner expects one row from each and picks a nested loop, which is quadratic
-    /// in the size of the batch.
+    /// Records the purchases of a batch, then the failed units of those placements that moved, and
+    /// parks those purchases that nobody expected.
     async fn record(&self, connection: &mut PgConnection, changes: &mut Changes) -> Result<()> {
         if self.placements.is_empty() {
             return Ok(());
         }
+        self.place(connection, changes).await?;
+        let has_moved = |placement: &Uuid| changes.contains_key(&PlacementId::from(*placement));
+        let moved: Vec<bool> = self.failed_placements.iter().map(has_moved).collect();
+        let all_moved = self.placements.iter().all(has_moved);
+        if moved.contains(&true) {
+            self.fail_units(connection, &moved).await?;
+        }
+        if all_moved {
+            return Ok(());
+        }
+        self.park_unexpected(connection, changes).await
+    }
+
+    /// Records purchases with their units, profiles and deliveries in one statement. It passes the
+    /// ids of a CTE on as an array and never joins two CTEs: the planner expects one row from each
+    /// and would pick a nested loop, whose cost is quadratic in the size of the batch.
+    ///
+    /// All steps after `moved` concern only placements that it has moved, which makes repetitions
+    /// harmless.
+    async fn place(&self, connection: &mut PgConnection, changes: &mut Changes) -> Result<()> {
         let query = sqlx::query!(
             r#"WITH unit AS MATERIALIZED (
+                   -- All units of the batch, as a table.
                    SELECT * FROM unnest($6::uuid[], $7::text[], $8::text[], $9::text[], $10::bytea[], $11::uuid[])
                        AS unit (placement_id, topup_id, provider_unit_id, iccid, profile, delivery_id)
                ), moved AS (
-                   -- Only the attempt that is recorded last can be settled, and only while it is open, or
-                   -- bought with profiles missing.
+                   -- Moves each placement to `placed`, or parks it if its profiles are overdue. Only the attempt
+                   -- that is recorded last can be settled, and only while it is open, or bought with profiles
+                   -- missing.
                    UPDATE placements p
                    SET state = CASE WHEN new.park IS NULL THEN 'placed' ELSE 'parked' END,
                        reason = new.park,
@@ -265,7 +345,9 @@ impl Bought {
                      AND (p.state IN ('placing', 'placed') OR (p.state = 'parked' AND NOT p.disputed))
                    RETURNING p.placement_id, p.order_id, p.partner_id, p.provider, p.lane, new.collect_in, new.park
                ), stored AS (
-                   -- A unit stays with its topup for ever; only its profile may come later.
+                   -- Inserts the eSIMs, or adds the profile that has now arrived to a known one, if the provider
+                   -- still names the same unit. A unit stays with its topup for ever; only its profile may come
+                   -- later. A failed topup gets none.
                    INSERT INTO esims AS e (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id)
                    SELECT unit.topup_id, p.provider, unit.provider_unit_id, unit.iccid, unit.profile,
                           CASE WHEN unit.profile IS NOT NULL THEN now() END, unit.delivery_id
@@ -281,6 +363,7 @@ impl Bought {
                      AND e.provider_unit_id = excluded.provider_unit_id
                    RETURNING e.topup_id, e.delivery_id
                ), ready AS (
+                   -- What the deliveries of the newly ready units need.
                    SELECT stored.topup_id, stored.delivery_id, p.placement_id, p.order_id, p.partner_id, o.answer_by
                    FROM stored
                    JOIN topups t ON t.topup_id = stored.topup_id
@@ -297,22 +380,27 @@ impl Bought {
                    SELECT delivery_id, 'deliver', '', '', partner_id, greatest(answer_by, now())
                    FROM ready WHERE placement_id = ANY ($5)
                ), done AS (
+                   -- A placement without missing profiles needs no work.
                    DELETE FROM work
                    WHERE id = ANY (ARRAY (SELECT placement_id FROM moved WHERE collect_in IS NULL))
                ), later AS (
+                   -- The next collect of the others.
                    INSERT INTO work AS w (id, kind, provider, lane, partner_id, at)
                    SELECT placement_id, 'collect', provider, lane, partner_id,
                           now() + make_interval(secs => collect_in)
                    FROM moved WHERE collect_in IS NOT NULL
                    ON CONFLICT (id) DO UPDATE SET kind = excluded.kind, at = excluded.at
                ), parked AS (
+                   -- Makes parked placements visible to operators.
                    INSERT INTO held (id, state, provider, partner_id)
                    SELECT placement_id, 'parked', provider, partner_id FROM moved WHERE park IS NOT NULL
                    ON CONFLICT DO NOTHING
-               ), settled AS (
+               ), unheld AS (
+                   -- A late response may place a parked placement.
                    DELETE FROM held
                    WHERE id = ANY (ARRAY (SELECT placement_id FROM moved WHERE park IS NULL))
                )
+               -- One row for each moved placement, and one more for each ready unit.
                SELECT placement_id AS "placement_id!", NULL::uuid AS "delivery_id?" FROM moved
                UNION ALL SELECT placement_id, delivery_id FROM ready"#,
             &self.placements,
@@ -332,18 +420,12 @@ impl Bought {
             settled.moved = true;
             settled.ready.extend(row.delivery_id.map(DeliveryId::from));
         }
-        let has_moved = |placement: &Uuid| changes.contains_key(&PlacementId::from(*placement));
-        let moved: Vec<bool> = self.failed_placements.iter().map(has_moved).collect();
-        let all_moved = self.placements.iter().all(has_moved);
-        if moved.contains(&true) {
-            self.fail_units(connection, &moved).await?;
-        }
-        if all_moved {
-            return Ok(());
-        }
-        self.park_unexpected(connection, changes).await
+        Ok(())
     }
 
+    /// Marks the failed units of those placements that moved. A unit that has a profile stays
+    /// ready, whatever the provider says later. The trigger `topup_failed` creates the events about
+    /// these failures.
     async fn fail_units(&self, connection: &mut PgConnection, moved: &[bool]) -> Result<()> {
         let statement = sqlx::query!(
             "UPDATE topups t SET state = 'failed', reason = new.reason
@@ -358,10 +440,16 @@ impl Bought {
         Ok(())
     }
 
-    /// Parks placements bought by an earlier attempt or after they were closed. Only an operator moves them.
-    async fn park_unexpected(&self, connection: &mut PgConnection, changes: &mut Changes) -> Result<()> {
+    /// Parks purchases that nobody expected: by an attempt before the current one, or of a
+    /// placement that is open again or closed.
+    async fn park_unexpected(
+        &self,
+        connection: &mut PgConnection,
+        changes: &mut Changes,
+    ) -> Result<()> {
         let query = sqlx::query_scalar!(
             r#"WITH moved AS (
+                   -- `disputed` leaves the placement to an operator: no outcome moves it any more.
                    UPDATE placements p
                    SET state = 'parked', disputed = true, placed_at = coalesce(p.placed_at, now()),
                        reason = 'attempt ' || new.attempt || ' was bought although this placement was ' || p.state
@@ -372,8 +460,10 @@ impl Bought {
                           OR (p.attempt <> new.attempt AND NOT p.disputed))
                    RETURNING p.placement_id, p.provider, p.partner_id
                ), done AS (
+                   -- Nothing is done for it until an operator resolves it.
                    DELETE FROM work WHERE id = ANY (ARRAY (SELECT placement_id FROM moved))
                ), parked AS (
+                   -- Makes it visible to operators.
                    INSERT INTO held (id, state, provider, partner_id)
                    SELECT placement_id, 'parked', provider, partner_id FROM moved
                    ON CONFLICT DO NOTHING
@@ -383,114 +473,14 @@ impl Bought {
             &self.attempts,
         );
         for placement in query.fetch_all(connection).await? {
-            changes.insert(placement.into(), Settled { moved: true, unexpected: true, ready: Vec::new() });
-        }
-        Ok(())
-    }
-}
-
-/// The settlements of a batch that bought nothing, one vector per column.
-#[derive(Default)]
-struct Moves {
-    placements: Vec<Uuid>,
-    attempts: Vec<i32>,
-    kinds: Vec<&'static str>,
-    due_in: Vec<Option<f64>>,
-    reasons: Vec<Option<String>>,
-    statuses: Vec<Option<String>>,
-    messages: Vec<Option<String>>,
-}
-
-impl Moves {
-    fn of<'a>(settlements: impl Iterator<Item = &'a Settlement>) -> Self {
-        let mut columns = Self::default();
-        for settlement in settlements {
-            let mut refusal = (None, None);
-            let (kind, due_in, reason) = match &settlement.outcome {
-                Outcome::Bought { .. } => continue,
-                Outcome::NotBought { retry_in, reason } => ("not_bought", Some(*retry_in), Some(reason.clone())),
-                Outcome::Rejected { status, message } => {
-                    refusal = (Some(status.clone()), Some(message.clone()));
-                    let reason = format!("the provider rejected it: {status} {message}");
-                    ("rejected", None, Some(reason))
-                }
-                Outcome::NotFound { settled: true, look_in } => ("settled_not_found", Some(*look_in), None),
-                Outcome::NotFound { settled: false, look_in } => ("not_found", Some(*look_in), None),
-                Outcome::Unknown { look_in, reason } => ("unknown", Some(*look_in), Some(reason.clone())),
-                Outcome::Parked { reason } => ("parked", None, Some(reason.clone())),
-                Outcome::Disputed { reason } => ("disputed", None, Some(reason.clone())),
-            };
-            columns.placements.push(settlement.placement_id.uuid());
-            columns.attempts.push(signed(settlement.attempt));
-            columns.kinds.push(kind);
-            columns.due_in.push(due_in.map(seconds));
-            columns.reasons.push(reason);
-            columns.statuses.push(refusal.0);
-            columns.messages.push(refusal.1);
-        }
-        columns
-    }
-
-    async fn record(&self, connection: &mut PgConnection, changes: &mut Changes) -> Result<()> {
-        if self.placements.is_empty() {
-            return Ok(());
-        }
-        let query = sqlx::query_scalar!(
-            r#"WITH moved AS (
-                   UPDATE placements p
-                   SET state = CASE
-                           WHEN new.kind = 'not_bought' THEN 'accepted'
-                           WHEN new.kind = 'settled_not_found' AND p.not_found_at IS NOT NULL THEN 'accepted'
-                           WHEN new.kind = 'rejected' THEN 'failed'
-                           WHEN new.kind IN ('parked', 'disputed') THEN 'parked'
-                           ELSE p.state
-                       END,
-                       disputed = new.kind = 'disputed' AND p.state = 'placed',
-                       not_found_at = CASE
-                           WHEN new.kind IN ('not_found', 'settled_not_found') THEN coalesce(p.not_found_at, now())
-                           ELSE p.not_found_at
-                       END,
-                       unknowns = CASE WHEN new.kind = 'unknown' THEN p.unknowns + 1 ELSE 0 END,
-                       reason = CASE WHEN p.state = 'parked' THEN p.reason ELSE coalesce(new.reason, p.reason) END,
-                       refusal_status = new.status, refusal_message = new.message
-                   FROM unnest($1::uuid[], $2::int[], $3::text[], $4::float8[], $5::text[], $6::text[], $7::text[])
-                       AS new (placement_id, attempt, kind, due_in, reason, status, message)
-                   WHERE p.placement_id = new.placement_id AND p.attempt = new.attempt
-                     AND (p.state = 'placing' OR (p.state = 'placed' AND new.kind = 'disputed')
-                          -- Without work it is finished or disputed, and a late result gives it no new work.
-                          OR (p.state IN ('placed', 'parked') AND new.kind = 'unknown'
-                              AND (SELECT true FROM work w WHERE w.id = p.placement_id)))
-                   RETURNING p.placement_id, p.partner_id, p.provider, p.lane, p.state, p.reason, new.due_in
-               ), failed AS (
-                   UPDATE topups t SET state = 'failed', reason = moved.reason
-                   FROM moved
-                   WHERE t.placement_id = moved.placement_id AND moved.state = 'failed' AND t.state = 'pending'
-               ), done AS (
-                   DELETE FROM work
-                   WHERE id = ANY (ARRAY (SELECT placement_id FROM moved WHERE due_in IS NULL))
-               ), later AS (
-                   INSERT INTO work AS w (id, kind, provider, lane, partner_id, at)
-                   SELECT placement_id,
-                          CASE state WHEN 'accepted' THEN 'buy_again' WHEN 'placing' THEN 'find' ELSE 'collect' END,
-                          provider, lane, partner_id, now() + make_interval(secs => due_in)
-                   FROM moved WHERE due_in IS NOT NULL
-                   ON CONFLICT (id) DO UPDATE SET kind = excluded.kind, at = excluded.at
-               ), parked AS (
-                   INSERT INTO held (id, state, provider, partner_id)
-                   SELECT placement_id, 'parked', provider, partner_id FROM moved WHERE state = 'parked'
-                   ON CONFLICT DO NOTHING
-               )
-               SELECT placement_id AS "placement_id!" FROM moved"#,
-            &self.placements,
-            &self.attempts,
-            &self.kinds as &[&str],
-            &self.due_in as &[Option<f64>],
-            &self.reasons as &[Option<String>],
-            &self.statuses as &[Option<String>],
-            &self.messages as &[Option<String>],
-        );
-        for placement in query.fetch_all(connection).await? {
-            changes.entry(placement.into()).or_default().moved = true;
+            changes.insert(
+                placement.into(),
+                Settled {
+                    moved: true,
+                    unexpected: true,
+                    ready: Vec::new(),
+                },
+            );
         }
         Ok(())
     }

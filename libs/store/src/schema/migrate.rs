@@ -1,12 +1,17 @@
-//! Applies migrations beside live traffic.
+//! Applies migrations while the services run.
 //!
-//! `ALTER TABLE` needs a lock that conflicts with every query, also with a dump's. While it waits for that lock,
-//! all later queries of the table wait behind it. So each wait is short (`lock_timeout`), and the migrator tries
-//! again after a pause in which the queries go on.
+//! `ALTER TABLE` needs a lock that conflicts with every query of the table, and also with a dump.
+//! While it waits for that lock, all later queries of the table wait behind it, so one long dump
+//! could stop the whole service. Therefore each wait for a lock is short (`lock_timeout`). When it
+//! ends, the migrator pauses, so that the waiting queries run, and then tries again.
 //!
-//! The head of a migration says which programs it serves: `-- serves: 5` means that programs which know schema 5
-//! or a newer one may run on it. An index on an existing table is built by a migration that begins with
-//! `-- no-transaction` and holds one `CREATE INDEX CONCURRENTLY`. `tests/store/migrations.rs` checks the files.
+//! The head of a migration file says which programs it serves: `-- serves: 5` means that programs
+//! which know schema 5 or a newer one may run on it. An index on an existing table is built by a
+//! migration of its own, which begins with `-- no-transaction` and holds one `CREATE INDEX
+//! CONCURRENTLY`. `tests/store/migrations.rs` checks the files against these rules.
+//!
+//! `esimctl migrate` calls [`apply`] and shows each wait. [`migrate`] is the same with default
+//! patience, for tests and tools.
 
 use std::time::{Duration, Instant};
 
@@ -24,20 +29,24 @@ pub(super) const SERVES_TABLE: &str = "_schema_serves";
 /// How the migrator waits for locks.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// The longest wait for one lock; queries of the table wait as long.
+    /// The longest wait for one lock. Queries of the same table may have to wait as long.
     pub lock_timeout: Duration,
-    /// How long a migration is tried again before the migrator gives up.
+    /// How long one migration is tried again before the migrator gives up.
     pub give_up: Duration,
 }
 
 impl Default for Patience {
     fn default() -> Self {
-        Self { lock_timeout: Duration::from_millis(500), give_up: Duration::from_mins(15) }
+        Self {
+            lock_timeout: Duration::from_millis(500),
+            give_up: Duration::from_mins(15),
+        }
     }
 }
 
 impl Patience {
-    /// The pause between two tries: queries are held up for a fifth of the time at most.
+    /// The pause between two tries. It is four times as long as a try, so queries are held up for
+    /// at most a fifth of the time.
     fn pause(self) -> Duration {
         self.lock_timeout * 4
     }
@@ -46,9 +55,10 @@ impl Patience {
 /// A migration that waits for a lock.
 #[derive(Clone, Debug)]
 pub struct Wait {
-    /// The migration; `None` while another migrator is at work.
+    /// The migration; `None` while another migrator holds the lock of all migrations.
     pub version: Option<i64>,
-    /// The oldest open transaction of another session, which probably holds the lock.
+    /// The oldest open transaction of another session. It probably holds the lock, so it is shown
+    /// to the operator.
     pub oldest_transaction: Option<String>,
 }
 
@@ -65,19 +75,23 @@ impl std::fmt::Display for Wait {
     }
 }
 
-/// Why a migration wasn't applied.
+/// Why a migration was not applied.
 #[derive(Debug, thiserror::Error)]
 pub enum MigrationError {
     #[error(transparent)]
     Schema(#[from] SchemaError),
-    #[error("the applied migration {0} differs from this program's: the database belongs to another program")]
+    #[error(
+        "the applied migration {0} differs from this program's: the database belongs to another program"
+    )]
     Changed(i64),
     #[error(
         "the database was made by a program from before version 0.1.0, whose data no later version reads: name an empty \
          database in DATABASE_URL, and import partners and options again"
     )]
     BeforeFirstRelease,
-    #[error("{wait}; gave up after {waited:?} (--give-up). End that transaction or migrate later")]
+    #[error(
+        "{wait}; gave up after {waited:?} (--give-up). End that transaction, or migrate again later"
+    )]
     Locked { wait: Wait, waited: Duration },
     #[error("migration {version} failed")]
     Failed { version: i64, source: sqlx::Error },
@@ -91,18 +105,20 @@ impl From<sqlx::Error> for MigrationError {
     }
 }
 
-/// Applies the missing migrations of this version and grants the roles their privileges. Several may do so at once.
+/// Applies the missing migrations of this program and grants the database roles their privileges.
+/// Several processes may do so at once: a lock lets one after the other work.
 pub async fn migrate(connection: &mut PgConnection) -> Result<i64, MigrationError> {
     let version = apply(connection, &MIGRATIONS, Patience::default(), |_| {}).await?;
-    // A newer version has granted what its own programs need.
+    // If the schema is newer than this program, a newer migrator has granted what its own programs
+    // need, and an older grant would take that away.
     if version <= super::latest() {
         super::grant(connection).await.map_err(SchemaError::from)?;
     }
     Ok(version)
 }
 
-/// Applies the missing ones of `migrations` and returns the schema's version. Calls `waiting` for every wait.
-/// A newer schema that serves the newest of `migrations` stays as it is.
+/// Applies those of `migrations` that are missing, and returns the version of the schema. Calls
+/// `waiting` for every wait. A newer schema that serves the newest of `migrations` stays as it is.
 pub async fn apply(
     connection: &mut PgConnection,
     migrations: &Migrator,
@@ -110,15 +126,24 @@ pub async fn apply(
     mut waiting: impl FnMut(&Wait),
 ) -> Result<i64, MigrationError> {
     set_lock_timeout(connection, patience.lock_timeout).await?;
-    // Each statement runs once, and a server may lack the compiler's library.
-    sqlx::query("SET jit = off").execute(&mut *connection).await?;
-    let mut tries = Tries { patience, began: Instant::now(), waiting: &mut waiting };
+    // JIT compilation would only cost time, because each statement runs once. It also fails on
+    // servers that lack the library of the compiler.
+    sqlx::query("SET jit = off")
+        .execute(&mut *connection)
+        .await?;
+    let mut tries = Tries {
+        patience,
+        began: Instant::now(),
+        waiting: &mut waiting,
+    };
     while let Err(error) = connection.lock().await {
         tries.again(connection, None, error).await?;
     }
     let applied = apply_missing(connection, migrations, &mut tries).await;
     let unlocked = connection.unlock().await;
-    sqlx::raw_sql("RESET lock_timeout; RESET jit").execute(&mut *connection).await?;
+    sqlx::raw_sql("RESET lock_timeout; RESET jit")
+        .execute(&mut *connection)
+        .await?;
     let version = applied?;
     unlocked?;
     Ok(version)
@@ -136,7 +161,8 @@ async fn apply_missing<F: FnMut(&Wait)>(
     let applied = connection.list_applied_migrations(TABLE).await?;
     for migration in migrations.iter() {
         match applied.iter().find(|one| one.version == migration.version) {
-            // The first migration never changes again, so this is the one of an older program.
+            // The first migration has not changed since version 0.1.0, so another text of it is
+            // that of a program from before.
             Some(applied) if applied.checksum != migration.checksum && migration.version == 1 => {
                 return Err(MigrationError::BeforeFirstRelease);
             }
@@ -148,7 +174,9 @@ async fn apply_missing<F: FnMut(&Wait)>(
         }
         tries.began = Instant::now();
         while let Err(error) = apply_one(connection, migration, tries.patience).await {
-            tries.again(connection, Some(migration.version), error).await?;
+            tries
+                .again(connection, Some(migration.version), error)
+                .await?;
         }
     }
     Ok(serves(connection, newest(migrations)).await?)
@@ -162,7 +190,8 @@ async fn apply_one(
     if migration.no_tx {
         drop_unfinished_indexes(connection, migration).await?;
         record_served(connection, migration).await?;
-        // Statements here wait without blocking others, even for the length of a dump.
+        // Such a statement blocks no other one while it waits, so it may wait without a limit, even
+        // for the length of a dump.
         set_lock_timeout(connection, Duration::ZERO).await?;
         let applied = connection.apply(TABLE, migration).await;
         set_lock_timeout(connection, patience.lock_timeout).await?;
@@ -175,14 +204,25 @@ async fn apply_one(
     Ok(transaction.commit().await?)
 }
 
-/// The oldest program that the migration serves. Migrations without `-- serves: N` serve their own version only.
+/// The oldest program that the migration serves. A migration without a line `-- serves: N` serves
+/// its own version only.
 fn oldest_served(migration: &Migration) -> i64 {
-    let mut comments = migration.sql.as_str().lines().take_while(|line| line.starts_with("--"));
-    comments.find_map(|line| line.strip_prefix("-- serves:")?.trim().parse().ok()).unwrap_or(migration.version)
+    let mut comments = migration
+        .sql
+        .as_str()
+        .lines()
+        .take_while(|line| line.starts_with("--"));
+    comments
+        .find_map(|line| line.strip_prefix("-- serves:")?.trim().parse().ok())
+        .unwrap_or(migration.version)
 }
 
-/// Recorded before the migration counts as applied: a session that sees its version sees this too.
-async fn record_served(connection: &mut PgConnection, migration: &Migration) -> Result<(), sqlx::Error> {
+/// Records which programs the migration serves. This happens before the migration counts as
+/// applied, so that a session that sees the migration also sees whom it serves.
+async fn record_served(
+    connection: &mut PgConnection,
+    migration: &Migration,
+) -> Result<(), sqlx::Error> {
     sqlx::query(
         "INSERT INTO _schema_serves (version, serves) VALUES ($1, $2)
          ON CONFLICT (version) DO UPDATE SET serves = excluded.serves",
@@ -194,8 +234,13 @@ async fn record_served(connection: &mut PgConnection, migration: &Migration) -> 
     .map(drop)
 }
 
-/// A concurrent build that fails leaves an invalid index under the name. Others' invalid indexes stay.
-async fn drop_unfinished_indexes(connection: &mut PgConnection, migration: &Migration) -> Result<(), sqlx::Error> {
+/// Drops what is left of a failed build: `CREATE INDEX CONCURRENTLY` leaves an invalid index under
+/// the name, and the next try would fail because the name is taken. Only invalid indexes whose name
+/// occurs in this migration are dropped; others are not ours to judge.
+async fn drop_unfinished_indexes(
+    connection: &mut PgConnection,
+    migration: &Migration,
+) -> Result<(), sqlx::Error> {
     let unfinished: Vec<(String, String)> = sqlx::query_as(
         "SELECT c.relname, format('DROP INDEX CONCURRENTLY %s', c.oid::regclass)
          FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE NOT i.indisvalid",
@@ -204,17 +249,24 @@ async fn drop_unfinished_indexes(connection: &mut PgConnection, migration: &Migr
     .await?;
     let named = |name: &str| {
         let words = migration.sql.as_str().split_ascii_whitespace();
-        words.into_iter().any(|word| word.trim_end_matches(';') == name)
+        words
+            .into_iter()
+            .any(|word| word.trim_end_matches(';') == name)
     };
     for (name, drop) in unfinished {
         if named(&name) {
-            sqlx::raw_sql(sqlx::AssertSqlSafe(drop)).execute(&mut *connection).await?;
+            sqlx::raw_sql(sqlx::AssertSqlSafe(drop))
+                .execute(&mut *connection)
+                .await?;
         }
     }
     Ok(())
 }
 
-async fn set_lock_timeout(connection: &mut PgConnection, timeout: Duration) -> Result<(), sqlx::Error> {
+async fn set_lock_timeout(
+    connection: &mut PgConnection,
+    timeout: Duration,
+) -> Result<(), sqlx::Error> {
     sqlx::query("SELECT set_config('lock_timeout', $1, false)")
         .bind(format!("{}ms", timeout.as_millis()))
         .execute(connection)
@@ -229,7 +281,8 @@ struct Tries<'a, F> {
 }
 
 impl<F: FnMut(&Wait)> Tries<'_, F> {
-    /// Pauses before another try; returns the error if another try does not help.
+    /// Pauses before another try. Returns the error if another try would not help, or if the time
+    /// for tries is over.
     async fn again(
         &mut self,
         connection: &mut PgConnection,
@@ -240,18 +293,24 @@ impl<F: FnMut(&Wait)> Tries<'_, F> {
             MigrateError::ExecuteMigration(cause, _) | MigrateError::Execute(cause) => cause,
             other => return Err(other.into()),
         };
-        // Not available within lock_timeout, or a deadlock.
+        // 55P03: the lock was not available within `lock_timeout`. 40P01: a deadlock.
         let locked = cause
             .as_database_error()
             .and_then(sqlx::error::DatabaseError::code)
             .is_some_and(|code| ["55P03", "40P01"].contains(&code.as_ref()));
         if !locked {
             return Err(match version {
-                Some(version) => MigrationError::Failed { version, source: cause },
+                Some(version) => MigrationError::Failed {
+                    version,
+                    source: cause,
+                },
                 None => cause.into(),
             });
         }
-        let wait = Wait { version, oldest_transaction: oldest_transaction(connection).await? };
+        let wait = Wait {
+            version,
+            oldest_transaction: oldest_transaction(connection).await?,
+        };
         let waited = self.began.elapsed();
         if waited + self.patience.pause() > self.patience.give_up {
             return Err(MigrationError::Locked { wait, waited });

@@ -1,7 +1,10 @@
-//! One database role per stage and one for operators, each with the privileges of its statements: `libs/store/roles`.
+//! The database roles: one for each stage and one for operators. Each has the privileges that its
+//! own statements need (`libs/store/roles`), so that whoever steals the credentials of one stage
+//! cannot do the work of another.
 //!
-//! The owner of the tables grants. It needs no privilege beyond that, so this works without a superuser.
-//! Roles that do not exist are skipped: a database without them serves the owner alone, as before.
+//! The owner of the tables grants these privileges and needs no other privilege for that, so no
+//! superuser is involved. Roles that do not exist are skipped. A database without any of them
+//! works, too; then all programs log in as the owner.
 
 use std::time::Duration;
 
@@ -12,7 +15,7 @@ use crate::Result;
 /// A role of the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Role {
-    /// The name in PostgreSQL, under which a stage logs in.
+    /// The name of the role in PostgreSQL, which is also the login of the stage.
     pub name: &'static str,
     /// The name of the stage, or `operator`.
     pub of: &'static str,
@@ -21,16 +24,31 @@ pub struct Role {
 
 macro_rules! role {
     ($of:literal) => {
-        Role { name: concat!("esim_", $of), of: $of, grants: include_str!(concat!("../../roles/", $of, ".sql")) }
+        Role {
+            name: concat!("esim_", $of),
+            of: $of,
+            grants: include_str!(concat!("../../roles/", $of, ".sql")),
+        }
     };
 }
 
-pub const ROLES: [Role; 4] = [role!("ingress"), role!("provisioner"), role!("notifier"), role!("operator")];
+pub const ROLES: [Role; 4] = [
+    role!("ingress"),
+    role!("provisioner"),
+    role!("notifier"),
+    role!("operator"),
+];
 
-/// How often a grant is tried again when another session changes the same row of the catalogue.
+/// How often a grant is tried again after a conflict. PostgreSQL refuses to change a row of its
+/// catalogue that another session has changed in the meantime, which happens if two migrators grant
+/// at once.
 const CONFLICTS: u32 = 10;
 
-/// Revokes all privileges of the role on tables of this owner, so that no older grant stays.
+/// Revokes all privileges of the role on tables and views of this owner, so that a grant of an
+/// older version does not stay. Then it grants what every role needs: the use of the schema, the
+/// tables that the check at the start reads, and, if the owner may pass it on, the role
+/// `pg_read_all_stats`. Without that one, the metrics of the server do not see the sessions of
+/// other roles.
 const REVOKE: &str = "DO $$
 DECLARE
     owned regclass;
@@ -51,46 +69,63 @@ $$;
 GRANT SELECT ON _sqlx_migrations, _schema_serves TO ROLE_NAME;
 ";
 
-/// Grants each existing role its privileges, and takes all others on tables. Returns the roles.
+/// Grants each existing role its privileges on tables, and takes all others away. Returns the roles
+/// that exist.
 ///
-/// Running sessions see either the old or the new privileges.
+/// Both happen in one transaction, so a running session sees either the old or the new privileges
+/// and never none.
 pub async fn grant(connection: &mut PgConnection) -> Result<Vec<Role>> {
     let mut granted = Vec::new();
     for role in ROLES {
         if !exists(connection, role).await? {
             continue;
         }
-        retry(connection, &(REVOKE.replace("ROLE_NAME", role.name) + role.grants)).await?;
+        retry(
+            connection,
+            &(REVOKE.replace("ROLE_NAME", role.name) + role.grants),
+        )
+        .await?;
         granted.push(role);
     }
     Ok(granted)
 }
 
-/// Creates the role, or gives it this password. `verifier` is what PostgreSQL stores of a password: a SCRAM-SHA-256
-/// secret. The owner needs `CREATEROLE`.
+/// Creates the role with a login, or changes its password. `verifier` is what PostgreSQL stores
+/// instead of a password, a SCRAM-SHA-256 secret, so the password itself does not get into the log
+/// of the server. The owner needs `CREATEROLE` for this.
 pub async fn set_password(connection: &mut PgConnection, role: Role, verifier: &str) -> Result<()> {
-    let verb = if exists(connection, role).await? { "ALTER" } else { "CREATE" };
+    let verb = if exists(connection, role).await? {
+        "ALTER"
+    } else {
+        "CREATE"
+    };
     let quoted = verifier.replace('\'', "''");
     let statement = format!("{verb} ROLE {} LOGIN PASSWORD '{quoted}'", role.name);
     retry(connection, &statement).await
 }
 
 async fn exists(connection: &mut PgConnection, role: Role) -> Result<bool> {
-    let exists = sqlx::query_scalar("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)").bind(role.name);
+    let exists = sqlx::query_scalar("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)")
+        .bind(role.name);
     Ok(exists.fetch_one(connection).await?)
 }
 
-/// PostgreSQL refuses a change of a catalogue row that another session has just changed.
+/// Executes the statements in one transaction, and tries again after a conflict with another
+/// session that changed the same row of the catalogue.
 async fn retry(connection: &mut PgConnection, statements: &str) -> Result<()> {
     let mut conflicts = 0;
     loop {
         let mut transaction = connection.begin().await?;
-        match sqlx::raw_sql(AssertSqlSafe(statements)).execute(&mut *transaction).await {
+        match sqlx::raw_sql(AssertSqlSafe(statements))
+            .execute(&mut *transaction)
+            .await
+        {
             Ok(_) => return Ok(transaction.commit().await?),
             Err(error) => {
                 transaction.rollback().await?;
-                let changed =
-                    error.as_database_error().is_some_and(|error| error.message().contains("concurrently updated"));
+                let changed = error
+                    .as_database_error()
+                    .is_some_and(|error| error.message().contains("concurrently updated"));
                 if !changed || conflicts == CONFLICTS {
                     return Err(error.into());
                 }

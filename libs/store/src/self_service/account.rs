@@ -18,8 +18,9 @@ pub struct OfferedOption {
     pub details: Map<String, Value>,
 }
 
-/// The options that a partner of this environment may order, by id, after `after`. A live partner is offered the live
-/// options of `providers`, a sandbox partner all of them.
+/// The options that a partner of this environment may order, by id, after `after` and at most
+/// `limit`. A live partner is offered the live options of `providers`, and a sandbox partner all
+/// options, because it buys nothing real.
 pub async fn options(
     connection: &mut PgConnection,
     environment: Environment,
@@ -37,7 +38,11 @@ pub async fn options(
         limit,
     );
     let offered = rows.fetch_all(connection).await?.into_iter().map(|row| {
-        Ok(OfferedOption { option_id: row.option_id.into(), name: row.name, details: options::details(&row.details)? })
+        Ok(OfferedOption {
+            option_id: row.option_id.into(),
+            name: row.name,
+            details: options::details(&row.details)?,
+        })
     });
     offered.collect()
 }
@@ -56,7 +61,10 @@ pub struct Account {
     pub created_at: OffsetDateTime,
 }
 
-pub async fn account(connection: &mut PgConnection, partner_id: PartnerId) -> Result<Option<Account>> {
+pub async fn account(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+) -> Result<Option<Account>> {
     let account = sqlx::query_as!(
         Account,
         r#"SELECT name, environment, access_key, created_at,
@@ -68,7 +76,8 @@ pub async fn account(connection: &mut PgConnection, partner_id: PartnerId) -> Re
     Ok(account.fetch_optional(connection).await?)
 }
 
-/// Rotates at the partner's request; `command` goes into the record.
+/// Performs a rotation (`rotate`) at the request of the partner, and records it as `command` in the
+/// same transaction. A refused rotation is not recorded.
 pub async fn rotate(
     connection: &mut PgConnection,
     partner_id: PartnerId,

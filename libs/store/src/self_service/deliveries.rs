@@ -1,4 +1,4 @@
-//! The deliveries of a partner's own units, and their redelivery.
+//! The deliveries of a partner's own units, and their redelivery at its request.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// The most attempts of a delivery that are shown, the newest.
+/// The maximum number of attempts of a delivery that are shown; older ones are left out.
 const MOST_ATTEMPTS: i64 = 100;
 
 /// The delivery of one of the partner's units.
@@ -28,7 +28,7 @@ pub struct Delivery {
     pub delivered_at: Option<OffsetDateTime>,
     /// When the next attempt is due.
     pub next_attempt_at: Option<OffsetDateTime>,
-    /// The newest attempts, in order.
+    /// The newest attempts, in the order of time.
     pub attempts: Vec<AttemptView>,
 }
 
@@ -54,10 +54,17 @@ pub async fn delivery(
         Some(id) => attempts(connection, id).await?,
         None => Vec::new(),
     };
-    Ok(Some(Delivery { id, state: row.state, delivered_at: row.delivered_at, next_attempt_at: row.at, attempts: made }))
+    Ok(Some(Delivery {
+        id,
+        state: row.state,
+        delivered_at: row.delivered_at,
+        next_attempt_at: row.at,
+        attempts: made,
+    }))
 }
 
-/// The newest attempts of a delivery, in order. The caller has checked that it is the partner's.
+/// The newest attempts of a delivery, in the order of time. This statement does not filter by the
+/// partner, so the caller must have checked that the delivery is its own.
 pub async fn attempts(connection: &mut PgConnection, id: DeliveryId) -> Result<Vec<AttemptView>> {
     deliveries::attempts(connection, id, MOST_ATTEMPTS).await
 }
@@ -65,11 +72,11 @@ pub async fn attempts(connection: &mut PgConnection, id: DeliveryId) -> Result<V
 /// The result of [`redeliver`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Redelivered {
-    /// It is sent again.
+    /// It is sent again now.
     Again,
-    /// It is due already, or an attempt is in flight.
+    /// It is due soon anyway, or an attempt is in flight.
     Due,
-    /// The interval since the last attempt has not ended; this much time is left.
+    /// The last attempt is younger than the interval; this much time is left.
     TooSoon(Duration),
     NotReady,
     /// The profile was erased, or the event is [pointless](deliveries::Resendable::pointless).
@@ -78,7 +85,9 @@ pub enum Redelivered {
     Unknown,
 }
 
-/// Replays one delivery of a partner, unless its last attempt is younger than `interval`.
+/// Replays one delivery of a partner, unless its last attempt is younger than `interval`. The facts
+/// are read first, so that the partner gets the right reason for a refusal. The replay then checks
+/// the interval once more under the lock of the row.
 pub async fn redeliver(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -110,7 +119,12 @@ pub async fn redeliver(
         WebhookId::Topup(id) => ("topup redeliver", format!("topup {id}")),
         WebhookId::Event(_) => ("event redeliver", format!("event {webhook_id}")),
     };
-    let mode = Mode::Apply(Action { operator: PARTNER, command, target: &target, reason: REASON });
+    let mode = Mode::Apply(Action {
+        operator: PARTNER,
+        command,
+        target: &target,
+        reason: REASON,
+    });
     let filter = Filter {
         id: Some(id),
         partner_id: Some(partner_id),
@@ -121,12 +135,13 @@ pub async fn redeliver(
     Ok(if replayed.replayed > 0 {
         Redelivered::Again
     } else {
-        // Another request, an operator or the notifier was faster.
+        // The facts have changed in the meantime: another request, an operator or the notifier was
+        // faster.
         Redelivered::Due
     })
 }
 
-/// What a partner's webhook id names.
+/// What a `webhook-id` names, as far as this partner may see.
 enum Found {
     Delivery(DeliveryId),
     /// A unit of the partner that has no profile yet.
@@ -135,7 +150,11 @@ enum Found {
     Nothing,
 }
 
-async fn find(connection: &mut PgConnection, partner_id: PartnerId, id: &WebhookId) -> Result<Found> {
+async fn find(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    id: &WebhookId,
+) -> Result<Found> {
     match id {
         WebhookId::Topup(topup_id) => {
             let query = sqlx::query_scalar!(

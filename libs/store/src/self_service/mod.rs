@@ -1,8 +1,14 @@
-//! A partner's view of its own account, orders and deliveries. Every statement names the partner, so
-//! another partner's ids look like ids that do not exist.
+//! What a partner sees and changes itself: its account, orders, units, deliveries and webhook
+//! endpoint.
 //!
-//! The self-service handlers of ingress call these functions. Each change commits with its record, as
-//! the changes of operators do. Types with a schema are answers of the API: partners read their comments.
+//! The self-service handlers of ingress call these functions, after they have checked the signature
+//! of the request. Guarantee: every statement filters by the partner (that of the catalogue by the
+//! partner's environment), so the ids of another partner look like ids that do not exist. Where a
+//! function reads by another id, its comment says who has checked the owner. Each change commits
+//! together with its record, as the changes of operators do.
+//!
+//! Types with a `ToSchema` are answers of the API, and their doc comments become part of
+//! `docs/openapi.json`, which partners read.
 
 mod account;
 mod deliveries;
@@ -15,8 +21,13 @@ use sqlx::PgConnection;
 pub use self::{
     account::{Account, OfferedOption, account, options, rotate},
     deliveries::{Delivery, Redelivered, attempts, delivery, redeliver},
-    orders::{OrderHead, OrderPage, OrderState, Unit, UnitState, Units, count, order, orders, unit, units},
-    webhooks::{Endpoint, Position, StoredWebhook, endpoint, set_webhook, webhook_secrets, webhook_url, webhooks},
+    orders::{
+        OrderHead, OrderPage, OrderState, Unit, UnitState, Units, count, order, orders, unit, units,
+    },
+    webhooks::{
+        Endpoint, Position, StoredWebhook, endpoint, set_webhook, webhook_secrets, webhook_url,
+        webhooks,
+    },
 };
 pub use crate::operator::deliveries::AttemptView as Attempt;
 use crate::{
@@ -24,13 +35,22 @@ use crate::{
     operator::actions::{self, Action},
 };
 
-/// The name under which a partner's own changes are recorded.
+/// The name of the operator under which changes by a partner itself are recorded.
 pub(crate) const PARTNER: &str = "partner";
-/// The recorded reason of a partner's own changes.
+/// The reason that is recorded for these changes.
 pub(crate) const REASON: &str = "requested by the partner";
 
-/// Records a change of the partner's own account in the transaction of the change.
-async fn record_change(connection: &mut PgConnection, command: &'static str, partner_id: PartnerId) -> Result<()> {
-    let action = Action { operator: PARTNER, command, target: &format!("partner {partner_id}"), reason: REASON };
+/// Records a change of the account by its partner, in the transaction of the change.
+async fn record_change(
+    connection: &mut PgConnection,
+    command: &'static str,
+    partner_id: PartnerId,
+) -> Result<()> {
+    let action = Action {
+        operator: PARTNER,
+        command,
+        target: &format!("partner {partner_id}"),
+        reason: REASON,
+    };
     Ok(actions::record(connection, action, 1).await?)
 }

@@ -1,4 +1,5 @@
-//! A partner's orders and units, with their states as partners see them.
+//! A partner's orders and units, with their states as partners see them. They are fewer than the
+//! states of placements and topups, because a partner need not know how a purchase works.
 
 use domain::{OptionId, OrderId, PartnerId, TopupId};
 use serde::{Deserialize, Serialize};
@@ -9,7 +10,8 @@ use uuid::Uuid;
 
 use crate::Result;
 
-/// An order's id is made before its row, by another clock; they differ by less than this.
+/// The id of an order is made by ingress, shortly before PostgreSQL sets the time of its row by
+/// another clock. The two times differ by less than this.
 const SKEW: time::Duration = time::Duration::minutes(5);
 
 /// The state of a topup.
@@ -20,11 +22,12 @@ const SKEW: time::Duration = time::Duration::minutes(5);
 pub enum UnitState {
     /// It is being bought, or its eSIM is awaited.
     Processing,
-    /// The provider's answer is missing or contradicts itself. We look into it; it becomes ready or failed.
+    /// It is not certain what the provider sold. We look into it; it becomes ready or failed.
     OnHold,
     /// The eSIM is ready.
     Ready,
-    /// There will be no eSIM.
+    /// There will be no eSIM. In rare cases it becomes ready after all, because the provider turns
+    /// out to have sold it.
     Failed,
 }
 
@@ -50,13 +53,13 @@ pub enum OrderState {
 pub struct OrderHead {
     pub order_id: OrderId,
     pub external_order_id: String,
-    /// It was answered with 422, or cancelled.
+    /// The order was answered with 422 or cancelled.
     pub refused: bool,
     pub cancelled_at: Option<OffsetDateTime>,
     pub created_at: OffsetDateTime,
 }
 
-/// The numbers of units of an order.
+/// How many units an order has, and how many of them are ready, failed or on hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Units {
     pub total: i64,
@@ -66,7 +69,8 @@ pub struct Units {
 }
 
 impl OrderHead {
-    /// The state that follows from the units.
+    /// The state of the order, which follows from the numbers of its units. Units that are neither
+    /// ready nor failed keep it `processing`.
     pub fn state(&self, units: Units) -> OrderState {
         if self.cancelled_at.is_some() {
             OrderState::Cancelled
@@ -91,20 +95,23 @@ pub struct Unit {
     pub external_order_id: String,
     pub option_id: OptionId,
     pub state: UnitState,
-    /// What the provider said when it refused: its code and its message.
+    /// The code and the message with which the provider rejected the purchase.
     pub refusal: Option<(String, String)>,
     pub iccid: Option<String>,
     pub profile: Option<Vec<u8>>,
     /// When its profile was stored.
     pub ready_at: Option<OffsetDateTime>,
     pub erased_at: Option<OffsetDateTime>,
-    /// `pending`, `delivered`, `exhausted` or `no_endpoint`; none before the unit is ready.
+    /// The state of its delivery: `pending`, `delivered`, `exhausted` or `no_endpoint`. `None`
+    /// before the unit is ready.
     pub delivery: Option<String>,
     pub delivered_at: Option<OffsetDateTime>,
 }
 
 pub fn count(units: &[Unit]) -> Units {
-    let of = |state| i64::try_from(units.iter().filter(|unit| unit.state == state).count()).unwrap_or(i64::MAX);
+    let of = |state| {
+        i64::try_from(units.iter().filter(|unit| unit.state == state).count()).unwrap_or(i64::MAX)
+    };
     Units {
         total: i64::try_from(units.len()).unwrap_or(i64::MAX),
         ready: of(UnitState::Ready),
@@ -113,7 +120,7 @@ pub fn count(units: &[Unit]) -> Units {
     }
 }
 
-/// Reads the units that match a condition.
+/// Reads the units that match a condition, which must name the partner.
 macro_rules! units {
     ($connection:expr, $condition:literal $(, $argument:expr)*) => {
         sqlx::query!(
@@ -144,7 +151,8 @@ macro_rules! units {
     };
 }
 
-/// The order with this external id: the one that stands, or else the newest refused one.
+/// The order of the partner with this external id: the one that stands, or else the newest refused
+/// one.
 pub async fn order(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -163,29 +171,49 @@ pub async fn order(
 }
 
 /// The units of one of the partner's orders, in the order of the response.
-pub async fn units(connection: &mut PgConnection, partner_id: PartnerId, order_id: OrderId) -> Result<Vec<Unit>> {
-    units!(connection, "order_id = $2 AND partner_id = $1 ORDER BY position", partner_id.uuid(), order_id.uuid())
-        .collect()
+pub async fn units(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    order_id: OrderId,
+) -> Result<Vec<Unit>> {
+    units!(
+        connection,
+        "order_id = $2 AND partner_id = $1 ORDER BY position",
+        partner_id.uuid(),
+        order_id.uuid()
+    )
+    .collect()
 }
 
 /// One of the partner's units.
-pub async fn unit(connection: &mut PgConnection, partner_id: PartnerId, topup_id: &TopupId) -> Result<Option<Unit>> {
-    let mut found = units!(connection, "topup_id = $2 AND partner_id = $1", partner_id.uuid(), topup_id.as_str());
+pub async fn unit(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    topup_id: &TopupId,
+) -> Result<Option<Unit>> {
+    let mut found = units!(
+        connection,
+        "topup_id = $2 AND partner_id = $1",
+        partner_id.uuid(),
+        topup_id.as_str()
+    );
     found.next().transpose()
 }
 
 /// A page of orders, the newest first.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OrderPage {
-    /// Orders before this one; `None` begins with the newest.
+    /// The order after which the page begins; only older ones follow. `None` begins with the
+    /// newest.
     pub before: Option<OrderId>,
-    /// Orders that were stored after this time.
+    /// Only orders that were stored after this time.
     pub created_after: Option<OffsetDateTime>,
     pub limit: i64,
 }
 
-/// Lists a partner's orders with the numbers of their units. An order's id begins with a time shortly before its
-/// creation, so one index serves the order, the cursor and the time.
+/// Lists a partner's orders with the numbers of their units, newest first. The id of an order
+/// begins with a time shortly before its creation. So one index, that of the partner and the id,
+/// serves the order of the list, the cursor and the time.
 pub async fn orders(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -213,7 +241,8 @@ pub async fn orders(
            ORDER BY o.order_id DESC"#,
         partner_id.uuid(),
         page.before.map_or(Uuid::max(), OrderId::uuid),
-        page.created_after.map_or(Uuid::nil(), |at| first_id(at - SKEW)),
+        page.created_after
+            .map_or(Uuid::nil(), |at| first_id(at - SKEW)),
         page.created_after,
         page.limit,
     );
@@ -225,7 +254,15 @@ pub async fn orders(
             cancelled_at: row.cancelled_at,
             created_at: row.created_at,
         };
-        (head, Units { total: row.total, ready: row.ready, failed: row.failed, on_hold: row.on_hold })
+        (
+            head,
+            Units {
+                total: row.total,
+                ready: row.ready,
+                failed: row.failed,
+                on_hold: row.on_hold,
+            },
+        )
     });
     Ok(read.collect())
 }
@@ -245,7 +282,10 @@ mod tests {
         let at = OffsetDateTime::from_unix_timestamp(1_700_000_000).unwrap();
         let id = |seconds| Uuid::new_v7(uuid::Timestamp::from_unix(uuid::NoContext, seconds, 0));
         assert!(first_id(at) <= id(1_700_000_000) && first_id(at) > id(1_699_999_999));
-        assert_eq!(first_id(OffsetDateTime::from_unix_timestamp(-1).unwrap()), Uuid::nil());
+        assert_eq!(
+            first_id(OffsetDateTime::from_unix_timestamp(-1).unwrap()),
+            Uuid::nil()
+        );
     }
 
     #[test]
@@ -264,7 +304,12 @@ mod tests {
             (0, 3, OrderState::Failed),
             (2, 1, OrderState::PartlyFailed),
         ] {
-            let units = Units { total: 3, ready, failed, on_hold: 0 };
+            let units = Units {
+                total: 3,
+                ready,
+                failed,
+                on_hold: 0,
+            };
             assert_eq!(head.state(units), state);
         }
     }

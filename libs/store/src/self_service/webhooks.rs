@@ -1,4 +1,6 @@
-//! A partner's webhook endpoint, and its webhooks in the order of their creation.
+//! A partner's webhook endpoint, and its webhooks in the order of their creation. `GET
+//! …/webhook/listen` reads the latter, so that `esim-partner listen` can forward the webhooks of a
+//! sandbox account to an endpoint that we cannot reach.
 
 use domain::{OptionId, PartnerId, TopupId};
 use serde::Serialize;
@@ -13,10 +15,13 @@ use crate::{
     partners::{self, NewWebhook},
 };
 
-/// A webhook is found this long after its creation, in seconds: transactions commit in another order than they begin.
+/// How long after its creation a webhook is found, in seconds. Transactions do not commit in the
+/// order in which they begin. A reader that had already passed the time of a webhook would miss it
+/// if it appeared later.
 const SETTLE: f64 = 1.0;
 
-/// The largest count; larger numbers show as this one.
+/// The largest count. Larger numbers are shown as this one, because counting them all would cost
+/// too much.
 const MOST_COUNTED: i64 = 10_000;
 
 /// The webhook endpoint.
@@ -25,7 +30,8 @@ pub struct Endpoint {
     pub url: Option<String>,
     /// The further events that are sent, such as `topup.failed`.
     pub events: Vec<String>,
-    /// `open`, `blocked` (after failures), `probing` (one webhook tests it), `paused` (by us) or `no_url`.
+    /// `open`, `blocked` (after failures), `probing` (one webhook tests it), `paused` (by us) or
+    /// `no_url`.
     pub state: String,
     #[serde(with = "rfc3339::option")]
     pub blocked_until: Option<OffsetDateTime>,
@@ -41,13 +47,22 @@ pub struct Endpoint {
     pub old_secret_until: Option<OffsetDateTime>,
 }
 
-/// The URL of the endpoint, if there is one.
-pub async fn webhook_url(connection: &mut PgConnection, partner_id: PartnerId) -> Result<Option<String>> {
-    let url = sqlx::query_scalar!("SELECT webhook_url FROM partners WHERE partner_id = $1", partner_id.uuid());
+/// The URL of the partner's endpoint, if there is one.
+pub async fn webhook_url(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+) -> Result<Option<String>> {
+    let url = sqlx::query_scalar!(
+        "SELECT webhook_url FROM partners WHERE partner_id = $1",
+        partner_id.uuid()
+    );
     Ok(url.fetch_optional(connection).await?.flatten())
 }
 
-pub async fn endpoint(connection: &mut PgConnection, partner_id: PartnerId) -> Result<Option<Endpoint>> {
+pub async fn endpoint(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+) -> Result<Option<Endpoint>> {
     let endpoint = sqlx::query_as!(
         Endpoint,
         r#"SELECT p.webhook_url AS url, p.webhook_events AS events,
@@ -75,11 +90,17 @@ pub async fn endpoint(connection: &mut PgConnection, partner_id: PartnerId) -> R
     Ok(endpoint.fetch_optional(connection).await?)
 }
 
-/// Changes the partner's webhook endpoint. After a new URL, notifiers make waiting deliveries due, and the next probe
-/// of a blocked endpoint is due at once. Returns whether anything changed.
-pub async fn set_webhook(connection: &mut PgConnection, partner_id: PartnerId, new: &NewWebhook<'_>) -> Result<bool> {
+/// Changes the partner's webhook endpoint, and records the change. After a new URL the notifiers
+/// make waiting deliveries due, and the next probe of a blocked endpoint is due at once. Returns
+/// whether anything changed.
+pub async fn set_webhook(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    new: &NewWebhook<'_>,
+) -> Result<bool> {
     let mut transaction = connection.begin().await?;
-    let changed = partners::change_webhook(&mut transaction, partner_id, new, Block::ProbeNow).await?;
+    let changed =
+        partners::change_webhook(&mut transaction, partner_id, new, Block::ProbeNow).await?;
     if changed {
         record_change(&mut transaction, "webhook set", partner_id).await?;
     }
@@ -92,23 +113,24 @@ pub async fn set_webhook(connection: &mut PgConnection, partner_id: PartnerId, n
 pub struct Position {
     /// When its delivery was stored.
     pub at: OffsetDateTime,
-    /// Its topup; empty for the position before all webhooks of that time.
+    /// Its topup. Empty for the position before all webhooks of that time.
     pub topup_id: String,
 }
 
-/// The stored parts of a webhook.
+/// The parts of a webhook as they are stored.
 #[derive(Clone, Debug)]
 pub struct StoredWebhook {
     pub topup_id: TopupId,
     pub option_id: OptionId,
     pub external_order_id: String,
     pub iccid: String,
-    /// The sealed profile; none if it was erased.
+    /// The sealed profile; `None` if it was erased.
     pub profile: Option<Vec<u8>>,
     pub position: Position,
 }
 
-/// The oldest webhooks of a partner after `after`, at most `limit`. The state of their deliveries does not matter.
+/// The oldest webhooks of a partner after the position `after`, at most `limit`. The state of their
+/// deliveries does not matter.
 pub async fn webhooks(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -135,7 +157,10 @@ pub async fn webhooks(
     );
     let read = query.fetch_all(connection).await?.into_iter().map(|row| {
         Ok(StoredWebhook {
-            position: Position { at: row.created_at, topup_id: row.topup_id.clone() },
+            position: Position {
+                at: row.created_at,
+                topup_id: row.topup_id.clone(),
+            },
             topup_id: row.topup_id.try_into()?,
             option_id: row.option_id.into(),
             external_order_id: row.external_order_id,
@@ -146,13 +171,22 @@ pub async fn webhooks(
     read.collect()
 }
 
-/// A partner's sealed webhook-signing keys, the newest first: two during the overlap of a rotation.
-pub async fn webhook_secrets(connection: &mut PgConnection, partner_id: PartnerId) -> Result<Vec<Vec<u8>>> {
+/// The sealed webhook secrets of a partner, newest first. There are two during the overlap of a
+/// rotation.
+pub async fn webhook_secrets(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+) -> Result<Vec<Vec<u8>>> {
     let query = sqlx::query!(
         "SELECT webhook_secret, CASE WHEN old_webhook_secret_until > now() THEN old_webhook_secret END AS old
          FROM partners WHERE partner_id = $1",
         partner_id.uuid(),
     );
     let row = query.fetch_optional(connection).await?;
-    Ok(row.map(|row| [Some(row.webhook_secret), row.old]).into_iter().flatten().flatten().collect())
+    Ok(row
+        .map(|row| [Some(row.webhook_secret), row.old])
+        .into_iter()
+        .flatten()
+        .flatten()
+        .collect())
 }

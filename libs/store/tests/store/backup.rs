@@ -1,4 +1,5 @@
-//! `deploy/backup`: a base backup with the log after it, restored to its end and to a time between.
+//! Tests `deploy/backup`: a base backup with the log after it is restored to its end, and to a time
+//! in between, and holds exactly what was committed until then.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,10 @@ use crate::bench::{execute, order};
 
 fn backup(url: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(testkit::workspace().join("deploy/backup"));
-    command.args(arguments).env("DATABASE_ADMIN_URL", url).stdin(Stdio::null());
+    command
+        .args(arguments)
+        .env("DATABASE_ADMIN_URL", url)
+        .stdin(Stdio::null());
     command
 }
 
@@ -29,7 +33,12 @@ async fn buy(connection: &mut PgConnection, partner: PartnerId, name: &str) {
 }
 
 /// Replaces the data of a stopped server by a restore, and starts it.
-async fn restore(server: &mut PostgresServer, data: &Path, backups: &str, time: Option<&str>) -> PgConnection {
+async fn restore(
+    server: &mut PostgresServer,
+    data: &Path,
+    backups: &str,
+    time: Option<&str>,
+) -> PgConnection {
     let before = data.with_file_name("before");
     if before.exists() {
         std::fs::remove_dir_all(data).unwrap();
@@ -44,7 +53,9 @@ async fn restore(server: &mut PostgresServer, data: &Path, backups: &str, time: 
     server.start_again().await.unwrap();
     wait::soon("the end of the recovery", async || {
         let mut connection = PgConnection::connect(server.url()).await?;
-        let recovering: bool = sqlx::query_scalar("SELECT pg_is_in_recovery()").fetch_one(&mut connection).await?;
+        let recovering: bool = sqlx::query_scalar("SELECT pg_is_in_recovery()")
+            .fetch_one(&mut connection)
+            .await?;
         Ok((!recovering).then_some(connection))
     })
     .await
@@ -68,12 +79,22 @@ async fn a_base_backup_and_its_log_restore_the_last_commit_or_a_time_before_it()
     run(&mut backup(server.url(), &["base", backups]));
     buy(&mut connection, partner, "after").await;
     execute(&mut connection, "SELECT pg_sleep(1)").await;
-    let between: String = sqlx::query_scalar("SELECT now()::text").fetch_one(&mut connection).await.unwrap();
+    let between: String = sqlx::query_scalar("SELECT now()::text")
+        .fetch_one(&mut connection)
+        .await
+        .unwrap();
     buy(&mut connection, partner, "last").await;
-    let end: String = sqlx::query_scalar("SELECT pg_current_wal_lsn()::text").fetch_one(&mut connection).await.unwrap();
+    let end: String = sqlx::query_scalar("SELECT pg_current_wal_lsn()::text")
+        .fetch_one(&mut connection)
+        .await
+        .unwrap();
     wait::soon("the log to be stored", async || {
-        let flushed = "SELECT coalesce(max(flush_lsn) >= $1::pg_lsn, false) FROM pg_stat_replication";
-        let flushed: bool = sqlx::query_scalar(flushed).bind(&end).fetch_one(&mut connection).await?;
+        let flushed =
+            "SELECT coalesce(max(flush_lsn) >= $1::pg_lsn, false) FROM pg_stat_replication";
+        let flushed: bool = sqlx::query_scalar(flushed)
+            .bind(&end)
+            .fetch_one(&mut connection)
+            .await?;
         Ok(flushed.then_some(()))
     })
     .await;
@@ -93,5 +114,8 @@ async fn a_base_backup_and_its_log_restore_the_last_commit_or_a_time_before_it()
         server.stop_fast().await.unwrap();
     }
     let metric = std::fs::read_to_string(Path::new(backups).join("esim_backup.prom")).unwrap();
-    assert!(metric.contains("esim_backup_timestamp_seconds "), "{metric}");
+    assert!(
+        metric.contains("esim_backup_timestamp_seconds "),
+        "{metric}"
+    );
 }

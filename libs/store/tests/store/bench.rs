@@ -1,8 +1,11 @@
-//! A migrated database for one test, and its test data.
+//! The bench: a migrated database of its own for one test, with helpers that create the data of the
+//! tests and run statements as the services do.
 
 use std::{sync::LazyLock, time::Duration};
 
-use domain::{DeliveryId, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds};
+use domain::{
+    DeliveryId, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds,
+};
 use secrecy::SecretString;
 use signing::{SecretKey, webhook};
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, pool::PoolConnection};
@@ -11,7 +14,10 @@ use store::deliveries::{self, Content, Delivery, Esim, events::Kind};
 use store::operator::actions::{Action, Mode};
 use store::orders::{self, NewOrder, NewPlacement, NewTopup};
 use store::partners::{self, NewPartner};
-use store::placements::{self, Claim, Claimed, KnownColumns, Outcome, Progress, Settled, Settlement, Unit};
+use store::placements::{
+    self, Activity, Claim, Claimed, KnownColumns, Outcome, Progress, ReadyProfile, Settled,
+    Settlement, Unit,
+};
 use store::work::Page;
 use store::{schema, vault::Vault};
 use testkit::database::Database;
@@ -45,7 +51,9 @@ pub fn applied() -> Mode<'static> {
 /// The settings of services, except for the number of connections.
 pub fn config(url: &str) -> PoolConfig {
     PoolConfig {
-        server: DatabaseConfig { database_url: SecretString::from(url) },
+        server: DatabaseConfig {
+            database_url: SecretString::from(url),
+        },
         database_connections: 10,
         database_timeout: Duration::from_secs(8),
     }
@@ -63,7 +71,9 @@ pub struct Bench {
 impl Bench {
     pub async fn new() -> Self {
         let bench = Self::of(Database::create().await.unwrap());
-        schema::migrate(&mut *bench.connection().await).await.unwrap();
+        schema::migrate(&mut *bench.connection().await)
+            .await
+            .unwrap();
         // The sweep of a copied database begins when its template was migrated.
         bench.sql("UPDATE sweeps SET up_to = now()").await;
         bench
@@ -110,16 +120,28 @@ impl Bench {
         self.claim_as(PROVIDER, placements, Claim::Fresh).await
     }
 
-    pub async fn claim_as(&self, provider: &str, named: &[PlacementId], which: Claim) -> Vec<Claimed> {
-        placements::claim(&mut *self.connection().await, provider, named, which, LEASE).await.unwrap()
+    pub async fn claim_as(
+        &self,
+        provider: &str,
+        named: &[PlacementId],
+        which: Claim,
+    ) -> Vec<Claimed> {
+        placements::claim(&mut *self.connection().await, provider, named, which, LEASE)
+            .await
+            .unwrap()
     }
 
     /// The placements of a provider that are due, purchases first; nothing is leased.
     pub async fn find_due(&self, provider: &str, limit: usize) -> Vec<PlacementId> {
-        let page = Page { limit, per_lane: limit, ..Page::default() };
+        let page = Page {
+            limit,
+            rows_per_queue: limit,
+            ..Page::default()
+        };
         let mut due = Vec::new();
-        for buys in [true, false] {
-            let found = placements::due(&mut *self.connection().await, provider, buys, &page).await;
+        for activity in [Activity::Purchases, Activity::LookUps] {
+            let found =
+                placements::due(&mut *self.connection().await, provider, activity, &page).await;
             due.extend(found.unwrap().due.into_iter().map(|one| one.id));
         }
         due
@@ -155,7 +177,12 @@ impl Bench {
 
     async fn move_due(&self, statement: &'static str, ids: &[impl ToString], seconds: f64) {
         let ids: Vec<_> = ids.iter().map(ToString::to_string).collect();
-        sqlx::query(statement).bind(ids).bind(seconds).execute(&self.pool).await.unwrap();
+        sqlx::query(statement)
+            .bind(ids)
+            .bind(seconds)
+            .execute(&self.pool)
+            .await
+            .unwrap();
     }
 
     /// Claims what is due, as a notifier does.
@@ -163,19 +190,38 @@ impl Bench {
         let mut connection = self.connection().await;
         let found = deliveries::due(&mut connection, page).await.unwrap();
         let due: Vec<DeliveryId> = found.due.into_iter().map(|one| one.id).collect();
-        deliveries::claim(&mut connection, &due, deliveries::Claim::Due { lease: LEASE }).await.unwrap()
+        deliveries::claim(
+            &mut connection,
+            &due,
+            deliveries::Claim::Due { lease: LEASE },
+        )
+        .await
+        .unwrap()
     }
 
     pub async fn settle(&self, settlements: &[Settlement]) -> Vec<Settled> {
-        placements::settle(&mut *self.connection().await, settlements).await.unwrap()
+        placements::settle(&mut *self.connection().await, settlements)
+            .await
+            .unwrap()
     }
 
     /// Stores deliveries of one order of this partner; they are due in 30 s if `announced`, or now.
-    pub async fn deliveries(&self, partner_id: PartnerId, count: usize, announced: bool) -> Vec<TopupId> {
+    pub async fn deliveries(
+        &self,
+        partner_id: PartnerId,
+        count: usize,
+        announced: bool,
+    ) -> Vec<TopupId> {
         let order = self.stored(answered(partner_id, count)).await;
         let id = placement(&order);
         self.claim(&[id]).await;
-        self.settle(&[bought(id, 1, topups(&order).iter().map(ready).collect(), announced)]).await;
+        self.settle(&[bought(
+            id,
+            1,
+            topups(&order).iter().map(ready).collect(),
+            announced,
+        )])
+        .await;
         topups(&order)
     }
 
@@ -190,17 +236,25 @@ impl Bench {
             webhook_url,
             webhook_secret: &webhook::Secret::from_bytes(vec![7; 32]).unwrap(),
         };
-        partners::create(&mut *self.connection().await, &VAULT, &new).await.unwrap();
+        partners::create(&mut *self.connection().await, &VAULT, &new)
+            .await
+            .unwrap();
         partner_id
     }
 
     /// Sets or removes a partner's URL, as an operator. Returns the number of due deliveries.
     pub async fn set_url(&self, partner: PartnerId, url: Option<&str>) -> Option<u64> {
-        partners::set_webhook(&mut *self.connection().await, partner, url).await.unwrap()
+        partners::set_webhook(&mut *self.connection().await, partner, url)
+            .await
+            .unwrap()
     }
 
     pub async fn set_events(&self, partner: PartnerId, kinds: &[Kind]) {
-        assert!(partners::set_events(&mut *self.connection().await, partner, kinds).await.unwrap());
+        assert!(
+            partners::set_events(&mut *self.connection().await, partner, kinds)
+                .await
+                .unwrap()
+        );
     }
 
     pub async fn sql(&self, statement: &str) {
@@ -209,7 +263,11 @@ impl Bench {
 
     /// Runs a statement on one row: `$1` is its id.
     pub async fn set(&self, statement: &'static str, id: impl ToString) {
-        let done = sqlx::query(statement).bind(id.to_string()).execute(&self.pool).await.unwrap();
+        let done = sqlx::query(statement)
+            .bind(id.to_string())
+            .execute(&self.pool)
+            .await
+            .unwrap();
         assert!(done.rows_affected() > 0, "{statement}");
     }
 
@@ -239,11 +297,19 @@ impl Bench {
     where
         T: Send + Unpin + for<'r> sqlx::Decode<'r, Postgres> + sqlx::Type<Postgres>,
     {
-        sqlx::query_scalar(statement).bind(id.to_string()).fetch_one(&self.pool).await.unwrap()
+        sqlx::query_scalar(statement)
+            .bind(id.to_string())
+            .fetch_one(&self.pool)
+            .await
+            .unwrap()
     }
 
     pub async fn state(&self, placement: PlacementId) -> String {
-        self.value("SELECT state FROM placements WHERE placement_id::text = $1", placement).await
+        self.value(
+            "SELECT state FROM placements WHERE placement_id::text = $1",
+            placement,
+        )
+        .await
     }
 
     /// The state of a topup and of its delivery, or `none`.
@@ -258,7 +324,10 @@ impl Bench {
 
 /// Runs statements on a connection.
 pub async fn execute(connection: &mut PgConnection, statements: &str) {
-    sqlx::raw_sql(AssertSqlSafe(statements)).execute(connection).await.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(statements))
+        .execute(connection)
+        .await
+        .unwrap();
 }
 
 pub fn topup_id() -> TopupId {
@@ -270,25 +339,29 @@ pub fn topup_id() -> TopupId {
 pub fn order(partner_id: PartnerId, units: usize) -> NewOrder {
     let order_id = OrderId::new();
     let positions: Vec<usize> = (0..units).collect();
+    let placements = vec![part(PROVIDER, &positions)];
     NewOrder {
         order_id,
-        partner_id,
-        external_order_id: order_id.to_string(),
-        traceparent: None,
         answer_within: Duration::from_secs(5),
         answering: Some(Uuid::now_v7()),
-        placements: vec![part(PROVIDER, &positions)],
+        ..NewOrder::new(partner_id, order_id.to_string(), placements)
     }
 }
 
 /// An order whose answer has left.
 pub fn answered(partner_id: PartnerId, units: usize) -> NewOrder {
-    NewOrder { answer_within: Duration::ZERO, ..order(partner_id, units) }
+    NewOrder {
+        answer_within: Duration::ZERO,
+        ..order(partner_id, units)
+    }
 }
 
 /// An order of these placements.
 pub fn order_of(placements: Vec<NewPlacement>) -> NewOrder {
-    NewOrder { placements, ..order(PartnerId::new(), 0) }
+    NewOrder {
+        placements,
+        ..order(PartnerId::new(), 0)
+    }
 }
 
 /// The part of an order with these positions in the response.
@@ -312,67 +385,141 @@ pub fn placement(order: &NewOrder) -> PlacementId {
 }
 
 pub fn topups(order: &NewOrder) -> Vec<TopupId> {
-    order.placements.iter().flat_map(|part| &part.topups).map(|unit| unit.topup_id.clone()).collect()
+    order
+        .placements
+        .iter()
+        .flat_map(|part| &part.topups)
+        .map(|unit| unit.topup_id.clone())
+        .collect()
 }
 
 pub fn settlement(placement_id: PlacementId, attempt: u32, outcome: Outcome) -> Settlement {
-    Settlement { placement_id, attempt, outcome, known_columns: None }
+    Settlement {
+        placement_id,
+        attempt,
+        outcome,
+        known_columns: None,
+    }
 }
 
-/// The settlement of a placement that was claimed fresh, so that the lean statement records it if it can.
+/// The settlement of a placement that was claimed fresh, so that the lean statement records it if
+/// it can.
 pub fn fresh(order: &NewOrder, settlement: Settlement) -> Settlement {
-    let known_columns =
-        KnownColumns { order_id: order.order_id, partner_id: order.partner_id, provider: PROVIDER.to_owned() };
-    Settlement { known_columns: Some(known_columns), ..settlement }
+    let known_columns = KnownColumns {
+        order_id: order.order_id,
+        partner_id: order.partner_id,
+        provider: PROVIDER.to_owned(),
+    };
+    Settlement {
+        known_columns: Some(known_columns),
+        ..settlement
+    }
 }
 
 /// A purchase whose units are all known; nothing is left to collect.
-pub fn bought(placement_id: PlacementId, attempt: u32, units: Vec<Unit>, announced: bool) -> Settlement {
-    settlement(placement_id, attempt, Outcome::Bought { units, collect_in: None, park: None, announced })
+pub fn bought(
+    placement_id: PlacementId,
+    attempt: u32,
+    units: Vec<Unit>,
+    announced: bool,
+) -> Settlement {
+    settlement(
+        placement_id,
+        attempt,
+        Outcome::Bought {
+            units,
+            collect_in: None,
+            park: None,
+            announced,
+        },
+    )
 }
 
 /// A purchase without profiles so far.
 pub fn bought_pending(placement_id: PlacementId, attempt: u32) -> Settlement {
-    let outcome =
-        Outcome::Bought { units: Vec::new(), collect_in: Some(Duration::from_mins(1)), park: None, announced: false };
+    let outcome = Outcome::Bought {
+        units: Vec::new(),
+        collect_in: Some(Duration::from_mins(1)),
+        park: None,
+        announced: false,
+    };
     settlement(placement_id, attempt, outcome)
 }
 
 pub fn not_bought(placement_id: PlacementId, attempt: u32) -> Settlement {
-    let outcome = Outcome::NotBought { retry_in: Duration::from_mins(1), reason: "it was not sent".into() };
+    let outcome = Outcome::NotBought {
+        retry_in: Duration::from_mins(1),
+        reason: "it was not sent".into(),
+    };
     settlement(placement_id, attempt, outcome)
 }
 
 pub fn rejected(placement_id: PlacementId, attempt: u32) -> Settlement {
-    let outcome = Outcome::Rejected { status: "9001".into(), message: "it refused".into() };
+    let outcome = Outcome::Rejected {
+        status: "9001".into(),
+        message: "it refused".into(),
+    };
     settlement(placement_id, attempt, outcome)
 }
 
 pub fn unknown(placement_id: PlacementId, attempt: u32) -> Settlement {
-    let outcome = Outcome::Unknown { look_in: Duration::from_mins(1), reason: "no answer".into() };
+    let outcome = Outcome::Unknown {
+        look_in: Duration::from_mins(1),
+        reason: "no answer".into(),
+    };
     settlement(placement_id, attempt, outcome)
 }
 
-pub fn not_found(placement_id: PlacementId, attempt: u32, settled: bool) -> Settlement {
-    settlement(placement_id, attempt, Outcome::NotFound { settled, look_in: Duration::from_mins(1) })
+pub fn not_found(
+    placement_id: PlacementId,
+    attempt: u32,
+    after_settling_delay: bool,
+) -> Settlement {
+    settlement(
+        placement_id,
+        attempt,
+        Outcome::NotFound {
+            after_settling_delay,
+            look_in: Duration::from_mins(1),
+        },
+    )
 }
 
 pub fn parked(placement_id: PlacementId, attempt: u32) -> Settlement {
-    settlement(placement_id, attempt, Outcome::Parked { reason: "the outcome stays unknown".into() })
+    settlement(
+        placement_id,
+        attempt,
+        Outcome::Parked {
+            reason: "the outcome stays unknown".into(),
+        },
+    )
 }
 
 pub fn disputed(placement_id: PlacementId, attempt: u32) -> Settlement {
-    settlement(placement_id, attempt, Outcome::Disputed { reason: "it conflicts".into() })
+    settlement(
+        placement_id,
+        attempt,
+        Outcome::Disputed {
+            reason: "it conflicts".into(),
+        },
+    )
 }
 
 /// A unit of a topup that is named after it.
 pub fn unit(topup_id: &TopupId, progress: Progress) -> Unit {
-    Unit { topup_id: topup_id.clone(), provider_unit_id: format!("unit-{topup_id}"), progress }
+    Unit {
+        topup_id: topup_id.clone(),
+        provider_unit_id: format!("unit-{topup_id}"),
+        progress,
+    }
 }
 
 pub fn ready(topup_id: &TopupId) -> Unit {
-    let progress =
-        Progress::Ready { iccid: iccid(topup_id), profile: b"sealed".to_vec(), delivery_id: delivery_id(topup_id) };
+    let progress = Progress::Ready(ReadyProfile {
+        iccid: iccid(topup_id),
+        profile: b"sealed".to_vec(),
+        delivery_id: delivery_id(topup_id),
+    });
     unit(topup_id, progress)
 }
 
@@ -401,5 +548,9 @@ pub fn iccid(topup_id: &TopupId) -> Iccid {
 
 /// A look for at most `limit` deliveries.
 pub fn page(limit: usize, per_partner: usize) -> Page<'static> {
-    Page { limit, per_lane: per_partner, ..Page::default() }
+    Page {
+        limit,
+        rows_per_queue: per_partner,
+        ..Page::default()
+    }
 }

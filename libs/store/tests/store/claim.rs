@@ -1,17 +1,18 @@
-//! Claims of placements.
+//! Claims of placements: a placement is claimed by one process only, its attempt is recorded before
+//! anything is sent, and a lease keeps other processes away until it ends.
 
 use std::{collections::HashSet, time::Duration};
 
 use domain::{PartnerId, PlacementId, PlacementState};
 use sqlx::Connection;
 use store::orders::NewOrder;
-use store::placements::{self, Claim, Claimed, ClaimedTopup, Deferred, Progress};
+use store::placements::{self, Activity, Claim, Claimed, ClaimedTopup, Deferred, Progress};
 use store::work::Page;
 use testkit::wait;
 
 use crate::bench::{
-    Bench, LEASE, PROVIDER, bought, bought_pending, disputed, execute, not_bought, order, order_of, parked, part,
-    placement, ready, rejected, unit,
+    Bench, LEASE, PROVIDER, bought, bought_pending, disputed, execute, not_bought, order, order_of,
+    parked, part, placement, ready, rejected, unit,
 };
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -22,10 +23,14 @@ impl Bench {
         let orders: Vec<NewOrder> = (0..count).map(|_| order(PartnerId::new(), 1)).collect();
         self.store(&orders).await;
         let placements: Vec<PlacementId> = orders.iter().map(placement).collect();
-        for (placement, seconds) in placements.iter().zip([-60.0, -120.0, -180.0, -240.0, -300.0]) {
+        for (placement, seconds) in placements
+            .iter()
+            .zip([-60.0, -120.0, -180.0, -240.0, -300.0])
+        {
             self.due_in(&[*placement], seconds).await;
         }
-        self.due_in(placements.get(5..).unwrap_or_default(), -60.0).await;
+        self.due_in(placements.get(5..).unwrap_or_default(), -60.0)
+            .await;
         placements
     }
 }
@@ -45,9 +50,15 @@ async fn what_is_due_is_claimed_once_by_its_provider() {
     bench.due_in(&[placement(&later)], 60.0).await;
     bench.due_in(&[placement(&elsewhere)], 0.0).await;
     assert!(bench.claim_due(PROVIDER, 0).await.is_empty());
-    assert_eq!(ids(&bench.claim_due(PROVIDER, 10).await), placements.into_iter().collect());
+    assert_eq!(
+        ids(&bench.claim_due(PROVIDER, 10).await),
+        placements.into_iter().collect()
+    );
     assert!(bench.claim_due(PROVIDER, 10).await.is_empty(), "leased");
-    assert_eq!(ids(&bench.claim_due("elsewhere", 10).await), HashSet::from([placement(&elsewhere)]));
+    assert_eq!(
+        ids(&bench.claim_due("elsewhere", 10).await),
+        HashSet::from([placement(&elsewhere)])
+    );
 }
 
 #[tokio::test]
@@ -56,17 +67,26 @@ async fn no_placement_is_taken_up_twice() {
     let bench = Bench::new().await;
     let all: HashSet<PlacementId> = bench.due(500).await.into_iter().collect();
     let claimers = (0..CLAIMERS).map(|_| async {
-        let (mut mine, mut after) = (Vec::new(), None);
+        let mut mine = Vec::new();
+        let mut after = None;
         let mut connection = bench.connection().await;
         loop {
-            let page = Page { limit: 7, per_lane: 7, after: after.take(), ..Page::default() };
-            let found = placements::due(&mut connection, PROVIDER, true, &page).await.unwrap();
+            let page = Page {
+                limit: 7,
+                rows_per_queue: 7,
+                after: after.take(),
+                ..Page::default()
+            };
+            let found = placements::due(&mut connection, PROVIDER, Activity::Purchases, &page)
+                .await
+                .unwrap();
             after = found.after;
             let found: Vec<_> = found.due.into_iter().map(|one| one.id).collect();
             if found.is_empty() && after.is_none() {
                 return mine;
             }
-            let claimed = placements::claim(&mut connection, PROVIDER, &found, Claim::Due, LEASE).await;
+            let claimed =
+                placements::claim(&mut connection, PROVIDER, &found, Claim::Due, LEASE).await;
             let claimed = claimed.unwrap();
             assert!(claimed.len() <= 7);
             mine.extend(claimed.iter().map(|one| {
@@ -87,10 +107,15 @@ async fn repeated_messages_buy_nothing_twice() {
         let named = bench.due(20).await;
         let backwards: Vec<_> = named.iter().rev().copied().collect();
         // Two replicas have the same messages while a third claims due rows.
-        let (one, other, third) =
-            tokio::join!(bench.claim(&named), bench.claim(&backwards), bench.claim_due(PROVIDER, 20),);
+        let (one, other, third) = tokio::join!(
+            bench.claim(&named),
+            bench.claim(&backwards),
+            bench.claim_due(PROVIDER, 20),
+        );
         // A row that the third has leased but that others have claimed is in flight elsewhere.
-        let (one, other, third) = (ids(&one), ids(&other), ids(&third));
+        let one = ids(&one);
+        let other = ids(&other);
+        let third = ids(&third);
         assert_eq!(one.len() + other.len() + third.len(), 20);
         assert_eq!(&(&one | &other) | &third, named.into_iter().collect());
     }
@@ -102,17 +127,26 @@ async fn what_another_has_locked_is_left_to_it() {
     let placements = bench.due(3).await;
     let mut other = bench.database.connect().await.unwrap();
     let mut held = other.begin().await.unwrap();
-    let lock = format!("SELECT FROM placements WHERE placement_id = '{}' FOR UPDATE", placements[2]);
+    let lock = format!(
+        "SELECT FROM placements WHERE placement_id = '{}' FOR UPDATE",
+        placements[2]
+    );
     execute(&mut held, &lock).await;
     let rest = tokio::time::timeout(PATIENCE, async {
         let mut rest = ids(&bench.claim(&placements[..1]).await);
         rest.extend(ids(&bench.claim_due(PROVIDER, 3).await));
         rest
     });
-    assert_eq!(rest.await.unwrap(), placements[..2].iter().copied().collect());
+    assert_eq!(
+        rest.await.unwrap(),
+        placements[..2].iter().copied().collect()
+    );
     held.rollback().await.unwrap();
     bench.due_in(&placements[2..], 0.0).await;
-    assert_eq!(ids(&bench.claim_due(PROVIDER, 3).await), HashSet::from([placements[2]]));
+    assert_eq!(
+        ids(&bench.claim_due(PROVIDER, 3).await),
+        HashSet::from([placements[2]])
+    );
 }
 
 #[tokio::test]
@@ -123,7 +157,12 @@ async fn a_message_takes_up_only_what_is_accepted() {
     let mut named: Vec<PlacementId> = orders.iter().map(placement).collect();
     bench.claim(&named[..5]).await;
     bench
-        .settle(&[bought_pending(named[1], 1), rejected(named[2], 1), parked(named[3], 1), rejected(named[4], 1)])
+        .settle(&[
+            bought_pending(named[1], 1),
+            rejected(named[2], 1),
+            parked(named[3], 1),
+            rejected(named[4], 1),
+        ])
         .await;
     assert!(bench.refuse(&orders[4]).await.is_some());
     named.extend([PlacementId::new(), named[5]]);
@@ -138,7 +177,10 @@ async fn a_lease_ends_and_then_nothing_is_bought_again() {
     let named = bench.due(1).await;
     let mut connection = bench.connection().await;
     let first = bench.claim(&named).await;
-    assert_eq!((first[0].was, first[0].attempt), (PlacementState::Accepted, 1));
+    assert_eq!(
+        (first[0].was, first[0].attempt),
+        (PlacementState::Accepted, 1)
+    );
     // In flight until the lease of its attempt ends: put off, not looked at.
     assert!(bench.claim_due(PROVIDER, 1).await.is_empty());
     let sql = "SELECT extract(epoch FROM at - now())::float8 FROM work WHERE id::text = $1";
@@ -147,15 +189,33 @@ async fn a_lease_ends_and_then_nothing_is_bought_again() {
     for _ in 0..2 {
         bench.due_in(&named, 0.0).await;
         let found = bench.find_due(PROVIDER, 1).await;
-        let claim = placements::claim(&mut connection, PROVIDER, &found, Claim::Due, Duration::from_millis(1));
+        let claim = placements::claim(
+            &mut connection,
+            PROVIDER,
+            &found,
+            Claim::Due,
+            Duration::from_millis(1),
+        );
         let again = claim.await.unwrap();
-        assert_eq!((again[0].was, again[0].attempt), (PlacementState::Placing, 1));
+        assert_eq!(
+            (again[0].was, again[0].attempt),
+            (PlacementState::Placing, 1)
+        );
     }
     bench.due_in(&named, 0.0).await;
-    bench.set("UPDATE placements SET unknowns = 1 WHERE placement_id::text = $1", named[0]).await;
+    bench
+        .set(
+            "UPDATE placements SET unknowns = 1 WHERE placement_id::text = $1",
+            named[0],
+        )
+        .await;
     for claimed in [1, 0] {
         let claim = placements::claim(&mut connection, PROVIDER, &named, Claim::Due, LEASE);
-        assert_eq!(claim.await.unwrap().len(), claimed, "the claim takes the lease");
+        assert_eq!(
+            claim.await.unwrap().len(),
+            claimed,
+            "the claim takes the lease"
+        );
     }
 }
 
@@ -180,16 +240,37 @@ async fn further_attempts_come_before_first_ones() {
 async fn a_deferred_placement_names_the_ingress_that_answers_it() {
     let bench = Bench::new().await;
     let waiting = bench.stored(order(PartnerId::new(), 1)).await;
-    let answered = bench.stored(NewOrder { answer_within: Duration::ZERO, ..order(PartnerId::new(), 1) }).await;
+    let answered = bench
+        .stored(NewOrder {
+            answer_within: Duration::ZERO,
+            ..order(PartnerId::new(), 1)
+        })
+        .await;
     let claimed = bench.placing(1).await;
-    let all: Vec<_> = [&waiting, &answered, &claimed].into_iter().map(placement).collect();
+    let all: Vec<_> = [&waiting, &answered, &claimed]
+        .into_iter()
+        .map(placement)
+        .collect();
     let mut connection = bench.connection().await;
     let mut deferred = placements::defer(&mut connection, &all).await.unwrap();
     deferred.sort_by_key(|one| one.placement_id != all[0]);
-    let expected =
-        |order: &NewOrder, answering| Deferred { placement_id: placement(order), order_id: order.order_id, answering };
-    assert_eq!(deferred, [expected(&waiting, waiting.answering), expected(&answered, None)]);
-    assert_eq!(placements::defer(&mut connection, &all).await.unwrap(), [], "they are due already");
+    let expected = |order: &NewOrder, answering| Deferred {
+        placement_id: placement(order),
+        order_id: order.order_id,
+        answering,
+    };
+    assert_eq!(
+        deferred,
+        [
+            expected(&waiting, waiting.answering),
+            expected(&answered, None)
+        ]
+    );
+    assert_eq!(
+        placements::defer(&mut connection, &all).await.unwrap(),
+        [],
+        "they are due already"
+    );
     assert_eq!(bench.find_due(PROVIDER, 3).await.len(), 2);
 }
 
@@ -202,38 +283,65 @@ async fn a_claim_returns_what_a_provisioner_needs() {
     };
     let new = bench.stored(new).await;
     let fresh = bench.claim(&[placement(&new)]).await.remove(0);
-    assert_eq!((fresh.order_id, fresh.partner_id), (new.order_id, new.partner_id));
+    assert_eq!(
+        (fresh.order_id, fresh.partner_id),
+        (new.order_id, new.partner_id)
+    );
     assert_eq!(fresh.traceparent, new.traceparent);
-    assert_eq!((fresh.placed_age, fresh.answering, fresh.fresh), (None, new.answering, true));
+    assert_eq!(
+        (fresh.placed_age, fresh.answering, fresh.fresh),
+        (None, new.answering, true)
+    );
     assert!(fresh.attempt_age < Duration::from_secs(5) && fresh.age < Duration::from_secs(5));
-    let options: Vec<_> = fresh.topups.iter().map(|one| &one.provider_option_id).collect();
+    let options: Vec<_> = fresh
+        .topups
+        .iter()
+        .map(|one| &one.provider_option_id)
+        .collect();
     assert_eq!(options, ["option-0", "option-1", "option-2"]);
     let unnamed = |one: &ClaimedTopup| one.pending && one.provider_unit_id.is_none();
     assert!(fresh.topups.iter().all(unnamed));
 
     let units = &new.placements[0].topups;
-    let known = vec![ready(&units[1].topup_id), unit(&units[2].topup_id, Progress::Pending)];
-    bench.settle(&[bought(placement(&new), 1, known, false)]).await;
+    let known = vec![
+        ready(&units[1].topup_id),
+        unit(&units[2].topup_id, Progress::Pending),
+    ];
+    bench
+        .settle(&[bought(placement(&new), 1, known, false)])
+        .await;
     let sql = "UPDATE placements SET created_at = now() - interval '300 s', attempted_at = now() - interval '200 s',
                  placed_at = now() - interval '100 s'
              WHERE placement_id::text = $1";
     bench.set(sql, placement(&new)).await;
-    bench.set("UPDATE orders SET answer_by = now() WHERE order_id::text = $1", new.order_id).await;
+    bench
+        .set(
+            "UPDATE orders SET answer_by = now() WHERE order_id::text = $1",
+            new.order_id,
+        )
+        .await;
     bench.due_in(&[placement(&new)], -1.0).await;
     let later = bench.claim_due(PROVIDER, 1).await.remove(0);
     assert_eq!((later.was, later.attempt), (PlacementState::Placed, 1));
     let ages = [later.age, later.attempt_age, later.placed_age.unwrap()];
     for (age, seconds) in ages.into_iter().zip([300, 200, 100]) {
-        assert!((seconds..seconds + 10).contains(&age.as_secs()), "{later:?}");
+        assert!(
+            (seconds..seconds + 10).contains(&age.as_secs()),
+            "{later:?}"
+        );
     }
-    assert_eq!((later.answering, later.fresh), (None, false), "the order is certainly answered");
+    assert_eq!(
+        (later.answering, later.fresh),
+        (None, false),
+        "the order is certainly answered"
+    );
     let unit = |one: &ClaimedTopup| (one.pending, one.provider_unit_id.is_some());
     let units: Vec<_> = later.topups.iter().map(unit).collect();
     assert_eq!(units, [(false, true), (true, true), (true, false)]);
 }
 
-/// A finished placement has work that was left behind. A provisioner finds that work at the moment when
-/// an operator resolves the placement as bought, which makes its failed unit pending again.
+/// A finished placement has work that was left behind. A provisioner finds that work at the moment
+/// when an operator resolves the placement as bought, which makes its failed unit pending again.
 #[tokio::test]
 async fn the_work_of_a_placement_that_is_just_being_resolved_is_not_deleted() {
     let bench = Bench::new().await;
@@ -243,7 +351,9 @@ async fn the_work_of_a_placement_that_is_just_being_resolved_is_not_deleted() {
     let failed = unit(topup, Progress::Failed("no stock".into()));
     bench.settle(&[bought(named, 1, vec![failed], false)]).await;
     bench.settle(&[disputed(named, 1)]).await;
-    bench.set("DELETE FROM esims WHERE topup_id = $1", topup).await;
+    bench
+        .set("DELETE FROM esims WHERE topup_id = $1", topup)
+        .await;
     assert_eq!(bench.state(named).await, "parked");
     bench.due_in(&[named], -1.0).await;
 
@@ -254,21 +364,43 @@ async fn the_work_of_a_placement_that_is_just_being_resolved_is_not_deleted() {
     let claim = bench.claim_as(PROVIDER, &due, Claim::Due);
     let resolving = async {
         let is_leased = "SELECT at > now() FROM work WHERE id::text = $1";
-        wait::soon("the lease", async || Ok(bench.value::<bool>(is_leased, named).await.then_some(()))).await;
+        wait::soon("the lease", async || {
+            Ok(bench.value::<bool>(is_leased, named).await.then_some(()))
+        })
+        .await;
         // What `esimctl placement resolve --bought` writes to these tables. It cannot run itself,
         // because it reads the eSIMs, too.
         let mut operator = bench.pool.begin().await.unwrap();
-        execute(&mut operator, &format!("UPDATE placements SET state = 'placed' WHERE placement_id = '{named}'")).await;
-        execute(&mut operator, &format!("UPDATE topups SET state = 'pending' WHERE placement_id = '{named}'")).await;
-        execute(&mut operator, &format!("UPDATE work SET at = now() WHERE id = '{named}'")).await;
+        execute(
+            &mut operator,
+            &format!("UPDATE placements SET state = 'placed' WHERE placement_id = '{named}'"),
+        )
+        .await;
+        execute(
+            &mut operator,
+            &format!("UPDATE topups SET state = 'pending' WHERE placement_id = '{named}'"),
+        )
+        .await;
+        execute(
+            &mut operator,
+            &format!("UPDATE work SET at = now() WHERE id = '{named}'"),
+        )
+        .await;
         holder.rollback().await.unwrap();
         // Now the claim has read a finished placement, and wants to delete its work.
         let waiting = "SELECT exists(SELECT FROM pg_stat_activity
             WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%DELETE%' AND $1 <> '')";
-        wait::soon("the deletion", async || Ok(bench.value::<bool>(waiting, named).await.then_some(()))).await;
+        wait::soon("the deletion", async || {
+            Ok(bench.value::<bool>(waiting, named).await.then_some(()))
+        })
+        .await;
         operator.commit().await.unwrap();
     };
     let (claimed, ()) = tokio::join!(claim, resolving);
     assert!(claimed.is_empty());
-    assert_eq!(bench.find_due(PROVIDER, 1).await, [named], "its profile is still to be collected");
+    assert_eq!(
+        bench.find_due(PROVIDER, 1).await,
+        [named],
+        "its profile is still to be collected"
+    );
 }

@@ -1,4 +1,5 @@
-//! Changes to partners and options, as services see them.
+//! Changes of partners and options as ingress sees them: a reader that asks by version misses no
+//! change, however changes overlap, and an import that changes nothing costs no reader anything.
 
 use std::collections::HashMap;
 
@@ -50,8 +51,8 @@ impl Follower {
     }
 }
 
-/// Changes its own partner and its own option repeatedly, each in a transaction that lasts for a random time
-/// before and after the change; returns the final values.
+/// Changes its own partner and its own option repeatedly, each in a transaction that lasts for a
+/// random time before and after the change; returns the final values.
 async fn write(bench: &Bench, writer: usize) -> ((PartnerId, bool), (Uuid, String)) {
     let partner = bench.partner(None).await;
     let mut option = option("first");
@@ -63,7 +64,11 @@ async fn write(bench: &Bench, writer: usize) -> ((PartnerId, bool), (Uuid, Strin
         sqlx::query(pause).execute(&mut *transaction).await.unwrap();
         if (change + writer).is_multiple_of(2) {
             disabled = !disabled;
-            assert!(partners::set_disabled(&mut transaction, partner, disabled).await.unwrap());
+            assert!(
+                partners::set_disabled(&mut transaction, partner, disabled)
+                    .await
+                    .unwrap()
+            );
         } else {
             option.name = format!("change {change}");
             assert!(options::import(&mut transaction, &option).await.unwrap());
@@ -79,7 +84,8 @@ async fn a_follower_misses_no_change() {
     let bench = Bench::new().await;
     let mut follower = Follower::default();
     let written = {
-        let writing = futures_util::future::join_all((0..WRITERS).map(|writer| write(&bench, writer)));
+        let writing =
+            futures_util::future::join_all((0..WRITERS).map(|writer| write(&bench, writer)));
         let mut writing = std::pin::pin!(writing);
         loop {
             tokio::select! {
@@ -102,7 +108,12 @@ async fn importing_the_same_option_again_changes_nothing() {
     assert!(options::import(&mut connection, &option).await.unwrap());
     let seen = options::changed_since(&mut connection, 0).await.unwrap()[0].1;
     assert!(!options::import(&mut connection, &option).await.unwrap());
-    assert!(options::changed_since(&mut connection, seen).await.unwrap().is_empty());
+    assert!(
+        options::changed_since(&mut connection, seen)
+            .await
+            .unwrap()
+            .is_empty()
+    );
     option.enabled = false;
     assert!(options::import(&mut connection, &option).await.unwrap());
     let changed = options::changed_since(&mut connection, seen).await.unwrap();

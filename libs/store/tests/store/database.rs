@@ -1,4 +1,5 @@
-//! Every use of the database has a time limit, and silent connections are replaced.
+//! The pool of connections: every use of the database has a time limit, and connections that stay
+//! silent are replaced.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -12,8 +13,8 @@ use url::Url;
 
 use crate::bench::{Bench, config};
 
-/// Relays to `PostgreSQL`. Once silenced, existing connections stay open and carry nothing, as behind a
-/// firewall that dropped their state; new ones work.
+/// Relays to `PostgreSQL`. Once silenced, existing connections stay open and carry nothing, as
+/// behind a firewall that dropped their state; new ones work.
 struct Relay {
     address: SocketAddr,
     generation: watch::Sender<u32>,
@@ -22,11 +23,15 @@ struct Relay {
 impl Relay {
     async fn start(server: String) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let relay = Self { address: listener.local_addr().unwrap(), generation: watch::Sender::new(0) };
+        let relay = Self {
+            address: listener.local_addr().unwrap(),
+            generation: watch::Sender::new(0),
+        };
         let generations = relay.generation.subscribe();
         tokio::spawn(async move {
             while let Ok((mut client, _)) = listener.accept().await {
-                let (mut generation, server) = (generations.clone(), server.clone());
+                let mut generation = generations.clone();
+                let server = server.clone();
                 generation.mark_unchanged();
                 tokio::spawn(async move {
                     let mut server = TcpStream::connect(server).await.unwrap();
@@ -75,8 +80,12 @@ async fn a_statement_that_takes_too_long_is_ended_by_the_server() {
     let bench = Bench::empty().await;
     let (_relay, database) = through_a_relay(&bench, 1).await;
     let error = sleep(&database, 60.0).await.unwrap_err();
-    let Error::Database(error) = error else { panic!("{error}") };
-    let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
+    let Error::Database(error) = error else {
+        panic!("{error}")
+    };
+    let code = error
+        .as_database_error()
+        .and_then(sqlx::error::DatabaseError::code);
     assert_eq!(code.as_deref(), Some("57014"), "{error}");
     sleep(&database, 0.0).await.unwrap();
 }

@@ -1,4 +1,6 @@
-//! Deliveries: claimed, recorded, moved to `no_endpoint`.
+//! Deliveries: how they are looked for, claimed, recorded, and moved to `no_endpoint`. The races
+//! are tested, too: a URL that is just being set, and a delivery that becomes pending again while
+//! its work is deleted.
 
 use std::{collections::HashSet, pin::pin, time::Duration};
 
@@ -17,8 +19,11 @@ const URL: Option<&str> = Some("https://partner.example/hook");
 /// A whole attempt of a younger delivery ends within the first lease.
 const YOUTH: Duration = Duration::from_secs(10);
 /// Blocks at the third failure.
-const BLOCK_POLICY: BlockPolicy =
-    BlockPolicy { failures: 3, first: Duration::from_secs(10), longest: Duration::from_secs(35) };
+const BLOCK_POLICY: BlockPolicy = BlockPolicy {
+    failures: 3,
+    first: Duration::from_secs(10),
+    longest: Duration::from_secs(35),
+};
 
 impl Bench {
     /// First attempts that are young enough.
@@ -33,7 +38,8 @@ impl Bench {
     }
 
     pub async fn record(&self, attempts: &[Attempted]) {
-        let recorded = deliveries::record(&mut *self.connection().await, attempts, &BLOCK_POLICY).await;
+        let recorded =
+            deliveries::record(&mut *self.connection().await, attempts, &BLOCK_POLICY).await;
         assert_eq!(recorded.unwrap().len(), attempts.len());
     }
 
@@ -83,7 +89,11 @@ pub fn attempted(id: DeliveryId, attempt: u32, result: AttemptResult) -> Attempt
 
 /// The endpoint answered 500.
 pub fn failure(retry_in: Option<Duration>) -> AttemptResult {
-    AttemptResult::Failed { error: "status 500".into(), retry_in, endpoint: true }
+    AttemptResult::Failed {
+        error: "status 500".into(),
+        retry_in,
+        endpoint: true,
+    }
 }
 
 fn delivered(topup_id: &TopupId, attempt: u32) -> Attempted {
@@ -91,7 +101,11 @@ fn delivered(topup_id: &TopupId, attempt: u32) -> Attempted {
 }
 
 fn failed(topup_id: &TopupId, attempt: u32, retry_in: Option<u64>) -> Attempted {
-    attempted(delivery_id(topup_id), attempt, failure(retry_in.map(Duration::from_secs)))
+    attempted(
+        delivery_id(topup_id),
+        attempt,
+        failure(retry_in.map(Duration::from_secs)),
+    )
 }
 
 #[tokio::test]
@@ -100,8 +114,15 @@ async fn a_first_attempt_is_taken_without_a_write() {
     let partner = bench.partner(URL).await;
     let announced = bench.deliveries(partner, 5, true).await;
     let tried = &announced[1..];
-    bench.record(&[failed(&tried[0], 0, Some(300)), delivered(&tried[1], 0)]).await;
-    bench.set("UPDATE deliveries SET state = 'no_endpoint' WHERE topup_id = $1", &tried[2]).await;
+    bench
+        .record(&[failed(&tried[0], 0, Some(300)), delivered(&tried[1], 0)])
+        .await;
+    bench
+        .set(
+            "UPDATE deliveries SET state = 'no_endpoint' WHERE topup_id = $1",
+            &tried[2],
+        )
+        .await;
     let before = bench.delivery(&announced[0]).await;
     let named = &announced[..4];
     for _ in 0..2 {
@@ -123,7 +144,10 @@ async fn a_delivery_comes_with_all_that_its_webhook_needs() {
     let one = &bench.claim_due_deliveries(&page(1, 1)).await[0];
     let content = esim(one);
     assert_eq!((&content.topup_id, one.partner_id), (topup, partner));
-    assert_eq!((one.id, one.webhook_id()), (delivery_id(topup), topup.clone().into()));
+    assert_eq!(
+        (one.id, one.webhook_id()),
+        (delivery_id(topup), topup.clone().into())
+    );
     assert_eq!(content.iccid, iccid(topup).as_str());
     assert_eq!(content.profile, b"sealed");
     assert_eq!((one.webhook_url.as_deref(), one.attempt), (URL, 0));
@@ -134,7 +158,8 @@ async fn a_delivery_comes_with_all_that_its_webhook_needs() {
 #[tokio::test]
 async fn what_is_due_is_taken_by_turns_and_leased() {
     let bench = Bench::new().await;
-    let (busy, idle) = (bench.partner(URL).await, bench.partner(URL).await);
+    let busy = bench.partner(URL).await;
+    let idle = bench.partner(URL).await;
     let many = bench.deliveries(busy, 10, false).await;
     let few = bench.deliveries(idle, 2, false).await;
     bench.deliveries(idle, 3, true).await; // not due yet
@@ -160,7 +185,9 @@ async fn a_look_walks_over_all_partners_a_page_at_a_time() {
         all.extend(ids(&bench.deliveries(partner, 1, false).await));
     }
     let mut connection = bench.connection().await;
-    let (mut seen, mut next, mut looks) = (HashSet::new(), page(3, 9), 0);
+    let mut seen = HashSet::new();
+    let mut next = page(3, 9);
+    let mut looks = 0;
     loop {
         let found = deliveries::due(&mut connection, &next).await.unwrap();
         assert!(found.due.len() <= 3);
@@ -186,12 +213,16 @@ async fn no_delivery_is_claimed_twice_as_due() {
         found.into_iter().map(|one| one.id).collect()
     };
     let claim = async |connection: &mut PgConnection, found: &[DeliveryId]| -> Vec<DeliveryId> {
-        let claimed = deliveries::claim(connection, found, Claim::Due { lease: LEASE }).await.unwrap();
+        let claimed = deliveries::claim(connection, found, Claim::Due { lease: LEASE })
+            .await
+            .unwrap();
         claimed.into_iter().map(|one| one.id).collect()
     };
     // Two processes see the same rows due, because a look leases nothing.
-    let (mut one, mut other) = (bench.connection().await, bench.connection().await);
-    let (seen, also_seen) = (find(&mut one).await, find(&mut other).await);
+    let mut one = bench.connection().await;
+    let mut other = bench.connection().await;
+    let seen = find(&mut one).await;
+    let also_seen = find(&mut other).await;
     assert_eq!(seen, also_seen);
     let mut taken = claim(&mut one, &seen).await;
     assert_eq!(taken.len(), seen.len());
@@ -216,7 +247,8 @@ async fn no_delivery_is_claimed_twice_as_due() {
     assert_eq!(taken.into_iter().collect::<HashSet<_>>(), all);
 }
 
-/// A delivery waits for a permit while its endpoint is blocked, or while another process finishes it.
+/// A delivery waits for a permit while its endpoint is blocked, or while another process finishes
+/// it.
 #[tokio::test]
 async fn a_claim_takes_no_lease_in_vain_and_deletes_finished_work() {
     let bench = Bench::new().await;
@@ -224,24 +256,60 @@ async fn a_claim_takes_no_lease_in_vain_and_deletes_finished_work() {
     let topups = bench.deliveries(partner, 3, false).await;
     let mut connection = bench.connection().await;
     let claim = Claim::Due { lease: LEASE };
-    bench.set("UPDATE deliveries SET state = 'delivered' WHERE topup_id = $1", &topups[0]).await;
-    let claimed = deliveries::claim(&mut connection, &ids(&topups[..2]), claim).await.unwrap();
+    bench
+        .set(
+            "UPDATE deliveries SET state = 'delivered' WHERE topup_id = $1",
+            &topups[0],
+        )
+        .await;
+    let claimed = deliveries::claim(&mut connection, &ids(&topups[..2]), claim)
+        .await
+        .unwrap();
     assert_eq!(topups_of(&claimed), topups[1..2]);
     assert!(claimed[0].leased);
-    let left: i64 = bench.value("SELECT count(*) FROM work WHERE partner_id::text = $1", partner).await;
+    let left: i64 = bench
+        .value(
+            "SELECT count(*) FROM work WHERE partner_id::text = $1",
+            partner,
+        )
+        .await;
     assert_eq!(left, 2, "the work of the delivered one is gone");
 
     let block = "INSERT INTO endpoints (partner_id, blocked_until) VALUES ($1::uuid, now() + interval '1 hour')
                  ON CONFLICT (partner_id) DO UPDATE SET blocked_until = excluded.blocked_until";
     bench.set(block, partner).await;
-    assert!(deliveries::claim(&mut connection, &ids(&topups[2..]), claim).await.unwrap().is_empty());
-    assert!(bench.summary(&topups[2]).await.2.is_some_and(|wait| wait <= 0), "it stays due");
+    assert!(
+        deliveries::claim(&mut connection, &ids(&topups[2..]), claim)
+            .await
+            .unwrap()
+            .is_empty()
+    );
+    assert!(
+        bench
+            .summary(&topups[2])
+            .await
+            .2
+            .is_some_and(|wait| wait <= 0),
+        "it stays due"
+    );
     // After the block one of several is the probe, and the others stay due.
     bench.deliver_in(&topups[1..], 0.0).await;
-    bench.set("UPDATE endpoints SET blocked_until = now() WHERE partner_id::text = $1", partner).await;
-    let probes = deliveries::claim(&mut connection, &ids(&topups[1..]), claim).await.unwrap();
+    bench
+        .set(
+            "UPDATE endpoints SET blocked_until = now() WHERE partner_id::text = $1",
+            partner,
+        )
+        .await;
+    let probes = deliveries::claim(&mut connection, &ids(&topups[1..]), claim)
+        .await
+        .unwrap();
     assert_eq!(probes.len(), 1);
-    let due: i64 = bench.value("SELECT count(*) FROM work WHERE at <= now() AND partner_id::text = $1", partner).await;
+    let due: i64 = bench
+        .value(
+            "SELECT count(*) FROM work WHERE at <= now() AND partner_id::text = $1",
+            partner,
+        )
+        .await;
     assert_eq!(due, 1);
 }
 
@@ -251,28 +319,53 @@ async fn an_acknowledged_first_attempt_is_recorded_and_what_is_left_of_it_goes_l
     let bench = Bench::new().await;
     let partner = bench.partner(URL).await;
     let topups = bench.deliveries(partner, 4, true).await;
-    let first = |topup: &TopupId| Attempted { partner_id: partner, leased: false, ..delivered(topup, 0) };
+    let first = |topup: &TopupId| Attempted {
+        partner_id: partner,
+        leased: false,
+        ..delivered(topup, 0)
+    };
     let mut connection = bench.connection().await;
     // The message came twice: one of its rows was deferred, another process exhausted another row.
-    deliveries::defer(&mut connection, &ids(&topups[1..2])).await.unwrap();
+    deliveries::defer(&mut connection, &ids(&topups[1..2]))
+        .await
+        .unwrap();
     bench.record(&[failed(&topups[2], 0, None)]).await;
-    let fail = Attempted { partner_id: partner, ..failed(&topups[3], 0, Some(60)) };
+    let fail = Attempted {
+        partner_id: partner,
+        ..failed(&topups[3], 0, Some(60))
+    };
     bench.record(&[fail]).await;
     let failures = "SELECT failures FROM endpoints WHERE partner_id::text = $1";
     assert_eq!(bench.value::<i32>(failures, partner).await, 1);
 
-    bench.record(&topups[..2].iter().map(first).collect::<Vec<_>>()).await;
-    assert_eq!(bench.value::<i32>(failures, partner).await, 0, "the endpoint answers");
+    bench
+        .record(&topups[..2].iter().map(first).collect::<Vec<_>>())
+        .await;
+    assert_eq!(
+        bench.value::<i32>(failures, partner).await,
+        0,
+        "the endpoint answers"
+    );
     bench.record(&[first(&topups[2])]).await;
     for (topup, attempts) in topups[..3].iter().zip([1, 1, 2]) {
         let (state, attempt, _) = bench.summary(topup).await;
         assert_eq!((state.as_str(), attempt), ("delivered", attempts));
-        let statement = "SELECT status = 200 AND duration_ms = 7 AND error IS NULL AND attempted_at IS NOT NULL
+        let statement =
+            "SELECT status = 200 AND duration_ms = 7 AND error IS NULL AND attempted_at IS NOT NULL
                 AND delivered_at IS NOT NULL FROM deliveries WHERE topup_id = $1";
         assert!(bench.value::<bool>(statement, topup).await);
     }
-    assert_eq!(bench.value::<i64>("SELECT count(*) FROM held WHERE partner_id::text = $1", partner).await, 0);
-    // The first and the third have no attempt of their own in the table; the exhausted one has its failure.
+    assert_eq!(
+        bench
+            .value::<i64>(
+                "SELECT count(*) FROM held WHERE partner_id::text = $1",
+                partner
+            )
+            .await,
+        0
+    );
+    // The first and the third have no attempt of their own in the table; the exhausted one has its
+    // failure.
     let kept = "SELECT count(*) FROM delivery_attempts WHERE class = $1";
     assert_eq!(bench.value::<i64>(kept, "delivered").await, 0);
     assert_eq!(bench.value::<i64>(kept, "status_5xx").await, 2);
@@ -287,17 +380,27 @@ async fn an_attempt_is_recorded_once() {
     let bench = Bench::new().await;
     let partner = bench.partner(URL).await;
     let topups = bench.deliveries(partner, 2, false).await;
-    let (one, other) = (&topups[0], &topups[1]);
+    let one = &topups[0];
+    let other = &topups[1];
     let batch = [failed(one, 0, Some(300)), delivered(other, 0)];
     bench.record(&batch).await;
     assert_eq!(bench.summary(one).await, ("pending".into(), 1, Some(300)));
     assert_eq!(bench.summary(other).await, ("delivered".into(), 1, None));
     let before = (bench.delivery(one).await, bench.delivery(other).await);
     bench.record(&batch).await;
-    bench.record(&[failed(one, 0, None), failed(one, 2, None), failed(other, 1, None)]).await;
+    bench
+        .record(&[
+            failed(one, 0, None),
+            failed(one, 2, None),
+            failed(other, 1, None),
+        ])
+        .await;
     bench.record(&[delivered(other, 1)]).await;
     bench.record(&[]).await;
-    assert_eq!((bench.delivery(one).await, bench.delivery(other).await), before);
+    assert_eq!(
+        (bench.delivery(one).await, bench.delivery(other).await),
+        before
+    );
     bench.record(&[failed(one, 1, Some(5))]).await;
     assert_eq!(bench.summary(one).await, ("pending".into(), 2, Some(5)));
 }
@@ -307,9 +410,19 @@ async fn what_arrived_is_delivered_whoever_gave_it_up() {
     let bench = Bench::new().await;
     let partner = bench.partner(URL).await;
     let topups = bench.deliveries(partner, 3, false).await;
-    bench.record(&[failed(&topups[0], 0, None), failed(&topups[2], 0, Some(60))]).await;
-    assert_eq!(bench.summary(&topups[0]).await, ("exhausted".into(), 1, None));
-    bench.set("UPDATE deliveries SET state = 'no_endpoint' WHERE topup_id = $1", &topups[1]).await;
+    bench
+        .record(&[failed(&topups[0], 0, None), failed(&topups[2], 0, Some(60))])
+        .await;
+    assert_eq!(
+        bench.summary(&topups[0]).await,
+        ("exhausted".into(), 1, None)
+    );
+    bench
+        .set(
+            "UPDATE deliveries SET state = 'no_endpoint' WHERE topup_id = $1",
+            &topups[1],
+        )
+        .await;
     let arrived: Vec<Attempted> = topups.iter().map(|topup| delivered(topup, 0)).collect();
     bench.record(&arrived).await;
     for topup in &topups {
@@ -324,16 +437,25 @@ async fn what_arrived_is_delivered_whoever_gave_it_up() {
 #[tokio::test]
 async fn without_an_endpoint_a_delivery_waits_for_one() {
     let bench = Bench::new().await;
-    let (without, with) = (bench.partner(None).await, bench.partner(URL).await);
+    let without = bench.partner(None).await;
+    let with = bench.partner(URL).await;
     let waiting = bench.deliveries(without, 2, false).await;
     let others = bench.deliveries(with, 1, false).await;
     let mut connection = bench.connection().await;
     bench.record(&[delivered(&waiting[1], 0)]).await;
     let all = ids(&[&waiting[..], &others[..]].concat());
     for expected in [1, 0] {
-        assert_eq!(deliveries::set_no_endpoint(&mut connection, &all).await.unwrap(), expected);
+        assert_eq!(
+            deliveries::set_no_endpoint(&mut connection, &all)
+                .await
+                .unwrap(),
+            expected
+        );
     }
-    assert_eq!(bench.summary(&waiting[0]).await, ("no_endpoint".into(), 0, None));
+    assert_eq!(
+        bench.summary(&waiting[0]).await,
+        ("no_endpoint".into(), 0, None)
+    );
     assert!(!bench.take_due(10, 10).await.contains(&waiting[0]));
     assert_eq!(bench.set_url(without, None).await, Some(0));
     assert_eq!(bench.set_url(without, URL).await, Some(1));
@@ -349,7 +471,12 @@ async fn the_work_of_a_delivery_that_becomes_pending_again_is_not_deleted() {
     let partner = bench.partner(None).await;
     let topups = bench.deliveries(partner, 1, false).await;
     let named = ids(&topups);
-    assert_eq!(deliveries::set_no_endpoint(&mut *bench.connection().await, &named).await.unwrap(), 1);
+    assert_eq!(
+        deliveries::set_no_endpoint(&mut *bench.connection().await, &named)
+            .await
+            .unwrap(),
+        1
+    );
     let left_behind = "INSERT INTO work (id, kind, provider, lane, partner_id, at)
         SELECT delivery_id, 'deliver', '', '', partner_id, now() FROM deliveries WHERE topup_id = $1";
     bench.set(left_behind, &topups[0]).await;
@@ -357,30 +484,53 @@ async fn the_work_of_a_delivery_that_becomes_pending_again_is_not_deleted() {
 
     // The claim takes the lease and then waits, because it cannot read the partner.
     let mut holder = bench.pool.begin().await.unwrap();
-    sqlx::query("LOCK TABLE partners IN ACCESS EXCLUSIVE MODE").execute(&mut *holder).await.unwrap();
+    sqlx::query("LOCK TABLE partners IN ACCESS EXCLUSIVE MODE")
+        .execute(&mut *holder)
+        .await
+        .unwrap();
     let claim = async {
-        let claimed = deliveries::claim(&mut *bench.connection().await, &named, Claim::Due { lease: LEASE }).await;
+        let claimed = deliveries::claim(
+            &mut *bench.connection().await,
+            &named,
+            Claim::Due { lease: LEASE },
+        )
+        .await;
         claimed.unwrap()
     };
     let setting = async {
-        wait::soon("the lease", async || Ok((bench.summary(&topups[0]).await.2 > Some(0)).then_some(()))).await;
+        wait::soon("the lease", async || {
+            Ok((bench.summary(&topups[0]).await.2 > Some(0)).then_some(()))
+        })
+        .await;
         let mut operator = bench.pool.begin().await.unwrap();
-        assert_eq!(endpoints::move_waiting(&mut operator, partner, 10).await.unwrap().due, 1);
+        assert_eq!(
+            endpoints::move_waiting(&mut operator, partner, 10)
+                .await
+                .unwrap()
+                .due,
+            1
+        );
         holder.rollback().await.unwrap();
         // Now the claim sees that the delivery is not pending, and wants to delete its work.
         let waiting = "SELECT exists(SELECT FROM pg_stat_activity
             WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%DELETE%' AND $1 <> '')";
-        wait::soon("the deletion", async || Ok((bench.value::<bool>(waiting, partner).await).then_some(()))).await;
+        wait::soon("the deletion", async || {
+            Ok((bench.value::<bool>(waiting, partner).await).then_some(()))
+        })
+        .await;
         operator.commit().await.unwrap();
     };
     let (claimed, ()) = tokio::join!(claim, setting);
     assert!(claimed.is_empty());
-    assert_eq!(bench.summary(&topups[0]).await, ("pending".into(), 0, Some(0)));
+    assert_eq!(
+        bench.summary(&topups[0]).await,
+        ("pending".into(), 0, Some(0))
+    );
 }
 
 /// The notifier has seen that there is no URL, and waits for a row, when an operator sets one. The
-/// operator's statements must wait for the notifier, because they would not find what it is about to
-/// hold.
+/// operator's statements must wait for the notifier, because they would not find what it is about
+/// to hold.
 #[tokio::test]
 async fn a_url_that_is_just_being_set_is_never_missed() {
     const WAITING: &str = "SELECT count(*) FROM pg_stat_activity
@@ -390,8 +540,12 @@ async fn a_url_that_is_just_being_set_is_never_missed() {
     let topups = bench.deliveries(partner, 1, false).await;
     let named = ids(&topups);
     let mut holder = bench.pool.begin().await.unwrap();
-    sqlx::query("SELECT FROM deliveries FOR UPDATE").execute(&mut *holder).await.unwrap();
-    let (mut notifier, mut operator) = (bench.connection().await, bench.connection().await);
+    sqlx::query("SELECT FROM deliveries FOR UPDATE")
+        .execute(&mut *holder)
+        .await
+        .unwrap();
+    let mut notifier = bench.connection().await;
+    let mut operator = bench.connection().await;
     let give_up = deliveries::set_no_endpoint(&mut notifier, &named);
     let set = async {
         let waits = async || Ok((bench.value::<i64>(WAITING, partner).await == 1).then_some(()));
@@ -409,6 +563,13 @@ async fn a_url_that_is_just_being_set_is_never_missed() {
         }
     };
     let (given_up, due) = tokio::join!(give_up, set);
-    assert_eq!((given_up.unwrap(), due.unwrap().unwrap()), (1, 1), "what is given up becomes due");
-    assert_eq!(bench.summary(&topups[0]).await, ("pending".into(), 0, Some(0)));
+    assert_eq!(
+        (given_up.unwrap(), due.unwrap().unwrap()),
+        (1, 1),
+        "what is given up becomes due"
+    );
+    assert_eq!(
+        bench.summary(&topups[0]).await,
+        ("pending".into(), 0, Some(0))
+    );
 }

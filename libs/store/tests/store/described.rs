@@ -1,4 +1,6 @@
-//! The committed `.sqlx`, from which the macros check statements, is what PostgreSQL says of the migrated schema.
+//! The committed `.sqlx`, from which the macros check the statements at compile time, is what
+//! PostgreSQL says of the migrated schema. Without this test a statement that no longer fits a
+//! migration would compile.
 
 use std::fs;
 
@@ -26,15 +28,33 @@ async fn each_statement_is_described_as_postgresql_does() {
             other => differ.push(format!("{}: {other:?}\n{statement}", path.display())),
         }
     }
-    assert!(differ.is_empty(), "run deploy/sqlx and commit .sqlx:\n{}", differ.join("\n"));
+    assert!(
+        differ.is_empty(),
+        "run deploy/sqlx and commit .sqlx:\n{}",
+        differ.join("\n")
+    );
 }
 
-/// Without the nullability of columns whose statement states it: PostgreSQL derives it from a plan, which may change.
+/// Without the nullability of columns whose statement states it: PostgreSQL derives it from a plan,
+/// which may change.
 fn comparable(mut described: Value) -> Value {
-    let stated = |column: &Value| column["name"].as_str().is_some_and(|name| name.ends_with(['!', '?']));
-    let stated: Vec<bool> = described["columns"].as_array().unwrap().iter().map(stated).collect();
+    let stated = |column: &Value| {
+        column["name"]
+            .as_str()
+            .is_some_and(|name| name.ends_with(['!', '?']))
+    };
+    let stated: Vec<bool> = described["columns"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(stated)
+        .collect();
     let nullable = described["nullable"].as_array_mut().unwrap();
-    for (nullable, _) in nullable.iter_mut().zip(stated).filter(|(_, stated)| *stated) {
+    for (nullable, _) in nullable
+        .iter_mut()
+        .zip(stated)
+        .filter(|(_, stated)| *stated)
+    {
         *nullable = Value::Null;
     }
     described

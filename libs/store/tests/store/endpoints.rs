@@ -1,4 +1,5 @@
-//! Endpoints: turns between them, blocks and probes, pauses.
+//! Endpoints: partners take turns, a failing endpoint is blocked and probed by one delivery, and a
+//! pause ends only when an operator resumes it.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -21,7 +22,10 @@ impl Bench {
     }
 
     async fn endpoint(&self, partner: PartnerId) -> Endpoint {
-        endpoints::list(&mut *self.connection().await, Some(partner)).await.unwrap().remove(0)
+        endpoints::list(&mut *self.connection().await, Some(partner))
+            .await
+            .unwrap()
+            .remove(0)
     }
 
     /// Seconds until the block ends.
@@ -31,12 +35,19 @@ impl Bench {
     }
 
     async fn end_block(&self, partner: PartnerId) {
-        self.set("UPDATE endpoints SET blocked_until = now() WHERE partner_id::text = $1", partner).await;
+        self.set(
+            "UPDATE endpoints SET blocked_until = now() WHERE partner_id::text = $1",
+            partner,
+        )
+        .await;
     }
 }
 
 fn of(partner_id: PartnerId, topup: &TopupId, attempt: u32, result: AttemptResult) -> Attempted {
-    Attempted { partner_id, ..attempted(delivery_id(topup), attempt, result) }
+    Attempted {
+        partner_id,
+        ..attempted(delivery_id(topup), attempt, result)
+    }
 }
 
 fn failed(partner: PartnerId, topup: &TopupId, attempt: u32) -> Attempted {
@@ -50,16 +61,31 @@ fn delivered(partner: PartnerId, topup: &TopupId) -> Attempted {
 #[tokio::test]
 async fn turns_go_round() {
     let bench = Bench::new().await;
-    let partner = async |host: &str| bench.partner(Some(&format!("https://user@{host}:8443/hook?a=b"))).await;
-    let (big, other) = (partner("Shared.example").await, partner("shared.example").await);
+    let partner = async |host: &str| {
+        bench
+            .partner(Some(&format!("https://user@{host}:8443/hook?a=b")))
+            .await
+    };
+    let big = partner("Shared.example").await;
+    let other = partner("shared.example").await;
     let small = partner("[2001:db8::1]").await;
     for (partner, count) in [(big, 40), (other, 40), (small, 2)] {
         bench.deliveries(partner, count, false).await;
     }
-    assert_eq!(bench.turns(&page(6, 100)).await, HashMap::from([(big, 2), (other, 2), (small, 2)]));
-    assert_eq!(bench.turns(&page(100, 3)).await, HashMap::from([(big, 3), (other, 3)]));
+    assert_eq!(
+        bench.turns(&page(6, 100)).await,
+        HashMap::from([(big, 2), (other, 2), (small, 2)])
+    );
+    assert_eq!(
+        bench.turns(&page(100, 3)).await,
+        HashMap::from([(big, 3), (other, 3)])
+    );
     let host = "SELECT webhook_host FROM partners WHERE partner_id::text = $1";
-    for (partner, expected) in [(big, "shared.example"), (other, "shared.example"), (small, "[2001:db8::1]")] {
+    for (partner, expected) in [
+        (big, "shared.example"),
+        (other, "shared.example"),
+        (small, "[2001:db8::1]"),
+    ] {
         assert_eq!(bench.value::<String>(host, partner).await, expected);
     }
 }
@@ -74,13 +100,20 @@ async fn an_endpoint_is_blocked_then_probed_by_one() {
 
     // A webhook that could not be built says nothing about the endpoint.
     let ours = |topup| {
-        let result =
-            AttemptResult::Failed { error: "not built".into(), retry_in: Some(Duration::ZERO), endpoint: false };
+        let result = AttemptResult::Failed {
+            error: "not built".into(),
+            retry_in: Some(Duration::ZERO),
+            endpoint: false,
+        };
         of(partner, topup, 0, result)
     };
-    bench.record(&due.iter().map(ours).collect::<Vec<_>>()).await;
+    bench
+        .record(&due.iter().map(ours).collect::<Vec<_>>())
+        .await;
     assert_eq!(bench.endpoint(partner).await.state, "open");
-    bench.record(&[failed(partner, &due[0], 1), failed(partner, &due[1], 1)]).await;
+    bench
+        .record(&[failed(partner, &due[0], 1), failed(partner, &due[1], 1)])
+        .await;
     assert_eq!(bench.endpoint(partner).await.failures, 2);
     bench.record(&[delivered(partner, &due[7])]).await;
     assert_eq!(bench.endpoint(partner).await.failures, 0, "in a row");
@@ -89,30 +122,53 @@ async fn an_endpoint_is_blocked_then_probed_by_one() {
     }
     bench.record(&[failed(partner, &due[2], 1)]).await;
     let blocked = bench.endpoint(partner).await;
-    assert_eq!((blocked.state.as_str(), bench.block(partner).await), ("blocked", 10));
+    assert_eq!(
+        (blocked.state.as_str(), bench.block(partner).await),
+        ("blocked", 10)
+    );
     // Late failures of attempts that began before the block do not extend it.
     bench.record(&[failed(partner, &due[3], 1)]).await;
     assert_eq!(bench.block(partner).await, 10);
     assert!(bench.claim_due_deliveries(&all).await.is_empty());
-    let first = Claim::Fresh { youth: Duration::from_mins(1) };
+    let first = Claim::Fresh {
+        youth: Duration::from_mins(1),
+    };
     let first = deliveries::claim(&mut *bench.connection().await, &ids(&announced), first).await;
     assert!(first.unwrap().is_empty());
 
     for expected in [20, 35, 35] {
         bench.end_block(partner).await;
-        let (one, other) = tokio::join!(bench.claim_due_deliveries(&all), bench.claim_due_deliveries(&all));
+        let (one, other) = tokio::join!(
+            bench.claim_due_deliveries(&all),
+            bench.claim_due_deliveries(&all)
+        );
         let probes = [one, other].concat();
         assert_eq!(probes.len(), 1, "one probe at a time");
         assert_eq!(bench.endpoint(partner).await.state, "probing");
         assert!(bench.claim_due_deliveries(&all).await.is_empty());
-        bench.record(&[failed(partner, &esim(&probes[0]).topup_id, probes[0].attempt)]).await;
-        assert_eq!(bench.block(partner).await, expected, "bounded, and twice as long");
+        bench
+            .record(&[failed(
+                partner,
+                &esim(&probes[0]).topup_id,
+                probes[0].attempt,
+            )])
+            .await;
+        assert_eq!(
+            bench.block(partner).await,
+            expected,
+            "bounded, and twice as long"
+        );
     }
     bench.end_block(partner).await;
     let probe = bench.claim_due_deliveries(&all).await.remove(0);
-    bench.record(&[delivered(partner, &esim(&probe).topup_id)]).await;
+    bench
+        .record(&[delivered(partner, &esim(&probe).topup_id)])
+        .await;
     assert_eq!(bench.endpoint(partner).await.state, "open");
-    assert!(bench.claim_due_deliveries(&all).await.len() >= 5, "all that waited go out");
+    assert!(
+        bench.claim_due_deliveries(&all).await.len() >= 5,
+        "all that waited go out"
+    );
 }
 
 #[tokio::test]
@@ -122,17 +178,28 @@ async fn a_pause_ends_only_when_it_is_resumed() {
     let due = bench.deliveries(partner, 4, false).await;
     let mut connection = bench.connection().await;
     endpoints::pause(&mut connection, partner).await.unwrap();
-    bench.record(&[delivered(partner, &due[0]), failed(partner, &due[1], 0)]).await;
-    let many: Vec<Attempted> = due[2..].iter().map(|topup| failed(partner, topup, 0)).collect();
+    bench
+        .record(&[delivered(partner, &due[0]), failed(partner, &due[1], 0)])
+        .await;
+    let many: Vec<Attempted> = due[2..]
+        .iter()
+        .map(|topup| failed(partner, topup, 0))
+        .collect();
     bench.record(&many).await;
     assert_eq!(bench.endpoint(partner).await.state, "paused");
     assert!(bench.claim_due_deliveries(&page(9, 9)).await.is_empty());
     let backlog = endpoints::backlog(&mut connection).await.unwrap();
     assert_eq!((backlog.paused, backlog.blocked), (1, 0));
-    assert_eq!((backlog.overdue_live, backlog.overdue_sandbox), (Duration::ZERO, Duration::ZERO));
+    assert_eq!(
+        (backlog.overdue_live, backlog.overdue_sandbox),
+        (Duration::ZERO, Duration::ZERO)
+    );
 
     bench.deliver_in(&due[3..], 3600.0).await;
-    assert_eq!(endpoints::resume(&mut connection, partner).await.unwrap(), 3);
+    assert_eq!(
+        endpoints::resume(&mut connection, partner).await.unwrap(),
+        3
+    );
     assert_eq!(bench.claim_due_deliveries(&page(9, 9)).await.len(), 3);
 }
 
@@ -141,7 +208,10 @@ async fn a_new_url_has_no_history() {
     let bench = Bench::new().await;
     let partner = bench.partner(Some("https://partner.example/old")).await;
     let due = bench.deliveries(partner, 4, false).await;
-    let many: Vec<Attempted> = due[1..].iter().map(|topup| failed(partner, topup, 0)).collect();
+    let many: Vec<Attempted> = due[1..]
+        .iter()
+        .map(|topup| failed(partner, topup, 0))
+        .collect();
     bench.record(&many).await;
     bench.deliver_in(&due[1..], 3600.0).await;
     // Due soon: it may be leased.
@@ -166,6 +236,11 @@ async fn a_row_that_is_broken_is_taken_with_the_others() {
     let bench = Bench::new().await;
     let partner = bench.partner(Some("https://partner.example/hook")).await;
     let due = bench.deliveries(partner, 3, false).await;
-    bench.set("UPDATE esims SET profile = NULL, iccid = NULL WHERE topup_id = $1", &due[1]).await;
+    bench
+        .set(
+            "UPDATE esims SET profile = NULL, iccid = NULL WHERE topup_id = $1",
+            &due[1],
+        )
+        .await;
     assert_eq!(bench.claim_due_deliveries(&page(9, 9)).await.len(), 3);
 }

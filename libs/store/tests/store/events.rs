@@ -1,4 +1,5 @@
-//! Events other than the specified webhook: made once, sent as deliveries, dropped when pointless. New URLs.
+//! Events other than the specified webhook: each one is created once, is sent like any delivery,
+//! and is deleted when it becomes pointless. Also the moves of waiting deliveries to a new URL.
 
 use std::time::Duration;
 
@@ -32,8 +33,18 @@ impl Bench {
     }
 
     /// An order whose purchase was rejected.
-    async fn failed_order(&self, partner: PartnerId, answer_within: Duration, units: usize) -> NewOrder {
-        let failed = self.stored(NewOrder { answer_within, ..order(partner, units) }).await;
+    async fn failed_order(
+        &self,
+        partner: PartnerId,
+        answer_within: Duration,
+        units: usize,
+    ) -> NewOrder {
+        let failed = self
+            .stored(NewOrder {
+                answer_within,
+                ..order(partner, units)
+            })
+            .await;
         self.claim(&[placement(&failed)]).await;
         assert!(self.settle(&[rejected(placement(&failed), 1)]).await[0].moved);
         failed
@@ -45,19 +56,29 @@ impl Bench {
 
     /// The numbers of events of a partner, and of those with work.
     async fn events_of(&self, partner: PartnerId) -> (i64, i64) {
-        let events = "SELECT count(*) FROM deliveries WHERE kind <> 'topup.ready' AND partner_id::text = $1";
+        let events =
+            "SELECT count(*) FROM deliveries WHERE kind <> 'topup.ready' AND partner_id::text = $1";
         let due = "SELECT count(*) FROM work JOIN deliveries d ON d.delivery_id = work.id
                    WHERE d.kind <> 'topup.ready' AND d.partner_id::text = $1";
-        (self.value(events, partner).await, self.value(due, partner).await)
+        (
+            self.value(events, partner).await,
+            self.value(due, partner).await,
+        )
     }
 
     async fn make_all_due(&self, partner: PartnerId) {
-        self.set("UPDATE work SET at = now() WHERE partner_id::text = $1", partner).await;
+        self.set(
+            "UPDATE work SET at = now() WHERE partner_id::text = $1",
+            partner,
+        )
+        .await;
     }
 
     async fn test(&self, partner: PartnerId, interval: Duration) -> Tested {
         let mut connection = self.connection().await;
-        events::test(&mut connection, partner, interval).await.unwrap()
+        events::test(&mut connection, partner, interval)
+            .await
+            .unwrap()
     }
 
     /// A test that is due.
@@ -80,22 +101,36 @@ impl Bench {
 
     /// What an operator's replay would do.
     async fn preview(&self, id: DeliveryId) -> Replayed {
-        let filter = Filter { id: Some(id), ..Filter::default() };
-        replay(&mut *self.connection().await, &filter, 1, Mode::Preview).await.unwrap()
+        let filter = Filter {
+            id: Some(id),
+            ..Filter::default()
+        };
+        replay(&mut *self.connection().await, &filter, 1, Mode::Preview)
+            .await
+            .unwrap()
     }
 
     async fn event(&self, id: DeliveryId) -> Option<events::View> {
-        events::find(&mut *self.connection().await, None, id).await.unwrap()
+        events::find(&mut *self.connection().await, None, id)
+            .await
+            .unwrap()
     }
 
     async fn change(&self, partner: PartnerId, url: &str) -> bool {
-        let new = NewWebhook { url: Some(Some(url)), events: None };
+        let new = NewWebhook {
+            url: Some(Some(url)),
+            events: None,
+        };
         let mut connection = self.connection().await;
-        self_service::set_webhook(&mut connection, partner, &new).await.unwrap()
+        self_service::set_webhook(&mut connection, partner, &new)
+            .await
+            .unwrap()
     }
 
     async fn actions(&self) -> Vec<Recorded> {
-        actions::list(&mut *self.connection().await, None, 100).await.unwrap()
+        actions::list(&mut *self.connection().await, None, 100)
+            .await
+            .unwrap()
     }
 }
 
@@ -118,7 +153,13 @@ async fn a_failed_topup_makes_one_event_for_a_partner_that_asked() {
     let due = bench.all_due().await;
     let mut named: Vec<String> = Vec::new();
     for delivery in &due {
-        let Subject::TopupFailed { topup_id, external_order_id, refusal, .. } = subject(delivery) else {
+        let Subject::TopupFailed {
+            topup_id,
+            external_order_id,
+            refusal,
+            ..
+        } = subject(delivery)
+        else {
             panic!("{delivery:?}");
         };
         assert_eq!(*external_order_id, failed.external_order_id);
@@ -153,7 +194,10 @@ async fn an_order_that_is_answered_with_422_makes_no_event() {
     let partner = bench.listener(&[Kind::TopupFailed]).await;
     let failed = bench.failed_order(partner, HOUR, 1).await;
     assert_eq!(bench.events_of(partner).await, (1, 1));
-    assert!(bench.all_due().await.is_empty(), "it may still be answered with 422");
+    assert!(
+        bench.all_due().await.is_empty(),
+        "it may still be answered with 422"
+    );
     assert!(bench.refuse(&failed).await.is_some());
     bench.make_all_due(partner).await;
     assert!(bench.all_due().await.is_empty());
@@ -166,25 +210,46 @@ async fn keys_that_end_soon_make_one_event_each() {
     let partner = bench.listener(&[Kind::KeyExpiring]).await;
     let silent = bench.partner(Some(URL)).await;
     let rotate = async |partner: PartnerId, key: &str| {
-        let overlap = Overlap { lasts: 24 * HOUR, keep_old: false };
+        let overlap = Overlap {
+            lasts: 24 * HOUR,
+            keep_old: false,
+        };
         let secret = SecretKey::from_bytes(vec![9; 32]).unwrap();
         let mut connection = bench.connection().await;
-        let rotated = self_service::rotate(&mut connection, partner, "keys rotate", async |transaction| {
-            partners::rotate_keys(transaction, &VAULT, partner, key, &secret, overlap).await
-        });
+        let rotated = self_service::rotate(
+            &mut connection,
+            partner,
+            "keys rotate",
+            async |transaction| {
+                partners::rotate_keys(transaction, &VAULT, partner, key, &secret, overlap).await
+            },
+        );
         rotated.await.unwrap()
     };
     for (partner, key) in [(partner, "ak_1"), (silent, "ak_2")] {
-        assert!(matches!(rotate(partner, key).await, Rotated::Until(Some(_))));
+        assert!(matches!(
+            rotate(partner, key).await,
+            Rotated::Until(Some(_))
+        ));
     }
     let mut connection = bench.connection().await;
-    assert_eq!(events::expiring(&mut connection, 6 * HOUR).await.unwrap(), 0);
+    assert_eq!(
+        events::expiring(&mut connection, 6 * HOUR).await.unwrap(),
+        0
+    );
     for expected in [1, 0] {
-        assert_eq!(events::expiring(&mut connection, 25 * HOUR).await.unwrap(), expected);
+        assert_eq!(
+            events::expiring(&mut connection, 25 * HOUR).await.unwrap(),
+            expected
+        );
     }
     let due = bench.all_due().await;
     assert_eq!(due.len(), 1);
-    let Subject::KeyExpiring { credential, ends_at } = subject(&due[0]) else {
+    let Subject::KeyExpiring {
+        credential,
+        ends_at,
+    } = subject(&due[0])
+    else {
         panic!("{due:?}");
     };
     assert_eq!((credential.as_str(), due[0].partner_id), ("keys", partner));
@@ -195,7 +260,13 @@ async fn keys_that_end_soon_make_one_event_each() {
     let target = format!("partner {partner}");
     let of_partner: Vec<_> = recorded.iter().filter(|one| one.target == target).collect();
     assert_eq!(of_partner.len(), 1);
-    assert_eq!((of_partner[0].operator.as_str(), of_partner[0].command.as_str()), ("partner", "keys rotate"));
+    assert_eq!(
+        (
+            of_partner[0].operator.as_str(),
+            of_partner[0].command.as_str()
+        ),
+        ("partner", "keys rotate")
+    );
 }
 
 #[tokio::test]
@@ -212,7 +283,9 @@ async fn a_test_goes_out_although_the_endpoint_is_blocked() {
         panic!("it was not too soon");
     };
     assert!(left > Duration::from_secs(50) && left <= MINUTE, "{left:?}");
-    let backlog = endpoints::backlog(&mut *bench.connection().await).await.unwrap();
+    let backlog = endpoints::backlog(&mut *bench.connection().await)
+        .await
+        .unwrap();
     assert!(backlog.overdue_sandbox < HOUR, "{backlog:?}");
     let due = bench.all_due().await;
     let found: Vec<_> = due.iter().map(|one| one.id).collect();
@@ -230,10 +303,16 @@ async fn a_test_goes_out_although_the_endpoint_is_blocked() {
     assert_eq!(due[0].id, second);
     bench.attempt(&due[0], AttemptResult::Delivered).await;
     assert_eq!(bench.event(due[0].id).await.unwrap().state, "delivered");
-    let made = self_service::attempts(&mut *bench.connection().await, second).await.unwrap();
+    let made = self_service::attempts(&mut *bench.connection().await, second)
+        .await
+        .unwrap();
     assert_eq!((made.len(), made[0].class.as_str()), (1, "delivered"));
     assert!(made[0].answer.is_some());
-    assert_eq!(bench.all_due().await.len(), waiting.len(), "the block has ended");
+    assert_eq!(
+        bench.all_due().await.len(),
+        waiting.len(),
+        "the block has ended"
+    );
 
     let mut connection = bench.connection().await;
     endpoints::pause(&mut connection, partner).await.unwrap();
@@ -241,7 +320,10 @@ async fn a_test_goes_out_although_the_endpoint_is_blocked() {
     endpoints::resume(&mut connection, partner).await.unwrap();
     bench.set_url(partner, None).await;
     for partner in [partner, PartnerId::new()] {
-        assert_eq!(bench.test(partner, Duration::ZERO).await, Tested::NoEndpoint);
+        assert_eq!(
+            bench.test(partner, Duration::ZERO).await,
+            Tested::NoEndpoint
+        );
     }
 }
 
@@ -259,7 +341,12 @@ async fn an_event_is_retried_held_and_forgotten_like_a_webhook() {
     bench.set_url(partner, None).await;
     let mut connection = bench.connection().await;
     let id = std::slice::from_ref(&due.id);
-    assert_eq!(deliveries::set_no_endpoint(&mut connection, id).await.unwrap(), 1);
+    assert_eq!(
+        deliveries::set_no_endpoint(&mut connection, id)
+            .await
+            .unwrap(),
+        1
+    );
     assert_eq!(bench.event(due.id).await.unwrap().state, "no_endpoint");
     assert_eq!(bench.events_of(partner).await, (1, 0));
     assert_eq!(bench.set_url(partner, Some(URL)).await, Some(1));
@@ -285,7 +372,9 @@ async fn an_event_is_sent_again_unless_it_is_void() {
     let due = bench.all_due().await.remove(0);
     let again = async |partner: PartnerId, id: DeliveryId| {
         let mut connection = bench.connection().await;
-        self_service::redeliver(&mut connection, partner, &WebhookId::Event(id), MINUTE).await.unwrap()
+        self_service::redeliver(&mut connection, partner, &WebhookId::Event(id), MINUTE)
+            .await
+            .unwrap()
     };
     let earlier = async || {
         let statement = "UPDATE deliveries SET attempted_at = now() - interval '2 min',
@@ -293,12 +382,25 @@ async fn an_event_is_sent_again_unless_it_is_void() {
         bench.set(statement, due.id).await;
     };
     assert_eq!(again(PartnerId::new(), due.id).await, Redelivered::Unknown);
-    assert_eq!(again(partner, due.id).await, Redelivered::Due, "it is leased");
+    assert_eq!(
+        again(partner, due.id).await,
+        Redelivered::Due,
+        "it is leased"
+    );
 
     // Delivered, exhausted, or waiting for a retry: each starts the schedule again.
-    for (attempts, result) in (1..).zip([AttemptResult::Delivered, failure(None), failure(Some(HOUR))]) {
-        let sent = if attempts == 1 { due.clone() } else { bench.all_due().await.remove(0) };
-        assert_eq!((sent.attempt, sent.schedule_start), (attempts - 1, attempts - 1));
+    for (attempts, result) in
+        (1..).zip([AttemptResult::Delivered, failure(None), failure(Some(HOUR))])
+    {
+        let sent = if attempts == 1 {
+            due.clone()
+        } else {
+            bench.all_due().await.remove(0)
+        };
+        assert_eq!(
+            (sent.attempt, sent.schedule_start),
+            (attempts - 1, attempts - 1)
+        );
         bench.attempt(&sent, result).await;
         let Redelivered::TooSoon(left) = again(partner, due.id).await else {
             panic!("it was not too soon");
@@ -311,7 +413,10 @@ async fn an_event_is_sent_again_unless_it_is_void() {
         assert_eq!((seen.state.as_str(), seen.delivered_at), ("pending", None));
     }
     let recorded = bench.actions().await;
-    assert_eq!((recorded.len(), recorded[0].command.as_str()), (3, "event redeliver"));
+    assert_eq!(
+        (recorded.len(), recorded[0].command.as_str()),
+        (3, "event redeliver")
+    );
     assert_eq!(recorded[0].target, format!("event {}", due.webhook_id()));
 
     // An operator's replay has no interval, and a preview changes nothing.
@@ -327,7 +432,8 @@ async fn an_event_is_sent_again_unless_it_is_void() {
     assert_eq!(again(partner, due.id).await, Redelivered::NoEndpoint);
     bench.set(set_url, URL).await;
 
-    // A topup that is no longer failed, a cancelled order, a partner that no longer asks for the event, a test.
+    // A topup that is no longer failed, a cancelled order, a partner that no longer asks for the
+    // event, a test.
     let topup = topups(&failed).remove(0);
     bench.set(REVIVE, &topup).await;
     assert_eq!(again(partner, due.id).await, Redelivered::Gone);
@@ -355,7 +461,10 @@ async fn an_event_is_sent_again_unless_it_is_void() {
 #[tokio::test]
 async fn events_are_listed_in_pages() {
     let bench = Bench::new().await;
-    let [partner, other] = [bench.partner(Some(URL)).await, bench.partner(Some(URL)).await];
+    let [partner, other] = [
+        bench.partner(Some(URL)).await,
+        bench.partner(Some(URL)).await,
+    ];
     let mut made = Vec::new();
     for _ in 0..5 {
         made.insert(0, bench.tested(partner, Duration::ZERO).await);
@@ -365,20 +474,39 @@ async fn events_are_listed_in_pages() {
     let topup = bench.deliveries(partner, 1, true).await.remove(0);
     let mut connection = bench.connection().await;
     let mut seen: Vec<DeliveryId> = Vec::new();
-    let mut next = events::Page { before: None, limit: 2 };
+    let mut next = events::Page {
+        before: None,
+        limit: 2,
+    };
     loop {
         let found = events::list(&mut connection, partner, &next).await.unwrap();
         let Some(last) = found.last() else { break };
         next.before = Some((last.created_at, last.delivery_id));
         // An event may be gone when the next page is read.
-        bench.set("DELETE FROM deliveries WHERE delivery_id::text = $1", last.delivery_id).await;
+        bench
+            .set(
+                "DELETE FROM deliveries WHERE delivery_id::text = $1",
+                last.delivery_id,
+            )
+            .await;
         seen.extend(found.into_iter().map(|one| one.delivery_id));
     }
     assert_eq!(seen, made);
     for (partner, seen) in [(partner, true), (other, false)] {
-        assert_eq!(events::find(&mut connection, Some(partner), made[0]).await.unwrap().is_some(), seen);
+        assert_eq!(
+            events::find(&mut connection, Some(partner), made[0])
+                .await
+                .unwrap()
+                .is_some(),
+            seen
+        );
     }
-    assert!(events::find(&mut connection, Some(partner), ids(&[topup])[0]).await.unwrap().is_none());
+    assert!(
+        events::find(&mut connection, Some(partner), ids(&[topup])[0])
+            .await
+            .unwrap()
+            .is_none()
+    );
 }
 
 #[tokio::test]
@@ -399,16 +527,25 @@ async fn a_new_url_of_a_partner_is_probed_at_once_and_ends_no_block() {
         assert_eq!(probes.len(), 1, "one delivery tests the new URL");
         bench.attempt(&probes[0], failure(Some(HOUR))).await;
         assert!(bench.all_due().await.is_empty());
-        let state = "SELECT blocks || ' ' || (blocked_until > now() + interval '20 s') FROM endpoints
+        let state =
+            "SELECT blocks || ' ' || (blocked_until > now() + interval '20 s') FROM endpoints
                      WHERE partner_id::text = $1";
-        assert_eq!(bench.value::<String>(state, partner).await, format!("{blocks} true"));
+        assert_eq!(
+            bench.value::<String>(state, partner).await,
+            format!("{blocks} true")
+        );
     }
     let recorded = bench.actions().await;
     assert_eq!(recorded.len(), 2);
-    assert_eq!((recorded[0].operator.as_str(), recorded[0].command.as_str()), ("partner", "webhook set"));
+    assert_eq!(
+        (recorded[0].operator.as_str(), recorded[0].command.as_str()),
+        ("partner", "webhook set")
+    );
     assert!(recorded.iter().all(|one| !one.target.contains("example")));
     // A pause stays.
-    endpoints::pause(&mut *bench.connection().await, partner).await.unwrap();
+    endpoints::pause(&mut *bench.connection().await, partner)
+        .await
+        .unwrap();
     assert!(bench.change(partner, "https://other.example/").await);
     bench.make_all_due(partner).await;
     assert!(bench.all_due().await.is_empty());
@@ -422,7 +559,9 @@ async fn waiting_deliveries_move_in_batches() {
     let retried = bench.deliveries(partner, 5, false).await;
     let fresh = bench.deliveries(partner, 1, false).await;
     let mut connection = bench.connection().await;
-    deliveries::set_no_endpoint(&mut connection, &ids(&held)).await.unwrap();
+    deliveries::set_no_endpoint(&mut connection, &ids(&held))
+        .await
+        .unwrap();
     bench.deliver_in(&retried, 3600.0).await;
     bench.deliver_in(&fresh, 3600.0).await;
     let tried = "UPDATE deliveries SET attempt = 1, attempted_at = now() - interval '1 min' WHERE topup_id = $1";
@@ -436,7 +575,9 @@ async fn waiting_deliveries_move_in_batches() {
     bench.set(failed_there, &fresh[0]).await;
     let mut batches = Vec::new();
     loop {
-        let moved = endpoints::move_waiting(&mut connection, partner, 2).await.unwrap();
+        let moved = endpoints::move_waiting(&mut connection, partner, 2)
+            .await
+            .unwrap();
         if !moved.more {
             break;
         }

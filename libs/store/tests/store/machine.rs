@@ -1,4 +1,5 @@
-//! Every statement that moves a placement, in every state, against [`Placement::after`].
+//! Every statement that moves a placement is executed in every state, and its effect is compared
+//! with [`Placement::after`]. So the SQL and the state machine of `libs/domain` cannot drift apart.
 
 use domain::placement::{Event, Placement, Resolution};
 use domain::{PartnerId, PlacementId, PlacementState};
@@ -7,8 +8,8 @@ use store::orders::{Cancelled, NewOrder};
 use store::recover;
 
 use crate::bench::{
-    Bench, PROVIDER, applied, bought_pending, disputed, not_bought, not_found, order, parked, placement, rejected,
-    unknown,
+    Bench, PROVIDER, applied, bought_pending, disputed, not_bought, not_found, order, parked,
+    placement, rejected, unknown,
 };
 
 /// The recorded attempt; events name it, an earlier or a later one.
@@ -35,7 +36,11 @@ fn rows(placement: Placement) -> Vec<Start> {
         // Outcome unknown; profiles overdue.
         PlacementState::Parked => &[(false, false), (true, true)],
     };
-    let start = |&(placed, due)| Start { placement, placed, due };
+    let start = |&(placed, due)| Start {
+        placement,
+        placed,
+        due,
+    };
     kinds.iter().map(start).collect()
 }
 
@@ -48,7 +53,12 @@ fn starts() -> Vec<Start> {
                 if disputed && state != PlacementState::Parked {
                     continue;
                 }
-                placements.push(Placement { state, attempt: ATTEMPT, not_found, disputed });
+                placements.push(Placement {
+                    state,
+                    attempt: ATTEMPT,
+                    not_found,
+                    disputed,
+                });
             }
         }
     }
@@ -68,8 +78,14 @@ fn events() -> Vec<Event> {
             Event::Bought(attempt),
             Event::Rejected(attempt),
             Event::NotBought(attempt),
-            Event::NotFound { attempt, settled: false },
-            Event::NotFound { attempt, settled: true },
+            Event::NotFound {
+                attempt,
+                settled: false,
+            },
+            Event::NotFound {
+                attempt,
+                settled: true,
+            },
             Event::Park(attempt),
             Event::Dispute(attempt),
         ]);
@@ -121,7 +137,12 @@ impl Bench {
         .fetch_one(&self.pool)
         .await
         .unwrap();
-        Placement { state: state.parse().unwrap(), attempt: attempt.try_into().unwrap(), not_found, disputed }
+        Placement {
+            state: state.parse().unwrap(),
+            attempt: attempt.try_into().unwrap(),
+            not_found,
+            disputed,
+        }
     }
 
     /// Runs the statement of the event; returns whether it applied.
@@ -131,7 +152,9 @@ impl Bench {
             Event::Claim => return !self.claim(&[id]).await.is_empty(),
             Event::Refuse => return self.refuse(order).await.is_some(),
             Event::Resolve(resolution) => {
-                let resolved = operated::resolve(&mut *self.connection().await, id, resolution, applied()).await;
+                let resolved =
+                    operated::resolve(&mut *self.connection().await, id, resolution, applied())
+                        .await;
                 return match resolved {
                     Ok(_) => true,
                     Err(NotResolved::NotParked(_)) => false,
@@ -148,7 +171,8 @@ impl Bench {
         self.settle(&[settlement]).await[0].moved
     }
 
-    /// Applies the event to a row, whose state must match the machine's afterwards. Returns whether the machine moved.
+    /// Applies the event to a row, whose state must match the machine's afterwards. Returns whether
+    /// the machine moved.
     async fn moves_as_the_machine_says(&self, start: Start, event: Event) -> bool {
         // The statement moves whole orders, and none that was never tried.
         if event == Event::Refuse && start.placement.attempt == 0 {
@@ -160,8 +184,8 @@ impl Bench {
         let row = self.read(placement(&order)).await;
         let what = format!("{event:?} of {start:?}");
         // A repeated collect moves only the due time.
-        let collected =
-            start.placement.state == PlacementState::Placed && event == Event::Bought(start.placement.attempt);
+        let collected = start.placement.state == PlacementState::Placed
+            && event == Event::Bought(start.placement.attempt);
         match start.placement.after(event) {
             Ok(after) => {
                 assert_eq!((row, applied), (after, true), "{what}");
@@ -205,7 +229,8 @@ async fn so_it_does_wherever_the_model_of_the_protocol_comes() {
     assert!(moved > 20, "{moved} transitions");
 }
 
-/// The claim of due rows records an attempt where [`Event::Claim`] applies; elsewhere it is a lease.
+/// The claim of due rows records an attempt where [`Event::Claim`] applies; elsewhere it is a
+/// lease.
 #[tokio::test]
 async fn what_is_due_is_taken_up_as_the_machine_says() {
     let bench = Bench::new().await;
@@ -213,7 +238,14 @@ async fn what_is_due_is_taken_up_as_the_machine_says() {
         let order = bench.at(start).await;
         let claimed = bench.claim_due(PROVIDER, 10).await;
         let row = bench.read(placement(&order)).await;
-        assert_eq!(row, start.placement.after(Event::Claim).unwrap_or(start.placement), "{start:?}");
+        assert_eq!(
+            row,
+            start
+                .placement
+                .after(Event::Claim)
+                .unwrap_or(start.placement),
+            "{start:?}"
+        );
         assert_eq!(claimed.len(), usize::from(start.due), "{start:?}");
         for one in claimed {
             assert_eq!((one.was, one.attempt), (start.placement.state, row.attempt));
@@ -233,19 +265,29 @@ async fn a_cancellation_refuses_as_the_machine_says() {
         let cancelled = bench.cancel(&order).await == Cancelled::Done;
         let after = start.placement.after(Event::Refuse);
         assert_eq!(cancelled, after.is_ok(), "{start:?}");
-        assert_eq!(bench.read(placement(&order)).await, after.unwrap_or(start.placement), "{start:?}");
+        assert_eq!(
+            bench.read(placement(&order)).await,
+            after.unwrap_or(start.placement),
+            "{start:?}"
+        );
     }
 }
 
-/// Recovery claims what is accepted, without a purchase, and forgets the look-ups of an attempt. It moves nothing else.
+/// Recovery claims what is accepted, without a purchase, and forgets the look-ups of an attempt. It
+/// moves nothing else.
 #[tokio::test]
 async fn a_recovery_claims_as_the_machine_says() {
     let bench = Bench::new().await;
     for start in starts() {
         let order = bench.at(start).await;
         let mut connection = bench.connection().await;
-        recover::recover(&mut connection, false, applied()).await.unwrap();
-        let mut after = start.placement.after(Event::Claim).unwrap_or(start.placement);
+        recover::recover(&mut connection, false, applied())
+            .await
+            .unwrap();
+        let mut after = start
+            .placement
+            .after(Event::Claim)
+            .unwrap_or(start.placement);
         after.not_found &= after.state != PlacementState::Placing;
         assert_eq!(bench.read(placement(&order)).await, after, "{start:?}");
     }
@@ -268,7 +310,11 @@ async fn an_unknown_outcome_moves_only_the_next_look() {
             let applies = looked_at && attempt == ATTEMPT;
             assert_eq!(settled[0].moved, applies, "{start:?}");
             assert_eq!(bench.read(placement(&order)).await, start.placement);
-            assert_eq!(bench.everything(order.order_id).await != before, applies, "{attempt} of {start:?}");
+            assert_eq!(
+                bench.everything(order.order_id).await != before,
+                applies,
+                "{attempt} of {start:?}"
+            );
         }
     }
 }
@@ -289,13 +335,23 @@ async fn what_is_open_is_due_and_what_is_closed_is_not() {
             bench.apply(&order, event).await;
             let sql = "SELECT EXISTS (SELECT FROM work WHERE id::text = $1)";
             let due: bool = bench.value(sql, placement(&order)).await;
-            let open =
-                matches!(after.state, PlacementState::Accepted | PlacementState::Placing | PlacementState::Placed);
+            let open = matches!(
+                after.state,
+                PlacementState::Accepted | PlacementState::Placing | PlacementState::Placed
+            );
             assert_eq!(due, open, "{event:?} of {start:?}");
-            let sql = "SELECT count(*) FROM topups WHERE placement_id::text = $1 AND state = 'pending'";
+            let sql =
+                "SELECT count(*) FROM topups WHERE placement_id::text = $1 AND state = 'pending'";
             let pending: i64 = bench.value(sql, placement(&order)).await;
-            let closed = matches!(after.state, PlacementState::Refused | PlacementState::Failed);
-            assert_eq!(pending, if closed { 0 } else { 2 }, "{event:?} of {start:?}");
+            let closed = matches!(
+                after.state,
+                PlacementState::Refused | PlacementState::Failed
+            );
+            assert_eq!(
+                pending,
+                if closed { 0 } else { 2 },
+                "{event:?} of {start:?}"
+            );
         }
     }
 }

@@ -1,23 +1,26 @@
 //! Tests of crate `store` on a real PostgreSQL, with a separate database for each test.
 //!
-//! - [`machine`]: every statement that moves a placement, against the state machine of crate `domain`.
-//! - [`orders`], [`claim`], [`settle`], [`deliveries`]: each statement, alone and in several processes at
-//!   once.
-//! - [`providers`]: breakers and hints. [`provider_lanes`]: lanes that are held back, shares of a rate limit. [`operator`]: operators' lists, searches and changes.
+//! - [`machine`]: every statement that moves a placement, against the state machine of crate
+//!   `domain`.
+//! - [`orders`], [`claim`], [`settle`], [`deliveries`]: each statement, alone and in several
+//!   processes at once.
+//! - [`providers`]: breakers and hints. [`provider_lanes`]: lanes that are held back, shares of a
+//!   rate limit. [`operator`]: operators' lists, searches and changes.
 //! - [`events`]: further events of an endpoint, and new URLs.
 //! - [`self_service`]: what partners see and change themselves.
 //! - [`recover`]: recovery after an old dump is restored.
 //! - [`backup`]: a base backup and its log are restored.
 //! - [`retention`]: what is erased after its term or on request, and a search for it in a dump.
-//! - [`plans`]: the plans of all statements on large tables. [`described`]: the committed `.sqlx` is current.
+//! - [`plans`]: the plans of all statements on large tables. [`described`]: the committed `.sqlx`
+//!   is current.
 //! - [`database`]: deadlines and silent connections.
 //! - [`nodelay`]: no statement waits for a delayed acknowledgement.
 //! - [`roles`]: what each database role may do.
 //! - [`rotation`]: replaced keys and secrets, and re-encryption under another master key.
 //! - [`sweep`]: rows without an outcome after their first lease.
 //! - [`configuration`]: operators' changes, as services see them.
-//! - [`schema`], [`migrations`]: migrations beside live traffic and older programs. [`snapshot`]: the committed
-//!   `schema.sql` is current. [`pooler`]: poolers are refused.
+//! - [`schema`], [`migrations`]: migrations beside live traffic and older programs. [`snapshot`]:
+//!   the committed `schema.sql` is current. [`pooler`]: poolers are refused.
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 

@@ -1,6 +1,8 @@
-//! A lint of the migration files: they must run beside live traffic and beside programs of the previous version.
+//! A lint of the migration files: they must run while the services run, and leave programs of the
+//! previous version working.
 //!
-//! The rules begin to count with version 0.1.0. The files up to 0006 make the first schema, in an empty database.
+//! The rules count from version 0.1.0 on. The files up to 0006 make the first schema in an empty
+//! database, so they may do anything.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -14,20 +16,32 @@ struct File {
 
 impl File {
     fn version(&self) -> i64 {
-        self.name.split('_').next().unwrap_or_default().parse().unwrap_or_default()
+        self.name
+            .split('_')
+            .next()
+            .unwrap_or_default()
+            .parse()
+            .unwrap_or_default()
     }
 
     /// The comment lines that the file begins with.
     fn head(&self) -> Vec<&str> {
-        self.sql.lines().take_while(|line| line.starts_with("--")).collect()
+        self.sql
+            .lines()
+            .take_while(|line| line.starts_with("--"))
+            .collect()
     }
 
     /// `-- contract: why`: removes or renames something that no served program uses.
     fn contracts(&self) -> bool {
-        self.head().iter().any(|line| line.strip_prefix("-- contract:").is_some_and(|why| !why.trim().is_empty()))
+        self.head().iter().any(|line| {
+            line.strip_prefix("-- contract:")
+                .is_some_and(|why| !why.trim().is_empty())
+        })
     }
 
-    /// Its statements in lower case, each on one line without comments. Bodies of functions are left out.
+    /// Its statements in lower case, each on one line without comments. Bodies of functions are
+    /// left out.
     fn statements(&self) -> Vec<String> {
         let bodies: Vec<&str> = self.sql.split("$$").collect();
         let code: Vec<String> = bodies
@@ -55,7 +69,9 @@ fn word_after<'a>(statement: &'a str, words: &str) -> Option<&'a str> {
 
 /// The parts of a list that is separated by commas outside of parentheses.
 fn actions(list: &str) -> Vec<&str> {
-    let (mut depth, mut start, mut parts) = (0_u32, 0, Vec::new());
+    let mut depth = 0_u32;
+    let mut start = 0;
+    let mut parts = Vec::new();
     for (at, character) in list.char_indices() {
         match character {
             '(' => depth += 1,
@@ -76,20 +92,26 @@ fn wrong_action(action: &str, contracts: bool) -> Option<&'static str> {
     let has = |words: &str| format!(" {action} ").contains(&format!(" {words} "));
     if action.starts_with("add constraint") {
         let unchecked = has("not valid") || has("using index");
-        return (!unchecked).then_some("a constraint is added NOT VALID, or USING INDEX of one that is there");
+        return (!unchecked)
+            .then_some("a constraint is added NOT VALID, or USING INDEX of one that is there");
     }
     if action.starts_with("add") {
         let default = action.split_once(" default ").map(|(_, default)| default);
-        let volatile = default.is_some_and(|default| default.contains('(') && !default.starts_with("now()"));
+        let volatile =
+            default.is_some_and(|default| default.contains('(') && !default.starts_with("now()"));
         return if volatile || has("generated") || has("serial") || has("bigserial") {
-            Some("the default of a new column is a constant or now(): anything else rewrites the table")
+            Some(
+                "the default of a new column is a constant or now(): anything else rewrites the table",
+            )
         } else if ["check", "unique", "references", "primary key"]
             .iter()
             .any(|kind| has(kind) || action.contains(&format!(" {kind}(")))
         {
             Some("a constraint of a new column is added by itself, NOT VALID")
         } else if has("not null") && default.is_none() {
-            Some("a new column has a default or may be null: programs of the version before don't know it")
+            Some(
+                "a new column has a default or may be null: programs of the version before don't know it",
+            )
         } else {
             None
         };
@@ -104,20 +126,31 @@ fn wrong_action(action: &str, contracts: bool) -> Option<&'static str> {
 }
 
 /// The fault of a statement; `existing` are the tables with rows.
-fn wrong_statement(statement: &str, existing: &BTreeSet<String>, contracts: bool) -> Option<&'static str> {
+fn wrong_statement(
+    statement: &str,
+    existing: &BTreeSet<String>,
+    contracts: bool,
+) -> Option<&'static str> {
     let known = |table: &str| existing.contains(table);
     if statement.starts_with("create index") || statement.starts_with("create unique index") {
-        let table = statement.split_once(" on ").and_then(|(_, rest)| word_after(rest, ""));
-        return table
-            .is_some_and(known)
-            .then_some("an index on an existing table is built CONCURRENTLY, by a -- no-transaction migration");
+        let table = statement
+            .split_once(" on ")
+            .and_then(|(_, rest)| word_after(rest, ""));
+        return table.is_some_and(known).then_some(
+            "an index on an existing table is built CONCURRENTLY, by a -- no-transaction migration",
+        );
     }
     if let Some(table) = word_after(statement, "alter table") {
         if !known(table) {
             return None;
         }
-        let list = statement.split_once(table).map(|(_, list)| list).unwrap_or_default();
-        return actions(list).into_iter().find_map(|action| wrong_action(action, contracts));
+        let list = statement
+            .split_once(table)
+            .map(|(_, list)| list)
+            .unwrap_or_default();
+        return actions(list)
+            .into_iter()
+            .find_map(|action| wrong_action(action, contracts));
     }
     let starts = |words: &[&str]| words.iter().any(|word| statement.starts_with(word));
     if starts(&["update ", "delete ", "truncate "]) {
@@ -127,8 +160,9 @@ fn wrong_statement(statement: &str, existing: &BTreeSet<String>, contracts: bool
         return Some("the migrator sets lock_timeout and begins the transaction");
     }
     if starts(&["drop ", "alter "]) {
-        return (!contracts)
-            .then_some("what programs of the version before use is only removed under -- contract: why");
+        return (!contracts).then_some(
+            "what programs of the version before use is only removed under -- contract: why",
+        );
     }
     let harmless = [
         "create table ",
@@ -140,39 +174,58 @@ fn wrong_statement(statement: &str, existing: &BTreeSet<String>, contracts: bool
         "comment on ",
         "language plpgsql",
     ];
-    (!starts(&harmless)).then_some("the lint doesn't know this statement: teach it whether it waits for live queries")
+    (!starts(&harmless)).then_some(
+        "the lint doesn't know this statement: teach it whether it waits for live queries",
+    )
 }
 
 fn lint(files: &[File]) -> Vec<String> {
-    let (mut wrong, mut existing) = (Vec::new(), BTreeSet::new());
+    let mut wrong = Vec::new();
+    let mut existing = BTreeSet::new();
     for (index, file) in files.iter().enumerate() {
         let mut say = |what: &str| wrong.push(format!("{}: {what}", file.name));
-        let (version, statements) = (file.version(), file.statements());
+        let version = file.version();
+        let statements = file.statements();
         if Ok(version) != i64::try_from(index + 1) {
             say("migrations are numbered without gaps");
         }
         if version >= FIRST_CHECKED {
             let head = file.head();
-            let serves: Vec<i64> =
-                head.iter().filter_map(|line| line.strip_prefix("-- serves:")?.trim().parse().ok()).collect();
+            let serves: Vec<i64> = head
+                .iter()
+                .filter_map(|line| line.strip_prefix("-- serves:")?.trim().parse().ok())
+                .collect();
             if !matches!(serves[..], [serves] if (1..=version).contains(&serves)) {
-                say("its head has one line `-- serves: N`, the oldest schema version of a program that may run on it");
+                say(
+                    "its head has one line `-- serves: N`, the oldest schema version of a program that may run on it",
+                );
             }
-            if head.first().is_some_and(|line| line.starts_with("-- no-transaction")) {
+            if head
+                .first()
+                .is_some_and(|line| line.starts_with("-- no-transaction"))
+            {
                 let alone = matches!(&statements[..], [one] if
                     ["create index concurrently ", "create unique index concurrently ", "drop index concurrently "]
                         .iter().any(|start| one.starts_with(start))
                     || one == "do" // a block that commits in batches; its body is left out
                     || (one.starts_with("alter table ") && one.contains(" validate constraint ")));
                 if !alone {
-                    say("-- no-transaction holds one CREATE or DROP INDEX CONCURRENTLY, VALIDATE CONSTRAINT or DO");
+                    say(
+                        "-- no-transaction holds one CREATE or DROP INDEX CONCURRENTLY, VALIDATE CONSTRAINT or DO",
+                    );
                 }
             } else {
-                let found = statements.iter().filter_map(|one| wrong_statement(one, &existing, file.contracts()));
+                let found = statements
+                    .iter()
+                    .filter_map(|one| wrong_statement(one, &existing, file.contracts()));
                 found.for_each(&mut say);
             }
         }
-        existing.extend(statements.iter().filter_map(|one| word_after(one, "create table").map(str::to_owned)));
+        existing.extend(
+            statements
+                .iter()
+                .filter_map(|one| word_after(one, "create table").map(str::to_owned)),
+        );
     }
     wrong
 }
@@ -203,7 +256,10 @@ fn each_rule_finds_its_violation() {
     let checked = |sql: &str| {
         let mut files = committed();
         files.truncate(6);
-        files.push(File { name: "0007_next.sql".to_owned(), sql: sql.to_owned() });
+        files.push(File {
+            name: "0007_next.sql".to_owned(),
+            sql: sql.to_owned(),
+        });
         lint(&files)
     };
     let serving = |sql: &str| checked(&format!("-- serves: 6\n{sql}"));
@@ -218,7 +274,8 @@ fn each_rule_finds_its_violation() {
     ] {
         assert_eq!(serving(good), Vec::<String>::new(), "{good}");
     }
-    let concurrent = "-- no-transaction\n-- serves: 6\nCREATE INDEX CONCURRENTLY a ON orders (created_at);";
+    let concurrent =
+        "-- no-transaction\n-- serves: 6\nCREATE INDEX CONCURRENTLY a ON orders (created_at);";
     assert_eq!(checked(concurrent), Vec::<String>::new());
 
     for (bad, part) in testkit::rows! {
@@ -243,14 +300,23 @@ fn each_rule_finds_its_violation() {
         "CLUSTER orders USING orders_pkey;" => "doesn't know";
     } {
         let found = serving(bad);
-        assert!(found.len() == 1 && found[0].contains(part), "{bad}: {found:?}");
+        assert!(
+            found.len() == 1 && found[0].contains(part),
+            "{bad}: {found:?}"
+        );
     }
-    for bad in ["CREATE TABLE a (b text);", "-- serves: 8\nCREATE TABLE a (b text);"] {
+    for bad in [
+        "CREATE TABLE a (b text);",
+        "-- serves: 8\nCREATE TABLE a (b text);",
+    ] {
         assert!(checked(bad)[0].contains("-- serves: N"), "{bad}");
     }
     let two = format!("{concurrent}\nCREATE INDEX CONCURRENTLY b ON orders (created_at);");
     assert!(checked(&two)[0].contains("holds one"));
     let mut gap = committed();
-    gap.push(File { name: "0099_gap.sql".to_owned(), sql: "-- serves: 6\n".to_owned() });
+    gap.push(File {
+        name: "0099_gap.sql".to_owned(),
+        sql: "-- serves: 6\n".to_owned(),
+    });
     assert!(lint(&gap)[0].contains("gaps"));
 }

@@ -1,7 +1,9 @@
-//! No statement waits for a delayed acknowledgement, because each connection of the pool has `TCP_NODELAY`.
+//! No statement waits for a delayed acknowledgement, because each connection of the pool has
+//! `TCP_NODELAY`.
 //!
-//! It is measured over TLS, where a large statement is several writes, and over loopback, where each of them fits into
-//! a segment, so that almost every execution would wait.
+//! This is measured over TLS, where a large statement consists of several writes, and over
+//! loopback, where each of them fits into a segment. There almost every execution would wait
+//! without the option, so the test does not depend on luck.
 
 use std::{
     os::unix::fs::{MetadataExt, PermissionsExt, chown},
@@ -27,9 +29,29 @@ async fn with_tls(server: &PostgresServer, data: &Path) {
     let certificate = data.join("server.crt");
     let key = data.join("server.key");
     let mut openssl = Command::new("openssl");
-    openssl.args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]);
-    let made = openssl.arg("-keyout").arg(&key).arg("-out").arg(&certificate).output().unwrap();
-    assert!(made.status.success(), "openssl: {}", String::from_utf8_lossy(&made.stderr));
+    openssl.args([
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+    ]);
+    let made = openssl
+        .arg("-keyout")
+        .arg(&key)
+        .arg("-out")
+        .arg(&certificate)
+        .output()
+        .unwrap();
+    assert!(
+        made.status.success(),
+        "openssl: {}",
+        String::from_utf8_lossy(&made.stderr)
+    );
     let owner = std::fs::metadata(data).unwrap();
     for file in [&certificate, &key] {
         chown(file, Some(owner.uid()), Some(owner.gid())).unwrap();
@@ -37,7 +59,10 @@ async fn with_tls(server: &PostgresServer, data: &Path) {
     }
     let mut connection = PgConnection::connect(server.url()).await.unwrap();
     for statement in ["ALTER SYSTEM SET ssl = on", "SELECT pg_reload_conf()"] {
-        sqlx::query(statement).execute(&mut connection).await.unwrap();
+        sqlx::query(statement)
+            .execute(&mut connection)
+            .await
+            .unwrap();
     }
 }
 
@@ -47,7 +72,10 @@ async fn times(connection: &mut PgConnection, length: usize) -> sqlx::Result<(Du
     let mut times = Vec::new();
     for _ in 0..REPETITIONS {
         let began = Instant::now();
-        let length: i32 = sqlx::query_scalar("SELECT length($1)").bind(&text).fetch_one(&mut *connection).await?;
+        let length: i32 = sqlx::query_scalar("SELECT length($1)")
+            .bind(&text)
+            .fetch_one(&mut *connection)
+            .await?;
         times.push(began.elapsed());
         assert_eq!(usize::try_from(length).unwrap(), text.len());
     }
@@ -62,7 +90,8 @@ async fn no_statement_waits_for_a_delayed_acknowledgement() {
     let server = PostgresServer::start(folder.path()).await.unwrap();
     with_tls(&server, &folder.path().join("postgres/data")).await;
     let url = format!("{}?sslmode=require", server.url());
-    let mut sqlx_alone = wait::soon("TLS", async || Ok(PgConnection::connect(&url).await.ok())).await;
+    let mut sqlx_alone =
+        wait::soon("TLS", async || Ok(PgConnection::connect(&url).await.ok())).await;
 
     let mut without = Vec::new();
     for length in LENGTHS {
@@ -71,7 +100,12 @@ async fn no_statement_waits_for_a_delayed_acknowledgement() {
     let database = config(&url).open("store tests").unwrap();
     let mut with = Vec::new();
     for length in LENGTHS {
-        with.push(database.run(async |connection| Ok::<_, Error>(times(connection, length).await?)).await.unwrap());
+        with.push(
+            database
+                .run(async |connection| Ok::<_, Error>(times(connection, length).await?))
+                .await
+                .unwrap(),
+        );
     }
 
     for ((length, without), with) in LENGTHS.iter().zip(&without).zip(&with) {
@@ -80,7 +114,10 @@ async fn no_statement_waits_for_a_delayed_acknowledgement() {
         );
     }
     // On a busy machine any statement may take long for another reason, but not each of them.
-    assert!(with.iter().all(|(shortest, _)| *shortest < DELAY / 2), "{with:?}");
+    assert!(
+        with.iter().all(|(shortest, _)| *shortest < DELAY / 2),
+        "{with:?}"
+    );
     assert!(
         without.iter().any(|(_, median)| *median >= DELAY),
         "sqlx sets TCP_NODELAY again, or TLS is gone: libs/store/src/nodelay.rs and crate nix can go. {without:?}"

@@ -1,16 +1,21 @@
-//! Operators' lists, searches and changes.
+//! The lists, searches and changes of operators. Above all: nothing that an operator resolves is
+//! bought twice, or delivered for an order that was answered with 422.
 
 use domain::{PartnerId, PlacementId, PlacementState, placement::Resolution};
 use store::operator::placements::{self, NotResolved, Resolved};
 use store::{orders::NewOrder, placements::Progress};
 
 use crate::bench::{
-    Bench, PROVIDER, applied, bought, bought_pending, disputed, iccid, order, parked, placement, ready, rejected,
-    topups, unit,
+    Bench, PROVIDER, applied, bought, bought_pending, disputed, iccid, order, parked, placement,
+    ready, rejected, topups, unit,
 };
 
 impl Bench {
-    async fn resolve(&self, id: PlacementId, resolution: Resolution) -> Result<Resolved, NotResolved> {
+    async fn resolve(
+        &self,
+        id: PlacementId,
+        resolution: Resolution,
+    ) -> Result<Resolved, NotResolved> {
         placements::resolve(&mut *self.connection().await, id, resolution, applied()).await
     }
 
@@ -35,10 +40,23 @@ async fn what_is_said_to_be_bought_is_collected() {
     assert_eq!(resolved.state, PlacementState::Placed);
     assert_eq!(units(&resolved), (2, 0, 0));
     let claimed = bench.claim_due(PROVIDER, 10).await;
-    assert_eq!((claimed[0].was, claimed[0].attempt), (PlacementState::Placed, 1));
-    bench.settle(&[bought(id, 1, topups(&order).iter().map(ready).collect(), true)]).await;
+    assert_eq!(
+        (claimed[0].was, claimed[0].attempt),
+        (PlacementState::Placed, 1)
+    );
+    bench
+        .settle(&[bought(
+            id,
+            1,
+            topups(&order).iter().map(ready).collect(),
+            true,
+        )])
+        .await;
     for topup in topups(&order) {
-        assert_eq!(bench.states(&topup).await, ("ready".into(), "pending".into()));
+        assert_eq!(
+            bench.states(&topup).await,
+            ("ready".into(), "pending".into())
+        );
     }
 }
 
@@ -46,7 +64,10 @@ async fn what_is_said_to_be_bought_is_collected() {
 async fn what_is_said_not_to_be_bought_fails() {
     let bench = Bench::new().await;
     let order = bench.in_doubt(2).await;
-    let resolved = bench.resolve(placement(&order), Resolution::NotBought).await.unwrap();
+    let resolved = bench
+        .resolve(placement(&order), Resolution::NotBought)
+        .await
+        .unwrap();
     assert_eq!(resolved.state, PlacementState::Failed);
     assert_eq!(units(&resolved), (0, 2, 0));
     assert!(bench.claim_due(PROVIDER, 10).await.is_empty());
@@ -59,10 +80,19 @@ async fn what_is_said_not_to_be_bought_fails() {
 async fn what_is_retried_is_bought_by_a_new_attempt() {
     let bench = Bench::new().await;
     let order = bench.in_doubt(1).await;
-    let resolved = bench.resolve(placement(&order), Resolution::Retry).await.unwrap();
-    assert_eq!((resolved.state, resolved.attempt), (PlacementState::Accepted, 1));
+    let resolved = bench
+        .resolve(placement(&order), Resolution::Retry)
+        .await
+        .unwrap();
+    assert_eq!(
+        (resolved.state, resolved.attempt),
+        (PlacementState::Accepted, 1)
+    );
     let claimed = bench.claim_due(PROVIDER, 10).await.remove(0);
-    assert_eq!((claimed.was, claimed.attempt), (PlacementState::Accepted, 2));
+    assert_eq!(
+        (claimed.was, claimed.attempt),
+        (PlacementState::Accepted, 2)
+    );
     assert_eq!(claimed.placed_age, None);
 }
 
@@ -71,9 +101,18 @@ async fn only_what_is_parked_is_settled() {
     let bench = Bench::new().await;
     let order = bench.placing(1).await;
     for resolution in [Resolution::Bought, Resolution::NotBought, Resolution::Retry] {
-        let error = bench.resolve(placement(&order), resolution).await.unwrap_err();
-        assert!(matches!(error, NotResolved::NotParked(PlacementState::Placing)));
-        let error = bench.resolve(PlacementId::new(), resolution).await.unwrap_err();
+        let error = bench
+            .resolve(placement(&order), resolution)
+            .await
+            .unwrap_err();
+        assert!(matches!(
+            error,
+            NotResolved::NotParked(PlacementState::Placing)
+        ));
+        let error = bench
+            .resolve(PlacementId::new(), resolution)
+            .await
+            .unwrap_err();
         assert!(matches!(error, NotResolved::Unknown));
     }
 }
@@ -85,10 +124,15 @@ async fn units_that_have_their_profile_stay_and_named_ones_are_not_bought_again(
     let id = placement(&order);
     let [one, two, _] = topups(&order).try_into().unwrap();
     let known = vec![ready(&one), unit(&two, Progress::Failed("it broke".into()))];
-    bench.settle(&[bought(id, 1, known, true), disputed(id, 1)]).await;
+    bench
+        .settle(&[bought(id, 1, known, true), disputed(id, 1)])
+        .await;
     let error = bench.resolve(id, Resolution::Retry).await.unwrap_err();
     assert!(matches!(error, NotResolved::HasUnits), "{error}");
-    assert_eq!(units(&bench.resolve(id, Resolution::NotBought).await.unwrap()), (0, 2, 1));
+    assert_eq!(
+        units(&bench.resolve(id, Resolution::NotBought).await.unwrap()),
+        (0, 2, 1)
+    );
     assert_eq!(bench.states(&one).await.0, "ready");
 }
 
@@ -96,14 +140,27 @@ async fn units_that_have_their_profile_stay_and_named_ones_are_not_bought_again(
 async fn a_disputed_purchase_of_a_failed_placement_is_delivered_on_an_operators_word() {
     let bench = Bench::new().await;
     let order = bench.placing(1).await;
-    let (id, topup) = (placement(&order), &topups(&order)[0]);
-    bench.settle(&[rejected(id, 1), bought_pending(id, 1)]).await;
+    let id = placement(&order);
+    let topup = &topups(&order)[0];
+    bench
+        .settle(&[rejected(id, 1), bought_pending(id, 1)])
+        .await;
     assert_eq!(bench.state(id).await, "parked");
     assert_eq!(bench.states(topup).await.0, "failed");
-    assert_eq!(units(&bench.resolve(id, Resolution::Bought).await.unwrap()), (1, 0, 0));
-    bench.settle(&[bought(id, 1, vec![ready(topup)], true)]).await;
-    assert_eq!(bench.states(topup).await, ("ready".into(), "pending".into()));
-    let stored: String = bench.value("SELECT iccid FROM esims WHERE topup_id = $1", topup).await;
+    assert_eq!(
+        units(&bench.resolve(id, Resolution::Bought).await.unwrap()),
+        (1, 0, 0)
+    );
+    bench
+        .settle(&[bought(id, 1, vec![ready(topup)], true)])
+        .await;
+    assert_eq!(
+        bench.states(topup).await,
+        ("ready".into(), "pending".into())
+    );
+    let stored: String = bench
+        .value("SELECT iccid FROM esims WHERE topup_id = $1", topup)
+        .await;
     assert_eq!(stored, iccid(topup).as_str());
 }
 
@@ -128,8 +185,11 @@ async fn placements_are_listed_by_state_and_provider() {
     let bench = Bench::new().await;
     let doubted = bench.in_doubt(2).await;
     let open = bench.stored(order(PartnerId::new(), 1)).await;
-    let list =
-        async |state, provider| placements::list(&mut *bench.connection().await, state, provider, 10).await.unwrap();
+    let list = async |state, provider| {
+        placements::list(&mut *bench.connection().await, state, provider, 10)
+            .await
+            .unwrap()
+    };
     let parked = list(Some(PlacementState::Parked), None).await;
     assert_eq!(parked.len(), 1);
     let parked = &parked[0];
@@ -140,6 +200,10 @@ async fn placements_are_listed_by_state_and_provider() {
     let newest_first: Vec<_> = newest_first.iter().map(|one| one.placement_id).collect();
     assert_eq!(newest_first, [placement(&open), placement(&doubted)]);
     assert_eq!(list(Some(PlacementState::Accepted), None).await.len(), 1);
-    assert!(list(Some(PlacementState::Parked), Some("other")).await.is_empty());
+    assert!(
+        list(Some(PlacementState::Parked), Some("other"))
+            .await
+            .is_empty()
+    );
     assert!(list(Some(PlacementState::Failed), None).await.is_empty());
 }

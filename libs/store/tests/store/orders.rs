@@ -1,4 +1,5 @@
-//! Orders: stored in batches, refused as a whole.
+//! Orders: they are stored in batches, each external id once, and refused as a whole. A refusal and
+//! a claim exclude each other, whichever comes first.
 
 use std::time::Duration;
 
@@ -10,12 +11,15 @@ use store::placements::{self, Claim, Settlement};
 use testkit::wait;
 
 use crate::bench::{
-    Bench, LEASE, PROVIDER, bought_pending, not_bought, order, order_of, parked, part, placement, rejected, topup_id,
-    topups, unknown,
+    Bench, LEASE, PROVIDER, bought_pending, not_bought, order, order_of, parked, part, placement,
+    rejected, topup_id, topups, unknown,
 };
 
 fn named(partner_id: PartnerId, external_order_id: &str) -> NewOrder {
-    NewOrder { external_order_id: external_order_id.to_owned(), ..order(partner_id, 1) }
+    NewOrder {
+        external_order_id: external_order_id.to_owned(),
+        ..order(partner_id, 1)
+    }
 }
 
 impl Bench {
@@ -25,12 +29,17 @@ impl Bench {
 
     async fn count(&self, table: &str) -> i64 {
         let statement = format!("SELECT count(*) FROM {table}");
-        sqlx::query_scalar(sqlx::AssertSqlSafe(statement)).fetch_one(&self.pool).await.unwrap()
+        sqlx::query_scalar(sqlx::AssertSqlSafe(statement))
+            .fetch_one(&self.pool)
+            .await
+            .unwrap()
     }
 
     pub async fn refuse(&self, order: &NewOrder) -> Option<Vec<Refusal>> {
         let mut connection = self.connection().await;
-        orders::refuse(&mut connection, order.order_id).await.unwrap()
+        orders::refuse(&mut connection, order.order_id)
+            .await
+            .unwrap()
     }
 
     /// The orders with this id, as operators find them.
@@ -41,7 +50,9 @@ impl Bench {
 
     async fn is_taken(&self, partner: PartnerId, id: &str) -> bool {
         let mut connection = self.connection().await;
-        orders::is_taken(&mut connection, partner, id).await.unwrap()
+        orders::is_taken(&mut connection, partner, id)
+            .await
+            .unwrap()
     }
 }
 
@@ -54,13 +65,18 @@ async fn an_order_is_stored_with_its_units_in_the_order_of_the_answer() {
     };
     let new = bench.stored(new).await;
     let found = bench.found(&new.order_id.to_string().to_uppercase()).await;
-    let [found] = &found[..] else { panic!("{} orders", found.len()) };
+    let [found] = &found[..] else {
+        panic!("{} orders", found.len())
+    };
     assert_eq!(
         (&found.external_order_id, &found.traceparent, found.refused),
         (&new.external_order_id, &new.traceparent, false)
     );
-    let mut units: Vec<_> =
-        new.placements.iter().flat_map(|part| part.topups.iter().map(move |topup| (part, topup))).collect();
+    let mut units: Vec<_> = new
+        .placements
+        .iter()
+        .flat_map(|part| part.topups.iter().map(move |topup| (part, topup)))
+        .collect();
     units.sort_by_key(|(_, topup)| topup.position);
     assert_eq!(found.topups.len(), 4);
     for (stored, (part, topup)) in found.topups.iter().zip(units) {
@@ -78,11 +94,22 @@ async fn an_order_is_stored_with_its_units_in_the_order_of_the_answer() {
 #[tokio::test]
 async fn a_batch_stores_each_external_id_of_a_partner_once() {
     let bench = Bench::new().await;
-    let (one, other) = (PartnerId::new(), PartnerId::new());
-    let batch = [named(one, "b"), named(one, "a"), named(other, "a"), named(one, "a"), named(one, "a")];
+    let one = PartnerId::new();
+    let other = PartnerId::new();
+    let batch = [
+        named(one, "b"),
+        named(one, "a"),
+        named(other, "a"),
+        named(one, "a"),
+        named(one, "a"),
+    ];
     let stored = bench.insert(&batch).await.unwrap();
     assert_eq!((stored[0], stored[2]), (true, true));
-    assert_eq!([1, 3, 4].into_iter().filter(|index| stored[*index]).count(), 1, "{stored:?}");
+    assert_eq!(
+        [1, 3, 4].into_iter().filter(|index| stored[*index]).count(),
+        1,
+        "{stored:?}"
+    );
     // No part of a rejected order is stored.
     for table in ["orders", "placements", "topups"] {
         assert_eq!(bench.count(table).await, 3, "{table}");
@@ -100,14 +127,21 @@ async fn two_replicas_that_store_the_same_keys_never_deadlock_and_store_each_onc
     const KEYS: usize = 200;
     let bench = Bench::new().await;
     let partner = PartnerId::new();
-    let (mut one, mut other) = (bench.connection().await, bench.connection().await);
+    let mut one = bench.connection().await;
+    let mut other = bench.connection().await;
     for round in 0..25 {
-        let batch = || -> Vec<NewOrder> { (0..KEYS).map(|key| named(partner, &format!("{round}-{key}-ö"))).collect() };
+        let batch = || -> Vec<NewOrder> {
+            (0..KEYS)
+                .map(|key| named(partner, &format!("{round}-{key}-ö")))
+                .collect()
+        };
         let forwards = batch();
         let mut backwards = batch();
         backwards.reverse();
-        let (stored, stored_by_other) =
-            tokio::join!(orders::insert(&mut one, &forwards), orders::insert(&mut other, &backwards));
+        let (stored, stored_by_other) = tokio::join!(
+            orders::insert(&mut one, &forwards),
+            orders::insert(&mut other, &backwards)
+        );
         let mut stored_by_other = stored_by_other.unwrap();
         stored_by_other.reverse();
         for (key, (one, other)) in stored.unwrap().into_iter().zip(stored_by_other).enumerate() {
@@ -125,7 +159,10 @@ async fn a_taken_topup_id_is_found_by_its_constraint_and_nothing_is_stored() {
     let first = bench.stored(order(partner, 1)).await;
     let mut second = order(partner, 2);
     second.placements[0].topups[1].topup_id = topups(&first)[0].clone();
-    let error = bench.insert(&[order(partner, 1), second.clone()]).await.unwrap_err();
+    let error = bench
+        .insert(&[order(partner, 1), second.clone()])
+        .await
+        .unwrap_err();
     assert_eq!(error.constraint(), Some("topups_topup_id_key"));
     assert!(error.is_about_data());
     assert_eq!(bench.count("orders").await, 1);
@@ -138,14 +175,30 @@ async fn external_ids_are_kept_as_sent() {
     let bench = Bench::new().await;
     let partner = PartnerId::new();
     let long = "\u{1f4f1}".repeat(255);
-    let plain = ["a", "A", " a", "a ", "a\n", "ß", "ss", "'", "\\", "%", "{a,b}", "NULL"];
-    let unusual = ["\u{e9}", "e\u{301}", "\u{feff}a", "\u{202e}a", "\u{1}", long.as_str()];
+    let plain = [
+        "a", "A", " a", "a ", "a\n", "ß", "ss", "'", "\\", "%", "{a,b}", "NULL",
+    ];
+    let unusual = [
+        "\u{e9}",
+        "e\u{301}",
+        "\u{feff}a",
+        "\u{202e}a",
+        "\u{1}",
+        long.as_str(),
+    ];
     let odd = [&plain[..], &unusual].concat();
     let batch: Vec<_> = odd.iter().map(|id| named(partner, id)).collect();
     bench.store(&batch).await;
     assert_eq!(bench.insert(&batch).await.unwrap(), vec![false; odd.len()]);
     for id in odd {
-        assert!(bench.found(id).await.iter().all(|order| order.external_order_id == id), "{id:?}");
+        assert!(
+            bench
+                .found(id)
+                .await
+                .iter()
+                .all(|order| order.external_order_id == id),
+            "{id:?}"
+        );
         assert!(bench.is_taken(partner, id).await, "{id:?}");
     }
     assert!(!bench.is_taken(PartnerId::new(), "a").await);
@@ -168,7 +221,10 @@ async fn a_refused_order_frees_its_external_id() {
     let partner = bench.partner(None).await;
     for _ in 0..2 {
         let order = bench.stored(named(partner, "again")).await;
-        assert_eq!(bench.insert(&[named(partner, "again")]).await.unwrap(), [false]);
+        assert_eq!(
+            bench.insert(&[named(partner, "again")]).await.unwrap(),
+            [false]
+        );
         assert_eq!(bench.refuse(&order).await, None, "nothing of it was tried");
         bench.claim(&[placement(&order)]).await;
         bench.settle(&[rejected(placement(&order), 1)]).await;
@@ -177,7 +233,10 @@ async fn a_refused_order_frees_its_external_id() {
         let found = bench.found(&order.order_id.to_string()).await.remove(0);
         assert!(found.refused);
         assert_eq!(found.placements[0].state, PlacementState::Refused.as_str());
-        assert_eq!(found.topups[0].reason.as_deref(), Some("the provider rejected it: 9001 it refused"));
+        assert_eq!(
+            found.topups[0].reason.as_deref(),
+            Some("the provider rejected it: 9001 it refused")
+        );
     }
     bench.store(&[named(partner, "again")]).await;
     assert_eq!(bench.found("again").await.len(), 3);
@@ -185,16 +244,25 @@ async fn a_refused_order_frees_its_external_id() {
 
 /// An order of two placements; those in `placing` have a recorded first attempt.
 async fn two_placements(bench: &Bench, placing: &[usize]) -> NewOrder {
-    let new = bench.stored(order_of(vec![part("one", &[0]), part("other", &[1])])).await;
+    let new = bench
+        .stored(order_of(vec![part("one", &[0]), part("other", &[1])]))
+        .await;
     for part in placing {
         let part = &new.placements[*part];
-        bench.claim_as(&part.provider, &[part.placement_id], Claim::Fresh).await;
+        bench
+            .claim_as(&part.provider, &[part.placement_id], Claim::Fresh)
+            .await;
     }
     new
 }
 
-/// The placements with an attempt, their outcomes, and the number of refusals if the order is refused.
-type Row = (&'static [usize], &'static [fn(PlacementId, u32) -> Settlement], Option<usize>);
+/// The placements with an attempt, their outcomes, and the number of refusals if the order is
+/// refused.
+type Row = (
+    &'static [usize],
+    &'static [fn(PlacementId, u32) -> Settlement],
+    Option<usize>,
+);
 
 #[tokio::test]
 async fn an_order_is_refused_whole_or_not_at_all() {
@@ -213,14 +281,32 @@ async fn an_order_is_refused_whole_or_not_at_all() {
     for (attempted, outcomes, refused) in rows {
         let order = two_placements(&bench, attempted).await;
         for (part, outcome) in attempted.iter().zip(outcomes) {
-            bench.settle(&[outcome(order.placements[*part].placement_id, 1)]).await;
+            bench
+                .settle(&[outcome(order.placements[*part].placement_id, 1)])
+                .await;
         }
         let before = bench.everything(order.order_id).await;
-        assert_eq!(bench.refuse(&order).await.as_ref().map(Vec::len), refused, "{attempted:?}");
+        assert_eq!(
+            bench.refuse(&order).await.as_ref().map(Vec::len),
+            refused,
+            "{attempted:?}"
+        );
         let after = bench.everything(order.order_id).await;
-        let count = |what: &str| after.iter().flatten().filter(|row| row.contains(what)).count();
+        let count = |what: &str| {
+            after
+                .iter()
+                .flatten()
+                .filter(|row| row.contains(what))
+                .count()
+        };
         if refused.is_some() {
-            assert_eq!((count(r#""state": "refused""#), count(r#""state": "failed""#)), (2, 2));
+            assert_eq!(
+                (
+                    count(r#""state": "refused""#),
+                    count(r#""state": "failed""#)
+                ),
+                (2, 2)
+            );
             assert_eq!(bench.refuse(&order).await, None, "twice");
             assert_eq!(bench.find_due(PROVIDER, 10).await, []);
         } else {
@@ -236,16 +322,33 @@ async fn a_refusal_says_what_the_provider_said_and_only_while_the_order_waits() 
     let bench = Bench::new().await;
     let order = two_placements(&bench, &[0, 1]).await;
     let [one, other] = [0, 1].map(|part| order.placements[part].placement_id);
-    bench.settle(&[rejected(one, 1), not_bought(other, 1)]).await;
+    bench
+        .settle(&[rejected(one, 1), not_bought(other, 1)])
+        .await;
     let late = "UPDATE orders SET answer_by = now() - interval '1 s' WHERE order_id::text = $1";
     let again = "UPDATE orders SET answer_by = now() + interval '5 s', answering = NULL WHERE order_id::text = $1";
     for statement in [late, again] {
         bench.set(statement, order.order_id).await;
-        assert_eq!(bench.refuse(&order).await, None, "its answer has left: {statement}");
+        assert_eq!(
+            bench.refuse(&order).await,
+            None,
+            "its answer has left: {statement}"
+        );
     }
-    bench.set("UPDATE orders SET answering = gen_random_uuid() WHERE order_id::text = $1", order.order_id).await;
-    let said = Refusal::Rejected { status: "9001".into(), message: "it refused".into() };
-    assert_eq!(bench.refuse(&order).await, Some(vec![said, Refusal::NotSent]));
+    bench
+        .set(
+            "UPDATE orders SET answering = gen_random_uuid() WHERE order_id::text = $1",
+            order.order_id,
+        )
+        .await;
+    let said = Refusal::Rejected {
+        status: "9001".into(),
+        message: "it refused".into(),
+    };
+    assert_eq!(
+        bench.refuse(&order).await,
+        Some(vec![said, Refusal::NotSent])
+    );
 }
 
 #[tokio::test]
@@ -254,18 +357,31 @@ async fn an_order_is_decided_once_it_cannot_be_refused() {
     let partner = PartnerId::new();
     let status = async |order: &NewOrder| {
         let mut connection = bench.connection().await;
-        orders::status(&mut connection, partner, &order.external_order_id).await.unwrap()
+        orders::status(&mut connection, partner, &order.external_order_id)
+            .await
+            .unwrap()
     };
     let waiting = order(partner, 1);
     assert_eq!(status(&waiting).await, None);
     bench.store(std::slice::from_ref(&waiting)).await;
     let undecided = status(&waiting).await.unwrap();
-    assert!(!undecided.decided && undecided.undecided_for > Duration::from_secs(2), "{undecided:?}");
+    assert!(
+        !undecided.decided && undecided.undecided_for > Duration::from_secs(2),
+        "{undecided:?}"
+    );
     bench.claim(&[placement(&waiting)]).await;
-    bench.settle(&[bought_pending(placement(&waiting), 1)]).await;
+    bench
+        .settle(&[bought_pending(placement(&waiting), 1)])
+        .await;
     assert!(status(&waiting).await.unwrap().decided, "it is bought");
-    let answered = NewOrder { answering: None, ..order(partner, 1) };
-    assert!(status(&bench.stored(answered).await).await.unwrap().decided, "its answer waits for no verdict");
+    let answered = NewOrder {
+        answering: None,
+        ..order(partner, 1)
+    };
+    assert!(
+        status(&bench.stored(answered).await).await.unwrap().decided,
+        "its answer waits for no verdict"
+    );
 }
 
 #[tokio::test]
@@ -288,7 +404,8 @@ async fn a_refusal_and_a_claim_exclude_each_other() {
     }
 }
 
-/// The attempt of a claim that is not committed yet is invisible, so only the lock of its row tells the refusal about it.
+/// The attempt of a claim that is not committed yet is invisible, so only the lock of its row tells
+/// the refusal about it.
 #[tokio::test]
 async fn a_refusal_waits_for_a_claim_that_is_under_way() {
     let bench = Bench::new().await;
@@ -297,13 +414,18 @@ async fn a_refusal_waits_for_a_claim_that_is_under_way() {
     bench.settle(&[not_bought(named[0], 1)]).await;
     let mut connection = bench.connection().await;
     let mut claiming = connection.begin().await.unwrap();
-    let claimed = placements::claim(&mut claiming, PROVIDER, &named, Claim::Fresh, LEASE).await.unwrap();
+    let claimed = placements::claim(&mut claiming, PROVIDER, &named, Claim::Fresh, LEASE)
+        .await
+        .unwrap();
     assert_eq!(claimed[0].attempt, 2);
     let commit_once_the_refusal_waits = async {
         wait::soon("the refusal to wait for the claim", async || {
             let waits = "SELECT count(*) > 0 FROM pg_stat_activity
                          WHERE datname = current_database() AND wait_event_type = 'Lock'";
-            Ok(sqlx::query_scalar::<_, bool>(waits).fetch_one(&bench.pool).await?.then_some(()))
+            Ok(sqlx::query_scalar::<_, bool>(waits)
+                .fetch_one(&bench.pool)
+                .await?
+                .then_some(()))
         })
         .await;
         claiming.commit().await.unwrap();

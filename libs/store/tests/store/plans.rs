@@ -1,8 +1,9 @@
-//! The plans of all statements of libs/store on large tables: each finds its rows by an index, and names a key that
-//! belongs to one partner.
+//! The plans of all statements of `libs/store` on large tables: each statement finds its rows by an
+//! index, and names a key that belongs to one partner, or is in a reviewed list.
 //!
-//! The statements are those of `.sqlx`. Plans are made without `enable_seqscan = off`, from the statistics of
-//! `plans.sql`.
+//! The statements are those of `.sqlx`. The plans are made from the statistics of `plans.sql` and
+//! without `enable_seqscan = off`, so that the planner is free to choose a sequential scan where no
+//! index fits.
 
 use std::{collections::BTreeMap, fs};
 
@@ -27,8 +28,16 @@ const GROWING: [&str; 10] = [
 ];
 
 /// Columns that name one order, or one partner.
-const KEYS: [&str; 8] =
-    ["partner_id", "order_id", "placement_id", "topup_id", "delivery_id", "id", "provider_unit_id", "iccid"];
+const KEYS: [&str; 8] = [
+    "partner_id",
+    "order_id",
+    "placement_id",
+    "topup_id",
+    "delivery_id",
+    "id",
+    "provider_unit_id",
+    "iccid",
+];
 
 /// Rows that a scan may be expected to find without a `LIMIT`.
 const MANY: f64 = 2_000.0;
@@ -51,7 +60,8 @@ const SMALL: [(&str, &str); 1] = rows! {
     "SELECT p.webhook_url AS url" => "one partner and its endpoint";
 };
 
-/// Statements that name no key. Each runs once for each shard: a loop of a stage, a gauge, or an operator's list.
+/// Statements that name no key. Each runs once for each shard: a loop of a stage, a gauge, or an
+/// operator's list.
 const PER_SHARD: [(&str, &str); 18] = rows! {
     "FROM (SELECT topup_id, profile FROM esims ORDER BY topup_id DESC LIMIT 1000)"
         => "start: the newest profiles check the master key";
@@ -92,9 +102,15 @@ fn statements() -> Vec<Statement> {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let files = fs::read_dir(testkit::workspace().join(".sqlx")).unwrap();
     let read = files.map(|file| {
-        let described: Value = serde_json::from_slice(&fs::read(file.unwrap().path()).unwrap()).unwrap();
-        let parameters = described["describe"]["parameters"]["Left"].as_array().unwrap();
-        Statement { text: text(&described["query"]), parameters: parameters.iter().map(text).collect() }
+        let described: Value =
+            serde_json::from_slice(&fs::read(file.unwrap().path()).unwrap()).unwrap();
+        let parameters = described["describe"]["parameters"]["Left"]
+            .as_array()
+            .unwrap();
+        Statement {
+            text: text(&described["query"]),
+            parameters: parameters.iter().map(text).collect(),
+        }
     });
     // LOCK TABLE has no plan.
     let mut all: Vec<_> = read.filter(|one| !one.text.starts_with("LOCK")).collect();
@@ -127,20 +143,29 @@ async fn plan(connection: &mut PgConnection, statement: &Statement) -> Value {
     let parameters = statement.parameters.iter().zip(1..);
     let values: Vec<String> = parameters
         .map(|(kind, number)| match kind.as_str() {
-            "Text" if statement.text.contains(&format!("state = ${number}")) => "'exhausted'".into(),
+            "Text" if statement.text.contains(&format!("state = ${number}")) => {
+                "'exhausted'".into()
+            }
             kind => value(kind),
         })
         .collect();
-    let values = if values.is_empty() { String::new() } else { format!("({})", values.join(",")) };
+    let values = if values.is_empty() {
+        String::new()
+    } else {
+        format!("({})", values.join(","))
+    };
     let explain = format!("EXPLAIN (FORMAT JSON) EXECUTE tested{values}");
-    let row = sqlx::raw_sql(AssertSqlSafe(explain)).fetch_one(&mut *connection).await;
+    let row = sqlx::raw_sql(AssertSqlSafe(explain))
+        .fetch_one(&mut *connection)
+        .await;
     let row = row.unwrap_or_else(|error| panic!("{error}: {}", statement.text));
     let plan: Value = row.try_get::<Value, _>(0).unwrap();
     execute(connection, "DEALLOCATE tested").await;
     plan[0]["Plan"].clone()
 }
 
-/// What reads a growing table other than by an index: `true` if the rows that are read are bounded by a `LIMIT`.
+/// What reads a growing table other than by an index: `true` if the rows that are read are bounded
+/// by a `LIMIT`.
 fn walks(node: &Value, limited: bool, found: &mut Vec<String>) {
     let kind = node["Node Type"].as_str().unwrap();
     let table = node["Relation Name"].as_str().unwrap_or_default();
@@ -165,7 +190,10 @@ fn walks(node: &Value, limited: bool, found: &mut Vec<String>) {
             "Nested Loop" => limited && index == 0,
             _ => false,
         };
-        let inner = matches!(child["Parent Relationship"].as_str(), Some("SubPlan" | "InitPlan"));
+        let inner = matches!(
+            child["Parent Relationship"].as_str(),
+            Some("SubPlan" | "InitPlan")
+        );
         walks(child, passes && !inner, found);
     }
 }
@@ -174,9 +202,12 @@ fn walks(node: &Value, limited: bool, found: &mut Vec<String>) {
 fn keyless(node: &Value, found: &mut Vec<String>) {
     let table = node["Relation Name"].as_str().unwrap_or_default();
     let kind = node["Node Type"].as_str().unwrap();
-    let condition =
-        ["Index Cond", "Recheck Cond", "TID Cond"].iter().find_map(|name| node[*name].as_str()).unwrap_or_default();
-    let named = |key: &str| condition.contains(&format!("({key} = ")) || condition.contains("(ctid = ");
+    let condition = ["Index Cond", "Recheck Cond", "TID Cond"]
+        .iter()
+        .find_map(|name| node[*name].as_str())
+        .unwrap_or_default();
+    let named =
+        |key: &str| condition.contains(&format!("({key} = ")) || condition.contains("(ctid = ");
     if GROWING.contains(&table) && kind.ends_with("Scan") && !KEYS.iter().any(|key| named(key)) {
         found.push(table.to_owned());
     }
@@ -190,15 +221,22 @@ fn compare(faults: &BTreeMap<String, Vec<String>>, reviewed: &[(&str, &str)]) ->
     let known = |text: &str| reviewed.iter().any(|(part, _)| text.contains(part));
     let new = faults.iter().filter(|(text, _)| !known(text));
     let new = new.map(|(text, faults)| format!("{}:\n{text}\n", faults.join(", ")));
-    let gone = reviewed.iter().filter(|(part, _)| !faults.keys().any(|text| text.contains(part)));
-    new.chain(gone.map(|(part, _)| format!("no statement has this fault any more: {part}"))).collect()
+    let gone = reviewed
+        .iter()
+        .filter(|(part, _)| !faults.keys().any(|text| text.contains(part)));
+    new.chain(gone.map(|(part, _)| format!("no statement has this fault any more: {part}")))
+        .collect()
 }
 
 async fn migrated() -> (Database, PgConnection) {
     let database = Database::create().await.unwrap();
     let mut connection = database.connect().await.unwrap();
     store::schema::migrate(&mut connection).await.unwrap();
-    execute(&mut connection, "SET jit = off; SET plan_cache_mode = force_generic_plan").await;
+    execute(
+        &mut connection,
+        "SET jit = off; SET plan_cache_mode = force_generic_plan",
+    )
+    .await;
     (database, connection)
 }
 
@@ -208,7 +246,8 @@ async fn fill(connection: &mut PgConnection) {
     }
 }
 
-/// Joins that compare each row of one side with each row of the other. Rows that are named one by one are few.
+/// Joins that compare each row of one side with each row of the other. Rows that are named one by
+/// one are few.
 fn squares(node: &Value, found: &mut Vec<String>) {
     let children = || node["Plans"].as_array().into_iter().flatten();
     let keyless = |child: &Value| {
@@ -216,19 +255,26 @@ fn squares(node: &Value, found: &mut Vec<String>) {
         while child["Node Type"] == "Materialize" {
             child = &child["Plans"][0];
         }
-        child["Index Cond"].is_null() && child["Node Type"] != "Limit" && child["Node Type"] != "Result"
+        child["Index Cond"].is_null()
+            && child["Node Type"] != "Limit"
+            && child["Node Type"] != "Result"
     };
     let named = |child: &Value| {
-        ["Index Cond", "Recheck Cond"]
-            .iter()
-            .any(|name| child[*name].as_str().is_some_and(|text| text.contains("= ANY (")))
+        ["Index Cond", "Recheck Cond"].iter().any(|name| {
+            child[*name]
+                .as_str()
+                .is_some_and(|text| text.contains("= ANY ("))
+        })
     };
     if node["Node Type"] == "Nested Loop"
         && !node["Join Filter"].is_null()
         && !children().next().is_some_and(named)
         && children().nth(1).is_some_and(keyless)
     {
-        found.push(format!("compares each row with each: {}", node["Join Filter"]));
+        found.push(format!(
+            "compares each row with each: {}",
+            node["Join Filter"]
+        ));
     }
     for child in children() {
         squares(child, found);
@@ -238,11 +284,13 @@ fn squares(node: &Value, found: &mut Vec<String>) {
 /// The tables of [`GROWING`] that are small, and usually empty.
 fn narrow() -> Vec<&'static str> {
     let narrow = GROWING.into_iter();
-    narrow.filter(|name| name.ends_with("_due") || ["work", "held"].contains(name)).collect()
+    narrow
+        .filter(|name| name.ends_with("_due") || ["work", "held"].contains(name))
+        .collect()
 }
 
-/// A generic plan is kept until the next autoanalyze. It must also do when it was made for a new database, or while the
-/// statistics say that nothing is due, as at the start of a backlog.
+/// A generic plan is kept until the next autoanalyze. It must also do when it was made for a new
+/// database, or while the statistics say that nothing is due, as at the start of a backlog.
 #[tokio::test]
 async fn a_plan_for_empty_tables_also_serves_full_ones() {
     let (_database, mut connection) = migrated().await;
@@ -279,7 +327,8 @@ async fn a_plan_for_empty_tables_also_serves_full_ones() {
 async fn every_statement_finds_its_rows_by_an_index_and_names_a_key() {
     let (_database, mut connection) = migrated().await;
     fill(&mut connection).await;
-    let (mut walking, mut without_key) = (BTreeMap::new(), BTreeMap::new());
+    let mut walking = BTreeMap::new();
+    let mut without_key = BTreeMap::new();
     for statement in statements() {
         let plan = plan(&mut connection, &statement).await;
         let mut found = Vec::new();
@@ -305,21 +354,28 @@ async fn every_statement_finds_its_rows_by_an_index_and_names_a_key() {
         "SELECT FROM placements WHERE state = $1 ORDER BY placement_id LIMIT 10" => "reads all of placements";
         "SELECT FROM deliveries WHERE created_at > now() - interval '100 days'" => "of deliveries";
     } {
-        let parameters = if text.contains('$') { vec!["Text".to_owned()] } else { Vec::new() };
+        let parameters = if text.contains('$') {
+            vec!["Text".to_owned()]
+        } else {
+            Vec::new()
+        };
         let text = text.to_owned();
         let plan = plan(&mut connection, &Statement { text, parameters }).await;
         let mut found = Vec::new();
         walks(&plan, false, &mut found);
-        assert!(found.iter().any(|one| one.contains(fault)), "{fault}: {found:?}");
+        assert!(
+            found.iter().any(|one| one.contains(fault)),
+            "{fault}: {found:?}"
+        );
         let mut found = Vec::new();
         keyless(&plan, &mut found);
         assert_eq!(found.len(), 1, "{fault}");
     }
 }
 
-/// What PostgreSQL starts for one order at a batch size of one: the nodes that modify or lock rows, and the indexes that
-/// the modifying ones open. They are opened at the start of a statement, whether or not the node changes anything, and
-/// cost more than the rows themselves.
+/// What PostgreSQL starts for one order at a batch size of one: the nodes that modify or lock rows,
+/// and the indexes that the modifying ones open. They are opened at the start of a statement,
+/// whether or not the node changes anything, and cost more than the rows themselves.
 #[tokio::test]
 async fn one_order_opens_few_indexes_and_starts_few_nodes() {
     const PATH: [(&str, &str); 4] = rows! {
@@ -330,7 +386,8 @@ async fn one_order_opens_few_indexes_and_starts_few_nodes() {
     };
     let (_database, mut connection) = migrated().await;
     let all = statements();
-    let (mut nodes, mut opens) = (0, 0);
+    let mut nodes = 0;
+    let mut opens = 0;
     for (part, step) in PATH {
         let of_step: Vec<&Statement> = all.iter().filter(|one| one.text.contains(part)).collect();
         assert_eq!(of_step.len(), 1, "{step}");
@@ -339,7 +396,11 @@ async fn one_order_opens_few_indexes_and_starts_few_nodes() {
         nodes += modifying(&plan, &mut tables);
         for table in tables {
             let indexes = "SELECT count(*) FROM pg_index WHERE indrelid = to_regclass($1)";
-            let indexes: i64 = sqlx::query_scalar(indexes).bind(table).fetch_one(&mut connection).await.unwrap();
+            let indexes: i64 = sqlx::query_scalar(indexes)
+                .bind(table)
+                .fetch_one(&mut connection)
+                .await
+                .unwrap();
             opens += indexes;
         }
     }

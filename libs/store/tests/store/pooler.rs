@@ -1,5 +1,6 @@
-//! A pooler that drops session settings is refused at the start: without them statements have no deadline,
-//! and `recover` cannot detect connected provisioners.
+//! A connection pooler that drops the session settings is refused at the start. Without these
+//! settings statements would have no time limit, and `recover` could not see that provisioners are
+//! connected.
 
 use std::net::SocketAddr;
 
@@ -13,8 +14,8 @@ use url::Url;
 
 use crate::bench::{Bench, VAULT, config};
 
-/// How a pooler handles the startup parameter `options`. `PgBouncer` rejects it, or drops it if it is in
-/// `ignore_startup_parameters`.
+/// How a pooler handles the startup parameter `options`. `PgBouncer` rejects it, or drops it if it
+/// is in `ignore_startup_parameters`.
 #[derive(Clone, Copy)]
 enum Options {
     Dropped,
@@ -48,18 +49,27 @@ async fn relay(mut client: TcpStream, server: String, options: Options) {
     if matches!(options, Options::Refused) {
         let fields = b"SFATAL\0VFATAL\0C08P01\0Munsupported startup parameter: options\0\0";
         client.write_all(b"E").await.unwrap();
-        client.write_u32(u32::try_from(fields.len() + 4).unwrap()).await.unwrap();
+        client
+            .write_u32(u32::try_from(fields.len() + 4).unwrap())
+            .await
+            .unwrap();
         client.write_all(fields).await.unwrap();
         return;
     }
     let words: Vec<&[u8]> = parameters.split(|byte| *byte == 0).collect();
     let mut kept = Vec::new();
-    for pair in words.chunks_exact(2).filter(|pair| !pair[0].is_empty() && pair[0] != b"options") {
+    for pair in words
+        .chunks_exact(2)
+        .filter(|pair| !pair[0].is_empty() && pair[0] != b"options")
+    {
         kept.extend([pair[0], b"\0", pair[1], b"\0"].concat());
     }
     kept.push(0);
     let mut server = TcpStream::connect(server).await.unwrap();
-    server.write_u32(u32::try_from(kept.len() + 8).unwrap()).await.unwrap();
+    server
+        .write_u32(u32::try_from(kept.len() + 8).unwrap())
+        .await
+        .unwrap();
     server.write_u32(version).await.unwrap();
     server.write_all(&kept).await.unwrap();
     let _ = copy_bidirectional(&mut client, &mut server).await;
@@ -92,8 +102,15 @@ async fn a_service_does_not_start_through_a_pooler_that_drops_or_refuses_its_set
 async fn esimctl_is_refused_too() {
     let bench = Bench::new().await;
     let url = through(&bench, Options::Dropped).await;
-    let database = DatabaseConfig { database_url: SecretString::from(url) };
-    let mut connection = database.options("store tests").unwrap().connect().await.unwrap();
+    let database = DatabaseConfig {
+        database_url: SecretString::from(url),
+    };
+    let mut connection = database
+        .options("store tests")
+        .unwrap()
+        .connect()
+        .await
+        .unwrap();
     let error = schema::check(&mut connection).await.unwrap_err();
     assert!(matches!(error, SchemaError::Pooler), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Breakers, claims that they prevent, hints, and backlogs.
+//! Breakers and the claims that they prevent, hints of callbacks, and backlogs.
 
 use std::time::Duration;
 
@@ -7,12 +7,15 @@ use store::placements::{self, Claim, Outcome, Progress};
 use store::providers::{self, Backlog, BreakerLimits, BreakerState, ProviderBreaker};
 
 use crate::bench::{
-    Bench, LEASE, PROVIDER, not_bought, not_found, order, order_of, parked, part, placement, settlement, topups, unit,
-    unknown,
+    Bench, LEASE, PROVIDER, not_bought, not_found, order, order_of, parked, part, placement,
+    settlement, topups, unit, unknown,
 };
 
-const LIMITS: BreakerLimits =
-    BreakerLimits { failures: 3, open: Duration::from_secs(10), open_most: Duration::from_secs(35) };
+const LIMITS: BreakerLimits = BreakerLimits {
+    failures: 3,
+    open: Duration::from_secs(10),
+    open_most: Duration::from_secs(35),
+};
 
 impl Bench {
     async fn registered() -> Self {
@@ -26,27 +29,41 @@ impl Bench {
     }
 
     async fn breaker(&self) -> ProviderBreaker {
-        let all = providers::list(&mut *self.connection().await).await.unwrap();
+        let all = providers::list(&mut *self.connection().await)
+            .await
+            .unwrap();
         assert_eq!(all.len(), 2, "{all:?}");
-        all.into_iter().find(|breaker| breaker.name == PROVIDER).unwrap()
+        all.into_iter()
+            .find(|breaker| breaker.name == PROVIDER)
+            .unwrap()
     }
 
     async fn failed(&self, version: i64) -> Option<ProviderBreaker> {
         let mut connection = self.connection().await;
-        providers::failed(&mut connection, PROVIDER, version, &LIMITS, "no answer").await.unwrap()
+        providers::failed(&mut connection, PROVIDER, version, &LIMITS, "no answer")
+            .await
+            .unwrap()
     }
 
     async fn answered(&self, version: i64) -> Option<ProviderBreaker> {
-        providers::answered(&mut *self.connection().await, PROVIDER, version).await.unwrap()
+        providers::answered(&mut *self.connection().await, PROVIDER, version)
+            .await
+            .unwrap()
     }
 
     async fn probe(&self) -> Option<ProviderBreaker> {
-        providers::probe(&mut *self.connection().await, PROVIDER, LEASE).await.unwrap()
+        providers::probe(&mut *self.connection().await, PROVIDER, LEASE)
+            .await
+            .unwrap()
     }
 
     /// Lets time pass until the breaker allows a probe.
     async fn wait_for_half_open(&self) {
-        self.set("UPDATE providers SET open_until = now() WHERE name = $1", PROVIDER).await;
+        self.set(
+            "UPDATE providers SET open_until = now() WHERE name = $1",
+            PROVIDER,
+        )
+        .await;
         assert_eq!(self.breaker().await.state, BreakerState::HalfOpen);
     }
 
@@ -147,17 +164,28 @@ async fn an_operator_opens_and_closes_a_breaker() {
     assert_eq!(open.unwrap().unwrap().state, BreakerState::Open);
     assert!((bench.open_for().await - 3600.0).abs() < 0.1);
     assert!(bench.claim_due(PROVIDER, 10).await.is_empty());
-    assert_eq!(bench.answered(before).await, None, "an answer doesn't overrule it");
+    assert_eq!(
+        bench.answered(before).await,
+        None,
+        "an answer doesn't overrule it"
+    );
     let elsewhere = placement(&elsewhere);
-    assert_eq!(bench.claim_as("other", &[elsewhere], Claim::Fresh).await.len(), 1);
+    assert_eq!(
+        bench
+            .claim_as("other", &[elsewhere], Claim::Fresh)
+            .await
+            .len(),
+        1
+    );
 
     let closed = providers::close(&mut connection, PROVIDER).await;
     assert_eq!(closed.unwrap().unwrap().state, BreakerState::Closed);
     bench.make_due(id).await;
     assert_eq!(bench.claim_due(PROVIDER, 10).await[0].placement_id, id);
-    for unknown in
-        [providers::open(&mut connection, "nobody", hour, "").await, providers::close(&mut connection, "nobody").await]
-    {
+    for unknown in [
+        providers::open(&mut connection, "nobody", hour, "").await,
+        providers::close(&mut connection, "nobody").await,
+    ] {
         assert_eq!(unknown.unwrap(), None);
     }
 }
@@ -166,17 +194,27 @@ async fn an_operator_opens_and_closes_a_breaker() {
 async fn hints_are_taken_once_a_second() {
     let bench = Bench::registered().await;
     let order = bench.placing(1).await;
-    let (id, topup) = (placement(&order), &topups(&order)[0]);
+    let id = placement(&order);
+    let topup = &topups(&order)[0];
     let named = unit(topup, Progress::Pending);
     let unit_id = named.provider_unit_id.clone();
-    let outcome =
-        Outcome::Bought { units: vec![named], collect_in: Some(Duration::from_mins(1)), park: None, announced: false };
+    let outcome = Outcome::Bought {
+        units: vec![named],
+        collect_in: Some(Duration::from_mins(1)),
+        park: None,
+        announced: false,
+    };
     bench.settle(&[settlement(id, 1, outcome)]).await;
 
     let mut connection = bench.connection().await;
-    let mut hint = async |provider: &str| providers::hint(&mut connection, provider, &unit_id).await.unwrap();
+    let mut hint = async |provider: &str| {
+        providers::hint(&mut connection, provider, &unit_id)
+            .await
+            .unwrap()
+    };
     let due_in = async || -> f64 {
-        let statement = "SELECT extract(epoch FROM at - now())::float8 FROM work WHERE id::text = $1";
+        let statement =
+            "SELECT extract(epoch FROM at - now())::float8 FROM work WHERE id::text = $1";
         bench.value(statement, id).await
     };
     assert!(!hint("other").await, "units belong to a provider");
@@ -194,7 +232,9 @@ async fn hints_are_taken_once_a_second() {
 
     // A callback moves only placed placements.
     for state in ["accepted", "placing", "failed", "refused", "parked"] {
-        let sql = format!("UPDATE placements SET state = '{state}', hinted_at = NULL WHERE placement_id = '{id}'");
+        let sql = format!(
+            "UPDATE placements SET state = '{state}', hinted_at = NULL WHERE placement_id = '{id}'"
+        );
         bench.sql(&sql).await;
         bench.due_in(&[id], 3600.0).await;
         assert!(!hint(PROVIDER).await, "{state}");
@@ -207,9 +247,17 @@ async fn the_queue_reports_its_lag() {
     let sql = "INSERT INTO options (option_id, name, provider, provider_option_id, environment)
              VALUES (gen_random_uuid(), $1, $1, 'x', 'live')";
     bench.set(sql, "nobody").await;
-    let backlogs = async || providers::backlogs(&mut *bench.connection().await, &[PROVIDER.to_owned()]).await.unwrap();
-    let idle =
-        |provider: &str| Backlog { provider: provider.to_owned(), parked: 0, due: 0, oldest_overdue: Duration::ZERO };
+    let backlogs = async || {
+        providers::backlogs(&mut *bench.connection().await, &[PROVIDER.to_owned()])
+            .await
+            .unwrap()
+    };
+    let idle = |provider: &str| Backlog {
+        provider: provider.to_owned(),
+        parked: 0,
+        due: 0,
+        oldest_overdue: Duration::ZERO,
+    };
     let mut before = backlogs().await;
     before.sort_by(|a, b| a.provider.cmp(&b.provider));
     assert_eq!(before, [idle("nobody"), idle(PROVIDER)]);
@@ -218,7 +266,11 @@ async fn the_queue_reports_its_lag() {
     bench.settle(&[parked(placement(&order), 1)]).await;
     bench.set("UPDATE work SET provider = $1", "nobody").await;
     let now = backlogs().await;
-    let of = |provider: &str| now.iter().find(|backlog| backlog.provider == provider).unwrap();
+    let of = |provider: &str| {
+        now.iter()
+            .find(|backlog| backlog.provider == provider)
+            .unwrap()
+    };
     assert_eq!((of(PROVIDER).parked, of("nobody").parked), (1, 0));
     assert_eq!((of(PROVIDER).due, of("nobody").due), (0, 1));
     assert!(of("nobody").oldest_overdue.abs_diff(Duration::from_mins(1)) < Duration::from_secs(20));
@@ -227,8 +279,14 @@ async fn the_queue_reports_its_lag() {
 #[tokio::test]
 async fn a_row_that_cannot_be_read_is_parked_alone() {
     let bench = Bench::registered().await;
-    let (bad, good) = (bench.overdue().await, bench.overdue().await);
-    bench.set("UPDATE topups SET topup_id = 'no topup id' WHERE placement_id::text = $1", bad).await;
+    let bad = bench.overdue().await;
+    let good = bench.overdue().await;
+    bench
+        .set(
+            "UPDATE topups SET topup_id = 'no topup id' WHERE placement_id::text = $1",
+            bad,
+        )
+        .await;
     let claimed = bench.claim_due(PROVIDER, 10).await;
     assert_eq!(claimed.len(), 1);
     assert_eq!(claimed[0].placement_id, good);

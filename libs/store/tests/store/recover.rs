@@ -1,4 +1,5 @@
-//! Recovery after an old dump is restored.
+//! Recovery after an old dump is restored: whatever may have been bought after the dump is looked
+//! up before it can be bought again.
 
 use std::time::Duration;
 
@@ -9,16 +10,27 @@ use store::placements::{self, Claim};
 use store::recover::{self, NotRecovered, Recovered};
 use store::{operator::actions::Mode, orders::NewOrder};
 
-use crate::bench::{Bench, PROVIDER, applied, bought_pending, not_found, order, parked, placement, rejected, unknown};
+use crate::bench::{
+    Bench, PROVIDER, applied, bought_pending, not_found, order, parked, placement, rejected,
+    unknown,
+};
 
 impl Bench {
-    async fn recover(&self, park_unanswered: bool, dry_run: bool) -> Result<Recovered, NotRecovered> {
+    async fn recover(
+        &self,
+        park_unanswered: bool,
+        dry_run: bool,
+    ) -> Result<Recovered, NotRecovered> {
         let mode = if dry_run { Mode::Preview } else { applied() };
         recover::recover(&mut *self.connection().await, park_unanswered, mode).await
     }
 
     async fn accepted(&self, answer_within: Duration) -> NewOrder {
-        self.stored(NewOrder { answer_within, ..order(PartnerId::new(), 1) }).await
+        self.stored(NewOrder {
+            answer_within,
+            ..order(PartnerId::new(), 1)
+        })
+        .await
     }
 }
 
@@ -32,7 +44,9 @@ async fn what_may_have_been_bought_is_looked_up_and_nothing_else_is_touched() {
     let accepted = bench.accepted(Duration::ZERO).await;
     let placing = bench.placing(1).await;
     // Halfway back to `accepted`: the first "no such purchase" must not count any more.
-    bench.settle(&[not_found(placement(&placing), 1, true)]).await;
+    bench
+        .settle(&[not_found(placement(&placing), 1, true)])
+        .await;
     let sql = "UPDATE placements SET attempted_at = now() - interval '1 day' WHERE placement_id::text = $1";
     bench.set(sql, placement(&placing)).await;
     let mut others = Vec::new();
@@ -44,7 +58,11 @@ async fn what_may_have_been_bought_is_looked_up_and_nothing_else_is_touched() {
 
     let before = bench.everything(accepted.order_id).await;
     assert_eq!(moved(&bench.recover(false, true).await.unwrap()), (1, 1, 0));
-    assert_eq!(bench.everything(accepted.order_id).await, before, "a dry run");
+    assert_eq!(
+        bench.everything(accepted.order_id).await,
+        before,
+        "a dry run"
+    );
 
     let recovered = bench.recover(false, false).await.unwrap();
     assert_eq!((moved(&recovered), recovered.parked_before), ((1, 1, 0), 1));
@@ -57,7 +75,11 @@ async fn what_may_have_been_bought_is_looked_up_and_nothing_else_is_touched() {
         assert_eq!(bench.everything(order).await, everything);
     }
 
-    assert_eq!(moved(&bench.recover(false, false).await.unwrap()), (0, 2, 0), "nothing moves further");
+    assert_eq!(
+        moved(&bench.recover(false, false).await.unwrap()),
+        (0, 2, 0),
+        "nothing moves further"
+    );
     let due = bench.find_due(PROVIDER, 100).await;
     let mut connection = bench.connection().await;
     let lease = Duration::from_millis(1);
@@ -67,14 +89,20 @@ async fn what_may_have_been_bought_is_looked_up_and_nothing_else_is_touched() {
     assert_eq!(claimed.len(), 2);
     for one in &claimed {
         assert_eq!((one.attempt, one.unknowns), (1, 0));
-        assert!(one.attempt_age < Duration::from_mins(1), "{:?}", one.attempt_age);
+        assert!(
+            one.attempt_age < Duration::from_mins(1),
+            "{:?}",
+            one.attempt_age
+        );
     }
     // A late job claims nothing.
     assert!(bench.claim(&[placement(&accepted)]).await.is_empty());
 
     // Only two look-ups lead to another attempt.
     let id = placement(&accepted);
-    bench.settle(&[not_found(id, 1, true), unknown(id, 1)]).await;
+    bench
+        .settle(&[not_found(id, 1, true), unknown(id, 1)])
+        .await;
     assert_eq!(bench.state(id).await, "placing");
     bench.settle(&[not_found(id, 1, true)]).await;
     assert_eq!(bench.state(id).await, "accepted");
@@ -87,17 +115,32 @@ async fn orders_that_may_have_been_refused_are_named_and_can_be_parked() {
     let waiting = bench.accepted(Duration::from_secs(10)).await;
     bench.accepted(Duration::ZERO).await;
 
-    let named = |recovered: Recovered| -> Vec<_> { recovered.unanswered.into_iter().map(|one| one.order_id).collect() };
-    assert_eq!(named(bench.recover(false, true).await.unwrap()), [waiting.order_id]);
+    let named = |recovered: Recovered| -> Vec<_> {
+        recovered
+            .unanswered
+            .into_iter()
+            .map(|one| one.order_id)
+            .collect()
+    };
+    assert_eq!(
+        named(bench.recover(false, true).await.unwrap()),
+        [waiting.order_id]
+    );
 
     let recovered = bench.recover(true, false).await.unwrap();
     assert_eq!(moved(&recovered), (3, 0, 1));
     assert_eq!(named(recovered), [waiting.order_id]);
     assert_eq!(bench.state(placement(&waiting)).await, "parked");
-    assert_eq!(bench.find_due(PROVIDER, 100).await.len(), 2, "what is parked is left to the operator");
+    assert_eq!(
+        bench.find_due(PROVIDER, 100).await.len(),
+        2,
+        "what is parked is left to the operator"
+    );
 
     // It was bought after all: its own late outcome still counts.
-    bench.settle(&[bought_pending(placement(&waiting), 1)]).await;
+    bench
+        .settle(&[bought_pending(placement(&waiting), 1)])
+        .await;
     assert_eq!(bench.state(placement(&waiting)).await, "placed");
 }
 
@@ -106,10 +149,17 @@ async fn nothing_is_moved_while_a_provisioner_is_connected() {
     let bench = Bench::new().await;
     let order = bench.accepted(Duration::ZERO).await;
     let options: PgConnectOptions = bench.database.url().parse().unwrap();
-    let provisioner = options.application_name("provisioner").connect().await.unwrap();
+    let provisioner = options
+        .application_name("provisioner")
+        .connect()
+        .await
+        .unwrap();
     for dry_run in [true, false] {
         let refused = bench.recover(false, dry_run).await.unwrap_err();
-        assert!(matches!(refused, NotRecovered::Provisioners(1)), "{refused}");
+        assert!(
+            matches!(refused, NotRecovered::Provisioners(1)),
+            "{refused}"
+        );
     }
     assert_eq!(bench.state(placement(&order)).await, "accepted");
     drop(provisioner);

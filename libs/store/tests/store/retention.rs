@@ -1,4 +1,5 @@
-//! Retention and erasure on request. A dump tests that what is erased can't be recovered.
+//! Retention and erasure on request. The tests search a dump of the database, because what is still
+//! in a dump can be recovered.
 
 use std::{path::PathBuf, process::Command};
 
@@ -9,11 +10,17 @@ use store::operator::terms;
 use store::operator::{actions::Mode, deliveries::Filter};
 use store::orders::{self, NewOrder};
 use store::retention::{self, Backlog, Class, Step};
-use store::{partners, placements::Progress, profile::Profile, vault::Purpose};
+use store::{
+    partners,
+    placements::{Progress, ReadyProfile},
+    profile::Profile,
+    vault::Purpose,
+};
 use time::Duration;
 
 use crate::bench::{
-    Bench, LEASE, VAULT, applied, bought, delivery_id, esim, execute, iccid, order, placement, topups, unit,
+    Bench, LEASE, VAULT, applied, bought, delivery_id, esim, execute, iccid, order, placement,
+    topups, unit,
 };
 
 fn profile() -> Profile {
@@ -30,8 +37,18 @@ impl Bench {
         let topup = topups(&order).remove(0);
         self.claim(&[placement(&order)]).await;
         let profile = profile().seal(&VAULT, &topup).unwrap();
-        let ready = Progress::Ready { iccid: iccid(&topup), profile, delivery_id: delivery_id(&topup) };
-        self.settle(&[bought(placement(&order), 1, vec![unit(&topup, ready)], true)]).await;
+        let ready = Progress::Ready(ReadyProfile {
+            iccid: iccid(&topup),
+            profile,
+            delivery_id: delivery_id(&topup),
+        });
+        self.settle(&[bought(
+            placement(&order),
+            1,
+            vec![unit(&topup, ready)],
+            true,
+        )])
+        .await;
         self.backdate(&topup, days).await;
         order
     }
@@ -73,15 +90,21 @@ impl Bench {
     }
 
     async fn step_of(&self, class: Class, limit: u32) -> Step {
-        retention::step(&mut *self.connection().await, class, limit).await.unwrap()
+        retention::step(&mut *self.connection().await, class, limit)
+            .await
+            .unwrap()
     }
 
     async fn backlog(&self) -> Backlog {
-        retention::backlog(&mut *self.connection().await).await.unwrap()
+        retention::backlog(&mut *self.connection().await)
+            .await
+            .unwrap()
     }
 
     async fn keep(&self, class: Class, days: Option<i32>, mode: Mode<'_>) {
-        terms::set(&mut *self.connection().await, class, days, mode).await.unwrap();
+        terms::set(&mut *self.connection().await, class, days, mode)
+            .await
+            .unwrap();
     }
 
     async fn erase(&self, order: OrderId, mode: Mode<'_>) -> Result<Erased, NotErased> {
@@ -89,13 +112,20 @@ impl Bench {
     }
 
     async fn has_profile(&self, topup: &TopupId) -> bool {
-        self.value("SELECT profile IS NOT NULL FROM esims WHERE topup_id = $1", topup).await
+        self.value(
+            "SELECT profile IS NOT NULL FROM esims WHERE topup_id = $1",
+            topup,
+        )
+        .await
     }
 
     /// A dump of everything, as `pg_dump` writes it.
     fn dump(&self) -> String {
         let program = PathBuf::from(std::env::var("PG_BIN").unwrap()).join("pg_dump");
-        let dump = Command::new(program).args(["--dbname", self.database.url()]).output().unwrap();
+        let dump = Command::new(program)
+            .args(["--dbname", self.database.url()])
+            .output()
+            .unwrap();
         assert!(dump.status.success(), "{dump:?}");
         String::from_utf8(dump.stdout).unwrap()
     }
@@ -106,10 +136,15 @@ fn recovered(dump: &str, topup: &TopupId) -> usize {
     let values = dump.split(|c: char| c.is_whitespace()).filter_map(|word| {
         let digits = word.strip_prefix("\\\\x")?;
         let byte = |at| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok();
-        (0..digits.len()).step_by(2).map(byte).collect::<Option<Vec<u8>>>()
+        (0..digits.len())
+            .step_by(2)
+            .map(byte)
+            .collect::<Option<Vec<u8>>>()
     });
     let answer = Purpose::Response(delivery_id(topup), 0);
-    let opens = |value: &Vec<u8>| Profile::open(&VAULT, topup, value).is_ok() || VAULT.open(answer, value).is_ok();
+    let opens = |value: &Vec<u8>| {
+        Profile::open(&VAULT, topup, value).is_ok() || VAULT.open(answer, value).is_ok()
+    };
     values.filter(opens).count()
 }
 
@@ -119,7 +154,8 @@ async fn an_old_profile_is_not_in_a_dump_after_its_term_and_a_young_one_is() {
     let partner = bench.partner(Some("http://127.0.0.1:9/")).await;
     let old = bench.delivered_ago(partner, 100).await;
     let young = bench.delivered_ago(partner, 20).await;
-    let (old_topup, young_topup) = (topups(&old).remove(0), topups(&young).remove(0));
+    let old_topup = topups(&old).remove(0);
+    let young_topup = topups(&young).remove(0);
     let dumped = || {
         let dump = bench.dump();
         [&old_topup, &young_topup].map(|topup| recovered(&dump, topup))
@@ -131,11 +167,24 @@ async fn an_old_profile_is_not_in_a_dump_after_its_term_and_a_young_one_is() {
     assert_eq!(dumped(), [0, 2]);
 
     // The external id and the ICCID stay taken, and everything else is still there.
-    let again = NewOrder { external_order_id: old.external_order_id.clone(), ..order(partner, 1) };
-    assert_eq!(orders::insert(&mut *bench.connection().await, &[again]).await.unwrap(), [false]);
-    let number: String = bench.value("SELECT iccid FROM esims WHERE topup_id = $1", &old_topup).await;
+    let again = NewOrder {
+        external_order_id: old.external_order_id.clone(),
+        ..order(partner, 1)
+    };
+    assert_eq!(
+        orders::insert(&mut *bench.connection().await, &[again])
+            .await
+            .unwrap(),
+        [false]
+    );
+    let number: String = bench
+        .value("SELECT iccid FROM esims WHERE topup_id = $1", &old_topup)
+        .await;
     assert_eq!(number, iccid(&old_topup).as_str());
-    assert_eq!(bench.states(&old_topup).await, ("ready".into(), "delivered".into()));
+    assert_eq!(
+        bench.states(&old_topup).await,
+        ("ready".into(), "delivered".into())
+    );
     // A second look erases nothing more.
     assert_eq!(bench.step(Class::Profiles).await.erased, 0);
     let overdue = bench.backlog().await.overdue[0];
@@ -149,7 +198,9 @@ async fn a_shorter_term_reaches_back_and_for_ever_erases_nothing() {
     for days in [100, 10, 1] {
         kept.push(topups(&bench.delivered_ago(PartnerId::new(), days).await).remove(0));
     }
-    let left = async || futures_util::future::join_all(kept.iter().map(|topup| bench.has_profile(topup))).await;
+    let left = async || {
+        futures_util::future::join_all(kept.iter().map(|topup| bench.has_profile(topup))).await
+    };
     bench.keep(Class::Profiles, None, applied()).await;
     assert_eq!(bench.step(Class::Profiles).await, Step::default());
     bench.keep(Class::Profiles, Some(90), applied()).await;
@@ -167,8 +218,18 @@ async fn a_shorter_term_reaches_back_and_for_ever_erases_nothing() {
     bench.keep(Class::Profiles, Some(5), applied()).await;
     assert_eq!(bench.value::<String>(began, "profiles").await, before);
     let shown = terms::list(&mut *bench.connection().await).await.unwrap();
-    let days: Vec<_> = shown.iter().map(|term| (term.class.as_str(), term.days)).collect();
-    assert_eq!(days, [("attempts", Some(30)), ("audit", None), ("profiles", Some(5))]);
+    let days: Vec<_> = shown
+        .iter()
+        .map(|term| (term.class.as_str(), term.days))
+        .collect();
+    assert_eq!(
+        days,
+        [
+            ("attempts", Some(30)),
+            ("audit", None),
+            ("profiles", Some(5))
+        ]
+    );
 }
 
 #[tokio::test]
@@ -179,17 +240,23 @@ async fn what_is_not_delivered_is_kept_until_it_is() {
     let late = topups(&bench.delivered_ago(partner, 100).await).remove(0);
     let unready = bench.ordered_ago(partner, 100).await;
     bench.claim(&[placement(&unready)]).await;
-    bench.set("UPDATE deliveries SET state = 'exhausted' WHERE topup_id = $1", &waiting).await;
+    bench
+        .set(
+            "UPDATE deliveries SET state = 'exhausted' WHERE topup_id = $1",
+            &waiting,
+        )
+        .await;
     let sql = "UPDATE deliveries SET delivered_at = now() WHERE topup_id = $1";
     bench.set(sql, &late).await;
     assert_eq!(bench.step(Class::Profiles).await.erased, 0);
     assert_eq!(bench.backlog().await.waiting, 3);
 
     // All three are looked at again; one is delivered long enough by then.
-    let back =
-        "UPDATE deliveries SET state = 'delivered', delivered_at = now() - interval '91 days' WHERE topup_id = $1";
+    let back = "UPDATE deliveries SET state = 'delivered', delivered_at = now() - interval '91 days' WHERE topup_id = $1";
     bench.set(back, &waiting).await;
-    bench.sql("UPDATE retention_due SET at = now() - interval '1 minute'").await;
+    bench
+        .sql("UPDATE retention_due SET at = now() - interval '1 minute'")
+        .await;
     assert_eq!(bench.step(Class::Profiles).await.erased, 1);
     assert!(!bench.has_profile(&waiting).await && bench.has_profile(&late).await);
     let sql = "SELECT at > now() + interval '89 days' FROM retention_due WHERE topup_id = $1";
@@ -215,7 +282,10 @@ async fn a_walk_goes_on_where_it_stopped_and_two_processes_do_not_share_it() {
     };
     assert_eq!(next().await, (2, true));
     let overdue = bench.backlog().await.overdue[0];
-    assert!(overdue > std::time::Duration::from_hours(24 * 6), "{overdue:?}");
+    assert!(
+        overdue > std::time::Duration::from_hours(24 * 6),
+        "{overdue:?}"
+    );
     let mut holder = bench.pool.begin().await.unwrap();
     execute(&mut holder, "SELECT FROM retention FOR UPDATE").await;
     assert_eq!(bench.step(Class::Profiles).await, Step::default());
@@ -228,7 +298,9 @@ async fn a_walk_goes_on_where_it_stopped_and_two_processes_do_not_share_it() {
 async fn old_actions_go_only_if_a_term_is_set() {
     let bench = Bench::new().await;
     bench.keep(Class::Attempts, Some(7), applied()).await;
-    bench.sql("UPDATE operator_actions SET at = now() - interval '3 years'").await;
+    bench
+        .sql("UPDATE operator_actions SET at = now() - interval '3 years'")
+        .await;
     assert_eq!(bench.step(Class::Audit).await, Step::default());
     bench.keep(Class::Audit, Some(365), applied()).await;
     assert_eq!(bench.step(Class::Audit).await.erased, 1);
@@ -242,15 +314,26 @@ async fn an_erased_profile_is_not_replayed_and_says_so_where_it_is_read() {
     let topup = topups(&bench.delivered_ago(partner, 100).await).remove(0);
     bench.step(Class::Profiles).await;
     let mut connection = bench.connection().await;
-    let filter = Filter { id: Some(delivery_id(&topup)), ..Filter::default() };
-    let replayed = store::operator::deliveries::replay(&mut connection, &filter, 10, applied()).await;
+    let filter = Filter {
+        id: Some(delivery_id(&topup)),
+        ..Filter::default()
+    };
+    let replayed =
+        store::operator::deliveries::replay(&mut connection, &filter, 10, applied()).await;
     assert_eq!(replayed.unwrap().replayed, 0);
     let listed = store::operator::deliveries::list(&mut connection, &filter, 1).await;
     assert!(listed.unwrap()[0].erased_at.is_some());
-    bench.set("UPDATE deliveries SET state = 'pending' WHERE topup_id = $1", &topup).await;
+    bench
+        .set(
+            "UPDATE deliveries SET state = 'pending' WHERE topup_id = $1",
+            &topup,
+        )
+        .await;
     bench.deliver_in(std::slice::from_ref(&topup), 0.0).await;
     let claim = Claim::Due { lease: LEASE };
-    let claimed = deliveries::claim(&mut connection, &[delivery_id(&topup)], claim).await.unwrap();
+    let claimed = deliveries::claim(&mut connection, &[delivery_id(&topup)], claim)
+        .await
+        .unwrap();
     assert!(esim(&claimed[0]).erased && esim(&claimed[0]).profile.is_empty());
 }
 
@@ -261,19 +344,45 @@ async fn an_order_is_erased_only_when_it_is_finished() {
     let done = bench.delivered_ago(partner, 1).await;
     let neighbour = topups(&bench.delivered_ago(partner, 1).await).remove(0);
     let topup = topups(&done).remove(0);
-    let one = Erased { orders: 1, profiles: 1, attempts: 1, undelivered: 0 };
-    assert_eq!(bench.erase(done.order_id, Mode::Preview).await.unwrap(), one);
+    let one = Erased {
+        orders: 1,
+        profiles: 1,
+        attempts: 1,
+        undelivered: 0,
+    };
+    assert_eq!(
+        bench.erase(done.order_id, Mode::Preview).await.unwrap(),
+        one
+    );
     assert!(bench.has_profile(&topup).await);
     assert_eq!(bench.erase(done.order_id, applied()).await.unwrap(), one);
     let dump = bench.dump();
-    assert_eq!((recovered(&dump, &topup), recovered(&dump, &neighbour)), (0, 2));
-    assert!(bench.everything(done.order_id).await.iter().flatten().all(|row| !row.contains("4bf92f35")));
-    assert_eq!(bench.erase(done.order_id, applied()).await.unwrap(), Erased::default());
+    assert_eq!(
+        (recovered(&dump, &topup), recovered(&dump, &neighbour)),
+        (0, 2)
+    );
+    assert!(
+        bench
+            .everything(done.order_id)
+            .await
+            .iter()
+            .flatten()
+            .all(|row| !row.contains("4bf92f35"))
+    );
+    assert_eq!(
+        bench.erase(done.order_id, applied()).await.unwrap(),
+        Erased::default()
+    );
 
     let accepted = bench.stored(order(partner, 1)).await;
     let in_doubt = bench.in_doubt(1).await;
     let replayed = bench.delivered_ago(partner, 1).await;
-    bench.set("UPDATE deliveries SET state = 'pending' WHERE topup_id = $1", &topups(&replayed)[0]).await;
+    bench
+        .set(
+            "UPDATE deliveries SET state = 'pending' WHERE topup_id = $1",
+            &topups(&replayed)[0],
+        )
+        .await;
     for open in [accepted, in_doubt, replayed] {
         let before = bench.everything(open.order_id).await;
         let refused = bench.erase(open.order_id, applied()).await.unwrap_err();
@@ -282,6 +391,125 @@ async fn an_order_is_erased_only_when_it_is_finished() {
     }
     let unknown = bench.erase(OrderId::new(), applied()).await;
     assert!(matches!(unknown, Err(NotErased::Unknown(_))));
+}
+
+/// The columns that stay filled when an order is erased, each with the reason. All other columns of
+/// these tables must be NULL afterwards.
+const KEPT: [(&str, &str, &str); 29] = testkit::rows! {
+    "orders", "order_id" => "The id names the order in later questions.";
+    "orders", "partner_id" => "The id shows whose order it was.";
+    "orders", "external_order_id" => "The partner must not use the id for a second order.";
+    "orders", "refused_at" => "Times are kept.";
+    "orders", "answer_by" => "Times are kept.";
+    "orders", "answering" => "The random id of a process says nothing about the order.";
+    "orders", "cancelled_at" => "Times are kept.";
+    "orders", "erased_at" => "It shows that the order is erased.";
+    "orders", "created_at" => "Times are kept.";
+    "placements", "placement_id" => "A purchase that turns up late at the provider is found by it.";
+    "placements", "order_id" => "Ids are kept.";
+    "placements", "partner_id" => "Ids are kept.";
+    "placements", "provider" => "It shows where a late purchase belongs.";
+    "placements", "lane" => "It consists of ids of products.";
+    "placements", "state" => "States are kept, so that nothing is bought again.";
+    "placements", "attempt" => "States are kept, so that nothing is bought again.";
+    "placements", "attempted_at" => "Times are kept.";
+    "placements", "not_found_at" => "Times are kept.";
+    "placements", "unknowns" => "The number of failed calls says nothing about a person.";
+    "placements", "placed_at" => "Times are kept.";
+    "placements", "hinted_at" => "Times are kept.";
+    "placements", "disputed" => "States are kept.";
+    "placements", "created_at" => "Times are kept.";
+    "topups", "topup_id" => "The partner knows the unit by it.";
+    "topups", "placement_id" => "Ids are kept.";
+    "topups", "position" => "It is the index of the unit in the response.";
+    "topups", "option_id" => "It shows what was bought.";
+    "topups", "provider_option_id" => "It shows what was bought.";
+    "topups", "state" => "States are kept.";
+};
+
+impl Bench {
+    /// The columns of orders and their parts that an erasure must clear: those that are not in
+    /// [`KEPT`]. Each has a value of its type.
+    async fn columns_to_erase(&self) -> Vec<(String, String, &'static str)> {
+        let sql = "SELECT table_name::text, column_name::text, data_type::text FROM information_schema.columns
+                   WHERE table_schema = 'public' AND table_name IN ('orders', 'placements', 'topups') ORDER BY 1, 2";
+        let all: Vec<(String, String, String)> =
+            sqlx::query_as(sql).fetch_all(&self.pool).await.unwrap();
+        for (table, column, _) in KEPT {
+            let exists = all.iter().any(|one| one.0 == table && one.1 == column);
+            assert!(exists, "KEPT lists {table}.{column}, which does not exist");
+        }
+        let is_kept =
+            |table: &str, column: &str| KEPT.iter().any(|kept| kept.0 == table && kept.1 == column);
+        all.into_iter()
+            .filter(|(table, column, _)| !is_kept(table, column))
+            .map(|(table, column, kind)| {
+                let value = match kind.as_str() {
+                    "text" | "bytea" | "jsonb" | "integer" | "bigint" => "'1'",
+                    "boolean" => "true",
+                    "uuid" => "gen_random_uuid()",
+                    "timestamp with time zone" => "now()",
+                    _ => panic!("{table}.{column}: give this test a value of the type {kind}"),
+                };
+                (table, column, value)
+            })
+            .collect()
+    }
+
+    /// Fills all columns that must be erased, erases the order, and returns those that are still
+    /// filled.
+    async fn left_after_erasure(&self, order: &NewOrder) -> Vec<String> {
+        const PLACEMENTS: &str = "SELECT placement_id FROM placements WHERE order_id";
+        let id = order.order_id;
+        let columns = self.columns_to_erase().await;
+        let of_order = |table: &str| match table {
+            "topups" => format!("placement_id IN ({PLACEMENTS} = '{id}')"),
+            _ => format!("order_id = '{id}'"),
+        };
+        for (table, column, value) in &columns {
+            let rows = of_order(table);
+            self.sql(&format!(
+                "UPDATE {table} SET {column} = {value} WHERE {rows}"
+            ))
+            .await;
+        }
+        self.erase(id, applied()).await.unwrap();
+        let mut left = Vec::new();
+        for (table, column, _) in &columns {
+            let rows = of_order(table);
+            let filled = format!("SELECT count({column}) FROM {table} WHERE {rows}");
+            let filled: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(filled))
+                .fetch_one(&self.pool)
+                .await
+                .unwrap();
+            if filled > 0 {
+                left.push(format!("{table}.{column}"));
+            }
+        }
+        left
+    }
+}
+
+/// A new column of an order or of its parts is either erased or kept for a reason. The second half
+/// adds a column to each table and shows that this test would notice it.
+#[tokio::test]
+async fn each_column_of_an_erased_order_is_null_or_kept_for_a_reason() {
+    let bench = Bench::new().await;
+    let partner = PartnerId::new();
+    let order = bench.delivered_ago(partner, 1).await;
+    let left = bench.left_after_erasure(&order).await;
+    assert!(
+        left.is_empty(),
+        "`order erase` leaves {left:?}: set them to NULL in operator/erase.rs, or add them to KEPT with the reason"
+    );
+    for table in ["orders", "placements", "topups"] {
+        bench
+            .sql(&format!("ALTER TABLE {table} ADD COLUMN note text"))
+            .await;
+    }
+    let order = bench.delivered_ago(partner, 1).await;
+    let left = bench.left_after_erasure(&order).await;
+    assert_eq!(left, ["orders.note", "placements.note", "topups.note"]);
 }
 
 #[tokio::test]
@@ -297,20 +525,37 @@ async fn a_partner_is_erased_with_all_its_orders_and_no_other() {
     let mut connection = bench.connection().await;
     let enabled = erase::partner_orders(&mut connection, gone).await;
     assert!(matches!(enabled, Err(NotErased::Enabled)), "{enabled:?}");
-    partners::set_disabled(&mut connection, gone, true).await.unwrap();
+    partners::set_disabled(&mut connection, gone, true)
+        .await
+        .unwrap();
     let soon = erase::partner_orders(&mut connection, gone).await;
     assert!(matches!(soon, Err(NotErased::TooSoon)), "{soon:?}");
-    bench.sql("UPDATE sweeps SET up_to = now() + interval '1 minute'").await;
+    bench
+        .sql("UPDATE sweeps SET up_to = now() + interval '1 minute'")
+        .await;
     bench.due_in(&[placement(&theirs[0])], 60.0).await;
-    let busy = erase::partner_orders(&mut connection, gone).await.unwrap_err();
-    assert!(matches!(busy, NotErased::Busy { placements: 1, .. }), "{busy}");
+    let busy = erase::partner_orders(&mut connection, gone)
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(busy, NotErased::Busy { placements: 1, .. }),
+        "{busy}"
+    );
     bench.sql("DELETE FROM work").await;
-    assert_eq!(erase::partner_orders(&mut connection, gone).await.unwrap(), 5);
+    assert_eq!(
+        erase::partner_orders(&mut connection, gone).await.unwrap(),
+        5
+    );
 
-    erase::partner(&mut connection, gone, 5, applied()).await.unwrap();
-    let (mut erased, mut after) = (Vec::new(), None);
+    erase::partner(&mut connection, gone, 5, applied())
+        .await
+        .unwrap();
+    let mut erased = Vec::new();
+    let mut after = None;
     loop {
-        let (batch, next) = erase::partner_batch(&mut connection, gone, after, 2).await.unwrap();
+        let (batch, next) = erase::partner_batch(&mut connection, gone, after, 2)
+            .await
+            .unwrap();
         erased.push(batch.profiles);
         if next.is_none() {
             break;
@@ -325,6 +570,14 @@ async fn a_partner_is_erased_with_all_its_orders_and_no_other() {
     }
     assert_eq!(recovered(&dump, &other), 2);
     // Neither the start of services nor a new master key stumbles over its empty secret.
-    partners::check_master_key(&mut connection, &VAULT).await.unwrap();
-    assert_eq!(store::master_key::reencrypt(&mut connection, &VAULT, |_| {}).await.unwrap().failed, []);
+    partners::check_master_key(&mut connection, &VAULT)
+        .await
+        .unwrap();
+    assert_eq!(
+        store::master_key::reencrypt(&mut connection, &VAULT, |_| {})
+            .await
+            .unwrap()
+            .failed,
+        []
+    );
 }

@@ -1,4 +1,5 @@
-//! What each database role may do, and what it may not.
+//! What each database role may do, and above all what it may not: the credentials of one stage must
+//! not suffice to do the work of another.
 
 use std::collections::BTreeSet;
 
@@ -10,14 +11,21 @@ use crate::bench::{Bench, execute, order, placement};
 
 /// A connection as a stage has it.
 async fn connect(bench: &Bench, stage: &str) -> PgConnection {
-    PgConnection::connect(&bench.database.url_of(stage).unwrap()).await.unwrap()
+    PgConnection::connect(&bench.database.url_of(stage).unwrap())
+        .await
+        .unwrap()
 }
 
 /// The SQLSTATE of a statement that fails.
 async fn refused(connection: &mut PgConnection, statement: &'static str) -> String {
     let done = sqlx::raw_sql(statement).execute(connection).await;
     let error = done.err().unwrap_or_else(|| panic!("allowed: {statement}"));
-    error.as_database_error().unwrap().code().unwrap().into_owned()
+    error
+        .as_database_error()
+        .unwrap()
+        .code()
+        .unwrap()
+        .into_owned()
 }
 
 /// What somebody with the credentials of one stage may not do.
@@ -87,7 +95,11 @@ async fn a_stage_may_not_do_the_work_of_another() {
             if stage == "operator" && statement.starts_with("SET ROLE") {
                 continue;
             }
-            assert_eq!(refused(&mut connection, statement).await, "42501", "{stage}: {statement}");
+            assert_eq!(
+                refused(&mut connection, statement).await,
+                "42501",
+                "{stage}: {statement}"
+            );
         }
     }
 }
@@ -103,9 +115,16 @@ async fn ingress_refuses_no_order_that_may_be_bought() {
             bench.claim(&[placement(&order)]).await;
         }
         let sql = "SELECT count(*) FROM close_placements($1)";
-        let count: i64 = sqlx::query_scalar(sql).bind(order.order_id.uuid()).fetch_one(&mut ingress).await.unwrap();
+        let count: i64 = sqlx::query_scalar(sql)
+            .bind(order.order_id.uuid())
+            .fetch_one(&mut ingress)
+            .await
+            .unwrap();
         assert_eq!(count, closed);
-        assert_eq!(bench.state(placement(&order)).await, if placing { "placing" } else { "refused" });
+        assert_eq!(
+            bench.state(placement(&order)).await,
+            if placing { "placing" } else { "refused" }
+        );
     }
 }
 
@@ -120,14 +139,27 @@ async fn each_stage_has_its_own_work() {
     let held = "INSERT INTO held (id, state, provider, partner_id)
                 SELECT gen_random_uuid(), state, '', $1::uuid FROM unnest('{parked,exhausted}'::text[]) state";
     bench.set(held, partner).await;
-    for (stage, work, held) in [("provisioner", "buy", "parked"), ("notifier", "deliver", "exhausted")] {
+    for (stage, work, held) in [
+        ("provisioner", "buy", "parked"),
+        ("notifier", "deliver", "exhausted"),
+    ] {
         let mut connection = connect(&bench, stage).await;
         let kinds = "SELECT string_agg(kind, ' ') FROM work";
-        assert_eq!(sqlx::query_scalar::<_, String>(kinds).fetch_one(&mut connection).await.unwrap(), work, "{stage}");
+        assert_eq!(
+            sqlx::query_scalar::<_, String>(kinds)
+                .fetch_one(&mut connection)
+                .await
+                .unwrap(),
+            work,
+            "{stage}"
+        );
         for (table, kind, own) in [("work", "kind", work), ("held", "state", held)] {
             let mut transaction = connection.begin().await.unwrap();
             let delete = AssertSqlSafe(format!("DELETE FROM {table} RETURNING {kind}"));
-            let deleted: Vec<String> = sqlx::query_scalar(delete).fetch_all(&mut *transaction).await.unwrap();
+            let deleted: Vec<String> = sqlx::query_scalar(delete)
+                .fetch_all(&mut *transaction)
+                .await
+                .unwrap();
             assert_eq!(deleted, [own], "{stage} deletes from {table}");
             transaction.rollback().await.unwrap();
         }
@@ -139,7 +171,9 @@ async fn each_stage_has_its_own_work() {
 async fn the_provisioner_fails_a_topup_whose_partner_wants_the_event() {
     let bench = Bench::new().await;
     let partner = bench.partner(Some("https://partner.example/")).await;
-    bench.set_events(partner, &[store::deliveries::events::Kind::TopupFailed]).await;
+    bench
+        .set_events(partner, &[store::deliveries::events::Kind::TopupFailed])
+        .await;
     let failed = bench.stored(order(partner, 1)).await;
     let mut provisioner = connect(&bench, "provisioner").await;
     // What the name finds first for the session is not what the trigger writes.
@@ -147,14 +181,18 @@ async fn the_provisioner_fails_a_topup_whose_partner_wants_the_event() {
                                         order_id uuid);
          CREATE TEMP TABLE work (id uuid, kind text, provider text, lane text, partner_id uuid, at timestamptz)";
     execute(&mut provisioner, tables).await;
-    let fail = format!("UPDATE topups SET state = 'failed' WHERE placement_id = '{}'", placement(&failed));
+    let fail = format!(
+        "UPDATE topups SET state = 'failed' WHERE placement_id = '{}'",
+        placement(&failed)
+    );
     execute(&mut provisioner, &fail).await;
     let made = "SELECT count(*) FROM public.deliveries d JOIN public.work ON id = delivery_id
                 WHERE d.partner_id::text = $1 AND d.kind = 'topup.failed'";
     assert_eq!(bench.value::<i64>(made, partner).await, 1);
 }
 
-/// Every table of the schema is read by the operator, so a new table is not forgotten in `libs/store/roles`.
+/// Every table of the schema is read by the operator, so a new table is not forgotten in
+/// `libs/store/roles`.
 #[tokio::test]
 async fn each_table_has_its_grants() {
     let bench = Bench::new().await;
@@ -172,7 +210,10 @@ async fn each_table_has_its_grants() {
         read.extend(tables(role.name).fetch_all(&mut *connection).await.unwrap());
     }
     let unread: Vec<_> = all.iter().filter(|table| !read.contains(*table)).collect();
-    assert!(unread.is_empty(), "no role reads {unread:?}: name them in libs/store/roles");
+    assert!(
+        unread.is_empty(),
+        "no role reads {unread:?}: name them in libs/store/roles"
+    );
 }
 
 /// An older grant, or one that was made by hand, does not stay.

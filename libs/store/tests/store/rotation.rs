@@ -1,4 +1,5 @@
-//! Replaced keys and secrets, and re-encryption under another master key.
+//! The rotation of keys and secrets, and encryption under another master key while other sessions
+//! change the same rows.
 
 use std::time::Duration;
 
@@ -19,9 +20,18 @@ fn both() -> Vault {
     vault(&format!("{NEW_KEY},{OLD_KEY}"))
 }
 
-const KEEP_OLD: Overlap = Overlap { lasts: DAY, keep_old: true };
-const ANEW: Overlap = Overlap { lasts: DAY, keep_old: false };
-const AT_ONCE: Overlap = Overlap { lasts: Duration::ZERO, keep_old: false };
+const KEEP_OLD: Overlap = Overlap {
+    lasts: DAY,
+    keep_old: true,
+};
+const ANEW: Overlap = Overlap {
+    lasts: DAY,
+    keep_old: false,
+};
+const AT_ONCE: Overlap = Overlap {
+    lasts: Duration::ZERO,
+    keep_old: false,
+};
 
 fn short(rotated: Result<Rotated, store::Error>) -> &'static str {
     match rotated.unwrap() {
@@ -31,13 +41,23 @@ fn short(rotated: Result<Rotated, store::Error>) -> &'static str {
     }
 }
 
-async fn rotate(bench: &Bench, partner: PartnerId, access_key: &str, overlap: Overlap) -> &'static str {
+async fn rotate(
+    bench: &Bench,
+    partner: PartnerId,
+    access_key: &str,
+    overlap: Overlap,
+) -> &'static str {
     let key = SecretKey::from_bytes(access_key.as_bytes().repeat(8)).unwrap();
     let mut connection = bench.connection().await;
     short(partners::rotate_keys(&mut connection, &VAULT, partner, access_key, &key, overlap).await)
 }
 
-async fn rotate_secret(bench: &Bench, partner: PartnerId, byte: u8, overlap: Overlap) -> &'static str {
+async fn rotate_secret(
+    bench: &Bench,
+    partner: PartnerId,
+    byte: u8,
+    overlap: Overlap,
+) -> &'static str {
     let secret = Secret::from_bytes(vec![byte; 32]).unwrap();
     let mut connection = bench.connection().await;
     short(partners::rotate_webhook_secret(&mut connection, &VAULT, partner, &secret, overlap).await)
@@ -45,15 +65,25 @@ async fn rotate_secret(bench: &Bench, partner: PartnerId, byte: u8, overlap: Ove
 
 /// The access keys that are valid beside this one.
 async fn pairs(bench: &Bench, access_key: &str) -> Vec<String> {
-    by_access_key(bench, access_key).await.iter().flat_map(valid).map(str::to_owned).collect()
+    by_access_key(bench, access_key)
+        .await
+        .iter()
+        .flat_map(valid)
+        .map(str::to_owned)
+        .collect()
 }
 
 async fn by_access_key(bench: &Bench, access_key: &str) -> Option<Credentials> {
-    partners::by_access_key(&mut *bench.connection().await, access_key).await.unwrap()
+    partners::by_access_key(&mut *bench.connection().await, access_key)
+        .await
+        .unwrap()
 }
 
 async fn show(bench: &Bench, access_key: &str) -> Partner {
-    partners::show(&mut *bench.connection().await, access_key).await.unwrap().unwrap()
+    partners::show(&mut *bench.connection().await, access_key)
+        .await
+        .unwrap()
+        .unwrap()
 }
 
 /// The valid access keys, each with its own secret key.
@@ -61,7 +91,9 @@ fn valid(credentials: &Credentials) -> Vec<&str> {
     let keys = || credentials.keys.iter();
     let sealed = keys().map(|keys| keys.secret_key.as_deref().unwrap());
     let open = |sealed| partners::open_secret_key(&VAULT, credentials.partner_id, sealed).unwrap();
-    let secrets: Vec<_> = sealed.map(|sealed| open(sealed).expose().to_vec()).collect();
+    let secrets: Vec<_> = sealed
+        .map(|sealed| open(sealed).expose().to_vec())
+        .collect();
     assert!(secrets.windows(2).all(|pair| pair[0] != pair[1]));
     keys().map(|keys| keys.access_key.as_str()).collect()
 }
@@ -96,7 +128,12 @@ async fn old_keys_are_valid_until_the_overlap_ends() {
     assert!(pairs(&bench, "ak_2").await.is_empty());
     assert_eq!(pairs(&bench, &first).await, ["ak_2b", first.as_str()]);
     rotate(&bench, partner, "ak_2", KEEP_OLD).await;
-    bench.set("UPDATE partners SET old_keys_until = now() WHERE partner_id::text = $1", partner).await;
+    bench
+        .set(
+            "UPDATE partners SET old_keys_until = now() WHERE partner_id::text = $1",
+            partner,
+        )
+        .await;
     assert!(pairs(&bench, &first).await.is_empty());
     assert_eq!(rotate(&bench, partner, "ak_3", KEEP_OLD).await, "refused");
     assert_eq!(pairs(&bench, "ak_2").await, ["ak_2"]);
@@ -115,8 +152,12 @@ async fn old_keys_are_valid_until_the_overlap_ends() {
 }
 
 async fn young(bench: &Bench, topups: &[TopupId]) -> Vec<Delivery> {
-    let young = Claim::Fresh { youth: Duration::from_mins(1) };
-    deliveries::claim(&mut *bench.connection().await, &ids(topups), young).await.unwrap()
+    let young = Claim::Fresh {
+        youth: Duration::from_mins(1),
+    };
+    deliveries::claim(&mut *bench.connection().await, &ids(topups), young)
+        .await
+        .unwrap()
 }
 
 async fn taken(bench: &Bench, topups: &[TopupId]) -> Delivery {
@@ -128,7 +169,11 @@ async fn a_delivery_has_the_old_secret_until_the_overlap_ends() {
     let bench = Bench::new().await;
     let partner = bench.partner(Some("http://127.0.0.1:1/")).await;
     let topups = bench.deliveries(partner, 1, true).await;
-    let open = |sealed: &[u8]| partners::open_webhook_secret(&VAULT, partner, sealed).unwrap().expose()[0];
+    let open = |sealed: &[u8]| {
+        partners::open_webhook_secret(&VAULT, partner, sealed)
+            .unwrap()
+            .expose()[0]
+    };
     assert_eq!(taken(&bench, &topups).await.old_webhook_secret, None);
     assert_eq!(rotate_secret(&bench, partner, 8, ANEW).await, "overlap");
     let delivery = taken(&bench, &topups).await;
@@ -136,7 +181,13 @@ async fn a_delivery_has_the_old_secret_until_the_overlap_ends() {
     assert_eq!(delivery.old_webhook_secret.as_deref().map(open), Some(7));
     bench.deliver_in(&topups, 0.0).await;
     assert_eq!(
-        bench.claim_due_deliveries(&page(8, 8)).await.remove(0).old_webhook_secret.as_deref().map(open),
+        bench
+            .claim_due_deliveries(&page(8, 8))
+            .await
+            .remove(0)
+            .old_webhook_secret
+            .as_deref()
+            .map(open),
         Some(7)
     );
 
@@ -162,10 +213,12 @@ async fn a_delivery_has_the_old_secret_until_the_overlap_ends() {
 async fn every_secret_that_is_valid_needs_its_key() {
     let bench = Bench::new().await;
     let partner = bench.partner(None).await;
-    let (both, new) = (both(), vault(NEW_KEY));
+    let both = both();
+    let new = vault(NEW_KEY);
     let mut connection = bench.connection().await;
     let secret = Secret::from_bytes(vec![9; 32]).unwrap();
-    let rotated = partners::rotate_webhook_secret(&mut connection, &both, partner, &secret, AT_ONCE).await;
+    let rotated =
+        partners::rotate_webhook_secret(&mut connection, &both, partner, &secret, AT_ONCE).await;
     assert_eq!(short(rotated), "at once");
     let error = schema::wait(&bench.store, &new).await.unwrap_err();
     assert!(error.to_string().contains("\"test\""), "{error}");
@@ -174,7 +227,12 @@ async fn every_secret_that_is_valid_needs_its_key() {
     assert_eq!(short(rotated), "overlap");
     let error = schema::wait(&bench.store, &new).await.unwrap_err();
     assert!(error.to_string().contains("\"test\""), "{error}");
-    bench.set("UPDATE partners SET old_keys_until = now() WHERE partner_id::text = $1", partner).await;
+    bench
+        .set(
+            "UPDATE partners SET old_keys_until = now() WHERE partner_id::text = $1",
+            partner,
+        )
+        .await;
     let ended = schema::wait(&bench.store, &new).await;
     ended.expect("what has ended needs no key");
 }
@@ -182,8 +240,10 @@ async fn every_secret_that_is_valid_needs_its_key() {
 /// Ready units, with profiles that open.
 async fn ready_units(bench: &Bench, partner: PartnerId, count: usize) -> Vec<TopupId> {
     let topups = bench.deliveries(partner, count, true).await;
-    let profile =
-        Profile { code: ActivationCode::new("smdp.example.com", "A1-B2").unwrap(), expired_date: "2026-12-31".into() };
+    let profile = Profile {
+        code: ActivationCode::new("smdp.example.com", "A1-B2").unwrap(),
+        expired_date: "2026-12-31".into(),
+    };
     let seal = |topup| profile.seal(&VAULT, topup).unwrap();
     sqlx::query(
         "UPDATE esims t SET profile = new.profile
@@ -212,16 +272,27 @@ async fn answer(bench: &Bench, vault: &Vault, topup: &TopupId, attempt: u32) {
 }
 
 async fn reencrypt(bench: &Bench, vault: &Vault) -> Pass {
-    master_key::reencrypt(&mut *bench.connection().await, vault, |_| {}).await.unwrap()
+    master_key::reencrypt(&mut *bench.connection().await, vault, |_| {})
+        .await
+        .unwrap()
 }
 
 /// The usage of each key.
 async fn usages(bench: &Bench) -> Vec<(Option<String>, Usage)> {
-    master_key::usages(&mut *bench.connection().await).await.unwrap().into_iter().collect()
+    master_key::usages(&mut *bench.connection().await)
+        .await
+        .unwrap()
+        .into_iter()
+        .collect()
 }
 
 fn usage(partner_secrets: u64, webhook_secrets: u64, profiles: u64, answers: u64) -> Usage {
-    Usage { partner_secrets, webhook_secrets, profiles, answers }
+    Usage {
+        partner_secrets,
+        webhook_secrets,
+        profiles,
+        answers,
+    }
 }
 
 /// More than two pages of each table, and every kind of value.
@@ -242,7 +313,8 @@ async fn everything_is_sealed_anew_and_opens_with_the_new_key_alone() {
     let all = usage(4, 2, UNITS as u64, UNITS as u64 + 1);
     assert_eq!(usages(&bench).await, [(Some("test".into()), all)]);
 
-    let (both, new) = (both(), vault(NEW_KEY));
+    let both = both();
+    let new = vault(NEW_KEY);
     let pass = reencrypt(&bench, &both).await;
     let values = 4 + 2 * UNITS as u64 + 1;
     assert_eq!((pass.reencrypted, pass.failed.len()), (values, 0));
@@ -262,7 +334,10 @@ async fn everything_is_sealed_anew_and_opens_with_the_new_key_alone() {
         Profile::open(&new, &esim.topup_id, &esim.profile).unwrap();
     }
     let first = &deliveries[0];
-    for sealed in [&first.webhook_secret, first.old_webhook_secret.as_ref().unwrap()] {
+    for sealed in [
+        &first.webhook_secret,
+        first.old_webhook_secret.as_ref().unwrap(),
+    ] {
         partners::open_webhook_secret(&new, partner, sealed).unwrap();
     }
     let mut connection = bench.connection().await;
@@ -270,7 +345,11 @@ async fn everything_is_sealed_anew_and_opens_with_the_new_key_alone() {
     let attempts = operator::deliveries::attempts(&mut connection, id, i64::MAX).await;
     for attempt in attempts.unwrap() {
         let number = u32::try_from(attempt.attempt).unwrap();
-        assert_eq!(new.open(Purpose::Response(id, number), &attempt.answer.unwrap()).unwrap(), b"no");
+        assert_eq!(
+            new.open(Purpose::Response(id, number), &attempt.answer.unwrap())
+                .unwrap(),
+            b"no"
+        );
     }
 }
 
@@ -282,13 +361,22 @@ async fn what_cannot_be_opened_is_named_and_the_others_are_done() {
     let lost = vault("lost:CQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=");
     answer(&bench, &lost, &topups[0], 0).await;
     answer(&bench, &VAULT, &topups[1], 0).await;
-    bench.set("UPDATE esims SET profile = '\\x' WHERE topup_id = $1", &topups[1]).await;
+    bench
+        .set(
+            "UPDATE esims SET profile = '\\x' WHERE topup_id = $1",
+            &topups[1],
+        )
+        .await;
     let sql = "UPDATE partners SET secret_key = set_byte(secret_key, 40, 255 - get_byte(secret_key, 40)) WHERE partner_id::text = $1";
     bench.set(sql, partner).await;
 
     let pass = reencrypt(&bench, &both()).await;
     assert_eq!(pass.reencrypted, 1 + 2 + 1, "{pass:?}");
-    let failed: Vec<_> = pass.failed.iter().map(|one| (one.what, one.id.clone())).collect();
+    let failed: Vec<_> = pass
+        .failed
+        .iter()
+        .map(|one| (one.what, one.id.clone()))
+        .collect();
     let expected = [
         ("secret_key", partner.to_string()),
         ("profile", topups[1].to_string()),
@@ -314,7 +402,14 @@ async fn what_others_hold_is_left_for_another_pass() {
     let topups = ready_units(&bench, partner, 2).await;
     let both = both();
     let mut holds = bench.pool.begin().await.unwrap();
-    execute(&mut holds, &format!("SELECT FROM esims WHERE topup_id = '{}' FOR UPDATE", topups[0])).await;
+    execute(
+        &mut holds,
+        &format!(
+            "SELECT FROM esims WHERE topup_id = '{}' FOR UPDATE",
+            topups[0]
+        ),
+    )
+    .await;
     let pass = reencrypt(&bench, &both).await;
     assert_eq!((pass.reencrypted, pass.failed.len()), (3, 0));
     holds.rollback().await.unwrap();
@@ -331,7 +426,10 @@ async fn what_others_change_is_not_overwritten() {
     let both = both();
     let rotating = async {
         for byte in 0..ROTATIONS {
-            assert_eq!(rotate_secret(&bench, partner, byte, AT_ONCE).await, "at once");
+            assert_eq!(
+                rotate_secret(&bench, partner, byte, AT_ONCE).await,
+                "at once"
+            );
         }
     };
     let mut rotating = std::pin::pin!(rotating);
@@ -343,5 +441,10 @@ async fn what_others_change_is_not_overwritten() {
     }
     let topups = bench.deliveries(partner, 1, true).await;
     let sealed = taken(&bench, &topups).await.webhook_secret;
-    assert_eq!(partners::open_webhook_secret(&both, partner, &sealed).unwrap().expose(), [ROTATIONS - 1; 32]);
+    assert_eq!(
+        partners::open_webhook_secret(&both, partner, &sealed)
+            .unwrap()
+            .expose(),
+        [ROTATIONS - 1; 32]
+    );
 }

@@ -1,4 +1,5 @@
-//! Migrations, and the check of every service at its start.
+//! Migrations beside live traffic, and the check of the schema that every program makes at its
+//! start.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -16,14 +17,17 @@ use crate::bench::{Bench, NEW_KEY, VAULT, execute, order, vault};
 async fn a_schema_that_is_behind_names_the_command_that_helps() {
     let bench = Bench::empty().await;
     let error = schema::wait(&bench.store, &VAULT).await.unwrap_err();
-    assert!(matches!(error, SchemaError::Behind { found: 0, needed } if needed == schema::latest()));
+    assert!(
+        matches!(error, SchemaError::Behind { found: 0, needed } if needed == schema::latest())
+    );
     assert!(error.to_string().contains("esimctl migrate"), "{error}");
 }
 
 #[tokio::test]
 async fn several_may_migrate_at_once_and_again() {
     let bench = Bench::empty().await;
-    let (mut first, mut second) = (bench.connection().await, bench.connection().await);
+    let mut first = bench.connection().await;
+    let mut second = bench.connection().await;
     let (one, other) = tokio::join!(schema::migrate(&mut first), schema::migrate(&mut second));
     one.unwrap();
     other.unwrap();
@@ -36,12 +40,21 @@ fn with(newer: &[&'static str]) -> Migrator {
     let mut all: Vec<Migration> = schema::migrations().iter().cloned().collect();
     for (version, sql) in (schema::latest() + 1..).zip(newer) {
         let no_tx = sql.starts_with("-- no-transaction");
-        all.push(Migration::new(version, "newer".into(), MigrationType::Simple, sql.into_sql_str(), no_tx));
+        all.push(Migration::new(
+            version,
+            "newer".into(),
+            MigrationType::Simple,
+            sql.into_sql_str(),
+            no_tx,
+        ));
     }
     Migrator::with_migrations(all)
 }
 
-const QUICK: Patience = Patience { lock_timeout: Duration::from_millis(100), give_up: Duration::from_mins(1) };
+const QUICK: Patience = Patience {
+    lock_timeout: Duration::from_millis(100),
+    give_up: Duration::from_mins(1),
+};
 
 async fn upgrade(bench: &Bench, newer: &[&'static str]) -> Result<i64, MigrationError> {
     schema::apply(&mut *bench.connection().await, &with(newer), QUICK, |_| {}).await
@@ -54,31 +67,48 @@ async fn a_newer_schema_that_serves_this_version_is_fine() {
     let newer = upgrade(&bench, &[served]).await.unwrap();
     assert_eq!(newer, schema::latest() + 1);
     schema::wait(&bench.store, &VAULT).await.unwrap();
-    assert_eq!(schema::migrate(&mut *bench.connection().await).await.unwrap(), newer);
+    assert_eq!(
+        schema::migrate(&mut *bench.connection().await)
+            .await
+            .unwrap(),
+        newer
+    );
     bench.store(&[order(PartnerId::new(), 1)]).await;
 }
 
 #[tokio::test]
 async fn a_newer_schema_that_does_not_serve_this_version_is_refused() {
-    // It serves only newer programs; it has no `serves` line; a later one serves more than an earlier one.
+    // It serves only newer programs; it has no `serves` line; a later one serves more than an
+    // earlier one.
     for newer in [
         &["-- serves: 1000\nCREATE TABLE newer ();"][..],
         &["CREATE TABLE newer ();"],
-        &["CREATE TABLE newer ();", "-- serves: 1\nCREATE TABLE newest ();"],
+        &[
+            "CREATE TABLE newer ();",
+            "-- serves: 1\nCREATE TABLE newest ();",
+        ],
     ] {
         let bench = Bench::new().await;
         upgrade(&bench, newer).await.unwrap();
         let known = schema::latest();
         let error = schema::wait(&bench.store, &VAULT).await.unwrap_err();
-        assert!(error.to_string().contains("deploy a newer version"), "{error}");
+        assert!(
+            error.to_string().contains("deploy a newer version"),
+            "{error}"
+        );
         let newest = known + i64::try_from(newer.len()).unwrap();
         let is_ahead = |error: &SchemaError| {
             matches!(*error, SchemaError::Ahead { found, known: ours, serves }
                 if found == newest && ours == known && serves > known)
         };
         assert!(is_ahead(&error), "{error}");
-        let error = schema::migrate(&mut *bench.connection().await).await.unwrap_err();
-        assert!(matches!(&error, MigrationError::Schema(error) if is_ahead(error)), "{error}");
+        let error = schema::migrate(&mut *bench.connection().await)
+            .await
+            .unwrap_err();
+        assert!(
+            matches!(&error, MigrationError::Schema(error) if is_ahead(error)),
+            "{error}"
+        );
     }
 }
 
@@ -91,28 +121,58 @@ async fn a_newer_schema_of_an_old_migrator_is_refused() {
          VALUES (1000, 'of the future', true, '', 0)";
     bench.sql(statements).await;
     let error = schema::wait(&bench.store, &VAULT).await.unwrap_err();
-    assert!(matches!(error, SchemaError::Ahead { found: 1000, serves: 1000, .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            SchemaError::Ahead {
+                found: 1000,
+                serves: 1000,
+                ..
+            }
+        ),
+        "{error}"
+    );
 }
 
 #[tokio::test]
 async fn a_migration_that_was_changed_is_refused() {
     let bench = Bench::new().await;
-    let newer = upgrade(&bench, &["-- serves: 1\nCREATE TABLE newer ();"]).await.unwrap();
-    let error = upgrade(&bench, &["-- serves: 1\nCREATE TABLE other ();"]).await.unwrap_err();
-    assert!(matches!(error, MigrationError::Changed(version) if version == newer), "{error}");
+    let newer = upgrade(&bench, &["-- serves: 1\nCREATE TABLE newer ();"])
+        .await
+        .unwrap();
+    let error = upgrade(&bench, &["-- serves: 1\nCREATE TABLE other ();"])
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error, MigrationError::Changed(version) if version == newer),
+        "{error}"
+    );
 }
 
 #[tokio::test]
 async fn a_database_from_before_the_first_release_is_refused_in_one_line() {
     let bench = Bench::new().await;
-    bench.sql("UPDATE _sqlx_migrations SET checksum = 'another' WHERE version = 1").await;
-    let error = schema::migrate(&mut *bench.connection().await).await.unwrap_err();
-    assert!(matches!(error, MigrationError::BeforeFirstRelease), "{error}");
+    bench
+        .sql("UPDATE _sqlx_migrations SET checksum = 'another' WHERE version = 1")
+        .await;
+    let error = schema::migrate(&mut *bench.connection().await)
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error, MigrationError::BeforeFirstRelease),
+        "{error}"
+    );
     let text = error.to_string();
-    assert!(text.contains("before version 0.1.0") && text.contains("DATABASE_URL") && !text.contains('\n'), "{text}");
+    assert!(
+        text.contains("before version 0.1.0")
+            && text.contains("DATABASE_URL")
+            && !text.contains('\n'),
+        "{text}"
+    );
 }
 
-/// Like `pg_dump`, which holds every table for hours. Queries would queue behind a waiting migration.
+/// Like `pg_dump`, which holds every table for hours. Queries would queue behind a waiting
+/// migration.
 #[tokio::test]
 async fn orders_go_on_while_a_migration_waits_for_a_dump() {
     let bench = Bench::new().await;
@@ -149,9 +209,14 @@ async fn a_migrator_that_gives_up_names_the_transaction_in_its_way() {
     let mut dump = bench.connection().await;
     let lock = "SET application_name = 'pg_dump'; BEGIN; LOCK TABLE orders IN ACCESS SHARE MODE";
     execute(&mut dump, lock).await;
-    let patience = Patience { give_up: Duration::from_millis(500), ..QUICK };
+    let patience = Patience {
+        give_up: Duration::from_millis(500),
+        ..QUICK
+    };
     let migrator = with(&["-- serves: 1\nALTER TABLE orders ADD COLUMN newer text;"]);
-    let error = schema::apply(&mut *bench.connection().await, &migrator, patience, |_| {}).await.unwrap_err();
+    let error = schema::apply(&mut *bench.connection().await, &migrator, patience, |_| {})
+        .await
+        .unwrap_err();
     assert!(matches!(error, MigrationError::Locked { .. }), "{error}");
     assert!(error.to_string().contains("pg_dump (pid "), "{error}");
     schema::wait(&bench.store, &VAULT).await.unwrap();
@@ -161,18 +226,28 @@ async fn a_migrator_that_gives_up_names_the_transaction_in_its_way() {
 async fn a_concurrent_index_waits_for_a_dump_and_blocks_no_order() {
     let bench = Bench::new().await;
     let mut dump = bench.connection().await;
-    let lock = "BEGIN ISOLATION LEVEL REPEATABLE READ; LOCK TABLE orders IN ACCESS SHARE MODE; SELECT 1";
+    let lock =
+        "BEGIN ISOLATION LEVEL REPEATABLE READ; LOCK TABLE orders IN ACCESS SHARE MODE; SELECT 1";
     execute(&mut dump, lock).await;
-    let newer = ["-- no-transaction\n-- serves: 1\nCREATE INDEX CONCURRENTLY newer ON orders (created_at);"];
+    let newer = [
+        "-- no-transaction\n-- serves: 1\nCREATE INDEX CONCURRENTLY newer ON orders (created_at);",
+    ];
     let build = upgrade(&bench, &newer);
     let orders = async {
-        let building = "SELECT count(*) FROM pg_stat_progress_create_index WHERE phase LIKE 'waiting for%'";
-        let count = async || sqlx::query_scalar::<_, i64>(building).fetch_one(&bench.pool).await;
+        let building =
+            "SELECT count(*) FROM pg_stat_progress_create_index WHERE phase LIKE 'waiting for%'";
+        let count = async || {
+            sqlx::query_scalar::<_, i64>(building)
+                .fetch_one(&bench.pool)
+                .await
+        };
         while count().await.unwrap() == 0 {
             tokio::task::yield_now().await;
         }
         let new = [order(PartnerId::new(), 1)];
-        timeout(Duration::from_secs(5), bench.store(&new)).await.expect("orders queue behind the build");
+        timeout(Duration::from_secs(5), bench.store(&new))
+            .await
+            .expect("orders queue behind the build");
         execute(&mut dump, "COMMIT").await;
     };
     let (version, ()) = tokio::join!(build, orders);
@@ -184,13 +259,18 @@ async fn a_concurrent_index_waits_for_a_dump_and_blocks_no_order() {
 async fn an_index_whose_build_failed_is_built_anew() {
     let bench = Bench::new().await;
     bench.store(&[order(PartnerId::new(), 1)]).await;
-    let newer =
-        ["-- no-transaction\n-- serves: 1\nCREATE UNIQUE INDEX CONCURRENTLY newer ON orders ((order_id IS NULL));"];
+    let newer = [
+        "-- no-transaction\n-- serves: 1\nCREATE UNIQUE INDEX CONCURRENTLY newer ON orders ((order_id IS NULL));",
+    ];
     bench.store(&[order(PartnerId::new(), 1)]).await;
     let error = upgrade(&bench, &newer).await.unwrap_err();
     assert!(matches!(error, MigrationError::Failed { .. }), "{error}");
     let valid = "SELECT indisvalid FROM pg_index WHERE indexrelid = 'newer'::regclass";
-    let is_valid = async || sqlx::query_scalar::<_, bool>(valid).fetch_one(&bench.pool).await;
+    let is_valid = async || {
+        sqlx::query_scalar::<_, bool>(valid)
+            .fetch_one(&bench.pool)
+            .await
+    };
     assert!(!is_valid().await.unwrap());
     bench.sql("TRUNCATE orders").await;
     upgrade(&bench, &newer).await.unwrap();
@@ -201,7 +281,9 @@ async fn an_index_whose_build_failed_is_built_anew() {
 async fn another_master_key_stops_the_start() {
     let bench = Bench::new().await;
     let other = vault("test:AQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=");
-    schema::wait(&bench.store, &other).await.expect("nothing is stored yet");
+    schema::wait(&bench.store, &other)
+        .await
+        .expect("nothing is stored yet");
     bench.partner(None).await;
     schema::wait(&bench.store, &VAULT).await.unwrap();
     let error = schema::wait(&bench.store, &other).await.unwrap_err();
@@ -233,5 +315,7 @@ async fn a_key_that_any_partner_needs_may_not_be_missing() {
     assert!(error.to_string().contains("\"second\""), "{error}");
     let sql = "UPDATE partners SET webhook_secret = '\\x', secret_key = '\\x' WHERE partner_id::text <> $1";
     bench.set(sql, old).await;
-    schema::wait(&bench.store, &VAULT).await.expect("damaged rows are theirs alone");
+    schema::wait(&bench.store, &VAULT)
+        .await
+        .expect("damaged rows are theirs alone");
 }

@@ -1,4 +1,4 @@
-//! What partners see and change themselves.
+//! What partners see and change themselves, and that they see and change nothing of other partners.
 
 use std::time::Duration;
 
@@ -6,21 +6,24 @@ use domain::{OrderId, PartnerId, TopupId};
 use store::operator::actions::Mode;
 use store::operator::deliveries::{Filter, replay};
 use store::orders::{self, Cancelled, NewOrder};
-use store::self_service::{self, OrderPage, OrderState, Position, Redelivered, StoredWebhook, UnitState};
+use store::self_service::{
+    self, OrderPage, OrderState, Position, Redelivered, StoredWebhook, UnitState,
+};
 
 use crate::bench::{
-    Bench, PROVIDER, answered, bought, bought_pending, delivery_id, disputed, not_bought, order, parked, part,
-    placement, ready, rejected, topups, unknown,
+    Bench, PROVIDER, answered, bought, bought_pending, delivery_id, disputed, not_bought, order,
+    parked, part, placement, ready, rejected, topups, unknown,
 };
 
 const MINUTE: Duration = Duration::from_mins(1);
-const DELIVERED: &str =
-    "UPDATE deliveries SET state = 'delivered', attempt = 1, attempted_at = now() WHERE topup_id = $1";
+const DELIVERED: &str = "UPDATE deliveries SET state = 'delivered', attempt = 1, attempted_at = now() WHERE topup_id = $1";
 
 impl Bench {
     pub async fn cancel(&self, order: &NewOrder) -> Cancelled {
         let mut connection = self.connection().await;
-        orders::cancel(&mut connection, order.partner_id, &order.external_order_id).await.unwrap()
+        orders::cancel(&mut connection, order.partner_id, &order.external_order_id)
+            .await
+            .unwrap()
     }
 
     async fn past_answer(&self, units: usize) -> NewOrder {
@@ -28,22 +31,37 @@ impl Bench {
     }
 
     async fn seen(&self, order: &NewOrder) -> (OrderState, Vec<UnitState>) {
-        let (partner, id) = (order.partner_id, &order.external_order_id);
+        let partner = order.partner_id;
+        let id = &order.external_order_id;
         let mut connection = self.connection().await;
-        let head = self_service::order(&mut connection, partner, id).await.unwrap().unwrap();
-        let units = self_service::units(&mut connection, partner, head.order_id).await.unwrap();
+        let head = self_service::order(&mut connection, partner, id)
+            .await
+            .unwrap()
+            .unwrap();
+        let units = self_service::units(&mut connection, partner, head.order_id)
+            .await
+            .unwrap();
         let states = units.iter().map(|unit| unit.state).collect();
         (head.state(self_service::count(&units)), states)
     }
 
     async fn redeliver(&self, partner: PartnerId, topup: &TopupId) -> Redelivered {
         let mut connection = self.connection().await;
-        self_service::redeliver(&mut connection, partner, &topup.clone().into(), MINUTE).await.unwrap()
+        self_service::redeliver(&mut connection, partner, &topup.clone().into(), MINUTE)
+            .await
+            .unwrap()
     }
 
-    async fn webhooks(&self, partner: PartnerId, after: &Position, limit: i64) -> Vec<StoredWebhook> {
+    async fn webhooks(
+        &self,
+        partner: PartnerId,
+        after: &Position,
+        limit: i64,
+    ) -> Vec<StoredWebhook> {
         let mut connection = self.connection().await;
-        self_service::webhooks(&mut connection, partner, after, limit).await.unwrap()
+        self_service::webhooks(&mut connection, partner, after, limit)
+            .await
+            .unwrap()
     }
 }
 
@@ -52,19 +70,32 @@ async fn only_an_order_that_is_certainly_not_bought_is_cancelled() {
     let bench = Bench::new().await;
     // Before its answer has left, an order is refused by its own request only.
     let early = bench.stored(order(PartnerId::new(), 1)).await;
-    assert!(matches!(bench.cancel(&early).await, Cancelled::Undecided(_)));
+    assert!(matches!(
+        bench.cancel(&early).await,
+        Cancelled::Undecided(_)
+    ));
 
     let waits = bench.past_answer(2).await;
-    let stranger = NewOrder { partner_id: PartnerId::new(), ..waits.clone() };
+    let stranger = NewOrder {
+        partner_id: PartnerId::new(),
+        ..waits.clone()
+    };
     assert_eq!(bench.cancel(&stranger).await, Cancelled::Unknown);
     assert_eq!(bench.cancel(&waits).await, Cancelled::Done);
     assert_eq!(bench.cancel(&waits).await, Cancelled::Unknown);
-    assert_eq!(bench.seen(&waits).await, (OrderState::Cancelled, vec![UnitState::Failed; 2]));
+    assert_eq!(
+        bench.seen(&waits).await,
+        (OrderState::Cancelled, vec![UnitState::Failed; 2])
+    );
     // Nothing is left to buy, by message or because it is due, and the id is free.
     let id = placement(&waits);
     bench.due_in(&[id], -1.0).await;
     assert!(bench.claim(&[id]).await.is_empty() && bench.claim_due(PROVIDER, 10).await.is_empty());
-    let again = NewOrder { order_id: OrderId::new(), placements: vec![part(PROVIDER, &[0])], ..waits.clone() };
+    let again = NewOrder {
+        order_id: OrderId::new(),
+        placements: vec![part(PROVIDER, &[0])],
+        ..waits.clone()
+    };
     bench.store(&[again]).await;
 
     // An attempt may have bought something until it is recorded that it has not.
@@ -92,17 +123,24 @@ async fn only_an_order_that_is_certainly_not_bought_is_cancelled() {
     }
 
     // One part that is bought keeps the others.
-    let two = NewOrder { placements: vec![part(PROVIDER, &[0]), part("other", &[1])], ..answered(PartnerId::new(), 0) };
+    let two = NewOrder {
+        placements: vec![part(PROVIDER, &[0]), part("other", &[1])],
+        ..answered(PartnerId::new(), 0)
+    };
     let two = bench.stored(two).await;
     bench.claim(&[placement(&two)]).await;
     assert_eq!(bench.cancel(&two).await, Cancelled::TooLate);
-    assert_eq!(bench.state(two.placements[1].placement_id).await, "accepted");
+    assert_eq!(
+        bench.state(two.placements[1].placement_id).await,
+        "accepted"
+    );
 }
 
 #[tokio::test]
 async fn a_claim_and_a_cancellation_exclude_each_other() {
     let bench = Bench::new().await;
-    let (mut bought, mut cancelled) = (0, 0);
+    let mut bought = 0;
+    let mut cancelled = 0;
     for _ in 0..50 {
         let order = bench.past_answer(1).await;
         let ids = [placement(&order)];
@@ -133,17 +171,31 @@ async fn units_are_shown_as_they_are() {
     let seen = bench.seen(&order).await;
     assert_eq!(seen, all(OrderState::Processing, UnitState::OnHold));
     let units = topups(&order);
-    bench.settle(&[bought(id, 1, units.iter().map(ready).collect(), true)]).await;
+    bench
+        .settle(&[bought(id, 1, units.iter().map(ready).collect(), true)])
+        .await;
     let seen = bench.seen(&order).await;
     assert_eq!(seen, all(OrderState::Ready, UnitState::Ready));
     let mut connection = bench.connection().await;
-    let unit = self_service::unit(&mut connection, order.partner_id, &units[0]).await.unwrap().unwrap();
+    let unit = self_service::unit(&mut connection, order.partner_id, &units[0])
+        .await
+        .unwrap()
+        .unwrap();
     assert!(unit.profile.is_some(), "{unit:?}");
     assert_eq!(unit.delivery.as_deref(), Some("pending"));
     // Another partner does not see it.
-    let page = OrderPage { limit: 10, ..OrderPage::default() };
+    let page = OrderPage {
+        limit: 10,
+        ..OrderPage::default()
+    };
     for (partner, seen) in [(order.partner_id, true), (PartnerId::new(), false)] {
-        assert_eq!(self_service::unit(&mut connection, partner, &units[0]).await.unwrap().is_some(), seen);
+        assert_eq!(
+            self_service::unit(&mut connection, partner, &units[0])
+                .await
+                .unwrap()
+                .is_some(),
+            seen
+        );
         let delivery = self_service::delivery(&mut connection, partner, &units[0]).await;
         assert_eq!(delivery.unwrap().is_some(), seen);
         let found = self_service::units(&mut connection, partner, order.order_id).await;
@@ -177,7 +229,10 @@ async fn one_redelivery_in_an_interval() {
                    created_at = now() - interval '3 min' WHERE topup_id = $1";
     bench.set(earlier, &topup).await;
     assert_eq!(bench.redeliver(partner, &topup).await, Redelivered::Again);
-    assert_eq!(bench.states(&topup).await, ("ready".into(), "pending".into()));
+    assert_eq!(
+        bench.states(&topup).await,
+        ("ready".into(), "pending".into())
+    );
     assert_eq!(bench.redeliver(partner, &topup).await, Redelivered::Due);
     let sql = "SELECT count(*) FROM operator_actions WHERE target = 'topup ' || $1";
     let recorded: i64 = bench.value(sql, &topup).await;
@@ -201,8 +256,12 @@ async fn webhooks_are_read_in_order_by_their_partner_only() {
     same.sort();
     let expected = [same[0].clone(), same[1].clone(), topups[0].to_string()];
 
-    let start = Position { at: time::OffsetDateTime::UNIX_EPOCH, topup_id: String::new() };
-    let (mut after, mut found) = (start.clone(), Vec::new());
+    let start = Position {
+        at: time::OffsetDateTime::UNIX_EPOCH,
+        topup_id: String::new(),
+    };
+    let mut after = start.clone();
+    let mut found = Vec::new();
     for limit in [1, 1, 10, 10] {
         let page = bench.webhooks(partner, &after, limit).await;
         if let Some(last) = page.last() {
@@ -212,13 +271,23 @@ async fn webhooks_are_read_in_order_by_their_partner_only() {
     }
     // The fresh one may not be the last one yet.
     assert_eq!(found, expected);
-    let settled = "UPDATE deliveries SET created_at = created_at - interval '1 s' WHERE topup_id = $1";
+    let settled =
+        "UPDATE deliveries SET created_at = created_at - interval '1 s' WHERE topup_id = $1";
     bench.set(settled, &fresh).await;
     let page = bench.webhooks(partner, &after, 10).await;
     assert_eq!(page.len(), 1);
     assert!(page[0].profile.is_some() && page[0].topup_id == fresh);
-    bench.set("UPDATE esims SET erased_at = now() WHERE topup_id = $1", &fresh).await;
-    assert!(bench.webhooks(partner, &after, 10).await[0].profile.is_none());
+    bench
+        .set(
+            "UPDATE esims SET erased_at = now() WHERE topup_id = $1",
+            &fresh,
+        )
+        .await;
+    assert!(
+        bench.webhooks(partner, &after, 10).await[0]
+            .profile
+            .is_none()
+    );
 
     let stranger = bench.partner(None).await;
     assert!(bench.webhooks(stranger, &start, 10).await.is_empty());
@@ -233,14 +302,33 @@ async fn a_replay_of_one_topup_heeds_its_partner_and_time() {
     let topup = bench.deliveries(partner, 1, true).await.remove(0);
     bench.set(DELIVERED, &topup).await;
     let now = runtime::clock::now();
-    let one = Filter { id: Some(delivery_id(&topup)), ..Filter::default() };
-    let mine = Filter { partner_id: Some(partner), since: Some(now - MINUTE), until: Some(now + MINUTE), ..one };
-    let earlier = Filter { until: Some(now - MINUTE), ..one };
-    let later = Filter { since: Some(now + MINUTE), ..one };
-    let anothers = Filter { partner_id: Some(PartnerId::new()), ..one };
+    let one = Filter {
+        id: Some(delivery_id(&topup)),
+        ..Filter::default()
+    };
+    let mine = Filter {
+        partner_id: Some(partner),
+        since: Some(now - MINUTE),
+        until: Some(now + MINUTE),
+        ..one
+    };
+    let earlier = Filter {
+        until: Some(now - MINUTE),
+        ..one
+    };
+    let later = Filter {
+        since: Some(now + MINUTE),
+        ..one
+    };
+    let anothers = Filter {
+        partner_id: Some(PartnerId::new()),
+        ..one
+    };
     let mut connection = bench.connection().await;
     for (filter, expected) in [(one, 1), (mine, 1), (earlier, 0), (later, 0), (anothers, 0)] {
-        let replayed = replay(&mut connection, &filter, 1, Mode::Preview).await.unwrap();
+        let replayed = replay(&mut connection, &filter, 1, Mode::Preview)
+            .await
+            .unwrap();
         assert_eq!(replayed.replayed, expected, "{filter:?}");
     }
 }

@@ -1,14 +1,15 @@
-//! Outcomes of purchases: profiles, deliveries, and data that must not be lost.
+//! Outcomes of purchases: profiles and deliveries are stored together and once, and an unexpected
+//! purchase is parked instead of lost.
 
 use std::time::Duration;
 
 use domain::{PartnerId, TopupId};
 use store::orders::NewOrder;
-use store::placements::{self, Claim, Outcome, Progress, Settlement, Unit};
+use store::placements::{self, Claim, Outcome, Progress, ReadyProfile, Settlement, Unit};
 
 use crate::bench::{
-    Bench, bought, bought_pending, delivery_id, fresh, iccid, ids, not_bought, not_found, order, order_of, parked,
-    part, placement, ready, rejected, settlement, topups, unit, unknown,
+    Bench, bought, bought_pending, delivery_id, fresh, iccid, ids, not_bought, not_found, order,
+    order_of, parked, part, placement, ready, rejected, settlement, topups, unit, unknown,
 };
 
 impl Bench {
@@ -33,7 +34,9 @@ impl Bench {
     }
 
     async fn try_settle(&self, settlements: &[Settlement]) -> Result<(), store::Error> {
-        placements::settle(&mut *self.connection().await, settlements).await.map(drop)
+        placements::settle(&mut *self.connection().await, settlements)
+            .await
+            .map(drop)
     }
 }
 
@@ -42,21 +45,36 @@ async fn a_profile_its_topup_and_its_delivery_are_stored_together() {
     let bench = Bench::new().await;
     for is_fresh in [false, true] {
         let order = bench.placing(1).await;
-        let (id, topup) = (placement(&order), &topups(&order)[0]);
+        let id = placement(&order);
+        let topup = &topups(&order)[0];
         let purchase = bought(id, 1, vec![ready(topup)], true);
-        let settled = bench.settle(&[if is_fresh { fresh(&order, purchase) } else { purchase }]).await;
+        let settled = bench
+            .settle(&[if is_fresh {
+                fresh(&order, purchase)
+            } else {
+                purchase
+            }])
+            .await;
         assert!(settled[0].moved && !settled[0].unexpected);
         assert_eq!(settled[0].ready, [delivery_id(topup)]);
-        let statement = "SELECT iccid || ' ' || encode(profile, 'escape') || ' ' || provider_unit_id || ' '
+        let statement =
+            "SELECT iccid || ' ' || encode(profile, 'escape') || ' ' || provider_unit_id || ' '
                 || (ready_at IS NOT NULL) FROM esims WHERE topup_id = $1";
         let stored: String = bench.value(statement, topup).await;
         let number = iccid(topup);
-        assert_eq!(stored, format!("{} sealed unit-{topup} true", number.as_str()));
+        assert_eq!(
+            stored,
+            format!("{} sealed unit-{topup} true", number.as_str())
+        );
         let statement = "SELECT partner_id || ' ' || order_id || ' ' || state || ' ' || attempt
                 FROM deliveries WHERE topup_id = $1";
         let delivery: String = bench.value(statement, topup).await;
-        assert_eq!(delivery, format!("{} {} pending 0", order.partner_id, order.order_id));
-        let statement = "SELECT state = 'placed' AND placed_at IS NOT NULL AND NOT EXISTS (SELECT FROM work w
+        assert_eq!(
+            delivery,
+            format!("{} {} pending 0", order.partner_id, order.order_id)
+        );
+        let statement =
+            "SELECT state = 'placed' AND placed_at IS NOT NULL AND NOT EXISTS (SELECT FROM work w
                 WHERE w.id = p.placement_id) FROM placements p WHERE placement_id::text = $1";
         assert!(bench.value::<bool>(statement, id).await, "complete");
     }
@@ -66,14 +84,22 @@ async fn a_profile_its_topup_and_its_delivery_are_stored_together() {
 async fn a_delivery_is_born_due_after_the_answer() {
     let bench = Bench::new().await;
     // Seconds within which the order is answered, whether it is announced, seconds until it is due.
-    for (answer_within, announced, due) in
-        [(0, false, Some(0.0)), (5, false, Some(5.0)), (0, true, None), (5, true, None)]
-    {
-        let order = NewOrder { answer_within: Duration::from_secs(answer_within), ..order(PartnerId::new(), 1) };
+    for (answer_within, announced, due) in [
+        (0, false, Some(0.0)),
+        (5, false, Some(5.0)),
+        (0, true, None),
+        (5, true, None),
+    ] {
+        let order = NewOrder {
+            answer_within: Duration::from_secs(answer_within),
+            ..order(PartnerId::new(), 1)
+        };
         let order = bench.stored(order).await;
         let id = placement(&order);
         bench.claim(&[id]).await;
-        bench.settle(&[bought(id, 1, vec![ready(&topups(&order)[0])], announced)]).await;
+        bench
+            .settle(&[bought(id, 1, vec![ready(&topups(&order)[0])], announced)])
+            .await;
         let after = bench.due_after(&order).await;
         let Some(due) = due else {
             assert_eq!(after, None, "its first lease is no due row");
@@ -81,7 +107,10 @@ async fn a_delivery_is_born_due_after_the_answer() {
         };
         let after = after.unwrap();
         // The time between the two statements is missing from `answer_by`.
-        assert!((due - 3.0..=due).contains(&after), "{answer_within} {announced}: {after}");
+        assert!(
+            (due - 3.0..=due).contains(&after),
+            "{answer_within} {announced}: {after}"
+        );
         let statement = "SELECT due.at >= o.answer_by FROM work due
                 JOIN deliveries d ON d.delivery_id = due.id JOIN orders o USING (order_id) WHERE topup_id = $1";
         assert!(bench.value::<bool>(statement, &topups(&order)[0]).await);
@@ -96,7 +125,10 @@ async fn a_repeated_settlement_changes_nothing() {
     let purchase = [bought(placement(&order), 1, units, true)];
     assert_eq!(bench.settle(&purchase).await[0].ready.len(), 2);
     let before = bench.everything(order.order_id).await;
-    for repeated in [purchase.clone(), purchase.map(|purchase| fresh(&order, purchase))] {
+    for repeated in [
+        purchase.clone(),
+        purchase.map(|purchase| fresh(&order, purchase)),
+    ] {
         assert!(bench.settle(&repeated).await[0].ready.is_empty());
         assert_eq!(bench.everything(order.order_id).await, before);
     }
@@ -122,7 +154,10 @@ async fn two_processes_that_settle_one_purchase_make_one_delivery() {
         let (one, other) = tokio::join!(bench.settle(&purchase), bench.settle(&purchase));
         assert_eq!(one[0].ready.len() + other[0].ready.len(), 2);
         for topup in topups(&order) {
-            assert_eq!(bench.states(&topup).await, ("ready".into(), "pending".into()));
+            assert_eq!(
+                bench.states(&topup).await,
+                ("ready".into(), "pending".into())
+            );
         }
     }
 }
@@ -131,16 +166,32 @@ async fn two_processes_that_settle_one_purchase_make_one_delivery() {
 async fn a_provider_unit_is_assigned_once() {
     let bench = Bench::new().await;
     let order = bench.placing(1).await;
-    let (id, topup) = (placement(&order), &topups(&order)[0]);
-    let named = |name: &str, progress: Progress| Unit { provider_unit_id: name.to_owned(), ..unit(topup, progress) };
-    let settle = async |units: Vec<Unit>| bench.settle(&[bought(id, 1, units, false)]).await.remove(0);
+    let id = placement(&order);
+    let topup = &topups(&order)[0];
+    let named = |name: &str, progress: Progress| Unit {
+        provider_unit_id: name.to_owned(),
+        ..unit(topup, progress)
+    };
+    let settle =
+        async |units: Vec<Unit>| bench.settle(&[bought(id, 1, units, false)]).await.remove(0);
     settle(vec![named("first", Progress::Pending)]).await;
     settle(vec![named("second", Progress::Pending)]).await;
     let statement = "SELECT provider_unit_id FROM esims WHERE topup_id = $1";
     assert_eq!(bench.value::<String>(statement, topup).await, "first");
-    assert!(settle(vec![named("second", ready(topup).progress)]).await.ready.is_empty());
+    assert!(
+        settle(vec![named("second", ready(topup).progress)])
+            .await
+            .ready
+            .is_empty()
+    );
     assert_eq!(bench.states(topup).await, ("pending".into(), "none".into()));
-    assert_eq!(settle(vec![named("first", ready(topup).progress)]).await.ready.len(), 1);
+    assert_eq!(
+        settle(vec![named("first", ready(topup).progress)])
+            .await
+            .ready
+            .len(),
+        1
+    );
 }
 
 #[tokio::test]
@@ -148,20 +199,33 @@ async fn a_unit_sold_twice_is_found_by_its_constraint_and_changes_nothing() {
     let bench = Bench::new().await;
     let first = bench.placing(1).await;
     let sold = ready(&topups(&first)[0]);
-    bench.settle(&[bought(placement(&first), 1, vec![sold.clone()], false)]).await;
+    bench
+        .settle(&[bought(placement(&first), 1, vec![sold.clone()], false)])
+        .await;
 
     let second = bench.placing(1).await;
     let topup = &topups(&second)[0];
-    let same_unit = Unit { provider_unit_id: sold.provider_unit_id.clone(), ..ready(topup) };
-    let sold_iccid = |topup: &TopupId| Progress::Ready {
-        iccid: iccid(&topups(&first)[0]),
-        profile: b"sealed".to_vec(),
-        delivery_id: delivery_id(topup),
+    let same_unit = Unit {
+        provider_unit_id: sold.provider_unit_id.clone(),
+        ..ready(topup)
+    };
+    let sold_iccid = |topup: &TopupId| {
+        Progress::Ready(ReadyProfile {
+            iccid: iccid(&topups(&first)[0]),
+            profile: b"sealed".to_vec(),
+            delivery_id: delivery_id(topup),
+        })
     };
     let same_iccid = unit(topup, sold_iccid(topup));
     let before = bench.everything(second.order_id).await;
-    for (unit, constraint) in [(same_unit, "esims_provider_unit_key"), (same_iccid, "esims_iccid_key")] {
-        let error = bench.try_settle(&[bought(placement(&second), 1, vec![unit], false)]).await.unwrap_err();
+    for (unit, constraint) in [
+        (same_unit, "esims_provider_unit_key"),
+        (same_iccid, "esims_iccid_key"),
+    ] {
+        let error = bench
+            .try_settle(&[bought(placement(&second), 1, vec![unit], false)])
+            .await
+            .unwrap_err();
         assert_eq!(error.constraint(), Some(constraint));
         assert!(error.is_about_data());
         assert_eq!(bench.everything(second.order_id).await, before);
@@ -172,8 +236,17 @@ async fn a_unit_sold_twice_is_found_by_its_constraint_and_changes_nothing() {
     let id = placement(&third);
     bench.claim_as("elsewhere", &[id], Claim::Fresh).await;
     let topup = &topups(&third)[0];
-    let unit = Unit { topup_id: topup.clone(), progress: sold_iccid(topup), provider_unit_id: sold.provider_unit_id };
-    assert_eq!(bench.settle(&[bought(id, 1, vec![unit], false)]).await[0].ready.len(), 1);
+    let unit = Unit {
+        topup_id: topup.clone(),
+        progress: sold_iccid(topup),
+        provider_unit_id: sold.provider_unit_id,
+    };
+    assert_eq!(
+        bench.settle(&[bought(id, 1, vec![unit], false)]).await[0]
+            .ready
+            .len(),
+        1
+    );
 }
 
 #[tokio::test]
@@ -184,7 +257,8 @@ async fn an_unexpected_purchase_is_parked_and_stays_so() {
     }
 }
 
-/// `is_fresh`: the placement was claimed fresh, so the lean statement tries to record the purchase first.
+/// `is_fresh`: the placement was claimed fresh, so the lean statement tries to record the purchase
+/// first.
 async fn an_unexpected_purchase_is_parked(bench: &Bench, is_fresh: bool) {
     let refused = bench.placing(1).await;
     bench.settle(&[rejected(placement(&refused), 1)]).await;
@@ -210,19 +284,30 @@ async fn an_unexpected_purchase_is_parked(bench: &Bench, is_fresh: bool) {
         let id = placement(&order);
         let bought = |attempt| {
             let purchase = bought(id, attempt, vec![ready(&topups(&order)[0])], true);
-            if is_fresh { fresh(&order, purchase) } else { purchase }
+            if is_fresh {
+                fresh(&order, purchase)
+            } else {
+                purchase
+            }
         };
         let settled = bench.settle(&[bought(1)]).await;
         assert!(settled[0].moved && settled[0].unexpected, "{was}");
         assert!(settled[0].ready.is_empty(), "{was}");
         assert_eq!(bench.state(id).await, "parked", "{was}");
         let reason = bench.reason(&order).await;
-        assert_eq!(reason, format!("attempt 1 was bought although this placement was {was} at attempt {attempt}"));
+        assert_eq!(
+            reason,
+            format!("attempt 1 was bought although this placement was {was} at attempt {attempt}")
+        );
         // Neither a repeated outcome nor the current attempt's own success may hide it again.
         let before = bench.everything(order.order_id).await;
-        for late in
-            [bought(1), bought(attempt), unknown(id, attempt), not_found(id, attempt, true), parked(id, attempt)]
-        {
+        for late in [
+            bought(1),
+            bought(attempt),
+            unknown(id, attempt),
+            not_found(id, attempt, true),
+            parked(id, attempt),
+        ] {
             let settled = bench.settle(&[late]).await;
             assert!(!settled[0].moved && !settled[0].unexpected, "{was}");
             assert_eq!(bench.everything(order.order_id).await, before, "{was}");
@@ -234,29 +319,50 @@ async fn an_unexpected_purchase_is_parked(bench: &Bench, is_fresh: bool) {
 async fn units_finish_one_by_one() {
     let bench = Bench::new().await;
     let order = bench.placing(3).await;
-    let (id, units) = (placement(&order), topups(&order));
+    let id = placement(&order);
+    let units = topups(&order);
     let first = vec![
         ready(&units[0]),
         unit(&units[1], Progress::Failed("no such profile".into())),
         unit(&units[2], Progress::Pending),
     ];
-    assert_eq!(bench.settle(&[bought(id, 1, first, false)]).await[0].ready, ids(&units[..1]));
+    assert_eq!(
+        bench.settle(&[bought(id, 1, first, false)]).await[0].ready,
+        ids(&units[..1])
+    );
     let second: Vec<Unit> = units.iter().map(ready).collect();
-    assert_eq!(bench.settle(&[bought(id, 1, second, false)]).await[0].ready, ids(&units[2..]));
-    let expected = [("ready", "pending"), ("failed", "none"), ("ready", "pending")];
+    assert_eq!(
+        bench.settle(&[bought(id, 1, second, false)]).await[0].ready,
+        ids(&units[2..])
+    );
+    let expected = [
+        ("ready", "pending"),
+        ("failed", "none"),
+        ("ready", "pending"),
+    ];
     for (topup, (unit, delivery)) in units.iter().zip(expected) {
         assert_eq!(bench.states(topup).await, (unit.into(), delivery.into()));
     }
-    let reason: String = bench.value("SELECT reason FROM topups WHERE topup_id = $1", &units[1]).await;
+    let reason: String = bench
+        .value("SELECT reason FROM topups WHERE topup_id = $1", &units[1])
+        .await;
     assert_eq!(reason, "no such profile");
 }
 
 #[tokio::test]
 async fn a_unit_of_another_placement_is_left_alone() {
     let bench = Bench::new().await;
-    let (one, other) = (bench.placing(1).await, bench.placing(1).await);
+    let one = bench.placing(1).await;
+    let other = bench.placing(1).await;
     let before = bench.everything(other.order_id).await;
-    let settled = bench.settle(&[bought(placement(&one), 1, vec![ready(&topups(&other)[0])], false)]).await;
+    let settled = bench
+        .settle(&[bought(
+            placement(&one),
+            1,
+            vec![ready(&topups(&other)[0])],
+            false,
+        )])
+        .await;
     assert!(settled[0].ready.is_empty());
     assert_eq!(bench.everything(other.order_id).await, before);
 }
@@ -276,9 +382,14 @@ async fn overdue_profiles_park_visibly_and_arrive_all_the_same() {
         let settled = bench.settle(&[settlement(id, 1, outcome.clone())]).await;
         assert!(settled[0].moved && !settled[0].unexpected);
         assert_eq!(bench.state(id).await, "parked");
-        assert_eq!(bench.reason(&order).await, "bought, but its profiles do not come");
+        assert_eq!(
+            bench.reason(&order).await,
+            "bought, but its profiles do not come"
+        );
     }
-    let settled = bench.settle(&[bought(id, 1, vec![ready(&topups(&order)[0])], false)]).await;
+    let settled = bench
+        .settle(&[bought(id, 1, vec![ready(&topups(&order)[0])], false)])
+        .await;
     assert_eq!(settled[0].ready.len(), 1);
     assert_eq!(bench.state(id).await, "placed");
     assert_eq!(bench.reason(&order).await, "");
@@ -306,7 +417,15 @@ async fn a_mixed_batch_is_settled_in_one_transaction() {
     ];
     // The last one cannot be stored, so none is.
     let mut spoiled = batch.clone();
-    spoiled[7] = bought(id(6), 1, vec![Unit { topup_id: topups(&orders[6])[0].clone(), ..sold }], false);
+    spoiled[7] = bought(
+        id(6),
+        1,
+        vec![Unit {
+            topup_id: topups(&orders[6])[0].clone(),
+            ..sold
+        }],
+        false,
+    );
     let error = bench.try_settle(&spoiled).await.unwrap_err();
     assert!(error.constraint().is_some(), "{error}");
     for order in &orders[..7] {
@@ -317,9 +436,14 @@ async fn a_mixed_batch_is_settled_in_one_transaction() {
     let moved: Vec<bool> = settled.iter().map(|one| one.moved).collect();
     assert_eq!(moved, [true, true, true, true, true, true, true, false]);
     let unexpected: Vec<bool> = settled.iter().map(|one| one.unexpected).collect();
-    assert_eq!(unexpected, [false, false, false, true, false, false, false, false]);
+    assert_eq!(
+        unexpected,
+        [false, false, false, true, false, false, false, false]
+    );
     assert_eq!(settled[1].ready, ids(&topups(&orders[0])));
-    let expected = ["placed", "accepted", "failed", "placing", "placing", "parked", "placing", "parked"];
+    let expected = [
+        "placed", "accepted", "failed", "placing", "placing", "parked", "placing", "parked",
+    ];
     for (order, expected) in orders.iter().zip(expected) {
         assert_eq!(bench.state(placement(order)).await, expected);
     }
@@ -333,7 +457,9 @@ async fn a_batch_settles_one_placement_several_times() {
     for no_purchase in [rejected, not_bought] {
         let order = bench.placing(1).await;
         let id = placement(&order);
-        let settled = bench.settle(&[no_purchase(id, 1), bought_pending(id, 1)]).await;
+        let settled = bench
+            .settle(&[no_purchase(id, 1), bought_pending(id, 1)])
+            .await;
         assert_eq!((settled[0].moved, settled[0].unexpected), (true, false));
         assert_eq!((settled[1].moved, settled[1].unexpected), (true, true));
         assert_eq!(bench.state(id).await, "parked");
@@ -341,14 +467,26 @@ async fn a_batch_settles_one_placement_several_times() {
 
     let order = bench.placing_again().await;
     let id = placement(&order);
-    let settled = bench.settle(&[bought_pending(id, 2), bought_pending(id, 1)]).await;
-    assert_eq!((settled[0].unexpected, settled[1].unexpected), (false, true));
+    let settled = bench
+        .settle(&[bought_pending(id, 2), bought_pending(id, 1)])
+        .await;
+    assert_eq!(
+        (settled[0].unexpected, settled[1].unexpected),
+        (false, true)
+    );
     assert_eq!(bench.state(id).await, "parked");
 
     let order = bench.placing(1).await;
-    let (id, topup) = (placement(&order), &topups(&order)[0]);
+    let id = placement(&order);
+    let topup = &topups(&order)[0];
     let waiting = bought(id, 1, vec![unit(topup, Progress::Pending)], false);
-    let settled = bench.settle(&[waiting.clone(), bought(id, 1, vec![ready(topup)], false), waiting]).await;
+    let settled = bench
+        .settle(&[
+            waiting.clone(),
+            bought(id, 1, vec![ready(topup)], false),
+            waiting,
+        ])
+        .await;
     let ready: Vec<usize> = settled.iter().map(|one| one.ready.len()).collect();
     assert_eq!(ready, [0, 1, 0]);
 }

@@ -1,5 +1,6 @@
-//! `libs/store/schema.sql` shows the whole schema in one file, so that nobody must replay the migrations in the head.
-//! It is written from the catalogue of a migrated database: `UPDATE_SCHEMA=1 tests/run test -- -p store snapshot`.
+//! `libs/store/schema.sql` shows the whole schema in one file, so that nobody has to add up the
+//! migrations to see a table. This test compares it with the catalogue of a migrated database, and
+//! writes it with `UPDATE_SCHEMA=1 tests/run test -- -p store snapshot`.
 
 use std::{fmt::Write, fs};
 
@@ -57,7 +58,9 @@ const OTHERS: &str = "
 
 async fn rows(connection: &mut PgConnection, statement: &'static str) -> Vec<(String, String)> {
     let rows = sqlx::query(statement).fetch_all(connection).await.unwrap();
-    rows.iter().map(|row| (row.get("name"), row.get("text"))).collect()
+    rows.iter()
+        .map(|row| (row.get("name"), row.get("text")))
+        .collect()
 }
 
 async fn schema(connection: &mut PgConnection) -> String {

@@ -1,4 +1,5 @@
-//! The sweep: a row without an outcome after its first lease gets a due row, also beside slow transactions.
+//! The sweep: every row without an outcome gets due work after its first lease, even if a slow
+//! transaction committed it late.
 
 use std::time::Duration;
 
@@ -13,18 +14,25 @@ const LAG: Duration = Duration::from_secs(10);
 
 impl Bench {
     async fn sweep(&self) -> Swept {
-        placements::sweep(&mut *self.connection().await, LAG).await.unwrap()
+        placements::sweep(&mut *self.connection().await, LAG)
+            .await
+            .unwrap()
     }
 
-    /// Sweeps until `expected` rows were late; returns the number of sweeps. A sweep waits for every transaction on this
-    /// server, also for those of other tests.
+    /// Sweeps until `expected` rows were late; returns the number of sweeps. A sweep waits for
+    /// every transaction on this server, also for those of other tests.
     async fn swept(&self, expected: u64) -> usize {
-        let (mut sweeps, mut late) = (0, 0);
-        until(Duration::from_mins(1), "late rows to be found", async || {
-            sweeps += 1;
-            late += self.sweep().await.late;
-            Ok((late >= expected).then_some(()))
-        })
+        let mut sweeps = 0;
+        let mut late = 0;
+        until(
+            Duration::from_mins(1),
+            "late rows to be found",
+            async || {
+                sweeps += 1;
+                late += self.sweep().await.late;
+                Ok((late >= expected).then_some(()))
+            },
+        )
         .await
         .unwrap();
         assert_eq!(late, expected);
@@ -38,7 +46,10 @@ impl Bench {
             "UPDATE deliveries SET created_at = created_at - make_interval(secs => $1)",
             "UPDATE sweeps SET up_to = up_to - make_interval(secs => $1), fence_at = fence_at - make_interval(secs => $1)",
         ] {
-            let aged = sqlx::query(statement).bind(seconds).execute(&self.pool).await;
+            let aged = sqlx::query(statement)
+                .bind(seconds)
+                .execute(&self.pool)
+                .await;
             aged.unwrap();
         }
     }
@@ -47,18 +58,35 @@ impl Bench {
 #[tokio::test]
 async fn what_is_not_finished_in_time_becomes_due_and_what_is_does_not() {
     let bench = Bench::new().await;
-    let (placing, done) = (bench.placing(1).await, bench.placing(1).await);
+    let placing = bench.placing(1).await;
+    let done = bench.placing(1).await;
     let accepted = bench.stored(order(PartnerId::new(), 1)).await;
-    bench.settle(&[bought(placement(&done), 1, topups(&done).iter().map(ready).collect(), true)]).await;
+    bench
+        .settle(&[bought(
+            placement(&done),
+            1,
+            topups(&done).iter().map(ready).collect(),
+            true,
+        )])
+        .await;
     assert_eq!(bench.sweep().await.late, 0, "too young");
     bench.age(12).await;
     assert_eq!(bench.sweep().await.late, 2);
-    assert_eq!(bench.find_due(PROVIDER, 10).await, [placement(&accepted), placement(&placing)]);
+    assert_eq!(
+        bench.find_due(PROVIDER, 10).await,
+        [placement(&accepted), placement(&placing)]
+    );
     assert_eq!(bench.sweep().await.late, 0, "they have their due rows");
 
     let mut connection = bench.connection().await;
-    assert_eq!(deliveries::sweep(&mut connection, LAG).await.unwrap().late, 1);
-    let due = deliveries::due(&mut connection, &page(10, 10)).await.unwrap().due;
+    assert_eq!(
+        deliveries::sweep(&mut connection, LAG).await.unwrap().late,
+        1
+    );
+    let due = deliveries::due(&mut connection, &page(10, 10))
+        .await
+        .unwrap()
+        .due;
     let due: Vec<_> = due.into_iter().map(|one| one.id).collect();
     assert_eq!(due, ids(&topups(&done)));
 }
@@ -69,9 +97,15 @@ async fn a_commit_that_took_longer_than_the_lease_is_still_found() {
     let mut slow = bench.database.connect().await.unwrap();
     let mut transaction = slow.begin().await.unwrap();
     let late = order(PartnerId::new(), 1);
-    store::orders::insert(&mut transaction, std::slice::from_ref(&late)).await.unwrap();
+    store::orders::insert(&mut transaction, std::slice::from_ref(&late))
+        .await
+        .unwrap();
     // Its rows are older than the lease before they are visible.
-    execute(&mut transaction, "UPDATE placements SET created_at = created_at - interval '20 s'").await;
+    execute(
+        &mut transaction,
+        "UPDATE placements SET created_at = created_at - interval '20 s'",
+    )
+    .await;
     bench.age(30).await;
     for _ in 0..5 {
         assert_eq!(bench.sweep().await.late, 0);

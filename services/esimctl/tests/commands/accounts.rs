@@ -1,4 +1,5 @@
-//! Partners are created, disabled, limited, and asked to sign.
+//! `esimctl partner`: partners are created, disabled and limited, their webhook URLs are checked,
+//! and they are required to sign their bodies.
 
 use super::*;
 
@@ -8,13 +9,22 @@ async fn a_new_partner_is_stored_sealed_and_its_secrets_shown_once() {
     let url = "https://127.0.0.1:9000/webhooks";
     let create = format!("partner create --name Acme --environment live --webhook-url {url}");
     let made = operator.json(&words(&create)).await;
-    assert_eq!((text(&made, "name"), text(&made, "environment")), ("Acme", "live"));
+    assert_eq!(
+        (text(&made, "name"), text(&made, "environment")),
+        ("Acme", "live")
+    );
     assert_eq!(text(&made, "webhook_url"), url);
     let access_key = text(&made, "access_key");
-    assert!(access_key.starts_with("ak_") && access_key.len() == 27, "{access_key}");
+    assert!(
+        access_key.starts_with("ak_") && access_key.len() == 27,
+        "{access_key}"
+    );
 
     let mut connection = operator.database.connect().await.unwrap();
-    let stored = partners::by_access_key(&mut connection, access_key).await.unwrap().unwrap();
+    let stored = partners::by_access_key(&mut connection, access_key)
+        .await
+        .unwrap()
+        .unwrap();
     assert_eq!(stored.partner_id.to_string(), text(&made, "partner_id"));
     let sealed = stored.keys[0].secret_key.as_deref().unwrap();
     let key = partners::open_secret_key(&vault(), stored.partner_id, sealed).unwrap();
@@ -25,16 +35,31 @@ async fn a_new_partner_is_stored_sealed_and_its_secrets_shown_once() {
 
     for id in [access_key, text(&made, "partner_id")] {
         let shown = operator.run(&["partner", "show", id]).await;
-        assert!(shown.text().contains(access_key) && !shown.text().contains(text(&made, "secret_key")));
+        assert!(
+            shown.text().contains(access_key) && !shown.text().contains(text(&made, "secret_key"))
+        );
         let shown = operator.json(&["partner", "show", id]).await;
         assert_eq!(shown["partner_id"], made["partner_id"]);
         assert!(shown.get("secret_key").is_none() && shown.get("webhook_secret").is_none());
     }
-    let shown = operator.run(&["partner", "create", "--name", "B", "--environment", "sandbox"]).await;
+    let shown = operator
+        .run(&[
+            "partner",
+            "create",
+            "--name",
+            "B",
+            "--environment",
+            "sandbox",
+        ])
+        .await;
     shown.says("shown only now");
     let list = operator.json(&["partner", "list"]).await;
     assert_eq!(list.as_array().unwrap().len(), 2);
-    operator.run(&["partner", "list"]).await.says(access_key).says(url);
+    operator
+        .run(&["partner", "list"])
+        .await
+        .says(access_key)
+        .says(url);
 }
 
 #[tokio::test]
@@ -46,9 +71,15 @@ async fn a_partner_is_disabled_and_enabled() {
     assert!(first["disabled_at"].is_string(), "{first}");
     let again = ["partner", "disable", text(&made, "access_key")];
     assert_eq!(operator.json(&again).await, first);
-    operator.run(&["partner", "list"]).await.says("disabled since");
+    operator
+        .run(&["partner", "list"])
+        .await
+        .says("disabled since");
     assert!(operator.json(&["partner", "enable", id]).await["disabled_at"].is_null());
-    operator.run(&["partner", "disable", "ak_nobody"]).await.fails(1, "`esimctl partner list`");
+    operator
+        .run(&["partner", "disable", "ak_nobody"])
+        .await
+        .fails(1, "`esimctl partner list`");
 }
 
 #[tokio::test]
@@ -65,8 +96,15 @@ async fn a_partner_has_limits_of_its_own() {
     assert_eq!(set["max_in_flight"], json!(null));
     assert_eq!(set["orders_per_second"], 5);
     assert_eq!(set["units_per_second"], 40);
-    operator.run(&["partner", "show", id]).await.says("orders_per_second");
-    for bad in [&[][..], &["--orders-per-second", "0"], &["--orders-per-second", "many"]] {
+    operator
+        .run(&["partner", "show", id])
+        .await
+        .says("orders_per_second");
+    for bad in [
+        &[][..],
+        &["--orders-per-second", "0"],
+        &["--orders-per-second", "many"],
+    ] {
         let set = [&["partner", "set-limits", id], bad].concat();
         assert!(!operator.run(&set).await.line(2).is_empty());
     }
@@ -77,9 +115,14 @@ async fn a_partner_must_sign_bodies_where_the_operator_wants_it() {
     let operator = Operator::new().await;
     let made = operator.create_partner().await;
     let id = text(&made, "partner_id");
-    assert_eq!(operator.json(&["partner", "show", id]).await["signed_body_required"], false);
+    assert_eq!(
+        operator.json(&["partner", "show", id]).await["signed_body_required"],
+        false
+    );
     for (body, required) in [("required", true), ("optional", false)] {
-        let set = operator.json(&["partner", "set-signing", id, "--body", body]).await;
+        let set = operator
+            .json(&["partner", "set-signing", id, "--body", body])
+            .await;
         assert_eq!(set["signed_body_required"], required);
         let shown = operator.run(&["partner", "show", id]).await;
         assert_eq!(shown.text().contains("signed body"), required, "{shown:?}");
@@ -94,17 +137,35 @@ async fn a_partner_must_sign_bodies_where_the_operator_wants_it() {
 async fn a_live_partner_gets_an_http_url_only_on_request() {
     let operator = Operator::new().await;
     let url = "http://acme.example/webhooks";
-    let create = ["partner", "create", "--name", "Acme", "--environment", "live"];
+    let create = [
+        "partner",
+        "create",
+        "--name",
+        "Acme",
+        "--environment",
+        "live",
+    ];
     let with_url = [&create[..], &["--webhook-url", url]].concat();
-    operator.run(&with_url).await.fails(1, "--webhook-http-live");
+    operator
+        .run(&with_url)
+        .await
+        .fails(1, "--webhook-http-live");
     assert_eq!(operator.json(&["partner", "list"]).await, json!([]));
     let made = operator.json(&create).await;
-    let set = ["partner", "set-webhook", text(&made, "partner_id"), "--url", url];
+    let set = [
+        "partner",
+        "set-webhook",
+        text(&made, "partner_id"),
+        "--url",
+        url,
+    ];
     operator.run(&set).await.fails(1, "https://");
     assert!(operator.json(&["partner", "show", set[2]]).await["webhook_url"].is_null());
     let allowed = [&set[..], &["--webhook-http-live"]].concat();
     assert_eq!(operator.json(&allowed).await["webhook_url"], url);
-    let made = operator.json(&[&with_url[..], &["--webhook-http-live=true"]].concat()).await;
+    let made = operator
+        .json(&[&with_url[..], &["--webhook-http-live=true"]].concat())
+        .await;
     assert_eq!(made["webhook_url"], url);
     let sandbox = format!("partner create --name B --environment sandbox --webhook-url {url}");
     assert_eq!(operator.json(&words(&sandbox)).await["webhook_url"], url);

@@ -30,7 +30,9 @@ async fn a_delivery_is_shown_with_its_attempts_and_replayed() {
     assert_eq!(shown["attempts"].as_array().unwrap().len(), 2);
     assert_eq!(shown["attempts"][1]["class"], "status_5xx");
     assert!(shown["attempts"][1]["answer"].is_null());
-    let shown = operator.run(&["delivery", "show", &topup, "--answers"]).await;
+    let shown = operator
+        .run(&["delivery", "show", &topup, "--answers"])
+        .await;
     shown.says(r"answer to attempt 2: no room\u{1b}[2J");
 
     let replay = ["delivery", "replay", &topup];
@@ -38,22 +40,45 @@ async fn a_delivery_is_shown_with_its_attempts_and_replayed() {
     assert_eq!(operator.json(&confirmed).await["replayed"], 1);
     let shown = operator.json(&["delivery", "show", &topup]).await;
     assert_eq!(shown["delivery"]["state"], "pending");
-    assert_eq!(shown["attempts"].as_array().unwrap().len(), 2, "what was tried is still known");
+    assert_eq!(
+        shown["attempts"].as_array().unwrap().len(),
+        2,
+        "what was tried is still known"
+    );
     operator.run(&confirmed).await.says("nothing to replay");
 
     record(&mut connection, &order, 2, None).await;
     let access_key = text(&made, "access_key");
-    let all = ["delivery", "replay", "--partner", access_key, "--since", "1h"];
+    let all = [
+        "delivery",
+        "replay",
+        "--partner",
+        access_key,
+        "--since",
+        "1h",
+    ];
     let confirmed = [&all[..], &CONFIRMED].concat();
     assert_eq!(operator.json(&confirmed).await["replayed"], 1);
-    assert!(operator.run(&[&all[..4], &CONFIRMED].concat()).await.line(2).contains("--since"));
+    assert!(
+        operator
+            .run(&[&all[..4], &CONFIRMED].concat())
+            .await
+            .line(2)
+            .contains("--since")
+    );
     let unknown = ["delivery", "replay", "20250129123456618033988749"];
-    operator.run(&[&unknown[..], &CONFIRMED].concat()).await.fails(1, "no delivery");
+    operator
+        .run(&[&unknown[..], &CONFIRMED].concat())
+        .await
+        .fails(1, "no delivery");
     let mut without_key = operator.command(&["delivery", "show", &topup, "--answers"]);
-    run(without_key.env_remove("MASTER_KEY")).await.fails(2, "MASTER_KEY");
+    run(without_key.env_remove("MASTER_KEY"))
+        .await
+        .fails(2, "MASTER_KEY");
 }
 
-/// A dangerous command needs a reason and a confirmation, and is recorded with the change.
+/// A command that sends many webhooks needs a reason and a confirmation, and is recorded together
+/// with its change.
 #[tokio::test]
 async fn a_replay_is_previewed_confirmed_bounded_and_recorded() {
     let operator = Operator::new().await;
@@ -66,8 +91,14 @@ async fn a_replay_is_previewed_confirmed_bounded_and_recorded() {
         make_unit_ready(&mut connection, &order, number).await;
         record(&mut connection, &order, 0, None).await;
     }
-    let exhausted =
-        async || operator.json(&["delivery", "list", "--state", "exhausted"]).await.as_array().unwrap().len();
+    let exhausted = async || {
+        operator
+            .json(&["delivery", "list", "--state", "exhausted"])
+            .await
+            .as_array()
+            .unwrap()
+            .len()
+    };
     let replay = ["delivery", "replay", "--partner", id, "--since", "1h"];
     let with = |more: &[&'static str]| [&replay[..], more].concat();
 
@@ -78,14 +109,25 @@ async fn a_replay_is_previewed_confirmed_bounded_and_recorded() {
     assert!(operator.run(&replay).await.line(2).contains("--reason"));
     let unconfirmed = operator.run(&with(&["--reason", "lost"])).await;
     let line = unconfirmed.line(1);
-    assert!(line.contains("nothing was changed: 3 webhooks") && line.contains("--yes"), "{line}");
-    let before = with(&["--until", "2020-01-01T00:00:00Z", "--reason", "lost", "--yes"]);
+    assert!(
+        line.contains("nothing was changed: 3 webhooks") && line.contains("--yes"),
+        "{line}"
+    );
+    let before = with(&[
+        "--until",
+        "2020-01-01T00:00:00Z",
+        "--reason",
+        "lost",
+        "--yes",
+    ]);
     assert_eq!(operator.json(&before).await["replayed"], 0);
     assert_eq!(exhausted().await, 3);
     assert_eq!(operator.json(&["action", "list"]).await, json!([]));
 
     let limited = with(&["--limit", "2", "--reason", "endpoint lost them", "--yes"]);
-    let replayed = operator.json(&[&limited[..], &["--operator", "ada"]].concat()).await;
+    let replayed = operator
+        .json(&[&limited[..], &["--operator", "ada"]].concat())
+        .await;
     assert_eq!(replayed["replayed"], 2);
     assert_eq!(replayed["dry_run"], false);
     assert_eq!(exhausted().await, 1);
@@ -96,7 +138,10 @@ async fn a_replay_is_previewed_confirmed_bounded_and_recorded() {
     assert_eq!(fields, ["ada", "delivery replay", "endpoint lost them"]);
     assert_eq!(action["affected"], 2);
     assert!(text(action, "target").contains("limit 2"), "{action}");
-    operator.run(&["action", "list"]).await.says("endpoint lost them");
+    operator
+        .run(&["action", "list"])
+        .await
+        .says("endpoint lost them");
 }
 
 #[tokio::test]
@@ -106,27 +151,45 @@ async fn a_purchase_is_not_retried_without_a_confirmation() {
     let partner: PartnerId = text(&made, "partner_id").parse().unwrap();
     let mut connection = operator.database.connect().await.unwrap();
     let order = store_order(&mut connection, partner, "o-1").await;
-    sqlx::query("UPDATE placements SET state = 'parked', attempt = 1").execute(&mut connection).await.unwrap();
+    sqlx::query("UPDATE placements SET state = 'parked', attempt = 1")
+        .execute(&mut connection)
+        .await
+        .unwrap();
     let id = order.placement.to_string();
     let resolve = ["placement", "resolve", &id, "--retry"];
-    let state = async || operator.json(&["placement", "list"]).await["placements"][0]["state"].clone();
-    let refused = operator.run(&[&resolve[..], &["--reason", "not there"]].concat()).await;
+    let state =
+        async || operator.json(&["placement", "list"]).await["placements"][0]["state"].clone();
+    let refused = operator
+        .run(&[&resolve[..], &["--reason", "not there"]].concat())
+        .await;
     refused.fails(1, "BUYS 1 units from sandbox by attempt 2");
-    operator.run(&[&resolve[..], &["--dry-run"]].concat()).await.says("BUYS 1 units");
+    operator
+        .run(&[&resolve[..], &["--dry-run"]].concat())
+        .await
+        .says("BUYS 1 units");
     assert!(operator.run(&resolve).await.line(2).contains("--reason"));
     assert_eq!(state().await, "parked");
-    assert_eq!(operator.json(&[&resolve[..], &CONFIRMED].concat()).await["state"], "accepted");
+    assert_eq!(
+        operator.json(&[&resolve[..], &CONFIRMED].concat()).await["state"],
+        "accepted"
+    );
     assert_eq!(state().await, "accepted");
     let action = &operator.json(&["action", "list"]).await[0];
     assert_eq!(text(action, "command"), "placement resolve --retry");
     assert_eq!(text(action, "target"), format!("placement {id}"));
 
     let recover = ["recover", "--reason", "restored"];
-    operator.run(&recover).await.fails(1, "1 placements would be moved");
+    operator
+        .run(&recover)
+        .await
+        .fails(1, "1 placement would be moved");
     assert_eq!(state().await, "accepted");
     operator.json(&[&recover[..], &["--yes"]].concat()).await;
     assert_eq!(state().await, "placing");
-    assert_eq!(operator.json(&["action", "list"]).await[0]["command"], "recover");
+    assert_eq!(
+        operator.json(&["action", "list"]).await[0]["command"],
+        "recover"
+    );
 }
 
 #[tokio::test]
@@ -134,13 +197,23 @@ async fn an_endpoint_is_blocked_paused_and_resumed() {
     let operator = Operator::new().await;
     let made = operator.create_partner().await;
     let id = text(&made, "partner_id");
-    operator.json(&words(&format!("partner set-webhook {id} --url https://acme.example/hooks"))).await;
+    operator
+        .json(&words(&format!(
+            "partner set-webhook {id} --url https://acme.example/hooks"
+        )))
+        .await;
     let state = async || operator.json(&["endpoint", "list"]).await[0]["state"].clone();
     assert_eq!(state().await, "open");
 
     let (mut connection, order) = operator.ready_order(&made, "o-1").await;
     for attempt in [0, 1] {
-        record(&mut connection, &order, attempt, Some(Duration::from_hours(1))).await;
+        record(
+            &mut connection,
+            &order,
+            attempt,
+            Some(Duration::from_hours(1)),
+        )
+        .await;
     }
     let listed = operator.json(&["endpoint", "list"]).await;
     assert_eq!(listed[0]["state"], "blocked");
@@ -156,5 +229,8 @@ async fn an_endpoint_is_blocked_paused_and_resumed() {
     let expected = json!({ "partner_id": id, "state": "open", "deliveries_due": 1 });
     assert_eq!(resumed, expected);
     assert_eq!(state().await, "open");
-    operator.run(&["endpoint", "pause", "ak_nobody"]).await.fails(1, "`esimctl partner list`");
+    operator
+        .run(&["endpoint", "pause", "ak_nobody"])
+        .await
+        .fails(1, "`esimctl partner list`");
 }

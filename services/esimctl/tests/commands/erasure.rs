@@ -42,7 +42,10 @@ async fn an_order_is_erased_after_a_preview_and_is_recorded() {
     assert_eq!(preview["profiles"], 1);
     assert_eq!(preview["attempts"], 1);
     assert!(operator.run(&erase).await.line(2).contains("--reason"));
-    operator.run(&with(&erase, &["--reason", "asked"])).await.fails(1, "nothing was changed");
+    operator
+        .run(&with(&erase, &["--reason", "asked"]))
+        .await
+        .fails(1, "nothing was changed");
     assert_eq!(operator.json(&["action", "list"]).await, json!([]));
 
     let erased = operator.run(&with(&erase, &CONFIRMED)).await;
@@ -52,16 +55,28 @@ async fn an_order_is_erased_after_a_preview_and_is_recorded() {
     let actions = operator.json(&["action", "list"]).await;
     assert_eq!(actions[0]["command"], "order erase");
     assert_eq!(actions[0]["affected"], 1);
-    operator.run(&["order", "show", "o-1"]).await.says("profile erased");
+    operator
+        .run(&["order", "show", "o-1"])
+        .await
+        .says("profile erased");
     let topup = order.topup.to_string();
-    operator.run(&with(&["delivery", "replay", &topup], &CONFIRMED)).await.fails(1, "its profile was erased");
+    operator
+        .run(&with(&["delivery", "replay", &topup], &CONFIRMED))
+        .await
+        .fails(1, "its profile was erased");
     let shown = operator.json(&["delivery", "show", &topup]).await;
     assert!(shown["delivery"]["erased_at"].is_string(), "{shown}");
 
     let mut connection = operator.database.connect().await.unwrap();
     store_order(&mut connection, order.partner, "o-2").await;
-    operator.run(&with(&["order", "erase", "o-2"], &CONFIRMED)).await.fails(1, "not finished");
-    operator.run(&with(&["order", "erase", "o-3"], &CONFIRMED)).await.fails(1, "there is no order");
+    operator
+        .run(&with(&["order", "erase", "o-2"], &CONFIRMED))
+        .await
+        .fails(1, "not finished");
+    operator
+        .run(&with(&["order", "erase", "o-3"], &CONFIRMED))
+        .await
+        .fails(1, "there is no order");
 }
 
 #[tokio::test]
@@ -71,31 +86,58 @@ async fn a_partner_is_erased_after_it_was_disabled() {
     let id = text(&partner, "partner_id").to_owned();
     delivered(&operator, &partner, "o-1").await;
     let erase = ["partner", "erase", &id];
-    operator.run(&with(&erase, &CONFIRMED)).await.fails(1, "partner disable");
+    operator
+        .run(&with(&erase, &CONFIRMED))
+        .await
+        .fails(1, "partner disable");
     operator.json(&["partner", "disable", &id]).await;
     let mut connection = operator.database.connect().await.unwrap();
-    sqlx::query("UPDATE sweeps SET up_to = now() + interval '1 minute'").execute(&mut connection).await.unwrap();
-    assert_eq!(operator.json(&with(&erase, &["--dry-run"])).await["orders"], 1);
+    sqlx::query("UPDATE sweeps SET up_to = now() + interval '1 minute'")
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    assert_eq!(
+        operator.json(&with(&erase, &["--dry-run"])).await["orders"],
+        1
+    );
     let erased = operator.json(&with(&erase, &CONFIRMED)).await;
-    assert_eq!((&erased["orders"], &erased["profiles"]), (&json!(1), &json!(1)));
+    assert_eq!(
+        (&erased["orders"], &erased["profiles"]),
+        (&json!(1), &json!(1))
+    );
     let shown = operator.json(&["partner", "show", &id]).await;
     assert_eq!(text(&shown, "name"), "erased");
     assert_eq!(shown["has_secret_key"], false);
-    // An interrupted command is repeated by the id.
-    assert_eq!(operator.json(&with(&erase, &CONFIRMED)).await["profiles"], 0);
+    // A repetition, as after an interruption, succeeds by the partner's id and finds nothing left
+    // to erase.
+    assert_eq!(
+        operator.json(&with(&erase, &CONFIRMED)).await["profiles"],
+        0
+    );
 }
 
 #[tokio::test]
 async fn terms_are_listed_and_set() {
     let operator = Operator::new().await;
-    operator.run(&["retention", "list"]).await.says("90 days").says("30 days").says("for ever");
+    operator
+        .run(&["retention", "list"])
+        .await
+        .says("90 days")
+        .says("30 days")
+        .says("for ever");
     let set = ["retention", "set", "profiles"];
     let kept = async || {
         let terms = operator.json(&["retention", "list"]).await;
         let terms = terms.as_array().unwrap();
-        terms.iter().find(|term| term["class"] == "profiles").unwrap()["days"].clone()
+        terms
+            .iter()
+            .find(|term| term["class"] == "profiles")
+            .unwrap()["days"]
+            .clone()
     };
-    let preview = operator.run(&with(&set, &["--days", "7", "--dry-run"])).await;
+    let preview = operator
+        .run(&with(&set, &["--days", "7", "--dry-run"]))
+        .await;
     preview.says("would be kept 7 days; before: 90 days");
     assert_eq!(kept().await, 90);
     let confirmed = with(&set, &CONFIRMED);
@@ -103,6 +145,11 @@ async fn terms_are_listed_and_set() {
     assert_eq!(kept().await, 7);
     operator.json(&with(&confirmed, &["--for-ever"])).await;
     assert_eq!(kept().await, Value::Null);
-    let refused = operator.run(&with(&["retention", "set", "logs", "--days", "7"], &CONFIRMED)).await;
+    let refused = operator
+        .run(&with(
+            &["retention", "set", "logs", "--days", "7"],
+            &CONFIRMED,
+        ))
+        .await;
     refused.fails(2, "there is no class");
 }

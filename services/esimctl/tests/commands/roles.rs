@@ -19,8 +19,14 @@ async fn an_owner_that_is_no_superuser_creates_the_roles() {
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
     let server = PostgresServer::start(folder.path()).await.unwrap();
     let mut admin = PgConnection::connect(server.url()).await.unwrap();
-    sqlx::raw_sql("CREATE ROLE owner LOGIN PASSWORD 'owner'").execute(&mut admin).await.unwrap();
-    sqlx::raw_sql("CREATE DATABASE esim OWNER owner").execute(&mut admin).await.unwrap();
+    sqlx::raw_sql("CREATE ROLE owner LOGIN PASSWORD 'owner'")
+        .execute(&mut admin)
+        .await
+        .unwrap();
+    sqlx::raw_sql("CREATE DATABASE esim OWNER owner")
+        .execute(&mut admin)
+        .await
+        .unwrap();
     let (_, address) = server.url().rsplit_once('@').unwrap();
     let address = address.replace("/postgres", "/esim");
     let owner = format!("postgres://owner:owner@{address}");
@@ -28,25 +34,41 @@ async fn an_owner_that_is_no_superuser_creates_the_roles() {
     let passwords = folder.path().join("passwords");
     std::fs::create_dir(&passwords).unwrap();
     let password = |role: &str, password: &str| {
-        std::fs::write(passwords.join(format!("database-{role}")), format!("{password}\n")).unwrap();
+        std::fs::write(
+            passwords.join(format!("database-{role}")),
+            format!("{password}\n"),
+        )
+        .unwrap();
     };
     for role in ["ingress", "provisioner", "notifier", "operator"] {
         password(role, "first");
     }
-    // Without the privilege the schema is migrated and the owner serves all stages, as before there were roles.
+    // Without CREATEROLE the schema is migrated all the same, and the stages can use the owner's
+    // URL.
     let without = migrate(&owner, &passwords).await;
     assert_eq!(without.json()["roles"], json!([]), "{without:?}");
     assert!(without.stderr.contains("CREATEROLE"), "{without:?}");
 
-    sqlx::raw_sql("ALTER ROLE owner CREATEROLE").execute(&mut admin).await.unwrap();
+    sqlx::raw_sql("ALTER ROLE owner CREATEROLE")
+        .execute(&mut admin)
+        .await
+        .unwrap();
     let with = migrate(&owner, &passwords).await;
     let roles = store::schema::ROLES.map(|role| role.name);
     assert_eq!(with.json()["roles"], json!(roles), "{with:?}");
 
     let as_ingress = |password: &str| format!("postgres://esim_ingress:{password}@{address}");
     let mut ingress = PgConnection::connect(&as_ingress("first")).await.unwrap();
-    sqlx::query("SELECT secret_key FROM partners").execute(&mut ingress).await.unwrap();
-    assert!(sqlx::query("SELECT erased_at FROM partners").execute(&mut ingress).await.is_err());
+    sqlx::query("SELECT secret_key FROM partners")
+        .execute(&mut ingress)
+        .await
+        .unwrap();
+    assert!(
+        sqlx::query("SELECT erased_at FROM partners")
+            .execute(&mut ingress)
+            .await
+            .is_err()
+    );
     assert!(PgConnection::connect(&as_ingress("guessed")).await.is_err());
 
     password("ingress", "second");
@@ -55,5 +77,7 @@ async fn an_owner_that_is_no_superuser_creates_the_roles() {
     PgConnection::connect(&as_ingress("second")).await.unwrap();
 
     password("ingress", "with a blank");
-    migrate(&owner, &passwords).await.fails(1, "database-ingress");
+    migrate(&owner, &passwords)
+        .await
+        .fails(1, "database-ingress");
 }

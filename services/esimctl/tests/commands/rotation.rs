@@ -1,4 +1,4 @@
-//! Secrets that are replaced in place.
+//! `esimctl partner rotate-…` and `esimctl master-key`: secrets are replaced in place.
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
@@ -13,7 +13,8 @@ const SECOND: &str = "second:AQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 async fn new_keys_are_shown_once_and_the_old_ones_with_their_end() {
     let operator = Operator::new().await;
     let made = operator.create_partner().await;
-    let (id, first) = (text(&made, "partner_id"), text(&made, "access_key"));
+    let id = text(&made, "partner_id");
+    let first = text(&made, "access_key");
     let rotated = operator.json(&["partner", "rotate-keys", first]).await;
     let second = text(&rotated, "access_key");
     assert_eq!(text(&rotated, "partner_id"), id);
@@ -22,39 +23,80 @@ async fn new_keys_are_shown_once_and_the_old_ones_with_their_end() {
     assert_ne!(rotated["secret_key"], made["secret_key"]);
 
     let mut connection = operator.database.connect().await.unwrap();
-    let stored = partners::by_access_key(&mut connection, second).await.unwrap().unwrap();
+    let stored = partners::by_access_key(&mut connection, second)
+        .await
+        .unwrap()
+        .unwrap();
     for (keys, made) in stored.keys.iter().zip([&rotated, &made]) {
         assert_eq!(keys.access_key, text(made, "access_key"));
-        let key = partners::open_secret_key(&vault(), stored.partner_id, keys.secret_key.as_deref().unwrap());
+        let key = partners::open_secret_key(
+            &vault(),
+            stored.partner_id,
+            keys.secret_key.as_deref().unwrap(),
+        );
         assert_eq!(key.unwrap().to_base64(), text(made, "secret_key"));
     }
     for which in [id, first, second] {
         let shown = operator.json(&["partner", "show", which]).await;
         assert_eq!(shown["old_keys_until"], rotated["old_keys_until"]);
-        operator.run(&["partner", "show", which]).await.says(&format!("{first} until "));
+        operator
+            .run(&["partner", "show", which])
+            .await
+            .says(&format!("{first} until "));
     }
-    operator.run(&["partner", "list"]).await.says("enabled, old keys until ");
+    operator
+        .run(&["partner", "list"])
+        .await
+        .says("enabled, old keys until ");
 
-    let refused = operator.run(&["partner", "rotate-keys", id, "--overlap", "1h"]).await;
-    for part in ["nothing was changed", "valid until 20", "`--keep-old`", "`--overlap 0`"] {
+    let refused = operator
+        .run(&["partner", "rotate-keys", id, "--overlap", "1h"])
+        .await;
+    for part in [
+        "nothing was changed",
+        "valid until 20",
+        "`--keep-old`",
+        "`--overlap 0`",
+    ] {
         refused.fails(1, part);
     }
-    let refused = operator.run(&["partner", "rotate-keys", id, "--keep-old", "--overlap", "0"]).await;
+    let refused = operator
+        .run(&["partner", "rotate-keys", id, "--keep-old", "--overlap", "0"])
+        .await;
     refused.fails(1, "choose one");
-    let kept = operator.json(&["partner", "rotate-keys", id, "--keep-old"]).await;
+    let kept = operator
+        .json(&["partner", "rotate-keys", id, "--keep-old"])
+        .await;
     assert_eq!(text(&kept, "old_access_key"), first);
-    let lost = partners::by_access_key(&mut connection, second).await.unwrap();
+    let lost = partners::by_access_key(&mut connection, second)
+        .await
+        .unwrap();
     assert!(lost.is_none(), "{lost:?}");
-    let at_once = operator.json(&["partner", "rotate-keys", id, "--overlap", "0"]).await;
+    let at_once = operator
+        .json(&["partner", "rotate-keys", id, "--overlap", "0"])
+        .await;
     assert!(at_once["old_access_key"].is_null() && at_once["old_keys_until"].is_null());
     for gone in [first, second] {
-        assert!(partners::by_access_key(&mut connection, gone).await.unwrap().is_none(), "{gone}");
+        assert!(
+            partners::by_access_key(&mut connection, gone)
+                .await
+                .unwrap()
+                .is_none(),
+            "{gone}"
+        );
     }
     let human = operator.run(&["partner", "rotate-keys", id]).await;
-    for part in ["secret_key is shown only now", text(&at_once, "access_key"), "stay valid until 20"] {
+    for part in [
+        "secret_key is shown only now",
+        text(&at_once, "access_key"),
+        "stay valid until 20",
+    ] {
         human.says(part);
     }
-    operator.run(&["partner", "rotate-keys", "ak_nobody"]).await.fails(1, "`esimctl partner list`");
+    operator
+        .run(&["partner", "rotate-keys", "ak_nobody"])
+        .await
+        .fails(1, "`esimctl partner list`");
 }
 
 #[tokio::test]
@@ -70,12 +112,24 @@ async fn a_new_webhook_secret_is_shown_once() {
     let until = &shown["old_webhook_secret_until"];
     assert_eq!(*until, rotated["old_webhook_secret_until"]);
     assert!(until.is_string() && shown["old_keys_until"].is_null());
-    operator.run(&["partner", "show", id]).await.says("old webhook_secret");
-    operator.run(&rotate).await.fails(1, "webhook secret of Acme is valid until 20");
-    operator.run(&[&rotate[..], &["--overlap", "0"]].concat()).await.says("no longer signs webhooks");
+    operator
+        .run(&["partner", "show", id])
+        .await
+        .says("old webhook_secret");
+    operator
+        .run(&rotate)
+        .await
+        .fails(1, "webhook secret of Acme is valid until 20");
+    operator
+        .run(&[&rotate[..], &["--overlap", "0"]].concat())
+        .await
+        .says("no longer signs webhooks");
     let shown = operator.json(&["partner", "show", id]).await;
     assert!(shown["old_webhook_secret_until"].is_null(), "{shown}");
-    operator.run(&[&rotate[..], &["--overlap", "-1h"]].concat()).await.fails(2, "negative");
+    operator
+        .run(&[&rotate[..], &["--overlap", "-1h"]].concat())
+        .await
+        .fails(2, "negative");
 }
 
 #[tokio::test]
@@ -84,7 +138,9 @@ async fn nothing_is_rotated_under_another_master_key() {
     let made = operator.create_partner().await;
     for rotate in ["rotate-keys", "rotate-webhook-secret"] {
         let mut command = operator.command(&["partner", rotate, text(&made, "partner_id")]);
-        run(command.env("MASTER_KEY", SECOND)).await.fails(1, "nothing was changed");
+        run(command.env("MASTER_KEY", SECOND))
+            .await
+            .fails(1, "nothing was changed");
     }
 }
 
@@ -95,7 +151,8 @@ async fn what_needs_which_master_key_is_counted_and_encrypted_anew() {
     let (mut connection, order) = operator.ready_order(&made, "o-1").await;
     record(&mut connection, &order, 0, None).await;
     let both = format!("{SECOND},{MASTER_KEY}");
-    let with_both = async |arguments: &[&str]| run(operator.command(arguments).env("MASTER_KEY", &both)).await;
+    let with_both =
+        async |arguments: &[&str]| run(operator.command(arguments).env("MASTER_KEY", &both)).await;
     let status = ["master-key", "status", "--json"];
     let reencrypt = ["master-key", "reencrypt", "--replicas-restarted", "--json"];
     let row = |key: &str, encrypts: bool, used: bool| {
@@ -108,36 +165,54 @@ async fn what_needs_which_master_key_is_counted_and_encrypted_anew() {
     };
     let expected = json!({ "keys": [row("test", true, true)], "left": 0 });
     assert_eq!(operator.json(&status[..2]).await, expected);
-    let expected = json!({ "keys": [row("second", true, false), row("test", false, true)], "left": 4 });
+    let expected =
+        json!({ "keys": [row("second", true, false), row("test", false, true)], "left": 4 });
     assert_eq!(with_both(&status).await.json(), expected);
     let unsaid = with_both(&reencrypt[..2]).await;
     assert_eq!(unsaid.code, Some(1), "{unsaid:?}");
-    let warned = unsaid.stderr.contains("4 values") && unsaid.stderr.contains("--replicas-restarted");
+    let warned =
+        unsaid.stderr.contains("4 values") && unsaid.stderr.contains("--replicas-restarted");
     assert!(warned, "{unsaid:?}");
     let expected = json!({ "key": "second", "reencrypted": 4, "failed": [], "left": 0 });
     assert_eq!(with_both(&reencrypt).await.json(), expected);
     let done = with_both(&reencrypt[..2]).await;
-    assert_eq!(done.text(), "encrypted again under second: 0; failed: 0; left: 0\n");
-    let expected = json!({ "keys": [row("second", true, true), row("test", false, false)], "left": 0 });
+    assert_eq!(
+        done.text(),
+        "encrypted again under second: 0; failed: 0; left: 0\n"
+    );
+    let expected =
+        json!({ "keys": [row("second", true, true), row("test", false, false)], "left": 0 });
     assert_eq!(with_both(&status).await.json(), expected);
     let show = ["delivery", "show", order.topup.as_str(), "--answers"];
-    run(operator.command(&show).env("MASTER_KEY", SECOND)).await.says("no room");
+    run(operator.command(&show).env("MASTER_KEY", SECOND))
+        .await
+        .says("no room");
 
-    // Everything is under a key that isn't given; another one of its name is no better.
+    // Everything is encrypted under a key that is not given. Another key with the same id is
+    // refused too.
     let other = format!("second:{}", BASE64_STANDARD.encode([3; 32]));
     for (keys, state) in [(MASTER_KEY, "missing"), (other.as_str(), "encrypts")] {
         let without = run(operator.command(&status[..2]).env("MASTER_KEY", keys)).await;
         assert_eq!(without.code, Some(1), "{without:?}");
         assert!(without.stdout.contains(state), "{without:?}");
-        assert!(without.stderr.contains("put the right ones back"), "{without:?}");
-        run(operator.command(&reencrypt).env("MASTER_KEY", keys)).await.fails(1, "put the right ones back");
+        assert!(
+            without.stderr.contains("put the right ones back"),
+            "{without:?}"
+        );
+        run(operator.command(&reencrypt).env("MASTER_KEY", keys))
+            .await
+            .fails(1, "put the right ones back");
     }
 
-    // Of what can't be read, the others are done.
+    // A value that cannot be decrypted is reported, and the other values are still encrypted again.
     let spoil = sqlx::query("UPDATE esims SET profile = '\\x04676f6e65' || profile");
     spoil.execute(&mut connection).await.unwrap();
     let failed = run(operator.command(&reencrypt).env("MASTER_KEY", SECOND)).await;
-    assert_eq!((failed.code, failed.stderr.lines().count()), (Some(1), 1), "{failed:?}");
+    assert_eq!(
+        (failed.code, failed.stderr.lines().count()),
+        (Some(1), 1),
+        "{failed:?}"
+    );
     let shown: Value = serde_json::from_str(&failed.stdout).unwrap();
     assert_eq!(shown["left"], 1);
     assert_eq!(shown["failed"].as_array().unwrap().len(), 1);

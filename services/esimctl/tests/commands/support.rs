@@ -1,6 +1,11 @@
-//! Runs the real program on the test's own database.
+//! Runs the real program on a database of the test's own, and stores there what the services would
+//! store.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a helper that fails fails its test")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a helper that fails fails its test"
+)]
 
 use std::{process::Stdio, sync::LazyLock, time::Duration};
 
@@ -15,20 +20,23 @@ use tokio::process::{Child, Command};
 use tokio::{io::AsyncWriteExt, time::timeout};
 
 pub const MASTER_KEY: &str = "test:AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=";
-/// The arguments that a confirmed command needs in a script.
+/// The arguments that confirm a command in a script.
 pub const CONFIRMED: [&str; 3] = ["--yes", "--reason", "a test"];
 static TOPUP_IDS: LazyLock<TopupIds> = LazyLock::new(|| TopupIds::new(7));
 const TIMEOUT: Duration = Duration::from_mins(1);
 
-/// `esimctl` with an empty environment.
+/// `esimctl` with an empty environment, so that the settings of the test's caller do not matter.
 pub fn esimctl(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_esimctl"));
     command.args(arguments).env_clear().kill_on_drop(true);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     command
 }
 
-/// Arguments without blanks.
+/// Splits a command line whose arguments have no blanks.
 pub fn words(text: &str) -> Vec<&str> {
     text.split(' ').collect()
 }
@@ -53,20 +61,20 @@ impl Ended {
         &self.stdout
     }
 
-    /// The text on standard output has this part.
+    /// Asserts that the text on standard output has this part.
     #[track_caller]
     pub fn says(&self, part: &str) -> &Self {
         assert!(self.text().contains(part), "no {part:?} in {self:?}");
         self
     }
 
-    /// The single error line of a run that ended with this status has this part.
+    /// Asserts that the run ended with this status and one error line, which has this part.
     #[track_caller]
     pub fn fails(&self, code: i32, part: &str) {
         assert!(self.line(code).contains(part), "no {part:?} in {self:?}");
     }
 
-    /// The single error line of a run that ended with this status.
+    /// Asserts that the run ended with this status and one error line, and returns that line.
     pub fn line(&self, code: i32) -> &str {
         assert_eq!(self.code, Some(code), "{self:?}");
         assert_eq!(self.stdout, "");
@@ -77,7 +85,10 @@ impl Ended {
 
 /// Waits for a program started with [`esimctl`].
 pub async fn ended(child: Child) -> Ended {
-    let output = timeout(TIMEOUT, child.wait_with_output()).await.expect("esimctl hangs").unwrap();
+    let output = timeout(TIMEOUT, child.wait_with_output())
+        .await
+        .expect("esimctl hangs")
+        .unwrap();
     Ended {
         code: output.status.code(),
         stdout: String::from_utf8(output.stdout).unwrap(),
@@ -97,11 +108,15 @@ pub struct Operator {
 
 impl Operator {
     pub async fn on_empty_database() -> Self {
-        Self { database: Database::empty().await.unwrap() }
+        Self {
+            database: Database::empty().await.unwrap(),
+        }
     }
 
     pub async fn new() -> Self {
-        let operator = Self { database: Database::create().await.unwrap() };
+        let operator = Self {
+            database: Database::create().await.unwrap(),
+        };
         operator.run(&["migrate"]).await.text();
         operator
     }
@@ -116,7 +131,9 @@ impl Operator {
 
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = esimctl(arguments);
-        command.env("DATABASE_URL", self.database_url(arguments)).env("MASTER_KEY", MASTER_KEY);
+        command
+            .env("DATABASE_URL", self.database_url(arguments))
+            .env("MASTER_KEY", MASTER_KEY);
         command
     }
 
@@ -128,22 +145,37 @@ impl Operator {
         self.run(&[arguments, &["--json"]].concat()).await.json()
     }
 
-    /// Runs with this text on standard input. The program must read all of it.
+    /// Runs with this text on standard input, and asserts that the program reads all of it.
     pub async fn run_with_input(&self, arguments: &[&str], input: String) -> Ended {
         let mut child = self.command(arguments).spawn().unwrap();
         let mut stdin = child.stdin.take().unwrap();
         let written = tokio::spawn(async move { stdin.write_all(input.as_bytes()).await });
         let ended = ended(child).await;
-        written.await.unwrap().expect("standard input was closed before its end");
+        written
+            .await
+            .unwrap()
+            .expect("standard input was closed before its end");
         ended
     }
 
     pub async fn create_partner(&self) -> Value {
-        self.json(&["partner", "create", "--name", "Acme", "--environment", "sandbox"]).await
+        self.json(&[
+            "partner",
+            "create",
+            "--name",
+            "Acme",
+            "--environment",
+            "sandbox",
+        ])
+        .await
     }
 
     /// A connection to the database, and a new order of this partner in it, whose unit is ready.
-    pub async fn ready_order(&self, partner: &Value, external_order_id: &str) -> (PgConnection, Order) {
+    pub async fn ready_order(
+        &self,
+        partner: &Value,
+        external_order_id: &str,
+    ) -> (PgConnection, Order) {
         let mut connection = self.database.connect().await.unwrap();
         let id = crate::text(partner, "partner_id").parse().unwrap();
         let order = store_order(&mut connection, id, external_order_id).await;
@@ -162,28 +194,33 @@ pub struct Order {
     pub delivery: DeliveryId,
 }
 
-pub async fn store_order(connection: &mut PgConnection, partner: PartnerId, external_order_id: &str) -> Order {
+pub async fn store_order(
+    connection: &mut PgConnection,
+    partner: PartnerId,
+    external_order_id: &str,
+) -> Order {
     let topup = TOPUP_IDS.next(runtime::clock::now());
-    let order =
-        Order { id: OrderId::new(), partner, placement: PlacementId::new(), topup, delivery: DeliveryId::new() };
+    let order = Order {
+        id: OrderId::new(),
+        partner,
+        placement: PlacementId::new(),
+        topup,
+        delivery: DeliveryId::new(),
+    };
+    let placement = NewPlacement {
+        placement_id: order.placement,
+        provider: "sandbox".to_owned(),
+        lane: "ready".to_owned(),
+        topups: vec![NewTopup {
+            topup_id: order.topup.clone(),
+            position: 0,
+            option_id: OptionId::new(),
+            provider_option_id: "ready".to_owned(),
+        }],
+    };
     let new = NewOrder {
         order_id: order.id,
-        partner_id: partner,
-        external_order_id: external_order_id.to_owned(),
-        traceparent: None,
-        answer_within: Duration::ZERO,
-        answering: None,
-        placements: vec![NewPlacement {
-            placement_id: order.placement,
-            provider: "sandbox".to_owned(),
-            lane: "ready".to_owned(),
-            topups: vec![NewTopup {
-                topup_id: order.topup.clone(),
-                position: 0,
-                option_id: OptionId::new(),
-                provider_option_id: "ready".to_owned(),
-            }],
-        }],
+        ..NewOrder::new(partner, external_order_id.to_owned(), vec![placement])
     };
     assert_eq!(orders::insert(connection, &[new]).await.unwrap(), [true]);
     order
@@ -194,8 +231,16 @@ pub fn vault() -> Vault {
 }
 
 /// Records an attempt with the response 500. Without `retry_in` the delivery is exhausted.
-pub async fn record(connection: &mut PgConnection, order: &Order, attempt: u32, retry_in: Option<Duration>) {
-    let answer = vault().seal(Purpose::Response(order.delivery, attempt), b"no room\x1b[2J");
+pub async fn record(
+    connection: &mut PgConnection,
+    order: &Order,
+    attempt: u32,
+    retry_in: Option<Duration>,
+) {
+    let answer = vault().seal(
+        Purpose::Response(order.delivery, attempt),
+        b"no room\x1b[2J",
+    );
     let attempted = Attempted {
         id: order.delivery,
         partner_id: order.partner,
@@ -207,13 +252,23 @@ pub async fn record(connection: &mut PgConnection, order: &Order, attempt: u32, 
         status: Some(500),
         class: "status_5xx",
         response_start: Some(answer.unwrap()),
-        result: AttemptResult::Failed { error: "status".to_owned(), retry_in, endpoint: true },
+        result: AttemptResult::Failed {
+            error: "status".to_owned(),
+            retry_in,
+            endpoint: true,
+        },
     };
     store_attempt(connection, attempted).await;
 }
 
-/// Records an attempt; two failures block the endpoint.
+/// Records an attempt by a policy in which two failures block the endpoint.
 pub async fn store_attempt(connection: &mut PgConnection, attempted: Attempted) {
-    let policy = BlockPolicy { failures: 2, first: Duration::from_mins(1), longest: Duration::from_mins(1) };
-    deliveries::record(connection, &[attempted], &policy).await.unwrap();
+    let policy = BlockPolicy {
+        failures: 2,
+        first: Duration::from_mins(1),
+        longest: Duration::from_mins(1),
+    };
+    deliveries::record(connection, &[attempted], &policy)
+        .await
+        .unwrap();
 }

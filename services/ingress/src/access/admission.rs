@@ -1,59 +1,67 @@
-//! Admission: how many requests may be in flight, in all and for each partner.
+//! Admission decides how many requests may be in flight, in all and for each partner.
 //!
-//! Guarantees: the orders, the memory of their bodies and units, the self-service requests and the listeners in flight
-//! are bounded. A partner can fill at most half of what the other partners leave free, so that a flood of one leaves room
-//! for everyone else. A request that is refused here has stored nothing.
+//! Guarantees: the orders, the memory of their bodies and units, the self-service requests and the
+//! listeners in flight are bounded. A partner can fill at most half of what the other partners
+//! leave free, so that a flood of one partner leaves room for everyone else. With a capacity of
+//! 1000, for example, the first busy partner gets 500 places and the second one 250; as their
+//! orders end, both approach 333. A request that is refused here has stored nothing.
 //!
-//! Create-order calls [`Admission::order`] after the signature is checked and before the body is read, and
-//! [`Admitted::units`] once the units are known; self-service calls [`Admission::self_service`]. Each limit holds for one
-//! process. Relies on permits being dropped when the request ends, and on [`super::rates`] for requests per second.
+//! Create-order calls [`Admission::order`] after the signature is checked and before the body is
+//! read, and [`Admitted::units`] once the units are known. Self-service calls
+//! [`Admission::self_service`], and [`Admission::listener`] for long polls. Each limit holds for
+//! one process. The module relies on permits being dropped when the request ends, and on
+//! [`super::rates`] for requests per second.
 
 use std::{
     collections::HashMap,
     num::NonZeroU32,
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use domain::PartnerId;
-use opentelemetry::global;
 use runtime::lock;
 
 use crate::{
     access::{
         directory::KnownPartner,
         limits::LimitsConfig,
+        overload::Overload,
         rates::{PartnerRates, Rates},
     },
     http::{
         codes::Code,
         error::{ApiError, Limited},
     },
+    metrics::{AdmissionGauges, Look},
 };
 
 const MIB: u64 = 1024 * 1024;
-/// The memory that a unit of an order needs until the order is answered, in bytes, rounded up.
+/// The memory that one unit of an order needs until the order is answered, in bytes. It is an
+/// estimate, rounded up.
 const UNIT: u64 = 512;
 
-/// A bound of what is in flight, which partners share. The unit is a request, or a byte.
+/// A bound on what is in flight, which all partners share. Amounts are requests or bytes, depending
+/// on the limit.
 #[derive(Debug)]
 struct InFlightLimit {
-    capacity: u64,
     in_flight: Mutex<InFlight>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct InFlight {
+    capacity: u64,
     all: u64,
     by_partner: HashMap<PartnerId, u64>,
 }
 
-/// The bound that a request would exceed.
+/// The bound that a request would exceed. It decides between a 503 and a 429, and becomes the
+/// reason in the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Bound {
     /// The capacity for all partners.
     Capacity,
-    /// The partner's share of it.
+    /// The share of the capacity that the partner may use now.
     Share,
     /// The limit that an operator has set for the partner.
     Own,
@@ -69,28 +77,57 @@ pub(crate) struct InFlightPermit {
 
 impl InFlightLimit {
     fn new(capacity: u64) -> Arc<Self> {
-        Arc::new(Self { capacity, in_flight: Mutex::default() })
+        Arc::new(Self {
+            in_flight: Mutex::new(InFlight {
+                capacity,
+                all: 0,
+                by_partner: HashMap::new(),
+            }),
+        })
     }
 
-    /// Takes a permit for `amount`, or names the bound that refuses it. `own` is the partner's own limit.
-    fn acquire(self: &Arc<Self>, partner: PartnerId, amount: u64, own: Option<u64>) -> Result<InFlightPermit, Bound> {
+    /// Takes a permit for `amount`, or names the bound that refuses it. `own` is the partner's own
+    /// limit.
+    fn acquire(
+        self: &Arc<Self>,
+        partner: PartnerId,
+        amount: u64,
+        own: Option<u64>,
+    ) -> Result<InFlightPermit, Bound> {
         self.add(partner, amount, 0, own)?;
-        Ok(InFlightPermit { limit: Arc::clone(self), partner, amount })
+        Ok(InFlightPermit {
+            limit: Arc::clone(self),
+            partner,
+            amount,
+        })
     }
 
-    /// Adds to what the partner has in flight, of which the same request already holds `held`.
-    fn add(&self, partner: PartnerId, amount: u64, held: u64, own: Option<u64>) -> Result<(), Bound> {
+    /// Adds `amount` to what the partner has in flight. `held` is the part of the partner's use
+    /// that the same request already has; it is not 0 when a permit grows.
+    fn add(
+        &self,
+        partner: PartnerId,
+        amount: u64,
+        held: u64,
+        own: Option<u64>,
+    ) -> Result<(), Bound> {
         let mut in_flight = lock(&self.in_flight);
-        let mine = in_flight.by_partner.get(&partner).copied().unwrap_or_default();
-        let free = self.capacity.saturating_sub(in_flight.all);
+        let mine = in_flight
+            .by_partner
+            .get(&partner)
+            .copied()
+            .unwrap_or_default();
+        let free = in_flight.capacity.saturating_sub(in_flight.all);
         if own.is_some_and(|own| mine + amount > own) {
             return Err(Bound::Own);
         }
         if amount > free {
             return Err(Bound::Capacity);
         }
-        // Half of what the others leave free, which is `free + mine`. A partner's only request is always within the share,
-        // so that no partner is shut out.
+        // A partner may use half of what the others leave free, which is `free + mine`. The share
+        // does not apply if nothing else of the partner is in flight, so that a single request is
+        // refused only when the capacity is used up. Otherwise a partner could be shut out entirely
+        // while the others are busy.
         if mine > held && mine + amount > u64::midpoint(free, mine) {
             return Err(Bound::Share);
         }
@@ -113,13 +150,23 @@ impl InFlightLimit {
     fn all(&self) -> u64 {
         lock(&self.in_flight).all
     }
+
+    fn capacity(&self) -> u64 {
+        lock(&self.in_flight).capacity
+    }
+
+    /// Permits that exceed the new capacity stay; new ones are refused until enough are returned.
+    fn set_capacity(&self, capacity: u64) {
+        lock(&self.in_flight).capacity = capacity;
+    }
 }
 
 impl InFlightPermit {
-    /// Changes the amount. On an error the amount stays the same.
+    /// Changes the amount. If there is no room for a larger amount, the permit keeps its old one.
     fn resize(&mut self, amount: u64) -> Result<(), Bound> {
         if amount > self.amount {
-            self.limit.add(self.partner, amount - self.amount, self.amount, None)?;
+            self.limit
+                .add(self.partner, amount - self.amount, self.amount, None)?;
         } else {
             self.limit.remove(self.partner, self.amount - amount);
         }
@@ -136,22 +183,32 @@ impl Drop for InFlightPermit {
 
 pub(crate) struct Admission {
     orders: Arc<InFlightLimit>,
+    overload: Arc<Mutex<Overload>>,
     memory: Arc<InFlightLimit>,
     self_service: Arc<InFlightLimit>,
     listeners: Arc<InFlightLimit>,
+    /// `MAX_IN_FLIGHT`: the capacity of `orders` unless the process is overloaded.
+    most_in_flight: u64,
     pub(crate) rates: Rates,
 }
 
 impl Admission {
     /// Creates the limits. `max_units` is the maximum number of units of one order.
     pub(crate) fn new(limits: &LimitsConfig, max_units: u32) -> Self {
-        // One body and one order always fit.
+        // The largest allowed body and the largest allowed order must fit alone, or they would be
+        // refused forever.
         let least = u64::from(limits.max_body).max(u64::from(max_units) * UNIT);
         let admission = Self {
             orders: InFlightLimit::new(limits.max_in_flight.into()),
+            overload: Arc::new(Mutex::new(Overload::new(
+                limits.max_in_flight.into(),
+                limits.target_delay,
+                Instant::now(),
+            ))),
             memory: InFlightLimit::new((u64::from(limits.max_in_flight_memory) * MIB).max(least)),
             self_service: InFlightLimit::new(limits.self_service_in_flight.into()),
             listeners: InFlightLimit::new(limits.listeners.into()),
+            most_in_flight: limits.max_in_flight.into(),
             rates: Rates::new(limits, max_units),
         };
         admission.observe();
@@ -159,78 +216,129 @@ impl Admission {
     }
 
     fn observe(&self) {
-        let meter = global::meter("ingress");
-        let gauge = |name, description, limit: &Arc<InFlightLimit>| {
-            let observed = Arc::clone(limit);
-            let instrument = meter.u64_observable_gauge(name).with_description(description);
-            instrument.with_callback(move |gauge| gauge.observe(observed.all(), &[]))
+        let in_flight = |limit: &Arc<InFlightLimit>| -> Look {
+            let limit = Arc::clone(limit);
+            Box::new(move || limit.all())
         };
-        gauge("esim.orders.in_flight", "Orders that are being read, stored or answered", &self.orders).build();
-        let description = "Estimated memory of the bodies and units of orders in flight";
-        gauge("esim.orders.in_flight.memory", description, &self.memory).with_unit("By").build();
-        let description = "Signed requests other than orders that are in flight";
-        gauge("esim.self_service.in_flight", description, &self.self_service).build();
-        let description = "Requests of sandbox accounts that wait for webhooks";
-        gauge("esim.listeners", description, &self.listeners).build();
+        let orders = Arc::clone(&self.orders);
+        let gauges = AdmissionGauges {
+            orders: in_flight(&self.orders),
+            orders_limit: Box::new(move || orders.capacity()),
+            memory: in_flight(&self.memory),
+            self_service: in_flight(&self.self_service),
+            listeners: in_flight(&self.listeners),
+        };
+        gauges.register();
     }
 
-    /// Admits an order whose body has at most `body` bytes, before the body is read.
+    /// Admits an order whose body has at most `body` bytes. It is called before the body is read,
+    /// so that the memory is reserved before it is used.
     pub(crate) fn order(&self, partner: &KnownPartner, body: u64) -> Result<Admitted, ApiError> {
         let rates = self.rates.of(partner);
         rates.request()?;
         let own = partner.limits.max_in_flight;
-        let in_flight = self.orders.acquire(partner.id, 1, own.map(u64::from)).map_err(|bound| match bound {
-            Bound::Capacity => ApiError::overloaded("in_flight"),
-            Bound::Share => ApiError::overloaded("in_flight_share"),
-            Bound::Own => too_many(own.unwrap_or_default()),
-        })?;
-        let memory = self.memory.acquire(partner.id, body, None).map_err(out_of_memory)?;
-        Ok(Admitted { _in_flight: in_flight, memory, rates })
+        let is_overloaded = self.orders.capacity() < self.most_in_flight;
+        let in_flight = self
+            .orders
+            .acquire(partner.id, 1, own.map(u64::from))
+            .map_err(|bound| match bound {
+                Bound::Capacity if is_overloaded => ApiError::overloaded("delay"),
+                Bound::Share if is_overloaded => ApiError::overloaded("delay_share"),
+                Bound::Capacity => ApiError::overloaded("in_flight"),
+                Bound::Share => ApiError::overloaded("in_flight_share"),
+                Bound::Own => too_many(own.unwrap_or_default()),
+            })?;
+        let memory = self
+            .memory
+            .acquire(partner.id, body, None)
+            .map_err(out_of_memory)?;
+        Ok(Admitted {
+            in_flight,
+            overload: Arc::clone(&self.overload),
+            memory,
+            rates,
+        })
     }
 
-    /// Admits a self-service request. It counts as a request of the partner, and not as an order in flight.
+    /// Admits a self-service request. It counts as a request of the partner, and not as an order in
+    /// flight.
     pub(crate) fn self_service(&self, partner: &KnownPartner) -> Result<InFlightPermit, ApiError> {
         self.rates.of(partner).request()?;
-        self.self_service.acquire(partner.id, 1, None).map_err(|bound| match bound {
-            Bound::Share => ApiError::overloaded("self_service_share"),
-            Bound::Capacity | Bound::Own => ApiError::overloaded("self_service"),
-        })
+        self.self_service
+            .acquire(partner.id, 1, None)
+            .map_err(|bound| match bound {
+                Bound::Share => ApiError::overloaded("self_service_share"),
+                Bound::Capacity | Bound::Own => ApiError::overloaded("self_service"),
+            })
     }
 
-    /// Admits a [self-service request](Self::self_service) that waits for webhooks.
+    /// Admits a request that waits for webhooks, in addition to its admission as a [self-service
+    /// request](Self::self_service).
     pub(crate) fn listener(&self, partner: &KnownPartner) -> Result<InFlightPermit, ApiError> {
-        self.listeners.acquire(partner.id, 1, None).map_err(|bound| match bound {
-            Bound::Share => ApiError::overloaded("listeners_share"),
-            Bound::Capacity | Bound::Own => ApiError::overloaded("listeners"),
-        })
+        self.listeners
+            .acquire(partner.id, 1, None)
+            .map_err(|bound| match bound {
+                Bound::Share => ApiError::overloaded("listeners_share"),
+                Bound::Capacity | Bound::Own => ApiError::overloaded("listeners"),
+            })
     }
 
-    /// The partner's orders in flight in this process.
+    /// The number of orders that the partner has in flight in this process.
     pub(crate) fn orders_in_flight(&self, partner: PartnerId) -> u64 {
-        lock(&self.orders.in_flight).by_partner.get(&partner).copied().unwrap_or_default()
+        lock(&self.orders.in_flight)
+            .by_partner
+            .get(&partner)
+            .copied()
+            .unwrap_or_default()
     }
 }
 
 /// An order that is in flight until this is dropped.
 pub(crate) struct Admitted {
-    _in_flight: InFlightPermit,
+    in_flight: InFlightPermit,
+    overload: Arc<Mutex<Overload>>,
     memory: InFlightPermit,
     rates: Arc<PartnerRates>,
 }
 
 impl Admitted {
-    /// Admits the units of the order, after its body is parsed. From here on the permit counts the memory of the units
-    /// instead of the body's, because the body is dropped as soon as it is parsed.
+    /// Admits the units of the order, after its body is parsed. From here on the permit counts the
+    /// memory of the units instead of that of the body, because the body is dropped as soon as it
+    /// is parsed.
     pub(crate) fn units(&mut self, units: NonZeroU32) -> Result<(), ApiError> {
         self.rates.order(units)?;
-        self.memory.resize(u64::from(units.get()) * UNIT).map_err(out_of_memory)
+        self.memory
+            .resize(u64::from(units.get()) * UNIT)
+            .map_err(out_of_memory)
+    }
+}
+
+impl Admitted {
+    /// Notes how long the order took since `began`, without the time that it waited for its
+    /// provider. If all orders take too long, fewer are admitted from now on ([`Overload`]).
+    pub(crate) fn took(&self, began: Instant, delay: Duration) {
+        adapt(&self.in_flight.limit, &self.overload, began, delay);
+    }
+}
+
+/// Lowers the capacity of orders while they take too long, and raises it again.
+fn adapt(limit: &InFlightLimit, overload: &Mutex<Overload>, began: Instant, delay: Duration) {
+    let now = Instant::now();
+    if let Some(capacity) = lock(overload).observe(now, began, delay, limit.all()) {
+        limit.set_capacity(capacity);
     }
 }
 
 fn too_many(limit: u32) -> ApiError {
     let code = Code::TooManyInFlight;
     let message = code.message_with(limit);
-    ApiError::Limited(Limited { code, bound: "max_in_flight", message, limit, wait: Duration::from_secs(1) })
+    ApiError::Limited(Limited {
+        code,
+        bound: "max_in_flight",
+        message,
+        limit,
+        wait: Duration::from_secs(1),
+    })
 }
 
 fn out_of_memory(bound: Bound) -> ApiError {
@@ -272,7 +380,10 @@ mod tests {
         }
         assert_eq!((of_one.len(), of_other.len()), (333, 333));
         assert_eq!(limit.acquire(third, 334, None).unwrap().amount, 334);
-        assert_eq!(limit.acquire(third, 335, None).unwrap_err(), Bound::Capacity);
+        assert_eq!(
+            limit.acquire(third, 335, None).unwrap_err(),
+            Bound::Capacity
+        );
         drop((of_one, of_other));
         assert!(lock(&limit.in_flight).all == 0 && lock(&limit.in_flight).by_partner.is_empty());
     }
@@ -285,12 +396,35 @@ mod tests {
         assert_eq!(limit.acquire(one, 1, Some(1)).unwrap_err(), Bound::Own);
         assert_eq!(limit.acquire(one, 1, None).unwrap_err(), Bound::Share);
         let mut last = limit.acquire(other, 1, None).unwrap();
-        assert_eq!(limit.acquire(PartnerId::new(), 1, None).unwrap_err(), Bound::Capacity);
+        assert_eq!(
+            limit.acquire(PartnerId::new(), 1, None).unwrap_err(),
+            Bound::Capacity
+        );
         drop(first);
         assert_eq!(last.resize(3), Err(Bound::Capacity));
         assert_eq!(last.amount, 1);
         last.resize(0).unwrap();
         assert_eq!(lock(&limit.in_flight).all, 0);
+    }
+
+    #[test]
+    fn orders_that_all_take_too_long_lower_the_capacity_for_new_ones() {
+        let limit = InFlightLimit::new(4096);
+        let long_ago = Instant::now().checked_sub(Duration::from_mins(1)).unwrap();
+        let target = Duration::from_millis(200);
+        let overload = Mutex::new(Overload::new(4096, target, long_ago));
+        let held = limit.acquire(PartnerId::new(), 2000, None).unwrap();
+        for _ in 0..100 {
+            adapt(&limit, &overload, Instant::now(), target * 5);
+            if limit.capacity() < 4096 {
+                break;
+            }
+        }
+        assert_eq!(limit.capacity(), 400);
+        let new = limit.acquire(PartnerId::new(), 1, None);
+        assert_eq!(new.unwrap_err(), Bound::Capacity);
+        drop(held);
+        limit.acquire(PartnerId::new(), 1, None).unwrap();
     }
 
     #[test]

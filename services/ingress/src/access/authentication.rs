@@ -1,14 +1,24 @@
-//! Authenticates requests. The sequence of the checks is part of the API contract, because it decides which error a
-//! request with several faults gets: no header of ours is repeated, all three required headers are there, the timestamp
-//! is recent, the access key is known, the signature is valid. The checks of a signed body come last.
+//! Authenticates requests.
 //!
-//! Guarantees: a [`Signed`] request was signed with a valid key of an active partner, at most five minutes from our
-//! clock. Within this window the same request may arrive again; replays are not recognised, because several replicas
-//! share no memory. An order is protected by its external id, which is unique as long as the order stands.
+//! The sequence of the checks is part of the API contract, because it decides which error a request
+//! with several faults gets:
 //!
-//! Create-order and self-service call [`Authenticator::head`] before they read a body, and [`Authenticator::body`]
-//! after. Relies on [`super::directory`] for keys that are at most a second old while the
-//! database responds.
+//! 1. None of the authentication headers is repeated.
+//! 2. All three required headers are present.
+//! 3. The timestamp is at most five minutes from our clock.
+//! 4. The access key belongs to an active partner that has a secret key.
+//! 5. The signature is valid.
+//! 6. If the account requires it, the signature covers the body; if the signature covers it, the
+//!    body that arrived is the signed one.
+//!
+//! Guarantees: a [`Signed`] request was signed with a valid key of an active partner, at most five
+//! minutes from our clock. Within this window the same request may arrive again. Replays are not
+//! recognised, because the replicas share no memory. A replayed order does no harm, because its
+//! external id is unique as long as the order stands.
+//!
+//! Create-order and self-service call [`Authenticator::head`] before they read a body, so that an
+//! unknown sender cannot make us read much, and [`Authenticator::body`] after. The module relies on
+//! [`super::directory`] for keys that are at most a second old while the database responds.
 
 use std::sync::Arc;
 
@@ -20,7 +30,8 @@ use crate::{
     metrics::Metrics,
 };
 
-/// The largest difference between a request's timestamp and our clock, in seconds.
+/// The largest allowed difference between the timestamp of a request and our clock, in seconds. It
+/// leaves room for clocks that are somewhat wrong.
 const WINDOW: u64 = 300;
 
 /// The names of the headers, as partners write them: `X-<Brand>-Access-Key` and so on.
@@ -31,7 +42,8 @@ struct HeaderNames {
     content_sha256: String,
 }
 
-/// A request whose head is authentic. Only [`Authenticator::head`] makes one, so a handler that has it may trust it.
+/// A request whose head is authentic. Only [`Authenticator::head`] makes one, so a handler that
+/// takes one cannot forget the check.
 pub(crate) struct Signed {
     pub(crate) partner: Arc<KnownPartner>,
     /// The digest of the body in the signature; `None` if the signature does not cover the body.
@@ -45,12 +57,22 @@ pub(crate) struct Authenticator {
 }
 
 impl Authenticator {
-    /// Creates the authenticator. `brand` is part of the header names.
+    /// Creates the authenticator. `brand` is the middle part of the header names.
     pub(crate) fn new(brand: &str, directory: Arc<Directory>, metrics: Metrics) -> Self {
         let [access_key, signature, timestamp, content_sha256] =
-            ["Access-Key", "Signature", "Timestamp", "Content-SHA256"].map(|last| format!("X-{brand}-{last}"));
-        let names = HeaderNames { access_key, signature, timestamp, content_sha256 };
-        Self { names, directory, metrics }
+            ["Access-Key", "Signature", "Timestamp", "Content-SHA256"]
+                .map(|last| format!("X-{brand}-{last}"));
+        let names = HeaderNames {
+            access_key,
+            signature,
+            timestamp,
+            content_sha256,
+        };
+        Self {
+            names,
+            directory,
+            metrics,
+        }
     }
 
     /// Counts a failed check, and returns the 401.
@@ -59,34 +81,58 @@ impl Authenticator {
         code.into()
     }
 
-    /// Like [`Self::denied`]; the message names a header.
+    /// Like [`Self::denied`], for a code whose message names a header.
     fn denied_naming(&self, code: Code, header: &str) -> ApiError {
         self.metrics.auth_failure(code.name());
         ApiError::with(code, header)
     }
 
-    /// Checks the head of a request. Its body is checked by [`Authenticator::body`].
+    /// Checks the head of a request: steps 1 to 5 of the module's list, and whether the signature
+    /// covers the body if it must. [`Authenticator::body`] checks the body itself.
     pub(crate) async fn head(&self, parts: &Parts) -> Result<Signed, ApiError> {
         let names = &self.names;
-        for name in [&names.access_key, &names.signature, &names.timestamp, &names.content_sha256] {
+        for name in [
+            &names.access_key,
+            &names.signature,
+            &names.timestamp,
+            &names.content_sha256,
+        ] {
             if parts.headers.get_all(name.as_str()).iter().nth(1).is_some() {
-                return Err(ApiError::with(Code::RepeatedHeader, name.to_ascii_lowercase()));
+                return Err(ApiError::with(
+                    Code::RepeatedHeader,
+                    name.to_ascii_lowercase(),
+                ));
             }
         }
-        let header = |name: &str| parts.headers.get(name).filter(|value| !value.as_bytes().trim_ascii().is_empty());
-        let (Some(access_key), Some(signature), Some(timestamp)) =
-            (header(&names.access_key), header(&names.signature), header(&names.timestamp))
-        else {
+        let header = |name: &str| {
+            parts
+                .headers
+                .get(name)
+                .filter(|value| !value.as_bytes().trim_ascii().is_empty())
+        };
+        let (Some(access_key), Some(signature), Some(timestamp)) = (
+            header(&names.access_key),
+            header(&names.signature),
+            header(&names.timestamp),
+        ) else {
             return Err(self.denied(Code::AuthenticationHeaderMissing));
         };
         let timestamp = recent(timestamp).ok_or_else(|| self.denied(Code::TimestampInvalid))?;
 
-        // A disabled partner is answered like an unknown one, so that nobody learns which keys exist.
+        // A disabled partner gets the same answer as an unknown one, so that nobody can find out
+        // which keys exist.
         let unknown = || self.denied_naming(Code::AccessKeyUnknown, &names.access_key);
-        // Access keys are visible ASCII; anything else cannot match.
+        // Access keys consist of visible ASCII characters. A value with any other character cannot
+        // match a key, so it is refused without a look-up.
         let access_key = access_key.to_str().map_err(|_| unknown())?;
-        let partner = self.directory.partner(access_key).await.map_err(ApiError::internal)?;
-        let partner = partner.filter(|partner| !partner.disabled).ok_or_else(unknown)?;
+        let partner = self
+            .directory
+            .partner(access_key)
+            .await
+            .map_err(ApiError::internal)?;
+        let partner = partner
+            .filter(|partner| !partner.disabled)
+            .ok_or_else(unknown)?;
 
         let secret = match &partner.key {
             Key::Known(secret) => secret,
@@ -96,9 +142,10 @@ impl Authenticator {
                 return Err(ApiError::Internal(error));
             }
         };
-        // There are two forms of the signature. A request that names the digest of its body signs the path, the query
-        // and the digest; without that header it signs the path alone. An empty header counts as the first form with a
-        // wrong digest and not as the second form, because a client that sends the header wants its body to be checked.
+        // There are two forms of the signature. If the request names the digest of its body, the
+        // signature covers the path, the query and the digest; without that header it covers the
+        // path alone. An empty header counts as the first form with a wrong digest and not as the
+        // second form, because a client that sends the header wants its body to be checked.
         let body_digest = parts.headers.get(&names.content_sha256);
         let target = match (body_digest, parts.uri.path_and_query()) {
             (Some(_), Some(whole)) => whole.as_str(),
@@ -119,10 +166,14 @@ impl Authenticator {
         if partner.signed_body_required && body_digest.is_none() {
             return Err(self.denied_naming(Code::ContentSha256Missing, &names.content_sha256));
         }
-        Ok(Signed { body_digest: body_digest.cloned(), partner })
+        Ok(Signed {
+            body_digest: body_digest.cloned(),
+            partner,
+        })
     }
 
-    /// Checks the body of a request, if its signature covers it.
+    /// Checks that the body is the one that was signed. Without a digest the signature does not
+    /// cover the body, so every body passes.
     pub(crate) fn body(&self, signed: &Signed, received: &[u8]) -> Result<(), ApiError> {
         match &signed.body_digest {
             Some(digest) if !signing::request::is_digest(digest.as_bytes(), received) => {
@@ -133,7 +184,8 @@ impl Authenticator {
     }
 }
 
-/// The text of a timestamp that is at most [`WINDOW`] from our clock.
+/// The text of a timestamp that is at most [`WINDOW`] from our clock. The text is returned because
+/// the signature covers it as it was sent.
 fn recent(timestamp: &HeaderValue) -> Option<&str> {
     let text = timestamp.to_str().ok()?;
     let at = signing::parse_unix_time(text)?;

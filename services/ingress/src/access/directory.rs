@@ -1,11 +1,18 @@
-//! Caches partners and the catalogue in memory.
+//! The directory caches partners and the catalogue in memory, so that a valid order needs no query
+//! before it is stored.
 //!
-//! Guarantees: changes are read twice a second, so a revoked partner is denied within a second. An unknown key or option
-//! is looked up before it is denied, so a new partner works at once. A key that a rotation replaced is denied after its
-//! end, by the clock of this process. The cache stays valid while the database is away.
+//! Guarantees:
 //!
-//! [`super::authentication`] asks for partners, [`crate::orders::accept`] for options. Relies on the versions that the
-//! database gives to each change, and not on NATS.
+//! - Changes are read from the database twice a second. A partner that is disabled is therefore
+//!   denied within a second, as long as the database responds.
+//! - An unknown access key or option is looked up before it is denied, so that a new partner or
+//!   option works at once. The look-ups have a rate limit, because anyone can send invented keys.
+//! - A key that a rotation replaced is denied after its end, by the clock of this process.
+//! - While the database is away, the cache stays valid. Orders then fail when they are stored.
+//!
+//! [`super::authentication`] asks for partners, [`crate::orders::accept`] for options. The module
+//! relies on the version that the database gives to each change: a reader that remembers the newest
+//! version it has seen finds everything that came later. It does not rely on NATS.
 
 use std::{
     collections::HashMap,
@@ -27,13 +34,17 @@ use store::{
 };
 use uuid::Uuid;
 
+/// The time between two reads of the changes.
 const REFRESH: Duration = Duration::from_millis(500);
-/// The longest wait of a query for the query before it.
+/// The longest time that a request waits for its turn to look something up. Only one look-up runs
+/// at a time.
 const LOOK_UP_WAIT: Duration = Duration::from_secs(2);
-/// The most queries per second; further unknown keys and options are denied without a query.
+/// The maximum number of look-ups per second. Beyond it, unknown keys and options are denied
+/// without a query, so that a flood of invented ones does not load the database.
 const LOOK_UPS: NonZeroU32 = NonZeroU32::new(100).unwrap();
 
-/// A partner, as seen by requests with one of its access keys.
+/// A partner, as requests with one of its access keys see it. During a rotation a partner has two
+/// keys, and so two of these.
 #[derive(Clone, Debug)]
 pub(crate) struct KnownPartner {
     pub(crate) id: PartnerId,
@@ -41,9 +52,9 @@ pub(crate) struct KnownPartner {
     pub(crate) disabled: bool,
     pub(crate) key: Key,
     pub(crate) limits: Limits,
-    /// Requests that do not sign their query and body are denied.
+    /// Whether requests are denied unless their signature covers the query and the body.
     pub(crate) signed_body_required: bool,
-    /// When this access key ends, if a rotation has replaced it.
+    /// When this access key ends, if a rotation has replaced it; otherwise it has no end.
     until: Option<Instant>,
 }
 
@@ -53,11 +64,12 @@ impl KnownPartner {
     }
 }
 
-/// The key that a partner's requests are signed with.
+/// The secret key that a partner signs its requests with.
 #[derive(Clone, Debug)]
 pub(crate) enum Key {
     Missing,
-    /// The stored key cannot be decrypted.
+    /// The stored key cannot be decrypted, for example because this process does not have its
+    /// master key. Requests get a 500 and not a 401, because the fault is ours.
     Unusable,
     Known(SecretKey),
 }
@@ -65,14 +77,15 @@ pub(crate) enum Key {
 #[derive(Default)]
 struct Partners {
     by_access_key: HashMap<String, Arc<KnownPartner>>,
-    /// The version and the access keys of each known partner.
+    /// The newest known version of each partner, and the access keys that it has in this version.
     known: HashMap<PartnerId, (i64, Vec<String>)>,
-    /// The access keys that have an end.
+    /// The access keys that a rotation has replaced. They are dropped when they have ended.
     ending: Vec<String>,
 }
 
 impl Partners {
-    /// Replaces a partner's keys, unless a newer version is known.
+    /// Replaces the keys of a partner, unless a newer version is known. A look-up that was slower
+    /// than the refresh would otherwise bring back old keys.
     fn learn(&mut self, partner_id: PartnerId, version: i64, keys: Vec<(String, KnownPartner)>) {
         let (known, access_keys) = self.known.entry(partner_id).or_default();
         if version < *known {
@@ -91,11 +104,13 @@ impl Partners {
         }
     }
 
-    /// Drops the keys that have ended, with their secrets.
+    /// Drops the keys that have ended, and with them their secrets.
     fn forget_ended(&mut self) {
         let by_access_key = &mut self.by_access_key;
         self.ending.retain(|access_key| {
-            let Some(partner) = by_access_key.get(access_key) else { return false };
+            let Some(partner) = by_access_key.get(access_key) else {
+                return false;
+            };
             let ended = partner.ended();
             if ended {
                 by_access_key.remove(access_key);
@@ -113,11 +128,11 @@ pub(crate) struct Directory {
     partners: RwLock<Partners>,
     options: RwLock<Options>,
     look_ups: DefaultDirectRateLimiter,
-    /// Held during a query.
+    /// Held during a look-up, so that only one runs at a time.
     looking: tokio::sync::Mutex<()>,
 }
 
-/// The progress of reading the database: the newest versions that were read.
+/// How much of the database has been read: the newest versions, and whether the schema was checked.
 #[derive(Default)]
 struct Seen {
     schema: bool,
@@ -126,7 +141,8 @@ struct Seen {
 }
 
 impl Directory {
-    /// Creates an empty cache. Until [`Directory::refresh`] fills it, every key and option is queried.
+    /// Creates an empty cache. Until [`Directory::refresh`] has filled it, each key and option is
+    /// looked up when it is first asked for.
     pub(crate) fn new(database: Database, vault: Vault) -> Self {
         Self {
             database,
@@ -138,12 +154,18 @@ impl Directory {
         }
     }
 
-    pub(crate) async fn partner(&self, access_key: &str) -> Result<Option<Arc<KnownPartner>>, Error> {
+    /// Returns the partner with this access key, which may be disabled. `None` if no valid key is
+    /// known, or if the look-ups have reached their rate limit.
+    pub(crate) async fn partner(
+        &self,
+        access_key: &str,
+    ) -> Result<Option<Arc<KnownPartner>>, Error> {
         if let Some(known) = self.known_partner(access_key) {
             return Ok(valid(known));
         }
-        // One query at a time: a new partner's first requests cause only one. Its outcome serves all that wait, also
-        // those whose turn did not come in time.
+        // Only one look-up runs at a time, so that the first requests of a new partner cause a
+        // single query. Its result serves all requests that wait for their turn. A request whose
+        // turn did not come in time therefore looks into the cache once more before it fails.
         let turn = self.turn().await;
         if let Some(known) = self.known_partner(access_key) {
             return Ok(valid(known));
@@ -153,16 +175,23 @@ impl Directory {
             return Ok(None);
         }
         let asked = Instant::now();
-        let looking = self.database.run(async |connection| partners::by_access_key(connection, access_key).await);
+        let looking = self
+            .database
+            .run(async |connection| partners::by_access_key(connection, access_key).await);
         if let Some(credentials) = looking.await? {
             self.learn_partner(&credentials, asked);
         }
         Ok(self.known_partner(access_key).and_then(valid))
     }
 
-    /// Adds a partner that no database has.
+    /// Adds a partner that is in no database, for the fuzz targets.
     #[cfg(fuzzing)]
-    pub(crate) fn learn_for_fuzzing(&self, access_key: &str, secret: SecretKey, signed_body_required: bool) {
+    pub(crate) fn learn_for_fuzzing(
+        &self,
+        access_key: &str,
+        secret: SecretKey,
+        signed_body_required: bool,
+    ) {
         let partner = KnownPartner {
             id: PartnerId::new(),
             environment: Environment::Sandbox,
@@ -172,26 +201,38 @@ impl Directory {
             signed_body_required,
             until: None,
         };
-        self.partners_mut().learn(partner.id, 1, vec![(access_key.to_owned(), partner)]);
+        self.partners_mut()
+            .learn(partner.id, 1, vec![(access_key.to_owned(), partner)]);
     }
 
-    /// Waits for the turn to query. While the database is away, many requests wait here.
+    /// Waits for the turn to look something up. While the database is away, many requests wait
+    /// here, so the wait is bounded.
     async fn turn(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, Error> {
-        tokio::time::timeout(LOOK_UP_WAIT, self.looking.lock()).await.map_err(|_| Error::timed_out())
+        tokio::time::timeout(LOOK_UP_WAIT, self.looking.lock())
+            .await
+            .map_err(|_| Error::timed_out())
     }
 
     fn known_partner(&self, access_key: &str) -> Option<Arc<KnownPartner>> {
-        self.partners.read().unwrap_or_else(PoisonError::into_inner).by_access_key.get(access_key).cloned()
+        self.partners
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .by_access_key
+            .get(access_key)
+            .cloned()
     }
 
     fn partners_mut(&self) -> RwLockWriteGuard<'_, Partners> {
-        self.partners.write().unwrap_or_else(PoisonError::into_inner)
+        self.partners
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The options that are known, and the ids of those that are not.
+    /// Splits `ids` into the options that are cached, and the ids of those that are not.
     fn known_options(&self, ids: &[OptionId]) -> (Options, Vec<Uuid>) {
         let options = self.options.read().unwrap_or_else(PoisonError::into_inner);
-        let (mut known, mut missing) = (HashMap::new(), Vec::new());
+        let mut known = HashMap::new();
+        let mut missing = Vec::new();
         for id in ids {
             match options.get(id) {
                 Some(option) => drop(known.insert(*id, Arc::clone(option))),
@@ -201,7 +242,8 @@ impl Directory {
         (known, missing)
     }
 
-    /// Returns the known options among `ids`.
+    /// Returns the options among `ids` that exist, enabled or not. Those that are not cached are
+    /// looked up, unless the look-ups have reached their rate limit.
     pub(crate) async fn options(&self, ids: &[OptionId]) -> Result<Options, Error> {
         let (known, missing) = self.known_options(ids);
         if missing.is_empty() {
@@ -214,7 +256,9 @@ impl Directory {
         }
         let _turn = turn?;
         if self.look_ups.check().is_ok() {
-            let found = self.database.run(async |connection| store::options::by_ids(connection, &missing).await);
+            let found = self
+                .database
+                .run(async |connection| store::options::by_ids(connection, &missing).await);
             for (option, _) in found.await? {
                 known.insert(option.option_id, self.learn_option(option));
             }
@@ -222,7 +266,8 @@ impl Directory {
         Ok(known)
     }
 
-    /// Caches the keys of a partner. Their remaining time counts from `asked`, the time of the query.
+    /// Caches the keys of a partner. The database says how long a replaced key remains valid; this
+    /// time counts from `asked`, the moment before the query, so that the key never ends too late.
     fn learn_partner(&self, credentials: &Credentials, asked: Instant) {
         let partner = |keys: &Keys| {
             let partner = KnownPartner {
@@ -237,7 +282,8 @@ impl Directory {
             (keys.access_key.clone(), partner)
         };
         let keys = credentials.keys.iter().map(partner).collect();
-        self.partners_mut().learn(credentials.partner_id, credentials.version, keys);
+        self.partners_mut()
+            .learn(credentials.partner_id, credentials.version, keys);
     }
 
     fn open(&self, partner_id: PartnerId, sealed: Option<&[u8]>) -> Key {
@@ -245,7 +291,11 @@ impl Directory {
             None => Key::Missing,
             Some(Ok(secret)) => Key::Known(secret),
             Some(Err(error)) => {
-                tracing::error!(partner.id = %partner_id, %error, "a partner's secret key is unusable");
+                tracing::error!(
+                    partner.id = %partner_id,
+                    %error,
+                    "a partner's secret key cannot be decrypted, so its requests get 500; check the master keys"
+                );
                 Key::Unusable
             }
         }
@@ -258,18 +308,29 @@ impl Directory {
         option
     }
 
-    /// Reads the database's changes until the soft stop. A wrong schema is an error; it is checked once,
-    /// when the database is first reached.
-    pub(crate) async fn refresh(self: Arc<Self>, ready: Readiness, shutdown: Shutdown) -> anyhow::Result<()> {
+    /// Reads the changes from the database until the soft stop. It also checks the schema once,
+    /// when the database is first reached; a wrong schema is an error that ends the process.
+    pub(crate) async fn refresh(
+        self: Arc<Self>,
+        ready: Readiness,
+        shutdown: Shutdown,
+    ) -> anyhow::Result<()> {
         let stop = shutdown.soft();
         let mut seen = Seen::default();
         loop {
-            let changes = async |connection: &mut PgConnection| self.changes(connection, &mut seen).await;
+            let changes =
+                async |connection: &mut PgConnection| self.changes(connection, &mut seen).await;
             match self.database.run(changes).await {
                 Ok(()) => ready.set_ready("database"),
                 Err(SchemaError::Store(error)) => {
-                    // Readiness stays as it is: partners get the specified 500.
-                    tracing::warn!(%error, "cannot read changes of partners and catalogue; will retry");
+                    // Readiness does not change. If all replicas became unready, the proxy would
+                    // have nowhere to send requests to, and partners would get its errors instead
+                    // of the specified 500.
+                    tracing::warn!(
+                        %error,
+                        "cannot read the changes of partners and options; ingress goes on with those that it knows, \
+                         and retries in half a second"
+                    );
                 }
                 Err(wrong) => return Err(wrong.into()),
             }
@@ -280,7 +341,11 @@ impl Directory {
         }
     }
 
-    async fn changes(&self, connection: &mut PgConnection, seen: &mut Seen) -> Result<(), SchemaError> {
+    async fn changes(
+        &self,
+        connection: &mut PgConnection,
+        seen: &mut Seen,
+    ) -> Result<(), SchemaError> {
         if !seen.schema {
             store::schema::check_all(connection, &self.vault).await?;
             seen.schema = true;
@@ -294,12 +359,14 @@ impl Directory {
             seen.options = seen.options.max(version);
             self.learn_option(option);
         }
-        // Keys are dropped only while the database responds: a dropped key needs a query.
+        // Ended keys are dropped only while the database responds. A request with a key that is not
+        // cached needs a look-up, so without the database it would get a 500 instead of a 401.
         self.partners_mut().forget_ended();
         Ok(())
     }
 }
 
+/// The partner, unless the access key that was asked for has ended.
 fn valid(partner: Arc<KnownPartner>) -> Option<Arc<KnownPartner>> {
     (!partner.ended()).then_some(partner)
 }
@@ -308,7 +375,12 @@ fn valid(partner: Arc<KnownPartner>) -> Option<Arc<KnownPartner>> {
 mod tests {
     use super::*;
 
-    fn learn(partners: &mut Partners, id: PartnerId, version: i64, keys: &[(&str, Option<Instant>)]) {
+    fn learn(
+        partners: &mut Partners,
+        id: PartnerId,
+        version: i64,
+        keys: &[(&str, Option<Instant>)],
+    ) {
         let keys = keys.iter().map(|(access_key, until)| {
             let partner = KnownPartner {
                 id,
@@ -333,7 +405,8 @@ mod tests {
     #[test]
     fn what_a_partner_has_no_more_is_dropped() {
         let mut partners = Partners::default();
-        let (one, other) = (PartnerId::new(), PartnerId::new());
+        let one = PartnerId::new();
+        let other = PartnerId::new();
         let later = Instant::now() + Duration::from_hours(1);
         learn(&mut partners, one, 1, &[("a", None)]);
         learn(&mut partners, other, 2, &[("b", None)]);
@@ -351,7 +424,12 @@ mod tests {
     fn old_keys_end_by_the_clock() {
         let mut partners = Partners::default();
         let now = Instant::now();
-        learn(&mut partners, PartnerId::new(), 1, &[("new", None), ("old", Some(now))]);
+        learn(
+            &mut partners,
+            PartnerId::new(),
+            1,
+            &[("new", None), ("old", Some(now))],
+        );
         assert!(valid(Arc::clone(&partners.by_access_key["old"])).is_none());
         assert!(valid(Arc::clone(&partners.by_access_key["new"])).is_some());
         partners.forget_ended();

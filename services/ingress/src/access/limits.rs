@@ -1,7 +1,9 @@
-//! The settings that limit the load of ingress. Each limit holds for one process, so replicas multiply it.
+//! The settings that limit the load of ingress. Each limit holds for one process, so with several
+//! replicas the limits add up.
 //!
-//! Every limit delays or refuses work, and none loses it: each help text says what happens at the limit, and
-//! `docs/operations.md` has a row with its metric. The modules that enforce a limit take the value from here.
+//! A limit delays or refuses work, and never loses any. Each help text says what happens at the
+//! limit, and `docs/operations.md` has a row for it with the metric that shows it. The modules that
+//! enforce a limit take the value from here.
 
 use std::{num::NonZeroU32, time::Duration};
 
@@ -12,113 +14,196 @@ use runtime::{config::positive_duration, listener::Bounds};
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Limits")]
 pub struct LimitsConfig {
-    /// Maximum size of a request's head in bytes; a larger head gets 431.
+    /// Maximum size of the head of a request, in bytes
+    ///
+    /// A request with a larger head gets a 431. The minimum is 8192 bytes.
     #[arg(long, env = "MAX_HEAD", default_value_t = 16 * 1024, value_parser = value_parser!(u32).range(8192..=1_048_576))]
     pub max_head: u32,
 
-    /// Maximum size of a request's body in bytes; a larger body gets 413.
+    /// Maximum size of the body of a request, in bytes
+    ///
+    /// A request with a larger body gets a 413. If `Content-Length` already says so, the body is
+    /// refused before it is read. The default has room for more than 100 items, which is the
+    /// default of `MAX_ITEMS`.
     #[arg(long, env = "MAX_BODY", default_value_t = 64 * 1024, value_parser = value_parser!(u32).range(1024..=67_108_864))]
     pub max_body: u32,
 
-    /// Maximum number of open connections; a further connection gets 503 and is closed.
+    /// Maximum number of open connections
+    ///
+    /// A further connection gets a 503 and is closed.
     #[arg(long, env = "MAX_CONNECTIONS", default_value_t = 4096, value_parser = value_parser!(u32).range(1..))]
     pub max_connections: u32,
 
-    /// Maximum number of open connections from one IPv4 address or IPv6 /64; a further connection gets 503 and is
-    /// closed. Behind a proxy, which is the only source, set it to `MAX_CONNECTIONS`.
+    /// Maximum number of open connections from one IPv4 address or IPv6 /64
+    ///
+    /// A further connection gets a 503 and is closed, so that one source cannot take all of
+    /// `MAX_CONNECTIONS`. Behind a proxy all connections come from one source, so set this to
+    /// `MAX_CONNECTIONS` there.
     #[arg(long, env = "MAX_CONNECTIONS_PER_SOURCE", default_value_t = 1024, value_parser = value_parser!(u32).range(1..))]
     pub max_connections_per_source: u32,
 
-    /// Maximum time until a request's head has arrived, counted from the connection's start or from the response before;
-    /// then the connection is closed. It must be longer than a proxy keeps idle connections, because the proxy may send
-    /// a request at the moment of the close.
+    /// Maximum time until the head of a request has arrived
+    ///
+    /// The time counts from the start of the connection, or from the previous response on it. Then
+    /// the connection is closed, so it is also the time for which idle connections stay open. It
+    /// must be longer than a proxy in front keeps idle connections; otherwise ingress may close a
+    /// connection at the moment at which the proxy sends a request on it.
     #[arg(long, env = "HEAD_TIMEOUT", default_value = "75s", value_parser = positive_duration)]
     pub head_timeout: Duration,
 
-    /// Maximum time for a request's body to arrive; a slower request gets 408.
+    /// Maximum time for the body of a request to arrive
+    ///
+    /// The time counts from the moment at which ingress begins to read the body. A slower request
+    /// gets a 408.
     #[arg(long, env = "BODY_TIMEOUT", default_value = "15s", value_parser = positive_duration)]
     pub body_timeout: Duration,
 
-    /// Maximum number of orders in flight; further orders get 503. One partner can use at most half of the capacity that
-    /// the other partners leave free.
+    /// Maximum number of orders in flight
+    ///
+    /// An order is in flight from its admission until it is answered. Further orders get a 503 with
+    /// Retry-After, before their bodies are read. A single partner can use at most half of what the
+    /// other partners leave free, so that one busy partner cannot block everybody. An operator can
+    /// set a limit for a single partner; orders of this partner beyond it get a 429.
     #[arg(long, env = "MAX_IN_FLIGHT", default_value_t = 4096, value_parser = value_parser!(u32).range(1..))]
     pub max_in_flight: u32,
 
-    /// Maximum memory for the bodies and units of orders in flight, in MiB; further orders get 503. Partners share it
-    /// like `MAX_IN_FLIGHT`.
+    /// Time that an order may take before fewer orders are admitted
+    ///
+    /// The time counts without what the provider takes. If even the fastest of the last orders took
+    /// longer, this process or its database has too much to do. Then the number of orders that may
+    /// be in flight is lowered until the time is reached again, and further orders get a 503 with
+    /// Retry-After at once, instead of a late answer. It is never lowered below 256. Where the
+    /// commits alone take so long, for example because a standby is far away, raise this time.
+    #[arg(long, env = "TARGET_DELAY", default_value = "200ms", value_parser = positive_duration)]
+    pub target_delay: Duration,
+
+    /// Maximum estimated memory for orders in flight, in MiB
+    ///
+    /// An order counts with the size of its body while the body is read, and then with 512 bytes
+    /// per unit. Further orders get a 503 with Retry-After. Partners share this limit like
+    /// `MAX_IN_FLIGHT`. If the value is too small for one body of `MAX_BODY` or one order of
+    /// `MAX_UNITS`, it is raised so that each of them fits.
     #[arg(long, env = "MAX_IN_FLIGHT_MEMORY", default_value_t = 64, value_parser = value_parser!(u32).range(1..=1_048_576))]
     pub max_in_flight_memory: u32,
 
-    /// Maximum time that an order waits to be stored; then it is dropped and gets 503.
+    /// Maximum time that an order waits to be stored
+    ///
+    /// Orders queue while the database is slow or busy. An order whose turn does not come in this
+    /// time is taken out of the queue, is not stored, and gets a 503 with Retry-After.
     #[arg(long, env = "QUEUE_DEADLINE", default_value = "2s", value_parser = positive_duration)]
     pub queue_deadline: Duration,
 
-    /// Maximum number of signed requests per second of one partner; further requests get 429.
+    /// Maximum number of signed requests per second of one partner
+    ///
+    /// Create-order and self-service requests count. Further requests get a 429 with Retry-After. A
+    /// burst of one second's worth is allowed. `esimctl partner set-limits` can give a partner
+    /// another limit.
     #[arg(long, env = "PARTNER_REQUESTS_PER_SECOND", default_value = "2000")]
     pub partner_requests_per_second: NonZeroU32,
 
-    /// Maximum number of valid orders per second of one partner; further orders get 429.
+    /// Maximum number of orders per second of one partner
+    ///
+    /// Only orders whose bodies have no errors count. Further orders get a 429 with Retry-After. A
+    /// burst of one second's worth is allowed. `esimctl partner set-limits` can give a partner
+    /// another limit.
     #[arg(long, env = "PARTNER_ORDERS_PER_SECOND", default_value = "2000")]
     pub partner_orders_per_second: NonZeroU32,
 
-    /// Maximum number of ordered units per second of one partner; further orders get 429.
+    /// Maximum number of ordered units per second of one partner
+    ///
+    /// Further orders get a 429 with Retry-After. A burst of one second's worth is allowed, or of
+    /// one order with `MAX_UNITS` if that is more, so that the largest order always fits. `esimctl
+    /// partner set-limits` can give a partner another limit.
     #[arg(long, env = "PARTNER_UNITS_PER_SECOND", default_value = "10000")]
     pub partner_units_per_second: NonZeroU32,
 
-    /// Maximum number of signed requests in flight other than orders; further requests get 503. One partner can use at
-    /// most half of the capacity that the other partners leave free.
+    /// Maximum number of self-service requests in flight
+    ///
+    /// These are all signed requests except create-order. Further requests get a 503 with
+    /// Retry-After. A single partner can use at most half of what the other partners leave free.
+    /// The limit is separate from `MAX_IN_FLIGHT`, so that a flood of look-ups takes no room from
+    /// orders.
     #[arg(long, env = "SELF_SERVICE_IN_FLIGHT", default_value_t = 64, value_parser = value_parser!(u32).range(1..))]
     pub self_service_in_flight: u32,
 
-    /// Maximum number of database connections that requests other than orders use at once; a request that waits 2 s for
-    /// one gets 503.
+    /// Maximum number of database connections that self-service requests use at once
+    ///
+    /// It should be smaller than `DATABASE_CONNECTIONS`, so that orders always find a free
+    /// connection. A request that waits 2s for a connection gets a 503 with Retry-After.
     #[arg(long, env = "SELF_SERVICE_CONCURRENCY", default_value_t = 2, value_parser = value_parser!(u16).range(1..=512))]
     pub self_service_concurrency: u16,
 
-    /// Minimum time between a webhook's last attempt and its redelivery at the partner's request; a sooner request gets
-    /// 429.
+    /// Minimum time between the last attempt of a webhook and its redelivery at the partner's
+    /// request
+    ///
+    /// A request that comes sooner gets a 429 with Retry-After. An operator can replay a delivery
+    /// at any time.
     #[arg(long, env = "REDELIVER_INTERVAL", default_value = "60s", value_parser = positive_duration)]
     pub redeliver_interval: Duration,
 
-    /// Maximum number of requests of sandbox accounts that wait for webhooks (`GET …/webhook/listen`); further requests
-    /// get 503. One partner can use at most half of the capacity that the other partners leave free.
+    /// Maximum number of sandbox accounts' requests that wait for webhooks
+    ///
+    /// These are requests of `GET …/webhook/listen`. Each of them stays open for up to
+    /// `LISTEN_WAIT`, looks at the database once a second, and also counts towards
+    /// `SELF_SERVICE_IN_FLIGHT`. Further requests get a 503 with Retry-After. A single partner can
+    /// use at most half of what the other partners leave free.
     #[arg(long, env = "LISTENERS", default_value_t = 16, value_parser = value_parser!(u32).range(1..))]
     pub listeners: u32,
 
-    /// Maximum time that `GET …/webhook/listen` waits for webhooks; then its answer is empty. It must be shorter than a
-    /// proxy's timeout.
+    /// Maximum time that `GET …/webhook/listen` waits for webhooks
+    ///
+    /// After this time its answer is empty, and the client asks again. It must be shorter than the
+    /// response timeout of a proxy in front; otherwise the proxy ends the request with an error.
     #[arg(long, env = "LISTEN_WAIT", default_value = "20s", value_parser = positive_duration)]
     pub listen_wait: Duration,
 
-    /// Minimum time between two tests of one partner's webhook endpoint; a sooner test gets 429.
+    /// Minimum time between two tests of one partner's webhook endpoint
+    ///
+    /// A test that is asked for sooner gets a 429 with Retry-After.
     #[arg(long, env = "WEBHOOK_TEST_INTERVAL", default_value = "10s", value_parser = positive_duration)]
     pub webhook_test_interval: Duration,
 
-    /// Maximum time that `POST …/webhook/test` waits for its outcome; then it gets 202. It must be longer than the
-    /// notifier's `WEBHOOK_TIMEOUT`.
+    /// Maximum time that `POST …/webhook/test` waits for the outcome of the test
+    ///
+    /// After this time it gets a 202, and the partner can look the event up. It must be longer than
+    /// the notifier's `WEBHOOK_TIMEOUT`; otherwise the test of a slow endpoint gets a 202 instead
+    /// of its outcome.
     #[arg(long, env = "WEBHOOK_TEST_WAIT", default_value = "20s", value_parser = positive_duration)]
     pub webhook_test_wait: Duration,
 
-    /// Maximum number of QR pictures that are drawn at once; further pictures wait.
+    /// Maximum number of QR pictures that are drawn at once
+    ///
+    /// Further pictures wait for up to `QR_WAIT`. The limit is low because drawing costs processor
+    /// time, anyone can ask for pictures, and orders come first.
     #[arg(long, env = "QR_CONCURRENCY", default_value_t = 1, value_parser = value_parser!(u16).range(1..=512))]
     pub qr_concurrency: u16,
 
-    /// Maximum number of QR pictures that are drawn per second; further pictures wait.
+    /// Maximum number of QR pictures that are drawn per second
+    ///
+    /// Further pictures wait for up to `QR_WAIT`.
     #[arg(long, env = "QR_RATE", default_value = "100")]
     pub qr_rate: NonZeroU32,
 
-    /// Maximum time that a request waits for its QR picture to be drawn; then it gets 503.
+    /// Maximum time that a request waits for its QR picture to be drawn
+    ///
+    /// After this time it gets a 503 with Retry-After.
     #[arg(long, env = "QR_WAIT", default_value = "1s", value_parser = positive_duration)]
     pub qr_wait: Duration,
 
-    /// Maximum number of log lines per second about refused requests; further requests are only counted in the metrics.
+    /// Maximum number of log lines per second about refused requests
+    ///
+    /// Further refused requests are not logged, so that a flood of them does not fill the log. The
+    /// metrics count all of them, and the next line has the number of missing ones in `suppressed`.
     #[arg(long, env = "REFUSALS_LOGGED", default_value_t = 20)]
     pub refusals_logged: u32,
 }
 
 impl LimitsConfig {
     pub(crate) fn connections(&self) -> Bounds {
-        Bounds { all: size(self.max_connections), per_source: size(self.max_connections_per_source) }
+        Bounds {
+            all: size(self.max_connections),
+            per_source: size(self.max_connections_per_source),
+        }
     }
 }
 
@@ -143,11 +228,14 @@ mod tests {
     fn the_largest_order_fits_into_the_largest_body() {
         let Program { limits } = Program::parse_from(["program"]);
         let item = r#"{ "option_id": "6f9619ff-8b86-d011-b42d-00c04fc964ff", "qty": 10 }"#;
-        // The longest way to write a character in JSON: two escaped surrogates.
+        // The longest way to write one character in JSON is as two escaped surrogates.
         let id = "\\ud83d\\udcf1".repeat(255);
         let items = vec![item; 100].join(",\n        ");
         let body = format!(r#"{{ "external_order_id": "{id}", "products": [ {items} ] }}"#);
-        let max = OrderSize { items: 100, units: 1000 };
+        let max = OrderSize {
+            items: 100,
+            units: 1000,
+        };
         let draft = request::read(body.as_bytes(), max).unwrap();
         assert!(draft.errors.is_empty() && draft.items.len() == 100);
         assert!(body.len() < size(limits.max_body) / 2, "{}", body.len());

@@ -1,10 +1,12 @@
 //! The rate limits of each partner: requests, orders and units per second.
 //!
-//! Guarantees: each limit allows a burst of one second, and a refused request learns when to come back. The state of a
-//! partner that has been silent for a minute may be dropped, because its burst is full again.
+//! Guarantees: each limit allows a burst of one second's worth, and a request beyond it gets a 429
+//! that says when to come back. The state of a partner that has sent nothing for a minute may be
+//! dropped, because it would be allowed a full burst again anyway.
 //!
-//! Called by [`super::admission`]. Relies on the limits in the [`directory`](super::directory), where an operator's
-//! change arrives within a second. Each process counts for itself, so replicas multiply a rate.
+//! Called by [`super::admission`]. Relies on the limits in the [`directory`](super::directory),
+//! where an operator's change arrives within a second while the database responds. Each process
+//! counts for itself, so with several replicas the rates add up.
 
 use std::{
     collections::HashMap,
@@ -29,9 +31,10 @@ use crate::{
     },
 };
 
-/// The most partners with state before inactive ones are dropped.
+/// The number of partners with state at which those that are silent are dropped. Without it, the
+/// map would grow with every partner that ever sent a request.
 const REMEMBERED: usize = 10_000;
-/// After this time without requests, a partner's state can be dropped.
+/// After this time without requests, the state of a partner may be dropped.
 const FORGOTTEN: Duration = Duration::from_mins(1);
 
 pub(crate) struct Rates {
@@ -52,7 +55,8 @@ pub(crate) struct PartnerRates {
     units: Rate,
 }
 
-/// The numbers per second that a partner may reach.
+/// The limits that hold for a partner: its own where an operator has set one, otherwise those of
+/// this process.
 pub(crate) struct PerSecond {
     pub(crate) requests: u32,
     pub(crate) orders: u32,
@@ -68,12 +72,18 @@ struct Rate {
 }
 
 impl Rates {
-    /// Creates the rate limits. An order of `max_units` always fits into a burst.
+    /// Creates the rate limits. `max_units` is the maximum number of units of one order; such an
+    /// order always fits into a burst.
     pub(crate) fn new(limits: &LimitsConfig, max_units: u32) -> Self {
-        Self { limits: limits.clone(), max_units, partners: Mutex::default() }
+        Self {
+            limits: limits.clone(),
+            max_units,
+            partners: Mutex::default(),
+        }
     }
 
-    /// Returns a partner's rates, with new ones after a change of its limits.
+    /// Returns the state of a partner's rates. After a change of its limits it begins with a full
+    /// burst.
     pub(crate) fn of(&self, partner: &KnownPartner) -> Arc<PartnerRates> {
         let now = Instant::now();
         let mut partners = lock(&self.partners);
@@ -87,7 +97,13 @@ impl Rates {
             partners.retain(|_, known| now.saturating_duration_since(known.used) < FORGOTTEN);
         }
         let rates = Arc::new(self.rates(partner.limits));
-        partners.insert(partner.id, Known { rates: Arc::clone(&rates), used: now });
+        partners.insert(
+            partner.id,
+            Known {
+                rates: Arc::clone(&rates),
+                used: now,
+            },
+        );
         rates
     }
 
@@ -126,23 +142,39 @@ impl PartnerRates {
 }
 
 impl Rate {
-    /// A burst is one second's worth, and at least `least`.
+    /// Creates a limit whose burst is one second's worth, and at least `least`, so that the largest
+    /// allowed request always fits.
     fn new(what: &'static str, bound: &'static str, per_second: NonZeroU32, least: u32) -> Self {
-        let burst = NonZeroU32::new(least).unwrap_or(NonZeroU32::MIN).max(per_second);
-        let limiter = DefaultDirectRateLimiter::direct(Quota::per_second(per_second).allow_burst(burst));
-        Self { what, bound, per_second, limiter }
+        let burst = NonZeroU32::new(least)
+            .unwrap_or(NonZeroU32::MIN)
+            .max(per_second);
+        let limiter =
+            DefaultDirectRateLimiter::direct(Quota::per_second(per_second).allow_burst(burst));
+        Self {
+            what,
+            bound,
+            per_second,
+            limiter,
+        }
     }
 
     fn check(&self, count: NonZeroU32) -> Result<(), ApiError> {
         let wait = match self.limiter.check_n(count) {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(until)) => until.wait_time_from(DefaultClock::default().now()),
-            // More than a burst. The limit of units per order prevents it.
+            // This is more than a burst, which could never pass. It does not happen, because an
+            // order has at most `max_units` units and the burst is at least that large.
             Err(_) => Duration::from_secs(1),
         };
         let limit = self.per_second.get();
         let message = Code::RateLimited.message_with(format_args!("{limit} {}", self.what));
-        Err(ApiError::Limited(Limited { code: Code::RateLimited, bound: self.bound, message, limit, wait }))
+        Err(ApiError::Limited(Limited {
+            code: Code::RateLimited,
+            bound: self.bound,
+            message,
+            limit,
+            wait,
+        }))
     }
 }
 
@@ -152,13 +184,31 @@ mod tests {
 
     #[test]
     fn a_rate_has_a_burst_of_one_second_and_says_when_to_come_back() {
-        let rate = Rate::new("units", "units_per_second", NonZeroU32::new(10).unwrap(), 1000);
+        let rate = Rate::new(
+            "units",
+            "units_per_second",
+            NonZeroU32::new(10).unwrap(),
+            1000,
+        );
         rate.check(NonZeroU32::new(900).unwrap()).unwrap();
-        let Err(ApiError::Limited(Limited { wait, .. })) = rate.check(NonZeroU32::new(200).unwrap()) else {
+        let Err(ApiError::Limited(Limited { wait, .. })) =
+            rate.check(NonZeroU32::new(200).unwrap())
+        else {
             panic!("the request was not limited");
         };
-        assert!(wait > Duration::from_secs(9) && wait <= Duration::from_secs(10), "{wait:?}");
-        let rate = Rate::new("orders", "orders_per_second", NonZeroU32::new(2).unwrap(), 1);
-        assert_eq!([(); 3].map(|()| rate.check(NonZeroU32::MIN).is_ok()), [true, true, false]);
+        assert!(
+            wait > Duration::from_secs(9) && wait <= Duration::from_secs(10),
+            "{wait:?}"
+        );
+        let rate = Rate::new(
+            "orders",
+            "orders_per_second",
+            NonZeroU32::new(2).unwrap(),
+            1,
+        );
+        assert_eq!(
+            [(); 3].map(|()| rate.check(NonZeroU32::MIN).is_ok()),
+            [true, true, false]
+        );
     }
 }

@@ -1,7 +1,11 @@
 //! Reads the body of a request: at most `MAX_BODY` bytes, within `BODY_TIMEOUT`.
 //!
-//! Create-order and the self-service requests with a body call it. It relies on hyper, which has checked that
-//! `Content-Length` is a number and that the body does not have more bytes than it says.
+//! Create-order and the self-service requests with a body call it. Create-order calls the two steps
+//! one by one: [`content_length`] says how much memory the body may take, so that the order can be
+//! admitted before [`read_stream`] takes that memory.
+//!
+//! It relies on hyper, which has checked that `Content-Length` is a number, and never passes on
+//! more bytes than it says.
 
 use axum::{
     body::Body,
@@ -16,19 +20,31 @@ use crate::{
 };
 
 /// Reads a whole body.
-pub(crate) async fn read(limits: &LimitsConfig, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
+pub(crate) async fn read(
+    limits: &LimitsConfig,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<Bytes, ApiError> {
     content_length(limits, headers)?;
     read_stream(limits, body).await
 }
 
-/// The most bytes that the body may have by its headers: `Content-Length`, or `MAX_BODY` of a chunked body. A longer
-/// body is refused before it is read.
-pub(crate) fn content_length(limits: &LimitsConfig, headers: &HeaderMap) -> Result<usize, ApiError> {
+/// The maximum number of bytes that the body may have according to its headers: `Content-Length`,
+/// or `MAX_BODY` if the body is chunked and its length is unknown. A body that is too long by its
+/// `Content-Length` is refused before it is read.
+pub(crate) fn content_length(
+    limits: &LimitsConfig,
+    headers: &HeaderMap,
+) -> Result<usize, ApiError> {
     let max_body = size(limits.max_body);
     let length = match headers.get(header::CONTENT_LENGTH) {
         None if headers.contains_key(header::TRANSFER_ENCODING) => max_body,
         None => 0,
-        Some(length) => length.to_str().ok().and_then(|text| text.parse().ok()).unwrap_or(usize::MAX),
+        Some(length) => length
+            .to_str()
+            .ok()
+            .and_then(|text| text.parse().ok())
+            .unwrap_or(usize::MAX),
     };
     if length > max_body {
         return Err(ApiError::with(Code::BodyTooLarge, max_body));
@@ -43,7 +59,7 @@ pub(crate) async fn read_stream(limits: &LimitsConfig, body: Body) -> Result<Byt
     let reading = async {
         let mut whole = BytesMut::new();
         while let Some(piece) = pieces.next().await {
-            // An error means that the partner hung up, so no response is sent.
+            // An error means that the partner hung up, so nobody receives this response.
             let piece = piece.map_err(|_| ApiError::from(Code::InvalidJson))?;
             if whole.len() + piece.len() > max_body {
                 return Err(ApiError::with(Code::BodyTooLarge, max_body));
@@ -52,5 +68,7 @@ pub(crate) async fn read_stream(limits: &LimitsConfig, body: Body) -> Result<Byt
         }
         Ok(whole.freeze())
     };
-    tokio::time::timeout(limits.body_timeout, reading).await.unwrap_or_else(|_| Err(Code::BodyTimeout.into()))
+    tokio::time::timeout(limits.body_timeout, reading)
+        .await
+        .unwrap_or_else(|_| Err(Code::BodyTimeout.into()))
 }

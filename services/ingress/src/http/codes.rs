@@ -1,66 +1,104 @@
 //! The table of errors: each has a stable code, a status, a message and an explanation.
 //!
-//! Guarantees: an error says the same everywhere. The response takes its status and message from here and names the
-//! code in `X-<Brand>-Error`; the metrics and the log use the code as the reason; `/errors` and `docs/errors.md` are
-//! made from the explanations. A code never changes its meaning, because partners' programs decide by it.
+//! Guarantees: an error says the same everywhere. The response takes its status and message from
+//! here and names the code in `X-<Brand>-Error`. The metrics and the log use the code as the
+//! reason. `/errors` and `docs/errors.md` are generated from the explanations. A code never changes
+//! its meaning, because partners' programs decide by it.
 //!
-//! [`super::error`] makes responses from it, [`crate::pages::errors`] the page.
+//! [`super::error`] makes responses from the table, and [`crate::pages::errors`] the page.
 
 use std::fmt::{self, Display, Formatter};
 
 use axum::http::{HeaderValue, StatusCode};
 use strum::{EnumMessage, EnumProperty, IntoStaticStr, VariantArray};
 
-/// A stable code. Its comment is its section of the page: what is wrong and what to do, as Markdown without links.
-/// `status` is the status of the response. `bought` says whether something was bought, for codes that create-order
-/// answers with. `message` is the text in the response, with `{}` for a detail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumMessage, EnumProperty, IntoStaticStr, VariantArray)]
+/// A stable code. The comment of a variant is its section of the page: what is wrong and what to
+/// do, for partners, in one paragraph of Markdown without links. `X-Service-` in it becomes the
+/// brand's prefix. `status` is the status of the response. `bought` says whether something was
+/// bought, for codes that create-order answers with. `message` is the text in the response, with
+/// `{}` for a detail.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, EnumMessage, EnumProperty, IntoStaticStr, VariantArray,
+)]
 #[strum(serialize_all = "snake_case")]
 pub(crate) enum Code {
     // The head of the request, and its body.
-    /// Send exactly one `Host` header.
-    #[strum(props(status = 400, bought = "no", message = "Exactly one Host header is required"))]
+    /// The request has no `Host` header, or several. Send exactly one, because a proxy could
+    /// otherwise read the request differently from us. HTTP libraries add this header by
+    /// themselves.
+    #[strum(props(
+        status = 400,
+        bought = "no",
+        message = "Exactly one Host header is required"
+    ))]
     Host,
 
-    /// An authentication header appears twice. Send each once: a library that adds headers to those of an earlier
-    /// attempt is a usual cause.
+    /// An authentication header appears more than once. Send each of them once. A usual cause is a
+    /// library that, on a retry, adds the new headers to those of the earlier attempt.
     #[strum(props(status = 400, bought = "no", message = "Header {} is repeated"))]
     RepeatedHeader,
 
-    /// The body is missing, empty or not JSON. Bodies are read as sent: `Content-Encoding` is not supported.
+    /// The body is missing, empty or not valid JSON. We read bodies exactly as they arrive and do
+    /// not support `Content-Encoding`, so do not compress them.
     #[strum(props(status = 400, bought = "no", message = "Invalid JSON format"))]
     InvalidJson,
 
-    /// The body is larger than the service accepts (64 KiB unless the operator changed it). Split the order.
-    #[strum(props(status = 413, bought = "no", message = "Request body is larger than {} bytes"))]
+    /// The body is larger than we accept, which is 64 KiB unless we changed it; `GET /account`
+    /// shows the limit as `body_bytes`. Split the order into several orders, each with an
+    /// `external_order_id` of its own.
+    #[strum(props(
+        status = 413,
+        bought = "no",
+        message = "Request body is larger than {} bytes"
+    ))]
     BodyTooLarge,
 
-    /// The body did not arrive in time. Send it with the head, and check that `Content-Length` is its length in
-    /// bytes.
-    #[strum(props(status = 408, bought = "no", message = "Request body did not arrive in time"))]
+    /// The body did not arrive in time. Send it right after the headers, and check that
+    /// `Content-Length` is its length in bytes and not in characters.
+    #[strum(props(
+        status = 408,
+        bought = "no",
+        message = "The request body did not arrive in time; check Content-Length"
+    ))]
     BodyTimeout,
 
-    /// Nothing has this path or id. Check the path, and percent-encode ids in it. An id of another partner is
-    /// unknown, too. An order that you cannot find was not stored.
+    /// Nothing has this path or id. Check the path, and percent-encode the ids in it. For the id of
+    /// another partner you get the same answer as for an unknown id. If you looked up an order, it
+    /// is not stored at this moment. But an earlier request may still be on its way and store it a
+    /// moment later. To be certain, repeat the order, or look it up again one minute after you sent
+    /// the last request for it.
     #[strum(props(status = 404, bought = "no", message = "Not found"))]
     NotFound,
 
-    /// The path exists, but not with this method. `Allow` names its methods.
+    /// The path exists, but does not accept this method. The header `Allow` names the methods that
+    /// it accepts.
     #[strum(props(status = 405, bought = "no", message = "Method not allowed"))]
     MethodNotAllowed,
 
     // Authentication.
-    /// At least one of the three authentication headers is missing or blank.
-    #[strum(props(status = 401, bought = "no", message = "Missing required authentication headers."))]
+    /// At least one of the three authentication headers is missing or blank. They are
+    /// `X-Service-Access-Key`, `X-Service-Signature` and `X-Service-Timestamp`.
+    #[strum(props(
+        status = 401,
+        bought = "no",
+        message = "Missing required authentication headers."
+    ))]
     AuthenticationHeaderMissing,
 
-    /// The timestamp is not Unix time in seconds, or is more than 300 s from our time. Our time is in the `Date`
-    /// header of the answer. Correct your clock; milliseconds are a usual mistake.
-    #[strum(props(status = 401, bought = "no", message = "Request timestamp is too old or invalid."))]
+    /// The timestamp is not the Unix time in seconds, or it differs by more than 300 s from our
+    /// clock, whose time is in the `Date` header of the answer. Correct your clock, and sign each
+    /// request anew when you send it. A frequent mistake is to send milliseconds.
+    #[strum(props(
+        status = 401,
+        bought = "no",
+        message = "Request timestamp is too old or invalid."
+    ))]
     TimestampInvalid,
 
-    /// No active account has this access key. Check it, and that base URL and key belong together. After a rotation
-    /// the old key ends with the overlap.
+    /// No active account has this access key. Check that the key is complete, and that it belongs
+    /// to the system at this base URL. If you or we have changed your keys, use the new pair: the
+    /// old pair is accepted only during the overlap, which usually lasts a day. If your key should
+    /// be valid, ask us, because we may have disabled your account.
     #[strum(props(
         status = 401,
         bought = "no",
@@ -68,176 +106,277 @@ pub(crate) enum Code {
     ))]
     AccessKeyUnknown,
 
-    /// Your account has no secret key. Ask us.
-    #[strum(props(status = 401, bought = "no", message = "Missing secret key in partner record."))]
-    SecretKeyMissing,
-
-    /// The signature is not the one that we compute. Check your code with the guide's test vector. Usual mistakes:
-    /// the secret key is not Base64-decoded; the path is signed with the query, without its prefix, or decoded; the
-    /// text ends with a line feed; the timestamp in header and text differ; the signature is Base64 or uppercase.
-    #[strum(props(status = 401, bought = "no", message = "Invalid signature."))]
-    SignatureInvalid,
-
-    /// Your account requires requests that sign their query and body. Send the body's SHA-256 in
-    /// `X-<Brand>-Content-SHA256`, and sign it as the fifth line.
+    /// No secret key is stored for your account, so we cannot check any signature. You cannot
+    /// correct this yourself: ask us for new keys.
     #[strum(props(
         status = 401,
         bought = "no",
-        message = "Missing {} header: this account's requests sign their body."
+        message = "Missing secret key in partner record."
+    ))]
+    SecretKeyMissing,
+
+    /// The signature is not the one that we compute from your request. Check your code with the
+    /// test vector of the guide. These are the frequent mistakes. The secret key is used as Base64
+    /// text; it must be decoded first. The signed path is not the one that was sent; it must have
+    /// its prefix (`/api/v1/api_partner`) and its percent-encoding. The query is signed although
+    /// `X-Service-Content-SHA256` is not sent, or it is not signed although that header is sent.
+    /// The signed text ends with a line feed. The timestamp in the header is not the signed one.
+    /// The signature is written in Base64 or in uppercase; it must be lowercase hexadecimal.
+    #[strum(props(status = 401, bought = "no", message = "Invalid signature."))]
+    SignatureInvalid,
+
+    /// Your account accepts only requests whose signature covers the query and the body. Send the
+    /// SHA-256 of the body in `X-Service-Content-SHA256`, and sign it as the fifth line of the
+    /// text.
+    #[strum(props(
+        status = 401,
+        bought = "no",
+        message = "Missing {} header: this account accepts only requests whose signature covers the body."
     ))]
     ContentSha256Missing,
 
-    /// `X-<Brand>-Content-SHA256` is not the SHA-256 of the body as it arrived, in lowercase hexadecimal. Hash the
-    /// bytes that are sent, not the object before it is serialized.
-    #[strum(props(status = 401, bought = "no", message = "{} is not the SHA-256 of the body in lowercase hex."))]
+    /// `X-Service-Content-SHA256` is not the SHA-256 of the body as it arrived, in lowercase
+    /// hexadecimal. Compute it over the bytes that you send. If you serialize the same object a
+    /// second time, the bytes can differ.
+    #[strum(props(
+        status = 401,
+        bought = "no",
+        message = "{} is not the SHA-256 of the body in lowercase hex."
+    ))]
     ContentSha256Invalid,
 
-    /// Only sandbox accounts may listen for webhooks. Use the keys of a sandbox account.
+    /// Only sandbox accounts may listen for webhooks, because listening is meant for development.
+    /// Use the keys of a sandbox account; a live account receives webhooks at its webhook URL.
     #[strum(props(status = 403, message = "Only sandbox accounts can listen"))]
     SandboxOnly,
 
     // Create-order.
-    /// Send a non-blank string as `external_order_id`.
-    #[strum(props(status = 422, bought = "no, now or later", message = "External order id can't be blank"))]
-    ExternalOrderIdBlank,
-
-    /// `external_order_id` is not a string, has more than 255 characters, or contains NUL.
-    #[strum(props(status = 422, bought = "no, now or later", message = "External order id {}"))]
-    ExternalOrderIdInvalid,
-
-    /// An earlier order has this id. It is stored, and is bought or being bought: do not refund it. `Location` names
-    /// the order; look it up to get its `topup_id`s and eSIMs. If it is another order, choose a new id.
+    /// `external_order_id` is missing, is null, or consists of white space only. Send your own id
+    /// of the order as a string.
     #[strum(props(
         status = 422,
-        bought = "**yes**, by the earlier request",
+        bought = "no",
+        message = "External order id can't be blank"
+    ))]
+    ExternalOrderIdBlank,
+
+    /// `external_order_id` is not a string, has more than 255 characters, or contains a NUL
+    /// character. The message says which of them it is.
+    #[strum(props(status = 422, bought = "no", message = "External order id {}"))]
+    ExternalOrderIdInvalid,
+
+    /// An earlier order has this id, and that order is stored. This request ordered nothing, even
+    /// if its body differs, because bodies are not compared. The units of the earlier order are
+    /// bought or being bought, or some of them have failed since. So refund your customer only for
+    /// units that are `failed`. `Location` names the order; look it up to get its `topup_id`s,
+    /// their states and the eSIMs. If you meant to place another order, choose a new id for it.
+    #[strum(props(
+        status = 422,
+        bought = "no, but **the earlier request ordered it**",
         message = "External order id has already been taken"
     ))]
     ExternalOrderIdTaken,
 
-    /// Send at least one item in `products`.
-    #[strum(props(status = 422, bought = "no, now or later", message = "Products can't be blank"))]
+    /// `products` is missing or empty. Send at least one item.
+    #[strum(props(status = 422, bought = "no", message = "Products can't be blank"))]
     ProductsBlank,
 
-    /// `products` is not an array.
-    #[strum(props(status = 422, bought = "no, now or later", message = "Products must be an array"))]
+    /// `products` is not an array. Send an array of items, even for a single one.
+    #[strum(props(status = 422, bought = "no", message = "Products must be an array"))]
     ProductsInvalid,
 
-    /// The item is not an object with `option_id` and `qty`.
-    #[strum(props(status = 422, bought = "no, now or later", message = "must be an object"))]
+    /// The item is not a JSON object. Send an object with `option_id` and `qty`.
+    #[strum(props(status = 422, bought = "no", message = "must be an object"))]
     ItemInvalid,
 
-    /// The item has no `option_id`.
-    #[strum(props(status = 422, bought = "no, now or later", message = "option_id can't be blank"))]
+    /// The item has no `option_id`, or a blank one. `GET /options` lists the options that you may
+    /// order.
+    #[strum(props(status = 422, bought = "no", message = "option_id can't be blank"))]
     OptionIdBlank,
 
-    /// No option that you may order has this id. `GET /options` lists them. A sandbox account may order
-    /// every enabled option, a live account the live ones of connected providers.
-    #[strum(props(status = 422, bought = "no, now or later", message = "Product with option_id not found"))]
-    OptionNotFound,
-
-    /// `qty` is not a positive integer, written in digits only.
-    #[strum(props(status = 422, bought = "no, now or later", message = "qty must be a positive integer"))]
-    QtyInvalid,
-
-    /// The order has more items than an order may have; `GET /account` shows the limit. Split it.
-    #[strum(props(status = 422, bought = "no, now or later", message = "Products can't have more than {} items"))]
-    TooManyItems,
-
-    /// The order has more units than an order may have; `GET /account` shows the limit. Split it.
+    /// No option that you may order has this id. `GET /options` lists the options that you may
+    /// order. A live account may order the enabled live options of the connected providers. A
+    /// sandbox account may order every enabled option, but all its orders go to our test provider,
+    /// which sells nothing real.
     #[strum(props(
         status = 422,
-        bought = "no, now or later",
+        bought = "no",
+        message = "Product with option_id not found"
+    ))]
+    OptionNotFound,
+
+    /// `qty` is not a positive integer. Write it as a number in digits only: no string, no sign, no
+    /// fraction and no exponent.
+    #[strum(props(
+        status = 422,
+        bought = "no",
+        message = "qty must be a positive integer"
+    ))]
+    QtyInvalid,
+
+    /// The order has more items than we accept in one order; `GET /account` shows the limit. Split
+    /// it into several orders, each with an `external_order_id` of its own.
+    #[strum(props(
+        status = 422,
+        bought = "no",
+        message = "Products can't have more than {} items"
+    ))]
+    TooManyItems,
+
+    /// The order has more units in total than we accept in one order; `GET /account` shows the
+    /// limit. Split it into several orders, each with an `external_order_id` of its own.
+    #[strum(props(
+        status = 422,
+        bought = "no",
         message = "Products can't have more than {} units in total"
     ))]
     TooManyUnits,
 
-    /// The provider rejected the order; the message says why. The id is free again. Order something else, or later.
-    #[strum(props(status = 422, bought = "no, now or later", message = "{}"))]
+    /// The provider rejected the order, and the message says why. You can use the
+    /// `external_order_id` again. Order something else, or send the order again later.
+    #[strum(props(status = 422, bought = "no", message = "{}"))]
     ProviderRejected,
 
-    /// The provider could not be reached. The id is free again. Order again later.
-    #[strum(props(status = 422, bought = "no, now or later", message = "API connection error (Order ID: {})"))]
+    /// We could not reach the provider, so it is certain that nothing was bought. You can use the
+    /// `external_order_id` again, so send the same order again later.
+    #[strum(props(
+        status = 422,
+        bought = "no",
+        message = "API connection error (Order ID: {})"
+    ))]
     ProviderUnreachable,
 
     // Everything else that partners send.
-    /// `limit` is not an integer from 1 to 100.
+    /// `limit` is not an integer from 1 to 100. Leave it out to get pages of 20 entries.
     #[strum(props(status = 422, message = "Limit must be an integer from 1 to {}"))]
     LimitInvalid,
 
-    /// `cursor` is not a `next_cursor` of ours. Send it unchanged, percent-encoded, or begin without it.
-    #[strum(props(status = 422, message = "Cursor is invalid"))]
+    /// `cursor` is not a `next_cursor` from an earlier answer to the same kind of request. Send it
+    /// unchanged and percent-encoded, or leave it out to begin with the first page.
+    #[strum(props(
+        status = 422,
+        message = "Cursor is invalid; send next_cursor unchanged or leave it out"
+    ))]
     CursorInvalid,
 
-    /// `created_after` is not an RFC 3339 time such as `2026-11-22T00:00:00Z`. Encode a `+` as `%2B`.
-    #[strum(props(status = 422, message = "Created after must be a time such as 2026-11-22T00:00:00Z"))]
+    /// `created_after` is not an RFC 3339 time such as `2026-11-22T00:00:00Z`. In a query, write
+    /// the `+` of a time zone as `%2B`, because a plain `+` means a space there.
+    #[strum(props(
+        status = 422,
+        message = "Created after must be a time such as 2026-11-22T00:00:00Z"
+    ))]
     CreatedAfterInvalid,
 
-    /// `state` is not a state of orders.
-    #[strum(props(status = 422, message = "State is unknown"))]
+    /// `state` is not a state of orders. The states are `processing`, `ready`, `partly_failed`,
+    /// `failed`, `refused` and `cancelled`.
+    #[strum(props(
+        status = 422,
+        message = "State must be processing, ready, partly_failed, failed, refused or cancelled"
+    ))]
     StateInvalid,
 
-    /// `wait` is not a whole number of seconds.
-    #[strum(props(status = 422, message = "Wait must be a number of seconds"))]
+    /// `wait` is not a whole number of seconds from 0 to 65535. We wait for at most about 20 s,
+    /// also if you send a larger number.
+    #[strum(props(status = 422, message = "Wait must be a whole number of seconds"))]
     WaitInvalid,
 
-    /// `events` is not a list of further events; the message names them. An empty list asks for none.
+    /// `events` is not a list of names of further events. The message names the events that you can
+    /// ask for. An empty list means that you want none.
     #[strum(props(status = 422, message = "Events must be a list of {}"))]
     EventsInvalid,
 
-    /// The body has no `url`. Send a string to set it, `null` to remove it.
-    #[strum(props(status = 422, message = "Url is missing; null removes it"))]
+    /// The body has neither `url` nor `events`, so there is nothing to change. Send a string as
+    /// `url` to set the URL, or `null` to remove it.
+    #[strum(props(
+        status = 422,
+        message = "Url is missing; send a string to set it or null to remove it"
+    ))]
     UrlMissing,
 
-    /// The webhook URL is not an `http` or `https` URL of at most 2048 bytes without user, password and fragment.
+    /// The webhook URL cannot be used; the message says why. It must be an `http` or `https` URL of
+    /// at most 2048 bytes, without a user name, a password, a fragment (`#…`) and white space.
     #[strum(props(status = 422, message = "Url is invalid: {}"))]
     UrlInvalid,
 
-    /// Webhooks are not sent to this address or port: use a public address, or a name that resolves to public addresses
-    /// only, and port 80, 443 or one above 1023. A live account needs `https`.
+    /// We do not send webhooks to this address or port. Use a public address, or a host name all of
+    /// whose addresses are public. The port must be 80, 443 or at least 1024, unless we have
+    /// allowed others. A live account needs `https`. In particular, `localhost` and private
+    /// addresses are refused.
     #[strum(props(status = 422, message = "Url {}"))]
     UrlForbidden,
 
-    /// The order's create-order request has no answer yet. Try to cancel it again in a few seconds.
+    /// The create-order request of this order may still be waiting for its answer. If the order
+    /// were cancelled now, you could get a 201 for a cancelled order. So an order cannot be
+    /// cancelled in its first seconds, even if you have its 201 already. Try again about 6 s after
+    /// you sent it.
     #[strum(props(
         status = 409,
         message = "The order's create request may not be answered yet; try again in a few seconds"
     ))]
     OrderNotAnswered,
 
-    /// The order is bought, or may be; it can no longer be cancelled.
-    #[strum(props(status = 409, message = "The order is bought, or may be; it can't be cancelled"))]
-    OrderNotWaiting,
-
-    /// The order was refused: there is nothing to cancel, and nothing was bought.
-    #[strum(props(status = 409, message = "The order was refused; nothing was bought"))]
-    OrderRefused,
-
-    /// The eSIM is not ready, so there is no webhook to send again. Look the topup up later.
-    #[strum(props(status = 409, message = "The eSIM is not ready"))]
-    TopupNotReady,
-
-    /// The fields of the eSIM were erased when their time was over. They cannot be sent again.
-    #[strum(props(status = 409, message = "The eSIM's fields were erased and cannot be sent again"))]
-    TopupErased,
-
-    /// The event cannot be sent again. It is a test (`POST /webhook/test` sends a new one), or you no longer ask for
-    /// events of its type, or the failed topup got ready, or its order was cancelled.
+    /// At least one unit of the order is bought, or may be bought, so the order can no longer be
+    /// cancelled. Look the order up to see the states of its units.
     #[strum(props(
         status = 409,
-        message = "The event is a test, is no longer asked for, or is no longer true; it cannot be sent again"
+        message = "The order is bought, or may be, so it can no longer be cancelled"
+    ))]
+    OrderNotWaiting,
+
+    /// The create-order request of this order got a 422, so nothing was bought and there is nothing
+    /// to cancel.
+    #[strum(props(
+        status = 409,
+        message = "The order was refused, so nothing was bought and there is nothing to cancel"
+    ))]
+    OrderRefused,
+
+    /// The eSIM of this topup is not ready, so there is no webhook to send again. Look the topup up
+    /// to see its state. While it is `processing` or `on_hold`, you need do nothing: the webhook is
+    /// sent as soon as the eSIM is ready. If it is `failed`, there is no eSIM and no webhook.
+    #[strum(props(
+        status = 409,
+        message = "The eSIM is not ready, so there is no webhook to send again"
+    ))]
+    TopupNotReady,
+
+    /// We have erased the fields of this eSIM, usually because 90 days have passed since its
+    /// delivery. We can neither show nor send them again, so use the copy that you stored.
+    #[strum(props(
+        status = 409,
+        message = "The eSIM's fields were erased and cannot be sent again"
+    ))]
+    TopupErased,
+
+    /// The event cannot be sent again. Either it is a test, and `POST /webhook/test` sends a new
+    /// one. Or you no longer ask for events of its type. Or it is no longer true, because the
+    /// failed topup has become ready after all or its order was cancelled. Look the topup up to see
+    /// which of these it is.
+    #[strum(props(
+        status = 409,
+        message = "The event cannot be sent again: it is a test, you no longer ask for its type, or it is no longer true"
     ))]
     EventVoid,
 
-    /// Your account has no webhook URL. Set one: webhooks that wait are then sent.
-    #[strum(props(status = 409, message = "There is no webhook URL; set one first"))]
+    /// Your account has no webhook URL, so there is nowhere to send the webhook. Set a URL with
+    /// `PUT /webhook`; the webhooks that wait for a URL are then sent.
+    #[strum(props(
+        status = 409,
+        message = "The account has no webhook URL; set one first"
+    ))]
     WebhookUrlMissing,
 
-    /// Your endpoint is paused by our operators, so nothing is sent to it. Ask them.
-    #[strum(props(status = 409, message = "The webhook endpoint is paused; ask us to resume it"))]
+    /// We have paused your endpoint, so nothing is sent to it. Ask us to resume it; the webhooks
+    /// that wait are then sent.
+    #[strum(props(
+        status = 409,
+        message = "The webhook endpoint is paused; ask us to resume it"
+    ))]
     WebhookPaused,
 
-    /// The old keys or the old secret of the last rotation are still valid. Try again when the overlap has ended, or
-    /// ask us to end it.
+    /// You or we have changed your keys or your webhook secret, and the old ones are still valid.
+    /// There can be only one old pair of keys, and one old secret, beside the new one. Try again
+    /// when the overlap has ended, or ask us to end it.
     #[strum(props(
         status = 409,
         message = "The old keys or the old secret of the last rotation are still valid; try again when they have ended"
@@ -245,33 +384,56 @@ pub(crate) enum Code {
     RotationUnderWay,
 
     // Load, and our faults.
-    /// Another create-order request with this id has no answer yet. Try again in a few seconds.
+    /// An earlier create-order request with this id has not got its answer yet, and its order may
+    /// still be refused with a 422. Send the same request again in a few seconds. If the earlier
+    /// order stands by then, you get `external_order_id_taken`. If it was refused, the repeated
+    /// request places a new order.
     #[strum(props(
         status = 503,
         bought = "no",
-        message = "Another request with this external order id is not decided yet. Try again later"
+        message = "An earlier request with this external order id is not answered yet; try again in a few seconds"
     ))]
     OrderUndecided,
 
-    /// Your account sends more requests, orders or units per second than it may. Send this one again after
-    /// `Retry-After` seconds; `RateLimit-Limit` is the limit.
-    #[strum(props(status = 429, bought = "no", message = "Rate limit exceeded: at most {} per second"))]
+    /// Your account sends more requests, orders or units per second than it may; the message says
+    /// which. This request stored nothing. Send it again after `Retry-After` seconds.
+    /// `RateLimit-Limit` is the limit per second.
+    #[strum(props(
+        status = 429,
+        bought = "no",
+        message = "Rate limit exceeded: at most {} per second"
+    ))]
     RateLimited,
 
-    /// Your account has as many requests in flight as it may. Send it again after `Retry-After` seconds, and fewer at
-    /// once.
-    #[strum(props(status = 429, bought = "no", message = "Limit exceeded: at most {} requests at once"))]
+    /// Too many create-order requests of your account are waiting for their answers at the same
+    /// time. This request stored nothing. Send it again after `Retry-After` seconds, and send fewer
+    /// orders at the same time.
+    #[strum(props(
+        status = 429,
+        bought = "no",
+        message = "Limit exceeded: at most {} orders in flight at once"
+    ))]
     TooManyInFlight,
 
-    /// The webhook was sent a moment ago. Send the request again after `Retry-After` seconds.
-    #[strum(props(status = 429, message = "The webhook was sent a moment ago; try again later"))]
+    /// The last attempt to send this webhook began less than a minute ago. Ask again after
+    /// `Retry-After` seconds.
+    #[strum(props(
+        status = 429,
+        message = "The last attempt of this webhook began a moment ago; try again after Retry-After seconds"
+    ))]
     RedeliveredRecently,
 
-    /// Your endpoint was tested a moment ago. Wait as long as `Retry-After` says.
-    #[strum(props(status = 429, message = "The last test was sent a moment ago; try again later"))]
+    /// The last test of your endpoint was less than 10 s ago. Ask for the next test after
+    /// `Retry-After` seconds.
+    #[strum(props(
+        status = 429,
+        message = "The last test was a moment ago; try again after Retry-After seconds"
+    ))]
     TestedRecently,
 
-    /// We are overloaded; this request stored nothing. Send it again after `Retry-After` seconds.
+    /// We are overloaded, and this request stored nothing. An earlier request with the same
+    /// `external_order_id` may have stored its order. Send the request again after `Retry-After`
+    /// seconds, or after a few seconds if there is no such header.
     #[strum(props(
         status = 503,
         bought = "no",
@@ -279,8 +441,9 @@ pub(crate) enum Code {
     ))]
     Overloaded,
 
-    /// Our fault. An order may be stored: repeat the request with the same `external_order_id`, or look the order up.
-    /// If it stays, send us the `X-Request-Id`.
+    /// Something failed on our side. If the request was an order, it may be stored and bought. Send
+    /// it again with the same `external_order_id` until you get a definite answer. If the error
+    /// persists, send us the `X-Request-Id` of the answer.
     #[strum(props(status = 500, bought = "**maybe**", message = "Internal server error"))]
     InternalError,
 }
@@ -292,11 +455,16 @@ impl Code {
     }
 
     pub(crate) fn status(self) -> StatusCode {
-        let status = self.get_int("status").and_then(|status| u16::try_from(status).ok());
-        status.and_then(|status| StatusCode::from_u16(status).ok()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+        let status = self
+            .get_int("status")
+            .and_then(|status| u16::try_from(status).ok());
+        status
+            .and_then(|status| StatusCode::from_u16(status).ok())
+            .unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     }
 
-    /// The text in the response. A message with a detail is made by [`Self::message_with`].
+    /// The text in the response. If the message has a detail, [`Self::message_with`] makes the
+    /// text.
     pub(crate) fn message(self) -> &'static str {
         self.get_str("message").unwrap_or_default()
     }
@@ -305,9 +473,12 @@ impl Code {
         self.message().replacen("{}", &detail.to_string(), 1)
     }
 
-    /// What is wrong and what to do, as Markdown.
+    /// What is wrong and what to do, as one paragraph of Markdown.
     pub(crate) fn explanation(self) -> String {
-        self.get_documentation().unwrap_or_default().trim().replace('\n', " ")
+        self.get_documentation()
+            .unwrap_or_default()
+            .trim()
+            .replace('\n', " ")
     }
 
     /// Whether something was bought, for codes that create-order answers with.
@@ -322,13 +493,17 @@ pub(crate) struct Named {
     pub(crate) code: Code,
     /// The index of the item, from 0.
     pub(crate) item: Option<usize>,
-    /// The parameter or field.
+    /// The query parameter or field of the body.
     pub(crate) parameter: Option<&'static str>,
 }
 
 impl From<Code> for Named {
     fn from(code: Code) -> Self {
-        Self { code, item: None, parameter: None }
+        Self {
+            code,
+            item: None,
+            parameter: None,
+        }
     }
 }
 
@@ -351,7 +526,8 @@ pub(crate) fn header(errors: &[Named]) -> HeaderValue {
     HeaderValue::from_str(&codes.join(", ")).unwrap_or(HeaderValue::from_static("invalid"))
 }
 
-/// The value of the `Link` header: the section of each code, once. `page` is the URL of the page.
+/// The value of the `Link` header: the section of each code, each named once. `page` is the URL of
+/// the page.
 pub(crate) fn links(page: &str, errors: &[Named]) -> Option<HeaderValue> {
     let mut links: Vec<String> = Vec::new();
     for error in errors {
@@ -370,8 +546,16 @@ mod tests {
     #[test]
     fn every_code_has_a_status_a_message_and_an_explanation() {
         for code in Code::VARIANTS {
-            assert!(code.get_int("status").is_some() && code.status().as_u16() >= 400, "{}", code.name());
-            assert!(!code.message().is_empty() && !code.explanation().is_empty(), "{}", code.name());
+            assert!(
+                code.get_int("status").is_some() && code.status().as_u16() >= 400,
+                "{}",
+                code.name()
+            );
+            assert!(
+                !code.message().is_empty() && !code.explanation().is_empty(),
+                "{}",
+                code.name()
+            );
         }
     }
 
@@ -380,15 +564,25 @@ mod tests {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/partner-guide.md");
         let guide = std::fs::read_to_string(path).unwrap();
         for code in Code::VARIANTS {
-            assert!(guide.contains(&format!("`{}`", code.name())), "{}", code.name());
+            assert!(
+                guide.contains(&format!("`{}`", code.name())),
+                "{}",
+                code.name()
+            );
         }
     }
 
     #[test]
     fn links_name_each_section_once() {
-        let of_item = |item| Named { item: Some(item), ..Code::QtyInvalid.into() };
+        let of_item = |item| Named {
+            item: Some(item),
+            ..Code::QtyInvalid.into()
+        };
         let errors = [of_item(1), of_item(2), Code::TooManyUnits.into()];
-        assert_eq!(header(&errors), "qty_invalid; item=1, qty_invalid; item=2, too_many_units");
+        assert_eq!(
+            header(&errors),
+            "qty_invalid; item=1, qty_invalid; item=2, too_many_units"
+        );
         assert_eq!(
             links("https://a.example/errors", &errors).unwrap(),
             "<https://a.example/errors#qty_invalid>; rel=\"help\", <https://a.example/errors#too_many_units>; rel=\"help\""

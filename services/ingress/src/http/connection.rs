@@ -1,10 +1,13 @@
-//! One HTTP connection, below hyper. It knows when an answer has left, and it sends no answer after its deadline.
+//! One HTTP connection, below hyper. It knows when an answer has left, and it sends no answer after
+//! its deadline.
 //!
 //! Guarantees, for a response whose body [`answer_body`] made:
-//! - `left` is signalled only when the last byte of the response is in the socket's send buffer. Create-order holds the
-//!   order's webhooks until then, so that no webhook precedes its 201.
-//! - After the deadline no byte of the response is sent: the connection is closed instead. From `answer_by` on, other
-//!   processes may send the order's webhooks without asking this one.
+//! - `left` is signalled only when the last byte of the response is in the socket's send buffer.
+//!   Create-order holds the order's readiness events until then, so that no webhook precedes its
+//!   201.
+//! - After the deadline no byte of the response is sent: the connection is closed instead. From
+//!   `answer_by` on, other processes may send the order's webhooks without asking this one, so a
+//!   later 201 could be overtaken.
 //!
 //! ```text
 //! made ──hyper takes the body──▶ buffered ──written, then flushed──▶ left: the signal is sent
@@ -13,12 +16,14 @@
 //!   └──────────────▶ never sent: the sender of the signal is dropped
 //! ```
 //!
-//! Callers: [`super::server`] wraps each accepted connection in a [`Socket`]; create-order makes the body of its 201.
+//! Callers: [`super::server`] wraps each accepted connection in a [`Socket`]; create-order makes
+//! the body of its 201.
 //!
-//! Relies on hyper to flush its transport only when its own write buffer is empty. hyper copies the head and the body
-//! into that buffer, writes the buffer to the socket, and then calls `poll_flush`; so at each flush, everything that was
-//! buffered before has been accepted by the kernel. The test `a_departure_is_not_reported_while_the_socket_is_full` pins
-//! this behaviour of hyper. What happens to the bytes afterwards nobody can know without an answer of the client.
+//! Relies on hyper to flush its transport only when its own write buffer is empty. hyper copies the
+//! head and the body into that buffer, writes the buffer to the socket, and then calls
+//! `poll_flush`. So at each flush, everything that was buffered before has been accepted by the
+//! kernel. The test `a_departure_is_not_reported_while_the_socket_is_full` pins this behaviour of
+//! hyper. Whether the bytes then reach the client cannot be known without a reply from it.
 
 use std::{
     io,
@@ -39,11 +44,12 @@ use tokio::{
     sync::oneshot,
 };
 
-/// The state that a connection's socket and its requests share.
+/// What the socket of a connection and its requests share.
 pub(crate) struct Connection {
     pub(crate) peer: SocketAddr,
-    /// The answers that hyper has buffered and that are not in the socket's send buffer yet. With pipelined requests
-    /// there can be several.
+    /// The answers that hyper has buffered and that are not in the socket's send buffer yet. There
+    /// can be several, because a client may send its next requests without waiting for the answers
+    /// (pipelining).
     buffered: Mutex<Vec<BufferedAnswer>>,
 }
 
@@ -56,7 +62,10 @@ struct BufferedAnswer {
 
 impl Connection {
     pub(crate) fn new(peer: SocketAddr) -> Arc<Self> {
-        Arc::new(Self { peer, buffered: Mutex::default() })
+        Arc::new(Self {
+            peer,
+            buffered: Mutex::default(),
+        })
     }
 
     fn buffered(&self) -> MutexGuard<'_, Vec<BufferedAnswer>> {
@@ -69,10 +78,18 @@ impl Connection {
         }
     }
 
-    /// Fails if the deadline of a buffered answer has passed. The error makes hyper close the connection.
+    /// Fails if the deadline of a buffered answer has passed. The error makes hyper close the
+    /// connection.
     fn check_deadlines(&self) -> io::Result<()> {
-        if self.buffered().iter().any(|answer| answer.deadline <= Instant::now()) {
-            tracing::warn!("connection closed: the response is past its deadline");
+        if self
+            .buffered()
+            .iter()
+            .any(|answer| answer.deadline <= Instant::now())
+        {
+            tracing::warn!(
+                "the 201 of an order did not leave before its deadline, so the connection is closed; the order is \
+                 stored, and the partner learns that when it repeats the request"
+            );
             return Err(io::ErrorKind::TimedOut.into());
         }
         Ok(())
@@ -86,24 +103,33 @@ struct AnswerBody {
     answer: Option<BufferedAnswer>,
 }
 
-/// A body that sends to `left` once the whole response is in the socket's send buffer. If the response never gets
-/// there, `left` is dropped. After `deadline` the connection is closed and the body is not sent.
+/// Makes a body that sends to `left` once the whole response is in the socket's send buffer. If the
+/// response never gets there, `left` is dropped. After `deadline` the connection is closed and the
+/// rest of the response is not sent.
 pub(crate) fn answer_body(
     bytes: Bytes,
     connection: Arc<Connection>,
     deadline: Instant,
     left: oneshot::Sender<()>,
 ) -> Body {
-    Body::new(AnswerBody { bytes: Some(bytes), connection, answer: Some(BufferedAnswer { deadline, left }) })
+    Body::new(AnswerBody {
+        bytes: Some(bytes),
+        connection,
+        answer: Some(BufferedAnswer { deadline, left }),
+    })
 }
 
 impl http_body::Body for AnswerBody {
     type Data = Bytes;
     type Error = std::convert::Infallible;
 
-    /// hyper asks for the piece and copies it into its buffer before it writes anything of this response. So the answer
-    /// is known to the socket before its first byte is written, and the next flush means that it has left.
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+    /// hyper takes the piece and copies it into its buffer before it writes anything of this
+    /// response. So the socket knows the answer before the first byte is written, and the next
+    /// flush means that the answer has left.
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         if let Some(answer) = self.answer.take() {
             self.connection.buffered().push(answer);
         }
@@ -142,7 +168,11 @@ impl AsyncRead for Socket {
 }
 
 impl AsyncWrite for Socket {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         self.connection.check_deadlines()?;
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }

@@ -1,9 +1,11 @@
-//! Error responses. Their shapes are part of the API contract: a 401 has an object with a code and a message, a 422 has
-//! a list of all errors of the request, and every other error has one text.
+//! Error responses. Their shapes are part of the API contract: a 401 has an object with a code and
+//! a message, a 422 has a list of all errors of the request, and every other error has one text.
 //!
-//! Guarantees: the status and the message follow from the [`Code`]; the cause of a 500 is never part of a response.
-//! Handlers return an [`ApiError`]. [`super::observe`] logs and counts it once, from the [`ErrorRecord`] that
-//! is an extension of the response.
+//! Guarantees: the status and the message follow from the [`Code`]. The cause of a 500 is never
+//! part of a response, because it could show partners something of our system or of other partners.
+//!
+//! Handlers return an [`ApiError`]. [`super::observe`] logs and counts it once, from the
+//! [`ErrorRecord`] that is an extension of the response.
 
 use std::{fmt::Display, sync::Arc, time::Duration};
 
@@ -16,7 +18,8 @@ use serde_json::json;
 
 use crate::http::codes::{Code, Named};
 
-/// The maximum number of codes in the error header.
+/// The maximum number of codes in the error header. A large order can have hundreds of errors, and
+/// clients and proxies limit the size of a response head.
 const MAX_CODES: usize = 20;
 
 /// One error of a 422.
@@ -25,7 +28,7 @@ pub(crate) struct Fault {
     pub(crate) code: Code,
     /// The indexes of the items at fault, from 0.
     pub(crate) items: Vec<usize>,
-    /// The parameter or field at fault.
+    /// The query parameter or the field of the body at fault, if the code alone does not say it.
     pub(crate) parameter: Option<&'static str>,
     pub(crate) message: String,
 }
@@ -33,43 +36,72 @@ pub(crate) struct Fault {
 impl Fault {
     /// An error of the whole request.
     pub(crate) fn new(code: Code) -> Self {
-        Self { code, items: Vec::new(), parameter: None, message: code.message().into() }
+        Self {
+            code,
+            items: Vec::new(),
+            parameter: None,
+            message: code.message().into(),
+        }
     }
 
-    /// An error whose message has a detail.
+    /// An error whose message contains a detail.
     pub(crate) fn with(code: Code, detail: impl Display) -> Self {
-        Self { message: code.message_with(detail), ..Self::new(code) }
+        Self {
+            message: code.message_with(detail),
+            ..Self::new(code)
+        }
     }
 
     pub(crate) fn of_item(index: usize, code: Code) -> Self {
         let message = format!("Products[{index}] {}", code.message());
-        Self { items: vec![index], message, ..Self::new(code) }
+        Self {
+            items: vec![index],
+            message,
+            ..Self::new(code)
+        }
     }
 
-    /// The same error of a parameter or field.
+    /// The same error, with the name of the parameter or field at fault.
     pub(crate) fn of_parameter(self, name: &'static str) -> Self {
-        Self { parameter: Some(name), ..self }
+        Self {
+            parameter: Some(name),
+            ..self
+        }
     }
 
-    /// The error for each item, or for the whole request.
+    /// The error as the header names it: once for each item at fault, or once for the whole
+    /// request.
     fn named(&self) -> impl Iterator<Item = Named> {
-        let named = Named { code: self.code, item: None, parameter: self.parameter };
-        let of_items = self.items.iter().map(move |index| Named { item: Some(*index), ..named });
-        self.items.is_empty().then_some(named).into_iter().chain(of_items)
+        let named = Named {
+            code: self.code,
+            item: None,
+            parameter: self.parameter,
+        };
+        let of_items = self.items.iter().map(move |index| Named {
+            item: Some(*index),
+            ..named
+        });
+        self.items
+            .is_empty()
+            .then_some(named)
+            .into_iter()
+            .chain(of_items)
     }
 }
 
-/// Why a request gets no success. What a 4xx or 503 says is final: this request buys nothing, now or later. Either it
-/// stored nothing, or it stored an order that was then refused because the provider rejected it or was not reached.
+/// Why a request does not succeed. A 4xx or 503 is final: this request buys nothing, now or later.
+/// Either it stored nothing, or it stored an order that was then refused because the provider
+/// rejected the purchase or could not be reached. After a 500 an order may be stored.
 #[derive(Debug)]
 pub(crate) enum ApiError {
     /// A 4xx with one error of the whole request.
     Plain { code: Code, message: String },
     /// 422 with all errors of the request.
     Unprocessable(Vec<Fault>),
-    /// 429: a limit of the partner is used up for `wait`.
+    /// 429: a limit of the partner is used up for a time.
     Limited(Limited),
-    /// 503: this process is overloaded, or another request comes first. `bound` names the bound that was reached.
+    /// 503: this process is overloaded, or an earlier request with the same external id is not
+    /// decided yet. `bound` names what was reached, for the metrics and the log.
     Unavailable { code: Code, bound: &'static str },
     /// 500. The cause is logged and not part of the response.
     Internal(anyhow::Error),
@@ -83,11 +115,12 @@ pub(crate) struct Limited {
     pub(crate) bound: &'static str,
     pub(crate) message: String,
     pub(crate) limit: u32,
-    /// When the request may be sent again.
+    /// How long the partner should wait before it sends the request again.
     pub(crate) wait: Duration,
 }
 
-/// What the log and the metrics say about an error response. An extension of the response.
+/// What the log and the metrics say about an error response. It is an extension of the response, so
+/// that it reaches [`super::observe`] without being sent.
 #[derive(Clone, Debug)]
 pub(crate) struct ErrorRecord {
     /// The code of the first error, or the bound that was reached.
@@ -99,24 +132,39 @@ pub(crate) struct ErrorRecord {
 
 impl From<Code> for ApiError {
     fn from(code: Code) -> Self {
-        Self::Plain { code, message: code.message().into() }
+        Self::Plain {
+            code,
+            message: code.message().into(),
+        }
     }
 }
 
 impl ApiError {
-    /// An error whose message has a detail.
+    /// A 4xx whose message contains a detail.
     pub(crate) fn with(code: Code, detail: impl Display) -> Self {
-        Self::Plain { code, message: code.message_with(detail) }
+        Self::Plain {
+            code,
+            message: code.message_with(detail),
+        }
     }
 
-    /// 429: the last such request was a moment ago.
+    /// 429: the last such request was less than its minimum interval ago. `wait` is left of it.
     pub(crate) fn too_soon(code: Code, wait: Duration) -> Self {
-        Self::Limited(Limited { code, bound: code.name(), message: code.message().into(), limit: 1, wait })
+        Self::Limited(Limited {
+            code,
+            bound: code.name(),
+            message: code.message().into(),
+            limit: 1,
+            wait,
+        })
     }
 
-    /// 503: this process is overloaded.
+    /// 503: this process is overloaded. `bound` names the limit that was reached.
     pub(crate) const fn overloaded(bound: &'static str) -> Self {
-        Self::Unavailable { code: Code::Overloaded, bound }
+        Self::Unavailable {
+            code: Code::Overloaded,
+            bound,
+        }
     }
 
     pub(crate) fn internal(error: impl Into<anyhow::Error>) -> Self {
@@ -132,11 +180,20 @@ impl ApiError {
         }
     }
 
-    /// The errors that the header names. They say no more than the body.
+    /// The errors that the header names. They are those of the body, so the header reveals nothing
+    /// more.
     fn errors(&self) -> Vec<Named> {
         let code = match self {
-            Self::Unprocessable(faults) => return faults.iter().flat_map(Fault::named).take(MAX_CODES).collect(),
-            Self::Plain { code, .. } | Self::Limited(Limited { code, .. }) | Self::Unavailable { code, .. } => *code,
+            Self::Unprocessable(faults) => {
+                return faults
+                    .iter()
+                    .flat_map(Fault::named)
+                    .take(MAX_CODES)
+                    .collect();
+            }
+            Self::Plain { code, .. }
+            | Self::Limited(Limited { code, .. })
+            | Self::Unavailable { code, .. } => *code,
             Self::Internal(_) => Code::InternalError,
         };
         vec![code.into()]
@@ -145,7 +202,8 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let (reason, errors) = (self.reason(), self.errors());
+        let reason = self.reason();
+        let errors = self.errors();
         let mut cause = None;
         let mut response = match self {
             Self::Plain { code, message } if code.status() == StatusCode::UNAUTHORIZED => {
@@ -155,9 +213,19 @@ impl IntoResponse for ApiError {
             Self::Plain { code, message } => simple(code, &message),
             Self::Unprocessable(faults) => {
                 let messages: Vec<String> = faults.into_iter().map(|fault| fault.message).collect();
-                (StatusCode::UNPROCESSABLE_ENTITY, Json(json!({ "errors": messages }))).into_response()
+                (
+                    StatusCode::UNPROCESSABLE_ENTITY,
+                    Json(json!({ "errors": messages })),
+                )
+                    .into_response()
             }
-            Self::Limited(Limited { code, message, limit, wait, .. }) => limited(simple(code, &message), limit, wait),
+            Self::Limited(Limited {
+                code,
+                message,
+                limit,
+                wait,
+                ..
+            }) => limited(simple(code, &message), limit, wait),
             Self::Unavailable { code, .. } => {
                 let headers = [(header::RETRY_AFTER, HeaderValue::from_static("1"))];
                 (headers, simple(code, code.message())).into_response()
@@ -167,7 +235,11 @@ impl IntoResponse for ApiError {
                 simple(Code::InternalError, Code::InternalError.message())
             }
         };
-        response.extensions_mut().insert(ErrorRecord { reason, errors, cause });
+        response.extensions_mut().insert(ErrorRecord {
+            reason,
+            errors,
+            cause,
+        });
         response
     }
 }
@@ -176,7 +248,8 @@ fn simple(code: Code, message: &str) -> Response {
     (code.status(), Json(json!({ "error": message }))).into_response()
 }
 
-/// The rate-limit headers. `limit` is the partner's limit, used up for `wait`.
+/// Adds the headers of a 429. `limit` is the limit that is used up for `wait`. The time is rounded
+/// up, because a client that comes back a moment too early would be refused again.
 fn limited(mut response: Response, limit: u32, wait: Duration) -> Response {
     let seconds = (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1);
     let headers = response.headers_mut();

@@ -1,6 +1,8 @@
-//! Connections and HTTP: what every request passes, whatever its path. A request enters by [`server`], whose
-//! [`connection`] knows when its answer has left, and goes through the [`routes`]. [`body`] reads its body, [`error`] and
-//! [`codes`] make its error response, and [`observe`] records it.
+//! Connections and HTTP: what every request passes, whatever its path.
+//!
+//! A request enters by [`server`], whose [`connection`] knows when the answer has left, and goes
+//! through the [`routes`] to its handler. [`body`] reads its body, [`error`] and [`codes`] make its
+//! error response, and [`observe`] records it.
 
 pub(crate) mod body;
 pub(crate) mod codes;

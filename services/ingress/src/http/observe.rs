@@ -1,11 +1,15 @@
 //! Records each request: a span, the metrics, and a log line if it was refused.
 //!
-//! Guarantees: every response has an `X-Request-Id` that is also in the log. An error is logged once, here, with the
-//! cause of a 500; a flood of refused requests is sampled in the log and counted in full by the metrics. No path, query or
-//! header of a request is logged.
+//! Guarantees:
 //!
-//! [`super::routes`] wraps all routes in [`observe`]. It relies on [`ErrorRecord`], which [`super::error`] attaches to each
-//! error response.
+//! - Every response has an `X-Request-Id`, so that the log line of an error can be found by what
+//!   the partner quotes.
+//! - An error is logged once, here, with the cause of a 500. A flood of refused requests is sampled
+//!   in the log, and counted in full by the metrics.
+//! - No path, query or header of a request is logged, because they can hold secrets.
+//!
+//! [`super::routes`] wraps all routes in [`observe`]. The module relies on [`ErrorRecord`], which
+//! [`super::error`] attaches to each error response.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -35,20 +39,20 @@ use crate::{
     pages,
 };
 
-/// The response header with the id that also appears in the log.
+/// The response header with the id of the request, which is also in its log line.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 pub(crate) struct Observer {
     requests: Requests,
     metrics: Metrics,
     log: Sampler,
-    /// The response header with the codes of the errors: `x-<brand>-error`.
+    /// The name of the response header with the codes of the errors: `x-<brand>-error`.
     error_header: HeaderName,
     /// The URL of the page that explains the codes.
     errors_page: String,
 }
 
-/// Creates a response id of letters and digits.
+/// Creates the id of a request, which consists of letters and digits.
 fn request_id() -> HeaderValue {
     let mut text = Uuid::encode_buffer();
     let text = Uuid::now_v7().simple().encode_lower(&mut text);
@@ -56,8 +60,9 @@ fn request_id() -> HeaderValue {
 }
 
 impl Observer {
-    /// Creates the observer. It logs at most `logged` refused requests per second. `brand` is part of the name of the
-    /// error header, `public_url` the base URL of the page that explains errors, without final slash.
+    /// Creates the observer. It logs at most `logged` refused requests per second. `brand` is part
+    /// of the name of the error header. `public_url`, without a final slash, is the base URL of the
+    /// page that explains errors.
     pub(crate) fn new(metrics: Metrics, logged: u32, brand: &str, public_url: &str) -> Arc<Self> {
         let named = HeaderName::try_from(format!("x-{brand}-error").to_ascii_lowercase());
         Arc::new(Self {
@@ -76,8 +81,9 @@ impl Observer {
         std::iter::once(codes).chain(links).collect()
     }
 
-    /// Counts a request with a 4xx or 503 response, and logs it unless the log limit is reached. `partner` is known only
-    /// if the signature is valid.
+    /// Counts a request with a 4xx or 503 response, and logs it unless the limit of log lines is
+    /// reached; `suppressed` then says in the next line how many are missing. `partner` is known
+    /// only if the signature is valid.
     fn refused(
         &self,
         status: StatusCode,
@@ -100,9 +106,12 @@ impl Observer {
         }
     }
 
+    /// Records the error of a response, if it has one.
     fn answered(&self, response: &Response, request_id: &HeaderValue, peer: SocketAddr) {
         let status = response.status();
-        let Some(ErrorRecord { reason, cause, .. }) = response.extensions().get() else { return };
+        let Some(ErrorRecord { reason, cause, .. }) = response.extensions().get() else {
+            return;
+        };
         let partner = response.extensions().get::<PartnerId>().copied();
         if status != StatusCode::INTERNAL_SERVER_ERROR {
             self.refused(status, reason, partner, request_id, peer);
@@ -117,7 +126,7 @@ impl Observer {
     }
 }
 
-/// Wraps every route, and requests that match none.
+/// The middleware around all routes, and around requests that match no route.
 pub(crate) async fn observe(
     State(observer): State<Arc<Observer>>,
     Extension(connection): Extension<Arc<Connection>>,
@@ -128,7 +137,8 @@ pub(crate) async fn observe(
     let underway = observer.requests.begin(&request);
     let span = &underway.span;
     span.record("request.id", id.to_str().unwrap_or_default());
-    // The client controls this header, so its trace is linked, not continued.
+    // The client controls this header. Its trace is linked and not continued, because otherwise a
+    // client could join its request to any trace, or decide which of our spans are recorded.
     trace::link(span, traceparent(&request));
     let mut response = next.run(request).instrument(span.clone()).await;
     observer.requests.end(&underway, Some(response.status()));

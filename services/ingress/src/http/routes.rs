@@ -1,7 +1,14 @@
 //! The routes of all requests, and what each request passes before its handler.
 //!
-//! Guarantees: every response has an `X-Request-Id`, is measured, and is logged if it is an error; a panic of a handler
-//! becomes a 500; a request has exactly one `Host`.
+//! Guarantees: every response has an `X-Request-Id`, is measured, and is logged if it is an error.
+//! A panic of a handler becomes a 500. A request has exactly one `Host`, except that HTTP/1.0
+//! allows none.
+//!
+//! A request passes the layers from the outside to the inside:
+//!
+//! ```text
+//! observe ──▶ catch a panic ──▶ one Host ──▶ create-order, self-service, pages, QR codes, 404, 405
+//! ```
 //!
 //! [`crate::run`] makes the router, and [`super::server`] sends each request through it.
 
@@ -30,8 +37,10 @@ use crate::{
     self_service::{self, SelfService},
 };
 
-/// Both forms of the prefix that the specification writes.
+/// The two forms of the prefix that the specification writes. Both are served, because it does not
+/// say which one is right.
 pub(crate) const PREFIXES: [&str; 2] = ["/api/v1/api_partner", "/v1/api_partner"];
+/// The path of a QR code. It holds an activation code, so it must never be logged.
 pub(crate) const QR: &str = "/qr/{text}/{size}";
 
 /// What the handlers of signed requests share.
@@ -46,7 +55,13 @@ pub(crate) struct App {
     pub(crate) self_service: SelfService,
 }
 
-pub(crate) fn router(app: Arc<App>, pages: Router, pictures: Arc<QrRenderer>, observer: Arc<Observer>) -> Router {
+/// Makes the router of all requests.
+pub(crate) fn router(
+    app: Arc<App>,
+    pages: Router,
+    pictures: Arc<QrRenderer>,
+    observer: Arc<Observer>,
+) -> Router {
     let mut router = self_service::router(&app);
     for prefix in PREFIXES {
         router = router.route(&format!("{prefix}/orders"), post(create_order));
@@ -62,14 +77,18 @@ pub(crate) fn router(app: Arc<App>, pages: Router, pictures: Arc<QrRenderer>, ob
         .layer(middleware::from_fn_with_state(observer, observe))
 }
 
+/// Makes the 500 of a handler that panicked. The text of the panic becomes its cause in the log.
 #[expect(clippy::needless_pass_by_value, reason = "the layer's signature")]
 fn panicked(panic: Box<dyn Any + Send>) -> Response {
     let text = panic.downcast_ref::<String>().map(String::as_str);
-    let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("unknown panic");
+    let text = text
+        .or(panic.downcast_ref::<&str>().copied())
+        .unwrap_or("unknown panic");
     ApiError::Internal(anyhow::anyhow!("a handler panicked: {text}")).into_response()
 }
 
-/// HTTP/1.1 requires exactly one `Host`. A proxy may read two of them differently from us.
+/// Refuses a request without exactly one `Host`, which HTTP/1.1 requires. If there are two of them,
+/// a proxy may route by one while we read the other.
 async fn require_one_host(request: Request, next: Next) -> Response {
     let hosts = request.headers().get_all(header::HOST).iter().count();
     if hosts == 1 || (hosts == 0 && request.version() < Version::HTTP_11) {

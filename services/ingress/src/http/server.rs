@@ -1,10 +1,12 @@
 //! Accepts connections and serves the requests on them until the stop.
 //!
-//! Guarantees: there are at most `MAX_CONNECTIONS` connections, and a head arrives within `HEAD_TIMEOUT` or its connection
-//! is closed. A stop cuts no request: each connection may send one more, and requests in flight are finished.
+//! Guarantees: there are at most `MAX_CONNECTIONS` connections, and the head of a request arrives
+//! within `HEAD_TIMEOUT` or its connection is closed. A stop cuts no request off: requests in
+//! flight are finished, and each open connection may send one more, because a proxy may have sent
+//! it before it learns about the stop.
 //!
-//! Called by [`crate::run`], once. Relies on hyper for HTTP/1, its errors (400, 414 and 431 without a body) and the timer
-//! of heads, and on [`Socket`] to know when an answer has left.
+//! Called by [`crate::run`], once. Relies on hyper for HTTP/1, for its errors (400, 414 and 431
+//! without a body) and for the timer of heads, and on [`Socket`] to know when an answer has left.
 
 use std::{
     convert::Infallible,
@@ -42,17 +44,19 @@ use crate::{
     http::connection::{Connection, Socket},
 };
 
-/// The response to a connection beyond `MAX_CONNECTIONS`.
+/// The response to a connection that exceeds `MAX_CONNECTIONS` or `MAX_CONNECTIONS_PER_SOURCE`.
 const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n\
     content-length: 58\r\nretry-after: 1\r\nconnection: close\r\n\r\n\
     {\"error\":\"Too many connections are open; try again later\"}";
 
-/// How long an open connection may send one more request after the soft stop; its response closes it.
+/// How long an open connection may begin one more request after the soft stop. The response to it
+/// closes the connection.
 const LAST_REQUEST: Duration = Duration::from_secs(1);
 
-/// How long the rest of a body is read after a response that came before the body's end.
+/// How long the rest of a body is read and discarded, after a response that did not wait for all of
+/// it.
 const DISCARD_FOR: Duration = Duration::from_secs(2);
-/// The most bytes of the rest that are read.
+/// The maximum number of bytes of the rest that are discarded.
 const DISCARD_BYTES: usize = 4 * 1024 * 1024;
 
 pub(crate) struct Server {
@@ -65,10 +69,16 @@ pub(crate) struct Server {
 impl Server {
     pub(crate) fn new(limits: &LimitsConfig, router: Router, shutdown: Shutdown) -> Arc<Self> {
         let connections = Connections::new(limits.connections(), TOO_MANY);
-        Arc::new(Self { connections, router, limits: limits.clone(), shutdown })
+        Arc::new(Self {
+            connections,
+            router,
+            limits: limits.clone(),
+            shutdown,
+        })
     }
 
-    /// Serves until the soft stop. Then it accepts no more connections and finishes the requests in flight.
+    /// Serves until the soft stop. Then it accepts no more connections and finishes the requests in
+    /// flight.
     pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener) -> anyhow::Result<()> {
         let serve_one = |stream, peer| Arc::clone(&self).connection(stream, peer);
         listener::accept_bounded(listener, &self.shutdown, &self.connections, serve_one).await
@@ -83,7 +93,11 @@ impl Server {
         connection::serve(&http, socket, service, &self.shutdown, LAST_REQUEST).await;
     }
 
-    async fn handle(&self, connection: Arc<Connection>, request: Request<Incoming>) -> Result<Response, Infallible> {
+    async fn handle(
+        &self,
+        connection: Arc<Connection>,
+        request: Request<Incoming>,
+    ) -> Result<Response, Infallible> {
         let (parts, incoming) = request.into_parts();
         let expects = parts.headers.contains_key(header::EXPECT);
         let body = (!incoming.is_end_stream()).then(|| RequestBody::new(incoming, expects));
@@ -93,7 +107,9 @@ impl Server {
         let mut response = self.router.clone().oneshot(request).await?;
         let unread = body.filter(|body| !body.discard_arrived());
         if unread.is_some() || self.shutdown.is_stopping() {
-            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            response
+                .headers_mut()
+                .insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         if let Some(body) = unread.filter(|body| !body.client_waits()) {
             tokio::spawn(body.discard_rest());
@@ -102,34 +118,40 @@ impl Server {
     }
 }
 
-/// A request's body that a handler may leave partly unread.
+/// The body of a request. A handler may leave it partly unread, for example when it refuses the
+/// request by its head.
 #[derive(Clone)]
 struct RequestBody(Arc<Shared>);
 
 struct Shared {
     incoming: Mutex<Incoming>,
-    /// Whether the client sends the body only when it is asked to: `Expect: 100-continue`.
+    /// Whether the client sends the body only after it was asked to, which it announces by `Expect:
+    /// 100-continue`.
     expects: bool,
-    /// Whether something was read; hyper then has asked the client for the body.
+    /// Whether something was read. hyper has then asked such a client for the body.
     asked_for: AtomicBool,
 }
 
 impl RequestBody {
     fn new(incoming: Incoming, expects: bool) -> Self {
-        Self(Arc::new(Shared { incoming: Mutex::new(incoming), expects, asked_for: AtomicBool::new(false) }))
+        Self(Arc::new(Shared {
+            incoming: Mutex::new(incoming),
+            expects,
+            asked_for: AtomicBool::new(false),
+        }))
     }
 
     fn incoming(&self) -> MutexGuard<'_, Incoming> {
         lock(&self.0.incoming)
     }
 
-    /// Whether the client does not send the body because nobody has asked for it.
+    /// Whether the client still waits to be asked for the body, so that none of it will arrive.
     fn client_waits(&self) -> bool {
         self.0.expects && !self.0.asked_for.load(Relaxed)
     }
 
-    /// Discards what has arrived and returns whether that reached the body's end, so that the connection can serve its
-    /// next request.
+    /// Discards what has arrived of the body, without waiting. Returns whether that was all of it,
+    /// because only then can the connection serve its next request.
     fn discard_arrived(&self) -> bool {
         if self.client_waits() {
             return false;
@@ -146,9 +168,11 @@ impl RequestBody {
         }
     }
 
-    /// Reads and discards the rest of the body, within bounds, while hyper already sends the response. Most clients read
-    /// the response only after they have sent everything, and closing a connection with unread bytes would reset it and
-    /// so discard the response. hyper reads for as long as somebody takes the body, and then closes the connection.
+    /// Reads and discards the rest of the body, within bounds, while hyper already sends the
+    /// response. Most clients read the response only after they have sent everything. If the
+    /// connection were closed with unread bytes, the kernel would reset it, and the client would
+    /// lose the response. hyper reads for as long as somebody takes the body, and then closes the
+    /// connection.
     async fn discard_rest(self) {
         let discarding = async {
             let mut discarded = 0;
@@ -170,7 +194,10 @@ impl http_body::Body for RequestBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         self.0.asked_for.store(true, Relaxed);
         Pin::new(&mut *self.incoming()).poll_frame(context)
     }

@@ -1,8 +1,26 @@
-//! Checks orders, stores them by group commit, publishes their jobs and answers them. An answer waits for
-//! the verdicts if the provisioners promise them in time.
+//! Stores orders by group commit, publishes their jobs and answers them.
 //!
-//! The commit and everything after it run in a separate task. A partner that hangs up cancels only the
-//! request's future.
+//! An answer waits for the verdicts of the provisioners if they can be expected in time, and the
+//! order of the steps depends on that:
+//!
+//! ```text
+//! verdicts:     commit ──▶ publish jobs ──▶ verdicts ──▶ 201 or 422 ──▶ publish readiness events
+//! no verdicts:  commit ──▶ 201 ──▶ publish jobs
+//! ```
+//!
+//! Guarantees:
+//!
+//! - A 201 is sent only after the commit, and a 422 of the provider only after PostgreSQL has
+//!   refused the whole order in one transaction.
+//! - No webhook precedes the 201 of its order. With verdicts, this process holds the readiness
+//!   events until the 201 has left. Without verdicts nobody holds them, so the jobs are published
+//!   only after the 201.
+//! - The commit and everything after it run in a task of their own ([`Orders::submit`]). A partner
+//!   that hangs up cancels only the future of its request, and not a half-finished order.
+//!
+//! [`super::create`] calls [`Orders::submit`] with an order that [`Orders::check`] has made. The
+//! module relies on [`super::handshake`] for verdicts and readiness events, and on
+//! [`pipeline::timing`] for deadlines that fit those of the other stages.
 
 use std::{
     collections::HashMap,
@@ -11,7 +29,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use domain::{Environment, OptionId, OrderId, PlacementId, TopupIds};
+use domain::{OptionId, OrderId, PlacementId, TopupIds};
 use opentelemetry::trace::FutureExt;
 use pipeline::{
     Batcher, Effect, GroupCommit,
@@ -20,13 +38,12 @@ use pipeline::{
     perform,
     publish::JobRow,
     timing::ANSWER,
-    trace,
 };
 use runtime::Shutdown;
 use serde::Serialize;
 use store::{
     Database, PgConnection,
-    orders::{NewOrder, NewPlacement, NewTopup, OrderStatus, Refusal},
+    orders::{NewOrder, NewTopup, OrderStatus, Refusal},
 };
 use tokio::sync::{Semaphore, oneshot};
 use tracing::Span;
@@ -34,38 +51,35 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 use utoipa::ToSchema;
 
 use crate::{
-    access::{
-        admission::Admitted,
-        directory::{Directory, KnownPartner, Options},
-    },
+    access::{admission::Admitted, directory::Directory},
     http::{
         codes::Code,
         error::{ApiError, Fault},
     },
     metrics::{Metrics, OrderResult},
     orders::{
-        handshake::Handshake,
-        request::{Draft, Item},
+        check::taken_fault,
+        handshake::{Handshake, PendingAnswer},
     },
 };
 
-/// The provider of every order from a sandbox partner.
-pub(crate) const SANDBOX: &str = "sandbox";
-/// The most orders in one commit.
+/// The maximum number of orders in one commit.
 const BATCH: usize = 256;
-/// The first wait before an undecided order with the same external id is read again; it doubles.
-const UNDECIDED: Duration = Duration::from_millis(50);
-/// The longest such wait.
-const UNDECIDED_MOST: Duration = Duration::from_millis(400);
-/// The most retries with fresh topup ids after a conflict.
+/// The first pause before an undecided order with the same external id is read again. Each further
+/// pause is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// The longest such pause. It is short, because a partner waits for its answer.
+const LONGEST_PAUSE: Duration = Duration::from_millis(400);
+/// The maximum number of retries with fresh topup ids after a conflict. Even one conflict is rare:
+/// two processes make the same ids only if their random starts are close to each other.
 const FRESH_IDS: usize = 3;
 
-/// A 201 that the handler sends.
+/// A 201, as the handler sends it.
 pub(crate) struct Created {
     pub(crate) body: Bytes,
-    /// The time after which the response is not sent.
+    /// The deadline: after it, the response is not sent.
     pub(crate) deadline: Instant,
-    /// Signals that the response has left.
+    /// Signals that the response has left. Dropping it means that the response never will.
     pub(crate) left: oneshot::Sender<()>,
 }
 
@@ -80,31 +94,56 @@ pub(crate) struct Orders {
     pub(crate) topup_ids: TopupIds,
     pub(crate) providers: Vec<String>,
     pub(crate) placement_wait: Duration,
-    /// `QUEUE_DEADLINE`: the longest wait in the queue of the group commit.
+    /// `QUEUE_DEADLINE`: the longest time that an order waits in the queue of the group commit.
     pub(crate) queue_deadline: Duration,
-    /// `DUPLICATES_WAITING`: the requests that may wait for an undecided order with the same external id.
+    /// `DUPLICATES_WAITING`: limits the requests that wait for an undecided order with the same
+    /// external id.
     pub(crate) duplicates: Semaphore,
     pub(crate) metrics: Metrics,
     pub(crate) shutdown: Shutdown,
 }
 
-/// The group commit of orders: one statement per batch, then the jobs of the orders that wait for a verdict.
+/// The group commit of orders. One statement stores a batch; then the jobs of those orders whose
+/// answers wait for verdicts are published, because every millisecond until then is part of the
+/// answer's time.
 pub(crate) struct InsertOrders {
     database: Database,
     jobs: Batcher<JobRow>,
 }
 
 impl InsertOrders {
-    pub(crate) fn start(database: &Database, jobs: &Batcher<JobRow>, shutdown: &Shutdown) -> GroupCommit<Self> {
-        let (database, jobs) = (database.clone(), jobs.clone());
+    pub(crate) fn start(
+        database: &Database,
+        jobs: &Batcher<JobRow>,
+        shutdown: &Shutdown,
+    ) -> GroupCommit<Self> {
+        let database = database.clone();
+        let jobs = jobs.clone();
         GroupCommit::start(Self { database, jobs }, BATCH, shutdown)
     }
 }
 
+/// An order that is stored, and what its answer needs.
+struct Stored {
+    order: NewOrder,
+    /// Takes the answer to the handler.
+    answer: oneshot::Sender<Answer>,
+    /// When the task of the order began.
+    began: Instant,
+    /// The time from then until the order was stored.
+    time_to_store: Duration,
+    /// The moment before the INSERT was sent; see [`Inserted::sent`].
+    sent: Instant,
+    /// When the order can no longer be answered. It is a moment before the `answer_by` that
+    /// PostgreSQL has stored; see [`pipeline::timing`].
+    answer_deadline: Instant,
+}
+
 pub(crate) struct Inserted {
-    /// Whether it was stored; otherwise its external id is taken.
+    /// Whether the order was stored. If not, an earlier order has its external id.
     stored: bool,
-    /// The moment before the INSERT was sent. The time of the answer counts from here; see [`ANSWER`].
+    /// The moment before the INSERT was sent, from which the time of the answer counts. PostgreSQL
+    /// counts from a later moment, so this process always gives up first; see [`ANSWER`].
     sent: Instant,
 }
 
@@ -119,29 +158,40 @@ impl Writer for InsertOrders {
         let insert = async |connection: &mut PgConnection| {
             let sent = Instant::now();
             let stored = store::orders::insert(connection, orders).await?;
-            Ok::<Vec<_>, store::Error>(stored.into_iter().map(|stored| Inserted { stored, sent }).collect())
+            Ok::<Vec<_>, store::Error>(
+                stored
+                    .into_iter()
+                    .map(|stored| Inserted { stored, sent })
+                    .collect(),
+            )
         };
         let inserted = perform(Effect::CommitOrders, self.database.run(insert)).await?;
-        // If no answer waits for the verdict, the job is published after the 201; see `store_and_answer`.
-        let awaited = |(order, inserted): &(&NewOrder, &Inserted)| order.answering.is_some() && inserted.stored;
+        // An order whose answer waits for no verdict gets its 201 first; see `answer_then_publish`,
+        // which publishes its jobs afterwards.
+        let awaited = |(order, inserted): &(&NewOrder, &Inserted)| {
+            order.answering.is_some() && inserted.stored
+        };
         for (order, _) in orders.iter().zip(&inserted).filter(awaited) {
             publish(&self.jobs, order);
         }
         Ok(inserted)
     }
 
+    /// Unlike the later stages, ingress inserts new rows only. So an error that is not about their
+    /// data, such as a missing privilege, concerns all orders of the batch, and a statement for each
+    /// of them would only add load while their partners wait.
     fn one_is_at_fault(error: &store::Error) -> bool {
         error.is_about_data()
     }
 }
 
-/// The answer of create-order: one entry per unit, in the order of the items.
+/// The answer of create-order: one entry for each unit, in the order of the items.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct CreatedOrder<'a> {
     products: Vec<CreatedProduct<'a>>,
 }
 
-/// One unit.
+/// One unit of the order.
 #[derive(Serialize, ToSchema)]
 struct CreatedProduct<'a> {
     #[schema(example = "20250129123456123456789012")]
@@ -151,97 +201,47 @@ struct CreatedProduct<'a> {
 }
 
 impl Orders {
-    /// Turns a draft into an order, or returns all its errors.
-    pub(crate) async fn check(&self, partner: &KnownPartner, draft: Draft) -> Result<NewOrder, ApiError> {
-        let Draft { external_order_id, items, mut errors } = draft;
-        let ids: Vec<_> = items.iter().filter_map(|item| item.option_id).collect();
-        let mut options = self.directory.options(&ids).await.map_err(ApiError::internal)?;
-        options.retain(|_, option| {
-            let live = || option.environment == Environment::Live && self.providers.contains(&option.provider);
-            option.enabled && (partner.environment == Environment::Sandbox || live())
-        });
-        let exists = |item: &Item| item.option_id.is_some_and(|id| options.contains_key(&id));
-        let missing: Vec<usize> = items.iter().filter(|item| !exists(item)).map(|item| item.index).collect();
-        if !missing.is_empty() {
-            errors.push(Fault { items: missing, ..Fault::new(Code::OptionNotFound) });
-        }
-        let Some(external_order_id) = external_order_id else { return Err(ApiError::Unprocessable(errors)) };
-        if errors.is_empty() {
-            return Ok(NewOrder {
-                order_id: OrderId::new(),
-                partner_id: partner.id,
-                external_order_id,
-                traceparent: trace::context_of(&Span::current()),
-                answer_within: ANSWER,
-                answering: None,
-                placements: self.placements(partner, &items, &options),
-            });
-        }
-        // The external id is checked too, so that one response lists all errors.
-        let taken = self
-            .database
-            .run(async |connection| store::orders::is_taken(connection, partner.id, &external_order_id).await);
-        if taken.await.map_err(ApiError::internal)? {
-            errors.insert(0, taken_fault());
-        }
-        Err(ApiError::Unprocessable(errors))
-    }
-
-    /// Creates one placement per provider, in the order of the items.
-    fn placements(&self, partner: &KnownPartner, items: &[Item], options: &Options) -> Vec<NewPlacement> {
-        let now = runtime::clock::now();
-        let mut placements: Vec<NewPlacement> = Vec::with_capacity(1);
-        let mut position = 0;
-        for item in items {
-            let Some(option) = item.option_id.and_then(|id| options.get(&id)) else { continue };
-            // A sandbox partner buys only at the sandbox, which knows other providers' options by our id.
-            let (provider, provider_option_id) = match partner.environment {
-                Environment::Sandbox if option.provider != SANDBOX => (SANDBOX, option.option_id.to_string()),
-                _ => (option.provider.as_str(), option.provider_option_id.clone()),
-            };
-            let index = placements.iter().position(|placement| placement.provider == provider).unwrap_or_else(|| {
-                let (provider, lane, topups) = (provider.to_owned(), String::new(), Vec::new());
-                placements.push(NewPlacement { placement_id: PlacementId::new(), provider, lane, topups });
-                placements.len() - 1
-            });
-            for _ in 0..item.quantity {
-                placements[index].topups.push(NewTopup {
-                    topup_id: self.topup_ids.next(now),
-                    position,
-                    option_id: option.option_id,
-                    provider_option_id: provider_option_id.clone(),
-                });
-                position += 1;
-            }
-        }
-        for placement in &mut placements {
-            let topups = placement.topups.iter();
-            placement.lane = domain::lane(topups.map(|topup| topup.provider_option_id.as_str()));
-        }
-        placements
-    }
-
-    /// Stores an order in a task that sends its answer to the handler. The task continues if the handler
-    /// is gone. The order is in flight until `admitted` is dropped.
-    pub(crate) fn submit(self: &Arc<Self>, order: NewOrder, admitted: Admitted) -> oneshot::Receiver<Answer> {
+    /// Stores an order in a task of its own, and returns where its answer will arrive. The task
+    /// goes on if the handler is gone, because after the commit the order has to be completed. The
+    /// order is in flight until `admitted` is dropped at the end of the task.
+    pub(crate) fn submit(
+        self: &Arc<Self>,
+        order: NewOrder,
+        admitted: Admitted,
+    ) -> oneshot::Receiver<Answer> {
         let (sender, answer) = oneshot::channel();
         let orders = Arc::clone(self);
         let task = async move {
-            orders.store_and_answer(order, sender).await;
+            orders.store_and_answer(order, sender, &admitted).await;
             drop(admitted);
         };
-        // The task belongs to the request's trace. The request's span ends with its response and does not
-        // wait for the task.
-        self.shutdown.tracker().spawn(task.with_context(Span::current().context()));
+        // The task continues the trace of the request. It is no part of the request's span, because
+        // that span ends with the response and does not wait for the task.
+        self.shutdown
+            .tracker()
+            .spawn(task.with_context(Span::current().context()));
         answer
     }
 
-    async fn store_and_answer(&self, mut order: NewOrder, mut answer: oneshot::Sender<Answer>) {
-        let awaits_verdicts = !self.placement_wait.is_zero() && self.handshake.expects_verdicts(&order.placements);
+    /// Stores an order and sends its answer to the handler. After the commit it takes one of the two
+    /// paths in the diagram at the head of this module.
+    async fn store_and_answer(
+        &self,
+        mut order: NewOrder,
+        mut answer: oneshot::Sender<Answer>,
+        admitted: &Admitted,
+    ) {
+        let began = Instant::now();
+        // The provisioners' heartbeats say whether a verdict can be expected. The answer's time is
+        // longer then, and `answering` tells provisioners where to send their reports.
+        let awaits_verdicts =
+            !self.placement_wait.is_zero() && self.handshake.expects_verdicts(&order.placements);
         if awaits_verdicts {
             order.answering = Some(self.handshake.ingress_id());
             order.answer_within += self.placement_wait;
         }
+        // The handshake must know the order before the commit, because reports can arrive right
+        // after it.
         let pending_answer = awaits_verdicts.then(|| self.handshake.expect_reports(&order));
         let sent = match self.store_unless_taken(&mut order, &mut answer).await {
             Ok(Some(sent)) => sent,
@@ -254,51 +254,131 @@ impl Orders {
             }
             Err(error) => return self.fail(OrderResult::Error, error, answer),
         };
-        // Our own deadline passes a moment before PostgreSQL's `answer_by`; see `pipeline::timing`.
-        let answer_deadline = sent + order.answer_within;
-        let Some(mut pending_answer) = pending_answer else {
-            self.metrics.order(OrderResult::Accepted, topups(&order).count());
-            // The job is published after the 201. No process holds back the readiness events of this order, so its
-            // webhook could precede the answer if it were bought earlier.
-            send_201_and_wait(&order, answer_deadline, answer).await;
-            publish(&self.jobs, &order);
-            return;
+        let stored = Stored {
+            began,
+            time_to_store: began.elapsed(),
+            sent,
+            answer_deadline: sent + order.answer_within,
+            order,
+            answer,
         };
-        // The jobs of an order that waits for verdicts are already published: the writer of the group commit does it
-        // right after the commit ([`InsertOrders`]).
-        let verdicts = pending_answer.verdicts(sent + self.placement_wait).await;
-        for placement in &order.placements {
-            self.metrics.verdict(verdicts.get(&placement.placement_id).copied());
+        match pending_answer {
+            Some(pending_answer) => {
+                self.answer_by_verdicts(stored, pending_answer, admitted)
+                    .await;
+            }
+            None => self.answer_then_publish(stored, admitted).await,
         }
-        // Usually one verdict says that the order is carried out. Then this asks nobody, and the order gets its 201.
+    }
+
+    /// Answers an order whose answer waits for no verdict: it gets its 201 at once.
+    async fn answer_then_publish(&self, stored: Stored, admitted: &Admitted) {
+        let Stored {
+            order,
+            answer,
+            began,
+            time_to_store,
+            answer_deadline,
+            sent: _,
+        } = stored;
+        admitted.took(began, time_to_store);
+        self.metrics
+            .order(OrderResult::Accepted, topups(&order).count());
+        // The jobs are published after the 201. No process holds back the readiness events of this
+        // order, so if it were bought earlier, its webhook could precede the answer.
+        send_201_and_wait(&order, answer_deadline, answer).await;
+        publish(&self.jobs, &order);
+    }
+
+    /// Answers an order as the verdicts on its placements say.
+    async fn answer_by_verdicts(
+        &self,
+        stored: Stored,
+        mut pending_answer: PendingAnswer,
+        admitted: &Admitted,
+    ) {
+        let Stored {
+            order,
+            answer,
+            began,
+            time_to_store,
+            sent,
+            answer_deadline,
+        } = stored;
+        // The jobs of an order that waits for verdicts are published already: the group commit does
+        // it right after the commit ([`InsertOrders`]).
+        let verdicts = pending_answer.verdicts(sent + self.placement_wait).await;
+        // Without a verdict nobody knows what the order waited for after it was stored.
+        admitted.took(
+            began,
+            verdicts.provider_time.map_or(time_to_store, |provider| {
+                began.elapsed().saturating_sub(provider)
+            }),
+        );
+        let verdicts = verdicts.known;
+        for placement in &order.placements {
+            self.metrics
+                .verdict(verdicts.get(&placement.placement_id).copied());
+        }
+        // Usually a verdict says that the order is carried out. Then this step does not ask
+        // PostgreSQL, and the order gets its 201.
         match self.refuse_unless_carried_out(&order, &verdicts).await {
             Ok(None) => {
-                self.metrics.order(OrderResult::Accepted, topups(&order).count());
+                self.metrics
+                    .order(OrderResult::Accepted, topups(&order).count());
                 pending_answer.expect_units(answer_deadline);
                 send_201_and_wait(&order, answer_deadline, answer).await;
-                // The 201 has left, or never will. Dropping this publishes the readiness events that were held for it,
-                // so that no webhook precedes its 201.
+                // The 201 has left, or never will. Dropping `pending_answer` publishes the
+                // readiness events that were held for this order, so that no webhook precedes its
+                // 201.
                 drop(pending_answer);
             }
             Ok(Some(refusals)) => {
-                tracing::info!(order.id = %order.order_id, partner.id = %order.partner_id, "refused");
-                let rejected = refusals.iter().any(|refusal| matches!(refusal, Refusal::Rejected { .. }));
-                let outcome = if rejected { OrderResult::Refused } else { OrderResult::Unreachable };
-                self.fail(outcome, ApiError::Unprocessable(refusal_errors(order.order_id, &refusals)), answer);
+                tracing::info!(
+                    order.id = %order.order_id,
+                    partner.id = %order.partner_id,
+                    "the order got a 422: the provider rejected it or could not be reached, and \
+                     nothing of it is bought"
+                );
+                let rejected = refusals
+                    .iter()
+                    .any(|refusal| matches!(refusal, Refusal::Rejected { .. }));
+                let outcome = if rejected {
+                    OrderResult::Refused
+                } else {
+                    OrderResult::Unreachable
+                };
+                self.fail(
+                    outcome,
+                    ApiError::Unprocessable(refusal_errors(order.order_id, &refusals)),
+                    answer,
+                );
             }
-            // The refusal's outcome is unknown: the order is refused or stands as PostgreSQL has it.
+            // The outcome of the refusal is unknown: PostgreSQL has either refused the order or let
+            // it stand. A 500 promises neither, and a repeated request learns which of them is
+            // true.
             Err(error) => self.fail(OrderResult::Error, ApiError::internal(error), answer),
         }
     }
 
+    /// Counts an order that gets no 201, and sends its error to the handler.
     fn fail(&self, result: OrderResult, error: ApiError, answer: oneshot::Sender<Answer>) {
         self.metrics.order(result, 0);
         let _ = answer.send(Err(error));
     }
 
-    /// Stores the order and returns when the statement was sent, or `None` if its external id is taken.
-    /// Waits for an earlier order that may still be refused: "already taken" promises that the earlier
-    /// order is carried out, and a refused order frees its id.
+    /// Stores the order. Returns the moment at which the statement was sent, or `None` if the
+    /// external id of the order is taken.
+    ///
+    /// "Already taken" promises that the earlier order is carried out. While that order waits for
+    /// its verdict it may still be refused, and then its id is free again. So this request waits
+    /// until the earlier order is decided, looking at it from time to time. Without this wait, a
+    /// partner that repeats a request could be told that its order is stored although it is refused
+    /// a moment later.
+    ///
+    /// If the earlier order was refused, this request tries to store its own order again. It ends
+    /// with a 503 if that has not worked after the longest time that one order can take to be
+    /// decided, and at once if `DUPLICATES_WAITING` requests wait already.
     async fn store_unless_taken(
         &self,
         order: &mut NewOrder,
@@ -307,20 +387,25 @@ impl Orders {
         let give_up = Instant::now() + self.placement_wait + ANSWER;
         let mut duplicate_permit = None;
         loop {
-            let mut wait = UNDECIDED;
+            let mut pause = FIRST_PAUSE;
             let inserted = self.store(order, answer).await?;
             if inserted.stored {
                 return Ok(Some(inserted.sent));
             }
-            while let Some(OrderStatus { decided, undecided_for }) = self.status(order).await? {
+            while let Some(OrderStatus {
+                decided,
+                undecided_for,
+            }) = self.status(order).await?
+            {
                 if decided {
                     return Ok(None);
                 }
                 if duplicate_permit.is_none() {
-                    duplicate_permit = Some(self.duplicates.try_acquire().map_err(|_| UNDECIDED_ORDER)?);
+                    duplicate_permit =
+                        Some(self.duplicates.try_acquire().map_err(|_| UNDECIDED_ORDER)?);
                 }
-                tokio::time::sleep(wait.min(undecided_for)).await;
-                wait = (wait * 2).min(UNDECIDED_MOST);
+                tokio::time::sleep(pause.min(undecided_for)).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
             }
             if Instant::now() >= give_up {
                 return Err(UNDECIDED_ORDER);
@@ -328,6 +413,7 @@ impl Orders {
         }
     }
 
+    /// Reads the status of the order that has this order's external id, if one stands.
     async fn status(&self, order: &NewOrder) -> Result<Option<OrderStatus>, ApiError> {
         let status = self.database.run(async |connection| {
             store::orders::status(connection, order.partner_id, &order.external_order_id).await
@@ -335,8 +421,17 @@ impl Orders {
         status.await.map_err(ApiError::internal)
     }
 
-    /// Stores the order, unless its client hangs up or its deadline passes while it is queued.
-    async fn store(&self, order: &mut NewOrder, answer: &mut oneshot::Sender<Answer>) -> Result<Inserted, ApiError> {
+    /// Stores the order, unless its client hangs up or its deadline passes while it is queued. An
+    /// order that the group commit has taken from the queue is part of its statement, whatever the
+    /// client does.
+    ///
+    /// A conflict of topup ids leads to another try with fresh ids, because the ids are made here
+    /// without asking PostgreSQL whether they are used.
+    async fn store(
+        &self,
+        order: &mut NewOrder,
+        answer: &mut oneshot::Sender<Answer>,
+    ) -> Result<Inserted, ApiError> {
         let deadline = tokio::time::Instant::now() + self.queue_deadline;
         let mut tries = 0;
         loop {
@@ -347,12 +442,19 @@ impl Orders {
                 }
             };
             let written = self.commit.write_unless(order.clone(), given_up).await;
-            let written = written.map_err(|_| ApiError::internal(anyhow::anyhow!("the process is stopping")))?;
+            let written = written
+                .map_err(|_| ApiError::internal(anyhow::anyhow!("the process is stopping")))?;
             match written.ok_or(QUEUED_TOO_LONG)? {
-                Err(error) if error.constraint() == Some("topups_topup_id_key") && tries < FRESH_IDS => {
+                Err(error)
+                    if error.constraint() == Some("topups_topup_id_key") && tries < FRESH_IDS =>
+                {
                     tries += 1;
                     let now = runtime::clock::now();
-                    for topup in order.placements.iter_mut().flat_map(|placement| &mut placement.topups) {
+                    for topup in order
+                        .placements
+                        .iter_mut()
+                        .flat_map(|placement| &mut placement.topups)
+                    {
                         topup.topup_id = self.topup_ids.next(now);
                     }
                 }
@@ -361,8 +463,12 @@ impl Orders {
         }
     }
 
-    /// Refuses the order if no verdict says that it is carried out, and PostgreSQL shows that no placement is bought or
-    /// being bought. Without any verdict it is not refused. Returns `None` if the order stands.
+    /// Refuses the order if no verdict says that it is carried out, and PostgreSQL confirms that no
+    /// placement is bought or may be. Returns why, or `None` if the order stands.
+    ///
+    /// The verdicts alone decide nothing here: they only make this process ask PostgreSQL, which
+    /// refuses all placements in one transaction or none. Without any verdict it is not asked,
+    /// because then nothing suggests that the provider refused the order.
     async fn refuse_unless_carried_out(
         &self,
         order: &NewOrder,
@@ -371,52 +477,60 @@ impl Orders {
         if verdicts.is_empty() || verdicts.values().any(|verdict| verdict.means_carried_out()) {
             return Ok(None);
         }
-        let refusing = self.database.run(async |connection| store::orders::refuse(connection, order.order_id).await);
+        let refusing = self
+            .database
+            .run(async |connection| store::orders::refuse(connection, order.order_id).await);
         perform(Effect::CommitRefusal, refusing).await
     }
 }
 
-/// 503: an earlier request with the same external id may still be refused.
-const UNDECIDED_ORDER: ApiError = ApiError::Unavailable { code: Code::OrderUndecided, bound: "undecided" };
-/// 503: the order waited longer than `QUEUE_DEADLINE` to be stored. It was not stored.
+/// 503: an earlier order with the same external id may still be refused.
+const UNDECIDED_ORDER: ApiError = ApiError::Unavailable {
+    code: Code::OrderUndecided,
+    bound: "undecided",
+};
+/// 503: the order waited in the queue for `QUEUE_DEADLINE`. It was not stored.
 const QUEUED_TOO_LONG: ApiError = ApiError::overloaded("queue_deadline");
 
-fn taken_fault() -> Fault {
-    Fault::new(Code::ExternalOrderIdTaken)
-}
-
-/// Whether the taken external id is the only error.
-pub(crate) fn is_taken(errors: &[Fault]) -> bool {
-    matches!(errors, [only] if only.code == Code::ExternalOrderIdTaken)
-}
-
-/// Whether the taken external id is one of the errors.
-pub(crate) fn names_taken(errors: &[Fault]) -> bool {
-    errors.iter().any(|fault| fault.code == Code::ExternalOrderIdTaken)
-}
-
+/// The units of an order, by placement.
 fn topups(order: &NewOrder) -> impl Iterator<Item = &NewTopup> {
-    order.placements.iter().flat_map(|placement| &placement.topups)
+    order
+        .placements
+        .iter()
+        .flat_map(|placement| &placement.topups)
 }
 
-/// Hands an order's jobs to the publisher.
+/// Hands the jobs of an order to the publisher, which sends them in the background. A job that is
+/// lost costs time only: the sweep finds its placement.
 fn publish(jobs: &Batcher<JobRow>, order: &NewOrder) {
     for placement in &order.placements {
-        let (provider, traceparent) = (placement.provider.clone(), order.traceparent.clone());
-        let (placement_id, lane) = (placement.placement_id, placement.lane.clone());
-        let placement = JobPlacement { placement_id, partner_id: order.partner_id, lane };
-        jobs.push(JobRow { provider, placement, traceparent });
+        let provider = placement.provider.clone();
+        let traceparent = order.traceparent.clone();
+        let placement_id = placement.placement_id;
+        let lane = placement.lane.clone();
+        let placement = JobPlacement {
+            placement_id,
+            partner_id: order.partner_id,
+            lane,
+        };
+        jobs.push(JobRow {
+            provider,
+            placement,
+            traceparent,
+        });
     }
 }
 
-/// The errors of a 422, each once.
+/// The errors of a 422. Several placements can be refused for the same reason, which is then named
+/// once.
 fn refusal_errors(order_id: OrderId, refusals: &[Refusal]) -> Vec<Fault> {
     let mut errors: Vec<Fault> = Vec::new();
     for refusal in refusals {
         let error = match refusal {
-            Refusal::Rejected { status, message } => {
-                Fault::with(Code::ProviderRejected, webhooks::event::rejection(status, message))
-            }
+            Refusal::Rejected { status, message } => Fault::with(
+                Code::ProviderRejected,
+                webhooks::event::rejection(status, message),
+            ),
             Refusal::NotSent => Fault::with(Code::ProviderUnreachable, order_id),
         };
         if !errors.contains(&error) {
@@ -426,19 +540,34 @@ fn refusal_errors(order_id: OrderId, refusals: &[Refusal]) -> Vec<Fault> {
     errors
 }
 
-/// Hands the 201 to the handler. Returns when it has left, or when it never will.
+/// Hands the 201 to the handler. Returns when it has left, or when it never will: the partner has
+/// hung up, or the deadline has passed.
 async fn send_201_and_wait(order: &NewOrder, deadline: Instant, answer: oneshot::Sender<Answer>) {
     let mut topups: Vec<&NewTopup> = topups(order).collect();
     topups.sort_unstable_by_key(|topup| topup.position);
     let products = topups
         .into_iter()
-        .map(|topup| CreatedProduct { topup_id: topup.topup_id.as_str(), option_id: topup.option_id })
+        .map(|topup| CreatedProduct {
+            topup_id: topup.topup_id.as_str(),
+            option_id: topup.option_id,
+        })
         .collect();
-    let Ok(body) = serde_json::to_vec(&CreatedOrder { products }) else { return };
+    // Text and ids can always be encoded. If it failed all the same, `answer` would be dropped here,
+    // and the handler would send a 500.
+    let Ok(body) = serde_json::to_vec(&CreatedOrder { products }) else {
+        return;
+    };
     let (left, departure) = oneshot::channel();
     perform(Effect::Answer, async {
-        if answer.send(Ok(Created { body: body.into(), deadline, left })).is_ok() {
-            // After the deadline the response is never sent.
+        if answer
+            .send(Ok(Created {
+                body: body.into(),
+                deadline,
+                left,
+            }))
+            .is_ok()
+        {
+            // After the deadline the connection sends nothing of the response any more.
             let _ = tokio::time::timeout_at(deadline.into(), departure).await;
         }
     })

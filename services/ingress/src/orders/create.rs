@@ -1,9 +1,11 @@
-//! The handler of create-order: authenticates the request, admits it, reads and parses its body, and hands the order to
-//! [`super::accept`], which stores it and decides the answer.
+//! The handler of create-order. It authenticates the request, admits it within the limits of the
+//! partner and of this process ([`crate::access`]), reads and parses its body, and hands the order
+//! to [`super::accept`], which stores it and decides the answer.
 //!
-//! Guarantees: nothing is stored before all checks have passed. The body is read only after the signature is verified
-//! and the order is admitted, so that a flood without keys costs no memory. The 201 has a body that reports when it has
-//! left ([`crate::http::connection`]).
+//! Guarantees: nothing is stored before all checks have passed. The body is read only after the
+//! signature is verified and the order is admitted, so that a flood of requests without valid keys
+//! costs no memory. The body of the 201 is of a type that reports when the answer has left
+//! ([`crate::http::connection`]), because readiness events are held until then.
 //!
 //! [`crate::http::routes`] calls it.
 
@@ -30,12 +32,14 @@ use crate::{
     metrics::OrderResult,
     orders::{
         accept::{self, Created},
+        check,
         request::{self, Draft},
     },
     self_service::described,
 };
 
-/// An order that was read and admitted, and that may still have errors.
+/// An order that was read and admitted. It may still have errors, which are reported together with
+/// those that the catalogue shows.
 struct Received {
     draft: Draft,
     admitted: Admitted,
@@ -43,8 +47,9 @@ struct Received {
 
 /// Create an order
 ///
-/// The answer names one topup per unit. When its eSIM is ready, a webhook is sent for each. After a 5xx or no answer,
-/// repeat the request with the same `external_order_id`, or look the order up.
+/// The answer names one topup for each unit of the order. When the eSIM of a topup is ready, a
+/// webhook is sent for it. After a 500 or without an answer, repeat the request with the same
+/// `external_order_id` until the answer is definite: a 201 or a 422.
 #[utoipa::path(post, path = "/orders", operation_id = "create_order", tag = "Orders", request_body = described::NewOrder,
     responses(
         (status = 201, description = "The order is stored", body = accept::CreatedOrder,
@@ -66,11 +71,14 @@ pub(crate) async fn create_order(
     Span::current().record("partner.id", field::display(partner.id));
     let mut response = match receive(&app, &signed, &parts.headers, body).await {
         Ok(received) => {
-            let location = location(parts.uri.path(), received.draft.external_order_id.as_deref());
+            let location = location(
+                parts.uri.path(),
+                received.draft.external_order_id.as_deref(),
+            );
             let created = create(&app, partner, received, connection).await;
             let is_stored = match &created {
                 Ok(_) => true,
-                Err(ApiError::Unprocessable(faults)) => accept::names_taken(faults),
+                Err(ApiError::Unprocessable(faults)) => check::names_taken(faults),
                 Err(_) => false,
             };
             let mut response = created.unwrap_or_else(ApiError::into_response);
@@ -84,28 +92,36 @@ pub(crate) async fn create_order(
             error.into_response()
         }
     };
-    // The log line and the metric of a refused request name its partner. They are made outside of this handler, in
-    // [`crate::http::observe`], so the response carries the id to them.
+    // The log line and the metric of a refused request name its partner. They are made in
+    // [`crate::http::observe`], outside of this handler, so the response carries the partner's id
+    // there.
     response.extensions_mut().insert(partner.id);
     response
 }
 
-/// Admits an order, and reads and parses its body.
-async fn receive(app: &App, signed: &Signed, headers: &HeaderMap, body: Body) -> Result<Received, ApiError> {
+/// Admits an order, reads its body and parses it. Each step is cheaper than the next one, so that a
+/// request that will be refused costs as little as possible.
+async fn receive(
+    app: &App,
+    signed: &Signed,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<Received, ApiError> {
     let length = body::content_length(&app.limits, headers)?;
     let mut admitted = app.admission.order(&signed.partner, length as u64)?;
     let body = body::read_stream(&app.limits, body).await?;
     app.authenticator.body(signed, &body)?;
     let draft = request::read(&body, app.max_order)?;
-    // An order with errors is refused in [`create`] anyway, so it uses up nothing of the partner's orders and units per
-    // second.
+    // An order with errors is refused by [`create`] anyway, so it does not use up any of the orders
+    // and units per second that the partner may send.
     if let Some(units) = draft.units().filter(|_| draft.errors.is_empty()) {
         admitted.units(units)?;
     }
     Ok(Received { draft, admitted })
 }
 
-/// Checks the order against the catalogue, stores it, and makes its 201.
+/// Checks the order against the catalogue, has it stored, and makes its 201. Every result is
+/// counted once: here if the order is not submitted, and otherwise in its task.
 async fn create(
     app: &App,
     partner: &KnownPartner,
@@ -117,24 +133,37 @@ async fn create(
     Span::current().record("order.id", field::display(order.order_id));
     let answered = app.orders.submit(order, received.admitted).await;
     let answered = answered.context("the order's task ended without an answer");
-    let Created { body, deadline, left } = answered.map_err(ApiError::Internal)??;
-    let headers = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
-    Ok((StatusCode::CREATED, headers, answer_body(body, connection, deadline, left)).into_response())
+    let Created {
+        body,
+        deadline,
+        left,
+    } = answered.map_err(ApiError::Internal)??;
+    let headers = [(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    )];
+    Ok((
+        StatusCode::CREATED,
+        headers,
+        answer_body(body, connection, deadline, left),
+    )
+        .into_response())
 }
 
-/// The path of an order, under the path that orders are posted to.
+/// The path of an order, below the path that it was posted to. A partner that uses the short form
+/// of the prefix thus gets the short form back.
 fn location(orders: &str, external_order_id: Option<&str>) -> Option<HeaderValue> {
     let id = webhooks::body::encoded(external_order_id?);
     HeaderValue::try_from(format!("{orders}/{id}")).ok()
 }
 
-/// The metrics result of an order that was not stored.
+/// The result that the metrics count for an order that was refused before it was submitted.
 fn order_result(error: &ApiError) -> OrderResult {
     match error {
         ApiError::Internal(_) => OrderResult::Error,
         ApiError::Limited(_) => OrderResult::Limited,
         ApiError::Unavailable { .. } => OrderResult::Shed,
-        ApiError::Unprocessable(errors) if accept::is_taken(errors) => OrderResult::Duplicate,
+        ApiError::Unprocessable(errors) if check::is_only_taken(errors) => OrderResult::Duplicate,
         _ => OrderResult::Invalid,
     }
 }

@@ -1,26 +1,38 @@
-//! Ingress's side of the answer handshake: while an order is being answered, this process collects the verdicts on its
-//! placements, and holds its readiness events until the answer has left.
+//! Ingress's side of the exchange with the provisioners about an answer. While an order is being
+//! answered, this process collects the verdicts on its placements, and holds its readiness events
+//! until the answer has left.
 //!
-//! Guarantee: a readiness event that arrives here is published only when the answer of its order has left or never
-//! will. Only this process knows that, and `orders.answering` names it, so every provisioner sends it the events of
-//! such an order until `answer_by`.
+//! ```text
+//!    expect_reports          the 201 has left           all units ready, or the deadline
+//! ──────▶ Answering ────────────────▶ Answered ───────────────▶ forgotten
+//!         events are held             events are published      events are published
+//!                                     at once                   at once
+//! ```
 //!
-//! [`crate::orders`] calls it: an order is pending here from before its commit until its [`PendingAnswer`] is dropped.
-//! Nothing rests on this memory:
+//! Guarantee: a readiness event that arrives here is published only when the answer of its order
+//! has left or never will. Only this process knows when that is. `orders.answering` names this
+//! process, so every provisioner sends it the events of such an order until `answer_by`.
 //!
-//! - If this process dies, the answers that it owes never leave. The readiness events that it held, and those that are
-//!   still sent to it, are lost. The sweep, which makes rows due that have no outcome when their first lease has passed,
-//!   finds their deliveries. The first lease is longer than the time until `answer_by` ([`pipeline::timing`] checks
-//!   that), so the webhook stays behind the answer. A restarted process has another id.
-//! - If this process stops, it listens while an order that it has answered misses a unit, but only until `answer_by` of
-//!   that order ([`Handshake::drain`]). So hardly any webhook is late because of a restart, and a restart
-//!   rarely waits.
-//! - An order that is not pending here is answered or never will be by this process, so its events are published at
-//!   once.
-//! - A forged verdict only makes ingress ask PostgreSQL, which decides whether the order is refused. A forged readiness
-//!   event makes the notifier read a delivery. At worst it takes the place of a real one, because no more events are
-//!   held than the order has units; then the sweep finds the real delivery after its first lease. An event that comes
-//!   twice takes one place. So what one order keeps is bounded by its placements and units.
+//! [`super::accept`] calls it: an order is pending here from before its commit until its
+//! [`PendingAnswer`] is dropped. No promise rests on this memory:
+//!
+//! - If this process dies, the answers that it owes never leave. The readiness events that it held,
+//!   and those that are still sent to it, are lost. The sweep finds their deliveries when their
+//!   first lease has ended. That lease is longer than the time until `answer_by`, which
+//!   [`pipeline::timing`] checks, so the webhook still comes after the answer. A restarted process
+//!   has another id, so it does not get reports that were meant for the one before.
+//! - If this process is stopped in the ordinary way, it goes on listening while an order that it
+//!   has answered misses a unit, but only until `answer_by` of that order ([`Handshake::drain`]).
+//!   So hardly any webhook is late because of a restart, and a restart rarely has to wait.
+//! - If an order is not pending here, this process has answered it or never will. Its events are
+//!   therefore published at once.
+//! - If somebody forges a verdict, no order is refused wrongly, because only a transaction in
+//!   PostgreSQL decides whether an order is refused. If somebody forges a readiness event, the
+//!   notifier reads a delivery for nothing. At worst the forged event takes the place of a real
+//!   one, because no more events are held than the order has units; then the sweep finds the real
+//!   delivery after its first lease. An event that comes twice takes only one place. So one order
+//!   can make this process keep at most one verdict for each of its placements and one event for
+//!   each of its units.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -39,23 +51,29 @@ use store::orders::{NewOrder, NewPlacement};
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
-/// The age after which a heartbeat does not count any more.
+/// The age from which a heartbeat no longer counts. A provisioner sends one each second, so a
+/// provider is not given up because of one that is lost.
 const FRESH: Duration = Duration::from_secs(3);
-/// How often a process that stops looks whether it still waits for readiness events.
+/// How often a process that stops checks whether it still waits for readiness events.
 const DRAIN_LOOK: Duration = Duration::from_millis(10);
 
 /// The orders that this process is answering, and the heartbeats of provisioners.
 pub(crate) struct Handshake {
     nats: Nats,
-    /// Names this process in `orders.answering`.
+    /// The id of this process in `orders.answering`. Each start makes a new one.
     ingress_id: Uuid,
     pending: Arc<PendingOrders>,
     heartbeats: Heartbeats,
 }
 
 impl Handshake {
-    /// Creates the receiver for orders to `providers`. [`Handshake::listen`] must run.
-    pub(crate) fn new<'a>(nats: &Nats, providers: impl Iterator<Item = &'a str>, shutdown: &Shutdown) -> Arc<Self> {
+    /// Creates the receiver for orders to `providers`. It receives nothing until
+    /// [`Handshake::listen`] runs.
+    pub(crate) fn new<'a>(
+        nats: &Nats,
+        providers: impl Iterator<Item = &'a str>,
+        shutdown: &Shutdown,
+    ) -> Arc<Self> {
         Arc::new(Self {
             nats: nats.clone(),
             ingress_id: Uuid::now_v7(),
@@ -72,28 +90,38 @@ impl Handshake {
         self.ingress_id
     }
 
-    /// Whether verdicts on all placements can be expected soon.
+    /// Whether verdicts on all placements can be expected soon: NATS is connected, and each
+    /// provider has a provisioner that can buy now. Otherwise waiting would only delay the 201.
     pub(crate) fn expects_verdicts(&self, placements: &[NewPlacement]) -> bool {
-        self.nats.is_connected() && placements.iter().all(|placement| self.heartbeats.is_fresh(&placement.provider))
+        self.nats.is_connected()
+            && placements
+                .iter()
+                .all(|placement| self.heartbeats.is_fresh(&placement.provider))
     }
 
-    /// Makes an order pending. Called before its commit, because a provisioner may report as soon as it is stored.
+    /// Makes an order pending. Called before its commit, because a provisioner may report as soon
+    /// as it is stored.
     pub(crate) fn expect_reports(&self, order: &NewOrder) -> PendingAnswer {
         self.pending.insert(order)
     }
 
-    /// Receives reports and heartbeats. Returns only if a subscription ends.
+    /// Receives reports and heartbeats. Returns only if a subscription ends, always with an error.
     pub(crate) async fn listen(self: Arc<Self>) -> anyhow::Result<()> {
         let reports = self.nats.reports_subject(self.ingress_id);
-        let reports = self.nats.listen(reports, |reports| self.pending.receive(reports));
+        let reports = self
+            .nats
+            .listen(reports, |reports| self.pending.receive(reports));
         let heartbeats = self.nats.heartbeat_subject("*");
-        let heartbeats = self.nats.listen(heartbeats, |heartbeat| self.heartbeats.receive(&heartbeat));
+        let heartbeats = self
+            .nats
+            .listen(heartbeats, |heartbeat| self.heartbeats.receive(&heartbeat));
         tokio::try_join!(reports, heartbeats).map(|((), ())| ())
     }
 
-    /// Waits at the end of a stop for the missing readiness events of answered orders. After `answer_by` provisioners
-    /// publish these events themselves. A provisioner that claimed a placement just before `answer_by` may still report
-    /// to this process after it has gone; the sweep finds those deliveries.
+    /// Waits at the end of a stop for the readiness events of answered orders whose units are
+    /// missing. After `answer_by` provisioners publish these events themselves. A provisioner that
+    /// claimed a placement shortly before `answer_by` may still report to this process after it has
+    /// gone; the sweep then finds the delivery.
     pub(crate) async fn drain(&self) {
         while self.pending.misses_units() {
             tokio::time::sleep(DRAIN_LOOK).await;
@@ -101,7 +129,8 @@ impl Handshake {
     }
 }
 
-/// The last heartbeat of each configured provider. Others are ignored, so that forged ones take no memory.
+/// The last heartbeat of each configured provider. Those of other providers are ignored, so that
+/// forged ones take no memory.
 struct Heartbeats {
     started: Instant,
     last: Mutex<HashMap<String, Option<Instant>>>,
@@ -109,8 +138,13 @@ struct Heartbeats {
 
 impl Heartbeats {
     fn new<'a>(providers: impl Iterator<Item = &'a str>) -> Self {
-        let last = providers.map(|provider| (provider.to_owned(), None)).collect();
-        Self { started: Instant::now(), last: Mutex::new(last) }
+        let last = providers
+            .map(|provider| (provider.to_owned(), None))
+            .collect();
+        Self {
+            started: Instant::now(),
+            last: Mutex::new(last),
+        }
     }
 
     fn receive(&self, Heartbeat::V1 { provider }: &Heartbeat) {
@@ -119,15 +153,16 @@ impl Heartbeats {
         }
     }
 
-    /// Whether a provisioner of this provider has sent a heartbeat a moment ago. Right after the start none can have
-    /// arrived yet, so the provisioners count as alive.
+    /// Whether a provisioner of this provider has sent a heartbeat in the last [`FRESH`]. Right
+    /// after the start of this process none can have arrived, so the provisioners count as alive.
     fn is_fresh(&self, provider: &str) -> bool {
         let last = lock(&self.last).get(provider).copied().flatten();
         last.unwrap_or(self.started).elapsed() < FRESH
     }
 }
 
-/// The orders whose answers are pending, and those that were answered a moment ago and still miss units.
+/// The orders whose answers are pending, and those that were answered a moment ago and still miss
+/// units.
 struct PendingOrders {
     orders: Mutex<HashMap<OrderId, PendingOrder>>,
     readiness_events: Batcher<ReadyRow>,
@@ -137,7 +172,9 @@ struct PendingOrders {
 struct PendingOrder {
     /// The last verdict on each placement of the order.
     verdicts: HashMap<PlacementId, Option<Verdict>>,
-    /// The number of units whose readiness events have not arrived.
+    /// The longest time that one of these verdicts waited for its provider.
+    provider_time: Duration,
+    /// The number of units whose readiness events have not arrived yet.
     missing: usize,
     /// The deliveries whose readiness events have arrived, so that a repeated event counts once.
     arrived: HashSet<DeliveryId>,
@@ -150,8 +187,9 @@ struct PendingOrder {
 enum Phase {
     /// The order is being answered: its events are held, at most one for each unit.
     Answering { held: Vec<ReadyRow> },
-    /// The 201 has left: events are published at once. Provisioners still send those of the missing units to this
-    /// process until the deadline of the answer, a moment before `answer_by`.
+    /// The 201 has left, so events are published at once. Until the deadline of the answer, a
+    /// moment before `answer_by`, provisioners still send the events of missing units to this
+    /// process.
     Answered { until: Instant },
 }
 
@@ -159,14 +197,23 @@ impl PendingOrders {
     fn insert(self: &Arc<Self>, order: &NewOrder) -> PendingAnswer {
         let (sender, decided) = oneshot::channel();
         let pending = PendingOrder {
-            verdicts: order.placements.iter().map(|placement| (placement.placement_id, None)).collect(),
-            missing: order.placements.iter().map(|placement| placement.topups.len()).sum(),
+            verdicts: order
+                .placements
+                .iter()
+                .map(|placement| (placement.placement_id, None))
+                .collect(),
+            missing: order
+                .placements
+                .iter()
+                .map(|placement| placement.topups.len())
+                .sum(),
+            provider_time: Duration::ZERO,
             arrived: HashSet::new(),
             phase: Phase::Answering { held: Vec::new() },
             decided: Some(sender),
         };
         let mut orders = lock(&self.orders);
-        // Answered orders whose units never came are forgotten before the map grows.
+        // Answered orders whose units never came are forgotten before the map would grow.
         if orders.len() == orders.capacity() {
             let now = Instant::now();
             orders.retain(|_, order| match order.phase {
@@ -175,20 +222,41 @@ impl PendingOrders {
             });
         }
         orders.insert(order.order_id, pending);
-        PendingAnswer { pending: Arc::clone(self), order_id: order.order_id, remember_until: None, decided }
+        PendingAnswer {
+            pending: Arc::clone(self),
+            order_id: order.order_id,
+            remember_until: None,
+            decided,
+        }
     }
 
     fn receive(&self, Reports::V1 { verdicts, ready }: Reports) {
         let mut orders = lock(&self.orders);
-        for VerdictReport { order_id, placement_id, verdict } in verdicts {
+        for VerdictReport {
+            order_id,
+            placement_id,
+            verdict,
+            provider_ms,
+        } in verdicts
+        {
             // A verdict that comes after the answer changes nothing.
             if let Some(order) = orders.get_mut(&order_id) {
-                order.set(placement_id, verdict);
+                let provider_time = Duration::from_millis(provider_ms.into());
+                order.set(placement_id, verdict, provider_time);
             }
         }
-        // A longer list is forged, and must not become many messages in the stream.
-        for ReadyReport { order_id, delivery, traceparent } in ready.into_iter().take(ROWS_PER_MESSAGE) {
-            let ready = ReadyRow { delivery, traceparent };
+        // No provisioner sends a longer list, so a longer one is forged. Its rest is ignored,
+        // because otherwise one message could become many in the stream.
+        for ReadyReport {
+            order_id,
+            delivery,
+            traceparent,
+        } in ready.into_iter().take(ROWS_PER_MESSAGE)
+        {
+            let ready = ReadyRow {
+                delivery,
+                traceparent,
+            };
             let Some(order) = orders.get_mut(&order_id) else {
                 self.readiness_events.push(ready);
                 continue;
@@ -210,14 +278,21 @@ impl PendingOrders {
     /// Whether readiness events of an answered order are still expected.
     fn misses_units(&self) -> bool {
         let now = Instant::now();
-        lock(&self.orders).values().any(|order| matches!(order.phase, Phase::Answered { until } if until > now))
+        lock(&self.orders)
+            .values()
+            .any(|order| matches!(order.phase, Phase::Answered { until } if until > now))
     }
 }
 
 impl PendingOrder {
-    fn set(&mut self, placement_id: PlacementId, verdict: Verdict) {
-        let Some(last) = self.verdicts.get_mut(&placement_id) else { return };
+    /// Notes a verdict, and signals if the verdicts now decide the answer. A verdict on a placement
+    /// of another order is ignored.
+    fn set(&mut self, placement_id: PlacementId, verdict: Verdict, provider_time: Duration) {
+        let Some(last) = self.verdicts.get_mut(&placement_id) else {
+            return;
+        };
         *last = Some(verdict);
+        self.provider_time = self.provider_time.max(provider_time);
         if (verdict.means_carried_out() || self.verdicts.values().all(Option::is_some))
             && let Some(decided) = self.decided.take()
         {
@@ -225,7 +300,8 @@ impl PendingOrder {
         }
     }
 
-    /// Counts the readiness event of a unit. Returns false for one that came before, and for one too many.
+    /// Counts the readiness event of a unit. Returns false if the same event came before, or if all
+    /// units have arrived already, so that such an event is not held.
     fn arrive(&mut self, ready: &ReadyRow) -> bool {
         let is_new = self.missing > 0 && self.arrived.insert(ready.delivery.delivery_id);
         if is_new {
@@ -235,28 +311,47 @@ impl PendingOrder {
     }
 }
 
-/// An order whose answer is pending. Dropping it means that the answer has left or never will, and publishes the
-/// readiness events that were held.
+/// What is known about an order when its answer is decided.
+#[derive(Debug, Default)]
+pub(crate) struct Verdicts {
+    pub(crate) known: HashMap<PlacementId, Verdict>,
+    /// How much of the time until then was the provider's. `None` if the verdicts did not decide
+    /// the answer in time.
+    pub(crate) provider_time: Option<Duration>,
+}
+
+/// An order whose answer is pending. Dropping it means that the answer has left or never will, and
+/// so publishes the readiness events that were held.
 pub(crate) struct PendingAnswer {
     pending: Arc<PendingOrders>,
     order_id: OrderId,
-    /// How long the order is remembered after its answer, because readiness events of its missing units may come.
-    /// `None`: it is forgotten at once.
+    /// Until when the order is remembered after its answer, because readiness events of its missing
+    /// units may still come. `None` if it is forgotten at once.
     remember_until: Option<Instant>,
     decided: oneshot::Receiver<()>,
 }
 
 impl PendingAnswer {
-    /// Waits until the verdicts decide the answer or `until` passes. They decide it when one placement is bought or
-    /// under way, because the order is then carried out, or when every placement has a verdict. Returns what is known.
-    pub(crate) async fn verdicts(&mut self, until: Instant) -> HashMap<PlacementId, Verdict> {
-        let _ = tokio::time::timeout_at(until.into(), &mut self.decided).await;
+    /// Waits until the verdicts decide the answer or `until` passes, and returns what is known
+    /// then. They decide it when one placement is bought or under way, because the order is then
+    /// carried out, or when every placement has a verdict.
+    pub(crate) async fn verdicts(&mut self, until: Instant) -> Verdicts {
+        let in_time = tokio::time::timeout_at(until.into(), &mut self.decided).await;
         let orders = lock(&self.pending.orders);
-        let known = orders.get(&self.order_id).into_iter().flat_map(|order| &order.verdicts);
-        known.filter_map(|(placement_id, verdict)| Some((*placement_id, (*verdict)?))).collect()
+        let Some(order) = orders.get(&self.order_id) else {
+            return Verdicts::default();
+        };
+        let known = order.verdicts.iter();
+        Verdicts {
+            known: known
+                .filter_map(|(placement_id, verdict)| Some((*placement_id, (*verdict)?)))
+                .collect(),
+            provider_time: in_time.is_ok().then_some(order.provider_time),
+        }
     }
 
-    /// Notes that the order is carried out, so that its readiness events are expected until its answer's deadline.
+    /// Notes that the order is carried out. Its readiness events are then expected until the
+    /// deadline of its answer.
     pub(crate) fn expect_units(&mut self, answer_deadline: Instant) {
         self.remember_until = Some(answer_deadline);
     }
@@ -265,7 +360,9 @@ impl PendingAnswer {
 impl Drop for PendingAnswer {
     fn drop(&mut self) {
         let mut orders = lock(&self.pending.orders);
-        let Some(order) = orders.get_mut(&self.order_id) else { return };
+        let Some(order) = orders.get_mut(&self.order_id) else {
+            return;
+        };
         if let Phase::Answering { held } = &mut order.phase {
             for ready in held.drain(..) {
                 self.pending.readiness_events.push(ready);
@@ -304,7 +401,13 @@ mod tests {
                 async {}
             },
         );
-        (Arc::new(PendingOrders { orders: Mutex::default(), readiness_events }), published)
+        (
+            Arc::new(PendingOrders {
+                orders: Mutex::default(),
+                readiness_events,
+            }),
+            published,
+        )
     }
 
     /// An order of two placements with one unit each.
@@ -321,21 +424,26 @@ mod tests {
                 provider_option_id: "option".into(),
             }],
         };
+        let placements = vec![placement(0), placement(1)];
         NewOrder {
-            order_id: OrderId::new(),
-            partner_id: PartnerId::new(),
-            external_order_id: "external".into(),
-            traceparent: None,
             answer_within: WAIT,
             answering: Some(Uuid::now_v7()),
-            placements: vec![placement(0), placement(1)],
+            ..NewOrder::new(PartnerId::new(), "external".into(), placements)
         }
     }
 
     fn verdict(order: &NewOrder, placement: usize, verdict: Verdict) -> Reports {
         let placement_id = order.placements[placement].placement_id;
-        let verdict = VerdictReport { order_id: order.order_id, placement_id, verdict };
-        Reports::V1 { verdicts: vec![verdict], ready: Vec::new() }
+        let verdict = VerdictReport {
+            order_id: order.order_id,
+            placement_id,
+            verdict,
+            provider_ms: 30 - 10 * u32::try_from(placement).unwrap(),
+        };
+        Reports::V1 {
+            verdicts: vec![verdict],
+            ready: Vec::new(),
+        }
     }
 
     /// Reports a ready unit, and returns its delivery.
@@ -346,26 +454,44 @@ mod tests {
     }
 
     fn report_delivery(pending: &PendingOrders, order_id: OrderId, delivery_id: DeliveryId) {
-        let delivery = ReadyDelivery { delivery_id, partner_id: PartnerId::new() };
-        let ready = ReadyReport { order_id, delivery, traceparent: None };
-        pending.receive(Reports::V1 { verdicts: Vec::new(), ready: vec![ready] });
+        let delivery = ReadyDelivery {
+            delivery_id,
+            partner_id: PartnerId::new(),
+        };
+        let ready = ReadyReport {
+            order_id,
+            delivery,
+            traceparent: None,
+        };
+        pending.receive(Reports::V1 {
+            verdicts: Vec::new(),
+            ready: vec![ready],
+        });
     }
 
     #[tokio::test]
     async fn one_purchase_decides_the_answer_and_a_rejection_waits_for_the_other_placements() {
         let (pending, _published) = pending();
-        for (first, second) in
-            [(Verdict::Placed, None), (Verdict::UnderWay, None), (Verdict::Rejected, Some(Verdict::NotSent))]
-        {
+        for (first, second) in [
+            (Verdict::Placed, None),
+            (Verdict::UnderWay, None),
+            (Verdict::Rejected, Some(Verdict::NotSent)),
+        ] {
             let order = order();
             let mut answer = pending.insert(&order);
             pending.receive(verdict(&order, 0, first));
-            assert_eq!(answer.decided.try_recv().is_ok(), second.is_none(), "{first:?}");
+            assert_eq!(
+                answer.decided.try_recv().is_ok(),
+                second.is_none(),
+                "{first:?}"
+            );
             if let Some(second) = second {
                 pending.receive(verdict(&order, 1, second));
-                let known = answer.verdicts(Instant::now() + WAIT).await;
+                let verdicts = answer.verdicts(Instant::now() + WAIT).await;
+                let longest = Duration::from_millis(30);
+                assert_eq!(verdicts.provider_time, Some(longest));
                 assert_eq!(
-                    known,
+                    verdicts.known,
                     HashMap::from([
                         (order.placements[0].placement_id, first),
                         (order.placements[1].placement_id, second),
@@ -381,25 +507,41 @@ mod tests {
         let (order, other) = (order(), order());
         let mut answer = pending.insert(&order);
         let placement_id = other.placements[0].placement_id;
-        let foreign = VerdictReport { order_id: order.order_id, placement_id, verdict: Verdict::Placed };
-        pending.receive(Reports::V1 { verdicts: vec![foreign], ready: Vec::new() });
+        let foreign = VerdictReport {
+            order_id: order.order_id,
+            placement_id,
+            verdict: Verdict::Placed,
+            provider_ms: 0,
+        };
+        pending.receive(Reports::V1 {
+            verdicts: vec![foreign],
+            ready: Vec::new(),
+        });
         pending.receive(verdict(&order, 0, Verdict::NotSent));
         pending.receive(verdict(&order, 0, Verdict::Rejected));
         assert!(answer.decided.try_recv().is_err());
-        let known = answer.verdicts(Instant::now()).await;
-        assert_eq!(known, HashMap::from([(order.placements[0].placement_id, Verdict::Rejected)]));
+        let verdicts = answer.verdicts(Instant::now()).await;
+        assert_eq!(verdicts.provider_time, None, "nothing is decided");
+        assert_eq!(
+            verdicts.known,
+            HashMap::from([(order.placements[0].placement_id, Verdict::Rejected)])
+        );
     }
 
     #[tokio::test]
     async fn readiness_is_published_only_once_the_answer_has_left() {
         let (pending, mut published) = pending();
-        let (order, answered) = (order(), OrderId::new());
+        let order = order();
+        let answered = OrderId::new();
         let answer = pending.insert(&order);
         let held = report_ready(&pending, order.order_id);
         // An order that is not pending here is answered, or never will be.
         let at_once = report_ready(&pending, answered);
         assert_eq!(published.recv().await, Some(at_once));
-        assert!(published.try_recv().is_err(), "the answer is still on its way");
+        assert!(
+            published.try_recv().is_err(),
+            "the answer is still on its way"
+        );
         drop(answer);
         assert_eq!(published.recv().await, Some(held));
         let later = report_ready(&pending, order.order_id);
@@ -423,7 +565,10 @@ mod tests {
         let mut answer = pending.insert(&order);
         answer.expect_units(Instant::now());
         drop(answer);
-        assert!(!pending.misses_units(), "from `answer_by` on, no event comes here");
+        assert!(
+            !pending.misses_units(),
+            "from `answer_by` on, no event comes here"
+        );
     }
 
     #[tokio::test]
@@ -431,9 +576,14 @@ mod tests {
         let (pending, mut published) = pending();
         let order = order();
         let answer = pending.insert(&order);
-        let reported: Vec<DeliveryId> = (0..100).map(|_| report_ready(&pending, order.order_id)).collect();
+        let reported: Vec<DeliveryId> = (0..100)
+            .map(|_| report_ready(&pending, order.order_id))
+            .collect();
         drop(answer);
-        assert_eq!([published.recv().await, published.recv().await], [Some(reported[0]), Some(reported[1])]);
+        assert_eq!(
+            [published.recv().await, published.recv().await],
+            [Some(reported[0]), Some(reported[1])]
+        );
         assert!(published.try_recv().is_err());
     }
 
@@ -446,7 +596,10 @@ mod tests {
         report_delivery(&pending, order.order_id, twice);
         let other = report_ready(&pending, order.order_id);
         drop(answer);
-        assert_eq!([published.recv().await, published.recv().await], [Some(twice), Some(other)]);
+        assert_eq!(
+            [published.recv().await, published.recv().await],
+            [Some(twice), Some(other)]
+        );
         assert!(published.try_recv().is_err());
     }
 
@@ -457,7 +610,9 @@ mod tests {
         heartbeats.started -= FRESH;
         assert!(!heartbeats.is_fresh("sandbox"));
         for provider in ["sandbox", "invented"] {
-            heartbeats.receive(&Heartbeat::V1 { provider: provider.into() });
+            heartbeats.receive(&Heartbeat::V1 {
+                provider: provider.into(),
+            });
         }
         assert!(heartbeats.is_fresh("sandbox"));
         assert!(!heartbeats.is_fresh("usimsa") && !heartbeats.is_fresh("invented"));

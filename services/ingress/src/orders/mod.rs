@@ -1,7 +1,11 @@
-//! Create-order. [`create`] is the handler; [`request`] parses the body; [`accept`] stores the order and decides its
-//! answer; [`handshake`] exchanges messages with the provisioners meanwhile.
+//! Create-order: from the request to the answer.
+//!
+//! [`create`] is the handler. [`request`] parses the body, and [`check`] checks it against the
+//! catalogue. [`accept`] stores the order by group commit and decides its answer. [`handshake`] meanwhile receives the verdicts of the
+//! provisioners, and holds the readiness events of the order until its answer has left.
 
 pub(crate) mod accept;
+pub(crate) mod check;
 pub(crate) mod create;
 pub(crate) mod handshake;
 pub(crate) mod request;

@@ -1,7 +1,13 @@
-//! Parses a create-order body and collects all its errors, so that one response names all of them.
+//! Parses the body of a create-order request. It collects all errors of the body, so that one
+//! response names all of them and the partner can correct them at once.
 //!
-//! Guarantees: a [`Draft`] without errors has an external id, at least one item, and no more items and units than
-//! allowed. Whether its options exist is checked later, by [`super::accept`]. Called by [`super::create`]; no I/O.
+//! Guarantees: a [`Draft`] without errors has an external id, at least one item, and no more items
+//! and units than allowed. Whether its options exist is checked later, by [`super::accept`], which
+//! knows the catalogue.
+//!
+//! Called by [`super::create`]. It does no I/O. The values of a JSON object are parsed one by one
+//! and not into a struct, because serde would stop at the first error, and because a number that
+//! fits no Rust type is still valid JSON and must get a 422 instead of a 400.
 
 use std::{collections::HashMap, num::NonZeroU32};
 
@@ -17,50 +23,62 @@ use crate::http::{
 /// The longest `external_order_id`, in characters.
 pub(crate) const MAX_EXTERNAL_ID: usize = 255;
 
-/// The size of one order.
+/// The maximum size of one order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OrderSize {
-    /// Items in `products`.
+    /// The number of items in `products`.
     pub(crate) items: usize,
-    /// Units in total.
+    /// The number of units in total: the sum of all `qty`.
     pub(crate) units: u64,
 }
 
-/// One well-formed item of an order.
+/// One item of an order, whose option and quantity may still be wrong.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Item {
     /// The index in `products`, from 0.
     pub(crate) index: usize,
-    /// The ordered option; `None` if the text can't be the id of any option.
+    /// The ordered option. `None` if the text cannot be the id of any option, so that the item gets
+    /// the same error as one with an unknown id.
     pub(crate) option_id: Option<OptionId>,
+    /// The number of units; 0 if it is invalid, which is then among the errors.
     pub(crate) quantity: u64,
 }
 
-/// The parsed part of a body, with all its errors.
+/// What could be parsed of a body, with all its errors.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Draft {
     /// The partner's order id, if it is valid.
     pub(crate) external_order_id: Option<String>,
     pub(crate) items: Vec<Item>,
-    /// The errors: the external id first, then the products by index.
+    /// The errors: that of the external id first, and then those of the products by index.
     pub(crate) errors: Vec<Fault>,
 }
 
 impl Draft {
-    /// The units of all items; `None` if there are none.
+    /// The number of units of all items; `None` if it is 0. A number that is too large becomes the
+    /// largest one, which exceeds every limit.
     pub(crate) fn units(&self) -> Option<NonZeroU32> {
-        let units = self.items.iter().map(|item| item.quantity).fold(0, u64::saturating_add);
+        let units = self
+            .items
+            .iter()
+            .map(|item| item.quantity)
+            .fold(0, u64::saturating_add);
         NonZeroU32::new(u32::try_from(units).unwrap_or(u32::MAX))
     }
 }
 
-/// A JSON object with unparsed values: a number that fits no type is valid JSON.
+/// A JSON object whose values are still text.
 type Object<'a> = HashMap<String, &'a RawValue>;
 
-/// Fails if the body is missing or not JSON.
+/// Parses a body. Returns a 400 if it is missing or not JSON; all other faults are errors of the
+/// draft.
 pub(crate) fn read(body: &[u8], limits: OrderSize) -> Result<Draft, ApiError> {
     let whole: &RawValue = parse(body)?;
-    let fields: Object<'_> = if is(whole, '{') { parse(whole.get().as_bytes())? } else { Object::new() };
+    let fields: Object<'_> = if is(whole, '{') {
+        parse(whole.get().as_bytes())?
+    } else {
+        Object::new()
+    };
     let field = |name| fields.get(name).copied().filter(|value| !is(value, 'n'));
     let mut draft = Draft::default();
     match external_order_id(field("external_order_id"))? {
@@ -75,11 +93,14 @@ fn parse<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, ApiError> {
     serde_json::from_slice(text).map_err(|_| Code::InvalidJson.into())
 }
 
-/// Whether a value begins with this character, which tells its type in JSON.
+/// Whether a value begins with this character. The first character tells the type of a JSON value;
+/// `n` begins only `null`, for example.
 fn is(value: &RawValue, start: char) -> bool {
     value.get().starts_with(start)
 }
 
+/// The external id, or what is wrong with it. `null` counts as missing. An id with a NUL character
+/// is refused here, because PostgreSQL cannot store it.
 fn external_order_id(value: Option<&RawValue>) -> Result<Result<String, Fault>, ApiError> {
     let blank = || Ok(Err(Fault::new(Code::ExternalOrderIdBlank)));
     let invalid = |detail: &str| Ok(Err(Fault::with(Code::ExternalOrderIdInvalid, detail)));
@@ -91,7 +112,9 @@ fn external_order_id(value: Option<&RawValue>) -> Result<Result<String, Fault>, 
     if text.trim().is_empty() {
         blank()
     } else if text.chars().count() > MAX_EXTERNAL_ID {
-        invalid(&format!("is too long (maximum is {MAX_EXTERNAL_ID} characters)"))
+        invalid(&format!(
+            "is too long (maximum is {MAX_EXTERNAL_ID} characters)"
+        ))
     } else if text.contains('\0') {
         invalid("can't contain a NUL character")
     } else {
@@ -99,18 +122,26 @@ fn external_order_id(value: Option<&RawValue>) -> Result<Result<String, Fault>, 
     }
 }
 
-fn products(value: Option<&RawValue>, limits: OrderSize, draft: &mut Draft) -> Result<(), ApiError> {
+/// Parses the items into `draft`, with the errors of all of them.
+fn products(
+    value: Option<&RawValue>,
+    limits: OrderSize,
+    draft: &mut Draft,
+) -> Result<(), ApiError> {
     if value.is_some_and(|value| !is(value, '[')) {
         draft.errors.push(Fault::new(Code::ProductsInvalid));
         return Ok(());
     }
-    let items: Vec<&RawValue> = value.map_or(Ok(Vec::new()), |value| parse(value.get().as_bytes()))?;
+    let items: Vec<&RawValue> =
+        value.map_or(Ok(Vec::new()), |value| parse(value.get().as_bytes()))?;
     if items.is_empty() {
         draft.errors.push(Fault::new(Code::ProductsBlank));
         return Ok(());
     }
     if items.len() > limits.items {
-        draft.errors.push(Fault::with(Code::TooManyItems, limits.items));
+        draft
+            .errors
+            .push(Fault::with(Code::TooManyItems, limits.items));
         return Ok(());
     }
     for (index, item) in items.into_iter().enumerate() {
@@ -122,26 +153,39 @@ fn products(value: Option<&RawValue>, limits: OrderSize, draft: &mut Draft) -> R
         let field = |name| fields.get(name).copied().filter(|value| !is(value, 'n'));
         let option = option_id(field("option_id"))?;
         if option.is_none() {
-            draft.errors.push(Fault::of_item(index, Code::OptionIdBlank));
+            draft
+                .errors
+                .push(Fault::of_item(index, Code::OptionIdBlank));
         }
         let quantity = quantity(field("qty"));
         if quantity.is_none() {
             draft.errors.push(Fault::of_item(index, Code::QtyInvalid));
         }
-        // The option of an invalid item is still looked up, so that one response lists all errors.
+        // The option of an item with a wrong quantity is kept, so that it is looked up and the same
+        // response can say that it does not exist.
         if let Some(option_id) = option {
-            draft.items.push(Item { index, option_id, quantity: quantity.unwrap_or(0) });
+            draft.items.push(Item {
+                index,
+                option_id,
+                quantity: quantity.unwrap_or(0),
+            });
         }
     }
     let units = draft.units().map_or(0, NonZeroU32::get);
     if u64::from(units) > limits.units {
-        draft.errors.push(Fault::with(Code::TooManyUnits, limits.units));
+        draft
+            .errors
+            .push(Fault::with(Code::TooManyUnits, limits.units));
     }
     Ok(())
 }
 
-/// `None` if blank, `Some(None)` if the value can't be the id of any option.
-#[expect(clippy::option_option, reason = "blank and impossible are different faults")]
+/// The id of an option: `None` if it is blank, and `Some(None)` if the value cannot be the id of
+/// any option.
+#[expect(
+    clippy::option_option,
+    reason = "blank and impossible are different faults"
+)]
 fn option_id(value: Option<&RawValue>) -> Result<Option<Option<OptionId>>, ApiError> {
     let Some(value) = value else { return Ok(None) };
     if !is(value, '"') {
@@ -151,8 +195,8 @@ fn option_id(value: Option<&RawValue>) -> Result<Option<Option<OptionId>>, ApiEr
     Ok((!text.trim().is_empty()).then(|| text.parse().ok()))
 }
 
-/// A positive integer without fraction or exponent. JSON does not bound it: a number that does not fit becomes
-/// the largest that fits.
+/// A positive integer without fraction and exponent. JSON does not limit the size of a number, so
+/// one that does not fit becomes the largest one that fits, and the order then has too many units.
 fn quantity(value: Option<&RawValue>) -> Option<u64> {
     let text = value?.get();
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
@@ -166,10 +210,14 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: OrderSize = OrderSize { items: 3, units: 10 };
+    const LIMITS: OrderSize = OrderSize {
+        items: 3,
+        units: 10,
+    };
     const OPTION: &str = "6f9619ff-8b86-d011-b42d-00c04fc964ff";
 
-    // The table of the specification (`tests/e2e`) has each rule.
+    // The table of rules in `tests/e2e` tests each rule of the specification. These tests look for
+    // bodies that nobody thought of.
     proptest! {
         #[test]
         fn any_body_is_read_or_refused(body in proptest::collection::vec(any::<u8>(), 0..200)) {

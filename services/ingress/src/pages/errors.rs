@@ -1,6 +1,8 @@
-//! The page that explains each error code, for partners: `/errors` as HTML, and `docs/errors.md`, which a test compares.
+//! The page that explains each error code to partners: `/errors` as HTML, and `docs/errors.md`,
+//! which a test compares with the generated text.
 //!
-//! Made from the table in [`crate::http::codes`]; nothing is written twice.
+//! Both are generated from the table in [`crate::http::codes`], so that a code and its explanation
+//! cannot differ.
 
 use std::fmt::Write;
 
@@ -9,7 +11,7 @@ use strum::VariantArray;
 use crate::http::codes::Code;
 
 const TITLE: &str = "Errors";
-const INTRODUCTION: &str = "Each error answer names its codes in `X-Service-Error`, of an item with its index (`qty_invalid; item=2`), of a parameter with its name (`limit_invalid; parameter=limit`), and links their sections of this page in `Link`. A code never changes its meaning; texts may change. With several codes, `external_order_id_taken` counts: the stored order stands whatever else is wrong with the request.";
+const INTRODUCTION: &str = "Each error answer names its codes in the header `X-Service-Error`, and the header `Link` has links to their sections of this page. If an item of the order is wrong, its index follows the code, counted from 0 (`qty_invalid; item=2`). If a parameter is wrong, its name follows (`limit_invalid; parameter=limit`). Let your program decide by the code, because a code never changes its meaning, while texts may change. `Bought` is shown for the codes that an order can get. `no` means that this request buys nothing, now or later; it says nothing about an earlier request with the same `external_order_id`. `maybe` means that the order may be stored and bought. If there are several codes and `external_order_id_taken` is one of them, an earlier order with this id is stored, whatever else is wrong with the new request.";
 
 /// The page as Markdown.
 #[cfg(test)]
@@ -18,36 +20,49 @@ fn markdown() -> String {
         "<!-- Made from services/ingress/src/http/codes.rs: UPDATE_DOCS=1 cargo test -p ingress --lib errors -->\n# {TITLE}\n\n{INTRODUCTION}\n"
     );
     for code in Code::VARIANTS {
-        let (name, facts, text) = (code.name(), facts(*code), code.explanation());
+        let name = code.name();
+        let facts = facts(*code);
+        let text = code.explanation();
         let _ = write!(page, "\n## {name}\n\n{facts}\n\n{text}\n");
     }
     page
 }
 
-/// The page as HTML, below a head that names the style.
+/// The page as HTML, without the head that names the style.
 pub(crate) fn html() -> String {
     let mut page = format!("<h1>{TITLE}</h1>\n<p>{}</p>\n", inline(INTRODUCTION));
     for code in Code::VARIANTS {
-        let (name, facts, text) = (code.name(), inline(&facts(*code)), inline(&code.explanation()));
-        let _ = write!(page, "<h2 id=\"{name}\"><a href=\"#{name}\">{name}</a></h2>\n<p>{facts}</p>\n<p>{text}</p>\n");
+        let name = code.name();
+        let facts = inline(&facts(*code));
+        let text = inline(&code.explanation());
+        let _ = write!(
+            page,
+            "<h2 id=\"{name}\"><a href=\"#{name}\">{name}</a></h2>\n<p>{facts}</p>\n<p>{text}</p>\n"
+        );
     }
     page
 }
 
-/// The status, and whether something was bought.
+/// The status of an error, and whether something was bought.
 fn facts(code: Code) -> String {
-    let bought = code.bought().map_or(String::new(), |bought| format!(" Bought: {bought}."));
+    let bought = code
+        .bought()
+        .map_or(String::new(), |bought| format!(" Bought: {bought}."));
     format!("Status {}.{bought}", code.status().as_u16())
 }
 
-/// The Markdown of this list as HTML: it has code and bold spans only.
+/// Turns the Markdown of an explanation into HTML. Explanations have spans of code and bold text
+/// only, so nothing else is translated.
 fn inline(text: &str) -> String {
     let text = text.replace('&', "&amp;").replace('<', "&lt;");
     let spans = |text: &str, mark: &str, tag: &str| {
-        let parts = text.split(mark).enumerate().map(|(index, part)| match index % 2 {
-            0 => part.to_owned(),
-            _ => format!("<{tag}>{part}</{tag}>"),
-        });
+        let parts = text
+            .split(mark)
+            .enumerate()
+            .map(|(index, part)| match index % 2 {
+                0 => part.to_owned(),
+                _ => format!("<{tag}>{part}</{tag}>"),
+            });
         parts.collect::<String>()
     };
     spans(&spans(&text, "`", "code"), "**", "strong")
@@ -65,6 +80,9 @@ mod tests {
             std::fs::write(path, markdown()).unwrap();
         }
         let stored = std::fs::read_to_string(path).unwrap_or_default();
-        assert!(stored == markdown(), "docs/errors.md is old: run this test with UPDATE_DOCS=1");
+        assert!(
+            stored == markdown(),
+            "docs/errors.md is old: run this test with UPDATE_DOCS=1"
+        );
     }
 }

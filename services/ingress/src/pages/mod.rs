@@ -1,8 +1,11 @@
-//! What needs no key: the partners' documentation (the `OpenAPI` document and its page, the page of errors, the guide
-//! with its examples), and the [QR codes](qr).
+//! What needs no key: the documentation for partners (the `OpenAPI` document and its page, the page
+//! of errors, the guide with its examples), and the [QR codes](qr).
 //!
-//! Nothing here comes from another host. The page of the document signs requests in the browser; its policy lets it load
-//! and reach this service only. [`crate::http::routes`] merges the router.
+//! Guarantees: the pages load nothing from other hosts. The page of the document signs requests in
+//! the browser with the partner's keys, so its content security policy lets it load from and send
+//! to this service only. Anyone can ask for these paths, so they use no database connection.
+//!
+//! [`crate::http::routes`] merges the router.
 
 use axum::{Router, http::header, routing::get};
 use bytes::Bytes;
@@ -10,35 +13,51 @@ use bytes::Bytes;
 mod errors;
 pub(crate) mod qr;
 
-/// The page that explains each error code.
+/// The path of the page that explains each error code.
 pub(crate) const ERRORS: &str = "/errors";
-/// Only this service is loaded from and sent to; the pages can't be framed, and forms are never submitted.
+/// The content security policy of all pages. They load from and send to this service only, cannot
+/// be framed, and never submit forms. A page on which partners enter their secret key must not be
+/// able to send it elsewhere.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; \
     form-action 'none'; frame-ancestors 'none'";
 const HTML: &str = "text/html; charset=utf-8";
 const TEXT: &str = "text/plain; charset=utf-8";
 const MARKDOWN: &str = "text/markdown; charset=utf-8";
-/// The head of the page of errors.
+/// What the page of errors begins with.
 const HEAD: &str = "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n\
     <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>Errors</title>\n\
     <link rel=\"stylesheet\" href=\"pages.css\">\n<main>\n";
 
-/// The page of an example of the guide.
+/// An example of the guide as a page.
 macro_rules! example {
     ($name:literal) => {
-        (concat!("/examples/", $name), TEXT, include_str!(concat!("../../../../docs/examples/", $name)))
+        (
+            concat!("/examples/", $name),
+            TEXT,
+            include_str!(concat!("../../../../docs/examples/", $name)),
+        )
     };
 }
 
-/// Each page: its path, its type and its text, with the neutral brand in header names.
+/// Each page: its path, its type and its text. Header names have the neutral brand, which
+/// [`router`] replaces.
 fn pages(document: &str) -> [(&'static str, &'static str, String); 12] {
     let errors = format!("{HEAD}{}</main>\n</html>\n", errors::html());
-    let guide = include_str!("../../../../docs/partner-guide.md").replace("](errors.md", "](errors");
+    let guide =
+        include_str!("../../../../docs/partner-guide.md").replace("](errors.md", "](errors");
     [
         ("/openapi.json", "application/json", document),
         ("/reference", HTML, include_str!("reference.html")),
-        ("/reference.js", "text/javascript; charset=utf-8", include_str!("reference.js")),
-        ("/pages.css", "text/css; charset=utf-8", include_str!("pages.css")),
+        (
+            "/reference.js",
+            "text/javascript; charset=utf-8",
+            include_str!("reference.js"),
+        ),
+        (
+            "/pages.css",
+            "text/css; charset=utf-8",
+            include_str!("pages.css"),
+        ),
         (ERRORS, HTML, &errors),
         ("/llms.txt", TEXT, include_str!("llms.txt")),
         ("/partner-guide.md", MARKDOWN, &guide),
@@ -51,7 +70,8 @@ fn pages(document: &str) -> [(&'static str, &'static str, String); 12] {
     .map(|(path, kind, text)| (path, kind, text.to_owned()))
 }
 
-/// The router. `document` is the `OpenAPI` document; `brand` is part of all header names.
+/// Makes the router. `document` is the `OpenAPI` document. `brand` replaces the neutral brand in
+/// the header names of all pages.
 pub(crate) fn router(brand: &str, document: &str) -> Router {
     let mut router = Router::new();
     for (path, kind, text) in pages(document) {
@@ -62,7 +82,10 @@ pub(crate) fn router(brand: &str, document: &str) -> Router {
             (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
             (header::REFERRER_POLICY, "no-referrer"),
         ];
-        router = router.route(path, get(move || std::future::ready((headers.clone(), text.clone()))));
+        router = router.route(
+            path,
+            get(move || std::future::ready((headers.clone(), text.clone()))),
+        );
     }
     router
 }
@@ -73,7 +96,10 @@ mod tests {
 
     /// The targets of links in a text, by the characters around them.
     fn targets<'a>(text: &'a str, before: &str, after: char) -> Vec<&'a str> {
-        text.split(before).skip(1).filter_map(|part| part.split(after).next()).collect()
+        text.split(before)
+            .skip(1)
+            .filter_map(|part| part.split(after).next())
+            .collect()
     }
 
     #[test]
@@ -89,9 +115,83 @@ mod tests {
             for link in links {
                 let path = link.split('#').next().unwrap_or_default();
                 let path = format!("/{}", path.trim_start_matches('/'));
-                assert!(pages.iter().any(|(route, ..)| *route == path), "{route} links {link}");
+                assert!(
+                    pages.iter().any(|(route, ..)| *route == path),
+                    "{route} links {link}"
+                );
             }
         }
+    }
+
+    /// Whether the Ingress objects of Kubernetes forward this path to ingress.
+    fn kubernetes_forwards(path: &str) -> bool {
+        let manifest = include_str!("../../../../deploy/kubernetes/base/http.yaml");
+        let field = |rule: &str, name: &str| {
+            let line = rule.lines().find_map(|line| line.trim().strip_prefix(name));
+            line.unwrap_or_else(|| panic!("no {name} in {rule}"))
+                .trim()
+                .to_owned()
+        };
+        manifest.split("- path:").skip(1).any(|rule| {
+            let allowed = rule.lines().next().unwrap_or_default().trim();
+            let matches = match field(rule, "pathType:").as_str() {
+                "Exact" => path == allowed,
+                "Prefix" => {
+                    let rest = path.strip_prefix(allowed.trim_end_matches('/'));
+                    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+                }
+                other => panic!("this test does not know the pathType {other}"),
+            };
+            matches && field(rule, "name:") == "ingress"
+        })
+    }
+
+    /// Whether `HAProxy` forwards this path to ingress. It forwards what no rule of its public
+    /// frontend refuses, answers or sends elsewhere.
+    fn proxy_forwards(path: &str) -> bool {
+        let configuration = include_str!("../../../../deploy/proxy/haproxy.cfg");
+        let (_, public) = configuration.split_once("frontend public\n").unwrap();
+        let (public, _) = public.split_once("\nbackend ").unwrap();
+        let mut rules = public.lines().map(str::trim).filter(|line| {
+            let harmless = ["set-var(", "disable-l7-retry"];
+            line.starts_with("use_backend ")
+                || line
+                    .strip_prefix("http-request ")
+                    .is_some_and(|action| !harmless.iter().any(|one| action.starts_with(one)))
+        });
+        assert!(public.contains("default_backend ingress"));
+        rules.all(|rule| {
+            let condition = rule.split_once(" if { path_beg ");
+            let prefix = condition.and_then(|(_, rest)| rest.strip_suffix(" }"));
+            let prefix =
+                prefix.unwrap_or_else(|| panic!("this test does not know the rule {rule}"));
+            !path.starts_with(prefix)
+        })
+    }
+
+    /// A page that a proxy in front of ingress does not forward works in all other tests, and
+    /// nowhere else.
+    #[test]
+    fn each_page_is_forwarded_by_the_proxies() {
+        for (path, ..) in pages("{}") {
+            assert!(
+                kubernetes_forwards(path),
+                "{path} is missing in deploy/kubernetes/base/http.yaml"
+            );
+            assert!(
+                proxy_forwards(path),
+                "deploy/proxy/haproxy.cfg does not forward {path}"
+            );
+        }
+        for path in [
+            "/nowhere",
+            "/references",
+            "/errors/more",
+            "/callbacks/sandbox",
+        ] {
+            assert!(!kubernetes_forwards(path), "{path}");
+        }
+        assert!(!proxy_forwards("/callbacks/sandbox"));
     }
 
     #[test]
@@ -100,15 +200,28 @@ mod tests {
         let (markup, _): (Vec<_>, Vec<_>) = pages.iter().partition(|(_, kind, _)| *kind == HTML);
         assert_eq!(markup.len(), 2);
         for (route, _, text) in markup {
-            assert!(!text.contains("http://") && !text.contains("https://"), "{route}");
+            assert!(
+                !text.contains("http://") && !text.contains("https://"),
+                "{route}"
+            );
             assert_eq!(
                 text.matches("<script").count(),
-                text.matches("<script type=\"module\" src=\"reference.js\">").count()
+                text.matches("<script type=\"module\" src=\"reference.js\">")
+                    .count()
             );
-            assert!(!text.contains(" style=") && !text.contains(" onclick="), "{route}");
+            assert!(
+                !text.contains(" style=") && !text.contains(" onclick="),
+                "{route}"
+            );
         }
         let script = include_str!("reference.js");
-        for risky in ["innerHTML", "localStorage", "sessionStorage", "eval(", "cookie"] {
+        for risky in [
+            "innerHTML",
+            "localStorage",
+            "sessionStorage",
+            "eval(",
+            "cookie",
+        ] {
             assert!(!script.contains(risky), "{risky}");
         }
     }

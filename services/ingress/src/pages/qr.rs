@@ -1,9 +1,13 @@
 //! Draws the QR code of `qrcode_img_url`.
 //!
-//! Guarantees: the path is a bearer credential, so it is never logged, and the response forbids caching. Drawing is
-//! bounded, because anyone can ask for pictures and orders come first. With `QR_KEYS` only codes that were sent are drawn.
+//! Guarantees: the path holds an activation code, which is as good as money to whoever reads it, so
+//! it is never logged and the response forbids caching. Drawing is limited, because anyone can ask
+//! for pictures and orders come first. With `QR_KEYS`, a picture is drawn only if its URL has the
+//! MAC of this system, so that nobody can use the service to draw other codes. Until
+//! `QR_BARE_UNTIL`, URLs without a MAC are accepted, too.
 //!
-//! [`crate::http::routes`] calls [`show`]. Relies on `webhooks::qr`, which makes the URLs and their MAC.
+//! [`crate::http::routes`] calls [`show`]. Relies on `webhooks::qr`, which makes the URLs and their
+//! MAC.
 
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
@@ -21,12 +25,13 @@ use webhooks::qr::QrGate;
 
 use crate::http::{codes::Code, error::ApiError};
 
-/// Smallest and largest picture, in pixels of one side.
+/// The sizes that are drawn, in pixels of one side. A larger picture would cost too much memory and
+/// time.
 const SIZES: std::ops::RangeInclusive<usize> = 64..=1024;
-/// The blank border that the standard asks for, in modules.
+/// The blank border around the code, in modules, which the standard asks for.
 const QUIET_ZONE: usize = 4;
 
-/// Bounds the processor time of pictures: anyone can ask for them, and orders come first.
+/// Draws pictures, and limits the processor time that this takes.
 pub(crate) struct QrRenderer {
     gate: QrGate,
     permits: Arc<Semaphore>,
@@ -35,16 +40,28 @@ pub(crate) struct QrRenderer {
 }
 
 impl QrRenderer {
-    /// Draws the pictures that `gate` allows, at most `concurrency` at once and `per_second` per second. A request
-    /// waits at most `wait`.
-    pub(crate) fn new(gate: QrGate, concurrency: u16, per_second: NonZeroU32, wait: Duration) -> Arc<Self> {
+    /// Creates the renderer. It draws the pictures that `gate` allows, at most `concurrency` at
+    /// once and `per_second` per second. A request waits at most `wait` for its turn.
+    pub(crate) fn new(
+        gate: QrGate,
+        concurrency: u16,
+        per_second: NonZeroU32,
+        wait: Duration,
+    ) -> Arc<Self> {
         let permits = Arc::new(Semaphore::new(concurrency.into()));
         let rate = DefaultDirectRateLimiter::direct(Quota::per_second(per_second));
-        Arc::new(Self { gate, permits, rate, wait })
+        Arc::new(Self {
+            gate,
+            permits,
+            rate,
+            wait,
+        })
     }
 
-    /// Runs `draw` on a thread of its own, or returns 503 after `wait`. A flood waits instead of being
-    /// refused at once, so each of its connections costs almost nothing.
+    /// Runs `draw` on a thread where blocking is allowed, or returns a 503 after `wait`. A request
+    /// beyond the limits waits instead of being refused at once. That slows a flood down, because
+    /// each of its connections must wait for its answer, and a waiting connection costs almost
+    /// nothing.
     async fn run<T: Send + 'static>(
         &self,
         draw: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
@@ -62,12 +79,18 @@ impl QrRenderer {
             drop(permit);
             drawn
         });
-        drawn.await.context("the picture's thread panicked").flatten().map_err(ApiError::Internal)
+        drawn
+            .await
+            .context("the picture's thread panicked")
+            .flatten()
+            .map_err(ApiError::Internal)
     }
 }
 
-/// `GET /qr/<percent-encoded LPA text>/<size>`: a square PNG of `size` pixels. Three requests get 404: a text
-/// that is not an activation code, a size outside of 64 to 1024, and, with `QR_KEYS`, a missing or wrong MAC.
+/// `GET /qr/<percent-encoded LPA text>/<size>`: a square PNG of `size` pixels.
+///
+/// A request gets a 404 if its text is not an activation code, if the size is outside of 64 to 1024
+/// or too small for the length of the code, and, with `QR_KEYS`, if the MAC is wrong or missing.
 pub(crate) async fn show(
     State(renderer): State<Arc<QrRenderer>>,
     path: Result<Path<(String, String)>, PathRejection>,
@@ -76,10 +99,17 @@ pub(crate) async fn show(
     let Path((text, size)) = path.map_err(|_| ApiError::from(Code::NotFound))?;
     let code = ActivationCode::parse(&text).map_err(|_| ApiError::from(Code::NotFound))?;
     let size: usize = size.parse().map_err(|_| ApiError::from(Code::NotFound))?;
-    if !SIZES.contains(&size) || !renderer.gate.lets(&code, uri.query(), runtime::clock::unix_seconds()) {
+    if !SIZES.contains(&size)
+        || !renderer
+            .gate
+            .lets(&code, uri.query(), runtime::clock::unix_seconds())
+    {
         return Err(Code::NotFound.into());
     }
-    let png = renderer.run(move || picture(&code.download_link(), size)).await?.ok_or(Code::NotFound)?;
+    let png = renderer
+        .run(move || picture(&code.download_link(), size))
+        .await?
+        .ok_or(Code::NotFound)?;
     let headers = [
         (header::CONTENT_TYPE, "image/png"),
         (header::CACHE_CONTROL, "no-store"),
@@ -89,15 +119,16 @@ pub(crate) async fn show(
     Ok((headers, png).into_response())
 }
 
-/// Draws black modules on white, as large as whole pixels allow, centred. `None` if there is less than
-/// one pixel for each module.
+/// Draws black modules on white, centred, and each as large as whole pixels allow. `None` if there
+/// is less than one pixel for each module. The code has error correction level M, or L if the text
+/// is too long for M.
 fn picture(text: &str, size: usize) -> anyhow::Result<Option<Vec<u8>>> {
     let text = text.as_bytes();
     let (bits, level) = encode_auto(text, EcLevel::M)
         .map(|bits| (bits, EcLevel::M))
         .or_else(|_| encode_auto(text, EcLevel::L).map(|bits| (bits, EcLevel::L)))
         .context("the text does not fit into a QR code")?;
-    // Checked before the costly part.
+    // The size is checked before the costly part, which is to compute the code.
     let modules = usize::try_from(bits.version().width())?;
     let scale = size / (modules + 2 * QUIET_ZONE);
     if scale == 0 {
@@ -106,7 +137,7 @@ fn picture(text: &str, size: usize) -> anyhow::Result<Option<Vec<u8>>> {
     let colors = QrCode::with_bits(bits, level)?.to_colors();
     let offset = size.saturating_sub(modules * scale) / 2;
     let row_bytes = size.div_ceil(8);
-    // One bit for each pixel, the first one highest; 1 is white.
+    // Each pixel is one bit, and the first pixel of a byte is its highest bit. 1 is white.
     let mut pixels = vec![0xff; row_bytes * size];
     for (row, modules) in colors.chunks(modules).enumerate() {
         let first = (offset + row * scale) * row_bytes;
@@ -137,10 +168,19 @@ mod tests {
 
     #[tokio::test]
     async fn only_activation_codes_of_sane_size_are_drawn() {
-        let renderer = QrRenderer::new(QrGate::default(), 1, NonZeroU32::MAX, Duration::from_secs(10));
+        let renderer = QrRenderer::new(
+            QrGate::default(),
+            1,
+            NonZeroU32::MAX,
+            Duration::from_secs(10),
+        );
         let draw = |text: &str, size: &str| {
             let path = Path((text.to_owned(), size.to_owned()));
-            show(State(Arc::clone(&renderer)), Ok(path), Uri::from_static("/"))
+            show(
+                State(Arc::clone(&renderer)),
+                Ok(path),
+                Uri::from_static("/"),
+            )
         };
         let good = draw("LPA:1$smdp.example$AB12", "300").await.unwrap();
         assert_eq!(good.headers()["content-type"], "image/png");
@@ -153,7 +193,13 @@ mod tests {
             ("LPA:1$smdp.example$AB12", "300px"),
         ] {
             assert!(
-                matches!(draw(text, size).await, Err(ApiError::Plain { code: Code::NotFound, .. })),
+                matches!(
+                    draw(text, size).await,
+                    Err(ApiError::Plain {
+                        code: Code::NotFound,
+                        ..
+                    })
+                ),
                 "{text} {size}"
             );
         }
@@ -168,7 +214,12 @@ mod tests {
 
     #[tokio::test]
     async fn a_picture_that_waits_too_long_is_refused() {
-        let renderer = QrRenderer::new(QrGate::default(), 1, NonZeroU32::MAX, Duration::from_millis(10));
+        let renderer = QrRenderer::new(
+            QrGate::default(),
+            1,
+            NonZeroU32::MAX,
+            Duration::from_millis(10),
+        );
         let (release, released) = std::sync::mpsc::channel::<()>();
         let (began, begun) = tokio::sync::oneshot::channel();
         let first = tokio::spawn({
@@ -178,7 +229,10 @@ mod tests {
         });
         begun.await.unwrap();
         let second = renderer.run(|| Ok(())).await;
-        assert!(matches!(second, Err(ApiError::Unavailable { bound: "qr", .. })));
+        assert!(matches!(
+            second,
+            Err(ApiError::Unavailable { bound: "qr", .. })
+        ));
         release.send(()).unwrap();
         first.await.unwrap().unwrap();
         renderer.run(|| Ok(())).await.unwrap();

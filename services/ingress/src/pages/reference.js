@@ -1,4 +1,5 @@
-// The reference page: shows the operations of openapi.json, and sends signed requests. The keys never leave it.
+// The reference page. It shows the operations of openapi.json and sends requests that it signs with the partner's keys.
+// The secret key never leaves the page, and no key is stored.
 
 /** What `$ref` names, or the value itself. */
 export function resolved(document, value) {
@@ -87,7 +88,7 @@ export async function request(document, { method, path, operation }, values, bod
     const value = values[parameter.name];
     if (parameter.in === "query" && value) url.searchParams.set(parameter.name, value);
   }
-  // The URL may have been normalized: what is signed is what is sent.
+  // The URL object may have normalized the path, so the signature covers what it sends and not what was typed.
   const timestamp = String(now);
   const schemes = document.components.securitySchemes;
   const contentSha256 = await digest(body);
@@ -107,7 +108,7 @@ export async function request(document, { method, path, operation }, values, bod
 
 // --- the page -------------------------------------------------------------------------------------
 
-/** An element with attributes and children. Text is never read as HTML. */
+/** Makes an element with attributes and children. Text is inserted as text and never read as HTML. */
 function element(name, attributes, ...children) {
   const made = window.document.createElement(name);
   for (const [attribute, value] of Object.entries(attributes)) made.setAttribute(attribute, value);
@@ -115,7 +116,7 @@ function element(name, attributes, ...children) {
   return made;
 }
 
-/** A text in which backticks mark code. */
+/** Makes a paragraph of a text in which backticks mark code. */
 function prose(text) {
   const parts = text.split("`").map((part, index) => (index % 2 ? element("code", {}, part) : part));
   return element("p", {}, ...parts);
@@ -160,13 +161,13 @@ async function send(document, one, form, output) {
     try {
       shown = JSON.stringify(JSON.parse(text), null, 2);
     } catch {
-      // Not JSON: shown as it is.
+      // The answer is not JSON, so it is shown as it is.
     }
     output.classList.toggle("failed", !answer.ok);
     output.textContent = `${answer.status} ${answer.statusText}\n${head}\n\n${shown}`;
   } catch (error) {
     output.classList.add("failed");
-    output.textContent = `Not sent, or no answer: ${error.message}`;
+    output.textContent = `The request was not sent, or no answer arrived: ${error.message}`;
   }
 }
 

@@ -1,4 +1,7 @@
-//! The partner's account, and the rotation of its keys.
+//! The partner's account, and the rotation of its keys by the partner itself.
+//!
+//! Called as handlers by [`super::router`]. Relies on `store`, which refuses a rotation while the
+//! old keys of the last one are valid.
 
 use axum::{http::StatusCode, response::Response};
 use serde::Serialize;
@@ -23,7 +26,7 @@ pub(super) struct Account<'a> {
     /// `sandbox` or `live`.
     environment: &'a str,
     access_key: &'a str,
-    /// The access key before the last rotation, while it is valid.
+    /// The access key that the last rotation replaced, while it is still valid.
     old_access_key: Option<&'a str>,
     #[serde(with = "rfc3339::option")]
     old_keys_until: Option<OffsetDateTime>,
@@ -33,20 +36,20 @@ pub(super) struct Account<'a> {
     used: AccountUse,
 }
 
-/// The limits of each process that answers requests.
+/// The limits of each process that answers requests. The service may consist of several processes.
 #[derive(Serialize, ToSchema)]
 struct AccountLimits {
     requests_per_second: u32,
     orders_per_second: u32,
     units_per_second: u32,
-    /// Orders at once; null if only the service's own limit holds.
+    /// The orders that may be in flight at once; null if only the service's own limit holds.
     orders_in_flight: Option<u32>,
     items_per_order: usize,
     units_per_order: u64,
     body_bytes: usize,
 }
 
-/// What is used of the limits in the process that answered.
+/// What is in use now, in the process that answered.
 #[derive(Serialize, ToSchema)]
 struct AccountUse {
     orders_in_flight: u64,
@@ -56,8 +59,12 @@ struct AccountUse {
 #[utoipa::path(get, path = "/account", operation_id = "show_account", tag = "Account",
     responses((status = 200, description = "The account", body = Account)))]
 pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
-    let stored = session.run(self_service::account).await?.ok_or(Code::NotFound)?;
-    let (app, partner) = (&session.app, &session.partner);
+    let stored = session
+        .run(self_service::account)
+        .await?
+        .ok_or(Code::NotFound)?;
+    let app = &session.app;
+    let partner = &session.partner;
     let per_second = app.admission.rates.of(partner).per_second();
     let account = Account {
         name: &stored.name,
@@ -75,16 +82,19 @@ pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
             units_per_order: app.max_order.units,
             body_bytes: size(app.limits.max_body),
         },
-        used: AccountUse { orders_in_flight: app.admission.orders_in_flight(partner.id) },
+        used: AccountUse {
+            orders_in_flight: app.admission.orders_in_flight(partner.id),
+        },
     };
     Ok(json(StatusCode::OK, &account))
 }
 
-/// The new keys. The secret key is shown only now.
+/// The new keys. The secret key is shown only in this answer, because only its encrypted form is
+/// kept.
 #[derive(Serialize, ToSchema)]
 pub(super) struct NewKeys<'a> {
     access_key: &'a str,
-    /// Base64.
+    /// The secret key in Base64. Decode it before you sign with it.
     secret_key: String,
     #[serde(with = "rfc3339::option")]
     old_keys_until: Option<OffsetDateTime>,
@@ -92,25 +102,38 @@ pub(super) struct NewKeys<'a> {
 
 /// Replace the keys
 ///
-/// The new pair is valid at once, the old pair for 24 more hours. The new secret key is shown only in this answer. To
-/// end old keys at once, ask us.
+/// The new pair is valid at once, and the old pair stays valid for 24 more hours, so that you can
+/// change your programs one by one. The new secret key is shown only in this answer. If the old
+/// keys must end at once, for example because they leaked, ask us.
 #[utoipa::path(post, path = "/keys", operation_id = "replace_keys", tag = "Account",
     responses(
         (status = 201, description = "The new keys", body = NewKeys),
-        (status = 409, description = "The old keys of the last rotation are still valid (`rotation_under_way`)", body = super::described::Message)))]
+        (status = 409, description = "The old keys of the last rotation are still valid, so there cannot be a further pair (`rotation_under_way`)", body = super::described::Message)))]
 pub(super) async fn rotate(session: Session) -> Result<Response, ApiError> {
     let (access_key, secret_key) = generate::keys().map_err(ApiError::internal)?;
     let vault = &session.service().vault;
     let rotated = session.run(async |connection, partner| {
         self_service::rotate(connection, partner, "keys rotate", async |transaction| {
-            partners::rotate_keys(transaction, vault, partner, &access_key, &secret_key, OVERLAP).await
+            partners::rotate_keys(
+                transaction,
+                vault,
+                partner,
+                &access_key,
+                &secret_key,
+                OVERLAP,
+            )
+            .await
         })
         .await
     });
     let Rotated::Until(until) = rotated.await? else {
         return Err(Code::RotationUnderWay.into());
     };
-    tracing::info!(partner.id = %session.id(), "a partner replaced its keys");
-    let new = NewKeys { access_key: &access_key, secret_key: secret_key.to_base64(), old_keys_until: until };
+    tracing::info!(partner.id = %session.id(), "a partner replaced its keys; the old ones stay valid for 24 hours");
+    let new = NewKeys {
+        access_key: &access_key,
+        secret_key: secret_key.to_base64(),
+        old_keys_until: until,
+    };
     Ok(json(StatusCode::CREATED, &new))
 }

@@ -1,5 +1,8 @@
-//! Types that only the `OpenAPI` document needs: bodies that are read field by field, errors, and the bodies of
-//! webhooks.
+//! Types that only the `OpenAPI` document needs: bodies that are read field by field and so have no
+//! type of their own, error responses, and the bodies of webhooks.
+//!
+//! The compiler does not compare these types with the code, so a change of a body or an error has
+//! to be repeated here.
 
 #![expect(dead_code, reason = "only the document reads these types")]
 
@@ -9,14 +12,15 @@ use uuid::Uuid;
 /// The body of create-order.
 #[derive(ToSchema)]
 pub(crate) struct NewOrder {
-    /// Your id of the order, at most 255 characters, unique among your orders.
+    /// Your own id of the order, with at most 255 characters. It must be unique among your orders.
+    /// If you repeat a request, send the same id, so that the order is stored only once.
     #[schema(example = "A-1042", min_length = 1, max_length = 255)]
     external_order_id: String,
     #[schema(min_items = 1)]
     products: Vec<Item>,
 }
 
-/// An item of an order.
+/// An item of an order: an option and how many units of it are ordered.
 #[derive(ToSchema)]
 pub(crate) struct Item {
     #[schema(example = "424b7b26-96e7-5c95-8df9-6654a3998070")]
@@ -25,13 +29,13 @@ pub(crate) struct Item {
     qty: u32,
 }
 
-/// An error.
+/// An error. Decide by the code in `X-Service-Error`, because texts may change.
 #[derive(ToSchema)]
 pub(crate) struct Message {
     error: String,
 }
 
-/// All errors of a request.
+/// All errors of a request, so that you can correct them at once.
 #[derive(ToSchema)]
 pub(crate) struct Messages {
     errors: Vec<String>,
@@ -43,7 +47,7 @@ pub(crate) struct Denied {
     error: DeniedError,
 }
 
-/// The check that failed.
+/// The check that failed, as text. `X-Service-Error` has its code.
 #[derive(ToSchema)]
 pub(crate) struct DeniedError {
     #[schema(example = "unauthorized")]
@@ -57,57 +61,62 @@ pub(crate) struct DeniedError {
 #[response(headers(("X-Service-Error" = String, description = "`invalid_json`")))]
 pub(crate) struct InvalidJson(#[to_schema] Message);
 
-/// The head of the request is wrong
+/// The head of the request is wrong: it has not exactly one `Host`, or it repeats an authentication
+/// header
 #[derive(ToResponse)]
 pub(crate) struct BadRequest(#[to_schema] Message);
 
-/// Nothing has this id
+/// Nothing of this account has this id
 #[derive(ToResponse)]
 #[response(headers(("X-Service-Error" = String, description = "`not_found`")))]
 pub(crate) struct NotFound(#[to_schema] Message);
 
-/// Nothing was stored or bought by this request. Every error at once
+/// The request is refused, and all its errors are named. This request bought nothing and never will
 #[derive(ToResponse)]
 #[response(headers(
-    ("X-Service-Error" = String, description = "The codes of the errors, of items with the index: `option_not_found; item=1, qty_invalid; item=2`"),
-    ("Location" = String, description = "With `external_order_id_taken`: the path of the stored order")))]
+    ("X-Service-Error" = String, description = "The codes of the errors. Codes of items have the index of the item, from 0: `option_not_found; item=1, qty_invalid; item=2`"),
+    ("Location" = String, description = "Only with `external_order_id_taken`: the path of the order that an earlier request stored")))]
 pub(crate) struct Unprocessable(#[to_schema] Messages);
 
-/// Our fault. An order may be stored: repeat the request or look the order up
+/// Something failed on our side. An order may be stored: repeat the request with the same
+/// `external_order_id`, or look the order up
 #[derive(ToResponse)]
 pub(crate) struct Internal(#[to_schema] Message);
 
-/// Authentication failed
+/// The authentication failed
 #[derive(ToResponse)]
 #[response(headers(("X-Service-Error" = String, description = "The check that failed, such as `signature_invalid`")))]
 pub(crate) struct Unauthorized(#[to_schema] Denied);
 
-/// More than the account may send. Send it again after `Retry-After` seconds
+/// The account has reached one of its limits. Send the request again after `Retry-After` seconds
 #[derive(ToResponse)]
 #[response(headers(
-    ("Retry-After" = u32, description = "Seconds"),
-    ("RateLimit-Limit" = u32, description = "The limit"),
-    ("RateLimit-Remaining" = u32, description = "0"),
-    ("RateLimit-Reset" = u32, description = "Seconds")))]
+    ("Retry-After" = u32, description = "The number of seconds after which to send the request again"),
+    ("RateLimit-Limit" = u32, description = "The limit that is reached"),
+    ("RateLimit-Remaining" = u32, description = "Always 0"),
+    ("RateLimit-Reset" = u32, description = "The same number of seconds as `Retry-After`")))]
 pub(crate) struct TooManyRequests(#[to_schema] Message);
 
-/// Overload: nothing was stored. Send it again after `Retry-After` seconds
+/// The service is overloaded, and this request stored nothing. Send it again after `Retry-After`
+/// seconds
 #[derive(ToResponse)]
-#[response(headers(("Retry-After" = u32, description = "Seconds")))]
+#[response(headers(("Retry-After" = u32, description = "The number of seconds after which to send the request again")))]
 pub(crate) struct Overloaded(#[to_schema] Message);
 
-/// The new URL, the new events, or both.
+/// The changes of the endpoint: a new URL, the wanted events, or both.
 #[derive(ToSchema)]
 pub(crate) struct NewEndpoint {
-    /// An `https` URL of at most 2048 bytes, or `http` in the sandbox; null removes it.
+    /// The URL that receives webhooks: `https`, or for a sandbox account also `http`, with at most
+    /// 2048 bytes. `null` removes the URL. Without this field the URL stays as it is.
     #[schema(example = "https://shop.example.com/webhooks")]
     url: Option<String>,
-    /// The further events that are sent, of `topup.failed` and `key.expiring`. Without it, they stay.
+    /// The further events that you want to receive, of `topup.failed` and `key.expiring`. An empty
+    /// list means none. Without this field they stay as they are.
     #[schema(example = json!(["topup.failed", "key.expiring"]))]
     events: Option<Vec<String>>,
 }
 
-/// `topup.failed`: a topup of an order that was answered with 201 will have no eSIM.
+/// `topup.failed`: a topup will never have an eSIM, although its order was answered with 201.
 #[derive(ToSchema)]
 pub(crate) struct TopupFailed {
     #[schema(example = "topup.failed")]
@@ -117,7 +126,7 @@ pub(crate) struct TopupFailed {
     data: TopupFailedData,
 }
 
-/// The topup.
+/// The topup that has failed.
 #[derive(ToSchema)]
 pub(crate) struct TopupFailedData {
     #[schema(example = "20250129123456123456789012")]
@@ -125,12 +134,13 @@ pub(crate) struct TopupFailedData {
     option_id: Uuid,
     #[schema(example = "A-1042")]
     external_order_id: String,
-    /// Why, as in the look-up of the topup.
+    /// Why it has failed, in the same words as in the look-up of the topup.
     #[schema(example = "The eSIM will not be delivered")]
     error: String,
 }
 
-/// `key.expiring`: the old keys or the old webhook secret of a rotation end soon.
+/// `key.expiring`: the old keys or the old webhook secret of a rotation end soon. Replace them in
+/// your programs before `ends_at`.
 #[derive(ToSchema)]
 pub(crate) struct KeyExpiring {
     #[schema(example = "key.expiring")]
@@ -140,24 +150,24 @@ pub(crate) struct KeyExpiring {
     data: KeyExpiringData,
 }
 
-/// What ends.
+/// What ends, and when.
 #[derive(ToSchema)]
 pub(crate) struct KeyExpiringData {
-    /// `keys` or `webhook_secret`: always the old one.
+    /// `keys` or `webhook_secret`. It is always the old one that ends.
     #[schema(example = "keys")]
     credential: String,
     #[schema(format = DateTime)]
     ends_at: String,
 }
 
-/// `webhook.test`: you asked for a test.
+/// `webhook.test`: the answer to your request for a test of the endpoint.
 #[derive(ToSchema)]
 pub(crate) struct WebhookTest {
     #[schema(example = "webhook.test")]
     r#type: String,
     #[schema(format = DateTime)]
     timestamp: String,
-    /// Empty.
+    /// An empty object.
     #[schema(value_type = Object)]
     data: (),
 }

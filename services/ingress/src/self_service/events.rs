@@ -1,4 +1,9 @@
-//! Events of the partner's endpoint other than the specified webhook, and the test of the endpoint.
+//! Events for the partner's endpoint other than the specified webhook of a ready topup: they are
+//! listed, shown and sent again. The test of the endpoint is here, too, because it is such an
+//! event.
+//!
+//! Guarantee: ingress opens no connection to a partner. It stores an event, and a notifier sends
+//! it. The request for a test reads the stored state again and again until there is an outcome.
 
 use std::{str::FromStr, time::Duration};
 
@@ -23,7 +28,7 @@ use super::{
 };
 use crate::http::{codes::Code, error::ApiError};
 
-/// The id of an event in a path. A topup's id names no event, although both are webhook ids.
+/// The id of an event in a path. The id of a topup is a webhook id, too, but names no event.
 pub(super) struct EventId(DeliveryId);
 
 impl FromStr for EventId {
@@ -37,28 +42,29 @@ impl FromStr for EventId {
     }
 }
 
-/// How often the outcome of a test is looked for.
+/// How often the state of a test is read while its request waits.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// An event.
+/// An event that was sent or will be sent to the webhook endpoint.
 #[derive(Serialize, ToSchema)]
 #[expect(clippy::struct_field_names, reason = "the names on the wire")]
 pub(super) struct Event<'a> {
-    /// The `webhook-id`, the same in every attempt.
+    /// The `webhook-id` header of the webhook, the same in every attempt.
     #[schema(value_type = String, example = "evt_019a0000000070008000000000000001")]
     event_id: &'a WebhookId,
-    /// `webhook.test`, or a further event such as `topup.failed`.
+    /// The type: `webhook.test`, or a further event such as `topup.failed`.
     #[serde(rename = "type")]
     kind: &'a str,
-    /// The topup of `topup.failed`.
+    /// The topup that a `topup.failed` is about; null for other events.
     topup_id: Option<&'a str>,
-    /// `pending`, `delivered`, `exhausted` or `no_endpoint`.
+    /// The state of its delivery: `pending` (it is or will be sent), `delivered`, `exhausted` (the
+    /// retries have ended), or `no_endpoint` (it waits until a webhook URL is set).
     state: &'a str,
     #[serde(with = "rfc3339")]
     created_at: OffsetDateTime,
     #[serde(with = "rfc3339::option")]
     delivered_at: Option<OffsetDateTime>,
-    /// When the next attempt is due, if one is planned.
+    /// When the next attempt is due; null if none is planned.
     #[serde(with = "rfc3339::option")]
     next_attempt_at: Option<OffsetDateTime>,
 }
@@ -82,7 +88,7 @@ impl<'a> Event<'a> {
 pub(super) struct EventDetail<'a> {
     #[serde(flatten)]
     event: Event<'a>,
-    /// The newest 100 attempts that have ended, in order.
+    /// The newest 100 of the attempts that have ended, the oldest of them first.
     attempts: Vec<Attempt<'a>>,
 }
 
@@ -96,49 +102,65 @@ pub(super) struct Events<'a> {
 
 /// List the events of the webhook endpoint
 ///
-/// The newest first, without the webhooks of topups. Events are kept for 30 days.
+/// The newest come first. The webhooks of ready topups are not among them; look the topups up
+/// instead. Events are kept for 30 days.
 #[utoipa::path(get, path = "/webhook/events", operation_id = "list_events", tag = "Webhook",
     params(
-        ("cursor" = Option<String>, Query, description = "`next_cursor` of the page before"),
-        ("limit" = Option<u16>, Query, description = "Events of the page, 1 to 100; 20 without it")),
+        ("cursor" = Option<String>, Query, description = "`next_cursor` of the previous page; leave it out for the first page"),
+        ("limit" = Option<u16>, Query, description = "Number of events of the page, from 1 to 100; the default is 20")),
     responses(
         (status = 200, description = "A page of events", body = Events),
         (status = 422, response = super::described::Unprocessable)))]
 pub(super) async fn list(session: Session, uri: Uri) -> Result<Response, ApiError> {
     let mut query = Query::of(&uri);
-    let (limit, before) = (query.limit(), query.timed_cursor());
+    let limit = query.limit();
+    let before = query.timed_cursor();
     query.check()?;
     let page = Page {
         before: before.map(|(at, id)| (at, id.into())),
-        // One more row shows that there is another page.
+        // One more row than the page holds is read. If there is one, another page follows.
         limit: i64::from(limit) + 1,
     };
-    let listing = session.run(async |connection, partner| events::list(connection, partner, &page).await);
+    let listing =
+        session.run(async |connection, partner| events::list(connection, partner, &page).await);
     let mut found = listing.await?;
     let after = |last: &View| Some(timed_cursor(last.created_at, last.delivery_id.uuid()));
-    let shown = Events { next_cursor: cut(&mut found, limit, after), events: found.iter().map(Event::new).collect() };
+    let shown = Events {
+        next_cursor: cut(&mut found, limit, after),
+        events: found.iter().map(Event::new).collect(),
+    };
     Ok(json(StatusCode::OK, &shown))
 }
 
 /// Look up an event
 ///
-/// With its attempts.
+/// Shows the state of the event and its attempts.
 #[utoipa::path(get, path = "/webhook/events/{event_id}", operation_id = "show_event", tag = "Webhook",
     params(("event_id" = String, Path, description = "`evt_` and 32 digits")),
     responses((status = 200, description = "The event", body = EventDetail), (status = 404, response = super::described::NotFound)))]
-pub(super) async fn show(session: Session, Id(EventId(id)): Id<EventId>) -> Result<Response, ApiError> {
+pub(super) async fn show(
+    session: Session,
+    Id(EventId(id)): Id<EventId>,
+) -> Result<Response, ApiError> {
     let event = find(&session, id).await?.ok_or(Code::NotFound)?;
     detail(&session, StatusCode::OK, &event).await
 }
 
 async fn find(session: &Session, id: DeliveryId) -> Result<Option<View>, ApiError> {
-    session.run(async |connection, partner| events::find(connection, Some(partner), id).await).await
+    session
+        .run(async |connection, partner| events::find(connection, Some(partner), id).await)
+        .await
 }
 
 async fn detail(session: &Session, status: StatusCode, event: &View) -> Result<Response, ApiError> {
     let id = event.delivery_id;
-    let made = session.run(async |connection, _| self_service::attempts(connection, id).await).await?;
-    let shown = EventDetail { event: Event::new(event), attempts: attempts(session.service(), id, &made) };
+    let made = session
+        .run(async |connection, _| self_service::attempts(connection, id).await)
+        .await?;
+    let shown = EventDetail {
+        event: Event::new(event),
+        attempts: attempts(session.service(), id, &made),
+    };
     Ok(json(status, &shown))
 }
 
@@ -153,35 +175,44 @@ pub(super) struct EventRedelivery<'a> {
 
 /// Send an event again
 ///
-/// Starts its retries again, with the same `webhook-id`. At most once a minute for each event. A test is not sent again:
-/// ask for a new one.
+/// Starts the retries of the event from the beginning, with the same `webhook-id`. This is possible
+/// at most once a minute for each event. A test cannot be sent again; ask for a new one.
 #[utoipa::path(post, path = "/webhook/events/{event_id}/redeliver", operation_id = "redeliver_event", tag = "Webhook",
     params(("event_id" = String, Path, description = "`evt_` and 32 digits")),
     responses(
         (status = 202, description = "The event is sent within seconds", body = EventRedelivery),
         (status = 404, response = super::described::NotFound),
-        (status = 409, description = "The event cannot be sent again (`event_void`), or no webhook URL is set (`webhook_url_missing`)", body = super::described::Message),
-        (status = 429, description = "The last attempt began less than a minute ago (`redelivered_recently`)", body = super::described::Message)))]
+        (status = 409, description = "The event is a test, unwanted or no longer true (`event_void`), or no webhook URL is set (`webhook_url_missing`)", body = super::described::Message),
+        (status = 429, description = "The last attempt began less than a minute ago (`redelivered_recently`); `Retry-After` says when to try again", body = super::described::Message)))]
 pub(super) async fn redeliver(session: Session, Id(id): Id<EventId>) -> Result<Response, ApiError> {
     let id = WebhookId::Event(id.0);
     send_again(&session, &id).await?;
-    Ok(json(StatusCode::ACCEPTED, &EventRedelivery { event_id: &id, state: "pending" }))
+    Ok(json(
+        StatusCode::ACCEPTED,
+        &EventRedelivery {
+            event_id: &id,
+            state: "pending",
+        },
+    ))
 }
 
 /// Test the webhook endpoint
 ///
-/// Sends a signed `webhook.test` event to the webhook URL, once, and waits for the outcome. It is sent also while the
-/// endpoint is blocked after failures; an acknowledgement ends the block. Its type header tells it from a topup's webhook.
+/// Sends a signed `webhook.test` event to the webhook URL, once, and waits for the outcome. The
+/// test is sent even while the endpoint is blocked after failures, and if you acknowledge it, the
+/// block ends. The header `webhook-type` distinguishes it from the webhook of a topup.
 #[utoipa::path(post, path = "/webhook/test", operation_id = "test_webhook", tag = "Webhook",
     responses(
-        (status = 200, description = "The outcome: `delivered`, or `exhausted` with the reason in its attempt", body = EventDetail),
-        (status = 202, description = "It is not sent yet, or the answer is slow: look the event up", body = EventDetail),
-        (status = 409, description = "No webhook URL is set (`webhook_url_missing`), or we paused the endpoint (`webhook_paused`)", body = super::described::Message),
-        (status = 429, description = "The last test was a moment ago (`tested_recently`)", body = super::described::Message)))]
+        (status = 200, description = "The outcome: `delivered`, or `exhausted`, which means that the test failed for the reason in its attempt", body = EventDetail),
+        (status = 202, description = "The outcome is not known yet, because the test is not sent or your endpoint is slow: look the event up", body = EventDetail),
+        (status = 409, description = "No webhook URL is set (`webhook_url_missing`), or we have paused the endpoint (`webhook_paused`)", body = super::described::Message),
+        (status = 429, description = "The last test was a moment ago (`tested_recently`); `Retry-After` says when to try again", body = super::described::Message)))]
 pub(super) async fn test(session: Session) -> Result<Response, ApiError> {
-    let (limits, stop) = (&session.app.limits, &session.service().stop);
+    let limits = &session.app.limits;
+    let stop = &session.service().stop;
     let interval = limits.webhook_test_interval;
-    let testing = session.run(async |connection, partner| events::test(connection, partner, interval).await);
+    let testing =
+        session.run(async |connection, partner| events::test(connection, partner, interval).await);
     let id = match testing.await? {
         Tested::Due(id) => id,
         Tested::TooSoon(wait) => {
@@ -190,7 +221,8 @@ pub(super) async fn test(session: Session) -> Result<Response, ApiError> {
         Tested::Paused => return Err(Code::WebhookPaused.into()),
         Tested::NoEndpoint => return Err(Code::WebhookUrlMissing.into()),
     };
-    // The notifier sends it: ingress opens no connections to partners.
+    // A notifier sends the test, because ingress opens no connections to partners. This loop reads
+    // the state of the event until it has an outcome, the time is over, or the process stops.
     let deadline = Instant::now() + limits.webhook_test_wait;
     loop {
         stop.run_until_cancelled(tokio::time::sleep(LOOK)).await;
@@ -202,7 +234,8 @@ pub(super) async fn test(session: Session) -> Result<Response, ApiError> {
             Ok(Some(event)) if late => return detail(&session, StatusCode::ACCEPTED, &event).await,
             Ok(None) => return Err(Code::NotFound.into()),
             Err(error) if late => return Err(error),
-            // A busy database delays the answer, not the test.
+            // A database that is busy delays only this answer and not the test, so an error is
+            // tolerated until the time is over.
             Ok(Some(_)) | Err(_) => {}
         }
     }

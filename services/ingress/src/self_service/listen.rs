@@ -1,7 +1,11 @@
-//! The webhooks of a sandbox account for `esim-partner listen`, which forwards them to an endpoint that we cannot reach.
+//! The webhooks of a sandbox account for `esim-partner listen`, which forwards them to an endpoint
+//! that we cannot reach, such as a program on a developer's laptop.
 //!
-//! A long poll reads stored deliveries and changes nothing: webhooks are still sent to the configured URL, or wait
-//! for one.
+//! The request is a long poll: it reads stored deliveries until there are new ones or its time is
+//! over. It changes nothing, so webhooks are still sent to the configured URL, or wait for one.
+//! Live accounts cannot listen.
+//!
+//! Limits: `LISTENERS` bounds the requests that wait, and `LISTEN_WAIT` how long each one waits.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -29,15 +33,17 @@ use crate::http::{
     error::{ApiError, Fault},
 };
 
-/// The time between two looks at the database.
+/// The time between two looks at the database while a request waits.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A webhook, as it is sent to an endpoint.
+/// A webhook, as it is sent to an endpoint. Forward the body byte for byte, because the signature
+/// covers it.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Webhook {
-    /// `content-type`, `webhook-id`, `webhook-timestamp` (of this answer) and `webhook-signature`.
+    /// The headers: `content-type`, `webhook-id`, `webhook-timestamp` (the time of this answer) and
+    /// `webhook-signature`.
     headers: BTreeMap<&'static str, String>,
-    /// The exact bytes that the signature covers: the nine fields as JSON text.
+    /// The exact bytes that the signature covers: the nine fields of the webhook as JSON text.
     body: String,
 }
 
@@ -45,21 +51,23 @@ pub(super) struct Webhook {
 #[derive(Serialize, ToSchema)]
 pub(super) struct Webhooks {
     webhooks: Vec<Webhook>,
-    /// The cursor of the next request; never null.
+    /// The cursor of the next request. It is never null, because there is always a next request.
     next_cursor: String,
 }
 
 /// Wait for the webhooks of a sandbox account
 ///
-/// Answers as soon as there are webhooks after `cursor`, or with none after `wait` seconds. `esim-partner listen`
-/// forwards them to a laptop. Webhooks are sent to the webhook URL all the same. A webhook appears about a second after
-/// its eSIM is ready. Without `cursor` and `created_after` it waits for webhooks from now on.
+/// Answers as soon as there are webhooks after `cursor`, or with an empty list after `wait`
+/// seconds; then ask again with `next_cursor`. `esim-partner listen` does so and forwards the
+/// webhooks to a program on your computer. Webhooks are also sent to the webhook URL, if one is
+/// set. A webhook appears here about a second after its eSIM is ready. Without `cursor` and
+/// `created_after`, only webhooks from now on are returned.
 #[utoipa::path(get, path = "/webhook/listen", operation_id = "listen", tag = "Webhook",
     params(
-        ("cursor" = Option<String>, Query, description = "`next_cursor` of the answer before"),
-        ("created_after" = Option<String>, Query, description = "Webhooks of eSIMs that were ready after this time, RFC 3339; `cursor` counts before it"),
-        ("limit" = Option<u16>, Query, description = "Webhooks of the answer, 1 to 100; 20 without it"),
-        ("wait" = Option<u16>, Query, description = "Longest wait in seconds; the service's own limit of about 20 s without it")),
+        ("cursor" = Option<String>, Query, description = "`next_cursor` of the previous answer"),
+        ("created_after" = Option<String>, Query, description = "Only webhooks of eSIMs that became ready after this RFC 3339 time. It is ignored if there is a `cursor`"),
+        ("limit" = Option<u16>, Query, description = "Maximum number of webhooks in the answer, from 1 to 100; the default is 20"),
+        ("wait" = Option<u16>, Query, description = "Maximum wait in whole seconds. The service has a limit of its own, about 20 s, which is also the default")),
     responses(
         (status = 200, description = "Webhooks with their signatures", body = Webhooks),
         (status = 403, description = "The account is not a sandbox account (`sandbox_only`)", body = super::described::Message),
@@ -72,47 +80,84 @@ pub(super) async fn listen(session: Session, uri: Uri) -> Result<Response, ApiEr
     let limit = query.limit().into();
     let cursor = query.read("cursor", Fault::new(Code::CursorInvalid), parse_cursor);
     let created_after = query.created_after();
-    let wait = query.read("wait", Fault::new(Code::WaitInvalid), |text| text.parse::<u16>().ok());
+    let wait = query.read("wait", Fault::new(Code::WaitInvalid), |text| {
+        text.parse::<u16>().ok()
+    });
     query.check()?;
     let stop = &session.service().stop;
     let _permit = session.app.admission.listener(&session.partner)?;
     let longest = session.app.limits.listen_wait;
-    let wait = wait.map_or(longest, |wait| longest.min(Duration::from_secs(wait.into())));
+    let wait = wait.map_or(longest, |wait| {
+        longest.min(Duration::from_secs(wait.into()))
+    });
     let until = Instant::now() + wait;
     let after = cursor.unwrap_or_else(|| Position {
-        // A cursor holds no earlier time.
+        // A cursor cannot hold a time before 1970, so such a time becomes the earliest one that it
+        // can.
         at: created_after.map_or_else(runtime::clock::now, |at| at.max(OffsetDateTime::UNIX_EPOCH)),
         topup_id: String::new(),
     });
     loop {
-        let looking =
-            session.run(async |connection, partner| self_service::webhooks(connection, partner, &after, limit).await);
+        let looking = session.run(async |connection, partner| {
+            self_service::webhooks(connection, partner, &after, limit).await
+        });
         let found = looking.await?;
         let next = Instant::now() + PAUSE;
         if !found.is_empty() || next > until || stop.is_cancelled() {
             return answer(&session, &found, &after).await;
         }
-        stop.run_until_cancelled(tokio::time::sleep_until(next)).await;
+        stop.run_until_cancelled(tokio::time::sleep_until(next))
+            .await;
     }
 }
 
-async fn answer(session: &Session, found: &[StoredWebhook], after: &Position) -> Result<Response, ApiError> {
-    let sealed = if found.is_empty() { Vec::new() } else { session.run(self_service::webhook_secrets).await? };
+/// Signs the found webhooks and makes the answer. The secrets are read only if there is something
+/// to sign.
+async fn answer(
+    session: &Session,
+    found: &[StoredWebhook],
+    after: &Position,
+) -> Result<Response, ApiError> {
+    let sealed = if found.is_empty() {
+        Vec::new()
+    } else {
+        session.run(self_service::webhook_secrets).await?
+    };
     let service = session.service();
-    let opened = sealed.iter().map(|one| partners::open_webhook_secret(&service.vault, session.id(), one));
-    let secrets = opened.collect::<Result<Vec<Secret>, _>>().map_err(ApiError::internal)?;
-    let webhooks = found.iter().filter_map(|stored| webhook(service, &secrets, stored).transpose());
+    let opened = sealed
+        .iter()
+        .map(|one| partners::open_webhook_secret(&service.vault, session.id(), one));
+    let secrets = opened
+        .collect::<Result<Vec<Secret>, _>>()
+        .map_err(ApiError::internal)?;
+    let webhooks = found
+        .iter()
+        .filter_map(|stored| webhook(service, &secrets, stored).transpose());
     let webhooks = webhooks.collect::<Result<Vec<_>, _>>()?;
     let next_cursor = cursor(found.last().map_or(after, |last| &last.position));
-    Ok(json(StatusCode::OK, &Webhooks { webhooks, next_cursor }))
+    Ok(json(
+        StatusCode::OK,
+        &Webhooks {
+            webhooks,
+            next_cursor,
+        },
+    ))
 }
 
-/// The webhook, unless its profile was erased.
-fn webhook(service: &SelfService, secrets: &[Secret], stored: &StoredWebhook) -> Result<Option<Webhook>, ApiError> {
-    let Some(sealed) = &stored.profile else { return Ok(None) };
+/// Makes and signs a webhook. `None` if its profile was erased.
+fn webhook(
+    service: &SelfService,
+    secrets: &[Secret],
+    stored: &StoredWebhook,
+) -> Result<Option<Webhook>, ApiError> {
+    let Some(sealed) = &stored.profile else {
+        return Ok(None);
+    };
     let id = &stored.topup_id;
     let profile = Profile::open(&service.vault, id, sealed).map_err(ApiError::internal)?;
-    let (option_id, order, iccid) = (stored.option_id, &stored.external_order_id, &stored.iccid);
+    let option_id = stored.option_id;
+    let order = &stored.external_order_id;
+    let iccid = &stored.iccid;
     let body = Body::new(id, option_id, order, iccid, &profile, &service.qr);
     let body = serde_json::to_string(&body).map_err(ApiError::internal)?;
     let timestamp = runtime::clock::unix_seconds();
@@ -120,12 +165,19 @@ fn webhook(service: &SelfService, secrets: &[Secret], stored: &StoredWebhook) ->
         ("content-type", "application/json".to_owned()),
         ("webhook-id", id.to_string()),
         ("webhook-timestamp", timestamp.to_string()),
-        ("webhook-signature", signatures(secrets, id.as_str(), timestamp, body.as_bytes())),
+        (
+            "webhook-signature",
+            signatures(secrets, id.as_str(), timestamp, body.as_bytes()),
+        ),
     ];
-    Ok(Some(Webhook { headers: headers.into(), body }))
+    Ok(Some(Webhook {
+        headers: headers.into(),
+        body,
+    }))
 }
 
-/// A position as text: the time in microseconds and the topup.
+/// Encodes a position: the time in microseconds, and the topup that was returned last. Several
+/// topups can have the same time.
 fn cursor(position: &Position) -> String {
     let microseconds = position.at.unix_timestamp_nanos() / 1_000;
     BASE64_URL_SAFE_NO_PAD.encode(format!("{microseconds}.{}", position.topup_id))
@@ -135,10 +187,14 @@ fn parse_cursor(text: &str) -> Option<Position> {
     let text = String::from_utf8(BASE64_URL_SAFE_NO_PAD.decode(text).ok()?).ok()?;
     let (microseconds, topup_id) = text.split_once('.')?;
     let digits = topup_id.bytes().all(|byte| byte.is_ascii_digit());
-    // Times of PostgreSQL's range only: the cursor is not signed.
+    // The cursor is not signed, so anything may be in it. Only times that PostgreSQL can represent
+    // are accepted; others would make the query fail.
     let microseconds: i64 = microseconds.parse().ok().filter(|time| *time >= 0)?;
     let at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(microseconds) * 1_000).ok()?;
-    (digits && matches!(topup_id.len(), 0 | 26)).then(|| Position { at, topup_id: topup_id.to_owned() })
+    (digits && matches!(topup_id.len(), 0 | 26)).then(|| Position {
+        at,
+        topup_id: topup_id.to_owned(),
+    })
 }
 
 #[cfg(test)]
@@ -147,9 +203,11 @@ mod tests {
 
     #[test]
     fn a_cursor_is_read_as_made_and_nothing_else_is() {
-        for (nanoseconds, topup_id) in
-            [(0, ""), (1_700_000_000_123_456_000, ""), (1_700_000_000_000_001_000, "20250129123456123456789012")]
-        {
+        for (nanoseconds, topup_id) in [
+            (0, ""),
+            (1_700_000_000_123_456_000, ""),
+            (1_700_000_000_000_001_000, "20250129123456123456789012"),
+        ] {
             let position = Position {
                 at: OffsetDateTime::from_unix_timestamp_nanos(nanoseconds).unwrap(),
                 topup_id: topup_id.to_owned(),

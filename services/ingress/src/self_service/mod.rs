@@ -1,11 +1,18 @@
 //! Self-service: every signed request except create-order.
 //!
-//! Guarantees: these requests never delay an order, because they have a limit in flight of their own and use at most
-//! `SELF_SERVICE_CONCURRENCY` connections of the database. A partner sees only what is its own: an id of another partner
-//! is answered like an unknown one. No response may be stored by a cache.
+//! Guarantees:
 //!
-//! [`crate::http::routes`] merges the [`router`]. A handler takes a [`Session`], which exists only for a request that
-//! [`admit`] has authenticated and admitted. Relies on the statements of `store`, each of which names the partner.
+//! - These requests leave room for orders. They have limits in flight of their own and use at most
+//!   `SELF_SERVICE_CONCURRENCY` database connections, which is meant to be less than
+//!   `DATABASE_CONNECTIONS`.
+//! - A partner sees only what is its own. An id of another partner is answered like an unknown one,
+//!   so that nobody can find out which ids exist.
+//! - No response may be stored by a cache, because many of them hold activation codes or keys.
+//!
+//! [`crate::http::routes`] merges the [`router`]. A handler takes a [`Session`], which exists only
+//! for a request that [`admit`] has authenticated and admitted, so a handler cannot forget these
+//! checks. The module relies on the statements of `store`, each of which filters by the partner;
+//! those of the catalogue filter by the partner's environment.
 
 mod account;
 pub(crate) mod described;
@@ -54,36 +61,46 @@ use crate::{
     },
 };
 
-/// The longest wait for a connection.
+/// The longest time that a request waits for one of the connections of self-service. Then it gets a
+/// 503.
 const CONNECTION_WAIT: Duration = Duration::from_secs(2);
-/// After a rotation by the partner, the old keys or the old secret stay valid for a day.
-const OVERLAP: Overlap = Overlap { lasts: Duration::from_hours(24), keep_old: false };
+/// After a rotation by the partner, the old keys or the old secret stay valid for a day. A further
+/// rotation in this time is refused, because it would end the old ones early.
+const OVERLAP: Overlap = Overlap {
+    lasts: Duration::from_hours(24),
+    keep_old: false,
+};
 
-/// The resources of these requests.
+/// What the handlers of these requests need.
 pub(crate) struct SelfService {
     pub(crate) database: Database,
-    /// `SELF_SERVICE_CONCURRENCY`: the database connections that these requests use at once. First come, first served;
-    /// the share of each partner is bounded by [`Admission::self_service`](crate::access::admission::Admission).
+    /// `SELF_SERVICE_CONCURRENCY`: limits the database connections that these requests use at once.
+    /// Requests get them in the order of their arrival. A flood of one partner does not starve the
+    /// others, because [`Admission::self_service`](crate::access::admission::Admission) bounds the
+    /// share of each partner.
     pub(crate) connections: Semaphore,
     pub(crate) vault: Vault,
     pub(crate) guard: Guard,
     /// Resolves the host of a new webhook URL.
     pub(crate) dns: Dns,
-    /// Bounds the lookups in flight, so that many new URLs do not overload the name servers.
+    /// Limits the look-ups in flight, so that many new URLs do not overload the name servers.
     pub(crate) resolving: Semaphore,
-    /// Makes `qrcode_img_url`.
+    /// Makes `qrcode_img_url` of eSIMs that are shown.
     pub(crate) qr: QrUrls,
-    /// The providers whose options live partners may order, beside the sandbox.
+    /// The providers whose options live partners may order.
     pub(crate) providers: Vec<String>,
-    /// The soft stop, which ends long polls.
+    /// The soft stop, which ends requests that wait for something to happen.
     pub(crate) stop: CancellationToken,
 }
 
-/// The paths below the prefix, and their handlers.
+/// The paths below the prefix, with their handlers.
 fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
     vec![
         ("/orders", get(orders::list)),
-        ("/orders/{external_order_id}", get(orders::show).delete(orders::cancel)),
+        (
+            "/orders/{external_order_id}",
+            get(orders::show).delete(orders::cancel),
+        ),
         ("/topups/{topup_id}", get(topups::show)),
         ("/topups/{topup_id}/deliveries", get(topups::deliveries)),
         ("/topups/{topup_id}/redeliver", post(topups::redeliver)),
@@ -95,12 +112,15 @@ fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
         ("/webhook/test", post(events::test)),
         ("/webhook/events", get(events::list)),
         ("/webhook/events/{event_id}", get(events::show)),
-        ("/webhook/events/{event_id}/redeliver", post(events::redeliver)),
+        (
+            "/webhook/events/{event_id}/redeliver",
+            post(events::redeliver),
+        ),
         ("/keys", post(account::rotate)),
     ]
 }
 
-/// The routes, under both prefixes.
+/// Makes the routes, under both prefixes.
 pub(crate) fn router(app: &Arc<App>) -> Router<Arc<App>> {
     let mut router = Router::new();
     for prefix in PREFIXES {
@@ -111,7 +131,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router<Arc<App>> {
     router.route_layer(middleware::from_fn_with_state(Arc::clone(app), admit))
 }
 
-/// An admitted request of a partner.
+/// A request of a partner that was authenticated and admitted.
 struct Session {
     app: Arc<App>,
     partner: Arc<KnownPartner>,
@@ -123,7 +143,10 @@ impl FromRequestParts<Arc<App>> for Session {
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
         let admitted = parts.extensions.get().cloned();
         let missing = || ApiError::internal(anyhow::anyhow!("the request is not admitted"));
-        Ok(Self { app: Arc::clone(app), partner: admitted.ok_or_else(missing)? })
+        Ok(Self {
+            app: Arc::clone(app),
+            partner: admitted.ok_or_else(missing)?,
+        })
     }
 }
 
@@ -140,13 +163,17 @@ impl Session {
         self.partner.environment
     }
 
-    /// Runs `work` on one of the connections that self-service may use.
+    /// Runs `work` on one of the connections that self-service may use. Returns a 503 if none gets
+    /// free in time.
     async fn run<T>(
         &self,
         work: impl AsyncFnOnce(&mut PgConnection, PartnerId) -> Result<T, store::Error>,
     ) -> Result<T, ApiError> {
-        let (service, id) = (self.service(), self.id());
-        let Ok(_permit) = tokio::time::timeout(CONNECTION_WAIT, service.connections.acquire()).await else {
+        let service = self.service();
+        let id = self.id();
+        let Ok(_permit) =
+            tokio::time::timeout(CONNECTION_WAIT, service.connections.acquire()).await
+        else {
             return Err(ApiError::overloaded("self_service_connection"));
         };
         let work = async |connection: &mut PgConnection| work(connection, id).await;
@@ -154,7 +181,8 @@ impl Session {
     }
 }
 
-/// The id in a path, percent-decoded. Any other text gets 404, like an unknown id.
+/// The id in a path, percent-decoded. A text that cannot be an id gets a 404 like an unknown id,
+/// because for the partner both mean the same.
 struct Id<T>(T);
 
 impl<T: FromStr, S: Send + Sync> FromRequestParts<S> for Id<T> {
@@ -162,11 +190,14 @@ impl<T: FromStr, S: Send + Sync> FromRequestParts<S> for Id<T> {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let path = Path::<String>::from_request_parts(parts, state).await.ok();
-        path.and_then(|Path(text)| text.parse().ok()).map(Self).ok_or(Code::NotFound.into())
+        path.and_then(|Path(text)| text.parse().ok())
+            .map(Self)
+            .ok_or(Code::NotFound.into())
     }
 }
 
-/// Authenticates and admits a request, and forbids storing its response.
+/// The middleware of these routes. It authenticates and admits a request, and forbids caches to
+/// store the response.
 async fn admit(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let (mut parts, body) = request.into_parts();
     let signed = match app.authenticator.head(&parts).await {
@@ -184,12 +215,20 @@ async fn admit(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     };
     let mut response = admitted.await.unwrap_or_else(ApiError::into_response);
     response.extensions_mut().insert(id);
-    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+        .headers_mut()
+        .insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }
 
-/// The body of a request. A body that the signature covers is read and checked first.
-async fn checked(app: &App, signed: &Signed, headers: &HeaderMap, body: Body) -> Result<Body, ApiError> {
+/// Returns the body of a request. A body that the signature covers is first read and checked; any
+/// other is left to the handler.
+async fn checked(
+    app: &App,
+    signed: &Signed,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<Body, ApiError> {
     if signed.body_digest.is_none() {
         return Ok(body);
     }
@@ -198,13 +237,15 @@ async fn checked(app: &App, signed: &Signed, headers: &HeaderMap, body: Body) ->
     Ok(body.into())
 }
 
-/// A response body that holds the permit of its request until the client has read it.
+/// A response body that holds the permit of its request until the client has read it. Otherwise a
+/// client that reads slowly could collect responses in our memory without a limit.
 struct PermitBody {
     body: Body,
     permit: Arc<InFlightPermit>,
 }
 
-/// Bytes of a response, with the permit of their request.
+/// Bytes of a response. They hold the permit, too, because they live on in the write buffer after
+/// the body has ended.
 struct PermitBytes {
     data: Bytes,
     _permit: Arc<InFlightPermit>,
@@ -225,7 +266,12 @@ impl http_body::Body for PermitBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
-        let held = |data| Bytes::from_owner(PermitBytes { data, _permit: Arc::clone(&self.permit) });
+        let held = |data| {
+            Bytes::from_owner(PermitBytes {
+                data,
+                _permit: Arc::clone(&self.permit),
+            })
+        };
         Poll::Ready(frame.map(|frame| frame.map(|frame| frame.map_data(held))))
     }
 

@@ -1,5 +1,10 @@
-//! The `OpenAPI` document, generated from the handlers and their types. Served at `/openapi.json` and stored in
-//! `docs/openapi.json`.
+//! The `OpenAPI` document, generated from the handlers and their types, so that it cannot describe
+//! a path or a field that does not exist. It is served at `/openapi.json` and stored in
+//! `docs/openapi.json`, which a test compares.
+//!
+//! [`crate::run`] makes the document once, with the brand of this installation. What utoipa cannot
+//! derive from the handlers is added here: the signing headers, the webhooks that we send, and the
+//! responses that every operation can have.
 
 use serde_json::{Map, Value, json};
 use utoipa::{
@@ -10,14 +15,14 @@ use utoipa::{
 use super::{
     account,
     described::{
-        BadRequest, Denied, Internal, InvalidJson, KeyExpiring, Message, Messages, NotFound, Overloaded,
-        TooManyRequests, TopupFailed, Unauthorized, Unprocessable, WebhookTest,
+        BadRequest, Denied, Internal, InvalidJson, KeyExpiring, Message, Messages, NotFound,
+        Overloaded, TooManyRequests, TopupFailed, Unauthorized, Unprocessable, WebhookTest,
     },
     events, listen, options, orders, topups, webhook,
 };
 use crate::orders::create;
 
-/// The prefix of all header names in the document, replaced by the brand's.
+/// The prefix of all header names in the document, which is replaced by that of the brand.
 const PREFIX: &str = "X-Service-";
 
 #[derive(OpenApi)]
@@ -25,12 +30,12 @@ const PREFIX: &str = "X-Service-";
     info(
         title = "Partner eSIM ordering",
         version = "1",
-        description = "Order eSIMs, look orders up, and receive each eSIM by webhook. Errors carry a stable code in `X-Service-Error`; every answer carries `X-Request-Id`.",
+        description = "Order eSIMs, look orders up, and receive each eSIM by webhook. Each error response has stable codes in `X-Service-Error`, by which your program should decide. Every answer has an `X-Request-Id`; quote it when you ask us about a request.",
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0")
     ),
     servers(
         (url = "/api/v1/api_partner"),
-        (url = "/v1/api_partner", description = "The same without the leading `/api`")
+        (url = "/v1/api_partner", description = "The same service without the leading `/api`")
     ),
     paths(
         create::create_order, orders::list, orders::show, orders::cancel, topups::show, topups::deliveries,
@@ -46,40 +51,48 @@ const PREFIX: &str = "X-Service-";
 )]
 struct Document;
 
-/// The headers that sign a request: four, or the three of the specification without query and body.
+/// Adds the headers that sign a request as two alternatives: all four, or the three of the
+/// specification, whose signature covers neither query nor body.
 struct Signed;
 
 impl Modify for Signed {
     fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
         let headers = [
             ("access_key", "Access-Key", "Your access key."),
-            ("timestamp", "Timestamp", "Unix time in seconds, at most 300 s from ours."),
+            (
+                "timestamp",
+                "Timestamp",
+                "The current Unix time in seconds. It may differ from our clock by at most 300 s.",
+            ),
             (
                 "signature",
                 "Signature",
-                "HMAC-SHA256 in lowercase hex. The key is the Base64-decoded secret key. The text is five lines joined by line feeds, without a final one: the method, the path with the query as sent, the timestamp, the access key, the content SHA-256. Without `content_sha256` it is four lines, and the path has no query.",
+                "The HMAC-SHA256 of a text, in lowercase hexadecimal. The key is the secret key, decoded from Base64. The text consists of five lines, joined by line feeds without a final one: the method, the path with the query as it is sent, the timestamp, the access key, and the content SHA-256. If the request has no `content_sha256`, the text consists of the first four lines, and the path is without the query.",
             ),
             (
                 "content_sha256",
                 "Content-SHA256",
-                "SHA-256 of the body as sent, in lowercase hex; of a request without body, that of no bytes. With it, the signature covers query and body. Optional, unless your account requires it.",
+                "The SHA-256 of the body as it is sent, in lowercase hexadecimal. A request without a body has the SHA-256 of no bytes. With this header the signature also covers the query and the body. It is optional unless your account requires it.",
             ),
         ];
         let components = document.components.get_or_insert_default();
         for (name, header, description) in headers {
-            let value = ApiKeyValue::with_description(format!("{PREFIX}{header}"), description.to_owned());
+            let value =
+                ApiKeyValue::with_description(format!("{PREFIX}{header}"), description.to_owned());
             components.add_security_scheme(name, SecurityScheme::ApiKey(ApiKey::Header(value)));
         }
         let all = |headers: &[(&str, &str, &str)]| {
             headers
                 .iter()
-                .fold(SecurityRequirement::default(), |all, (name, ..)| all.add::<_, [String; 0], String>(*name, []))
+                .fold(SecurityRequirement::default(), |all, (name, ..)| {
+                    all.add::<_, [String; 0], String>(*name, [])
+                })
         };
         document.security = Some(vec![all(&headers), all(&headers[..3])]);
     }
 }
 
-/// The document as JSON text, with the header names of a brand.
+/// Makes the document as JSON text, with the header names of a brand.
 pub(crate) fn document(brand: &str) -> serde_json::Result<String> {
     let mut document = serde_json::to_value(Document::openapi())?;
     document["webhooks"] = webhooks();
@@ -91,13 +104,17 @@ pub(crate) fn document(brand: &str) -> serde_json::Result<String> {
         ("500", "Internal"),
     ];
     let headers = [
-        (format!("{PREFIX}Error"), "The codes of the errors"),
-        ("Link".into(), "The page that explains each code (`rel=\"help\"`)"),
+        (format!("{PREFIX}Error"), "The stable codes of the errors"),
+        (
+            "Link".into(),
+            "Links to the explanation of each code (`rel=\"help\"`)",
+        ),
     ];
     for response in members(&mut document["components"]["responses"]) {
         for (name, description) in &headers {
             if response["headers"].get(name).is_none() {
-                response["headers"][name] = json!({"description": description, "schema": {"type": "string"}});
+                response["headers"][name] =
+                    json!({"description": description, "schema": {"type": "string"}});
             }
         }
     }
@@ -118,20 +135,21 @@ fn members(object: &mut Value) -> impl Iterator<Item = &mut Value> {
     object.as_object_mut().into_iter().flat_map(Map::values_mut)
 }
 
+/// The webhooks that we send.
 fn webhooks() -> Value {
     json!({
         "esim_ready": webhook(None, "Esim", "An eSIM is ready",
-            "One for each topup, never before the answer of create-order. Verify the signature before you trust the body. A repeated webhook has the same `webhook-id`."),
+            "One webhook is sent for each topup, never before the answer of create-order. Verify the signature before you trust the body. The same webhook can arrive twice; it then has the same `webhook-id`."),
         "topup_failed": webhook(Some("topup.failed"), "TopupFailed", "A topup will have no eSIM",
-            "Only if you asked for it with `PUT /webhook`. Its order was answered with 201."),
+            "Sent only if you asked for it with `PUT /webhook`. The order of the topup was answered with 201, but its eSIM will not be delivered."),
         "key_expiring": webhook(Some("key.expiring"), "KeyExpiring", "Old keys or an old webhook secret end soon",
-            "Only if you asked for it with `PUT /webhook`."),
+            "Sent only if you asked for it with `PUT /webhook`, so that you can change your programs before the old ones end."),
         "webhook_test": webhook(Some("webhook.test"), "WebhookTest", "A test",
-            "You asked for it with `POST /webhook/test`. It has one attempt."),
+            "Sent once, without retries, when you ask for it with `POST /webhook/test`."),
     })
 }
 
-/// A webhook; `kind` is the value of its type header.
+/// Describes a webhook. `kind` is the value of its type header; the specified webhook has none.
 fn webhook(kind: Option<&str>, schema: &str, summary: &str, description: &str) -> Value {
     let header = |name: &str, description: &str, example: &str| {
         json!({"name": name, "in": "header", "required": true, "description": description,
@@ -142,17 +160,17 @@ fn webhook(kind: Option<&str>, schema: &str, summary: &str, description: &str) -
         Some(_) => ("event_id", "evt_019a0000000070008000000000000001"),
     };
     let same = format!("The `{id}`, the same in every attempt");
-    let at = "Unix time of the attempt in seconds";
+    let at = "The Unix time of this attempt in seconds; each attempt has its own";
     let mut parameters = vec![
         header("webhook-id", &same, example),
         header("webhook-timestamp", at, "1700000000"),
         header(
             "webhook-signature",
-            "Standard Webhooks: `v1,` and the Base64 of HMAC-SHA256 over `{webhook-id}.{webhook-timestamp}.{body}`; two of them, separated by a space, while secrets change",
+            "As in Standard Webhooks: `v1,` and the Base64 of the HMAC-SHA256 of `{webhook-id}.{webhook-timestamp}.{body}`. During a change of secrets there are two signatures, separated by a space; accept the webhook if one of them is valid",
             "v1,K5oZfzN95Z9UVu1EsfQmfVNQhnkZ2pj9o9NDN/H/pI4=",
         ),
     ];
-    let of_type = "The type; the webhook of a topup has none";
+    let of_type = "The type of the event; the webhook of a ready topup does not have this header";
     parameters.extend(kind.map(|kind| header(webhooks::event::TYPE, of_type, kind)));
     json!({"post": {
         "summary": summary,
@@ -162,9 +180,9 @@ fn webhook(kind: Option<&str>, schema: &str, summary: &str, description: &str) -
         "requestBody": {"required": true, "content": {"application/json": {
             "schema": {"$ref": format!("#/components/schemas/{schema}")}}}},
         "responses": {
-            "2XX": {"description": "Stored; it is not sent again"},
-            "410": {"description": "Ends the retries"},
-            "default": {"description": "It is sent again"},
+            "2XX": {"description": "You have stored the webhook; it is not sent again"},
+            "410": {"description": "The retries end; the webhook is kept as `exhausted`"},
+            "default": {"description": "The webhook is sent again later, until the retries end"},
         },
     }})
 }
@@ -182,17 +200,26 @@ mod tests {
             std::fs::write(path, &generated).unwrap();
         }
         let stored = std::fs::read_to_string(path).unwrap_or_default();
-        assert!(stored == generated, "docs/openapi.json is old: run this test with UPDATE_OPENAPI=1");
+        assert!(
+            stored == generated,
+            "docs/openapi.json is old: run this test with UPDATE_OPENAPI=1"
+        );
     }
 
     #[test]
     fn every_signed_route_is_described() {
         let document: Value = serde_json::from_str(&document("Acme").unwrap()).unwrap();
-        let mut routes: Vec<_> = super::super::routes().into_iter().map(|(path, _)| path).collect();
+        let mut routes: Vec<_> = super::super::routes()
+            .into_iter()
+            .map(|(path, _)| path)
+            .collect();
         routes.sort_unstable();
         let described: Vec<&String> = document["paths"].as_object().unwrap().keys().collect();
         assert_eq!(described, routes);
-        assert_eq!(document["components"]["securitySchemes"]["signature"]["name"], "X-Acme-Signature");
+        assert_eq!(
+            document["components"]["securitySchemes"]["signature"]["name"],
+            "X-Acme-Signature"
+        );
         assert_eq!(document["openapi"], "3.1.0");
     }
 
@@ -201,7 +228,9 @@ mod tests {
         let document: Value = serde_json::from_str(&document("Service").unwrap()).unwrap();
         let paths = document["paths"].as_object().unwrap().values();
         let operations = paths.flat_map(|path| path.as_object().unwrap().values());
-        let ids: Vec<&str> = operations.map(|operation| operation["operationId"].as_str().unwrap()).collect();
+        let ids: Vec<&str> = operations
+            .map(|operation| operation["operationId"].as_str().unwrap())
+            .collect();
         let distinct: std::collections::BTreeSet<&&str> = ids.iter().collect();
         assert_eq!(distinct.len(), ids.len(), "{ids:?}");
     }

@@ -1,4 +1,6 @@
-//! The options that a partner may order.
+//! The options that a partner may order, for a catalogue in its shop.
+//!
+//! A page has an `ETag`, because catalogues rarely change and partners read them often.
 
 use axum::{
     http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
@@ -18,18 +20,19 @@ use super::{
 };
 use crate::http::error::ApiError;
 
-/// An option that may be ordered.
+/// An option that you may order.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Offered<'a> {
     #[schema(value_type = Uuid, example = "424b7b26-96e7-5c95-8df9-6654a3998070")]
     option_id: OptionId,
     name: &'a str,
-    /// What we tell you about it beside its name, such as country, validity or price; `{}` if there is nothing.
+    /// What we tell you about the option beside its name, such as country, validity or price; `{}`
+    /// if there is nothing.
     #[schema(value_type = Object)]
     details: &'a Map<String, Value>,
 }
 
-/// A page of options, by `option_id`.
+/// A page of options, sorted by `option_id`.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Options<'a> {
     options: Vec<Offered<'a>>,
@@ -39,32 +42,45 @@ pub(super) struct Options<'a> {
 
 /// List the options that may be ordered
 ///
-/// Each page has an `ETag`; with `If-None-Match` an unchanged page is answered with 304.
+/// Each page has an `ETag`. If you send it as `If-None-Match` and the page has not changed, the
+/// answer is a 304 without a body.
 #[utoipa::path(get, path = "/options", operation_id = "list_options", tag = "Options",
     params(
-        ("cursor" = Option<String>, Query, description = "`next_cursor` of the page before"),
-        ("limit" = Option<u16>, Query, minimum = 1, maximum = 100, description = "Options of the page, 1 to 100; 20 without it"),
-        ("If-None-Match" = Option<String>, Header, description = "The `ETag` of the page that you have")),
+        ("cursor" = Option<String>, Query, description = "`next_cursor` of the previous page; leave it out for the first page"),
+        ("limit" = Option<u16>, Query, minimum = 1, maximum = 100, description = "Number of options of the page, from 1 to 100; the default is 20"),
+        ("If-None-Match" = Option<String>, Header, description = "The `ETag` of the page that you already have")),
     responses(
         (status = 200, description = "A page of options", body = Options),
         (status = 304, description = "The page has not changed"),
         (status = 422, response = super::described::Unprocessable)))]
-pub(super) async fn list(session: Session, uri: Uri, headers: HeaderMap) -> Result<Response, ApiError> {
+pub(super) async fn list(
+    session: Session,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
     let mut query = Query::of(&uri);
-    let (limit, after) = (query.limit(), query.cursor().map(OptionId::from));
+    let limit = query.limit();
+    let after = query.cursor().map(OptionId::from);
     query.check()?;
-    let (environment, providers) = (session.environment(), &session.service().providers);
+    let environment = session.environment();
+    let providers = &session.service().providers;
     let listing = session.run(async |connection, _| {
-        // One more row shows that there is another page.
+        // One more row than the page holds is read. If there is one, another page follows.
         let most = i64::from(limit) + 1;
         self_service::options(connection, environment, providers, after, most).await
     });
     let mut found = listing.await?;
     let page = Options {
-        next_cursor: cut(&mut found, limit, |last| Some(cursor(last.option_id.uuid()))),
+        next_cursor: cut(&mut found, limit, |last| {
+            Some(cursor(last.option_id.uuid()))
+        }),
         options: found
             .iter()
-            .map(|one| Offered { option_id: one.option_id, name: &one.name, details: &one.details })
+            .map(|one| Offered {
+                option_id: one.option_id,
+                name: &one.name,
+                details: &one.details,
+            })
             .collect(),
     };
     let body = serde_json::to_vec(&page).map_err(ApiError::internal)?;
@@ -78,9 +94,14 @@ pub(super) async fn list(session: Session, uri: Uri, headers: HeaderMap) -> Resu
     Ok((headers, body).into_response())
 }
 
-/// Whether `If-None-Match` names the page.
+/// Whether `If-None-Match` names the page, so that the client has it already.
 fn is_known(headers: &HeaderMap, etag: &HeaderValue) -> bool {
-    let known = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
-    let mut tags = known.flat_map(|value| value.split(',')).map(|tag| tag.trim().trim_start_matches("W/"));
+    let known = headers
+        .get_all(header::IF_NONE_MATCH)
+        .iter()
+        .filter_map(|value| value.to_str().ok());
+    let mut tags = known
+        .flat_map(|value| value.split(','))
+        .map(|tag| tag.trim().trim_start_matches("W/"));
     tags.any(|tag| tag == "*" || tag.as_bytes() == etag.as_bytes())
 }

@@ -1,4 +1,8 @@
-//! Orders: listed, looked up, cancelled.
+//! Orders: they are looked up, listed and cancelled.
+//!
+//! Looking an order up is how a partner finds out what became of a request without an answer, and
+//! how it gets an eSIM whose webhook was lost. Called as handlers by [`super::router`]; what a
+//! state means is decided in `store`.
 
 use std::str::FromStr;
 
@@ -29,10 +33,12 @@ use crate::{
     orders::request::MAX_EXTERNAL_ID,
 };
 
-/// The orders that a page with a filter looks at.
+/// The number of orders that are read for one page with a filter. The state of an order is computed
+/// from its topups and so cannot be filtered by an index; this bounds the work of a request that
+/// finds few orders.
 const LOOKED_AT: i64 = 200;
 
-/// The numbers of topups by state.
+/// The number of topups of an order in each state.
 #[derive(Serialize, ToSchema)]
 struct Counts {
     total: i64,
@@ -44,8 +50,19 @@ struct Counts {
 
 impl From<Units> for Counts {
     fn from(units: Units) -> Self {
-        let Units { total, on_hold, ready, failed } = units;
-        Self { total, processing: total - ready - failed - on_hold, on_hold, ready, failed }
+        let Units {
+            total,
+            on_hold,
+            ready,
+            failed,
+        } = units;
+        Self {
+            total,
+            processing: total - ready - failed - on_hold,
+            on_hold,
+            ready,
+            failed,
+        }
     }
 }
 
@@ -54,7 +71,7 @@ impl From<Units> for Counts {
 pub(super) struct Summary<'a> {
     #[schema(example = "A-1042")]
     external_order_id: &'a str,
-    /// Our id of the order, as in `API connection error (Order ID: …)`.
+    /// Our id of the order. It is the one in the message `API connection error (Order ID: …)`.
     #[schema(value_type = Uuid)]
     order_id: OrderId,
     state: OrderState,
@@ -94,7 +111,7 @@ pub(super) struct Orders<'a> {
     next_cursor: Option<String>,
 }
 
-/// An `external_order_id` that an order can have.
+/// An `external_order_id` that an order can have. Any other text gets a 404 without a query.
 pub(super) struct ExternalId(String);
 
 impl FromStr for ExternalId {
@@ -106,7 +123,7 @@ impl FromStr for ExternalId {
     }
 }
 
-/// An order as it is stored.
+/// Reads an order and its units.
 async fn stored(
     connection: &mut PgConnection,
     partner: PartnerId,
@@ -120,19 +137,27 @@ async fn stored(
 }
 
 fn shown(service: &SelfService, head: &OrderHead, units: &[Unit]) -> Result<Response, ApiError> {
-    let profiles: Vec<_> = units.iter().map(|unit| topups::profile(service, unit)).collect::<Result<_, _>>()?;
+    let profiles: Vec<_> = units
+        .iter()
+        .map(|unit| topups::profile(service, unit))
+        .collect::<Result<_, _>>()?;
     let both = units.iter().zip(&profiles);
     let topups = both.map(|(unit, profile)| Topup::new(unit, profile.as_ref(), &service.qr));
-    let order = Order { summary: Summary::new(head, self_service::count(units)), topups: topups.collect() };
+    let order = Order {
+        summary: Summary::new(head, self_service::count(units)),
+        topups: topups.collect(),
+    };
     Ok(json(StatusCode::OK, &order))
 }
 
 /// Look up an order
 ///
-/// Its state and the state of each topup, with the eSIM once it is ready. Cures a lost answer and a lost webhook. If
-/// several orders had this id, the one that stands is shown, or else the newest refused or cancelled one.
+/// Shows the state of the order and of each topup, with the eSIM once it is ready. Use it when
+/// create-order got no answer, to see whether the order is stored, and when a webhook is missing,
+/// to get the eSIM. If several orders had this id, the one that stands is shown, or else the newest
+/// one that was refused or cancelled.
 #[utoipa::path(get, path = "/orders/{external_order_id}", operation_id = "show_order", tag = "Orders",
-    params(("external_order_id" = String, Path, description = "Your id of the order, percent-encoded")),
+    params(("external_order_id" = String, Path, description = "Your own id of the order, percent-encoded")),
     responses((status = 200, description = "The order", body = Order), (status = 404, response = super::described::NotFound)))]
 pub(super) async fn show(session: Session, Id(id): Id<ExternalId>) -> Result<Response, ApiError> {
     let order = session.run(async |connection, partner| stored(connection, partner, &id.0).await);
@@ -142,14 +167,15 @@ pub(super) async fn show(session: Session, Id(id): Id<ExternalId>) -> Result<Res
 
 /// Cancel an order
 ///
-/// Cancels an order that waits and was certainly not bought. Its `external_order_id` is free again. Repeating the
-/// request changes nothing.
+/// Cancels an order that still waits and of which certainly nothing was bought, for example because
+/// the provider is down. Its `external_order_id` is then free again. Repeating the request is
+/// harmless: it returns the cancelled order.
 #[utoipa::path(delete, path = "/orders/{external_order_id}", operation_id = "cancel_order", tag = "Orders",
-    params(("external_order_id" = String, Path, description = "Your id of the order, percent-encoded")),
+    params(("external_order_id" = String, Path, description = "Your own id of the order, percent-encoded")),
     responses(
-        (status = 200, description = "The cancelled order; nothing is bought, now or later", body = Order),
+        (status = 200, description = "The cancelled order. Nothing of it is bought, now or later", body = Order),
         (status = 404, response = super::described::NotFound),
-        (status = 409, description = "It is bought or may be (`order_not_waiting`), its create request is not answered yet (`order_not_answered`), or it was refused (`order_refused`)", body = super::described::Message)))]
+        (status = 409, description = "The order cannot be cancelled: it is bought or may be (`order_not_waiting`), its create-order request may still be unanswered (`order_not_answered`), or it was refused (`order_refused`)", body = super::described::Message)))]
 pub(super) async fn cancel(session: Session, Id(id): Id<ExternalId>) -> Result<Response, ApiError> {
     let cancelling = session.run(async |connection, partner| {
         let cancelled = store::orders::cancel(connection, partner, &id.0).await?;
@@ -167,29 +193,41 @@ pub(super) async fn cancel(session: Session, Id(id): Id<ExternalId>) -> Result<R
 
 /// List orders
 ///
-/// The newest first. A page with `state` may hold fewer orders than `limit`, even none, before the last one: go on
-/// while `next_cursor` is not null.
+/// The newest come first. With `state`, a page may hold fewer orders than `limit`, or none at all,
+/// although it is not the last one. So continue until `next_cursor` is null.
 #[utoipa::path(get, path = "/orders", operation_id = "list_orders", tag = "Orders",
     params(
-        ("created_after" = Option<String>, Query, format = DateTime, description = "RFC 3339; only orders stored after this time"),
-        ("state" = Option<OrderState>, Query, description = "Only orders in this state"),
-        ("cursor" = Option<String>, Query, description = "`next_cursor` of the page before"),
-        ("limit" = Option<u16>, Query, minimum = 1, maximum = 100, description = "Orders of the page, 1 to 100; 20 without it")),
+        ("created_after" = Option<String>, Query, format = DateTime, description = "Only orders that were stored after this RFC 3339 time"),
+        ("state" = Option<OrderState>, Query, description = "Only orders that are in this state"),
+        ("cursor" = Option<String>, Query, description = "`next_cursor` of the previous page; leave it out for the first page"),
+        ("limit" = Option<u16>, Query, minimum = 1, maximum = 100, description = "Maximum number of orders of the page, from 1 to 100; the default is 20")),
     responses(
         (status = 200, description = "A page of orders", body = Orders),
         (status = 422, response = super::described::Unprocessable)))]
 pub(super) async fn list(session: Session, uri: Uri) -> Result<Response, ApiError> {
     let mut query = Query::of(&uri);
-    let (limit, before) = (query.limit(), query.cursor());
+    let limit = query.limit();
+    let before = query.cursor();
     let created_after = query.created_after();
-    let state = query
-        .read("state", Fault::new(Code::StateInvalid), |text| serde_json::from_value::<OrderState>(text.into()).ok());
+    let state = query.read("state", Fault::new(Code::StateInvalid), |text| {
+        serde_json::from_value::<OrderState>(text.into()).ok()
+    });
     query.check()?;
-    let looked_at = if state.is_some() { LOOKED_AT } else { limit.into() };
-    let page = OrderPage { before: before.map(OrderId::from), created_after, limit: looked_at };
-    let listing = session.run(async |connection, partner| self_service::orders(connection, partner, &page).await);
+    let looked_at = if state.is_some() {
+        LOOKED_AT
+    } else {
+        limit.into()
+    };
+    let page = OrderPage {
+        before: before.map(OrderId::from),
+        created_after,
+        limit: looked_at,
+    };
+    let listing = session
+        .run(async |connection, partner| self_service::orders(connection, partner, &page).await);
     let found = listing.await?;
-    let (mut orders, mut last) = (Vec::new(), None);
+    let mut orders = Vec::new();
+    let mut last = None;
     let mut rest = found.iter();
     for (head, units) in rest.by_ref() {
         last = Some(head.order_id.uuid());
@@ -202,6 +240,9 @@ pub(super) async fn list(session: Session, uri: Uri) -> Result<Response, ApiErro
         }
     }
     let more = rest.next().is_some() || i64::try_from(found.len()) == Ok(looked_at);
-    let page = Orders { orders, next_cursor: last.filter(|_| more).map(cursor) };
+    let page = Orders {
+        orders,
+        next_cursor: last.filter(|_| more).map(cursor),
+    };
     Ok(json(StatusCode::OK, &page))
 }

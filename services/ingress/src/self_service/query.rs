@@ -1,4 +1,9 @@
-//! Parameters of lists: limit, cursor and filters from the query.
+//! Reads the parameters of a query: limit, cursor and filters.
+//!
+//! Guarantee: all faults of a query are reported in one response, like those of an order. The
+//! handlers of lists read each parameter and then call [`Query::check`]. A cursor is not signed, so
+//! it is checked like anything else that a client sends; a forged one can only select another page
+//! of what the partner may see anyway.
 
 use std::borrow::Cow;
 
@@ -12,12 +17,13 @@ use crate::http::{
     error::{ApiError, Fault},
 };
 
-/// The entries of a page without `limit`.
+/// The number of entries of a page if the request has no `limit`.
 const DEFAULT_LIMIT: u16 = 20;
 /// The maximum number of entries of a page.
 const MAX_LIMIT: u16 = 100;
 
-/// The parameters of a request's query. The first of two with one name counts.
+/// The parameters of a request's query, and the faults that were found in them. If a parameter
+/// appears twice, the first one counts.
 pub(super) struct Query<'a> {
     parameters: Vec<(Cow<'a, str>, Cow<'a, str>)>,
     faults: Vec<Fault>,
@@ -26,10 +32,14 @@ pub(super) struct Query<'a> {
 impl<'a> Query<'a> {
     pub(super) fn of(uri: &'a Uri) -> Self {
         let query = uri.query().unwrap_or_default();
-        Self { parameters: url::form_urlencoded::parse(query.as_bytes()).collect(), faults: Vec::new() }
+        Self {
+            parameters: url::form_urlencoded::parse(query.as_bytes()).collect(),
+            faults: Vec::new(),
+        }
     }
 
-    /// Reads a parameter; notes a fault if it can't be read.
+    /// Reads a parameter. If it is there and cannot be read, the fault is noted and the result is
+    /// `None`.
     pub(super) fn read<T>(
         &mut self,
         name: &'static str,
@@ -44,39 +54,63 @@ impl<'a> Query<'a> {
         value
     }
 
-    /// `limit`: the entries of the page.
+    /// `limit`: the number of entries of the page.
     pub(super) fn limit(&mut self) -> u16 {
-        let read = |text: &str| text.parse().ok().filter(|limit| (1..=MAX_LIMIT).contains(limit));
-        self.read("limit", Fault::with(Code::LimitInvalid, MAX_LIMIT), read).unwrap_or(DEFAULT_LIMIT)
+        let read = |text: &str| {
+            text.parse()
+                .ok()
+                .filter(|limit| (1..=MAX_LIMIT).contains(limit))
+        };
+        self.read("limit", Fault::with(Code::LimitInvalid, MAX_LIMIT), read)
+            .unwrap_or(DEFAULT_LIMIT)
     }
 
-    /// `cursor`: the entry before the page.
+    /// `cursor`: the last entry of the previous page.
     pub(super) fn cursor(&mut self) -> Option<Uuid> {
         self.read("cursor", Fault::new(Code::CursorInvalid), parse_cursor)
     }
 
-    /// `cursor` of a list by time: the entry before the page, with its time.
+    /// `cursor` of a list that is sorted by time: the last entry of the previous page, with its
+    /// time.
     pub(super) fn timed_cursor(&mut self) -> Option<(OffsetDateTime, Uuid)> {
-        self.read("cursor", Fault::new(Code::CursorInvalid), parse_timed_cursor)
+        self.read(
+            "cursor",
+            Fault::new(Code::CursorInvalid),
+            parse_timed_cursor,
+        )
     }
 
     /// `created_after`: a time such as `2026-11-22T00:00:00Z`.
     pub(super) fn created_after(&mut self) -> Option<OffsetDateTime> {
-        self.read("created_after", Fault::new(Code::CreatedAfterInvalid), |text| {
-            // A time just before the year 10000 may have no representation in UTC.
-            OffsetDateTime::parse(text, &Rfc3339).ok()?.checked_to_offset(UtcOffset::UTC)
-        })
+        self.read(
+            "created_after",
+            Fault::new(Code::CreatedAfterInvalid),
+            |text| {
+                // A time close to the end of the year 9999 may have no representation in UTC.
+                OffsetDateTime::parse(text, &Rfc3339)
+                    .ok()?
+                    .checked_to_offset(UtcOffset::UTC)
+            },
+        )
     }
 
-    /// A 422 with all faults, if there is one.
+    /// Returns a 422 with all faults, if there are any.
     pub(super) fn check(self) -> Result<(), ApiError> {
-        if self.faults.is_empty() { Ok(()) } else { Err(ApiError::Unprocessable(self.faults)) }
+        if self.faults.is_empty() {
+            Ok(())
+        } else {
+            Err(ApiError::Unprocessable(self.faults))
+        }
     }
 }
 
-/// Cuts `found` to `limit` entries; returns the cursor of the next page, if there were more. `after` makes the cursor
-/// after an entry.
-pub(super) fn cut<T>(found: &mut Vec<T>, limit: u16, after: impl Fn(&T) -> Option<String>) -> Option<String> {
+/// Cuts `found` to `limit` entries, and returns the cursor of the next page if there were more.
+/// `after` makes the cursor after an entry.
+pub(super) fn cut<T>(
+    found: &mut Vec<T>,
+    limit: u16,
+    after: impl Fn(&T) -> Option<String>,
+) -> Option<String> {
     let more = found.len() > limit.into();
     found.truncate(limit.into());
     found.last().filter(|_| more).and_then(after)
@@ -91,7 +125,8 @@ fn parse_cursor(text: &str) -> Option<Uuid> {
     Uuid::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(text).ok()?).ok()
 }
 
-/// The cursor after an entry of a list by time. The entry may be gone when the cursor is used.
+/// The cursor after an entry of a list that is sorted by time. It holds the time itself, because
+/// the entry may be gone when the cursor is used.
 pub(super) fn timed_cursor(at: OffsetDateTime, last: Uuid) -> String {
     let microseconds = i64::try_from(at.unix_timestamp_nanos() / 1_000).unwrap_or(i64::MAX);
     let mut bytes = microseconds.to_be_bytes().to_vec();
@@ -102,7 +137,8 @@ pub(super) fn timed_cursor(at: OffsetDateTime, last: Uuid) -> String {
 fn parse_timed_cursor(text: &str) -> Option<(OffsetDateTime, Uuid)> {
     let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
     let (microseconds, last) = bytes.split_first_chunk()?;
-    // Times of PostgreSQL's range only: the cursor is not signed.
+    // The cursor is not signed, so anything may be in it. Only times that PostgreSQL can represent
+    // are accepted; others would make the query fail.
     let microseconds = i64::from_be_bytes(*microseconds);
     let at = (microseconds >= 0).then_some(i128::from(microseconds) * 1_000)?;
     let at = OffsetDateTime::from_unix_timestamp_nanos(at).ok()?;
@@ -117,16 +153,26 @@ mod tests {
     fn a_cursor_is_read_as_made_and_nothing_else_is() {
         let id = Uuid::now_v7();
         assert_eq!(parse_cursor(&cursor(id)), Some(id));
-        for bad in ["", "a", &id.to_string(), &format!("{}=", cursor(id)), &cursor(id)[1..]] {
+        for bad in [
+            "",
+            "a",
+            &id.to_string(),
+            &format!("{}=", cursor(id)),
+            &cursor(id)[1..],
+        ] {
             assert_eq!(parse_cursor(bad), None, "{bad}");
         }
     }
 
     #[test]
     fn a_cursor_with_a_time_is_read_as_made_and_nothing_else_is() {
-        let (at, id) = (runtime::clock::now(), Uuid::now_v7());
+        let at = runtime::clock::now();
+        let id = Uuid::now_v7();
         let (read, last) = parse_timed_cursor(&timed_cursor(at, id)).unwrap();
-        assert_eq!((read.unix_timestamp_nanos(), last), (at.unix_timestamp_nanos() / 1_000 * 1_000, id));
+        assert_eq!(
+            (read.unix_timestamp_nanos(), last),
+            (at.unix_timestamp_nanos() / 1_000 * 1_000, id)
+        );
         let before_1970 = OffsetDateTime::UNIX_EPOCH - time::Duration::SECOND;
         for bad in [
             String::new(),
@@ -151,6 +197,13 @@ mod tests {
         let uri: Uri = "/?created_after=9999-12-31T23:59:59-23:59".parse().unwrap();
         assert_eq!(Query::of(&uri).created_after(), None);
         let codes: Vec<Code> = faults.iter().map(|fault| fault.code).collect();
-        assert_eq!(codes, [Code::LimitInvalid, Code::CursorInvalid, Code::CreatedAfterInvalid]);
+        assert_eq!(
+            codes,
+            [
+                Code::LimitInvalid,
+                Code::CursorInvalid,
+                Code::CreatedAfterInvalid
+            ]
+        );
     }
 }

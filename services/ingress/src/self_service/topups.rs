@@ -1,4 +1,8 @@
-//! Topups, their deliveries and redeliveries.
+//! Topups, the deliveries of their webhooks, and redeliveries.
+//!
+//! Guarantee: an eSIM is shown only to the partner that ordered it, because each statement filters
+//! by the partner. Profiles and the answers of endpoints are stored encrypted, and are decrypted
+//! here only to be shown. A redelivery is sent by a notifier; ingress only makes it due.
 
 use axum::{http::StatusCode, response::Response};
 use domain::{DeliveryId, OptionId, TopupId, WebhookId};
@@ -25,27 +29,31 @@ pub(super) struct Topup<'a> {
     #[schema(value_type = Uuid)]
     option_id: OptionId,
     state: UnitState,
-    /// Why it failed.
+    /// Why the topup has failed; null unless it has.
     error: Option<String>,
     #[serde(with = "rfc3339::option")]
     ready_at: Option<OffsetDateTime>,
-    /// The state of the webhook: `pending`, `delivered`, `exhausted` or `no_endpoint`; null before the eSIM is ready.
+    /// The state of the webhook: `pending` (it is or will be sent), `delivered`, `exhausted` (the
+    /// retries have ended), or `no_endpoint` (it waits until a webhook URL is set). It is null
+    /// before the eSIM is ready.
     delivery: Option<&'a str>,
     #[serde(with = "rfc3339::option")]
     delivered_at: Option<OffsetDateTime>,
-    /// When the eSIM's fields were erased here; they can't be sent again.
+    /// When the fields of the eSIM were erased here. Since then they can be neither shown nor sent
+    /// again.
     #[serde(with = "rfc3339::option")]
     erased_at: Option<OffsetDateTime>,
-    /// The fields of the webhook, once the eSIM is ready and until they are erased.
+    /// The fields of the webhook: null before the eSIM is ready, and again after they were erased.
     esim: Option<Body<'a>>,
 }
 
 impl<'a> Topup<'a> {
-    /// `profile` is the opened profile of a ready unit.
+    /// Makes the description of a unit. `profile` is the decrypted profile if the unit is ready.
     pub(super) fn new(unit: &'a Unit, profile: Option<&'a Profile>, qr: &QrUrls) -> Self {
         let iccid = unit.iccid.as_deref().unwrap_or_default();
         let error = (unit.state == UnitState::Failed).then(|| failure(unit.refusal.as_ref()));
-        let (topup_id, option_id, external_order_id) = (&unit.topup_id, unit.option_id, &unit.external_order_id);
+        let (topup_id, option_id, external_order_id) =
+            (&unit.topup_id, unit.option_id, &unit.external_order_id);
         let esim = |profile| Body::new(topup_id, option_id, external_order_id, iccid, profile, qr);
         Self {
             topup_id,
@@ -62,67 +70,82 @@ impl<'a> Topup<'a> {
     }
 }
 
-/// Opens the profile of a ready unit.
+/// Decrypts the profile of a ready unit. A profile that cannot be decrypted is an error, because a
+/// partner must not take its eSIM for erased.
 pub(super) fn profile(service: &SelfService, unit: &Unit) -> Result<Option<Profile>, ApiError> {
-    let (UnitState::Ready, Some(sealed)) = (unit.state, &unit.profile) else { return Ok(None) };
-    Profile::open(&service.vault, &unit.topup_id, sealed).map(Some).map_err(ApiError::internal)
+    let (UnitState::Ready, Some(sealed)) = (unit.state, &unit.profile) else {
+        return Ok(None);
+    };
+    Profile::open(&service.vault, &unit.topup_id, sealed)
+        .map(Some)
+        .map_err(ApiError::internal)
 }
 
 /// Look up a topup
 ///
 /// Its state, and the eSIM once it is ready.
 #[utoipa::path(get, path = "/topups/{topup_id}", operation_id = "show_topup", tag = "Topups",
-    params(("topup_id" = String, Path, description = "26 digits, from the answer of create-order")),
+    params(("topup_id" = String, Path, description = "The id of the topup, 26 digits, from the answer of create-order")),
     responses((status = 200, description = "The topup", body = Topup), (status = 404, response = super::described::NotFound)))]
 pub(super) async fn show(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
-    let reading = session.run(async |connection, partner| self_service::unit(connection, partner, &id).await);
+    let reading =
+        session.run(async |connection, partner| self_service::unit(connection, partner, &id).await);
     let unit = reading.await?.ok_or(Code::NotFound)?;
     let profile = profile(session.service(), &unit)?;
     let topup = Topup::new(&unit, profile.as_ref(), &session.service().qr);
     Ok(json(StatusCode::OK, &topup))
 }
 
-/// The delivery of a topup's webhook.
+/// The delivery of the webhook of a topup, with its attempts.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Deliveries<'a> {
     #[schema(value_type = String)]
     topup_id: &'a TopupId,
-    /// `pending`, `delivered`, `exhausted` or `no_endpoint`; null before the eSIM is ready.
+    /// The state: `pending` (it is or will be sent), `delivered`, `exhausted` (the retries have
+    /// ended), or `no_endpoint` (it waits until a webhook URL is set). It is null before the eSIM
+    /// is ready.
     state: Option<&'a str>,
     #[serde(with = "rfc3339::option")]
     delivered_at: Option<OffsetDateTime>,
-    /// When the next attempt is due, if one is planned.
+    /// When the next attempt is due; null if none is planned.
     #[serde(with = "rfc3339::option")]
     next_attempt_at: Option<OffsetDateTime>,
-    /// The newest 100 attempts that have ended, in order.
+    /// The newest 100 of the attempts that have ended, the oldest of them first.
     attempts: Vec<Attempt<'a>>,
 }
 
-/// One attempt of a webhook.
+/// One attempt to deliver a webhook.
 #[derive(Serialize, ToSchema)]
 #[expect(clippy::struct_field_names, reason = "the names on the wire")]
 pub(super) struct Attempt<'a> {
-    /// From 1.
+    /// The number of the attempt, from 1.
     attempt: i32,
     #[serde(with = "rfc3339")]
     at: OffsetDateTime,
     duration_ms: i32,
-    /// The HTTP status of your answer, if one arrived.
+    /// The HTTP status of your response; null if none arrived.
     status: Option<i32>,
-    /// `delivered`, or why it failed: `status_5xx`, `timeout`, `tls`, `forbidden`, …
+    /// `delivered`, or why the attempt failed: `status_5xx`, `timeout`, `tls`, `forbidden`, …
     outcome: &'a str,
-    /// The first bytes of your answer, if it was no acknowledgement, or that of a test.
+    /// The first bytes of the body of your response, if it did not acknowledge the webhook, or if
+    /// it answered a test.
     answer: Option<String>,
 }
 
 /// List the attempts of a topup's webhook
 #[utoipa::path(get, path = "/topups/{topup_id}/deliveries", operation_id = "list_deliveries", tag = "Topups",
-    params(("topup_id" = String, Path, description = "26 digits")),
+    params(("topup_id" = String, Path, description = "The id of the topup, 26 digits")),
     responses((status = 200, description = "The delivery with its attempts", body = Deliveries), (status = 404, response = super::described::NotFound)))]
-pub(super) async fn deliveries(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
-    let reading = session.run(async |connection, partner| self_service::delivery(connection, partner, &id).await);
+pub(super) async fn deliveries(
+    session: Session,
+    Id(id): Id<TopupId>,
+) -> Result<Response, ApiError> {
+    let reading = session
+        .run(async |connection, partner| self_service::delivery(connection, partner, &id).await);
     let delivery = reading.await?.ok_or(Code::NotFound)?;
-    let attempts = delivery.id.map(|id| attempts(session.service(), id, &delivery.attempts));
+    let attempts = delivery
+        .id
+        .map(|id| attempts(session.service(), id, &delivery.attempts));
     let shown = Deliveries {
         topup_id: &id,
         state: delivery.state.as_deref(),
@@ -133,7 +156,7 @@ pub(super) async fn deliveries(session: Session, Id(id): Id<TopupId>) -> Result<
     Ok(json(StatusCode::OK, &shown))
 }
 
-/// The attempts of a delivery, with the opened answers.
+/// The attempts of a delivery as they are shown, with the decrypted responses of the endpoint.
 pub(super) fn attempts<'a>(
     service: &SelfService,
     id: DeliveryId,
@@ -150,15 +173,23 @@ pub(super) fn attempts<'a>(
     shown.collect()
 }
 
-/// The opened answer; an answer that does not open is left out.
-fn answer(service: &SelfService, id: DeliveryId, attempt: &self_service::Attempt) -> Option<String> {
+/// Decrypts the response of the endpoint. One that cannot be decrypted is left out, because the
+/// rest of the attempt is still worth showing.
+fn answer(
+    service: &SelfService,
+    id: DeliveryId,
+    attempt: &self_service::Attempt,
+) -> Option<String> {
     let number = u32::try_from(attempt.attempt).ok()?;
     let sealed = attempt.answer.as_ref()?;
-    let opened = service.vault.open(Purpose::Response(id, number), sealed).ok()?;
+    let opened = service
+        .vault
+        .open(Purpose::Response(id, number), sealed)
+        .ok()?;
     Some(String::from_utf8_lossy(&opened).into_owned())
 }
 
-/// A redelivery.
+/// A webhook that is sent again.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Redelivery<'a> {
     #[schema(value_type = String)]
@@ -169,24 +200,33 @@ pub(super) struct Redelivery<'a> {
 
 /// Send a topup's webhook again
 ///
-/// Starts the schedule of the webhook again, with the same `webhook-id`. At most once a minute for each topup.
+/// Starts the retries of the webhook from the beginning, with the same `webhook-id`, so that your
+/// program can recognise the repeat. This is possible at most once a minute for each topup.
 #[utoipa::path(post, path = "/topups/{topup_id}/redeliver", operation_id = "redeliver", tag = "Topups",
-    params(("topup_id" = String, Path, description = "26 digits")),
+    params(("topup_id" = String, Path, description = "The id of the topup, 26 digits")),
     responses(
         (status = 202, description = "The webhook is sent within seconds", body = Redelivery),
         (status = 404, response = super::described::NotFound),
         (status = 409, description = "The eSIM is not ready (`topup_not_ready`), its fields were erased (`topup_erased`), or no webhook URL is set (`webhook_url_missing`)", body = super::described::Message),
-        (status = 429, description = "The last attempt began less than a minute ago", body = super::described::Message)))]
+        (status = 429, description = "The last attempt began less than a minute ago (`redelivered_recently`); `Retry-After` says when to try again", body = super::described::Message)))]
 pub(super) async fn redeliver(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
     send_again(&session, &id.clone().into()).await?;
-    Ok(json(StatusCode::ACCEPTED, &Redelivery { topup_id: &id, delivery: "pending" }))
+    Ok(json(
+        StatusCode::ACCEPTED,
+        &Redelivery {
+            topup_id: &id,
+            delivery: "pending",
+        },
+    ))
 }
 
-/// Makes a delivery of the partner due again.
+/// Makes a delivery of the partner due again, whether it is about a topup or an event. If it is due
+/// already, or an attempt is in flight, this changes nothing and succeeds.
 pub(super) async fn send_again(session: &Session, id: &WebhookId) -> Result<(), ApiError> {
     let interval = session.app.limits.redeliver_interval;
-    let redelivering =
-        session.run(async |connection, partner| self_service::redeliver(connection, partner, id, interval).await);
+    let redelivering = session.run(async |connection, partner| {
+        self_service::redeliver(connection, partner, id, interval).await
+    });
     match (redelivering.await?, id) {
         (Redelivered::Again | Redelivered::Due, _) => Ok(()),
         (Redelivered::TooSoon(wait), _) => Err(ApiError::too_soon(Code::RedeliveredRecently, wait)),

@@ -1,4 +1,10 @@
-//! The partner's webhook endpoint: its URL, its state, its secret.
+//! The partner's webhook endpoint: its URL, its state and its secret.
+//!
+//! Guarantee: a new URL passes the checks of address and port that each connection of a notifier
+//! makes, too, so that a partner learns at once if its webhooks could never be sent there. It must
+//! also be well-formed and have an allowed scheme. A host name is resolved, if a name server
+//! responds in time. These checks help the partner. What protects our network are those of the
+//! notifier, because the addresses of a name can change later.
 
 use std::time::Duration;
 
@@ -28,9 +34,10 @@ use crate::http::{
     error::{ApiError, Fault},
 };
 
-/// The longest wait for the addresses of a new URL's host.
+/// The longest wait for the addresses of the host of a new URL. A slow name server must not keep a
+/// partner from setting a good URL.
 const RESOLVE: Duration = Duration::from_secs(2);
-const UNRESOLVED: &str = "The host of the URL could not be resolved. Webhooks are sent anyway, and retried";
+const UNRESOLVED: &str = "The host of the URL could not be resolved. The URL is set, and webhooks are sent and retried; check its spelling and DNS";
 
 /// Show the webhook endpoint
 #[utoipa::path(get, path = "/webhook", operation_id = "show_webhook", tag = "Webhook",
@@ -40,7 +47,10 @@ pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
 }
 
 async fn current(session: &Session) -> Result<Endpoint, ApiError> {
-    session.run(self_service::endpoint).await?.ok_or(Code::NotFound.into())
+    session
+        .run(self_service::endpoint)
+        .await?
+        .ok_or(Code::NotFound.into())
 }
 
 /// The endpoint after a change.
@@ -48,16 +58,18 @@ async fn current(session: &Session) -> Result<Endpoint, ApiError> {
 pub(super) struct ChangedEndpoint {
     #[serde(flatten)]
     endpoint: Endpoint,
-    /// Only if the host of the new URL could not be resolved.
+    /// A warning, only if the host of the new URL could not be resolved.
     #[serde(skip_serializing_if = "Option::is_none")]
     warning: Option<&'static str>,
 }
 
 /// Set the webhook URL and the further events
 ///
-/// Webhooks that wait are sent to a new URL within seconds, and a blocked endpoint is tested at once; the same URL again
-/// changes nothing. With `null`, webhooks wait until a URL is set. What is left out stays. A URL whose host has a forbidden
-/// address is refused; one whose host cannot be resolved within two seconds is set, with a `warning`.
+/// After a new URL is set, the webhooks that wait are sent to it within seconds, and a blocked
+/// endpoint is tested at once. Setting the same URL again changes nothing. With `null` the URL is
+/// removed, and webhooks wait until one is set. A field that you leave out keeps its value; one of
+/// the two is required. A URL whose host has a forbidden address is refused. If the host cannot be
+/// resolved within two seconds, the URL is set and the answer has a `warning`.
 #[utoipa::path(put, path = "/webhook", operation_id = "set_webhook", tag = "Webhook", request_body = super::described::NewEndpoint,
     responses(
         (status = 200, description = "The endpoint", body = ChangedEndpoint),
@@ -69,69 +81,103 @@ pub(super) async fn set(session: Session, request: Request) -> Result<Response, 
     let wanted = wanted(&session.service().guard, &body, session.environment())?;
     let url = wanted.url.as_ref();
     let warning = match url.and_then(Option::as_ref) {
-        Some(url) if session.run(self_service::webhook_url).await?.as_deref() != Some(url.as_str()) => {
+        Some(url)
+            if session.run(self_service::webhook_url).await?.as_deref() != Some(url.as_str()) =>
+        {
             resolved(session.service(), url).await?
         }
         _ => None,
     };
     let url = url.map(|url| url.as_ref().map(WebhookUrl::as_str));
-    let new = NewWebhook { url, events: wanted.events.as_deref() };
-    let changing = session.run(async |connection, partner| self_service::set_webhook(connection, partner, &new).await);
+    let new = NewWebhook {
+        url,
+        events: wanted.events.as_deref(),
+    };
+    let changing = session.run(async |connection, partner| {
+        self_service::set_webhook(connection, partner, &new).await
+    });
     if changing.await? {
         let removed = matches!(wanted.url, Some(None));
-        tracing::info!(partner.id = %session.id(), removed, "a partner set its webhook endpoint");
+        tracing::info!(
+            partner.id = %session.id(),
+            removed,
+            "a partner changed its webhook URL or its events; if the URL was removed, its webhooks wait until it sets one"
+        );
     }
-    let changed = ChangedEndpoint { endpoint: current(&session).await?, warning };
+    let changed = ChangedEndpoint {
+        endpoint: current(&session).await?,
+        warning,
+    };
     Ok(json(StatusCode::OK, &changed))
 }
 
-/// The changes in a body; `None` keeps the stored value.
+/// The changes that a body asks for; `None` keeps the stored value.
 struct Wanted {
     #[expect(clippy::option_option, reason = "kept, removed or set")]
     url: Option<Option<WebhookUrl>>,
     events: Option<Vec<Kind>>,
 }
 
+/// A 422 about one field of the body.
 fn refused<T>(parameter: &'static str, fault: Fault) -> Result<T, ApiError> {
     Err(ApiError::Unprocessable(vec![fault.of_parameter(parameter)]))
 }
 
+/// Reads the changes from a body, and checks what can be checked without a name server.
 fn wanted(guard: &Guard, body: &[u8], environment: Environment) -> Result<Wanted, ApiError> {
-    let body: Value = serde_json::from_slice(body).map_err(|_| ApiError::from(Code::InvalidJson))?;
-    let events = body.get("events").filter(|given| !given.is_null()).map(events).transpose()?;
+    let body: Value =
+        serde_json::from_slice(body).map_err(|_| ApiError::from(Code::InvalidJson))?;
+    let events = body
+        .get("events")
+        .filter(|given| !given.is_null())
+        .map(events)
+        .transpose()?;
     let url = match body.get("url") {
         Some(Value::Null) => Some(None),
         Some(Value::String(text)) => Some(Some(url(guard, text, environment)?)),
-        Some(_) => return refused("url", Fault::with(Code::UrlInvalid, "it must be a string or null")),
+        Some(_) => {
+            return refused(
+                "url",
+                Fault::with(Code::UrlInvalid, "it must be a string or null"),
+            );
+        }
         None if events.is_some() => None,
         None => return refused("url", Fault::new(Code::UrlMissing)),
     };
     Ok(Wanted { url, events })
 }
 
-/// The events in a body, each once.
+/// Reads the wanted events. Each is named once in the result, in the order of [`Kind::CHOICES`].
 fn events(given: &Value) -> Result<Vec<Kind>, ApiError> {
     let kind = |name: &Value| name.as_str()?.parse::<Kind>().ok();
-    let given = given.as_array().and_then(|names| names.iter().map(kind).collect::<Option<Vec<_>>>());
+    let given = given
+        .as_array()
+        .and_then(|names| names.iter().map(kind).collect::<Option<Vec<_>>>());
     let Some(given) = given else {
         return refused("events", Fault::with(Code::EventsInvalid, Kind::choices()));
     };
-    Ok(Kind::CHOICES.into_iter().filter(|kind| given.contains(kind)).collect())
+    Ok(Kind::CHOICES
+        .into_iter()
+        .filter(|kind| given.contains(kind))
+        .collect())
 }
 
-/// A URL after all checks that need no name server.
+/// Parses a URL, and makes all checks that need no name server.
 fn url(guard: &Guard, text: &str, environment: Environment) -> Result<WebhookUrl, ApiError> {
     let url: WebhookUrl = match text.parse() {
         Ok(url) => url,
         Err(error) => return refused("url", Fault::with(Code::UrlInvalid, error)),
     };
-    let judged = url.parsed().map(|parsed| guard.check_new(&parsed, environment));
+    let judged = url
+        .parsed()
+        .map(|parsed| guard.check_new(&parsed, environment));
     match judged.unwrap_or(Err(Forbidden::Address)) {
         Ok(()) => Ok(url),
         Err(reason) => forbidden(reason),
     }
 }
 
+/// A 422 that says what webhooks are not sent to.
 fn forbidden<T>(reason: Forbidden) -> Result<T, ApiError> {
     let detail = match reason {
         Forbidden::Port => "has a port that webhooks are not sent to",
@@ -141,11 +187,17 @@ fn forbidden<T>(reason: Forbidden) -> Result<T, ApiError> {
     refused("url", Fault::with(Code::UrlForbidden, detail))
 }
 
-/// Judges the addresses of a URL's host, as each connection does. Returns a warning if they are not found in time: a
-/// partner may set the URL before the name.
-async fn resolved(service: &SelfService, url: &WebhookUrl) -> Result<Option<&'static str>, ApiError> {
+/// Resolves the host of a URL and judges its addresses, as each connection does. If they are not
+/// found in time, the result is a warning and not an error, because a partner may set the URL
+/// before it creates the name.
+async fn resolved(
+    service: &SelfService,
+    url: &WebhookUrl,
+) -> Result<Option<&'static str>, ApiError> {
     let parsed = url.parsed();
-    let Some(name) = parsed.as_ref().and_then(Url::domain) else { return Ok(None) };
+    let Some(name) = parsed.as_ref().and_then(Url::domain) else {
+        return Ok(None);
+    };
     let resolving = async {
         let _permit = service.resolving.acquire().await;
         service.dns.resolve(name).await
@@ -157,7 +209,8 @@ async fn resolved(service: &SelfService, url: &WebhookUrl) -> Result<Option<&'st
     }
 }
 
-/// The new webhook secret. It is shown only now.
+/// The new webhook secret. It is shown only in this answer, because only its encrypted form is
+/// kept.
 #[derive(Serialize, ToSchema)]
 pub(super) struct NewSecret {
     #[schema(example = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")]
@@ -168,24 +221,33 @@ pub(super) struct NewSecret {
 
 /// Replace the webhook secret
 ///
-/// For 24 hours each webhook has two signatures, the new secret's first. The new secret is shown only in this answer.
+/// For 24 hours each webhook has two signatures, that of the new secret first, so that you can
+/// change your program without missing a webhook. The new secret is shown only in this answer.
 #[utoipa::path(post, path = "/webhook/secret", operation_id = "replace_webhook_secret", tag = "Webhook",
     responses(
         (status = 201, description = "The new secret", body = NewSecret),
-        (status = 409, description = "The old secret of the last rotation still signs (`rotation_under_way`)", body = super::described::Message)))]
+        (status = 409, description = "The old secret of the last rotation still signs webhooks, so there cannot be a further one (`rotation_under_way`)", body = super::described::Message)))]
 pub(super) async fn rotate_secret(session: Session) -> Result<Response, ApiError> {
     let secret = generate::webhook_secret().map_err(ApiError::internal)?;
     let vault = &session.service().vault;
     let rotated = session.run(async |connection, partner| {
-        self_service::rotate(connection, partner, "webhook secret rotate", async |transaction| {
-            partners::rotate_webhook_secret(transaction, vault, partner, &secret, OVERLAP).await
-        })
+        self_service::rotate(
+            connection,
+            partner,
+            "webhook secret rotate",
+            async |transaction| {
+                partners::rotate_webhook_secret(transaction, vault, partner, &secret, OVERLAP).await
+            },
+        )
         .await
     });
     let Rotated::Until(until) = rotated.await? else {
         return Err(Code::RotationUnderWay.into());
     };
-    tracing::info!(partner.id = %session.id(), "a partner replaced its webhook secret");
-    let new = NewSecret { webhook_secret: secret.to_text(), old_secret_until: until };
+    tracing::info!(partner.id = %session.id(), "a partner replaced its webhook secret; for 24 hours the old one also signs");
+    let new = NewSecret {
+        webhook_secret: secret.to_text(),
+        old_secret_until: until,
+    };
     Ok(json(StatusCode::CREATED, &new))
 }

@@ -26,7 +26,9 @@ async fn an_endpoint_that_fails_is_left_alone_then_probed_then_served() {
     };
     testkit::wait::soon("the endpoint to be blocked", blocked).await;
     // Each end of a block allows one probe: one attempt of one delivery.
-    let is_block = |pair: &[testkit::receiver::Received]| pair[1].at - pair[0].at >= Duration::from_millis(800);
+    let is_block = |pair: &[testkit::receiver::Received]| {
+        pair[1].at - pair[0].at >= Duration::from_millis(800)
+    };
     let probes = async || {
         let received = bench.receiver.received();
         let before = received.windows(2).position(is_block).map(|last| last + 1);
@@ -36,10 +38,19 @@ async fn an_endpoint_that_fails_is_left_alone_then_probed_then_served() {
     };
     let (before, pause) = testkit::wait::soon("two probes", probes).await;
     assert!((3..=12).contains(&before), "{before}");
-    assert!(pause >= Duration::from_millis(1_500), "the second block is longer: {pause:?}");
-    let attempts: i64 = sqlx::query_scalar("SELECT sum(attempt) FROM deliveries").fetch_one(&bench.pool).await.unwrap();
+    assert!(
+        pause >= Duration::from_millis(1_500),
+        "the second block is longer: {pause:?}"
+    );
+    let attempts: i64 = sqlx::query_scalar("SELECT sum(attempt) FROM deliveries")
+        .fetch_one(&bench.pool)
+        .await
+        .unwrap();
     let requests = i64::try_from(bench.receiver.received().len()).unwrap();
-    assert!(attempts <= requests, "what was deferred has lost no attempt");
+    assert!(
+        attempts <= requests,
+        "what was deferred has lost no attempt"
+    );
 
     bench.receiver.answer("/hook", |_| Answer::status(200));
     bench.make_due().await;
@@ -54,7 +65,10 @@ async fn a_paused_endpoint_gets_nothing_and_loses_nothing() {
     let (mut bench, partner) = Bench::start_for("/paused").await;
     let other = bench.partner_at("/other").await;
     bench.pause(partner).await;
-    let waiting = [bench.ready_and_announced(partner).await, bench.ready(partner).await];
+    let waiting = [
+        bench.ready_and_announced(partner).await,
+        bench.ready(partner).await,
+    ];
     bench.make_due().await;
     // Later deliveries of another partner arrive, so these could have been sent.
     for _ in 0..2 {
@@ -64,7 +78,13 @@ async fn a_paused_endpoint_gets_nothing_and_loses_nothing() {
         bench.make_due().await;
         bench.delivered(&next).await;
     }
-    assert!(bench.receiver.received().iter().all(|one| one.path == "/other"));
+    assert!(
+        bench
+            .receiver
+            .received()
+            .iter()
+            .all(|one| one.path == "/other")
+    );
     bench.resume(partner).await;
     for topup in &waiting {
         assert_eq!(bench.delivered(topup).await.attempt, 1);
@@ -79,9 +99,18 @@ async fn a_replay_starts_the_schedule_again_and_keeps_the_attempts() {
     bench.delivered(&topup).await;
     bench.receiver.answer("/hook", |_| Answer::status(503));
     let replay = async |state: &'static str| {
-        let filter = Filter { partner_id: Some(partner), state: Some(state), ..Filter::default() };
+        let filter = Filter {
+            partner_id: Some(partner),
+            state: Some(state),
+            ..Filter::default()
+        };
         let mut connection = bench.pool.acquire().await.unwrap();
-        let action = Action { operator: "tester", command: "delivery replay", target: "partner", reason: "a test" };
+        let action = Action {
+            operator: "tester",
+            command: "delivery replay",
+            target: "partner",
+            reason: "a test",
+        };
         let replayed = deliveries::replay(&mut connection, &filter, 100, Mode::Apply(action)).await;
         replayed.unwrap().replayed
     };
@@ -89,20 +118,38 @@ async fn a_replay_starts_the_schedule_again_and_keeps_the_attempts() {
     assert_eq!(replay("delivered").await, 1);
     let stored = bench.stored(&topup, |stored| stored.attempt == 2).await;
     let due_in = stored.due_in.unwrap();
-    assert!((3.0..=5.5).contains(&due_in), "the schedule's first wait is 5 s: {due_in}");
+    assert!(
+        (3.0..=5.5).contains(&due_in),
+        "the schedule's first wait is 5 s: {due_in}"
+    );
 
     bench.receiver.answer("/hook", |_| Answer::status(410));
     bench.make_due().await;
-    let stored = bench.stored(&topup, |stored| stored.state == "exhausted").await;
+    let stored = bench
+        .stored(&topup, |stored| stored.state == "exhausted")
+        .await;
     assert_eq!((stored.status, stored.due_in), (Some(410), None));
     bench.receiver.answer("/hook", |_| Answer::status(202));
     assert_eq!(replay("exhausted").await, 1);
     bench.delivered(&topup).await;
     let delivery = bench.delivery_of(&topup).await;
     let mut connection = bench.pool.acquire().await.unwrap();
-    let all = deliveries::attempts(&mut connection, delivery, i64::MAX).await.unwrap();
-    let classes: Vec<(i32, &str)> = all.iter().map(|one| (one.attempt, one.class.as_str())).collect();
-    assert_eq!(classes, [(0, "delivered"), (1, "status_5xx"), (2, "gone"), (3, "delivered")]);
+    let all = deliveries::attempts(&mut connection, delivery, i64::MAX)
+        .await
+        .unwrap();
+    let classes: Vec<(i32, &str)> = all
+        .iter()
+        .map(|one| (one.attempt, one.class.as_str()))
+        .collect();
+    assert_eq!(
+        classes,
+        [
+            (0, "delivered"),
+            (1, "status_5xx"),
+            (2, "gone"),
+            (3, "delivered")
+        ]
+    );
     let metrics = bench.metrics().await;
     for part in [
         r#"esim_deliveries_total{outcome="delivered""#,

@@ -1,4 +1,5 @@
-//! Events other than the specified webhook; deliveries that move to a new URL or find their host full.
+//! Events other than the specified webhook; deliveries that move to a new URL or find their host
+//! full.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,10 @@ use crate::support::{Bench, PATIENCE};
 impl Bench {
     async fn test_endpoint(&self, partner: PartnerId) -> DeliveryId {
         let mut connection = self.pool.acquire().await.unwrap();
-        match events::test(&mut connection, partner, Duration::ZERO).await.unwrap() {
+        match events::test(&mut connection, partner, Duration::ZERO)
+            .await
+            .unwrap()
+        {
             Tested::Due(id) => id,
             other => panic!("{other:?}"),
         }
@@ -36,7 +40,10 @@ async fn a_test_has_one_signed_attempt_with_its_type() {
     bench.receiver.answer("/hook", |_| Answer::status(503));
     let failed = bench.test_endpoint(partner).await;
     let seen = bench.event(failed, "exhausted").await;
-    assert_eq!((seen.attempts, seen.status, seen.due_at), (1, Some(503), None));
+    assert_eq!(
+        (seen.attempts, seen.status, seen.due_at),
+        (1, Some(503), None)
+    );
     bench.receiver.answer("/hook", |_| Answer::status(200));
     let good = bench.test_endpoint(partner).await;
     bench.event(good, "delivered").await;
@@ -44,12 +51,20 @@ async fn a_test_has_one_signed_attempt_with_its_type() {
     assert_eq!(received.len(), 2);
     for (webhook, id) in received.iter().zip([failed, good]) {
         assert_eq!(webhook.signature, Signature::Valid);
-        assert_eq!(webhook.headers["webhook-id"], WebhookId::Event(id).to_string());
+        assert_eq!(
+            webhook.headers["webhook-id"],
+            WebhookId::Event(id).to_string()
+        );
         assert_eq!(webhook.headers["webhook-type"], "webhook.test");
-        assert_eq!((&webhook.json["type"], &webhook.json["data"]), (&"webhook.test".into(), &serde_json::json!({})));
+        assert_eq!(
+            (&webhook.json["type"], &webhook.json["data"]),
+            (&"webhook.test".into(), &serde_json::json!({}))
+        );
     }
     let mut connection = bench.pool.acquire().await.unwrap();
-    let made = self_service::attempts(&mut connection, failed).await.unwrap();
+    let made = self_service::attempts(&mut connection, failed)
+        .await
+        .unwrap();
     assert_eq!((made.len(), made[0].class.as_str()), (1, "status_5xx"));
     // The webhook of a topup has no type.
     bench.delivers(partner).await;
@@ -73,7 +88,11 @@ async fn a_test_ends_the_block_of_an_endpoint_that_is_back() {
         bench.delivered(topup).await;
     }
     let first = bench.receiver.received().remove(0);
-    assert_eq!(first.headers["webhook-id"], WebhookId::Event(id).to_string(), "the test came first");
+    assert_eq!(
+        first.headers["webhook-id"],
+        WebhookId::Event(id).to_string(),
+        "the test came first"
+    );
     bench.stop().await;
 }
 
@@ -82,15 +101,24 @@ async fn keys_that_end_soon_are_announced_and_retried() {
     let mut bench = Bench::prepared().await;
     let partner = bench.partner_at("/hook").await;
     let mut connection = bench.pool.acquire().await.unwrap();
-    partners::set_events(&mut connection, partner, &[Kind::KeyExpiring]).await.unwrap();
-    bench.sql("UPDATE partners SET old_keys_until = now() + interval '1 hour'").await;
+    partners::set_events(&mut connection, partner, &[Kind::KeyExpiring])
+        .await
+        .unwrap();
+    bench
+        .sql("UPDATE partners SET old_keys_until = now() + interval '1 hour'")
+        .await;
     bench.receiver.answer("/hook", |_| Answer::status(500));
     bench.go().await;
     bench.receiver.wait_for(1, PATIENCE).await.unwrap();
     let first = bench.receiver.received().remove(0);
     assert_eq!(first.headers["webhook-type"], "key.expiring");
     assert_eq!(first.json["data"]["credential"], "keys");
-    let WebhookId::Event(id) = first.headers["webhook-id"].to_str().unwrap().parse().unwrap() else {
+    let WebhookId::Event(id) = first.headers["webhook-id"]
+        .to_str()
+        .unwrap()
+        .parse()
+        .unwrap()
+    else {
         panic!("{first:?}");
     };
     let retried = async || {
@@ -98,10 +126,20 @@ async fn keys_that_end_soon_are_announced_and_retried() {
         let seen = events::find(&mut connection, None, id).await?;
         Ok(seen.filter(|event| event.attempts == 1))
     };
-    assert_eq!(wait::soon("the attempt to be recorded", retried).await.state, "pending");
+    assert_eq!(
+        wait::soon("the attempt to be recorded", retried)
+            .await
+            .state,
+        "pending"
+    );
     bench.receiver.answer("/hook", |_| Answer::status(204));
     bench.event(id, "delivered").await;
-    let bodies: Vec<_> = bench.receiver.received().into_iter().map(|one| one.body).collect();
+    let bodies: Vec<_> = bench
+        .receiver
+        .received()
+        .into_iter()
+        .map(|one| one.body)
+        .collect();
     assert_eq!(bodies.len(), 2);
     assert_eq!(bodies[0], bodies[1], "a retry has the same body");
     bench.stop().await;
@@ -116,7 +154,10 @@ async fn a_delivery_that_finds_its_host_full_does_not_wait_for_its_lease() {
     .await;
     let slow = bench.partner_at("/slow").await;
     let other = bench.partner_at("/other").await;
-    bench.receiver.answer("/slow", |_| Answer { status: 200, delay: Duration::from_secs(1) });
+    bench.receiver.answer("/slow", |_| Answer {
+        status: 200,
+        delay: Duration::from_secs(1),
+    });
     let first = bench.ready_and_announced(slow).await;
     bench.receiver.wait_for(1, PATIENCE).await.unwrap();
     // The host of this partner is not known yet, so its lane does not know that the host is full.

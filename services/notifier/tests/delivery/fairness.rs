@@ -34,7 +34,9 @@ async fn time(bench: &Bench, partner: PartnerId, path: &str, topups: &[TopupId])
     for topup in topups {
         bench.announce(partner, topup).await;
     }
-    let all = bench.receiver.wait_until(PATIENCE, path, |received| at(received, path) >= before + topups.len());
+    let all = bench.receiver.wait_until(PATIENCE, path, |received| {
+        at(received, path) >= before + topups.len()
+    });
     all.await.unwrap();
     began.elapsed()
 }
@@ -44,7 +46,10 @@ async fn a_fast_endpoint_does_not_wait_for_a_slow_one() {
     let bench = bench().await;
     let fast = bench.partner_at("/fast").await;
     let slow = bench.partner_at("/slow").await;
-    bench.receiver.answer("/slow", |_| Answer { status: 200, delay: Duration::from_secs(10) });
+    bench.receiver.answer("/slow", |_| Answer {
+        status: 200,
+        delay: Duration::from_secs(10),
+    });
     let alone = bench.copies(fast, 20, None).await;
     let among = bench.copies(fast, 20, None).await;
     let backlog = bench.copies(slow, 3_000, None).await;
@@ -55,7 +60,9 @@ async fn a_fast_endpoint_does_not_wait_for_a_slow_one() {
     }
     bench
         .receiver
-        .wait_until(PATIENCE, "the slow endpoint to be busy", |received| at(received, "/slow") >= 64)
+        .wait_until(PATIENCE, "the slow endpoint to be busy", |received| {
+            at(received, "/slow") >= 64
+        })
         .await
         .unwrap();
     let took = time(&bench, fast, "/fast", &among).await;
@@ -64,7 +71,10 @@ async fn a_fast_endpoint_does_not_wait_for_a_slow_one() {
         "{took:?} for 20 webhooks, which take {baseline:?} when there is nothing else"
     );
     let slow = at(&bench.receiver.received(), "/slow");
-    assert!(slow <= 128, "no more than 64 at once to one endpoint: {slow}");
+    assert!(
+        slow <= 128,
+        "no more than 64 at once to one endpoint: {slow}"
+    );
     bench.abandon();
 }
 
@@ -74,7 +84,12 @@ async fn due_retries_do_not_wait_for_those_of_a_dead_endpoint() {
     let healthy = bench.partner_at("/healthy").await;
     // It accepts connections and never responds.
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let (dead, _) = bench.partner(Some(&format!("http://{}/dead", silent.local_addr().unwrap()))).await;
+    let (dead, _) = bench
+        .partner(Some(&format!(
+            "http://{}/dead",
+            silent.local_addr().unwrap()
+        )))
+        .await;
     bench.pause(dead).await;
     bench.copies(dead, 8_000, Some(Duration::ZERO)).await;
     let retries = bench.copies(healthy, 20, Some(LATER)).await;
@@ -84,7 +99,11 @@ async fn due_retries_do_not_wait_for_those_of_a_dead_endpoint() {
 
     let began = Instant::now();
     bench.make_due_of(healthy).await;
-    bench.receiver.wait_for(retries.len(), PATIENCE).await.unwrap();
+    bench
+        .receiver
+        .wait_for(retries.len(), PATIENCE)
+        .await
+        .unwrap();
     let took = began.elapsed();
     assert!(took < Duration::from_secs(2), "{took:?}");
     bench.abandon();

@@ -1,5 +1,6 @@
-//! Endpoints that answer too much, too slowly, or not with an answer: they cost neither memory, nor more than
-//! one request per attempt, nor others their webhooks. The notifier is a process of its own here.
+//! Endpoints that answer too much, too slowly, or not with an answer: they cost neither memory, nor
+//! more than one request per attempt, nor others their webhooks. The notifier is a process of its
+//! own here.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -81,7 +82,9 @@ impl Manner {
             }
             Self::Bomb => {
                 let encoding = b"content-encoding: gzip\r\n\r\n";
-                connection.write_all(&[HEAD, &encoding[..]].concat()).await?;
+                connection
+                    .write_all(&[HEAD, &encoding[..]].concat())
+                    .await?;
                 connection.write_all(&gzip_of_zeros(10_000_000)).await?;
             }
             Self::DripHead => drip(connection, b"HTTP/1.1 200 ").await?,
@@ -92,7 +95,9 @@ impl Manner {
             Self::Headers => {
                 let header = |n| format!("x-{n}: {}\r\n", "y".repeat(100)).into_bytes();
                 let headers: Vec<u8> = (0..10_000).flat_map(header).collect();
-                connection.write_all(&[b"HTTP/1.1 200 OK\r\n", &headers[..], b"\r\n"].concat()).await?;
+                connection
+                    .write_all(&[b"HTTP/1.1 200 OK\r\n", &headers[..], b"\r\n"].concat())
+                    .await?;
             }
             Self::Interim => {
                 let many = b"HTTP/1.1 102 Wait\r\n\r\n".repeat(1_000);
@@ -106,7 +111,9 @@ impl Manner {
                 return Err(std::io::ErrorKind::ConnectionReset.into());
             }
             Self::Endless => {
-                connection.write_all(format!("HTTP/1.1 200 {}", "y".repeat(200_000)).as_bytes()).await?;
+                connection
+                    .write_all(format!("HTTP/1.1 200 {}", "y".repeat(200_000)).as_bytes())
+                    .await?;
             }
             Sends(bytes) => connection.write_all(bytes).await?,
             Last(bytes) => {
@@ -118,15 +125,22 @@ impl Manner {
     }
 }
 
-/// The first `size` bytes of an endless gzip stream: one zero, then "the same again, 258 times" in 13
-/// bits each.
+/// The first `size` bytes of an endless gzip stream: one zero, then "the same again, 258 times" in
+/// 13 bits each.
 fn gzip_of_zeros(size: usize) -> Vec<u8> {
     const HEADER: &[u8] = b"\x1f\x8b\x08\0\0\0\0\0\0\xff";
     // Not the last block, fixed codes; then the code of the byte 0.
     let first = "010".bytes().chain("00110000".bytes());
-    let bits: Vec<bool> =
-        first.chain("1100010100000".bytes().cycle()).map(|bit| bit == b'1').take((2 + 13) * 8).collect();
-    let byte = |bits: &[bool]| bits.iter().rev().fold(0, |byte, bit| byte << 1 | u8::from(*bit));
+    let bits: Vec<bool> = first
+        .chain("1100010100000".bytes().cycle())
+        .map(|bit| bit == b'1')
+        .take((2 + 13) * 8)
+        .collect();
+    let byte = |bits: &[bool]| {
+        bits.iter()
+            .rev()
+            .fold(0, |byte, bit| byte << 1 | u8::from(*bit))
+    };
     let bytes: Vec<u8> = bits.chunks(8).map(byte).collect();
     // After two bytes, every thirteen are the same.
     let mut stream = [HEADER, &bytes[..2]].concat();
@@ -155,7 +169,11 @@ async fn endpoint(manner: Manner) -> (String, Arc<AtomicUsize>) {
             tokio::spawn(async move {
                 let mut buffer = vec![0; 16 * 1024];
                 // A request fits into one packet here.
-                while connection.read(&mut buffer).await.is_ok_and(|read| read > 0) {
+                while connection
+                    .read(&mut buffer)
+                    .await
+                    .is_ok_and(|read| read > 0)
+                {
                     count.fetch_add(1, Ordering::Relaxed);
                     if manner.answer(&mut connection).await.is_err() {
                         return;
@@ -201,7 +219,9 @@ async fn hostile_endpoints_cost_neither_memory_nor_repeats() {
         let left: i64 = sqlx::query_scalar(left).fetch_one(&bench.pool).await?;
         Ok((left == 0).then_some(()))
     };
-    wait::until(PATIENCE * 6, "every delivery to be attempted", attempted).await.unwrap();
+    wait::until(PATIENCE * 6, "every delivery to be attempted", attempted)
+        .await
+        .unwrap();
     let peak = notifier.peak_memory().unwrap();
     println!("{peak} kB at the peak");
     assert!(peak < MOST_KILOBYTES, "{peak} kB at the peak");
@@ -210,12 +230,22 @@ async fn hostile_endpoints_cost_neither_memory_nor_repeats() {
         assert_eq!(requests.load(Ordering::Relaxed), EACH, "{name}");
         let topups: Vec<_> = topups.iter().map(ToString::to_string).collect();
         let attempts = "SELECT a.class, a.attempt FROM delivery_attempts a JOIN deliveries USING (delivery_id) WHERE topup_id = ANY($1)";
-        let attempts: Vec<(String, i32)> = sqlx::query_as(attempts).bind(topups).fetch_all(&bench.pool).await.unwrap();
+        let attempts: Vec<(String, i32)> = sqlx::query_as(attempts)
+            .bind(topups)
+            .fetch_all(&bench.pool)
+            .await
+            .unwrap();
         assert_eq!(attempts, vec![(class.to_owned(), 0); EACH], "{name}");
     }
     let kept = "SELECT max(octet_length(answer)) FROM delivery_attempts";
-    let kept: i32 = sqlx::query_scalar(kept).fetch_one(&bench.pool).await.unwrap();
-    assert!((1_024..1_200).contains(&kept), "1 KiB of an answer, sealed: {kept}");
+    let kept: i32 = sqlx::query_scalar(kept)
+        .fetch_one(&bench.pool)
+        .await
+        .unwrap();
+    assert!(
+        (1_024..1_200).contains(&kept),
+        "1 KiB of an answer, sealed: {kept}"
+    );
     assert!(notifier.terminate(PATIENCE).await.unwrap().success());
 }
 
@@ -229,11 +259,18 @@ async fn a_flood_of_interim_answers_holds_no_other_webhook_up() {
     let good = bench.partner_at("/good").await;
     let mut notifier = Process::new(program(&bench, folder.path()));
     notifier.start().await.unwrap();
-    wait::soon("the floods", async || Ok((floods.load(Ordering::Relaxed) >= EACH / 2).then_some(()))).await;
+    wait::soon("the floods", async || {
+        Ok((floods.load(Ordering::Relaxed) >= EACH / 2).then_some(()))
+    })
+    .await;
     for _ in 0..5 {
         let began = Instant::now();
         bench.delivers(good).await;
-        assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+        assert!(
+            began.elapsed() < Duration::from_secs(2),
+            "{:?}",
+            began.elapsed()
+        );
     }
     notifier.kill().await.unwrap();
 }

@@ -24,7 +24,12 @@ use tokio::net::TcpListener;
 
 /// The trace id of a `traceparent` header.
 fn trace_id(received: &Received) -> &str {
-    received.headers[trace::TRACEPARENT].to_str().unwrap().split('-').nth(1).unwrap()
+    received.headers[trace::TRACEPARENT]
+        .to_str()
+        .unwrap()
+        .split('-')
+        .nth(1)
+        .unwrap()
 }
 
 fn topups(received: &[Received]) -> HashSet<&str> {
@@ -36,7 +41,10 @@ async fn a_ready_topup_is_delivered_once_signed_and_in_the_orders_trace() {
     let (mut bench, partner) = Bench::start_for("/hook").await;
     let topup = bench.ready_and_announced(partner).await;
     let stored = bench.delivered(&topup).await;
-    assert_eq!((stored.attempt, stored.status, stored.error), (1, Some(200), None));
+    assert_eq!(
+        (stored.attempt, stored.status, stored.error),
+        (1, Some(200), None)
+    );
     assert_eq!(stored.due_in, None);
 
     // Late and repeated events are no-ops: the next one is the second webhook.
@@ -44,7 +52,10 @@ async fn a_ready_topup_is_delivered_once_signed_and_in_the_orders_trace() {
     let next = bench.ready_and_announced(partner).await;
     bench.delivered(&next).await;
     let received = bench.receiver.received();
-    assert_eq!(received.iter().map(Received::topup_id).collect::<Vec<_>>(), [topup.as_str(), next.as_str()]);
+    assert_eq!(
+        received.iter().map(Received::topup_id).collect::<Vec<_>>(),
+        [topup.as_str(), next.as_str()]
+    );
 
     let expected = format!(
         concat!(
@@ -63,7 +74,11 @@ async fn a_ready_topup_is_delivered_once_signed_and_in_the_orders_trace() {
     assert_eq!(webhook.signature, Signature::Valid);
     assert_eq!(webhook.headers["webhook-id"], topup.as_str());
     assert_eq!(webhook.headers["content-type"], "application/json");
-    assert!(TRACEPARENT.contains(trace_id(webhook)), "{:?}", webhook.headers);
+    assert!(
+        TRACEPARENT.contains(trace_id(webhook)),
+        "{:?}",
+        webhook.headers
+    );
     bench.stop().await;
 }
 
@@ -73,20 +88,33 @@ async fn a_failed_attempt_is_tried_again_as_scheduled() {
     bench.receiver.answer("/hook", |_| Answer::status(500));
     let topup = bench.ready_and_announced(partner).await;
     let stored = bench.attempted(&topup).await;
-    assert_eq!((stored.state.as_str(), stored.attempt, stored.status), ("pending", 1, Some(500)));
+    assert_eq!(
+        (stored.state.as_str(), stored.attempt, stored.status),
+        ("pending", 1, Some(500))
+    );
     assert_eq!(stored.error.as_deref(), Some("answered 500"));
 
     bench.make_due().await;
     let stored = bench.stored(&topup, |stored| stored.attempt == 2).await;
     let due_in = stored.due_in.unwrap();
-    assert!((265.0..=330.0).contains(&due_in), "the second wait is 5 minutes, give or take 10 %: {due_in}");
+    assert!(
+        (265.0..=330.0).contains(&due_in),
+        "the second wait is 5 minutes, give or take 10 %: {due_in}"
+    );
 
     bench.receiver.answer("/hook", |_| Answer::status(204));
     bench.make_due().await;
     let stored = bench.delivered(&topup).await;
-    assert_eq!((stored.attempt, stored.status, stored.error), (3, Some(204), None));
+    assert_eq!(
+        (stored.attempt, stored.status, stored.error),
+        (3, Some(204), None)
+    );
     let received = bench.receiver.received();
-    assert!(received.iter().all(|one| one.headers["webhook-id"] == topup.as_str()));
+    assert!(
+        received
+            .iter()
+            .all(|one| one.headers["webhook-id"] == topup.as_str())
+    );
     assert!(received.iter().all(|one| one.signature == Signature::Valid));
     let traces: HashSet<_> = received.iter().map(trace_id).collect();
     assert_eq!(traces.len(), 3, "each later attempt is a trace of its own");
@@ -112,15 +140,22 @@ async fn a_redirect_is_not_followed_and_retry_after_is_heeded() {
     tokio::spawn(async move {
         let (mut connection, _) = listener.accept().await.unwrap();
         let _ = connection.read(&mut [0; 4096]).await.unwrap();
-        let answer =
-            format!("HTTP/1.1 307 Moved\r\nlocation: {elsewhere}\r\nretry-after: 3600\r\ncontent-length: 0\r\n\r\n");
+        let answer = format!(
+            "HTTP/1.1 307 Moved\r\nlocation: {elsewhere}\r\nretry-after: 3600\r\ncontent-length: 0\r\n\r\n"
+        );
         connection.write_all(answer.as_bytes()).await.unwrap();
     });
     let (partner, _) = bench.partner(Some(&url)).await;
     let topup = bench.ready_and_announced(partner).await;
     let stored = bench.attempted(&topup).await;
-    assert_eq!((stored.state.as_str(), stored.status), ("pending", Some(307)));
-    assert!((3_590.0..=3_600.0).contains(&stored.due_in.unwrap()), "{stored:?}");
+    assert_eq!(
+        (stored.state.as_str(), stored.status),
+        ("pending", Some(307))
+    );
+    assert!(
+        (3_590.0..=3_600.0).contains(&stored.due_in.unwrap()),
+        "{stored:?}"
+    );
     assert_eq!(bench.receiver.received().len(), 0);
     bench.stop().await;
 }
@@ -128,11 +163,19 @@ async fn a_redirect_is_not_followed_and_retry_after_is_heeded() {
 #[tokio::test]
 async fn endpoints_inside_of_our_network_are_refused() {
     let mut bench = Bench::start().await;
-    for url in ["http://[::1]:1/", "http://10.0.0.1/", "http://0xa9fea9fe/latest/meta-data"] {
+    for url in [
+        "http://[::1]:1/",
+        "http://10.0.0.1/",
+        "http://0xa9fea9fe/latest/meta-data",
+    ] {
         let (partner, _) = bench.partner(Some(url)).await;
         let topup = bench.ready_and_announced(partner).await;
         let stored = bench.attempted(&topup).await;
-        assert_eq!((stored.state.as_str(), stored.status), ("pending", None), "{url}");
+        assert_eq!(
+            (stored.state.as_str(), stored.status),
+            ("pending", None),
+            "{url}"
+        );
         assert_eq!(stored.error.as_deref(), Some("forbidden address"), "{url}");
     }
     bench.stop().await;
@@ -142,7 +185,11 @@ async fn endpoints_inside_of_our_network_are_refused() {
 async fn a_broken_row_or_url_delays_no_other_delivery() {
     let (mut bench, partner) = Bench::start_for("/hook").await;
     let broken = bench.ready(partner).await;
-    bench.sql(&format!("UPDATE esims SET profile = '\\x0174' WHERE topup_id = '{broken}'")).await;
+    bench
+        .sql(&format!(
+            "UPDATE esims SET profile = '\\x0174' WHERE topup_id = '{broken}'"
+        ))
+        .await;
     bench.announce(partner, &broken).await;
     let (nowhere, _) = bench.partner(Some("not a URL")).await;
     let homeless = bench.ready_and_announced(nowhere).await;
@@ -150,8 +197,14 @@ async fn a_broken_row_or_url_delays_no_other_delivery() {
     let stored = bench.attempted(&broken).await;
     assert_eq!((stored.state.as_str(), stored.status), ("pending", None));
     let error = stored.error.unwrap();
-    assert!(error.contains("profile") && error.contains("cannot be decrypted"), "{error}");
-    assert_eq!(bench.attempted(&homeless).await.error.as_deref(), Some("unusable URL"));
+    assert!(
+        error.contains("profile") && error.contains("cannot be decrypted"),
+        "{error}"
+    );
+    assert_eq!(
+        bench.attempted(&homeless).await.error.as_deref(),
+        Some("unusable URL")
+    );
     bench.stop().await;
 }
 
@@ -160,22 +213,48 @@ async fn an_unreadable_message_is_put_aside_and_the_next_one_is_handled() {
     let (mut bench, partner) = Bench::start_for("/hook").await;
     let jetstream = jetstream::new(bench.nats.client().clone());
     let subject = bench.nats.ready_batch_subject();
-    let made = async || Ok(jetstream.get_stream(bench.nats.stream_name("TOPUP_READY")).await.ok());
+    let made = async || {
+        Ok(jetstream
+            .get_stream(bench.nats.stream_name("TOPUP_READY"))
+            .await
+            .ok())
+    };
     testkit::wait::soon("the notifier's stream", made).await;
     for garbage in ["{", r#"{"type":"topup.ready.v9","topup_id":"1"}"#] {
-        jetstream.publish(subject.clone(), garbage.into()).await.unwrap().await.unwrap();
+        jetstream
+            .publish(subject.clone(), garbage.into())
+            .await
+            .unwrap()
+            .await
+            .unwrap();
     }
     let topup = bench.ready_and_announced(partner).await;
     bench.delivered(&topup).await;
 
-    let dead = jetstream.get_stream(bench.nats.stream_name("TOPUP_DEAD")).await.unwrap();
+    let dead = jetstream
+        .get_stream(bench.nats.stream_name("TOPUP_DEAD"))
+        .await
+        .unwrap();
     let newest = testkit::wait::soon("two dead letters", async || {
-        let newest = dead.get_last_raw_message_by_subject(&bench.nats.dead_subject("ready")).await.ok();
+        let newest = dead
+            .get_last_raw_message_by_subject(&bench.nats.dead_subject("ready"))
+            .await
+            .ok();
         Ok(newest.filter(|message| message.sequence == 2))
     })
     .await;
-    assert_eq!(newest.headers.get("Dead-Subject").unwrap().as_str(), subject);
-    assert!(newest.headers.get("Dead-Reason").unwrap().as_str().contains("topup.ready.v9"));
+    assert_eq!(
+        newest.headers.get("Dead-Subject").unwrap().as_str(),
+        subject
+    );
+    assert!(
+        newest
+            .headers
+            .get("Dead-Reason")
+            .unwrap()
+            .as_str()
+            .contains("topup.ready.v9")
+    );
     bench.stop().await;
 }
 
@@ -184,7 +263,10 @@ async fn an_endpoint_gets_so_many_requests_at_once_and_no_more() {
     const DELAY: Duration = Duration::from_millis(150);
     let mut bench = Bench::start_with(|config| config.endpoint_concurrency = 2).await;
     let partner = bench.partner_at("/slow").await;
-    bench.receiver.answer("/slow", |_| Answer { status: 200, delay: DELAY });
+    bench.receiver.answer("/slow", |_| Answer {
+        status: 200,
+        delay: DELAY,
+    });
     let mut ready = Vec::new();
     for _ in 0..10 {
         ready.push(bench.ready(partner).await);
@@ -196,7 +278,10 @@ async fn an_endpoint_gets_so_many_requests_at_once_and_no_more() {
         bench.delivered(topup).await;
     }
     let received = bench.receiver.received();
-    assert_eq!(topups(&received), ready.iter().map(TopupId::as_str).collect());
+    assert_eq!(
+        topups(&received),
+        ready.iter().map(TopupId::as_str).collect()
+    );
     let mut times: Vec<_> = received.iter().map(|one| one.at).collect();
     times.sort_unstable();
     for three in times.windows(3) {
@@ -208,7 +293,10 @@ async fn an_endpoint_gets_so_many_requests_at_once_and_no_more() {
 #[tokio::test]
 async fn a_stop_finishes_what_is_under_way() {
     let (mut bench, partner) = Bench::start_for("/slow").await;
-    bench.receiver.answer("/slow", |_| Answer { status: 200, delay: Duration::from_millis(300) });
+    bench.receiver.answer("/slow", |_| Answer {
+        status: 200,
+        delay: Duration::from_millis(300),
+    });
     let topup = bench.ready_and_announced(partner).await;
     bench.receiver.wait_for(1, PATIENCE).await.unwrap();
     bench.stop().await;
@@ -218,14 +306,21 @@ async fn a_stop_finishes_what_is_under_way() {
 #[tokio::test]
 async fn an_answer_that_came_while_the_database_was_away_is_recorded_when_it_is_back() {
     let (mut bench, partner) = Bench::start_for("/hook").await;
-    bench.receiver.answer("/hook", |_| Answer { status: 200, delay: Duration::from_millis(300) });
+    bench.receiver.answer("/hook", |_| Answer {
+        status: 200,
+        delay: Duration::from_millis(300),
+    });
     let topup = bench.ready_and_announced(partner).await;
     bench.receiver.wait_for(1, PATIENCE).await.unwrap();
     bench.without_database(bench.says_ready(false)).await;
     bench.says_ready(true).await;
     let stored = testkit::wait::soon("the attempt to be recorded", async || {
         // Connections of the test's own pool were cut, too.
-        Ok(bench.look(&topup).await.ok().filter(|stored| stored.state == "delivered"))
+        Ok(bench
+            .look(&topup)
+            .await
+            .ok()
+            .filter(|stored| stored.state == "delivered"))
     })
     .await;
     assert_eq!(stored.attempt, 1);
@@ -238,19 +333,30 @@ async fn an_answer_that_came_while_the_database_was_away_is_recorded_when_it_is_
 #[tokio::test]
 async fn a_schema_that_is_behind_stops_the_start() {
     let database = Database::empty().await.unwrap();
-    let error = notifier::run(config(&settings(&database)), Shutdown::new()).await.unwrap_err();
-    assert!(error.to_string().contains("run `esimctl migrate`"), "{error:#}");
+    let error = notifier::run(config(&settings(&database)), Shutdown::new())
+        .await
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("run `esimctl migrate`"),
+        "{error:#}"
+    );
 }
 
-/// The profile went between the replay and the attempt. Nothing is sent, and the delivery is held at once.
+/// The profile went between the replay and the attempt. Nothing is sent, and the delivery is held
+/// at once.
 #[tokio::test]
 async fn a_webhook_without_its_profile_is_held_and_says_why() {
     let (mut bench, partner) = Bench::start_for("/hook").await;
     let topup = bench.ready(partner).await;
-    bench.sql("UPDATE esims SET profile = NULL, erased_at = now()").await;
+    bench
+        .sql("UPDATE esims SET profile = NULL, erased_at = now()")
+        .await;
     bench.announce(partner, &topup).await;
     let stored = bench.attempted(&topup).await;
-    assert_eq!((stored.state.as_str(), stored.status, stored.due_in), ("exhausted", None, None));
+    assert_eq!(
+        (stored.state.as_str(), stored.status, stored.due_in),
+        ("exhausted", None, None)
+    );
     assert!(stored.error.unwrap().contains("erased"));
     assert_eq!(bench.receiver.received().len(), 0);
     let metrics = bench.metrics().await;

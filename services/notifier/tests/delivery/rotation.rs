@@ -16,8 +16,13 @@ impl Bench {
         let secret = Secret::from_bytes(vec![9; 32]).unwrap();
         let vault = self.config.master_key.vault(&Keyring::ALL).unwrap();
         let mut connection = self.pool.acquire().await.unwrap();
-        let overlap = Overlap { lasts: Duration::from_hours(24), keep_old: false };
-        let rotated = partners::rotate_webhook_secret(&mut connection, &vault, partner, &secret, overlap).await;
+        let overlap = Overlap {
+            lasts: Duration::from_hours(24),
+            keep_old: false,
+        };
+        let rotated =
+            partners::rotate_webhook_secret(&mut connection, &vault, partner, &secret, overlap)
+                .await;
         assert!(matches!(rotated, Ok(Rotated::Until(_))), "{rotated:?}");
         secret
     }
@@ -54,12 +59,21 @@ async fn webhooks_are_signed_with_both_secrets_until_the_overlap_ends() {
     // A partner's library accepts it with either secret.
     for secret in [&new, &old] {
         bench.receiver.verify("/hook", &secret.to_text()).unwrap();
-        assert_eq!(bench.next_webhook(partner).await.signature, Signature::Valid);
+        assert_eq!(
+            bench.next_webhook(partner).await.signature,
+            Signature::Valid
+        );
     }
 
-    bench.sql("UPDATE partners SET old_webhook_secret_until = now()").await;
+    bench
+        .sql("UPDATE partners SET old_webhook_secret_until = now()")
+        .await;
     let webhook = bench.next_webhook(partner).await;
     assert_eq!(signatures(&webhook, &new), [true]);
-    assert_eq!(webhook.signature, Signature::Invalid, "the receiver has the old one");
+    assert_eq!(
+        webhook.signature,
+        Signature::Invalid,
+        "the receiver has the old one"
+    );
     bench.stop().await;
 }

@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, sync::Once, time::Duration};
 
 use domain::{
-    ActivationCode, DeliveryId, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds,
+    ActivationCode, DeliveryId, Environment, Iccid, OptionId, PartnerId, PlacementId, TopupId,
+    TopupIds,
 };
 use notifier::Config;
 use pipeline::Nats;
@@ -14,7 +15,7 @@ use signing::{SecretKey, webhook::Secret};
 use sqlx::Connection;
 use store::orders::{self, NewOrder, NewPlacement, NewTopup};
 use store::partners::{self, NewPartner};
-use store::placements::{self, Claim, Outcome, Progress, Settlement, Unit};
+use store::placements::{self, Claim, Outcome, Progress, ReadyProfile, Settlement, Unit};
 use store::vault::{Keyring, Vault};
 use store::{deliveries::endpoints, profile::Profile, schema};
 use testkit::{database::Database, nats::OwnStreams, receiver::Receiver, wait};
@@ -75,7 +76,10 @@ pub fn config(settings: &BTreeMap<String, String>) -> Config {
     static TELEMETRY: Once = Once::new();
     TELEMETRY.call_once(|| {
         // Without telemetry there is no trace to continue.
-        let common = CommonConfig { log: "warn".into(), ..CommonConfig::default() };
+        let common = CommonConfig {
+            log: "warn".into(),
+            ..CommonConfig::default()
+        };
         drop(runtime::telemetry::start("notifier", &common).unwrap());
     });
     testkit::settings::parse(settings)
@@ -103,7 +107,10 @@ impl Bench {
 
     /// Starts the notifier of a bench that is prepared.
     pub async fn go(&mut self) {
-        self.running = Some(tokio::spawn(notifier::run(self.config.clone(), self.shutdown.clone())));
+        self.running = Some(tokio::spawn(notifier::run(
+            self.config.clone(),
+            self.shutdown.clone(),
+        )));
         self.says_ready(true).await;
     }
 
@@ -118,8 +125,13 @@ impl Bench {
         let mut config = config(&settings);
         change(&mut config);
         let pool = sqlx::PgPool::connect_lazy(database.url()).unwrap();
-        schema::migrate(&mut pool.acquire().await.unwrap()).await.unwrap();
-        let streams = OwnStreams::new(config.nats.nats_url.expose_secret(), &config.nats.stream_prefix);
+        schema::migrate(&mut pool.acquire().await.unwrap())
+            .await
+            .unwrap();
+        let streams = OwnStreams::new(
+            config.nats.nats_url.expose_secret(),
+            &config.nats.stream_prefix,
+        );
         let nats = Nats::connect(&config.nats, "test").await.unwrap();
         nats.connected().await;
 
@@ -141,7 +153,11 @@ impl Bench {
     /// Stops it as a signal would, and expects a clean end.
     pub async fn stop(&mut self) {
         self.shutdown.stop();
-        tokio::time::timeout(PATIENCE, self.running.take().unwrap()).await.unwrap().unwrap().unwrap();
+        tokio::time::timeout(PATIENCE, self.running.take().unwrap())
+            .await
+            .unwrap()
+            .unwrap()
+            .unwrap();
     }
 
     /// Ends it without waiting for work in flight.
@@ -162,12 +178,25 @@ impl Bench {
     /// Reads the metrics of the admin endpoint.
     pub async fn metrics(&self) -> String {
         let url = format!("http://{}/metrics", self.config.admin_listen);
-        testkit::http::client().unwrap().get(url).send().await.unwrap().text().await.unwrap()
+        testkit::http::client()
+            .unwrap()
+            .get(url)
+            .send()
+            .await
+            .unwrap()
+            .text()
+            .await
+            .unwrap()
     }
 
-    /// Stores `count` units of this partner in one statement: due in `due_in`, or else within their first
-    /// lease, which is longer than in production, for slow machines.
-    pub async fn copies(&self, partner: PartnerId, count: usize, due_in: Option<Duration>) -> Vec<TopupId> {
+    /// Stores `count` units of this partner in one statement: due in `due_in`, or else within their
+    /// first lease, which is longer than in production, for slow machines.
+    pub async fn copies(
+        &self,
+        partner: PartnerId,
+        count: usize,
+        due_in: Option<Duration>,
+    ) -> Vec<TopupId> {
         let ids: Vec<TopupId> = (0..count).map(|_| self.ids.next(clock::now())).collect();
         let seal = |id| profile().seal(&self.vault, id).unwrap();
         let profiles: Vec<Vec<u8>> = ids.iter().map(seal).collect();
@@ -222,7 +251,9 @@ impl Bench {
             webhook_url: url,
             webhook_secret: &secret,
         };
-        partners::create(&mut self.pool.acquire().await.unwrap(), &self.vault, &new).await.unwrap();
+        partners::create(&mut self.pool.acquire().await.unwrap(), &self.vault, &new)
+            .await
+            .unwrap();
         (partner_id, secret)
     }
 
@@ -236,43 +267,63 @@ impl Bench {
     /// Stores an order of one unit with its profile, without an event.
     pub async fn ready(&self, partner_id: PartnerId) -> TopupId {
         let mut connection = self.pool.acquire().await.unwrap();
-        let (placement_id, topup_id) = (PlacementId::new(), self.ids.next(clock::now()));
+        let placement_id = PlacementId::new();
+        let topup_id = self.ids.next(clock::now());
         let topup = NewTopup {
             topup_id: topup_id.clone(),
             position: 0,
             option_id: option_id(),
             provider_option_id: "option".into(),
         };
-        let order = NewOrder {
-            order_id: OrderId::new(),
-            partner_id,
-            external_order_id: format!("order of {topup_id}"),
-            traceparent: Some(TRACEPARENT.into()),
-            answer_within: Duration::ZERO,
-            answering: None,
-            placements: vec![NewPlacement {
-                placement_id,
-                provider: "sandbox".into(),
-                lane: "option".into(),
-                topups: vec![topup],
-            }],
+        let placement = NewPlacement {
+            placement_id,
+            provider: "sandbox".into(),
+            lane: "option".into(),
+            topups: vec![topup],
         };
-        assert_eq!(orders::insert(&mut connection, &[order]).await.unwrap(), [true]);
-        let claimed =
-            placements::claim(&mut connection, "sandbox", &[placement_id], Claim::Fresh, PATIENCE).await.unwrap();
+        let external_order_id = format!("order of {topup_id}");
+        let order = NewOrder {
+            traceparent: Some(TRACEPARENT.into()),
+            ..NewOrder::new(partner_id, external_order_id, vec![placement])
+        };
+        assert_eq!(
+            orders::insert(&mut connection, &[order]).await.unwrap(),
+            [true]
+        );
+        let claimed = placements::claim(
+            &mut connection,
+            "sandbox",
+            &[placement_id],
+            Claim::Fresh,
+            PATIENCE,
+        )
+        .await
+        .unwrap();
         let delivery_id = DeliveryId::new();
         let unit = Unit {
             topup_id: topup_id.clone(),
             provider_unit_id: topup_id.to_string(),
-            progress: Progress::Ready {
+            progress: Progress::Ready(ReadyProfile {
                 iccid: Iccid::parse(iccid(&topup_id)).unwrap(),
                 profile: profile().seal(&self.vault, &topup_id).unwrap(),
                 delivery_id,
-            },
+            }),
         };
-        let outcome = Outcome::Bought { units: vec![unit], collect_in: None, park: None, announced: true };
-        let settlement = Settlement { placement_id, attempt: claimed[0].attempt, outcome, known_columns: None };
-        let settled = placements::settle(&mut connection, &[settlement]).await.unwrap();
+        let outcome = Outcome::Bought {
+            units: vec![unit],
+            collect_in: None,
+            park: None,
+            announced: true,
+        };
+        let settlement = Settlement {
+            placement_id,
+            attempt: claimed[0].attempt,
+            outcome,
+            known_columns: None,
+        };
+        let settled = placements::settle(&mut connection, &[settlement])
+            .await
+            .unwrap();
         assert_eq!(settled[0].ready, [delivery_id]);
         topup_id
     }
@@ -280,15 +331,26 @@ impl Bench {
     /// The delivery of a ready unit.
     pub async fn delivery_of(&self, topup_id: &TopupId) -> DeliveryId {
         let find = "SELECT delivery_id FROM esims WHERE topup_id = $1";
-        let id: Uuid = sqlx::query_scalar(find).bind(topup_id.as_str()).fetch_one(&self.pool).await.unwrap();
+        let id: Uuid = sqlx::query_scalar(find)
+            .bind(topup_id.as_str())
+            .fetch_one(&self.pool)
+            .await
+            .unwrap();
         id.into()
     }
 
     /// Publishes the readiness event, as the provisioner does.
     pub async fn announce(&self, partner_id: PartnerId, topup_id: &TopupId) {
         let delivery_id = self.delivery_of(topup_id).await;
-        let event = TopupReady::V1 { deliveries: vec![ReadyDelivery { delivery_id, partner_id }] };
-        self.nats.publish(self.nats.ready_batch_subject(), event, None).await;
+        let event = TopupReady::V1 {
+            deliveries: vec![ReadyDelivery {
+                delivery_id,
+                partner_id,
+            }],
+        };
+        self.nats
+            .publish(self.nats.ready_batch_subject(), event, None)
+            .await;
     }
 
     /// Stores a ready unit and announces it.
@@ -322,7 +384,8 @@ impl Bench {
     }
 
     pub async fn delivered(&self, topup_id: &TopupId) -> Stored {
-        self.stored(topup_id, |stored| stored.state == "delivered").await
+        self.stored(topup_id, |stored| stored.state == "delivered")
+            .await
     }
 
     /// A new unit of this partner is delivered.
@@ -340,12 +403,24 @@ impl Bench {
         let (_, name) = self.database.url().rsplit_once('/').unwrap();
         let server = std::env::var("TEST_DATABASE_URL").unwrap();
         let mut admin = sqlx::PgConnection::connect(&server).await.unwrap();
-        let allow = |allow: bool| sqlx::AssertSqlSafe(format!("ALTER DATABASE {name} ALLOW_CONNECTIONS {allow}"));
-        sqlx::raw_sql(allow(false)).execute(&mut admin).await.unwrap();
+        let allow = |allow: bool| {
+            sqlx::AssertSqlSafe(format!("ALTER DATABASE {name} ALLOW_CONNECTIONS {allow}"))
+        };
+        sqlx::raw_sql(allow(false))
+            .execute(&mut admin)
+            .await
+            .unwrap();
         let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1";
-        sqlx::query(cut).bind(name).execute(&mut admin).await.unwrap();
+        sqlx::query(cut)
+            .bind(name)
+            .execute(&mut admin)
+            .await
+            .unwrap();
         meanwhile.await;
-        sqlx::raw_sql(allow(true)).execute(&mut admin).await.unwrap();
+        sqlx::raw_sql(allow(true))
+            .execute(&mut admin)
+            .await
+            .unwrap();
     }
 
     /// Waits until the notifier's readiness is `ready`.
@@ -354,7 +429,10 @@ impl Bench {
         let http = testkit::http::client().unwrap();
         wait::soon(&format!("readiness to be {ready}"), async || {
             let answer = http.get(&url).send().await;
-            Ok(answer.ok().filter(|answer| answer.status().is_success() == ready).map(drop))
+            Ok(answer
+                .ok()
+                .filter(|answer| answer.status().is_success() == ready)
+                .map(drop))
         })
         .await;
     }
@@ -381,12 +459,18 @@ impl Bench {
 
     /// Runs statements.
     pub async fn sql(&self, statements: &str) {
-        sqlx::raw_sql(sqlx::AssertSqlSafe(statements)).execute(&self.pool).await.unwrap();
+        sqlx::raw_sql(sqlx::AssertSqlSafe(statements))
+            .execute(&self.pool)
+            .await
+            .unwrap();
     }
 }
 
 fn profile() -> Profile {
-    Profile { code: ActivationCode::new("smdp.example.com", "A1-B2").unwrap(), expired_date: "2026-12-31".into() }
+    Profile {
+        code: ActivationCode::new("smdp.example.com", "A1-B2").unwrap(),
+        expired_date: "2026-12-31".into(),
+    }
 }
 
 pub fn option_id() -> OptionId {

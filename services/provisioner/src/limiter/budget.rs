@@ -1,21 +1,24 @@
 //! The failing budget: how many purchases of a provider may fail per second in this process.
+//! [`super::LaneLimiters`] asks it before a suspect lane buys again. It bounds what a provider has
+//! to bear from all failing lanes together, however many options it sells.
 
 use std::time::{Duration, Instant};
 
 /// Failing calls per second that every provider must bear, however little it answers.
 const PER_SECOND: f64 = 10.0;
-/// Failing calls for each answered one, so that a busy provider is tested more often than an idle one.
+/// Failing calls for each answered one, so that a busy provider is tested more often than an idle
+/// one.
 const PER_ANSWER: f64 = 0.2;
-/// What can be saved up while nothing fails: one second's worth.
+/// The most tokens that are saved up while nothing fails: those of one second.
 const CAPACITY: f64 = 10.0;
-/// The largest debt. Purchases that were in flight when a lane began to fail are charged afterwards; this bound keeps
-/// other lanes from paying for them longer than some seconds.
+/// The largest debt. Purchases that were in flight when a lane began to fail are charged
+/// afterwards; this bound keeps other lanes from paying for them longer than some seconds.
 const MAX_DEBT: f64 = 64.0;
-/// The interval at which the budget grows. It grows by the larger of its two rates, so both are counted over the same
-/// time.
+/// The interval at which the budget grows. It grows by the larger of its two rates, so both are
+/// counted over the same interval.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// A token bucket. A call that fails costs one token.
+/// A token bucket. Each call that fails costs one token.
 pub(super) struct FailingBudget {
     tokens: f64,
     /// Purchases answered since the last growth.
@@ -25,17 +28,26 @@ pub(super) struct FailingBudget {
 
 impl FailingBudget {
     pub(super) fn new(now: Instant) -> Self {
-        Self { tokens: CAPACITY, answered: 0, grown: now }
+        Self {
+            tokens: CAPACITY,
+            answered: 0,
+            grown: now,
+        }
     }
 
     /// The number of purchases that may begin although they are likely to fail.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small number, and at least 0")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a small number, and at least 0"
+    )]
     pub(super) fn available(&mut self, now: Instant) -> usize {
         self.grow(now);
         self.tokens.max(0.0) as usize
     }
 
-    /// Charges one call. May lead to a debt, because a call that was sent can't be taken back.
+    /// Charges one call. This may lead to a debt, because a call that was sent cannot be taken
+    /// back.
     pub(super) fn charge(&mut self, now: Instant) {
         self.grow(now);
         self.tokens = (self.tokens - 1.0).max(-MAX_DEBT);
@@ -83,7 +95,10 @@ mod tests {
                 failed += 1;
             }
         }
-        assert!((100..=110).contains(&failed), "{failed} failing calls in ten seconds");
+        assert!(
+            (100..=110).contains(&failed),
+            "{failed} failing calls in ten seconds"
+        );
     }
 
     #[test]
@@ -99,7 +114,10 @@ mod tests {
                 failed += 1;
             }
         }
-        assert!((1_900..=2_010).contains(&failed), "{failed} failing calls beside 10,000 answered ones");
+        assert!(
+            (1_900..=2_010).contains(&failed),
+            "{failed} failing calls beside 10,000 answered ones"
+        );
     }
 
     #[test]
@@ -109,9 +127,18 @@ mod tests {
         let hour_later = start + Duration::from_hours(1);
         assert_eq!(budget.available(hour_later), 10);
         (0..1_000).for_each(|_| budget.charge(hour_later));
-        assert_eq!(budget.available(hour_later + Duration::from_millis(6_400)), 0);
-        assert_eq!(budget.available(hour_later + Duration::from_millis(6_600)), 2);
+        assert_eq!(
+            budget.available(hour_later + Duration::from_millis(6_400)),
+            0
+        );
+        assert_eq!(
+            budget.available(hour_later + Duration::from_millis(6_600)),
+            2
+        );
         (0..1_000).for_each(|_| budget.refund());
-        assert_eq!(budget.available(hour_later + Duration::from_millis(6_600)), 10);
+        assert_eq!(
+            budget.available(hour_later + Duration::from_millis(6_600)),
+            10
+        );
     }
 }

@@ -1,14 +1,18 @@
-//! The limit of one lane: it grows with each good round and is halved by a failing one (AIMD, as TCP's slow start and
-//! congestion avoidance).
+//! The limit of one lane. It grows with each good round and is halved by a failing one, as TCP does
+//! with its window in slow start and congestion avoidance (additive increase, multiplicative
+//! decrease). The functions here are pure; [`super::LaneLimiters`] holds the lanes and calls them
+//! under its lock.
 
 use std::time::Instant;
 
-/// The limit of a lane that nothing is known of, and the lowest limit: one purchase at a time tests the lane.
+/// The limit of a lane of which nothing is known, and the lowest limit. With one purchase at a
+/// time, a failing lane is still tested all the time.
 pub(super) const FLOOR: usize = 1;
-/// Below this limit a lane that has failed doubles its limit with each good round; from here on it grows by one.
+/// The limit up to which a lane that has failed doubles its limit with each good round. From there
+/// on it grows by one, because the lane has shown that it cannot bear everything.
 const THRESHOLD_AFTER_FAILURE: usize = 8;
-/// The most results that decide whether a round fails. All results of a large round would let a lane fail for long before
-/// its limit falls, because of the good results from before.
+/// The most results that decide whether a round fails. If all results of a large round counted, a
+/// lane could fail for long before its limit falls, because of the good results from before.
 const JUDGED_MOST: usize = 16;
 
 /// What this process knows of a lane.
@@ -19,15 +23,17 @@ pub(super) struct Lane {
     threshold: usize,
     /// Good results since the limit last changed.
     good: usize,
-    /// The last results since the limit was last halved, the newest in the lowest bit; 1 is failing.
+    /// The last results since the limit was last halved, the newest in the lowest bit; 1 is
+    /// failing.
     results: u16,
     /// The last round failed and the limit is the lowest.
     pub(super) is_failing: bool,
-    /// The last purchase got no answer. A purchase that a look-up finds later makes the limit grow, but only an answer
-    /// proves that the provider answers this lane.
+    /// The last purchase got no answer. A purchase that a look-up finds later makes the limit grow,
+    /// but only an answer proves that the provider answers this lane.
     pub(super) is_suspect: bool,
     pub(super) in_flight: usize,
-    /// Attempts of all processes with an unknown outcome: as last read, corrected by this process's own since.
+    /// Attempts of all processes with an unknown outcome: the number that was last read, corrected
+    /// by the changes that this process has made since.
     pub(super) unsettled: usize,
     /// This process's own changes of that number since the read under way began.
     unsettled_during_read: isize,
@@ -46,7 +52,7 @@ pub(super) struct HeldBack {
 }
 
 impl Lane {
-    /// A lane that nothing is known of. It doubles its limit until `max`.
+    /// Creates a lane of which nothing is known. It doubles its limit until `max`.
     pub(super) fn new(max: usize, now: Instant) -> Self {
         Self {
             limit: FLOOR,
@@ -64,24 +70,33 @@ impl Lane {
         }
     }
 
-    /// Counts a good result. A round is good once it has as many good results as purchases may be in flight.
+    /// Counts a good result. A round is good once it has as many good results as purchases may be
+    /// in flight.
     pub(super) fn succeed(&mut self, max: usize) {
         self.results <<= 1;
         self.good += 1;
         if self.good < self.limit {
             return;
         }
-        self.limit = if self.limit < self.threshold { self.limit * 2 } else { self.limit + 1 }.min(max);
+        self.limit = if self.limit < self.threshold {
+            self.limit * 2
+        } else {
+            self.limit + 1
+        }
+        .min(max);
         self.is_failing = false;
         self.good = 0;
     }
 
-    /// Counts a failing result. A round fails once half of its last results are failing: of as many as the limit, at most
-    /// of 16. So one failing result is enough at the floor, while single ones of a busy lane change nothing.
+    /// Counts a failing result. A round fails once half of its last results are failing. As many
+    /// results are judged as the limit allows purchases, but at most 16. So at the lowest limit one
+    /// failing result is enough, while single ones of a busy lane change nothing.
     pub(super) fn fail(&mut self) {
         self.results = self.results << 1 | 1;
         let judged = self.limit.min(JUDGED_MOST);
-        let failing = (0..judged).filter(|nth| self.results >> nth & 1 == 1).count();
+        let failing = (0..judged)
+            .filter(|nth| self.results >> nth & 1 == 1)
+            .count();
         if failing * 2 < judged {
             return;
         }
@@ -109,7 +124,8 @@ impl Lane {
         self.unsettled_during_read = 0;
     }
 
-    /// The read ended. What changed while it was under way may be missing from its result.
+    /// The read has ended. Its result may not contain what changed while it was under way, so these
+    /// changes are added.
     pub(super) fn end_read(&mut self, unsettled: usize) {
         self.unsettled = unsettled.saturating_add_signed(self.unsettled_during_read);
     }

@@ -1,5 +1,5 @@
-//! The limiters beside a simulated provider, with a virtual clock: how fast backlogs of each kind drain, and what the
-//! provider and the other lanes see of it.
+//! The limiters beside a simulated provider, with a virtual clock: how fast backlogs of each kind
+//! drain, and what the provider and the other lanes see of it.
 
 use std::{
     collections::VecDeque,
@@ -13,7 +13,8 @@ use store::provider_lanes::MOST_UNSETTLED;
 use super::{LaneLimiters, PurchaseResult};
 
 const TICK: Duration = Duration::from_millis(5);
-/// The interval of looks at due work while nothing was found, so that a look-up is up to this much late.
+/// The interval of looks at due work while nothing was found, so that a look-up is up to this much
+/// late.
 const LOOK: Duration = Duration::from_millis(500);
 const SECOND: Duration = Duration::from_secs(1);
 const PERMITS: usize = 256;
@@ -108,7 +109,10 @@ struct Simulation {
 impl Simulation {
     fn new(processes: usize, settle: Duration, scripts: &[Script]) -> Self {
         let start = Instant::now();
-        let lane = |index: usize| SimulatedLane { name: index.to_string().into(), ..SimulatedLane::default() };
+        let lane = |index: usize| SimulatedLane {
+            name: index.to_string().into(),
+            ..SimulatedLane::default()
+        };
         Self {
             start,
             now: Duration::ZERO,
@@ -116,7 +120,9 @@ impl Simulation {
             scripts: scripts.to_vec(),
             rates: vec![0; scripts.len()],
             lanes: (0..scripts.len()).map(lane).collect(),
-            processes: (0..processes).map(|_| LaneLimiters::new("simulated".into(), PERMITS, start)).collect(),
+            processes: (0..processes)
+                .map(|_| LaneLimiters::new("simulated".into(), PERMITS, start))
+                .collect(),
             in_flight: Vec::new(),
             unsettled: Vec::new(),
             turn: 0,
@@ -128,8 +134,16 @@ impl Simulation {
     }
 
     fn order(&mut self, lane: usize, count: usize) {
-        let placement = Placement { lane, created: self.now, attempt: 0, attempted: self.now, process: 0 };
-        self.lanes[lane].buy.extend(std::iter::repeat_n(placement, count));
+        let placement = Placement {
+            lane,
+            created: self.now,
+            attempt: 0,
+            attempted: self.now,
+            process: 0,
+        };
+        self.lanes[lane]
+            .buy
+            .extend(std::iter::repeat_n(placement, count));
     }
 
     fn is_every(&self, period: Duration) -> bool {
@@ -162,22 +176,36 @@ impl Simulation {
 
     fn read(&mut self) {
         let now = self.instant();
-        let count = |lane| self.unsettled.iter().filter(|one| one.placement.lane == lane).count();
+        let count = |lane| {
+            self.unsettled
+                .iter()
+                .filter(|one| one.placement.lane == lane)
+                .count()
+        };
         let counts: Vec<usize> = (0..self.lanes.len()).map(count).collect();
         for process in &self.processes {
             process.begin_read();
-            process.end_read(counts.iter().enumerate().map(|(lane, count)| (lane.to_string(), *count)), now);
+            process.end_read(
+                counts
+                    .iter()
+                    .enumerate()
+                    .map(|(lane, count)| (lane.to_string(), *count)),
+                now,
+            );
             process.waiting(now);
         }
         for lane in &mut self.lanes {
-            lane.most_calls_in_a_second = lane.most_calls_in_a_second.max(lane.calls_in_this_second);
+            lane.most_calls_in_a_second =
+                lane.most_calls_in_a_second.max(lane.calls_in_this_second);
             lane.calls_in_this_second = 0;
         }
     }
 
     fn look_up(&mut self) {
         let now = self.instant();
-        let (due, later) = std::mem::take(&mut self.unsettled).into_iter().partition(|one| one.look_at <= self.now);
+        let (due, later) = std::mem::take(&mut self.unsettled)
+            .into_iter()
+            .partition(|one| one.look_at <= self.now);
         self.unsettled = later;
         for mut looked in due {
             let lane = looked.placement.lane;
@@ -186,7 +214,9 @@ impl Simulation {
             let process = &self.processes[self.turn % self.processes.len()];
             if looked.bought {
                 process.found(&name, looked.was_unknown, now);
-                self.lanes[lane].bought.push((self.now, self.now.saturating_sub(looked.placement.created)));
+                self.lanes[lane]
+                    .bought
+                    .push((self.now, self.now.saturating_sub(looked.placement.created)));
                 continue;
             }
             let age = self.now.saturating_sub(looked.placement.attempted);
@@ -204,23 +234,42 @@ impl Simulation {
 
     fn end_calls(&mut self) {
         let now = self.instant();
-        let (ended, in_flight) = std::mem::take(&mut self.in_flight).into_iter().partition(|one| one.ends <= self.now);
+        let (ended, in_flight) = std::mem::take(&mut self.in_flight)
+            .into_iter()
+            .partition(|one| one.ends <= self.now);
         self.in_flight = in_flight;
-        for InFlight { placement, begun, answered, buys, .. } in ended {
+        for InFlight {
+            placement,
+            begun,
+            answered,
+            buys,
+            ..
+        } in ended
+        {
             let lane = &mut self.lanes[placement.lane];
             lane.in_flight -= 1;
             let process = &self.processes[placement.process];
             if answered {
                 process.end(&begun, PurchaseResult::Answered, now);
-                lane.bought.push((self.now, self.now.saturating_sub(placement.created)));
+                lane.bought
+                    .push((self.now, self.now.saturating_sub(placement.created)));
             } else {
                 process.end(&begun, PurchaseResult::Unknown("HTTP 500"), now);
                 let look_at = self.now + placement::next_look(Duration::ZERO);
-                self.unsettled.push(Unsettled { placement, look_at, bought: buys, was_unknown: true });
+                self.unsettled.push(Unsettled {
+                    placement,
+                    look_at,
+                    bought: buys,
+                    was_unknown: true,
+                });
             }
         }
         for lane in 0..self.lanes.len() {
-            let unsettled = self.unsettled.iter().filter(|one| one.placement.lane == lane).count();
+            let unsettled = self
+                .unsettled
+                .iter()
+                .filter(|one| one.placement.lane == lane)
+                .count();
             self.lanes[lane].most_unsettled = self.lanes[lane].most_unsettled.max(unsettled);
         }
     }
@@ -228,24 +277,38 @@ impl Simulation {
     fn begin_calls(&mut self) {
         for process in 0..self.processes.len() {
             // One purchase of each lane in turn, until no lane may have another.
-            while (0..self.lanes.len()).filter(|lane| self.begin_call(process, *lane)).count() > 0 {}
+            while (0..self.lanes.len())
+                .filter(|lane| self.begin_call(process, *lane))
+                .count()
+                > 0
+            {}
         }
     }
 
     /// Begins a purchase if the limiter and the fair share of permits allow one.
     fn begin_call(&mut self, process: usize, lane: usize) -> bool {
         let now = self.instant();
-        let of_process = self.in_flight.iter().filter(|call| call.placement.process == process);
+        let of_process = self
+            .in_flight
+            .iter()
+            .filter(|call| call.placement.process == process);
         let in_flight = of_process.clone().count();
-        let of_lane = of_process.filter(|call| call.placement.lane == lane).count();
+        let of_lane = of_process
+            .filter(|call| call.placement.lane == lane)
+            .count();
         let limiters = &self.processes[process];
         let simulated = &mut self.lanes[lane];
         let of_limit = limiters.state(&simulated.name, now).permits;
-        // All orders are of one partner. It holds at most as many permits as it leaves free, of all and of the lane.
+        // All orders are of one partner. It holds at most as many permits as it leaves free, of all
+        // and of the lane.
         if of_lane >= PERMITS - in_flight || of_lane >= of_limit.saturating_sub(of_lane) {
             return false;
         }
-        let Some(mut placement) = simulated.buy_again.pop_front().or_else(|| simulated.buy.pop_front()) else {
+        let Some(mut placement) = simulated
+            .buy_again
+            .pop_front()
+            .or_else(|| simulated.buy.pop_front())
+        else {
             return false;
         };
         placement.attempt += 1;
@@ -253,7 +316,13 @@ impl Simulation {
         placement.process = process;
         let (duration, answered, buys) = self.scripts[lane].call(placement.attempt);
         let begun = limiters.begin(&simulated.name, now);
-        self.in_flight.push(InFlight { placement, begun, ends: self.now + duration, answered, buys });
+        self.in_flight.push(InFlight {
+            placement,
+            begun,
+            ends: self.now + duration,
+            answered,
+            buys,
+        });
         simulated.calls += 1;
         simulated.calls_in_this_second += 1;
         simulated.in_flight += 1;
@@ -266,7 +335,8 @@ const SETTLE: Duration = Duration::from_mins(1);
 const READY: usize = 0;
 const OTHER: usize = 1;
 
-/// 25 orders per second of `ready` beside another lane, which gets `rate` orders per second and `backlog` at once.
+/// 25 orders per second of `ready` beside another lane, which gets `rate` orders per second and
+/// `backlog` at once.
 fn beside(script: Script, rate: u32, backlog: usize, time: Duration) -> Simulation {
     let mut simulation = Simulation::new(1, SETTLE, &[Script::Ready, script]);
     simulation.rates = vec![25, rate];
@@ -277,9 +347,17 @@ fn beside(script: Script, rate: u32, backlog: usize, time: Duration) -> Simulati
 
 fn assert_ready_is_not_affected(simulation: &Simulation) {
     let ready = &simulation.lanes[READY];
-    let late = ready.bought.iter().filter(|(_, age)| *age > Duration::from_millis(500)).count();
+    let late = ready
+        .bought
+        .iter()
+        .filter(|(_, age)| *age > Duration::from_millis(500))
+        .count();
     assert_eq!(late, 0, "of {} ready orders", ready.bought.len());
-    assert!(ready.buy.len() <= 1, "{} ready orders wait", ready.buy.len());
+    assert!(
+        ready.buy.len() <= 1,
+        "{} ready orders wait",
+        ready.buy.len()
+    );
 }
 
 #[test]
@@ -291,24 +369,38 @@ fn purchases_that_only_look_ups_find_drain_at_20_per_second() {
         let lane = &simulation.lanes[0];
         assert_eq!(lane.bought.len(), 1_500, "with {processes} processes");
         // A process does not know the attempts that others made within the last second.
-        assert!(lane.most_unsettled <= MOST_UNSETTLED + 20 * (processes - 1), "{} unsettled", lane.most_unsettled);
+        assert!(
+            lane.most_unsettled <= MOST_UNSETTLED + 20 * (processes - 1),
+            "{} unsettled",
+            lane.most_unsettled
+        );
     }
 }
 
-/// Each of two failed attempts is unsettled until the second look-up, which comes after `SETTLE`. With at most 64 of them
-/// at a time, 3,000 placements need 3,000 × 2 × `SETTLE` / 64: ten minutes if `SETTLE` is 5 s, and 96 minutes with the
-/// default of one minute. Nothing but a shorter `SETTLE` or more unsettled attempts makes this faster.
+/// Each of two failed attempts is unsettled until the second look-up, which comes after `SETTLE`.
+/// With at most 64 of them at a time, 3,000 placements need 3,000 × 2 × `SETTLE` / 64: ten minutes
+/// if `SETTLE` is 5 s, and 96 minutes with the default of one minute. Nothing but a shorter
+/// `SETTLE` or more unsettled attempts makes this faster.
 #[test]
 fn two_failed_attempts_cost_two_settling_delays_within_the_64() {
     for settle in [5, 12, 60] {
-        // A look at due work is up to half a second late, and the read that shows the free room up to a second.
+        // A look at due work is up to half a second late, and the read that shows the free room up
+        // to a second.
         let seconds = 3_000 * (2 * settle + 3) / 64;
         let mut simulation = Simulation::new(1, Duration::from_secs(settle), &[Script::Flapping]);
         simulation.order(0, 3_000);
         simulation.run(Duration::from_secs(seconds));
         let lane = &simulation.lanes[0];
-        assert_eq!(lane.bought.len(), 3_000, "SETTLE {settle} s, within {seconds} s");
-        assert!(lane.most_unsettled <= MOST_UNSETTLED, "{} unsettled", lane.most_unsettled);
+        assert_eq!(
+            lane.bought.len(),
+            3_000,
+            "SETTLE {settle} s, within {seconds} s"
+        );
+        assert!(
+            lane.most_unsettled <= MOST_UNSETTLED,
+            "{} unsettled",
+            lane.most_unsettled
+        );
     }
 }
 
@@ -319,15 +411,30 @@ fn a_lane_that_fails_entirely_gets_one_call_at_a_time_and_64_in_a_settling_delay
         simulation.order(0, was_good);
         simulation.run(Duration::from_secs(20));
         simulation.scripts = vec![Script::Fails];
-        simulation.lanes[0] = SimulatedLane { name: "0".into(), ..SimulatedLane::default() };
+        simulation.lanes[0] = SimulatedLane {
+            name: "0".into(),
+            ..SimulatedLane::default()
+        };
         simulation.order(0, 3_000);
         simulation.run(Duration::from_secs(20));
-        assert_eq!(simulation.processes[0].waiting(simulation.instant()).len(), 1, "it is reported");
+        assert_eq!(
+            simulation.processes[0].waiting(simulation.instant()).len(),
+            1,
+            "it is reported"
+        );
         simulation.lanes[0].most_in_flight = 0;
         simulation.run(Duration::from_secs(280));
         let lane = &simulation.lanes[0];
-        assert!(lane.most_in_flight <= 1, "{} in flight", lane.most_in_flight);
-        assert!(lane.calls <= MOST_UNSETTLED * 5 + PERMITS, "{} calls in five minutes", lane.calls);
+        assert!(
+            lane.most_in_flight <= 1,
+            "{} in flight",
+            lane.most_in_flight
+        );
+        assert!(
+            lane.calls <= MOST_UNSETTLED * 5 + PERMITS,
+            "{} calls in five minutes",
+            lane.calls
+        );
     }
 }
 
@@ -353,12 +460,16 @@ fn a_ready_lane_is_not_affected_by_what_another_lane_does() {
         let simulation = beside(script, rate, backlog, Duration::from_mins(5));
         let lane = &simulation.lanes[OTHER];
         assert_ready_is_not_affected(&simulation);
-        assert!(lane.most_unsettled <= MOST_UNSETTLED, "{} unsettled", lane.most_unsettled);
+        assert!(
+            lane.most_unsettled <= MOST_UNSETTLED,
+            "{} unsettled",
+            lane.most_unsettled
+        );
     }
 }
 
-/// 20 lanes fail at the same time beside one that is fine. Each has its own limit and its own 64, so only the failing
-/// budget bounds their sum.
+/// 20 lanes fail at the same time beside one that is fine. Each has its own limit and its own 64,
+/// so only the failing budget bounds their sum.
 #[test]
 fn failing_calls_of_many_lanes_stay_within_the_budget() {
     let mut scripts = vec![Script::Fails; 21];
@@ -368,7 +479,8 @@ fn failing_calls_of_many_lanes_stay_within_the_budget() {
     (1..scripts.len()).for_each(|lane| simulation.order(lane, 200));
     simulation.run(Duration::from_mins(1));
     let calls: usize = simulation.lanes[1..].iter().map(|lane| lane.calls).sum();
-    // Ten per second, what was saved up, and one more call of each lane that began beside the last token.
+    // Ten per second, what was saved up, and one more call of each lane that began beside the last
+    // token.
     assert!(calls <= 600 + 10 + 20, "{calls} failing calls in a minute");
     assert_ready_is_not_affected(&simulation);
 }

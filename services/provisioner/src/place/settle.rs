@@ -1,4 +1,10 @@
-//! Records outcomes: one settlement per attempt, look-up or collect, until the database takes it.
+//! Records outcomes: one settlement for each attempt, look-up or collect.
+//!
+//! Guarantee: a settlement is retried until the database has taken it, so that an outage of the
+//! database does not lose what the provider said. Only a stop of the process, or an error that
+//! retries cannot remove, ends the retries. The placement is then due again later, and a look-up
+//! asks the provider once more. An outcome that cannot be stored because of its content parks the
+//! placement for an operator.
 
 use std::time::Duration;
 
@@ -7,7 +13,9 @@ use pipeline::{Effect, GroupCommit, group_commit::Writer, perform};
 use runtime::Shutdown;
 use store::{
     Database, PgConnection,
-    placements::{self, Claimed, KnownColumns, Outcome, Progress, Settled, Settlement, Unit},
+    placements::{
+        self, Claimed, KnownColumns, Outcome, Progress, ReadyProfile, Settled, Settlement, Unit,
+    },
     profile::Profile,
 };
 
@@ -19,15 +27,15 @@ use crate::{
 
 /// The most settlements in one commit.
 const BATCH: usize = 256;
-/// Consecutive unknown outcomes before a placement is parked. Its age alone does not park it, because after an outage
-/// every placement is old.
+/// How many outcomes in a row must have been unknown before a placement is parked. Its age alone
+/// does not park it, because after an outage of the provider every placement is old.
 const LASTING: u32 = 5;
-/// The most tries to record an outcome after errors that concern neither the data nor the connection. After the last
-/// try the placement is due again when its lease ends; a fresh one has no lease, and the sweep makes it due after its
-/// first lease.
+/// How often recording an outcome is tried if the error concerns neither the data nor the
+/// connection. After the last try the placement is due again when its lease ends. A fresh one has
+/// no lease, so the sweep makes it due after its first lease.
 const MAX_FAILED_WRITES: u32 = 8;
 
-/// The group commit of outcomes: one statement for a batch of purchases.
+/// The group commit of outcomes: one statement records the outcomes of many placements.
 pub struct Settlements(Database);
 
 impl Settlements {
@@ -44,37 +52,53 @@ impl Writer for Settlements {
     type Error = store::Error;
 
     async fn write(&self, settlements: &[Settlement]) -> Result<Vec<Settled>, store::Error> {
-        let settle = async |connection: &mut PgConnection| placements::settle(connection, settlements).await;
+        let settle =
+            async |connection: &mut PgConnection| placements::settle(connection, settlements).await;
         perform(Effect::CommitOutcomes, self.0.run(settle)).await
     }
 
     fn one_is_at_fault(error: &store::Error) -> bool {
-        error.is_about_data() || !error.is_transient()
+        error.may_concern_one_item()
     }
 }
 
 impl ProviderWork {
-    /// Whether an operator must resolve it. A provider that is busy or fails as a whole says nothing about it.
+    /// Whether this unknown outcome counts towards parking the placement: it has happened often
+    /// enough, and other calls to the provider succeed. A provider that is busy or fails as a whole
+    /// says nothing about a single placement.
     pub(crate) fn is_lasting(&self, claimed: &Claimed, trouble: &Trouble) -> bool {
-        !matches!(trouble, Trouble::Busy { .. }) && claimed.unknowns + 1 >= LASTING && self.calls.breaker.is_healthy()
+        !matches!(trouble, Trouble::Busy { .. })
+            && claimed.unknowns + 1 >= LASTING
+            && self.calls.breaker.is_healthy()
     }
 
+    /// Logs that a placement is parked.
     fn alarm(&self, claimed: &Claimed, reason: &str) {
         let placement = claimed.placement_id;
         let order = claimed.order_id;
         let partner = claimed.partner_id;
-        tracing::error!(placement.id = %placement, order.id = %order, partner.id = %partner, attempt = claimed.attempt,
-            provider.name = self.calls.name, reason, "parked");
+        tracing::error!(
+            placement.id = %placement,
+            order.id = %order,
+            partner.id = %partner,
+            attempt = claimed.attempt,
+            provider.name = self.calls.name,
+            reason,
+            "parked"
+        );
     }
 
-    /// The outcome that parks the placement.
+    /// Logs the alarm, and makes the outcome that parks the placement.
     pub(crate) fn park(&self, claimed: &Claimed, reason: String) -> Outcome {
         self.alarm(claimed, &reason);
         Outcome::Parked { reason }
     }
 
-    /// Settles a purchase with its units. `since_order` is the age of the order; `late` is the reason to park it if
-    /// units are overdue.
+    /// Settles a purchase with the units that the provider returned. Each ready unit gets its
+    /// encrypted profile and a delivery in the same commit. If units are still missing, another
+    /// collect follows, and if they are overdue, the placement is parked for the reason `late`.
+    /// `since_order` is the age of the order, and `announced` says whether readiness events will
+    /// announce the deliveries.
     pub(crate) async fn settle_bought(
         &self,
         claimed: &Claimed,
@@ -90,18 +114,33 @@ impl ProviderWork {
             let progress = match unit.state {
                 UnitState::Pending => Progress::Pending,
                 UnitState::Failed(reason) => Progress::Failed(reason),
-                UnitState::Ready { iccid, code, expired_date } => {
-                    match (Profile { code, expired_date }).seal(&self.vault, &topup_id) {
-                        Ok(profile) => Progress::Ready { iccid, profile, delivery_id: DeliveryId::new() },
-                        Err(error) => {
-                            tracing::error!(topup.id = %topup_id, %error, "a profile cannot be encrypted");
-                            Progress::Pending
-                        }
+                UnitState::Ready {
+                    iccid,
+                    code,
+                    expired_date,
+                } => match (Profile { code, expired_date }).seal(&self.vault, &topup_id) {
+                    Ok(profile) => Progress::Ready(ReadyProfile {
+                        iccid,
+                        profile,
+                        delivery_id: DeliveryId::new(),
+                    }),
+                    Err(error) => {
+                        tracing::error!(
+                            topup.id = %topup_id,
+                            %error,
+                            "a profile cannot be encrypted, so its unit stays pending and is \
+                             collected again later"
+                        );
+                        Progress::Pending
                     }
-                }
+                },
             };
             final_units += usize::from(!matches!(progress, Progress::Pending));
-            known.push(Unit { topup_id, provider_unit_id: unit.unit_id.into(), progress });
+            known.push(Unit {
+                topup_id,
+                provider_unit_id: unit.unit_id.into(),
+                progress,
+            });
         }
         let since_purchase = claimed.placed_age.unwrap_or_default();
         let complete = final_units >= waiting;
@@ -111,24 +150,32 @@ impl ProviderWork {
         }
         let outcome = Outcome::Bought {
             units: known,
-            collect_in: (!complete).then(|| placement::next_collect(since_purchase, self.park_after)),
+            collect_in: (!complete)
+                .then(|| placement::next_collect(since_purchase, self.park_after)),
             park,
             announced,
         };
         let settled = self.settle(claimed, outcome).await;
-        self.calls.metrics.ready(&self.calls.name, settled.ready.len(), since_order);
+        self.calls
+            .metrics
+            .ready(&self.calls.name, settled.ready.len(), since_order);
         settled
     }
 
-    /// Records an outcome, and retries until the database is back. After a crash, the attempt is looked up.
+    /// Records an outcome, and retries until the database is back. If the process dies before that,
+    /// the attempt is looked up by whichever process claims the placement next.
     pub(crate) async fn settle(&self, claimed: &Claimed, outcome: Outcome) -> Settled {
         let known_columns = claimed.fresh.then(|| KnownColumns {
             order_id: claimed.order_id,
             partner_id: claimed.partner_id,
             provider: self.calls.name.clone(),
         });
-        let mut settlement =
-            Settlement { placement_id: claimed.placement_id, attempt: claimed.attempt, outcome, known_columns };
+        let mut settlement = Settlement {
+            placement_id: claimed.placement_id,
+            attempt: claimed.attempt,
+            outcome,
+            known_columns,
+        };
         let mut wait = Duration::from_millis(100);
         let mut failed_writes = 0;
         loop {
@@ -148,17 +195,30 @@ impl ProviderWork {
                     }
                     None => "the provider's response cannot be stored".to_owned(),
                 };
-                tracing::error!(placement.id = %claimed.placement_id, %error, "an outcome cannot be stored");
+                tracing::error!(
+                    placement.id = %claimed.placement_id,
+                    %error,
+                    "an outcome cannot be stored, so the placement is parked for an operator"
+                );
                 self.alarm(claimed, &reason);
                 settlement.outcome = Outcome::Disputed { reason };
                 continue;
             }
             failed_writes += u32::from(!error.is_transient());
             if failed_writes >= MAX_FAILED_WRITES {
-                tracing::error!(placement.id = %claimed.placement_id, %error, "outcome not recorded; the placement is due again when its lease, or its first lease, ends");
+                tracing::error!(
+                    placement.id = %claimed.placement_id,
+                    %error,
+                    "outcome not recorded after several tries; the placement is looked up when its \
+                     lease, or its first lease, ends"
+                );
                 return Settled::default();
             }
-            tracing::warn!(placement.id = %claimed.placement_id, %error, "outcome not recorded yet; retrying");
+            tracing::warn!(
+                placement.id = %claimed.placement_id,
+                %error,
+                "outcome not recorded yet; it is kept in memory and tried again"
+            );
             if self.shutdown.is_stopping() {
                 return Settled::default();
             }
@@ -167,14 +227,26 @@ impl ProviderWork {
         }
     }
 
+    /// Logs what is remarkable about the effect of a settlement.
     fn report(&self, claimed: &Claimed, settled: &Settled) {
         let placement = claimed.placement_id;
         let order = claimed.order_id;
         if settled.unexpected {
-            tracing::error!(placement.id = %placement, order.id = %order, attempt = claimed.attempt, provider.name = self.calls.name,
-                "parked: an unexpected purchase was found");
+            tracing::error!(
+                placement.id = %placement,
+                order.id = %order,
+                attempt = claimed.attempt,
+                provider.name = self.calls.name,
+                "parked: a purchase was found that contradicts what is stored, for example one of \
+                 a refused order; an operator must resolve it"
+            );
         } else if !settled.moved {
-            tracing::info!(placement.id = %placement, order.id = %order, attempt = claimed.attempt, "already settled");
+            tracing::info!(
+                placement.id = %placement,
+                order.id = %order,
+                attempt = claimed.attempt,
+                "another process has already settled this attempt; this outcome changes nothing"
+            );
         }
     }
 
@@ -184,18 +256,31 @@ impl ProviderWork {
         let (failed, parked) = match outcome {
             Outcome::Bought { units, park, .. } => {
                 let failed = |unit: &&Unit| matches!(unit.progress, Progress::Failed(_));
-                let parks = (park.is_some() && claimed.was != PlacementState::Parked) || settled.unexpected;
-                let known = units.iter().filter(|unit| !matches!(unit.progress, Progress::Pending));
-                let parked = if parks { pending.saturating_sub(known.count()) } else { 0 };
+                let parks =
+                    (park.is_some() && claimed.was != PlacementState::Parked) || settled.unexpected;
+                let known = units
+                    .iter()
+                    .filter(|unit| !matches!(unit.progress, Progress::Pending));
+                let parked = if parks {
+                    pending.saturating_sub(known.count())
+                } else {
+                    0
+                };
                 (units.iter().filter(failed).count(), parked)
             }
             Outcome::Rejected { .. } => (pending, 0),
             Outcome::Parked { .. } | Outcome::Disputed { .. } => (0, pending),
-            Outcome::NotBought { .. } | Outcome::NotFound { .. } | Outcome::Unknown { .. } => (0, 0),
+            Outcome::NotBought { .. } | Outcome::NotFound { .. } | Outcome::Unknown { .. } => {
+                (0, 0)
+            }
         };
         if settled.moved {
-            self.calls.metrics.topups(&self.calls.name, "failed", failed);
-            self.calls.metrics.topups(&self.calls.name, "parked", parked);
+            self.calls
+                .metrics
+                .topups(&self.calls.name, "failed", failed);
+            self.calls
+                .metrics
+                .topups(&self.calls.name, "parked", parked);
         }
     }
 }

@@ -1,5 +1,6 @@
-//! The settings of an account with an access key and a secret key. Each adapter declares them under its own names, with
-//! its own help; this module checks them, so that every error names the variable.
+//! The settings of an account that has an access key and a secret key. Each adapter declares them
+//! under names of its own, with its own help text. This module checks them for all adapters, so
+//! that every error names the environment variable that is wrong.
 
 use reqwest::Url;
 use runtime::config::BadSetting;
@@ -33,12 +34,18 @@ impl Settings<'_> {
     pub(super) fn check(&self) -> anyhow::Result<Credentials> {
         let url = self.url.ok_or_else(|| self.missing("URL"))?;
         if !matches!(url.scheme(), "http" | "https") {
-            return Err(BadSetting::error(format!("{}_URL is not an http or https address", self.prefix)));
+            return Err(BadSetting::error(format!(
+                "{}_URL is not an http or https address, such as https://provider.example",
+                self.prefix
+            )));
         }
         let access_key = self.access_key.ok_or_else(|| self.missing("ACCESS_KEY"))?;
         let secret_key = self.secret_key.ok_or_else(|| self.missing("SECRET_KEY"))?;
         let secret_key = SecretKey::from_base64(secret_key.expose_secret());
-        let callback_token = self.callback_token.map(|token| Token::parse(token.expose_secret())).transpose();
+        let callback_token = self
+            .callback_token
+            .map(|token| Token::parse(token.expose_secret()))
+            .transpose();
         Ok(Credentials {
             url: url.clone(),
             access_key: access_key.to_owned(),
@@ -47,8 +54,13 @@ impl Settings<'_> {
         })
     }
 
+    /// A provider is configured, but one of its settings is not.
     fn missing(&self, setting: &str) -> anyhow::Error {
-        BadSetting::error(format!("PROVIDERS names {}, but {}_{setting} is not set", self.provider, self.prefix))
+        BadSetting::error(format!(
+            "PROVIDERS names {}, but {}_{setting} is not set: set it, or remove the provider from \
+             PROVIDERS",
+            self.provider, self.prefix
+        ))
     }
 
     fn bad(&self, setting: &str, error: &dyn std::fmt::Display) -> anyhow::Error {

@@ -1,5 +1,8 @@
-//! The HTTP calls of all adapters: their span, their deadline, and the classes of a response that the protocol does not
-//! define.
+//! The HTTP calls of all adapters: their span, their deadline, the bound on the size of a response,
+//! and the classes of a response that the protocol does not define.
+//!
+//! What is classified here is the same for every protocol, for example that a timeout leaves the
+//! outcome unknown. The adapter classifies the rest.
 
 use std::time::Duration;
 
@@ -19,7 +22,7 @@ use super::{Limits, Trouble, text::one_line};
 pub(super) struct Http {
     client: Client,
     base: Url,
-    /// Whether spans may show URLs: the base has no user, password or query.
+    /// Whether spans may show URLs: the base has no user, password or query, which could be secret.
     is_plain: bool,
     answer_max: usize,
     /// The statuses whose bodies the protocol defines.
@@ -36,9 +39,14 @@ pub(super) struct Call<'a, B> {
 }
 
 impl Http {
-    /// The interface at `base`. The body of a response is read only if its status is `defined`. Follows no redirect and
-    /// uses no proxy.
-    pub(super) fn new(base: &Url, limits: Limits, defined: fn(&StatusCode) -> bool) -> anyhow::Result<Self> {
+    /// Creates the interface at `base`. The body of a response is read only if its status is
+    /// `defined`. Redirects are not followed and no proxy is used, because either could carry a
+    /// purchase, or its signature, to a place that the operator did not choose.
+    pub(super) fn new(
+        base: &Url,
+        limits: Limits,
+        defined: fn(&StatusCode) -> bool,
+    ) -> anyhow::Result<Self> {
         let client = Client::builder()
             .timeout(limits.timeout)
             .connect_timeout(limits.timeout.min(Duration::from_secs(3)))
@@ -48,17 +56,26 @@ impl Http {
             .context("cannot build the provider's HTTP client")?;
         Ok(Self {
             client,
-            base: base.join("/").context("the provider's address takes no path")?,
-            is_plain: base.username().is_empty() && base.password().is_none() && base.query().is_none(),
+            base: base
+                .join("/")
+                .context("the provider's address takes no path")?,
+            is_plain: base.username().is_empty()
+                && base.password().is_none()
+                && base.query().is_none(),
             answer_max: limits.answer_max,
             defined,
         })
     }
 
-    /// Sends a request. Returns status and body of a response that the protocol defines. 401 and 403 are
-    /// [`Trouble::Denied`], 429 is [`Trouble::Busy`]. The outcome of any other response is unknown: a proxy may send 503
-    /// for an order that went through.
-    pub(super) async fn call<B: Serialize>(&self, call: Call<'_, B>) -> Result<(StatusCode, Vec<u8>), Trouble> {
+    /// Sends a request. Returns the status and the body of a response that the protocol defines.
+    ///
+    /// 401 and 403 are [`Trouble::Denied`], and 429 is [`Trouble::Busy`]. With any other response
+    /// the outcome is unknown. A 503 does not mean that nothing happened, for example, because a
+    /// proxy may send it for an order that went through.
+    pub(super) async fn call<B: Serialize>(
+        &self,
+        call: Call<'_, B>,
+    ) -> Result<(StatusCode, Vec<u8>), Trouble> {
         let span = info_span!(
             "provider call",
             otel.name = format!("{} {}", call.method, call.route),
@@ -73,13 +90,19 @@ impl Http {
             error.type = field::Empty,
         );
         let mut status = None;
-        let answer = self.exchange(call, &span, &mut status).instrument(span.clone()).await;
+        let answer = self
+            .exchange(call, &span, &mut status)
+            .instrument(span.clone())
+            .await;
         if let Some(status) = status {
             span.record("http.response.status_code", status.as_u16());
         }
         if let Err(trouble) = &answer {
             let refused = status.as_ref().filter(|status| status.as_u16() >= 400);
-            span.record("error.type", refused.map_or(trouble.class(), StatusCode::as_str));
+            span.record(
+                "error.type",
+                refused.map_or(trouble.class(), StatusCode::as_str),
+            );
             span.record("otel.status_code", "ERROR");
         }
         answer
@@ -107,35 +130,48 @@ impl Http {
         let status = response.status();
         *answered = Some(status);
         match status {
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                Err(Trouble::Denied(format!("the provider denies access (HTTP {})", status.as_u16())))
-            }
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(Trouble::Denied(format!(
+                "the provider denies access (HTTP {})",
+                status.as_u16()
+            ))),
             StatusCode::TOO_MANY_REQUESTS => Err(Trouble::Busy {
                 after: retry_after(response.headers()),
                 reason: "the provider is busy (HTTP 429)".into(),
             }),
-            status if !(self.defined)(&status) => Err(Trouble::Unknown(format!("HTTP {}", status.as_u16()))),
+            status if !(self.defined)(&status) => {
+                Err(Trouble::Unknown(format!("HTTP {}", status.as_u16())))
+            }
             _ => Ok((status, read(response, self.answer_max).await?)),
         }
     }
 }
 
-/// Reads a body of the protocol. serde's message would quote it, and it may hold activation codes.
+/// Reads a body of the protocol. The error is not serde's, because that one would quote the body,
+/// which may hold activation codes.
 pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Trouble> {
     serde_json::from_slice(body)
         .map_err(|_| Trouble::Unknown("the response is unreadable: not the protocol's JSON".into()))
 }
 
-/// Reads a response of at most `most` bytes.
+/// Reads the body of a response, up to `most` bytes. The outcome of a call with a longer body is
+/// unknown.
 async fn read(mut response: Response, most: usize) -> Result<Vec<u8>, Trouble> {
-    let too_large = || Trouble::Unknown(format!("the response has more than {most} bytes (PROVIDER_ANSWER_MAX)"));
+    let too_large = || {
+        Trouble::Unknown(format!(
+            "the response has more than {most} bytes (PROVIDER_ANSWER_MAX)"
+        ))
+    };
     let announced = response.content_length().unwrap_or_default();
     let announced = usize::try_from(announced).map_err(|_| too_large())?;
     if announced > most {
         return Err(too_large());
     }
     let mut body = Vec::with_capacity(announced);
-    while let Some(chunk) = response.chunk().await.map_err(|error| Trouble::Unknown(describe(&error.without_url())))? {
+    while let Some(chunk) = response
+        .chunk()
+        .await
+        .map_err(|error| Trouble::Unknown(describe(&error.without_url())))?
+    {
         if chunk.len() > most - body.len() {
             return Err(too_large());
         }
@@ -144,21 +180,32 @@ async fn read(mut response: Response, most: usize) -> Result<Vec<u8>, Trouble> {
     Ok(body)
 }
 
-/// `Retry-After` in seconds. A date is ignored: it would need the provider's clock.
+/// The wait that `Retry-After` asks for in seconds. A date is ignored, because it could be compared
+/// only with the clock of the provider.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let value = headers.get(header::RETRY_AFTER)?.to_str().ok()?;
     value.trim().parse().ok().map(Duration::from_secs)
 }
 
-/// Classifies a request that got no response. It was certainly not sent only if there was no connection.
+/// Classifies a request that got no response. It was certainly not sent only if there was no
+/// connection. On a connection, part of the request may have arrived, whatever the error says.
 fn failure(error: reqwest::Error) -> Trouble {
     let error = error.without_url();
     let reason = describe(&error);
-    if error.is_connect() || error.is_builder() { Trouble::NotSent(reason) } else { Trouble::Unknown(reason) }
+    if error.is_connect() || error.is_builder() {
+        Trouble::NotSent(reason)
+    } else {
+        Trouble::Unknown(reason)
+    }
 }
 
+/// Describes an error by its deepest cause, which says most, without the URL.
 fn describe(error: &reqwest::Error) -> String {
-    let kind = if error.is_timeout() { "timed out: " } else { "" };
+    let kind = if error.is_timeout() {
+        "timed out: "
+    } else {
+        ""
+    };
     let mut source: &dyn std::error::Error = error;
     while let Some(deeper) = source.source() {
         source = deeper;
@@ -173,7 +220,10 @@ mod tests {
     #[test]
     fn retry_after_is_read_in_seconds() {
         let read = |value: &'static str| {
-            retry_after(&HeaderMap::from_iter([(header::RETRY_AFTER, header::HeaderValue::from_static(value))]))
+            retry_after(&HeaderMap::from_iter([(
+                header::RETRY_AFTER,
+                header::HeaderValue::from_static(value),
+            )]))
         };
         assert_eq!(read(" 7 "), Some(Duration::from_secs(7)));
         for odd in ["", "-1", "soon", "Fri, 20 Nov 2026 06:00:00 GMT"] {

@@ -1,5 +1,9 @@
-//! The calls to an eSIM provider and the classes of its responses. An adapter that is not certain returns
-//! [`Trouble::Unknown`]: that costs a look-up. A wrong guess may cost money.
+//! The interface to an eSIM provider, and the classes of its responses. Each provider has an
+//! adapter that implements [`Provider`]; [`crate::calls`] calls it.
+//!
+//! The rule for every adapter: if it is not certain what a response means, it returns
+//! [`Trouble::Unknown`]. That costs one look-up. A wrong guess costs more: a purchase that is taken
+//! for a failure is bought again, and a failure that is taken for a rejection loses the order.
 
 mod account;
 mod http;
@@ -39,10 +43,17 @@ struct KnownProvider {
     connect: fn(&Accounts, Limits) -> anyhow::Result<Connected>,
 }
 
-/// Every provider. The module of each owns its settings, its protocol and the reading of its callbacks.
+/// All providers that can be configured. The module of each one owns its settings, its protocol and
+/// the reading of its callbacks.
 const KNOWN: [KnownProvider; 2] = [
-    KnownProvider { name: "sandbox", connect: |accounts, limits| sandbox::connect(&accounts.sandbox, limits) },
-    KnownProvider { name: "usimsa", connect: |accounts, limits| usimsa::connect(&accounts.usimsa, limits) },
+    KnownProvider {
+        name: "sandbox",
+        connect: |accounts, limits| sandbox::connect(&accounts.sandbox, limits),
+    },
+    KnownProvider {
+        name: "usimsa",
+        connect: |accounts, limits| usimsa::connect(&accounts.usimsa, limits),
+    },
 ];
 
 /// The settings of our account at each provider.
@@ -61,7 +72,9 @@ impl Accounts {
     pub fn connect(&self, name: &str, limits: Limits) -> anyhow::Result<Connected> {
         let Some(known) = KNOWN.iter().find(|known| known.name == name) else {
             let names = KNOWN.map(|known| known.name).join(", ");
-            return Err(BadSetting::error(format!("PROVIDERS names {name:?}: known are {names}")));
+            return Err(BadSetting::error(format!(
+                "PROVIDERS names {name:?}, which is not a known provider; known are {names}"
+            )));
         };
         (known.connect)(self, limits)
     }
@@ -76,13 +89,16 @@ pub struct Purchase {
     pub items: Vec<(String, usize)>,
 }
 
-/// A definite response to a purchase.
+/// A definite response to a purchase. Anything that is not definite is a [`Trouble`].
 #[derive(Clone, Debug)]
 pub enum PurchaseAnswer {
-    /// The provider has the purchase, perhaps from an earlier attempt. The list may be incomplete.
+    /// The provider has the purchase, perhaps from an earlier attempt. The list of units may be
+    /// incomplete; a collect brings the rest.
     Bought(Vec<ProviderUnit>),
-    /// The provider refuses for good: no such product, out of stock, no balance. No attempt of this placement has
-    /// bought: a response "this id was used" is `Bought`, with an empty list.
+    /// The provider refuses for good, for example because the product does not exist, is out of
+    /// stock, or the balance is used up. It also means that no earlier attempt of this placement
+    /// has bought anything. So the response "this id was already used" is not a rejection but
+    /// `Bought`, with an empty list.
     Rejected {
         status: String,
         /// The provider's message: one short line without control and format characters.
@@ -95,18 +111,21 @@ pub enum PurchaseAnswer {
 pub enum FindAnswer {
     /// The provider has the purchase, with these units.
     Found(Vec<ProviderUnit>),
-    /// The provider states that there is no such purchase, in a form that no proxy sends: a wrong one may buy twice. A
-    /// 404 without the protocol's body is [`Trouble::Unknown`].
+    /// The provider states that there is no such purchase, in a form that no proxy could have sent.
+    /// If this is wrong, something may be bought twice. So a 404 without the body that the protocol
+    /// defines is [`Trouble::Unknown`].
     NotFound,
 }
 
-/// Why a call got no definite response. Reasons are one short line without control and format characters.
+/// Why a call got no definite response. The reason is one short line without control and format
+/// characters, because it is stored, logged and shown to operators.
 #[derive(Clone, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum Trouble {
-    /// Access denied. Nothing was carried out; an operator must act.
+    /// The provider denies access. Nothing was carried out, and an operator must act, for example
+    /// because our key has expired.
     Denied(String),
-    /// The provider is busy. Nothing was carried out.
+    /// The provider has too much to do. Nothing was carried out.
     Busy {
         /// The wait that the provider asks for.
         after: Option<Duration>,
@@ -114,14 +133,17 @@ pub enum Trouble {
     },
     /// The provider certainly never received the request.
     NotSent(String),
-    /// Outcome unknown: the request may have been carried out.
+    /// The outcome is unknown: the request may have been carried out.
     Unknown(String),
 }
 
 impl Trouble {
     pub fn reason(&self) -> &str {
         match self {
-            Self::Denied(reason) | Self::Busy { reason, .. } | Self::NotSent(reason) | Self::Unknown(reason) => reason,
+            Self::Denied(reason)
+            | Self::Busy { reason, .. }
+            | Self::NotSent(reason)
+            | Self::Unknown(reason) => reason,
         }
     }
 
@@ -133,7 +155,9 @@ impl Trouble {
     /// The wait that the provider asks for, at most `most`; zero if none.
     pub fn after(&self, most: Duration) -> Duration {
         match self {
-            Self::Busy { after: Some(after), .. } => (*after).min(most),
+            Self::Busy {
+                after: Some(after), ..
+            } => (*after).min(most),
             _ => Duration::ZERO,
         }
     }
@@ -163,17 +187,22 @@ pub enum UnitState {
     Failed(String),
 }
 
+/// The adapter of one provider: it translates between our calls and the provider's protocol.
 pub trait Provider: Send + Sync + 'static {
-    /// Buys. Called once per recorded attempt, only by its holder.
-    fn purchase<'a>(&'a self, purchase: &'a Purchase) -> BoxFuture<'a, Result<PurchaseAnswer, Trouble>>;
+    /// Buys. Called once for each recorded attempt, and only by the process that recorded it.
+    fn purchase<'a>(
+        &'a self,
+        purchase: &'a Purchase,
+    ) -> BoxFuture<'a, Result<PurchaseAnswer, Trouble>>;
     /// Looks a purchase up by our id. Buys nothing.
     fn find(&self, placement_id: PlacementId) -> BoxFuture<'_, Result<FindAnswer, Trouble>>;
-    /// Asks for the profiles of a purchase that the provider has; a look-up, by default. Buys nothing.
+    /// Asks for the profiles of a purchase that the provider has. By default this is a look-up.
+    /// Buys nothing.
     fn collect(&self, placement_id: PlacementId) -> BoxFuture<'_, Result<FindAnswer, Trouble>> {
         self.find(placement_id)
     }
-    /// The unit that a callback names; `None` if the body is unreadable. The body is not authenticated, so the
-    /// rest is ignored. By default there are no callbacks.
+    /// The unit that a callback names; `None` if the body is unreadable. Nothing else of the body
+    /// is used, because it is not authenticated. By default a provider does not call back.
     fn parse_callback(&self, _body: &[u8]) -> Option<ProviderId> {
         None
     }
@@ -185,10 +214,16 @@ mod tests {
 
     #[test]
     fn a_wait_is_honoured_within_a_bound() {
-        let busy = |after| Trouble::Busy { after, reason: String::new() };
+        let busy = |after| Trouble::Busy {
+            after,
+            reason: String::new(),
+        };
         let most = Duration::from_mins(10);
         assert_eq!(busy(None).after(most), Duration::ZERO);
-        assert_eq!(busy(Some(Duration::from_secs(7))).after(most), Duration::from_secs(7));
+        assert_eq!(
+            busy(Some(Duration::from_secs(7))).after(most),
+            Duration::from_secs(7)
+        );
         assert_eq!(busy(Some(Duration::MAX)).after(most), most);
         assert_eq!(Trouble::Unknown(String::new()).after(most), Duration::ZERO);
     }

@@ -1,4 +1,5 @@
-//! The sandbox: it speaks the protocol of USIMSA.
+//! The adapter of the sandbox, our own provider for tests. The sandbox speaks the protocol of
+//! USIMSA, so only the settings of the account are here.
 
 use reqwest::Url;
 use secrecy::SecretString;
@@ -10,19 +11,32 @@ use super::{Connected, Limits, account, usimsa};
 #[group(skip)]
 #[command(next_help_heading = "Provider `sandbox`")]
 pub struct Account {
-    /// Base URL of the sandbox, e.g. `http://sandbox:8090`
+    /// Base URL of the sandbox, for example `http://sandbox:8090`
     #[arg(id = "sandbox_url", long = "sandbox-url", env = "SANDBOX_URL")]
     pub url: Option<Url>,
 
     /// Access key of our account at the sandbox
-    #[arg(id = "sandbox_access_key", long = "sandbox-access-key", env = "SANDBOX_ACCESS_KEY", hide_env_values = true)]
+    #[arg(
+        id = "sandbox_access_key",
+        long = "sandbox-access-key",
+        env = "SANDBOX_ACCESS_KEY",
+        hide_env_values = true
+    )]
     pub access_key: Option<String>,
 
     /// Secret key of our account at the sandbox, Base64
-    #[arg(id = "sandbox_secret_key", long = "sandbox-secret-key", env = "SANDBOX_SECRET_KEY", hide_env_values = true)]
+    #[arg(
+        id = "sandbox_secret_key",
+        long = "sandbox-secret-key",
+        env = "SANDBOX_SECRET_KEY",
+        hide_env_values = true
+    )]
     pub secret_key: Option<SecretString>,
 
-    /// Token in the callback URL: at least 16 letters, digits, `-` or `_`
+    /// Token in the URL of callbacks from the sandbox: at least 16 letters, digits, `-` or `_`
+    ///
+    /// It is the secret by which a callback is recognised, so make it random. Without a token this
+    /// provider cannot call back, and profiles are asked for on a schedule only.
     #[arg(
         id = "sandbox_callback_token",
         long = "sandbox-callback-token",

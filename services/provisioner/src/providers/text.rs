@@ -1,4 +1,5 @@
-//! Texts of a provider, checked before they reach PostgreSQL, logs and, as a refusal's message, partners.
+//! Checks the texts that come from a provider before they reach PostgreSQL, logs and, as the
+//! message of a refusal, partners.
 
 use time::{Date, format_description::StaticFormatDescription, macros::format_description};
 
@@ -7,10 +8,13 @@ const DAY: StaticFormatDescription = format_description!("[year]-[month]-[day]")
 const FIRST_YEAR: i32 = 2000;
 /// The longest message that is kept, in characters.
 const MAX_MESSAGE: usize = 200;
-/// The longest id of a unit or an option, in bytes. An index row of PostgreSQL holds 2.7 kB.
+/// The longest id of a unit or an option, in bytes. Ids of units are indexed, and an index row of
+/// PostgreSQL holds 2.7 kB.
 const MAX_ID: usize = 128;
 
-/// Whether a character is of Unicode's category Cf (format): invisible, and some reorder the text around them.
+/// Whether a character is of Unicode's category Cf (format). Such characters are invisible, and
+/// some reorder the text around them, so they could make a log line or a message say something
+/// else.
 fn is_format(character: char) -> bool {
     matches!(
         character,
@@ -22,7 +26,8 @@ fn is_format(character: char) -> bool {
     )
 }
 
-/// One line of at most 200 characters: blanks and control characters become one space, format ones go.
+/// Turns a text into one line of at most 200 characters. Each run of blanks and control characters
+/// becomes one space, and format characters are removed.
 pub fn one_line(message: &str) -> String {
     let mut line = String::new();
     let mut length = 0;
@@ -47,7 +52,8 @@ pub fn one_line(message: &str) -> String {
     line
 }
 
-/// The day of a date or of a date with time, `YYYY-MM-DD`.
+/// The day of a date, or of a date with time, as `YYYY-MM-DD`. `None` if the text is neither, or if
+/// the year is before 2000.
 pub fn day(text: &str) -> Option<String> {
     let (day, time) = text.split_at_checked(10)?;
     if !(time.is_empty() || time.starts_with(['T', ' '])) {
@@ -61,7 +67,7 @@ pub fn day(text: &str) -> Option<String> {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ProviderId(String);
 
-/// What is wrong with an id. Does not repeat it.
+/// What is wrong with an id. The text does not repeat the id, because it may hold anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadId {
     #[error("is empty")]

@@ -17,8 +17,16 @@ async fn what_is_bought_without_an_answer_is_looked_up_and_never_bought_again() 
     }
     for (option, id) in placements {
         let stored = bench.ready(id).await;
-        assert_eq!((stored.state.as_str(), stored.attempt), ("placed", 1), "{option}");
-        assert_eq!((stored.ready, stored.deliveries, stored.due), (2, 2, false), "{option}");
+        assert_eq!(
+            (stored.state.as_str(), stored.attempt),
+            ("placed", 1),
+            "{option}"
+        );
+        assert_eq!(
+            (stored.ready, stored.deliveries, stored.due),
+            (2, 2, false),
+            "{option}"
+        );
         assert_eq!(bench.sandbox.bought(id).await, (1, 2), "{option}");
     }
     let looked_up = bench.calls(&["call=\"find\"", "outcome=\"found\""]).await;
@@ -32,8 +40,13 @@ async fn an_unknown_attempt_is_repeated_only_after_two_look_ups_found_nothing() 
     let stored = bench.ready(id).await;
     assert_eq!((stored.state.as_str(), stored.attempt), ("placed", 3));
     assert_eq!(bench.sandbox.bought(id).await, (1, 1));
-    let not_found = bench.calls(&["call=\"find\"", "outcome=\"not_found\""]).await;
-    assert!(not_found >= 4.0, "two for each of the two lost attempts: {not_found}");
+    let not_found = bench
+        .calls(&["call=\"find\"", "outcome=\"not_found\""])
+        .await;
+    assert!(
+        not_found >= 4.0,
+        "two for each of the two lost attempts: {not_found}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -45,7 +58,9 @@ async fn nothing_is_repeated_before_the_settling_delay_is_over() {
         // The end of the last look may still set the next due time.
         wait::soon("another look", async || {
             bench.due_now(id).await;
-            let found = bench.calls(&["call=\"find\"", "outcome=\"not_found\""]).await;
+            let found = bench
+                .calls(&["call=\"find\"", "outcome=\"not_found\""])
+                .await;
             Ok((found >= f64::from(looks)).then_some(()))
         })
         .await;
@@ -64,7 +79,11 @@ async fn nothing_is_repeated_before_the_settling_delay_is_over() {
 async fn a_busy_provider_is_asked_again_and_its_breaker_stays_closed() {
     let bench = Bench::start(|config| config.breaker_failures = 1).await;
     let id = bench.accept(&["rate-limited"]).await;
-    let refused = bench.until(id, |stored| stored.attempt == 1 && stored.state == "accepted").await;
+    let refused = bench
+        .until(id, |stored| {
+            stored.attempt == 1 && stored.state == "accepted"
+        })
+        .await;
     assert!(refused.due && refused.reason.unwrap().contains("429"));
     assert_eq!(bench.ready(id).await.attempt, 3);
     assert_eq!(bench.sandbox.bought(id).await, (1, 1));
@@ -77,7 +96,10 @@ async fn what_is_refused_fails_and_is_never_asked_again() {
     for (option, code) in [("refused", "9001"), ("out-of-stock", "9005")] {
         let id = bench.accept(&[option, "ready"]).await;
         let stored = bench.until(id, |stored| stored.failed == 2).await;
-        assert_eq!((stored.state.as_str(), stored.attempt, stored.due), ("failed", 1, false));
+        assert_eq!(
+            (stored.state.as_str(), stored.attempt, stored.due),
+            ("failed", 1, false)
+        );
         assert!(stored.reason.unwrap().contains(code));
         assert_eq!(bench.sandbox.bought(id).await, (0, 0));
     }
@@ -91,7 +113,11 @@ async fn a_provider_that_is_not_reached_is_tried_again() {
     bench.config.accounts.sandbox.url = Some("http://127.0.0.1:9".parse().unwrap());
     bench.run().await;
     let id = bench.accept(&["ready"]).await;
-    let stored = bench.until(id, |stored| stored.attempt > 0 && stored.state == "accepted").await;
+    let stored = bench
+        .until(id, |stored| {
+            stored.attempt > 0 && stored.state == "accepted"
+        })
+        .await;
     assert!(stored.due && stored.unknowns == 0, "{stored:?}");
     bench.stop().await;
     bench.config.accounts.sandbox.url = reachable;
@@ -110,7 +136,8 @@ async fn a_unit_that_fails_later_leaves_the_others_to_be_delivered() {
     assert_eq!(bench.sandbox.bought(id).await, (1, 3));
 }
 
-/// The provider accepts every repeated purchase, so only the recorded attempt prevents a second one.
+/// The provider accepts every repeated purchase, so only the recorded attempt prevents a second
+/// one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_between_the_call_and_its_record_buys_nothing_twice() {
     let bench = Bench::stopped(|config| {
@@ -118,12 +145,18 @@ async fn a_crash_between_the_call_and_its_record_buys_nothing_twice() {
         config.settle = Duration::from_mins(1);
     })
     .await;
-    bench.sandbox.faults(json!({ "detect_duplicates": false })).await;
+    bench
+        .sandbox
+        .faults(json!({ "detect_duplicates": false }))
+        .await;
     let mut process = bench.process();
     process.start().await.unwrap();
     // The provider buys at once and responds after five seconds.
     let id = bench.accept(&["slow"]).await;
-    wait::soon("the purchase", async || Ok((bench.sandbox.bought(id).await.0 == 1).then_some(()))).await;
+    wait::soon("the purchase", async || {
+        Ok((bench.sandbox.bought(id).await.0 == 1).then_some(()))
+    })
+    .await;
     process.kill().await.unwrap();
     assert_eq!(bench.look(id).await.state, "placing");
 
@@ -144,14 +177,18 @@ async fn a_unit_that_conflicts_parks_its_placement_and_no_other() {
     bench.until(id, |stored| stored.bought).await;
     // The provider names one unit for two placements.
     let unit = bench.unit(id).await;
-    let sql = "DELETE FROM esims e USING topups t WHERE t.topup_id = e.topup_id AND t.placement_id = $1";
+    let sql =
+        "DELETE FROM esims e USING topups t WHERE t.topup_id = e.topup_id AND t.placement_id = $1";
     bench.set(sql, id).await;
     let same_unit = format!(
         "UPDATE esims e SET provider_unit_id = '{unit}' FROM topups t
          WHERE t.topup_id = e.topup_id AND t.placement_id = '{taken}'"
     );
     bench.sql(&same_unit).await;
-    let others = [bench.accept(&["ready"]).await, bench.accept(&["ready"]).await];
+    let others = [
+        bench.accept(&["ready"]).await,
+        bench.accept(&["ready"]).await,
+    ];
     let stored = bench.hurry(id, |stored| stored.state == "parked").await;
     assert!(stored.reason.unwrap().contains("esims_provider_unit_key"));
     for other in others {
@@ -175,5 +212,9 @@ async fn calls_are_no_more_than_the_rate_allows() {
         assert_eq!(bench.ready(id).await.attempt, 1);
     }
     // A purchase and a collect for each; the first call has no wait.
-    assert!(began.elapsed() >= Duration::from_millis(2_300), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() >= Duration::from_millis(2_300),
+        "{:?}",
+        began.elapsed()
+    );
 }

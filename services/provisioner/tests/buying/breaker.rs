@@ -17,16 +17,28 @@ async fn a_dead_providers_work_is_kept_and_goes_on_when_it_is_back() {
         config.accounts.usimsa.url = config.accounts.sandbox.url.clone();
     })
     .await;
-    let subscribe =
-        async |provider| bench.nats.client().subscribe(bench.nats.heartbeat_subject(provider)).await.unwrap();
+    let subscribe = async |provider| {
+        bench
+            .nats
+            .client()
+            .subscribe(bench.nats.heartbeat_subject(provider))
+            .await
+            .unwrap()
+    };
     let mut heartbeats = subscribe("sandbox").await;
     let mut others = subscribe("usimsa").await;
     let mut two_seconds = async || {
         for _ in 0..2 {
-            tokio::time::timeout(PATIENCE, others.next()).await.unwrap().unwrap();
+            tokio::time::timeout(PATIENCE, others.next())
+                .await
+                .unwrap()
+                .unwrap();
         }
     };
-    tokio::time::timeout(PATIENCE, heartbeats.next()).await.unwrap().unwrap();
+    tokio::time::timeout(PATIENCE, heartbeats.next())
+        .await
+        .unwrap()
+        .unwrap();
 
     bench.sandbox.faults(json!({ "down": true })).await;
     let mut failed = Vec::new();
@@ -36,7 +48,9 @@ async fn a_dead_providers_work_is_kept_and_goes_on_when_it_is_back() {
     bench.until_breaker("sandbox", "open").await;
     two_seconds().await;
     while heartbeats.next().now_or_never().is_some() {}
-    let state = bench.metric("esim_provider_breaker", &["provider=\"sandbox\""]).await;
+    let state = bench
+        .metric("esim_provider_breaker", &["provider=\"sandbox\""])
+        .await;
     assert!((state - 1.0).abs() < 0.1, "{state}");
 
     // While the breaker is open, jobs are taken, due rows stay and nothing is attempted.
@@ -61,12 +75,18 @@ async fn a_dead_providers_work_is_kept_and_goes_on_when_it_is_back() {
     assert!((bench.calls(&["call=\"place\""]).await - before).abs() < 0.1);
     for id in &kept {
         let stored = bench.look(*id).await;
-        assert_eq!((stored.state.as_str(), stored.attempt, stored.due), ("accepted", 0, true));
+        assert_eq!(
+            (stored.state.as_str(), stored.attempt, stored.due),
+            ("accepted", 0, true)
+        );
     }
 
     // A failed probe opens it again; a successful one closes it.
     bench.half_open("sandbox").await;
-    wait::soon("a probe", async || Ok((bench.breaker("sandbox").await.1 > 1).then_some(()))).await;
+    wait::soon("a probe", async || {
+        Ok((bench.breaker("sandbox").await.1 > 1).then_some(()))
+    })
+    .await;
     bench.sandbox.faults(json!({})).await;
     bench.half_open("sandbox").await;
     let mut attempts = 0;
@@ -74,18 +94,25 @@ async fn a_dead_providers_work_is_kept_and_goes_on_when_it_is_back() {
         attempts += bench.hurry(id, |stored| stored.ready == 1).await.attempt;
         assert_eq!(bench.sandbox.bought(id).await, (1, 1));
     }
-    assert!(attempts <= 5 + 1, "open, it consumes no attempt but the probe's: {attempts}");
+    assert!(
+        attempts <= 5 + 1,
+        "open, it consumes no attempt but the probe's: {attempts}"
+    );
     for id in failed {
         bench.hurry(id, |stored| stored.ready == 1).await;
         assert_eq!(bench.sandbox.bought(id).await, (1, 1));
     }
     assert_eq!(bench.breaker("sandbox").await, ("closed", 0));
-    tokio::time::timeout(PATIENCE, heartbeats.next()).await.unwrap().unwrap();
+    tokio::time::timeout(PATIENCE, heartbeats.next())
+        .await
+        .unwrap()
+        .unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn being_denied_opens_it_at_once() {
-    let mut bench = Bench::start(|config| config.accounts.sandbox.secret_key = Some(WRONG_KEY.into())).await;
+    let mut bench =
+        Bench::start(|config| config.accounts.sandbox.secret_key = Some(WRONG_KEY.into())).await;
     let id = bench.accept(&["ready"]).await;
     bench.until_breaker("sandbox", "open").await;
     let stored = bench.until(id, |stored| stored.state == "accepted").await;
@@ -93,7 +120,12 @@ async fn being_denied_opens_it_at_once() {
     assert_eq!(bench.sandbox.purchases().await, 0);
 
     bench.stop().await;
-    let good = Bench::stopped(|_| {}).await.config.accounts.sandbox.secret_key;
+    let good = Bench::stopped(|_| {})
+        .await
+        .config
+        .accounts
+        .sandbox
+        .secret_key;
     bench.config.accounts.sandbox.secret_key = good;
     bench.run().await;
     bench.half_open("sandbox").await;
@@ -105,7 +137,9 @@ async fn being_denied_opens_it_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operator_keeps_work_from_a_provider() {
     let bench = Bench::start(|_| {}).await;
-    let opened = bench.esimctl("provider open sandbox --for 1h --reason maintenance").await;
+    let opened = bench
+        .esimctl("provider open sandbox --for 1h --reason maintenance")
+        .await;
     assert_eq!(opened["state"], "open", "{opened}");
     let id = bench.accept(&["ready"]).await;
     let listed = bench.esimctl("provider list").await;
@@ -115,7 +149,10 @@ async fn an_operator_keeps_work_from_a_provider() {
     assert_eq!(closed["state"], "closed", "{closed}");
     assert_eq!(bench.hurry(id, |stored| stored.ready == 1).await.attempt, 1);
     let unknown = bench.esimctl("provider close nobody").await;
-    assert!(unknown["error"].as_str().unwrap().contains("nobody"), "{unknown}");
+    assert!(
+        unknown["error"].as_str().unwrap().contains("nobody"),
+        "{unknown}"
+    );
 }
 
 /// The time from job to profile of all sandbox orders.
@@ -153,9 +190,18 @@ async fn a_dead_providers_backlog_does_not_slow_another_provider() {
     bench.until_breaker("usimsa", "open").await;
     let known = time_of_orders(&bench, 20).await;
     let allowed = alone + Duration::from_secs(2);
-    assert!(trying < allowed && known < allowed, "{alone:?} alone, {trying:?}, {known:?}");
+    assert!(
+        trying < allowed && known < allowed,
+        "{alone:?} alone, {trying:?}, {known:?}"
+    );
 
     let count = "SELECT count(*) FROM placements WHERE provider = 'usimsa' AND attempt > 0";
-    let attempted: i64 = sqlx::query_scalar(count).fetch_one(&bench.pool).await.unwrap();
-    assert!(attempted < 1_000, "{attempted} of the dead provider's placements were attempted");
+    let attempted: i64 = sqlx::query_scalar(count)
+        .fetch_one(&bench.pool)
+        .await
+        .unwrap();
+    assert!(
+        attempted < 1_000,
+        "{attempted} of the dead provider's placements were attempted"
+    );
 }

@@ -1,6 +1,6 @@
-//! Bytes that a provider, or something in front of it, may send instead of a good response. None of them is taken for a
-//! request that was not sent, and a rejection is only what the protocol says exactly: both would buy again or refuse
-//! what is bought.
+//! Bytes that a provider, or something in front of it, may send instead of a good response. None of
+//! them is taken for a request that was not sent, and a rejection is only what the protocol says
+//! exactly: both would buy again or refuse what is bought.
 
 use std::{sync::Arc, time::Duration};
 
@@ -28,11 +28,19 @@ fn row(name: impl Into<String>, response: Vec<u8>, class: &'static str) -> Row {
 /// A response with this status line, further header lines and body.
 fn http(status: &str, headers: &str, body: &[u8]) -> Vec<u8> {
     let length = body.len();
-    [format!("HTTP/1.1 {status}\r\n{headers}content-length: {length}\r\n\r\n").as_bytes(), body].concat()
+    [
+        format!("HTTP/1.1 {status}\r\n{headers}content-length: {length}\r\n\r\n").as_bytes(),
+        body,
+    ]
+    .concat()
 }
 
 fn ok(body: impl AsRef<[u8]>) -> Vec<u8> {
-    http("200 OK", "content-type: application/json\r\n", body.as_ref())
+    http(
+        "200 OK",
+        "content-type: application/json\r\n",
+        body.as_ref(),
+    )
 }
 
 /// A purchase of one unit with these further fields.
@@ -77,22 +85,38 @@ fn broken() -> Vec<Row> {
         "no content" => b"HTTP/1.1 204 No Content\r\n\r\n".into();
         "a compressed body" => http("200 OK", "content-encoding: gzip\r\n", b"\x1f\x8b\x08\0\0\0\0\0\0\xff");
     };
-    rows.map(|(name, response)| row(name, response, "unknown")).into()
+    rows.map(|(name, response)| row(name, response, "unknown"))
+        .into()
 }
 
 /// Statuses, with a body that would be a rejection.
 fn statuses() -> Vec<Row> {
     let body = br#"{"code":"9001","message":"no such product"}"#;
-    let unknown = [300, 301, 302, 307, 308, 304, 400, 404, 405, 408, 409, 418, 422, 451, 500, 501, 502, 503, 504, 599];
+    let unknown = [
+        300, 301, 302, 307, 308, 304, 400, 404, 405, 408, 409, 418, 422, 451, 500, 501, 502, 503,
+        504, 599,
+    ];
     let others = [(401, "denied"), (403, "denied"), (429, "busy")];
-    let all = unknown.map(|status| (status, "unknown")).into_iter().chain(others);
+    let all = unknown
+        .map(|status| (status, "unknown"))
+        .into_iter()
+        .chain(others);
     let mut rows: Vec<Row> = all
         .map(|(status, class)| {
             let status = format!("{status} X");
-            row(status.clone(), http(&status, "location: http://127.0.0.1:9/\r\n", body), class)
+            row(
+                status.clone(),
+                http(&status, "location: http://127.0.0.1:9/\r\n", body),
+                class,
+            )
         })
         .collect();
-    for wait in ["-1", "1e99", "99999999999999999999", "Fri, 20 Nov 2026 06:00:00 GMT"] {
+    for wait in [
+        "-1",
+        "1e99",
+        "99999999999999999999",
+        "Fri, 20 Nov 2026 06:00:00 GMT",
+    ] {
         let response = http("429 Busy", &format!("retry-after: {wait}\r\n"), b"");
         rows.push(row(format!("429 with {wait:?}"), response, "busy"));
     }
@@ -148,7 +172,11 @@ fn bodies() -> Vec<Row> {
     ] {
         rows.push(row(name, unit(&format!(r#""topupId":"{id}""#)), "unknown"));
         let response = unit(&format!(r#""topupId":"1","optionId":"{id}""#));
-        let class = if id.is_empty() { "1 pending" } else { "unknown" };
+        let class = if id.is_empty() {
+            "1 pending"
+        } else {
+            "unknown"
+        };
         rows.push(row(format!("{name}, of the option"), response, class));
     }
     // One unreadable field: the unit is bought, and its profile is awaited.
@@ -164,7 +192,10 @@ fn bodies() -> Vec<Row> {
         "activateCode" => &["", "A1$B2", r"A1\r\nX: 1", "<script>"];
         "expiredDate" => &["2027-02-30", "1999-12-31", "2027-01-31x", "31.01.2027", "9999999-01-01"];
     };
-    for (field, value) in unreadable.iter().flat_map(|(field, all)| all.iter().map(move |one| (*field, *one))) {
+    for (field, value) in unreadable
+        .iter()
+        .flat_map(|(field, all)| all.iter().map(move |one| (*field, *one)))
+    {
         let fields = good.map(|(name, good)| {
             let value = if name == field { value } else { good };
             format!(r#","{name}":"{value}""#)
@@ -177,10 +208,16 @@ fn bodies() -> Vec<Row> {
 
 /// What the protocol says, at its edges.
 fn edges() -> Vec<Row> {
-    let deep = format!(r#"{{"code":"9001","x":{}{}}}"#, "[".repeat(20_000), "]".repeat(20_000));
+    let deep = format!(
+        r#"{{"code":"9001","x":{}{}}}"#,
+        "[".repeat(20_000),
+        "]".repeat(20_000)
+    );
     let hidden = r"x\u0000\u202e\n".repeat(3_000);
     let message = format!(r#"{{"code":"9005","message":"{hidden}"}}"#);
-    let units: Vec<String> = (0..1_500).map(|n| format!(r#"{{"topupId":"{n}"}}"#)).collect();
+    let units: Vec<String> = (0..1_500)
+        .map(|n| format!(r#"{{"topupId":"{n}"}}"#))
+        .collect();
     let units = format!(r#"{{"code":"0000","products":[{}]}}"#, units.join(","));
     let edges: [(&str, Vec<u8>, &str, &str); 8] = testkit::rows! {
         "bought, without units", ok(r#"{"code":"0000"}"#) => "0 pending", "0 pending";
@@ -192,7 +229,9 @@ fn edges() -> Vec<Row> {
         "depth in a field that is not read", ok(deep) => "rejected", "unknown";
         "many units", ok(units) => "1500 pending", "1500 pending";
     };
-    edges.map(|(name, response, place, find)| (name.into(), response, place, find)).into()
+    edges
+        .map(|(name, response, place, find)| (name.into(), response, place, find))
+        .into()
 }
 
 fn class(units: &[ProviderUnit]) -> String {
@@ -204,7 +243,10 @@ fn class(units: &[ProviderUnit]) -> String {
 fn trouble(trouble: &Trouble) -> String {
     let reason = trouble.reason();
     let is_hidden = |character: char| character.is_control() || character == '\u{202e}';
-    assert!(reason.len() <= LONGEST && !reason.contains(is_hidden), "{reason:?}");
+    assert!(
+        reason.len() <= LONGEST && !reason.contains(is_hidden),
+        "{reason:?}"
+    );
     assert!(trouble.after(Duration::from_mins(10)) <= Duration::from_mins(10));
     trouble.class().to_owned()
 }
@@ -221,7 +263,10 @@ async fn provider(response: Vec<u8>) -> Arc<dyn Provider> {
             let _ = connection.shutdown().await;
         }
     });
-    let limits = Limits { timeout: Duration::from_secs(5), answer_max: ANSWER_MAX };
+    let limits = Limits {
+        timeout: Duration::from_secs(5),
+        answer_max: ANSWER_MAX,
+    };
     let account = Account {
         url: Some(base.parse().unwrap()),
         access_key: Some("key".into()),
@@ -234,17 +279,25 @@ async fn provider(response: Vec<u8>) -> Arc<dyn Provider> {
 #[tokio::test]
 async fn no_response_is_taken_for_what_it_is_not() {
     testkit::http::client().unwrap(); // This installs the TLS provider.
-    let rows: Vec<Row> = [broken(), statuses(), bodies(), edges()].into_iter().flatten().collect();
+    let rows: Vec<Row> = [broken(), statuses(), bodies(), edges()]
+        .into_iter()
+        .flatten()
+        .collect();
     println!("{} responses", rows.len());
     assert!(rows.len() >= LEAST);
-    let purchase = Purchase { placement_id: PlacementId::new(), items: vec![("option".into(), 1)] };
+    let purchase = Purchase {
+        placement_id: PlacementId::new(),
+        items: vec![("option".into(), 1)],
+    };
     let mut wrong = Vec::new();
     for (name, response, purchase_expected, find_expected) in rows {
         let provider = provider(response).await;
         let bought = match provider.purchase(&purchase).await {
             Ok(PurchaseAnswer::Bought(units)) => class(&units),
             Ok(PurchaseAnswer::Rejected { status, message }) => {
-                assert!(["9000", "9001", "9005"].contains(&&status[..]) && message.len() <= LONGEST);
+                assert!(
+                    ["9000", "9001", "9005"].contains(&&status[..]) && message.len() <= LONGEST
+                );
                 "rejected".into()
             }
             Err(error) => trouble(&error),

@@ -16,16 +16,30 @@ async fn profiles_that_do_not_come_park_visibly_and_are_still_asked_for() {
     let bench = Bench::start(|config| config.park_after = Duration::from_secs(1)).await;
     let id = bench.accept(&["never-ready"]).await;
     let stored = bench.hurry(id, is_parked).await;
-    assert!(stored.bought && stored.due && stored.pending == 1, "{stored:?}");
+    assert!(
+        stored.bought && stored.due && stored.pending == 1,
+        "{stored:?}"
+    );
     assert_eq!(bench.sandbox.bought(id).await, (1, 1));
     let text = id.to_string();
-    let again = bench.esimctl(&format!("placement resolve {text} --retry --yes --reason test")).await;
-    assert!(again["error"].as_str().unwrap().contains("twice"), "{again}");
-    // A collect in flight may still report the purchase; then the placement is parked again, as disputed.
+    let again = bench
+        .esimctl(&format!(
+            "placement resolve {text} --retry --yes --reason test"
+        ))
+        .await;
+    assert!(
+        again["error"].as_str().unwrap().contains("twice"),
+        "{again}"
+    );
+    // A collect in flight may still report the purchase; then the placement is parked again, as
+    // disputed.
     let resolve = format!("placement resolve {text} --not-bought --yes --reason test");
     let stored = wait::soon("a placement that stays given up", async || {
         let given_up = bench.esimctl(&resolve).await;
-        assert_eq!((&given_up["state"], &given_up["failed"]), (&json!("failed"), &json!(1)));
+        assert_eq!(
+            (&given_up["state"], &given_up["failed"]),
+            (&json!("failed"), &json!(1))
+        );
         let stored = bench.look(id).await;
         Ok((stored.state == "failed").then_some(stored))
     })
@@ -40,10 +54,14 @@ async fn a_purchase_whose_collects_fail_parks_with_the_failed_call() {
     bench.until(id, |stored| stored.bought).await;
     bench.sandbox.faults(json!({ "error_rate": 1.0 })).await;
     bench.hurry(id, |stored| stored.unknowns >= 4).await;
-    let aged = "UPDATE placements SET placed_at = placed_at - interval '1 day' WHERE placement_id = $1";
+    let aged =
+        "UPDATE placements SET placed_at = placed_at - interval '1 day' WHERE placement_id = $1";
     bench.set(aged, id).await;
     let reason = bench.hurry(id, is_parked).await.reason.unwrap();
-    assert!(reason.starts_with("bought, but its profiles cannot be collected: "), "{reason}");
+    assert!(
+        reason.starts_with("bought, but its profiles cannot be collected: "),
+        "{reason}"
+    );
     assert!(reason.contains("500"), "{reason}");
 }
 
@@ -53,12 +71,20 @@ async fn in_doubt(bench: &Bench) -> String {
     let id = bench.accept(&["ready"]).await;
     for unknowns in 1..5 {
         let stored = bench.hurry(id, |stored| stored.unknowns >= unknowns).await;
-        assert!(stored.unknowns > 4 || stored.state == "placing", "{stored:?}");
+        assert!(
+            stored.unknowns > 4 || stored.state == "placing",
+            "{stored:?}"
+        );
     }
     let stored = bench.hurry(id, is_parked).await;
-    assert!(!stored.bought && !stored.due && stored.pending == 1, "{stored:?}");
+    assert!(
+        !stored.bought && !stored.due && stored.pending == 1,
+        "{stored:?}"
+    );
     bench.sandbox.faults(json!({})).await;
-    let listed = bench.esimctl("placement list --state parked --provider sandbox").await;
+    let listed = bench
+        .esimctl("placement list --state parked --provider sandbox")
+        .await;
     let listed = listed["placements"].as_array().unwrap();
     assert_eq!(listed.len(), 1);
     assert_eq!(listed[0]["placement_id"], id.to_string());
@@ -70,26 +96,47 @@ async fn an_operator_lets_what_is_not_bought_be_bought() {
     let bench = Bench::start(|config| config.park_after = Duration::from_millis(1)).await;
     let text = in_doubt(&bench).await;
     let id = text.parse().unwrap();
-    let settled = bench.esimctl(&format!("placement resolve {text} --retry --yes --reason test")).await;
+    let settled = bench
+        .esimctl(&format!(
+            "placement resolve {text} --retry --yes --reason test"
+        ))
+        .await;
     assert_eq!(settled["state"], "accepted", "{settled}");
     let stored = bench.ready(id).await;
     assert_eq!((stored.state.as_str(), stored.attempt), ("placed", 2));
     assert_eq!(bench.sandbox.bought(id).await, (1, 1));
-    let again = bench.esimctl(&format!("placement resolve {text} --retry --yes --reason test")).await;
-    assert!(again["error"].as_str().unwrap().contains("placed"), "{again}");
+    let again = bench
+        .esimctl(&format!(
+            "placement resolve {text} --retry --yes --reason test"
+        ))
+        .await;
+    assert!(
+        again["error"].as_str().unwrap().contains("placed"),
+        "{again}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operator_finds_that_it_was_bought() {
     let bench = Bench::start(|config| config.park_after = Duration::from_millis(1)).await;
     // Every call that reaches the provider buys, and no response arrives.
-    bench.sandbox.faults(json!({ "error_rate": 1.0, "error_buys": 1.0 })).await;
+    bench
+        .sandbox
+        .faults(json!({ "error_rate": 1.0, "error_buys": 1.0 }))
+        .await;
     let id = bench.accept(&["ready"]).await;
     bench.hurry(id, is_parked).await;
     bench.sandbox.faults(json!({})).await;
     assert_eq!(bench.sandbox.bought(id).await, (1, 1));
-    let settled = bench.esimctl(&format!("placement resolve {id} --bought --yes --reason test")).await;
-    assert_eq!((&settled["state"], &settled["pending"]), (&json!("placed"), &json!(1)));
+    let settled = bench
+        .esimctl(&format!(
+            "placement resolve {id} --bought --yes --reason test"
+        ))
+        .await;
+    assert_eq!(
+        (&settled["state"], &settled["pending"]),
+        (&json!("placed"), &json!(1))
+    );
     let stored = bench.ready(id).await;
     assert_eq!((stored.attempt, stored.deliveries), (1, 1));
     assert_eq!(bench.sandbox.bought(id).await, (1, 1));

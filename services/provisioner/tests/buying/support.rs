@@ -84,18 +84,34 @@ impl Seller {
 
     /// Replaces the faults of the whole provider.
     pub async fn faults(&self, faults: Value) {
-        let answer = self.http.put(format!("{}/faults", self.base)).body(faults.to_string()).send().await.unwrap();
+        let answer = self
+            .http
+            .put(format!("{}/faults", self.base))
+            .body(faults.to_string())
+            .send()
+            .await
+            .unwrap();
         assert!(answer.status().is_success(), "{answer:?}");
     }
 
     async fn ledger(&self, query: &str) -> Value {
-        self.http.get(format!("{}/ledger{query}", self.base)).send().await.unwrap().json().await.unwrap()
+        self.http
+            .get(format!("{}/ledger{query}", self.base))
+            .send()
+            .await
+            .unwrap()
+            .json()
+            .await
+            .unwrap()
     }
 
     /// The number of purchases of a placement, and their units in total.
     pub async fn bought(&self, placement: PlacementId) -> (u64, u64) {
         let ledger = self.ledger(&format!("?order_id={placement}")).await;
-        (ledger["purchases"].as_u64().unwrap(), ledger["units"].as_u64().unwrap())
+        (
+            ledger["purchases"].as_u64().unwrap(),
+            ledger["units"].as_u64().unwrap(),
+        )
     }
 
     /// The number of all purchases.
@@ -123,7 +139,8 @@ impl Drop for Running {
         self.shutdown.stop();
         if let Some(ending) = self.ending.take() {
             let ended = tokio::time::timeout(PATIENCE, ending);
-            let _ = tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(ended));
+            let _ =
+                tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(ended));
         }
     }
 }
@@ -153,7 +170,10 @@ fn address() -> SocketAddr {
 async fn answers(http: &reqwest::Client, url: &str) {
     wait::soon(url, async || {
         let answer = http.get(url).send().await;
-        Ok(answer.ok().filter(|answer| answer.status().is_success()).map(drop))
+        Ok(answer
+            .ok()
+            .filter(|answer| answer.status().is_success())
+            .map(drop))
     })
     .await;
 }
@@ -171,12 +191,16 @@ impl Bench {
         static TELEMETRY: Once = Once::new();
         TELEMETRY.call_once(|| {
             // Without telemetry there are no metrics to read.
-            let common = CommonConfig { log: "warn".into(), ..CommonConfig::default() };
+            let common = CommonConfig {
+                log: "warn".into(),
+                ..CommonConfig::default()
+            };
             drop(runtime::telemetry::start("provisioner", &common).unwrap());
         });
         let http = testkit::http::client().unwrap();
         let listen = address();
-        let sandbox = Seller::start(Some(&format!("http://{listen}/callbacks/sandbox/{TOKEN}"))).await;
+        let sandbox =
+            Seller::start(Some(&format!("http://{listen}/callbacks/sandbox/{TOKEN}"))).await;
         let database = Database::create().await.unwrap();
         let url = sandbox.url().to_string();
         let listen = listen.to_string();
@@ -199,8 +223,13 @@ impl Bench {
         let mut config: Config = testkit::settings::parse(&settings);
         change(&mut config);
         let pool = sqlx::PgPool::connect_lazy(database.url()).unwrap();
-        schema::migrate(&mut pool.acquire().await.unwrap()).await.unwrap();
-        let streams = OwnStreams::new(config.nats.nats_url.expose_secret(), &config.nats.stream_prefix);
+        schema::migrate(&mut pool.acquire().await.unwrap())
+            .await
+            .unwrap();
+        let streams = OwnStreams::new(
+            config.nats.nats_url.expose_secret(),
+            &config.nats.stream_prefix,
+        );
         let nats = Nats::connect(&config.nats, "test").await.unwrap();
         nats.connected().await;
         Self {
@@ -221,16 +250,27 @@ impl Bench {
     /// Starts the provisioner in this process.
     pub async fn run(&mut self) {
         let shutdown = Shutdown::new();
-        let ending = Some(tokio::spawn(provisioner::run(self.config.clone(), shutdown.clone())));
+        let ending = Some(tokio::spawn(provisioner::run(
+            self.config.clone(),
+            shutdown.clone(),
+        )));
         self.running = Some(Running { shutdown, ending });
-        answers(&self.http, &format!("http://{}/readyz", self.config.admin_listen)).await;
+        answers(
+            &self.http,
+            &format!("http://{}/readyz", self.config.admin_listen),
+        )
+        .await;
     }
 
     /// Stops it as a signal would, and expects a clean end.
     pub async fn stop(&mut self) {
         let mut running = self.running.take().unwrap();
         running.shutdown.stop();
-        tokio::time::timeout(PATIENCE, running.ending.take().unwrap()).await.unwrap().unwrap().unwrap();
+        tokio::time::timeout(PATIENCE, running.ending.take().unwrap())
+            .await
+            .unwrap()
+            .unwrap()
+            .unwrap();
         // Its admin endpoint lives as long as the process.
         self.config.admin_listen = address();
     }
@@ -254,7 +294,8 @@ impl Bench {
         })
     }
 
-    /// Stores orders that are answered already, each of these options of the sandbox, from this provider.
+    /// Stores orders that are answered already, each of these options of the sandbox, from this
+    /// provider.
     pub async fn store(&self, provider: &str, orders: usize, options: &[&str]) -> Vec<PlacementId> {
         let new: Vec<NewOrder> = (0..orders).map(|_| self.order(provider, options)).collect();
         for batch in new.chunks(500) {
@@ -262,40 +303,51 @@ impl Bench {
             let stored = orders::insert(&mut connection, batch).await.unwrap();
             assert!(stored.iter().all(|stored| *stored));
         }
-        new.iter().map(|order| order.placements[0].placement_id).collect()
+        new.iter()
+            .map(|order| order.placements[0].placement_id)
+            .collect()
     }
 
-    /// Stores an order for the sandbox that an ingress process is still answering, without publishing its job.
+    /// Stores an order for the sandbox that an ingress process is still answering, without
+    /// publishing its job.
     pub async fn store_pending(&self, ingress: Uuid, options: &[&str]) -> NewOrder {
         let within = Duration::from_mins(1);
-        let order = NewOrder { answering: Some(ingress), answer_within: within, ..self.order("sandbox", options) };
+        let order = NewOrder {
+            answering: Some(ingress),
+            answer_within: within,
+            ..self.order("sandbox", options)
+        };
         let mut connection = self.pool.acquire().await.unwrap();
-        assert_eq!(orders::insert(&mut connection, std::slice::from_ref(&order)).await.unwrap(), [true]);
+        assert_eq!(
+            orders::insert(&mut connection, std::slice::from_ref(&order))
+                .await
+                .unwrap(),
+            [true]
+        );
         order
     }
 
     fn order(&self, provider: &str, options: &[&str]) -> NewOrder {
         let order_id = OrderId::new();
-        let topups = options.iter().enumerate().map(|(position, option)| NewTopup {
-            topup_id: self.ids.next(clock::now()),
-            position,
-            option_id: OptionId::new(),
-            provider_option_id: script::option_id(option).to_string(),
-        });
+        let topups = options
+            .iter()
+            .enumerate()
+            .map(|(position, option)| NewTopup {
+                topup_id: self.ids.next(clock::now()),
+                position,
+                option_id: OptionId::new(),
+                provider_option_id: script::option_id(option).to_string(),
+            });
         let lane = domain::lane(options.iter().copied());
+        let placement = NewPlacement {
+            placement_id: PlacementId::new(),
+            provider: provider.into(),
+            lane,
+            topups: topups.collect(),
+        };
         NewOrder {
             order_id,
-            partner_id: PartnerId::new(),
-            external_order_id: order_id.to_string(),
-            traceparent: None,
-            answer_within: Duration::ZERO,
-            answering: None,
-            placements: vec![NewPlacement {
-                placement_id: PlacementId::new(),
-                provider: provider.into(),
-                lane,
-                topups: topups.collect(),
-            }],
+            ..NewOrder::new(PartnerId::new(), order_id.to_string(), vec![placement])
         }
     }
 
@@ -304,15 +356,24 @@ impl Bench {
         for batch in ids.chunks(64) {
             let uuids: Vec<Uuid> = batch.iter().map(|id| id.uuid()).collect();
             let find = "SELECT placement_id, partner_id, lane FROM placements WHERE placement_id = ANY ($1)";
-            let found: Vec<(Uuid, Uuid, String)> =
-                sqlx::query_as(find).bind(uuids).fetch_all(&self.pool).await.unwrap();
-            let placements = found.into_iter().map(|(placement, partner, lane)| JobPlacement {
-                placement_id: placement.into(),
-                partner_id: partner.into(),
-                lane,
-            });
-            let job = TopupJob::V1 { placements: placements.collect() };
-            self.nats.publish(self.nats.job_subject(provider), job, None).await;
+            let found: Vec<(Uuid, Uuid, String)> = sqlx::query_as(find)
+                .bind(uuids)
+                .fetch_all(&self.pool)
+                .await
+                .unwrap();
+            let placements = found
+                .into_iter()
+                .map(|(placement, partner, lane)| JobPlacement {
+                    placement_id: placement.into(),
+                    partner_id: partner.into(),
+                    lane,
+                });
+            let job = TopupJob::V1 {
+                placements: placements.collect(),
+            };
+            self.nats
+                .publish(self.nats.job_subject(provider), job, None)
+                .await;
         }
     }
 
@@ -348,7 +409,8 @@ impl Bench {
 
     /// Reads a placement when `condition` holds; every wait is due at once.
     pub async fn hurry(&self, id: PlacementId, condition: impl Fn(&Stored) -> bool) -> Stored {
-        self.until_after(id, async || self.make_due(id).await, condition).await
+        self.until_after(id, async || self.make_due(id).await, condition)
+            .await
     }
 
     async fn until_after(
@@ -370,15 +432,20 @@ impl Bench {
 
     /// Waits until every unit has its profile.
     pub async fn ready(&self, id: PlacementId) -> Stored {
-        self.until(id, |stored| stored.pending == 0 && stored.ready > 0).await
+        self.until(id, |stored| stored.pending == 0 && stored.ready > 0)
+            .await
     }
 
     /// Makes a placement due unless it is leased. A lease is longer than any wait in these tests.
     pub async fn make_due(&self, id: PlacementId) {
-        self.sql(&format!("UPDATE work SET at = now() WHERE id = '{id}' AND at < now() + interval '8 seconds'")).await;
+        self.sql(&format!(
+            "UPDATE work SET at = now() WHERE id = '{id}' AND at < now() + interval '8 seconds'"
+        ))
+        .await;
     }
 
-    /// Makes a placement due, leased or not, and also during its first lease. The lease of an attempt ends, too.
+    /// Makes a placement due, leased or not, and also during its first lease. The lease of an
+    /// attempt ends, too.
     pub async fn due_now(&self, id: PlacementId) {
         self.set(
             "WITH aged AS (
@@ -397,20 +464,30 @@ impl Bench {
 
     /// Runs a statement on a placement (`$1`), leased or not.
     pub async fn set(&self, statement: &'static str, id: PlacementId) {
-        let done = sqlx::query(statement).bind(id.uuid()).execute(&self.pool).await.unwrap();
+        let done = sqlx::query(statement)
+            .bind(id.uuid())
+            .execute(&self.pool)
+            .await
+            .unwrap();
         assert_eq!(done.rows_affected(), 1, "{statement}");
     }
 
     /// Runs statements.
     pub async fn sql(&self, statements: &str) {
-        sqlx::raw_sql(sqlx::AssertSqlSafe(statements)).execute(&self.pool).await.unwrap();
+        sqlx::raw_sql(sqlx::AssertSqlSafe(statements))
+            .execute(&self.pool)
+            .await
+            .unwrap();
     }
 
     /// The state of a provider's breaker, and what it counted.
     pub async fn breaker(&self, provider: &str) -> (&'static str, i32) {
         let mut connection = self.pool.acquire().await.unwrap();
         let all = store::providers::list(&mut connection).await.unwrap();
-        let one = all.into_iter().find(|breaker| breaker.name == provider).unwrap();
+        let one = all
+            .into_iter()
+            .find(|breaker| breaker.name == provider)
+            .unwrap();
         (one.state.as_str(), one.openings)
     }
 
@@ -423,7 +500,10 @@ impl Bench {
 
     /// Lets the time pass until a breaker lets a probe through.
     pub async fn half_open(&self, provider: &str) {
-        self.sql(&format!("UPDATE providers SET open_until = now() WHERE name = '{provider}'")).await;
+        self.sql(&format!(
+            "UPDATE providers SET open_until = now() WHERE name = '{provider}'"
+        ))
+        .await;
     }
 
     /// The value of a metric, by the beginning of its line; 0 if there is none.
@@ -444,25 +524,46 @@ impl Bench {
     /// Every metric, as text.
     pub async fn metrics(&self) -> String {
         let url = format!("http://{}/metrics", self.config.admin_listen);
-        self.http.get(url).send().await.unwrap().text().await.unwrap()
+        self.http
+            .get(url)
+            .send()
+            .await
+            .unwrap()
+            .text()
+            .await
+            .unwrap()
     }
 
     /// Calls back as a provider does.
     pub async fn call_back(&self, path: &str, body: impl Into<reqwest::Body>) -> u16 {
         let url = format!("http://{}{path}", self.config.listen);
-        self.http.post(url).body(body).send().await.unwrap().status().as_u16()
+        self.http
+            .post(url)
+            .body(body)
+            .send()
+            .await
+            .unwrap()
+            .status()
+            .as_u16()
     }
 
     /// The provider's unit of a placement's only topup.
     pub async fn unit(&self, id: PlacementId) -> String {
         let unit = "SELECT esims.provider_unit_id FROM esims JOIN topups USING (topup_id) WHERE placement_id = $1";
-        sqlx::query_scalar(unit).bind(id.uuid()).fetch_one(&self.pool).await.unwrap()
+        sqlx::query_scalar(unit)
+            .bind(id.uuid())
+            .fetch_one(&self.pool)
+            .await
+            .unwrap()
     }
 
     /// Runs the operator's command line; answers what it printed as JSON.
     pub async fn esimctl(&self, arguments: &str) -> Value {
         let mut command = tokio::process::Command::new(esimctl());
-        command.args(arguments.split(' ')).arg("--json").env("DATABASE_URL", self.database.url());
+        command
+            .args(arguments.split(' '))
+            .arg("--json")
+            .env("DATABASE_URL", self.database.url());
         let output = command.output().await.unwrap();
         let error = String::from_utf8_lossy(&output.stderr);
         if output.status.success() {
@@ -475,6 +576,10 @@ impl Bench {
 
 fn esimctl() -> impl AsRef<std::ffi::OsStr> {
     let binary = testkit::bin_dir().join("esimctl");
-    assert!(Path::new(&binary).exists(), "{} is missing; tests/run builds it", binary.display());
+    assert!(
+        Path::new(&binary).exists(),
+        "{} is missing; tests/run builds it",
+        binary.display()
+    );
     binary
 }

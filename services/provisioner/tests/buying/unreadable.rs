@@ -18,12 +18,18 @@ async fn an_unreadable_answer_parks_its_placement_with_a_reason_and_others_go_on
     let garbled = [
         ("never-ready", "long_unit_id", "topupId of unit 1 has 60"),
         ("delayed", "empty_unit_id", "topupId of unit 1 is empty"),
-        ("partly", "nul_unit_id", "topupId of unit 1 has characters other"),
+        (
+            "partly",
+            "nul_unit_id",
+            "topupId of unit 1 has characters other",
+        ),
         ("slow", "no_json", "not the protocol's JSON"),
         ("duplicate-callback", "huge", "more than 1048576 bytes"),
     ];
-    let faults: serde_json::Map<_, _> =
-        garbled.iter().map(|(option, garble, _)| ((*option).to_owned(), json!(garble))).collect();
+    let faults: serde_json::Map<_, _> = garbled
+        .iter()
+        .map(|(option, garble, _)| ((*option).to_owned(), json!(garble)))
+        .collect();
     bench.sandbox.faults(json!({ "garbled": faults })).await;
     let mut bad = Vec::new();
     for (option, garble, reason) in garbled {
@@ -36,7 +42,10 @@ async fn an_unreadable_answer_parks_its_placement_with_a_reason_and_others_go_on
     for (garble, reason, id) in bad {
         let stored = bench.hurry(id, |stored| stored.state == "parked").await;
         let said = stored.reason.unwrap();
-        assert!(said.contains(reason) && said.len() < 300, "{garble}: {said}");
+        assert!(
+            said.contains(reason) && said.len() < 300,
+            "{garble}: {said}"
+        );
         assert_eq!((stored.attempt, stored.deliveries), (1, 0), "{garble}");
         assert_eq!(bench.sandbox.bought(id).await, (1, 2), "{garble}");
     }
@@ -45,30 +54,47 @@ async fn an_unreadable_answer_parks_its_placement_with_a_reason_and_others_go_on
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_reaches_the_database_as_one_clean_line() {
     let bench = Bench::start(|_| {}).await;
-    bench.sandbox.faults(json!({ "garbled": { "refused": "odd_message" } })).await;
+    bench
+        .sandbox
+        .faults(json!({ "garbled": { "refused": "odd_message" } }))
+        .await;
     let id = bench.accept(&["refused"]).await;
     let stored = bench.until(id, |stored| stored.failed == 1).await;
     assert_eq!(
         (stored.state.as_str(), stored.reason.as_deref()),
-        ("failed", Some("the provider rejected it: 9001 sold out [31m X-Injected: 1 gnp.exe"))
+        (
+            "failed",
+            Some("the provider rejected it: 9001 sold out [31m X-Injected: 1 gnp.exe")
+        )
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_profile_with_an_impossible_date_waits_for_its_correction() {
     let bench = Bench::start(|_| {}).await;
-    bench.sandbox.faults(json!({ "garbled": { "duplicate-callback": "bad_date" } })).await;
+    bench
+        .sandbox
+        .faults(json!({ "garbled": { "duplicate-callback": "bad_date" } }))
+        .await;
     let id = bench.accept(&["duplicate-callback"]).await;
     let collected = async || {
-        let looks = bench.calls(&["call=\"collect\"", "outcome=\"found\""]).await;
+        let looks = bench
+            .calls(&["call=\"collect\"", "outcome=\"found\""])
+            .await;
         bench.make_due(id).await;
         Ok((looks >= 3.0).then_some(()))
     };
     wait::soon("three looks", collected).await;
     let stored = bench.look(id).await;
-    assert_eq!((stored.state.as_str(), stored.pending, stored.deliveries), ("placed", 1, 0));
+    assert_eq!(
+        (stored.state.as_str(), stored.pending, stored.deliveries),
+        ("placed", 1, 0)
+    );
     bench.sandbox.faults(json!({})).await;
-    assert_eq!(bench.hurry(id, |stored| stored.ready == 1).await.deliveries, 1);
+    assert_eq!(
+        bench.hurry(id, |stored| stored.ready == 1).await.deliveries,
+        1
+    );
     assert_eq!(bench.sandbox.bought(id).await, (1, 1));
 }
 
@@ -79,7 +105,10 @@ async fn huge_answers_cost_no_memory_also_after_a_restart() {
         config.settle = Duration::from_mins(1);
     })
     .await;
-    bench.sandbox.faults(json!({ "garbled": { "never-ready": "huge" } })).await;
+    bench
+        .sandbox
+        .faults(json!({ "garbled": { "never-ready": "huge" } }))
+        .await;
     let mut process = bench.process();
     process.start().await.unwrap();
     let mut placements = Vec::new();

@@ -1,4 +1,4 @@
-//! The provider as its callers meet it: a real socket, a real ledger file, real restarts.
+//! The sandbox as its callers meet it: on a real socket, with a real ledger file and real restarts.
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
@@ -13,23 +13,34 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use crate::support::{
-    Caller, Started, binary, free_address, ledger_file, option, sorted, start_binary, strings, units,
+    Caller, Started, binary, free_address, ledger_file, option, sorted, start_binary, strings,
+    units,
 };
 
 #[tokio::test]
 async fn a_ready_order_is_bought_and_its_profiles_are_there_at_the_first_get() {
     let sandbox = Started::fresh().await;
-    let (ready, other) = (option("ready"), "live-option-that-nobody-scripted");
+    let ready = option("ready");
+    let other = "live-option-that-nobody-scripted";
     let answer = sandbox.order("order-1", &[(&ready, 2), (other, 1)]).await;
-    assert_eq!((&answer["code"], &answer["message"]), (&json!("0000"), &json!("")));
-    assert_eq!(strings(&answer["products"], "optionId"), [&ready, &ready, other]);
+    assert_eq!(
+        (&answer["code"], &answer["message"]),
+        (&json!("0000"), &json!(""))
+    );
+    assert_eq!(
+        strings(&answer["products"], "optionId"),
+        [&ready, &ready, other]
+    );
     let topups = strings(&answer["products"], "topupId");
     assert_eq!(topups.iter().collect::<HashSet<_>>().len(), 3);
     assert!(topups.concat().bytes().all(|digit| digit.is_ascii_digit()));
 
     let fetched = sandbox.fetch("order-1").await;
     assert_eq!(fetched["code"], "0000");
-    assert_eq!(sorted(&fetched["products"], "topupId"), sorted(&answer["products"], "topupId"));
+    assert_eq!(
+        sorted(&fetched["products"], "topupId"),
+        sorted(&answer["products"], "topupId")
+    );
     assert_eq!(strings(&fetched["products"], "status"), ["READY"; 3]);
     let iccids: HashSet<_> = strings(&fetched["products"], "iccid").into_iter().collect();
     assert_eq!(iccids.len(), 3);
@@ -40,7 +51,10 @@ async fn a_ready_order_is_bought_and_its_profiles_are_there_at_the_first_get() {
     assert_eq!(fields.join(" "), all);
     assert_eq!(unit["smdp"], "smdp.sandbox.example");
     let code = unit["activateCode"].as_str().unwrap();
-    assert_eq!(unit["downloadLink"], format!("LPA:1$smdp.sandbox.example${code}"));
+    assert_eq!(
+        unit["downloadLink"],
+        format!("LPA:1$smdp.sandbox.example${code}")
+    );
 
     let ledger = sandbox.ledger().await;
     assert_eq!(
@@ -55,18 +69,28 @@ async fn a_ready_order_is_bought_and_its_profiles_are_there_at_the_first_get() {
 #[tokio::test]
 async fn a_refused_product_refuses_the_whole_order_and_buys_nothing() {
     let sandbox = Started::fresh().await;
-    let (ready, refused, sold_out) = (option("ready"), option("refused"), option("out-of-stock"));
+    let ready = option("ready");
+    let refused = option("refused");
+    let sold_out = option("out-of-stock");
     assert_eq!(
-        sandbox.order("order-1", &[(&ready, 2), (&refused, 1)]).await,
+        sandbox
+            .order("order-1", &[(&ready, 2), (&refused, 1)])
+            .await,
         json!({ "products": [], "code": "9001", "message": "Option is not on sale" })
     );
     assert_eq!(
         sandbox.order("order-1", &[(&sold_out, 1)]).await,
         json!({ "products": [], "code": "9005", "message": "Out of stock" })
     );
-    assert_eq!(sandbox.fetch("order-1").await, json!({ "products": [], "code": "9002", "message": "Order not found" }));
-    assert_eq!(sandbox.ledger().await, json!({ "purchases": 0, "units": 0, "canceled": 0, "orders": [] }));
-    // The id bought nothing, so it is still free.
+    assert_eq!(
+        sandbox.fetch("order-1").await,
+        json!({ "products": [], "code": "9002", "message": "Order not found" })
+    );
+    assert_eq!(
+        sandbox.ledger().await,
+        json!({ "purchases": 0, "units": 0, "canceled": 0, "orders": [] })
+    );
+    // The order id bought nothing, so it may be used again.
     assert_eq!(sandbox.code("order-1", &[(&ready, 1)]).await, "0000");
 }
 
@@ -74,17 +98,26 @@ async fn a_refused_product_refuses_the_whole_order_and_buys_nothing() {
 async fn an_order_id_buys_once() {
     let sandbox = Started::fresh().await;
     let ready = option("ready");
-    let body = json!({ "orderId": "a b/c", "products": [{ "optionId": ready, "qty": 2 }] }).to_string();
+    let body =
+        json!({ "orderId": "a b/c", "products": [{ "optionId": ready, "qty": 2 }] }).to_string();
     let orders = (0..16).map(|_| sandbox.send(Method::POST, "/api/v2/order", body.clone()));
     let answers = futures_util::future::join_all(orders).await;
-    let codes = answers.iter().map(|(_, answer)| answer["code"].as_str().unwrap());
+    let codes = answers
+        .iter()
+        .map(|(_, answer)| answer["code"].as_str().unwrap());
     let mut codes: Vec<_> = codes.collect();
     codes.sort_unstable();
     assert_eq!(codes, [&["0000"][..], &["9003"; 15]].concat());
-    assert_eq!(sandbox.code("a b/c", &[(&option("refused"), 1)]).await, "9003");
+    assert_eq!(
+        sandbox.code("a b/c", &[(&option("refused"), 1)]).await,
+        "9003"
+    );
     assert_eq!(units(&sandbox.fetch("a%20b%2Fc").await).len(), 2);
     let ledger = sandbox.ledger().await;
-    assert_eq!(ledger["orders"], json!([{ "order_id": "a b/c", "units": 2, "purchased_times": 1, "canceled": 0 }]));
+    assert_eq!(
+        ledger["orders"],
+        json!([{ "order_id": "a b/c", "units": 2, "purchased_times": 1, "canceled": 0 }])
+    );
 }
 
 #[tokio::test]
@@ -93,13 +126,19 @@ async fn a_canceled_unit_has_no_profile_and_stays_in_the_ledger() {
     let answer = sandbox.order("order-1", &[(&option("ready"), 2)]).await;
     let topup = answer["products"][1]["topupId"].as_str().unwrap();
     for _ in 0..2 {
-        assert_eq!(sandbox.cancel(topup).await, json!({ "code": "0000", "message": "" }));
+        assert_eq!(
+            sandbox.cancel(topup).await,
+            json!({ "code": "0000", "message": "" })
+        );
     }
     let unknown = json!({ "code": "9002", "message": "Topup not found" });
     assert_eq!(sandbox.cancel("1").await, unknown);
     assert_eq!(sandbox.cancel("none").await, unknown);
     let fetched = sandbox.fetch("order-1").await;
-    assert_eq!(sorted(&fetched["products"], "status"), ["CANCELED", "READY"]);
+    assert_eq!(
+        sorted(&fetched["products"], "status"),
+        ["CANCELED", "READY"]
+    );
     for unit in units(&fetched) {
         assert_eq!(unit["status"] == "CANCELED", unit["topupId"] == topup);
         assert_eq!(unit.get("activateCode").is_none(), unit["topupId"] == topup);
@@ -114,14 +153,21 @@ async fn a_canceled_unit_has_no_profile_and_stays_in_the_ledger() {
 async fn requests_that_are_not_authentic_get_401_and_buy_nothing() {
     let (_folder, path) = ledger_file();
     let sandbox = Started::new(&path).await;
-    for (method, path) in
-        [(Method::POST, "/api/v2/order"), (Method::GET, "/api/v2/order/o"), (Method::POST, "/api/v2/cancel/1")]
-    {
-        let request = sandbox.http.request(method, format!("{}{path}", sandbox.base));
+    for (method, path) in [
+        (Method::POST, "/api/v2/order"),
+        (Method::GET, "/api/v2/order/o"),
+        (Method::POST, "/api/v2/cancel/1"),
+    ] {
+        let request = sandbox
+            .http
+            .request(method, format!("{}{path}", sandbox.base));
         let response = request.send().await.unwrap();
         assert_eq!(response.status(), StatusCode::UNAUTHORIZED);
         let answer: Value = response.json().await.unwrap();
-        assert_eq!(answer, json!({ "code": "9010", "message": "x-gat-timestamp is missing" }));
+        assert_eq!(
+            answer,
+            json!({ "code": "9010", "message": "x-gat-timestamp is missing" })
+        );
     }
     assert_eq!(sandbox.ledger().await["purchases"], 0);
     sandbox.stop().await;
@@ -130,7 +176,13 @@ async fn requests_that_are_not_authentic_get_401_and_buy_nothing() {
 #[tokio::test]
 async fn what_is_not_the_protocol_is_answered_in_json() {
     let sandbox = Started::fresh().await;
-    let (status, answer) = sandbox.send(Method::POST, "/api/v2/order", r#"{"orderId":"o","products":[]}"#).await;
+    let (status, answer) = sandbox
+        .send(
+            Method::POST,
+            "/api/v2/order",
+            r#"{"orderId":"o","products":[]}"#,
+        )
+        .await;
     let expected = json!({ "products": [], "code": "9000", "message": "products is empty" });
     assert_eq!((status, answer), (StatusCode::OK, expected));
     let large = vec![b' '; 1024 * 1024 + 1];
@@ -151,16 +203,23 @@ async fn a_restart_remembers_everything_but_a_torn_line() {
     let sandbox = Started::new(&path).await;
     let ready = option("ready");
     let bought = sandbox.order("order-1", &[(&ready, 2)]).await;
-    sandbox.cancel(bought["products"][0]["topupId"].as_str().unwrap()).await;
+    sandbox
+        .cancel(bought["products"][0]["topupId"].as_str().unwrap())
+        .await;
     let codes = async |caller: &Caller| {
         let fetched = caller.fetch("order-1").await;
         let mut units = units(&fetched).clone();
         units.sort_by_key(|unit| unit["topupId"].to_string());
         units
     };
-    let (fetched, ledger) = (codes(&sandbox).await, sandbox.ledger().await);
+    let fetched = codes(&sandbox).await;
+    let ledger = sandbox.ledger().await;
     sandbox.stop().await;
-    fs::write(&path, [&fs::read(&path).unwrap()[..], br#"{"bought":{"at_ms":17"#].concat()).unwrap();
+    fs::write(
+        &path,
+        [&fs::read(&path).unwrap()[..], br#"{"bought":{"at_ms":17"#].concat(),
+    )
+    .unwrap();
 
     let sandbox = Started::new(&path).await;
     assert_eq!(sandbox.ledger().await, ledger);
@@ -182,7 +241,10 @@ async fn no_answered_purchase_is_lost_to_kill_9() {
     let caller = Caller::new(address).await;
     let ready = option("ready");
     for n in 0..50 {
-        assert_eq!(caller.code(&format!("order-{n}"), &[(&ready, 1)]).await, "0000");
+        assert_eq!(
+            caller.code(&format!("order-{n}"), &[(&ready, 1)]).await,
+            "0000"
+        );
     }
     let fetched = caller.fetch("order-49").await;
     drop(process);
@@ -190,7 +252,10 @@ async fn no_answered_purchase_is_lost_to_kill_9() {
     let _process = start_binary(&path, address);
     let caller = Caller::new(address).await;
     let ledger = caller.ledger().await;
-    assert_eq!((&ledger["purchases"], &ledger["units"]), (&json!(50), &json!(50)));
+    assert_eq!(
+        (&ledger["purchases"], &ledger["units"]),
+        (&json!(50), &json!(50))
+    );
     assert_eq!(caller.fetch("order-49").await, fetched);
 }
 
@@ -212,9 +277,15 @@ fn the_command_line_says_what_it_needs() {
     }
 
     let (_folder, path) = ledger_file();
-    let bad =
-        binary().args(["--access-key", "k", "--secret-key", "no*base64", "--ledger"]).arg(&path).output().unwrap();
+    let bad = binary()
+        .args(["--access-key", "k", "--secret-key", "no*base64", "--ledger"])
+        .arg(&path)
+        .output()
+        .unwrap();
     assert_eq!(bad.status.code(), Some(2));
     let line = String::from_utf8(bad.stderr).unwrap();
-    assert!(line.contains("SANDBOX_SECRET_KEY") && !line.contains("no*base64"), "{line}");
+    assert!(
+        line.contains("SANDBOX_SECRET_KEY") && !line.contains("no*base64"),
+        "{line}"
+    );
 }

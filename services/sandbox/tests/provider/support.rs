@@ -32,18 +32,27 @@ impl Caller {
             secret: SecretKey::from_base64(SECRET).unwrap(),
         };
         let faults = format!("{}/faults", caller.base);
-        wait::soon("the sandbox", async || Ok(caller.http.get(&faults).send().await.ok())).await;
+        wait::soon("the sandbox", async || {
+            Ok(caller.http.get(&faults).send().await.ok())
+        })
+        .await;
         caller
     }
 
-    pub async fn send(&self, method: Method, path: &str, body: impl Into<reqwest::Body>) -> (StatusCode, Value) {
+    pub async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: impl Into<reqwest::Body>,
+    ) -> (StatusCode, Value) {
         let response = self.signed(method, path, body).send().await.unwrap();
         (response.status(), response.json().await.unwrap())
     }
 
     fn signed(&self, method: Method, path: &str, body: impl Into<reqwest::Body>) -> RequestBuilder {
         let timestamp = clock::unix_milliseconds().to_string();
-        let signature = signing::usimsa::sign(&self.secret, method.as_str(), path, &timestamp, ACCESS_KEY);
+        let signature =
+            signing::usimsa::sign(&self.secret, method.as_str(), path, &timestamp, ACCESS_KEY);
         self.http
             .request(method, format!("{}{path}", self.base))
             .header("x-gat-timestamp", timestamp)
@@ -53,29 +62,53 @@ impl Caller {
             .body(body)
     }
 
-    /// An order that is ready to be sent, for those that aren't answered as usual.
+    /// An order that is ready to be sent. The caller sends it, because it expects an unusual answer
+    /// or none.
     pub fn ordering(&self, order_id: &str, products: &[(&str, u32)]) -> RequestBuilder {
-        self.signed(Method::POST, "/api/v2/order", order_body(order_id, products))
+        self.signed(
+            Method::POST,
+            "/api/v2/order",
+            order_body(order_id, products),
+        )
     }
 
-    /// Orders as a client that gives up before it has an answer.
+    /// Orders like a client that gives up before it has an answer.
     pub async fn order_and_go(&self, order_id: &str, products: &[(&str, u32)]) {
         let request = self.ordering(order_id, products);
-        let error = request.timeout(Duration::from_millis(300)).send().await.unwrap_err();
+        let error = request
+            .timeout(Duration::from_millis(300))
+            .send()
+            .await
+            .unwrap_err();
         assert!(error.is_timeout(), "{error:?}");
     }
 
     /// Orders products given as (option id, quantity); HTTP status 200 is asserted.
     pub async fn order(&self, order_id: &str, products: &[(&str, u32)]) -> Value {
-        self.ok(Method::POST, "/api/v2/order", order_body(order_id, products)).await
+        self.ok(
+            Method::POST,
+            "/api/v2/order",
+            order_body(order_id, products),
+        )
+        .await
     }
 
     pub async fn fetch(&self, order_id: &str) -> Value {
-        self.ok(Method::GET, &format!("/api/v2/order/{order_id}"), String::new()).await
+        self.ok(
+            Method::GET,
+            &format!("/api/v2/order/{order_id}"),
+            String::new(),
+        )
+        .await
     }
 
     pub async fn cancel(&self, topup_id: &str) -> Value {
-        self.ok(Method::POST, &format!("/api/v2/cancel/{topup_id}"), String::new()).await
+        self.ok(
+            Method::POST,
+            &format!("/api/v2/cancel/{topup_id}"),
+            String::new(),
+        )
+        .await
     }
 
     async fn ok(&self, method: Method, path: &str, body: String) -> Value {
@@ -89,13 +122,13 @@ impl Caller {
         answer["code"].as_str().unwrap().to_owned()
     }
 
-    /// Waits until a client without an answer has bought one unit.
+    /// Waits until the order id has bought one unit, although its client has no answer yet.
     pub async fn until_bought(&self, order_id: &str) {
         let bought = async || Ok((self.bought(order_id).await == (1, 1)).then_some(()));
         wait::soon("the purchase", bought).await;
     }
 
-    /// Fetches until `enough` is true of the answer.
+    /// Fetches the order until `enough` is true of the answer.
     pub async fn fetch_until(&self, order_id: &str, enough: impl Fn(&Value) -> bool) -> Value {
         let fetched = async || Ok(Some(self.fetch(order_id).await).filter(&enough));
         wait::soon("the order", fetched).await
@@ -127,7 +160,10 @@ impl Caller {
 }
 
 fn order_body(order_id: &str, products: &[(&str, u32)]) -> String {
-    let products: Vec<_> = products.iter().map(|(option, qty)| json!({ "optionId": option, "qty": qty })).collect();
+    let products: Vec<_> = products
+        .iter()
+        .map(|(option, qty)| json!({ "optionId": option, "qty": qty }))
+        .collect();
     json!({ "orderId": order_id, "products": products }).to_string()
 }
 
@@ -140,7 +176,12 @@ pub fn units(answer: &Value) -> &Vec<Value> {
 }
 
 pub fn strings<'a>(products: &'a Value, field: &str) -> Vec<&'a str> {
-    products.as_array().unwrap().iter().map(|unit| unit[field].as_str().unwrap()).collect()
+    products
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|unit| unit[field].as_str().unwrap())
+        .collect()
 }
 
 /// A field of each product, sorted: units are listed in any order.
@@ -150,12 +191,12 @@ pub fn sorted<'a>(products: &'a Value, field: &str) -> Vec<&'a str> {
     values
 }
 
-/// A sandbox started in this process.
+/// A sandbox that runs in the process of the test.
 pub struct Started {
     pub caller: Caller,
     pub shutdown: Shutdown,
     pub running: JoinHandle<anyhow::Result<()>>,
-    /// Of a ledger of its own.
+    /// Keeps the folder of the ledger, if the ledger is its own.
     folder: Option<TempDir>,
 }
 
@@ -176,13 +217,21 @@ impl Started {
         let shutdown = Shutdown::new();
         let address = config.listen;
         let running = tokio::spawn(sandbox::run(config, shutdown.clone()));
-        Self { caller: Caller::new(address).await, shutdown, running, folder: None }
+        Self {
+            caller: Caller::new(address).await,
+            shutdown,
+            running,
+            folder: None,
+        }
     }
 
-    /// With a new ledger.
+    /// Starts a sandbox with a new ledger.
     pub async fn fresh() -> Self {
         let (folder, path) = ledger_file();
-        Self { folder: Some(folder), ..Self::new(&path).await }
+        Self {
+            folder: Some(folder),
+            ..Self::new(&path).await
+        }
     }
 
     pub async fn stop(self) {
@@ -218,7 +267,7 @@ pub fn ledger_file() -> (TempDir, PathBuf) {
     (folder, path)
 }
 
-/// The real binary; killed when dropped.
+/// The real program as a process, which is killed when this is dropped.
 pub struct Killed(Child);
 
 impl Drop for Killed {
@@ -236,8 +285,14 @@ pub fn binary() -> Process {
 
 pub fn start_binary(ledger: &Path, listen: SocketAddr) -> Killed {
     let mut process = binary();
-    process.args(["serve", "--listen", &listen.to_string()]).env("ADMIN_LISTEN", free_address().to_string());
-    process.env("SANDBOX_LEDGER", ledger).env("SANDBOX_ACCESS_KEY", ACCESS_KEY);
-    process.env("SANDBOX_SECRET_KEY", SECRET).stderr(Stdio::null());
+    process
+        .args(["serve", "--listen", &listen.to_string()])
+        .env("ADMIN_LISTEN", free_address().to_string());
+    process
+        .env("SANDBOX_LEDGER", ledger)
+        .env("SANDBOX_ACCESS_KEY", ACCESS_KEY);
+    process
+        .env("SANDBOX_SECRET_KEY", SECRET)
+        .stderr(Stdio::null());
     Killed(process.spawn().unwrap())
 }

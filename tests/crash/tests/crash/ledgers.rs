@@ -1,4 +1,4 @@
-//! Compares the three ledgers and the database.
+//! Compares the answers, the purchases and the webhooks with the database after the walk.
 
 use crate::walk::{Said, Walk};
 use anyhow::Result;
@@ -7,7 +7,8 @@ use std::time::Duration;
 use testkit::stack::Stored;
 use testkit::wait;
 
-/// How long leases, the settling delay and the first retry may take at the end.
+/// How long the system may take at the end to come to rest. Leases, the settling delay and the
+/// first retry of a webhook have to fit into it.
 const QUIET: Duration = Duration::from_secs(90);
 
 fn is_settled(row: &Stored) -> bool {
@@ -15,15 +16,25 @@ fn is_settled(row: &Stored) -> bool {
     closed || row.topup == "failed" || row.delivery.as_deref() == Some("delivered")
 }
 
-/// Waits until nothing is open; returns every discrepancy.
+/// Waits until nothing is open, and returns every contradiction.
 pub async fn compare(walk: &Walk) -> Result<Vec<String>> {
-    let settled = async || Ok(walk.stack.stored().await?.iter().all(is_settled).then_some(()));
-    // Rows that are still open are reported below, by id.
+    let settled = async || {
+        Ok(walk
+            .stack
+            .stored()
+            .await?
+            .iter()
+            .all(is_settled)
+            .then_some(()))
+    };
+    // If the time is not enough, the rows that are still open are reported below, by their ids.
     let _ = wait::until(QUIET, "quiet", settled).await;
 
     let stored = walk.stack.stored().await?;
     let orders = walk.stack.ledger().await?.orders.into_iter();
-    let purchases: BTreeMap<_, _> = orders.map(|order| (order.order_id, order.purchased_times)).collect();
+    let purchases: BTreeMap<_, _> = orders
+        .map(|order| (order.order_id, order.purchased_times))
+        .collect();
     let webhooks = walk.webhooks()?;
     println!(
         "{} orders, {} topups stored, {} purchases, {} topups delivered",
@@ -52,33 +63,51 @@ pub async fn compare(walk: &Walk) -> Result<Vec<String>> {
         }
     }
     let placements: BTreeSet<&str> = stored.iter().map(|row| row.placement_id.as_str()).collect();
-    let strangers = purchases.keys().filter(|id| !placements.contains(id.as_str()));
+    let strangers = purchases
+        .keys()
+        .filter(|id| !placements.contains(id.as_str()));
     wrong.extend(strangers.map(|id| format!("bought, but not stored: {id}")));
-    wrong.extend(webhooks.difference(&known).map(|webhook| format!("delivered, but not stored: {webhook:?}")));
+    wrong.extend(
+        webhooks
+            .difference(&known)
+            .map(|webhook| format!("delivered, but not stored: {webhook:?}")),
+    );
     wrong.extend(answers(walk, &stored));
     Ok(wrong)
 }
 
-/// Responses that contradict the stored state.
+/// Returns the answers that contradict the stored state.
 fn answers(walk: &Walk, stored: &[Stored]) -> Vec<String> {
     let mut standing: BTreeMap<(&str, &str), BTreeSet<String>> = BTreeMap::new();
     let mut ended: BTreeMap<(&str, &str), &str> = BTreeMap::new();
     for row in stored.iter().filter(|row| !row.refused) {
         let order = (row.access_key.as_str(), row.external_order_id.as_str());
-        standing.entry(order).or_default().insert(row.topup_id.clone());
+        standing
+            .entry(order)
+            .or_default()
+            .insert(row.topup_id.clone());
         ended.insert(order, &row.placement);
     }
     let mut wrong = Vec::new();
     for asked in &walk.asked {
-        let order = (walk.partners[asked.partner].access_key.as_str(), asked.external_order_id.as_str());
+        let order = (
+            walk.partners[asked.partner].access_key.as_str(),
+            asked.external_order_id.as_str(),
+        );
         let topups = standing.get(&order);
         let state = ended.get(&order).copied().unwrap_or("not stored");
-        let expected = if asked.option == "refused" { "failed" } else { "placed" };
+        let expected = if asked.option == "refused" {
+            "failed"
+        } else {
+            "placed"
+        };
         let fits = match &asked.answer {
             Some(Said::Created(answered)) => topups == Some(answered) && state == expected,
             Some(Said::Taken) => state == expected,
             Some(Said::Refused(text)) => {
-                asked.option == "refused" && topups.is_none() && text.contains("eSIM Request failed")
+                asked.option == "refused"
+                    && topups.is_none()
+                    && text.contains("eSIM Request failed")
             }
             None => false,
         };
@@ -89,7 +118,10 @@ fn answers(walk: &Walk, stored: &[Stored]) -> Vec<String> {
                 Some(Said::Taken) => "taken".into(),
                 None => "none".into(),
             };
-            wrong.push(format!("{}: answered {answer}, but it is {state}", asked.external_order_id));
+            wrong.push(format!(
+                "{}: answered {answer}, but it is {state}",
+                asked.external_order_id
+            ));
         }
     }
     wrong

@@ -1,10 +1,16 @@
-//! The walk over all crash points: a process dies right before and right after each of its effects and starts
-//! again; nothing is bought twice or lost.
+//! The walk over all crash points. Each effect of a process, such as a commit, a publish or a call,
+//! has two points: right before it and right after it. At each point the process dies while orders
+//! arrive, and is started again. Whatever happens, nothing may be bought twice and nothing lost.
 //!
-//! It needs binaries with fail points; `tests/run crash` builds them into a separate folder.
+//! The walk needs binaries with fail points. `tests/run crash` builds them into a folder of their
+//! own, so that they are never mixed up with the others.
 //!
-//! One system walks through all points while orders continue; rows left behind are found as due work during later points.
-//! At the end three ledgers are compared: partners' responses, the sandbox's purchases, the receiver's webhooks.
+//! One system walks through all points. What a crash leaves behind is found as due work while the
+//! later points are visited. At the end three ledgers are compared with the database: the answers
+//! that partners got, the sandbox's purchases, and the webhooks that the receiver got.
+//!
+//! Unlike the fault run (`tests/faults`), which kills processes at random moments, this test
+//! reaches every point, but only one at a time.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
@@ -33,5 +39,10 @@ async fn whatever_dies_anywhere_nothing_is_bought_twice_and_nothing_lost() {
     walk.settle_unanswered().await.unwrap();
     walk.give_urls().await.unwrap();
     wrong.extend(ledgers::compare(&walk).await.unwrap());
-    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "{} wrong:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
 }

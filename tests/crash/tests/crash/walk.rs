@@ -1,4 +1,4 @@
-//! Orders continue while processes die at one crash point after the other.
+//! Sends orders in waves while processes die at one crash point after the other.
 
 use anyhow::{Context, Result, bail, ensure};
 use async_nats::jetstream;
@@ -15,7 +15,7 @@ use testkit::stack::{Stack, Stage};
 use testkit::wait;
 
 const REACH: Duration = Duration::from_secs(30);
-/// The options of each wave, ordered by the partner with a webhook URL.
+/// The options that the partner with a webhook URL orders in each wave.
 const WAVE: [&str; 4] = ["ready", "delayed", "refused", "bought-then-error"];
 /// How long a wave may work before the next one follows.
 const NEXT_WAVE: Duration = Duration::from_millis(500);
@@ -28,24 +28,24 @@ pub struct Asked {
     pub partner: usize,
     pub external_order_id: String,
     pub option: &'static str,
-    /// The response; `None` if the connection broke or every response was a 5xx.
+    /// The definite answer. It is `None` if the connection broke, or if every answer was a 5xx.
     pub answer: Option<Said>,
 }
 
-/// A definite response.
+/// A definite answer.
 pub enum Said {
     /// 201, with these topups.
     Created(BTreeSet<String>),
     /// 422 for a reason other than the external id.
     Refused(String),
-    /// 422: the order is stored and in flight.
+    /// 422 because the external order id is taken: an earlier request stored the order.
     Taken,
 }
 
 pub struct Walk {
     pub stack: Stack,
     pub receiver: Receiver,
-    /// The first has a webhook URL; the second gets one at the end.
+    /// The partners. The first one has a webhook URL, and the second one gets one at the end.
     pub partners: [Partner; 2],
     clients: [Client; 2],
     pub asked: Vec<Asked>,
@@ -53,7 +53,8 @@ pub struct Walk {
 }
 
 impl Walk {
-    /// The provider detects no duplicates, so only the pipeline's safeguards prevent a second purchase.
+    /// Starts the system. The provider does not detect duplicates, so only the pipeline's own
+    /// safeguards prevent a second purchase.
     pub async fn begin() -> Result<Self> {
         let stack = Stack::builder()
             .env(Stage::Sandbox, "SANDBOX_DETECT_DUPLICATES", "false")
@@ -66,11 +67,14 @@ impl Walk {
             .start()
             .await?;
         let receiver = Receiver::start().await?;
-        let with_url = stack.create_partner("sandbox", Some(&receiver.url("/a"))).await?;
+        let with_url = stack
+            .create_partner("sandbox", Some(&receiver.url("/a")))
+            .await?;
         let without = stack.create_partner("sandbox", None).await?;
         receiver.verify("/a", &with_url.webhook_secret)?;
         receiver.verify("/b", &without.webhook_secret)?;
-        // Every fifth topup fails at first, so that retries are always due somewhere.
+        // The first webhook of about every fifth topup fails, so that there are always retries
+        // somewhere.
         let seen = Mutex::new(BTreeSet::new());
         receiver.answer("/a", move |received| {
             let fifth = received.topup_id().bytes().map(u32::from).sum::<u32>() % 5 == 0;
@@ -89,11 +93,15 @@ impl Walk {
         })
     }
 
-    /// Lets the process of `point` die there while orders arrive, then starts it again. Returns the waves of orders.
+    /// Lets the process of `point` die there while orders arrive, and starts it again. Returns the
+    /// number of waves of orders that this took.
     pub async fn die_at(&mut self, point: Point) -> Result<usize> {
-        let stage = Stage::OURS.into_iter().find(|stage| stage.name() == point.stage);
+        let stage = Stage::OURS
+            .into_iter()
+            .find(|stage| stage.name() == point.stage);
         let stage = stage.with_context(|| format!("no stage is named {}", point.stage))?;
-        // Only a provider that cannot be reached as a whole opens its breaker, so that a probe follows.
+        // These two points are only reached if the breaker opens and a probe follows. The breaker
+        // opens if the provider cannot be reached at all.
         let unreachable = matches!(point.effect, Effect::CommitHealth | Effect::CommitProbe);
         if unreachable {
             self.stack.process(Stage::Sandbox)?.kill().await?;
@@ -123,7 +131,11 @@ impl Walk {
     async fn waves_until_death(&mut self, stage: Stage, point: Point) -> Result<usize> {
         let process = self.stack.process(stage)?;
         if let Err(error) = process.ready().await {
-            return if process.exited()?.is_some() { Ok(0) } else { Err(error) };
+            return if process.exited()?.is_some() {
+                Ok(0)
+            } else {
+                Err(error)
+            };
         }
         let mut waves = 0;
         let walking = async {
@@ -136,26 +148,43 @@ impl Walk {
                 }
             }
         };
-        let signal = tokio::time::timeout(REACH, walking).await.context("never reached")??;
-        ensure!(signal == Some(KILLED), "it ended otherwise: signal {signal:?}");
+        let signal = tokio::time::timeout(REACH, walking)
+            .await
+            .context("never reached")??;
+        ensure!(
+            signal == Some(KILLED),
+            "it ended otherwise: signal {signal:?}"
+        );
         Ok(waves)
     }
 
-    /// One order of each kind, at once.
+    /// Sends one order of each kind, all at once.
     async fn wave(&mut self, point: Point, wave: usize) -> Result<()> {
         if point.effect == Effect::Bury {
             let prefix = &self.stack.prefix;
             for subject in ["topup.job.sandbox", "topup.ready.nobody"] {
-                self.jetstream.publish(format!("{prefix}{subject}"), "unreadable".into()).await?.await?;
+                self.jetstream
+                    .publish(format!("{prefix}{subject}"), "unreadable".into())
+                    .await?
+                    .await?;
             }
         }
-        let orders = WAVE.map(|option| (0, option)).into_iter().chain([(1, "ready")]);
+        let orders = WAVE
+            .map(|option| (0, option))
+            .into_iter()
+            .chain([(1, "ready")]);
         let sent = orders.map(|(partner, option)| {
-            let (stack, client) = (&self.stack, &self.clients[partner]);
+            let stack = &self.stack;
+            let client = &self.clients[partner];
             async move {
                 let external_order_id = format!("{point} {wave} {option}");
                 let answer = ask(stack, client, &external_order_id, option).await?;
-                Ok(Asked { partner, external_order_id, option, answer })
+                Ok(Asked {
+                    partner,
+                    external_order_id,
+                    option,
+                    answer,
+                })
             }
         });
         let asked: Result<Vec<Asked>> = futures_util::future::try_join_all(sent).await;
@@ -163,10 +192,12 @@ impl Walk {
         Ok(())
     }
 
-    /// Repeats each unanswered order under the same id until it gets a definite response, as a partner would.
+    /// Repeats each unanswered order with the same external id until it gets a definite answer, as
+    /// a partner would.
     pub async fn settle_unanswered(&mut self) -> Result<()> {
         for asked in self.asked.iter_mut().filter(|asked| asked.answer.is_none()) {
-            let (stack, client) = (&self.stack, &self.clients[asked.partner]);
+            let stack = &self.stack;
+            let client = &self.clients[asked.partner];
             let again = async || ask(stack, client, &asked.external_order_id, asked.option).await;
             let what = format!("an answer to {}", asked.external_order_id);
             asked.answer = Some(wait::until(REACH, &what, again).await?);
@@ -176,42 +207,58 @@ impl Walk {
 
     /// Sets the second partner's webhook URL.
     pub async fn give_urls(&self) -> Result<()> {
-        let (key, url) = (&self.partners[1].access_key, self.receiver.url("/b"));
+        let key = &self.partners[1].access_key;
+        let url = self.receiver.url("/b");
         let args = ["partner", "set-webhook", key, "--url", &url];
         let _: serde_json::Value = self.stack.esimctl.run(&args).await?;
         Ok(())
     }
 
-    /// Topups and external order ids of all webhooks. Every signature must be valid.
+    /// The topups and external order ids of all webhooks. It is an error if one of them is not
+    /// validly signed.
     pub fn webhooks(&self) -> Result<BTreeSet<(String, String)>> {
         self.receiver
             .received()
             .iter()
             .map(|webhook| {
                 ensure!(webhook.is_valid(), "wrongly signed: {webhook:?}");
-                let order = webhook.json["external_order_id"].as_str().unwrap_or_default();
+                let order = webhook.json["external_order_id"]
+                    .as_str()
+                    .unwrap_or_default();
                 Ok((webhook.topup_id().to_owned(), order.to_owned()))
             })
             .collect()
     }
 }
 
-/// Sends an order once; `None` without a definite response.
+/// Sends an order once. Returns `None` if there is no definite answer.
 async fn ask(stack: &Stack, client: &Client, id: &str, option: &str) -> Result<Option<Said>> {
     let option_id = stack.option(option)?;
-    let Ok(answer) = client.order(id, &[(option_id, 1)]).await else { return Ok(None) };
+    let Ok(answer) = client.order(id, &[(option_id, 1)]).await else {
+        return Ok(None);
+    };
     match answer.status {
-        201 => Ok(Some(Said::Created(answer.products()?.into_iter().map(|product| product.topup_id).collect()))),
+        201 => Ok(Some(Said::Created(
+            answer
+                .products()?
+                .into_iter()
+                .map(|product| product.topup_id)
+                .collect(),
+        ))),
         422 => {
             let text = String::from_utf8_lossy(&answer.body).into_owned();
-            Ok(Some(if text.contains("already been taken") { Said::Taken } else { Said::Refused(text) }))
+            Ok(Some(if text.contains("already been taken") {
+                Said::Taken
+            } else {
+                Said::Refused(text)
+            }))
         }
         500..600 => Ok(None),
         other => bail!("{id} was answered with {other}"),
     }
 }
 
-/// Waits for the end of a process; returns the signal that ended it.
+/// Waits for the end of a process, and returns the signal that ended it.
 async fn ended(process: &mut Process) -> Result<Option<i32>> {
     let exited = async || Ok(process.exited()?.map(|status| status.signal()));
     wait::until(REACH, "it to die", exited).await

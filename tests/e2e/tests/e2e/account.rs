@@ -15,7 +15,9 @@ async fn options_are_listed_and_cached() {
     let mut cursor = String::new();
     let mut offered = Vec::new();
     loop {
-        let page = get(&shop.client, &format!("/options?limit=1{cursor}")).await.unwrap();
+        let page = get(&shop.client, &format!("/options?limit=1{cursor}"))
+            .await
+            .unwrap();
         offered.extend(page["options"].as_array().unwrap().clone());
         match page["next_cursor"].as_str() {
             Some(next) => cursor = format!("&cursor={next}"),
@@ -23,15 +25,26 @@ async fn options_are_listed_and_cached() {
         }
         assert!(offered.len() < 100, "the pages do not end");
     }
-    let ready = json!({"option_id": stack.option("ready").unwrap(), "name": "ready", "details": {}});
+    let ready =
+        json!({"option_id": stack.option("ready").unwrap(), "name": "ready", "details": {}});
     assert!(offered.contains(&ready), "{offered:?}");
-    let whole = ask(&shop.client, "GET", "/options?limit=100").await.unwrap();
-    assert_eq!(whole.json().unwrap(), json!({"options": offered, "next_cursor": null}));
+    let whole = ask(&shop.client, "GET", "/options?limit=100")
+        .await
+        .unwrap();
+    assert_eq!(
+        whole.json().unwrap(),
+        json!({"options": offered, "next_cursor": null})
+    );
 
     let etag = header(&whole, "etag").to_owned();
     let since = async |etag: &str| {
         let options = shop.client.get(&format!("{API}/options"));
-        options.query("limit=100").header("if-none-match", etag).send().await.unwrap()
+        options
+            .query("limit=100")
+            .header("if-none-match", etag)
+            .send()
+            .await
+            .unwrap()
     };
     let unchanged = since(&etag).await;
     assert_eq!((unchanged.status, unchanged.body.len()), (304, 0));
@@ -41,28 +54,47 @@ async fn options_are_listed_and_cached() {
     let changed = since(&etag).await;
     let etag = header(&changed, "etag").to_owned();
     let options = changed.json().unwrap();
-    assert_eq!(options["options"].as_array().unwrap().len(), offered.len() - 1);
+    assert_eq!(
+        options["options"].as_array().unwrap().len(),
+        offered.len() - 1
+    );
 
     // What the operator adds is shown as it is.
-    let details = json!({"country": "JP", "days": 7, "price": {"amount": "4.50", "currency": "EUR"}});
+    let details =
+        json!({"country": "JP", "days": 7, "price": {"amount": "4.50", "currency": "EUR"}});
     let catalogue = json!({"options": [{"option_id": stack.option("ready").unwrap(), "name": "ready",
         "provider": "sandbox", "provider_option_id": "ready", "environment": "sandbox", "details": details}]});
     for outcome in ["imported", "unchanged"] {
-        assert_eq!(stack.esimctl.import(catalogue.to_string()).await.unwrap()[outcome], 1);
+        assert_eq!(
+            stack.esimctl.import(catalogue.to_string()).await.unwrap()[outcome],
+            1
+        );
     }
     let whole = since(&etag).await.json().unwrap();
-    let ready = json!({"option_id": stack.option("ready").unwrap(), "name": "ready", "details": details});
-    assert!(whole["options"].as_array().unwrap().contains(&ready), "{whole}");
+    let ready =
+        json!({"option_id": stack.option("ready").unwrap(), "name": "ready", "details": details});
+    assert!(
+        whole["options"].as_array().unwrap().contains(&ready),
+        "{whole}"
+    );
 
     // No live option is configured.
     let live = stack.create_partner("live", None).await.unwrap();
     let live = stack.client(&live).unwrap();
-    assert_eq!(get(&live, "/options").await.unwrap(), json!({"options": [], "next_cursor": null}));
+    assert_eq!(
+        get(&live, "/options").await.unwrap(),
+        json!({"options": [], "next_cursor": null})
+    );
 }
 
 /// Orders one unit.
 async fn order(client: &Client, id: &str, option: &str) -> Vec<Product> {
-    client.order(id, &[(option, 1)]).await.unwrap().products().unwrap()
+    client
+        .order(id, &[(option, 1)])
+        .await
+        .unwrap()
+        .products()
+        .unwrap()
 }
 
 #[tokio::test]
@@ -86,37 +118,65 @@ async fn the_webhook_is_changed_by_the_partner() {
         Ok((topup["delivery"] == "no_endpoint").then_some(()))
     };
     wait::soon("a webhook without an endpoint", held).await;
-    let redeliver = ask(&client, "POST", &format!("/topups/{topup_id}/redeliver")).await.unwrap();
+    let redeliver = ask(&client, "POST", &format!("/topups/{topup_id}/redeliver"))
+        .await
+        .unwrap();
     assert_refused(&redeliver, 409, "webhook_url_missing");
-    let put = async |url: Value| send(&client, "PUT", "/webhook", &json!({"url": url}).to_string()).await.unwrap();
+    let put = async |url: Value| {
+        send(&client, "PUT", "/webhook", &json!({"url": url}).to_string())
+            .await
+            .unwrap()
+    };
     for (url, code) in [
-        (json!("http://10.1.2.3/hook"), "url_forbidden; parameter=url"),
-        (json!("http://127.0.0.1:22/hook"), "url_forbidden; parameter=url"),
+        (
+            json!("http://10.1.2.3/hook"),
+            "url_forbidden; parameter=url",
+        ),
+        (
+            json!("http://127.0.0.1:22/hook"),
+            "url_forbidden; parameter=url",
+        ),
         (json!("ftp://example.com"), "url_invalid; parameter=url"),
-        (json!("https://user:pass@example.com"), "url_invalid; parameter=url"),
+        (
+            json!("https://user:pass@example.com"),
+            "url_invalid; parameter=url",
+        ),
         (json!(7), "url_invalid; parameter=url"),
     ] {
         assert_refused(&put(url).await, 422, code);
     }
     assert_eq!(get(&client, "/webhook").await.unwrap()["state"], "no_url");
-    assert_eq!(put(json!(receiver.url(PATH))).await.json().unwrap()["url"], receiver.url(PATH));
+    assert_eq!(
+        put(json!(receiver.url(PATH))).await.json().unwrap()["url"],
+        receiver.url(PATH)
+    );
     receiver.wait_for(1, SOON).await.unwrap();
 
     // Both secrets sign during the overlap.
     let rotated = ask(&client, "POST", "/webhook/secret").await.unwrap();
     assert_eq!(rotated.status, 201);
-    receiver.verify(PATH, rotated.json().unwrap()["webhook_secret"].as_str().unwrap()).unwrap();
+    receiver
+        .verify(
+            PATH,
+            rotated.json().unwrap()["webhook_secret"].as_str().unwrap(),
+        )
+        .unwrap();
     let second = ask(&client, "POST", "/webhook/secret").await.unwrap();
     assert_refused(&second, 409, "rotation_under_way");
     order(&client, &fresh("signed"), ready).await;
     let signed = |received: &[receiver::Received]| {
         let two = |one: &receiver::Received| {
-            let signatures = one.headers["webhook-signature"].to_str().unwrap_or_default();
+            let signatures = one.headers["webhook-signature"]
+                .to_str()
+                .unwrap_or_default();
             one.signature == Signature::Valid && signatures.split(' ').count() == 2
         };
         received.iter().any(two)
     };
-    receiver.wait_until(SOON, "a webhook with two signatures", signed).await.unwrap();
+    receiver
+        .wait_until(SOON, "a webhook with two signatures", signed)
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
@@ -128,7 +188,9 @@ async fn a_webhook_url_is_judged_by_what_its_name_resolves_to() {
     ]);
     let server = server.await.unwrap();
     let resolvers = server.address.to_string();
-    let stack = Stack::with(Stage::Ingress, &[("WEBHOOK_RESOLVERS", resolvers.as_str())]).await.unwrap();
+    let stack = Stack::with(Stage::Ingress, &[("WEBHOOK_RESOLVERS", resolvers.as_str())])
+        .await
+        .unwrap();
     let partner = stack.create_partner("sandbox", None).await.unwrap();
     let client = stack.client(&partner).unwrap();
     let put = async |host: &str| {
@@ -140,13 +202,25 @@ async fn a_webhook_url_is_judged_by_what_its_name_resolves_to() {
         assert_eq!(get(&client, "/webhook").await.unwrap()["url"], Value::Null);
     }
     // A name that has no address yet may get one.
-    for (host, warns) in [("good.test", false), ("none.test", true), ("a.silent.test", true)] {
+    for (host, warns) in [
+        ("good.test", false),
+        ("none.test", true),
+        ("a.silent.test", true),
+    ] {
         let began = Instant::now();
         let answer = put(host).await;
-        assert!(began.elapsed() < Duration::from_secs(5), "{host}: {:?}", began.elapsed());
+        assert!(
+            began.elapsed() < Duration::from_secs(5),
+            "{host}: {:?}",
+            began.elapsed()
+        );
         let endpoint: Value = answer.json().unwrap();
         let url = format!("http://{host}/hook");
-        assert_eq!((answer.status, &endpoint["url"]), (200, &json!(url)), "{endpoint}");
+        assert_eq!(
+            (answer.status, &endpoint["url"]),
+            (200, &json!(url)),
+            "{endpoint}"
+        );
         assert_eq!(endpoint["warning"].is_string(), warns, "{endpoint}");
     }
     // The stored URL again is not resolved again.
@@ -161,7 +235,10 @@ async fn keys_are_changed_by_the_partner() {
     let client = stack.client(&partner).unwrap();
     // Both pairs of keys are valid during the overlap.
     let rotated = ask(&client, "POST", "/keys").await.unwrap();
-    assert_eq!((rotated.status, header(&rotated, "cache-control")), (201, "no-store"));
+    assert_eq!(
+        (rotated.status, header(&rotated, "cache-control")),
+        (201, "no-store")
+    );
     let keys = rotated.json().unwrap();
     let text = |name: &str| keys[name].as_str().unwrap();
     let renewed = Client::new(&stack.base_url, text("access_key"), text("secret_key")).unwrap();

@@ -11,17 +11,26 @@ use url::Url;
 
 /// A stack whose services reach their database through a forwarder; esimctl and this test don't.
 pub async fn start() -> Result<(Stack, Forwarder)> {
-    let builder = Stage::OURS.into_iter().fold(Stack::builder(), testkit::stack::Builder::without);
+    let builder = Stage::OURS
+        .into_iter()
+        .fold(Stack::builder(), testkit::stack::Builder::without);
     let builder = builder.env(Stage::Provisioner, "SETTLE", "6s");
-    let mut stack = builder.env(Stage::Provisioner, "PROVIDER_TIMEOUT", "2s").start().await?;
+    let mut stack = builder
+        .env(Stage::Provisioner, "PROVIDER_TIMEOUT", "2s")
+        .start()
+        .await?;
     let mut url: Url = stack.database.url().parse()?;
     let server = url.socket_addrs(|| Some(5432))?;
     let forwarder = Forwarder::to(*server.first().context("no address of PostgreSQL")?).await?;
     url.set_host(Some("127.0.0.1"))?;
-    url.set_port(Some(forwarder.port())).map_err(|()| anyhow::anyhow!("no port in {url}"))?;
+    url.set_port(Some(forwarder.port()))
+        .map_err(|()| anyhow::anyhow!("no port in {url}"))?;
     for stage in Stage::OURS {
         let process = stack.process(stage)?;
-        process.program_mut().env.insert("DATABASE_URL".into(), url.to_string());
+        process
+            .program_mut()
+            .env
+            .insert("DATABASE_URL".into(), url.to_string());
         process.start().await?;
     }
     Ok((stack, forwarder))
@@ -33,7 +42,9 @@ async fn without_postgresql_the_answer_is_500_and_everything_recovers() {
     let shop = Shop::open(&stack).await.unwrap();
     let ready = stack.option("ready").unwrap().to_owned();
     let mut topup_ids = ids(&shop.buy("before", &ready, 1).await.unwrap());
-    shop.delivered(&topup_ids, Duration::from_secs(30)).await.unwrap();
+    shop.delivered(&topup_ids, Duration::from_secs(30))
+        .await
+        .unwrap();
 
     // Cut while orders are being stored, bought and delivered.
     let external_ids: Vec<String> = (0..40).map(|_| fresh("cut")).collect();
@@ -54,13 +65,33 @@ async fn without_postgresql_the_answer_is_500_and_everything_recovers() {
         "after {:?}",
         answer.took
     );
-    let ready_url = stack.process(Stage::Ingress).unwrap().program().ready_url.clone();
-    let readiness = http::client().unwrap().get(ready_url).send().await.unwrap().status();
-    assert_eq!(readiness, 200, "partners see the specified 500, not a proxy's 503");
+    let ready_url = stack
+        .process(Stage::Ingress)
+        .unwrap()
+        .program()
+        .ready_url
+        .clone();
+    let readiness = http::client()
+        .unwrap()
+        .get(ready_url)
+        .send()
+        .await
+        .unwrap()
+        .status();
+    assert_eq!(
+        readiness, 200,
+        "partners see the specified 500, not a proxy's 503"
+    );
 
     forwarder.restore().await.unwrap();
     let recovered = async || Ok(shop.client.order("away", &items).await?.products().ok());
-    let products = wait::until(Duration::from_secs(15), "ingress to recover by itself", recovered).await.unwrap();
+    let products = wait::until(
+        Duration::from_secs(15),
+        "ingress to recover by itself",
+        recovered,
+    )
+    .await
+    .unwrap();
     topup_ids.extend(ids(&products));
 
     // A 5xx leaves the result open; sending the order again gives a definite one.
@@ -70,7 +101,8 @@ async fn without_postgresql_the_answer_is_500_and_everything_recovers() {
             Answer { status: 500, .. } => {
                 let again = shop.client.order(external_order_id, &items).await.unwrap();
                 let taken = json!({"errors": ["External order id has already been taken"]});
-                let settled = again.status == 201 || (again.status == 422 && again.json().unwrap() == taken);
+                let settled =
+                    again.status == 201 || (again.status == 422 && again.json().unwrap() == taken);
                 assert!(settled, "{again:?}");
             }
             other => panic!("{other:?}"),
@@ -78,7 +110,9 @@ async fn without_postgresql_the_answer_is_500_and_everything_recovers() {
     }
     topup_ids.extend(stored_ids(&stack).await.unwrap());
     assert_eq!(topup_ids.len(), 42);
-    shop.delivered(&topup_ids, Duration::from_secs(90)).await.unwrap();
+    shop.delivered(&topup_ids, Duration::from_secs(90))
+        .await
+        .unwrap();
     let ledger = stack.ledger().await.unwrap();
     assert_eq!((ledger.purchases, ledger.units), (42, 42));
 }

@@ -17,17 +17,27 @@ const AT_ONCE: usize = 2;
 const TAKEN: &str = r#"422 {"errors":["External order id has already been taken"]}"#;
 
 /// The same order, 16 times at once, by turns to each client.
-async fn create(clients: &[Client], external_order_id: &str, option_id: &str) -> Result<Vec<Answer>> {
+async fn create(
+    clients: &[Client],
+    external_order_id: &str,
+    option_id: &str,
+) -> Result<Vec<Answer>> {
     let clients = clients.iter().cycle().take(CREATES);
     let items = [(option_id, 1)];
-    futures_util::future::try_join_all(clients.map(|client| client.order(external_order_id, &items))).await
+    futures_util::future::try_join_all(
+        clients.map(|client| client.order(external_order_id, &items)),
+    )
+    .await
 }
 
 /// The answers of all rounds, each with an id of its own.
 async fn rounds(clients: &[Client], name: &str, option_id: &str) -> Result<Vec<Vec<Answer>>> {
     let ids: Vec<String> = (0..ROUNDS).map(|_| fresh(name)).collect();
     let rounds = ids.iter().map(|id| create(clients, id, option_id));
-    stream::iter(rounds).buffer_unordered(AT_ONCE).try_collect().await
+    stream::iter(rounds)
+        .buffer_unordered(AT_ONCE)
+        .try_collect()
+        .await
 }
 
 /// The number of answers of each kind.
@@ -36,17 +46,26 @@ fn counted(answers: &[Answer]) -> BTreeMap<String, usize> {
     for Answer { status, body, .. } in answers {
         // What a 201 says differs from order to order.
         let body = if *status == 201 { &Bytes::new() } else { body };
-        *counts.entry(format!("{status} {}", String::from_utf8_lossy(body))).or_default() += 1;
+        *counts
+            .entry(format!("{status} {}", String::from_utf8_lossy(body)))
+            .or_default() += 1;
     }
     counts
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_sixteen_simultaneous_creates_one_wins() {
-    let stack = Stack::builder().replicas(Stage::Ingress, 2).start().await.unwrap();
+    let stack = Stack::builder()
+        .replicas(Stage::Ingress, 2)
+        .start()
+        .await
+        .unwrap();
     let shop = Shop::open(&stack).await.unwrap();
-    let both: Vec<Client> =
-        stack.base_urls().iter().map(|base_url| Client::of(base_url, &shop.partner).unwrap()).collect();
+    let both: Vec<Client> = stack
+        .base_urls()
+        .iter()
+        .map(|base_url| Client::of(base_url, &shop.partner).unwrap())
+        .collect();
     for client in &both {
         verdicts_come(&stack, client).await.unwrap();
     }
@@ -62,18 +81,35 @@ async fn of_sixteen_simultaneous_creates_one_wins() {
         }
     }
     assert_eq!(topup_ids.len(), 2 * ROUNDS);
-    let received = shop.delivered(&topup_ids, Duration::from_secs(30)).await.unwrap();
-    assert_eq!(received.len(), 2 * ROUNDS, "webhooks of orders without an answer");
-    assert_eq!(stack.ledger().await.unwrap().units, u64::try_from(2 * ROUNDS).unwrap());
+    let received = shop
+        .delivered(&topup_ids, Duration::from_secs(30))
+        .await
+        .unwrap();
+    assert_eq!(
+        received.len(),
+        2 * ROUNDS,
+        "webhooks of orders without an answer"
+    );
+    assert_eq!(
+        stack.ledger().await.unwrap().units,
+        u64::try_from(2 * ROUNDS).unwrap()
+    );
 
     // A refused order frees its id, perhaps while other requests use it; nothing is bought for any.
-    let refusal = json!({"errors": ["eSIM Request failed - Status: 9001, Message: Option is not on sale"]});
+    let refusal =
+        json!({"errors": ["eSIM Request failed - Status: 9001, Message: Option is not on sale"]});
     let refused = stack.option("refused").unwrap();
     for answers in rounds(&both, "refused", refused).await.unwrap() {
         let counts = counted(&answers);
-        let refused = counts.get(&format!("422 {refusal}")).copied().unwrap_or_default();
+        let refused = counts
+            .get(&format!("422 {refusal}"))
+            .copied()
+            .unwrap_or_default();
         let taken = counts.get(TAKEN).copied().unwrap_or_default();
         assert!(refused >= 1 && refused + taken == CREATES, "{counts:?}");
     }
-    assert_eq!(stack.ledger().await.unwrap().units, u64::try_from(2 * ROUNDS).unwrap());
+    assert_eq!(
+        stack.ledger().await.unwrap().units,
+        u64::try_from(2 * ROUNDS).unwrap()
+    );
 }

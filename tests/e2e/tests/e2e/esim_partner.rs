@@ -31,20 +31,32 @@ struct Tool {
 
 impl Tool {
     async fn login(base_url: &str, partner: &Partner) -> Result<Self> {
-        let tool = Self { home: tempfile::tempdir()? };
+        let tool = Self {
+            home: tempfile::tempdir()?,
+        };
         let keys = json!({"access_key": partner.access_key, "secret_key": partner.secret_key,
             "webhook_secret": partner.webhook_secret});
         let mut login = tool.command(&["login", "--from", "-", "--base-url", base_url]);
-        login.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        login
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let mut login = login.spawn()?;
         let mut input = login.stdin.take().context("stdin")?;
         input.write_all(keys.to_string().as_bytes()).await?;
         drop(input);
         let output = tokio::time::timeout(SOON, login.wait_with_output()).await??;
-        ensure!(output.status.success(), "login: {}", String::from_utf8_lossy(&output.stderr));
+        ensure!(
+            output.status.success(),
+            "login: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         let shown = String::from_utf8(output.stdout)? + &String::from_utf8(output.stderr)?;
         ensure!(!shown.contains(&partner.secret_key), "login shows a secret");
-        ensure!(!shown.contains(&partner.webhook_secret), "login shows a secret");
+        ensure!(
+            !shown.contains(&partner.webhook_secret),
+            "login shows a secret"
+        );
         Ok(tool)
     }
 
@@ -54,7 +66,10 @@ impl Tool {
 
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(bin_dir().join("esim-partner"));
-        command.args(arguments).env_clear().env("HOME", self.home.path());
+        command
+            .args(arguments)
+            .env_clear()
+            .env("HOME", self.home.path());
         command.stdin(Stdio::null()).kill_on_drop(true);
         command
     }
@@ -67,7 +82,11 @@ impl Tool {
     /// The standard output of a successful command.
     async fn text(&self, arguments: &[&str]) -> Result<String> {
         let output = self.run(arguments).await?;
-        ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        ensure!(
+            output.status.success(),
+            "{arguments:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         Ok(String::from_utf8(output.stdout)?)
     }
 
@@ -85,7 +104,11 @@ impl Tool {
     /// Starts `listen`, and waits until it has begun.
     async fn listen(&self, url: &str, count: &str) -> Result<(Child, BufReader<ChildStderr>)> {
         let arguments = ["listen", "--forward-to", url, "--count", count];
-        let mut listening = self.command(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let mut listening = self
+            .command(&arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
         let mut errors = BufReader::new(listening.stderr.take().context("stderr")?);
         let mut line = String::new();
         tokio::time::timeout(SOON, errors.read_line(&mut line)).await??;
@@ -99,12 +122,18 @@ async fn keys_are_checked_before_they_are_stored_for_the_user_alone() {
     let stack = Stack::start().await.unwrap();
     let partner = stack.create_partner("sandbox", None).await.unwrap();
     let tool = Tool::login(&stack.base_url, &partner).await.unwrap();
-    assert_eq!(std::fs::metadata(tool.keys()).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(
+        std::fs::metadata(tool.keys()).unwrap().permissions().mode() & 0o777,
+        0o600
+    );
     let stored = std::fs::read_to_string(tool.keys()).unwrap();
 
     // Wrong keys change nothing.
     let file = tool.home.path().join("wrong.env");
-    let lines = format!("BASE_URL={}\nACCESS_KEY={}\nSECRET_KEY=d3Jvbmc=\n", stack.base_url, partner.access_key);
+    let lines = format!(
+        "BASE_URL={}\nACCESS_KEY={}\nSECRET_KEY=d3Jvbmc=\n",
+        stack.base_url, partner.access_key
+    );
     std::fs::write(&file, lines).unwrap();
     let path = file.display().to_string();
     let shown = tool.failure(&["login", "--from", &path]).await.unwrap();
@@ -112,14 +141,20 @@ async fn keys_are_checked_before_they_are_stored_for_the_user_alone() {
     assert_eq!(std::fs::read_to_string(tool.keys()).unwrap(), stored);
     // Without a terminal there is no prompt. The error names a missing profile.
     tool.failure(&["login"]).await.unwrap();
-    let shown = tool.failure(&["--profile", "live", "options"]).await.unwrap();
+    let shown = tool
+        .failure(&["--profile", "live", "options"])
+        .await
+        .unwrap();
     assert!(shown.contains("live.env"), "{shown}");
     // A file that others can read works, with a warning.
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
     std::fs::write(&file, stored).unwrap();
     let options = tool.run(&["--keys", &path, "options"]).await.unwrap();
     let shown = String::from_utf8(options.stderr).unwrap();
-    assert!(options.status.success() && shown.contains("chmod 600"), "{shown}");
+    assert!(
+        options.status.success() && shown.contains("chmod 600"),
+        "{shown}"
+    );
 }
 
 /// A server before ingress that takes the first request, passes it on, and loses the response.
@@ -133,9 +168,12 @@ async fn loses_the_first_response(ingress: SocketAddr) -> Result<SocketAddr> {
             tokio::spawn(async move {
                 let mut upstream = TcpStream::connect(ingress).await?;
                 if !first {
-                    return tokio::io::copy_bidirectional(&mut client, &mut upstream).await.map(|_| ());
+                    return tokio::io::copy_bidirectional(&mut client, &mut upstream)
+                        .await
+                        .map(|_| ());
                 }
-                let (mut from, mut to) = (client.split(), upstream.split());
+                let mut from = client.split();
+                let mut to = upstream.split();
                 let mut answer = [0; 1024];
                 tokio::select! {
                     _ = tokio::io::copy(&mut from.0, &mut to.1) => {}
@@ -154,7 +192,12 @@ async fn an_order_whose_answer_was_lost_is_a_success() {
     let partner = stack.create_partner("sandbox", None).await.unwrap();
     let ready = stack.option("ready").unwrap();
     let tool = Tool::login(&stack.base_url, &partner).await.unwrap();
-    let ingress = stack.base_url.strip_prefix("http://").unwrap().parse().unwrap();
+    let ingress = stack
+        .base_url
+        .strip_prefix("http://")
+        .unwrap()
+        .parse()
+        .unwrap();
     let lossy = loses_the_first_response(ingress).await.unwrap();
     let keys = std::fs::read_to_string(tool.keys()).unwrap();
     let keys = keys.replace(&stack.base_url, &format!("http://{lossy}"));
@@ -163,15 +206,33 @@ async fn an_order_whose_answer_was_lost_is_a_success() {
     let file = file.display().to_string();
 
     let id = fresh("lost");
-    let ordered = tool.run(&["--keys", &file, "order", &id, ready]).await.unwrap();
+    let ordered = tool
+        .run(&["--keys", &file, "order", &id, ready])
+        .await
+        .unwrap();
     let said = String::from_utf8(ordered.stderr).unwrap();
     assert!(ordered.status.success(), "{said}");
-    assert!(said.contains("no answer") && said.contains("not bought again"), "{said}");
+    assert!(
+        said.contains("no answer") && said.contains("not bought again"),
+        "{said}"
+    );
     let order: Value = serde_json::from_slice(&ordered.stdout).unwrap();
-    assert_eq!((&order["external_order_id"], &order["topups"][0]["option_id"]), (&json!(id), &json!(ready)));
+    assert_eq!(
+        (
+            &order["external_order_id"],
+            &order["topups"][0]["option_id"]
+        ),
+        (&json!(id), &json!(ready))
+    );
     // Another order with the same id is a failure.
-    let said = tool.failure(&["order", &id, ready, "--qty", "2"]).await.unwrap();
-    assert!(said.contains("other units") && said.contains("external_order_id_taken"), "{said}");
+    let said = tool
+        .failure(&["order", &id, ready, "--qty", "2"])
+        .await
+        .unwrap();
+    assert!(
+        said.contains("other units") && said.contains("external_order_id_taken"),
+        "{said}"
+    );
     let bought = async || Ok(Some(stack.ledger().await?).filter(|ledger| ledger.units == 1));
     assert_eq!(wait::soon("the purchase", bought).await.purchases, 1);
 }
@@ -179,7 +240,9 @@ async fn an_order_whose_answer_was_lost_is_a_success() {
 #[tokio::test]
 async fn outcomes_are_triggered_in_the_sandbox_only_and_logged() {
     let (stack, shop) = open().await;
-    testkit::shop::verdicts_come(&stack, &shop.client).await.unwrap();
+    testkit::shop::verdicts_come(&stack, &shop.client)
+        .await
+        .unwrap();
     shop.receiver.fail_first(PATH, 500);
     let tool = Tool::login(&stack.base_url, &shop.partner).await.unwrap();
     let listed = tool.text(&["trigger"]).await.unwrap();
@@ -192,10 +255,17 @@ async fn outcomes_are_triggered_in_the_sandbox_only_and_logged() {
     }
     // A reader that leaves, such as `head`, is no failure.
     let mut command = tool.command(&["trigger"]);
-    let mut unread = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut unread = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     drop(unread.stdout.take());
     let unread = unread.wait_with_output().await.unwrap();
-    assert!(unread.status.success() && unread.stderr.is_empty(), "{unread:?}");
+    assert!(
+        unread.status.success() && unread.stderr.is_empty(),
+        "{unread:?}"
+    );
 
     let refused = tool.json(&["trigger", "refused"]).await.unwrap();
     let error = refused["errors"][0].as_str().unwrap();
@@ -209,7 +279,9 @@ async fn outcomes_are_triggered_in_the_sandbox_only_and_logged() {
     let topup_id = order["products"][0]["topup_id"].as_str().unwrap();
     let delivered = async || {
         let log = tool.text(&["logs", "tail", "--once"]).await?;
-        Ok(log.contains(&format!("webhook {topup_id} delivered")).then_some(log))
+        Ok(log
+            .contains(&format!("webhook {topup_id} delivered"))
+            .then_some(log))
     };
     let log = wait::soon("the delivery in the log", delivered).await;
     for part in [
@@ -220,10 +292,13 @@ async fn outcomes_are_triggered_in_the_sandbox_only_and_logged() {
     ] {
         assert!(log.contains(&part), "{part} is not in:\n{log}");
     }
-    let (shown, id) = (said.lines().last().unwrap(), "esim-partner orders show ");
+    let shown = said.lines().last().unwrap();
+    let id = "esim-partner orders show ";
     let (_, id) = shown.split_once(id).expect("the command that follows");
     let shown = tool.json(&["orders", "show", id]).await.unwrap();
-    let code = shown["topups"][0]["esim"]["activate_code"].as_str().unwrap();
+    let code = shown["topups"][0]["esim"]["activate_code"]
+        .as_str()
+        .unwrap();
     assert!(!log.contains(code), "the log holds an activation code");
 
     let live = stack.create_partner("live", None).await.unwrap();
@@ -240,7 +315,11 @@ async fn the_log_is_followed() {
     let ready = stack.option("ready").unwrap();
     let before = fresh("before");
     shop.buy(&before, ready, 1).await.unwrap();
-    let mut following = tool.command(&["logs", "tail", "--lines", "1"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut following = tool
+        .command(&["logs", "tail", "--lines", "1"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
     let mut lines = BufReader::new(following.stdout.take().unwrap()).lines();
     let mut until = async |part: &str| -> Result<()> {
         while let Some(line) = tokio::time::timeout(SOON, lines.next_line()).await?? {
@@ -254,7 +333,9 @@ async fn the_log_is_followed() {
     let after = fresh("after");
     let bought = shop.buy(&after, ready, 1).await.unwrap();
     until(&format!("order   {after:?}")).await.unwrap();
-    until(&format!("webhook {} delivered", bought[0].topup_id)).await.unwrap();
+    until(&format!("webhook {} delivered", bought[0].topup_id))
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
@@ -269,16 +350,28 @@ async fn the_example_receivers_pass_certify() {
         }
         let port = ports::free().unwrap().to_string();
         let mut receiver = Command::new(workspace().join("docs/examples").join(file));
-        receiver.args(["receive", &port]).env("WEBHOOK_SECRET", &partner.webhook_secret);
-        let _receiver = receiver.stdout(Stdio::null()).kill_on_drop(true).spawn().unwrap();
+        receiver
+            .args(["receive", &port])
+            .env("WEBHOOK_SECRET", &partner.webhook_secret);
+        let _receiver = receiver
+            .stdout(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
         let address = format!("127.0.0.1:{port}");
         let listens = async || Ok(TcpStream::connect(&address).await.ok());
         wait::soon("the example's receiver", listens).await;
         let url = format!("http://{address}/webhooks");
         let report = tool.json(&["certify", &url, "--json"]).await.unwrap();
         let checks = report["checks"].as_array().unwrap();
-        let failed: Vec<_> = checks.iter().filter(|check| check["passed"] != true).collect();
-        assert!(failed.is_empty() && report["passed"] == true, "{file}: {failed:?}");
+        let failed: Vec<_> = checks
+            .iter()
+            .filter(|check| check["passed"] != true)
+            .collect();
+        assert!(
+            failed.is_empty() && report["passed"] == true,
+            "{file}: {failed:?}"
+        );
         // The endpoint passes, but this is no live account, and no https.
         let item = |name: &str| {
             let items = report["checklist"].as_array().unwrap();
@@ -299,7 +392,10 @@ async fn the_example_receivers_pass_certify() {
         }
         assert_eq!(report["ready"], false);
         let text = tool.text(&["certify", &url]).await.unwrap();
-        assert!(text.contains("[x] the endpoint passes all checks"), "{text}");
+        assert!(
+            text.contains("[x] the endpoint passes all checks"),
+            "{text}"
+        );
         assert!(text.contains("[ ] the webhook URL is https"), "{text}");
     }
 }

@@ -9,9 +9,13 @@ use testkit::wait;
 
 #[tokio::test]
 async fn a_test_of_the_endpoint_is_answered_with_its_outcome() {
-    let stack = Stack::with(Stage::Ingress, &[("WEBHOOK_TEST_INTERVAL", "1h")]).await.unwrap();
+    let stack = Stack::with(Stage::Ingress, &[("WEBHOOK_TEST_INTERVAL", "1h")])
+        .await
+        .unwrap();
     let shop = Shop::open(&stack).await.unwrap();
-    let tested = ask(&shop.client, "POST", "/webhook/test", "").await.unwrap();
+    let tested = ask(&shop.client, "POST", "/webhook/test", "")
+        .await
+        .unwrap();
     let good: Value = tested.json().unwrap();
     assert_eq!(
         (tested.status, &good["state"], &good["type"]),
@@ -21,18 +25,31 @@ async fn a_test_of_the_endpoint_is_answered_with_its_outcome() {
     assert_eq!(good["attempts"][0]["outcome"], "delivered", "{good}");
     let received = shop.receiver.received().remove(0);
     assert_eq!(received.signature, Signature::Valid);
-    assert_eq!(received.headers["webhook-id"], good["event_id"].as_str().unwrap());
+    assert_eq!(
+        received.headers["webhook-id"],
+        good["event_id"].as_str().unwrap()
+    );
     assert_eq!(received.headers["webhook-type"], "webhook.test");
 
-    let again = ask(&shop.client, "POST", "/webhook/test", "").await.unwrap();
+    let again = ask(&shop.client, "POST", "/webhook/test", "")
+        .await
+        .unwrap();
     assert_refused(&again, 429, "tested_recently");
     assert!(!header(&again, "retry-after").is_empty());
 
     let broken = Shop::open(&stack).await.unwrap();
-    broken.receiver.answer(PATH, |_| receiver::Answer::status(503));
-    let tested = ask(&broken.client, "POST", "/webhook/test", "").await.unwrap();
+    broken
+        .receiver
+        .answer(PATH, |_| receiver::Answer::status(503));
+    let tested = ask(&broken.client, "POST", "/webhook/test", "")
+        .await
+        .unwrap();
     let failed: Value = tested.json().unwrap();
-    assert_eq!((tested.status, &failed["state"]), (200, &json!("exhausted")), "{failed}");
+    assert_eq!(
+        (tested.status, &failed["state"]),
+        (200, &json!("exhausted")),
+        "{failed}"
+    );
     assert_eq!(failed["attempts"][0]["status"], 503);
     assert_eq!(failed["attempts"][0]["outcome"], "status_5xx");
     assert!(failed["attempts"][0]["duration_ms"].is_number(), "{failed}");
@@ -48,29 +65,61 @@ async fn a_test_of_the_endpoint_is_answered_with_its_outcome() {
     let tested_again = ask(&shop.client, "POST", &format!("{path}/redeliver"), "").await;
     assert_refused(&tested_again.unwrap(), 409, "event_void");
     let stranger = Shop::open(&stack).await.unwrap();
-    assert_eq!(ask(&stranger.client, "GET", &path, "").await.unwrap().status, 404);
-    assert_eq!(get(&stranger.client, "/webhook/events").await.unwrap(), json!({"events": [], "next_cursor": null}));
-    let shown: Value = stack.esimctl.run(&["delivery", "show", failed["event_id"].as_str().unwrap()]).await.unwrap();
+    assert_eq!(
+        ask(&stranger.client, "GET", &path, "")
+            .await
+            .unwrap()
+            .status,
+        404
+    );
+    assert_eq!(
+        get(&stranger.client, "/webhook/events").await.unwrap(),
+        json!({"events": [], "next_cursor": null})
+    );
+    let shown: Value = stack
+        .esimctl
+        .run(&["delivery", "show", failed["event_id"].as_str().unwrap()])
+        .await
+        .unwrap();
     assert_eq!(shown["attempts"][0]["class"], "status_5xx", "{shown}");
 
-    assert_eq!(ask(&shop.client, "PUT", "/webhook", r#"{"url": null}"#).await.unwrap().status, 200);
-    let answer = ask(&shop.client, "POST", "/webhook/test", "").await.unwrap();
+    assert_eq!(
+        ask(&shop.client, "PUT", "/webhook", r#"{"url": null}"#)
+            .await
+            .unwrap()
+            .status,
+        200
+    );
+    let answer = ask(&shop.client, "POST", "/webhook/test", "")
+        .await
+        .unwrap();
     assert_refused(&answer, 409, "webhook_url_missing");
     let actions: Value = stack.esimctl.run(&["action", "list"]).await.unwrap();
     let recorded = actions.to_string();
     assert!(recorded.contains("webhook set"), "{actions}");
-    assert!(recorded.contains(&format!("partner {}", shop.partner.partner_id)), "{actions}");
+    assert!(
+        recorded.contains(&format!("partner {}", shop.partner.partner_id)),
+        "{actions}"
+    );
     assert!(!recorded.contains("http"), "no URL is recorded: {actions}");
 }
 
 #[tokio::test]
 async fn a_topup_that_never_comes_is_reported_to_a_partner_that_asked() {
-    let stack = Stack::with(Stage::Ingress, &[("REDELIVER_INTERVAL", "5s")]).await.unwrap();
+    let stack = Stack::with(Stage::Ingress, &[("REDELIVER_INTERVAL", "5s")])
+        .await
+        .unwrap();
     let shop = Shop::open(&stack).await.unwrap();
     let silent = Shop::open(&stack).await.unwrap();
     for (body, code) in [
-        (r#"{"events": ["webhook.test"]}"#, "events_invalid; parameter=events"),
-        (r#"{"events": "topup.failed"}"#, "events_invalid; parameter=events"),
+        (
+            r#"{"events": ["webhook.test"]}"#,
+            "events_invalid; parameter=events",
+        ),
+        (
+            r#"{"events": "topup.failed"}"#,
+            "events_invalid; parameter=events",
+        ),
         (r#"{"events": [1]}"#, "events_invalid; parameter=events"),
         ("{}", "url_missing; parameter=url"),
     ] {
@@ -79,9 +128,19 @@ async fn a_topup_that_never_comes_is_reported_to_a_partner_that_asked() {
     }
     let before = get(&shop.client, "/webhook").await.unwrap();
     assert_eq!(before["events"], json!([]));
-    let asked = ask(&shop.client, "PUT", "/webhook", r#"{"events": ["topup.failed"]}"#).await.unwrap();
+    let asked = ask(
+        &shop.client,
+        "PUT",
+        "/webhook",
+        r#"{"events": ["topup.failed"]}"#,
+    )
+    .await
+    .unwrap();
     let endpoint: Value = asked.json().unwrap();
-    assert_eq!((&endpoint["events"], &endpoint["url"]), (&json!(["topup.failed"]), &before["url"]));
+    assert_eq!(
+        (&endpoint["events"], &endpoint["url"]),
+        (&json!(["topup.failed"]), &before["url"])
+    );
 
     let partly = stack.option("partly").unwrap();
     let id = fresh("partly");
@@ -89,22 +148,37 @@ async fn a_topup_that_never_comes_is_reported_to_a_partner_that_asked() {
     shop.buy(&id, partly, 2).await.unwrap();
     let is_event = |one: &&receiver::Received| one.headers.contains_key("webhook-type");
     let told = |received: &[receiver::Received]| received.iter().any(|one| is_event(&one));
-    let received = shop.receiver.wait_until(SOON, "the event", told).await.unwrap();
+    let received = shop
+        .receiver
+        .wait_until(SOON, "the event", told)
+        .await
+        .unwrap();
     let event = received.iter().find(is_event).unwrap();
     assert_eq!(event.signature, Signature::Valid);
     assert_eq!(event.json["type"], "topup.failed");
     let data = &event.json["data"];
     assert_eq!(data["external_order_id"], id.as_str());
     let topup_id = data["topup_id"].as_str().unwrap();
-    let topup = get(&shop.client, &format!("/topups/{topup_id}")).await.unwrap();
-    assert_eq!((&topup["state"], &topup["error"]), (&json!("failed"), &data["error"]));
+    let topup = get(&shop.client, &format!("/topups/{topup_id}"))
+        .await
+        .unwrap();
+    assert_eq!(
+        (&topup["state"], &topup["error"]),
+        (&json!("failed"), &data["error"])
+    );
     let listed = delivered(&shop).await;
     assert_eq!(listed["topup_id"], topup_id);
-    assert_eq!(listed["event_id"].as_str().unwrap(), event.headers["webhook-id"]);
+    assert_eq!(
+        listed["event_id"].as_str().unwrap(),
+        event.headers["webhook-id"]
+    );
 
     is_sent_again(&stack, &shop, &silent, event).await;
     assert!(!told(&silent.receiver.received()));
-    assert_eq!(get(&silent.client, "/webhook/events").await.unwrap()["events"], json!([]));
+    assert_eq!(
+        get(&silent.client, "/webhook/events").await.unwrap()["events"],
+        json!([])
+    );
 }
 
 /// The newest event of this partner, once it is delivered.
@@ -125,17 +199,29 @@ async fn is_sent_again(stack: &Stack, shop: &Shop, stranger: &Shop, event: &rece
     let unknown = "/webhook/events/evt_019a0000000070008000000000000001/redeliver";
     let unknown = ask(&stranger.client, "POST", unknown, "").await.unwrap();
     assert_eq!((theirs.status, &theirs.body), (404, &unknown.body));
-    assert_eq!(redelivered(&shop.client, &path, 5).await, json!({"event_id": event_id, "state": "pending"}));
+    assert_eq!(
+        redelivered(&shop.client, &path, 5).await,
+        json!({"event_id": event_id, "state": "pending"})
+    );
     let sent = async |count: usize| {
-        let waiting = shop.receiver.wait_until(SOON, "the event again", |received| {
-            received.iter().filter(|one| one.headers["webhook-id"] == event_id).count() == count
-        });
+        let waiting = shop
+            .receiver
+            .wait_until(SOON, "the event again", |received| {
+                received
+                    .iter()
+                    .filter(|one| one.headers["webhook-id"] == event_id)
+                    .count()
+                    == count
+            });
         let mut received = waiting.await.unwrap();
         received.retain(|one| one.headers["webhook-id"] == event_id);
         received.remove(count - 1)
     };
     let second = sent(2).await;
-    assert_eq!((&second.body, second.signature), (&event.body, Signature::Valid));
+    assert_eq!(
+        (&second.body, second.signature),
+        (&event.body, Signature::Valid)
+    );
     delivered(shop).await;
     let replay = ["delivery", "replay", event_id, "--reason", "lost", "--yes"];
     let replayed: Value = stack.esimctl.run(&replay).await.unwrap();

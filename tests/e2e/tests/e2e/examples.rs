@@ -1,4 +1,5 @@
-//! The partner guide's examples against the real service, in every language that is present, and its numbers.
+//! The partner guide's examples against the real service, in every language that is present, and
+//! its numbers.
 
 use crate::shop::{SOON, Shop, fresh};
 use anyhow::{Context, Result, ensure};
@@ -33,10 +34,16 @@ impl Example<'_> {
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
         let partner = &self.shop.partner;
-        command.args(arguments).env("BASE_URL", &self.stack.base_url);
+        command
+            .args(arguments)
+            .env("BASE_URL", &self.stack.base_url);
         command.env("NO_PROXY", "*").env("no_proxy", "*");
-        command.env("ACCESS_KEY", &partner.access_key).env("SECRET_KEY", &partner.secret_key);
-        command.env("WEBHOOK_SECRET", &partner.webhook_secret).kill_on_drop(true);
+        command
+            .env("ACCESS_KEY", &partner.access_key)
+            .env("SECRET_KEY", &partner.secret_key);
+        command
+            .env("WEBHOOK_SECRET", &partner.webhook_secret)
+            .kill_on_drop(true);
         command
     }
 
@@ -47,11 +54,17 @@ impl Example<'_> {
     /// The JSON that a successful command prints.
     async fn json(&self, arguments: &[&str]) -> Result<Value> {
         let output = self.output(arguments).await?;
-        ensure!(output.status.success(), "{} {arguments:?}: {}", self.file, String::from_utf8_lossy(&output.stderr));
+        ensure!(
+            output.status.success(),
+            "{} {arguments:?}: {}",
+            self.file,
+            String::from_utf8_lossy(&output.stderr)
+        );
         Ok(serde_json::from_slice(&output.stdout)?)
     }
 
-    /// Waits until the first attempt has failed, starts the receiver at `address`, and has the webhook sent again.
+    /// Waits until the first attempt has failed, starts the receiver at `address`, and has the
+    /// webhook sent again.
     async fn recovers(&self, address: &str, id: &str, topup_id: &str) -> Result<()> {
         let failed = async || {
             let path = format!("/api/v1/api_partner/topups/{topup_id}/deliveries");
@@ -61,13 +74,22 @@ impl Example<'_> {
         wait::until(SOON, "the first attempt", failed).await?;
 
         let (_, port) = address.split_once(':').context("a port")?;
-        let mut receiver = self.command(&["receive", port]).stdout(Stdio::piped()).spawn()?;
+        let mut receiver = self
+            .command(&["receive", port])
+            .stdout(Stdio::piped())
+            .spawn()?;
         let mut lines = BufReader::new(receiver.stdout.take().context("stdout")?).lines();
         let listens = async || Ok(TcpStream::connect(address).await.ok());
         wait::until(SOON, "the example's receiver", listens).await?;
         // A forged webhook is refused and not printed.
-        let forged = testkit::http::client()?.post(format!("http://{address}/")).body("{}");
-        ensure!(forged.send().await?.status() == 401, "{}: forged", self.file);
+        let forged = testkit::http::client()?
+            .post(format!("http://{address}/"))
+            .body("{}");
+        ensure!(
+            forged.send().await?.status() == 401,
+            "{}: forged",
+            self.file
+        );
 
         let redelivers = async || {
             let output = self.output(&["redeliver", topup_id]).await?;
@@ -81,14 +103,22 @@ impl Example<'_> {
         };
         wait::until(SOON, "a redelivery", redelivers).await?;
         let line = tokio::time::timeout(SOON, lines.next_line()).await??;
-        ensure!(line == Some(format!("ready {id} {topup_id}")), "{}: {line:?}", self.file);
+        ensure!(
+            line == Some(format!("ready {id} {topup_id}")),
+            "{}: {line:?}",
+            self.file
+        );
         // A further event is acknowledged, and is no eSIM.
         let path = "/api/v1/api_partner/webhook/test";
         let tested = self.shop.client.post("").path(path).send().await?.json()?;
         ensure!(tested["state"] == "delivered", "{}: {tested}", self.file);
         let line = tokio::time::timeout(SOON, lines.next_line()).await??;
         let event = tested["event_id"].as_str().unwrap_or_default();
-        ensure!(line == Some(format!("event webhook.test {event}")), "{}: {line:?}", self.file);
+        ensure!(
+            line == Some(format!("event webhook.test {event}")),
+            "{}: {line:?}",
+            self.file
+        );
         Ok(())
     }
 }
@@ -108,9 +138,15 @@ async fn prepared(file: &str, folder: &Path) -> PathBuf {
     let mut build = Command::new("go");
     build.args(["build", "-o"]).arg(&built).arg(source);
     // Go needs a folder for its cache.
-    build.env("GOCACHE", folder.join("go-cache")).env("GOPROXY", "off");
+    build
+        .env("GOCACHE", folder.join("go-cache"))
+        .env("GOPROXY", "off");
     let output = build.output().await.unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     built
 }
 
@@ -134,7 +170,12 @@ async fn the_examples_order_look_up_and_recover_a_lost_webhook() {
         }
         run += 1;
         let shop = Shop::open(&stack).await.unwrap();
-        let example = Example { file, program: prepared(file, folder.path()).await, stack: &stack, shop: &shop };
+        let example = Example {
+            file,
+            program: prepared(file, folder.path()).await,
+            stack: &stack,
+            shop: &shop,
+        };
         let address = format!("127.0.0.1:{}", ports::free().unwrap());
         if receives {
             let url = format!("http://{address}/webhooks");
@@ -148,16 +189,22 @@ async fn the_examples_order_look_up_and_recover_a_lost_webhook() {
             let order = example.json(&["show", &id]).await?;
             Ok((order["state"] == "ready").then_some(order))
         };
-        let order = wait::until(Duration::from_mins(1), "the order to be ready", shown).await.unwrap();
+        let order = wait::until(Duration::from_mins(1), "the order to be ready", shown)
+            .await
+            .unwrap();
         assert_eq!(order["topups"][0]["esim"]["topup_id"], topup_id);
         if receives {
             example.recovers(&address, &id, topup_id).await.unwrap();
         }
         let options = example.json(&["options"]).await.unwrap();
         let offered = options["options"].as_array().unwrap();
-        assert!(offered.iter().any(|option| option["option_id"] == ready), "{options}");
+        assert!(
+            offered.iter().any(|option| option["option_id"] == ready),
+            "{options}"
+        );
 
-        // A repeated order is not a failure: it is looked up. The shell client shows the code instead.
+        // A repeated order is not a failure: it is looked up. The shell client shows the code
+        // instead.
         let again = example.output(&["order", &id, ready, "1"]).await.unwrap();
         if receives {
             let again: Value = serde_json::from_slice(&again.stdout).unwrap();
@@ -180,7 +227,10 @@ fn block<'a>(guide: &'a str, marker: &str) -> Vec<&'a str> {
 
 /// The value of a line `name: value` of a block.
 fn value<'a>(block: &[&'a str], name: &str) -> &'a str {
-    block.iter().find_map(|line| line.strip_prefix(name)?.strip_prefix(": ")).expect(name)
+    block
+        .iter()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
+        .expect(name)
 }
 
 #[test]
@@ -192,15 +242,23 @@ fn the_guides_test_vectors_are_true() {
         ["method", "path", "timestamp", "access key"].map(|name| value(&vector, name));
     let digest = signing::request::digest(value(&vector, "body").as_bytes());
     assert_eq!(value(&vector, "content sha256"), digest);
-    let signature = signing::request::sign_whole(&secret, method, path, timestamp, access_key, &digest);
+    let signature =
+        signing::request::sign_whole(&secret, method, path, timestamp, access_key, &digest);
     assert_eq!(value(&vector, "signature"), signature);
     let signature = signing::request::sign(&secret, method, path, timestamp, access_key);
-    assert_eq!(value(&vector, "signature without content sha256"), signature);
+    assert_eq!(
+        value(&vector, "signature without content sha256"),
+        signature
+    );
 
     let vector = block(&guide, "<!-- webhook vector -->");
     let secret = Secret::parse(value(&vector, "webhook secret")).unwrap();
     let timestamp: i64 = value(&vector, "webhook-timestamp").parse().unwrap();
-    let signature = secret.sign(value(&vector, "webhook-id"), timestamp, value(&vector, "body").as_bytes());
+    let signature = secret.sign(
+        value(&vector, "webhook-id"),
+        timestamp,
+        value(&vector, "body").as_bytes(),
+    );
     assert_eq!(value(&vector, "webhook-signature"), signature);
 }
 

@@ -19,21 +19,33 @@ async fn provisioners_client() -> Result<async_nats::Client> {
 async fn forge_a_refusal(mut jobs: async_nats::Subscriber, stack: &Stack, sold: u64) -> Result<()> {
     let job = jobs.next().await.context("no job")?;
     let job: Value = serde_json::from_slice(&job.payload)?;
-    let placement_id = job["placements"][0]["placement_id"].as_str().context("no placement")?;
+    let placement_id = job["placements"][0]["placement_id"]
+        .as_str()
+        .context("no placement")?;
     let mut database = stack.database.connect().await?;
     let order = "SELECT order_id::text, replace(answering::text, '-', '') FROM placements JOIN orders USING (order_id)
                  WHERE placement_id::text = $1";
-    let order: (String, Option<String>) = sqlx::query_as(order).bind(placement_id).fetch_one(&mut database).await?;
+    let order: (String, Option<String>) = sqlx::query_as(order)
+        .bind(placement_id)
+        .fetch_one(&mut database)
+        .await?;
     let (order_id, answering) = order;
     let ingress = answering.context("nobody waits")?;
-    testkit::wait::until(SOON, "the purchase", async || Ok((stack.ledger().await?.purchases > sold).then_some(())))
-        .await?;
+    testkit::wait::until(SOON, "the purchase", async || {
+        Ok((stack.ledger().await?.purchases > sold).then_some(()))
+    })
+    .await?;
     let forged = json!({
         "type": "topup.answer.v1",
         "verdicts": [{"order_id": order_id, "placement_id": placement_id, "verdict": "rejected"}],
     });
     let client = provisioners_client().await?;
-    client.publish(format!("{}topup.answer.{ingress}", stack.prefix), forged.to_string().into()).await?;
+    client
+        .publish(
+            format!("{}topup.answer.{ingress}", stack.prefix),
+            forged.to_string().into(),
+        )
+        .await?;
     Ok(client.flush().await?)
 }
 
@@ -43,14 +55,24 @@ async fn a_forged_verdict_makes_no_422_for_what_is_bought() {
     let (stack, shop) = open().await;
     verdicts_come(&stack, &shop.client).await.unwrap();
     let sold = stack.ledger().await.unwrap().purchases;
-    let operator = nats::connect(&std::env::var("TEST_NATS_URL").unwrap()).await.unwrap();
-    let jobs = operator.subscribe(format!("{}topup.job.sandbox", stack.prefix)).await.unwrap();
+    let operator = nats::connect(&std::env::var("TEST_NATS_URL").unwrap())
+        .await
+        .unwrap();
+    let jobs = operator
+        .subscribe(format!("{}topup.job.sandbox", stack.prefix))
+        .await
+        .unwrap();
     operator.flush().await.unwrap();
     let id = fresh("forged");
     let items = [(stack.option("slow").unwrap(), 1)];
-    let (answer, forged) = tokio::join!(shop.client.order(&id, &items), forge_a_refusal(jobs, &stack, sold));
+    let (answer, forged) = tokio::join!(
+        shop.client.order(&id, &items),
+        forge_a_refusal(jobs, &stack, sold)
+    );
     forged.unwrap();
-    shop.delivered(&ids(&answer.unwrap().products().unwrap()), SOON).await.unwrap();
+    shop.delivered(&ids(&answer.unwrap().products().unwrap()), SOON)
+        .await
+        .unwrap();
     assert_eq!(stack.ledger().await.unwrap().purchases, sold + 1);
 }
 
@@ -66,9 +88,13 @@ async fn forged_heartbeats_do_not_fill_ingress_memory() {
     // A name of nearly the length that ingress still reads.
     let long = "x".repeat(40_000);
     for number in 0..1_000 {
-        let heartbeat = json!({"type": "topup.heartbeat.v1", "provider": format!("invented-{number}-{long}")});
+        let heartbeat =
+            json!({"type": "topup.heartbeat.v1", "provider": format!("invented-{number}-{long}")});
         let subject = format!("{}topup.heartbeat.invented-{number}", stack.prefix);
-        client.publish(subject, heartbeat.to_string().into()).await.unwrap();
+        client
+            .publish(subject, heartbeat.to_string().into())
+            .await
+            .unwrap();
     }
     client.flush().await.unwrap();
     // Ingress has passed the flood once it hears the real provisioner again.

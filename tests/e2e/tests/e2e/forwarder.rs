@@ -18,7 +18,11 @@ impl Forwarder {
     /// Starts to forward to `server`.
     pub async fn to(server: SocketAddr) -> Result<Self> {
         let listen = (Ipv4Addr::LOCALHOST, ports::free()?).into();
-        let mut forwarder = Self { listen, server, running: None };
+        let mut forwarder = Self {
+            listen,
+            server,
+            running: None,
+        };
         forwarder.restore().await?;
         Ok(forwarder)
     }
@@ -39,7 +43,9 @@ impl Forwarder {
 
     /// Forwards again.
     pub async fn restore(&mut self) -> Result<()> {
-        let listener = TcpListener::bind(self.listen).await.context("cannot listen again")?;
+        let listener = TcpListener::bind(self.listen)
+            .await
+            .context("cannot listen again")?;
         let server = self.server;
         self.running = Some(tokio::spawn(async move {
             let mut connections = JoinSet::new();

@@ -14,25 +14,37 @@ use tokio::net::TcpStream;
 const SOON: Duration = Duration::from_secs(10);
 
 async fn partners(stack: &Stack) -> Result<(Partner, Partner)> {
-    tokio::try_join!(stack.create_partner("sandbox", None), stack.create_partner("sandbox", None))
+    tokio::try_join!(
+        stack.create_partner("sandbox", None),
+        stack.create_partner("sandbox", None)
+    )
 }
 
 async fn one(stack: &Stack, client: &Client) -> Answer {
-    client.order(&fresh("limits"), &[(stack.option("ready").unwrap(), 1)]).await.unwrap()
+    client
+        .order(&fresh("limits"), &[(stack.option("ready").unwrap(), 1)])
+        .await
+        .unwrap()
 }
 
 /// A request whose body doesn't come, and the first bytes of its answer.
 async fn unfinished(stack: &Stack, partner: &Partner) -> Result<TcpStream> {
     let mut connection = raw::connect(&stack.base_url).await?;
-    connection.write_all(&raw::head(partner, "Content-Length: 100")?).await?;
+    connection
+        .write_all(&raw::head(partner, "Content-Length: 100")?)
+        .await?;
     Ok(connection)
 }
 
 /// All sums of a metric's series that hold `text`.
 async fn metric(stack: &mut Stack, name: &str, text: &str) -> Result<f64> {
     let metrics = stack.process(Stage::Ingress)?.metrics().await?;
-    let series = metrics.lines().filter(|line| line.starts_with(name) && line.contains(text));
-    Ok(series.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum())
+    let series = metrics
+        .lines()
+        .filter(|line| line.starts_with(name) && line.contains(text));
+    Ok(series
+        .filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok())
+        .sum())
 }
 
 async fn in_flight(stack: &mut Stack, orders: f64) {
@@ -45,51 +57,109 @@ async fn in_flight(stack: &mut Stack, orders: f64) {
 
 #[tokio::test]
 async fn a_flood_of_one_partner_leaves_room_for_the_others() {
-    let mut stack = Stack::with(Stage::Ingress, &[("MAX_IN_FLIGHT", "16"), ("BODY_TIMEOUT", "3s")]).await.unwrap();
+    let mut stack = Stack::with(
+        Stage::Ingress,
+        &[("MAX_IN_FLIGHT", "16"), ("BODY_TIMEOUT", "3s")],
+    )
+    .await
+    .unwrap();
     let (flooding, other) = partners(&stack).await.unwrap();
     let flood = (0..24).map(|_| unfinished(&stack, &flooding));
     let flood = try_join_all(flood).await.unwrap();
     // The other partner has room while the flood lasts.
-    let full = async || Ok((metric(&mut stack, "esim_orders_in_flight ", "").await? >= 8.0).then_some(()));
+    let full =
+        async || Ok((metric(&mut stack, "esim_orders_in_flight ", "").await? >= 8.0).then_some(()));
     wait::soon("the flood to take its share", full).await;
     let answer = one(&stack, &stack.client(&other).unwrap()).await;
     assert_eq!(answer.status, 201, "{answer:?}");
 
-    let answers = try_join_all(flood.into_iter().map(raw::answer)).await.unwrap();
-    let with = |status| answers.iter().filter(|(answer, _)| answer.status == status).count();
-    assert_eq!((with(503), with(408)), (16, 8), "half of the capacity, then 503");
-    assert!(answers.iter().all(|(answer, _)| answer.json && answer.identified && answer.closes));
-    let (refused, bytes) = answers.iter().find(|(answer, _)| answer.status == 503).unwrap();
-    let body = json!({"error": "Too many requests in progress; nothing was stored. Try again later"});
-    assert_eq!(serde_json::from_slice::<serde_json::Value>(&bytes[refused.body.clone()]).unwrap(), body);
+    let answers = try_join_all(flood.into_iter().map(raw::answer))
+        .await
+        .unwrap();
+    let with = |status| {
+        answers
+            .iter()
+            .filter(|(answer, _)| answer.status == status)
+            .count()
+    };
+    assert_eq!(
+        (with(503), with(408)),
+        (16, 8),
+        "half of the capacity, then 503"
+    );
+    assert!(
+        answers
+            .iter()
+            .all(|(answer, _)| answer.json && answer.identified && answer.closes)
+    );
+    let (refused, bytes) = answers
+        .iter()
+        .find(|(answer, _)| answer.status == 503)
+        .unwrap();
+    let body =
+        json!({"error": "Too many requests in progress; nothing was stored. Try again later"});
+    assert_eq!(
+        serde_json::from_slice::<serde_json::Value>(&bytes[refused.body.clone()]).unwrap(),
+        body
+    );
     assert!(String::from_utf8_lossy(bytes).contains("retry-after: 1\r\n"));
     // The permits are free again.
     let answer = one(&stack, &stack.client(&flooding).unwrap()).await;
     assert_eq!(answer.status, 201, "{answer:?}");
-    let share = metric(&mut stack, "esim_requests_refused_total", "reason=\"in_flight_share\"").await;
+    let share = metric(
+        &mut stack,
+        "esim_requests_refused_total",
+        "reason=\"in_flight_share\"",
+    )
+    .await;
     assert!((share.unwrap() - 16.0).abs() < 0.5);
 }
 
 #[tokio::test]
 async fn a_partner_beyond_its_rate_gets_429_and_buys_nothing() {
-    let limits = [("PARTNER_ORDERS_PER_SECOND", "1"), ("PARTNER_UNITS_PER_SECOND", "2"), ("MAX_UNITS", "2")];
+    let limits = [
+        ("PARTNER_ORDERS_PER_SECOND", "1"),
+        ("PARTNER_UNITS_PER_SECOND", "2"),
+        ("MAX_UNITS", "2"),
+    ];
     let stack = Stack::with(Stage::Ingress, &limits).await.unwrap();
     let (eager, other) = partners(&stack).await.unwrap();
     let client = stack.client(&eager).unwrap();
     let answers = join_all((0..5).map(|_| one(&stack, &client))).await;
     let accepted = answers.iter().filter(|answer| answer.status == 201).count();
-    let limited: Vec<&Answer> = answers.iter().filter(|answer| answer.status == 429).collect();
-    assert!((1..5).contains(&accepted) && accepted + limited.len() == 5, "{answers:?}");
+    let limited: Vec<&Answer> = answers
+        .iter()
+        .filter(|answer| answer.status == 429)
+        .collect();
+    assert!(
+        (1..5).contains(&accepted) && accepted + limited.len() == 5,
+        "{answers:?}"
+    );
     for answer in limited {
         let body = json!({"error": "Rate limit exceeded: at most 1 orders per second"});
         assert_eq!(answer.json().unwrap(), body);
         // The connection stays: the body was read.
-        let told = ["retry-after", "ratelimit-limit", "ratelimit-remaining", "ratelimit-reset", "connection"];
-        assert_eq!(told.map(|name| header(answer, name)), ["1", "1", "0", "1", ""]);
+        let told = [
+            "retry-after",
+            "ratelimit-limit",
+            "ratelimit-remaining",
+            "ratelimit-reset",
+            "connection",
+        ];
+        assert_eq!(
+            told.map(|name| header(answer, name)),
+            ["1", "1", "0", "1", ""]
+        );
     }
-    assert_eq!(one(&stack, &stack.client(&other).unwrap()).await.status, 201);
+    assert_eq!(
+        one(&stack, &stack.client(&other).unwrap()).await.status,
+        201
+    );
     let mut database = stack.database.connect().await.unwrap();
-    let stored: i64 = sqlx::query_scalar("SELECT count(*) FROM orders").fetch_one(&mut database).await.unwrap();
+    let stored: i64 = sqlx::query_scalar("SELECT count(*) FROM orders")
+        .fetch_one(&mut database)
+        .await
+        .unwrap();
     assert_eq!(usize::try_from(stored).unwrap(), accepted + 1);
 }
 
@@ -99,10 +169,17 @@ async fn a_partner_has_limits_of_its_own_within_a_second() {
     let (small, other) = partners(&stack).await.unwrap();
     let set = async |limits: &[&str]| {
         let arguments = [&["partner", "set-limits", &small.access_key], limits].concat();
-        stack.esimctl.run::<serde_json::Value>(&arguments).await.unwrap()
+        stack
+            .esimctl
+            .run::<serde_json::Value>(&arguments)
+            .await
+            .unwrap()
     };
     let shown = set(&["--orders-per-second", "1", "--units-per-second", "1000"]).await;
-    assert_eq!((&shown["orders_per_second"], &shown["max_in_flight"]), (&json!(1), &json!(null)));
+    assert_eq!(
+        (&shown["orders_per_second"], &shown["max_in_flight"]),
+        (&json!(1), &json!(null))
+    );
     let client = stack.client(&small).unwrap();
     let limited = async || {
         let answers = join_all((0..3).map(|_| one(&stack, &client))).await;
@@ -119,7 +196,10 @@ async fn a_partner_has_limits_of_its_own_within_a_second() {
     set(&["--orders-per-second", "default", "--max-in-flight", "1"]).await;
     let ended = async || {
         let answers = [one(&stack, &client).await, one(&stack, &client).await];
-        Ok(answers.iter().all(|answer| answer.status == 201).then_some(()))
+        Ok(answers
+            .iter()
+            .all(|answer| answer.status == 201)
+            .then_some(()))
     };
     wait::soon("the end of the limit", ended).await;
     // One that finds another request in flight is refused itself.
@@ -134,30 +214,41 @@ async fn a_partner_has_limits_of_its_own_within_a_second() {
     assert!(text.contains("at most 1"), "{text}");
 }
 
-/// With a database that doesn't answer, what waits to be stored is dropped: its clients get a 503, or have
-/// gone.
+/// With a database that doesn't answer, what waits to be stored is dropped: its clients get a 503,
+/// or have gone.
 #[tokio::test]
 async fn an_order_that_queues_too_long_is_not_stored_later() {
-    let mut stack = Stack::with(Stage::Ingress, &[("QUEUE_DEADLINE", "2s"), ("PLACEMENT_WAIT", "0s")]).await.unwrap();
+    let mut stack = Stack::with(
+        Stage::Ingress,
+        &[("QUEUE_DEADLINE", "2s"), ("PLACEMENT_WAIT", "0s")],
+    )
+    .await
+    .unwrap();
     let (partner, _) = partners(&stack).await.unwrap();
     let client = stack.client(&partner).unwrap();
     assert_eq!(one(&stack, &client).await.status, 201);
     let mut database = stack.database.connect().await.unwrap();
-    sqlx::raw_sql("BEGIN; LOCK TABLE orders IN EXCLUSIVE MODE").execute(&mut database).await.unwrap();
+    sqlx::raw_sql("BEGIN; LOCK TABLE orders IN EXCLUSIVE MODE")
+        .execute(&mut database)
+        .await
+        .unwrap();
 
     let ready = stack.option("ready").unwrap().to_owned();
     let base_url = stack.base_url.clone();
     let send = async |id: &str| {
         let body = order(id, &[(&ready, 1)]).to_string();
         let mut connection = raw::connect(&base_url).await?;
-        connection.write_all(&raw::create_order(&partner, body.as_bytes())?).await?;
+        connection
+            .write_all(&raw::create_order(&partner, body.as_bytes())?)
+            .await?;
         anyhow::Ok(connection)
     };
     // The first one is in the statement, the others queue behind it.
     let first = send("first").await.unwrap();
     let mut witness = stack.database.connect().await.unwrap();
     let in_statement = async || {
-        let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'orders'::regclass";
+        let waiting =
+            "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'orders'::regclass";
         let waiting: i64 = sqlx::query_scalar(waiting).fetch_one(&mut witness).await?;
         Ok((waiting > 0).then_some(()))
     };
@@ -167,30 +258,56 @@ async fn an_order_that_queues_too_long_is_not_stored_later() {
     in_flight(&mut stack, 2.0).await;
     drop(gone);
     in_flight(&mut stack, 1.0).await;
-    let queued = try_join_all([send("queued-1"), send("queued-2")]).await.unwrap();
-    for (answer, bytes) in try_join_all(queued.into_iter().map(raw::answer)).await.unwrap() {
+    let queued = try_join_all([send("queued-1"), send("queued-2")])
+        .await
+        .unwrap();
+    for (answer, bytes) in try_join_all(queued.into_iter().map(raw::answer))
+        .await
+        .unwrap()
+    {
         let text = String::from_utf8_lossy(&bytes);
         assert_eq!(answer.status, 503, "{text}");
-        assert!(text.contains("retry-after: 1\r\n") && text.contains("nothing was stored"), "{text}");
+        assert!(
+            text.contains("retry-after: 1\r\n") && text.contains("nothing was stored"),
+            "{text}"
+        );
     }
-    sqlx::raw_sql("ROLLBACK").execute(&mut database).await.unwrap();
+    sqlx::raw_sql("ROLLBACK")
+        .execute(&mut database)
+        .await
+        .unwrap();
     let (answer, _) = raw::answer(first).await.unwrap();
     assert_eq!(answer.status, 201);
     let ids = "SELECT external_order_id FROM orders WHERE external_order_id !~ '^limits'";
-    let stored: Vec<String> = sqlx::query_scalar(ids).fetch_all(&mut database).await.unwrap();
+    let stored: Vec<String> = sqlx::query_scalar(ids)
+        .fetch_all(&mut database)
+        .await
+        .unwrap();
     assert_eq!(stored, ["first"]);
-    assert!(metric(&mut stack, "esim_orders_total", "outcome=\"expired\"").await.unwrap() >= 2.0);
+    assert!(
+        metric(&mut stack, "esim_orders_total", "outcome=\"expired\"")
+            .await
+            .unwrap()
+            >= 2.0
+    );
 }
 
 #[tokio::test]
 async fn connections_of_one_source_are_bounded_and_silent_ones_end() {
     let limits = [("MAX_CONNECTIONS_PER_SOURCE", "3"), ("HEAD_TIMEOUT", "2s")];
     let mut stack = Stack::with(Stage::Ingress, &limits).await.unwrap();
-    let mut silent = try_join_all((0..3).map(|_| raw::connect(&stack.base_url))).await.unwrap();
-    let (answer, bytes) = raw::answer(raw::connect(&stack.base_url).await.unwrap()).await.unwrap();
+    let mut silent = try_join_all((0..3).map(|_| raw::connect(&stack.base_url)))
+        .await
+        .unwrap();
+    let (answer, bytes) = raw::answer(raw::connect(&stack.base_url).await.unwrap())
+        .await
+        .unwrap();
     assert!(answer.status == 503 && answer.json && answer.closes);
     let body: serde_json::Value = serde_json::from_slice(&bytes[answer.body]).unwrap();
-    assert_eq!(body, json!({"error": "Too many connections are open; try again later"}));
+    assert_eq!(
+        body,
+        json!({"error": "Too many connections are open; try again later"})
+    );
     // They make room by themselves.
     for connection in &mut silent {
         let closed = tokio::time::timeout(SOON, connection.read(&mut [0; 16])).await;
@@ -198,11 +315,22 @@ async fn connections_of_one_source_are_bounded_and_silent_ones_end() {
     }
     let room = async || {
         let mut connection = raw::connect(&stack.base_url).await?;
-        connection.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await?;
+        connection
+            .write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            .await?;
         Ok((raw::answer(connection).await?.0.status == 404).then_some(()))
     };
     wait::soon("room for connections", room).await;
-    assert!(metric(&mut stack, "esim_connections_refused_total", "reason=\"source\"").await.unwrap() >= 1.0);
+    assert!(
+        metric(
+            &mut stack,
+            "esim_connections_refused_total",
+            "reason=\"source\""
+        )
+        .await
+        .unwrap()
+            >= 1.0
+    );
 }
 
 #[tokio::test]
@@ -230,10 +358,21 @@ async fn refused_requests_leave_a_line_with_the_id_of_the_answer() {
         let [line] = lines[..] else {
             panic!("not one line with {id}: {lines:?}");
         };
-        assert!(line.contains("request refused") && line.contains(&status.to_string()), "{line}");
+        assert!(
+            line.contains("request refused") && line.contains(&status.to_string()),
+            "{line}"
+        );
         assert!(line.contains(reason), "{line}");
-        assert_eq!(line.contains(&format!("partner.id={}", partner.partner_id)), known, "{line}");
-        let of = if known { partner.partner_id.as_str() } else { "" };
+        assert_eq!(
+            line.contains(&format!("partner.id={}", partner.partner_id)),
+            known,
+            "{line}"
+        );
+        let of = if known {
+            partner.partner_id.as_str()
+        } else {
+            ""
+        };
         let series = format!("{{partner=\"{of}\",reason=\"{reason}\"");
         let counted = metric(&mut stack, "esim_requests_refused_total", &series[1..]).await;
         assert!(counted.unwrap() >= 1.0, "{series}");
@@ -242,18 +381,27 @@ async fn refused_requests_leave_a_line_with_the_id_of_the_answer() {
 
 #[tokio::test]
 async fn pictures_wait_for_their_turn_and_then_get_503() {
-    let stack = Stack::with(Stage::Ingress, &[("QR_RATE", "1"), ("QR_WAIT", "200ms")]).await.unwrap();
+    let stack = Stack::with(Stage::Ingress, &[("QR_RATE", "1"), ("QR_WAIT", "200ms")])
+        .await
+        .unwrap();
     let url = format!("{}/qr/LPA%3A1%24smdp.example%24AB12/300", stack.base_url);
     let http = testkit::http::client().unwrap();
     let draw = || async {
         let answer = http.get(&url).send().await?;
-        let (status, retry) = (answer.status().as_u16(), answer.headers().contains_key("retry-after"));
+        let status = answer.status().as_u16();
+        let retry = answer.headers().contains_key("retry-after");
         anyhow::Ok((status, retry, answer.bytes().await?))
     };
     let drawn = try_join_all((0..10).map(|_| draw())).await.unwrap();
-    let (good, refused): (Vec<_>, Vec<_>) = drawn.into_iter().partition(|(status, ..)| *status == 200);
+    let (good, refused): (Vec<_>, Vec<_>) =
+        drawn.into_iter().partition(|(status, ..)| *status == 200);
     let (_, _, png) = good.first().context("none was drawn").unwrap();
     assert_eq!(png[24], 1, "one bit for a pixel");
     assert!(!refused.is_empty());
-    assert!(refused.iter().all(|(status, retry, _)| *status == 503 && *retry), "{refused:?}");
+    assert!(
+        refused
+            .iter()
+            .all(|(status, retry, _)| *status == 503 && *retry),
+        "{refused:?}"
+    );
 }

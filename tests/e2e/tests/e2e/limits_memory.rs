@@ -15,7 +15,9 @@ const UNFINISHED: usize = 3_000;
 pub fn resident(pid: u32) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")).context("no VmHWM")?;
+    let kib = line
+        .and_then(|line| line.trim().strip_suffix(" kB"))
+        .context("no VmHWM")?;
     Ok(kib.parse::<u64>()? * 1024)
 }
 
@@ -25,7 +27,10 @@ async fn three_thousand_unfinished_bodies_stay_within_the_memory_limit() {
     let mut files = getrlimit(Resource::Nofile);
     files.current = files.maximum;
     setrlimit(Resource::Nofile, files).unwrap();
-    let limits = [("MAX_CONNECTIONS_PER_SOURCE", "4096"), ("BODY_TIMEOUT", "1m")];
+    let limits = [
+        ("MAX_CONNECTIONS_PER_SOURCE", "4096"),
+        ("BODY_TIMEOUT", "1m"),
+    ];
     let mut stack = Stack::with(Stage::Ingress, &limits).await.unwrap();
     let partner = stack.create_partner("sandbox", None).await.unwrap();
     let body = vec![b' '; 63 * 1024];
@@ -36,14 +41,21 @@ async fn three_thousand_unfinished_bodies_stay_within_the_memory_limit() {
         let _ = connection.write_all(&[head, body.clone()].concat()).await;
         anyhow::Ok(connection)
     };
-    let held: Vec<_> = stream::iter(0..UNFINISHED).map(|_| send()).buffer_unordered(64).try_collect().await.unwrap();
+    let held: Vec<_> = stream::iter(0..UNFINISHED)
+        .map(|_| send())
+        .buffer_unordered(64)
+        .try_collect()
+        .await
+        .unwrap();
     assert_eq!(held.len(), UNFINISHED);
     // Another partner orders meanwhile.
     let other = stack.create_partner("sandbox", None).await.unwrap();
     let ready = stack.option("ready").unwrap().to_owned();
     let client = stack.client(&other).unwrap();
     let ordered = async || {
-        let answer = client.order(&crate::shop::fresh("memory"), &[(&ready, 1)]).await?;
+        let answer = client
+            .order(&crate::shop::fresh("memory"), &[(&ready, 1)])
+            .await?;
         Ok((answer.status == 201).then_some(()))
     };
     wait::soon("an order meanwhile", ordered).await;

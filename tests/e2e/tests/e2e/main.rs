@@ -3,9 +3,10 @@
 //!
 //! - [`spec`]: the specification as tables, one row per rule.
 //! - [`webhook`], [`ordering`], [`duplicates`], [`shell`]: what partners rely on.
-//! - [`partner`], [`account`], [`events`]: what they look up and change themselves, and what they are notified of.
-//!   [`pages`]: what they read.
-//! - [`resilience`], [`stop`]: the promise under load: hang-ups, a wiped JetStream, two providers, restarts.
+//! - [`partner`], [`account`], [`events`]: what they look up and change themselves, and what they
+//!   are notified of. [`pages`]: what they read.
+//! - [`resilience`], [`stop`]: the promise under load: hang-ups, a wiped JetStream, two providers,
+//!   restarts.
 //! - [`esim_partner`]: the partners' command line, and listening.
 //! - [`examples`]: the examples and numbers of the partner guide.
 //! - [`recover`]: an old dump is restored. [`upgrade`]: newer schemas below older programs.
@@ -18,7 +19,11 @@
 //! - [`tampered`]: changed and repeated requests are refused.
 //! - [`settings`]: invalid settings are refused.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test that cannot go on panics"
+)]
 
 mod account;
 mod database_away;

@@ -1,14 +1,18 @@
-//! The one ordering that the specification promises: create-order returns first, the webhook follows.
+//! The one ordering that the specification promises: create-order returns first, the webhook
+//! follows.
 //!
-//! When a webhook arrives, a system call peeks at its order's socket, so neither this test's reads nor
-//! tokio's readiness count. Ingress is stalled repeatedly: if it published the readiness event before the answer,
-//! the webhook would have time to arrive first.
+//! When a webhook arrives, a system call peeks at its order's socket, so neither this test's reads
+//! nor tokio's readiness count. Ingress is stalled repeatedly: if it published the readiness event
+//! before the answer, the webhook would have time to arrive first.
 
 use crate::shop::{PATH, Shop, size, verdicts_come};
 use anyhow::{Context, Result, ensure};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::{collections::BTreeSet, convert::Infallible, io::ErrorKind, net::TcpStream as Eye, time::Duration};
+use std::{
+    collections::BTreeSet, convert::Infallible, io::ErrorKind, net::TcpStream as Eye,
+    time::Duration,
+};
 use testkit::raw::{self, Answer};
 use testkit::receiver::{Answer as Acknowledgement, Received};
 use testkit::stack::{Stack, Stage};
@@ -56,20 +60,32 @@ impl Line {
     async fn open(number: usize, base_url: &str) -> Result<Self> {
         let stream = raw::connect(base_url).await?.into_std()?;
         let eye = stream.try_clone()?;
-        let read = Read { eye, answered: 0, buffer: Vec::new() };
-        Ok(Self { number, stream: TcpStream::from_std(stream)?, read: Arc::new(Mutex::new(read)) })
+        let read = Read {
+            eye,
+            answered: 0,
+            buffer: Vec::new(),
+        };
+        Ok(Self {
+            number,
+            stream: TcpStream::from_std(stream)?,
+            read: Arc::new(Mutex::new(read)),
+        })
     }
 
     /// Orders one after the other until `left` is zero.
     async fn order(mut self, partner: &Partner, option_id: &str, left: &AtomicUsize) -> Result<()> {
         for order in 0.. {
-            let claimed = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+            let claimed = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+                left.checked_sub(1)
+            });
             if claimed.is_err() {
                 break;
             }
             let id = format!("{}/{order}", self.number);
             let body = testkit::client::order(&id, &[(option_id, 1)]).to_string();
-            self.stream.write_all(&raw::create_order(partner, body.as_bytes())?).await?;
+            self.stream
+                .write_all(&raw::create_order(partner, body.as_bytes())?)
+                .await?;
             while !self.read_on(order)? {
                 tokio::time::timeout(Duration::from_secs(30), self.stream.readable())
                     .await
@@ -91,7 +107,11 @@ impl Line {
         let Some(answer) = Answer::parse(&read.buffer) else {
             return Ok(false);
         };
-        ensure!(answer.status == 201, "{}", String::from_utf8_lossy(&read.buffer));
+        ensure!(
+            answer.status == 201,
+            "{}",
+            String::from_utf8_lossy(&read.buffer)
+        );
         ensure!(answer.body.end == read.buffer.len(), "more than an answer");
         read.buffer.clear();
         read.answered = order + 1;
@@ -101,11 +121,14 @@ impl Line {
 
 /// `<line>/<order>` of the webhook's external id.
 fn place(webhook: &Received) -> Option<(usize, usize)> {
-    let (line, order) = webhook.json["external_order_id"].as_str()?.split_once('/')?;
+    let (line, order) = webhook.json["external_order_id"]
+        .as_str()?
+        .split_once('/')?;
     Some((line.parse().ok()?, order.parse().ok()?))
 }
 
-/// Lets a process run only for moments, so that effects before its answer have time to become visible.
+/// Lets a process run only for moments, so that effects before its answer have time to become
+/// visible.
 async fn stall(process: &Process) -> Result<Infallible> {
     loop {
         process.pause()?;
@@ -134,7 +157,10 @@ async fn no_webhook_overtakes_its_answer(placement_wait: &str) {
     let ids: Vec<String> = (0..LINES).map(|number| format!("first {number}")).collect();
     let first = ids.iter().map(|id| shop.buy(id, &option, 1));
     futures_util::future::try_join_all(first).await.unwrap();
-    shop.receiver.wait_for(LINES, Duration::from_secs(30)).await.unwrap();
+    shop.receiver
+        .wait_for(LINES, Duration::from_secs(30))
+        .await
+        .unwrap();
 
     let opening = (0..LINES).map(|number| Line::open(number, &stack.base_url));
     let lines = futures_util::future::try_join_all(opening).await.unwrap();
@@ -143,25 +169,34 @@ async fn no_webhook_overtakes_its_answer(placement_wait: &str) {
     shop.receiver.answer(PATH, {
         let overtaken = Arc::clone(&overtaken);
         move |webhook| {
-            let looked = place(webhook).context("an unknown order").and_then(|(line, order)| {
-                let read = reads.get(line).context("an unknown line")?;
-                let read = read.lock().expect("no thread panics with the lock");
-                ensure!(read.readable(order)?, "the answer was not readable yet");
-                Ok(())
-            });
+            let looked = place(webhook)
+                .context("an unknown order")
+                .and_then(|(line, order)| {
+                    let read = reads.get(line).context("an unknown line")?;
+                    let read = read.lock().expect("no thread panics with the lock");
+                    ensure!(read.readable(order)?, "the answer was not readable yet");
+                    Ok(())
+                });
             if let Err(error) = looked {
                 let id = &webhook.json["external_order_id"];
-                overtaken.lock().expect("no thread panics with the lock").push(format!("{id}: {error:#}"));
+                overtaken
+                    .lock()
+                    .expect("no thread panics with the lock")
+                    .push(format!("{id}: {error:#}"));
             }
             Acknowledgement::status(200)
         }
     });
 
     let left = AtomicUsize::new(orders);
-    let ordering = lines.into_iter().map(|line| line.order(&shop.partner, &option, &left));
+    let ordering = lines
+        .into_iter()
+        .map(|line| line.order(&shop.partner, &option, &left));
     let all = async {
         futures_util::future::try_join_all(ordering).await?;
-        shop.receiver.wait_for(LINES + orders, Duration::from_mins(1)).await
+        shop.receiver
+            .wait_for(LINES + orders, Duration::from_mins(1))
+            .await
     };
     let ingress = stack.process(Stage::Ingress).unwrap();
     let received = tokio::select! {
@@ -172,7 +207,11 @@ async fn no_webhook_overtakes_its_answer(placement_wait: &str) {
     let received = received.unwrap();
     let overtaken = overtaken.lock().unwrap();
     let some = &overtaken[..overtaken.len().min(10)];
-    assert!(overtaken.is_empty(), "{} webhooks came before the answer: {some:?}", overtaken.len());
+    assert!(
+        overtaken.is_empty(),
+        "{} webhooks came before the answer: {some:?}",
+        overtaken.len()
+    );
     let delivered: BTreeSet<_> = received.iter().filter_map(place).collect();
     assert_eq!((delivered.len(), received.len()), (orders, LINES + orders));
 }

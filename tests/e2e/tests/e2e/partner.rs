@@ -21,7 +21,10 @@ pub async fn send(client: &Client, method: &str, path: &str, body: &str) -> Resu
         None => request.path(&format!("{API}{path}")),
     };
     let answer = request.send().await?;
-    ensure!(answer.headers.contains_key("x-request-id"), "{method} {path}: no X-Request-Id");
+    ensure!(
+        answer.headers.contains_key("x-request-id"),
+        "{method} {path}: no X-Request-Id"
+    );
     Ok(answer)
 }
 
@@ -38,18 +41,32 @@ pub async fn get(client: &Client, path: &str) -> Result<Value> {
 }
 
 pub fn header<'a>(answer: &'a Answer, name: &str) -> &'a str {
-    answer.headers.get(name).map(|value| value.to_str()).transpose().ok().flatten().unwrap_or_default()
+    answer
+        .headers
+        .get(name)
+        .map(|value| value.to_str())
+        .transpose()
+        .ok()
+        .flatten()
+        .unwrap_or_default()
 }
 
 /// The status, and the code in the error header.
 #[track_caller]
 pub fn assert_refused(answer: &Answer, status: u16, code: &str) {
-    assert_eq!((answer.status, header(answer, "x-service-error")), (status, code));
+    assert_eq!(
+        (answer.status, header(answer, "x-service-error")),
+        (status, code)
+    );
 }
 
 /// The status, the code in the error header, and the body.
 fn refusal(answer: &Answer) -> (u16, &str, Value) {
-    (answer.status, header(answer, "x-service-error"), answer.json().unwrap_or_default())
+    (
+        answer.status,
+        header(answer, "x-service-error"),
+        answer.json().unwrap_or_default(),
+    )
 }
 
 /// The delivery of a topup, once it is recorded.
@@ -62,8 +79,8 @@ pub async fn delivered(client: &Client, topup_id: &str) -> Value {
     wait::soon("the recorded delivery", recorded).await
 }
 
-/// Asks for a redelivery until it is accepted. The first request comes before `REDELIVER_INTERVAL` has passed, in
-/// seconds.
+/// Asks for a redelivery until it is accepted. The first request comes before `REDELIVER_INTERVAL`
+/// has passed, in seconds.
 pub async fn redelivered(client: &Client, path: &str, interval: u64) -> Value {
     let mut too_soon = 0;
     let again = async || {
@@ -97,7 +114,10 @@ async fn a_lost_answer_and_a_lost_webhook_are_cured_by_the_order() {
     let (stack, shop) = open().await;
     // The endpoint acknowledges and forgets.
     let id = format!("{}/ö ?&%2F#", fresh("lost"));
-    let bought = shop.buy(&id, stack.option("ready").unwrap(), 2).await.unwrap();
+    let bought = shop
+        .buy(&id, stack.option("ready").unwrap(), 2)
+        .await
+        .unwrap();
     let answer = shop
         .client
         .post(testkit::client::order(&id, &[(stack.option("ready").unwrap(), 2)]).to_string())
@@ -108,7 +128,11 @@ async fn a_lost_answer_and_a_lost_webhook_are_cured_by_the_order() {
     // The repeated request names the stored order.
     assert_eq!(
         refusal(&answer),
-        (422, "external_order_id_taken", json!({"errors": ["External order id has already been taken"]}))
+        (
+            422,
+            "external_order_id_taken",
+            json!({"errors": ["External order id has already been taken"]})
+        )
     );
     let location = header(&answer, "location");
     let path = location.strip_prefix("/v1/api_partner").unwrap();
@@ -122,24 +146,40 @@ async fn a_lost_answer_and_a_lost_webhook_are_cured_by_the_order() {
     for (topup, product) in shown.iter().zip(&bought) {
         assert_eq!(topup["topup_id"], product.topup_id.as_str());
     }
-    let webhooks = shop.delivered(&testkit::shop::ids(&bought), SOON).await.unwrap();
+    let webhooks = shop
+        .delivered(&testkit::shop::ids(&bought), SOON)
+        .await
+        .unwrap();
     for webhook in &webhooks {
         let topup_id = webhook.topup_id();
-        let topup = shown.iter().find(|topup| topup["topup_id"] == topup_id).unwrap();
+        let topup = shown
+            .iter()
+            .find(|topup| topup["topup_id"] == topup_id)
+            .unwrap();
         assert_eq!(topup["esim"], webhook.json, "the order has another eSIM");
         // One topup looks like its part of the order, apart from the webhook's progress.
-        let alone = get(&shop.client, &format!("/topups/{topup_id}")).await.unwrap();
+        let alone = get(&shop.client, &format!("/topups/{topup_id}"))
+            .await
+            .unwrap();
         assert_eq!(alone["esim"], webhook.json);
-        assert_eq!((&alone["state"], &alone["external_order_id"]), (&json!("ready"), &json!(id)));
+        assert_eq!(
+            (&alone["state"], &alone["external_order_id"]),
+            (&json!("ready"), &json!(id))
+        );
     }
     let short = shop.client.get(location).send().await.unwrap();
-    assert_eq!((short.status, header(&short, "cache-control")), (200, "no-store"));
+    assert_eq!(
+        (short.status, header(&short, "cache-control")),
+        (200, "no-store")
+    );
 }
 
 #[tokio::test]
 async fn a_201_names_its_order_and_a_rejected_one_is_refused() {
     let (stack, shop) = open().await;
-    testkit::shop::verdicts_come(&stack, &shop.client).await.unwrap();
+    testkit::shop::verdicts_come(&stack, &shop.client)
+        .await
+        .unwrap();
     let id = fresh("named");
     let ready = stack.option("ready").unwrap();
     let answer = shop.client.order(&id, &[(ready, 1)]).await.unwrap();
@@ -153,9 +193,17 @@ async fn a_201_names_its_order_and_a_rejected_one_is_refused() {
     assert_refused(&answer, 422, "provider_rejected");
     assert_eq!(header(&answer, "location"), "");
     let order = get(&shop.client, &format!("/orders/{id}")).await.unwrap();
-    assert_eq!((&order["state"], &order["topups"][0]["state"]), (&json!("refused"), &json!("failed")));
-    assert_eq!(order["topups"][0]["error"], answer.json().unwrap()["errors"][0]);
-    let cancelled = ask(&shop.client, "DELETE", &format!("/orders/{id}")).await.unwrap();
+    assert_eq!(
+        (&order["state"], &order["topups"][0]["state"]),
+        (&json!("refused"), &json!("failed"))
+    );
+    assert_eq!(
+        order["topups"][0]["error"],
+        answer.json().unwrap()["errors"][0]
+    );
+    let cancelled = ask(&shop.client, "DELETE", &format!("/orders/{id}"))
+        .await
+        .unwrap();
     assert_refused(&cancelled, 409, "order_refused");
 
     // Each item at fault is named by its index; the body stays as specified.
@@ -165,27 +213,48 @@ async fn a_201_names_its_order_and_a_rejected_one_is_refused() {
         {"option_id": ready, "qty": 0},
     ]});
     let answer = shop.client.post(body.to_string()).send().await.unwrap();
-    let messages = ["Products[2] qty must be a positive integer", "Product with option_id not found"];
-    assert_eq!(refusal(&answer), (422, "qty_invalid; item=2, option_not_found; item=1", json!({"errors": messages})));
+    let messages = [
+        "Products[2] qty must be a positive integer",
+        "Product with option_id not found",
+    ];
+    assert_eq!(
+        refusal(&answer),
+        (
+            422,
+            "qty_invalid; item=2, option_not_found; item=1",
+            json!({"errors": messages})
+        )
+    );
 }
 
 #[tokio::test]
 async fn a_lost_webhook_is_sent_again_at_the_partners_request() {
-    let stack = Stack::with(Stage::Ingress, &[("REDELIVER_INTERVAL", "2s")]).await.unwrap();
+    let stack = Stack::with(Stage::Ingress, &[("REDELIVER_INTERVAL", "2s")])
+        .await
+        .unwrap();
     let shop = Shop::open(&stack).await.unwrap();
-    let bought = shop.buy(&fresh("again"), stack.option("ready").unwrap(), 1).await.unwrap();
+    let bought = shop
+        .buy(&fresh("again"), stack.option("ready").unwrap(), 1)
+        .await
+        .unwrap();
     let ids = testkit::shop::ids(&bought);
     let topup_id = &bought[0].topup_id;
     let first = shop.delivered(&ids, SOON).await.unwrap().remove(0);
     let delivery = delivered(&shop.client, topup_id).await;
-    assert_eq!(delivery["attempts"][0]["outcome"], "delivered", "{delivery}");
+    assert_eq!(
+        delivery["attempts"][0]["outcome"], "delivered",
+        "{delivery}"
+    );
     assert_eq!(delivery["attempts"][0]["status"], 200);
 
     let answer = redelivered(&shop.client, &format!("/topups/{topup_id}/redeliver"), 2).await;
     assert_eq!(answer, json!({"topup_id": topup_id, "delivery": "pending"}));
     let all = shop.receiver.wait_for(2, SOON).await.unwrap();
     assert_eq!(all[1].headers["webhook-id"], first.headers["webhook-id"]);
-    assert_eq!((&all[1].body, all[1].signature), (&first.body, Signature::Valid));
+    assert_eq!(
+        (&all[1].body, all[1].signature),
+        (&first.body, Signature::Valid)
+    );
     let twice = async || {
         let delivery = get(&shop.client, &format!("/topups/{topup_id}/deliveries")).await?;
         Ok((delivery["attempts"].as_array().map_or(0, Vec::len) == 2).then_some(()))
@@ -197,7 +266,10 @@ async fn a_lost_webhook_is_sent_again_at_the_partners_request() {
 async fn failed_attempts_show_the_partners_own_answer() {
     let (stack, shop) = open().await;
     shop.receiver.fail_first(PATH, 500);
-    let bought = shop.buy(&fresh("failing"), stack.option("ready").unwrap(), 1).await.unwrap();
+    let bought = shop
+        .buy(&fresh("failing"), stack.option("ready").unwrap(), 1)
+        .await
+        .unwrap();
     let delivery = delivered(&shop.client, &bought[0].topup_id).await;
     let attempts = delivery["attempts"].as_array().unwrap().iter();
     let outcomes = attempts.map(|one| json!([one["attempt"], one["status"], one["outcome"]]));
@@ -207,7 +279,11 @@ async fn failed_attempts_show_the_partners_own_answer() {
 
 #[tokio::test]
 async fn an_order_that_waits_is_cancelled_and_never_bought() {
-    let mut stack = Stack::builder().without(Stage::Provisioner).start().await.unwrap();
+    let mut stack = Stack::builder()
+        .without(Stage::Provisioner)
+        .start()
+        .await
+        .unwrap();
     let shop = Shop::open(&stack).await.unwrap();
     let ready = stack.option("ready").unwrap().to_owned();
     let id = fresh("cancelled");
@@ -220,7 +296,10 @@ async fn an_order_that_waits_is_cancelled_and_never_bought() {
         Ok((answer.status == 200).then_some(answer.json()?))
     };
     let order = wait::soon("the cancelled order", cancelled).await;
-    assert_eq!((&order["state"], &order["topups"][1]["state"]), (&json!("cancelled"), &json!("failed")));
+    assert_eq!(
+        (&order["state"], &order["topups"][1]["state"]),
+        (&json!("cancelled"), &json!("failed"))
+    );
     assert!(order["cancelled_at"].is_string(), "{order}");
     // Once more changes nothing.
     let again = ask(&shop.client, "DELETE", &path).await.unwrap();
@@ -228,8 +307,15 @@ async fn an_order_that_waits_is_cancelled_and_never_bought() {
 
     // The id is free again, and only the second order is bought.
     let kept = shop.buy(&id, &ready, 1).await.unwrap();
-    stack.process(Stage::Provisioner).unwrap().start().await.unwrap();
-    shop.delivered(&testkit::shop::ids(&kept), SOON).await.unwrap();
+    stack
+        .process(Stage::Provisioner)
+        .unwrap()
+        .start()
+        .await
+        .unwrap();
+    shop.delivered(&testkit::shop::ids(&kept), SOON)
+        .await
+        .unwrap();
     assert_eq!(get(&shop.client, &path).await.unwrap()["state"], "ready");
     let late = async || {
         let answer = ask(&shop.client, "DELETE", &path).await?;
@@ -239,7 +325,9 @@ async fn an_order_that_waits_is_cancelled_and_never_bought() {
     wait::soon("the bought order to be decided", late).await;
     // A later order is bought too, so the provisioner has looked at everything that was due.
     let last = shop.buy(&fresh("last"), &ready, 1).await.unwrap();
-    shop.delivered(&testkit::shop::ids(&last), SOON).await.unwrap();
+    shop.delivered(&testkit::shop::ids(&last), SOON)
+        .await
+        .unwrap();
     let ledger = stack.ledger().await.unwrap();
     assert_eq!((ledger.purchases, ledger.units), (2, 2));
     let actions: Value = stack.esimctl.run(&["action", "list"]).await.unwrap();
@@ -254,7 +342,9 @@ async fn orders_are_listed_by_pages() {
     for number in 0..5 {
         let id = fresh(&number.to_string());
         shop.buy(&id, ready, 1).await.unwrap();
-        reach(&shop.client, &format!("/orders/{id}"), "ready").await.unwrap();
+        reach(&shop.client, &format!("/orders/{id}"), "ready")
+            .await
+            .unwrap();
         ids.insert(0, id);
     }
     // Another partner's orders are not among them.
@@ -264,39 +354,82 @@ async fn orders_are_listed_by_pages() {
     let listed = async |query: &str| -> Result<(Vec<String>, Option<String>)> {
         let page = get(&shop.client, &format!("/orders?{query}")).await?;
         let orders = page["orders"].as_array().context("orders")?;
-        let ids = orders.iter().filter_map(|order| order["external_order_id"].as_str());
-        Ok((ids.map(str::to_owned).collect(), page["next_cursor"].as_str().map(str::to_owned)))
+        let ids = orders
+            .iter()
+            .filter_map(|order| order["external_order_id"].as_str());
+        Ok((
+            ids.map(str::to_owned).collect(),
+            page["next_cursor"].as_str().map(str::to_owned),
+        ))
     };
     let (first, cursor) = listed("limit=2").await.unwrap();
     assert_eq!(first, ids[..2]);
-    let (second, cursor) = listed(&format!("limit=2&cursor={}", cursor.unwrap())).await.unwrap();
+    let (second, cursor) = listed(&format!("limit=2&cursor={}", cursor.unwrap()))
+        .await
+        .unwrap();
     assert_eq!(second, ids[2..4]);
-    let (third, end) = listed(&format!("limit=2&cursor={}", cursor.unwrap())).await.unwrap();
+    let (third, end) = listed(&format!("limit=2&cursor={}", cursor.unwrap()))
+        .await
+        .unwrap();
     assert_eq!((third.as_slice(), end), (&ids[4..], None));
     assert_eq!(listed("state=ready&limit=3").await.unwrap().0, ids[..3]);
     assert_eq!(listed("state=failed").await.unwrap(), (Vec::new(), None));
 
-    let third = get(&shop.client, &format!("/orders/{}", ids[2])).await.unwrap();
+    let third = get(&shop.client, &format!("/orders/{}", ids[2]))
+        .await
+        .unwrap();
     let since = third["created_at"].as_str().unwrap();
-    assert_eq!(listed(&format!("created_after={since}")).await.unwrap().0, ids[..2]);
-    assert_eq!(listed("created_after=2999-01-01T00:00:00Z").await.unwrap(), (Vec::new(), None));
+    assert_eq!(
+        listed(&format!("created_after={since}")).await.unwrap().0,
+        ids[..2]
+    );
+    assert_eq!(
+        listed("created_after=2999-01-01T00:00:00Z").await.unwrap(),
+        (Vec::new(), None)
+    );
 }
 
 #[tokio::test]
 async fn another_partners_ids_look_unknown() {
     let (stack, shop) = open().await;
     let id = fresh("mine");
-    let bought = shop.buy(&id, stack.option("ready").unwrap(), 1).await.unwrap();
-    shop.delivered(&testkit::shop::ids(&bought), SOON).await.unwrap();
+    let bought = shop
+        .buy(&id, stack.option("ready").unwrap(), 1)
+        .await
+        .unwrap();
+    shop.delivered(&testkit::shop::ids(&bought), SOON)
+        .await
+        .unwrap();
     let stranger = Shop::open(&stack).await.unwrap();
     let topup_id = &bought[0].topup_id;
-    let (no_order, no_topup) = (fresh("none"), "20200101000000000000000000");
+    let no_order = fresh("none");
+    let no_topup = "20200101000000000000000000";
     for (method, theirs, unknown) in [
-        ("GET", format!("/orders/{id}"), format!("/orders/{no_order}")),
-        ("DELETE", format!("/orders/{id}"), format!("/orders/{no_order}")),
-        ("GET", format!("/topups/{topup_id}"), format!("/topups/{no_topup}")),
-        ("GET", format!("/topups/{topup_id}/deliveries"), format!("/topups/{no_topup}/deliveries")),
-        ("POST", format!("/topups/{topup_id}/redeliver"), format!("/topups/{no_topup}/redeliver")),
+        (
+            "GET",
+            format!("/orders/{id}"),
+            format!("/orders/{no_order}"),
+        ),
+        (
+            "DELETE",
+            format!("/orders/{id}"),
+            format!("/orders/{no_order}"),
+        ),
+        (
+            "GET",
+            format!("/topups/{topup_id}"),
+            format!("/topups/{no_topup}"),
+        ),
+        (
+            "GET",
+            format!("/topups/{topup_id}/deliveries"),
+            format!("/topups/{no_topup}/deliveries"),
+        ),
+        (
+            "POST",
+            format!("/topups/{topup_id}/redeliver"),
+            format!("/topups/{no_topup}/redeliver"),
+        ),
     ] {
         let seen = async |path: &str| {
             let mut answer = ask(&stranger.client, method, path).await.unwrap();
@@ -304,11 +437,18 @@ async fn another_partners_ids_look_unknown() {
             answer.headers.remove("date");
             (answer.status, answer.headers, answer.body)
         };
-        let (theirs, unknown) = (seen(&theirs).await, seen(&unknown).await);
+        let theirs = seen(&theirs).await;
+        let unknown = seen(&unknown).await;
         assert_eq!(theirs, unknown, "{method}");
-        assert_eq!((theirs.0, theirs.2.as_ref()), (404, br#"{"error":"Not found"}"#.as_slice()));
+        assert_eq!(
+            (theirs.0, theirs.2.as_ref()),
+            (404, br#"{"error":"Not found"}"#.as_slice())
+        );
     }
-    assert_eq!(get(&stranger.client, "/orders").await.unwrap(), json!({"orders": [], "next_cursor": null}));
+    assert_eq!(
+        get(&stranger.client, "/orders").await.unwrap(),
+        json!({"orders": [], "next_cursor": null})
+    );
     // Nothing was sent again.
     assert_eq!(shop.receiver.received().len(), 1);
 }

@@ -4,10 +4,12 @@ use crate::shop::{SOON, Shop, fresh};
 use testkit::receiver::Received;
 use testkit::stack::{Stack, Stage};
 
-const KEYS: &str = "HxscHR4fAAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBk=,AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+const KEYS: &str =
+    "HxscHR4fAAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBk=,AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 const OLD_KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 
-/// A stack whose ingress has these settings, and whose notifier has the old key, as in the middle of a rotation.
+/// A stack whose ingress has these settings, and whose notifier has the old key, as in the middle
+/// of a rotation.
 async fn stack(ingress: &[(&str, &str)]) -> Stack {
     let mut builder = Stack::builder().env(Stage::Notifier, "QR_KEYS", OLD_KEY);
     for (name, value) in ingress {
@@ -20,19 +22,36 @@ async fn stack(ingress: &[(&str, &str)]) -> Stack {
 async fn webhook(stack: &Stack) -> (Shop, String, Received) {
     let shop = Shop::open(stack).await.unwrap();
     let id = fresh("qr");
-    let bought = shop.buy(&id, stack.option("ready").unwrap(), 1).await.unwrap();
-    let mut received = shop.delivered(&testkit::shop::ids(&bought), SOON).await.unwrap();
+    let bought = shop
+        .buy(&id, stack.option("ready").unwrap(), 1)
+        .await
+        .unwrap();
+    let mut received = shop
+        .delivered(&testkit::shop::ids(&bought), SOON)
+        .await
+        .unwrap();
     (shop, id, received.pop().unwrap())
 }
 
 async fn status(url: &str) -> u16 {
-    let answer = testkit::http::client().unwrap().get(url).send().await.unwrap();
+    let answer = testkit::http::client()
+        .unwrap()
+        .get(url)
+        .send()
+        .await
+        .unwrap();
     let status = answer.status().as_u16();
-    let kind = answer.headers()["content-type"].to_str().unwrap().to_owned();
+    let kind = answer.headers()["content-type"]
+        .to_str()
+        .unwrap()
+        .to_owned();
     let body = answer.bytes().await.unwrap();
     match status {
         200 => assert_eq!(kind, "image/png"),
-        _ => assert_eq!((&kind[..], &body[..]), ("application/json", &br#"{"error":"Not found"}"#[..])),
+        _ => assert_eq!(
+            (&kind[..], &body[..]),
+            ("application/json", &br#"{"error":"Not found"}"#[..])
+        ),
     }
     status
 }
@@ -64,7 +83,9 @@ async fn only_pictures_of_sent_codes_are_drawn() {
     // Ingress makes the URL of a look-up, with its own newest key.
     let order = shop.client.get(&format!("/v1/api_partner/orders/{id}"));
     let order = order.send().await.unwrap().json().unwrap();
-    let shown = order["topups"][0]["esim"]["qrcode_img_url"].as_str().unwrap();
+    let shown = order["topups"][0]["esim"]["qrcode_img_url"]
+        .as_str()
+        .unwrap();
     assert!(shown.starts_with(bare) && shown != url, "{shown}");
     assert_eq!(status(shown).await, 200);
 }

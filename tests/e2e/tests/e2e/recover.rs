@@ -28,7 +28,10 @@ async fn start() -> Result<Stack> {
 async fn postgres(program: &str, stack: &Stack, arguments: &[&str], file: &Path) -> Result<()> {
     let programs = std::env::var_os("PG_BIN").context("PG_BIN is not set")?;
     let mut command = Command::new(PathBuf::from(programs).join(program));
-    command.arg(format!("--dbname={}", stack.database.url())).args(arguments).arg(file);
+    command
+        .arg(format!("--dbname={}", stack.database.url()))
+        .args(arguments)
+        .arg(file);
     let output = output(&mut command, LONG).await?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(output.status.success(), "{program}: {said}");
@@ -37,7 +40,10 @@ async fn postgres(program: &str, stack: &Stack, arguments: &[&str], file: &Path)
 
 async fn stop(stack: &mut Stack, stages: &[Stage]) -> Result<()> {
     for stage in stages {
-        let status = stack.process(*stage)?.terminate(Duration::from_secs(30)).await?;
+        let status = stack
+            .process(*stage)?
+            .terminate(Duration::from_secs(30))
+            .await?;
         ensure!(status.success(), "{stage:?}: {status}");
     }
     Ok(())
@@ -46,13 +52,20 @@ async fn stop(stack: &mut Stack, stages: &[Stage]) -> Result<()> {
 /// How often the provider sold each placement.
 async fn sold(stack: &Stack) -> Result<BTreeMap<String, u64>> {
     let orders = stack.ledger().await?.orders.into_iter();
-    Ok(orders.map(|order| (order.order_id, order.purchased_times)).collect())
+    Ok(orders
+        .map(|order| (order.order_id, order.purchased_times))
+        .collect())
 }
 
 async fn placement(stack: &Stack, external_order_id: &str) -> Result<(String, String)> {
     let order = show(stack, external_order_id).await?;
     let placement = &order["placements"][0];
-    let text = |name: &str| placement[name].as_str().map(str::to_owned).context("placement");
+    let text = |name: &str| {
+        placement[name]
+            .as_str()
+            .map(str::to_owned)
+            .context("placement")
+    };
     Ok((text("placement_id")?, text("state")?))
 }
 
@@ -85,7 +98,9 @@ async fn restored() -> Result<Story> {
     let before = ids(&shop.buy(&fresh("before"), &option, 2).await?);
     shop.delivered(&before, LONG).await?;
 
-    let (mut open, mut accepted, mut placing) = (BTreeSet::new(), Vec::new(), Vec::new());
+    let mut open = BTreeSet::new();
+    let mut accepted = Vec::new();
+    let mut placing = Vec::new();
     stack.set_faults(r#"{"down": true}"#).await?;
     for _ in 0..2 {
         let external = fresh("placing");
@@ -110,13 +125,31 @@ async fn restored() -> Result<Story> {
     let external = fresh("lost");
     let lost = ids(&shop.buy(&external, &option, 1).await?);
     let lost_placement = placement(&stack, &external).await?.0;
-    shop.delivered(&open.union(&lost).cloned().collect(), LONG).await?;
+    shop.delivered(&open.union(&lost).cloned().collect(), LONG)
+        .await?;
     let refused = stack.esimctl.run::<Value>(&RECOVER).await.unwrap_err();
-    ensure!(format!("{refused:#}").contains("stop all provisioners"), "{refused:#}");
+    ensure!(
+        format!("{refused:#}").contains("stop all provisioners"),
+        "{refused:#}"
+    );
 
     stop(&mut stack, &Stage::OURS).await?;
-    postgres("pg_restore", &stack, &["--clean", "--if-exists", "--single-transaction"], &dump).await?;
-    Ok(Story { stack, shop, before, open, accepted, placing, lost: (external, lost_placement) })
+    postgres(
+        "pg_restore",
+        &stack,
+        &["--clean", "--if-exists", "--single-transaction"],
+        &dump,
+    )
+    .await?;
+    Ok(Story {
+        stack,
+        shop,
+        before,
+        open,
+        accepted,
+        placing,
+        lost: (external, lost_placement),
+    })
 }
 
 impl Story {
@@ -131,23 +164,40 @@ impl Story {
     async fn delivered_again(&self) -> Result<Vec<Received>> {
         let again = |received: &[Received]| self.open.iter().all(|id| count(received, id) >= 2);
         let receiver = &self.shop.receiver;
-        receiver.wait_until(LONG, "every webhook to come again", again).await
+        receiver
+            .wait_until(LONG, "every webhook to come again", again)
+            .await
     }
 }
 
 fn count(received: &[Received], topup_id: &str) -> usize {
-    received.iter().filter(|one| one.topup_id() == topup_id).count()
+    received
+        .iter()
+        .filter(|one| one.topup_id() == topup_id)
+        .count()
 }
 
 /// Checks that repeated webhooks of a topup carry the same id and eSIM.
 fn consistent(received: &[Received]) -> Result<()> {
     let mut told: BTreeMap<&str, (&str, &str)> = BTreeMap::new();
     for one in received {
-        ensure!((one.path.as_str(), one.signature) == (PATH, Signature::Valid), "{one:?}");
-        let id = one.headers.get("webhook-id").and_then(|id| id.to_str().ok());
-        let of_this = (id.context("webhook-id")?, one.json["iccid"].as_str().context("iccid")?);
+        ensure!(
+            (one.path.as_str(), one.signature) == (PATH, Signature::Valid),
+            "{one:?}"
+        );
+        let id = one
+            .headers
+            .get("webhook-id")
+            .and_then(|id| id.to_str().ok());
+        let of_this = (
+            id.context("webhook-id")?,
+            one.json["iccid"].as_str().context("iccid")?,
+        );
         let first = told.entry(one.topup_id()).or_insert(of_this);
-        ensure!(*first == of_this, "another eSIM, or another webhook-id: {one:?}");
+        ensure!(
+            *first == of_this,
+            "another eSIM, or another webhook-id: {one:?}"
+        );
     }
     Ok(())
 }
@@ -159,8 +209,12 @@ async fn what_was_bought_after_the_dump_is_found_and_not_bought_again() {
     let dry: Value = stack.esimctl.run(&["recover", "--dry-run"]).await.unwrap();
     let done: Value = stack.esimctl.run(&RECOVER).await.unwrap();
     for (answer, dry_run) in [(&dry, true), (&done, false)] {
-        let numbers = ["moved", "accepted", "placing", "parked"].map(|name| answer[name].as_i64().unwrap());
-        assert_eq!((numbers, answer["dry_run"].as_bool()), ([6, 4, 2, 0], Some(dry_run)));
+        let numbers =
+            ["moved", "accepted", "placing", "parked"].map(|name| answer[name].as_i64().unwrap());
+        assert_eq!(
+            (numbers, answer["dry_run"].as_bool()),
+            ([6, 4, 2, 0], Some(dry_run))
+        );
     }
     let again: Value = stack.esimctl.run(&RECOVER).await.unwrap();
     assert_eq!(again["accepted"], 0, "{again}");
@@ -169,27 +223,43 @@ async fn what_was_bought_after_the_dump_is_found_and_not_bought_again() {
     let received = story.delivered_again().await.unwrap();
     consistent(&received).unwrap();
     for id in &story.before {
-        assert_eq!(count(&received, id), 1, "it had been delivered before the dump");
+        assert_eq!(
+            count(&received, id),
+            1,
+            "it had been delivered before the dump"
+        );
     }
     let sold = sold(&story.stack).await.unwrap();
     assert!(sold.values().all(|times| *times == 1), "{sold:?}");
     assert_eq!(sold.len(), 8, "one before, six in the dump, one after it");
 
-    // An order id of the provider that no order has is a purchase to cancel; all others are placements of ours.
+    // An order id of the provider that no order has is a purchase to cancel; all others are
+    // placements of ours.
     let (_, lost_placement) = &story.lost;
     for id in sold.keys() {
-        assert_eq!(show(&story.stack, id).await.is_err(), id == lost_placement, "{id}");
+        assert_eq!(
+            show(&story.stack, id).await.is_err(),
+            id == lost_placement,
+            "{id}"
+        );
     }
 
-    // An order after the dump is unknown here: the provider sold it, and the partner's repetition buys
-    // another one.
+    // An order after the dump is unknown here: the provider sold it, and the partner's repetition
+    // buys another one.
     let (external, placement_id) = &story.lost;
     let unknown = show(&story.stack, external).await.unwrap_err();
-    assert!(unknown.to_string().contains("there is no order"), "{unknown}");
+    assert!(
+        unknown.to_string().contains("there is no order"),
+        "{unknown}"
+    );
     let option = story.stack.option("ready").unwrap();
     let client: &Client = &story.shop.client;
     let answer = client.order(external, &[(option, 1)]).await.unwrap();
-    story.shop.delivered(&ids(&answer.products().unwrap()), LONG).await.unwrap();
+    story
+        .shop
+        .delivered(&ids(&answer.products().unwrap()), LONG)
+        .await
+        .unwrap();
     let sold = self::sold(&story.stack).await.unwrap();
     assert_eq!((sold.len(), sold[placement_id]), (9, 1));
 }

@@ -1,5 +1,5 @@
-//! The promise under load: clients that hang up at any moment, a wiped JetStream with a backlog, and
-//! verdicts of two providers in either order.
+//! The promise under load: clients that hang up at any moment, a wiped JetStream with a backlog,
+//! and verdicts of two providers in either order.
 
 use crate::shop::{PATH, Shop, bought_once, fresh, ids, open, size, stored, stored_ids};
 use anyhow::{Context, Result};
@@ -10,8 +10,8 @@ use testkit::stack::{Ledger, Stack, Stage, Stored};
 use testkit::{client::Client, http, ports, process::Process, raw, wait};
 use tokio::io::AsyncWriteExt;
 
-/// `HANG_UPS` creates, 64 at a time; each client is gone 0 to 20 ms after its request was sent, some
-/// with a FIN and some with a RST.
+/// `HANG_UPS` creates, 64 at a time; each client is gone 0 to 20 ms after its request was sent,
+/// some with a FIN and some with a RST.
 #[tokio::test]
 async fn no_order_whose_client_hangs_up_lacks_its_webhooks() {
     const AT_ONCE: u64 = 64;
@@ -25,9 +25,12 @@ async fn no_order_whose_client_hangs_up_lacks_its_webhooks() {
             if client >= clients {
                 return anyhow::Ok(());
             }
-            let body = testkit::client::order(&format!("hangs up {client}"), &[(option, 1)]).to_string();
+            let body =
+                testkit::client::order(&format!("hangs up {client}"), &[(option, 1)]).to_string();
             let mut stream = raw::connect(&stack.base_url).await?;
-            stream.write_all(&raw::create_order(&shop.partner, body.as_bytes())?).await?;
+            stream
+                .write_all(&raw::create_order(&shop.partner, body.as_bytes())?)
+                .await?;
             // The client's patience, not a wait for a condition.
             tokio::time::sleep(Duration::from_millis(client % 21)).await;
             if client.is_multiple_of(2) {
@@ -43,8 +46,13 @@ async fn no_order_whose_client_hangs_up_lacks_its_webhooks() {
     assert!(ended.success(), "ingress ended with {ended}");
     let topup_ids = stored_ids(&stack).await.unwrap();
     println!("{} of {clients} orders were stored", topup_ids.len());
-    assert!(!topup_ids.is_empty(), "no order was stored: the test proves nothing");
-    shop.delivered(&topup_ids, Duration::from_mins(2)).await.unwrap();
+    assert!(
+        !topup_ids.is_empty(),
+        "no order was stored: the test proves nothing"
+    );
+    shop.delivered(&topup_ids, Duration::from_mins(2))
+        .await
+        .unwrap();
     bought_once(&stack.ledger().await.unwrap()).unwrap();
 }
 
@@ -63,23 +71,45 @@ async fn a_wiped_jetstream_with_a_backlog_loses_nothing() {
         topup_ids.extend(ids(&products));
     }
     let stream = format!("{}TOPUP_READY", stack.prefix);
-    let nats = async_nats::connect(stack.nats().unwrap().url()).await.unwrap();
+    let nats = async_nats::connect(stack.nats().unwrap().url())
+        .await
+        .unwrap();
     let jetstream = async_nats::jetstream::new(nats);
     let announced = async || {
         let ready = stored(&stack).await?.iter().all(|row| row.topup == "ready");
-        let waiting = jetstream.get_stream(&stream).await?.get_info().await?.state.messages;
+        let waiting = jetstream
+            .get_stream(&stream)
+            .await?
+            .get_info()
+            .await?
+            .state
+            .messages;
         Ok((ready && waiting >= topups / 32).then_some(waiting))
     };
     let waiting = wait::until(Duration::from_mins(1), "the backlog", announced);
-    println!("{} topups, {} events in the stream", topup_ids.len(), waiting.await.unwrap());
+    println!(
+        "{} topups, {} events in the stream",
+        topup_ids.len(),
+        waiting.await.unwrap()
+    );
 
     let server = stack.nats().unwrap();
     server.process.kill().await.unwrap();
     server.wipe().unwrap();
     server.process.start().await.unwrap();
-    assert!(shop.receiver.received().is_empty(), "the notifier doesn't run yet");
-    stack.process(Stage::Notifier).unwrap().start().await.unwrap();
-    shop.delivered(&topup_ids, Duration::from_mins(3)).await.unwrap();
+    assert!(
+        shop.receiver.received().is_empty(),
+        "the notifier doesn't run yet"
+    );
+    stack
+        .process(Stage::Notifier)
+        .unwrap()
+        .start()
+        .await
+        .unwrap();
+    shop.delivered(&topup_ids, Duration::from_mins(3))
+        .await
+        .unwrap();
     bought_once(&stack.ledger().await.unwrap()).unwrap();
 }
 
@@ -101,7 +131,10 @@ impl TwoProviders {
         for stage in [Stage::Ingress, Stage::Provisioner] {
             builder = builder.env(stage, "PROVIDERS", "sandbox,usimsa");
         }
-        let account = [("ACCESS_KEY", "usimsa-test"), ("SECRET_KEY", "c2VjcmV0LWtleQ==")];
+        let account = [
+            ("ACCESS_KEY", "usimsa-test"),
+            ("SECRET_KEY", "c2VjcmV0LWtleQ=="),
+        ];
         for (name, value) in account {
             builder = builder.env(Stage::Provisioner, &format!("USIMSA_{name}"), value);
         }
@@ -113,7 +146,11 @@ impl TwoProviders {
         program.log.set_file_name("other-sandbox.log");
         let admin = format!("127.0.0.1:{}", ports::free()?);
         program.ready_url = format!("http://{admin}/readyz");
-        let ledger = program.log.with_file_name("other-ledger").display().to_string();
+        let ledger = program
+            .log
+            .with_file_name("other-ledger")
+            .display()
+            .to_string();
         program.env.extend([
             ("LISTEN".into(), format!("127.0.0.1:{port}")),
             ("ADMIN_LISTEN".into(), admin),
@@ -134,49 +171,86 @@ impl TwoProviders {
                 }));
             }
         }
-        stack.esimctl.import(json!({ "options": options }).to_string()).await?;
+        stack
+            .esimctl
+            .import(json!({ "options": options }).to_string())
+            .await?;
 
         let mut shop = Shop::open(&stack).await?;
-        shop.partner = stack.create_partner("live", Some(&shop.receiver.url(PATH))).await?;
+        shop.partner = stack
+            .create_partner("live", Some(&shop.receiver.url(PATH)))
+            .await?;
         shop.receiver.verify(PATH, &shop.partner.webhook_secret)?;
         shop.client = Client::of(&stack.base_url, &shop.partner)?;
-        Ok(Self { stack, shop, other, other_url })
+        Ok(Self {
+            stack,
+            shop,
+            other,
+            other_url,
+        })
     }
 
-    /// Orders one unit of each provider, by its option and the provider's latency in milliseconds. Returns the
-    /// answer, the units' final states, and the purchases.
-    async fn order(&self, halves: [(&str, u64); 2]) -> Result<(u16, String, Vec<String>, [u64; 2])> {
+    /// Orders one unit of each provider, by its option and the provider's latency in milliseconds.
+    /// Returns the answer, the units' final states, and the purchases.
+    async fn order(
+        &self,
+        halves: [(&str, u64); 2],
+    ) -> Result<(u16, String, Vec<String>, [u64; 2])> {
         let options = self.stack.esimctl.options().await?;
         let id_of = |name: &str| {
             let found = options.iter().find(|option| option.name == name);
             Ok::<_, anyhow::Error>(found.context("not in the catalogue")?.option_id.clone())
         };
-        let (mut items, mut before) = (Vec::new(), [0; 2]);
-        let providers = [("sandbox", &self.stack.sandbox_url), ("usimsa", &self.other_url)];
+        let mut items = Vec::new();
+        let mut before = [0; 2];
+        let providers = [
+            ("sandbox", &self.stack.sandbox_url),
+            ("usimsa", &self.other_url),
+        ];
         for (number, (provider, url)) in providers.into_iter().enumerate() {
             let (option, latency) = halves[number];
             let faults = json!({ "latency_ms": latency });
-            http::client()?.put(format!("{url}/faults")).json(&faults).send().await?.error_for_status()?;
+            http::client()?
+                .put(format!("{url}/faults"))
+                .json(&faults)
+                .send()
+                .await?
+                .error_for_status()?;
             items.push(id_of(&format!("{provider} {option}"))?);
             before[number] = purchases(url).await?;
         }
         let id = fresh("both");
-        let answer = self.shop.client.order(&id, &[(&items[0], 1), (&items[1], 1)]).await?;
+        let answer = self
+            .shop
+            .client
+            .order(&id, &[(&items[0], 1), (&items[1], 1)])
+            .await?;
         let units = async || {
-            let rows: Vec<Stored> =
-                stored(&self.stack).await?.into_iter().filter(|row| row.external_order_id == id).collect();
+            let rows: Vec<Stored> = stored(&self.stack)
+                .await?
+                .into_iter()
+                .filter(|row| row.external_order_id == id)
+                .collect();
             let settled = |row: &Stored| match row.topup.as_str() {
                 "ready" => row.delivery.as_deref() == Some("delivered"),
                 other => other == "failed",
             };
-            Ok(rows.iter().all(settled).then(|| rows.into_iter().map(|row| row.topup).collect::<Vec<_>>()))
+            Ok(rows
+                .iter()
+                .all(settled)
+                .then(|| rows.into_iter().map(|row| row.topup).collect::<Vec<_>>()))
         };
         let units = wait::until(Duration::from_secs(30), "the units to be settled", units).await?;
         let mut bought = [0; 2];
         for (number, (_, url)) in providers.into_iter().enumerate() {
             bought[number] = purchases(url).await? - before[number];
         }
-        Ok((answer.status, String::from_utf8_lossy(&answer.body).into_owned(), units, bought))
+        Ok((
+            answer.status,
+            String::from_utf8_lossy(&answer.body).into_owned(),
+            units,
+            bought,
+        ))
     }
 }
 
@@ -205,17 +279,23 @@ async fn an_order_of_two_providers_is_answered_alike_whichever_verdict_comes_fir
         assert_eq!((status, bought), (201, [1, 0]), "{case}");
         assert_eq!(units, ["failed", "ready"], "{case}");
 
-        let order = two.order([("refused", first), ("out-of-stock", second)]).await;
+        let order = two
+            .order([("refused", first), ("out-of-stock", second)])
+            .await;
         let (status, body, units, bought) = order.unwrap();
         let case = format!("refused after {first} ms, sold out after {second} ms: {status} {body}");
         assert_eq!((status, bought), (422, [0, 0]), "{case}");
         assert!(units.is_empty(), "{case}: {units:?}");
         let messages = ["Option is not on sale", "Out of stock"].map(|text| body.find(text));
-        assert!(messages[0].is_some() && messages[0] < messages[1], "both messages, in the order of the items: {case}");
+        assert!(
+            messages[0].is_some() && messages[0] < messages[1],
+            "both messages, in the order of the items: {case}"
+        );
     }
 
     // One refuses, and the other's verdict misses PLACEMENT_WAIT: it may be buying.
-    let (status, body, mut units, bought) = two.order([("refused", 0), ("ready", 3_000)]).await.unwrap();
+    let (status, body, mut units, bought) =
+        two.order([("refused", 0), ("ready", 3_000)]).await.unwrap();
     units.sort();
     assert_eq!((status, bought), (201, [0, 1]), "{body}");
     assert_eq!(units, ["failed", "ready"], "{body}");

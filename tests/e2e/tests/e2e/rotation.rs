@@ -15,7 +15,10 @@ const NEW: &str = "second:AQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 
 async fn rotate_keys(stack: &Stack, shop: &Shop, overlap: &str) -> Result<(Value, Client)> {
     let partner = shop.partner.partner_id.as_str();
-    let rotated: Value = stack.esimctl.run(&["partner", "rotate-keys", partner, "--overlap", overlap]).await?;
+    let rotated: Value = stack
+        .esimctl
+        .run(&["partner", "rotate-keys", partner, "--overlap", overlap])
+        .await?;
     let text = |field: &str| rotated[field].as_str().unwrap_or_default().to_owned();
     let client = Client::new(&stack.base_url, &text("access_key"), &text("secret_key"))?;
     Ok((rotated, client))
@@ -31,7 +34,11 @@ async fn denied(client: &Client, option_id: &str) -> Result<Answer> {
 }
 
 async fn status(client: &Client, option_id: &str) -> u16 {
-    client.order(&fresh("order"), &[(option_id, 1)]).await.unwrap().status
+    client
+        .order(&fresh("order"), &[(option_id, 1)])
+        .await
+        .unwrap()
+        .status
 }
 
 #[tokio::test]
@@ -42,7 +49,8 @@ async fn both_pairs_of_keys_order_until_the_old_one_ends() {
     shop.buy(&taken, ready, 1).await.unwrap();
 
     let (rotated, new) = rotate_keys(&stack, &shop, "4s").await.unwrap();
-    let until = OffsetDateTime::parse(rotated["old_keys_until"].as_str().unwrap(), &Rfc3339).unwrap();
+    let until =
+        OffsetDateTime::parse(rotated["old_keys_until"].as_str().unwrap(), &Rfc3339).unwrap();
     assert_eq!(status(&new, ready).await, 201);
     assert_eq!(status(&shop.client, ready).await, 201);
     // It is one partner, whichever keys it uses.
@@ -52,11 +60,17 @@ async fn both_pairs_of_keys_order_until_the_old_one_ends() {
 
     let old = denied(&shop.client, ready).await.unwrap();
     let late = runtime::clock::now() - until;
-    assert!(late > -time::Duration::milliseconds(100) && late < time::Duration::SECOND, "denied {late} after the end");
+    assert!(
+        late > -time::Duration::milliseconds(100) && late < time::Duration::SECOND,
+        "denied {late} after the end"
+    );
     let mut stranger = shop.partner.clone();
     stranger.access_key = "ak_stranger".into();
     let unknown = stack.client(&stranger).unwrap();
-    let unknown = unknown.order(&fresh("unknown"), &[(ready, 1)]).await.unwrap();
+    let unknown = unknown
+        .order(&fresh("unknown"), &[(ready, 1)])
+        .await
+        .unwrap();
     assert_eq!((old.status, &old.body), (unknown.status, &unknown.body));
     assert_eq!(status(&new, ready).await, 201);
 
@@ -64,14 +78,22 @@ async fn both_pairs_of_keys_order_until_the_old_one_ends() {
     let began = Instant::now();
     let (_, newest) = rotate_keys(&stack, &shop, "0").await.unwrap();
     denied(&new, ready).await.unwrap();
-    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        began.elapsed()
+    );
     assert_eq!(status(&newest, ready).await, 201);
 
     let (_, last) = rotate_keys(&stack, &shop, "1h").await.unwrap();
     for client in [&newest, &last] {
         assert_eq!(status(client, ready).await, 201);
     }
-    let _: Value = stack.esimctl.run(&["partner", "disable", &shop.partner.partner_id]).await.unwrap();
+    let _: Value = stack
+        .esimctl
+        .run(&["partner", "disable", &shop.partner.partner_id])
+        .await
+        .unwrap();
     for client in [&newest, &last] {
         denied(client, ready).await.unwrap();
     }
@@ -88,7 +110,11 @@ async fn old_keys_end_without_the_database() {
     }
     forwarder.cut().await;
     denied(&shop.client, ready).await.unwrap();
-    assert_eq!(status(&new, ready).await, 500, "let in, but it can't be stored");
+    assert_eq!(
+        status(&new, ready).await,
+        500,
+        "let in, but it can't be stored"
+    );
 }
 
 async fn restart(stack: &mut Stack, master_key: &str) -> Result<()> {
@@ -113,23 +139,50 @@ async fn a_master_key_is_replaced_step_by_step() {
     restart(&mut stack, &format!("{OLD},{NEW}")).await.unwrap();
     let both = format!("{NEW},{OLD}");
     restart(&mut stack, &both).await.unwrap();
-    let settings = [("DATABASE_URL", stack.database.url()), ("MASTER_KEY", &both)];
+    let settings = [
+        ("DATABASE_URL", stack.database.url()),
+        ("MASTER_KEY", &both),
+    ];
     let settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned()));
     let esimctl = Esimctl::new(settings);
-    let done: Value = esimctl.run(&["master-key", "reencrypt", "--replicas-restarted"]).await.unwrap();
+    let done: Value = esimctl
+        .run(&["master-key", "reencrypt", "--replicas-restarted"])
+        .await
+        .unwrap();
     // A partner's two secrets and the profiles of its units.
-    assert_eq!((&done["reencrypted"], &done["failed"], &done["left"]), (&json!(4), &json!([]), &json!(0)), "{done}");
+    assert_eq!(
+        (&done["reencrypted"], &done["failed"], &done["left"]),
+        (&json!(4), &json!([]), &json!(0)),
+        "{done}"
+    );
 
     restart(&mut stack, NEW).await.unwrap();
     let partner = shop.partner.partner_id.as_str();
-    let replay = ["delivery", "replay", "--partner", partner, "--since", "1h", "--state", "all"];
+    let replay = [
+        "delivery",
+        "replay",
+        "--partner",
+        partner,
+        "--since",
+        "1h",
+        "--state",
+        "all",
+    ];
     let confirmed = ["--yes", "--reason", "a test"];
-    let _: Value = stack.esimctl.run(&[&replay[..], &confirmed].concat()).await.unwrap();
+    let _: Value = stack
+        .esimctl
+        .run(&[&replay[..], &confirmed].concat())
+        .await
+        .unwrap();
     let after = ids(&shop.buy(&fresh("after"), &ready, 1).await.unwrap());
     let received = shop.receiver.wait_for(5, PATIENCE).await.unwrap();
     assert!(received.iter().all(Received::is_valid));
     for unit in before.iter().chain(&after) {
         let told = received.iter().filter(|webhook| webhook.topup_id() == unit);
-        assert_eq!(told.count(), if before.contains(unit) { 2 } else { 1 }, "{unit}");
+        assert_eq!(
+            told.count(),
+            if before.contains(unit) { 2 } else { 1 },
+            "{unit}"
+        );
     }
 }

@@ -30,7 +30,11 @@ const ALL: &[&str] = &["ingress", "provisioner", "notifier", "sandbox"];
 const ROWS: &[(&[&str], &str, Option<&str>)] = &[
     (SERVICES, "DATABASE_URL", None),
     (SERVICES, "DATABASE_URL", Some("mysql")),
-    (SERVICES, "DATABASE_URL", Some("postgres://127.0.0.1:seven/x")),
+    (
+        SERVICES,
+        "DATABASE_URL",
+        Some("postgres://127.0.0.1:seven/x"),
+    ),
     (SERVICES, "PGPASSFILE", Some("/nonexistent/passwords")),
     (SERVICES, "NATS_URL", None),
     (SERVICES, "NATS_URL", Some("nats://::::")),
@@ -74,19 +78,39 @@ const ROWS: &[(&[&str], &str, Option<&str>)] = &[
     (&["provisioner"], "PROVIDER_CONCURRENCY", Some("0")),
     (&["provisioner"], "PROVIDER_TIMEOUT", Some("-1s")),
     (&["provisioner"], "SETTLE", Some("a while")),
-    (&["provisioner", "sandbox"], "SANDBOX_SECRET_KEY", Some("n*t b64")),
+    (
+        &["provisioner", "sandbox"],
+        "SANDBOX_SECRET_KEY",
+        Some("n*t b64"),
+    ),
     (&["provisioner", "sandbox"], "SANDBOX_SECRET_KEY", None),
     (&["ingress", "notifier"], "PUBLIC_URL", None),
     (&["ingress", "notifier"], "PUBLIC_URL", Some("example.com")),
-    (&["ingress", "notifier"], "WEBHOOK_ALLOW", Some("127.0.0.0/40")),
+    (
+        &["ingress", "notifier"],
+        "WEBHOOK_ALLOW",
+        Some("127.0.0.0/40"),
+    ),
     (&["notifier"], "WEBHOOK_TIMEOUT", Some("15")),
     (&["notifier"], "DELIVERY_CONCURRENCY", Some("0")),
     (&["notifier"], "ENDPOINT_CONCURRENCY", Some("none")),
     (&["sandbox"], "SANDBOX_LEDGER", None),
     (&["sandbox"], "SANDBOX_ACCESS_KEY", Some("")),
-    (&["ingress"], "OTEL_EXPORTER_OTLP_ENDPOINT", Some("collector:4317")),
-    (&["ingress"], "OTEL_EXPORTER_OTLP_ENDPOINT", Some("http://collector:99999")),
-    (&["provisioner"], "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", Some("http://user:password@collector:4318")),
+    (
+        &["ingress"],
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+        Some("collector:4317"),
+    ),
+    (
+        &["ingress"],
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+        Some("http://collector:99999"),
+    ),
+    (
+        &["provisioner"],
+        "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT",
+        Some("http://user:password@collector:4318"),
+    ),
     (&["notifier"], "OTEL_TRACES_EXPORTER", Some("zipkin")),
 ];
 
@@ -98,7 +122,11 @@ async fn refusal(program: &str, args: &[&str], env: &BTreeMap<&str, &str>) -> Re
     let line = String::from_utf8(output.stderr)?;
     let status = output.status;
     ensure!(status.code() == Some(2), "{status}, and it said: {line}");
-    ensure!(output.stdout.is_empty(), "standard output: {:?}", output.stdout);
+    ensure!(
+        output.stdout.is_empty(),
+        "standard output: {:?}",
+        output.stdout
+    );
     let lines = line.lines().count();
     ensure!(line.ends_with('\n') && lines == 1, "not one line: {line}");
     Ok(line)
@@ -115,12 +143,18 @@ async fn a_bad_or_missing_setting_is_named_in_one_line() {
             if *setting == "MASTER_KEY_FILE" {
                 env.remove("MASTER_KEY");
             }
-            let secret = matches!(*setting, "DATABASE_URL" | "MASTER_KEY" | "SANDBOX_SECRET_KEY");
+            let secret = matches!(
+                *setting,
+                "DATABASE_URL" | "MASTER_KEY" | "SANDBOX_SECRET_KEY"
+            );
             match refusal(program, &[], &env).await {
                 Ok(line) if !line.contains(setting) => {
                     failed.push(format!("{program}, {setting}={value:?}: {line}"));
                 }
-                Ok(line) if secret && value.is_some_and(|value| value.len() > 5 && line.contains(value)) => {
+                Ok(line)
+                    if secret
+                        && value.is_some_and(|value| value.len() > 5 && line.contains(value)) =>
+                {
                     failed.push(format!("{program} shows {setting}: {line}"));
                 }
                 Ok(_) => {}
@@ -146,7 +180,9 @@ async fn contradictions_and_unknown_flags_are_named_too() {
     }
     let mut without = good.clone();
     without.remove("DATABASE_URL");
-    let line = refusal("esimctl", &["partner", "list"], &without).await.unwrap();
+    let line = refusal("esimctl", &["partner", "list"], &without)
+        .await
+        .unwrap();
     assert!(line.contains("DATABASE_URL"), "esimctl: {line}");
     // A provider that is configured needs its account.
     let mut usimsa = good;
@@ -172,10 +208,22 @@ async fn a_password_file_that_is_open_to_others_stops_the_start() {
     let mut settings: BTreeMap<&str, &str> = GOOD.iter().copied().collect();
     settings.insert("PGPASSFILE", path.to_str().unwrap());
     for program in SERVICES.iter().chain(&["esimctl"]) {
-        let arguments: &[&str] = if *program == "esimctl" { &["partner", "list"] } else { &[] };
+        let arguments: &[&str] = if *program == "esimctl" {
+            &["partner", "list"]
+        } else {
+            &[]
+        };
         let line = refusal(program, arguments, &settings).await.unwrap();
-        for part in ["PGPASSFILE", path.to_str().unwrap(), "mode 0440", "DATABASE_URL_FILE"] {
-            assert!(line.contains(part) && !line.contains("hush"), "{program}, {part}: {line}");
+        for part in [
+            "PGPASSFILE",
+            path.to_str().unwrap(),
+            "mode 0440",
+            "DATABASE_URL_FILE",
+        ] {
+            assert!(
+                line.contains(part) && !line.contains("hush"),
+                "{program}, {part}: {line}"
+            );
         }
     }
 }

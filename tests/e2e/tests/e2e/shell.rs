@@ -9,7 +9,8 @@ use tokio::process::Command;
 
 /// Runs `tests/shell/order.sh` for `qty` units of an option.
 async fn order(stack: &Stack, shop: &Shop, secret_key: &str, qty: &str) -> Result<Output> {
-    let (access_key, option) = (&shop.partner.access_key, stack.option("ready")?);
+    let access_key = &shop.partner.access_key;
+    let option = stack.option("ready")?;
     let mut run = Command::new(workspace().join("tests/shell/order.sh"));
     run.args([stack.base_url.as_str(), access_key, secret_key, option, qty]);
     output(&mut run, Duration::from_secs(40)).await
@@ -19,16 +20,28 @@ async fn order(stack: &Stack, shop: &Shop, secret_key: &str, qty: &str) -> Resul
 async fn a_plain_shell_client_orders() {
     let (stack, shop) = open().await;
 
-    let output = order(&stack, &shop, &shop.partner.secret_key, "2").await.unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = order(&stack, &shop, &shop.partner.secret_key, "2")
+        .await
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
     let products = answer["products"].as_array().unwrap();
     assert_eq!(products.len(), 2, "{answer}");
-    let topup_ids = products.iter().map(|product| product["topup_id"].as_str().unwrap().to_owned());
-    shop.delivered(&topup_ids.collect(), Duration::from_secs(20)).await.unwrap();
+    let topup_ids = products
+        .iter()
+        .map(|product| product["topup_id"].as_str().unwrap().to_owned());
+    shop.delivered(&topup_ids.collect(), Duration::from_secs(20))
+        .await
+        .unwrap();
 
     // A wrong signature is refused.
-    let output = order(&stack, &shop, "c29tZWJvZHkgZWxzZSdzIHNlY3JldA==", "2").await.unwrap();
+    let output = order(&stack, &shop, "c29tZWJvZHkgZWxzZSdzIHNlY3JldA==", "2")
+        .await
+        .unwrap();
     assert_eq!(output.status.code(), Some(1));
     let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(answer["error"]["message"], "Invalid signature.");

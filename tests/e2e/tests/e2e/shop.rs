@@ -21,7 +21,11 @@ pub async fn open() -> (Stack, Shop) {
 pub async fn show(stack: &Stack, id: &str) -> Result<Value> {
     let mut shown: Value = stack.esimctl.run(&["order", "show", id]).await?;
     let orders = shown["orders"].as_array_mut().context("orders")?;
-    ensure!(orders.len() == 1, "{} orders have the id {id}", orders.len());
+    ensure!(
+        orders.len() == 1,
+        "{} orders have the id {id}",
+        orders.len()
+    );
     Ok(orders.remove(0))
 }
 
@@ -39,12 +43,20 @@ pub async fn stored(stack: &Stack) -> Result<Vec<Stored>> {
 
 /// The topup ids of [`stored`].
 pub async fn stored_ids(stack: &Stack) -> Result<BTreeSet<String>> {
-    Ok(stored(stack).await?.into_iter().map(|row| row.topup_id).collect())
+    Ok(stored(stack)
+        .await?
+        .into_iter()
+        .map(|row| row.topup_id)
+        .collect())
 }
 
 /// Checks that the provider sold nothing more than once.
 pub fn bought_once(ledger: &Ledger) -> Result<()> {
-    let twice: Vec<_> = ledger.orders.iter().filter(|order| order.purchased_times != 1).collect();
+    let twice: Vec<_> = ledger
+        .orders
+        .iter()
+        .filter(|order| order.purchased_times != 1)
+        .collect();
     ensure!(twice.is_empty(), "bought more than once: {twice:?}");
     Ok(())
 }

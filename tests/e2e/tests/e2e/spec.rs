@@ -71,9 +71,16 @@ impl Results {
     async fn run_raw(&mut self, world: &World, rows: &[Row<Result<Vec<u8>>>]) {
         for (rule, request, expected) in rows {
             let outcome = async {
-                let (answer, bytes) = raw::exchange(&world.stack.base_url, &request(world)?).await?;
+                let (answer, bytes) =
+                    raw::exchange(&world.stack.base_url, &request(world)?).await?;
                 ensure!(answer.identified, "the answer has no X-Request-Id");
-                self.compare(world, *expected, answer.status, answer.json, &bytes[answer.body])
+                self.compare(
+                    world,
+                    *expected,
+                    answer.status,
+                    answer.json,
+                    &bytes[answer.body],
+                )
             };
             let outcome = outcome.await;
             self.note(rule, outcome);
@@ -87,12 +94,32 @@ impl Results {
         }
     }
 
-    fn compare(&mut self, world: &World, expected: Expected, status: u16, json: bool, body: &[u8]) -> Result<()> {
-        let came = || format!("came {status} {}", String::from_utf8_lossy(&body[..body.len().min(500)]));
-        self.check(world, expected, status, json, body).with_context(came)
+    fn compare(
+        &mut self,
+        world: &World,
+        expected: Expected,
+        status: u16,
+        json: bool,
+        body: &[u8],
+    ) -> Result<()> {
+        let came = || {
+            format!(
+                "came {status} {}",
+                String::from_utf8_lossy(&body[..body.len().min(500)])
+            )
+        };
+        self.check(world, expected, status, json, body)
+            .with_context(came)
     }
 
-    fn check(&mut self, world: &World, expected: Expected, status: u16, json: bool, body: &[u8]) -> Result<()> {
+    fn check(
+        &mut self,
+        world: &World,
+        expected: Expected,
+        status: u16,
+        json: bool,
+        body: &[u8],
+    ) -> Result<()> {
         if let Expected::Bare(bare) = expected {
             ensure!(status == bare && body.is_empty(), "expected a bare {bare}");
             return Ok(());
@@ -112,7 +139,10 @@ impl Results {
             Expected::Error(status, message) => (status, json!({"error": message})),
             Expected::Bare(_) => unreachable!("it has no body"),
         };
-        ensure!(status == expected && parsed == whole, "expected {expected} {whole}");
+        ensure!(
+            status == expected && parsed == whole,
+            "expected {expected} {whole}"
+        );
         Ok(())
     }
 
@@ -122,20 +152,40 @@ impl Results {
         let fields: Vec<&String> = body.as_object().context("no object")?.keys().collect();
         ensure!(fields == ["products"], "fields of the answer: {fields:?}");
         let products: Vec<Product> = serde_json::from_value(body["products"].clone())?;
-        let ordered: Vec<&str> =
-            items.iter().flat_map(|(name, units)| std::iter::repeat_n(world.option(name), *units)).collect();
-        let entered: Vec<&str> = products.iter().map(|product| product.option_id.as_str()).collect();
-        ensure!(entered == ordered, "entries for {entered:?} instead of {ordered:?}");
+        let ordered: Vec<&str> = items
+            .iter()
+            .flat_map(|(name, units)| std::iter::repeat_n(world.option(name), *units))
+            .collect();
+        let entered: Vec<&str> = products
+            .iter()
+            .map(|product| product.option_id.as_str())
+            .collect();
+        ensure!(
+            entered == ordered,
+            "entries for {entered:?} instead of {ordered:?}"
+        );
         for Product { topup_id, .. } in products {
-            ensure!(is_topup_id(&topup_id), "topup_id {topup_id} is not a UTC time and 12 digits");
-            ensure!(self.topup_ids.insert(topup_id.clone()), "topup_id {topup_id} was given twice");
+            ensure!(
+                is_topup_id(&topup_id),
+                "topup_id {topup_id} is not a UTC time and 12 digits"
+            );
+            ensure!(
+                self.topup_ids.insert(topup_id.clone()),
+                "topup_id {topup_id} was given twice"
+            );
         }
         Ok(())
     }
 
     fn assert(&self) {
-        let (passed, failed) = (self.passed, self.failed.len());
-        assert!(failed == 0, "{failed} of {} rules are broken:\n{}", passed + failed, self.failed.join("\n"));
+        let passed = self.passed;
+        let failed = self.failed.len();
+        assert!(
+            failed == 0,
+            "{failed} of {} rules are broken:\n{}",
+            passed + failed,
+            self.failed.join("\n")
+        );
         println!("{passed} rules hold");
     }
 }
@@ -153,7 +203,14 @@ fn is_topup_id(text: &str) -> bool {
 async fn the_specification_holds_rule_by_rule() {
     let world = World::make().await.unwrap();
     let mut results = Results::default();
-    for table in [authentication::ROWS, body::ROWS, products::ROWS, ordering::ROWS, http::ROWS, self_service::ROWS] {
+    for table in [
+        authentication::ROWS,
+        body::ROWS,
+        products::ROWS,
+        ordering::ROWS,
+        http::ROWS,
+        self_service::ROWS,
+    ] {
         results.run(&world, table).await;
     }
     results.run_raw(&world, http::RAW).await;
@@ -170,10 +227,15 @@ async fn an_answer_that_leaves_the_body_unread_announces_the_end_of_the_connecti
     let world = World::make().await.unwrap();
     let mut stranger = world.partner.clone();
     stranger.secret_key = "c29tZWJvZHkgZWxzZQ==".into();
-    for framing in ["Content-Length: 100", "Expect: 100-continue\r\nContent-Length: 100", "Transfer-Encoding: chunked"]
-    {
+    for framing in [
+        "Content-Length: 100",
+        "Expect: 100-continue\r\nContent-Length: 100",
+        "Transfer-Encoding: chunked",
+    ] {
         let request = raw::head(&stranger, framing).unwrap();
-        let (answer, _) = raw::exchange(&world.stack.base_url, &request).await.unwrap();
+        let (answer, _) = raw::exchange(&world.stack.base_url, &request)
+            .await
+            .unwrap();
         assert_eq!((answer.status, answer.closes), (401, true), "{framing}");
     }
     let whole = raw::create_order(&stranger, b"{}").unwrap();
@@ -188,20 +250,31 @@ async fn a_new_partner_works_at_once_however_much_it_begins_with() {
     let mut stack = Stack::start().await.unwrap();
     let ready = stack.option("ready").unwrap().to_owned();
     let connecting = (0..300).map(|_| raw::connect(&stack.base_url));
-    let mut connections = futures_util::future::try_join_all(connecting).await.unwrap();
+    let mut connections = futures_util::future::try_join_all(connecting)
+        .await
+        .unwrap();
     // Stalled meanwhile, ingress finds all of them at once, of a partner that it never heard of.
     stack.process(Stage::Ingress).unwrap().pause().unwrap();
     let partner = stack.create_partner("sandbox", None).await.unwrap();
     for connection in &mut connections {
         let body = testkit::client::order(&fresh("new"), &[(&ready, 1)]).to_string();
-        connection.write_all(&raw::create_order(&partner, body.as_bytes()).unwrap()).await.unwrap();
+        connection
+            .write_all(&raw::create_order(&partner, body.as_bytes()).unwrap())
+            .await
+            .unwrap();
     }
     stack.process(Stage::Ingress).unwrap().resume().unwrap();
     let answers = futures_util::future::try_join_all(connections.into_iter().map(raw::answer));
     let mut denied = answers.await.unwrap();
     denied.retain(|(answer, _)| answer.status != 201);
-    let first = denied.first().map(|(_, bytes)| String::from_utf8_lossy(bytes));
-    assert!(denied.is_empty(), "{} of 300 were denied: {first:?}", denied.len());
+    let first = denied
+        .first()
+        .map(|(_, bytes)| String::from_utf8_lossy(bytes));
+    assert!(
+        denied.is_empty(),
+        "{} of 300 were denied: {first:?}",
+        denied.len()
+    );
 }
 
 /// The second upstream 422: certainly nothing was sent, so certainly nothing was bought.
@@ -209,41 +282,85 @@ async fn a_new_partner_works_at_once_however_much_it_begins_with() {
 async fn a_provider_that_cannot_be_reached_refuses_the_order() {
     let mut world = World::make().await.unwrap();
     let before = world.stack.ledger().await.unwrap().purchases;
-    world.stack.process(Stage::Sandbox).unwrap().kill().await.unwrap();
+    world
+        .stack
+        .process(Stage::Sandbox)
+        .unwrap()
+        .kill()
+        .await
+        .unwrap();
     let external_order_id = fresh("unreachable");
     let ready = world.option("ready").to_owned();
     let items = [(ready.as_str(), 1)];
-    let answer = world.client.order(&external_order_id, &items).await.unwrap();
+    let answer = world
+        .client
+        .order(&external_order_id, &items)
+        .await
+        .unwrap();
 
     let body = answer.json().unwrap();
     let message = body["errors"][0].as_str().unwrap();
-    let order_id = message.strip_prefix("API connection error (Order ID: ").and_then(|rest| rest.strip_suffix(')'));
-    let order_id: Uuid = order_id.unwrap_or_else(|| panic!("{body}")).parse().unwrap();
+    let order_id = message
+        .strip_prefix("API connection error (Order ID: ")
+        .and_then(|rest| rest.strip_suffix(')'));
+    let order_id: Uuid = order_id
+        .unwrap_or_else(|| panic!("{body}"))
+        .parse()
+        .unwrap();
     assert_eq!((answer.status, &body), (422, &json!({"errors": [message]})));
 
     let order = show(&world.stack, &order_id.to_string()).await.unwrap();
-    assert_eq!((&order["refused"], &order["placements"][0]["state"]), (&json!(true), &json!("refused")), "{order}");
+    assert_eq!(
+        (&order["refused"], &order["placements"][0]["state"]),
+        (&json!(true), &json!("refused")),
+        "{order}"
+    );
     assert_eq!(order["external_order_id"], external_order_id);
 
-    world.stack.process(Stage::Sandbox).unwrap().start().await.unwrap();
+    world
+        .stack
+        .process(Stage::Sandbox)
+        .unwrap()
+        .start()
+        .await
+        .unwrap();
     assert_eq!(world.stack.ledger().await.unwrap().purchases, before);
 
     // The refused order left its id free, and it stays refused now that the provider is back.
-    let again = async || Ok(world.client.order(&external_order_id, &items).await?.products().ok());
+    let again = async || {
+        Ok(world
+            .client
+            .order(&external_order_id, &items)
+            .await?
+            .products()
+            .ok())
+    };
     wait::soon("an order after the provider is back", again).await;
     let bought = async || Ok((world.stack.ledger().await?.purchases == before + 1).then_some(()));
     wait::soon("the second order's purchase", bought).await;
-    assert_eq!(show(&world.stack, &order_id.to_string()).await.unwrap()["placements"][0]["state"], "refused");
+    assert_eq!(
+        show(&world.stack, &order_id.to_string()).await.unwrap()["placements"][0]["state"],
+        "refused"
+    );
 }
 
 /// A second ingress with other settings, beside the first.
 #[tokio::test]
 async fn settings_change_the_brand_the_limits_and_the_providers() {
-    let stack = Stack::builder().replicas(Stage::Ingress, 2).start().await.unwrap();
+    let stack = Stack::builder()
+        .replicas(Stage::Ingress, 2)
+        .start()
+        .await
+        .unwrap();
     let mut world = World::on(stack).await.unwrap();
     let ingress = &mut world.stack.replicas(Stage::Ingress)[1];
     ingress.terminate(Duration::from_secs(30)).await.unwrap();
-    let settings = [("BRAND", "Acme"), ("MAX_ITEMS", "2"), ("MAX_UNITS", "3"), ("PROVIDERS", "sandbox,usimsa")];
+    let settings = [
+        ("BRAND", "Acme"),
+        ("MAX_ITEMS", "2"),
+        ("MAX_UNITS", "3"),
+        ("PROVIDERS", "sandbox,usimsa"),
+    ];
     for (name, value) in settings {
         ingress.program_mut().env.insert(name.into(), value.into());
     }
@@ -254,17 +371,23 @@ async fn settings_change_the_brand_the_limits_and_the_providers() {
     let branded = |partner: &Partner, items: &[(&str, u32)]| {
         let client = Client::of(&base_url, partner).unwrap();
         let request = client.post(testkit::client::order(&fresh("acme"), items).to_string());
-        let (access_key, timestamp) = (&partner.access_key, runtime::clock::unix_seconds().to_string());
+        let access_key = &partner.access_key;
+        let timestamp = runtime::clock::unix_seconds().to_string();
         let request = request.timestamp(&timestamp);
         let signature = request.signature();
-        let request = request.without(ACCESS_KEY).without(TIMESTAMP).without(SIGNATURE);
+        let request = request
+            .without(ACCESS_KEY)
+            .without(TIMESTAMP)
+            .without(SIGNATURE);
         request
             .header("X-Acme-Access-Key", access_key)
             .header("X-Acme-Timestamp", timestamp)
             .header("X-Acme-Signature", signature)
     };
-    let (partner, live) = (&world.partner, &world.live);
-    let (ready, of_usimsa) = (world.option("ready"), world.option("live"));
+    let partner = &world.partner;
+    let live = &world.live;
+    let ready = world.option("ready");
+    let of_usimsa = world.option("live");
     let missing = "Missing required authentication headers.";
     let unknown = "Invalid or missing access key. Please provide a valid X-Acme-Access-Key header.";
     let no_option = Expected::Unprocessable(&["Product with option_id not found"]);

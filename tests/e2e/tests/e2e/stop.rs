@@ -50,7 +50,8 @@ async fn line(
 ) -> Result<Line> {
     const ORDERS_PER_CONNECTION: usize = 8;
     let mut line = Line::default();
-    let (mut next, mut kept) = (number, None);
+    let mut next = number;
+    let mut kept = None;
     for order in 0.. {
         if stop.load(Ordering::Relaxed) {
             break;
@@ -74,7 +75,9 @@ async fn line(
                 let goes_on = !answer.closes && order % ORDERS_PER_CONNECTION != 7;
                 kept = goes_on.then_some(stream);
             }
-            Ok((_, bytes)) => line.refused.push(String::from_utf8_lossy(&bytes).into_owned()),
+            Ok((_, bytes)) => line
+                .refused
+                .push(String::from_utf8_lossy(&bytes).into_owned()),
             Err(error) => line.cut.push(format!("{number}/{order}: {error:#}")),
         }
         // The partner's pace, not a wait for a condition.
@@ -89,14 +92,19 @@ async fn a_rolling_restart_under_load_cuts_nothing_and_loses_nothing() {
     const ROUNDS: usize = 2;
     /// The orders that are answered after one restart, before the next.
     const BETWEEN: usize = 50;
-    let builder = Stage::OURS.into_iter().fold(Stack::builder(), |builder, stage| builder.replicas(stage, 2));
+    let builder = Stage::OURS
+        .into_iter()
+        .fold(Stack::builder(), |builder, stage| {
+            builder.replicas(stage, 2)
+        });
     // A slow machine may take a while to connect to the database anew.
     let builder = builder.env(Stage::Ingress, "QUEUE_DEADLINE", "8s");
     let mut stack = builder.start().await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
     let option = stack.option("ready").unwrap().to_owned();
     let servers = stack.base_urls();
-    let (answered, done) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let answered = AtomicUsize::new(0);
+    let done = AtomicBool::new(false);
     let restarts = async {
         for (_, stage) in (0..ROUNDS).flat_map(|round| Stage::OURS.map(|stage| (round, stage))) {
             for replica in stack.replicas(stage) {
@@ -116,7 +124,8 @@ async fn a_rolling_restart_under_load_cuts_nothing_and_loses_nothing() {
         done.store(true, Ordering::Relaxed);
         result
     };
-    let lines = (0..LINES).map(|number| line(number, &servers, &shop.partner, &option, &answered, &done));
+    let lines =
+        (0..LINES).map(|number| line(number, &servers, &shop.partner, &option, &answered, &done));
     let (restarted, lines) = tokio::join!(restarts, futures_util::future::try_join_all(lines));
     restarted.unwrap();
 
@@ -127,17 +136,28 @@ async fn a_rolling_restart_under_load_cuts_nothing_and_loses_nothing() {
         all.refused.extend(line.refused);
         all.connections += line.connections;
     }
-    println!("{} orders over {} connections", all.topup_ids.len(), all.connections);
-    assert!(all.cut.is_empty(), "{} were cut: {:?}", all.cut.len(), all.cut.first());
+    println!(
+        "{} orders over {} connections",
+        all.topup_ids.len(),
+        all.connections
+    );
+    assert!(
+        all.cut.is_empty(),
+        "{} were cut: {:?}",
+        all.cut.len(),
+        all.cut.first()
+    );
     assert!(all.refused.is_empty(), "{:?}", all.refused);
     let stored = stored_ids(&stack).await.unwrap();
     assert_eq!(stored, all.topup_ids, "stored and answered are the same");
-    shop.delivered(&all.topup_ids, Duration::from_mins(1)).await.unwrap();
+    shop.delivered(&all.topup_ids, Duration::from_mins(1))
+        .await
+        .unwrap();
     bought_once(&stack.ledger().await.unwrap()).unwrap();
 }
 
-/// The profile comes two seconds after the answer. Until `answer_by` the provisioner reports it to the ingress process
-/// that answered, so this process must not be gone by then.
+/// The profile comes two seconds after the answer. Until `answer_by` the provisioner reports it to
+/// the ingress process that answered, so this process must not be gone by then.
 #[tokio::test]
 async fn a_stop_of_ingress_makes_no_webhook_late() {
     let mut stack = Stack::builder().start().await.unwrap();
@@ -145,30 +165,47 @@ async fn a_stop_of_ingress_makes_no_webhook_late() {
     verdicts_come(&stack, &shop.client).await.unwrap();
     let option = stack.option("delayed").unwrap().to_owned();
     let topups = shop.buy("stopped", &option, 1).await.unwrap();
-    let ended = stack.process(Stage::Ingress).unwrap().terminate(STOP).await.unwrap();
+    let ended = stack
+        .process(Stage::Ingress)
+        .unwrap()
+        .terminate(STOP)
+        .await
+        .unwrap();
     assert!(ended.success(), "ingress ended with {ended}");
     // A lost readiness event would be noticed 30 s after the profile came.
-    shop.delivered(&ids(&topups), Duration::from_secs(15)).await.unwrap();
+    shop.delivered(&ids(&topups), Duration::from_secs(15))
+        .await
+        .unwrap();
 }
 
-/// With a slow provider and more jobs than the provisioner takes at once, a SIGTERM records the purchases
-/// in flight, and no job stays with the stopped process.
+/// With a slow provider and more jobs than the provisioner takes at once, a SIGTERM records the
+/// purchases in flight, and no job stays with the stopped process.
 #[tokio::test]
 async fn a_stop_finishes_what_was_begun_and_gives_back_the_rest() {
     const ORDERS: usize = 24;
     let builder = Stack::builder().env(Stage::Ingress, "PLACEMENT_WAIT", "0");
-    let mut stack = builder.env(Stage::Provisioner, "PROVIDER_CONCURRENCY", "8").start().await.unwrap();
+    let mut stack = builder
+        .env(Stage::Provisioner, "PROVIDER_CONCURRENCY", "8")
+        .start()
+        .await
+        .unwrap();
     let shop = Shop::open(&stack).await.unwrap();
     let option = stack.option("ready").unwrap().to_owned();
     stack.set_faults(r#"{"latency_ms": 700}"#).await.unwrap();
     let mut topup_ids = BTreeSet::new();
     for order in 0..ORDERS {
-        let products = shop.buy(&format!("stop {order}"), &option, 1).await.unwrap();
+        let products = shop
+            .buy(&format!("stop {order}"), &option, 1)
+            .await
+            .unwrap();
         topup_ids.extend(ids(&products));
     }
     let under_way = async || {
         let stored = stored(&stack).await?;
-        let placing = stored.iter().filter(|row| row.placement == "placing").count();
+        let placing = stored
+            .iter()
+            .filter(|row| row.placement == "placing")
+            .count();
         Ok((placing > 0).then_some(()))
     };
     wait::soon("purchases under way", under_way).await;
@@ -178,11 +215,19 @@ async fn a_stop_finishes_what_was_begun_and_gives_back_the_rest() {
 
     let after = stored(&stack).await.unwrap();
     let count = |state: &str| after.iter().filter(|row| row.placement == state).count();
-    let (placed, accepted) = (count("placed"), count("accepted"));
+    let placed = count("placed");
+    let accepted = count("accepted");
     println!("{placed} placed, {accepted} left");
     assert_eq!(placed + accepted, ORDERS, "none is under way any more");
     assert!(placed > 0 && accepted > 0, "it was stopped in the middle");
-    stack.process(Stage::Provisioner).unwrap().start().await.unwrap();
-    shop.delivered(&topup_ids, Duration::from_mins(1)).await.unwrap();
+    stack
+        .process(Stage::Provisioner)
+        .unwrap()
+        .start()
+        .await
+        .unwrap();
+    shop.delivered(&topup_ids, Duration::from_mins(1))
+        .await
+        .unwrap();
     bought_once(&stack.ledger().await.unwrap()).unwrap();
 }

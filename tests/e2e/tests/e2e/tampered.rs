@@ -1,4 +1,5 @@
-//! Somebody has captured a partner's request and changes it: nothing is accepted. And requests that are sent again.
+//! Somebody has captured a partner's request and changes it: nothing is accepted. And requests that
+//! are sent again.
 
 mod rows;
 
@@ -38,8 +39,12 @@ impl Known {
     /// A good request of the victim. With `whole`, its signature covers query and body.
     fn request(&self, whole: bool) -> Sent {
         let body = order(&fresh("captured"), &[(&self.option, 1)]).to_string();
-        let mut sent =
-            Sent { method: "POST".into(), target: ORDERS.into(), headers: Vec::new(), body: body.into_bytes() };
+        let mut sent = Sent {
+            method: "POST".into(),
+            target: ORDERS.into(),
+            headers: Vec::new(),
+            body: body.into_bytes(),
+        };
         sent.set(ACCESS_KEY, &self.victim.access_key);
         sent.set(TIMESTAMP, &runtime::clock::unix_seconds().to_string());
         sent.set(SIGNATURE, "");
@@ -57,7 +62,11 @@ impl Known {
 
 impl Sent {
     fn get(&self, name: &str) -> String {
-        self.headers.iter().find(|(one, _)| one == name).map(|(_, value)| value.clone()).unwrap_or_default()
+        self.headers
+            .iter()
+            .find(|(one, _)| one == name)
+            .map(|(_, value)| value.clone())
+            .unwrap_or_default()
     }
 
     fn set(&mut self, name: &str, value: &str) {
@@ -91,8 +100,11 @@ impl Sent {
     /// Signs with `end` at the end of each line but the last.
     fn sign_lines(&mut self, secret: &SecretKey, end: &str) {
         let line = |text: &str| format!("{text}{end}");
-        let (method, target) = (line(&self.method), line(&self.target));
-        let (timestamp, key, digest) = (line(&self.get(TIMESTAMP)), self.get(ACCESS_KEY), self.get(DIGEST));
+        let method = line(&self.method);
+        let target = line(&self.target);
+        let timestamp = line(&self.get(TIMESTAMP));
+        let key = self.get(ACCESS_KEY);
+        let digest = self.get(DIGEST);
         let signature = if digest.is_empty() {
             request::sign(secret, &method, &target, &timestamp, &key)
         } else {
@@ -102,7 +114,10 @@ impl Sent {
     }
 
     fn bytes(&self) -> Vec<u8> {
-        let headers = self.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n"));
+        let headers = self
+            .headers
+            .iter()
+            .map(|(name, value)| format!("{name}: {value}\r\n"));
         let head = format!(
             "{} {} HTTP/1.1\r\nhost: partner-api\r\n{}content-length: {}\r\n\r\n",
             self.method,
@@ -117,7 +132,10 @@ impl Sent {
     async fn send(&self, stack: &Stack) -> Result<(u16, String)> {
         let (answer, bytes) = raw::exchange(&stack.base_url, &self.bytes()).await?;
         let head = String::from_utf8_lossy(&bytes[..answer.body.start]).to_ascii_lowercase();
-        let code = head.lines().find_map(|line| line.strip_prefix("x-service-error: ")).unwrap_or_default();
+        let code = head
+            .lines()
+            .find_map(|line| line.strip_prefix("x-service-error: "))
+            .unwrap_or_default();
         Ok((answer.status, code.to_owned()))
     }
 }
@@ -146,13 +164,22 @@ fn uncovered(sent: &mut Sent, known: &Known, method: &str, path: &str) {
 
 /// What an accepted attack would have changed.
 async fn stored(stack: &Stack, known: &Known) -> Result<Value> {
-    let partner: Value = stack.esimctl.run(&["partner", "show", &known.victim.partner_id]).await?;
+    let partner: Value = stack
+        .esimctl
+        .run(&["partner", "show", &known.victim.partner_id])
+        .await?;
     let mut database = stack.database.connect().await?;
-    let orders: i64 = sqlx::query_scalar("SELECT count(*) FROM orders").fetch_one(&mut database).await?;
-    let sent: String = sqlx::query_scalar("SELECT string_agg(state || attempt || schedule_start, ' ') FROM deliveries")
+    let orders: i64 = sqlx::query_scalar("SELECT count(*) FROM orders")
         .fetch_one(&mut database)
         .await?;
-    Ok(json!({"partner": partner, "orders": orders, "sent": sent, "bought": stack.ledger().await?.units}))
+    let sent: String = sqlx::query_scalar(
+        "SELECT string_agg(state || attempt || schedule_start, ' ') FROM deliveries",
+    )
+    .fetch_one(&mut database)
+    .await?;
+    Ok(
+        json!({"partner": partner, "orders": orders, "sent": sent, "bought": stack.ledger().await?.units}),
+    )
 }
 
 /// A partner with a delivered order, and an attacker.
@@ -163,16 +190,28 @@ async fn known(stack: &Stack) -> Result<Known> {
     let topup = bought.first().context("one unit")?.topup_id.clone();
     let mut database = stack.database.connect().await?;
     let delivered = async || {
-        let state: Option<String> =
-            sqlx::query_scalar("SELECT state FROM deliveries").fetch_optional(&mut database).await?;
+        let state: Option<String> = sqlx::query_scalar("SELECT state FROM deliveries")
+            .fetch_optional(&mut database)
+            .await?;
         Ok((state.as_deref() == Some("delivered")).then_some(()))
     };
     wait::until(SOON, "the record of the delivery", delivered).await?;
-    Ok(Known { option, victim: shop.partner, own: stack.create_partner("sandbox", None).await?, topup })
+    Ok(Known {
+        option,
+        victim: shop.partner,
+        own: stack.create_partner("sandbox", None).await?,
+        topup,
+    })
 }
 
 async fn require_signed_bodies(stack: &Stack, known: &Known, body: &str) -> Result<()> {
-    let set = ["partner", "set-signing", &known.victim.partner_id, "--body", body];
+    let set = [
+        "partner",
+        "set-signing",
+        &known.victim.partner_id,
+        "--body",
+        body,
+    ];
     let _: Value = stack.esimctl.run(&set).await?;
     let mut probe = known.request(false);
     uncovered(&mut probe, known, "GET", "/account");
@@ -194,7 +233,9 @@ async fn no_tampered_request_is_accepted() {
             tamper(&mut request, &known);
             let (status, found) = request.send(&stack).await.unwrap();
             if !(400..500).contains(&status) || found != *code {
-                accepted.push(format!("{name} (whole: {whole}): {status} {found}, not {code}"));
+                accepted.push(format!(
+                    "{name} (whole: {whole}): {status} {found}, not {code}"
+                ));
             }
             sent += 1;
         }
@@ -203,7 +244,9 @@ async fn no_tampered_request_is_accepted() {
     attack(ANY, true).await;
     attack(WHOLE, true).await;
     assert_eq!(stored(&stack, &known).await.unwrap(), untouched);
-    require_signed_bodies(&stack, &known, "required").await.unwrap();
+    require_signed_bodies(&stack, &known, "required")
+        .await
+        .unwrap();
     attack(UNCOVERED, false).await;
     attack(ANY, true).await;
     attack(WHOLE, true).await;
@@ -217,14 +260,18 @@ async fn no_tampered_request_is_accepted() {
     after["partner"]["signed_body_required"] = json!(false);
     assert_eq!(after, untouched);
     assert_eq!(known.request(true).send(&stack).await.unwrap().0, 201);
-    require_signed_bodies(&stack, &known, "optional").await.unwrap();
+    require_signed_bodies(&stack, &known, "optional")
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
 async fn a_signed_query_and_body_work_on_every_kind_of_request() {
     let stack = Stack::start().await.unwrap();
     let known = known(&stack).await.unwrap();
-    require_signed_bodies(&stack, &known, "required").await.unwrap();
+    require_signed_bodies(&stack, &known, "required")
+        .await
+        .unwrap();
     let send = async |method: &str, target: &str, body: &str| {
         let mut request = known.request(true);
         request.to(method, &format!("{API}{target}"));
@@ -238,13 +285,19 @@ async fn a_signed_query_and_body_work_on_every_kind_of_request() {
     // A body that the endpoint has no use for is checked, too.
     assert_eq!(send("GET", "/account", "{}").await.0, 200);
     assert_eq!(send("PUT", "/webhook", r#"{"url": null}"#).await.0, 200);
-    assert_eq!(send("POST", "/orders", "{").await, (400, "invalid_json".to_owned()));
+    assert_eq!(
+        send("POST", "/orders", "{").await,
+        (400, "invalid_json".to_owned())
+    );
     let large = " ".repeat(70_000);
-    assert_eq!(send("GET", "/account", &large).await, (413, "body_too_large".to_owned()));
+    assert_eq!(
+        send("GET", "/account", &large).await,
+        (413, "body_too_large".to_owned())
+    );
 }
 
-/// Within the five minutes of its timestamp a captured request may arrive again. What protects an order is its external
-/// id, on every replica.
+/// Within the five minutes of its timestamp a captured request may arrive again. What protects an
+/// order is its external id, on every replica.
 #[tokio::test]
 async fn an_order_that_is_sent_again_buys_nothing() {
     let stack = Stack::start().await.unwrap();

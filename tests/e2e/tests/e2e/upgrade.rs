@@ -1,8 +1,9 @@
 //! Upgrade, rollback, upgrade again, while orders go on.
 //!
-//! One version of the programs can be built at a time: here it is the *older* one. The newer version is its schema:
-//! migrations that are applied by the same migrator that `esimctl migrate` uses. So replicas that are restarted
-//! after them are the programs of a rollback, and what ran before them is what an upgrade leaves running.
+//! One version of the programs can be built at a time: here it is the *older* one. The newer
+//! version is its schema: migrations that are applied by the same migrator that `esimctl migrate`
+//! uses. So replicas that are restarted after them are the programs of a rollback, and what ran
+//! before them is what an upgrade leaves running.
 
 use crate::shop::{PATH, fresh, ids, show};
 use anyhow::{Context, Result, ensure};
@@ -36,13 +37,21 @@ fn newer(count: usize) -> Migrator {
     for (version, statement) in (known + 1..).zip(&NEWER[..count]) {
         let no_tx = statement.contains("CONCURRENTLY");
         let head = if no_tx { "-- no-transaction\n" } else { "" };
-        let sql = sqlx::AssertSqlSafe(format!("{head}-- serves: {known}\n{statement}")).into_sql_str();
-        all.push(Migration::new(version, "newer".into(), MigrationType::Simple, sql, no_tx));
+        let sql =
+            sqlx::AssertSqlSafe(format!("{head}-- serves: {known}\n{statement}")).into_sql_str();
+        all.push(Migration::new(
+            version,
+            "newer".into(),
+            MigrationType::Simple,
+            sql,
+            no_tx,
+        ));
     }
     Migrator::with_migrations(all)
 }
 
-/// Applies them beside a transaction that reads every table, as a dump does, and ends after the first wait.
+/// Applies them beside a transaction that reads every table, as a dump does, and ends after the
+/// first wait.
 async fn upgrade(stack: &Stack, count: usize) -> Result<i64> {
     let mut dump = stack.database.connect().await?;
     sqlx::raw_sql("BEGIN; LOCK TABLE orders, placements, topups, deliveries IN ACCESS SHARE MODE")
@@ -55,7 +64,10 @@ async fn upgrade(stack: &Stack, count: usize) -> Result<i64> {
         let _ = waits.send(wait.version);
     });
     let dumped = async {
-        waited.recv().await.context("the migration didn't wait for the dump")?;
+        waited
+            .recv()
+            .await
+            .context("the migration didn't wait for the dump")?;
         sqlx::raw_sql("COMMIT").execute(&mut dump).await?;
         anyhow::Ok(())
     };
@@ -78,8 +90,10 @@ impl Load {
         let stop = CancellationToken::new();
         let mut workers = JoinSet::new();
         for _ in 0..WORKERS {
-            let (serving, stop) = (Arc::clone(&serving), stop.clone());
-            let (clients, option) = (clients.to_vec(), option.to_owned());
+            let serving = Arc::clone(&serving);
+            let stop = stop.clone();
+            let clients = clients.to_vec();
+            let option = option.to_owned();
             workers.spawn(async move {
                 let mut bought = BTreeSet::new();
                 let mut ticks = tokio::time::interval(Duration::from_millis(100));
@@ -94,7 +108,11 @@ impl Load {
                 Ok(bought)
             });
         }
-        Self { workers, serving, stop }
+        Self {
+            workers,
+            serving,
+            stop,
+        }
     }
 
     /// Every unit that was ordered, if no order failed.
@@ -126,19 +144,33 @@ async fn replace(stack: &mut Stack, load: &Load) -> Result<()> {
 
 #[tokio::test]
 async fn an_upgrade_a_rollback_and_an_upgrade_fail_no_order() {
-    let builder = Stage::OURS.into_iter().fold(Stack::builder(), |builder, stage| builder.replicas(stage, 2));
+    let builder = Stage::OURS
+        .into_iter()
+        .fold(Stack::builder(), |builder, stage| {
+            builder.replicas(stage, 2)
+        });
     let mut stack = builder.start().await.unwrap();
     let receiver = Receiver::start().await.unwrap();
-    let partner = stack.create_partner("sandbox", Some(&receiver.url(PATH))).await.unwrap();
+    let partner = stack
+        .create_partner("sandbox", Some(&receiver.url(PATH)))
+        .await
+        .unwrap();
     receiver.verify(PATH, &partner.webhook_secret).unwrap();
-    let clients: Vec<Client> = stack.base_urls().iter().map(|url| Client::of(url, &partner).unwrap()).collect();
+    let clients: Vec<Client> = stack
+        .base_urls()
+        .iter()
+        .map(|url| Client::of(url, &partner).unwrap())
+        .collect();
     let load = Load::start(&clients, stack.option("ready").unwrap());
 
     let known = schema::latest();
     assert_eq!(upgrade(&stack, 2).await.unwrap(), known + 2);
     replace(&mut stack, &load).await.unwrap();
     let left_alone: Value = stack.esimctl.run(&["migrate"]).await.unwrap();
-    assert_eq!((&left_alone["schema_version"], &left_alone["was"]), (&json!(known + 2), &json!(known + 2)));
+    assert_eq!(
+        (&left_alone["schema_version"], &left_alone["was"]),
+        (&json!(known + 2), &json!(known + 2))
+    );
     assert_eq!(upgrade(&stack, 4).await.unwrap(), known + 4);
     replace(&mut stack, &load).await.unwrap();
 
@@ -154,7 +186,14 @@ async fn an_upgrade_a_rollback_and_an_upgrade_fail_no_order() {
     assert!(received.iter().all(Received::is_valid));
     let ledger = stack.ledger().await.unwrap();
     let once = ledger.orders.iter().all(|order| order.purchased_times == 1);
-    assert!(once && ledger.orders.len() == bought.len(), "{} bought", ledger.orders.len());
+    assert!(
+        once && ledger.orders.len() == bought.len(),
+        "{} bought",
+        ledger.orders.len()
+    );
     let unit = bought.iter().next().unwrap();
-    assert_eq!(show(&stack, unit).await.unwrap()["topups"][0]["delivery"], "delivered");
+    assert_eq!(
+        show(&stack, unit).await.unwrap()["topups"][0]["delivery"],
+        "delivered"
+    );
 }

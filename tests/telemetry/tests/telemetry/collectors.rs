@@ -1,5 +1,5 @@
-//! A missing collector, one that accepts connections and never answers, and one that refuses: orders
-//! flow, processes stop in time, and the log has one line for the cause and one for the end.
+//! A missing collector, one that accepts connections and never answers, and one that refuses:
+//! orders flow, processes stop in time, and the log has one line for the cause and one for the end.
 
 use crate::sink::Sink;
 use anyhow::{Context, Result};
@@ -22,7 +22,10 @@ const ORDERS: usize = 40;
 async fn no_collector_and_one_that_hangs_cost_nothing() {
     let unreachable = format!("http://127.0.0.1:{}", testkit::ports::free().unwrap());
     let port = testkit::ports::free().unwrap();
-    let (hangs, held) = (format!("http://127.0.0.1:{port}"), trouble_on(port, Trouble::Hangs).await.unwrap());
+    let (hangs, held) = (
+        format!("http://127.0.0.1:{port}"),
+        trouble_on(port, Trouble::Hangs).await.unwrap(),
+    );
     let mut builder = Stack::builder()
         .env(Stage::Ingress, "OTEL_EXPORTER_OTLP_ENDPOINT", &unreachable)
         .env(Stage::Provisioner, "OTEL_EXPORTER_OTLP_ENDPOINT", &hangs)
@@ -40,12 +43,20 @@ async fn no_collector_and_one_that_hangs_cost_nothing() {
     let mut stack = builder.start().await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
     let ready = stack.option("ready").unwrap().to_owned();
-    let ids: Vec<String> = (0..ORDERS).map(|number| format!("order {number}")).collect();
+    let ids: Vec<String> = (0..ORDERS)
+        .map(|number| format!("order {number}"))
+        .collect();
     let items = [(ready.as_str(), 1)];
-    for answer in try_join_all(ids.iter().map(|id| shop.client.order(id, &items))).await.unwrap() {
+    for answer in try_join_all(ids.iter().map(|id| shop.client.order(id, &items)))
+        .await
+        .unwrap()
+    {
         answer.products().unwrap();
     }
-    shop.receiver.wait_for(ORDERS, Duration::from_secs(20)).await.unwrap();
+    shop.receiver
+        .wait_for(ORDERS, Duration::from_secs(20))
+        .await
+        .unwrap();
     drop(shop);
 
     for stage in Stage::OURS {
@@ -57,9 +68,15 @@ async fn no_collector_and_one_that_hangs_cost_nothing() {
         // The stop itself, and at most two seconds for the collector.
         assert!(took < Duration::from_secs(6), "{stage:?} took {took:?}");
         let log = process.log().unwrap();
-        let complaints = log.lines().filter(|line| line.contains("OTLP collector")).count();
+        let complaints = log
+            .lines()
+            .filter(|line| line.contains("OTLP collector"))
+            .count();
         // One for each signal.
-        assert!(complaints <= 3, "{stage:?} complained {complaints} times:\n{log}");
+        assert!(
+            complaints <= 3,
+            "{stage:?} complained {complaints} times:\n{log}"
+        );
         assert!(!log.contains("opentelemetry"), "{log}");
     }
     let log = stack.process(Stage::Ingress).unwrap().log().unwrap();
@@ -86,7 +103,9 @@ async fn trouble_on(port: u16, trouble: Trouble) -> Result<JoinHandle<()>> {
                 held.push(connection);
             }
         }),
-        Trouble::Refuses => http::serve(listener, async |_| Ok(Response::builder().status(503).body(Empty::new())?)),
+        Trouble::Refuses => http::serve(listener, async |_| {
+            Ok(Response::builder().status(503).body(Empty::new())?)
+        }),
     })
 }
 
@@ -99,10 +118,19 @@ fn sender(port: u16, protocol: &str) -> Result<(Process, String, tempfile::TempD
         ("LISTEN", url.trim_start_matches("http://")),
         ("ADMIN_LISTEN", &admin),
         ("SANDBOX_ACCESS_KEY", "key"),
-        ("SANDBOX_SECRET_KEY", "c2FuZGJveC1zZWNyZXQta2V5LW9mLXRoZS10ZXN0cw=="),
-        ("SANDBOX_LEDGER", &folder.path().join("ledger").display().to_string()),
+        (
+            "SANDBOX_SECRET_KEY",
+            "c2FuZGJveC1zZWNyZXQta2V5LW9mLXRoZS10ZXN0cw==",
+        ),
+        (
+            "SANDBOX_LEDGER",
+            &folder.path().join("ledger").display().to_string(),
+        ),
         ("LOG_FORMAT", "json"),
-        ("OTEL_EXPORTER_OTLP_ENDPOINT", &format!("http://127.0.0.1:{port}")),
+        (
+            "OTEL_EXPORTER_OTLP_ENDPOINT",
+            &format!("http://127.0.0.1:{port}"),
+        ),
         ("OTEL_EXPORTER_OTLP_PROTOCOL", protocol),
         ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=hush"),
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "300"),
@@ -159,13 +187,21 @@ async fn one_outage(protocol: &str, trouble: Trouble, causes: &[&str]) -> Result
         told(&process, "does not accept telemetry")
     });
     for (signal, line) in away.await? {
-        // The address as the operator set it; only the one of logs has a path, and its query is left out.
-        let path = if signal == "logs" && protocol != "grpc" { "/v1/logs" } else { "" };
+        // The address as the operator set it; only the one of logs has a path, and its query is
+        // left out.
+        let path = if signal == "logs" && protocol != "grpc" {
+            "/v1/logs"
+        } else {
+            ""
+        };
         let endpoint = format!("http://127.0.0.1:{port}{path}");
         assert_eq!(line["endpoint"], endpoint, "{line}");
         assert_eq!(line["level"], "WARN", "{line}");
         let cause = line["cause"].as_str().context("no cause")?;
-        assert!(causes.iter().any(|expected| cause.contains(expected)), "{line}");
+        assert!(
+            causes.iter().any(|expected| cause.contains(expected)),
+            "{line}"
+        );
     }
 
     instead.abort();
@@ -177,7 +213,10 @@ async fn one_outage(protocol: &str, trouble: Trouble, causes: &[&str]) -> Result
     });
     for line in back.await?.values() {
         assert!(line["dropped"].as_u64() > Some(0), "{line}");
-        assert!(line["seconds"].is_u64() && line["cause"].is_null(), "{line}");
+        assert!(
+            line["seconds"].is_u64() && line["cause"].is_null(),
+            "{line}"
+        );
     }
     anyhow::ensure!(!sink.book().logs.is_empty());
     assert!(told(&process, "does not accept telemetry")?.is_some());
@@ -189,7 +228,11 @@ async fn one_outage(protocol: &str, trouble: Trouble, causes: &[&str]) -> Result
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_outage_is_logged_once_with_its_cause_and_its_end() {
     let outages = [
-        ("http/protobuf", Trouble::Closed, &["Connection refused"][..]),
+        (
+            "http/protobuf",
+            Trouble::Closed,
+            &["Connection refused"][..],
+        ),
         ("http/protobuf", Trouble::Hangs, &["timed out"]),
         ("http/protobuf", Trouble::Refuses, &["HTTP status 503"]),
         ("grpc", Trouble::Closed, &["Connection refused"]),

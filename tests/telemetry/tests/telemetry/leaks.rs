@@ -34,7 +34,10 @@ struct Heard {
 impl Echo {
     async fn start() -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let url = format!("http://{}/echo?key=endpoint-key-in-the-url", listener.local_addr()?);
+        let url = format!(
+            "http://{}/echo?key=endpoint-key-in-the-url",
+            listener.local_addr()?
+        );
         let heard = Arc::new(Mutex::new(Vec::new()));
         let shared = Arc::clone(&heard);
         drop(http::serve(listener, move |request| {
@@ -60,7 +63,10 @@ fn echo(heard: &Mutex<Vec<Heard>>, request: Request<Bytes>) -> Result<Response<F
     let response = Response::builder()
         .status(500)
         .header("x-echo-signature", signature)
-        .header("location", format!("/{}", utf8_percent_encode(&text, NON_ALPHANUMERIC)));
+        .header(
+            "location",
+            format!("/{}", utf8_percent_encode(&text, NON_ALPHANUMERIC)),
+        );
     Ok(response.body(Full::new(body))?)
 }
 
@@ -88,7 +94,8 @@ async fn tap(url: &str) -> Result<Arc<Mutex<Vec<Bytes>>>> {
 async fn stored(url: &str) -> Result<(Vec<String>, Vec<Bytes>)> {
     let jetstream = async_nats::jetstream::new(async_nats::connect(url).await?);
     let mut streams = jetstream.streams();
-    let (mut names, mut messages) = (Vec::new(), Vec::new());
+    let mut names = Vec::new();
+    let mut messages = Vec::new();
     while let Some(info) = streams.try_next().await? {
         let stream = jetstream.get_stream(&info.config.name).await?;
         for number in info.state.first_sequence..=info.state.last_sequence {
@@ -105,14 +112,17 @@ async fn stored(url: &str) -> Result<(Vec<String>, Vec<Bytes>)> {
 
 async fn rows(stack: &Stack) -> Result<Vec<String>> {
     let mut database = stack.database.connect().await?;
-    let tables = "SELECT relname::text FROM pg_stat_user_tables WHERE n_live_tup > 0 OR n_tup_ins > 0";
+    let tables =
+        "SELECT relname::text FROM pg_stat_user_tables WHERE n_live_tup > 0 OR n_tup_ins > 0";
     let tables: Vec<String> = sqlx::query_scalar(tables).fetch_all(&mut database).await?;
     anyhow::ensure!(tables.len() > 5, "{tables:?}");
     let mut rows = Vec::new();
     for table in tables {
         // A profile is sealed, and text in bytes is searched for as well.
         let all = format!("SELECT one::text FROM {table} one");
-        let all: Vec<String> = sqlx::query_scalar(sqlx::AssertSqlSafe(all)).fetch_all(&mut database).await?;
+        let all: Vec<String> = sqlx::query_scalar(sqlx::AssertSqlSafe(all))
+            .fetch_all(&mut database)
+            .await?;
         rows.extend(all);
     }
     Ok(rows)
@@ -127,11 +137,10 @@ async fn start(sink: &Sink) -> Result<Stack> {
         .env(Stage::Provisioner, "PARK_AFTER", "1s")
         .env(Stage::Notifier, "RETRY_SCHEDULE", "200ms,200ms");
     for stage in Stage::ALL {
-        builder = builder.env(stage, "LOG", "debug").env(stage, "LOG_FORMAT", "json").env(
-            stage,
-            "OTEL_EXPORTER_OTLP_HEADERS",
-            &headers,
-        );
+        builder = builder
+            .env(stage, "LOG", "debug")
+            .env(stage, "LOG_FORMAT", "json")
+            .env(stage, "OTEL_EXPORTER_OTLP_HEADERS", &headers);
     }
     builder.start().await
 }
@@ -144,42 +153,29 @@ async fn no_secret_is_in_logs_metrics_traces_or_messages() {
     let tapped = tap(&nats_url).await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
     let echo = Echo::start().await.unwrap();
-    let careless = stack.create_partner("sandbox", Some(&echo.url)).await.unwrap();
-    let mut secrets = Secrets::default();
-    let signatures = traffic(&stack, &nats_url, &shop, &careless, &echo).await.unwrap();
+    let careless = stack
+        .create_partner("sandbox", Some(&echo.url))
+        .await
+        .unwrap();
+    let signatures = traffic(&stack, &nats_url, &shop, &careless, &echo)
+        .await
+        .unwrap();
 
-    // The real values.
-    secrets.add("the callback token", CALLBACK_TOKEN);
-    secrets.add("the collector's key", COLLECTOR_KEY);
-    secrets.add("the key in a webhook URL", "endpoint-key-in-the-url");
-    for partner in [&shop.partner, &careless] {
-        secrets.add_base64("a secret key", &partner.secret_key);
-        secrets.add_base64("a webhook secret", partner.webhook_secret.trim_start_matches("whsec_"));
-    }
-    let settings = stack.process(Stage::Provisioner).unwrap().program().env.clone();
-    let (_, master_key) = settings["MASTER_KEY"].split_once(':').unwrap();
-    secrets.add_base64("the master key", master_key);
-    secrets.add_base64("the provider's secret", &settings["SANDBOX_SECRET_KEY"]);
-    for signature in &signatures {
-        secrets.add("a request's signature", signature);
-    }
-    let received = shop.receiver.received();
-    let webhooks = received.len() + echo.heard().len();
-    for webhook in received {
-        secrets.add_webhook(&webhook.json, webhook.headers["webhook-signature"].to_str().unwrap());
-    }
-    for webhook in echo.heard() {
-        secrets.add_webhook(&webhook.body, &webhook.signature);
-    }
-    assert!(webhooks >= 5, "{webhooks}");
+    let mut secrets = real_values(&mut stack, &shop, &careless, &echo, &signatures);
 
     // Everything that was exported, logged, stored or published.
     let heard = sink.wait_until("logs of everybody", |book| {
         let logs = |service: &str| book.logs.iter().any(|log| log.service == service);
         Stage::ALL.iter().map(|stage| stage.name()).all(logs)
-            && book.spans.iter().any(|span| span.name == "GET /qr/{text}/{size}")
+            && book
+                .spans
+                .iter()
+                .any(|span| span.name == "GET /qr/{text}/{size}")
             && book.spans.iter().any(|span| span.service == "sandbox")
-            && book.spans.iter().any(|span| span.failed && span.name == "POST webhook")
+            && book
+                .spans
+                .iter()
+                .any(|span| span.failed && span.name == "POST webhook")
     });
     heard.await.unwrap();
     for stage in Stage::ALL {
@@ -202,18 +198,28 @@ async fn no_secret_is_in_logs_metrics_traces_or_messages() {
         let process = stack.process(stage).unwrap();
         process.terminate(Duration::from_secs(20)).await.unwrap();
         let log = process.log().unwrap();
-        assert!(log.contains("\"level\":\"DEBUG\""), "{stage:?} logs all it can");
+        assert!(
+            log.contains("\"level\":\"DEBUG\""),
+            "{stage:?} logs all it can"
+        );
         for line in log.lines() {
             secrets.search("a log line", line.as_bytes());
         }
     }
     let messages = tapped.lock().unwrap().clone();
-    assert!(messages.iter().any(|message| message.starts_with(b"{\"type\":\"topup.job.v1\"")));
+    assert!(
+        messages
+            .iter()
+            .any(|message| message.starts_with(b"{\"type\":\"topup.job.v1\""))
+    );
     for message in messages {
         secrets.search("a NATS message", &message);
     }
     let book = sink.book();
-    assert_eq!(book.authorization.iter().collect::<Vec<_>>(), [COLLECTOR_KEY]);
+    assert_eq!(
+        book.authorization.iter().collect::<Vec<_>>(),
+        [COLLECTOR_KEY]
+    );
     for message in &book.raw {
         secrets.search("an OTLP message", message);
     }
@@ -227,8 +233,54 @@ async fn no_secret_is_in_logs_metrics_traces_or_messages() {
     secrets.found_nothing();
 }
 
-/// Orders that arrive, that are echoed back, that are parked and that fail; wrong signatures, pictures,
-/// and an unreadable message. Returns the signatures of the requests.
+/// The secrets of this run: what must be found nowhere.
+fn real_values(
+    stack: &mut Stack,
+    shop: &Shop,
+    careless: &testkit::esimctl::Partner,
+    echo: &Echo,
+    signatures: &[String],
+) -> Secrets {
+    let mut secrets = Secrets::default();
+    secrets.add("the callback token", CALLBACK_TOKEN);
+    secrets.add("the collector's key", COLLECTOR_KEY);
+    secrets.add("the key in a webhook URL", "endpoint-key-in-the-url");
+    for partner in [&shop.partner, careless] {
+        secrets.add_base64("a secret key", &partner.secret_key);
+        secrets.add_base64(
+            "a webhook secret",
+            partner.webhook_secret.trim_start_matches("whsec_"),
+        );
+    }
+    let settings = stack
+        .process(Stage::Provisioner)
+        .unwrap()
+        .program()
+        .env
+        .clone();
+    let (_, master_key) = settings["MASTER_KEY"].split_once(':').unwrap();
+    secrets.add_base64("the master key", master_key);
+    secrets.add_base64("the provider's secret", &settings["SANDBOX_SECRET_KEY"]);
+    for signature in signatures {
+        secrets.add("a request's signature", signature);
+    }
+    let received = shop.receiver.received();
+    let webhooks = received.len() + echo.heard().len();
+    for webhook in received {
+        secrets.add_webhook(
+            &webhook.json,
+            webhook.headers["webhook-signature"].to_str().unwrap(),
+        );
+    }
+    for webhook in echo.heard() {
+        secrets.add_webhook(&webhook.body, &webhook.signature);
+    }
+    assert!(webhooks >= 5, "{webhooks}");
+    secrets
+}
+
+/// Orders that arrive, that are echoed back, that are parked and that fail; wrong signatures,
+/// pictures, and an unreadable message. Returns the signatures of the requests.
 async fn traffic(
     stack: &Stack,
     nats_url: &str,
@@ -237,7 +289,11 @@ async fn traffic(
     echo: &Echo,
 ) -> Result<Vec<String>> {
     let mut signatures = Vec::new();
-    let mut order = async |client: &testkit::client::Client, id: &str, option: &str, units: u32| -> Result<u16> {
+    let mut order = async |client: &testkit::client::Client,
+                           id: &str,
+                           option: &str,
+                           units: u32|
+           -> Result<u16> {
         let body = testkit::client::order(id, &[(stack.option(option)?, units)]).to_string();
         let request = client.post(body);
         signatures.push(request.signature());
@@ -268,33 +324,60 @@ async fn traffic(
 
     // A message that no handler can read.
     let jetstream = async_nats::jetstream::new(async_nats::connect(nats_url).await?);
-    jetstream.publish(format!("{}topup.job.sandbox", stack.prefix), "unreadable".into()).await?.await?;
+    jetstream
+        .publish(
+            format!("{}topup.job.sandbox", stack.prefix),
+            "unreadable".into(),
+        )
+        .await?
+        .await?;
 
     let webhooks = shop.receiver.wait_for(4, Duration::from_secs(20)).await?;
     let echoed = async || Ok((echo.heard().len() >= 3).then_some(()));
-    wait::until(Duration::from_secs(20), "three attempts to be echoed", echoed).await?;
+    wait::until(
+        Duration::from_secs(20),
+        "three attempts to be echoed",
+        echoed,
+    )
+    .await?;
     // The partner looks its order up, and what its endpoint answered.
-    let order = shop.client.get("/api/v1/api_partner/orders/arrives").send().await?;
+    let order = shop
+        .client
+        .get("/api/v1/api_partner/orders/arrives")
+        .send()
+        .await?;
     anyhow::ensure!(order.json()?["topups"][0]["esim"]["activate_code"].is_string());
     let echoed = echo.heard()[0].body["topup_id"].clone();
-    let path = format!("/v1/api_partner/topups/{}/deliveries", echoed.as_str().context("no topup")?);
+    let path = format!(
+        "/v1/api_partner/topups/{}/deliveries",
+        echoed.as_str().context("no topup")?
+    );
     anyhow::ensure!(stack.client(careless)?.get(&path).send().await?.status == 200);
     // Pictures: as the webhook says, and in ways that don't work.
     let http = http::client()?;
     for webhook in &webhooks {
-        let picture = webhook.json["qrcode_img_url"].as_str().context("no picture")?;
+        let picture = webhook.json["qrcode_img_url"]
+            .as_str()
+            .context("no picture")?;
         anyhow::ensure!(http.get(picture).send().await?.status() == 200);
         let (path, _) = picture.rsplit_once('/').context("no size")?;
         anyhow::ensure!(http.get(format!("{path}/3")).send().await?.status() == 404);
         anyhow::ensure!(http.post(picture).send().await?.status() == 405);
         let code = webhook.json["activate_code"].as_str().context("no code")?;
-        anyhow::ensure!(http.get(format!("{}/{code}", stack.base_url)).send().await?.status() == 404);
+        anyhow::ensure!(
+            http.get(format!("{}/{code}", stack.base_url))
+                .send()
+                .await?
+                .status()
+                == 404
+        );
     }
     let mut database = stack.database.connect().await?;
     wait::until(Duration::from_secs(20), "a parked placement", async || {
-        let parked: i64 = sqlx::query_scalar("SELECT count(*) FROM placements WHERE state = 'parked'")
-            .fetch_one(&mut database)
-            .await?;
+        let parked: i64 =
+            sqlx::query_scalar("SELECT count(*) FROM placements WHERE state = 'parked'")
+                .fetch_one(&mut database)
+                .await?;
         Ok((parked > 0).then_some(()))
     })
     .await?;

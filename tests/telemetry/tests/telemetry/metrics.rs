@@ -29,9 +29,17 @@ fn documented() -> Result<Metrics> {
         };
         let name = name.trim_matches('`');
         anyhow::ensure!(!meaning.is_empty(), "{name} means nothing");
-        anyhow::ensure!((unit == "s") == name.contains("_seconds"), "{name} in {unit:?}");
-        let labels = labels.split(", ").map(|label| label.trim_matches('`').to_owned());
-        let metric = Metric { kind: kind.to_owned(), labels: labels.filter(|label| !label.is_empty()).collect() };
+        anyhow::ensure!(
+            (unit == "s") == name.contains("_seconds"),
+            "{name} in {unit:?}"
+        );
+        let labels = labels
+            .split(", ")
+            .map(|label| label.trim_matches('`').to_owned());
+        let metric = Metric {
+            kind: kind.to_owned(),
+            labels: labels.filter(|label| !label.is_empty()).collect(),
+        };
         for service in services.split(", ") {
             metrics.insert((service.to_owned(), name.to_owned()), metric.clone());
         }
@@ -43,7 +51,10 @@ fn documented() -> Result<Metrics> {
 fn read(service: &str, text: &str, metrics: &mut Metrics) -> Result<()> {
     let mut kind_of = BTreeMap::new();
     for line in text.lines() {
-        if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
+        if let Some((name, kind)) = line
+            .strip_prefix("# TYPE ")
+            .and_then(|rest| rest.split_once(' '))
+        {
             kind_of.insert(name, kind);
             continue;
         }
@@ -54,9 +65,15 @@ fn read(service: &str, text: &str, metrics: &mut Metrics) -> Result<()> {
         let (name, labels) = series.split_once('{').unwrap_or((series, ""));
         let suffixes = ["_bucket", "_sum", "_count"].into_iter();
         let mut bases = suffixes.filter_map(|suffix| name.strip_suffix(suffix));
-        let base = bases.find(|base| kind_of.get(base) == Some(&"histogram")).unwrap_or(name);
-        let kind = kind_of.get(base).with_context(|| format!("no type: {line}"))?;
-        let metric = metrics.entry((service.to_owned(), base.to_owned())).or_default();
+        let base = bases
+            .find(|base| kind_of.get(base) == Some(&"histogram"))
+            .unwrap_or(name);
+        let kind = kind_of
+            .get(base)
+            .with_context(|| format!("no type: {line}"))?;
+        let metric = metrics
+            .entry((service.to_owned(), base.to_owned()))
+            .or_default();
         (*kind).clone_into(&mut metric.kind);
         // No value here has a quotation mark, a comma or an equals sign in it.
         let labels = labels.trim_end_matches('}').split(',');
@@ -69,7 +86,11 @@ fn read(service: &str, text: &str, metrics: &mut Metrics) -> Result<()> {
 async fn shown(stack: &mut Stack) -> Result<Metrics> {
     let mut metrics = Metrics::new();
     for stage in Stage::ALL {
-        read(stage.name(), &stack.process(stage)?.metrics().await?, &mut metrics)?;
+        read(
+            stage.name(),
+            &stack.process(stage)?.metrics().await?,
+            &mut metrics,
+        )?;
     }
     Ok(metrics)
 }
@@ -88,7 +109,9 @@ fn differences(documented: &Metrics, shown: &Metrics) -> Vec<String> {
             }
             // A label may be one of another service's series.
             Some(shown) if shown.kind != metric.kind || !shown.labels.is_subset(&metric.labels) => {
-                differences.push(format!("{service}: {name} is {shown:?}, documented is {metric:?}"));
+                differences.push(format!(
+                    "{service}: {name} is {shown:?}, documented is {metric:?}"
+                ));
             }
             Some(_) => {}
         }
@@ -101,11 +124,16 @@ fn differences(documented: &Metrics, shown: &Metrics) -> Vec<String> {
     for (_, name) in documented.keys().filter(|(_, name)| name != "target_info") {
         let of = |metrics: &Metrics| -> BTreeSet<String> {
             let of_name = metrics.iter().filter(|((_, other), _)| other == name);
-            of_name.flat_map(|(_, metric)| metric.labels.clone()).collect()
+            of_name
+                .flat_map(|(_, metric)| metric.labels.clone())
+                .collect()
         };
         if of(documented) != of(shown) {
-            let (shown, documented) = (of(shown), of(documented));
-            differences.push(format!("{name} has the labels {shown:?}, not {documented:?}"));
+            let shown = of(shown);
+            let documented = of(documented);
+            differences.push(format!(
+                "{name} has the labels {shown:?}, not {documented:?}"
+            ));
         }
     }
     differences
@@ -121,14 +149,22 @@ async fn the_table_is_what_there_is() {
     // Verdicts, refusals, deliveries, a wrong signature, a callback that is none.
     verdicts_come(&stack, &shop.client).await.unwrap();
     let ready = stack.option("ready").unwrap().to_owned();
-    shop.client.order("one", &[(&ready, 1)]).await.unwrap().products().unwrap();
+    shop.client
+        .order("one", &[(&ready, 1)])
+        .await
+        .unwrap()
+        .products()
+        .unwrap();
     let unsigned = shop.client.post("{}").header("x-service-signature", "00");
     assert_eq!(unsigned.send().await.unwrap().status, 401);
     let listen = stack.process(Stage::Provisioner).unwrap().program().env["LISTEN"].clone();
     let http = testkit::http::client().unwrap();
     let callback = http.post(format!("http://{listen}/callbacks/sandbox/{TOKEN}"));
     assert_eq!(callback.body("{}").send().await.unwrap().status(), 400);
-    shop.receiver.wait_for(1, Duration::from_secs(20)).await.unwrap();
+    shop.receiver
+        .wait_for(1, Duration::from_secs(20))
+        .await
+        .unwrap();
     // The provider hangs.
     for faults in [r#"{"down":true}"#, "{}"] {
         stack.set_faults(faults).await.unwrap();
@@ -137,10 +173,14 @@ async fn the_table_is_what_there_is() {
     }
 
     let mut last = Vec::new();
-    let same = wait::until(Duration::from_secs(20), "the table to be what there is", async || {
-        last = differences(&documented, &shown(&mut stack).await?);
-        Ok(last.is_empty().then_some(()))
-    });
+    let same = wait::until(
+        Duration::from_secs(20),
+        "the table to be what there is",
+        async || {
+            last = differences(&documented, &shown(&mut stack).await?);
+            Ok(last.is_empty().then_some(()))
+        },
+    );
     let same = same.await;
     same.unwrap_or_else(|error| panic!("{error:#}\n{}", last.join("\n")));
 }

@@ -17,12 +17,19 @@ impl Secrets {
     pub fn add(&mut self, what: &str, text: &str) {
         assert!(text.len() >= 8, "{what} is too short to be searched for");
         self.form(what, text);
-        self.form(what, &utf8_percent_encode(text, NON_ALPHANUMERIC).to_string());
-        // What begins a JSON string or another text is the same at every place; the last letters may differ.
+        self.form(
+            what,
+            &utf8_percent_encode(text, NON_ALPHANUMERIC).to_string(),
+        );
+        // What begins a JSON string or another text is the same at every place; the last letters
+        // may differ.
         self.form(what, STANDARD.encode(text).trim_end_matches('='));
         self.form(what, &URL_SAFE_NO_PAD.encode(text));
         self.form(what, &hex::encode(text));
-        self.form(what, format!("{:?}", text.as_bytes()).trim_matches(['[', ']']));
+        self.form(
+            what,
+            format!("{:?}", text.as_bytes()).trim_matches(['[', ']']),
+        );
     }
 
     /// A secret of bytes, as its owner writes it.
@@ -41,11 +48,17 @@ impl Secrets {
 
     /// What a webhook's body and its signature hold.
     pub fn add_webhook(&mut self, body: &Value, signature: &str) {
-        for (what, field) in [("an activation code", "activate_code"), ("a download link", "download_link")] {
+        for (what, field) in [
+            ("an activation code", "activate_code"),
+            ("a download link", "download_link"),
+        ] {
             self.add(what, body[field].as_str().expect(field));
         }
         for one in signature.split(' ') {
-            self.add("a webhook's signature", one.strip_prefix("v1,").expect("version 1"));
+            self.add(
+                "a webhook's signature",
+                one.strip_prefix("v1,").expect("version 1"),
+            );
         }
     }
 
@@ -66,9 +79,18 @@ impl Secrets {
     }
 
     pub fn found_nothing(&self) {
-        assert!(self.searched > 100_000, "only {} bytes were told", self.searched);
+        assert!(
+            self.searched > 100_000,
+            "only {} bytes were told",
+            self.searched
+        );
         let found: Vec<&str> = self.found.iter().map(String::as_str).collect();
-        assert!(found.is_empty(), "{} leaks:\n{}", found.len(), found.join("\n"));
+        assert!(
+            found.is_empty(),
+            "{} leaks:\n{}",
+            found.len(),
+            found.join("\n")
+        );
     }
 }
 
@@ -87,7 +109,10 @@ fn a_secret_is_found_in_every_form() {
             "[76, 80, 65, 58, 49, 36, 115, 109, 100, 112, 46, 101, 120, 97, 109, 112, 108, 101, 36, 65, 66, 45, 49, 50]",
         ),
         ("key", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"),
-        ("key in hex", "31f290f6bf06298aab4f08d43c3f082cf648a362da2da4b0"),
+        (
+            "key in hex",
+            "31f290f6bf06298aab4f08d43c3f082cf648a362da2da4b0",
+        ),
     ] {
         secrets.search(place, told.as_bytes());
     }

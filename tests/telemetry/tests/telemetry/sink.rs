@@ -1,4 +1,5 @@
-//! A collector: accepts OTLP over HTTP and over gRPC on one port, and keeps every message, raw and parsed.
+//! A collector: accepts OTLP over HTTP and over gRPC on one port, and keeps every message, raw and
+//! parsed.
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
@@ -6,7 +7,8 @@ use http_body_util::{BodyExt, Full};
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use hyper::{Request, Response};
 use opentelemetry_proto::tonic::collector::{
-    logs::v1::ExportLogsServiceRequest, metrics::v1::ExportMetricsServiceRequest, trace::v1::ExportTraceServiceRequest,
+    logs::v1::ExportLogsServiceRequest, metrics::v1::ExportMetricsServiceRequest,
+    trace::v1::ExportTraceServiceRequest,
 };
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue, any_value::Value};
 use opentelemetry_proto::tonic::resource::v1::Resource;
@@ -98,7 +100,10 @@ impl Sink {
         let waited = wait::until(Duration::from_secs(20), what, look).await;
         waited.inspect_err(|_| {
             for span in self.book().spans {
-                eprintln!("{} {} {} of {}", span.trace, span.service, span.name, span.parent);
+                eprintln!(
+                    "{} {} {} of {}",
+                    span.trace, span.service, span.name, span.parent
+                );
             }
         })?;
         Ok(self.book())
@@ -127,27 +132,45 @@ fn lock(book: &Mutex<Book>) -> MutexGuard<'_, Book> {
 }
 
 fn take(book: &Mutex<Book>, request: &Request<Bytes>) -> Result<Response<Body>> {
-    let header = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
+    let header = |name: &str| {
+        request
+            .headers()
+            .get(name)
+            .and_then(|value| value.to_str().ok())
+    };
     let is_grpc = header("content-type").is_some_and(|kind| kind.starts_with("application/grpc"));
-    let (path, body) = (request.uri().path(), request.body());
+    let path = request.uri().path();
+    let body = request.body();
     // A message of gRPC has a byte that says whether it is compressed, and four of its length.
-    let message = if is_grpc { body.slice(5.min(body.len())..) } else { body.clone() };
+    let message = if is_grpc {
+        body.slice(5.min(body.len())..)
+    } else {
+        body.clone()
+    };
     let protocol = if is_grpc { "grpc" } else { "http/protobuf" };
     let mut book = lock(book);
     book.raw.push(message.clone());
-    book.authorization.extend(header("authorization").map(str::to_owned));
+    book.authorization
+        .extend(header("authorization").map(str::to_owned));
     if let Err(error) = book.read(path, protocol, message) {
         eprintln!("the sink cannot read {path}: {error:#}");
-        return Ok(Response::builder().status(400).body(Full::default().boxed())?);
+        return Ok(Response::builder()
+            .status(400)
+            .body(Full::default().boxed())?);
     }
     if !is_grpc {
         let response = Response::builder().header("content-type", "application/x-protobuf");
         return Ok(response.body(Full::default().boxed())?);
     }
-    let status = (HeaderName::from_static("grpc-status"), HeaderValue::from_static("0"));
+    let status = (
+        HeaderName::from_static("grpc-status"),
+        HeaderValue::from_static("0"),
+    );
     let trailers = async { Some(Ok(HeaderMap::from_iter([status]))) };
     let empty = Full::new(Bytes::from_static(&[0; 5])).with_trailers(trailers);
-    Ok(Response::builder().header("content-type", "application/grpc").body(empty.boxed())?)
+    Ok(Response::builder()
+        .header("content-type", "application/grpc")
+        .body(empty.boxed())?)
 }
 
 impl Book {
@@ -166,10 +189,14 @@ impl Book {
                             id: hex::encode(span.span_id),
                             parent: hex::encode(span.parent_span_id),
                             links: links
-                                .map(|link| (hex::encode(&link.trace_id), hex::encode(&link.span_id)))
+                                .map(|link| {
+                                    (hex::encode(&link.trace_id), hex::encode(&link.span_id))
+                                })
                                 .collect(),
                             attributes: attributes(span.attributes),
-                            failed: span.status.is_some_and(|status| status.code() == SpanStatus::Error),
+                            failed: span
+                                .status
+                                .is_some_and(|status| status.code() == SpanStatus::Error),
                             events: span.events.len(),
                         });
                     }
@@ -178,7 +205,11 @@ impl Book {
             "/v1/logs" | "/opentelemetry.proto.collector.logs.v1.LogsService/Export" => {
                 for group in ExportLogsServiceRequest::decode(message)?.resource_logs {
                     let service = self.service(group.resource, protocol)?;
-                    for log in group.scope_logs.into_iter().flat_map(|scope| scope.log_records) {
+                    for log in group
+                        .scope_logs
+                        .into_iter()
+                        .flat_map(|scope| scope.log_records)
+                    {
                         self.logs.push(Log {
                             service: service.clone(),
                             body: log.body.map(text).unwrap_or_default(),
@@ -191,8 +222,12 @@ impl Book {
             "/v1/metrics" | "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export" => {
                 for group in ExportMetricsServiceRequest::decode(message)?.resource_metrics {
                     let service = self.service(group.resource, protocol)?;
-                    let metrics = group.scope_metrics.into_iter().flat_map(|scope| scope.metrics);
-                    self.metrics.extend(metrics.map(|metric| (service.clone(), metric.name)));
+                    let metrics = group
+                        .scope_metrics
+                        .into_iter()
+                        .flat_map(|scope| scope.metrics);
+                    self.metrics
+                        .extend(metrics.map(|metric| (service.clone(), metric.name)));
                 }
             }
             other => anyhow::bail!("nothing is sent to {other}"),
@@ -202,7 +237,10 @@ impl Book {
 
     fn service(&mut self, resource: Option<Resource>, protocol: &'static str) -> Result<String> {
         let resource = attributes(resource.context("no resource")?.attributes);
-        let service = resource.get("service.name").context("no service.name")?.clone();
+        let service = resource
+            .get("service.name")
+            .context("no service.name")?
+            .clone();
         self.resources.insert(service.clone(), resource);
         self.protocols.insert((service.clone(), protocol));
         Ok(service)
@@ -210,7 +248,10 @@ impl Book {
 }
 
 fn attributes(pairs: Vec<KeyValue>) -> Attributes {
-    pairs.into_iter().map(|pair| (pair.key, pair.value.map(text).unwrap_or_default())).collect()
+    pairs
+        .into_iter()
+        .map(|pair| (pair.key, pair.value.map(text).unwrap_or_default()))
+        .collect()
 }
 
 fn text(value: AnyValue) -> String {

@@ -1,4 +1,5 @@
-//! One order, one trace, from three services and the provider; a webhook that is tried again is a trace of its own.
+//! One order, one trace, from three services and the provider; a webhook that is tried again is a
+//! trace of its own.
 
 use crate::sink::{Book, Sink, Span};
 use crate::tree::{Rule, check, rules};
@@ -13,8 +14,9 @@ const POST: &str = "POST /api/v1/api_partner/orders";
 const FETCHED: &str = "GET /api/v2/order/{order_id}";
 const INBOUND: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00";
 
-/// The spans of an order of two units that are ready at once and one that comes later: name, kind, service, names of
-/// possible parents, the least and the most of them; `linked`: to the parent as well.
+/// The spans of an order of two units that are ready at once and one that comes later: name, kind,
+/// service, names of possible parents, the least and the most of them; `linked`: to the parent as
+/// well.
 const ORDER: &str = "
     POST /api/v1/api_partner/orders ; Server   ; ingress     ;                                        ; 1 ; 1
     INSERT orders                   ; Client   ; ingress     ; POST /api/v1/api_partner/orders        ; 1 ; 1
@@ -77,13 +79,22 @@ async fn an_order_is_one_trace_and_a_retried_webhook_one_of_its_own() {
     let shop = Shop::open(&stack).await.unwrap();
     verdicts_come(&stack, &shop.client).await.unwrap();
 
-    let items = [(stack.option("ready").unwrap(), 2), (stack.option("delayed").unwrap(), 1)];
+    let items = [
+        (stack.option("ready").unwrap(), 2),
+        (stack.option("delayed").unwrap(), 1),
+    ];
     let order = testkit::client::order("traced", &items).to_string();
     let request = shop.client.post(order).header("traceparent", INBOUND);
     assert_eq!(request.send().await.unwrap().products().unwrap().len(), 3);
-    let told = shop.receiver.wait_for(3, Duration::from_secs(20)).await.unwrap();
+    let told = shop
+        .receiver
+        .wait_for(3, Duration::from_secs(20))
+        .await
+        .unwrap();
     let (trace, _) = trace_of(&told[0]);
-    let [_, inbound, caller, _] = INBOUND.split('-').collect::<Vec<_>>()[..] else { panic!("{INBOUND}") };
+    let [_, inbound, caller, _] = INBOUND.split('-').collect::<Vec<_>>()[..] else {
+        panic!("{INBOUND}")
+    };
     assert_ne!(trace, inbound, "an inbound trace is not trusted");
 
     let whole = |book: &Book| {
@@ -106,12 +117,16 @@ async fn an_order_is_one_trace_and_a_retried_webhook_one_of_its_own() {
     let inbound = (inbound.to_owned(), caller.to_owned());
     assert_eq!(post.links, [inbound], "an inbound trace is linked");
     let order_id = &post.attributes["order.id"];
-    let elsewhere = |span: &&Span| span.attributes.get("order.id") == Some(order_id) && span.trace != trace;
+    let elsewhere =
+        |span: &&Span| span.attributes.get("order.id") == Some(order_id) && span.trace != trace;
     let elsewhere = book.spans.iter().filter(elsewhere).count();
     assert_eq!(elsewhere, 0, "all of the order is in its trace");
     for webhook in &told {
         let (of, span) = trace_of(webhook);
-        let sent = spans.iter().find(|one| one.id == span).expect("the webhook's span");
+        let sent = spans
+            .iter()
+            .find(|one| one.id == span)
+            .expect("the webhook's span");
         assert_eq!((&of, sent.name.as_str()), (&trace, "POST webhook"));
     }
     attributes_follow_the_conventions(&spans);
@@ -125,7 +140,10 @@ fn still_sees_what_is_wrong(spans: &[Span]) {
     let rules = rules(ORDER);
     let spoil = |rule: &Rule, spoil: &dyn Fn(&mut Span)| {
         let mut spans = spans.to_vec();
-        spans.iter_mut().filter(|span| rule.is_of(span)).for_each(spoil);
+        spans
+            .iter_mut()
+            .filter(|span| rule.is_of(span))
+            .for_each(spoil);
         check(&rules, &spans).unwrap_err()
     };
     for rule in &rules[1..] {
@@ -137,14 +155,19 @@ fn still_sees_what_is_wrong(spans: &[Span]) {
         if rule.linked {
             spoil(rule, &|span| span.links.clear());
         }
-        let without: Vec<Span> = spans.iter().filter(|span| !rule.is_of(span)).cloned().collect();
+        let without: Vec<Span> = spans
+            .iter()
+            .filter(|span| !rule.is_of(span))
+            .cloned()
+            .collect();
         check(&rules, &without).unwrap_err();
     }
 }
 
 fn attributes_follow_the_conventions(spans: &[Span]) {
     let of = |name: &str| {
-        let named = |span: &&Span| span.name == name && (span.service != "sandbox" || name == FETCHED);
+        let named =
+            |span: &&Span| span.name == name && (span.service != "sandbox" || name == FETCHED);
         &spans.iter().find(named).unwrap().attributes
     };
     for line in ATTRIBUTES.trim().lines() {
@@ -156,13 +179,21 @@ fn attributes_follow_the_conventions(spans: &[Span]) {
         }
     }
     assert!(spans.iter().all(|span| !span.failed), "{spans:#?}");
-    assert_eq!(spans.iter().map(|span| span.events).sum::<usize>(), 0, "what is logged is sent as logs");
+    assert_eq!(
+        spans.iter().map(|span| span.events).sum::<usize>(),
+        0,
+        "what is logged is sent as logs"
+    );
     assert!(!of("POST webhook").contains_key("http.request.resend_count"));
 }
 
 fn everybody_is_heard(book: &Book) {
     for service in Stage::ALL.map(Stage::name) {
-        let protocol = if service == "notifier" { "grpc" } else { "http/protobuf" };
+        let protocol = if service == "notifier" {
+            "grpc"
+        } else {
+            "http/protobuf"
+        };
         let known = book.protocols.contains(&(service.into(), protocol));
         assert!(known, "{:?}", book.protocols);
         let resource = &book.resources[service];
@@ -171,7 +202,10 @@ fn everybody_is_heard(book: &Book) {
         let revision = resource.get("vcs.ref.head.revision").map(String::as_str);
         assert_eq!(revision, runtime::version::COMMIT);
         assert!(!resource["service.instance.id"].is_empty());
-        assert!(book.logs.iter().any(|log| log.service == service), "logs of {service}");
+        assert!(
+            book.logs.iter().any(|log| log.service == service),
+            "logs of {service}"
+        );
     }
     for (service, metric) in [
         ("ingress", "esim.orders"),
@@ -201,26 +235,47 @@ async fn retried_webhook(sink: &Sink, stack: &mut Stack, shop: &Shop) {
         has("due delivery", &second_trace)
             && has("UPDATE deliveries", &second_trace)
             && has("process TOPUP_READY", &trace)
-            && book.logs.iter().any(|log| log.service == "notifier" && log.trace == trace)
+            && book
+                .logs
+                .iter()
+                .any(|log| log.service == "notifier" && log.trace == trace)
     };
-    let book = sink.wait_until("both traces of the webhook", whole).await.unwrap();
+    let book = sink
+        .wait_until("both traces of the webhook", whole)
+        .await
+        .unwrap();
     let post = post_of(&book, &trace);
-    let [redrive] = named(&book, "due delivery", &second_trace)[..] else { panic!("one attempt") };
-    assert_eq!((redrive.kind, redrive.parent.as_str()), (Internal, ""), "it is a root");
+    let [redrive] = named(&book, "due delivery", &second_trace)[..] else {
+        panic!("one attempt")
+    };
+    assert_eq!(
+        (redrive.kind, redrive.parent.as_str()),
+        (Internal, ""),
+        "it is a root"
+    );
     let order = (trace.clone(), post.id.clone());
     assert_eq!(redrive.links, [order], "linked to the order");
-    let [attempt] = named(&book, "POST webhook", &second_trace)[..] else { panic!("one request") };
+    let [attempt] = named(&book, "POST webhook", &second_trace)[..] else {
+        panic!("one request")
+    };
     assert_eq!((&attempt.parent, &attempt.id), (&redrive.id, &second_span));
     assert_eq!(attempt.attributes["http.request.resend_count"], "1");
-    let [first] = named(&book, "POST webhook", &trace)[..] else { panic!("one request") };
+    let [first] = named(&book, "POST webhook", &trace)[..] else {
+        panic!("one request")
+    };
     assert!(first.failed && !attempt.failed);
     assert_eq!(first.attributes["error.type"], "503");
-    let roots = book.spans.iter().filter(|span| span.trace == second_trace && span.parent.is_empty());
+    let roots = book
+        .spans
+        .iter()
+        .filter(|span| span.trace == second_trace && span.parent.is_empty());
     assert_eq!(roots.count(), 1);
 
     // Its line on standard error has the same trace as the log record.
     let log = stack.process(Stage::Notifier).unwrap().log().unwrap();
-    let mut lines = log.lines().map(|line| serde_json::from_str::<Value>(line).expect(line));
+    let mut lines = log
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).expect(line));
     let line = lines.find(|line| line["trace_id"] == trace.as_str());
     let line = line.expect("a line of the attempt");
     let record = book.logs.iter().find(|log| log.trace == trace).unwrap();

@@ -11,7 +11,8 @@ pub struct Rule {
     /// As [`SpanKind`] is printed.
     kind: &'static str,
     service: &'static str,
-    /// The allowed names of its parent; none: it is the root. Caller and callee may have the same name.
+    /// The allowed names of its parent; none: it is the root. Caller and callee may have the same
+    /// name.
     parents: Vec<&'static str>,
     /// The least and the most spans of this name.
     count: (usize, usize),
@@ -26,7 +27,10 @@ pub fn rules(table: &'static str) -> Vec<Rule> {
             name: cell(),
             kind: cell(),
             service: cell(),
-            parents: cell().split(" | ").filter(|parent| !parent.is_empty()).collect(),
+            parents: cell()
+                .split(" | ")
+                .filter(|parent| !parent.is_empty())
+                .collect(),
             count: (cell().parse().unwrap(), cell().parse().unwrap()),
             linked: cell() == "linked",
         }
@@ -46,7 +50,11 @@ pub fn check(rules: &[Rule], spans: &[Span]) -> Result<()> {
     for span in spans {
         let rule = rules.iter().find(|rule| rule.is_of(span));
         let rule = rule.with_context(|| format!("nothing is known of {span:?}"))?;
-        ensure!(span.service == rule.service, "it is not of {}: {span:?}", rule.service);
+        ensure!(
+            span.service == rule.service,
+            "it is not of {}: {span:?}",
+            rule.service
+        );
         if rule.parents.is_empty() {
             ensure!(span.parent.is_empty(), "it has a parent: {span:?}");
             continue;
@@ -58,14 +66,24 @@ pub fn check(rules: &[Rule], spans: &[Span]) -> Result<()> {
             "its parent is {}: {span:?}",
             parent.name
         );
-        ensure!(span.kind != SpanKind::Server || parent.kind == SpanKind::Client, "no caller: {span:?}");
+        ensure!(
+            span.kind != SpanKind::Server || parent.kind == SpanKind::Client,
+            "no caller: {span:?}"
+        );
         let link = (parent.trace.clone(), parent.id.clone());
-        ensure!(!rule.linked || span.links.contains(&link), "it is not linked: {span:?}");
+        ensure!(
+            !rule.linked || span.links.contains(&link),
+            "it is not linked: {span:?}"
+        );
     }
     for rule in rules {
         let count = spans.iter().filter(|span| rule.is_of(span)).count();
         let (least, most) = rule.count;
-        ensure!((least..=most).contains(&count), "{count} spans {}, not {least} to {most}", rule.name);
+        ensure!(
+            (least..=most).contains(&count),
+            "{count} spans {}, not {least} to {most}",
+            rule.name
+        );
     }
     Ok(())
 }

@@ -1,10 +1,14 @@
-//! The lean settlement of the common outcome: a freshly claimed attempt bought the placement, and all of
-//! its profiles are there.
+//! The lean settlement of the most common outcome: a freshly claimed attempt bought the placement,
+//! and all of its profiles are there.
 //!
-//! It writes `placements`, `esims` and `deliveries`, and reads no other table, because the claim has
-//! already read everything that the new rows repeat. `topups` stays as it is: a unit is ready once its
-//! eSIM has `ready_at`, and `topups.state` only says `pending` or `failed`. A placement that does not move by it, for
-//! example because another process has settled it meanwhile, is left to the general statements.
+//! It exists because nearly every order ends like this, so its cost decides how many orders one
+//! database can carry. It writes `placements`, `esims` and `deliveries`, and reads no other table,
+//! because the claim has already read everything that the new rows repeat. `topups` stays as it is:
+//! a unit is ready once its eSIM has `ready_at`, and `topups.state` only says `pending` or
+//! `failed`.
+//!
+//! `settle` of the parent module calls it first. A placement that it does not move, for example
+//! because another process has settled it in the meantime, is left to the general statements there.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,7 +19,8 @@ use uuid::Uuid;
 use super::{Outcome, Progress, Settled, Settlement};
 use crate::{Result, signed};
 
-/// Records the common outcomes of a batch. Returns the indices of the remaining settlements.
+/// Records the common outcomes of a batch and notes their effects in `settled`. Returns the indices
+/// of the settlements that are left for the general statements.
 pub(super) async fn settle(
     connection: &mut PgConnection,
     settlements: &[Settlement],
@@ -28,22 +33,42 @@ pub(super) async fn settle(
     }
     let mut remaining = Vec::new();
     for (index, settlement) in settlements.iter().enumerate() {
-        let change = if is_complete_and_fresh(settlement) { changes.remove(&settlement.placement_id) } else { None };
+        let change = if is_complete_and_fresh(settlement) {
+            changes.remove(&settlement.placement_id)
+        } else {
+            None
+        };
         match change {
-            Some(deliveries) => settled[index] = Settled { moved: true, unexpected: false, ready: deliveries },
+            Some(deliveries) => {
+                settled[index] = Settled {
+                    moved: true,
+                    unexpected: false,
+                    ready: deliveries,
+                }
+            }
             None => remaining.push(index),
         }
     }
     Ok(remaining)
 }
 
-/// Whether the outcome is the common one: a freshly claimed placement, at whatever attempt, was bought with
-/// all of its profiles, so that it leaves no work, and readiness events announce its deliveries.
+/// Whether the outcome is the common one: a freshly claimed placement, whatever the number of its
+/// attempt, was bought with all of its profiles. So it leaves no work, and readiness events
+/// announce its deliveries.
 fn is_complete_and_fresh(settlement: &Settlement) -> bool {
-    let Outcome::Bought { units, collect_in: None, park: None, announced: true } = &settlement.outcome else {
+    let Outcome::Bought {
+        units,
+        collect_in: None,
+        park: None,
+        announced: true,
+    } = &settlement.outcome
+    else {
         return false;
     };
-    settlement.known_columns.is_some() && units.iter().all(|unit| matches!(unit.progress, Progress::Ready { .. }))
+    settlement.known_columns.is_some()
+        && units
+            .iter()
+            .all(|unit| matches!(unit.progress, Progress::Ready(_)))
 }
 
 /// The [common outcomes](is_complete_and_fresh) of a batch, one vector per column.
@@ -63,12 +88,18 @@ struct CompletePurchases {
 }
 
 impl CompletePurchases {
-    /// A placement that occurs twice is left to the general statements.
+    /// Collects the common outcomes of a batch. If a placement occurs twice, its second settlement
+    /// is left to the general statements, because a statement must not name a row twice.
     fn of(settlements: &[Settlement]) -> Self {
         let mut columns = Self::default();
         let mut seen = HashSet::with_capacity(settlements.len());
-        for settlement in settlements.iter().filter(|settlement| is_complete_and_fresh(settlement)) {
-            let (Outcome::Bought { units, .. }, Some(known)) = (&settlement.outcome, &settlement.known_columns) else {
+        for settlement in settlements
+            .iter()
+            .filter(|settlement| is_complete_and_fresh(settlement))
+        {
+            let (Outcome::Bought { units, .. }, Some(known)) =
+                (&settlement.outcome, &settlement.known_columns)
+            else {
                 continue;
             };
             let placement = settlement.placement_id.uuid();
@@ -78,25 +109,34 @@ impl CompletePurchases {
             columns.placements.push(placement);
             columns.attempts.push(signed(settlement.attempt));
             for unit in units {
-                let Progress::Ready { iccid, profile, delivery_id } = &unit.progress else { continue };
+                let Progress::Ready(ready) = &unit.progress else {
+                    continue;
+                };
                 columns.unit_placements.push(placement);
                 columns.orders.push(known.order_id.uuid());
                 columns.partners.push(known.partner_id.uuid());
                 columns.providers.push(known.provider.clone());
                 columns.topups.push(unit.topup_id.to_string());
                 columns.provider_units.push(unit.provider_unit_id.clone());
-                columns.iccids.push(iccid.as_str().to_owned());
-                columns.profiles.push(profile.clone());
-                columns.deliveries.push(delivery_id.uuid());
+                columns.iccids.push(ready.iccid.as_str().to_owned());
+                columns.profiles.push(ready.profile.clone());
+                columns.deliveries.push(ready.delivery_id.uuid());
             }
         }
         columns
     }
 
     /// Records the purchases with their profiles and deliveries. Returns the deliveries of each
-    /// placement that moved. The units need no check of their own: only a claim leads to `placing`,
-    /// and its topups can neither fail nor get a unit before that attempt is settled.
-    async fn record(&self, connection: &mut PgConnection) -> Result<HashMap<PlacementId, Vec<DeliveryId>>> {
+    /// placement that moved.
+    ///
+    /// `moved` moves the placements whose attempt is the current one and still open. `unit` selects
+    /// the units of these, `stored` inserts their eSIMs and `created` their deliveries. The units
+    /// need no check of their own: only a claim leads to `placing`, and the topups of a placement
+    /// can neither fail nor get an eSIM before that attempt is settled.
+    async fn record(
+        &self,
+        connection: &mut PgConnection,
+    ) -> Result<HashMap<PlacementId, Vec<DeliveryId>>> {
         let query = sqlx::query!(
             r#"WITH moved AS (
                    UPDATE placements p
@@ -131,9 +171,13 @@ impl CompletePurchases {
             &self.profiles,
             &self.deliveries,
         );
-        let mut moved: HashMap<PlacementId, Vec<DeliveryId>> = HashMap::with_capacity(self.placements.len());
+        let mut moved: HashMap<PlacementId, Vec<DeliveryId>> =
+            HashMap::with_capacity(self.placements.len());
         for row in query.fetch_all(connection).await? {
-            moved.entry(row.placement_id.into()).or_default().push(row.delivery_id.into());
+            moved
+                .entry(row.placement_id.into())
+                .or_default()
+                .push(row.delivery_id.into());
         }
         Ok(moved)
     }

@@ -21,7 +21,7 @@ struct Program {
     limits: LimitsConfig,
 }
 
-/// A server and the signals that its responses have left.
+/// A server, and the signals that its responses have left.
 struct Served {
     address: SocketAddr,
     departures: mpsc::UnboundedReceiver<oneshot::Receiver<()>>,
@@ -31,8 +31,8 @@ struct Served {
 /// More bytes than the buffers of a connection hold.
 const LARGE: usize = 32 * 1024 * 1024;
 
-/// `GET /` answers with a `deadline` from the request on, and `GET /large` with [`LARGE`] bytes; `POST /` answers without
-/// reading the body.
+/// `GET /` answers with a `deadline` from the request on, and `GET /large` with [`LARGE`] bytes;
+/// `POST /` answers without reading the body.
 async fn serve(deadline: Duration, settings: &[&str]) -> Served {
     let (departures, reported) = mpsc::unbounded_channel();
     let answer = move |bytes: Bytes| {
@@ -50,13 +50,20 @@ async fn serve(deadline: Duration, settings: &[&str]) -> Served {
         .route("/", get(answer(Bytes::from_static(b"answer"))))
         .route("/large", get(answer(vec![b'x'; LARGE].into())))
         .route("/", post(refuse))
-        .layer(middleware::from_fn_with_state(Arc::clone(&observer), observe));
+        .layer(middleware::from_fn_with_state(
+            Arc::clone(&observer),
+            observe,
+        ));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let shutdown = Shutdown::new();
     let server = Server::new(&limits, router, shutdown.clone());
     shutdown.spawn("server", server.serve(listener));
-    Served { address, departures: reported, shutdown }
+    Served {
+        address,
+        departures: reported,
+        shutdown,
+    }
 }
 
 const LATER: Duration = Duration::from_mins(1);
@@ -88,9 +95,15 @@ async fn a_departure_is_reported_when_the_answer_is_readable() {
     let mut client = TcpStream::connect(served.address).await.unwrap();
     for _ in 0..2 {
         client.write_all(GET).await.unwrap();
-        served.departures.recv().await.unwrap().await.expect("the answer has left");
+        served
+            .departures
+            .recv()
+            .await
+            .unwrap()
+            .await
+            .expect("the answer has left");
         let mut answer = vec![0; 1024];
-        // Readable at once, without waiting.
+        // The response can be read at once, without waiting.
         let length = client.try_read(&mut answer).unwrap();
         assert!(answer[..length].ends_with(b"answer"));
     }
@@ -105,7 +118,10 @@ async fn a_departure_is_not_reported_while_the_socket_is_full() {
     let mut client = send(served.address, b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n").await;
     let mut departure = served.departures.recv().await.unwrap();
     let mut received = part(&mut client).await.len();
-    assert!(departure.try_recv().is_err(), "the answer began to arrive, and cannot have left");
+    assert!(
+        departure.try_recv().is_err(),
+        "the answer began to arrive, and cannot have left"
+    );
     let mut bytes = vec![0; 1024 * 1024];
     while received < LARGE {
         received += client.read(&mut bytes).await.unwrap();
@@ -121,7 +137,10 @@ async fn a_connection_made_before_a_stop_is_answered_once_more() {
     served.shutdown.stop();
     client.write_all(GET).await.unwrap();
     let answer = until_closed(client).await;
-    assert!(answer.contains("connection: close") && answer.ends_with("answer"), "{answer}");
+    assert!(
+        answer.contains("connection: close") && answer.ends_with("answer"),
+        "{answer}"
+    );
     served.shutdown.finished().await.unwrap();
 }
 
@@ -129,7 +148,10 @@ async fn a_connection_made_before_a_stop_is_answered_once_more() {
 async fn an_answer_after_its_deadline_is_not_sent() {
     let mut served = serve(Duration::ZERO, &[]).await;
     let mut client = send(served.address, GET).await;
-    assert!(served.departures.recv().await.unwrap().await.is_err(), "nothing has left");
+    assert!(
+        served.departures.recv().await.unwrap().await.is_err(),
+        "nothing has left"
+    );
     let mut answer = Vec::new();
     let _ = client.read_to_end(&mut answer).await;
     assert!(answer.is_empty(), "{}", String::from_utf8_lossy(&answer));
@@ -142,9 +164,13 @@ async fn a_head_that_cannot_be_read_is_answered_by_hyper_and_closes_the_connecti
     let long = format!("GET / HTTP/1.1\r\nhost: x\r\nlong: {long}\r\n\r\n");
     let malformed = "GET / HTTP/1.1\r\nno colon\r\n\r\n".to_owned();
     for (request, status) in [(long, "431 "), (malformed, "400 ")] {
-        // The rest of the long head is not read, so the client may see a reset after the response.
+        // The server does not read the rest of the long head, so the client may see a reset after
+        // the response.
         let answer = part(&mut send(served.address, request.as_bytes()).await).await;
-        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{answer}");
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status}")),
+            "{answer}"
+        );
         assert!(answer.contains("connection: close"), "{answer}");
     }
 }
@@ -162,7 +188,11 @@ async fn a_connection_without_a_head_is_closed_in_time() {
     let served = serve(LATER, &["--head-timeout=1h"]).await;
     let mut patient = send(served.address, GET).await;
     assert!(part(&mut patient).await.ends_with("answer"));
-    assert!(tokio::time::timeout(Duration::from_millis(300), part(&mut patient)).await.is_err());
+    assert!(
+        tokio::time::timeout(Duration::from_millis(300), part(&mut patient))
+            .await
+            .is_err()
+    );
     patient.write_all(GET).await.unwrap();
     assert!(part(&mut patient).await.ends_with("answer"));
 }
@@ -178,19 +208,26 @@ async fn an_answer_before_the_end_of_the_body_closes_the_connection() {
     let head = |length: usize, more: &str| {
         format!("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n{more}\r\n").into_bytes()
     };
-    // All of it is here: the connection goes on.
+    // All of the body has arrived, so the connection can serve its next request.
     let mut client = send(served.address, &[head(4, ""), b"body".to_vec()].concat()).await;
     let answer = part(&mut client).await;
-    assert!(answer.ends_with("refused") && !answer.contains("connection: close"), "{answer}");
+    assert!(
+        answer.ends_with("refused") && !answer.contains("connection: close"),
+        "{answer}"
+    );
     client.write_all(GET).await.unwrap();
     assert!(part(&mut client).await.ends_with("answer"));
 
     for more in ["", "expect: 100-continue\r\n"] {
         let answer = until_closed(send(served.address, &head(4, more)).await).await;
         assert!(answer.starts_with("HTTP/1.1 403 "), "{answer}");
-        assert!(answer.contains("connection: close") && answer.ends_with("refused"), "{answer}");
+        assert!(
+            answer.contains("connection: close") && answer.ends_with("refused"),
+            "{answer}"
+        );
     }
-    // The rest is sent after the response, and the close does not discard the response.
+    // The client sends the rest after the response. Closing the connection must not make it lose
+    // the response.
     let mut client = send(served.address, &head(2_000_000, "")).await;
     let answer = part(&mut client).await;
     assert!(answer.ends_with("refused"), "{answer}");

@@ -1,9 +1,13 @@
-//! The USIMSA protocol, which the sandbox provider speaks too.
+//! The adapter of USIMSA. The sandbox speaks the same protocol, so it shares this adapter.
 //!
-//! Codes: `0000` ok, `9001` invalid product, `9003` order id already processed, `9999` server error. The
-//! codes `9000` (malformed), `9002` (no such order) and `9005` (out of stock) are the sandbox's. The real
-//! service's codes for these cases are undocumented. Any other code counts as outcome unknown: the purchase
-//! is looked up, and parked if look-ups do not settle it. docs/reliability.md lists all responses.
+//! The body of each response has a code. `0000` means ok, `9001` invalid product, `9003` order id
+//! already processed, and `9999` server error. The codes `9000` (malformed), `9002` (no such order)
+//! and `9005` (out of stock) are those of the sandbox, because the codes of the real service for
+//! these cases are not documented.
+//!
+//! With any other code the outcome is unknown. The purchase is then looked up, and parked if
+//! look-ups do not settle it. So a code that we do not know never leads to a second purchase.
+//! docs/reliability.md lists all responses.
 
 use std::sync::Arc;
 
@@ -20,7 +24,8 @@ use serde_json::{Value, json};
 use signing::{SecretKey, usimsa};
 
 use super::{
-    Connected, FindAnswer, Limits, Provider, ProviderId, ProviderUnit, Purchase, PurchaseAnswer, Trouble, UnitState,
+    Connected, FindAnswer, Limits, Provider, ProviderId, ProviderUnit, Purchase, PurchaseAnswer,
+    Trouble, UnitState,
     account::{self, Credentials},
     http::{Call, Http, parse},
     text::{BadId, day, one_line},
@@ -42,14 +47,27 @@ pub struct Account {
     pub url: Option<Url>,
 
     /// Access key of our account at USIMSA
-    #[arg(id = "usimsa_access_key", long = "usimsa-access-key", env = "USIMSA_ACCESS_KEY", hide_env_values = true)]
+    #[arg(
+        id = "usimsa_access_key",
+        long = "usimsa-access-key",
+        env = "USIMSA_ACCESS_KEY",
+        hide_env_values = true
+    )]
     pub access_key: Option<String>,
 
     /// Secret key of our account at USIMSA, Base64
-    #[arg(id = "usimsa_secret_key", long = "usimsa-secret-key", env = "USIMSA_SECRET_KEY", hide_env_values = true)]
+    #[arg(
+        id = "usimsa_secret_key",
+        long = "usimsa-secret-key",
+        env = "USIMSA_SECRET_KEY",
+        hide_env_values = true
+    )]
     pub secret_key: Option<SecretString>,
 
-    /// Token in the callback URL: at least 16 letters, digits, `-` or `_`
+    /// Token in the URL of callbacks from USIMSA: at least 16 letters, digits, `-` or `_`
+    ///
+    /// It is the secret by which a callback is recognised, so make it random. Without a token this
+    /// provider cannot call back, and profiles are asked for on a schedule only.
     #[arg(
         id = "usimsa_callback_token",
         long = "usimsa-callback-token",
@@ -72,11 +90,13 @@ pub fn connect(account: &Account, limits: Limits) -> anyhow::Result<Connected> {
     adapter(settings.check()?, limits)
 }
 
-/// Creates the adapter of an account at any provider of this protocol. Fails if the access key does not fit into a
-/// header.
+/// Creates the adapter of an account at any provider that speaks this protocol. Fails if the access
+/// key contains characters that a header may not have.
 pub(super) fn adapter(account: Credentials, limits: Limits) -> anyhow::Result<Connected> {
-    let mut access_key_header =
-        HeaderValue::from_str(&account.access_key).context("the access key has characters that no header may have")?;
+    let mut access_key_header = HeaderValue::from_str(&account.access_key).context(
+        "the access key contains characters that an HTTP header may not have; check \
+         for line breaks and other invisible characters",
+    )?;
     access_key_header.set_sensitive(true);
     let provider = Usimsa {
         http: Http::new(&account.url, limits, StatusCode::is_success)?,
@@ -84,7 +104,10 @@ pub(super) fn adapter(account: Credentials, limits: Limits) -> anyhow::Result<Co
         secret_key: account.secret_key,
         access_key_header,
     };
-    Ok(Connected { provider: Arc::new(provider), callback_token: account.callback_token })
+    Ok(Connected {
+        provider: Arc::new(provider),
+        callback_token: account.callback_token,
+    })
 }
 
 /// An account at a provider of this protocol.
@@ -105,7 +128,8 @@ struct Answer {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Product {
-    /// The provider's id of the unit. Its protocol calls it `topupId`; it is not one of our topup ids.
+    /// The provider's id of the unit. Its protocol calls it `topupId`; it is not one of our topup
+    /// ids.
     #[serde(rename = "topupId")]
     unit_id: String,
     option_id: Option<String>,
@@ -133,14 +157,31 @@ impl Usimsa {
         json: Option<&Value>,
     ) -> Result<Answer, Trouble> {
         let now = runtime::clock::unix_milliseconds().to_string();
-        let signature = usimsa::sign(&self.secret_key, method.as_str(), path, &now, &self.access_key);
-        let text = |text: String| HeaderValue::try_from(text).map_err(|_| Trouble::NotSent("no header".into()));
+        let signature = usimsa::sign(
+            &self.secret_key,
+            method.as_str(),
+            path,
+            &now,
+            &self.access_key,
+        );
+        let text = |text: String| {
+            HeaderValue::try_from(text).map_err(|_| Trouble::NotSent("no header".into()))
+        };
         let headers = HeaderMap::from_iter([
             (TIMESTAMP, text(now)?),
             (ACCESS_KEY, self.access_key_header.clone()),
             (SIGNATURE, text(signature)?),
         ]);
-        let (_, body) = self.http.call(Call { method, path, route, headers, json }).await?;
+        let (_, body) = self
+            .http
+            .call(Call {
+                method,
+                path,
+                route,
+                headers,
+                json,
+            })
+            .await?;
         parse(&body)
     }
 
@@ -156,15 +197,22 @@ impl Usimsa {
 }
 
 impl Provider for Usimsa {
-    fn purchase<'a>(&'a self, purchase: &'a Purchase) -> BoxFuture<'a, Result<PurchaseAnswer, Trouble>> {
+    fn purchase<'a>(
+        &'a self,
+        purchase: &'a Purchase,
+    ) -> BoxFuture<'a, Result<PurchaseAnswer, Trouble>> {
         async move {
-            let product = |(option, qty): &(String, usize)| json!({ "optionId": option, "qty": qty });
+            let product =
+                |(option, qty): &(String, usize)| json!({ "optionId": option, "qty": qty });
             let products: Vec<Value> = purchase.items.iter().map(product).collect();
             let request = json!({ "orderId": purchase.placement_id, "products": products });
-            let answer = self.call(Method::POST, ORDER, ORDER, Some(&request)).await?;
+            let answer = self
+                .call(Method::POST, ORDER, ORDER, Some(&request))
+                .await?;
             match answer.code.as_str() {
                 "0000" => Ok(PurchaseAnswer::Bought(units(answer.products)?)),
-                // An earlier attempt bought it: its units are collected.
+                // The id was used before, so an earlier attempt has bought it. Its units are
+                // collected.
                 "9003" => Ok(PurchaseAnswer::Bought(Vec::new())),
                 "9000" | "9001" | "9005" => Ok(PurchaseAnswer::Rejected {
                     message: one_line(&answer.message.unwrap_or_default()),
@@ -186,19 +234,28 @@ impl Provider for Usimsa {
     }
 }
 
-/// The trouble of a code that is not in the table or that means "outcome unknown".
+/// The trouble for a code that is not in the table of the module head, or that means that the
+/// outcome is unknown.
 fn unknown_code(answer: &Answer) -> Trouble {
     let message = answer.message.as_deref().unwrap_or_default();
-    Trouble::Unknown(format!("code {}: {}", one_line(&answer.code), one_line(message)))
+    Trouble::Unknown(format!(
+        "code {}: {}",
+        one_line(&answer.code),
+        one_line(message)
+    ))
 }
 
-/// The units of a response. One bad id makes the whole response unreadable: no unit of it is used.
+/// Reads the units of a response. One bad id makes the whole response unreadable, and no unit of it
+/// is used, because a damaged response cannot be trusted in part.
 fn units(products: Option<Vec<Product>>) -> Result<Vec<ProviderUnit>, Trouble> {
     let products = products.unwrap_or_default();
     let mut units = Vec::with_capacity(products.len());
     for (index, product) in products.into_iter().enumerate() {
         let bad = |field: &str, error: BadId| {
-            Trouble::Unknown(format!("the response is unreadable: {field} of unit {} {error}", index + 1))
+            Trouble::Unknown(format!(
+                "the response is unreadable: {field} of unit {} {error}",
+                index + 1
+            ))
         };
         let state = state(&product);
         let unit_id = ProviderId::parse(product.unit_id).map_err(|error| bad("topupId", error))?;
@@ -212,19 +269,30 @@ fn units(products: Option<Vec<Product>>) -> Result<Vec<ProviderUnit>, Trouble> {
             tracing::error!(
                 provider.unit.id = unit_id.as_str(),
                 field,
-                "a profile cannot be delivered: this field is unreadable"
+                "a profile cannot be delivered, because this field is unreadable; the unit counts \
+                 as not ready and is asked for again"
             );
             UnitState::Pending
         });
-        units.push(ProviderUnit { unit_id, option_id, state });
+        units.push(ProviderUnit {
+            unit_id,
+            option_id,
+            state,
+        });
     }
     Ok(units)
 }
 
-/// The state of a unit, or the name of the field that is unreadable. A unit is ready when it has its
-/// whole profile, because the names of statuses differ from account to account.
+/// Reads the state of a unit; the error is the name of the field that is unreadable. A unit counts
+/// as ready when it has its whole profile, and not by its status, because the names of statuses
+/// differ from account to account.
 fn state(product: &Product) -> Result<UnitState, &'static str> {
-    let profile = (&product.iccid, &product.smdp, &product.activate_code, &product.expired_date);
+    let profile = (
+        &product.iccid,
+        &product.smdp,
+        &product.activate_code,
+        &product.expired_date,
+    );
     if let (Some(iccid), Some(smdp), Some(code), Some(date)) = profile {
         return Ok(UnitState::Ready {
             iccid: Iccid::parse(iccid).map_err(|_| "iccid")?,
@@ -253,7 +321,14 @@ mod tests {
 
     #[test]
     fn a_unit_is_ready_only_with_its_whole_profile() {
-        let Ok(UnitState::Ready { iccid, code, expired_date }) = product(WHOLE) else { panic!("not ready") };
+        let Ok(UnitState::Ready {
+            iccid,
+            code,
+            expired_date,
+        }) = product(WHOLE)
+        else {
+            panic!("not ready")
+        };
         assert_eq!(iccid.as_str(), "8982123456789012345");
         assert_eq!(code.download_link(), "LPA:1$smdp.example$AB-12");
         assert_eq!(expired_date, "2026-12-31");
@@ -272,7 +347,11 @@ mod tests {
             ("AB-12", &long, "smdp or activateCode"),
             ("AB-12", r"AB\u0000", "smdp or activateCode"),
             ("smdp.example", "smdp/example", "smdp or activateCode"),
-            ("smdp.example", r"smdp.\u202eexample", "smdp or activateCode"),
+            (
+                "smdp.example",
+                r"smdp.\u202eexample",
+                "smdp or activateCode",
+            ),
             ("8982123456789012345F", "89821234567890123", "iccid"),
             ("8982123456789012345F", "898212345678901234\u{664}", "iccid"),
             ("8982123456789012345F", "", "iccid"),
@@ -291,9 +370,15 @@ mod tests {
             let odd = WHOLE.replace(from, to);
             assert_eq!(product(&odd).unwrap_err(), field, "{odd}");
         }
-        for date in ["2026-12-31", "2028-02-29 23:59:59", "9999-12-31T00:00:00.000+09:00"] {
+        for date in [
+            "2026-12-31",
+            "2028-02-29 23:59:59",
+            "9999-12-31T00:00:00.000+09:00",
+        ] {
             let whole = WHOLE.replace("2026-12-31T00:00:00Z", date);
-            let Ok(UnitState::Ready { expired_date, .. }) = product(&whole) else { panic!("{date} is not accepted") };
+            let Ok(UnitState::Ready { expired_date, .. }) = product(&whole) else {
+                panic!("{date} is not accepted")
+            };
             assert_eq!(expired_date, &date[..10]);
         }
     }

@@ -12,7 +12,13 @@ fn page(answer: &Answer) -> Result<(Vec<Value>, String)> {
     );
     let page = answer.json()?;
     let webhooks = page["webhooks"].as_array().context("webhooks")?.clone();
-    Ok((webhooks, page["next_cursor"].as_str().context("next_cursor")?.to_owned()))
+    Ok((
+        webhooks,
+        page["next_cursor"]
+            .as_str()
+            .context("next_cursor")?
+            .to_owned(),
+    ))
 }
 
 async fn listen(client: &Client, query: &str) -> Result<Answer> {
@@ -35,7 +41,9 @@ async fn listen_forwards_what_the_webhook_url_gets() {
     let (stack, shop) = open().await;
     let tool = Tool::login(&stack.base_url, &shop.partner).await.unwrap();
     let laptop = Receiver::start().await.unwrap();
-    laptop.verify("/hook", &shop.partner.webhook_secret).unwrap();
+    laptop
+        .verify("/hook", &shop.partner.webhook_secret)
+        .unwrap();
     let (mut listening, _errors) = tool.listen(&laptop.url("/hook"), "2").await.unwrap();
     let ready = stack.option("ready").unwrap();
     let bought = shop.buy(&fresh("listen"), ready, 2).await.unwrap();
@@ -50,9 +58,18 @@ async fn listen_forwards_what_the_webhook_url_gets() {
             .expect("the regular webhook");
         // The same bytes; only the timestamp is of its own attempt.
         assert_eq!(webhook.body, regular.body);
-        assert_eq!(webhook.headers["content-type"], regular.headers["content-type"]);
+        assert_eq!(
+            webhook.headers["content-type"],
+            regular.headers["content-type"]
+        );
     }
-    assert!(tokio::time::timeout(SOON, listening.wait()).await.unwrap().unwrap().success());
+    assert!(
+        tokio::time::timeout(SOON, listening.wait())
+            .await
+            .unwrap()
+            .unwrap()
+            .success()
+    );
     let mut shown = String::new();
     let mut output = listening.stdout.take().unwrap();
     output.read_to_string(&mut shown).await.unwrap();
@@ -80,7 +97,13 @@ async fn listen_needs_no_webhook_url_and_names_a_failure() {
     let order = tool.json(&["trigger", "ready"]).await.unwrap();
     let topup_id = order["products"][0]["topup_id"].as_str().unwrap();
     laptop.wait_for(1, SOON).await.unwrap();
-    assert!(!tokio::time::timeout(SOON, listening.wait()).await.unwrap().unwrap().success());
+    assert!(
+        !tokio::time::timeout(SOON, listening.wait())
+            .await
+            .unwrap()
+            .unwrap()
+            .success()
+    );
     let mut hint = String::new();
     errors.read_to_string(&mut hint).await.unwrap();
     let command = format!("redeliver {topup_id} --forward-to {}", laptop.url("/hook"));
@@ -88,7 +111,9 @@ async fn listen_needs_no_webhook_url_and_names_a_failure() {
 
     // The hinted command brings it back, with the same bytes.
     laptop.answer("/hook", |_| receiver::Answer::status(200));
-    tool.text(&["redeliver", topup_id, "--forward-to", &laptop.url("/hook")]).await.unwrap();
+    tool.text(&["redeliver", topup_id, "--forward-to", &laptop.url("/hook")])
+        .await
+        .unwrap();
     let received = laptop.received();
     assert_eq!(received.len(), 2);
     assert_eq!(received[0].body, received[1].body);
@@ -107,37 +132,59 @@ async fn listen_needs_no_webhook_url_and_names_a_failure() {
 
 #[tokio::test]
 async fn listening_is_paged_bounded_and_shows_no_other_partners_webhooks() {
-    let stack = Stack::with(Stage::Ingress, &[("LISTENERS", "1"), ("LISTEN_WAIT", "3s")]).await.unwrap();
+    let stack = Stack::with(Stage::Ingress, &[("LISTENERS", "1"), ("LISTEN_WAIT", "3s")])
+        .await
+        .unwrap();
     let shop = Shop::open(&stack).await.unwrap();
-    let bought = shop.buy(&fresh("paged"), stack.option("ready").unwrap(), 3).await.unwrap();
+    let bought = shop
+        .buy(&fresh("paged"), stack.option("ready").unwrap(), 3)
+        .await
+        .unwrap();
     let all = listened(&shop.client, 3).await.unwrap();
     let stranger = Shop::open(&stack).await.unwrap();
 
     // Page by page, each webhook once.
-    let hour_ago = (runtime::clock::now() - Duration::from_hours(1)).format(&Rfc3339).unwrap();
+    let hour_ago = (runtime::clock::now() - Duration::from_hours(1))
+        .format(&Rfc3339)
+        .unwrap();
     let mut query = format!("created_after={hour_ago}");
-    let (mut found, mut cursors) = (Vec::new(), Vec::new());
+    let mut found = Vec::new();
+    let mut cursors = Vec::new();
     for _ in 0..3 {
-        let answer = listen(&shop.client, &format!("limit=1&wait=0&{query}")).await.unwrap();
+        let answer = listen(&shop.client, &format!("limit=1&wait=0&{query}"))
+            .await
+            .unwrap();
         let (webhooks, cursor) = page(&answer).unwrap();
         assert_eq!(webhooks.len(), 1);
         found.push(webhooks[0]["headers"]["webhook-id"].clone());
         query = format!("cursor={cursor}");
         cursors.push(cursor);
     }
-    let expected: Vec<_> = all.iter().map(|one| one["headers"]["webhook-id"].clone()).collect();
+    let expected: Vec<_> = all
+        .iter()
+        .map(|one| one["headers"]["webhook-id"].clone())
+        .collect();
     assert_eq!(found, expected);
     assert_eq!(found.len(), testkit::shop::ids(&bought).len());
 
     // Another partner finds nothing, with these cursors and without.
-    for query in [format!("created_after={hour_ago}"), format!("cursor={}", cursors[0])] {
-        let answer = listen(&stranger.client, &format!("wait=0&{query}")).await.unwrap();
+    for query in [
+        format!("created_after={hour_ago}"),
+        format!("cursor={}", cursors[0]),
+    ] {
+        let answer = listen(&stranger.client, &format!("wait=0&{query}"))
+            .await
+            .unwrap();
         assert_eq!(page(&answer).unwrap().0, [Value::Null; 0], "{query}");
     }
     // An empty answer comes after the service's longest wait, however long the partner would wait.
     let answer = listen(&stranger.client, "wait=3600").await.unwrap();
     assert!(page(&answer).unwrap().0.is_empty());
-    assert!(answer.took > Duration::from_secs(1) && answer.took < Duration::from_secs(15), "{:?}", answer.took);
+    assert!(
+        answer.took > Duration::from_secs(1) && answer.took < Duration::from_secs(15),
+        "{:?}",
+        answer.took
+    );
 
     // One place: who comes second gets 503.
     let query = format!("cursor={}", cursors[2]);
@@ -150,23 +197,39 @@ async fn listening_is_paged_bounded_and_shows_no_other_partners_webhooks() {
 
     let live = stack.create_partner("live", None).await.unwrap();
     let refused = listen(&stack.client(&live).unwrap(), "").await.unwrap();
-    assert_eq!((refused.status, refused.headers["x-service-error"].to_str().unwrap()), (403, "sandbox_only"));
+    assert_eq!(
+        (
+            refused.status,
+            refused.headers["x-service-error"].to_str().unwrap()
+        ),
+        (403, "sandbox_only")
+    );
 }
 
 #[tokio::test]
 async fn a_waiting_listener_is_answered_when_ingress_stops() {
-    let mut stack = Stack::with(Stage::Ingress, &[("LISTEN_WAIT", "10m")]).await.unwrap();
+    let mut stack = Stack::with(Stage::Ingress, &[("LISTEN_WAIT", "10m")])
+        .await
+        .unwrap();
     let partner = stack.create_partner("sandbox", None).await.unwrap();
     let client = stack.client(&partner).unwrap();
     let waiting = tokio::spawn(async move { listen(&client, "").await });
     let ingress = stack.process(Stage::Ingress).unwrap();
     let in_flight = async || {
         let text = ingress.metrics().await?;
-        let mut listeners = text.lines().filter(|line| line.starts_with("esim_listeners"));
+        let mut listeners = text
+            .lines()
+            .filter(|line| line.starts_with("esim_listeners"));
         Ok(listeners.any(|line| line.ends_with(" 1")).then_some(()))
     };
     wait::soon("the waiting request", in_flight).await;
-    assert!(ingress.terminate(Duration::from_secs(15)).await.unwrap().success());
+    assert!(
+        ingress
+            .terminate(Duration::from_secs(15))
+            .await
+            .unwrap()
+            .success()
+    );
     let (webhooks, _) = page(&waiting.await.unwrap().unwrap()).unwrap();
     assert!(webhooks.is_empty());
 }

@@ -9,7 +9,8 @@ use testkit::rows;
 
 const MISSING: Expected = Denied("Missing required authentication headers.");
 const STALE: Expected = Denied("Request timestamp is too old or invalid.");
-const UNKNOWN: Expected = Denied("Invalid or missing access key. Please provide a valid X-Service-Access-Key header.");
+const UNKNOWN: Expected =
+    Denied("Invalid or missing access key. Please provide a valid X-Service-Access-Key header.");
 const NO_SECRET: Expected = Denied("Missing secret key in partner record.");
 const WRONG: Expected = Denied("Invalid signature.");
 const INTERNAL: Expected = Error(500, "Internal server error");

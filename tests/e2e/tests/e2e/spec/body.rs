@@ -7,7 +7,10 @@ use serde_json::{Value, json};
 use testkit::rows;
 
 const NOT_JSON: Expected = Error(400, "Invalid JSON format");
-const NOTHING: Expected = Unprocessable(&["External order id can't be blank", "Products can't be blank"]);
+const NOTHING: Expected = Unprocessable(&[
+    "External order id can't be blank",
+    "Products can't be blank",
+]);
 const BLANK: Expected = Unprocessable(&["External order id can't be blank"]);
 const NO_STRING: Expected = Unprocessable(&["External order id must be a string"]);
 const TAKEN: Expected = Unprocessable(&["External order id has already been taken"]);

@@ -5,7 +5,8 @@ use super::{Expected, Row, world::World};
 use serde_json::json;
 use testkit::rows;
 
-const NOT_ON_SALE: Expected = Unprocessable(&["eSIM Request failed - Status: 9001, Message: Option is not on sale"]);
+const NOT_ON_SALE: Expected =
+    Unprocessable(&["eSIM Request failed - Status: 9001, Message: Option is not on sale"]);
 
 pub const ROWS: &[Row] = &rows! {
     "an item with qty N has N entries", |w| w.items(&[("ready", 3)]) => Created(&[("ready", 3)]);

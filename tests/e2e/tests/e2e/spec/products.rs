@@ -11,7 +11,8 @@ const NO_ARRAY: Expected = Unprocessable(&["Products must be an array"]);
 const NO_OPTION_ID: Expected = Unprocessable(&["Products[0] option_id can't be blank"]);
 const NO_QTY: Expected = Unprocessable(&["Products[0] qty must be a positive integer"]);
 const NOT_FOUND: Expected = Unprocessable(&["Product with option_id not found"]);
-const TOO_MANY_UNITS: Expected = Unprocessable(&["Products can't have more than 1000 units in total"]);
+const TOO_MANY_UNITS: Expected =
+    Unprocessable(&["Products can't have more than 1000 units in total"]);
 
 pub const ROWS: &[Row] = &rows! {
     "products is required", |w| {
@@ -94,7 +95,10 @@ pub const ROWS: &[Row] = &rows! {
 };
 
 fn live(world: &World, option_id: &str) -> testkit::client::Request {
-    let client = world.stack.client(&world.live).expect("esimctl prints Base64");
+    let client = world
+        .stack
+        .client(&world.live)
+        .expect("esimctl prints Base64");
     let mut body = world.body();
     body["products"][0]["option_id"] = option_id.into();
     client.post(body.to_string())

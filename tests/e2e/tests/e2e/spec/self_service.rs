@@ -40,32 +40,35 @@ pub const ROWS: &[Row] = &rows! {
     "404: redelivery of an unknown event", |w| ask(w, "POST", REDELIVERY) => NOT_FOUND;
     "405: GET on a redelivery of an event", |w| get(w, REDELIVERY) => NOT_ALLOWED;
     "422: a cursor of events that is none", |w| get(w, "/webhook/events").query("cursor=AZoAAAAAcACAAAAAAAAAAQ")
-        => Unprocessable(&["Cursor is invalid"]);
+        => Unprocessable(&["Cursor is invalid; send next_cursor unchanged or leave it out"]);
     "405: POST on options", |w| ask(w, "POST", "/options") => NOT_ALLOWED;
     "405: GET on keys", |w| get(w, "/keys") => NOT_ALLOWED;
     "405: DELETE on the webhook", |w| ask(w, "DELETE", "/webhook") => NOT_ALLOWED;
     "405: DELETE on the account", |w| ask(w, "DELETE", "/account") => NOT_ALLOWED;
     "HEAD on an unknown order has no body", |w| ask(w, "HEAD", "/orders/none") => Bare(404);
     "422: a cursor that is none", |w| get(w, "/orders").query("cursor=abc")
-        => Unprocessable(&["Cursor is invalid"]);
+        => Unprocessable(&["Cursor is invalid; send next_cursor unchanged or leave it out"]);
     "422: a cursor of options that is none",
-        |w| get(w, "/options").query("cursor=%00") => Unprocessable(&["Cursor is invalid"]);
+        |w| get(w, "/options").query("cursor=%00")
+        => Unprocessable(&["Cursor is invalid; send next_cursor unchanged or leave it out"]);
     "422: all parameters at fault are named",
         |w| get(w, "/orders").query("limit=101&created_after=today&state=lost")
         => Unprocessable(&["Limit must be an integer from 1 to 100",
-            "Created after must be a time such as 2026-11-22T00:00:00Z", "State is unknown"]);
+            "Created after must be a time such as 2026-11-22T00:00:00Z",
+            "State must be processing, ready, partly_failed, failed, refused or cancelled"]);
     "403: a live account listens", |w| {
         w.stack.client(&w.live).expect("a client").get("/v1/api_partner/webhook/listen")
     } => Error(403, "Only sandbox accounts can listen");
     "422: all parameters of listening at fault are named",
         |w| get(w, "/webhook/listen").query("limit=0&cursor=MQ&created_after=x&wait=-1")
-        => Unprocessable(&["Limit must be an integer from 1 to 100", "Cursor is invalid",
-            "Created after must be a time such as 2026-11-22T00:00:00Z", "Wait must be a number of seconds"]);
+        => Unprocessable(&["Limit must be an integer from 1 to 100",
+            "Cursor is invalid; send next_cursor unchanged or leave it out",
+            "Created after must be a time such as 2026-11-22T00:00:00Z", "Wait must be a whole number of seconds"]);
     "405: POST on listening", |w| ask(w, "POST", "/webhook/listen") => NOT_ALLOWED;
     "400: a webhook URL that isn't JSON",
         |w| w.post("url").method("PUT").path("/api/v1/api_partner/webhook") => Error(400, "Invalid JSON format");
     "422: no webhook URL", |w| w.post("{}").method("PUT").path("/api/v1/api_partner/webhook")
-        => Unprocessable(&["Url is missing; null removes it"]);
+        => Unprocessable(&["Url is missing; send a string to set it or null to remove it"]);
     "413: a webhook URL in a body that is too large", |w| {
         w.post(" ".repeat(64 * 1024 + 1)).method("PUT").path("/v1/api_partner/webhook")
     } => Error(413, "Request body is larger than 65536 bytes");

@@ -48,7 +48,8 @@ impl World {
         let partner = stack.create_partner("sandbox", None).await?;
         let client = stack.client(&partner)?;
         verdicts_come(&stack, &client).await?;
-        let (taken, ready) = (fresh("taken"), options["ready"].clone());
+        let taken = fresh("taken");
+        let ready = options["ready"].clone();
         client.order(&taken, &[(&ready, 1)]).await?.products()?;
         Ok(Self {
             other: stack.client(&stack.create_partner("sandbox", None).await?)?,
@@ -117,23 +118,34 @@ impl World {
 
     /// An order of options by name.
     pub fn items(&self, items: &[(&str, u32)]) -> Request {
-        let items = items.iter().map(|(name, qty)| json!({"option_id": self.option(name), "qty": qty}));
+        let items = items
+            .iter()
+            .map(|(name, qty)| json!({"option_id": self.option(name), "qty": qty}));
         self.products(items.collect::<Vec<_>>())
     }
 
     /// An order of one item with any JSON text for its quantity.
     pub fn qty(&self, text: &str) -> Request {
-        let (id, ready) = (fresh("qty"), self.ready());
-        self.post(format!(r#"{{"external_order_id":"{id}","products":[{{"option_id":"{ready}","qty":{text}}}]}}"#))
+        let id = fresh("qty");
+        let ready = self.ready();
+        self.post(format!(
+            r#"{{"external_order_id":"{id}","products":[{{"option_id":"{ready}","qty":{text}}}]}}"#
+        ))
     }
 
-    /// A good order, signed over the text that the function makes of path, timestamp and access key.
+    /// A good order, signed over the text that the function makes of path, timestamp and access
+    /// key.
     pub fn signed_over(&self, text: fn(&str, &str, &str) -> [String; 4]) -> Request {
         let timestamp = runtime::clock::unix_seconds().to_string();
-        let [method, path, signed_timestamp, access_key] = text(ORDERS, &timestamp, &self.partner.access_key);
-        let secret = signing::SecretKey::from_base64(&self.partner.secret_key).expect("esimctl prints Base64");
-        let signature = signing::request::sign(&secret, &method, &path, &signed_timestamp, &access_key);
-        self.order().timestamp(&timestamp).header(SIGNATURE, signature)
+        let [method, path, signed_timestamp, access_key] =
+            text(ORDERS, &timestamp, &self.partner.access_key);
+        let secret = signing::SecretKey::from_base64(&self.partner.secret_key)
+            .expect("esimctl prints Base64");
+        let signature =
+            signing::request::sign(&secret, &method, &path, &signed_timestamp, &access_key);
+        self.order()
+            .timestamp(&timestamp)
+            .header(SIGNATURE, signature)
     }
 }
 
@@ -142,7 +154,10 @@ async fn import_live_option(stack: &Stack) -> Result<()> {
         "option_id": LIVE, "name": "live", "provider": "usimsa",
         "provider_option_id": Uuid::now_v7(), "environment": "live",
     });
-    let imported = stack.esimctl.import(json!({"options": [option]}).to_string()).await?;
+    let imported = stack
+        .esimctl
+        .import(json!({"options": [option]}).to_string())
+        .await?;
     anyhow::ensure!(imported["imported"] == 1, "{imported}");
     Ok(())
 }
@@ -150,7 +165,10 @@ async fn import_live_option(stack: &Stack) -> Result<()> {
 /// A partner that an operator disabled, once ingress knows.
 async fn disabled(stack: &Stack) -> Result<Client> {
     let partner = stack.create_partner("sandbox", None).await?;
-    let _: Value = stack.esimctl.run(&["partner", "disable", &partner.partner_id]).await?;
+    let _: Value = stack
+        .esimctl
+        .run(&["partner", "disable", &partner.partner_id])
+        .await?;
     let client = stack.client(&partner)?;
     known(&client, 401).await?;
     Ok(client)
@@ -161,8 +179,13 @@ async fn changed(stack: &Stack, secret_key: &str, status: u16) -> Result<Client>
     let partner = stack.create_partner("sandbox", None).await?;
     let statement = format!("UPDATE partners SET secret_key = {secret_key} WHERE access_key = $1");
     let mut database = stack.database.connect().await?;
-    let changed = sqlx::query(sqlx::AssertSqlSafe(statement)).bind(&partner.access_key).execute(&mut database);
-    anyhow::ensure!(changed.await?.rows_affected() == 1, "the partner is not in the database");
+    let changed = sqlx::query(sqlx::AssertSqlSafe(statement))
+        .bind(&partner.access_key)
+        .execute(&mut database);
+    anyhow::ensure!(
+        changed.await?.rows_affected() == 1,
+        "the partner is not in the database"
+    );
     let client = stack.client(&partner)?;
     known(&client, status).await?;
     Ok(client)
@@ -171,7 +194,11 @@ async fn changed(stack: &Stack, secret_key: &str, status: u16) -> Result<Client>
 /// A revoked partner stops within a second; a test machine may be slower.
 async fn known(client: &Client, status: u16) -> Result<()> {
     let answered = async || Ok((client.post("{}").send().await?.status == status).then_some(()));
-    wait::until(Duration::from_secs(5), "ingress to know of a changed partner", answered)
-        .await
-        .with_context(|| format!("expected {status}"))
+    wait::until(
+        Duration::from_secs(5),
+        "ingress to know of a changed partner",
+        answered,
+    )
+    .await
+    .with_context(|| format!("expected {status}"))
 }

@@ -1,0 +1,157 @@
+//! The general statement for outcomes that bought nothing, which moves their placements and the work
+//! that is left. The parent module calls it for the outcomes of a batch that are no purchases.
+
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::{Changes, Outcome, Settlement};
+use crate::{Result, seconds, signed};
+
+/// What the statement does for an outcome that bought nothing. It reads the name of the variant as
+/// `kind`.
+#[derive(Clone, Copy, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+enum MoveKind {
+    NotBought,
+    Rejected,
+    NotFound,
+    /// A look-up found nothing, and began after the settling delay.
+    NotFoundAfterDelay,
+    Unknown,
+    Parked,
+    Disputed,
+}
+
+/// The settlements of a batch that bought nothing, one vector per column.
+#[derive(Default)]
+pub(super) struct Moves {
+    placements: Vec<Uuid>,
+    attempts: Vec<i32>,
+    kinds: Vec<&'static str>,
+    due_in: Vec<Option<f64>>,
+    reasons: Vec<Option<String>>,
+    statuses: Vec<Option<String>>,
+    messages: Vec<Option<String>>,
+}
+
+impl Moves {
+    pub(super) fn of<'a>(settlements: impl Iterator<Item = &'a Settlement>) -> Self {
+        let mut columns = Self::default();
+        for settlement in settlements {
+            let mut refusal = (None, None);
+            let (kind, due_in, reason) = match &settlement.outcome {
+                Outcome::Bought { .. } => continue,
+                Outcome::NotBought { retry_in, reason } => {
+                    (MoveKind::NotBought, Some(*retry_in), Some(reason.clone()))
+                }
+                Outcome::Rejected { status, message } => {
+                    refusal = (Some(status.clone()), Some(message.clone()));
+                    let reason = format!("the provider rejected it: {status} {message}");
+                    (MoveKind::Rejected, None, Some(reason))
+                }
+                Outcome::NotFound {
+                    after_settling_delay: true,
+                    look_in,
+                } => (MoveKind::NotFoundAfterDelay, Some(*look_in), None),
+                Outcome::NotFound {
+                    after_settling_delay: false,
+                    look_in,
+                } => (MoveKind::NotFound, Some(*look_in), None),
+                Outcome::Unknown { look_in, reason } => {
+                    (MoveKind::Unknown, Some(*look_in), Some(reason.clone()))
+                }
+                Outcome::Parked { reason } => (MoveKind::Parked, None, Some(reason.clone())),
+                Outcome::Disputed { reason } => (MoveKind::Disputed, None, Some(reason.clone())),
+            };
+            columns.placements.push(settlement.placement_id.uuid());
+            columns.attempts.push(signed(settlement.attempt));
+            columns.kinds.push(kind.into());
+            columns.due_in.push(due_in.map(seconds));
+            columns.reasons.push(reason);
+            columns.statuses.push(refusal.0);
+            columns.messages.push(refusal.1);
+        }
+        columns
+    }
+
+    /// Moves each placement along the transition of its outcome, if the attempt is the current one
+    /// and still open. `moved` names the two exceptions. All later steps concern only placements
+    /// that it has moved.
+    pub(super) async fn record(
+        &self,
+        connection: &mut PgConnection,
+        changes: &mut Changes,
+    ) -> Result<()> {
+        if self.placements.is_empty() {
+            return Ok(());
+        }
+        let query = sqlx::query_scalar!(
+            r#"WITH moved AS (
+                   -- A look-up that finds nothing allows the next attempt only if an earlier one found nothing,
+                   -- too, and this one began after the settling delay.
+                   UPDATE placements p
+                   SET state = CASE
+                           WHEN new.kind = 'not_bought' THEN 'accepted'
+                           WHEN new.kind = 'not_found_after_delay' AND p.not_found_at IS NOT NULL THEN 'accepted'
+                           WHEN new.kind = 'rejected' THEN 'failed'
+                           WHEN new.kind IN ('parked', 'disputed') THEN 'parked'
+                           ELSE p.state
+                       END,
+                       -- Only a `placed` one is known to be bought. From `placing` a later response may still
+                       -- place it, which `disputed` would forbid.
+                       disputed = new.kind = 'disputed' AND p.state = 'placed',
+                       not_found_at = CASE
+                           WHEN new.kind IN ('not_found', 'not_found_after_delay') THEN coalesce(p.not_found_at, now())
+                           ELSE p.not_found_at
+                       END,
+                       unknowns = CASE WHEN new.kind = 'unknown' THEN p.unknowns + 1 ELSE 0 END,
+                       reason = CASE WHEN p.state = 'parked' THEN p.reason ELSE coalesce(new.reason, p.reason) END,
+                       refusal_status = new.status, refusal_message = new.message
+                   FROM unnest($1::uuid[], $2::int[], $3::text[], $4::float8[], $5::text[], $6::text[], $7::text[])
+                       AS new (placement_id, attempt, kind, due_in, reason, status, message)
+                   WHERE p.placement_id = new.placement_id AND p.attempt = new.attempt
+                     AND (p.state = 'placing' OR (p.state = 'placed' AND new.kind = 'disputed')
+                          -- An unknown outcome of a later call is counted. Without work the placement is
+                          -- finished or disputed, and a late result gives it no new work. This is no EXISTS,
+                          -- because PostgreSQL could execute that one by reading all of `work` into a hash.
+                          OR (p.state IN ('placed', 'parked') AND new.kind = 'unknown'
+                              AND (SELECT true FROM work w WHERE w.id = p.placement_id)))
+                   RETURNING p.placement_id, p.partner_id, p.provider, p.lane, p.state, p.reason, new.due_in
+               ), failed AS (
+                   -- The topups of rejected placements. The trigger `topup_failed` creates their events.
+                   UPDATE topups t SET state = 'failed', reason = moved.reason
+                   FROM moved
+                   WHERE t.placement_id = moved.placement_id AND moved.state = 'failed' AND t.state = 'pending'
+               ), done AS (
+                   -- Nothing is left to do for the placement, or an operator must act.
+                   DELETE FROM work
+                   WHERE id = ANY (ARRAY (SELECT placement_id FROM moved WHERE due_in IS NULL))
+               ), later AS (
+                   -- The next attempt, look-up or collect.
+                   INSERT INTO work AS w (id, kind, provider, lane, partner_id, at)
+                   SELECT placement_id,
+                          CASE state WHEN 'accepted' THEN 'buy_again' WHEN 'placing' THEN 'find' ELSE 'collect' END,
+                          provider, lane, partner_id, now() + make_interval(secs => due_in)
+                   FROM moved WHERE due_in IS NOT NULL
+                   ON CONFLICT (id) DO UPDATE SET kind = excluded.kind, at = excluded.at
+               ), parked AS (
+                   -- Makes parked placements visible to operators.
+                   INSERT INTO held (id, state, provider, partner_id)
+                   SELECT placement_id, 'parked', provider, partner_id FROM moved WHERE state = 'parked'
+                   ON CONFLICT DO NOTHING
+               )
+               SELECT placement_id AS "placement_id!" FROM moved"#,
+            &self.placements,
+            &self.attempts,
+            &self.kinds as &[&str],
+            &self.due_in as &[Option<f64>],
+            &self.reasons as &[Option<String>],
+            &self.statuses as &[Option<String>],
+            &self.messages as &[Option<String>],
+        );
+        for placement in query.fetch_all(connection).await? {
+            changes.entry(placement.into()).or_default().moved = true;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,160 @@
+//! The check of an order against the catalogue: it turns a [`Draft`] into the order that is stored,
+//! with its placements and topups.
+//!
+//! Guarantee: an order with errors is not stored, and one response names all of its errors, those of
+//! the body and those that only the catalogue and the database show.
+//!
+//! [`super::create`] calls [`Orders::check`] before it submits the order to [`super::accept`].
+
+use domain::{Environment, PlacementId};
+use pipeline::{timing::ANSWER, trace};
+use runtime::clock;
+use store::orders::{NewOrder, NewPlacement, NewTopup};
+use tracing::Span;
+
+use super::{
+    accept::Orders,
+    request::{Draft, Item},
+};
+use crate::{
+    access::directory::{KnownPartner, Options},
+    http::{
+        codes::Code,
+        error::{ApiError, Fault},
+    },
+};
+
+/// The provider that every order of a sandbox partner goes to.
+pub(crate) const SANDBOX: &str = "sandbox";
+
+impl Orders {
+    /// Turns a draft into an order, or returns all its errors: those of the draft, and those that
+    /// only the catalogue and the database show.
+    ///
+    /// A live partner can order only live options of the configured providers. A sandbox partner
+    /// can order every enabled option, because none of its orders reaches a real provider.
+    pub(crate) async fn check(
+        &self,
+        partner: &KnownPartner,
+        draft: Draft,
+    ) -> Result<NewOrder, ApiError> {
+        let Draft {
+            external_order_id,
+            items,
+            mut errors,
+        } = draft;
+        let ids: Vec<_> = items.iter().filter_map(|item| item.option_id).collect();
+        let mut options = self
+            .directory
+            .options(&ids)
+            .await
+            .map_err(ApiError::internal)?;
+        options.retain(|_, option| {
+            let live = || {
+                option.environment == Environment::Live && self.providers.contains(&option.provider)
+            };
+            option.enabled && (partner.environment == Environment::Sandbox || live())
+        });
+        let exists = |item: &Item| item.option_id.is_some_and(|id| options.contains_key(&id));
+        let missing: Vec<usize> = items
+            .iter()
+            .filter(|item| !exists(item))
+            .map(|item| item.index)
+            .collect();
+        if !missing.is_empty() {
+            errors.push(Fault {
+                items: missing,
+                ..Fault::new(Code::OptionNotFound)
+            });
+        }
+        let Some(external_order_id) = external_order_id else {
+            return Err(ApiError::Unprocessable(errors));
+        };
+        if errors.is_empty() {
+            let placements = self.placements(partner, &items, &options);
+            return Ok(NewOrder {
+                traceparent: trace::context_of(&Span::current()),
+                answer_within: ANSWER,
+                ..NewOrder::new(partner.id, external_order_id, placements)
+            });
+        }
+        // The order has errors and will not be stored, which would show whether its external id is
+        // taken. So the id is looked up, and one response lists all errors.
+        let taken = self.database.run(async |connection| {
+            store::orders::is_taken(connection, partner.id, &external_order_id).await
+        });
+        if taken.await.map_err(ApiError::internal)? {
+            errors.insert(0, taken_fault());
+        }
+        Err(ApiError::Unprocessable(errors))
+    }
+
+    /// Creates one placement for each provider of the order, because a placement is what is bought
+    /// in one purchase. They are in the order of the items.
+    fn placements(
+        &self,
+        partner: &KnownPartner,
+        items: &[Item],
+        options: &Options,
+    ) -> Vec<NewPlacement> {
+        let now = clock::now();
+        let mut placements: Vec<NewPlacement> = Vec::with_capacity(1);
+        let mut position = 0;
+        for item in items {
+            let Some(option) = item.option_id.and_then(|id| options.get(&id)) else {
+                continue;
+            };
+            // Orders of a sandbox partner go only to the sandbox, which knows the options of other
+            // providers by our option id.
+            let (provider, provider_option_id) = match partner.environment {
+                Environment::Sandbox if option.provider != SANDBOX => {
+                    (SANDBOX, option.option_id.to_string())
+                }
+                _ => (option.provider.as_str(), option.provider_option_id.clone()),
+            };
+            let index = placements
+                .iter()
+                .position(|placement| placement.provider == provider)
+                .unwrap_or_else(|| {
+                    placements.push(NewPlacement {
+                        placement_id: PlacementId::new(),
+                        provider: provider.to_owned(),
+                        lane: String::new(),
+                        topups: Vec::new(),
+                    });
+                    placements.len() - 1
+                });
+            for _ in 0..item.quantity {
+                placements[index].topups.push(NewTopup {
+                    topup_id: self.topup_ids.next(now),
+                    position,
+                    option_id: option.option_id,
+                    provider_option_id: provider_option_id.clone(),
+                });
+                position += 1;
+            }
+        }
+        for placement in &mut placements {
+            let topups = placement.topups.iter();
+            placement.lane = domain::lane(topups.map(|topup| topup.provider_option_id.as_str()));
+        }
+        placements
+    }
+}
+
+/// The error of an order whose external id an earlier order has.
+pub(super) fn taken_fault() -> Fault {
+    Fault::new(Code::ExternalOrderIdTaken)
+}
+
+/// Whether the taken external id is the only error, so that the request repeats an earlier one.
+pub(super) fn is_only_taken(errors: &[Fault]) -> bool {
+    matches!(errors, [only] if only.code == Code::ExternalOrderIdTaken)
+}
+
+/// Whether the taken external id is among the errors, so that an order with this id is stored.
+pub(super) fn names_taken(errors: &[Fault]) -> bool {
+    errors
+        .iter()
+        .any(|fault| fault.code == Code::ExternalOrderIdTaken)
+}

@@ -1,0 +1,156 @@
+//! The group commits of the stage: one records ended attempts, and one holds deliveries that have
+//! no endpoint. [`Deliver::write`] is the only way to use them; the head of the parent module says
+//! what it guarantees.
+
+use std::time::Duration;
+
+use domain::DeliveryId;
+use pipeline::{
+    Effect, GroupCommit,
+    group_commit::{Closed, Writer},
+    perform,
+};
+use runtime::Shutdown;
+use store::{
+    Database, PgConnection,
+    deliveries::{self, Attempted, endpoints::BlockPolicy},
+};
+
+use super::Deliver;
+
+/// The most items that one commit records.
+const BATCH: usize = 512;
+
+impl Deliver {
+    /// Records an item by group commit, and retries while the database is away. After the soft stop
+    /// it is tried at most once more.
+    ///
+    /// If the item is not recorded, the delivery is claimed again when its lease, or its first
+    /// lease, ends. Nothing limits how often that happens. If the database refuses the record of
+    /// one delivery every time, for example because its row is damaged, its webhook is therefore
+    /// sent once per lease for ever: the attempt is not counted, so the schedule does not advance
+    /// and the endpoint is not blocked for it. The other deliveries of the batch are not affected,
+    /// because the group commit then writes each item by itself. An operator sees the error below
+    /// for each of these attempts and can pause the endpoint until the cause is removed.
+    pub(super) async fn write<W>(&self, commit: &GroupCommit<W>, item: W::Item)
+    where
+        W: Writer<Error = store::Error>,
+        W::Item: Clone,
+    {
+        let mut pause = Duration::from_millis(100);
+        loop {
+            match commit.write(item.clone()).await {
+                Ok(Err(error)) if error.is_transient() && !self.stop.is_cancelled() => {}
+                Ok(Err(error)) => {
+                    return tracing::error!(
+                        %error,
+                        "cannot record what became of a delivery; it is claimed again when its \
+                         lease, or its first lease, ends"
+                    );
+                }
+                Err(Closed) => {
+                    return tracing::error!(
+                        "cannot record what became of a delivery, because the writer has failed \
+                         and the process stops; another process claims it when its lease, or its \
+                         first lease, ends"
+                    );
+                }
+                Ok(Ok(_)) => return,
+            }
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                // After a stop there is one last try.
+                () = self.stop.cancelled() => {}
+            }
+            pause = (pause * 2).min(Duration::from_secs(5));
+        }
+    }
+}
+
+/// The group commit that records ended attempts.
+pub(super) struct Attempts {
+    database: Database,
+    block_policy: BlockPolicy,
+}
+
+impl Attempts {
+    pub(super) fn start(
+        database: Database,
+        block_policy: BlockPolicy,
+        shutdown: &Shutdown,
+    ) -> GroupCommit<Self> {
+        let attempts = Self {
+            database,
+            block_policy,
+        };
+        GroupCommit::start(attempts, BATCH, shutdown)
+    }
+}
+
+impl Writer for Attempts {
+    const NAME: &'static str = "commit-attempts";
+    const STATEMENT: (&'static str, &'static str) = ("UPDATE", "deliveries");
+    type Item = Attempted;
+    type Output = ();
+    type Error = store::Error;
+
+    async fn write(&self, items: &[Attempted]) -> Result<Vec<()>, store::Error> {
+        let record = async |connection: &mut PgConnection| {
+            deliveries::record(connection, items, &self.block_policy).await
+        };
+        perform(Effect::CommitAttempts, self.database.run(record))
+            .await
+            .inspect_err(|error| {
+                tracing::warn!(
+                    %error,
+                    attempts = items.len(),
+                    "cannot record a batch of attempts"
+                );
+            })
+    }
+
+    /// An acknowledged first attempt holds nothing up: the webhook has arrived and its permit is
+    /// free, so its record may wait to share a commit. If this process dies first, the webhook is
+    /// repeated with the same id, as after any crash between a webhook and its record.
+    fn can_wait(attempted: &Attempted) -> bool {
+        attempted.is_plain()
+    }
+
+    fn one_is_at_fault(error: &store::Error) -> bool {
+        error.may_concern_one_item()
+    }
+}
+
+/// The group commit that marks deliveries of partners without a webhook URL. They are held until a
+/// URL is set.
+pub(super) struct WithoutUrl(Database);
+
+impl WithoutUrl {
+    pub(super) fn start(database: Database, shutdown: &Shutdown) -> GroupCommit<Self> {
+        GroupCommit::start(Self(database), BATCH, shutdown)
+    }
+}
+
+impl Writer for WithoutUrl {
+    const NAME: &'static str = "commit-no-endpoint";
+    const STATEMENT: (&'static str, &'static str) = ("UPDATE", "deliveries");
+    type Item = DeliveryId;
+    type Output = ();
+    type Error = store::Error;
+
+    async fn write(&self, items: &[DeliveryId]) -> Result<Vec<()>, store::Error> {
+        let set = async |connection: &mut PgConnection| {
+            deliveries::set_no_endpoint(connection, items).await
+        };
+        perform(Effect::CommitNoEndpoint, self.0.run(set))
+            .await
+            .inspect_err(
+                |error| tracing::warn!(%error, "cannot record that deliveries have no webhook URL"),
+            )?;
+        Ok(vec![(); items.len()])
+    }
+
+    fn one_is_at_fault(error: &store::Error) -> bool {
+        error.may_concern_one_item()
+    }
+}

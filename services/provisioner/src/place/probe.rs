@@ -1,0 +1,126 @@
+//! The probes of a provider whose breaker is half open: one placement at a time finds out whether
+//! the provider works again.
+//!
+//! A probe does not go through the worker, because the worker runs rows only with a permit, and no
+//! lane has permits until the breaker is closed. It needs no permit either: PostgreSQL grants one
+//! probe at a time to all processes together ([`Breaker::probe`](crate::breaker::Breaker::probe)),
+//! so probes need no other bound. Apart from that, a probe is processed like any due placement.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use domain::{PartnerId, PlacementId};
+use pipeline::{
+    Effect, perform,
+    worker::{Class, Trigger},
+};
+use store::{
+    placements::{Activity, Claim},
+    work::Page,
+};
+
+use super::ProviderWork;
+
+/// How often a half-open breaker looks for a placement to probe with.
+const PROBE: Duration = Duration::from_millis(500);
+/// The most lanes that are read to find one placement to probe with.
+const PROBED_LANES: usize = 16;
+
+/// What the last probe of the provider tried, so that the next one tries something else.
+struct Probes {
+    /// The activity of the last probe. The next one tries the other activity first.
+    last: Activity,
+    /// The lane and partner of the last purchase, after which the next one begins.
+    after: Option<(String, PartnerId)>,
+}
+
+impl Probes {
+    /// The activities in the order in which the next probe tries them.
+    fn in_turn(&self) -> [Activity; 2] {
+        match self.last {
+            Activity::Purchases => [Activity::LookUps, Activity::Purchases],
+            Activity::LookUps => [Activity::Purchases, Activity::LookUps],
+        }
+    }
+}
+
+impl ProviderWork {
+    /// Probes the provider with one placement at a time while its breaker is half open, until the
+    /// soft stop. Look-ups and purchases take turns, and each purchase is of another lane.
+    /// Otherwise a single bad option, probed again and again, could keep the breaker open.
+    pub async fn probe(self: Arc<Self>) -> anyhow::Result<()> {
+        let mut ticks = self.shutdown.ticks(PROBE);
+        let mut probes = Probes {
+            last: Activity::Purchases,
+            after: None,
+        };
+        while ticks.next().await {
+            if self.calls.breaker.is_half_open()
+                && let Err(error) = self.probe_with_one(&mut probes).await
+            {
+                tracing::warn!(error = format!("{error:#}"), "cannot probe the provider");
+            }
+        }
+        Ok(())
+    }
+
+    async fn probe_with_one(self: &Arc<Self>, probes: &mut Probes) -> anyhow::Result<()> {
+        let mut candidate = None;
+        for activity in probes.in_turn() {
+            candidate = self.candidate(activity, probes).await?;
+            if candidate.is_some() {
+                probes.last = activity;
+                break;
+            }
+        }
+        let Some(candidate) = candidate else {
+            return Ok(());
+        };
+        if !self.calls.breaker.probe(self.lease).await? {
+            return Ok(());
+        }
+        let claim_began = Instant::now();
+        for claimed in perform(Effect::ClaimDue, self.claim(&[candidate], Claim::Probe)).await? {
+            let trigger = Trigger {
+                class: Class::Due,
+                traceparent: None,
+                permit_wait: Duration::ZERO,
+                claim_began,
+            };
+            let shared = Arc::clone(self);
+            self.shutdown.tracker().spawn(Box::pin(async move {
+                shared.run(claimed, trigger, None).await;
+            }));
+        }
+        Ok(())
+    }
+
+    /// Finds a due placement to probe with: a purchase of the next lane, or any look-up.
+    async fn candidate(
+        &self,
+        activity: Activity,
+        probes: &mut Probes,
+    ) -> anyhow::Result<Option<PlacementId>> {
+        let page = |after| Page {
+            limit: PROBED_LANES,
+            rows_per_queue: 1,
+            after,
+            skip: &[],
+        };
+        if activity == Activity::LookUps {
+            let found = self.due(activity, &page(None)).await?;
+            return Ok(found.due.first().map(|ticket| ticket.id));
+        }
+        // The search begins after the lane of the last probe, and continues with the first lane.
+        for after in [probes.after.clone(), None] {
+            let found = self.due(activity, &page(after)).await?;
+            if let Some(ticket) = found.due.into_iter().next() {
+                probes.after = Some((ticket.lane.to_string(), ticket.partner));
+                return Ok(Some(ticket.id));
+            }
+        }
+        Ok(None)
+    }
+}
