@@ -413,7 +413,8 @@ impl Bench {
             .await
     }
 
-    async fn until_after(
+    /// Reads a placement when `condition` holds; `meanwhile` runs before each look.
+    pub async fn until_after(
         &self,
         id: PlacementId,
         meanwhile: impl AsyncFn(),

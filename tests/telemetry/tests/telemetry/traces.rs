@@ -97,6 +97,12 @@ async fn an_order_is_one_trace_and_a_retried_webhook_one_of_its_own() {
     };
     assert_ne!(trace, inbound, "an inbound trace is not trusted");
 
+    // Each process exports its spans by itself, so those of one process can come after all others.
+    let all_parents_are_there = |book: &Book| {
+        let of_trace = || book.spans.iter().filter(|span| span.trace == trace);
+        of_trace()
+            .all(|span| span.parent.is_empty() || of_trace().any(|parent| parent.id == span.parent))
+    };
     let whole = |book: &Book| {
         let count = |name: &str| named(book, name, &trace).len();
         count("UPDATE deliveries") == 3
@@ -106,6 +112,7 @@ async fn an_order_is_one_trace_and_a_retried_webhook_one_of_its_own() {
             && count("due placement") > 0
             && count("POST /api/v2/order") == 2
             && count("GET /api/v2/order/{orderId}") == count(FETCHED)
+            && all_parents_are_there(book)
     };
     let book = sink.wait_until("the order's trace", whole).await.unwrap();
     let mut spans = book.spans.clone();
