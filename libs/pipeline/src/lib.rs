@@ -15,8 +15,8 @@
 //!   works on at once, and share this number between lanes and partners.
 //! - Storing: [`group_commit`] writes many items with one statement.
 //! - Across all of them: [`timing`] has the times that several stages must agree on, [`trace`]
-//!   connects the spans of one order, [`metrics`] measures, and [`effect`] names the points at
-//!   which a crash test can kill a process.
+//!   connects the spans of one order, [`metrics`] measures, [`pulse`] watches PostgreSQL, and
+//!   [`effect`] names the points at which a crash test can kill a process.
 
 pub mod access;
 pub mod batcher;
@@ -26,6 +26,7 @@ pub mod metrics;
 pub mod payload;
 pub mod permits;
 pub mod publish;
+pub mod pulse;
 mod queues;
 pub mod reports;
 pub mod streams;

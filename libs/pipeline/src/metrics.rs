@@ -12,6 +12,7 @@ use opentelemetry::{
     metrics::{Counter, Gauge, UpDownCounter},
 };
 use runtime::{Shutdown, lock, metrics::Instruments};
+use store::primary::Pulse;
 
 use crate::{Nats, queues::Class};
 
@@ -61,6 +62,46 @@ impl DueRows {
 
     pub fn show(&self, provider: Option<String>, rows: u64) {
         self.0.record(rows, &due_of(self.1, provider));
+    }
+}
+
+/// What the pulse of a process shows about PostgreSQL.
+pub(crate) struct PulseMetrics {
+    commit: Gauge<f64>,
+    replicated: Gauge<u64>,
+    clock_ahead: Gauge<f64>,
+    losses: Gauge<u64>,
+}
+
+impl PulseMetrics {
+    pub(crate) fn new() -> Self {
+        let make = Instruments::of("pipeline");
+        Self {
+            commit: make.seconds(
+                "esim.database.commit",
+                "How long the last pulse of this process took to commit",
+            ),
+            replicated: make.gauge(
+                "esim.database.replicated",
+                "1 if commits wait for a standby, so that they survive the loss of the primary, \
+                 else 0",
+            ),
+            clock_ahead: make.seconds(
+                "esim.database.clock_ahead",
+                "How far PostgreSQL's clock is ahead of this process's; negative if it is behind",
+            ),
+            losses: make.gauge(
+                "esim.database.losses",
+                "How often this process has found that PostgreSQL lost commits",
+            ),
+        }
+    }
+
+    pub(crate) fn show(&self, pulse: &Pulse, took: Duration) {
+        self.commit.record(took.as_secs_f64(), &[]);
+        self.replicated.record(pulse.is_replicated.into(), &[]);
+        self.clock_ahead.record(pulse.clock_ahead, &[]);
+        self.losses.record(pulse.losses, &[]);
     }
 }
 

@@ -33,3 +33,7 @@ GRANT INSERT, UPDATE ON work TO esim_ingress;
 GRANT DELETE ON held TO esim_ingress;
 GRANT INSERT (partner_id, moving_since), UPDATE (moving_since, blocked_until) ON endpoints TO esim_ingress;
 GRANT SELECT, INSERT ON operator_actions TO esim_ingress;
+
+-- Its pulse, and what it does if the server has lost commits.
+GRANT SELECT, INSERT, UPDATE, DELETE ON pulses TO esim_ingress;
+GRANT EXECUTE ON FUNCTION commits_lost(text) TO esim_ingress;

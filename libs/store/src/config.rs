@@ -15,6 +15,7 @@ use url::Url;
 
 use crate::{
     Database,
+    primary::DurabilityConfig,
     vault::{Keyring, Vault, VaultError},
 };
 
@@ -52,6 +53,8 @@ pub struct PoolConfig {
     /// was lost, and they might miss an order whose statement takes as long.
     #[arg(long, env = "DATABASE_TIMEOUT", default_value = "8s", value_parser = database_timeout)]
     pub database_timeout: Duration,
+    #[command(flatten)]
+    pub durability: DurabilityConfig,
 }
 
 /// The largest `DATABASE_TIMEOUT`. A statement must end within the first lease of a placement,
@@ -182,9 +185,11 @@ impl PoolConfig {
     /// server shows `application` as the name of the connections.
     pub fn open(&self, application: &str) -> Result<Database, BadDatabase> {
         Ok(Database::open(
+            application,
             self.session(application)?,
             self.database_connections,
             self.database_timeout,
+            self.durability,
         ))
     }
 }

@@ -16,10 +16,12 @@
 //!   an error, an abandoned use or a forgotten transaction, it must first answer a ping.
 //! - After a silence or a failed ping, the connection is closed, and so is every other connection
 //!   that was open at that time, because the cause has probably hit all of them.
+//! - A connection leads to the current primary, and a server that commits less safely than the
+//!   operator demands is not used ([`crate::primary`]).
 //!
 //! [`Database::run`] is the only way to use a connection of the pool. If it ends because the server
-//! was silent or the connection broke, whether the statement took effect is unknown, as after a
-//! crash.
+//! was silent or was replaced, or because the connection broke, whether the statement took effect is
+//! unknown, as after a crash.
 
 use std::{
     io,
@@ -33,7 +35,10 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{Error, Result, nodelay};
+use crate::{
+    Error, Result, nodelay,
+    primary::{DurabilityConfig, Primary, Pulse},
+};
 
 /// The longest wait for a connection, whether all are in use or the server is starting.
 const ACQUIRE: Duration = Duration::from_secs(3);
@@ -64,6 +69,10 @@ struct Pool {
     /// this also limits the number of open ones.
     permits: Arc<Semaphore>,
     idle: Mutex<Idle>,
+    primary: Primary,
+    /// Held while a new connection is opened to find out whether the server is still the primary,
+    /// so that the responses after a silence share one such connection.
+    verifying: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -90,12 +99,14 @@ impl Open {
 }
 
 impl Database {
-    /// Creates the pool without connecting, so that a service can start without its database. The
-    /// server ends a statement after `statement_timeout`.
+    /// Creates the pool of a stage without connecting, so that a service can start without its
+    /// database. The server ends a statement after `statement_timeout`.
     pub(crate) fn open(
+        stage: &str,
         options: PgConnectOptions,
         connections: u32,
         statement_timeout: Duration,
+        durability: DurabilityConfig,
     ) -> Self {
         let max_open = usize::try_from(connections)
             .unwrap_or(usize::MAX)
@@ -107,13 +118,31 @@ impl Database {
                 max_open,
                 permits: Arc::new(Semaphore::new(max_open)),
                 idle: Mutex::default(),
+                primary: Primary::new(stage, durability),
+                verifying: tokio::sync::Mutex::default(),
             }),
         }
     }
 
     /// Runs `work` on a connection. If there is no response in time, the connection is closed, and
-    /// whether the work took effect is unknown.
+    /// whether the work took effect is unknown. That is unknown, too, if the server responded but
+    /// turns out to have been replaced meanwhile.
     pub async fn run<T, E: From<Error>>(
+        &self,
+        work: impl AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.pool.primary.check()?;
+        self.use_connection(work).await
+    }
+
+    /// Commits the next pulse of this process; the caller does so once a second. It also runs while
+    /// the server is not fit for other work, because the pulse finds out when it is fit again.
+    pub async fn pulse(&self) -> Result<Pulse> {
+        self.use_connection(async |connection| self.pool.primary.pulse(connection).await)
+            .await
+    }
+
+    async fn use_connection<T, E: From<Error>>(
         &self,
         work: impl AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
     ) -> Result<T, E> {
@@ -123,14 +152,17 @@ impl Database {
         let Some(open) = &mut used.open else {
             return Err(self.pool.no_connection().into());
         };
-        if let Ok(done) = timeout(self.pool.deadline, work(&mut open.connection)).await {
-            used.succeeded = done.is_ok();
-            done
-        } else {
+        let opened_at = open.opened_at;
+        let Ok(done) = timeout(self.pool.deadline, work(&mut open.connection)).await else {
             self.pool.mark_all_lost();
             used.open = None;
-            Err(Error::Silent(self.pool.deadline).into())
+            return Err(Error::Silent(self.pool.deadline).into());
+        };
+        used.succeeded = done.is_ok();
+        if done.is_ok() && !self.pool.primary.is_believed(opened_at) {
+            self.pool.verify(opened_at).await?;
         }
+        done
     }
 
     /// The number of connections in use, and of those that are free or may still be opened.
@@ -170,7 +202,8 @@ impl Pool {
         let mut idle = self.lock_idle();
         let lost_at = idle.lost_at;
         while let Some(open) = idle.connections.pop() {
-            if lost_at.is_none_or(|lost_at| open.opened_at > lost_at) {
+            let is_lost = lost_at.is_some_and(|lost_at| open.opened_at <= lost_at);
+            if !is_lost && !self.primary.is_replaced(open.opened_at) {
                 return Some(open);
             }
         }
@@ -187,7 +220,15 @@ impl Pool {
                 // Boxed, because this future is large and rarely needed, and every use of the pool
                 // would carry it.
                 let opening = Box::pin(PgConnection::connect_with(&self.options));
-                match nodelay::opened(self.options.get_port(), opening).await {
+                let opened = nodelay::opened(self.options.get_port(), opening).await;
+                let examined = match opened {
+                    Ok(mut connection) => {
+                        let examined = self.primary.examine(&mut connection).await;
+                        examined.map(|()| connection)
+                    }
+                    Err(error) => Err(error.into()),
+                };
+                match examined {
                     Ok(connection) => {
                         return Ok(Open {
                             connection,
@@ -195,7 +236,7 @@ impl Pool {
                         });
                     }
                     Err(error) if is_transient(&error) => last = Some(error),
-                    Err(error) => return Err(error.into()),
+                    Err(error) => return Err(error),
                 }
                 tokio::time::sleep(pause).await;
                 pause *= 2;
@@ -203,8 +244,23 @@ impl Pool {
         };
         match timeout(patience, connecting).await {
             Ok(result) => result,
-            Err(_) => Err(last.map_or_else(|| self.no_connection(), Error::from)),
+            Err(_) => Err(last.unwrap_or_else(|| self.no_connection())),
         }
+    }
+
+    /// Finds out by a new connection whether the server that a connection of this age leads to is
+    /// still the primary. Otherwise what it said does not count.
+    async fn verify(&self, opened_at: Instant) -> Result<()> {
+        let _one_at_a_time = self.verifying.lock().await;
+        // Another response may have led to the same question meanwhile, and to its answer.
+        if !self.primary.is_replaced(opened_at) && !self.primary.is_believed(opened_at) {
+            let open = self.connect(ACQUIRE).await?;
+            tokio::spawn(timeout(self.deadline, open.connection.close()));
+        }
+        if self.primary.is_replaced(opened_at) {
+            return Err(Error::Replaced);
+        }
+        Ok(())
     }
 
     /// Takes a connection back after a clean use.
@@ -241,11 +297,18 @@ impl Pool {
 }
 
 /// Whether the server may accept a connection soon, because it is down, is starting (57P03), or has
-/// no free connection (53300).
-fn is_transient(error: &sqlx::Error) -> bool {
+/// no free connection (53300), or because a failover is under way and the address still leads to the
+/// wrong server.
+fn is_transient(error: &Error) -> bool {
     match error {
-        sqlx::Error::Io(error) => error.kind() == io::ErrorKind::ConnectionRefused,
-        sqlx::Error::Database(error) => matches!(error.code().as_deref(), Some("57P03" | "53300")),
+        Error::Unfit(unfit) => !unfit.needs_operator(),
+        Error::Database(error) => match &**error {
+            sqlx::Error::Io(error) => error.kind() == io::ErrorKind::ConnectionRefused,
+            sqlx::Error::Database(error) => {
+                matches!(error.code().as_deref(), Some("57P03" | "53300"))
+            }
+            _ => false,
+        },
         _ => false,
     }
 }

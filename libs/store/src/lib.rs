@@ -30,6 +30,7 @@ pub mod options;
 pub mod orders;
 pub mod partners;
 pub mod placements;
+pub mod primary;
 pub mod profile;
 pub mod provider_lanes;
 pub mod providers;
@@ -72,6 +73,15 @@ pub enum Error {
     /// statement took effect is unknown.
     #[error("database: no response within {0:?}; whether the statement took effect is unknown")]
     Silent(Duration),
+    /// The server responded after a silence, and meanwhile another one had become the primary. What
+    /// the old one committed is lost.
+    #[error(
+        "database: another server became the primary while this statement ran; whether the statement took effect is unknown"
+    )]
+    Replaced,
+    /// The server responds, but it must not be used. Nothing was sent to it.
+    #[error("database: {0}")]
+    Unfit(#[from] primary::Unfit),
     #[error(transparent)]
     Vault(#[from] vault::VaultError),
     #[error("the database holds a value that this version does not know: {0}")]

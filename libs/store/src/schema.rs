@@ -21,6 +21,7 @@ pub use roles::{ROLES, Role, grant, set_password};
 use crate::{
     Database, Error, Result,
     config::STARTUP_OPTIONS,
+    primary::Unfit,
     vault::{Vault, VaultError},
 };
 
@@ -50,6 +51,9 @@ pub enum SchemaError {
     Pooler,
     #[error("the stored secrets are encrypted under another master key: {0}")]
     MasterKey(VaultError),
+    /// Only variants that [an operator has to mend](Unfit::needs_operator).
+    #[error("PostgreSQL must not be used: {0}")]
+    Unfit(Unfit),
     #[error(transparent)]
     Store(Error),
 }
@@ -58,6 +62,7 @@ impl From<Error> for SchemaError {
     fn from(error: Error) -> Self {
         let refused = match &error {
             Error::Database(cause) => Self::refused(cause),
+            Error::Unfit(unfit) if unfit.needs_operator() => Some(Self::Unfit(unfit.clone())),
             _ => None,
         };
         refused.unwrap_or(Self::Store(error))

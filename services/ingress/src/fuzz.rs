@@ -14,6 +14,7 @@ use domain::ActivationCode;
 use signing::{SecretKey, qr::Keys, request as signature};
 use store::{
     config::{DatabaseConfig, PoolConfig},
+    primary::DurabilityConfig,
     vault::{Keyring, Vault},
 };
 use tokio::runtime::Runtime;
@@ -57,6 +58,7 @@ impl Default for Harness {
                 server: DatabaseConfig { database_url },
                 database_connections: 1,
                 database_timeout: Duration::from_secs(1),
+                durability: DurabilityConfig::default(),
             };
             let database = pool.open("fuzz").expect("a URL");
             let vault =

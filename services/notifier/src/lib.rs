@@ -46,6 +46,7 @@ use clap::Parser;
 use pipeline::{
     Nats, NatsConfig,
     metrics::{DueRows, Watched, watch as watch_streams},
+    pulse,
     streams::{DEAD, READY, Source},
     worker::{self, Limits},
 };
@@ -62,7 +63,7 @@ use store::{
         self,
         endpoints::{self, BlockPolicy},
     },
-    schema::{self, SchemaError},
+    schema,
     vault::Keyring,
 };
 use webhooks::{
@@ -79,8 +80,6 @@ use crate::{
 
 /// The durable consumer that all notifiers share.
 const CONSUMER: &str = "notifier";
-/// How often the database is checked for readiness.
-const LOOK: Duration = Duration::from_secs(1);
 /// How often the gauges of stored rows, such as exhausted deliveries, are updated.
 const STANDING: Duration = Duration::from_secs(5);
 /// The default of `RETRY_SCHEDULE`: eight attempts over about 28 hours.
@@ -335,9 +334,10 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         None => return Ok(()),
         Some(checked) => checked?,
     }
+    // NATS does not count for readiness, because looks at due work find every delivery without it.
     shutdown.spawn(
-        "readiness",
-        watch(database.clone(), readiness, shutdown.clone()),
+        "pulse",
+        pulse::run(database.clone(), readiness, shutdown.clone()),
     );
 
     shutdown.spawn(
@@ -389,23 +389,6 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let finished = shutdown.finished().await;
     nats.flush().await;
     finished
-}
-
-/// Updates readiness by the state of the database. NATS does not count, because looks at due work
-/// find every delivery without it.
-async fn watch(database: Database, readiness: Readiness, shutdown: Shutdown) -> anyhow::Result<()> {
-    let mut ticks = shutdown.ticks(LOOK);
-    while ticks.next().await {
-        // Only a database that does not respond counts. A newer schema is normal during a rollout,
-        // and an old one has ended the start already.
-        let checked = database.run(async |connection| schema::check(connection).await);
-        if let Err(SchemaError::Store(error)) = checked.await {
-            readiness.set_not_ready("database", error.to_string());
-        } else {
-            readiness.set_ready("database");
-        }
-    }
-    Ok(())
 }
 
 /// Updates the gauges of stored rows until the soft stop.

@@ -131,6 +131,7 @@ mod tests {
 
     use futures_util::future::BoxFuture;
     use store::config::{DatabaseConfig, PoolConfig};
+    use store::primary::DurabilityConfig;
     use store::providers::BreakerLimits;
 
     use super::*;
@@ -168,6 +169,7 @@ mod tests {
             server,
             database_connections: 1,
             database_timeout: Duration::from_secs(5),
+            durability: DurabilityConfig::default(),
         }
         .open("test")
         .unwrap();

@@ -52,6 +52,7 @@ use clap::Parser;
 use pipeline::{
     Nats, NatsConfig,
     metrics::{Watched as WatchedStream, watch as watch_streams},
+    pulse,
     streams::{JOBS, Source},
     timing::PLACEMENT_FIRST_LEASE,
     worker::{self, LaneState, LaneStates, Limits},
@@ -382,7 +383,9 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     if checked {
         let instance = Uuid::now_v7().simple().to_string();
         let watched = start_providers(&config, providers, &instance, &reporter, &parts, &shutdown);
-        start_watches(&config, watched, instance, &parts, readiness, &shutdown);
+        start_watches(&config, watched, instance, &parts, &shutdown);
+        let pulse = pulse::run(parts.database.clone(), readiness, shutdown.clone());
+        shutdown.spawn("pulse", pulse);
         start_sweep(parts.database.clone(), &shutdown);
         let backlogs =
             parts
@@ -558,7 +561,6 @@ fn start_watches(
     watched: Vec<Watched>,
     instance: String,
     parts: &Parts,
-    readiness: Readiness,
     shutdown: &Shutdown,
 ) {
     let watching = watch::watch(
@@ -566,7 +568,6 @@ fn start_watches(
         instance,
         parts.database.clone(),
         parts.metrics.clone(),
-        readiness,
         shutdown.clone(),
     );
     shutdown.spawn("providers", watching);

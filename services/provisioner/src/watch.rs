@@ -4,14 +4,14 @@
 //!
 //! In the other direction, the loop publishes for operators which lanes this process holds back,
 //! and why. Nothing here decides whether something is bought. After a failed read, the process
-//! works on with what it knew, and reports that it is not ready.
+//! works on with what it knew.
 
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use runtime::{Shutdown, health::Readiness};
+use runtime::Shutdown;
 use store::{
     Database, PgConnection,
     provider_lanes::{self, HeldBackLane},
@@ -141,13 +141,12 @@ async fn breakers(
     providers::list(connection).await
 }
 
-/// Refreshes all providers once a second until the soft stop, and reports the database's state.
+/// Refreshes all providers once a second until the soft stop.
 pub async fn watch(
     mut watched: Vec<Watched>,
     instance: String,
     database: Database,
     metrics: Metrics,
-    readiness: Readiness,
     shutdown: Shutdown,
 ) -> anyhow::Result<()> {
     let mut ticks = shutdown.ticks(PERIOD);
@@ -166,15 +165,11 @@ pub async fn watch(
             }
             Ok::<_, store::Error>(())
         });
-        match refreshed.await {
-            Ok(()) => readiness.set_ready("database"),
-            Err(error) => {
-                readiness.set_not_ready("database", "it does not respond");
-                tracing::warn!(
-                    %error,
-                    "cannot refresh the state of the providers; working on with what was read last"
-                );
-            }
+        if let Err(error) = refreshed.await {
+            tracing::warn!(
+                %error,
+                "cannot refresh the state of the providers; working on with what was read last"
+            );
         }
     }
     Ok(())

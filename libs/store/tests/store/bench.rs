@@ -18,6 +18,7 @@ use store::placements::{
     self, Activity, Claim, Claimed, KnownColumns, Outcome, Progress, ReadyProfile, Settled,
     Settlement, Unit,
 };
+use store::primary::DurabilityConfig;
 use store::work::Page;
 use store::{schema, vault::Vault};
 use testkit::database::Database;
@@ -56,6 +57,7 @@ pub fn config(url: &str) -> PoolConfig {
         },
         database_connections: 10,
         database_timeout: Duration::from_secs(8),
+        durability: DurabilityConfig::default(),
     }
 }
 

@@ -23,6 +23,7 @@ use std::{
 
 use domain::{Environment, OptionId, PartnerId};
 use governor::{DefaultDirectRateLimiter, Quota};
+use pipeline::pulse;
 use runtime::{Shutdown, health::Readiness};
 use signing::SecretKey;
 use store::{
@@ -309,7 +310,8 @@ impl Directory {
     }
 
     /// Reads the changes from the database until the soft stop. It also checks the schema once,
-    /// when the database is first reached; a wrong schema is an error that ends the process.
+    /// when the database is first reached; a wrong schema, or a database that must not be used, is
+    /// an error that ends the process. After that, the pulse keeps the readiness up to date.
     pub(crate) async fn refresh(
         self: Arc<Self>,
         ready: Readiness,
@@ -317,22 +319,29 @@ impl Directory {
     ) -> anyhow::Result<()> {
         let stop = shutdown.soft();
         let mut seen = Seen::default();
+        let mut not_pulsing = Some(ready);
         loop {
             let changes =
                 async |connection: &mut PgConnection| self.changes(connection, &mut seen).await;
             match self.database.run(changes).await {
-                Ok(()) => ready.set_ready("database"),
-                Err(SchemaError::Store(error)) => {
-                    // Readiness does not change. If all replicas became unready, the proxy would
-                    // have nowhere to send requests to, and partners would get its errors instead
-                    // of the specified 500.
+                Ok(()) => {
+                    if let Some(ready) = not_pulsing.take() {
+                        let pulse = pulse::run(self.database.clone(), ready, shutdown.clone());
+                        shutdown.spawn("pulse", pulse);
+                    }
+                }
+                // A server that became unfit later may become fit again, for example when its
+                // standby is back.
+                Err(wrong) if not_pulsing.is_some() && !matches!(wrong, SchemaError::Store(_)) => {
+                    return Err(wrong.into());
+                }
+                Err(error) => {
                     tracing::warn!(
                         %error,
                         "cannot read the changes of partners and options; ingress goes on with those that it knows, \
                          and retries in half a second"
                     );
                 }
-                Err(wrong) => return Err(wrong.into()),
             }
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),

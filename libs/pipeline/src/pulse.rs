@@ -1,0 +1,88 @@
+//! The pulse: every stage commits one small row once a second, and this module tells operators what
+//! it shows (docs/decisions/0026-any-server-lost.md).
+//!
+//! Readiness follows the pulse, because a server that accepts connections but commits nothing is of
+//! no use to any stage. What the pulse protects, the fence after lost commits, is in
+//! [`store::primary`]; nothing there depends on this loop being on time.
+
+use std::{
+    pin::pin,
+    time::{Duration, Instant},
+};
+
+use runtime::{Shutdown, health::Readiness};
+use store::Database;
+use tokio::time::timeout;
+
+use crate::metrics::PulseMetrics;
+
+/// The interval between two pulses.
+const PERIOD: Duration = Duration::from_secs(1);
+/// The stage is not ready while a pulse takes longer than this.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Sends pulses until the soft stop, and keeps the part `database` of the readiness up to date. The
+/// schema must have been checked, because an older one has no table for pulses.
+pub async fn run(
+    database: Database,
+    readiness: Readiness,
+    shutdown: Shutdown,
+) -> anyhow::Result<()> {
+    let metrics = PulseMetrics::new();
+    let mut outage = Outage {
+        readiness,
+        began: None,
+    };
+    let mut ticks = shutdown.ticks(PERIOD);
+    while ticks.next().await {
+        let began = Instant::now();
+        let mut pulse = pin!(database.pulse());
+        let committed = match timeout(PATIENCE, &mut pulse).await {
+            Ok(committed) => committed,
+            Err(_) => {
+                outage.continues(began, &format!("a commit takes longer than {PATIENCE:?}"));
+                pulse.await
+            }
+        };
+        match committed {
+            Ok(pulse) => {
+                metrics.show(&pulse, began.elapsed());
+                outage.ends();
+            }
+            Err(error) => outage.continues(began, &error.to_string()),
+        }
+    }
+    Ok(())
+}
+
+/// The time during which nothing can be committed. It is logged at its beginning and at its end
+/// only.
+struct Outage {
+    readiness: Readiness,
+    began: Option<Instant>,
+}
+
+impl Outage {
+    fn continues(&mut self, since: Instant, error: &str) {
+        self.readiness.set_not_ready("database", error);
+        if self.began.is_none() {
+            self.began = Some(since);
+            tracing::error!(
+                error,
+                "PostgreSQL accepts no commits, so this stage is not ready; it tries again once a second, and nothing \
+                 that was acknowledged is lost"
+            );
+        }
+    }
+
+    fn ends(&mut self) {
+        self.readiness.set_ready("database");
+        if let Some(began) = self.began.take() {
+            let outage = began.elapsed().as_secs_f64();
+            tracing::info!(
+                outage,
+                "PostgreSQL accepts commits again; `outage` is in seconds"
+            );
+        }
+    }
+}

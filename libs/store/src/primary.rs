@@ -1,0 +1,541 @@
+//! What the pool knows about the primary, the PostgreSQL server that takes the writes, and the fence
+//! that stops all purchases if that server has lost commits (docs/decisions/0026-any-server-lost.md).
+//!
+//! The pool ([`crate::database`]) relies on this module for three things:
+//!
+//! - A new connection is used only after [`Primary::examine`] has looked at its server. A standby is
+//!   refused, and so is a primary that was replaced, and a server that acknowledges commits earlier
+//!   than the operator allows.
+//! - If the new connection leads to another primary than before, or to one that was restored, and
+//!   acknowledged commits may be missing there, the breakers of all providers are opened before
+//!   anything else runs. Otherwise purchases that the database has forgotten would be made again.
+//! - A primary that froze, was replaced and then continues does not know that it was replaced. So
+//!   after a silence of [`SILENCE`], [`Primary::is_believed`] is false until a new connection has
+//!   been examined.
+//!
+//! The pulse ([`Primary::pulse`]) is a row that every process commits once a second. It shows
+//! whether commits get through, whether they would survive the loss of the primary, and whether the
+//! server still has the last pulse that it acknowledged.
+
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant, SystemTime},
+};
+
+use clap::Args;
+use sqlx::{AssertSqlSafe, PgConnection, Row, postgres::PgRow};
+use uuid::Uuid;
+
+use crate::{Error, Result};
+
+/// After a silence of this length, a response of the server is believed only if a new connection
+/// shows that the server is still the primary. A healthy process never has such a silence, because
+/// of its pulse. A failover takes longer, because the failover manager must notice the silence
+/// first.
+pub(crate) const SILENCE: Duration = Duration::from_secs(2);
+/// A program does not start if its clock and the server's differ by more than this. Partners sign
+/// the time of their requests, so ingress would refuse all of them at a difference of five minutes.
+const LARGEST_SKEW_AT_START: Duration = Duration::from_secs(30);
+/// The age after which the pulse of a process that is gone is deleted.
+const OLD: Duration = Duration::from_hours(24);
+
+/// What the operator demands of the commits of the server.
+#[derive(Args, Clone, Copy, Debug, Default)]
+#[command(next_help_heading = "PostgreSQL")]
+pub struct DurabilityConfig {
+    /// Work only while every commit waits for a standby
+    ///
+    /// If the primary is lost, a standby that was synchronous has every order that was answered. An
+    /// asynchronous one misses the last commits: answered orders are gone, and purchases have no
+    /// order. With this setting a stage does not start, and stops accepting, buying and delivering,
+    /// while `synchronous_standby_names` of the server is empty or its `synchronous_commit` is
+    /// `local` or `off`. Set it wherever a standby may be promoted automatically.
+    #[arg(
+        long,
+        env = "REQUIRE_SYNCHRONOUS",
+        default_value_t = false,
+        default_missing_value = "true",
+        num_args = 0..=1,
+        action = clap::ArgAction::Set
+    )]
+    pub require_synchronous: bool,
+    /// Start although `synchronous_commit` of the server is `off`
+    ///
+    /// Such a server acknowledges a commit before it is on disk, so a crash of the server alone
+    /// loses answered orders and forgets purchases. Without this setting a stage refuses to start
+    /// on it. Use it for tests that do not care about their data.
+    #[arg(
+        long,
+        env = "ALLOW_ASYNCHRONOUS_COMMIT",
+        default_value_t = false,
+        default_missing_value = "true",
+        num_args = 0..=1,
+        action = clap::ArgAction::Set
+    )]
+    pub allow_asynchronous_commit: bool,
+}
+
+/// Why a server is not used, although it responds.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unfit {
+    #[error(
+        "the server is a standby, which takes no writes; DATABASE_URL, or the proxy that it names, must lead to the primary"
+    )]
+    Standby,
+    #[error(
+        "the server is on timeline {found}, but a server on timeline {newest} has taken its place; DATABASE_URL, or the \
+         proxy that it names, must lead to the new primary, and the old one must be stopped"
+    )]
+    Replaced {
+        /// Of the server that was connected.
+        found: u32,
+        /// The latest timeline that this process has seen.
+        newest: u32,
+    },
+    #[error(
+        "synchronous_commit of the server is off, so a crash would lose acknowledged orders and purchases: turn it on, or \
+         set ALLOW_ASYNCHRONOUS_COMMIT=true if the data may be lost"
+    )]
+    AsynchronousCommit,
+    #[error(
+        "commits do not wait for a standby (synchronous_standby_names is {names:?}, synchronous_commit is {commit}), but \
+         REQUIRE_SYNCHRONOUS is set: connect a synchronous standby, or unset REQUIRE_SYNCHRONOUS to work without one"
+    )]
+    NotReplicated { names: String, commit: String },
+    #[error(
+        "the clock of this machine differs from PostgreSQL's by {difference:?}, and at most {LARGEST_SKEW_AT_START:?} is \
+         allowed at the start: synchronise both clocks (NTP) and start again"
+    )]
+    Clock { difference: Duration },
+}
+
+impl Unfit {
+    /// Whether only an operator can mend this, so that a program that starts should end.
+    pub fn needs_operator(&self) -> bool {
+        matches!(
+            self,
+            Self::AsynchronousCommit | Self::NotReplicated { .. } | Self::Clock { .. }
+        )
+    }
+}
+
+/// The result of a pulse.
+#[derive(Clone, Copy, Debug)]
+pub struct Pulse {
+    /// Whether a commit survives the loss of the primary, because it waits for a standby.
+    pub is_replicated: bool,
+    /// How far the server's clock is ahead of this machine's, in seconds. It is negative if it is
+    /// behind.
+    pub clock_ahead: f64,
+    /// How often this process has found that commits were lost.
+    pub losses: u64,
+}
+
+/// What one process knows of the primary.
+#[derive(Debug)]
+pub(crate) struct Primary {
+    /// Identifies the process in `pulses`.
+    instance: Uuid,
+    /// The name of the stage.
+    stage: String,
+    durability: DurabilityConfig,
+    /// Held while a new connection is examined, so that none is used before the fence has done its
+    /// work on the first connection to another primary.
+    examining: tokio::sync::Mutex<()>,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug)]
+struct Known {
+    /// The timeline of the primary; `None` before the first connection. It grows with each
+    /// promotion.
+    timeline: Option<u32>,
+    /// When another primary was found. Older connections lead to the one that was replaced.
+    replaced_at: Option<Instant>,
+    /// When the server last responded. `None` before the first connection.
+    heard_at: Option<Instant>,
+    /// Why nothing may run, if the last pulse found the server unfit.
+    unfit: Option<Unfit>,
+    /// The number of the last pulse that was sent, whatever became of it.
+    sent: i64,
+    /// The number of the last pulse that was acknowledged; 0 before the first.
+    acknowledged: i64,
+    /// Whether commits waited for a standby when that pulse was acknowledged.
+    is_replicated: bool,
+    losses: u64,
+}
+
+/// The properties of a server that matter here.
+struct Server {
+    /// `None`: it is a standby.
+    timeline: Option<u32>,
+    synchronous_commit: String,
+    standby_names: String,
+    /// How far its clock is ahead of ours, in seconds.
+    clock_ahead: f64,
+}
+
+/// The columns that [`Server::of`] reads. This is not a prepared statement, because through a pooler
+/// another session may already use its name.
+const SERVER: &str = "\
+    CASE WHEN pg_is_in_recovery() THEN NULL ELSE left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END AS timeline, \
+    current_setting('synchronous_commit') AS synchronous_commit, \
+    current_setting('synchronous_standby_names') AS standby_names, \
+    extract(epoch FROM clock_timestamp())::float8 AS clock";
+
+impl Server {
+    /// Reads the columns of [`SERVER`]. `asked` is our time in the middle of the round trip, in
+    /// seconds of Unix time.
+    fn of(row: &PgRow, asked: f64) -> Result<Self> {
+        let timeline: Option<String> = row.try_get("timeline")?;
+        let clock: f64 = row.try_get("clock")?;
+        Ok(Self {
+            timeline: timeline.and_then(|digits| u32::from_str_radix(&digits, 16).ok()),
+            synchronous_commit: row.try_get("synchronous_commit")?,
+            standby_names: row.try_get("standby_names")?,
+            clock_ahead: clock - asked,
+        })
+    }
+
+    fn is_replicated(&self) -> bool {
+        !self.standby_names.trim().is_empty()
+            && !matches!(self.synchronous_commit.as_str(), "off" | "local")
+    }
+
+    /// Whether the operator accepts how the server commits.
+    fn check(&self, durability: DurabilityConfig) -> Result<(), Unfit> {
+        if self.synchronous_commit == "off" && !durability.allow_asynchronous_commit {
+            return Err(Unfit::AsynchronousCommit);
+        }
+        if durability.require_synchronous && !self.is_replicated() {
+            return Err(Unfit::NotReplicated {
+                names: self.standby_names.clone(),
+                commit: self.synchronous_commit.clone(),
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Primary {
+    pub(crate) fn new(stage: &str, durability: DurabilityConfig) -> Self {
+        Self {
+            instance: Uuid::now_v7(),
+            stage: stage.to_owned(),
+            durability,
+            examining: tokio::sync::Mutex::default(),
+            known: Mutex::new(Known {
+                timeline: None,
+                replaced_at: None,
+                heard_at: None,
+                unfit: None,
+                sent: 0,
+                acknowledged: 0,
+                is_replicated: false,
+                losses: 0,
+            }),
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Refuses to run anything while the server does not commit as the operator demands.
+    pub(crate) fn check(&self) -> Result<()> {
+        match &self.known().unfit {
+            Some(unfit) => Err(Error::Unfit(unfit.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether another primary was found after this time, so that a connection opened then leads to
+    /// the server that it replaced.
+    pub(crate) fn is_replaced(&self, opened_at: Instant) -> bool {
+        self.known()
+            .replaced_at
+            .is_some_and(|replaced_at| opened_at <= replaced_at)
+    }
+
+    /// Notes that a connection opened at this time has responded. Returns whether the response is
+    /// believed. If not, the server was silent for so long that another one may have taken its
+    /// place, and the caller has to examine a new connection first.
+    pub(crate) fn is_believed(&self, opened_at: Instant) -> bool {
+        let now = Instant::now();
+        let mut known = self.known();
+        let is_replaced = known
+            .replaced_at
+            .is_some_and(|replaced_at| opened_at <= replaced_at);
+        let was_silent = known
+            .heard_at
+            .is_none_or(|heard_at| now.saturating_duration_since(heard_at) > SILENCE);
+        if is_replaced || was_silent {
+            return false;
+        }
+        known.heard_at = Some(now);
+        true
+    }
+
+    /// Examines the server of a new connection, before anything else runs on it. If it is another
+    /// primary than before and commits may be missing there, this opens the breakers of all
+    /// providers.
+    pub(crate) async fn examine(&self, connection: &mut PgConnection) -> Result<()> {
+        let _one_at_a_time = self.examining.lock().await;
+        let asking = Asking::begin();
+        let query = AssertSqlSafe(format!("SELECT {SERVER}"));
+        let row = sqlx::raw_sql(query).fetch_one(&mut *connection).await?;
+        let server = Server::of(&row, asking.middle())?;
+        let timeline = server.timeline.ok_or(Unfit::Standby)?;
+        server.check(self.durability)?;
+        let before = self.examined(timeline, &server)?;
+
+        if before.acknowledged > 0 {
+            let stored = self.stored_pulse(connection).await?;
+            let fault = before.fault(self.instance, timeline, stored);
+            if let Some(fault) = fault {
+                self.stop_buying(connection, &fault).await?;
+            }
+        }
+        let now = Instant::now();
+        let mut known = self.known();
+        known.timeline = Some(timeline);
+        known.heard_at = Some(now);
+        if before.timeline.is_some_and(|before| before < timeline) {
+            known.replaced_at = Some(now);
+            tracing::warn!(
+                timeline,
+                before = before.timeline,
+                "another PostgreSQL server has become the primary; the connections to the old one are closed"
+            );
+        }
+        Ok(())
+    }
+
+    /// Compares the timeline with the one that is known. Returns what was known before.
+    fn examined(&self, timeline: u32, server: &Server) -> Result<Before, Unfit> {
+        let known = self.known();
+        match known.timeline {
+            Some(newest) if timeline < newest => {
+                return Err(Unfit::Replaced {
+                    found: timeline,
+                    newest,
+                });
+            }
+            None if server.clock_ahead.abs() > LARGEST_SKEW_AT_START.as_secs_f64() => {
+                let difference = Duration::try_from_secs_f64(server.clock_ahead.abs().round());
+                return Err(Unfit::Clock {
+                    difference: difference.unwrap_or(Duration::MAX),
+                });
+            }
+            _ => {}
+        }
+        Ok(Before {
+            timeline: known.timeline,
+            acknowledged: known.acknowledged,
+            is_replicated: known.is_replicated,
+        })
+    }
+
+    /// The number of our pulse in the database; 0 if there is none.
+    async fn stored_pulse(&self, connection: &mut PgConnection) -> Result<i64> {
+        let query = sqlx::query_scalar!(
+            "SELECT number FROM pulses WHERE instance = $1",
+            self.instance
+        );
+        let number = query.fetch_optional(connection).await?;
+        Ok(number.unwrap_or_default())
+    }
+
+    /// Commits the next pulse, and compares the one before with the last one that was acknowledged.
+    pub(crate) async fn pulse(&self, connection: &mut PgConnection) -> Result<Pulse> {
+        let before = {
+            let mut known = self.known();
+            known.sent += 1;
+            Before {
+                timeline: known.timeline,
+                acknowledged: known.acknowledged,
+                is_replicated: known.is_replicated,
+            }
+        };
+        let number = self.known().sent;
+        if before.acknowledged == 0 {
+            self.delete_old(connection).await?;
+        }
+        let stored = self.stored_pulse(connection).await?;
+        if stored < before.acknowledged {
+            let timeline = before.timeline.unwrap_or_default();
+            if let Some(fault) = before.fault(self.instance, timeline, stored) {
+                self.stop_buying(connection, &fault).await?;
+            }
+        }
+        let asking = Asking::begin();
+        let query = sqlx::query!(
+            "INSERT INTO pulses (instance, stage, number, at) VALUES ($1, $2, $3, now())
+             ON CONFLICT (instance) DO UPDATE SET number = excluded.number, at = excluded.at",
+            self.instance,
+            self.stage,
+            number,
+        );
+        query.execute(&mut *connection).await?;
+        let query = AssertSqlSafe(format!("SELECT {SERVER}"));
+        let row = sqlx::raw_sql(query).fetch_one(connection).await?;
+        let server = Server::of(&row, asking.middle())?;
+        let unfit = server.check(self.durability).err();
+        let mut known = self.known();
+        known.acknowledged = known.acknowledged.max(number);
+        known.is_replicated = server.is_replicated();
+        known.unfit = unfit;
+        Ok(Pulse {
+            is_replicated: known.is_replicated,
+            clock_ahead: server.clock_ahead,
+            losses: known.losses,
+        })
+    }
+
+    /// Deletes the pulses of processes that have been gone for a day.
+    async fn delete_old(&self, connection: &mut PgConnection) -> Result<()> {
+        let statement = sqlx::query!(
+            "DELETE FROM pulses WHERE at < now() - make_interval(secs => $1)",
+            crate::seconds(OLD),
+        );
+        statement.execute(connection).await?;
+        Ok(())
+    }
+
+    /// The fence: opens the breakers of all providers until an operator closes them.
+    async fn stop_buying(&self, connection: &mut PgConnection, fault: &str) -> Result<()> {
+        sqlx::query!("SELECT commits_lost($1)", fault)
+            .fetch_one(connection)
+            .await?;
+        tracing::error!(
+            fault,
+            "PostgreSQL has lost commits, so it may have forgotten purchases; the breakers of all providers are open \
+             until an operator closes them (docs/operations.md#commitslost)"
+        );
+        let mut known = self.known();
+        known.losses += 1;
+        // The next loss is measured against what the server has now.
+        known.acknowledged = 0;
+        Ok(())
+    }
+}
+
+/// What was known before a connection was examined, or before a pulse.
+struct Before {
+    timeline: Option<u32>,
+    acknowledged: i64,
+    is_replicated: bool,
+}
+
+impl Before {
+    /// What is wrong with a server on this timeline that has the pulse `stored`; `None` if no commit
+    /// can be missing.
+    fn fault(&self, instance: Uuid, timeline: u32, stored: i64) -> Option<String> {
+        if stored < self.acknowledged {
+            return Some(format!(
+                "commits were lost: the database has pulse {stored} of process {instance}, and pulse {} was acknowledged",
+                self.acknowledged
+            ));
+        }
+        let is_promoted = self.timeline.is_some_and(|before| before < timeline);
+        if is_promoted && !self.is_replicated {
+            return Some(format!(
+                "commits may be lost: the timeline changed from {} to {timeline}, and commits did not wait for a standby \
+                 before",
+                self.timeline.unwrap_or_default()
+            ));
+        }
+        None
+    }
+}
+
+/// A question to the server, whose clock is compared with ours.
+struct Asking {
+    began: Instant,
+    at: SystemTime,
+}
+
+impl Asking {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "our clock is compared with the server's, and no rule depends on the time"
+    )]
+    fn begin() -> Self {
+        Self {
+            began: Instant::now(),
+            at: SystemTime::now(),
+        }
+    }
+
+    /// Our time in the middle of the round trip that ends now, in seconds of Unix time.
+    fn middle(&self) -> f64 {
+        let since_epoch = self.at.duration_since(SystemTime::UNIX_EPOCH);
+        (since_epoch.unwrap_or_default() + self.began.elapsed() / 2).as_secs_f64()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn before(is_replicated: bool) -> Before {
+        Before {
+            timeline: Some(3),
+            acknowledged: 7,
+            is_replicated,
+        }
+    }
+
+    fn is_fault(is_replicated: bool, timeline: u32, stored: i64) -> bool {
+        before(is_replicated)
+            .fault(Uuid::nil(), timeline, stored)
+            .is_some()
+    }
+
+    #[test]
+    fn commits_are_missing_if_the_pulse_went_back_or_an_asynchronous_standby_was_promoted() {
+        assert!(!is_fault(true, 3, 7) && !is_fault(false, 3, 8));
+        assert!(is_fault(true, 3, 6) && is_fault(true, 4, 6));
+        assert!(!is_fault(true, 4, 7));
+        assert!(is_fault(false, 4, 7));
+    }
+
+    fn server(commit: &str, names: &str) -> Server {
+        Server {
+            timeline: Some(1),
+            synchronous_commit: commit.to_owned(),
+            standby_names: names.to_owned(),
+            clock_ahead: 0.0,
+        }
+    }
+
+    #[test]
+    fn commits_count_as_replicated_only_if_they_wait_for_a_standby() {
+        for commit in ["on", "remote_write", "remote_apply"] {
+            assert!(server(commit, "ANY 1 (*)").is_replicated(), "{commit}");
+            assert!(!server(commit, " ").is_replicated(), "{commit}");
+        }
+        for commit in ["off", "local"] {
+            assert!(!server(commit, "ANY 1 (*)").is_replicated(), "{commit}");
+        }
+    }
+
+    #[test]
+    fn what_the_operator_demands_is_checked() {
+        let demands = |require_synchronous, allow_asynchronous_commit| DurabilityConfig {
+            require_synchronous,
+            allow_asynchronous_commit,
+        };
+        let off = server("off", "");
+        assert_eq!(
+            off.check(demands(false, false)),
+            Err(Unfit::AsynchronousCommit)
+        );
+        assert_eq!(off.check(demands(false, true)), Ok(()));
+        let alone = server("on", "");
+        assert_eq!(alone.check(demands(false, false)), Ok(()));
+        let refused = alone.check(demands(true, false)).unwrap_err();
+        assert!(refused.to_string().contains("REQUIRE_SYNCHRONOUS"));
+        assert_eq!(server("on", "*").check(demands(true, false)), Ok(()));
+    }
+}
