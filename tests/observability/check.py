@@ -359,7 +359,11 @@ class Prometheus:
 
 
 # A system that is well has none of these.
-NEVER_WHEN_WELL = {("http_response_status_code", "5.."), ("reason", "in_flight_share|delay_share|memory_share")}
+NEVER_WHEN_WELL = {
+    ("http_response_status_code", "5.."),
+    ("reason", "in_flight_share|delay_share|memory_share"),
+    ("reason", "delay|delay_share"),
+}
 
 
 def check_names(prometheus, expr, where):
