@@ -37,12 +37,11 @@ pub async fn run(
     while ticks.next().await {
         let began = Instant::now();
         let mut pulse = pin!(database.pulse());
-        let committed = match timeout(PATIENCE, &mut pulse).await {
-            Ok(committed) => committed,
-            Err(_) => {
-                outage.continues(began, &format!("a commit takes longer than {PATIENCE:?}"));
-                pulse.await
-            }
+        let committed = if let Ok(committed) = timeout(PATIENCE, &mut pulse).await {
+            committed
+        } else {
+            outage.continues(began, &format!("a commit takes longer than {PATIENCE:?}"));
+            pulse.await
         };
         match committed {
             Ok(pulse) => {

@@ -1,5 +1,6 @@
-//! What the pool knows about the primary, the PostgreSQL server that takes the writes, and the fence
-//! that stops all purchases if that server has lost commits (docs/decisions/0026-any-server-lost.md).
+//! What the pool knows about the primary, the PostgreSQL server that takes the writes, and the
+//! commit fence, which stops all purchases if that server has lost commits
+//! (docs/decisions/0026-any-server-lost.md).
 //!
 //! The pool ([`crate::database`]) relies on this module for three things:
 //!
@@ -402,7 +403,7 @@ impl Primary {
         Ok(())
     }
 
-    /// The fence: opens the breakers of all providers until an operator closes them.
+    /// The commit fence: opens the breakers of all providers until an operator closes them.
     async fn stop_buying(&self, connection: &mut PgConnection, fault: &str) -> Result<()> {
         sqlx::query!("SELECT commits_lost($1)", fault)
             .fetch_one(connection)
@@ -518,6 +519,44 @@ mod tests {
         for commit in ["off", "local"] {
             assert!(!server(commit, "ANY 1 (*)").is_replicated(), "{commit}");
         }
+    }
+
+    #[test]
+    fn a_start_with_a_wrong_clock_is_refused_and_an_older_timeline_at_any_time() {
+        let primary = Primary::new("test", DurabilityConfig::default());
+        let mut ahead = server("on", "");
+        ahead.clock_ahead = -600.0;
+        let refused = primary.examined(3, &ahead).err().unwrap();
+        assert!(
+            refused.to_string().contains("by 600s") && refused.needs_operator(),
+            "{refused}"
+        );
+        primary.known().timeline = Some(3);
+        assert!(
+            primary.examined(3, &ahead).is_ok(),
+            "only the start is refused"
+        );
+        let refused = primary.examined(2, &server("on", "")).err().unwrap();
+        let expected = Unfit::Replaced {
+            found: 2,
+            newest: 3,
+        };
+        assert_eq!(refused, expected);
+        assert!(!refused.needs_operator());
+    }
+
+    #[test]
+    fn after_a_silence_and_after_a_promotion_a_response_is_not_believed() {
+        let primary = Primary::new("test", DurabilityConfig::default());
+        let opened_at = Instant::now();
+        assert!(!primary.is_believed(opened_at), "nothing was examined yet");
+        primary.known().heard_at = Some(Instant::now());
+        assert!(primary.is_believed(opened_at));
+        primary.known().heard_at = Instant::now().checked_sub(SILENCE + Duration::from_millis(1));
+        assert!(!primary.is_believed(opened_at));
+        primary.known().heard_at = Some(Instant::now());
+        primary.known().replaced_at = Some(Instant::now());
+        assert!(!primary.is_believed(opened_at) && primary.is_replaced(opened_at));
     }
 
     #[test]

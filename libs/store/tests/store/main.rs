@@ -40,6 +40,7 @@ mod operator;
 mod orders;
 mod plans;
 mod pooler;
+mod primary;
 mod provider_lanes;
 mod providers;
 mod recover;
