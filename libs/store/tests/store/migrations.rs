@@ -172,6 +172,7 @@ fn wrong_statement(
         "create view ",
         "insert into ",
         "comment on ",
+        "revoke execute on function ",
         "language plpgsql",
     ];
     (!starts(&harmless)).then_some(
