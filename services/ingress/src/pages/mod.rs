@@ -147,14 +147,15 @@ mod tests {
     }
 
     /// Whether `HAProxy` forwards this path to ingress. It forwards what no rule of its public
-    /// frontend refuses, answers or sends elsewhere.
+    /// frontend refuses, answers or sends elsewhere. Several backends lead to ingress.
     fn proxy_forwards(path: &str) -> bool {
         let configuration = include_str!("../../../../deploy/proxy/haproxy.cfg");
         let (_, public) = configuration.split_once("frontend public\n").unwrap();
         let (public, _) = public.split_once("\nbackend ").unwrap();
         let mut rules = public.lines().map(str::trim).filter(|line| {
             let harmless = ["set-var(", "disable-l7-retry"];
-            line.starts_with("use_backend ")
+            line.strip_prefix("use_backend ")
+                .is_some_and(|backend| !backend.starts_with("ingress"))
                 || line
                     .strip_prefix("http-request ")
                     .is_some_and(|action| !harmless.iter().any(|one| action.starts_with(one)))
