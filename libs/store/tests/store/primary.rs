@@ -1,13 +1,23 @@
 //! The pulse, the commit fence, and servers that must not be used.
 
-use std::time::Duration;
+use std::{
+    net::SocketAddr,
+    os::unix::fs::PermissionsExt,
+    time::{Duration, Instant},
+};
 
+use sqlx::{Connection, PgConnection};
 use store::{
     Database, Error,
     primary::{DurabilityConfig, Unfit},
     providers,
-    schema::SchemaError,
+    schema::{self, SchemaError},
 };
+use testkit::postgres::PostgresServer;
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use url::Url;
 
 use crate::bench::{Bench, VAULT, config};
 
@@ -104,7 +114,7 @@ async fn a_server_without_synchronous_commit_is_refused_unless_that_is_allowed()
             require_synchronous: true,
         },
     );
-    let wait = store::schema::wait(&demanding, &VAULT);
+    let wait = schema::wait(&demanding, &VAULT);
     let refused = tokio::time::timeout(Duration::from_secs(20), wait)
         .await
         .unwrap()
@@ -112,5 +122,178 @@ async fn a_server_without_synchronous_commit_is_refused_unless_that_is_allowed()
     assert!(
         matches!(refused, SchemaError::Unfit(Unfit::NotReplicated { .. })),
         "{refused}"
+    );
+}
+
+/// A route to the primary, as a proxy or a virtual address is one. When it is switched, new
+/// connections go to the other server, and old ones stay where they are.
+struct Route {
+    address: SocketAddr,
+    server: watch::Sender<String>,
+}
+
+impl Route {
+    async fn to(server: &PostgresServer) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let route = Self {
+            address: listener.local_addr().unwrap(),
+            server: watch::Sender::new(address_of(server)),
+        };
+        let current = route.server.subscribe();
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                let server = current.borrow().clone();
+                tokio::spawn(async move {
+                    if let Ok(mut server) = TcpStream::connect(server).await {
+                        let _ = copy_bidirectional(&mut client, &mut server).await;
+                    }
+                });
+            }
+        });
+        route
+    }
+
+    fn switch_to(&self, server: &PostgresServer) {
+        self.server.send_replace(address_of(server));
+    }
+}
+
+fn address_of(server: &PostgresServer) -> String {
+    let url: Url = server.url().parse().unwrap();
+    format!("{}:{}", url.host_str().unwrap(), url.port().unwrap())
+}
+
+/// A migrated primary with an asynchronous standby and one provider, and a pool that reaches the
+/// primary by a route.
+struct Pair {
+    primary: PostgresServer,
+    standby: PostgresServer,
+    route: Route,
+    database: Database,
+    /// Holds the servers' data.
+    _folder: tempfile::TempDir,
+}
+
+impl Pair {
+    async fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
+        let primary = PostgresServer::start(folder.path()).await.unwrap();
+        let mut connection = PgConnection::connect(primary.url()).await.unwrap();
+        schema::migrate(&mut connection).await.unwrap();
+        providers::register(&mut connection, &["a".to_owned()])
+            .await
+            .unwrap();
+        let standby = primary.start_standby(folder.path()).await.unwrap();
+        let route = Route::to(&primary).await;
+        let mut url: Url = primary.url().parse().unwrap();
+        url.set_port(Some(route.address.port())).unwrap();
+        let database = config(url.as_str()).open("store tests").unwrap();
+        Self {
+            primary,
+            standby,
+            route,
+            database,
+            _folder: folder,
+        }
+    }
+
+    /// The standby takes the place of the primary.
+    async fn fail_over(&self) {
+        self.standby.promote().await.unwrap();
+        self.route.switch_to(&self.standby);
+    }
+
+    /// Whether nothing may be bought.
+    async fn is_fenced(&self) -> bool {
+        let mut connection = PgConnection::connect(self.standby.url()).await.unwrap();
+        let breakers = providers::list(&mut connection).await.unwrap();
+        breakers[0].open_until.is_some()
+    }
+
+    /// Writes something that is not there yet.
+    async fn write(&self, provider: &str) -> Result<(), Error> {
+        let names = [provider.to_owned()];
+        self.database
+            .run(async |connection| providers::register(connection, &names).await)
+            .await
+    }
+}
+
+#[tokio::test]
+async fn after_the_loss_of_the_primary_a_synchronous_standby_goes_on_and_an_asynchronous_one_is_fenced()
+ {
+    for is_synchronous in [true, false] {
+        let mut pair = Pair::start().await;
+        if is_synchronous {
+            pair.primary.require_standby().await.unwrap();
+        }
+        for _ in 0..2 {
+            let pulse = pair.database.pulse().await.unwrap();
+            assert_eq!((pulse.is_replicated, pulse.losses), (is_synchronous, 0));
+        }
+        pair.primary.stop_immediately().await.unwrap();
+        pair.fail_over().await;
+
+        // Whatever comes first, the fence comes before it.
+        testkit::wait::soon("a write on the new primary", async || {
+            Ok(pair.write("b").await.is_ok().then_some(()))
+        })
+        .await;
+        assert_eq!(pair.is_fenced().await, !is_synchronous);
+        let pulse = pair.database.pulse().await.unwrap();
+        assert_eq!(pulse.losses, u64::from(!is_synchronous));
+        assert!(!pulse.is_replicated);
+    }
+}
+
+#[tokio::test]
+async fn a_primary_that_froze_and_was_replaced_is_not_believed() {
+    let pair = Pair::start().await;
+    pair.database.pulse().await.unwrap();
+    let frozen_at = Instant::now();
+    pair.primary.freeze().unwrap();
+    // This statement waits at the frozen primary, which will commit it.
+    let database = pair.database.clone();
+    let waiting = tokio::spawn(async move {
+        let names = ["lost".to_owned()];
+        database
+            .run(async |connection| providers::register(connection, &names).await)
+            .await
+    });
+    pair.fail_over().await;
+    // Without a silence of two seconds, nothing is suspicious.
+    tokio::time::sleep_until((frozen_at + Duration::from_millis(2500)).into()).await;
+    pair.primary.thaw().unwrap();
+
+    let answered: Result<(), Error> = waiting.await.unwrap();
+    let error = answered.unwrap_err();
+    assert!(matches!(error, Error::Replaced), "{error}");
+    // The new primary is used from now on, although the old one still accepts commits.
+    pair.write("kept").await.unwrap();
+    let mut connection = PgConnection::connect(pair.standby.url()).await.unwrap();
+    let names: Vec<String> = providers::list(&mut connection)
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|breaker| breaker.name)
+        .collect();
+    assert_eq!(names, ["a", "kept"]);
+    assert!(pair.is_fenced().await);
+
+    // A route that leads back to the old primary is refused.
+    pair.route.switch_to(&pair.primary);
+    let refused = pair
+        .database
+        .run(async |_| {
+            // The only open connection is in use, so the pool opens another one.
+            Ok::<_, Error>(pair.write("lost").await)
+        })
+        .await
+        .unwrap();
+    let error = refused.unwrap_err();
+    assert!(
+        matches!(error, Error::Unfit(Unfit::Replaced { .. })),
+        "{error}"
     );
 }

@@ -1,0 +1,104 @@
+//! A standby of a [`PostgresServer`], and what happens to primaries: a promotion, and a freeze during
+//! which the server neither answers nor closes a connection.
+
+use super::{PostgresServer, START, User};
+use crate::process::output;
+use crate::{required, wait};
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use sqlx::{Connection, PgConnection};
+use std::path::{Path, PathBuf};
+use url::Url;
+
+impl PostgresServer {
+    /// Copies this primary into `folder/standby`, and starts the copy as its asynchronous standby.
+    /// It has a port of its own.
+    pub async fn start_standby(&self, folder: &Path) -> Result<Self> {
+        let folder = folder.join("standby");
+        std::fs::create_dir(&folder)
+            .with_context(|| format!("cannot create {}", folder.display()))?;
+        let user = User::unprivileged().await?;
+        if let Some(user) = &user {
+            std::os::unix::fs::chown(&folder, Some(user.uid), Some(user.gid))?;
+        }
+        let port = crate::ports::free()?;
+        let mut url: Url = self.url.parse()?;
+        ensure!(url.set_port(Some(port)).is_ok(), "{url} takes no port");
+        let mut standby = Self {
+            programs: PathBuf::from(required("PG_BIN")?),
+            folder,
+            port,
+            url: url.to_string(),
+            user,
+            child: None,
+        };
+        let mut copy = standby.command("pg_basebackup");
+        copy.arg(format!("--dbname={}", self.url))
+            .arg(format!("--pgdata={}", standby.data().display()))
+            .args(["--write-recovery-conf", "--checkpoint=fast"]);
+        let output = output(&mut copy, START).await?;
+        ensure!(
+            output.status.success(),
+            "pg_basebackup: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+        standby.start_again().await?;
+        Ok(standby)
+    }
+
+    /// Runs one statement as the superuser.
+    pub async fn sql(&self, statement: &'static str) -> Result<()> {
+        let mut connection = PgConnection::connect(&self.url).await?;
+        sqlx::raw_sql(statement).execute(&mut connection).await?;
+        Ok(connection.close().await?)
+    }
+
+    /// Makes every commit of this primary wait for a standby, and waits until one is connected.
+    pub async fn require_standby(&self) -> Result<()> {
+        self.sql("ALTER SYSTEM SET synchronous_standby_names = '*'")
+            .await?;
+        self.sql("SELECT pg_reload_conf()").await?;
+        let mut connection = PgConnection::connect(&self.url).await?;
+        wait::until(START, "a synchronous standby", async || {
+            let query = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
+            let standbys: i64 = sqlx::query_scalar(query).fetch_one(&mut connection).await?;
+            Ok((standbys > 0).then_some(()))
+        })
+        .await?;
+        Ok(connection.close().await?)
+    }
+
+    /// Makes this standby the primary, and waits until it takes writes.
+    pub async fn promote(&self) -> Result<()> {
+        self.sql("SELECT pg_promote()").await
+    }
+
+    /// Stops all processes of the server where they are. Its connections stay open.
+    pub fn freeze(&self) -> Result<()> {
+        self.signal_all(Signal::STOP)
+    }
+
+    /// Lets a frozen server go on as if nothing had happened.
+    pub fn thaw(&self) -> Result<()> {
+        self.signal_all(Signal::CONT)
+    }
+
+    fn signal_all(&self, signal: Signal) -> Result<()> {
+        let first = self.child.as_ref().and_then(tokio::process::Child::id);
+        let first = first.context("postgres is not running")?;
+        // The first process comes first, because a frozen one starts no further processes.
+        let children = format!("/proc/{first}/task/{first}/children");
+        send(first, signal)?;
+        for child in std::fs::read_to_string(children)?.split_whitespace() {
+            // A child may have ended meanwhile.
+            let _ = send(child.parse()?, signal);
+        }
+        Ok(())
+    }
+}
+
+fn send(process: u32, signal: Signal) -> Result<()> {
+    let process = i32::try_from(process)?;
+    let process = Pid::from_raw(process).context("0 is not a process")?;
+    Ok(kill_process(process, signal)?)
+}
