@@ -283,14 +283,15 @@ async fn a_primary_that_froze_and_was_replaced_is_not_believed() {
 
     // A route that leads back to the old primary is refused.
     pair.route.switch_to(&pair.primary);
-    let refused = pair
-        .database
-        .run(async |_| {
-            // The only open connection is in use, so the pool opens another one.
-            Ok::<_, Error>(pair.write("lost").await)
-        })
-        .await
-        .unwrap();
+    let mut refused = None;
+    let held = pair.database.run(async |_| {
+        // The only open connection is in use, so the pool tries for three seconds to open another.
+        refused = Some(pair.write("lost").await);
+        Ok::<_, Error>(())
+    });
+    // After this silence, the connection in use is not believed either.
+    held.await.unwrap_err();
+    let refused = refused.unwrap();
     let error = refused.unwrap_err();
     assert!(
         matches!(error, Error::Unfit(Unfit::Replaced { .. })),
