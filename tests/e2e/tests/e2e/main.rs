@@ -40,6 +40,7 @@ mod limits_memory;
 mod ordering;
 mod pages;
 mod partner;
+mod pulse;
 mod qr;
 mod recover;
 mod resilience;

@@ -1,0 +1,56 @@
+//! What the pulse shows: a server that accepts connections but commits nothing, and a server that must
+//! not be used.
+
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+use testkit::postgres::PostgresServer;
+use testkit::stack::{Stack, Stage};
+use testkit::{http, wait};
+
+#[tokio::test]
+async fn a_stage_is_not_ready_while_nothing_can_be_committed_and_says_so_once() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
+    let server = PostgresServer::start(folder.path()).await.unwrap();
+    let builder = Stack::builder().database_server(server.url());
+    let mut stack = builder.start().await.unwrap();
+    let http = http::client().unwrap();
+
+    // Connections stay open, and new ones are accepted by the kernel.
+    server.freeze().unwrap();
+    for stage in Stage::OURS {
+        let url = stack.process(stage).unwrap().program().ready_url.clone();
+        wait::soon(&format!("{} not to be ready", stage.name()), async || {
+            Ok((http.get(&url).send().await?.status() == 503).then_some(()))
+        })
+        .await;
+    }
+    server.thaw().unwrap();
+    for stage in Stage::OURS {
+        let process = stack.process(stage).unwrap();
+        process.ready().await.unwrap();
+        let log = process.log().unwrap();
+        let count = |text: &str| log.matches(text).count();
+        assert_eq!(count("PostgreSQL accepts no commits"), 1, "{log}");
+        assert_eq!(count("PostgreSQL accepts commits again"), 1, "{log}");
+    }
+}
+
+#[tokio::test]
+async fn a_stage_refuses_to_start_without_the_standby_that_the_operator_requires() {
+    let mut stack = Stack::start().await.unwrap();
+    for stage in Stage::OURS {
+        let process = stack.process(stage).unwrap();
+        process.terminate(Duration::from_secs(30)).await.unwrap();
+        let settings = &mut process.program_mut().env;
+        settings.insert("REQUIRE_SYNCHRONOUS".into(), "true".into());
+        process.spawn().unwrap();
+        let status = process.wait(Duration::from_secs(20)).await.unwrap();
+        assert!(!status.success(), "{status}");
+        let log = process.log().unwrap();
+        assert!(
+            log.contains("REQUIRE_SYNCHRONOUS is set: connect a synchronous standby"),
+            "{log}"
+        );
+    }
+}
