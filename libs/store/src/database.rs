@@ -10,8 +10,9 @@
 //!
 //! Guarantees:
 //!
-//! - At most `DATABASE_CONNECTIONS` connections are in use. No more are open, except that one which
-//!   is being closed may overlap its successor for a moment.
+//! - At most `DATABASE_CONNECTIONS` connections are in use. No more are open, with two exceptions: one
+//!   that is being closed may overlap its successor for a moment, and after a silence one more is
+//!   opened to find out whether the server is still the primary.
 //! - A connection is reused without a check only if its last use ended with a clean result. After
 //!   an error, an abandoned use or a forgotten transaction, it must first answer a ping.
 //! - After a silence or a failed ping, the connection is closed, and so is every other connection
