@@ -3,9 +3,16 @@
 //!
 //! Streams and consumers are created where they are missing, at the start and again after an error,
 //! so that NATS may lose its storage at any time. Nothing here is needed for correctness: while
-//! NATS is down, messages are dropped, and the stages find their rows in PostgreSQL.
+//! NATS is down, messages are dropped, and the stages find their rows in PostgreSQL. A cluster that
+//! accepts connections and cannot store messages counts as down, too ([`crate::jetstream`]).
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use anyhow::Context;
 use async_nats::{
@@ -24,7 +31,10 @@ use secrecy::{ExposeSecret, SecretString};
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use crate::access::NatsAccess;
+use crate::{
+    access::NatsAccess,
+    jetstream::{Watched, watch},
+};
 
 pub const JOBS: &str = "TOPUP_JOBS";
 pub const READY: &str = "TOPUP_READY";
@@ -124,6 +134,8 @@ pub struct Nats {
     client: Client,
     pub(crate) context: jetstream::Context,
     config: NatsConfig,
+    /// Whether JetStream could store messages at the last check.
+    stores: Arc<AtomicBool>,
     /// Limits the log lines about unpublished messages, because every publish fails while NATS is
     /// down.
     pub(crate) unpublished: Arc<Sampler>,
@@ -132,8 +144,9 @@ pub struct Nats {
 }
 
 impl Nats {
-    /// Connects to NATS. If NATS is down, it connects in the background, so that a service can
-    /// start without it. `name` is the name of the connection on the server.
+    /// Connects to NATS, and starts to watch whether JetStream can store messages. If NATS is down,
+    /// it connects in the background, so that a service can start without it. `name` is the name of
+    /// the connection on the server.
     pub async fn connect(config: &NatsConfig, name: &str) -> anyhow::Result<Self> {
         let servers: Vec<async_nats::ServerAddr> = config
             .nats_url
@@ -164,28 +177,44 @@ impl Nats {
             .max_ack_inflight(50_000)
             .backpressure_on_inflight(false)
             .build(client.clone());
-        Ok(Self {
+        let nats = Self {
             client,
             context,
             config: config.clone(),
+            // The first check follows at once. Until then a connection counts as enough.
+            stores: Arc::new(AtomicBool::new(true)),
             unpublished: Arc::new(Sampler::every(LOG_EVERY)),
             unsent: TaskTracker::new(),
-        })
+        };
+        tokio::spawn(watch(Watched {
+            client: nats.client.clone(),
+            context: nats.context.clone(),
+            streams: [JOBS, READY].map(|stream| nats.stream_name(stream)),
+            stores: Arc::downgrade(&nats.stores),
+        }));
+        Ok(nats)
     }
 
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Whether NATS is connected. If it is not, messages are dropped instead of queued, because
-    /// their rows start once they are due.
-    pub fn is_connected(&self) -> bool {
+    /// Whether NATS is up: it is connected, and JetStream can store messages. If it is not, messages
+    /// to streams are dropped instead of queued, because their rows start once they are due.
+    pub fn is_up(&self) -> bool {
+        self.stores.load(Ordering::Relaxed) && self.is_connected()
+    }
+
+    /// Whether there is a connection. Reports need no more than that, because no server stores them:
+    /// one that survives alone still passes them on, and ingress still waits for the verdicts on
+    /// orders that it accepted a moment ago.
+    pub(crate) fn is_connected(&self) -> bool {
         self.client.connection_state() == State::Connected
     }
 
-    /// Waits until NATS is connected, polling several times a second.
-    pub async fn connected(&self) {
-        while !self.is_connected() {
+    /// Waits until NATS is up, polling several times a second.
+    pub async fn until_up(&self) {
+        while !self.is_up() {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use runtime::{Shutdown, health::Readiness};
+use runtime::{Shutdown, health::Readiness, outage};
 use store::{
     Database, PgConnection,
     provider_lanes::{self, HeldBackLane},
@@ -170,10 +170,14 @@ pub async fn watch(
             Ok(()) => readiness.set_ready("database"),
             Err(error) => {
                 readiness.set_not_ready("database", "it does not respond");
-                tracing::warn!(
-                    %error,
-                    "cannot refresh the state of the providers; working on with what was read last"
-                );
+                if let Some(others) = outage::DATABASE.failed() {
+                    tracing::error!(
+                        %error,
+                        others,
+                        "cannot refresh the state of the providers; working on with what was read \
+                         last"
+                    );
+                }
             }
         }
     }

@@ -15,6 +15,7 @@ use std::{
 
 use async_nats::jetstream::Message;
 use futures_util::StreamExt;
+use runtime::outage;
 use tracing::Instrument;
 
 use super::{QueuedTicket, Stage, Worker};
@@ -108,7 +109,7 @@ impl<S: Stage> Worker<S> {
         while !stop.is_cancelled() {
             let waiting = async {
                 tokio::time::sleep(outage.pause()).await;
-                self.nats.connected().await;
+                self.nats.until_up().await;
             };
             if stop.run_until_cancelled(waiting).await.is_none() {
                 break;
@@ -222,10 +223,13 @@ impl<S: Stage> Worker<S> {
         }
         self.metrics.deferred(refused.len());
         let rows: Vec<S::Id> = refused.into_iter().map(|ticket| ticket.id).collect();
-        if let Err(error) = self.stage.defer(&rows).await {
+        if let Err(error) = self.stage.defer(&rows).await
+            && let Some(others) = outage::DATABASE.failed()
+        {
             let error = format!("{error:#}");
-            tracing::warn!(
+            tracing::error!(
                 error,
+                others,
                 rows = rows.len(),
                 "cannot defer the rows of messages; the sweep finds them after their first lease"
             );

@@ -23,7 +23,7 @@ use std::{
 
 use domain::{Environment, OptionId, PartnerId};
 use governor::{DefaultDirectRateLimiter, Quota};
-use runtime::{Shutdown, health::Readiness};
+use runtime::{Shutdown, health::Readiness, outage};
 use signing::SecretKey;
 use store::{
     Database, Error, PgConnection,
@@ -321,16 +321,22 @@ impl Directory {
             let changes =
                 async |connection: &mut PgConnection| self.changes(connection, &mut seen).await;
             match self.database.run(changes).await {
-                Ok(()) => ready.set_ready("database"),
+                Ok(()) => {
+                    outage::DATABASE.worked();
+                    ready.set_ready("database");
+                }
                 Err(SchemaError::Store(error)) => {
                     // Readiness does not change. If all replicas became unready, the proxy would
                     // have nowhere to send requests to, and partners would get its errors instead
                     // of the specified 500.
-                    tracing::warn!(
-                        %error,
-                        "cannot read the changes of partners and options; ingress goes on with those that it knows, \
-                         and retries in half a second"
-                    );
+                    if let Some(others) = outage::DATABASE.failed() {
+                        tracing::error!(
+                            %error,
+                            others,
+                            "cannot read the changes of partners and options; ingress goes on with \
+                             those that it knows, and retries in half a second"
+                        );
+                    }
                 }
                 Err(wrong) => return Err(wrong.into()),
             }

@@ -37,6 +37,7 @@ mod forwarder;
 mod isolation;
 mod limits;
 mod limits_memory;
+mod nats_quorum;
 mod ordering;
 mod pages;
 mod partner;

@@ -1,0 +1,190 @@
+//! Watches whether JetStream can store messages, because a connection to NATS does not show it.
+//!
+//! A cluster of three servers stores a message once two of them have it. If two servers die, the
+//! third one still accepts connections and messages, and loses every message. A stage that trusted
+//! its connection would be worse off than without NATS: ingress would wait for verdicts on jobs
+//! that nobody gets, and the provisioner would announce deliveries to nobody instead of making them
+//! due. So a cluster without a majority counts as down, and [`Nats::is_up`](crate::Nats::is_up)
+//! says so.
+//!
+//! [`watch`] asks the leaders of both streams of work for their state. Two things show that nothing
+//! can be stored: nobody responds, because the stream has no leader; or its leader has not heard
+//! from enough of the other servers for [`SILENCE`]. The second one matters because a leader that
+//! has lost the others goes on responding for some 20 s, and calls them up to date as long as that.
+//! The only figure that changes at once is the time since it last heard from them.
+
+use std::{
+    sync::{
+        Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use async_nats::{
+    Client,
+    connection::State,
+    jetstream::{
+        self, ErrorCode,
+        context::{GetStreamError, GetStreamErrorKind},
+        stream::ClusterInfo,
+    },
+};
+use tokio::time::{sleep, timeout};
+
+use crate::metrics;
+
+/// The pause between two checks while NATS is up.
+const PERIOD: Duration = Duration::from_secs(1);
+/// The pause while it is down. It is shorter, so that messages are used again soon.
+const DOWN_PERIOD: Duration = Duration::from_millis(250);
+/// How long a check waits for a response.
+const LIMIT: Duration = Duration::from_secs(1);
+/// The silence after which a server counts as gone. The servers of a stream send each other a
+/// heartbeat each second, so a healthy one is never silent for much longer than that.
+const SILENCE: Duration = Duration::from_secs(2);
+
+/// What [`watch`] needs of a connection.
+pub(crate) struct Watched {
+    pub(crate) client: Client,
+    pub(crate) context: jetstream::Context,
+    /// The names of the streams of work.
+    pub(crate) streams: [String; 2],
+    /// The result of the last check. The watch ends when the connection has dropped it.
+    pub(crate) stores: Weak<AtomicBool>,
+}
+
+/// Checks JetStream once a second until the connection is dropped. Each change is logged once, and
+/// `esim_nats_up` shows the state.
+pub(crate) async fn watch(watched: Watched) {
+    let gauge = metrics::nats_up();
+    let mut logged: Option<Instant> = None;
+    loop {
+        // A connection that broke is logged by the client's own event, so it needs no line here.
+        let is_connected = watched.client.connection_state() == State::Connected;
+        let fault = if is_connected {
+            watched.fault().await
+        } else {
+            None
+        };
+        let up = is_connected && fault.is_none();
+        let Some(stores) = watched.stores.upgrade() else {
+            return;
+        };
+        stores.store(up, Ordering::Relaxed);
+        drop(stores);
+        gauge.record(up.into(), &[]);
+        if let Some(reason) = fault
+            && logged.is_none()
+        {
+            logged = Some(Instant::now());
+            tracing::warn!(
+                reason,
+                "JetStream stores no messages although NATS accepts connections, so nothing is \
+                 published, as if NATS were down. Until that ends the stages find their rows in \
+                 PostgreSQL once they are due; start the NATS servers that are missing, because a \
+                 majority of them must run"
+            );
+        }
+        if up && let Some(began) = logged.take() {
+            let seconds = began.elapsed().as_secs();
+            tracing::info!(
+                seconds,
+                "JetStream stores messages again, so the stages publish and pull them as before"
+            );
+        }
+        sleep(if up { PERIOD } else { DOWN_PERIOD }).await;
+    }
+}
+
+impl Watched {
+    /// Why JetStream cannot store the messages of one of the streams. `None` if it can.
+    async fn fault(&self) -> Option<String> {
+        let [jobs, ready] = &self.streams;
+        let (jobs, ready) = tokio::join!(self.fault_of(jobs), self.fault_of(ready));
+        jobs.or(ready)
+    }
+
+    async fn fault_of(&self, stream: &str) -> Option<String> {
+        match timeout(LIMIT, self.context.get_stream(stream)).await {
+            Ok(Ok(found)) => without_majority(stream, found.cached_info().cluster.as_ref()?),
+            // Whoever publishes to the stream or pulls from it creates it.
+            Ok(Err(error)) if is_missing(&error) => None,
+            Ok(Err(error)) => Some(format!("the state of {stream} cannot be read: {error}")),
+            Err(_) => Some(format!(
+                "no server has responded about {stream} for {LIMIT:?}, so it has no leader"
+            )),
+        }
+    }
+}
+
+fn is_missing(error: &GetStreamError) -> bool {
+    matches!(
+        error.kind(),
+        GetStreamErrorKind::JetStream(error) if error.error_code() == ErrorCode::STREAM_NOT_FOUND
+    )
+}
+
+/// Says that a stream has no leader, or that its leader hears from too few servers to make up a
+/// majority with them. `None` if messages can be stored.
+fn without_majority(stream: &str, cluster: &ClusterInfo) -> Option<String> {
+    if cluster.leader.as_deref().unwrap_or_default().is_empty() {
+        return Some(format!("{stream} has no leader"));
+    }
+    let others = &cluster.replicas;
+    let heard = others
+        .iter()
+        .filter(|peer| !peer.offline && peer.active < SILENCE)
+        .count();
+    let servers = others.len() + 1;
+    let working = heard + 1;
+    (2 * working <= servers)
+        .then(|| format!("only {working} of the {servers} servers of {stream} are working"))
+}
+
+#[cfg(test)]
+mod tests {
+    use async_nats::jetstream::stream::PeerInfo;
+
+    use super::*;
+
+    /// A stream that is led by a server, with the time since each of the others was last heard.
+    fn cluster(silences: &[Duration]) -> ClusterInfo {
+        let mut cluster: ClusterInfo =
+            serde_json::from_value(serde_json::json!({ "leader": "nats-0" })).unwrap();
+        cluster.replicas = silences
+            .iter()
+            .map(|active| PeerInfo {
+                name: "other".into(),
+                current: true,
+                active: *active,
+                ..PeerInfo::default()
+            })
+            .collect();
+        cluster
+    }
+
+    #[test]
+    fn a_leader_that_hears_from_too_few_servers_stores_nothing() {
+        let heard = Duration::from_millis(990);
+        for enough in [&[][..], &[heard, heard], &[heard, SILENCE]] {
+            assert_eq!(without_majority("JOBS", &cluster(enough)), None);
+        }
+        for too_few in [&[SILENCE][..], &[SILENCE, SILENCE]] {
+            let reason = without_majority("JOBS", &cluster(too_few)).unwrap();
+            let servers = too_few.len() + 1;
+            let expected = format!("only 1 of the {servers} servers of JOBS are working");
+            assert_eq!(reason, expected);
+        }
+
+        let mut offline = cluster(&[heard, heard]);
+        for peer in &mut offline.replicas {
+            peer.offline = true;
+        }
+        assert!(without_majority("JOBS", &offline).is_some());
+        let mut leaderless = cluster(&[heard, heard]);
+        leaderless.leader = None;
+        let reason = without_majority("JOBS", &leaderless);
+        assert_eq!(reason.as_deref(), Some("JOBS has no leader"));
+    }
+}
