@@ -4,15 +4,9 @@
 //! Streams and consumers are created where they are missing, at the start and again after an error,
 //! so that NATS may lose its storage at any time. Nothing here is needed for correctness: while
 //! NATS is down, messages are dropped, and the stages find their rows in PostgreSQL. A cluster that
-//! accepts connections and cannot store messages counts as down, too ([`crate::jetstream`]).
+//! accepts connections and cannot store messages counts as down, too ([`crate::majority`]).
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
 use async_nats::{
@@ -28,12 +22,13 @@ use async_nats::{
 use clap::Args;
 use runtime::{config::BadSetting, sampler::Sampler};
 use secrecy::{ExposeSecret, SecretString};
+use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::{
     access::NatsAccess,
-    jetstream::{Watched, watch},
+    majority::{self, Watched},
 };
 
 pub const JOBS: &str = "TOPUP_JOBS";
@@ -134,8 +129,8 @@ pub struct Nats {
     client: Client,
     pub(crate) context: jetstream::Context,
     config: NatsConfig,
-    /// Whether JetStream could store messages at the last check.
-    stores: Arc<AtomicBool>,
+    /// Whether NATS was up at the last check.
+    was_up: watch::Receiver<bool>,
     /// Limits the log lines about unpublished messages, because every publish fails while NATS is
     /// down.
     pub(crate) unpublished: Arc<Sampler>,
@@ -177,20 +172,21 @@ impl Nats {
             .max_ack_inflight(50_000)
             .backpressure_on_inflight(false)
             .build(client.clone());
+        // The first check follows at once. Until then a connection counts as enough.
+        let (is_up, was_up) = watch::channel(true);
         let nats = Self {
             client,
             context,
             config: config.clone(),
-            // The first check follows at once. Until then a connection counts as enough.
-            stores: Arc::new(AtomicBool::new(true)),
+            was_up,
             unpublished: Arc::new(Sampler::every(LOG_EVERY)),
             unsent: TaskTracker::new(),
         };
-        tokio::spawn(watch(Watched {
+        tokio::spawn(majority::watch(Watched {
             client: nats.client.clone(),
             context: nats.context.clone(),
             streams: [JOBS, READY].map(|stream| nats.stream_name(stream)),
-            stores: Arc::downgrade(&nats.stores),
+            is_up,
         }));
         Ok(nats)
     }
@@ -202,7 +198,7 @@ impl Nats {
     /// Whether NATS is up: it is connected, and JetStream can store messages. If it is not, messages
     /// to streams are dropped instead of queued, because their rows start once they are due.
     pub fn is_up(&self) -> bool {
-        self.stores.load(Ordering::Relaxed) && self.is_connected()
+        *self.was_up.borrow() && self.is_connected()
     }
 
     /// Whether there is a connection. Reports need no more than that, because no server stores them:
@@ -217,6 +213,13 @@ impl Nats {
         while !self.is_up() {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
+    }
+
+    /// Waits until a check finds NATS down. A connection that breaks and is back at the next check
+    /// is not noticed.
+    pub(crate) async fn until_down(&self) {
+        // The sender lives as long as this connection, so this cannot fail.
+        let _ = self.was_up.clone().wait_for(|is_up| !is_up).await;
     }
 
     /// Sends the messages that are buffered here and in batchers. This is the last thing that a

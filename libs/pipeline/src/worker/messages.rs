@@ -123,8 +123,9 @@ impl<S: Stage> Worker<S> {
         Ok(())
     }
 
-    /// Pulls messages until the soft stop, or until an error. It asks for no more messages than the
-    /// queues have room for, so that a busy replica leaves messages to the others.
+    /// Pulls messages until the soft stop, until NATS is down, or until an error. It asks for no
+    /// more messages than the queues have room for, so that a busy replica leaves messages to the
+    /// others.
     async fn pull_until_broken(&self, source: &Source, outage: &mut Outage) -> anyhow::Result<()> {
         let consumer = self.nats.consumer(source).await?;
         let stop = self.shutdown.soft();
@@ -138,7 +139,17 @@ impl<S: Stage> Worker<S> {
             let messages = (room / ROWS_PER_MESSAGE).min(PULL_MESSAGES);
             let batch = consumer.batch().max_messages(messages).expires(PULL);
             let mut chunks = pin!(batch.messages().await?.ready_chunks(messages));
-            while let Some(Some(chunk)) = stop.run_until_cancelled(chunks.next()).await {
+            loop {
+                let next = tokio::select! {
+                    biased;
+                    next = stop.run_until_cancelled(chunks.next()) => next,
+                    // Nobody would respond to this pull any more, and it would last for seconds
+                    // after NATS is back.
+                    () = self.nats.until_down() => return Ok(()),
+                };
+                let Some(Some(chunk)) = next else {
+                    break;
+                };
                 // An error ends the pull, but the messages that came before it are accepted.
                 let (messages, errors): (Vec<_>, Vec<_>) =
                     chunk.into_iter().partition(Result::is_ok);

@@ -43,6 +43,7 @@ mod pages;
 mod partner;
 mod qr;
 mod recover;
+mod replicas;
 mod resilience;
 mod rotation;
 mod settings;

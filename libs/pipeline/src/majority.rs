@@ -13,13 +13,7 @@
 //! has lost the others goes on responding for some 20 s, and calls them up to date as long as that.
 //! The only figure that changes at once is the time since it last heard from them.
 
-use std::{
-    sync::{
-        Weak,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use async_nats::{
     Client,
@@ -30,7 +24,10 @@ use async_nats::{
         stream::ClusterInfo,
     },
 };
-use tokio::time::{sleep, timeout};
+use tokio::{
+    sync::watch::Sender,
+    time::{sleep, timeout},
+};
 
 use crate::metrics;
 
@@ -50,8 +47,8 @@ pub(crate) struct Watched {
     pub(crate) context: jetstream::Context,
     /// The names of the streams of work.
     pub(crate) streams: [String; 2],
-    /// The result of the last check. The watch ends when the connection has dropped it.
-    pub(crate) stores: Weak<AtomicBool>,
+    /// The result of the last check. The watch ends when nobody looks at it any more.
+    pub(crate) is_up: Sender<bool>,
 }
 
 /// Checks JetStream once a second until the connection is dropped. Each change is logged once, and
@@ -59,7 +56,7 @@ pub(crate) struct Watched {
 pub(crate) async fn watch(watched: Watched) {
     let gauge = metrics::nats_up();
     let mut logged: Option<Instant> = None;
-    loop {
+    while !watched.is_up.is_closed() {
         // A connection that broke is logged by the client's own event, so it needs no line here.
         let is_connected = watched.client.connection_state() == State::Connected;
         let fault = if is_connected {
@@ -68,11 +65,7 @@ pub(crate) async fn watch(watched: Watched) {
             None
         };
         let up = is_connected && fault.is_none();
-        let Some(stores) = watched.stores.upgrade() else {
-            return;
-        };
-        stores.store(up, Ordering::Relaxed);
-        drop(stores);
+        watched.is_up.send_replace(up);
         gauge.record(up.into(), &[]);
         if let Some(reason) = fault
             && logged.is_none()
