@@ -33,9 +33,10 @@ use crate::metrics;
 
 /// The pause between two checks while NATS is up.
 const PERIOD: Duration = Duration::from_secs(1);
-/// The pause while it is down. It is shorter, so that messages are used again soon.
+/// The pause while it is down, or may be. It is shorter, so that messages are used again soon.
 const DOWN_PERIOD: Duration = Duration::from_millis(250);
-/// How long a check waits for a response.
+/// How long a check waits for a response, and how long a fault must last before it counts. A stream
+/// that is being created has no leader for a moment, for example, and that is no outage.
 const LIMIT: Duration = Duration::from_secs(1);
 /// The silence after which a server counts as gone. The servers of a stream send each other a
 /// heartbeat each second, so a healthy one is never silent for much longer than that.
@@ -51,12 +52,22 @@ pub(crate) struct Watched {
     pub(crate) is_up: Sender<bool>,
 }
 
+/// Why messages cannot be stored.
+#[derive(Debug)]
+struct Fault {
+    reason: String,
+    /// How long that has been so at least when the check began.
+    lasted: Duration,
+}
+
 /// Checks JetStream once a second until the connection is dropped. Each change is logged once, and
 /// `esim_nats_up` shows the state.
 pub(crate) async fn watch(watched: Watched) {
     let gauge = metrics::nats_up();
+    let mut since: Option<Instant> = None;
     let mut logged: Option<Instant> = None;
     while !watched.is_up.is_closed() {
+        let began = Instant::now();
         // A connection that broke is logged by the client's own event, so it needs no line here.
         let is_connected = watched.client.connection_state() == State::Connected;
         let fault = if is_connected {
@@ -64,15 +75,22 @@ pub(crate) async fn watch(watched: Watched) {
         } else {
             None
         };
-        let up = is_connected && fault.is_none();
+        since = fault.as_ref().map(|fault| {
+            let from = began.checked_sub(fault.lasted).unwrap_or(began);
+            since.map_or(from, |since| since.min(from))
+        });
+        let is_faulty = since.is_some_and(|since| since.elapsed() >= LIMIT);
+        // A stage that uses messages goes on until a fault has lasted. One that does not use them
+        // begins only after a check without any fault, so that the state does not alternate.
+        let was_up = *watched.is_up.borrow();
+        let works = fault.is_none() || was_up && !is_faulty;
+        let up = is_connected && works;
         watched.is_up.send_replace(up);
         gauge.record(up.into(), &[]);
-        if let Some(reason) = fault
-            && logged.is_none()
-        {
-            logged = Some(Instant::now());
+        if is_faulty && logged.is_none() {
+            logged = since;
             tracing::warn!(
-                reason,
+                reason = fault.as_ref().map(|fault| fault.reason.as_str()),
                 "JetStream stores no messages although NATS accepts connections, so nothing is \
                  published, as if NATS were down. Until that ends the stages find their rows in \
                  PostgreSQL once they are due; start the NATS servers that are missing, because a \
@@ -86,27 +104,32 @@ pub(crate) async fn watch(watched: Watched) {
                 "JetStream stores messages again, so the stages publish and pull them as before"
             );
         }
-        sleep(if up { PERIOD } else { DOWN_PERIOD }).await;
+        let is_sound = up && fault.is_none();
+        sleep(if is_sound { PERIOD } else { DOWN_PERIOD }).await;
     }
 }
 
 impl Watched {
     /// Why JetStream cannot store the messages of one of the streams. `None` if it can.
-    async fn fault(&self) -> Option<String> {
+    async fn fault(&self) -> Option<Fault> {
         let [jobs, ready] = &self.streams;
         let (jobs, ready) = tokio::join!(self.fault_of(jobs), self.fault_of(ready));
         jobs.or(ready)
     }
 
-    async fn fault_of(&self, stream: &str) -> Option<String> {
+    async fn fault_of(&self, stream: &str) -> Option<Fault> {
         match timeout(LIMIT, self.context.get_stream(stream)).await {
             Ok(Ok(found)) => without_majority(stream, found.cached_info().cluster.as_ref()?),
             // Whoever publishes to the stream or pulls from it creates it.
             Ok(Err(error)) if is_missing(&error) => None,
-            Ok(Err(error)) => Some(format!("the state of {stream} cannot be read: {error}")),
-            Err(_) => Some(format!(
-                "no server has responded about {stream} for {LIMIT:?}, so it has no leader"
-            )),
+            Ok(Err(error)) => Some(Fault {
+                reason: format!("the state of {stream} cannot be read: {error}"),
+                lasted: Duration::ZERO,
+            }),
+            Err(_) => Some(Fault {
+                reason: format!("no server responds about {stream}, so it has no leader"),
+                lasted: Duration::ZERO,
+            }),
         }
     }
 }
@@ -120,9 +143,12 @@ fn is_missing(error: &GetStreamError) -> bool {
 
 /// Says that a stream has no leader, or that its leader hears from too few servers to make up a
 /// majority with them. `None` if messages can be stored.
-fn without_majority(stream: &str, cluster: &ClusterInfo) -> Option<String> {
+fn without_majority(stream: &str, cluster: &ClusterInfo) -> Option<Fault> {
     if cluster.leader.as_deref().unwrap_or_default().is_empty() {
-        return Some(format!("{stream} has no leader"));
+        return Some(Fault {
+            reason: format!("{stream} has no leader"),
+            lasted: Duration::ZERO,
+        });
     }
     let others = &cluster.replicas;
     let heard = others
@@ -131,8 +157,10 @@ fn without_majority(stream: &str, cluster: &ClusterInfo) -> Option<String> {
         .count();
     let servers = others.len() + 1;
     let working = heard + 1;
-    (2 * working <= servers)
-        .then(|| format!("only {working} of the {servers} servers of {stream} are working"))
+    (2 * working <= servers).then(|| Fault {
+        reason: format!("only {working} of the {servers} servers of {stream} are working"),
+        lasted: SILENCE,
+    })
 }
 
 #[cfg(test)]
@@ -161,13 +189,14 @@ mod tests {
     fn a_leader_that_hears_from_too_few_servers_stores_nothing() {
         let heard = Duration::from_millis(990);
         for enough in [&[][..], &[heard, heard], &[heard, SILENCE]] {
-            assert_eq!(without_majority("JOBS", &cluster(enough)), None);
+            assert!(without_majority("JOBS", &cluster(enough)).is_none());
         }
         for too_few in [&[SILENCE][..], &[SILENCE, SILENCE]] {
-            let reason = without_majority("JOBS", &cluster(too_few)).unwrap();
+            let fault = without_majority("JOBS", &cluster(too_few)).unwrap();
             let servers = too_few.len() + 1;
-            let expected = format!("only 1 of the {servers} servers of JOBS are working");
-            assert_eq!(reason, expected);
+            let reason = format!("only 1 of the {servers} servers of JOBS are working");
+            assert_eq!(fault.reason, reason);
+            assert!(fault.lasted >= LIMIT, "it counts at once");
         }
 
         let mut offline = cluster(&[heard, heard]);
@@ -177,7 +206,8 @@ mod tests {
         assert!(without_majority("JOBS", &offline).is_some());
         let mut leaderless = cluster(&[heard, heard]);
         leaderless.leader = None;
-        let reason = without_majority("JOBS", &leaderless);
-        assert_eq!(reason.as_deref(), Some("JOBS has no leader"));
+        let fault = without_majority("JOBS", &leaderless).unwrap();
+        assert_eq!(fault.reason, "JOBS has no leader");
+        assert!(fault.lasted < LIMIT, "an election is no outage yet");
     }
 }

@@ -129,7 +129,7 @@ pub struct Nats {
     client: Client,
     pub(crate) context: jetstream::Context,
     config: NatsConfig,
-    /// Whether NATS was up at the last check.
+    /// Whether NATS was up at the last check, and has not been disconnected since then.
     was_up: watch::Receiver<bool>,
     /// Limits the log lines about unpublished messages, because every publish fails while NATS is
     /// down.
@@ -155,6 +155,9 @@ impl Nats {
                      nats://user:password@host:port; separate several addresses by commas",
                 )
             })?;
+        // The first check follows at once. Until then a connection counts as enough.
+        let (is_up, was_up) = watch::channel(true);
+        let breaks = is_up.clone();
         let client = config
             .access
             .options_for(name, &servers)?
@@ -162,7 +165,12 @@ impl Nats {
             .reconnect_delay_callback(|attempts| {
                 Duration::from_millis(100 * u64::try_from(attempts).unwrap_or(10).min(10))
             })
-            .event_callback(async |event| log_event(&event))
+            .event_callback(move |event| {
+                if matches!(event, Event::Disconnected) {
+                    breaks.send_replace(false);
+                }
+                async move { log_event(&event) }
+            })
             .connect(servers)
             .await
             .context("cannot start the connection to NATS_URL")?;
@@ -172,8 +180,6 @@ impl Nats {
             .max_ack_inflight(50_000)
             .backpressure_on_inflight(false)
             .build(client.clone());
-        // The first check follows at once. Until then a connection counts as enough.
-        let (is_up, was_up) = watch::channel(true);
         let nats = Self {
             client,
             context,
@@ -215,10 +221,9 @@ impl Nats {
         }
     }
 
-    /// Waits until a check finds NATS down. A connection that breaks and is back at the next check
-    /// is not noticed.
+    /// Waits until NATS is down, even if it is only for a moment.
     pub(crate) async fn until_down(&self) {
-        // The sender lives as long as this connection, so this cannot fail.
+        // The senders live as long as this connection, so this cannot fail.
         let _ = self.was_up.clone().wait_for(|is_up| !is_up).await;
     }
 

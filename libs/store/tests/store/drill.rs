@@ -154,7 +154,11 @@ async fn a_drill_passes_for_a_good_backup_and_fails_for_a_damaged_or_incomplete_
     drill.fails("has 5 orders from before");
     execute(
         &mut connection,
-        "DELETE FROM orders WHERE external_order_id = 'not in the backup'",
+        "CREATE TEMP TABLE surplus AS SELECT placement_id, order_id FROM placements JOIN orders USING (order_id)
+         WHERE external_order_id = 'not in the backup';
+         DELETE FROM topups WHERE placement_id IN (SELECT placement_id FROM surplus);
+         DELETE FROM placements WHERE placement_id IN (SELECT placement_id FROM surplus);
+         DELETE FROM orders WHERE order_id IN (SELECT order_id FROM surplus)",
     )
     .await;
 
