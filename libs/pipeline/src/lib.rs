@@ -9,7 +9,8 @@
 //! - Sending: [`payload`] defines the messages, [`publish`] sends jobs and readiness events, and
 //!   [`reports`] carries verdicts and readiness to the ingress process that is answering an order.
 //!   [`batcher`] collects what is sent together, and [`streams`] has the connection, the streams
-//!   and the subjects. [`access`] holds the credentials.
+//!   and the subjects. [`majority`] watches whether a stream can store messages, and [`access`]
+//!   holds the credentials.
 //! - Working: [`worker`] makes tickets from messages and from due work, and lets the stage work on
 //!   their rows. The tickets wait in queues for [`permits`], which bound how many rows a stage
 //!   works on at once, and share this number between lanes and partners.
@@ -22,6 +23,7 @@ pub mod access;
 pub mod batcher;
 pub mod effect;
 pub mod group_commit;
+mod majority;
 pub mod metrics;
 pub mod payload;
 pub mod permits;

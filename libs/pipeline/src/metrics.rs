@@ -105,6 +105,14 @@ impl PulseMetrics {
     }
 }
 
+/// The gauge that says whether NATS is up, as [`Nats::is_up`] does.
+pub(crate) fn nats_up() -> Gauge<u64> {
+    Instruments::of("pipeline").gauge(
+        "esim.nats.up",
+        "1 if this process is connected to NATS and JetStream can store messages, else 0",
+    )
+}
+
 impl RowMetrics {
     pub(crate) fn new(stage: &'static str, provider: Option<String>) -> Self {
         let make = Instruments::of("pipeline");
@@ -221,7 +229,7 @@ pub async fn watch(nats: Nats, watched: Vec<Watched>, shutdown: Shutdown) -> any
 async fn look(nats: &Nats, watched: &[Watched]) -> Seen {
     let mut seen = Seen::default();
     let [messages, by_state, pending] = &mut seen;
-    if !nats.is_connected() {
+    if !nats.is_up() {
         return seen;
     }
     for Watched { stream, consumers } in watched {

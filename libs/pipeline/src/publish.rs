@@ -131,6 +131,10 @@ impl Nats {
         stream: &'static str,
         messages: impl Iterator<Item = (String, M, Vec<Option<String>>)>,
     ) {
+        if !self.is_up() {
+            tracing::debug!(stream, "not published: NATS is down");
+            return;
+        }
         let messages: Vec<_> = messages.collect();
         let is_confirmed = messages.len() > 1;
         let publishing = messages
@@ -160,8 +164,8 @@ impl Nats {
         message: impl Serialize,
         traceparent: Option<String>,
     ) {
-        if !self.is_connected() {
-            tracing::debug!(subject, "not published: NATS is disconnected");
+        if !self.is_up() {
+            tracing::debug!(subject, "not published: NATS is down");
             return;
         }
         let published = async {
@@ -178,7 +182,8 @@ impl Nats {
 
     /// Sends a message without waiting for a confirmation. If neither a stream nor a subscriber
     /// receives the subject, the message is lost. A stage whose stream is missing notices that at
-    /// its next pull, and creates the stream.
+    /// its next pull, and creates the stream. A message to a subscriber needs no stream, so only
+    /// the connection counts here, and [`Nats::publish_all`] asks for more.
     pub(crate) async fn send(
         &self,
         effect: Effect,

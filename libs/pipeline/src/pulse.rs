@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use runtime::{Shutdown, health::Readiness};
+use runtime::{Shutdown, health::Readiness, outage};
 use store::Database;
 use tokio::time::timeout;
 
@@ -29,10 +29,6 @@ pub async fn run(
     shutdown: Shutdown,
 ) -> anyhow::Result<()> {
     let metrics = PulseMetrics::new();
-    let mut outage = Outage {
-        readiness,
-        began: None,
-    };
     let mut ticks = shutdown.ticks(PERIOD);
     while ticks.next().await {
         let began = Instant::now();
@@ -40,48 +36,33 @@ pub async fn run(
         let committed = if let Ok(committed) = timeout(PATIENCE, &mut pulse).await {
             committed
         } else {
-            outage.continues(began, &format!("a commit takes longer than {PATIENCE:?}"));
+            is_away(
+                &readiness,
+                &format!("a commit takes longer than {PATIENCE:?}"),
+            );
             pulse.await
         };
         match committed {
             Ok(pulse) => {
                 metrics.show(&pulse, began.elapsed());
-                outage.ends();
+                readiness.set_ready("database");
+                outage::DATABASE.worked();
             }
-            Err(error) => outage.continues(began, &error.to_string()),
+            Err(error) => is_away(&readiness, &error.to_string()),
         }
     }
     Ok(())
 }
 
-/// The time during which nothing can be committed. It is logged at its beginning and at its end
-/// only.
-struct Outage {
-    readiness: Readiness,
-    began: Option<Instant>,
-}
-
-impl Outage {
-    fn continues(&mut self, since: Instant, error: &str) {
-        self.readiness.set_not_ready("database", error);
-        if self.began.is_none() {
-            self.began = Some(since);
-            tracing::error!(
-                error,
-                "PostgreSQL accepts no commits, so this stage is not ready; it tries again once a second, and nothing \
-                 that was acknowledged is lost"
-            );
-        }
-    }
-
-    fn ends(&mut self) {
-        self.readiness.set_ready("database");
-        if let Some(began) = self.began.take() {
-            let outage = began.elapsed().as_secs_f64();
-            tracing::info!(
-                outage,
-                "PostgreSQL accepts commits again; `outage` is in seconds"
-            );
-        }
+/// Notes that nothing can be committed now.
+fn is_away(readiness: &Readiness, error: &str) {
+    readiness.set_not_ready("database", error);
+    if let Some(others) = outage::DATABASE.failed() {
+        tracing::error!(
+            error,
+            others,
+            "cannot commit to PostgreSQL, so this stage is not ready; it tries again once a second, \
+             and nothing that was acknowledged is lost"
+        );
     }
 }

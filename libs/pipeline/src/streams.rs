@@ -3,7 +3,8 @@
 //!
 //! Streams and consumers are created where they are missing, at the start and again after an error,
 //! so that NATS may lose its storage at any time. Nothing here is needed for correctness: while
-//! NATS is down, messages are dropped, and the stages find their rows in PostgreSQL.
+//! NATS is down, messages are dropped, and the stages find their rows in PostgreSQL. A cluster that
+//! accepts connections and cannot store messages counts as down, too ([`crate::majority`]).
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,10 +22,14 @@ use async_nats::{
 use clap::Args;
 use runtime::{config::BadSetting, sampler::Sampler};
 use secrecy::{ExposeSecret, SecretString};
+use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use crate::access::NatsAccess;
+use crate::{
+    access::NatsAccess,
+    majority::{self, Watched},
+};
 
 pub const JOBS: &str = "TOPUP_JOBS";
 pub const READY: &str = "TOPUP_READY";
@@ -124,6 +129,8 @@ pub struct Nats {
     client: Client,
     pub(crate) context: jetstream::Context,
     config: NatsConfig,
+    /// Whether NATS was up at the last check, and has not been disconnected since then.
+    was_up: watch::Receiver<bool>,
     /// Limits the log lines about unpublished messages, because every publish fails while NATS is
     /// down.
     pub(crate) unpublished: Arc<Sampler>,
@@ -132,8 +139,9 @@ pub struct Nats {
 }
 
 impl Nats {
-    /// Connects to NATS. If NATS is down, it connects in the background, so that a service can
-    /// start without it. `name` is the name of the connection on the server.
+    /// Connects to NATS, and starts to watch whether JetStream can store messages. If NATS is down,
+    /// it connects in the background, so that a service can start without it. `name` is the name of
+    /// the connection on the server.
     pub async fn connect(config: &NatsConfig, name: &str) -> anyhow::Result<Self> {
         let servers: Vec<async_nats::ServerAddr> = config
             .nats_url
@@ -147,6 +155,9 @@ impl Nats {
                      nats://user:password@host:port; separate several addresses by commas",
                 )
             })?;
+        // The first check follows at once. Until then a connection counts as enough.
+        let (is_up, was_up) = watch::channel(true);
+        let breaks = is_up.clone();
         let client = config
             .access
             .options_for(name, &servers)?
@@ -154,7 +165,12 @@ impl Nats {
             .reconnect_delay_callback(|attempts| {
                 Duration::from_millis(100 * u64::try_from(attempts).unwrap_or(10).min(10))
             })
-            .event_callback(async |event| log_event(&event))
+            .event_callback(move |event| {
+                if matches!(event, Event::Disconnected) {
+                    breaks.send_replace(false);
+                }
+                async move { log_event(&event) }
+            })
             .connect(servers)
             .await
             .context("cannot start the connection to NATS_URL")?;
@@ -164,30 +180,51 @@ impl Nats {
             .max_ack_inflight(50_000)
             .backpressure_on_inflight(false)
             .build(client.clone());
-        Ok(Self {
+        let nats = Self {
             client,
             context,
             config: config.clone(),
+            was_up,
             unpublished: Arc::new(Sampler::every(LOG_EVERY)),
             unsent: TaskTracker::new(),
-        })
+        };
+        tokio::spawn(majority::watch(Watched {
+            client: nats.client.clone(),
+            context: nats.context.clone(),
+            streams: [JOBS, READY].map(|stream| nats.stream_name(stream)),
+            is_up,
+        }));
+        Ok(nats)
     }
 
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Whether NATS is connected. If it is not, messages are dropped instead of queued, because
-    /// their rows start once they are due.
-    pub fn is_connected(&self) -> bool {
+    /// Whether NATS is up: it is connected, and JetStream can store messages. If it is not, messages
+    /// to streams are dropped instead of queued, because their rows start once they are due.
+    pub fn is_up(&self) -> bool {
+        *self.was_up.borrow() && self.is_connected()
+    }
+
+    /// Whether there is a connection. Reports need no more than that, because no server stores them:
+    /// one that survives alone still passes them on, and ingress still waits for the verdicts on
+    /// orders that it accepted a moment ago.
+    pub(crate) fn is_connected(&self) -> bool {
         self.client.connection_state() == State::Connected
     }
 
-    /// Waits until NATS is connected, polling several times a second.
-    pub async fn connected(&self) {
-        while !self.is_connected() {
+    /// Waits until NATS is up, polling several times a second.
+    pub async fn until_up(&self) {
+        while !self.is_up() {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
+    }
+
+    /// Waits until NATS is down, even if it is only for a moment.
+    pub(crate) async fn until_down(&self) {
+        // The senders live as long as this connection, so this cannot fail.
+        let _ = self.was_up.clone().wait_for(|is_up| !is_up).await;
     }
 
     /// Sends the messages that are buffered here and in batchers. This is the last thing that a

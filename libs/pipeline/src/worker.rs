@@ -38,7 +38,7 @@ use std::{
 
 use domain::PartnerId;
 use rand::seq::SliceRandom;
-use runtime::Shutdown;
+use runtime::{Shutdown, outage};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span};
 
@@ -134,10 +134,13 @@ pub async fn sweep<S: Stage, Sweeping: Future<Output = anyhow::Result<(u64, bool
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(
-                        error = format!("{error:#}"),
-                        "cannot sweep for unfinished rows; trying again"
-                    );
+                    if let Some(others) = outage::DATABASE.failed() {
+                        tracing::error!(
+                            error = format!("{error:#}"),
+                            others,
+                            "cannot sweep for unfinished rows; trying again"
+                        );
+                    }
                     break;
                 }
             }
@@ -269,15 +272,22 @@ impl<S: Stage> Worker<S> {
                 Ok(works) => return Some(works),
                 Err(error) => format!("{error:#}"),
             };
+            let line = outage::DATABASE.failed();
+            let rows = rows.len();
             if began.elapsed() >= CLAIM_RETRIED_FOR || self.shutdown.is_stopping() {
-                tracing::warn!(
-                    error,
-                    rows = rows.len(),
-                    "cannot claim rows; they are left until they are due"
-                );
+                if let Some(others) = line {
+                    tracing::error!(
+                        error,
+                        others,
+                        rows,
+                        "cannot claim rows; they are left until they are due"
+                    );
+                }
                 return None;
             }
-            tracing::warn!(error, rows = rows.len(), "cannot claim rows; trying again");
+            if let Some(others) = line {
+                tracing::error!(error, others, rows, "cannot claim rows; trying again");
+            }
             tokio::time::sleep(CLAIM_AGAIN).await;
         }
     }
@@ -302,10 +312,13 @@ impl<S: Stage> Worker<S> {
             let found = match self.look(&mut after).await {
                 Ok(found) => found,
                 Err(error) => {
-                    tracing::warn!(
-                        error = format!("{error:#}"),
-                        "cannot look at due work; trying again"
-                    );
+                    if let Some(others) = outage::DATABASE.failed() {
+                        tracing::error!(
+                            error = format!("{error:#}"),
+                            others,
+                            "cannot look at due work; trying again"
+                        );
+                    }
                     after = None;
                     false
                 }

@@ -20,6 +20,7 @@ pub mod http;
 pub mod lifecycle;
 pub mod listener;
 pub mod metrics;
+pub mod outage;
 mod process;
 pub mod sampler;
 mod setting_files;

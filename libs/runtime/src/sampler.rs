@@ -60,7 +60,7 @@ impl Sampler {
         self.pass_at(Instant::now())
     }
 
-    fn pass_at(&self, now: Instant) -> Option<u64> {
+    pub(crate) fn pass_at(&self, now: Instant) -> Option<u64> {
         let mut state = lock(&self.state);
         if now.saturating_duration_since(state.began) >= self.period {
             state.began = now;

@@ -43,7 +43,7 @@ mod sweep;
 pub mod vault;
 pub mod work;
 
-use std::{borrow::Cow, sync::Arc, time::Duration};
+use std::{borrow::Cow, io::ErrorKind, sync::Arc, time::Duration};
 
 pub use database::Database;
 pub use sqlx::PgConnection;
@@ -90,14 +90,41 @@ pub enum Error {
 
 /// The text of the error. Position and routine in the source of PostgreSQL are left out, because a
 /// reader would take them for ours. A cancelled statement names the setting that bounds its time.
+/// What sqlx says about a broken connection is the last byte or field that it missed, so that case
+/// is put into words.
 fn reason(error: &sqlx::Error) -> String {
     let Some(refused) = error.as_database_error() else {
-        return error.to_string();
+        return without_response(error);
     };
     match refused.code().as_deref() {
         Some("57014") => format!("{} (DATABASE_TIMEOUT)", refused.message()),
         Some(code) => format!("{} ({code})", refused.message()),
         None => refused.message().to_owned(),
+    }
+}
+
+/// The text of an error that the server did not report.
+fn without_response(error: &sqlx::Error) -> String {
+    match error {
+        // A connection that is closed during its first message looks like this, too.
+        sqlx::Error::Protocol(detail) => format!(
+            "the server of DATABASE_URL closed the connection or does not speak PostgreSQL's protocol. Is it a proxy \
+             without a backend, or the port of another service? ({detail})"
+        ),
+        sqlx::Error::Io(detail) if detail.kind() == ErrorKind::ConnectionRefused => {
+            format!(
+                "nothing listens at the address of DATABASE_URL. Is PostgreSQL running? ({detail})"
+            )
+        }
+        sqlx::Error::Io(detail) => format!(
+            "the connection broke, so the server of DATABASE_URL or a proxy before it has stopped, or the network has \
+             failed. New connections are tried with each statement ({detail})"
+        ),
+        sqlx::Error::Tls(detail) => format!(
+            "no TLS with the server of DATABASE_URL; check sslmode and sslrootcert in the URL, and the certificate of \
+             the server ({detail})"
+        ),
+        other => other.to_string(),
     }
 }
 

@@ -30,7 +30,7 @@ use pipeline::{
     trace,
     worker::{Class, Found, Look, Permit, Stage, Ticket, Trigger},
 };
-use runtime::{Shutdown, clock};
+use runtime::{Shutdown, clock, outage};
 use store::{
     Database,
     deliveries::{
@@ -220,10 +220,12 @@ impl Deliver {
                 .run(async |connection| deliveries::defer(connection, id).await)
                 .await
         };
-        if let Err(error) = made_due {
+        if let Err(error) = made_due
+            && let Some(others) = outage::DATABASE.failed()
+        {
             let ids = LogIds::of(delivery);
-            tracing::warn!(
-                topup.id = ids.topup, event.id = ids.event, %error,
+            tracing::error!(
+                topup.id = ids.topup, event.id = ids.event, %error, others,
                 "cannot defer the delivery; it is attempted when its lease, or its first lease, \
                  ends"
             );

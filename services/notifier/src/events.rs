@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use runtime::Shutdown;
+use runtime::{Shutdown, outage};
 use store::{
     Database,
     deliveries::{endpoints, events},
@@ -24,13 +24,17 @@ pub async fn run(database: Database, notice: Duration, shutdown: Shutdown) -> an
     let mut ticks = shutdown.ticks(LOOK);
     let mut slow: Option<Instant> = None;
     while ticks.next().await {
-        if let Err(error) = move_waiting(&database, &shutdown).await {
-            tracing::warn!(%error, "cannot move deliveries to a new URL; trying again");
+        if let Err(error) = move_waiting(&database, &shutdown).await
+            && let Some(others) = outage::DATABASE.failed()
+        {
+            tracing::error!(%error, others, "cannot move deliveries to a new URL; trying again");
         }
         if slow.is_none_or(|last| last.elapsed() >= SLOW_LOOK) {
             slow = Some(Instant::now());
-            if let Err(error) = look_at_all(&database, notice, &shutdown).await {
-                tracing::warn!(%error, "cannot make or delete events; trying again");
+            if let Err(error) = look_at_all(&database, notice, &shutdown).await
+                && let Some(others) = outage::DATABASE.failed()
+            {
+                tracing::error!(%error, others, "cannot make or delete events; trying again");
             }
         }
     }

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use runtime::Shutdown;
+use runtime::{Shutdown, outage};
 use store::{
     Database,
     retention::{self, Class},
@@ -33,11 +33,14 @@ pub async fn run(database: Database, rate: u32, shutdown: Shutdown) -> anyhow::R
                 let step = match erased.await {
                     Ok(step) => step,
                     Err(error) => {
-                        tracing::warn!(
-                            %error,
-                            class = class.as_str(),
-                            "cannot erase old data; trying again in some seconds"
-                        );
+                        if let Some(others) = outage::DATABASE.failed() {
+                            tracing::error!(
+                                %error,
+                                others,
+                                class = class.as_str(),
+                                "cannot erase old data; trying again in some seconds"
+                            );
+                        }
                         break;
                     }
                 };

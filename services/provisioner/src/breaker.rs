@@ -23,7 +23,7 @@ use std::{
 };
 
 use pipeline::{Effect, perform};
-use runtime::lock;
+use runtime::{lock, outage};
 use store::{
     Database,
     providers::{self, BreakerLimits, BreakerState, ProviderBreaker},
@@ -259,12 +259,15 @@ impl Breaker {
             // Another process changed the row; the next read shows it.
             Ok(None) => {}
             Err(error) => {
-                tracing::warn!(
-                    provider.name = self.provider,
-                    %error,
-                    "cannot record a change of the breaker; it keeps its state until a later call \
-                     changes it"
-                );
+                if let Some(others) = outage::DATABASE.failed() {
+                    tracing::error!(
+                        provider.name = self.provider,
+                        %error,
+                        others,
+                        "cannot record a change of the breaker; it keeps its state until a later \
+                         call changes it"
+                    );
+                }
             }
         }
     }

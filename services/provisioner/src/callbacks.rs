@@ -24,7 +24,7 @@ use axum::{
     routing::post,
 };
 use pipeline::{Effect, perform};
-use runtime::{Shutdown, connection, listener, lock};
+use runtime::{Shutdown, connection, listener, lock, outage};
 use signing::Token;
 use store::{Database, providers};
 use tokio::{net::TcpListener, sync::Semaphore};
@@ -207,11 +207,14 @@ async fn hear(
     match perform(Effect::CommitHint, hinted).await {
         Ok(moved) => counted(if moved { "hinted" } else { "ignored" }, StatusCode::OK),
         Err(error) => {
-            tracing::warn!(
-                provider.name = name,
-                %error,
-                "callback not recorded; its profiles are asked for on schedule instead"
-            );
+            if let Some(others) = outage::DATABASE.failed() {
+                tracing::error!(
+                    provider.name = name,
+                    %error,
+                    others,
+                    "callback not recorded; its profiles are asked for on schedule instead"
+                );
+            }
             counted("lost", StatusCode::SERVICE_UNAVAILABLE)
         }
     }

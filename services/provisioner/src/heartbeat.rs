@@ -16,8 +16,9 @@ use crate::{breaker::Breaker, limiter::LaneLimiters};
 
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Sends heartbeats until the soft stop, except while the provider's breaker is not closed, or
-/// while as many purchases as there are permits are being sent and no other one begins.
+/// Sends heartbeats until the soft stop, except while the provider's breaker is not closed, while
+/// as many purchases as there are permits are being sent and no other one begins, or while NATS is
+/// down, because this process gets no jobs then.
 pub async fn send(
     provider: &str,
     breaker: &Breaker,
@@ -33,7 +34,7 @@ pub async fn send(
     while ticks.next().await {
         if breaker.is_closed()
             && !limiters.is_stuck(Instant::now())
-            && nats.is_connected()
+            && nats.is_up()
             && let Err(error) = nats
                 .client()
                 .publish(subject.clone(), payload.clone().into())

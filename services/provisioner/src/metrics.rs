@@ -9,7 +9,7 @@ use opentelemetry::{
     metrics::{Counter, Gauge, Histogram},
 };
 use pipeline::metrics::DueRows;
-use runtime::{Shutdown, metrics::Instruments};
+use runtime::{Shutdown, metrics::Instruments, outage};
 use store::{
     Database,
     providers::{self, Backlog, BreakerState},
@@ -219,20 +219,26 @@ impl Metrics {
             {
                 Ok(backlogs) => backlogs.iter().for_each(|backlog| self.backlog(backlog)),
                 Err(error) => {
-                    tracing::warn!(
-                        %error,
-                        "cannot read the backlogs of the providers; their gauges keep the last \
-                         values"
-                    );
+                    if let Some(others) = outage::DATABASE.failed() {
+                        tracing::error!(
+                            %error,
+                            others,
+                            "cannot read the backlogs of the providers; their gauges keep the last \
+                             values"
+                        );
+                    }
                 }
             }
             match database.run(server).await {
                 Ok(server) => self.server.show(&server),
                 Err(error) => {
-                    tracing::warn!(
-                        %error,
-                        "cannot read the state of PostgreSQL; its gauges keep the last values"
-                    );
+                    if let Some(others) = outage::DATABASE.failed() {
+                        tracing::error!(
+                            %error,
+                            others,
+                            "cannot read the state of PostgreSQL; its gauges keep the last values"
+                        );
+                    }
                 }
             }
         }

@@ -471,7 +471,7 @@ impl ProviderWork {
         let since_order = claimed.age + trigger.claim_began.elapsed();
         // Without NATS no readiness event can announce the deliveries. Then they get due work in
         // the same commit, which is due at `answer_by` if the order may still be answered.
-        let announced = self.reporter.is_connected();
+        let announced = self.reporter.can_announce();
         let settled = self
             .settle_bought(claimed, since_order, units, announced, late)
             .await;

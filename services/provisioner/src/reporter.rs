@@ -49,10 +49,10 @@ impl Reporter {
         }
     }
 
-    /// Whether NATS is connected, so that readiness events would leave this process now. If it is
-    /// not, they would be dropped, and the deliveries need due work instead.
-    pub fn is_connected(&self) -> bool {
-        self.nats.is_connected()
+    /// Whether NATS is up, so that readiness events would reach the notifiers now. If it is not,
+    /// they would be dropped, and the deliveries need due work instead.
+    pub fn can_announce(&self) -> bool {
+        self.nats.is_up()
     }
 
     /// Sends a verdict to the ingress process that is answering the order, if there is one.

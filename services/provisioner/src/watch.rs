@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use runtime::Shutdown;
+use runtime::{Shutdown, outage};
 use store::{
     Database, PgConnection,
     provider_lanes::{self, HeldBackLane},
@@ -165,9 +165,12 @@ pub async fn watch(
             }
             Ok::<_, store::Error>(())
         });
-        if let Err(error) = refreshed.await {
-            tracing::warn!(
+        if let Err(error) = refreshed.await
+            && let Some(others) = outage::DATABASE.failed()
+        {
+            tracing::error!(
                 %error,
+                others,
                 "cannot refresh the state of the providers; working on with what was read last"
             );
         }

@@ -27,25 +27,31 @@ impl NatsServer {
 
     /// Does the same with a configuration file.
     pub async fn start_with(folder: &Path, config: Option<&Path>) -> Result<Self> {
+        let config = config.map(|config| ["-c".into(), config.display().to_string()]);
+        let further = config.into_iter().flatten().collect();
+        let mut server = Self::new(folder, "nats-server", further)?;
+        server.process.start().await?;
+        Ok(server)
+    }
+
+    /// Chooses the ports of a server, and makes its process, which is not started yet.
+    fn new(folder: &Path, name: &str, further: Vec<String>) -> Result<Self> {
         let binary = std::env::var_os("NATS_SERVER_BIN").unwrap_or_else(|| "nats-server".into());
         let port = ports::free()?;
         let monitor = ports::free()?;
         let store = folder.join("jetstream");
-        let args = format!("-a 127.0.0.1 -p {port} -m {monitor} -js -sd");
+        let args = format!("-n {name} -a 127.0.0.1 -p {port} -m {monitor} -js -sd");
         let mut args: Vec<String> = args.split(' ').map(String::from).collect();
         args.push(store.display().to_string());
-        if let Some(config) = config {
-            args.extend(["-c".into(), config.display().to_string()]);
-        }
-        let mut process = Process::new(Program {
-            name: "nats-server".into(),
+        args.extend(further);
+        let process = Process::new(Program {
+            name: name.into(),
             binary: binary.into(),
             args,
             env: BTreeMap::new(),
             ready_url: format!("http://127.0.0.1:{monitor}/healthz"),
             log: folder.join("nats-server.log"),
         });
-        process.start().await?;
         Ok(Self {
             process,
             store,
@@ -66,6 +72,51 @@ impl NatsServer {
         );
         std::fs::remove_dir_all(&self.store)
             .with_context(|| format!("cannot delete {}", self.store.display()))
+    }
+}
+
+/// Three real `nats-server`s that form a cluster, for tests that take its majority away. Streams
+/// with three copies (`STREAM_REPLICAS=3`) work while two of the servers do.
+#[derive(Debug)]
+pub struct NatsCluster {
+    /// The servers, whose names in the cluster are `nats-0`, `nats-1` and `nats-2`. The test may
+    /// stop, kill, stall and start each of them.
+    pub servers: Vec<NatsServer>,
+}
+
+impl NatsCluster {
+    /// Starts the servers, each in a folder of its own below `folder`, and waits until they have
+    /// found each other.
+    pub async fn start(folder: &Path) -> Result<Self> {
+        let ports: Vec<u16> = (0..3).map(|_| ports::free()).collect::<Result<_>>()?;
+        let addresses: Vec<String> = ports
+            .iter()
+            .map(|port| format!("nats://127.0.0.1:{port}"))
+            .collect();
+        let routes = addresses.join(",");
+        let mut servers = Vec::new();
+        for (number, address) in addresses.iter().enumerate() {
+            let name = format!("nats-{number}");
+            let folder = folder.join(&name);
+            std::fs::create_dir(&folder)?;
+            let cluster = ["--cluster_name", "test", "--cluster", address, "--routes"];
+            let mut further: Vec<String> = cluster.map(String::from).into();
+            further.push(routes.clone());
+            let mut server = NatsServer::new(&folder, &name, further)?;
+            server.process.spawn()?;
+            servers.push(server);
+        }
+        // A server is ready only once a majority of them runs.
+        for server in &mut servers {
+            server.process.ready().await?;
+        }
+        Ok(Self { servers })
+    }
+
+    /// The value for `NATS_URL`.
+    pub fn url(&self) -> String {
+        let urls: Vec<&str> = self.servers.iter().map(NatsServer::url).collect();
+        urls.join(",")
     }
 }
 

@@ -15,6 +15,7 @@ use std::{
 
 use async_nats::jetstream::Message;
 use futures_util::StreamExt;
+use runtime::outage;
 use tracing::Instrument;
 
 use super::{QueuedTicket, Stage, Worker};
@@ -108,7 +109,7 @@ impl<S: Stage> Worker<S> {
         while !stop.is_cancelled() {
             let waiting = async {
                 tokio::time::sleep(outage.pause()).await;
-                self.nats.connected().await;
+                self.nats.until_up().await;
             };
             if stop.run_until_cancelled(waiting).await.is_none() {
                 break;
@@ -122,8 +123,9 @@ impl<S: Stage> Worker<S> {
         Ok(())
     }
 
-    /// Pulls messages until the soft stop, or until an error. It asks for no more messages than the
-    /// queues have room for, so that a busy replica leaves messages to the others.
+    /// Pulls messages until the soft stop, until NATS is down, or until an error. It asks for no
+    /// more messages than the queues have room for, so that a busy replica leaves messages to the
+    /// others.
     async fn pull_until_broken(&self, source: &Source, outage: &mut Outage) -> anyhow::Result<()> {
         let consumer = self.nats.consumer(source).await?;
         let stop = self.shutdown.soft();
@@ -137,7 +139,17 @@ impl<S: Stage> Worker<S> {
             let messages = (room / ROWS_PER_MESSAGE).min(PULL_MESSAGES);
             let batch = consumer.batch().max_messages(messages).expires(PULL);
             let mut chunks = pin!(batch.messages().await?.ready_chunks(messages));
-            while let Some(Some(chunk)) = stop.run_until_cancelled(chunks.next()).await {
+            loop {
+                let next = tokio::select! {
+                    biased;
+                    next = stop.run_until_cancelled(chunks.next()) => next,
+                    // Nobody would respond to this pull any more, and it would last for seconds
+                    // after NATS is back.
+                    () = self.nats.until_down() => return Ok(()),
+                };
+                let Some(Some(chunk)) = next else {
+                    break;
+                };
                 // An error ends the pull, but the messages that came before it are accepted.
                 let (messages, errors): (Vec<_>, Vec<_>) =
                     chunk.into_iter().partition(Result::is_ok);
@@ -222,10 +234,13 @@ impl<S: Stage> Worker<S> {
         }
         self.metrics.deferred(refused.len());
         let rows: Vec<S::Id> = refused.into_iter().map(|ticket| ticket.id).collect();
-        if let Err(error) = self.stage.defer(&rows).await {
+        if let Err(error) = self.stage.defer(&rows).await
+            && let Some(others) = outage::DATABASE.failed()
+        {
             let error = format!("{error:#}");
-            tracing::warn!(
+            tracing::error!(
                 error,
+                others,
                 rows = rows.len(),
                 "cannot defer the rows of messages; the sweep finds them after their first lease"
             );

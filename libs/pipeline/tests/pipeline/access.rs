@@ -78,7 +78,7 @@ async fn a_stage_has_what_it_needs() {
             stream_replicas: 1,
         };
         let nats = Nats::connect(&config, user).await.unwrap();
-        tokio::time::timeout(PATIENCE, nats.connected())
+        tokio::time::timeout(PATIENCE, nats.until_up())
             .await
             .unwrap();
         nats.ensure_streams()

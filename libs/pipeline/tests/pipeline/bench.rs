@@ -180,7 +180,7 @@ impl Bench {
 
 pub async fn connect(config: &NatsConfig) -> Nats {
     let nats = Nats::connect(config, "pipeline tests").await.unwrap();
-    tokio::time::timeout(PATIENCE, nats.connected())
+    tokio::time::timeout(PATIENCE, nats.until_up())
         .await
         .unwrap();
     nats

@@ -144,7 +144,7 @@ async fn without_nats_publishing_returns_at_once() {
     };
     let at_once = async {
         let nats = Nats::connect(&config, "pipeline tests").await.unwrap();
-        assert!(!nats.is_connected());
+        assert!(!nats.is_up());
         let subject = nats.job_subject("sandbox");
         for _ in 0..1000 {
             nats.publish(subject.clone(), &1, None).await;

@@ -55,7 +55,7 @@ async fn a_server_that_loses_its_storage_costs_nothing_but_time() {
     server.process.kill().await.unwrap();
     server.wipe().unwrap();
     until("the lost connection to be noticed", async || {
-        !bench.nats.is_connected()
+        !bench.nats.is_up()
     })
     .await;
     // Not published and not queued: the row is due in the database instead.
@@ -64,7 +64,7 @@ async fn a_server_that_loses_its_storage_costs_nothing_but_time() {
     rows.until_done(2).await;
 
     server.process.start().await.unwrap();
-    tokio::time::timeout(PATIENCE, bench.nats.connected())
+    tokio::time::timeout(PATIENCE, bench.nats.until_up())
         .await
         .unwrap();
     bench.announce(3).await;

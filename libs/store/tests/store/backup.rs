@@ -12,7 +12,7 @@ use testkit::{postgres::PostgresServer, wait};
 
 use crate::bench::{execute, order};
 
-fn backup(url: &str, arguments: &[&str]) -> Command {
+pub fn backup(url: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(testkit::workspace().join("deploy/backup"));
     command
         .args(arguments)
@@ -21,15 +21,33 @@ fn backup(url: &str, arguments: &[&str]) -> Command {
     command
 }
 
-fn run(command: &mut Command) {
+pub fn run(command: &mut Command) {
     let done = command.output().unwrap();
     assert!(done.status.success(), "{done:?}");
 }
 
-async fn buy(connection: &mut PgConnection, partner: PartnerId, name: &str) {
+pub async fn buy(connection: &mut PgConnection, partner: PartnerId, name: &str) {
     let mut order = order(partner, 1);
     name.clone_into(&mut order.external_order_id);
     assert_eq!(orders::insert(connection, &[order]).await.unwrap(), [true]);
+}
+
+/// Waits until `deploy/backup wal` has stored the log up to now.
+pub async fn until_log_is_stored(connection: &mut PgConnection) {
+    let end: String = sqlx::query_scalar("SELECT pg_current_wal_lsn()::text")
+        .fetch_one(&mut *connection)
+        .await
+        .unwrap();
+    wait::soon("the log to be stored", async || {
+        let flushed =
+            "SELECT coalesce(max(flush_lsn) >= $1::pg_lsn, false) FROM pg_stat_replication";
+        let flushed: bool = sqlx::query_scalar(flushed)
+            .bind(&end)
+            .fetch_one(&mut *connection)
+            .await?;
+        Ok(flushed.then_some(()))
+    })
+    .await;
 }
 
 /// Replaces the data of a stopped server by a restore, and starts it.
@@ -84,20 +102,7 @@ async fn a_base_backup_and_its_log_restore_the_last_commit_or_a_time_before_it()
         .await
         .unwrap();
     buy(&mut connection, partner, "last").await;
-    let end: String = sqlx::query_scalar("SELECT pg_current_wal_lsn()::text")
-        .fetch_one(&mut connection)
-        .await
-        .unwrap();
-    wait::soon("the log to be stored", async || {
-        let flushed =
-            "SELECT coalesce(max(flush_lsn) >= $1::pg_lsn, false) FROM pg_stat_replication";
-        let flushed: bool = sqlx::query_scalar(flushed)
-            .bind(&end)
-            .fetch_one(&mut connection)
-            .await?;
-        Ok(flushed.then_some(()))
-    })
-    .await;
+    until_log_is_stored(&mut connection).await;
     server.stop_immediately().await.unwrap();
     log.kill().unwrap();
     log.wait().unwrap();

@@ -31,6 +31,7 @@ mod configuration;
 mod database;
 mod deliveries;
 mod described;
+mod drill;
 mod endpoints;
 mod events;
 mod machine;

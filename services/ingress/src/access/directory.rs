@@ -24,7 +24,7 @@ use std::{
 use domain::{Environment, OptionId, PartnerId};
 use governor::{DefaultDirectRateLimiter, Quota};
 use pipeline::pulse;
-use runtime::{Shutdown, health::Readiness};
+use runtime::{Shutdown, health::Readiness, outage};
 use signing::SecretKey;
 use store::{
     Database, Error, PgConnection,
@@ -336,11 +336,14 @@ impl Directory {
                     return Err(wrong.into());
                 }
                 Err(error) => {
-                    tracing::warn!(
-                        %error,
-                        "cannot read the changes of partners and options; ingress goes on with those that it knows, \
-                         and retries in half a second"
-                    );
+                    if let Some(others) = outage::DATABASE.failed() {
+                        tracing::error!(
+                            %error,
+                            others,
+                            "cannot read the changes of partners and options; ingress goes on with \
+                             those that it knows, and retries in half a second"
+                        );
+                    }
                 }
             }
             tokio::select! {

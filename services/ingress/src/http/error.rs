@@ -127,7 +127,27 @@ pub(crate) struct ErrorRecord {
     pub(crate) reason: &'static str,
     pub(crate) errors: Vec<Named>,
     /// The cause of a 500.
-    pub(crate) cause: Option<Arc<str>>,
+    pub(crate) cause: Option<Cause>,
+}
+
+/// What the log says about a 500.
+#[derive(Clone, Debug)]
+pub(crate) struct Cause {
+    pub(crate) text: Arc<str>,
+    /// Whether the database is away or out of order, so that the other requests fail as well.
+    pub(crate) is_outage: bool,
+}
+
+impl From<&anyhow::Error> for Cause {
+    fn from(error: &anyhow::Error) -> Self {
+        Self {
+            text: format!("{error:#}").into(),
+            is_outage: error
+                .chain()
+                .filter_map(|cause| cause.downcast_ref::<store::Error>())
+                .any(store::Error::is_transient),
+        }
+    }
 }
 
 impl From<Code> for ApiError {
@@ -231,7 +251,7 @@ impl IntoResponse for ApiError {
                 (headers, simple(code, code.message())).into_response()
             }
             Self::Internal(error) => {
-                cause = Some(format!("{error:#}").into());
+                cause = Some(Cause::from(&error));
                 simple(Code::InternalError, Code::InternalError.message())
             }
         };

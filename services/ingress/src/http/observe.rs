@@ -4,8 +4,9 @@
 //!
 //! - Every response has an `X-Request-Id`, so that the log line of an error can be found by what
 //!   the partner quotes.
-//! - An error is logged once, here, with the cause of a 500. A flood of refused requests is sampled
-//!   in the log, and counted in full by the metrics.
+//! - An error is logged once, here, with the cause of a 500. A flood of refused requests, or of
+//!   requests that fail because the database does, is sampled in the log, and counted in full by
+//!   the metrics.
 //! - No path, query or header of a request is logged, because they can hold secrets.
 //!
 //! [`super::routes`] wraps all routes in [`observe`]. The module relies on [`ErrorRecord`], which
@@ -24,6 +25,7 @@ use domain::PartnerId;
 use pipeline::trace;
 use runtime::{
     http::{Requests, traceparent},
+    outage,
     sampler::Sampler,
 };
 use tracing::{Instrument, field};
@@ -117,10 +119,17 @@ impl Observer {
             self.refused(status, reason, partner, request_id, peer);
             return;
         }
+        // During an outage of the database every request gets a 500, so these lines are limited.
+        let line = match cause {
+            Some(cause) if cause.is_outage => outage::DATABASE.failed(),
+            _ => Some(0),
+        };
+        let Some(others) = line else { return };
         tracing::error!(
-            error = cause.as_deref(),
+            error = cause.as_ref().map(|cause| &*cause.text),
             partner.id = partner.map(field::display),
             request.id = request_id.to_str().unwrap_or_default(),
+            others,
             "answered with 500"
         );
     }

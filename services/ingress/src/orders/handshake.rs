@@ -90,10 +90,10 @@ impl Handshake {
         self.ingress_id
     }
 
-    /// Whether verdicts on all placements can be expected soon: NATS is connected, and each
+    /// Whether verdicts on all placements can be expected soon: NATS is up, and each
     /// provider has a provisioner that can buy now. Otherwise waiting would only delay the 201.
     pub(crate) fn expects_verdicts(&self, placements: &[NewPlacement]) -> bool {
-        self.nats.is_connected()
+        self.nats.is_up()
             && placements
                 .iter()
                 .all(|placement| self.heartbeats.is_fresh(&placement.provider))

@@ -10,7 +10,7 @@ use pipeline::{
     group_commit::{Closed, Writer},
     perform,
 };
-use runtime::Shutdown;
+use runtime::{Shutdown, outage};
 use store::{
     Database, PgConnection,
     deliveries::{self, Attempted, endpoints::BlockPolicy},
@@ -101,11 +101,14 @@ impl Writer for Attempts {
         perform(Effect::CommitAttempts, self.database.run(record))
             .await
             .inspect_err(|error| {
-                tracing::warn!(
-                    %error,
-                    attempts = items.len(),
-                    "cannot record a batch of attempts"
-                );
+                if let Some(others) = outage::DATABASE.failed() {
+                    tracing::error!(
+                        %error,
+                        others,
+                        attempts = items.len(),
+                        "cannot record a batch of attempts; it is kept in memory and tried again"
+                    );
+                }
             })
     }
 
@@ -144,9 +147,15 @@ impl Writer for WithoutUrl {
         };
         perform(Effect::CommitNoEndpoint, self.0.run(set))
             .await
-            .inspect_err(
-                |error| tracing::warn!(%error, "cannot record that deliveries have no webhook URL"),
-            )?;
+            .inspect_err(|error| {
+                if let Some(others) = outage::DATABASE.failed() {
+                    tracing::error!(
+                        %error,
+                        others,
+                        "cannot record that deliveries have no webhook URL; trying again"
+                    );
+                }
+            })?;
         Ok(vec![(); items.len()])
     }
 

@@ -133,7 +133,7 @@ impl Bench {
             &config.nats.stream_prefix,
         );
         let nats = Nats::connect(&config.nats, "test").await.unwrap();
-        nats.connected().await;
+        nats.until_up().await;
 
         Self {
             receiver: Receiver::start().await.unwrap(),

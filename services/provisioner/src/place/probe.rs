@@ -16,6 +16,7 @@ use pipeline::{
     Effect, perform,
     worker::{Class, Trigger},
 };
+use runtime::outage;
 use store::{
     placements::{Activity, Claim},
     work::Page,
@@ -59,8 +60,10 @@ impl ProviderWork {
         while ticks.next().await {
             if self.calls.breaker.is_half_open()
                 && let Err(error) = self.probe_with_one(&mut probes).await
+                && let Some(others) = outage::DATABASE.failed()
             {
-                tracing::warn!(error = format!("{error:#}"), "cannot probe the provider");
+                let error = format!("{error:#}");
+                tracing::error!(error, others, "cannot probe the provider; trying again");
             }
         }
         Ok(())

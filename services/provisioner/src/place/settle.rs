@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use domain::{DeliveryId, PlacementState, placement};
 use pipeline::{Effect, GroupCommit, group_commit::Writer, perform};
-use runtime::Shutdown;
+use runtime::{Shutdown, outage};
 use store::{
     Database, PgConnection,
     placements::{
@@ -214,11 +214,14 @@ impl ProviderWork {
                 );
                 return Settled::default();
             }
-            tracing::warn!(
-                placement.id = %claimed.placement_id,
-                %error,
-                "outcome not recorded yet; it is kept in memory and tried again"
-            );
+            if let Some(others) = outage::DATABASE.failed() {
+                tracing::error!(
+                    placement.id = %claimed.placement_id,
+                    %error,
+                    others,
+                    "outcome not recorded yet; it is kept in memory and tried again"
+                );
+            }
             if self.shutdown.is_stopping() {
                 return Settled::default();
             }

@@ -4,7 +4,7 @@ use crate::forwarder::Forwarder;
 use crate::shop::{Shop, fresh, ids, stored_ids};
 use anyhow::{Context, Result};
 use serde_json::json;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use testkit::stack::{Stack, Stage};
 use testkit::{client::Answer, http, wait};
 use url::Url;
@@ -113,4 +113,67 @@ async fn without_postgresql_the_answer_is_500_and_everything_recovers() {
         .unwrap();
     let ledger = stack.ledger().await.unwrap();
     assert_eq!((ledger.purchases, ledger.units), (42, 42));
+}
+
+/// A proxy whose backend is down accepts connections and closes them, so every statement of every
+/// stage fails at once, and an order fails within a millisecond.
+#[tokio::test]
+async fn an_outage_is_one_line_per_second_in_words_and_one_at_its_end() {
+    const AT_ONCE: usize = 20;
+    let (mut stack, mut forwarder) = start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let ready = stack.option("ready").unwrap().to_owned();
+    let topup_ids = ids(&shop.buy("before", &ready, 1).await.unwrap());
+    shop.delivered(&topup_ids, Duration::from_secs(30))
+        .await
+        .unwrap();
+
+    let server = forwarder.server();
+    forwarder.lose_backend().await.unwrap();
+    let began = Instant::now();
+    let mut failed = 0;
+    while began.elapsed() < Duration::from_secs(5) {
+        let ids: Vec<String> = (0..AT_ONCE).map(|_| fresh("away")).collect();
+        let items = [(ready.as_str(), 1)];
+        let orders = ids.iter().map(|id| shop.client.order(id, &items));
+        for answer in futures_util::future::join_all(orders).await {
+            assert_eq!(answer.unwrap().status, 500);
+            failed += 1;
+        }
+    }
+    forwarder.lead_to(server).await.unwrap();
+    for stage in Stage::OURS {
+        let process = &*stack.process(stage).unwrap();
+        wait::soon("the line at the end", async || {
+            Ok(process
+                .log()?
+                .contains("PostgreSQL works again")
+                .then_some(()))
+        })
+        .await;
+        let log = process.log().unwrap();
+        let lines: Vec<&str> = log
+            .lines()
+            .filter(|line| line.contains("database:"))
+            .collect();
+        let seconds = usize::try_from(began.elapsed().as_secs()).unwrap();
+        println!(
+            "{}: {} lines, {failed} orders failed",
+            stage.name(),
+            lines.len()
+        );
+        assert!(failed > 100, "{failed} orders prove nothing");
+        assert!(
+            !lines.is_empty() && lines.len() <= seconds + 1,
+            "{} lines in {seconds} s: {lines:#?}",
+            lines.len()
+        );
+        assert!(
+            lines.iter().all(|line| line.contains("ERROR")),
+            "{lines:#?}"
+        );
+        let words = "closed the connection or does not speak PostgreSQL's protocol";
+        assert!(log.contains(words), "{lines:#?}");
+        assert_eq!(log.matches("PostgreSQL works again").count(), 1);
+    }
 }

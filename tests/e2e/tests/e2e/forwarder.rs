@@ -41,6 +41,25 @@ impl Forwarder {
         }
     }
 
+    /// Goes on accepting connections, but closes each of them at once, as a proxy does whose
+    /// backend is down. [`Forwarder::lead_to`] ends that.
+    pub async fn lose_backend(&mut self) -> Result<()> {
+        self.lead_to((Ipv4Addr::LOCALHOST, ports::free()?).into())
+            .await
+    }
+
+    /// Breaks every connection, and forwards new ones to this server.
+    pub async fn lead_to(&mut self, server: SocketAddr) -> Result<()> {
+        self.cut().await;
+        self.server = server;
+        self.restore().await
+    }
+
+    /// The server to which it forwards.
+    pub fn server(&self) -> SocketAddr {
+        self.server
+    }
+
     /// Forwards again.
     pub async fn restore(&mut self) -> Result<()> {
         let listener = TcpListener::bind(self.listen)

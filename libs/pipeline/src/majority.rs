@@ -1,0 +1,213 @@
+//! Watches whether JetStream can store messages, because a connection to NATS does not show it.
+//!
+//! A cluster of three servers stores a message once two of them have it. If two servers die, the
+//! third one still accepts connections and messages, and loses every message. A stage that trusted
+//! its connection would be worse off than without NATS: ingress would wait for verdicts on jobs
+//! that nobody gets, and the provisioner would announce deliveries to nobody instead of making them
+//! due. So a cluster without a majority counts as down, and [`Nats::is_up`](crate::Nats::is_up)
+//! says so.
+//!
+//! [`watch`] asks the leaders of both streams of work for their state. Two things show that nothing
+//! can be stored: nobody responds, because the stream has no leader; or its leader has not heard
+//! from enough of the other servers for [`SILENCE`]. The second one matters because a leader that
+//! has lost the others goes on responding for some 20 s, and calls them up to date as long as that.
+//! The only figure that changes at once is the time since it last heard from them.
+
+use std::time::{Duration, Instant};
+
+use async_nats::{
+    Client,
+    connection::State,
+    jetstream::{
+        self, ErrorCode,
+        context::{GetStreamError, GetStreamErrorKind},
+        stream::ClusterInfo,
+    },
+};
+use tokio::{
+    sync::watch::Sender,
+    time::{sleep, timeout},
+};
+
+use crate::metrics;
+
+/// The pause between two checks while NATS is up.
+const PERIOD: Duration = Duration::from_secs(1);
+/// The pause while it is down, or may be. It is shorter, so that messages are used again soon.
+const DOWN_PERIOD: Duration = Duration::from_millis(250);
+/// How long a check waits for a response, and how long a fault must last before it counts. A stream
+/// that is being created has no leader for a moment, for example, and that is no outage.
+const LIMIT: Duration = Duration::from_secs(1);
+/// The silence after which a server counts as gone. The servers of a stream send each other a
+/// heartbeat each second, so a healthy one is never silent for much longer than that.
+const SILENCE: Duration = Duration::from_secs(2);
+
+/// What [`watch`] needs of a connection.
+pub(crate) struct Watched {
+    pub(crate) client: Client,
+    pub(crate) context: jetstream::Context,
+    /// The names of the streams of work.
+    pub(crate) streams: [String; 2],
+    /// The result of the last check. The watch ends when nobody looks at it any more.
+    pub(crate) is_up: Sender<bool>,
+}
+
+/// Why messages cannot be stored.
+#[derive(Debug)]
+struct Fault {
+    reason: String,
+    /// How long that has been so at least when the check began.
+    lasted: Duration,
+}
+
+/// Checks JetStream once a second until the connection is dropped. Each change is logged once, and
+/// `esim_nats_up` shows the state.
+pub(crate) async fn watch(watched: Watched) {
+    let gauge = metrics::nats_up();
+    let mut since: Option<Instant> = None;
+    let mut logged: Option<Instant> = None;
+    while !watched.is_up.is_closed() {
+        let began = Instant::now();
+        // A connection that broke is logged by the client's own event, so it needs no line here.
+        let is_connected = watched.client.connection_state() == State::Connected;
+        let fault = if is_connected {
+            watched.fault().await
+        } else {
+            None
+        };
+        since = fault.as_ref().map(|fault| {
+            let from = began.checked_sub(fault.lasted).unwrap_or(began);
+            since.map_or(from, |since| since.min(from))
+        });
+        let is_faulty = since.is_some_and(|since| since.elapsed() >= LIMIT);
+        // A stage that uses messages goes on until a fault has lasted. One that does not use them
+        // begins only after a check without any fault, so that the state does not alternate.
+        let was_up = *watched.is_up.borrow();
+        let works = fault.is_none() || was_up && !is_faulty;
+        let up = is_connected && works;
+        watched.is_up.send_replace(up);
+        gauge.record(up.into(), &[]);
+        if is_faulty && logged.is_none() {
+            logged = since;
+            tracing::warn!(
+                reason = fault.as_ref().map(|fault| fault.reason.as_str()),
+                "JetStream stores no messages although NATS accepts connections, so nothing is \
+                 published, as if NATS were down. Until that ends the stages find their rows in \
+                 PostgreSQL once they are due; start the NATS servers that are missing, because a \
+                 majority of them must run"
+            );
+        }
+        if up && let Some(began) = logged.take() {
+            let seconds = began.elapsed().as_secs();
+            tracing::info!(
+                seconds,
+                "JetStream stores messages again, so the stages publish and pull them as before"
+            );
+        }
+        let is_sound = up && fault.is_none();
+        sleep(if is_sound { PERIOD } else { DOWN_PERIOD }).await;
+    }
+}
+
+impl Watched {
+    /// Why JetStream cannot store the messages of one of the streams. `None` if it can.
+    async fn fault(&self) -> Option<Fault> {
+        let [jobs, ready] = &self.streams;
+        let (jobs, ready) = tokio::join!(self.fault_of(jobs), self.fault_of(ready));
+        jobs.or(ready)
+    }
+
+    async fn fault_of(&self, stream: &str) -> Option<Fault> {
+        match timeout(LIMIT, self.context.get_stream(stream)).await {
+            Ok(Ok(found)) => without_majority(stream, found.cached_info().cluster.as_ref()?),
+            // Whoever publishes to the stream or pulls from it creates it.
+            Ok(Err(error)) if is_missing(&error) => None,
+            Ok(Err(error)) => Some(Fault {
+                reason: format!("the state of {stream} cannot be read: {error}"),
+                lasted: Duration::ZERO,
+            }),
+            Err(_) => Some(Fault {
+                reason: format!("no server responds about {stream}, so it has no leader"),
+                lasted: Duration::ZERO,
+            }),
+        }
+    }
+}
+
+fn is_missing(error: &GetStreamError) -> bool {
+    matches!(
+        error.kind(),
+        GetStreamErrorKind::JetStream(error) if error.error_code() == ErrorCode::STREAM_NOT_FOUND
+    )
+}
+
+/// Says that a stream has no leader, or that its leader hears from too few servers to make up a
+/// majority with them. `None` if messages can be stored.
+fn without_majority(stream: &str, cluster: &ClusterInfo) -> Option<Fault> {
+    if cluster.leader.as_deref().unwrap_or_default().is_empty() {
+        return Some(Fault {
+            reason: format!("{stream} has no leader"),
+            lasted: Duration::ZERO,
+        });
+    }
+    let others = &cluster.replicas;
+    let heard = others
+        .iter()
+        .filter(|peer| !peer.offline && peer.active < SILENCE)
+        .count();
+    let servers = others.len() + 1;
+    let working = heard + 1;
+    (2 * working <= servers).then(|| Fault {
+        reason: format!("only {working} of the {servers} servers of {stream} are working"),
+        lasted: SILENCE,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use async_nats::jetstream::stream::PeerInfo;
+
+    use super::*;
+
+    /// A stream that is led by a server, with the time since each of the others was last heard.
+    fn cluster(silences: &[Duration]) -> ClusterInfo {
+        let mut cluster: ClusterInfo =
+            serde_json::from_value(serde_json::json!({ "leader": "nats-0" })).unwrap();
+        cluster.replicas = silences
+            .iter()
+            .map(|active| PeerInfo {
+                name: "other".into(),
+                current: true,
+                active: *active,
+                ..PeerInfo::default()
+            })
+            .collect();
+        cluster
+    }
+
+    #[test]
+    fn a_leader_that_hears_from_too_few_servers_stores_nothing() {
+        let heard = Duration::from_millis(990);
+        for enough in [&[][..], &[heard, heard], &[heard, SILENCE]] {
+            assert!(without_majority("JOBS", &cluster(enough)).is_none());
+        }
+        for too_few in [&[SILENCE][..], &[SILENCE, SILENCE]] {
+            let fault = without_majority("JOBS", &cluster(too_few)).unwrap();
+            let servers = too_few.len() + 1;
+            let reason = format!("only 1 of the {servers} servers of JOBS are working");
+            assert_eq!(fault.reason, reason);
+            assert!(fault.lasted >= LIMIT, "it counts at once");
+        }
+
+        let mut offline = cluster(&[heard, heard]);
+        for peer in &mut offline.replicas {
+            peer.offline = true;
+        }
+        assert!(without_majority("JOBS", &offline).is_some());
+        let mut leaderless = cluster(&[heard, heard]);
+        leaderless.leader = None;
+        let fault = without_majority("JOBS", &leaderless).unwrap();
+        assert_eq!(fault.reason, "JOBS has no leader");
+        assert!(fault.lasted < LIMIT, "an election is no outage yet");
+    }
+}
