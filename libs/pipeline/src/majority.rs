@@ -35,9 +35,12 @@ use crate::metrics;
 const PERIOD: Duration = Duration::from_secs(1);
 /// The pause while it is down, or may be. It is shorter, so that messages are used again soon.
 const DOWN_PERIOD: Duration = Duration::from_millis(250);
-/// How long a check waits for a response, and how long a fault must last before it counts. A stream
-/// that is being created has no leader for a moment, for example, and that is no outage.
-const LIMIT: Duration = Duration::from_secs(1);
+/// How long a check waits for a response.
+const RESPONSE: Duration = Duration::from_millis(500);
+/// How long a fault must last before it counts. A stream that is being created has no leader for a
+/// moment, for example, and that is no outage. It is longer than one check, so that a single
+/// response that is lost does not count either.
+const LASTING: Duration = Duration::from_secs(1);
 /// The silence after which a server counts as gone. The servers of a stream send each other a
 /// heartbeat each second, so a healthy one is never silent for much longer than that.
 const SILENCE: Duration = Duration::from_secs(2);
@@ -79,7 +82,7 @@ pub(crate) async fn watch(watched: Watched) {
             let from = began.checked_sub(fault.lasted).unwrap_or(began);
             since.map_or(from, |since| since.min(from))
         });
-        let is_faulty = since.is_some_and(|since| since.elapsed() >= LIMIT);
+        let is_faulty = since.is_some_and(|since| since.elapsed() >= LASTING);
         // A stage that uses messages goes on until a fault has lasted. One that does not use them
         // begins only after a check without any fault, so that the state does not alternate.
         let was_up = *watched.is_up.borrow();
@@ -118,7 +121,7 @@ impl Watched {
     }
 
     async fn fault_of(&self, stream: &str) -> Option<Fault> {
-        match timeout(LIMIT, self.context.get_stream(stream)).await {
+        match timeout(RESPONSE, self.context.get_stream(stream)).await {
             Ok(Ok(found)) => without_majority(stream, found.cached_info().cluster.as_ref()?),
             // Whoever publishes to the stream or pulls from it creates it.
             Ok(Err(error)) if is_missing(&error) => None,
@@ -196,7 +199,7 @@ mod tests {
             let servers = too_few.len() + 1;
             let reason = format!("only 1 of the {servers} servers of JOBS are working");
             assert_eq!(fault.reason, reason);
-            assert!(fault.lasted >= LIMIT, "it counts at once");
+            assert!(fault.lasted >= LASTING, "it counts at once");
         }
 
         let mut offline = cluster(&[heard, heard]);
@@ -208,6 +211,6 @@ mod tests {
         leaderless.leader = None;
         let fault = without_majority("JOBS", &leaderless).unwrap();
         assert_eq!(fault.reason, "JOBS has no leader");
-        assert!(fault.lasted < LIMIT, "an election is no outage yet");
+        assert!(fault.lasted < LASTING, "an election is no outage yet");
     }
 }

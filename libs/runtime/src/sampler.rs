@@ -26,7 +26,8 @@ pub struct Sampler {
 
 #[derive(Debug)]
 struct State {
-    began: Instant,
+    /// When the period began, which is when its first line passed.
+    began: Option<Instant>,
     passed: u32,
     suppressed: u64,
 }
@@ -35,7 +36,7 @@ impl Sampler {
     /// Makes a sampler that lets at most `limit` lines per second pass.
     pub fn new(limit: u32) -> Self {
         let state = State {
-            began: Instant::now(),
+            began: None,
             passed: 0,
             suppressed: 0,
         };
@@ -62,8 +63,9 @@ impl Sampler {
 
     pub(crate) fn pass_at(&self, now: Instant) -> Option<u64> {
         let mut state = lock(&self.state);
-        if now.saturating_duration_since(state.began) >= self.period {
-            state.began = now;
+        let is_over = |began| now.saturating_duration_since(began) >= self.period;
+        if state.began.is_none_or(is_over) {
+            state.began = Some(now);
             state.passed = 0;
         }
         if state.passed >= self.limit {
@@ -78,6 +80,15 @@ impl Sampler {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_period_begins_with_the_first_line() {
+        let sampler = Sampler::new(1);
+        let now = Instant::now();
+        let passed =
+            [950, 1_010, 1_950].map(|time| sampler.pass_at(now + Duration::from_millis(time)));
+        assert_eq!(passed, [Some(0), None, Some(1)]);
+    }
 
     #[test]
     fn a_flood_is_counted_instead_of_written() {

@@ -108,8 +108,8 @@ fn without_response(error: &sqlx::Error) -> String {
     match error {
         // A connection that is closed during its first message looks like this, too.
         sqlx::Error::Protocol(detail) => format!(
-            "the server of DATABASE_URL closed the connection or does not speak PostgreSQL's protocol. Is it a proxy \
-             without a backend, or the port of another service? ({detail})"
+            "the server of DATABASE_URL closed the connection or does not speak PostgreSQL's protocol. Is it \
+             a proxy without a backend, or the port of another service? ({detail})"
         ),
         sqlx::Error::Io(detail) if detail.kind() == ErrorKind::ConnectionRefused => {
             format!(
@@ -117,8 +117,8 @@ fn without_response(error: &sqlx::Error) -> String {
             )
         }
         sqlx::Error::Io(detail) => format!(
-            "the connection broke, so the server of DATABASE_URL or a proxy before it has stopped, or the network has \
-             failed. New connections are tried with each statement ({detail})"
+            "the connection broke. If that lasts, the server of DATABASE_URL has stopped or is a proxy without a backend, or \
+             the network has failed ({detail})"
         ),
         sqlx::Error::Tls(detail) => format!(
             "no TLS with the server of DATABASE_URL; check sslmode and sslrootcert in the URL, and the certificate of \
