@@ -165,7 +165,7 @@ mod tests {
     fn each_fault_names_its_line() {
         let long = [b"a\n\"".as_slice(), &vec![b'x'; LONGEST + 1]].concat();
         for (text, part) in testkit::rows! {
-            b"a\nb\"c\n".as_slice() => "line 2: a quote stands in the middle of field 1";
+            b"a\nb\"c\"\n".as_slice() => "line 2: a quote stands in the middle of field 1";
             b"a\n\"b\"c,d\n\n\"".as_slice() => "line 2: text follows the closing quote of field 1";
             b"a\n\n\"b\n\n".as_slice() => "line 3: a quote is not closed";
             b"a\n\xff\n".as_slice() => "line 2: it is not UTF-8";
