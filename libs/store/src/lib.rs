@@ -23,6 +23,7 @@
 pub mod config;
 pub mod database;
 pub mod deliveries;
+pub mod ledger;
 pub mod master_key;
 mod nodelay;
 pub mod operator;
@@ -39,6 +40,7 @@ pub mod retention;
 pub mod schema;
 pub mod self_service;
 pub mod server;
+pub mod sessions;
 mod sweep;
 pub mod vault;
 pub mod work;

@@ -17,6 +17,7 @@ use time::OffsetDateTime;
 use crate::{
     Error,
     operator::actions::{self, Mode},
+    sessions::{self, Session},
 };
 
 /// How long to wait for sessions that are writing placements.
@@ -59,8 +60,25 @@ pub enum NotRecovered {
         "{0} connections of provisioners are open: stop all provisioners first, because they may be buying"
     )]
     Provisioners(i64),
+    /// Another session has written `placements` and has not ended its transaction.
+    #[error(
+        "the table placements was not free within {}, {}, and run the command again; nothing was changed",
+        LOCK_TIMEOUT, held_by(.0.as_ref())
+    )]
+    Locked(Option<Session>),
     #[error(transparent)]
     Store(#[from] Error),
+}
+
+fn held_by(holder: Option<&Session>) -> String {
+    match holder {
+        Some(session) => format!(
+            "because it is locked by {session}: stop that program, or end its session with SELECT \
+             pg_terminate_backend({})",
+            session.pid
+        ),
+        None => "and the session that had locked it has ended by now: wait a moment".to_owned(),
+    }
 }
 
 /// Moves every `accepted` or `placing` placement to "outcome unknown", which is `placing` with an
@@ -80,13 +98,18 @@ pub async fn recover(
     mode: Mode<'_>,
 ) -> Result<Recovered, NotRecovered> {
     let mut transaction = connection.begin().await?;
-    sqlx::query!("SELECT set_config('lock_timeout', $1, true)", LOCK_TIMEOUT)
-        .fetch_one(&mut *transaction)
-        .await?;
-    // With this lock nothing is claimed between the check for provisioners and the commit.
-    sqlx::query!("LOCK TABLE placements IN SHARE ROW EXCLUSIVE MODE")
-        .execute(&mut *transaction)
-        .await?;
+    if let Err(error) = lock(&mut transaction).await {
+        transaction.rollback().await?;
+        // 55P03: the lock was not available within `lock_timeout`.
+        let code = error
+            .as_database_error()
+            .and_then(sqlx::error::DatabaseError::code);
+        if code.as_deref() != Some("55P03") {
+            return Err(error.into());
+        }
+        let holder = sessions::writer_of(connection, "placements").await?;
+        return Err(NotRecovered::Locked(holder));
+    }
     let query = sqlx::query_scalar!(
         r#"SELECT count(*) AS "count!" FROM pg_stat_activity
            WHERE datname = current_database() AND application_name = 'provisioner'"#
@@ -164,4 +187,16 @@ pub async fn recover(
         parked_before: before.parked,
         newest_order_at: before.newest,
     })
+}
+
+/// Locks `placements`, so that nothing is claimed between the check for provisioners and the
+/// commit.
+async fn lock(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    sqlx::query!("SELECT set_config('lock_timeout', $1, true)", LOCK_TIMEOUT)
+        .fetch_one(&mut *connection)
+        .await?;
+    sqlx::query!("LOCK TABLE placements IN SHARE ROW EXCLUSIVE MODE")
+        .execute(connection)
+        .await?;
+    Ok(())
 }

@@ -9,6 +9,7 @@
 //! serves: N`).
 
 mod migrate;
+mod progress;
 mod roles;
 
 use std::time::Duration;
@@ -16,6 +17,7 @@ use std::time::Duration;
 use sqlx::{AssertSqlSafe, PgConnection, Row, migrate::Migrator};
 
 pub use migrate::{MigrationError, Patience, Wait, apply, migrate};
+pub use progress::{IndexBuild, index_build, pid};
 pub use roles::{ROLES, Role, grant, set_password};
 
 use crate::{

@@ -20,11 +20,13 @@
 mod action;
 mod confirm;
 mod console;
+mod csv;
 mod database_password;
 mod delivery;
 mod endpoint;
 mod erase;
 mod event;
+mod ledger;
 mod lookup;
 mod master_key;
 mod migrate;
@@ -34,6 +36,7 @@ mod order;
 mod output;
 mod partner;
 mod placement;
+mod progress;
 mod provider;
 mod recover;
 mod reencrypt;
@@ -57,6 +60,8 @@ use crate::{
 const FAILED: u8 = 1;
 /// Exit status for wrong arguments or settings.
 const USAGE: u8 = 2;
+/// Exit status of `recover --ledger` that found orphans or mismatches.
+const FOUND: u8 = 3;
 
 const EXAMPLES: &str = "Examples:
   export DATABASE_URL=postgres://esim:password@127.0.0.1:5432/esim
@@ -65,7 +70,8 @@ const EXAMPLES: &str = "Examples:
   esimctl partner create --name 'Acme Travel' --environment sandbox
   esimctl order show acme-1001
 
-Exit status: 0 done, 1 failed (the reason is one line on standard error), 2 wrong arguments or settings";
+Exit status: 0 done, 1 failed (the reason is one line on standard error), 2 wrong arguments or settings, 3 `recover
+--ledger` has found purchases that the database does not know or that contradict it";
 
 /// The command line for operators of the eSIM ordering pipeline
 ///
@@ -94,7 +100,7 @@ enum Command {
     /// Create and change partner accounts, their keys and webhook URLs
     #[command(subcommand)]
     Partner(partner::Command),
-    /// List and import the options that partners may order
+    /// List and import the options that partners may order, and take one out of sale
     #[command(subcommand)]
     Option(option::Command),
     /// Show webhooks with their attempts, and send them again
@@ -160,7 +166,13 @@ pub fn run(config: &Config) -> ExitCode {
             let wrong_settings = error.is::<NoDatabase>()
                 || error.is::<BadDatabase>()
                 || error.is::<MasterKeyError>();
-            ExitCode::from(if wrong_settings { USAGE } else { FAILED })
+            ExitCode::from(if wrong_settings {
+                USAGE
+            } else if error.is::<ledger::Discrepancies>() {
+                FOUND
+            } else {
+                FAILED
+            })
         }
     }
 }

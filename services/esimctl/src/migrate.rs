@@ -24,7 +24,10 @@ use store::{
 };
 use tokio::time::{sleep, timeout};
 
-use crate::console::{Console, UNREACHABLE, unreachable};
+use crate::{
+    console::{Console, UNREACHABLE, unreachable},
+    progress,
+};
 
 pub const EXAMPLES: &str = "Examples:
   esimctl migrate                    does nothing if no migration is missing
@@ -38,8 +41,10 @@ out. With --roles, their passwords are read from the files database-ingress, dat
 and database-operator of the folder.
 
 Orders continue while the command runs. If a lock is not free within --lock-timeout, the command tries again after a
-pause, and a line names the oldest open transaction, which probably holds the lock. A newer schema that still works with
-this version is left as it is.";
+pause, and a line names the oldest open transaction, which probably holds the lock. While an index is built, a line says
+what the build does and which session it waits for. A build waits until all older transactions have ended, at most for
+--give-up; then it is cancelled, and the next run begins it anew. A newer schema that still works with this version is
+left as it is.";
 
 /// How long the command waits for a server that is still starting.
 const WAIT: Duration = Duration::from_secs(30);
@@ -59,7 +64,9 @@ pub struct Command {
     /// How long to retry a migration whose lock is not free
     ///
     /// After this time the command fails and names the oldest open transaction. The migrations that
-    /// it applied until then stay.
+    /// it applied until then stay. An index that is built beside live traffic may wait as long for
+    /// older transactions to end. If it is cancelled, the unfinished index is marked invalid, and
+    /// the next run drops it and builds it anew.
     #[arg(long, env = "MIGRATE_GIVE_UP", value_name = "DURATION", default_value = "15m", value_parser = runtime::config::duration)]
     give_up: Duration,
     /// Create the database roles, or set their passwords, from the files in this folder
@@ -79,7 +86,8 @@ fn lock_timeout(text: &str) -> Result<Duration, String> {
 }
 
 pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
-    let mut connection = wait_until_up(&console.database()?).await?;
+    let options = console.database()?;
+    let mut connection = wait_until_up(&options).await?;
     let was = match schema::check(&mut connection).await {
         Ok(found) | Err(SchemaError::Behind { found, .. }) => found,
         Err(error) => return Err(error.into()),
@@ -91,11 +99,14 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     // Called even if nothing is missing, because it also compares the applied migrations with those
     // of this version.
     let say = |wait: &Wait| eprintln!("esimctl: {wait}");
-    let version = schema::apply(&mut connection, schema::migrations(), patience, say)
-        .await
-        .context(
+    let pid = schema::pid(&mut connection).await?;
+    let applied = tokio::select! {
+        applied = schema::apply(&mut connection, schema::migrations(), patience, say) => applied,
+        never = progress::show(&options, pid) => match never {},
+    };
+    let version = applied.context(
             "the schema is not at this version yet; remove the cause and run the command again, which continues where it stopped",
-        )?;
+    )?;
     if let Some(folder) = &command.roles {
         set_passwords(&mut connection, folder).await?;
     }

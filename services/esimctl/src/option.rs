@@ -1,11 +1,11 @@
 //! `esimctl option`: lists and imports the catalogue, which is the set of options that partners may
-//! order.
+//! order, and takes an option out of sale.
 //!
 //! An import reads and checks the whole file before it changes anything, and writes in one
 //! transaction: a file with any fault imports nothing, so the catalogue is never half of an old and
 //! half of a new one. Its error names up to [`MOST_FAULTS`] faults at once, each with the entry and
 //! the field, so that a long file need not be corrected one fault at a time. Options that the file
-//! does not mention stay as they are; an option is taken off sale with `"enabled": false`.
+//! does not mention stay as they are. The output of `list --json` is such a file, too.
 
 use std::{
     collections::HashMap,
@@ -13,22 +13,47 @@ use std::{
     io::{self, Read},
 };
 
-use anyhow::{Context, ensure};
-use clap::Subcommand;
+use anyhow::{Context, bail, ensure};
+use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use domain::OptionId;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sqlx::Connection;
-use store::options::{self, ProductOption};
+use store::{
+    operator::{self, actions::Mode, options::Named},
+    options::{self, ProductOption},
+};
 
 use crate::{
+    confirm::{self, Confirm},
     console::Console,
     output::{Row, cells},
 };
 
 const LIST_EXAMPLES: &str = "Examples:
   esimctl option list
-  esimctl option list --json";
+  esimctl option list --json
+  esimctl option list --json > options.json && esimctl option import options.json
+
+`esimctl option import` takes what --json prints, so that a catalogue can be kept in a file, edited, and copied to
+another system.";
+
+const DISABLE_EXAMPLES: &str = "Examples:
+  esimctl option disable JP-7D-1G --reason 'sold out at the provider, ticket 4711'
+  esimctl option disable d4c6c0a4-7f65-4f0b-9d0e-1f6f5a6f3c11 --reason 'sold out' --yes
+  esimctl option disable 'Japan 7 days 1 GB' --dry-run
+
+New orders of the option are refused as soon as each ingress has read the change, which takes a few seconds. Orders that
+were accepted before are still bought and delivered. To stop these too, open the breaker of the provider with `esimctl
+provider open`, which stops all options of that provider.
+
+A later import of a file that does not say \"enabled\": false for the option puts it back on sale.";
+
+const ENABLE_EXAMPLES: &str = "Examples:
+  esimctl option enable JP-7D-1G --reason 'in stock again'
+  esimctl option enable 'Japan 7 days 1 GB' --dry-run
+
+Partners can order the option again as soon as each ingress has read the change, which takes a few seconds.";
 
 const IMPORT_EXAMPLES: &str = "Examples:
   esimctl option import options.json
@@ -40,7 +65,8 @@ The file:
                 \"details\": {\"country\": \"JP\", \"days\": 7}}]}
 
 provider_option_id is the provider's name of the product. environment is sandbox or live. Partners see name and details;
-details is an optional JSON object of at most 4 KiB. An option with \"enabled\": false cannot be ordered. Options that are
+details is an optional JSON object of at most 4 KiB. The file may also be the list [{…}] alone, as `esimctl option list
+--json` prints it. An option with \"enabled\": false cannot be ordered. Options that are
 not in the file stay as they are. A file with any fault imports nothing.";
 
 /// The largest file that is read, in bytes.
@@ -64,6 +90,23 @@ pub enum Command {
         /// The JSON file with the options, or `-` for standard input
         file: String,
     },
+    /// Take an option out of sale: new orders of it are refused, accepted ones are still bought
+    #[command(after_help = DISABLE_EXAMPLES)]
+    Disable(Change),
+    /// Put an option back on sale
+    #[command(after_help = ENABLE_EXAMPLES)]
+    Enable(Change),
+}
+
+#[derive(Args, Clone, Debug)]
+pub struct Change {
+    /// The option's id, its name, or its name at the provider
+    ///
+    /// If several options have this name, the command changes nothing and lists their ids.
+    #[arg(value_name = "NAME|ID", value_parser = NonEmptyStringValueParser::new())]
+    option: String,
+    #[command(flatten)]
+    confirm: Confirm,
 }
 
 pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
@@ -77,7 +120,97 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             )
         }
         Command::Import { file } => import(file, console).await,
+        Command::Disable(change) => set_enabled(change, false, console).await,
+        Command::Enable(change) => set_enabled(change, true, console).await,
     }
+}
+
+async fn set_enabled(asked: &Change, enabled: bool, console: &Console) -> anyhow::Result<()> {
+    let mut connection = console.connect().await?;
+    let option = one(
+        operator::options::named(&mut connection, &asked.option).await?,
+        &asked.option,
+    )?;
+    let id = option.option_id;
+    let run = async |mode: Mode<'_>| {
+        let changed = operator::options::set_enabled(&mut connection, id, enabled, mode);
+        Ok(changed.await?)
+    };
+    let print = |changed: &bool, dry_run| {
+        let mut shown = json!(option);
+        shown["enabled"] = json!(enabled);
+        shown["changed"] = json!(changed);
+        shown["dry_run"] = json!(dry_run);
+        console.print(&shown, || effect(&option, enabled, *changed, dry_run))
+    };
+    let command = if enabled {
+        "option enable"
+    } else {
+        "option disable"
+    };
+    asked
+        .confirm
+        .carry_out(
+            command,
+            &format!("option {id} ({})", option.name),
+            confirm::Change {
+                run,
+                describe: |changed: &bool| effect(&option, enabled, *changed, true),
+                print,
+            },
+        )
+        .await
+}
+
+/// The only option that was found by what the operator has typed.
+fn one(found: Vec<Named>, typed: &str) -> anyhow::Result<Named> {
+    match <[Named; 1]>::try_from(found) {
+        Ok([option]) => Ok(option),
+        Err(none) if none.is_empty() => {
+            bail!("there is no option with the id or name {typed:?}; see `esimctl option list`")
+        }
+        Err(several) => {
+            let ids: Vec<String> = several
+                .iter()
+                .map(|option| {
+                    let Named {
+                        option_id,
+                        name,
+                        provider,
+                        environment,
+                        ..
+                    } = option;
+                    format!("{option_id} ({name}, {environment}, {provider})")
+                })
+                .collect();
+            bail!(
+                "{} options have the name {typed:?}; name one of them by its id: {}",
+                several.len(),
+                ids.join("; ")
+            )
+        }
+    }
+}
+
+/// What the command has done, or would do, as text.
+fn effect(option: &Named, enabled: bool, changed: bool, dry_run: bool) -> String {
+    let Named {
+        option_id,
+        name,
+        provider,
+        ..
+    } = option;
+    let state = match (changed, dry_run) {
+        (false, _) => "already is",
+        (true, true) => "would be",
+        (true, false) => "is now",
+    };
+    let consequence = if enabled {
+        "on sale: partners can order it"
+    } else {
+        "out of sale: new orders of it are refused, and orders that were accepted before are still bought"
+    };
+    format!("option {name} ({option_id}, provider {provider}) {state} {consequence}")
 }
 
 async fn import(file: &str, console: &Console) -> anyhow::Result<()> {
@@ -127,8 +260,13 @@ struct Catalogue {
 /// Parses and checks the whole file. Each entry is parsed by itself, so that one error can name the
 /// faults of several entries.
 fn parse(text: &str) -> anyhow::Result<Vec<ProductOption>> {
-    let file: Catalogue = serde_json::from_str(text).context(
-        "the file is not of the form {\"options\": […]}; see `esimctl option import --help`",
+    let file = if text.trim_start().starts_with('[') {
+        serde_json::from_str(text).map(|options| Catalogue { options })
+    } else {
+        serde_json::from_str(text)
+    };
+    let file = file.context(
+        "the file is not of the form {\"options\": […]} or […]; see `esimctl option import --help`",
     )?;
     let mut faults = Vec::new();
     let mut catalogue = Vec::with_capacity(file.options.len());
@@ -256,6 +394,7 @@ mod tests {
         );
         assert!(!read(json!([with("enabled", json!(false))]))[0].enabled);
         assert!(read(json!([])).is_empty());
+        assert_eq!(parse(&json!([entry()]).to_string()).unwrap().len(), 1);
     }
 
     #[test]
@@ -310,7 +449,8 @@ mod tests {
     fn a_file_of_another_shape_is_refused() {
         for bad in [
             "",
-            "[]",
+            "[",
+            "[] []",
             "{}",
             "null",
             r#"{"options": {}}"#,

@@ -26,6 +26,7 @@ const SHOW_EXAMPLES: &str = "Examples:
   esimctl order show acme-1001                               a partner's external_order_id
   esimctl order show 20250129123456618033988749              a topup_id
   esimctl order show 8981000000000000001                     an ICCID
+  esimctl order show '8981 0000 0000 0000 001'               an ICCID as people paste it, with spaces or dashes
   esimctl order show 0199aabb-ccdd-7eee-8fff-001122334455    our order id, as API connection errors name it,
                                                              or a placement id, the order id at the provider
 
@@ -111,12 +112,12 @@ fn describe(order: &OrderView, lanes: &[WaitingLane]) -> String {
     parts.join("\n\n")
 }
 
-fn placement_row(order: &OrderView, index: usize, placement: &PlacementView) -> Row<7> {
+fn placement_row(order: &OrderView, index: usize, placement: &PlacementView) -> Row<8> {
     let accepted = Some(order.created_at);
     let attempted = placement.attempted_at;
     cells!(placement:
-        "#" = (index + 1).to_string(), placement_id, provider, state, attempt,
-        attempted = stage(order, accepted, attempted),
+        "#" = (index + 1).to_string(), placement_id, provider, option = placement.lane.clone(), state,
+        attempt, attempted = stage(order, accepted, attempted),
         placed = stage(order, attempted.or(accepted), placement.placed_at),
     )
 }
@@ -128,7 +129,7 @@ fn topup_row(order: &OrderView, topup: &TopupView) -> Row<8> {
         .position(|one| one.placement_id == topup.placement_id);
     let placed_at = placement.and_then(|index| order.placements[index].placed_at);
     cells!(topup:
-        "#" = or_dash(placement.map(|index| index + 1)), topup_id, option_id, state,
+        "#" = or_dash(placement.map(|index| index + 1)), topup_id, option = option_of(topup), state,
         ready = stage(order, placed_at, topup.ready_at), webhook = or_dash(topup.delivery.as_ref()),
         delivered = stage(order, topup.ready_at, topup.delivered_at),
         total = or_dash(topup.delivered_at.map(|at| took(at - order.created_at))),
@@ -148,7 +149,7 @@ fn notes(order: &OrderView, lanes: &[WaitingLane]) -> Vec<String> {
             let lane = lane_of(placement, lanes)
                 .map(|lane| format!("lane {} is held back: {}", lane.lane, why(lane)));
             (
-                format!("placement {}", index + 1),
+                format!("placement {} (option {})", index + 1, placement.lane),
                 list([placement.reason.clone(), due, lane]),
             )
         });
@@ -157,7 +158,8 @@ fn notes(order: &OrderView, lanes: &[WaitingLane]) -> Vec<String> {
             .erased_at
             .map(|at| format!("profile erased {}", utc(at)));
         let story = list([topup.reason.clone(), webhook_attempts(order, topup), erased]);
-        (format!("topup {}", topup.topup_id), story)
+        let unit = format!("topup {} (option {})", topup.topup_id, option_of(topup));
+        (unit, story)
     });
     let stories = placements
         .chain(topups)
@@ -165,6 +167,12 @@ fn notes(order: &OrderView, lanes: &[WaitingLane]) -> Vec<String> {
     stories
         .map(|(what, story)| printable(&format!("{what}: {story}")))
         .collect()
+}
+
+/// The option of a unit: its name in the catalogue, or its id if the catalogue no longer has it.
+fn option_of(topup: &TopupView) -> String {
+    let id = topup.option_id.to_string();
+    topup.option_name.clone().unwrap_or(id)
 }
 
 /// The lane that the purchase of this placement waits for, if the lane is held back.

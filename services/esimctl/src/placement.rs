@@ -197,9 +197,9 @@ fn list(found: &[Listed], limit: i64) -> String {
     }
 }
 
-fn row(one: &Listed) -> Row<9> {
+fn row(one: &Listed) -> Row<10> {
     cells!(one:
-        placement_id, provider, state, attempt, bought = if one.bought { "yes" } else { "-" }.to_owned(),
+        placement_id, provider, option = one.lane.clone(), state, attempt, bought = if one.bought { "yes" } else { "-" }.to_owned(),
         pending = format!("{}/{}", one.pending, one.units), accepted = utc(one.created_at), external_order_id,
         reason = or_dash(one.reason.as_ref()),
     )

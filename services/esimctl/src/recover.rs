@@ -5,7 +5,7 @@
 //! command moves every unfinished placement to "outcome unknown", and the provisioners then look
 //! each one up before they buy anything. The work is done by `store::recover`, which refuses to run
 //! while a provisioner is connected. Orders that came after the dump are gone from the database;
-//! finding them at the provider is the operator's task (docs/operations.md).
+//! their purchases are found with the provider's own list (`--ledger`, see `ledger`).
 
 use clap::Args;
 use serde_json::json;
@@ -17,6 +17,7 @@ use store::{
 use crate::{
     confirm::{Change, Confirm},
     console::Console,
+    ledger,
     output::{cells, table, utc},
 };
 
@@ -24,14 +25,27 @@ pub const EXAMPLES: &str = "Examples:
   esimctl recover --dry-run
   esimctl recover --reason 'restored the dump of 03:00'
   esimctl recover --park-unanswered --reason 'restored the dump of 03:00' --yes
+  esimctl recover --ledger purchases.csv --provider usimsa --dry-run
+  curl -s \"$SANDBOX_URL/ledger.csv\" | esimctl recover --ledger - --provider sandbox --reason 'standby promoted' --yes
 
 Run it after a dump was restored and before any provisioner starts. The provider may have sold placements that are not
 yet bought in the dump. So every placement that is accepted or placing is looked up at the provider by its id, and is
 bought only if the provider still does not have it after the settling delay (SETTLE). The command refuses to run while a
 provisioner is connected. A second run does no harm: it only starts the settling delay again.
 
-Orders that came after the dump are missing in the database, but may have been bought: docs/operations.md says how to
-find them.";
+Orders that came after the dump are missing in the database, but may have been bought. --ledger finds them in the
+provider's own list of purchases. It is a CSV file with a header. The column order_id, the order id that we sent, is
+required. The columns provider_order_id, at, units, option, iccids and partner are shown if they are there, units are
+compared, and other columns are ignored:
+
+  order_id,at,units,option
+  0199aabb-ccdd-7eee-8fff-001122334455,2025-01-29T12:34:56Z,2,JP-7D-1G
+
+Each line is one purchase, so an order id that occurs twice was bought twice. The command lists orphans (purchases whose
+placement is not in the database) and mismatches, each with what to do. It buys and cancels nothing at the provider.
+Purchases of placements that are accepted or placing are adopted, because the provisioners look these up. Orphans are
+recorded, and `esimctl action list` shows them. With --dry-run it only compares, records and moves nothing, and
+provisioners may run. The exit status is 3 if there are orphans or mismatches.";
 
 /// The maximum number of orders that the text lists.
 const NAMED: usize = 20;
@@ -47,6 +61,15 @@ pub struct Command {
     /// Without this option they are bought if the provider does not have them.
     #[arg(long)]
     park_unanswered: bool,
+    /// Compare the provider's list of purchases in this CSV file with the database
+    ///
+    /// `-` is standard input. The file may be of any size. With `--dry-run` the command only
+    /// compares, so that provisioners may run meanwhile.
+    #[arg(long, value_name = "FILE")]
+    ledger: Option<String>,
+    /// The provider whose list it is; needed if there are several providers
+    #[arg(long, value_name = "NAME", requires = "ledger")]
+    provider: Option<String>,
 }
 
 /// What becomes of the placements of orders that had no answer yet.
@@ -63,15 +86,45 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     } else {
         (Treatment::Bought, "all placements")
     };
+    let found = match &command.ledger {
+        Some(file) => {
+            let provider = ledger::provider(&mut connection, command.provider.as_deref()).await?;
+            Some(ledger::compare(&mut connection, file, &provider).await?)
+        }
+        None => None,
+    };
+    if let Some(found) = found.as_ref().filter(|_| command.confirm.dry_run) {
+        let mut shown = ledger::shown(found);
+        shown["dry_run"] = json!(true);
+        console.print(&json!({ "ledger": shown }), || ledger::described(found))?;
+        return Ok(ledger::check(found)?);
+    }
     let park = command.park_unanswered;
-    let run = async |mode: Mode<'_>| Ok(recover::recover(&mut connection, park, mode).await?);
-    let describe = |recovered: &Recovered| described(recovered, treatment, "would be moved");
+    // Orphans are recorded first, because what was found stays true even if the recovery then fails,
+    // for example because a provisioner is still connected.
+    let run = async |mode: Mode<'_>| {
+        if let (Some(found), Mode::Apply(action)) = (&found, mode) {
+            store::ledger::record_orphans(&mut connection, &found.provider, action).await?;
+        }
+        Ok(recover::recover(&mut connection, park, mode).await?)
+    };
+    let with_ledger = |text: String| match &found {
+        Some(found) => format!("{}\n\n{text}", ledger::described(found)),
+        None => text,
+    };
+    let describe =
+        |recovered: &Recovered| with_ledger(described(recovered, treatment, "would be moved"));
     let print = |recovered: &Recovered, dry_run| {
         let mut shown = json!(recovered);
+        if let Some(found) = &found {
+            shown["ledger"] = ledger::shown(found);
+        }
         shown["dry_run"] = json!(dry_run);
         shown["moved"] = json!(recovered.accepted + recovered.placing);
         let moved = if dry_run { "would be moved" } else { "moved" };
-        console.print(&shown, || described(recovered, treatment, moved))
+        console.print(&shown, || {
+            with_ledger(described(recovered, treatment, moved))
+        })
     };
     command
         .confirm
@@ -84,7 +137,11 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
                 print,
             },
         )
-        .await
+        .await?;
+    match &found {
+        Some(found) => Ok(ledger::check(found)?),
+        None => Ok(()),
+    }
 }
 
 /// The effect of the command as text. `moved` is the verb: "moved", or "would be moved".
@@ -107,7 +164,7 @@ fn described(recovered: &Recovered, treatment: Treatment, moved: &str) -> String
         Some(at) => lines.push(format!(
             "The newest order is of {}; orders that came later are missing in this database. The \
              section \"Find purchases that have no placement\" of docs/operations.md says how to \
-             find them at the provider",
+             find their purchases with --ledger",
             utc(*at)
         )),
         None => lines.push("There are no orders".to_owned()),

@@ -273,6 +273,11 @@ impl Ledger {
         Summary::of(&purchases, &canceled, order_id.is_some())
     }
 
+    /// All purchases, oldest first.
+    pub fn purchases(&self) -> Vec<Arc<Purchase>> {
+        self.lock().accounts.purchases.clone()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Books> {
         // A panic of an earlier holder is ignored, because no code under the lock panics in the
         // middle of a change.

@@ -17,7 +17,7 @@ use axum::{
         DefaultBodyLimit, FromRequest, Path, RawQuery, Request, State,
         rejection::{BytesRejection, PathRejection},
     },
-    http::StatusCode,
+    http::{StatusCode, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{get, post},
@@ -38,7 +38,7 @@ use crate::{
     script::{self, AtPost},
     server::{self, NoAnswer},
     state::Sandbox,
-    summary::Summary,
+    summary::{self, Summary},
     units,
 };
 
@@ -57,6 +57,7 @@ pub fn router(sandbox: Sandbox) -> Router {
     Router::new()
         .merge(provider)
         .route("/ledger", get(ledger))
+        .route("/ledger.csv", get(ledger_csv))
         .route("/faults", get(show_faults).put(set_faults))
         .fallback(|| async { Error::Http(StatusCode::NOT_FOUND) })
         .method_not_allowed_fallback(|| async { Error::Http(StatusCode::METHOD_NOT_ALLOWED) })
@@ -249,6 +250,12 @@ async fn ledger(
         order_id = Some(value);
     }
     Ok(Json(sandbox.ledger.summary(order_id.as_deref())))
+}
+
+/// Lists all purchases as CSV, for `esimctl recover --ledger`.
+async fn ledger_csv(State(sandbox): State<Sandbox>) -> impl IntoResponse {
+    let csv = summary::csv(&sandbox.ledger.purchases());
+    ([(header::CONTENT_TYPE, "text/csv; charset=utf-8")], csv)
 }
 
 async fn show_faults(State(sandbox): State<Sandbox>) -> Json<Faults> {

@@ -1,5 +1,6 @@
-//! The answer to `GET /ledger`, which tests compare with what the pipeline delivered. Cancelled and
-//! failed units count as bought, because the provider has sold them.
+//! The answers to `GET /ledger` and `GET /ledger.csv`. The first one is what tests compare with
+//! what the pipeline delivered. Cancelled and failed units count as bought, because the provider
+//! has sold them.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -7,7 +8,7 @@ use std::{
 };
 
 use serde::Serialize;
-use time::OffsetDateTime;
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use crate::{profile::UnitNumber, purchase::Purchase};
 
@@ -90,5 +91,61 @@ impl Summary {
             canceled: orders.iter().map(|order| order.canceled).sum(),
             orders,
         }
+    }
+}
+
+/// All purchases as CSV, one line each, in the format that `esimctl recover --ledger` reads. A real
+/// provider has such a list in its portal.
+pub fn csv(purchases: &[Arc<Purchase>]) -> String {
+    let mut text = "order_id,at,units,option\n".to_owned();
+    for purchase in purchases {
+        let options: Vec<&str> = purchase
+            .products
+            .iter()
+            .map(|product| product.option_id.as_str())
+            .collect();
+        // The time has milliseconds and is in UTC, so it can always be written.
+        let at = purchase.at.format(&Rfc3339).unwrap_or_default();
+        let fields = [
+            quoted(&purchase.order_id),
+            at,
+            purchase.size().to_string(),
+            quoted(&options.join("+")),
+        ];
+        text.push_str(&fields.join(","));
+        text.push('\n');
+    }
+    text
+}
+
+/// A field in quotes, because ids come from callers and may hold commas, quotes and line breaks.
+fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.replace('"', "\"\""))
+}
+
+#[cfg(test)]
+mod tests {
+    use time::macros::datetime;
+
+    use super::*;
+    use crate::protocol::Product;
+
+    #[test]
+    fn the_csv_has_one_quoted_line_per_purchase() {
+        let products = [("ready", 2), ("delayed", 1)].map(|(option, qty)| Product {
+            option_id: option.into(),
+            qty,
+        });
+        let purchase = Arc::new(Purchase {
+            at: datetime!(2026-11-20 12:00:00.5 UTC),
+            order_id: "a\"b,c".to_owned(),
+            first_unit: 1,
+            products: products.into(),
+        });
+        let line = "\"a\"\"b,c\",2026-11-20T12:00:00.5Z,3,\"ready+delayed\"\n";
+        assert_eq!(
+            csv(&[Arc::clone(&purchase), purchase]),
+            format!("order_id,at,units,option\n{line}{line}")
+        );
     }
 }

@@ -327,6 +327,15 @@ impl Stack {
             .option_id)
     }
 
+    /// All purchases of the sandbox provider as CSV, for `esimctl recover --ledger`.
+    pub async fn ledger_csv(&self) -> Result<String> {
+        let answer = http::client()?
+            .get(format!("{}/ledger.csv", self.sandbox_url))
+            .send()
+            .await?;
+        Ok(answer.error_for_status()?.text().await?)
+    }
+
     /// The purchases that the sandbox provider has recorded since this stack was started or
     /// attached.
     pub async fn ledger(&self) -> Result<Ledger> {

@@ -59,6 +59,10 @@ pub struct TopupView {
     /// The id of the unit, 26 digits.
     pub topup_id: String,
     pub option_id: Uuid,
+    /// The name of the option in the catalogue now; `None` if the catalogue no longer has it.
+    pub option_name: Option<String>,
+    /// The provider's name of the option, as the catalogue said when the order was accepted.
+    pub provider_option_id: String,
     /// The placement that holds the unit.
     pub placement_id: Uuid,
     /// `pending`, `ready`, `failed` or `parked`.
@@ -89,10 +93,11 @@ pub struct TopupView {
 /// of any partner, or an ICCID.
 ///
 /// `found` looks in each table by its index. ICCIDs are indexed together with their provider, so
-/// this look-up goes through all known providers.
+/// this look-up goes through all known providers. An ICCID may have spaces or dashes between its
+/// digits.
 pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderView>> {
     let uuid: Option<Uuid> = id.parse().ok();
-    let iccid = Iccid::parse(id).ok();
+    let iccid = Iccid::parse(&without_separators(id)).ok();
     let query = sqlx::query!(
         r#"WITH found AS (
                SELECT order_id FROM orders WHERE order_id = $1
@@ -133,12 +138,14 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderVi
                       coalesce(t.reason, p.reason) AS reason, e.iccid AS "iccid?", e.ready_at AS "ready_at?",
                       e.erased_at AS "erased_at?",
                       d.state AS "delivery?", d.attempt AS "delivery_attempts?", d.status AS "delivery_status?",
-                      d.error AS "delivery_error?", d.delivered_at AS "delivered_at?", due.at AS "delivery_due_at?"
+                      d.error AS "delivery_error?", d.delivered_at AS "delivered_at?", due.at AS "delivery_due_at?",
+                      t.provider_option_id, o.name AS "option_name?"
                FROM placements p
                JOIN topups t ON t.placement_id = p.placement_id
                LEFT JOIN esims e ON e.topup_id = t.topup_id
                LEFT JOIN deliveries d ON d.delivery_id = e.delivery_id
                LEFT JOIN work due ON due.id = e.delivery_id
+               LEFT JOIN options o ON o.option_id = t.option_id
                WHERE p.order_id = $1 ORDER BY t.position"#,
             head.order_id,
         );
@@ -156,4 +163,13 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderVi
         });
     }
     Ok(orders)
+}
+
+/// The text without spaces and dashes, which people and documents put between the digits of an
+/// ICCID so that it is easier to read. For example, `8981 0000-0000 0000 001` is pasted from a PDF.
+fn without_separators(id: &str) -> String {
+    let dash = |character| matches!(character, '-' | '\u{2010}'..='\u{2014}' | '\u{2212}');
+    id.chars()
+        .filter(|character| !character.is_whitespace() && !dash(*character))
+        .collect()
 }

@@ -26,6 +26,9 @@ pub struct Listed {
     pub partner_id: PartnerId,
     pub external_order_id: String,
     pub provider: String,
+    /// What is bought: the provider's name of the option, or of the set of options. It is the lane
+    /// of the placement.
+    pub lane: String,
     /// A name of [`PlacementState`].
     pub state: String,
     /// The number of the last recorded attempt.
@@ -62,7 +65,8 @@ pub async fn list(
         r#"SELECT p.placement_id, p.order_id, o.partner_id, o.external_order_id, p.provider, p.state, p.attempt,
                   p.reason, p.placed_at IS NOT NULL AS "bought!", p.created_at,
                   (SELECT at FROM work w WHERE w.id = p.placement_id) AS "due_at?",
-                  count(t.topup_id) AS "units!", count(t.topup_id) FILTER (WHERE t.state = 'pending' AND e.ready_at IS NULL) AS "pending!"
+                  count(t.topup_id) AS "units!", count(t.topup_id) FILTER (WHERE t.state = 'pending' AND e.ready_at IS NULL) AS "pending!",
+                  p.lane
            FROM placements p
            JOIN orders o ON o.order_id = p.order_id
            JOIN topups t ON t.placement_id = p.placement_id

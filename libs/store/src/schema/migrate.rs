@@ -21,17 +21,28 @@ use sqlx::{
 };
 
 use super::{MIGRATIONS, SchemaError, newest, serves};
-use crate::Error;
+use crate::{
+    Error,
+    sessions::{self, Session},
+};
 
 const TABLE: &str = "_sqlx_migrations";
+/// The shortest timeout; PostgreSQL takes 0 for none.
+const SHORTEST: Duration = Duration::from_millis(1);
+/// PostgreSQL's longest timeout is about 24 days.
+const LONGEST: Duration = Duration::from_hours(24 * 24);
 pub(super) const SERVES_TABLE: &str = "_schema_serves";
+
+const UNFINISHED_INDEX: &str = ". The build was cancelled, and what it has built is marked invalid, so no query uses it; \
+                                the next run drops it and builds the index anew";
 
 /// How the migrator waits for locks.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
     /// The longest wait for one lock. Queries of the same table may have to wait as long.
     pub lock_timeout: Duration,
-    /// How long one migration is tried again before the migrator gives up.
+    /// How long one migration is tried again before the migrator gives up. The build of an index
+    /// waits for the end of older transactions instead, also for as long.
     pub give_up: Duration,
 }
 
@@ -59,7 +70,7 @@ pub struct Wait {
     pub version: Option<i64>,
     /// The oldest open transaction of another session. It probably holds the lock, so it is shown
     /// to the operator.
-    pub oldest_transaction: Option<String>,
+    pub oldest_transaction: Option<Session>,
 }
 
 impl std::fmt::Display for Wait {
@@ -90,9 +101,15 @@ pub enum MigrationError {
     )]
     BeforeFirstRelease,
     #[error(
-        "{wait}; gave up after {waited:?} (--give-up). End that transaction, or migrate again later"
+        "{wait}; gave up after {waited:?} (--give-up){}. End that transaction, or migrate again later",
+        if *.unfinished_index { UNFINISHED_INDEX } else { "" }
     )]
-    Locked { wait: Wait, waited: Duration },
+    Locked {
+        wait: Wait,
+        waited: Duration,
+        /// The wait was that of an index build, which was cancelled.
+        unfinished_index: bool,
+    },
     #[error("migration {version} failed")]
     Failed { version: i64, source: sqlx::Error },
     #[error(transparent)]
@@ -173,28 +190,37 @@ async fn apply_missing<F: FnMut(&Wait)>(
             None => {}
         }
         tries.began = Instant::now();
-        while let Err(error) = apply_one(connection, migration, tries.patience).await {
-            tries
-                .again(connection, Some(migration.version), error)
-                .await?;
+        while let Err(error) = apply_one(connection, migration, tries).await {
+            let again = tries.again(connection, Some(migration.version), error);
+            again.await.map_err(|error| match error {
+                MigrationError::Locked { wait, waited, .. } => MigrationError::Locked {
+                    wait,
+                    waited,
+                    unfinished_index: migration.no_tx,
+                },
+                other => other,
+            })?;
         }
     }
     Ok(serves(connection, newest(migrations)).await?)
 }
 
-async fn apply_one(
+async fn apply_one<F>(
     connection: &mut PgConnection,
     migration: &Migration,
-    patience: Patience,
+    tries: &Tries<'_, F>,
 ) -> Result<(), MigrateError> {
     if migration.no_tx {
         drop_unfinished_indexes(connection, migration).await?;
         record_served(connection, migration).await?;
-        // Such a statement blocks no other one while it waits, so it may wait without a limit, even
-        // for the length of a dump.
-        set_lock_timeout(connection, Duration::ZERO).await?;
+        // Such a statement blocks no other one while it waits, so it may wait for as long as the
+        // migrator may try, for example for the length of a dump. PostgreSQL applies the timeout to
+        // the wait for older transactions, too: it cancels the build, which then has waited for at
+        // least the rest of the time, so there is no other try.
+        let rest = tries.patience.give_up.saturating_sub(tries.began.elapsed());
+        set_lock_timeout(connection, rest.max(SHORTEST)).await?;
         let applied = connection.apply(TABLE, migration).await;
-        set_lock_timeout(connection, patience.lock_timeout).await?;
+        set_lock_timeout(connection, tries.patience.lock_timeout).await?;
         applied?;
         return Ok(());
     }
@@ -268,7 +294,7 @@ async fn set_lock_timeout(
     timeout: Duration,
 ) -> Result<(), sqlx::Error> {
     sqlx::query("SELECT set_config('lock_timeout', $1, false)")
-        .bind(format!("{}ms", timeout.as_millis()))
+        .bind(format!("{}ms", timeout.min(LONGEST).as_millis()))
         .execute(connection)
         .await
         .map(drop)
@@ -309,26 +335,18 @@ impl<F: FnMut(&Wait)> Tries<'_, F> {
         }
         let wait = Wait {
             version,
-            oldest_transaction: oldest_transaction(connection).await?,
+            oldest_transaction: sessions::oldest_transaction(connection).await?,
         };
         let waited = self.began.elapsed();
         if waited + self.patience.pause() > self.patience.give_up {
-            return Err(MigrationError::Locked { wait, waited });
+            return Err(MigrationError::Locked {
+                wait,
+                waited,
+                unfinished_index: false,
+            });
         }
         (self.waiting)(&wait);
         tokio::time::sleep(self.patience.pause()).await;
         Ok(())
     }
-}
-
-async fn oldest_transaction(connection: &mut PgConnection) -> Result<Option<String>, sqlx::Error> {
-    sqlx::query_scalar(
-        "SELECT format('%s (pid %s), open for %s s', coalesce(nullif(application_name, ''), 'unnamed'), pid,
-                       extract(epoch FROM now() - xact_start)::int)
-         FROM pg_stat_activity
-         WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL
-         ORDER BY xact_start LIMIT 1",
-    )
-    .fetch_optional(connection)
-    .await
 }

@@ -109,6 +109,34 @@ async fn what_may_have_been_bought_is_looked_up_and_nothing_else_is_touched() {
 }
 
 #[tokio::test]
+async fn a_lock_that_is_not_free_is_explained_by_its_holder() {
+    let bench = Bench::new().await;
+    let mut holder = bench.connection().await;
+    let begin =
+        "SET application_name = 'psql of Ann'; BEGIN; LOCK TABLE placements IN ROW EXCLUSIVE MODE";
+    crate::bench::execute(&mut holder, begin).await;
+    // The connections of the stages have a shorter limit for statements; those of esimctl have none.
+    let mut connection = bench.connection().await;
+    crate::bench::execute(&mut connection, "SET statement_timeout = 0").await;
+    let error = recover::recover(&mut connection, false, Mode::Preview)
+        .await
+        .unwrap_err();
+    assert!(matches!(error, NotRecovered::Locked(Some(_))), "{error}");
+    let text = error.to_string();
+    for part in [
+        "locked by psql of Ann (pid ",
+        "idle in transaction",
+        "since ",
+        "pg_terminate_backend(",
+        "run the command again",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
+    crate::bench::execute(&mut holder, "ROLLBACK").await;
+    bench.recover(false, true).await.unwrap();
+}
+
+#[tokio::test]
 async fn orders_that_may_have_been_refused_are_named_and_can_be_parked() {
     let bench = Bench::new().await;
     bench.accepted(Duration::ZERO).await;

@@ -255,6 +255,85 @@ async fn a_concurrent_index_waits_for_a_dump_and_blocks_no_order() {
     schema::wait(&bench.store, &VAULT).await.unwrap();
 }
 
+const INDEX: &str =
+    "-- no-transaction\n-- serves: 1\nCREATE INDEX CONCURRENTLY newer ON orders (created_at);";
+
+/// Begins a transaction that holds up the build of an index, as a dump does.
+async fn dump(bench: &Bench) -> sqlx::PgConnection {
+    let mut dump = bench.connection().await.detach();
+    let begin = "SET application_name = 'pg_dump'; BEGIN ISOLATION LEVEL REPEATABLE READ;
+                 LOCK TABLE orders IN ACCESS SHARE MODE; SELECT 1";
+    execute(&mut dump, begin).await;
+    dump
+}
+
+#[tokio::test]
+async fn a_build_that_waits_for_too_long_is_given_up_and_the_next_run_finishes_it() {
+    let bench = Bench::new().await;
+    let mut dump = dump(&bench).await;
+    let patience = Patience {
+        give_up: Duration::from_secs(1),
+        ..QUICK
+    };
+    let mut connection = bench.connection().await;
+    let migrator = with(&[INDEX]);
+    let build = schema::apply(&mut connection, &migrator, patience, |_| {});
+    let given_up = timeout(Duration::from_secs(20), build);
+    let error = given_up.await.expect("--give-up is ignored").unwrap_err();
+    let text = error.to_string();
+    for part in ["pg_dump (pid ", "open for ", "the next run drops it"] {
+        assert!(text.contains(part), "{text}");
+    }
+    // The next run cannot drop the unfinished index while the transaction is open, and says so.
+    let build = schema::apply(&mut connection, &migrator, patience, |_| {});
+    let error = timeout(Duration::from_secs(20), build).await.unwrap();
+    assert!(matches!(error, Err(MigrationError::Locked { .. })));
+    execute(&mut dump, "COMMIT").await;
+    upgrade(&bench, &[INDEX]).await.unwrap();
+    let valid = "SELECT indisvalid FROM pg_index WHERE indexrelid = 'newer'::regclass";
+    assert!(
+        sqlx::query_scalar::<_, bool>(valid)
+            .fetch_one(&bench.pool)
+            .await
+            .unwrap()
+    );
+}
+
+#[tokio::test]
+async fn the_progress_of_a_build_names_the_session_that_it_waits_for() {
+    let bench = Bench::new().await;
+    let mut dump = dump(&bench).await;
+    let mut connection = bench.connection().await;
+    let mut observer = bench.connection().await;
+    let pid = schema::pid(&mut connection).await.unwrap();
+    assert_eq!(schema::index_build(&mut observer, pid).await.unwrap(), None);
+    let migrator = with(&[INDEX]);
+    let build = schema::apply(&mut connection, &migrator, QUICK, |_| {});
+    let watch = async {
+        let seen = loop {
+            let seen = schema::index_build(&mut observer, pid).await.unwrap();
+            if let Some(seen) = seen.filter(|seen| seen.waits_for.is_some()) {
+                break seen.to_string();
+            }
+            tokio::task::yield_now().await;
+        };
+        execute(&mut dump, "COMMIT").await;
+        seen
+    };
+    let (version, seen) = timeout(Duration::from_mins(1), async { tokio::join!(build, watch) })
+        .await
+        .unwrap();
+    version.unwrap();
+    for part in [
+        "waiting for ",
+        "waits for pg_dump (pid ",
+        "idle in transaction",
+        "open for ",
+    ] {
+        assert!(seen.contains(part), "{seen}");
+    }
+}
+
 #[tokio::test]
 async fn an_index_whose_build_failed_is_built_anew() {
     let bench = Bench::new().await;

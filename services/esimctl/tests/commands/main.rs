@@ -5,6 +5,8 @@
 mod accounts;
 mod deliveries;
 mod erasure;
+mod ledger;
+mod options;
 mod roles;
 mod rotation;
 mod support;
@@ -200,6 +202,7 @@ async fn an_order_is_found_by_each_of_its_ids() {
     let others = [
         "8981000000000000001",
         "8981000000000000001F",
+        " 8981 0000-0000 0000\u{a0}001 ",
         "o\u{1b}[2J-1",
     ]
     .map(str::to_owned);

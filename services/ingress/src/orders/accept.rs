@@ -334,9 +334,15 @@ impl Orders {
                 drop(pending_answer);
             }
             Ok(Some(refusals)) => {
+                let options: Vec<String> = order
+                    .placements
+                    .iter()
+                    .map(|placement| format!("{} at {}", placement.lane, placement.provider))
+                    .collect();
                 tracing::info!(
                     order.id = %order.order_id,
                     partner.id = %order.partner_id,
+                    provider.options = options.join("; "),
                     "the order got a 422: the provider rejected it or could not be reached, and \
                      nothing of it is bought"
                 );

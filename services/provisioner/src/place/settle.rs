@@ -83,6 +83,7 @@ impl ProviderWork {
             partner.id = %partner,
             attempt = claimed.attempt,
             provider.name = self.calls.name,
+            provider.option = claimed.lane,
             reason,
             "parked"
         );
@@ -240,6 +241,7 @@ impl ProviderWork {
                 order.id = %order,
                 attempt = claimed.attempt,
                 provider.name = self.calls.name,
+                provider.option = claimed.lane,
                 "parked: a purchase was found that contradicts what is stored, for example one of \
                  a refused order; an operator must resolve it"
             );

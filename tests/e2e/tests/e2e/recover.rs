@@ -219,6 +219,23 @@ async fn what_was_bought_after_the_dump_is_found_and_not_bought_again() {
     let again: Value = stack.esimctl.run(&RECOVER).await.unwrap();
     assert_eq!(again["accepted"], 0, "{again}");
 
+    // The provider's own list shows the purchase of the order that is lost. It is recorded.
+    let list = stack.ledger_csv().await.unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), list).unwrap();
+    let path = file.path().to_str().unwrap();
+    let ledger = ["--ledger", path, "--provider", "sandbox"];
+    let command = [&RECOVER[..], &ledger].concat();
+    let found = stack.esimctl.run::<Value>(&command).await.unwrap_err();
+    let found = format!("{found:#}");
+    assert!(
+        found.contains("exit status: 3")
+            && found.contains("1 purchases without a placement and 0 that contradict"),
+        "{found}"
+    );
+    let actions: Value = stack.esimctl.run(&["action", "list"]).await.unwrap();
+    assert!(actions.to_string().contains(&story.lost.1), "{actions}");
+
     story.go_on().await.unwrap();
     let received = story.delivered_again().await.unwrap();
     consistent(&received).unwrap();

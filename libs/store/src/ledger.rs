@@ -1,0 +1,307 @@
+//! Compares a provider's own list of purchases, its ledger, with the placements (`esimctl recover
+//! --ledger`).
+//!
+//! A database that has lost commits does not know what it has lost, but the provider does: it got
+//! our placement id with each purchase. So the list of the provider is copied into a temporary
+//! table of the session, and one statement compares it with `placements`. The temporary table lets
+//! PostgreSQL sort and join a list of any length, so that this program needs little memory for it.
+//!
+//! A comparison locks nothing and changes no row of the system, so it may run beside provisioners.
+//! A placement that is being bought meanwhile is `placing` by then, because the attempt is recorded
+//! before the provider is called, so it is never taken for an orphan.
+
+use serde::Serialize;
+use sqlx::{
+    Connection, PgConnection, Row,
+    postgres::{PgCopyIn, PgRow},
+};
+use uuid::Uuid;
+
+use crate::{
+    Result,
+    operator::actions::{self, Action},
+};
+
+/// How many bytes are collected before they are sent to the server.
+const CHUNK: usize = 64 << 10;
+
+/// One purchase of the provider's list. Only the line and the order id are required. The other
+/// fields are shown to the operator as they stand in the list.
+#[derive(Clone, Debug, Default)]
+pub struct Purchase {
+    /// The line of the file, by which the operator finds it again.
+    pub line: i64,
+    /// The order id that we sent, which is our placement id.
+    pub order_id: String,
+    /// The provider's own number of the order.
+    pub provider_order_id: Option<String>,
+    pub at: Option<String>,
+    /// The number of units that the provider sold.
+    pub units: Option<i32>,
+    pub option: Option<String>,
+    pub iccids: Option<String>,
+    /// For whom it was bought, if the provider's record says so. Our order, which knows it, is gone
+    /// if the purchase is an orphan.
+    pub partner: Option<String>,
+}
+
+/// The copy of a list into the temporary table `ledger`. [`Loader::finish`] ends it; without that
+/// nothing is copied.
+pub struct Loader<'c> {
+    copy: PgCopyIn<&'c mut PgConnection>,
+    chunk: String,
+}
+
+impl<'c> Loader<'c> {
+    pub async fn begin(connection: &'c mut PgConnection) -> Result<Self> {
+        sqlx::raw_sql(
+            "DROP TABLE IF EXISTS pg_temp.ledger;
+             CREATE TEMPORARY TABLE ledger (
+                 line bigint NOT NULL, order_id text NOT NULL, placement_id uuid, provider_order_id text, at text,
+                 units integer, option text, iccids text, partner text)",
+        )
+        .execute(&mut *connection)
+        .await?;
+        Ok(Self {
+            copy: connection.copy_in_raw("COPY ledger FROM STDIN").await?,
+            chunk: String::with_capacity(CHUNK * 2),
+        })
+    }
+
+    pub async fn add(&mut self, purchase: &Purchase) -> Result<()> {
+        let placement: Option<Uuid> = purchase.order_id.parse().ok();
+        let line = purchase.line.to_string();
+        let placement = placement.map(|id| id.to_string());
+        let units = purchase.units.map(|units| units.to_string());
+        let fields = [
+            Some(line.as_str()),
+            Some(purchase.order_id.as_str()),
+            placement.as_deref(),
+            purchase.provider_order_id.as_deref(),
+            purchase.at.as_deref(),
+            units.as_deref(),
+            purchase.option.as_deref(),
+            purchase.iccids.as_deref(),
+            purchase.partner.as_deref(),
+        ];
+        for (index, field) in fields.into_iter().enumerate() {
+            if index > 0 {
+                self.chunk.push('\t');
+            }
+            push_field(&mut self.chunk, field);
+        }
+        self.chunk.push('\n');
+        if self.chunk.len() >= CHUNK {
+            self.send().await?;
+        }
+        Ok(())
+    }
+
+    async fn send(&mut self) -> Result<()> {
+        self.copy.send(self.chunk.as_bytes()).await?;
+        self.chunk.clear();
+        Ok(())
+    }
+
+    /// Ends the copy, and returns the number of purchases.
+    pub async fn finish(mut self) -> Result<u64> {
+        self.send().await?;
+        Ok(self.copy.finish().await?)
+    }
+}
+
+/// Appends a field in the text format of `COPY`, in which a backslash begins an escape.
+fn push_field(chunk: &mut String, field: Option<&str>) {
+    let Some(field) = field else {
+        chunk.push_str("\\N");
+        return;
+    };
+    for character in field.chars() {
+        match character {
+            '\\' => chunk.push_str("\\\\"),
+            '\n' => chunk.push_str("\\n"),
+            '\r' => chunk.push_str("\\r"),
+            '\t' => chunk.push_str("\\t"),
+            other => chunk.push(other),
+        }
+    }
+}
+
+/// What is remarkable about one purchase of the list.
+#[derive(Clone, Debug, Serialize)]
+pub struct Finding {
+    /// `orphan`: no placement has this id. `bought_twice`: the list has the id more than once.
+    /// `not_bought_here`: the placement is refused or failed, and nothing of it counts as bought.
+    /// `parked`: the placement is parked and does not count as bought. `forgotten`: the placement
+    /// is `accepted`, so its attempt is not known here. `other_provider`: the placement belongs to
+    /// another provider. `units_differ`: the placement has another number of units. `not_ours`: the
+    /// order id has not the form of a placement id.
+    pub kind: String,
+    pub line: i64,
+    pub order_id: String,
+    pub provider_order_id: Option<String>,
+    pub at: Option<String>,
+    pub units: Option<i32>,
+    pub option: Option<String>,
+    pub iccids: Option<String>,
+    /// The partner of the order, or as the list says if the order is not stored.
+    pub partner: Option<String>,
+    /// The partner's id of the order, if it is stored.
+    pub external_order_id: Option<String>,
+    /// The state of the placement, if it is stored.
+    pub state: Option<String>,
+    /// The number of units of the placement, if it is stored.
+    pub units_here: Option<i64>,
+}
+
+/// The result of a comparison. The numbers are complete, even if there are more findings than were
+/// asked for.
+#[derive(Clone, Debug, Serialize)]
+pub struct Comparison {
+    pub provider: String,
+    /// The number of purchases in the list.
+    pub purchases: i64,
+    /// Purchases whose placement is not stored.
+    pub orphans: i64,
+    /// Purchases that contradict what is stored about their placement.
+    pub mismatches: i64,
+    /// Purchases whose placement is `placing`: they are looked up anyway.
+    pub placing: i64,
+    /// Purchases under an order id that is no placement id, so they were not made by this system.
+    pub not_ours: i64,
+    /// Orphans first, then mismatches, in the order of the list.
+    pub findings: Vec<Finding>,
+}
+
+/// Compares the loaded list with the placements, and returns at most `most` findings.
+pub async fn compare(
+    connection: &mut PgConnection,
+    provider: &str,
+    most: i64,
+) -> Result<Comparison> {
+    sqlx::raw_sql(
+        "ANALYZE ledger;
+         DROP TABLE IF EXISTS pg_temp.findings;
+         CREATE TEMPORARY TABLE findings (
+             kind text NOT NULL, line bigint NOT NULL, order_id text NOT NULL, provider_order_id text, at text,
+             units integer, option text, iccids text, partner text, external_order_id text, state text,
+             units_here bigint)",
+    )
+    .execute(&mut *connection)
+    .await?;
+    // A row that agrees with its placement is no finding. The number of units is compared only if
+    // nothing else is wrong, because it explains nothing then.
+    sqlx::query(
+        "INSERT INTO findings
+         SELECT judged.* FROM (
+             SELECT CASE
+                 WHEN l.placement_id IS NULL THEN 'not_ours'
+                 WHEN p.placement_id IS NULL THEN 'orphan'
+                 WHEN p.provider <> $1 THEN 'other_provider'
+                 WHEN l.times > 1 THEN 'bought_twice'
+                 WHEN p.placed_at IS NULL AND p.state IN ('refused', 'failed') THEN 'not_bought_here'
+                 WHEN p.placed_at IS NULL AND p.state = 'parked' THEN 'parked'
+                 WHEN p.state = 'accepted' THEN 'forgotten'
+                 WHEN l.units <> here.units THEN 'units_differ'
+                 WHEN p.state = 'placing' THEN 'placing' END AS kind,
+                 l.line, l.order_id, l.provider_order_id, l.at, l.units, l.option, l.iccids,
+                 coalesce(p.partner_id::text, l.partner), o.external_order_id, p.state, here.units AS units_here
+             FROM (SELECT *, count(*) OVER (PARTITION BY placement_id) AS times FROM ledger) l
+             LEFT JOIN placements p ON p.placement_id = l.placement_id
+             LEFT JOIN orders o ON o.order_id = p.order_id
+             LEFT JOIN LATERAL (SELECT count(*) AS units FROM topups t WHERE t.placement_id = p.placement_id) here
+                 ON p.placement_id IS NOT NULL
+         ) judged WHERE judged.kind IS NOT NULL",
+    )
+    .bind(provider)
+    .execute(&mut *connection)
+    .await?;
+    let counts = sqlx::query(
+        "SELECT (SELECT count(*) FROM ledger) AS purchases,
+                count(*) FILTER (WHERE kind = 'orphan') AS orphans,
+                count(*) FILTER (WHERE kind NOT IN ('orphan', 'placing', 'not_ours')) AS mismatches,
+                count(*) FILTER (WHERE kind = 'placing') AS placing,
+                count(*) FILTER (WHERE kind = 'not_ours') AS not_ours
+         FROM findings",
+    )
+    .fetch_one(&mut *connection)
+    .await?;
+    let rows = sqlx::query(
+        "SELECT * FROM findings WHERE kind <> 'placing'
+         ORDER BY CASE kind WHEN 'orphan' THEN 0 WHEN 'not_ours' THEN 2 ELSE 1 END, line LIMIT $1",
+    )
+    .bind(most)
+    .fetch_all(connection)
+    .await?;
+    let findings: Result<Vec<Finding>, sqlx::Error> = rows.iter().map(finding).collect();
+    Ok(Comparison {
+        provider: provider.to_owned(),
+        purchases: counts.try_get("purchases")?,
+        orphans: counts.try_get("orphans")?,
+        mismatches: counts.try_get("mismatches")?,
+        placing: counts.try_get("placing")?,
+        not_ours: counts.try_get("not_ours")?,
+        findings: findings?,
+    })
+}
+
+fn finding(row: &PgRow) -> Result<Finding, sqlx::Error> {
+    Ok(Finding {
+        kind: row.try_get("kind")?,
+        line: row.try_get("line")?,
+        order_id: row.try_get("order_id")?,
+        provider_order_id: row.try_get("provider_order_id")?,
+        at: row.try_get("at")?,
+        units: row.try_get("units")?,
+        option: row.try_get("option")?,
+        iccids: row.try_get("iccids")?,
+        partner: row.try_get("partner")?,
+        external_order_id: row.try_get("external_order_id")?,
+        state: row.try_get("state")?,
+        units_here: row.try_get("units_here")?,
+    })
+}
+
+/// Records each orphan of the last comparison, so that it is known which purchases have to be
+/// cancelled at the provider even if the printed list is lost.
+pub async fn record_orphans(
+    connection: &mut PgConnection,
+    provider: &str,
+    action: Action<'_>,
+) -> Result<()> {
+    let mut transaction = connection.begin().await?;
+    let recorded = sqlx::query(
+        "INSERT INTO operator_actions (action_id, operator, command, target, affected, reason)
+         SELECT gen_random_uuid(), $1, 'recover --ledger (orphan)',
+                'purchase ' || order_id || ' at ' || $2 || coalesce(', bought ' || at, '')
+                    || coalesce(', partner ' || partner, ', partner unknown'), 0, $3
+         FROM findings WHERE kind = 'orphan' ORDER BY line",
+    )
+    .bind(action.operator)
+    .bind(provider)
+    .bind(action.reason)
+    .execute(&mut *transaction)
+    .await?;
+    let orphans = i64::try_from(recorded.rows_affected()).unwrap_or(i64::MAX);
+    let summary = Action {
+        command: "recover --ledger",
+        ..action
+    };
+    actions::record(&mut transaction, summary, orphans).await?;
+    Ok(transaction.commit().await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_cannot_break_out_of_its_column() {
+        let mut chunk = String::new();
+        push_field(&mut chunk, Some("a\tb\nc\\N\r"));
+        assert_eq!(chunk, r"a\tb\nc\\N\r");
+        chunk.clear();
+        push_field(&mut chunk, None);
+        assert_eq!(chunk, r"\N");
+    }
+}

@@ -1,0 +1,181 @@
+//! `recover --ledger`: a provider's list of purchases is compared with the placements.
+
+use std::fmt::Write;
+
+use domain::PlacementId;
+use serde_json::{Value, json};
+use store::PgConnection;
+
+use crate::support::{CONFIRMED, Ended, Operator, Order, store_order};
+use crate::text;
+
+const HEADER: &str = "order_id,at,units,option,partner\n";
+
+/// An operator's system with the provider `sandbox`.
+async fn system() -> (Operator, PgConnection, Value) {
+    let operator = Operator::new().await;
+    let partner = operator.create_partner().await;
+    let mut connection = operator.database.connect().await.unwrap();
+    let sql = "INSERT INTO providers (name) VALUES ('sandbox')";
+    sqlx::query(sql).execute(&mut connection).await.unwrap();
+    (operator, connection, partner)
+}
+
+async fn set(connection: &mut PgConnection, order: &Order, state: &str) {
+    let sql = "UPDATE placements SET state = $2, placed_at = CASE WHEN $2 = 'placed' THEN now() END
+               WHERE placement_id = $1";
+    let statement = sqlx::query(sql).bind(order.placement.uuid()).bind(state);
+    statement.execute(connection).await.unwrap();
+}
+
+impl Operator {
+    async fn compare(&self, list: &str, more: &[&str]) -> Ended {
+        let command = [&["recover", "--ledger", "-", "--json"][..], more].concat();
+        self.run_with_input(&command, list.to_owned()).await
+    }
+}
+
+/// The JSON of a run that has found something.
+fn found(ended: &Ended) -> Value {
+    assert_eq!(ended.code, Some(3), "{ended:?}");
+    serde_json::from_str(&ended.stdout).unwrap()
+}
+
+#[tokio::test]
+async fn orphans_and_mismatches_are_listed_and_adopted_purchases_are_not() {
+    let (operator, mut connection, partner) = system().await;
+    let id = text(&partner, "partner_id").parse().unwrap();
+    let mut orders = Vec::new();
+    for (number, state) in [
+        "placed", "placed", "placed", "placing", "accepted", "refused", "failed", "parked",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let order = store_order(&mut connection, id, &format!("o-{number}")).await;
+        set(&mut connection, &order, state).await;
+        orders.push(order);
+    }
+    let orphan = PlacementId::new();
+    let mut list = HEADER.to_owned();
+    for (number, order) in orders.iter().enumerate() {
+        let units = if number == 1 { 3 } else { 1 };
+        writeln!(list, "{},2026-11-20,{units},ready,", order.placement).unwrap();
+    }
+    writeln!(list, "{},,,,", orders[2].placement).unwrap();
+    writeln!(list, "{orphan},\"2026-11-20, 12:00\",1,ready,Acme").unwrap();
+    writeln!(list, "bought by hand,,,,").unwrap();
+
+    let ended = operator.compare(&list, &["--dry-run"]).await;
+    let ledger = &found(&ended)["ledger"];
+    assert!(
+        ended.stderr.contains("1 purchases without a placement"),
+        "{ended:?}"
+    );
+    for (name, number) in [
+        ("purchases", 11),
+        ("orphans", 1),
+        ("mismatches", 7),
+        ("placing", 1),
+        ("not_ours", 1),
+    ] {
+        assert_eq!(ledger[name], number, "{name} in {ledger}");
+    }
+    let findings = ledger["findings"].as_array().unwrap();
+    let kinds: Vec<_> = findings
+        .iter()
+        .map(|finding| (text(finding, "kind"), finding["line"].as_i64().unwrap()))
+        .collect();
+    let expected = [
+        ("orphan", 11),
+        ("units_differ", 3),
+        ("bought_twice", 4),
+        ("forgotten", 6),
+        ("not_bought_here", 7),
+        ("not_bought_here", 8),
+        ("parked", 9),
+        ("bought_twice", 10),
+        ("not_ours", 12),
+    ];
+    assert_eq!(kinds, expected);
+    assert_eq!(findings[0]["order_id"], orphan.to_string());
+    assert_eq!(
+        (&findings[0]["at"], &findings[0]["partner"]),
+        (&json!("2026-11-20, 12:00"), &json!("Acme"))
+    );
+    assert_eq!(findings[1]["external_order_id"], "o-1");
+    assert_eq!(
+        operator.json(&["action", "list"]).await,
+        json!([]),
+        "a dry run records nothing"
+    );
+
+    // Without --dry-run the orphan is recorded, and the accepted placement is adopted by a look-up.
+    let ended = operator.compare(&list, &CONFIRMED).await;
+    assert_eq!(found(&ended)["accepted"], 1);
+    let actions = operator.json(&["action", "list"]).await;
+    let targets: Vec<_> = actions
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|action| text(action, "target"))
+        .collect();
+    let named = format!("purchase {orphan} at sandbox, bought 2026-11-20, 12:00, partner Acme");
+    assert!(targets.contains(&named.as_str()), "{targets:?}");
+    let again = found(&operator.compare(&list, &["--dry-run"]).await);
+    assert_eq!(
+        (&again["ledger"]["mismatches"], &again["ledger"]["placing"]),
+        (&json!(6), &json!(2))
+    );
+}
+
+#[tokio::test]
+async fn a_list_that_agrees_ends_with_0_beside_a_provisioner() {
+    let (operator, mut connection, partner) = system().await;
+    let id = text(&partner, "partner_id").parse().unwrap();
+    let order = store_order(&mut connection, id, "o-1").await;
+    set(&mut connection, &order, "placed").await;
+    let name = "SET application_name = 'provisioner'";
+    sqlx::query(name).execute(&mut connection).await.unwrap();
+    let list = format!("{HEADER}{},,1,,\n", order.placement);
+    let compared = operator.compare(&list, &["--dry-run"]).await.json();
+    assert_eq!(compared["ledger"]["purchases"], 1);
+    assert_eq!(compared["ledger"]["findings"], json!([]));
+    operator
+        .compare(&list, &CONFIRMED)
+        .await
+        .fails(1, "stop all provisioners");
+}
+
+#[tokio::test]
+async fn a_bad_list_is_refused_with_its_line_and_a_long_one_is_read() {
+    let (operator, mut connection, _) = system().await;
+    for (list, part) in testkit::rows! {
+        "" => "the file is empty";
+        "id;at\n1;2\n" => "line 1: the header has no column order_id, only id;at";
+        "order_id,units\n\n1,x\n" => "line 3: units is \"x\"";
+        "order_id,units\n1\n" => "line 2: it has 1 fields, but the header has 2";
+        "order_id\n12345\n" => "not the provider's own number";
+    } {
+        operator.compare(list, &["--dry-run"]).await.fails(1, part);
+    }
+    let mut list = "order_id\n".to_owned();
+    for _ in 0..20_000 {
+        writeln!(list, "{}", PlacementId::new()).unwrap();
+    }
+    let ledger = found(&operator.compare(&list, &["--dry-run"]).await);
+    assert_eq!(ledger["ledger"]["orphans"], 20_000);
+
+    let sql = "INSERT INTO providers (name) VALUES ('usimsa')";
+    sqlx::query(sql).execute(&mut connection).await.unwrap();
+    let command = ["recover", "--ledger", "/nowhere", "--dry-run"];
+    operator
+        .run(&command)
+        .await
+        .fails(1, "--provider with one of sandbox, usimsa");
+    let command = [&command[..], &["--provider", "sandbox"]].concat();
+    operator
+        .run(&command)
+        .await
+        .fails(1, "cannot open /nowhere");
+}

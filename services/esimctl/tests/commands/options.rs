@@ -1,0 +1,127 @@
+//! Options are taken out of sale, and the list can be imported again.
+
+use serde_json::json;
+
+use crate::support::{CONFIRMED, Operator};
+use crate::{option, text};
+
+#[tokio::test]
+async fn an_option_is_disabled_and_enabled_with_a_record() {
+    let operator = Operator::new().await;
+    let mut twin = option("twin");
+    twin["name"] = json!("JP");
+    let mut other = option("JP");
+    other["name"] = json!("JP");
+    let catalogue = json!({ "options": [option("one"), twin, other] }).to_string();
+    operator
+        .run_with_input(&["option", "import", "-"], catalogue)
+        .await
+        .text();
+    let enabled = async |name: &str| {
+        let all = operator.json(&["option", "list"]).await;
+        let options = all.as_array().unwrap().iter();
+        let one = options
+            .into_iter()
+            .find(|one| one["provider_option_id"] == name);
+        one.unwrap()["enabled"].clone()
+    };
+
+    let preview = ["option", "disable", "one", "--dry-run"];
+    operator
+        .run(&preview)
+        .await
+        .says("would be out of sale")
+        .says("accepted before are still bought");
+    assert_eq!(enabled("one").await, true);
+
+    let disable = [&["option", "disable", "one"][..], &CONFIRMED].concat();
+    let done = operator.json(&disable).await;
+    assert_eq!(
+        (&done["enabled"], &done["changed"]),
+        (&json!(false), &json!(true))
+    );
+    assert_eq!(enabled("one").await, false);
+    let again = operator.json(&disable).await;
+    assert_eq!(again["changed"], false);
+
+    let id = text(&done, "option_id").to_owned();
+    let enable = [&["option", "enable", &id][..], &CONFIRMED].concat();
+    operator.run(&enable).await.says("is now on sale");
+    assert_eq!(enabled("one").await, true);
+
+    let actions = operator.json(&["action", "list"]).await;
+    let recorded: Vec<_> = actions
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|action| {
+            assert!(text(action, "target").contains(&id), "{action}");
+            (
+                text(action, "command"),
+                action["affected"].as_i64().unwrap(),
+            )
+        })
+        .collect();
+    let expected = [
+        ("option enable", 1),
+        ("option disable", 0),
+        ("option disable", 1),
+    ];
+    assert_eq!(recorded, expected);
+
+    let several = operator
+        .run(&[&["option", "disable", "JP"][..], &CONFIRMED].concat())
+        .await;
+    let line = several.line(1);
+    assert!(
+        line.contains("2 options have the name \"JP\"") && line.contains("by its id"),
+        "{line}"
+    );
+    operator
+        .run(&[&["option", "disable", "none"][..], &CONFIRMED].concat())
+        .await
+        .fails(1, "esimctl option list");
+}
+
+#[tokio::test]
+async fn the_list_can_be_imported_again() {
+    let operator = Operator::new().await;
+    let mut one = option("one");
+    one["details"] = json!({ "country": "JP", "days": 7 });
+    one["enabled"] = json!(false);
+    let catalogue = json!({ "options": [one, option("two")] }).to_string();
+    let import = async |text: String| {
+        operator
+            .run_with_input(&["option", "import", "-", "--json"], text)
+            .await
+            .json()
+    };
+    assert_eq!(
+        import(catalogue).await,
+        json!({ "imported": 2, "unchanged": 0 })
+    );
+    let listed = operator.run(&["option", "list", "--json"]).await;
+    let imported = import(listed.text().to_owned()).await;
+    assert_eq!(imported, json!({ "imported": 0, "unchanged": 2 }));
+}
+
+#[tokio::test]
+async fn what_is_bought_is_shown_with_an_order_and_in_the_list_of_placements() {
+    let operator = Operator::new().await;
+    let partner = operator.create_partner().await;
+    let (mut connection, order) = operator.ready_order(&partner, "o-1").await;
+    let sql = "UPDATE placements SET reason = 'rejected: 9001', state = 'refused'";
+    sqlx::query(sql).execute(&mut connection).await.unwrap();
+    let id = order.id.to_string();
+    operator
+        .run(&["order", "show", &id])
+        .await
+        .says("placement 1 (option ready): rejected: 9001");
+    let shown = operator.json(&["order", "show", &id]).await;
+    assert_eq!(
+        shown["orders"][0]["topups"][0]["provider_option_id"],
+        "ready"
+    );
+    let listed = operator.json(&["placement", "list"]).await;
+    assert_eq!(listed["placements"][0]["lane"], "ready");
+}
