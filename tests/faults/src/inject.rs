@@ -4,6 +4,7 @@
 
 use crate::book::lock;
 use crate::schedule::{Fault, Planned, Target};
+use crate::servers::{Nats, Postgres};
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -11,8 +12,6 @@ use sqlx::{Connection, PgConnection};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex as Plain};
 use std::time::{Duration, Instant};
-use testkit::nats::NatsServer;
-use testkit::postgres::PostgresServer;
 use testkit::process::Process;
 use testkit::stack::{Stack, Stage};
 use tokio::sync::Mutex;
@@ -32,8 +31,10 @@ pub struct Happened {
 
 pub struct Victims {
     processes: BTreeMap<Target, Mutex<Process>>,
-    nats: Mutex<NatsServer>,
-    postgres: Arc<Mutex<PostgresServer>>,
+    nats: Mutex<Nats>,
+    postgres: Arc<Mutex<Postgres>>,
+    /// The stream of jobs, whose leader is the leader of NATS.
+    stream: String,
     sandbox_url: String,
     database_url: String,
     http: reqwest::Client,
@@ -46,7 +47,8 @@ impl Victims {
     /// Takes the processes out of a running stack.
     pub fn of(
         stack: &mut Stack,
-        postgres: Arc<Mutex<PostgresServer>>,
+        postgres: Arc<Mutex<Postgres>>,
+        nats: Nats,
         epoch: Instant,
     ) -> Result<Self> {
         let mut processes = BTreeMap::new();
@@ -57,8 +59,9 @@ impl Victims {
         }
         Ok(Self {
             processes,
-            nats: Mutex::new(stack.take_nats()?),
+            nats: Mutex::new(nats),
             postgres,
+            stream: format!("{}TOPUP_JOBS", stack.prefix),
             sandbox_url: stack.sandbox_url.clone(),
             database_url: stack.database.url().to_owned(),
             http: testkit::http::client()?,
@@ -75,12 +78,9 @@ impl Victims {
             let from = self.epoch.elapsed();
             let kind = planned.kind();
             match self.make(planned).await {
-                Ok(()) => {
-                    lock(&self.happened).push(Happened {
-                        kind,
-                        from,
-                        until: self.epoch.elapsed(),
-                    });
+                Ok(undone) => {
+                    let until = undone.unwrap_or_else(|| self.epoch.elapsed());
+                    lock(&self.happened).push(Happened { kind, from, until });
                 }
                 Err(error) => self.trouble(&format!("{kind}: {error:#}")),
             }
@@ -142,7 +142,9 @@ impl Victims {
         lock(&self.troubles).push(text.to_owned());
     }
 
-    async fn make(&self, planned: &Planned) -> Result<()> {
+    /// Plays a fault. Returns its end if that is earlier than the end of the cleaning up: after a
+    /// failover, a new standby is made while orders succeed again.
+    async fn make(&self, planned: &Planned) -> Result<Option<Duration>> {
         match planned.target {
             Target::Process(..) => {
                 let process = self
@@ -151,13 +153,18 @@ impl Victims {
                     .context("no such process")?;
                 let mut process = process.lock().await;
                 match planned.fault.of_provider() {
-                    Some(faults) => self.play(&faults, planned.lasts).await,
-                    None => befall(&mut process, planned).await,
+                    Some(faults) => self.play(&faults, planned.lasts).await?,
+                    None => befall(&mut process, planned).await?,
                 }
             }
-            Target::Postgres => self.befall_postgres(planned).await,
-            Target::Nats => self.befall_nats(planned).await,
+            Target::Postgres => return self.befall_postgres(planned).await,
+            Target::Nats => {
+                let mut nats = self.nats.lock().await;
+                nats.befall(planned.fault, planned.lasts, &self.stream)
+                    .await?;
+            }
         }
+        Ok(None)
     }
 
     async fn play(&self, faults: &Value, lasts: Duration) -> Result<()> {
@@ -177,35 +184,30 @@ impl Victims {
         testkit::wait::until(Duration::from_secs(20), "the sandbox to take faults", set).await
     }
 
-    async fn befall_postgres(&self, planned: &Planned) -> Result<()> {
+    async fn befall_postgres(&self, planned: &Planned) -> Result<Option<Duration>> {
         let mut postgres = self.postgres.lock().await;
-        if planned.fault == Fault::ConnectionsCut {
-            let mut connection = PgConnection::connect(&self.database_url).await?;
-            let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-                       WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'";
-            sqlx::query(cut).execute(&mut connection).await?;
-            return Ok(connection.close().await?);
+        match planned.fault {
+            Fault::ConnectionsCut => {
+                let mut connection = PgConnection::connect(&self.database_url).await?;
+                let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                           WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'";
+                sqlx::query(cut).execute(&mut connection).await?;
+                connection.close().await?;
+                Ok(None)
+            }
+            Fault::StoppedImmediately => {
+                postgres.primary.stop_immediately().await?;
+                tokio::time::sleep(planned.lasts).await;
+                postgres.primary.start_again().await?;
+                Ok(None)
+            }
+            fault => {
+                let mut undone = None;
+                let note = || undone = Some(self.epoch.elapsed());
+                postgres.fail_over(fault, planned.lasts, note).await?;
+                Ok(undone)
+            }
         }
-        ensure!(
-            planned.fault == Fault::StoppedImmediately,
-            "not a fault of PostgreSQL"
-        );
-        postgres.stop_immediately().await?;
-        tokio::time::sleep(planned.lasts).await;
-        postgres.start_again().await
-    }
-
-    async fn befall_nats(&self, planned: &Planned) -> Result<()> {
-        let mut nats = self.nats.lock().await;
-        if planned.fault == Fault::Stalled {
-            return befall(&mut nats.process, planned).await;
-        }
-        nats.process.kill().await?;
-        if planned.fault == Fault::Wiped {
-            nats.wipe()?;
-        }
-        tokio::time::sleep(planned.lasts).await;
-        nats.process.start().await
     }
 }
 

@@ -6,8 +6,9 @@
 //! A seed decides all faults and orders, so a red run can be repeated with the same faults. It will
 //! not be the same run in every detail, because the processes' timing differs.
 //!
-//! [`schedule`] and [`orders`] plan the run and do no I/O. [`world`] is the system under test,
-//! [`inject`] applies the faults, and [`client`] and [`endpoints`] are the partners. [`book`] and
+//! [`schedule`] and [`orders`] plan the run and do no I/O. [`world`] is the system under test, with
+//! the [`servers`] that it needs and the [`proxy`] in front of a primary, [`inject`] applies the
+//! faults, and [`client`] and [`endpoints`] are the partners. [`book`] and
 //! [`stored`] hold the evidence, [`verdict`] judges it without I/O, and [`report`] prints the
 //! result.
 
@@ -16,8 +17,10 @@ mod client;
 mod endpoints;
 mod inject;
 mod orders;
+mod proxy;
 mod report;
 mod schedule;
+mod servers;
 mod stored;
 mod verdict;
 #[cfg(test)]
@@ -47,7 +50,8 @@ const PROGRESS: Duration = Duration::from_secs(5);
 /// nothing is lost
 ///
 /// The run starts a `PostgreSQL`, a nats-server and a sandbox of its own, and two processes of each
-/// stage. The exit status is 0 if the promise held. It is 1 if it is broken; then the ids are
+/// stage. With `--cluster` it starts a primary with a synchronous standby behind a proxy and three
+/// nats-servers instead, and plays the failover manager. The exit status is 0 if the promise held. It is 1 if it is broken; then the ids are
 /// printed, and everything is kept in a folder for inspection. It is 2 if the run could not be
 /// carried out.
 #[derive(Debug, Parser)]
@@ -56,7 +60,8 @@ const PROGRESS: Duration = Duration::from_secs(5);
     after_help = "Examples:
   tests/faults/run                                   three minutes, a random seed
   tests/faults/run --seed 7 --minutes 30             what docs/reliability.md reports
-  tests/faults/run --no-duplicate-detection          the promise rests on look-ups alone"
+  tests/faults/run --no-duplicate-detection          the promise rests on look-ups alone
+  tests/faults/run --cluster --minutes 10            primaries and majorities are lost, too"
 )]
 struct Settings {
     /// Seed that decides the faults and the orders [default: random; the run prints it]
@@ -80,6 +85,10 @@ struct Settings {
     /// prevents a second purchase
     #[arg(long)]
     no_duplicate_detection: bool,
+    /// Run PostgreSQL as a primary with a synchronous standby, and NATS as a cluster of three, and
+    /// let them fail over
+    #[arg(long)]
+    cluster: bool,
     /// SETTLE of the provisioners [default: 8s, or 20s if the run takes at least 10 minutes]
     #[arg(long, value_parser = interval)]
     settle: Option<Duration>,
@@ -132,11 +141,12 @@ impl Run {
         let park_after = (length / 15).clamp(Duration::from_secs(45), Duration::from_mins(2));
         let detection = if detects_duplicates { "" } else { "no-" };
         let command = format!(
-            "tests/faults/run --seed {seed} --minutes {} --orders-per-second {} --fault-every {} --settle {} --{detection}duplicate-detection",
+            "tests/faults/run --seed {seed} --minutes {} --orders-per-second {} --fault-every {} --settle {} --{detection}duplicate-detection{}",
             settings.minutes,
             settings.orders_per_second,
             humantime::format_duration(settings.fault_every),
             humantime::format_duration(settle),
+            if settings.cluster { " --cluster" } else { "" },
         );
         Self {
             terms: Terms {
@@ -145,6 +155,7 @@ impl Run {
                 every: settings.fault_every,
                 settle,
                 detects_duplicates,
+                is_cluster: settings.cluster,
             },
             park_after,
             orders: (length.as_secs_f64() * settings.orders_per_second).ceil() as u64,

@@ -39,8 +39,20 @@ pub enum Fault {
     StoppedImmediately,
     /// `PostgreSQL` only: every connection is ended by `pg_terminate_backend`.
     ConnectionsCut,
-    /// NATS only: it is killed, its storage is deleted, and it is started again when the fault
-    /// ends.
+    /// The primary is killed, and its standby is promoted.
+    PrimaryKilled,
+    /// The primary freezes, is replaced by its standby, and then goes on with its old connections.
+    PrimaryFrozen,
+    /// The primary is shut down, and its standby is promoted at once.
+    SwitchedOver,
+    /// The standby is killed, and started again when the fault ends. Commits wait for it.
+    StandbyLost,
+    /// `PostgreSQL` only: nothing passes between the stages and the primary.
+    Cut,
+    /// NATS only: all servers but the leader are killed, and started again when the fault ends.
+    MajorityLost,
+    /// NATS only: all servers are killed, their storage is deleted, and they are started again when
+    /// the fault ends.
     Wiped,
     /// Sandbox only: the connection of every call is closed.
     Down,
@@ -75,6 +87,8 @@ pub struct Terms {
     /// Whether the provider refuses to sell a placement twice. If it does not, no stall is longer
     /// than `settle`.
     pub detects_duplicates: bool,
+    /// Whether `PostgreSQL` has a standby and NATS three servers.
+    pub is_cluster: bool,
 }
 
 impl Planned {
@@ -92,6 +106,12 @@ impl Planned {
             Fault::Stalled => "stalled",
             Fault::StoppedImmediately => "stopped at once",
             Fault::ConnectionsCut => "connections cut",
+            Fault::PrimaryKilled => "primary killed, standby promoted",
+            Fault::PrimaryFrozen => "primary frozen, replaced, resumed",
+            Fault::SwitchedOver => "switched over",
+            Fault::StandbyLost => "standby lost",
+            Fault::Cut => "cut off",
+            Fault::MajorityLost => "majority lost",
             Fault::Wiped => "killed and wiped",
             Fault::Down => "down",
             Fault::Slow(_) => "slow",
@@ -207,11 +227,33 @@ fn deck(terms: &Terms) -> Vec<Card> {
             ..card(&sandbox, Fault::Lagging, Some(seconds(3)..=seconds(8)))
         },
     ];
+    let of_cluster = [
+        card(&postgres, |_| Fault::PrimaryKilled, None),
+        // Longer than `DATABASE_TIMEOUT` and the 2 s after it, when a connection is given up.
+        card(
+            &postgres,
+            |_| Fault::PrimaryFrozen,
+            Some(seconds(6)..=seconds(10)),
+        ),
+        card(&postgres, |_| Fault::SwitchedOver, None),
+        card(
+            &postgres,
+            |_| Fault::StandbyLost,
+            Some(seconds(1)..=seconds(8)),
+        ),
+        card(&postgres, |_| Fault::Cut, Some(seconds(1)..=seconds(8))),
+        card(
+            &nats,
+            |_| Fault::MajorityLost,
+            Some(seconds(3)..=seconds(10)),
+        ),
+    ];
     Stage::OURS
         .map(of_stage)
         .into_iter()
         .flatten()
         .chain(others)
+        .chain(of_cluster.into_iter().filter(|_| terms.is_cluster))
         .collect()
 }
 
@@ -275,7 +317,19 @@ mod tests {
             every: Duration::from_secs(7),
             settle: Duration::from_secs(20),
             detects_duplicates,
+            is_cluster: false,
         }
+    }
+
+    #[test]
+    fn a_cluster_has_further_kinds() {
+        let terms = Terms {
+            is_cluster: true,
+            ..terms(7, true)
+        };
+        let planned = schedule(&terms);
+        let kinds: BTreeSet<String> = planned.iter().map(Planned::kind).collect();
+        assert_eq!(kinds.len(), 27, "{kinds:?}");
     }
 
     #[test]

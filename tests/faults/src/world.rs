@@ -6,6 +6,7 @@ use crate::endpoints;
 use crate::inject::Victims;
 use crate::orders::{Behaviour, OPTIONS, PARTNERS};
 use crate::schedule::{REPLICAS, Terms};
+use crate::servers::{DATABASE_TIMEOUT, Nats, Postgres};
 use crate::stored::{OnTheWay, Stored};
 use crate::verdict::Evidence;
 use anyhow::Result;
@@ -15,7 +16,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use testkit::postgres::PostgresServer;
+use testkit::nats::NatsCluster;
 use testkit::receiver::Receiver;
 use testkit::stack::{Stack, Stage};
 use tokio::sync::Mutex;
@@ -37,7 +38,7 @@ pub struct World {
     pub epoch: Instant,
     pub receiver: Receiver,
     stack: Stack,
-    postgres: Arc<Mutex<PostgresServer>>,
+    postgres: Arc<Mutex<Postgres>>,
     folder: TempDir,
 }
 
@@ -47,8 +48,20 @@ impl World {
         let folder = tempfile::Builder::new().prefix("faults-").tempdir()?;
         // The user that PostgreSQL runs as must be able to enter the folder.
         std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711))?;
-        let postgres = PostgresServer::start(folder.path()).await?;
-        let mut stack = start_stack(terms, park_after, postgres.url()).await?;
+        let postgres = Postgres::start(folder.path(), terms.is_cluster).await?;
+        let cluster = if terms.is_cluster {
+            Some(NatsCluster::start(folder.path()).await?)
+        } else {
+            None
+        };
+        let nats_url = cluster.as_ref().map(NatsCluster::url);
+        let database_url = postgres.url()?;
+        let stack = start_stack(terms, park_after, &database_url, nats_url.as_deref());
+        let mut stack = stack.await?;
+        let nats = match cluster {
+            Some(cluster) => Nats::three(cluster),
+            None => Nats::one(stack.take_nats()?),
+        };
 
         let epoch = Instant::now();
         let book = Arc::new(Book::default());
@@ -72,7 +85,7 @@ impl World {
         }
         let ingresses = stack.base_urls();
         let postgres = Arc::new(Mutex::new(postgres));
-        let victims = Arc::new(Victims::of(&mut stack, Arc::clone(&postgres), epoch)?);
+        let victims = Arc::new(Victims::of(&mut stack, Arc::clone(&postgres), nats, epoch)?);
         let clients = Arc::new(Clients {
             seed: terms.seed,
             epoch,
@@ -149,7 +162,7 @@ impl World {
         let logs = self.stack.keep().to_owned();
         self.folder.disable_cleanup(true);
         let mut postgres = self.postgres.lock().await;
-        postgres.stop_fast().await?;
+        postgres.primary.stop_fast().await?;
         Ok(format!(
             "To look at it (logs of every process, the sandbox's ledger, the database):
   cd {logs}
@@ -160,15 +173,21 @@ impl World {
 and afterwards: kill %1; rm -r {logs} {folder}",
             logs = logs.display(),
             folder = self.folder.path().display(),
-            start = postgres.command_line(),
-            database = self.stack.database.url(),
+            start = postgres.primary.command_line(),
+            database = postgres.direct(self.stack.database.url())?,
             key = testkit::settings::MASTER_KEY,
             esimctl = testkit::bin_dir().join("esimctl").display(),
         ))
     }
 }
 
-async fn start_stack(terms: &Terms, park_after: Duration, database_server: &str) -> Result<Stack> {
+/// Starts the stack on this `PostgreSQL`. Without `nats_url` it gets a nats-server of its own.
+async fn start_stack(
+    terms: &Terms,
+    park_after: Duration,
+    database_server: &str,
+    nats_url: Option<&str>,
+) -> Result<Stack> {
     let text = |duration: Duration| humantime::format_duration(duration).to_string();
     // Together, the waits are longer than the run. Otherwise deliveries to an endpoint that only
     // heals at the end would be exhausted before.
@@ -178,13 +197,23 @@ async fn start_stack(terms: &Terms, park_after: Duration, database_server: &str)
         .chain(std::iter::repeat_n(later, LATER));
     let waits: Vec<String> = waits.map(|seconds| format!("{seconds}s")).collect();
     let mut builder = Stack::builder()
-        .own_nats()
         .callbacks()
         .database_server(database_server);
+    builder = match nats_url {
+        Some(url) => builder.nats(url),
+        None => builder.own_nats(),
+    };
     for stage in Stage::OURS {
         builder = builder
             .replicas(stage, REPLICAS)
             .env(stage, "SHUTDOWN_TIMEOUT", "15s");
+        if terms.is_cluster {
+            builder = builder.env(stage, "STREAM_REPLICAS", "3").env(
+                stage,
+                "DATABASE_TIMEOUT",
+                &text(DATABASE_TIMEOUT),
+            );
+        }
     }
     let settings = [
         // It is longer than the default, so that slow calls of the provider also lead to verdicts

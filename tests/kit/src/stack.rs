@@ -100,6 +100,7 @@ pub struct Builder {
     left_out: BTreeSet<Stage>,
     replicas: BTreeMap<Stage, usize>,
     own_nats: bool,
+    nats: Option<String>,
     callbacks: bool,
     database_server: Option<String>,
 }
@@ -127,6 +128,13 @@ impl Builder {
     /// Runs a `nats-server` of the test's own, which the test may stop and wipe.
     pub fn own_nats(mut self) -> Self {
         self.own_nats = true;
+        self
+    }
+
+    /// Uses these NATS servers, which the test has started, instead of that of `TEST_NATS_URL`. The
+    /// value is that of `NATS_URL`.
+    pub fn nats(mut self, url: &str) -> Self {
+        self.nats = Some(url.into());
         self
     }
 
@@ -163,6 +171,8 @@ impl Builder {
             let server = NatsServer::start(dir.path()).await?;
             let url = server.url().to_owned();
             (Some(server), None, url)
+        } else if let Some(url) = &self.nats {
+            (None, None, url.clone())
         } else {
             let url = required("TEST_NATS_URL")?;
             (None, Some(OwnStreams::new(&url, &prefix)), url)
@@ -201,7 +211,7 @@ impl Builder {
                 if stage != Stage::Sandbox {
                     let url = database.url_of(stage.name())?;
                     program.env.insert("DATABASE_URL".into(), url);
-                    if !self.own_nats {
+                    if !self.own_nats && self.nats.is_none() {
                         program
                             .env
                             .insert("NATS_URL".into(), nats::url_of(stage.name())?);

@@ -1,0 +1,242 @@
+//! The servers that the stages need: one PostgreSQL and one nats-server, or with `--cluster` a
+//! primary with a synchronous standby behind a proxy, and three nats-servers.
+//!
+//! This module also plays the failover manager. It notices a fault of the primary only after
+//! [`NOTICED`], promotes the standby, leads the proxy to it, and makes a new synchronous standby, so
+//! that the next failover is possible. Connections that led to the old primary stay open, as they do
+//! with real managers.
+
+use crate::proxy::Proxy;
+use crate::schedule::Fault;
+use anyhow::{Context, Result, bail};
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use testkit::nats::{NatsCluster, NatsServer};
+use testkit::postgres::PostgresServer;
+use tokio::time::sleep;
+use url::Url;
+
+/// How long the failover manager takes to notice that the primary is gone. Real ones take longer.
+const NOTICED: Duration = Duration::from_secs(3);
+/// `DATABASE_TIMEOUT` of the stages with `--cluster`. A frozen primary is silent for longer.
+pub const DATABASE_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long a primary that was frozen and replaced goes on before it is stopped.
+const ZOMBIE: Duration = Duration::from_secs(4);
+
+/// `PostgreSQL`, alone or with a standby.
+pub struct Postgres {
+    pub primary: PostgresServer,
+    pair: Option<Pair>,
+}
+
+struct Pair {
+    standby: PostgresServer,
+    proxy: Proxy,
+    folder: PathBuf,
+    /// How many standbys were made.
+    copies: u32,
+}
+
+impl Postgres {
+    pub async fn start(folder: &Path, is_cluster: bool) -> Result<Self> {
+        let primary = PostgresServer::start(folder).await?;
+        if !is_cluster {
+            return Ok(Self {
+                primary,
+                pair: None,
+            });
+        }
+        let proxy = Proxy::start(address(&primary)?).await?;
+        let standby = copy(&primary, folder, 0).await?;
+        primary.require_standby().await?;
+        let pair = Pair {
+            standby,
+            proxy,
+            folder: folder.to_owned(),
+            copies: 1,
+        };
+        Ok(Self {
+            primary,
+            pair: Some(pair),
+        })
+    }
+
+    /// The superuser's URL, as the stages reach the server.
+    pub fn url(&self) -> Result<String> {
+        let Some(pair) = &self.pair else {
+            return Ok(self.primary.url().to_owned());
+        };
+        with_port(self.primary.url(), pair.proxy.port())
+    }
+
+    /// The URL of a database of the stages that leads to the primary without the proxy, which ends
+    /// with this program.
+    pub fn direct(&self, url: &str) -> Result<String> {
+        with_port(url, address(&self.primary)?.port())
+    }
+
+    /// Plays a fault that concerns the pair. `undone` is called when orders can succeed again.
+    pub async fn fail_over(
+        &mut self,
+        fault: Fault,
+        lasts: Duration,
+        undone: impl FnOnce() + Send,
+    ) -> Result<()> {
+        let pair = self.pair.as_mut().context("there is no standby")?;
+        match fault {
+            Fault::PrimaryKilled => {
+                self.primary.stop_immediately().await?;
+                sleep(NOTICED).await;
+                self.promote().await?;
+                undone();
+            }
+            Fault::SwitchedOver => {
+                self.primary.stop_fast().await?;
+                self.promote().await?;
+                undone();
+            }
+            Fault::PrimaryFrozen => {
+                self.primary.freeze()?;
+                sleep(NOTICED).await;
+                self.promote().await?;
+                undone();
+                sleep(lasts.saturating_sub(NOTICED)).await;
+                // The old primary goes on as if nothing had happened, with its old connections.
+                let zombie = &mut self.pair.as_mut().context("there is no standby")?.standby;
+                zombie.thaw()?;
+                sleep(ZOMBIE).await;
+                zombie.stop_immediately().await?;
+            }
+            Fault::StandbyLost => {
+                pair.standby.stop_immediately().await?;
+                sleep(lasts).await;
+                pair.standby.start_again().await?;
+                undone();
+                return Ok(());
+            }
+            Fault::Cut => {
+                pair.proxy.cut();
+                sleep(lasts).await;
+                pair.proxy.restore();
+                undone();
+                return Ok(());
+            }
+            _ => bail!("not a fault of a primary and its standby"),
+        }
+        self.replace_standby().await
+    }
+
+    /// Makes the standby the primary. The old primary takes the standby's place in this struct.
+    async fn promote(&mut self) -> Result<()> {
+        let pair = self.pair.as_mut().context("there is no standby")?;
+        pair.standby.promote().await?;
+        pair.proxy.lead_to(address(&pair.standby)?);
+        std::mem::swap(&mut self.primary, &mut pair.standby);
+        Ok(())
+    }
+
+    /// Makes a new synchronous standby in place of the old primary, which does not run any more.
+    async fn replace_standby(&mut self) -> Result<()> {
+        let pair = self.pair.as_mut().context("there is no standby")?;
+        pair.standby = copy(&self.primary, &pair.folder, pair.copies).await?;
+        pair.copies += 1;
+        self.primary.require_standby().await
+    }
+}
+
+/// Makes a standby in a folder of its own.
+async fn copy(primary: &PostgresServer, folder: &Path, number: u32) -> Result<PostgresServer> {
+    let folder = folder.join(format!("copy-{number}"));
+    std::fs::create_dir(&folder)?;
+    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o711))?;
+    primary.start_standby(&folder).await
+}
+
+fn with_port(url: &str, port: u16) -> Result<String> {
+    let mut url: Url = url.parse()?;
+    if url.set_port(Some(port)).is_err() {
+        bail!("{url} takes no port");
+    }
+    Ok(url.into())
+}
+
+fn address(server: &PostgresServer) -> Result<SocketAddr> {
+    let url: Url = server.url().parse()?;
+    let addresses = url.socket_addrs(|| None)?;
+    addresses.first().copied().context("no address")
+}
+
+/// The nats-servers: one, or three that form a cluster.
+pub struct Nats {
+    servers: Vec<NatsServer>,
+}
+
+impl Nats {
+    pub fn one(server: NatsServer) -> Self {
+        Self {
+            servers: vec![server],
+        }
+    }
+
+    pub fn three(cluster: NatsCluster) -> Self {
+        Self {
+            servers: cluster.servers,
+        }
+    }
+
+    /// The server that leads the stream, or the first one if that is not known.
+    async fn leader(&self, stream: &str) -> usize {
+        let led = async {
+            let client = async_nats::connect(self.servers[0].url()).await.ok()?;
+            let stream = async_nats::jetstream::new(client)
+                .get_stream(stream)
+                .await
+                .ok()?;
+            let leader = stream.cached_info().cluster.as_ref()?.leader.clone()?;
+            leader.strip_prefix("nats-")?.parse().ok()
+        };
+        let led: Option<usize> = tokio::time::timeout(Duration::from_secs(2), led)
+            .await
+            .ok()
+            .flatten();
+        led.filter(|number| *number < self.servers.len())
+            .unwrap_or_default()
+    }
+
+    /// Plays a fault. `stream` is the stream whose leader counts as the leader.
+    pub async fn befall(&mut self, fault: Fault, lasts: Duration, stream: &str) -> Result<()> {
+        let leader = self.leader(stream).await;
+        let all = 0..self.servers.len();
+        let victims: Vec<usize> = match fault {
+            Fault::Stalled | Fault::Killed => vec![leader],
+            Fault::MajorityLost => all.filter(|number| *number != leader).collect(),
+            Fault::Wiped => all.collect(),
+            _ => bail!("not a fault of NATS"),
+        };
+        if fault == Fault::Stalled {
+            self.servers[leader].process.pause()?;
+            sleep(lasts).await;
+            return self.servers[leader].process.resume();
+        }
+        for victim in &victims {
+            self.servers[*victim].process.kill().await?;
+        }
+        if fault == Fault::Wiped {
+            for server in &self.servers {
+                server.wipe()?;
+            }
+        }
+        sleep(lasts).await;
+        // All are started before the first one is waited for, because a server of a cluster is ready
+        // only once a majority runs.
+        for victim in &victims {
+            self.servers[*victim].process.spawn()?;
+        }
+        for victim in &victims {
+            self.servers[*victim].process.ready().await?;
+        }
+        Ok(())
+    }
+}
