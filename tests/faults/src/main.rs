@@ -63,6 +63,10 @@ const PROGRESS: Duration = Duration::from_secs(5);
   tests/faults/run --no-duplicate-detection          the promise rests on look-ups alone
   tests/faults/run --cluster --minutes 10            primaries and majorities are lost, too"
 )]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each one is a flag of the command line"
+)]
 struct Settings {
     /// Seed that decides the faults and the orders [default: random; the run prints it]
     #[arg(long)]

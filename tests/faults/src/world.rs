@@ -123,8 +123,11 @@ impl World {
         Ok(())
     }
 
+    /// Reads what is in flight. It gives up soon, because a fault may have cut the database off, and
+    /// faults do not go on while the progress line is drawn.
     pub async fn on_the_way(&self) -> Result<OnTheWay> {
-        OnTheWay::read(&mut self.stack.database.connect().await?).await
+        let reading = async { OnTheWay::read(&mut self.stack.database.connect().await?).await };
+        tokio::time::timeout(Duration::from_secs(1), reading).await?
     }
 
     pub async fn evidence(&self) -> Result<Evidence> {
