@@ -76,7 +76,7 @@ pub(crate) struct PulseMetrics {
 impl PulseMetrics {
     pub(crate) fn new() -> Self {
         let make = Instruments::of("pipeline");
-        Self {
+        let metrics = Self {
             commit: make.seconds(
                 "esim.database.commit",
                 "How long the last pulse of this process took to commit",
@@ -92,9 +92,12 @@ impl PulseMetrics {
             ),
             losses: make.gauge(
                 "esim.database.losses",
-                "How often this process has found that PostgreSQL lost commits",
+                "How often this process has been the first to find that PostgreSQL lost commits",
             ),
-        }
+        };
+        // A rise can be seen only if there is a value before it.
+        metrics.losses.record(0, &[]);
+        metrics
     }
 
     pub(crate) fn show(&self, pulse: &Pulse, took: Duration) {

@@ -18,6 +18,8 @@ use crate::metrics::PulseMetrics;
 
 /// The interval between two pulses.
 const PERIOD: Duration = Duration::from_secs(1);
+/// How often a new connection is opened to find out where it leads.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
 /// The stage is not ready while a pulse takes longer than this.
 const PATIENCE: Duration = Duration::from_secs(3);
 
@@ -30,7 +32,14 @@ pub async fn run(
 ) -> anyhow::Result<()> {
     let metrics = PulseMetrics::new();
     let mut ticks = shutdown.ticks(PERIOD);
+    let mut looked_at = Instant::now();
     while ticks.next().await {
+        if looked_at.elapsed() > LOOK_AGAIN {
+            looked_at = Instant::now();
+            if let Err(error) = database.look_again().await {
+                tracing::debug!(%error, "cannot look where new connections to PostgreSQL lead");
+            }
+        }
         let began = Instant::now();
         let mut pulse = pin!(database.pulse());
         let committed = if let Ok(committed) = timeout(PATIENCE, &mut pulse).await {
@@ -45,8 +54,12 @@ pub async fn run(
         match committed {
             Ok(pulse) => {
                 metrics.show(&pulse, began.elapsed());
-                readiness.set_ready("database");
-                outage::DATABASE.worked();
+                if let Some(unfit) = &pulse.unfit {
+                    is_away(&readiness, &unfit.to_string());
+                } else {
+                    readiness.set_ready("database");
+                    outage::DATABASE.worked();
+                }
             }
             Err(error) => is_away(&readiness, &error.to_string()),
         }
@@ -61,8 +74,7 @@ fn is_away(readiness: &Readiness, error: &str) {
         tracing::error!(
             error,
             others,
-            "cannot commit to PostgreSQL, so this stage is not ready; it tries again once a second, \
-             and nothing that was acknowledged is lost"
+            "cannot commit to PostgreSQL, so this stage is not ready; it tries again once a second"
         );
     }
 }

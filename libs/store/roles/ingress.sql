@@ -36,4 +36,4 @@ GRANT SELECT, INSERT ON operator_actions TO esim_ingress;
 
 -- Its pulse, and what it does if the server has lost commits.
 GRANT SELECT, INSERT, UPDATE, DELETE ON pulses TO esim_ingress;
-GRANT EXECUTE ON FUNCTION commits_lost(text) TO esim_ingress;
+GRANT EXECUTE ON FUNCTION commits_lost(text, bigint) TO esim_ingress;

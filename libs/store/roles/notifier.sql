@@ -24,4 +24,4 @@ GRANT SELECT, DELETE ON operator_actions TO esim_notifier;
 
 -- Its pulse, and what it does if the server has lost commits.
 GRANT SELECT, INSERT, UPDATE, DELETE ON pulses TO esim_notifier;
-GRANT EXECUTE ON FUNCTION commits_lost(text) TO esim_notifier;
+GRANT EXECUTE ON FUNCTION commits_lost(text, bigint) TO esim_notifier;

@@ -1,6 +1,6 @@
 -- Operators, through esimctl. They read no profile. `migrate`, `recover` and `master-key` need the owner.
 GRANT SELECT ON configuration_version, partners, options, orders, placements, topups, work, held, deliveries,
-    delivery_attempts, endpoints, providers, provider_lanes, provider_replicas, pulses, sweeps, operator_actions
+    delivery_attempts, endpoints, providers, provider_lanes, provider_replicas, pulses, commit_losses, sweeps, operator_actions
     TO esim_operator;
 GRANT SELECT (topup_id, provider, provider_unit_id, iccid, ready_at, delivery_id, erased_at) ON esims
     TO esim_operator;

@@ -20,4 +20,4 @@ GRANT UPDATE ON sweeps TO esim_provisioner;
 
 -- Its pulse, and what it does if the server has lost commits.
 GRANT SELECT, INSERT, UPDATE, DELETE ON pulses TO esim_provisioner;
-GRANT EXECUTE ON FUNCTION commits_lost(text) TO esim_provisioner;
+GRANT EXECUTE ON FUNCTION commits_lost(text, bigint) TO esim_provisioner;

@@ -90,6 +90,8 @@ struct Idle {
 struct Open {
     connection: PgConnection,
     opened_at: Instant,
+    /// The timeline of the server, by which a server is recognised that was replaced.
+    timeline: u32,
 }
 
 impl Open {
@@ -139,8 +141,15 @@ impl Database {
     /// Commits the next pulse of this process; the caller does so once a second. It also runs while
     /// the server is not fit for other work, because the pulse finds out when it is fit again.
     pub async fn pulse(&self) -> Result<Pulse> {
-        self.use_connection(async |connection| self.pool.primary.pulse(connection).await)
-            .await
+        let primary = &self.pool.primary;
+        let sent = self.use_connection(async |connection| primary.pulse(connection).await);
+        Ok(primary.acknowledge(sent.await?))
+    }
+
+    /// Opens a connection to find out where new connections lead. A primary that was replaced while
+    /// it went on responding is noticed by nothing else.
+    pub async fn look_again(&self) -> Result<()> {
+        self.pool.look_again().await
     }
 
     async fn use_connection<T, E: From<Error>>(
@@ -153,15 +162,18 @@ impl Database {
         let Some(open) = &mut used.open else {
             return Err(self.pool.no_connection().into());
         };
-        let opened_at = open.opened_at;
+        let timeline = open.timeline;
+        if self.pool.primary.is_silent() {
+            self.pool.verify(timeline).await?;
+        }
         let Ok(done) = timeout(self.pool.deadline, work(&mut open.connection)).await else {
             self.pool.mark_all_lost();
             used.open = None;
             return Err(Error::Silent(self.pool.deadline).into());
         };
         used.succeeded = done.is_ok();
-        if done.is_ok() && !self.pool.primary.is_believed(opened_at) {
-            self.pool.verify(opened_at).await?;
+        if done.is_ok() && !self.pool.primary.is_believed(timeline) {
+            self.pool.verify(timeline).await?;
         }
         done
     }
@@ -204,7 +216,7 @@ impl Pool {
         let lost_at = idle.lost_at;
         while let Some(open) = idle.connections.pop() {
             let is_lost = lost_at.is_some_and(|lost_at| open.opened_at <= lost_at);
-            if !is_lost && !self.primary.is_replaced(open.opened_at) {
+            if !is_lost && !self.primary.is_replaced(open.timeline) {
                 return Some(open);
             }
         }
@@ -225,15 +237,16 @@ impl Pool {
                 let examined = match opened {
                     Ok(mut connection) => {
                         let examined = self.primary.examine(&mut connection).await;
-                        examined.map(|()| connection)
+                        examined.map(|timeline| (connection, timeline))
                     }
                     Err(error) => Err(error.into()),
                 };
                 match examined {
-                    Ok(connection) => {
+                    Ok((connection, timeline)) => {
                         return Ok(Open {
                             connection,
                             opened_at: Instant::now(),
+                            timeline,
                         });
                     }
                     Err(error) if is_transient(&error) => last = Some(error),
@@ -249,18 +262,27 @@ impl Pool {
         }
     }
 
-    /// Finds out by a new connection whether the server that a connection of this age leads to is
-    /// still the primary. Otherwise what it said does not count.
-    async fn verify(&self, opened_at: Instant) -> Result<()> {
-        let _one_at_a_time = self.verifying.lock().await;
-        // Another response may have led to the same question meanwhile, and to its answer.
-        if !self.primary.is_replaced(opened_at) && !self.primary.is_believed(opened_at) {
-            let open = self.connect(ACQUIRE).await?;
-            tokio::spawn(timeout(self.deadline, open.connection.close()));
-        }
-        if self.primary.is_replaced(opened_at) {
+    /// Finds out by a new connection whether the server on this timeline is still the primary.
+    /// Otherwise what it said does not count. All callers share one new connection.
+    async fn verify(&self, timeline: u32) -> Result<()> {
+        let verifying = async {
+            let _one_at_a_time = self.verifying.lock().await;
+            if self.primary.is_silent() {
+                self.look_again().await?;
+            }
+            Ok(())
+        };
+        let verified = timeout(ACQUIRE, verifying).await;
+        verified.unwrap_or_else(|_| Err(self.no_connection()))?;
+        if self.primary.is_replaced(timeline) {
             return Err(Error::Replaced);
         }
+        Ok(())
+    }
+
+    async fn look_again(&self) -> Result<()> {
+        let open = self.connect(ACQUIRE).await?;
+        tokio::spawn(timeout(self.deadline, open.connection.close()));
         Ok(())
     }
 

@@ -38,7 +38,7 @@ pub(crate) const SILENCE: Duration = Duration::from_secs(2);
 /// the time of their requests, so ingress would refuse all of them at a difference of five minutes.
 const LARGEST_SKEW_AT_START: Duration = Duration::from_secs(30);
 /// The age after which the pulse of a process that is gone is deleted.
-const OLD: Duration = Duration::from_hours(24);
+const OLD: Duration = Duration::from_hours(30 * 24);
 
 /// What the operator demands of the commits of the server.
 #[derive(Args, Clone, Copy, Debug, Default)]
@@ -84,8 +84,10 @@ pub enum Unfit {
     )]
     Standby,
     #[error(
-        "the server is on timeline {found}, but a server on timeline {newest} has taken its place; DATABASE_URL, or the \
-         proxy that it names, must lead to the new primary, and the old one must be stopped"
+        "the server is on timeline {found}, but this process has used a server on timeline {newest}, which has taken its \
+         place; DATABASE_URL, or the proxy that it names, must lead to the new primary, and the old one must be stopped. \
+         If this server is the right one all the same, for example because a backup was restored, follow \
+         docs/operations.md#commitslost and then restart the stages"
     )]
     Replaced {
         /// Of the server that was connected.
@@ -121,14 +123,16 @@ impl Unfit {
 }
 
 /// The result of a pulse.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Pulse {
     /// Whether a commit survives the loss of the primary, because it waits for a standby.
     pub is_replicated: bool,
+    /// Why nothing else may run on the server, although the pulse was committed.
+    pub unfit: Option<Unfit>,
     /// How far the server's clock is ahead of this machine's, in seconds. It is negative if it is
     /// behind.
     pub clock_ahead: f64,
-    /// How often this process has found that commits were lost.
+    /// How often this process has been the first to find that commits were lost.
     pub losses: u64,
 }
 
@@ -146,13 +150,11 @@ pub(crate) struct Primary {
     known: Mutex<Known>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Known {
     /// The timeline of the primary; `None` before the first connection. It grows with each
     /// promotion.
     timeline: Option<u32>,
-    /// When another primary was found. Older connections lead to the one that was replaced.
-    replaced_at: Option<Instant>,
     /// When the server last responded. `None` before the first connection.
     heard_at: Option<Instant>,
     /// Why nothing may run, if the last pulse found the server unfit.
@@ -174,6 +176,21 @@ struct Server {
     standby_names: String,
     /// How far its clock is ahead of ours, in seconds.
     clock_ahead: f64,
+    /// Whether the schema has pulses; an older one has not.
+    has_pulses: bool,
+}
+
+/// A pulse that was committed, but not yet believed.
+pub(crate) struct Sent {
+    number: i64,
+    server: Server,
+    unfit: Option<Unfit>,
+}
+
+/// The newest pulse of all processes.
+struct NewestPulse {
+    timeline: i64,
+    is_replicated: bool,
 }
 
 /// The columns that [`Server::of`] reads. This is not a prepared statement, because through a pooler
@@ -182,7 +199,8 @@ const SERVER: &str = "\
     CASE WHEN pg_is_in_recovery() THEN NULL ELSE left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END AS timeline, \
     current_setting('synchronous_commit') AS synchronous_commit, \
     current_setting('synchronous_standby_names') AS standby_names, \
-    extract(epoch FROM clock_timestamp())::float8 AS clock";
+    extract(epoch FROM clock_timestamp())::float8 AS clock, \
+    to_regclass('pulses') IS NOT NULL AS has_pulses";
 
 impl Server {
     /// Reads the columns of [`SERVER`]. `asked` is our time in the middle of the round trip, in
@@ -195,6 +213,7 @@ impl Server {
             synchronous_commit: row.try_get("synchronous_commit")?,
             standby_names: row.try_get("standby_names")?,
             clock_ahead: clock - asked,
+            has_pulses: row.try_get("has_pulses")?,
         })
     }
 
@@ -225,16 +244,7 @@ impl Primary {
             stage: stage.to_owned(),
             durability,
             examining: tokio::sync::Mutex::default(),
-            known: Mutex::new(Known {
-                timeline: None,
-                replaced_at: None,
-                heard_at: None,
-                unfit: None,
-                sent: 0,
-                acknowledged: 0,
-                is_replicated: false,
-                losses: 0,
-            }),
+            known: Mutex::default(),
         }
     }
 
@@ -250,37 +260,33 @@ impl Primary {
         }
     }
 
-    /// Whether another primary was found after this time, so that a connection opened then leads to
-    /// the server that it replaced.
-    pub(crate) fn is_replaced(&self, opened_at: Instant) -> bool {
+    /// Whether another primary has taken the place of the server on this timeline.
+    pub(crate) fn is_replaced(&self, timeline: u32) -> bool {
         self.known()
-            .replaced_at
-            .is_some_and(|replaced_at| opened_at <= replaced_at)
+            .timeline
+            .is_some_and(|newest| timeline < newest)
     }
 
-    /// Notes that a connection opened at this time has responded. Returns whether the response is
-    /// believed. If not, the server was silent for so long that another one may have taken its
-    /// place, and the caller has to examine a new connection first.
-    pub(crate) fn is_believed(&self, opened_at: Instant) -> bool {
-        let now = Instant::now();
-        let mut known = self.known();
-        let is_replaced = known
-            .replaced_at
-            .is_some_and(|replaced_at| opened_at <= replaced_at);
-        let was_silent = known
-            .heard_at
-            .is_none_or(|heard_at| now.saturating_duration_since(heard_at) > SILENCE);
-        if is_replaced || was_silent {
+    /// Whether the server was silent for so long that another one may have taken its place.
+    pub(crate) fn is_silent(&self) -> bool {
+        let heard_at = self.known().heard_at;
+        heard_at.is_none_or(|heard_at| heard_at.elapsed() > SILENCE)
+    }
+
+    /// Notes that a connection to a server on this timeline has responded. Returns whether the
+    /// response is believed. If not, the caller has to examine a new connection first.
+    pub(crate) fn is_believed(&self, timeline: u32) -> bool {
+        if self.is_replaced(timeline) || self.is_silent() {
             return false;
         }
-        known.heard_at = Some(now);
+        self.known().heard_at = Some(Instant::now());
         true
     }
 
     /// Examines the server of a new connection, before anything else runs on it. If it is another
     /// primary than before and commits may be missing there, this opens the breakers of all
-    /// providers.
-    pub(crate) async fn examine(&self, connection: &mut PgConnection) -> Result<()> {
+    /// providers. Returns the timeline of the server.
+    pub(crate) async fn examine(&self, connection: &mut PgConnection) -> Result<u32> {
         let _one_at_a_time = self.examining.lock().await;
         let asking = Asking::begin();
         let query = AssertSqlSafe(format!("SELECT {SERVER}"));
@@ -289,27 +295,20 @@ impl Primary {
         let timeline = server.timeline.ok_or(Unfit::Standby)?;
         server.check(self.durability)?;
         let before = self.examined(timeline, &server)?;
-
-        if before.acknowledged > 0 {
-            let stored = self.stored_pulse(connection).await?;
-            let fault = before.fault(self.instance, timeline, stored);
-            if let Some(fault) = fault {
-                self.stop_buying(connection, &fault).await?;
-            }
+        if server.has_pulses {
+            self.compare(connection, timeline, &before).await?;
         }
-        let now = Instant::now();
         let mut known = self.known();
         known.timeline = Some(timeline);
-        known.heard_at = Some(now);
+        known.heard_at = Some(Instant::now());
         if before.timeline.is_some_and(|before| before < timeline) {
-            known.replaced_at = Some(now);
             tracing::warn!(
                 timeline,
                 before = before.timeline,
                 "another PostgreSQL server has become the primary; the connections to the old one are closed"
             );
         }
-        Ok(())
+        Ok(timeline)
     }
 
     /// Compares the timeline with the one that is known. Returns what was known before.
@@ -337,6 +336,31 @@ impl Primary {
         })
     }
 
+    /// Finds out whether commits may be missing on a server, and stops all purchases if so.
+    async fn compare(
+        &self,
+        connection: &mut PgConnection,
+        timeline: u32,
+        before: &Before,
+    ) -> Result<()> {
+        let is_new = before.timeline != Some(timeline);
+        let mut fault = None;
+        if before.acknowledged > 0 {
+            let stored = self.stored_pulse(connection).await?;
+            fault = before.missing(self.instance, stored);
+        }
+        if is_new && fault.is_none() {
+            let newest = newest_pulse(connection).await?;
+            fault = before.unsafe_promotion(timeline, newest.as_ref());
+        }
+        if let Some(fault) = fault {
+            // Within a timeline each loss is a new one.
+            let new_timeline = is_new.then_some(timeline);
+            self.stop_buying(connection, &fault, new_timeline).await?;
+        }
+        Ok(())
+    }
+
     /// The number of our pulse in the database; 0 if there is none.
     async fn stored_pulse(&self, connection: &mut PgConnection) -> Result<i64> {
         let query = sqlx::query_scalar!(
@@ -348,52 +372,68 @@ impl Primary {
     }
 
     /// Commits the next pulse, and compares the one before with the last one that was acknowledged.
-    pub(crate) async fn pulse(&self, connection: &mut PgConnection) -> Result<Pulse> {
-        let before = {
-            let mut known = self.known();
-            known.sent += 1;
-            Before {
-                timeline: known.timeline,
-                acknowledged: known.acknowledged,
-                is_replicated: known.is_replicated,
-            }
-        };
-        let number = self.known().sent;
+    pub(crate) async fn pulse(&self, connection: &mut PgConnection) -> Result<Sent> {
+        let (number, before) = self.next_pulse();
         if before.acknowledged == 0 {
             self.delete_old(connection).await?;
-        }
-        let stored = self.stored_pulse(connection).await?;
-        if stored < before.acknowledged {
-            let timeline = before.timeline.unwrap_or_default();
-            if let Some(fault) = before.fault(self.instance, timeline, stored) {
-                self.stop_buying(connection, &fault).await?;
+        } else {
+            let stored = self.stored_pulse(connection).await?;
+            if let Some(fault) = before.missing(self.instance, stored) {
+                self.stop_buying(connection, &fault, None).await?;
             }
         }
         let asking = Asking::begin();
-        let query = sqlx::query!(
-            "INSERT INTO pulses (instance, stage, number, at) VALUES ($1, $2, $3, now())
-             ON CONFLICT (instance) DO UPDATE SET number = excluded.number, at = excluded.at",
+        let query = AssertSqlSafe(format!("SELECT {SERVER}"));
+        let row = sqlx::raw_sql(query).fetch_one(&mut *connection).await?;
+        let server = Server::of(&row, asking.middle())?;
+        // A pulse that was given up may arrive late, so the number never falls.
+        let statement = sqlx::query!(
+            "INSERT INTO pulses AS p (instance, stage, number, timeline, replicated, at) VALUES ($1, $2, $3, $4, $5, now())
+             ON CONFLICT (instance) DO UPDATE
+             SET number = greatest(p.number, excluded.number), timeline = excluded.timeline,
+                 replicated = excluded.replicated, at = excluded.at",
             self.instance,
             self.stage,
             number,
+            i64::from(server.timeline.unwrap_or_default()),
+            server.is_replicated(),
         );
-        query.execute(&mut *connection).await?;
-        let query = AssertSqlSafe(format!("SELECT {SERVER}"));
-        let row = sqlx::raw_sql(query).fetch_one(connection).await?;
-        let server = Server::of(&row, asking.middle())?;
+        statement.execute(connection).await?;
         let unfit = server.check(self.durability).err();
-        let mut known = self.known();
-        known.acknowledged = known.acknowledged.max(number);
-        known.is_replicated = server.is_replicated();
-        known.unfit = unfit;
-        Ok(Pulse {
-            is_replicated: known.is_replicated,
-            clock_ahead: server.clock_ahead,
-            losses: known.losses,
+        Ok(Sent {
+            number,
+            server,
+            unfit,
         })
     }
 
-    /// Deletes the pulses of processes that have been gone for a day.
+    /// Takes the number of the next pulse. Returns it with what is known before it.
+    fn next_pulse(&self) -> (i64, Before) {
+        let mut known = self.known();
+        known.sent += 1;
+        let before = Before {
+            timeline: known.timeline,
+            acknowledged: known.acknowledged,
+            is_replicated: known.is_replicated,
+        };
+        (known.sent, before)
+    }
+
+    /// Takes over the result of a pulse, once the server that gave it is believed.
+    pub(crate) fn acknowledge(&self, sent: Sent) -> Pulse {
+        let mut known = self.known();
+        known.acknowledged = known.acknowledged.max(sent.number);
+        known.is_replicated = sent.server.is_replicated();
+        known.unfit.clone_from(&sent.unfit);
+        Pulse {
+            is_replicated: known.is_replicated,
+            unfit: sent.unfit,
+            clock_ahead: sent.server.clock_ahead,
+            losses: known.losses,
+        }
+    }
+
+    /// Deletes the pulses of processes that have been gone for long.
     async fn delete_old(&self, connection: &mut PgConnection) -> Result<()> {
         let statement = sqlx::query!(
             "DELETE FROM pulses WHERE at < now() - make_interval(secs => $1)",
@@ -404,21 +444,46 @@ impl Primary {
     }
 
     /// The commit fence: opens the breakers of all providers until an operator closes them.
-    async fn stop_buying(&self, connection: &mut PgConnection, fault: &str) -> Result<()> {
-        sqlx::query!("SELECT commits_lost($1)", fault)
-            .fetch_one(connection)
-            .await?;
-        tracing::error!(
+    /// `new_timeline` is the timeline that begins with the loss.
+    async fn stop_buying(
+        &self,
+        connection: &mut PgConnection,
+        fault: &str,
+        new_timeline: Option<u32>,
+    ) -> Result<()> {
+        let query = sqlx::query_scalar!(
+            r#"SELECT commits_lost($1, $2) AS "is_first!""#,
             fault,
-            "PostgreSQL has lost commits, so it may have forgotten purchases; the breakers of all providers are open \
-             until an operator closes them (docs/operations.md#commitslost)"
+            new_timeline.map(i64::from),
         );
+        let is_first = query.fetch_one(connection).await?;
         let mut known = self.known();
-        known.losses += 1;
         // The next loss is measured against what the server has now.
         known.acknowledged = 0;
+        if is_first {
+            known.losses += 1;
+            tracing::error!(
+                fault,
+                "PostgreSQL may have lost commits, and with them the knowledge of purchases; the breakers of all \
+                 providers are open until an operator closes them (docs/operations.md#commitslost)"
+            );
+        } else {
+            tracing::warn!(
+                fault,
+                "commits may have been lost; another process has noticed that before, so nothing more is done"
+            );
+        }
         Ok(())
     }
+}
+
+/// The newest pulse of all processes, which the server has from before its promotion.
+async fn newest_pulse(connection: &mut PgConnection) -> Result<Option<NewestPulse>> {
+    let query = sqlx::query_as!(
+        NewestPulse,
+        "SELECT timeline, replicated AS is_replicated FROM pulses ORDER BY at DESC LIMIT 1"
+    );
+    Ok(query.fetch_optional(connection).await?)
 }
 
 /// What was known before a connection was examined, or before a pulse.
@@ -429,24 +494,32 @@ struct Before {
 }
 
 impl Before {
-    /// What is wrong with a server on this timeline that has the pulse `stored`; `None` if no commit
-    /// can be missing.
-    fn fault(&self, instance: Uuid, timeline: u32, stored: i64) -> Option<String> {
-        if stored < self.acknowledged {
-            return Some(format!(
+    /// What is wrong if the database has our pulse `stored`; `None` if it has all that it
+    /// acknowledged.
+    fn missing(&self, instance: Uuid, stored: i64) -> Option<String> {
+        (stored < self.acknowledged).then(|| {
+            format!(
                 "commits were lost: the database has pulse {stored} of process {instance}, and pulse {} was acknowledged",
                 self.acknowledged
-            ));
-        }
-        let is_promoted = self.timeline.is_some_and(|before| before < timeline);
-        if is_promoted && !self.is_replicated {
-            return Some(format!(
-                "commits may be lost: the timeline changed from {} to {timeline}, and commits did not wait for a standby \
-                 before",
-                self.timeline.unwrap_or_default()
-            ));
-        }
-        None
+            )
+        })
+    }
+
+    /// What is wrong with a server on a timeline that is new to this process; `None` if every commit
+    /// had to wait for a standby before. A process that has just started knows nothing itself, so it
+    /// relies on the newest pulse that the server has.
+    fn unsafe_promotion(&self, timeline: u32, newest: Option<&NewestPulse>) -> Option<String> {
+        let (before, is_replicated) = match (self.timeline, newest) {
+            (Some(before), _) => (i64::from(before), self.is_replicated),
+            (None, Some(newest)) => (newest.timeline, newest.is_replicated),
+            (None, None) => return None,
+        };
+        (before < i64::from(timeline) && !is_replicated).then(|| {
+            format!(
+                "commits may be lost: the timeline changed from {before} to {timeline}, and commits did not wait for a \
+                 standby before"
+            )
+        })
     }
 }
 
@@ -487,18 +560,31 @@ mod tests {
         }
     }
 
-    fn is_fault(is_replicated: bool, timeline: u32, stored: i64) -> bool {
-        before(is_replicated)
-            .fault(Uuid::nil(), timeline, stored)
-            .is_some()
+    #[test]
+    fn commits_are_missing_if_the_pulse_went_back() {
+        assert!(before(true).missing(Uuid::nil(), 7).is_none());
+        assert!(before(true).missing(Uuid::nil(), 6).is_some());
     }
 
     #[test]
-    fn commits_are_missing_if_the_pulse_went_back_or_an_asynchronous_standby_was_promoted() {
-        assert!(!is_fault(true, 3, 7) && !is_fault(false, 3, 8));
-        assert!(is_fault(true, 3, 6) && is_fault(true, 4, 6));
-        assert!(!is_fault(true, 4, 7));
-        assert!(is_fault(false, 4, 7));
+    fn a_promotion_is_unsafe_unless_commits_waited_for_a_standby() {
+        assert!(before(false).unsafe_promotion(3, None).is_none());
+        assert!(before(true).unsafe_promotion(4, None).is_none());
+        assert!(before(false).unsafe_promotion(4, None).is_some());
+        // A process that has just started.
+        let fresh = Before {
+            timeline: None,
+            acknowledged: 0,
+            is_replicated: false,
+        };
+        let newest = |timeline, is_replicated| NewestPulse {
+            timeline,
+            is_replicated,
+        };
+        assert!(fresh.unsafe_promotion(4, None).is_none());
+        assert!(fresh.unsafe_promotion(4, Some(&newest(4, false))).is_none());
+        assert!(fresh.unsafe_promotion(4, Some(&newest(3, true))).is_none());
+        assert!(fresh.unsafe_promotion(4, Some(&newest(3, false))).is_some());
     }
 
     fn server(commit: &str, names: &str) -> Server {
@@ -507,6 +593,7 @@ mod tests {
             synchronous_commit: commit.to_owned(),
             standby_names: names.to_owned(),
             clock_ahead: 0.0,
+            has_pulses: true,
         }
     }
 
@@ -548,15 +635,15 @@ mod tests {
     #[test]
     fn after_a_silence_and_after_a_promotion_a_response_is_not_believed() {
         let primary = Primary::new("test", DurabilityConfig::default());
-        let opened_at = Instant::now();
-        assert!(!primary.is_believed(opened_at), "nothing was examined yet");
+        assert!(!primary.is_believed(3), "nothing was examined yet");
+        primary.known().timeline = Some(3);
         primary.known().heard_at = Some(Instant::now());
-        assert!(primary.is_believed(opened_at));
+        assert!(primary.is_believed(3));
         primary.known().heard_at = Instant::now().checked_sub(SILENCE + Duration::from_millis(1));
-        assert!(!primary.is_believed(opened_at));
+        assert!(primary.is_silent() && !primary.is_believed(3));
         primary.known().heard_at = Some(Instant::now());
-        primary.known().replaced_at = Some(Instant::now());
-        assert!(!primary.is_believed(opened_at) && primary.is_replaced(opened_at));
+        primary.known().timeline = Some(4);
+        assert!(!primary.is_believed(3) && primary.is_replaced(3));
     }
 
     #[test]

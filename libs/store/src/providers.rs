@@ -129,7 +129,7 @@ pub async fn failed(
          SET reason = $5,
              open_until = now() + make_interval(secs => least($4::float8, $3::float8 * 2 ^ least(openings, 20))),
              openings = openings + 1, version = version + 1, changed_at = now()
-         WHERE name = $1 AND version = $2
+         WHERE name = $1 AND version = $2 AND open_until IS DISTINCT FROM '9999-12-31 00:00:00+00'
          RETURNING",
         "",
         name,
@@ -153,7 +153,7 @@ pub async fn answered(
          SET openings = 0, open_until = NULL, reason = NULL,
              version = version + (open_until IS NOT NULL)::int,
              changed_at = CASE WHEN open_until IS NULL THEN changed_at ELSE now() END
-         WHERE name = $1 AND version = $2
+         WHERE name = $1 AND version = $2 AND open_until IS DISTINCT FROM '9999-12-31 00:00:00+00'
          RETURNING",
         "",
         name,
@@ -191,7 +191,8 @@ pub async fn probe(
 }
 
 /// Opens a provider's breaker on an operator's command. Returns `None` if there is no such
-/// provider.
+/// provider. A breaker that is open because commits were lost stays as it is: it must not become
+/// half open when the operator's time is over.
 pub async fn open(
     connection: &mut PgConnection,
     name: &str,
@@ -200,7 +201,10 @@ pub async fn open(
 ) -> Result<Option<ProviderBreaker>> {
     let opened = breakers!(
         "UPDATE providers
-         SET open_until = now() + make_interval(secs => $2), reason = $3, version = version + 1, changed_at = now()
+         SET open_until = CASE WHEN open_until = '9999-12-31 00:00:00+00' THEN open_until
+                               ELSE now() + make_interval(secs => $2) END,
+             reason = CASE WHEN open_until = '9999-12-31 00:00:00+00' THEN reason ELSE $3 END,
+             version = version + 1, changed_at = now()
          WHERE name = $1
          RETURNING",
         "",

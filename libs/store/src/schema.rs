@@ -99,15 +99,20 @@ fn newest(migrations: &Migrator) -> i64 {
         .unwrap_or_default()
 }
 
-/// Waits until the database responds, and makes the checks of [`check_all`], twice a second. An
-/// error that waiting cannot remove, such as an old schema, is returned at once. This function has
+/// Waits until the database responds, makes the checks of [`check_all`], and commits the first
+/// pulse, twice a second. An error that waiting cannot remove, such as an old schema, is returned at once. This function has
 /// no time limit: the caller drops it when the process stops.
 pub async fn wait(database: &Database, vault: &Vault) -> Result<(), SchemaError> {
     loop {
-        match database
-            .run(async |connection| check_all(connection, vault).await)
-            .await
-        {
+        let checking = async {
+            database
+                .run(async |connection| check_all(connection, vault).await)
+                .await?;
+            // Without its pulse a stage would not notice that commits were lost.
+            database.pulse().await?;
+            Ok(())
+        };
+        match checking.await {
             Err(SchemaError::Store(error)) => {
                 tracing::warn!(%error, "cannot use the database yet; the start waits and tries again twice a second");
             }

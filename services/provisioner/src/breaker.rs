@@ -132,8 +132,9 @@ impl Breaker {
                 provider.name = provider,
                 reason,
                 until,
-                "breaker opened because the provider fails or an operator opened it; its \
-                 placements wait until a probe succeeds or an operator closes the breaker"
+                "breaker opened because the provider fails, PostgreSQL has lost commits, or an \
+                 operator opened it (see `reason`); its placements wait until a probe succeeds or \
+                 an operator closes the breaker"
             );
         } else if !was_closed && now.state == BreakerState::Closed {
             tracing::info!(
