@@ -118,6 +118,14 @@ pub async fn recover(
     if provisioners > 0 {
         return Err(NotRecovered::Provisioners(provisioners));
     }
+    // What was lost before this timeline is dealt with here, so stages that start afterwards must not
+    // open the breakers because of it.
+    let dealt_with = sqlx::query!(
+        "INSERT INTO commit_losses (timeline, told)
+         SELECT ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint, 'esimctl recover'
+         ON CONFLICT DO NOTHING"
+    );
+    dealt_with.execute(&mut *transaction).await?;
     let query = sqlx::query!(
         r#"SELECT (SELECT count(*) FROM held WHERE state = 'parked') AS "parked!",
                   (SELECT created_at FROM orders ORDER BY order_id DESC LIMIT 1) AS newest"#
