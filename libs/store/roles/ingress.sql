@@ -33,3 +33,6 @@ GRANT INSERT, UPDATE ON work TO esim_ingress;
 GRANT DELETE ON held TO esim_ingress;
 GRANT INSERT (partner_id, moving_since), UPDATE (moving_since, blocked_until) ON endpoints TO esim_ingress;
 GRANT SELECT, INSERT ON operator_actions TO esim_ingress;
+
+-- The external id of an archived order stays taken, and look-ups say that the order is archived.
+GRANT SELECT ON archived_orders TO esim_ingress;

@@ -21,3 +21,4 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON retention_due TO esim_notifier;
 GRANT UPDATE (profile, erased_at) ON esims TO esim_notifier;
 GRANT DELETE ON delivery_attempts TO esim_notifier;
 GRANT SELECT, DELETE ON operator_actions TO esim_notifier;
+GRANT SELECT, DELETE ON archived_orders TO esim_notifier;

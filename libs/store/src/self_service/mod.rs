@@ -29,6 +29,7 @@ pub use self::{
         webhooks,
     },
 };
+pub(crate) use self::orders::first_id;
 pub use crate::operator::deliveries::AttemptView as Attempt;
 use crate::{
     Result,
