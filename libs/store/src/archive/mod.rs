@@ -33,7 +33,7 @@ pub use self::{
     lookup::{
         ArchivedOrder, PartnerArchive, find, is_archived, is_topup_archived, of_partner, of_time,
     },
-    rows::{Copied, NotRestored, Part, TABLES, copy, delete, present, restore},
+    rows::{Copied, NotRestored, Part, TABLES, Table, copy, delete, present, restore},
 };
 use crate::{
     Error, Result,
@@ -183,24 +183,25 @@ pub async fn term(connection: &mut PgConnection) -> Result<Option<OffsetDateTime
     Ok(before.fetch_optional(connection).await?.flatten())
 }
 
-/// Begins an archive in this folder, and records the action.
+/// Begins an archive, and records the action. `folder` makes its folder's name from its number, and
+/// `after` is an order up to which nothing can be archived.
 pub async fn begin(
     connection: &mut PgConnection,
     folder: impl FnOnce(i32) -> String,
+    after: Uuid,
     ordered_before: OffsetDateTime,
     action: Action<'_>,
 ) -> Result<Archive> {
     let mut transaction = connection.begin().await?;
-    let next = sqlx::query_scalar!(
-        r#"SELECT coalesce(max(archive), 0) + 1 AS "next!" FROM archives"#
-    );
+    let next =
+        sqlx::query_scalar!(r#"SELECT coalesce(max(archive), 0) + 1 AS "next!" FROM archives"#);
     let next = next.fetch_one(&mut *transaction).await?;
     let statement = sqlx::query!(
         "INSERT INTO archives (archive, folder, ordered_before, reserved_to, moved_to) VALUES ($1, $2, $3, $4, $4)",
         next,
         folder(next),
         ordered_before,
-        Uuid::nil(),
+        after,
     );
     statement.execute(&mut *transaction).await?;
     actions::record(&mut transaction, action, 1).await?;

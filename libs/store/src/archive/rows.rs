@@ -336,7 +336,8 @@ pub async fn delete(
         .iter()
         .map(|(name, state)| (name.as_str(), *state))
         .collect();
-    let after = serde_json::to_string(&after).map_err(|error| Error::Unreadable(error.to_string()))?;
+    let after =
+        serde_json::to_string(&after).map_err(|error| Error::Unreadable(error.to_string()))?;
     // `free` ends the reservations of orders that stay in the tables.
     let recorded = sqlx::query!(
         r#"WITH free AS (
@@ -371,7 +372,9 @@ pub async fn delete(
 #[derive(Debug, thiserror::Error)]
 pub enum NotRestored {
     /// These orders belong to partners that were erased after the orders were archived.
-    #[error("the partners of these orders were erased, and a restore would bring their data back: {0:?}")]
+    #[error(
+        "the partners of these orders were erased, and a restore would bring their data back: {0:?}"
+    )]
     PartnerErased(Vec<Uuid>),
     #[error("the archive names a table or column that this version does not know: {0:?}")]
     UnknownColumn(String),
@@ -403,7 +406,10 @@ pub async fn restore(
         let header = String::from_utf8_lossy(header.unwrap_or_default()).into_owned();
         let is_name = |byte: u8| byte.is_ascii_lowercase() || byte == b'_' || byte == b',';
         if !known || header.is_empty() || !header.bytes().all(is_name) {
-            return Err(NotRestored::UnknownColumn(format!("{} ({header})", part.table)));
+            return Err(NotRestored::UnknownColumn(format!(
+                "{} ({header})",
+                part.table
+            )));
         }
         let statement = format!(
             "COPY {} ({header}) FROM STDIN (FORMAT csv, HEADER)",

@@ -18,6 +18,7 @@ mod webhooks;
 use domain::PartnerId;
 use sqlx::PgConnection;
 
+pub(crate) use self::orders::first_id;
 pub use self::{
     account::{Account, OfferedOption, account, options, rotate},
     deliveries::{Delivery, Redelivered, attempts, delivery, redeliver},
@@ -29,7 +30,6 @@ pub use self::{
         webhooks,
     },
 };
-pub(crate) use self::orders::first_id;
 pub use crate::operator::deliveries::AttemptView as Attempt;
 use crate::{
     Result,

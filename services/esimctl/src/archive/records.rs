@@ -9,6 +9,7 @@ use std::{
     fs::File,
     io::{BufRead, BufReader},
     path::Path,
+    sync::Arc,
 };
 
 use anyhow::{Context, bail, ensure};
@@ -27,7 +28,7 @@ const ORDER: usize = 37;
 pub struct Records<R> {
     lines: R,
     /// The last header, without the column of the order.
-    header: String,
+    header: Arc<str>,
     record: Vec<u8>,
     /// The record was read ahead and not used yet.
     is_ahead: bool,
@@ -54,15 +55,15 @@ impl<R: BufRead> Records<R> {
     pub fn of(lines: R) -> Self {
         Self {
             lines,
-            header: String::new(),
+            header: "".into(),
             record: Vec::new(),
             is_ahead: false,
         }
     }
 
     /// The columns of the record that was read last, separated by commas.
-    pub fn header(&self) -> &str {
-        &self.header
+    pub fn header(&self) -> Arc<str> {
+        Arc::clone(&self.header)
     }
 
     /// Makes the next call of [`Records::next`] return the same record again.
@@ -74,7 +75,10 @@ impl<R: BufRead> Records<R> {
         if !std::mem::take(&mut self.is_ahead) && !self.read()? {
             return Ok(None);
         }
-        let order = self.record.get(..ORDER - 1).and_then(|id| str::from_utf8(id).ok());
+        let order = self
+            .record
+            .get(..ORDER - 1)
+            .and_then(|id| str::from_utf8(id).ok());
         match order {
             Some(order) if order.parse::<Uuid>().is_ok() && self.record[ORDER - 1] == b',' => {
                 Ok(Some(Record {
@@ -103,59 +107,106 @@ impl<R: BufRead> Records<R> {
                     ensure!(from == 0, "the last row has no end, so the file is cut off");
                     return Ok(false);
                 }
-                quotes += self.record[from..].iter().filter(|byte| **byte == b'"').count();
+                let read = &self.record[from..];
+                quotes += read.split(|byte| *byte == b'"').count() - 1;
                 from = self.record.len();
             }
             let Some(header) = self.record.strip_prefix(PREFIX.as_bytes()) else {
                 return Ok(true);
             };
-            self.header = String::from_utf8_lossy(header).trim_end().to_owned();
+            self.header = String::from_utf8_lossy(header).trim_end().into();
         }
     }
 }
 
-type FileRecords = Records<BufReader<MultiGzDecoder<BufReader<File>>>>;
+/// The records of one table.
+struct TableRecords {
+    table: &'static str,
+    records: Records<BufReader<MultiGzDecoder<BufReader<File>>>>,
+}
 
 /// The orders of an archive, read from all its files at once.
-pub struct Orders {
-    files: Vec<(&'static str, FileRecords)>,
+pub struct Orders(Vec<TableRecords>);
+
+/// A row of an order.
+#[derive(Clone, Debug)]
+struct Row {
+    table: &'static str,
+    header: Arc<str>,
+    order: Uuid,
+    fields: Vec<u8>,
 }
 
 /// Some orders with all their rows.
 #[derive(Debug, Default)]
 pub struct Chunk {
     pub orders: Vec<Uuid>,
-    pub parts: Vec<Part>,
+    rows: Vec<Row>,
+}
+
+impl Chunk {
+    /// Adds the orders of another chunk.
+    pub fn extend(&mut self, other: Self) {
+        self.orders.extend(other.orders);
+        self.rows.extend(other.rows);
+    }
+
+    /// Leaves these orders out.
+    pub fn without(&mut self, orders: &[Uuid]) {
+        self.orders.retain(|id| !orders.contains(id));
+        self.rows.retain(|row| !orders.contains(&row.order));
+    }
+
+    /// The rows as they are restored: together for each table and header.
+    pub fn parts(&self) -> Vec<Part> {
+        let mut parts: Vec<Part> = Vec::new();
+        let mut last: Option<&Row> = None;
+        for row in &self.rows {
+            let continues =
+                last.is_some_and(|last| last.table == row.table && last.header == row.header);
+            match parts.last_mut() {
+                Some(part) if continues => part.csv.extend_from_slice(&row.fields),
+                _ => parts.push(Part {
+                    table: row.table,
+                    csv: [row.header.as_bytes(), b"\n", &row.fields].concat(),
+                }),
+            }
+            last = Some(row);
+        }
+        parts
+    }
 }
 
 impl Orders {
     pub fn open(folder: &Path) -> anyhow::Result<Self> {
         let open = |table: &store::archive::Table| {
             let records = Records::open(&folder.join(file_name(table.name)))?;
-            Ok((table.name, records))
+            Ok(TableRecords {
+                table: table.name,
+                records,
+            })
         };
-        Ok(Self {
-            files: TABLES.iter().map(open).collect::<anyhow::Result<_>>()?,
-        })
+        let files = TABLES.iter().map(open);
+        Ok(Self(files.collect::<anyhow::Result<_>>()?))
     }
 
-    /// The next orders with their rows, at most `limit`. With `wanted`, only those of them. Returns
-    /// `None` at the end.
+    /// The next `limit` orders with their rows; with `wanted`, only those of them that are wanted.
+    /// Returns `None` at the end.
     pub fn next(
         &mut self,
         limit: usize,
         wanted: Option<&BTreeSet<Uuid>>,
     ) -> anyhow::Result<Option<Chunk>> {
         let mut chunk = Chunk::default();
+        let mut seen = 0;
         let mut last = None;
-        for (table, records) in &mut self.files {
-            let mut seen = 0;
-            let mut part: Option<(String, Vec<u8>)> = None;
+        for TableRecords { table, records } in &mut self.0 {
+            // The first file decides which orders belong to the chunk, and the others follow it,
+            // because all files are in the order of the orders' ids.
+            let decides = *table == "orders";
             while let Some(record) = records.next()? {
                 let order: Uuid = record.order.parse()?;
-                // The first file decides which orders belong to the chunk, and the others follow it,
-                // because all files are in the order of the orders' ids.
-                let is_beyond = if *table == "orders" {
+                let is_beyond = if decides {
                     seen == limit
                 } else {
                     last.is_none_or(|last| order > last)
@@ -165,36 +216,24 @@ impl Orders {
                     break;
                 }
                 let is_wanted = wanted.is_none_or(|wanted| wanted.contains(&order));
-                let row = if is_wanted { record.row.to_vec() } else { Vec::new() };
-                if *table == "orders" {
+                if is_wanted {
+                    let fields = record.row.to_vec();
+                    chunk.rows.push(Row {
+                        table,
+                        header: records.header(),
+                        order,
+                        fields,
+                    });
+                }
+                if decides {
                     seen += 1;
                     last = Some(order);
-                    if is_wanted {
-                        chunk.orders.push(order);
-                    }
+                    chunk.orders.extend(is_wanted.then_some(order));
                 }
-                if !is_wanted {
-                    continue;
-                }
-                let header = records.header();
-                if let Some((of, csv)) = part.take_if(|(of, _)| of != header) {
-                    chunk.parts.push(made(table, &of, &csv));
-                }
-                let (_, csv) = part.get_or_insert_with(|| (header.to_owned(), Vec::new()));
-                csv.extend_from_slice(&row);
-            }
-            if let Some((header, csv)) = part {
-                chunk.parts.push(made(table, &header, &csv));
             }
         }
         Ok(last.map(|_| chunk))
     }
-}
-
-/// Rows of a table, as they are restored.
-fn made(table: &'static str, header: &str, rows: &[u8]) -> Part {
-    let csv = [header.as_bytes(), b"\n", rows].concat();
-    Part { table, csv }
 }
 
 /// The orders in a folder one of whose rows has this text as a field: an id of the order, a
@@ -234,11 +273,11 @@ mod tests {
         let first = records.next().unwrap().unwrap();
         assert_eq!(first.order, order);
         assert_eq!(first.row, b"1,\"two\nlines, \"\"quoted\"\"\"\n");
-        assert_eq!(records.header(), "a,b");
+        assert_eq!(&*records.header(), "a,b");
         records.put_back();
         assert!(records.next().unwrap().unwrap().row.starts_with(b"1,"));
         assert_eq!(records.next().unwrap().unwrap().row, b",\"\",3\n");
-        assert_eq!(records.header(), "a,b,c");
+        assert_eq!(&*records.header(), "a,b,c");
         assert!(records.next().unwrap().is_none());
     }
 
