@@ -126,8 +126,8 @@ pub async fn of_partner(
 ) -> Result<Vec<PartnerArchive>> {
     let found = sqlx::query_as!(
         PartnerArchive,
-        "SELECT p.archive, f.folder, p.orders FROM archive_partners p JOIN archives f ON f.archive = p.archive
-         WHERE p.partner_id = $1 ORDER BY p.archive",
+        r#"SELECT archive, (SELECT f.folder FROM archives f WHERE f.archive = p.archive) AS "folder!", orders
+           FROM archive_partners p WHERE partner_id = $1 ORDER BY archive"#,
         partner_id.uuid(),
     );
     Ok(found.fetch_all(connection).await?)

@@ -122,18 +122,18 @@ pub(super) async fn finished(connection: &mut PgConnection, ids: &[Uuid]) -> Res
                SELECT unit.order_id, d.delivery_id, d.state FROM unit
                JOIN deliveries d ON d.delivery_id = ANY (ARRAY[unit.delivery_id, unit.event_id])
            ), open AS (
-               SELECT order_id FROM unit CROSS JOIN term
+               SELECT order_id FROM unit
                WHERE placement NOT IN ('placed', 'failed', 'refused')
                   OR (state <> 'failed' AND ready_at IS NULL)
-                  OR (has_profile AND profiles_end)
+                  OR (has_profile AND (SELECT profiles_end FROM term))
                   OR (SELECT true FROM work w WHERE w.id = unit.placement_id)
                   OR (SELECT true FROM held h WHERE h.id = unit.placement_id)
                UNION ALL
-               SELECT order_id FROM webhook CROSS JOIN term
+               SELECT order_id FROM webhook
                WHERE state NOT IN ('delivered', 'exhausted')
                   OR (SELECT true FROM work w WHERE w.id = webhook.delivery_id)
                   OR (SELECT true FROM held h WHERE h.id = webhook.delivery_id)
-                  OR (attempts_end
+                  OR ((SELECT attempts_end FROM term)
                       AND (SELECT true FROM delivery_attempts a WHERE a.delivery_id = webhook.delivery_id LIMIT 1))
            )
            SELECT o.order_id FROM orders o
@@ -177,9 +177,11 @@ pub async fn copy(
     batch: &[Uuid],
 ) -> Result<Copied> {
     let query = sqlx::query_scalar!(
-        "SELECT o.order_id FROM orders o JOIN archived_orders a ON a.order_id = o.order_id
-         WHERE o.order_id = ANY ($1) AND a.archive = $2 AND a.archived_at < now() - make_interval(secs => $3)
-         ORDER BY o.order_id FOR UPDATE OF o",
+        "SELECT order_id FROM orders o
+         WHERE order_id = ANY ($1)
+           AND (SELECT a.archive = $2 AND a.archived_at < now() - make_interval(secs => $3)
+                FROM archived_orders a WHERE a.order_id = o.order_id)
+         ORDER BY order_id FOR UPDATE",
         batch,
         archive.archive,
         grace(),
@@ -255,7 +257,7 @@ async fn keys(transaction: &mut PgConnection, orders: &[Uuid]) -> Result<Vec<Str
                WHERE a.answer IS NOT NULL
            )
            SELECT DISTINCT substring(value FROM 2 FOR get_byte(value, 0)) AS "key!" FROM sealed
-           WHERE length(value) > 0"#,
+           WHERE length(value) > 0 AND get_byte(value, 0) BETWEEN 1 AND 32 AND length(value) > get_byte(value, 0)"#,
         orders,
     );
     let heads = query.fetch_all(transaction).await?;

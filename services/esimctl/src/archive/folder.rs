@@ -106,7 +106,8 @@ pub fn inspect(path: &Path) -> anyhow::Result<Inspected> {
         first_order: None,
         last_order: None,
     };
-    while let Some(record) = records.next()? {
+    let unreadable = || format!("cannot read {shown}: it was changed or is cut off");
+    while let Some(record) = records.next().with_context(unreadable)? {
         inspected.rows += 1;
         let order = record.order.to_owned();
         if let Some(last) = &inspected.last_order {

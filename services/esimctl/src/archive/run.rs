@@ -50,9 +50,11 @@ Look-ups of an archived order say that it is archived, and its external id stays
 Run it with the database's owner, as `esimctl migrate`, and only when every ingress has at least the version of this
 program. The folder must be on a disk that keeps what was synced. Copy complete archives to a second place.";
 
-/// The youngest orders that may be archived. A late purchase or a redelivery may still change
-/// younger ones.
-const YOUNGEST: Duration = Duration::from_hours(24);
+/// The age in days of the youngest orders that may be archived. A late purchase or a redelivery may
+/// still change younger ones.
+const YOUNGEST: i64 = 1;
+/// The largest age in days, as for the terms of retention.
+const OLDEST: i64 = 36_500;
 /// The number of orders that one statement counts.
 const COUNTED: u32 = 50_000;
 /// How often progress is reported.
@@ -67,10 +69,10 @@ pub struct Run {
     to: PathBuf,
     /// Move orders that are older than this, at least a day
     ///
-    /// For example `400d` or `2y`. Without this option the term of the class `orders` applies, which
+    /// It is a number of days, such as `400d`. Without this option the term of the class `orders` applies, which
     /// `esimctl retention set orders` stores; by default orders are kept for ever.
     #[arg(long, value_name = "AGE", value_parser = age)]
-    older_than: Option<Duration>,
+    older_than: Option<time::Duration>,
     /// The number of orders that one transaction moves
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=5_000))]
     batch: u32,
@@ -86,14 +88,21 @@ pub struct Run {
     confirm: Confirm,
 }
 
-fn age(text: &str) -> Result<Duration, String> {
-    let age = runtime::config::duration(text)?;
-    if age < YOUNGEST {
-        return Err(format!(
-            "{text} is less than a day; younger orders may still be changed by a late purchase or a redelivery"
-        ));
+/// Reads an age in days, which may be longer than other durations of settings.
+fn age(text: &str) -> Result<time::Duration, String> {
+    let days = text
+        .strip_suffix('d')
+        .and_then(|days| days.parse::<i64>().ok());
+    match days {
+        Some(days) if (YOUNGEST..=OLDEST).contains(&days) => Ok(time::Duration::days(days)),
+        Some(0) => Err(
+            "it is less than a day; younger orders may still be changed by a late purchase or a redelivery"
+                .to_owned(),
+        ),
+        _ => Err(format!(
+            "it is not a number of days from {YOUNGEST} to {OLDEST}; write it like `400d`"
+        )),
     }
-    Ok(age)
 }
 
 pub async fn run(asked: &Run, console: &Console) -> anyhow::Result<()> {

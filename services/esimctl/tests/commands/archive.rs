@@ -147,7 +147,7 @@ async fn finished_orders_are_archived_shown_verified_and_restored() {
         "--to",
         &to,
         "--older-than",
-        "1h",
+        "0d",
         "--dry-run",
     ];
     operator.run(&young).await.fails(2, "less than a day");
@@ -193,6 +193,11 @@ async fn finished_orders_are_archived_shown_verified_and_restored() {
     let listed = operator.json(&["archive", "list"]).await;
     assert_eq!(listed[0]["orders"], 2);
     operator.run(&["archive", "show", "1"]).await.says("test");
+    let keys = operator.json(&["master-key", "status"]).await;
+    assert_eq!(
+        keys["archives"],
+        json!([{ "key": "test", "archives": [1] }])
+    );
     let known = operator.json(&["archive", "show", "o-2"]).await;
     assert_eq!(known["archived"][0]["archive"], 1);
     for name in [
