@@ -172,120 +172,142 @@ async fn finished_orders_are_archived_shown_verified_and_restored() {
         folder.to_str().unwrap()
     );
     assert_eq!(archiver.number("SELECT count(*) FROM orders").await, 1);
-    let operator = &archiver.operator;
-
-    // Where the order is.
-    let found = operator.json(&["order", "show", "o-2"]).await;
-    assert_eq!(found["archived"][0]["archive"], 1);
-    operator
-        .run(&["order", "show", "o-2"])
-        .await
-        .says("is in archive 1");
-    let unknown = operator
-        .run(&["order", "show", "8981000000000000001"])
-        .await;
-    unknown.fails(1, "archive show 8981000000000000001 --from DIR");
-    let erase = ["order", "erase", "o-2"];
-    operator
-        .run(&[&erase[..], &CONFIRMED].concat())
-        .await
-        .fails(1, "archive restore");
-    let listed = operator.json(&["archive", "list"]).await;
-    assert_eq!(listed[0]["orders"], 2);
-    operator.run(&["archive", "show", "1"]).await.says("test");
-    let keys = operator.json(&["master-key", "status"]).await;
-    assert_eq!(
-        keys["archives"],
-        json!([{ "key": "test", "archives": [1] }])
-    );
-    let known = operator.json(&["archive", "show", "o-2"]).await;
-    assert_eq!(known["archived"][0]["archive"], 1);
-    for name in [
-        &id,
-        "8981000000000000001",
-        order.topup.as_str(),
-        &order.placement.to_string(),
-    ] {
-        let from = operator
-            .json(&["archive", "show", name, "--from", &to])
-            .await;
-        assert_eq!(from["orders"], shown["orders"], "{name}");
-    }
-    operator
-        .run(&["archive", "show", "o-9", "--from", &to])
-        .await
-        .fails(1, "no archived order");
-    operator.run(&["archive", "verify", &to]).await.says("ok");
-
-    // One order comes back, and then the rest.
-    let restore = |name: &'static str| {
-        [&["archive", "restore", name, "--from", &to][..], &CONFIRMED].concat()
-    };
-    let preview = ["archive", "restore", "o-2", "--from", &to, "--dry-run"];
-    assert_eq!(operator.json(&preview).await["orders"], 1);
-    let restored = operator.json(&restore("o-2")).await;
-    assert_eq!(
-        restored["restored"],
-        json!({ "orders": 1, "present": 0, "erased": 0 })
-    );
-    operator.run(&restore("o-2")).await.fails(1, "already");
-    let restored = operator.json(&restore("1")).await;
-    assert_eq!(
-        restored["restored"],
-        json!({ "orders": 1, "present": 1, "erased": 0 })
-    );
-    let again = operator.json(&["order", "show", &id]).await;
-    assert_eq!(again, shown);
-    let actions = operator.json(&["action", "list"]).await;
-    let commands = actions
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|one| text(one, "command"));
-    let commands: Vec<&str> = commands.collect();
-    let expected = [
-        "archive restore",
-        "archive restore",
-        "archive run",
-        "archive run",
-        "retention set",
-    ];
-    assert_eq!(commands, expected);
-    let listed = operator.json(&["archive", "list"]).await;
-    assert_eq!(listed[0]["restored"], 2);
-    let partner = text(&archiver.partner, "partner_id").to_owned();
-    operator.json(&["partner", "disable", &partner]).await;
-    for statement in [
-        "UPDATE sweeps SET up_to = now() + interval '1 minute'",
-        "DELETE FROM work",
-    ] {
-        sqlx::query(statement)
-            .execute(&mut archiver.connection)
-            .await
-            .unwrap();
-    }
-    let operator = &archiver.operator;
-    let erase = ["partner", "erase", &partner, "--dry-run"];
-    let erased = operator.json(&erase).await;
-    assert_eq!(erased["archives"][0]["orders"], 2);
-    operator.run(&erase).await.says("archive 1 in ");
-
-    // A byte that was changed is found.
-    let file = folder.join("esims.csv.gz");
-    let mut bytes = fs::read(&file).unwrap();
-    let last = bytes.len() - 9;
-    bytes[last] ^= 1;
-    fs::write(&file, bytes).unwrap();
-    let verified = operator
-        .run(&["archive", "verify", folder.to_str().unwrap()])
-        .await;
-    assert_eq!(verified.code, Some(1), "{verified:?}");
-    assert!(verified.stdout.contains("esims.csv.gz"), "{verified:?}");
-    operator
-        .run(&restore("1"))
-        .await
-        .fails(1, "nothing was changed");
+    archiver.says_where_orders_are(&order, &shown).await;
+    archiver.restores(&id, &shown).await;
+    archiver.names_archives_of_a_partner().await;
+    archiver.finds_a_changed_byte(&folder).await;
     assert_eq!(archiver.rows().await, before);
+}
+
+impl Archiver {
+    /// The look-ups of the archived orders `order` and `o-2`. `shown` is what `order show` printed
+    /// of `order`.
+    async fn says_where_orders_are(&self, order: &crate::support::Order, shown: &Value) {
+        let operator = &self.operator;
+        let to = self.to();
+        let found = operator.json(&["order", "show", "o-2"]).await;
+        assert_eq!(found["archived"][0]["archive"], 1);
+        operator
+            .run(&["order", "show", "o-2"])
+            .await
+            .says("is in archive 1");
+        let unknown = operator
+            .run(&["order", "show", "8981000000000000001"])
+            .await;
+        unknown.fails(1, "archive show 8981000000000000001 --from DIR");
+        let erase = ["order", "erase", "o-2"];
+        operator
+            .run(&[&erase[..], &CONFIRMED].concat())
+            .await
+            .fails(1, "archive restore");
+        let listed = operator.json(&["archive", "list"]).await;
+        assert_eq!(listed[0]["orders"], 2);
+        operator.run(&["archive", "show", "1"]).await.says("test");
+        let keys = operator.json(&["master-key", "status"]).await;
+        assert_eq!(
+            keys["archives"],
+            json!([{ "key": "test", "archives": [1] }])
+        );
+        let known = operator.json(&["archive", "show", "o-2"]).await;
+        assert_eq!(known["archived"][0]["archive"], 1);
+        for name in [
+            order.id.to_string().as_str(),
+            "8981000000000000001",
+            order.topup.as_str(),
+            &order.placement.to_string(),
+        ] {
+            let from = operator
+                .json(&["archive", "show", name, "--from", to])
+                .await;
+            assert_eq!(from["orders"], shown["orders"], "{name}");
+        }
+        operator
+            .run(&["archive", "show", "o-9", "--from", to])
+            .await
+            .fails(1, "no archived order");
+        operator.run(&["archive", "verify", to]).await.says("ok");
+    }
+
+    /// The arguments that restore an order or an archive.
+    fn restore<'a>(&'a self, name: &'a str) -> Vec<&'a str> {
+        let restore = ["archive", "restore", name, "--from", self.to()];
+        [&restore[..], &CONFIRMED].concat()
+    }
+
+    /// One order comes back, and then the rest.
+    async fn restores(&self, id: &str, shown: &Value) {
+        let operator = &self.operator;
+        let to = self.to();
+        let preview = ["archive", "restore", "o-2", "--from", to, "--dry-run"];
+        assert_eq!(operator.json(&preview).await["orders"], 1);
+        let restored = operator.json(&self.restore("o-2")).await;
+        assert_eq!(
+            restored["restored"],
+            json!({ "orders": 1, "present": 0, "erased": 0 })
+        );
+        operator.run(&self.restore("o-2")).await.fails(1, "already");
+        let restored = operator.json(&self.restore("1")).await;
+        assert_eq!(
+            restored["restored"],
+            json!({ "orders": 1, "present": 1, "erased": 0 })
+        );
+        let again = operator.json(&["order", "show", id]).await;
+        assert_eq!(&again, shown);
+        let actions = operator.json(&["action", "list"]).await;
+        let commands = actions
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| text(one, "command"));
+        let commands: Vec<&str> = commands.collect();
+        let expected = [
+            "archive restore",
+            "archive restore",
+            "archive run",
+            "archive run",
+            "retention set",
+        ];
+        assert_eq!(commands, expected);
+        let listed = operator.json(&["archive", "list"]).await;
+        assert_eq!(listed[0]["restored"], 2);
+    }
+
+    async fn names_archives_of_a_partner(&mut self) {
+        let operator = &self.operator;
+        let partner = text(&self.partner, "partner_id").to_owned();
+        operator.json(&["partner", "disable", &partner]).await;
+        for statement in [
+            "UPDATE sweeps SET up_to = now() + interval '1 minute'",
+            "DELETE FROM work",
+        ] {
+            sqlx::query(statement)
+                .execute(&mut self.connection)
+                .await
+                .unwrap();
+        }
+        let erase = ["partner", "erase", &partner, "--dry-run"];
+        let erased = operator.json(&erase).await;
+        assert_eq!(erased["archives"][0]["orders"], 2);
+        operator.run(&erase).await.says("archive 1 in ");
+    }
+
+    async fn finds_a_changed_byte(&self, folder: &Path) {
+        let operator = &self.operator;
+        let file = folder.join("esims.csv.gz");
+        let mut bytes = fs::read(&file).unwrap();
+        let last = bytes.len() - 9;
+        bytes[last] ^= 1;
+        fs::write(&file, bytes).unwrap();
+        let verified = operator
+            .run(&["archive", "verify", folder.to_str().unwrap()])
+            .await;
+        assert_eq!(verified.code, Some(1), "{verified:?}");
+        assert!(verified.stdout.contains("esims.csv.gz"), "{verified:?}");
+        operator
+            .run(&self.restore("1"))
+            .await
+            .fails(1, "nothing was changed");
+    }
 }
 
 /// A run is killed while a batch is on disk and not committed, and again between two batches. Then

@@ -23,7 +23,8 @@ async fn age(stack: &Stack, topup_id: &str) -> String {
         "WITH old AS (
              SELECT p.order_id, p.placement_id FROM placements p JOIN topups t USING (placement_id) WHERE t.topup_id = $1
          ), orders AS (
-             UPDATE orders SET order_id = $2, created_at = created_at - interval '500 days'
+             UPDATE orders SET order_id = $2, created_at = created_at - interval '500 days',
+                    answer_by = answer_by - interval '500 days'
              WHERE order_id = (SELECT order_id FROM old)
          ), placements AS (
              UPDATE placements SET order_id = $2 WHERE placement_id = (SELECT placement_id FROM old)
