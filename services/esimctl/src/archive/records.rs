@@ -32,6 +32,8 @@ pub struct Records<R> {
     record: Vec<u8>,
     /// The record was read ahead and not used yet.
     is_ahead: bool,
+    /// The file is empty: it is that of an archive in which no order was finished in the end.
+    is_empty: bool,
 }
 
 /// One row.
@@ -45,9 +47,12 @@ pub struct Record<'a> {
 impl Records<BufReader<MultiGzDecoder<BufReader<File>>>> {
     pub fn open(path: &Path) -> anyhow::Result<Self> {
         let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
-        Ok(Self::of(BufReader::new(MultiGzDecoder::new(
-            BufReader::new(file),
-        ))))
+        let is_empty = file.metadata()?.len() == 0;
+        let lines = BufReader::new(MultiGzDecoder::new(BufReader::new(file)));
+        Ok(Self {
+            is_empty,
+            ..Self::of(lines)
+        })
     }
 }
 
@@ -58,6 +63,7 @@ impl<R: BufRead> Records<R> {
             header: "".into(),
             record: Vec::new(),
             is_ahead: false,
+            is_empty: false,
         }
     }
 
@@ -72,7 +78,7 @@ impl<R: BufRead> Records<R> {
     }
 
     pub fn next(&mut self) -> anyhow::Result<Option<Record<'_>>> {
-        if !std::mem::take(&mut self.is_ahead) && !self.read()? {
+        if self.is_empty || (!std::mem::take(&mut self.is_ahead) && !self.read()?) {
             return Ok(None);
         }
         let order = self
@@ -279,6 +285,18 @@ mod tests {
         assert_eq!(records.next().unwrap().unwrap().row, b",\"\",3\n");
         assert_eq!(&*records.header(), "a,b,c");
         assert!(records.next().unwrap().is_none());
+    }
+
+    #[test]
+    fn an_empty_file_has_no_records() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(
+            Records::open(file.path())
+                .unwrap()
+                .next()
+                .unwrap()
+                .is_none()
+        );
     }
 
     #[test]
