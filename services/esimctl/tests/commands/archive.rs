@@ -112,6 +112,8 @@ impl Archiver {
             "400d",
             "--batch",
             "4",
+            "--rate",
+            "8",
         ];
         [&run[..], &CONFIRMED].concat()
     }
