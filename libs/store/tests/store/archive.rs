@@ -1,5 +1,4 @@
-//! Archives: finished orders leave the tables and come back as they were, and their external ids
-//! are taken at every moment.
+//! Archives: finished orders leave the tables and come back, and their external ids stay taken.
 
 use std::time::Duration;
 
@@ -162,6 +161,12 @@ impl Bench {
         stored.unwrap()[0]
     }
 
+    async fn count_of(&self, table: &str) -> i64 {
+        let statement = AssertSqlSafe(format!("SELECT count(*) FROM {table}"));
+        let count = sqlx::query_scalar(statement).fetch_one(&self.pool);
+        count.await.unwrap()
+    }
+
     async fn waits_for_a_lock(&self) -> bool {
         let waits = "SELECT count(*) > 0 FROM pg_stat_activity
                      WHERE datname = current_database() AND wait_event_type = 'Lock'";
@@ -241,17 +246,6 @@ async fn orders_leave_the_tables_and_come_back_as_they_were() {
     assert_eq!(bench.count_of("retention_due").await, 2);
 }
 
-impl Bench {
-    async fn count_of(&self, table: &str) -> i64 {
-        let statement = AssertSqlSafe(format!("SELECT count(*) FROM {table}"));
-        sqlx::query_scalar(statement)
-            .fetch_one(&self.pool)
-            .await
-            .unwrap()
-    }
-}
-
-/// A refused order is archived, too, and does not occupy its external id.
 #[tokio::test]
 async fn the_external_id_of_a_refused_order_stays_free() {
     let bench = Bench::new().await;
