@@ -2,6 +2,40 @@
 -- UPDATE_SCHEMA=1 tests/run test -- -p store snapshot
 -- The comments of tables and columns are in libs/store/migrations.
 
+TABLE archive_partners
+    archive integer NOT NULL
+    partner_id uuid NOT NULL
+    orders bigint NOT NULL
+    CONSTRAINT archive_partners_pkey PRIMARY KEY (partner_id, archive)
+
+TABLE archived_orders
+    order_id uuid NOT NULL
+    partner_id uuid NOT NULL
+    external_order_id text NOT NULL
+    refused boolean NOT NULL
+    archive integer NOT NULL
+    archived_at timestamp with time zone NOT NULL DEFAULT now()
+    CONSTRAINT archived_orders_pkey PRIMARY KEY (order_id)
+    CREATE INDEX archived_orders_at ON public.archived_orders USING btree (archived_at)
+    CREATE INDEX archived_orders_external ON public.archived_orders USING btree (external_order_id, partner_id)
+
+TABLE archives
+    archive integer NOT NULL
+    folder text NOT NULL
+    began_at timestamp with time zone NOT NULL DEFAULT now()
+    completed_at timestamp with time zone
+    ordered_before timestamp with time zone NOT NULL
+    reserved_to uuid NOT NULL
+    moved_to uuid NOT NULL
+    orders bigint NOT NULL DEFAULT 0
+    restored bigint NOT NULL DEFAULT 0
+    first_at timestamp with time zone
+    last_at timestamp with time zone
+    files jsonb NOT NULL DEFAULT '{}'::jsonb
+    keys text[] NOT NULL DEFAULT '{}'::text[]
+    manifest_sha256 text
+    CONSTRAINT archives_pkey PRIMARY KEY (archive)
+
 TABLE configuration_version
     singleton boolean NOT NULL DEFAULT true
     version bigint NOT NULL

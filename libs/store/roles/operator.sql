@@ -1,4 +1,5 @@
--- Operators, through esimctl. They read no profile. `migrate`, `recover` and `master-key` need the owner.
+-- Operators, through esimctl. They read no profile. `migrate`, `recover`, `master-key` and `archive` need
+-- the owner.
 GRANT SELECT ON configuration_version, partners, options, orders, placements, topups, work, held, deliveries,
     delivery_attempts, endpoints, providers, provider_lanes, provider_replicas, pulses, commit_losses, sweeps, operator_actions
     TO esim_operator;
@@ -26,3 +27,6 @@ GRANT UPDATE (traceparent, erased_at) ON orders TO esim_operator;
 GRANT UPDATE (reason, refusal_status, refusal_message) ON placements TO esim_operator;
 GRANT DELETE ON delivery_attempts, deliveries TO esim_operator;
 GRANT UPDATE (error) ON deliveries TO esim_operator;
+
+-- Where archived orders are.
+GRANT SELECT ON archives, archive_partners, archived_orders TO esim_operator;

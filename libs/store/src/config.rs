@@ -78,7 +78,7 @@ fn database_timeout(text: &str) -> Result<Duration, String> {
 /// work is empty, the planner would choose a sequential scan, and a cached plan would keep it
 /// during a backlog. Generic plans save time: planning takes several times as long as executing a
 /// small batch, so each connection plans each statement once. JIT compilation would only cost time.
-const PLANS: [(&str, &str); 3] = [
+pub(crate) const PLANS: [(&str, &str); 3] = [
     ("enable_seqscan", "off"),
     ("plan_cache_mode", "force_generic_plan"),
     ("jit", "off"),

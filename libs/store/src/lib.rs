@@ -20,6 +20,7 @@
 //! [`schema`] checks when a program starts. And the connection comes from a [`Database`], which
 //! bounds how long each use of a connection may take.
 
+pub mod archive;
 pub mod config;
 pub mod database;
 pub mod deliveries;
@@ -147,6 +148,7 @@ macro_rules! store_errors {
     };
 }
 store_errors!(
+    archive::NotRestored,
     operator::erase::NotErased,
     operator::placements::NotResolved
 );

@@ -130,12 +130,16 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
         let query = sqlx::query_scalar!(
             r#"WITH stored AS (
                    -- An order whose external id is taken is left out, and so are its parts below. The key is
-                   -- UNIQUE NULLS NOT DISTINCT, so an id has at most one order that is not refused.
+                   -- UNIQUE NULLS NOT DISTINCT, so an id has at most one order that is not refused. The id may also
+                   -- be that of an archived order; the subquery looks it up by one index scan for each order.
                    INSERT INTO orders (order_id, partner_id, external_order_id, traceparent, answer_by, answering)
                    SELECT order_id, partner_id, external_order_id, traceparent,
                           now() + make_interval(secs => answer_within), answering
                    FROM unnest($12::uuid[], $13::uuid[], $14::text[], $15::text[], $16::float8[], $17::uuid[])
                        AS new (order_id, partner_id, external_order_id, traceparent, answer_within, answering)
+                   WHERE (SELECT true FROM archived_orders a
+                          WHERE a.external_order_id = new.external_order_id AND a.partner_id = new.partner_id
+                            AND NOT a.refused LIMIT 1) IS NULL
                    ON CONFLICT (external_order_id, partner_id, refused_at) DO NOTHING RETURNING order_id
                ), new_placements AS (
                    INSERT INTO placements (placement_id, order_id, partner_id, provider, lane)
@@ -197,7 +201,8 @@ struct Topups<'a> {
     provider_options: Vec<&'a str>,
 }
 
-/// Whether an order of the partner with this external id stands.
+/// Whether an order of the partner with this external id stands. An archived order still occupies
+/// its external id.
 pub async fn is_taken(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -206,6 +211,8 @@ pub async fn is_taken(
     let taken = sqlx::query_scalar!(
         r#"SELECT EXISTS (
                SELECT FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND refused_at IS NULL
+           ) OR EXISTS (
+               SELECT FROM archived_orders WHERE partner_id = $1 AND external_order_id = $2 AND NOT refused
            ) AS "taken!""#,
         partner_id.uuid(),
         external_order_id,
@@ -225,7 +232,7 @@ pub struct OrderStatus {
 /// The status of the order with this external id; `None` if there is none or it is refused. If a
 /// [`refuse`] of the order is under way, this waits for its end, so that the result is the final
 /// one. Otherwise a repeated request could be told that the order stands while its first request is
-/// answered with 422.
+/// answered with 422. An archived order has long been decided.
 pub async fn status(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -244,10 +251,16 @@ pub async fn status(
         partner_id.uuid(),
         external_order_id,
     );
-    let row = query.fetch_optional(connection).await?;
-    Ok(row.map(|row| OrderStatus {
-        decided: row.decided,
-        undecided_for: age(row.undecided_for),
+    if let Some(row) = query.fetch_optional(&mut *connection).await? {
+        return Ok(Some(OrderStatus {
+            decided: row.decided,
+            undecided_for: age(row.undecided_for),
+        }));
+    }
+    let archived = is_taken(connection, partner_id, external_order_id).await?;
+    Ok(archived.then_some(OrderStatus {
+        decided: true,
+        undecided_for: Duration::ZERO,
     }))
 }
 

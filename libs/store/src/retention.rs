@@ -9,6 +9,9 @@
 //! Guarantee: data of a class is erased soon after its term, except for profiles that were never
 //! delivered. Those are kept, because "delivered at least once" comes first.
 //!
+//! One class is only stored here: the term of orders. They are not erased but archived
+//! ([`crate::archive`]).
+//!
 //! The notifier calls [`step`] at a limited rate. Operators set the terms
 //! ([`crate::operator::terms`]).
 
@@ -34,10 +37,24 @@ pub enum Class {
     Attempts,
     /// Recorded actions of operators, from the action on.
     Audit,
+    /// What is remembered of archived orders, from the archiving on.
+    Archived,
+    /// Orders, from the order on. No walk erases them: `esimctl archive run` moves them into files
+    /// ([`crate::archive`]).
+    Orders,
 }
 
 impl Class {
-    pub const ALL: [Self; 3] = [Self::Profiles, Self::Attempts, Self::Audit];
+    pub const ALL: [Self; 5] = [
+        Self::Profiles,
+        Self::Attempts,
+        Self::Audit,
+        Self::Archived,
+        Self::Orders,
+    ];
+
+    /// The classes that [`step`] erases.
+    pub const ERASED: [Self; 4] = [Self::Profiles, Self::Attempts, Self::Audit, Self::Archived];
 
     /// The name in the database, in metrics and in `esimctl`.
     pub fn as_str(self) -> &'static str {
@@ -48,7 +65,7 @@ impl Class {
     fn lag(self) -> Duration {
         match self {
             Self::Profiles => LAG,
-            Self::Attempts | Self::Audit => Duration::ZERO,
+            Self::Attempts | Self::Audit | Self::Archived | Self::Orders => Duration::ZERO,
         }
     }
 }
@@ -59,7 +76,9 @@ impl std::str::FromStr for Class {
     fn from_str(name: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|class| class.as_str() == name);
         found.ok_or_else(|| {
-            format!("there is no class {name:?}; the classes are profiles, attempts and audit")
+            format!(
+                "there is no class {name:?}; the classes are profiles, attempts, audit, archived and orders"
+            )
         })
     }
 }
@@ -98,11 +117,15 @@ pub async fn step(connection: &mut PgConnection, class: Class, limit: u32) -> Re
     let step = walk(connection, class, limit).await?;
     match class {
         Class::Profiles => Ok(step.and(late_profiles(connection, limit).await?)),
-        Class::Attempts | Class::Audit => Ok(step),
+        Class::Attempts | Class::Audit | Class::Archived | Class::Orders => Ok(step),
     }
 }
 
 async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result<Step> {
+    // Orders are never erased here, whatever their term is.
+    if class == Class::Orders {
+        return Ok(Step::default());
+    }
     let mut transaction = sqlx::Connection::begin(connection).await?;
     let query = sqlx::query_as!(
         Walk,
@@ -123,6 +146,7 @@ async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result
         Class::Profiles => walk.profiles(&mut transaction, limit).await?,
         Class::Attempts => walk.attempts(&mut transaction, limit).await?,
         Class::Audit => walk.audit(&mut transaction, limit).await?,
+        Class::Archived | Class::Orders => walk.archived(&mut transaction, limit).await?,
     };
     let step = Step::of(batch.seen, batch.erased, limit);
     let statement = sqlx::query!(
@@ -245,6 +269,22 @@ impl Walk {
         );
         Ok(batch.fetch_one(connection).await?)
     }
+
+    /// A batch of the walk of archived orders. It works like that of recorded actions.
+    async fn archived(&self, connection: &mut PgConnection, limit: u32) -> Result<Batch> {
+        let batch = sqlx::query_as!(
+            Batch,
+            r#"WITH erased AS (
+                   DELETE FROM archived_orders WHERE order_id = ANY (ARRAY (
+                       SELECT order_id FROM archived_orders WHERE archived_at < $1 ORDER BY archived_at LIMIT $2))
+                   RETURNING archived_at
+               )
+               SELECT count(*) AS "seen!", count(*) AS "erased!", NULL::text AS after, max(archived_at) AS at FROM erased"#,
+            self.until,
+            i64::from(limit),
+        );
+        Ok(batch.fetch_one(connection).await?)
+    }
 }
 
 /// Looks again at profiles that could not be erased when their walk passed.
@@ -295,8 +335,8 @@ async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<Step
 /// The backlog of retention, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Backlog {
-    /// How long the oldest row has been past its term, in the order of [`Class::ALL`].
-    pub overdue: [Duration; 3],
+    /// How long the oldest row has been past its term, in the order of [`Class::ERASED`].
+    pub overdue: [Duration; 4],
     /// The number of profiles that are past the term, counted from their order, and are kept
     /// because they are not delivered, or not for long enough. Counted up to 100,000.
     pub waiting: u64,
@@ -304,7 +344,7 @@ pub struct Backlog {
 
 pub async fn backlog(connection: &mut PgConnection) -> Result<Backlog> {
     let mut backlog = Backlog::default();
-    for (class, overdue) in Class::ALL.into_iter().zip(&mut backlog.overdue) {
+    for (class, overdue) in Class::ERASED.into_iter().zip(&mut backlog.overdue) {
         let query = sqlx::query_scalar!(
             r#"SELECT extract(epoch FROM CASE
                        WHEN up_to > '-infinity' THEN now() - make_interval(days => days, secs => $2) - up_to

@@ -5,8 +5,9 @@
 //! change in [`Mode::Preview`], which rolls back and so yields exact counts, then shows these and
 //! asks. Then it runs the change again in [`Mode::Apply`], which commits it together with its
 //! record for `esimctl action list`. Rows may change between the two runs, so the counts of the
-//! second run are the ones that are printed and recorded. `delivery replay` and `partner erase`
-//! make the same steps themselves, because their previews differ.
+//! second run are the ones that are printed and recorded. `delivery replay`, `partner erase`,
+//! `archive run` and `archive restore` make the same steps themselves, because their previews
+//! differ.
 
 use std::io::{IsTerminal, Write};
 
@@ -104,13 +105,16 @@ impl Confirm {
 
     /// The mode that commits the change together with its record.
     pub fn apply<'a>(&'a self, command: &'a str, target: &'a str) -> Mode<'a> {
-        let operator = self.operator.as_deref().unwrap_or(&self.account);
-        let reason = self.reason.as_deref().unwrap_or_default();
-        Mode::Apply(Action {
-            operator,
+        Mode::Apply(self.action(command, target))
+    }
+
+    /// The record of the change.
+    pub fn action<'a>(&'a self, command: &'a str, target: &'a str) -> Action<'a> {
+        Action {
+            operator: self.operator.as_deref().unwrap_or(&self.account),
             command,
             target,
-            reason,
-        })
+            reason: self.reason.as_deref().unwrap_or_default(),
+        }
     }
 }

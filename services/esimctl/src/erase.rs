@@ -14,6 +14,7 @@ use clap::{Args, builder::NonEmptyStringValueParser};
 use serde_json::json;
 use store::{
     PgConnection,
+    archive::{self, PartnerArchive},
     operator::{
         actions::Mode,
         erase::{self, Erased},
@@ -79,9 +80,20 @@ pub async fn order(asked: &EraseOrder, console: &Console) -> anyhow::Result<()> 
     let id = &asked.id;
     let order = match &found[..] {
         [order] => order,
-        [] => bail!(
-            "there is no order {id:?}; `esimctl order show --help` lists the ids that name an order"
-        ),
+        [] => {
+            if let [one, ..] = &archive::find(&mut connection, id).await?[..] {
+                bail!(
+                    "nothing was erased: order {id:?} is in archive {}, whose folder was {}; files cannot be erased in part, so \
+                     restore the order with `esimctl archive restore`, repeat the command, and delete the archive's files when \
+                     they are not needed any more",
+                    one.archive,
+                    one.folder
+                );
+            }
+            bail!(
+                "there is no order {id:?}; `esimctl order show --help` lists the ids that name an order"
+            )
+        }
         several => {
             let ids: Vec<String> = several
                 .iter()
@@ -102,7 +114,7 @@ pub async fn order(asked: &EraseOrder, console: &Console) -> anyhow::Result<()> 
             .with_context(|| format!("cannot erase {name}"))
     };
     let describe = |erased: &Erased| describe(&name, *erased, "is erased for good");
-    let print = |erased: &Erased, dry_run| print(console, &name, *erased, dry_run);
+    let print = |erased: &Erased, dry_run| print(console, &name, *erased, &[], dry_run);
     asked
         .confirm
         .carry_out(
@@ -130,9 +142,16 @@ pub async fn partner(asked: &ErasePartner, console: &Console) -> anyhow::Result<
         "{name} ({}) and its {orders} orders",
         printable(&partner.name)
     );
+    let archives = archive::of_partner(&mut connection, id.into()).await?;
     if asked.confirm.dry_run {
-        let json = json!({ "partner_id": id, "orders": orders, "dry_run": true });
-        return console.print(&json, || format!("{shown} would be erased.\n{COPIES}"));
+        let json =
+            json!({ "partner_id": id, "orders": orders, "archives": archives, "dry_run": true });
+        return console.print(&json, || {
+            format!(
+                "{shown} would be erased.{}\n{COPIES}",
+                in_archives(&archives)
+            )
+        });
     }
     asked
         .confirm
@@ -144,11 +163,26 @@ pub async fn partner(asked: &ErasePartner, console: &Console) -> anyhow::Result<
         asked.confirm.apply("partner erase", &name),
     )
     .await?;
-    print(
-        console,
-        &name,
-        all_orders(&mut connection, id.into()).await?,
-        false,
+    let erased = all_orders(&mut connection, id.into()).await?;
+    print(console, &name, erased, &archives, false)
+}
+
+/// Which archives still hold data of an erased partner.
+fn in_archives(archives: &[PartnerArchive]) -> String {
+    if archives.is_empty() {
+        return String::new();
+    }
+    let of = |one: &PartnerArchive| {
+        format!(
+            "archive {} in {} ({} orders)",
+            one.archive, one.folder, one.orders
+        )
+    };
+    let all: Vec<String> = archives.iter().map(of).collect();
+    format!(
+        "\nFiles hold data of this partner, which this command does not erase: {}. Delete the files when the other orders in \
+         them are not needed any more. `archive restore` leaves out the orders of an erased partner.",
+        all.join(", ")
     )
 }
 
@@ -169,8 +203,15 @@ async fn all_orders(
     }
 }
 
-fn print(console: &Console, name: &str, erased: Erased, dry_run: bool) -> anyhow::Result<()> {
+fn print(
+    console: &Console,
+    name: &str,
+    erased: Erased,
+    archives: &[PartnerArchive],
+    dry_run: bool,
+) -> anyhow::Result<()> {
     let mut shown = json!(erased);
+    shown["archives"] = json!(archives);
     shown["dry_run"] = json!(dry_run);
     shown["copies"] = json!(COPIES);
     let verb = if dry_run {
@@ -179,7 +220,11 @@ fn print(console: &Console, name: &str, erased: Erased, dry_run: bool) -> anyhow
         "is erased"
     };
     console.print(&shown, || {
-        format!("{}\n{COPIES}", describe(name, erased, verb))
+        format!(
+            "{}{}\n{COPIES}",
+            describe(name, erased, verb),
+            in_archives(archives)
+        )
     })
 }
 

@@ -1,5 +1,5 @@
 //! `esimctl`, the operator's command line: partners, options, orders, deliveries, endpoints,
-//! providers, retention, keys and the schema of the database.
+//! providers, retention, archives, keys and the schema of the database.
 //!
 //! Operators run it by hand, and deployments run it from scripts (`migrate`, `secrets create`). It
 //! talks to PostgreSQL and to files, never to the services: they notice a change because they read
@@ -9,8 +9,8 @@
 //!
 //! Every command checks its arguments before it connects. Most commands change everything in one
 //! transaction, so that an interrupted command has changed all or nothing. `migrate`, `master-key
-//! reencrypt`, `partner erase` and `partner set-webhook` commit in several steps, because they may
-//! have to change many rows; run them again after an interruption.
+//! reencrypt`, `partner erase`, `partner set-webhook`, `archive run` and `archive restore` commit in
+//! several steps, because they may have to change many rows; run them again after an interruption.
 //!
 //! A group of commands has a module of its own, such as `partner`, and all of them share four
 //! modules: `console` connects to the database and prints the result, `output` lays out text,
@@ -18,6 +18,7 @@
 //! a change that cannot be taken back.
 
 mod action;
+mod archive;
 mod confirm;
 mod console;
 mod csv;
@@ -127,6 +128,9 @@ enum Command {
     /// Show and set how long profiles, attempts and recorded actions are kept
     #[command(subcommand)]
     Retention(retention::Command),
+    /// Move finished orders into files, and find, check and restore them
+    #[command(subcommand)]
+    Archive(archive::Command),
     /// Show what operators and partners changed, and why
     #[command(subcommand)]
     Action(action::Command),
@@ -203,6 +207,7 @@ async fn execute(config: &Config) -> anyhow::Result<()> {
         Command::Placement(command) => placement::run(command, console).await,
         Command::Provider(command) => provider::run(command, console).await,
         Command::Retention(command) => retention::run(command, console).await,
+        Command::Archive(command) => archive::run(command, console).await,
         Command::Action(command) => action::run(command, console).await,
         Command::MasterKey(command) => master_key::run(command, console).await,
         Command::Secrets(command) => secret_set::run(command, console),

@@ -5,17 +5,22 @@
 //! duration of each stage, and adds a line for whatever needed a retry, failed or waits. It never
 //! shows activation codes.
 
+use std::fmt::Write;
+
 use anyhow::bail;
 use clap::{Subcommand, builder::NonEmptyStringValueParser};
-use domain::PlacementState;
+use domain::{PlacementState, TopupId};
 use serde_json::json;
 use store::{
+    PgConnection,
+    archive::{self, ArchivedOrder},
     operator::orders::{self, OrderView, PlacementView, TopupView},
     provider_lanes::{self, WaitingLane},
 };
 use time::OffsetDateTime;
 
 use crate::{
+    archive::where_it_is,
     console::Console,
     erase::{self, EraseOrder},
     output::{Row, cells, moment_after, or_dash, printable, properties, table, took, utc},
@@ -30,8 +35,8 @@ const SHOW_EXAMPLES: &str = "Examples:
   esimctl order show 0199aabb-ccdd-7eee-8fff-001122334455    our order id, as API connection errors name it,
                                                              or a placement id, the order id at the provider
 
-The command never shows activation codes. --json prints {\"orders\":[…],\"lanes\":[…]}: the orders, and the lanes (usually
-single options) that hold back purchases of these orders.";
+The command never shows activation codes. --json prints {\"orders\":[…],\"lanes\":[…],\"archived\":[…]}: the orders, the lanes
+(usually single options) that hold back purchases of these orders, and in which archive other orders with this id are.";
 
 /// The maximum number of orders that the store returns for one id. Several partners may use the
 /// same external order id.
@@ -63,22 +68,56 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     };
     let mut connection = console.connect().await?;
     let found = orders::find(&mut connection, id).await?;
-    if found.is_empty() {
-        bail!(
-            "there is no order {id:?}; give our order id, a placement id, a topup id, an ICCID, or the partner's external order id"
-        );
+    let archived = archive::find(&mut connection, id).await?;
+    if found.is_empty() && archived.is_empty() {
+        bail!("{}", unknown(&mut connection, id).await?);
     }
     let mut lanes = provider_lanes::list(&mut connection).await?;
     lanes.retain(|lane| {
         let mut placements = found.iter().flat_map(|order| &order.placements);
         placements.any(|placement| lane_of(placement, std::slice::from_ref(lane)).is_some())
     });
-    console.print(&json!({ "orders": found, "lanes": lanes }), || {
-        let mut parts: Vec<String> = found.iter().map(|order| describe(order, &lanes)).collect();
+    print(console, &found, &lanes, &archived)
+}
+
+/// Why no order was found. A topup id begins with the time of its order, so the archives that may
+/// hold the order are named.
+async fn unknown(connection: &mut PgConnection, id: &str) -> anyhow::Result<String> {
+    let mut text = format!(
+        "there is no order {id:?}; give our order id, a placement id, a topup id, an ICCID, or the partner's external order id"
+    );
+    let archives = match id.parse::<TopupId>() {
+        Ok(topup) => archive::of_time(connection, &topup).await?,
+        Err(_) => archive::list(connection).await?,
+    };
+    let folders: Vec<String> = archives.into_iter().map(|one| one.folder).collect();
+    if !folders.is_empty() {
+        let _ = write!(
+            text,
+            "; it may be archived, so search for it with `esimctl archive show {id} --from DIR`, where DIR is one of: {}",
+            folders.join(", ")
+        );
+    }
+    Ok(text)
+}
+
+/// Prints orders with the lanes that they wait for, and archived orders with the same id.
+pub fn print(
+    console: &Console,
+    found: &[OrderView],
+    lanes: &[WaitingLane],
+    archived: &[ArchivedOrder],
+) -> anyhow::Result<()> {
+    let json = json!({ "orders": found, "lanes": lanes, "archived": archived });
+    console.print(&json, || {
+        let mut parts: Vec<String> = found.iter().map(|order| describe(order, lanes)).collect();
         if found.len() >= MOST {
             parts.push(format!(
                 "Only the newest {MOST} orders with this id are shown."
             ));
+        }
+        if !archived.is_empty() {
+            parts.push(where_it_is(archived));
         }
         parts.join("\n\n")
     })

@@ -28,7 +28,9 @@ The classes:
   profiles  the eSIMs; the term begins when the webhook is delivered
   attempts  the attempts of webhooks with the responses of endpoints, and events
   audit     the actions that `esimctl action list` shows
-Orders themselves are kept for ever, without this data.";
+  orders    finished orders, from the order on; `esimctl archive run` moves them into files
+  archived  what is remembered of archived orders: their external ids stay taken for this long after the archiving
+Unless `orders` has a term, orders themselves are kept for ever, without the data of the other classes.";
 
 const SET_EXAMPLES: &str = "Examples:
   esimctl retention set attempts --days 14 --reason 'data protection officer'
@@ -36,7 +38,7 @@ const SET_EXAMPLES: &str = "Examples:
 
 Notifiers erase data that is past its term, for good. A webhook whose profile is erased cannot be sent again. A new term
 also applies to data that is stored already, because the notifiers then read through all stored data of the class
-again.";
+again. A term of `orders` erases nothing by itself; it is the age from which `esimctl archive run` moves orders.";
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
@@ -50,7 +52,8 @@ pub enum Command {
 
 #[derive(Args, Clone, Debug)]
 pub struct Set {
-    /// The class of data: `profiles`, `attempts` (of webhooks) or `audit` (recorded actions)
+    /// The class of data: `profiles`, `attempts` (of webhooks), `audit` (recorded actions), `orders`
+    /// or `archived` (what is remembered of archived orders)
     #[arg(value_parser = str::parse::<Class>)]
     class: Class,
     #[command(flatten)]
@@ -62,7 +65,7 @@ pub struct Set {
 #[derive(Args, Clone, Debug)]
 #[group(required = true, multiple = false)]
 pub struct NewTerm {
-    /// Erase the data after this many days
+    /// Erase the data after this many days, or archive it if the class is `orders`
     #[arg(long, value_parser = clap::value_parser!(i32).range(1..=36_500))]
     days: Option<i32>,
     /// Keep the data for ever
@@ -103,7 +106,12 @@ async fn set(asked: &Set, console: &Console) -> anyhow::Result<()> {
     let run = async |mode: Mode<'_>| {
         Ok(terms::set(&mut connection, asked.class, asked.term.days, mode).await?)
     };
-    let describe = |(): &()| format!("{}. Older data is erased for good.", described("will be"));
+    let effect = if asked.class == Class::Orders {
+        "Older orders that are finished are moved into files by `esimctl archive run`."
+    } else {
+        "Older data is erased for good."
+    };
+    let describe = |(): &()| format!("{}. {effect}", described("will be"));
     let print = |(): &(), dry_run| {
         let shown = json!({ "class": class, "kept": new, "before": old, "dry_run": dry_run });
         console.print(&shown, || {

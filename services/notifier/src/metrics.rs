@@ -148,7 +148,7 @@ impl RetentionMetrics {
     }
 
     pub(crate) fn backlog(&self, backlog: &retention::Backlog) {
-        for (class, overdue) in Class::ALL.into_iter().zip(backlog.overdue) {
+        for (class, overdue) in Class::ERASED.into_iter().zip(backlog.overdue) {
             let class = KeyValue::new("class", class.as_str());
             self.overdue.record(overdue.as_secs_f64(), &[class]);
         }

@@ -25,7 +25,7 @@ pub async fn run(database: Database, rate: u32, shutdown: Shutdown) -> anyhow::R
     let stop = shutdown.soft();
     let mut ticks = shutdown.ticks(LOOK);
     while ticks.next().await {
-        for class in Class::ALL.into_iter().filter(|_| rate > 0) {
+        for class in Class::ERASED.into_iter().filter(|_| rate > 0) {
             loop {
                 let began = Instant::now();
                 let erased =

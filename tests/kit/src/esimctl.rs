@@ -68,7 +68,7 @@ pub struct TopupTimes {
 /// Whether only the owner of the tables may run this command.
 pub fn needs_owner(args: &[&str]) -> bool {
     args.first()
-        .is_some_and(|command| ["migrate", "recover", "master-key"].contains(command))
+        .is_some_and(|command| ["migrate", "recover", "master-key", "archive"].contains(command))
 }
 
 /// Runs `esimctl` with a fixed set of settings.
@@ -90,7 +90,7 @@ impl Esimctl {
         }
     }
 
-    /// Runs `migrate`, `recover` and `master-key` with this `DATABASE_URL`.
+    /// Runs `migrate`, `recover`, `master-key` and `archive` with this `DATABASE_URL`.
     #[must_use]
     pub fn with_owner(mut self, database_url: &str) -> Self {
         self.owner = Some(database_url.to_owned());

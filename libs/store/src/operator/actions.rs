@@ -41,7 +41,7 @@ pub(crate) async fn finish(
 }
 
 /// Records an action in the transaction of its change.
-pub(crate) async fn record(
+pub async fn record(
     connection: &mut PgConnection,
     action: Action<'_>,
     affected: i64,

@@ -18,6 +18,7 @@ mod webhooks;
 use domain::PartnerId;
 use sqlx::PgConnection;
 
+pub(crate) use self::orders::first_id;
 pub use self::{
     account::{Account, OfferedOption, account, options, rotate},
     deliveries::{Delivery, Redelivered, attempts, delivery, redeliver},

@@ -268,7 +268,7 @@ pub async fn orders(
 }
 
 /// The smallest `UUIDv7` of a time.
-fn first_id(at: OffsetDateTime) -> Uuid {
+pub(crate) fn first_id(at: OffsetDateTime) -> Uuid {
     let milliseconds = u128::try_from(at.unix_timestamp_nanos() / 1_000_000).unwrap_or_default();
     Uuid::from_u128(milliseconds.min((1 << 48) - 1) << 80)
 }

@@ -9,6 +9,7 @@
 //! - [`events`]: further events of an endpoint, and new URLs.
 //! - [`self_service`]: what partners see and change themselves.
 //! - [`recover`]: recovery after an old dump is restored.
+//! - [`archive`]: finished orders leave the tables and come back as they were.
 //! - [`backup`]: a base backup and its log are restored.
 //! - [`retention`]: what is erased after its term or on request, and a search for it in a dump.
 //! - [`plans`]: the plans of all statements on large tables. [`described`]: the committed `.sqlx`
@@ -24,6 +25,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
+mod archive;
 mod backup;
 mod bench;
 mod claim;

@@ -14,7 +14,7 @@ use testkit::{database::Database, rows};
 use crate::bench::execute;
 
 /// Tables that grow with the orders.
-const GROWING: [&str; 10] = [
+const GROWING: [&str; 11] = [
     "orders",
     "placements",
     "topups",
@@ -25,6 +25,7 @@ const GROWING: [&str; 10] = [
     "held",
     "retention_due",
     "operator_actions",
+    "archived_orders",
 ];
 
 /// Columns that name one order, or one partner.
@@ -62,7 +63,7 @@ const SMALL: [(&str, &str); 1] = rows! {
 
 /// Statements that name no key. Each runs once for each shard: a loop of a stage, a gauge, or an
 /// operator's list.
-const PER_SHARD: [(&str, &str); 18] = rows! {
+const PER_SHARD: [(&str, &str); 23] = rows! {
     "FROM (SELECT topup_id, profile FROM esims ORDER BY topup_id DESC LIMIT 1000)"
         => "start: the newest profiles check the master key";
     "WITH RECURSIVE pair (lane, partner_id, nth)" => "a look at due placements";
@@ -76,6 +77,12 @@ const PER_SHARD: [(&str, &str); 18] = rows! {
     "SELECT delivery_id, attempt, at FROM delivery_attempts\n" => "retention";
     "SELECT extract(epoch FROM now() - (SELECT at FROM retention_due" => "the gauges of retention";
     "SELECT action_id FROM operator_actions WHERE at" => "retention";
+    "SELECT order_id FROM archived_orders WHERE archived_at" => "retention";
+    "SELECT order_id FROM orders WHERE order_id > $1 AND order_id < $2" => "a run of archive";
+    "FROM archived_orders WHERE order_id > $2 AND order_id <= $3" => "a run of archive that was interrupted";
+    "FROM archived_orders WHERE order_id >= $2 AND order_id < $3 AND partner_id = $1"
+        => "a partner's topup: the archived orders of twenty seconds";
+    "UNION SELECT order_id FROM archived_orders WHERE external_order_id = $2" => "an operator's search";
     "SELECT at, operator, database_role, command" => "an operator's list";
     "SELECT parked.id AS" => "an operator's list";
     "SELECT placement_id, state, provider FROM placements" => "an operator's list";

@@ -225,8 +225,10 @@ async fn a_shorter_term_reaches_back_and_for_ever_erases_nothing() {
     assert_eq!(
         days,
         [
+            ("archived", Some(365)),
             ("attempts", Some(30)),
             ("audit", None),
+            ("orders", None),
             ("profiles", Some(5))
         ]
     );

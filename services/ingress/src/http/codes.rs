@@ -70,6 +70,13 @@ pub(crate) enum Code {
     #[strum(props(status = 404, bought = "no", message = "Not found"))]
     NotFound,
 
+    /// The order, or the order of this topup, is finished and so old that we have moved it out of our
+    /// system into an archive. It can be neither shown nor changed here, and its webhooks cannot be
+    /// sent again. Its `external_order_id` stays taken for a year after that, unless we agreed on
+    /// another time. Use the copy that you stored, or ask us if you need the order.
+    #[strum(props(status = 410, message = "The order is archived; ask us if you need it"))]
+    OrderArchived,
+
     /// The path exists, but does not accept this method. The header `Allow` names the methods that
     /// it accepts.
     #[strum(props(status = 405, bought = "no", message = "Method not allowed"))]

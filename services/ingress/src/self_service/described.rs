@@ -71,6 +71,11 @@ pub(crate) struct BadRequest(#[to_schema] Message);
 #[response(headers(("X-Service-Error" = String, description = "`not_found`")))]
 pub(crate) struct NotFound(#[to_schema] Message);
 
+/// The order is finished and was moved into an archive, so it can be neither shown nor changed here
+#[derive(ToResponse)]
+#[response(headers(("X-Service-Error" = String, description = "`order_archived`")))]
+pub(crate) struct Archived(#[to_schema] Message);
+
 /// The request is refused, and all its errors are named. This request bought nothing and never will
 #[derive(ToResponse)]
 #[response(headers(

@@ -42,7 +42,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{MethodRouter, get, post},
 };
-use domain::{Environment, PartnerId};
+use domain::{Environment, PartnerId, TopupId};
 use http_body::{Frame, SizeHint};
 use serde::Serialize;
 use store::{Database, PgConnection, partners::Overlap, vault::Vault};
@@ -178,6 +178,30 @@ impl Session {
         };
         let work = async |connection: &mut PgConnection| work(connection, id).await;
         service.database.run(work).await.map_err(ApiError::internal)
+    }
+
+    /// The answer for an order that was not found: whether it is archived.
+    async fn no_order(&self, external_order_id: &str) -> ApiError {
+        let archived = self.run(async |connection, partner| {
+            store::archive::is_archived(connection, partner, external_order_id).await
+        });
+        missing(archived.await)
+    }
+
+    /// The answer for a topup that was not found: whether its order is archived.
+    async fn no_topup(&self, topup_id: &TopupId) -> ApiError {
+        let archived = self.run(async |connection, partner| {
+            store::archive::is_topup_archived(connection, partner, topup_id).await
+        });
+        missing(archived.await)
+    }
+}
+
+fn missing(is_archived: Result<bool, ApiError>) -> ApiError {
+    match is_archived {
+        Ok(true) => Code::OrderArchived.into(),
+        Ok(false) => Code::NotFound.into(),
+        Err(error) => error,
     }
 }
 

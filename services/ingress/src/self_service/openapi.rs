@@ -15,8 +15,9 @@ use utoipa::{
 use super::{
     account,
     described::{
-        BadRequest, Denied, Internal, InvalidJson, KeyExpiring, Message, Messages, NotFound,
-        Overloaded, TooManyRequests, TopupFailed, Unauthorized, Unprocessable, WebhookTest,
+        Archived, BadRequest, Denied, Internal, InvalidJson, KeyExpiring, Message, Messages,
+        NotFound, Overloaded, TooManyRequests, TopupFailed, Unauthorized, Unprocessable,
+        WebhookTest,
     },
     events, listen, options, orders, topups, webhook,
 };
@@ -45,7 +46,7 @@ const PREFIX: &str = "X-Service-";
     ),
     components(
         schemas(webhooks::body::Body, TopupFailed, KeyExpiring, WebhookTest, Message, Messages, Denied),
-        responses(InvalidJson, BadRequest, NotFound, Unprocessable, Internal, Unauthorized, TooManyRequests, Overloaded)
+        responses(InvalidJson, BadRequest, NotFound, Archived, Unprocessable, Internal, Unauthorized, TooManyRequests, Overloaded)
     ),
     modifiers(&Signed)
 )]

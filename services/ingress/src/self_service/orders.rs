@@ -158,10 +158,12 @@ fn shown(service: &SelfService, head: &OrderHead, units: &[Unit]) -> Result<Resp
 /// one that was refused or cancelled.
 #[utoipa::path(get, path = "/orders/{external_order_id}", operation_id = "show_order", tag = "Orders",
     params(("external_order_id" = String, Path, description = "Your own id of the order, percent-encoded")),
-    responses((status = 200, description = "The order", body = Order), (status = 404, response = super::described::NotFound)))]
+    responses((status = 200, description = "The order", body = Order), (status = 404, response = super::described::NotFound), (status = 410, response = super::described::Archived)))]
 pub(super) async fn show(session: Session, Id(id): Id<ExternalId>) -> Result<Response, ApiError> {
     let order = session.run(async |connection, partner| stored(connection, partner, &id.0).await);
-    let (head, units) = order.await?.ok_or(Code::NotFound)?;
+    let Some((head, units)) = order.await? else {
+        return Err(session.no_order(&id.0).await);
+    };
     shown(session.service(), &head, &units)
 }
 
@@ -175,6 +177,7 @@ pub(super) async fn show(session: Session, Id(id): Id<ExternalId>) -> Result<Res
     responses(
         (status = 200, description = "The cancelled order. Nothing of it is bought, now or later", body = Order),
         (status = 404, response = super::described::NotFound),
+        (status = 410, response = super::described::Archived),
         (status = 409, description = "The order cannot be cancelled: it is bought or may be (`order_not_waiting`), its create-order request may still be unanswered (`order_not_answered`), or it was refused (`order_refused`)", body = super::described::Message)))]
 pub(super) async fn cancel(session: Session, Id(id): Id<ExternalId>) -> Result<Response, ApiError> {
     let cancelling = session.run(async |connection, partner| {
@@ -182,7 +185,9 @@ pub(super) async fn cancel(session: Session, Id(id): Id<ExternalId>) -> Result<R
         Ok((cancelled, stored(connection, partner, &id.0).await?))
     });
     let (cancelled, order) = cancelling.await?;
-    let (head, units) = order.ok_or(Code::NotFound)?;
+    let Some((head, units)) = order else {
+        return Err(session.no_order(&id.0).await);
+    };
     match cancelled {
         Cancelled::Undecided(_) => Err(Code::OrderNotAnswered.into()),
         Cancelled::TooLate => Err(Code::OrderNotWaiting.into()),
@@ -194,7 +199,8 @@ pub(super) async fn cancel(session: Session, Id(id): Id<ExternalId>) -> Result<R
 /// List orders
 ///
 /// The newest come first. With `state`, a page may hold fewer orders than `limit`, or none at all,
-/// although it is not the last one. So continue until `next_cursor` is null.
+/// although it is not the last one. So continue until `next_cursor` is null. Orders that we have
+/// archived are not in the list.
 #[utoipa::path(get, path = "/orders", operation_id = "list_orders", tag = "Orders",
     params(
         ("created_after" = Option<String>, Query, format = DateTime, description = "Only orders that were stored after this RFC 3339 time"),

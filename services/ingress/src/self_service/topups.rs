@@ -86,11 +86,13 @@ pub(super) fn profile(service: &SelfService, unit: &Unit) -> Result<Option<Profi
 /// Its state, and the eSIM once it is ready.
 #[utoipa::path(get, path = "/topups/{topup_id}", operation_id = "show_topup", tag = "Topups",
     params(("topup_id" = String, Path, description = "The id of the topup, 26 digits, from the answer of create-order")),
-    responses((status = 200, description = "The topup", body = Topup), (status = 404, response = super::described::NotFound)))]
+    responses((status = 200, description = "The topup", body = Topup), (status = 404, response = super::described::NotFound), (status = 410, response = super::described::Archived)))]
 pub(super) async fn show(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
     let reading =
         session.run(async |connection, partner| self_service::unit(connection, partner, &id).await);
-    let unit = reading.await?.ok_or(Code::NotFound)?;
+    let Some(unit) = reading.await? else {
+        return Err(session.no_topup(&id).await);
+    };
     let profile = profile(session.service(), &unit)?;
     let topup = Topup::new(&unit, profile.as_ref(), &session.service().qr);
     Ok(json(StatusCode::OK, &topup))
@@ -135,14 +137,16 @@ pub(super) struct Attempt<'a> {
 /// List the attempts of a topup's webhook
 #[utoipa::path(get, path = "/topups/{topup_id}/deliveries", operation_id = "list_deliveries", tag = "Topups",
     params(("topup_id" = String, Path, description = "The id of the topup, 26 digits")),
-    responses((status = 200, description = "The delivery with its attempts", body = Deliveries), (status = 404, response = super::described::NotFound)))]
+    responses((status = 200, description = "The delivery with its attempts", body = Deliveries), (status = 404, response = super::described::NotFound), (status = 410, response = super::described::Archived)))]
 pub(super) async fn deliveries(
     session: Session,
     Id(id): Id<TopupId>,
 ) -> Result<Response, ApiError> {
     let reading = session
         .run(async |connection, partner| self_service::delivery(connection, partner, &id).await);
-    let delivery = reading.await?.ok_or(Code::NotFound)?;
+    let Some(delivery) = reading.await? else {
+        return Err(session.no_topup(&id).await);
+    };
     let attempts = delivery
         .id
         .map(|id| attempts(session.service(), id, &delivery.attempts));
@@ -207,6 +211,7 @@ pub(super) struct Redelivery<'a> {
     responses(
         (status = 202, description = "The webhook is sent within seconds", body = Redelivery),
         (status = 404, response = super::described::NotFound),
+        (status = 410, response = super::described::Archived),
         (status = 409, description = "The eSIM is not ready (`topup_not_ready`), its fields were erased (`topup_erased`), or no webhook URL is set (`webhook_url_missing`)", body = super::described::Message),
         (status = 429, description = "The last attempt began less than a minute ago (`redelivered_recently`); `Retry-After` says when to try again", body = super::described::Message)))]
 pub(super) async fn redeliver(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
@@ -234,6 +239,7 @@ pub(super) async fn send_again(session: &Session, id: &WebhookId) -> Result<(), 
         (Redelivered::Gone, WebhookId::Topup(_)) => Err(Code::TopupErased.into()),
         (Redelivered::Gone, WebhookId::Event(_)) => Err(Code::EventVoid.into()),
         (Redelivered::NoEndpoint, _) => Err(Code::WebhookUrlMissing.into()),
-        (Redelivered::Unknown, _) => Err(Code::NotFound.into()),
+        (Redelivered::Unknown, WebhookId::Topup(topup)) => Err(session.no_topup(topup).await),
+        (Redelivered::Unknown, WebhookId::Event(_)) => Err(Code::NotFound.into()),
     }
 }

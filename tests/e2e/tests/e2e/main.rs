@@ -9,6 +9,7 @@
 //!   restarts.
 //! - [`esim_partner`]: the partners' command line, and listening.
 //! - [`examples`]: the examples and numbers of the partner guide.
+//! - [`archive`]: finished orders leave the system and come back.
 //! - [`recover`]: an old dump is restored. [`upgrade`]: newer schemas below older programs.
 //! - [`rotation`]: every secret is replaced while orders go on.
 //! - [`faults`], [`database_away`]: processes, servers and connections fail.
@@ -26,6 +27,7 @@
 )]
 
 mod account;
+mod archive;
 mod database_away;
 mod duplicates;
 mod esim_partner;

@@ -1,0 +1,599 @@
+//! Archives: finished orders leave the tables and come back, and their external ids stay taken.
+
+use std::time::Duration;
+
+use domain::{OrderId, PartnerId, TopupIds};
+use sqlx::{AssertSqlSafe, Connection};
+use store::archive::{self, Archive, Copied, FileState, NotRestored, Part};
+use store::operator::actions::Action;
+use store::orders::{self, NewOrder};
+use store::retention::{self, Class};
+use store::{operator::terms, self_service};
+use testkit::wait;
+use time::OffsetDateTime;
+use uuid::{NoContext, Timestamp, Uuid};
+
+use crate::bench::{
+    Bench, VAULT, answered, applied, bought, bought_pending, delivery_id, parked, placement, ready,
+    topups,
+};
+
+const ACTION: Action<'_> = Action {
+    operator: "tester",
+    command: "archive run",
+    target: "archive",
+    reason: "a test",
+};
+/// The rows of an order, as text, so that equal rows are equal in every byte.
+const ROWS: &str = "
+    WITH unit AS (
+        SELECT t.topup_id, e.delivery_id, md5('topup.failed ' || t.topup_id)::uuid AS event_id
+        FROM placements p JOIN topups t USING (placement_id) LEFT JOIN esims e USING (topup_id) WHERE p.order_id = $1)
+    SELECT 'orders ' || r::text FROM orders r WHERE order_id = $1
+    UNION ALL SELECT 'placements ' || r::text FROM placements r WHERE order_id = $1
+    UNION ALL SELECT 'topups ' || r::text FROM topups r JOIN unit USING (topup_id)
+    UNION ALL SELECT 'esims ' || r::text FROM esims r JOIN unit USING (topup_id)
+    UNION ALL SELECT 'deliveries ' || r::text FROM deliveries r JOIN unit ON r.delivery_id IN (unit.delivery_id, event_id)
+    UNION ALL SELECT 'attempts ' || r::text FROM delivery_attempts r
+              JOIN unit ON r.delivery_id IN (unit.delivery_id, event_id)
+    ORDER BY 1";
+
+fn ago(days: i64) -> OffsetDateTime {
+    runtime::clock::now() - time::Duration::days(days)
+}
+
+/// An order whose ids say that it was accepted these many days ago.
+fn accepted_ago(partner_id: PartnerId, days: i64) -> NewOrder {
+    let at = ago(days);
+    let seconds = u64::try_from(at.unix_timestamp()).unwrap();
+    // The random part of the id keeps orders of one second apart.
+    let id = Uuid::new_v7(Timestamp::from_unix(NoContext, seconds, 0));
+    let mut order = NewOrder {
+        order_id: OrderId::from(id),
+        ..answered(partner_id, 1)
+    };
+    order.placements[0].topups[0].topup_id = TopupIds::new(rand::random()).next(at);
+    order
+}
+
+impl Bench {
+    /// A delivered order with attempts and an encrypted response.
+    async fn delivered(&self, partner: PartnerId, external_id: &str, days: i64) -> NewOrder {
+        let new = NewOrder {
+            external_order_id: external_id.to_owned(),
+            traceparent: Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into()),
+            ..accepted_ago(partner, days)
+        };
+        let order = self.stored(new).await;
+        self.claim(&[placement(&order)]).await;
+        let topup = topups(&order).remove(0);
+        self.settle(&[bought(placement(&order), 1, vec![ready(&topup)], true)])
+            .await;
+        let id = delivery_id(&topup);
+        let answer = VAULT
+            .seal(store::vault::Purpose::Response(id, 0), b"echo")
+            .unwrap();
+        sqlx::query(
+            "INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, status, class, answer)
+             VALUES ($1, 0, now(), 3, 500, 'status_5xx', $2)",
+        )
+        .bind(id.uuid())
+        .bind(answer)
+        .execute(&self.pool)
+        .await
+        .unwrap();
+        let delivered = "UPDATE deliveries SET state = 'delivered', attempt = 2, status = 200, error = NULL,
+                             attempted_at = now(), delivered_at = now(), duration_ms = 7 WHERE delivery_id::text = $1";
+        self.set(delivered, id).await;
+        order
+    }
+
+    /// Retention erases nothing, so profiles and attempts are archived, too.
+    async fn keep_everything(&self) {
+        self.sql("UPDATE retention SET days = NULL").await;
+    }
+
+    async fn rows_of(&self, order: &NewOrder) -> Vec<String> {
+        sqlx::query_scalar(ROWS)
+            .bind(order.order_id.uuid())
+            .fetch_all(&self.pool)
+            .await
+            .unwrap()
+    }
+
+    /// An archive of orders that are older than a year, with the external ids of the first `limit`
+    /// orders reserved.
+    async fn reserved(&self, limit: u32) -> Archive {
+        let mut connection = self.connection().await;
+        let folder = |number| format!("/srv/archive-{number}");
+        let begun = archive::begin(&mut connection, folder, Uuid::nil(), ago(365), ACTION);
+        let mut archive = begun.await.unwrap();
+        archive::reserve(&mut connection, &mut archive, limit)
+            .await
+            .unwrap();
+        archive
+    }
+
+    /// Lets the grace of all reservations pass.
+    async fn ripen(&self) {
+        self.sql("UPDATE archived_orders SET archived_at = archived_at - interval '21 seconds'")
+            .await;
+    }
+
+    /// Moves these orders, and returns what was copied.
+    async fn moved(&self, archive: &mut Archive, orders: &[NewOrder]) -> Copied {
+        let ids: Vec<Uuid> = orders.iter().map(|order| order.order_id.uuid()).collect();
+        let mut connection = self.connection().await;
+        let mut transaction = connection.begin().await.unwrap();
+        let copied = archive::copy(&mut transaction, archive, &ids)
+            .await
+            .unwrap();
+        let rows = counts(&copied.parts);
+        let files = [("orders.csv.gz".to_owned(), FileState { bytes: 1, rows: 1 })];
+        archive::delete(&mut transaction, archive, &copied, &rows, &files)
+            .await
+            .unwrap();
+        transaction.commit().await.unwrap();
+        copied
+    }
+
+    async fn restored(&self, archive: &Archive, copied: &Copied) -> Result<(), NotRestored> {
+        let parts: Vec<Part> = copied.parts.iter().map(without_order).collect();
+        let mut connection = self.connection().await;
+        let mut transaction = connection.begin().await.unwrap();
+        archive::restore(&mut transaction, archive.archive, &copied.orders, &parts).await?;
+        transaction.commit().await.unwrap();
+        Ok(())
+    }
+
+    async fn finished(&self) -> Vec<Uuid> {
+        let mut connection = self.connection().await;
+        let page = archive::page(&mut connection, Uuid::nil(), ago(365), 100).await;
+        page.unwrap().map_or(Vec::new(), |page| page.finished)
+    }
+
+    async fn insert_again(&self, partner: PartnerId, external_id: &str) -> bool {
+        let again = NewOrder {
+            external_order_id: external_id.to_owned(),
+            ..answered(partner, 1)
+        };
+        let stored = orders::insert(&mut *self.connection().await, &[again]).await;
+        stored.unwrap()[0]
+    }
+
+    async fn count_of(&self, table: &str) -> i64 {
+        let statement = AssertSqlSafe(format!("SELECT count(*) FROM {table}"));
+        let count = sqlx::query_scalar(statement).fetch_one(&self.pool);
+        count.await.unwrap()
+    }
+
+    async fn waits_for_a_lock(&self) -> bool {
+        let waits = "SELECT count(*) > 0 FROM pg_stat_activity
+                     WHERE datname = current_database() AND wait_event_type = 'Lock'";
+        sqlx::query_scalar(waits)
+            .fetch_one(&self.pool)
+            .await
+            .unwrap()
+    }
+}
+
+/// The rows of each part. The values of these tests hold no line feeds.
+fn counts(parts: &[Part]) -> Vec<u64> {
+    let lines = |part: &Part| String::from_utf8_lossy(&part.csv).lines().count() as u64 - 1;
+    parts.iter().map(lines).collect()
+}
+
+/// A part without the column of the order, as it is restored.
+fn without_order(part: &Part) -> Part {
+    let text = String::from_utf8(part.csv.clone()).unwrap();
+    let mut csv = Vec::new();
+    for line in text.lines() {
+        let (_, row) = line.split_once(',').unwrap();
+        csv.extend_from_slice(row.as_bytes());
+        csv.push(b'\n');
+    }
+    Part {
+        table: part.table,
+        csv,
+    }
+}
+
+#[tokio::test]
+async fn orders_leave_the_tables_and_come_back_as_they_were() {
+    let bench = Bench::new().await;
+    bench.keep_everything().await;
+    let partner = bench.partner(Some("https://partner.example/")).await;
+    let delivered = bench.delivered(partner, "o \"1\", ö\\N", 500).await;
+    let empty = bench.delivered(partner, "NULL", 450).await;
+    let young = bench.delivered(partner, "young", 300).await;
+    let orders = [delivered, empty];
+    let before = [
+        bench.rows_of(&orders[0]).await,
+        bench.rows_of(&orders[1]).await,
+    ];
+    assert_eq!(before[0].len(), 6, "{before:?}");
+
+    let mut archive = bench.reserved(10).await;
+    assert_eq!(bench.count_of("archived_orders").await, 2);
+    bench.ripen().await;
+    let copied = bench.moved(&mut archive, &orders).await;
+    assert_eq!((copied.orders.len(), archive.orders), (2, 2));
+    assert_eq!(archive.keys, ["test"]);
+    for (order, before) in orders.iter().zip(&before) {
+        assert_eq!(bench.rows_of(order).await, Vec::<String>::new());
+        let id = &order.external_order_id;
+        let mut connection = bench.connection().await;
+        let found = archive::find(&mut connection, id).await.unwrap();
+        assert_eq!((found.len(), found[0].archive), (1, archive.archive));
+        assert!(
+            orders::is_taken(&mut connection, partner, id)
+                .await
+                .unwrap()
+        );
+        let status = orders::status(&mut connection, partner, id).await.unwrap();
+        assert!(status.unwrap().decided);
+        assert!(!bench.insert_again(partner, id).await, "{before:?}");
+        assert!(bench.insert_again(PartnerId::new(), id).await);
+    }
+    assert_eq!(bench.rows_of(&young).await.len(), 6);
+
+    bench.restored(&archive, &copied).await.unwrap();
+    for (order, before) in orders.iter().zip(before) {
+        assert_eq!(bench.rows_of(order).await, before);
+    }
+    assert_eq!(bench.count_of("archived_orders").await, 0);
+    // The walk of retention has passed these profiles, so it is told to look at them again.
+    assert_eq!(bench.count_of("retention_due").await, 2);
+}
+
+#[tokio::test]
+async fn the_external_id_of_a_refused_order_stays_free() {
+    let bench = Bench::new().await;
+    let partner = PartnerId::new();
+    let order = bench.stored(accepted_ago(partner, 500)).await;
+    let cancelled = bench.cancel(&order).await;
+    assert_eq!(cancelled, orders::Cancelled::Done);
+    let mut archive = bench.reserved(10).await;
+    bench.ripen().await;
+    bench
+        .moved(&mut archive, std::slice::from_ref(&order))
+        .await;
+    assert_eq!(archive.orders, 1);
+    let id = &order.external_order_id;
+    let mut connection = bench.connection().await;
+    assert!(
+        archive::is_archived(&mut connection, partner, id)
+            .await
+            .unwrap()
+    );
+    assert!(bench.insert_again(partner, id).await);
+}
+
+/// Each of these keeps an order in the tables until it is undone.
+const UNFINISHED: [(&str, &str); 7] = testkit::rows! {
+    "INSERT INTO work SELECT placement_id, 'find', 'sandbox', '', partner_id, now() FROM placements"
+        => "DELETE FROM work";
+    "INSERT INTO held SELECT placement_id, 'parked', 'sandbox', partner_id FROM placements" => "DELETE FROM held";
+    "INSERT INTO held SELECT delivery_id, 'exhausted', '', partner_id FROM deliveries" => "DELETE FROM held";
+    "UPDATE deliveries SET state = 'pending'" => "UPDATE deliveries SET state = 'delivered'";
+    "UPDATE placements SET state = 'parked'" => "UPDATE placements SET state = 'placed'";
+    "UPDATE retention SET days = 90 WHERE class = 'profiles'" => "UPDATE esims SET profile = NULL";
+    "UPDATE retention SET days = 30 WHERE class = 'attempts'" => "DELETE FROM delivery_attempts";
+};
+
+#[tokio::test]
+async fn an_order_stays_while_anything_of_it_is_open() {
+    let bench = Bench::new().await;
+    bench.keep_everything().await;
+    let partner = PartnerId::new();
+    let order = bench.delivered(partner, "o-1", 500).await;
+    let expected = vec![order.order_id.uuid()];
+    assert_eq!(bench.finished().await, expected);
+    for (opens, ends) in UNFINISHED {
+        bench.sql(opens).await;
+        assert_eq!(bench.finished().await, Vec::<Uuid>::new(), "{opens}");
+        bench.sql(ends).await;
+        assert_eq!(bench.finished().await, expected, "{ends}");
+    }
+    // Placements on their way.
+    for outcome in [Some(bought_pending as fn(_, _) -> _), Some(parked), None] {
+        let open = bench.stored(accepted_ago(partner, 500)).await;
+        if let Some(outcome) = outcome {
+            bench.claim(&[placement(&open)]).await;
+            bench.settle(&[outcome(placement(&open), 1)]).await;
+        }
+        assert_eq!(bench.finished().await, expected);
+    }
+}
+
+/// The race that the grace is for. A statement that stores orders waits for a lock, and meanwhile
+/// the order that has one of its external ids is reserved, and would be deleted.
+#[tokio::test]
+async fn a_statement_that_began_before_the_reservation_stores_no_second_order() {
+    let bench = Bench::new().await;
+    bench.keep_everything().await;
+    let partner = PartnerId::new();
+    let old = bench.delivered(partner, "b", 500).await;
+    let named = |id: &str| NewOrder {
+        external_order_id: id.to_owned(),
+        ..answered(partner, 1)
+    };
+    let mut other = bench.connection().await;
+    let mut storing = other.begin().await.unwrap();
+    orders::insert(&mut storing, &[named("a")]).await.unwrap();
+
+    // Its snapshot is older than the reservation. It waits for "a", and then comes to "b".
+    let batch = [named("a"), named("b")];
+    let mut connection = bench.connection().await;
+    let inserting = orders::insert(&mut connection, &batch);
+    let moving = async {
+        wait::soon("the statement to wait for the other one", async || {
+            Ok(bench.waits_for_a_lock().await.then_some(()))
+        })
+        .await;
+        let mut archive = bench.reserved(10).await;
+        let copied = bench.moved(&mut archive, std::slice::from_ref(&old)).await;
+        storing.rollback().await.unwrap();
+        copied
+    };
+    let (stored, copied) = tokio::join!(inserting, moving);
+    assert_eq!(stored.unwrap(), [true, false]);
+    assert_eq!(copied.orders, Vec::<Uuid>::new(), "moved within the grace");
+    assert_eq!(bench.rows_of(&old).await.len(), 6);
+}
+
+#[tokio::test]
+async fn an_order_that_changes_after_its_reservation_stays_and_its_reservation_ends() {
+    let bench = Bench::new().await;
+    bench.keep_everything().await;
+    let partner = PartnerId::new();
+    let order = bench.delivered(partner, "o-1", 500).await;
+    let mut archive = bench.reserved(10).await;
+    bench.ripen().await;
+    bench.sql("UPDATE deliveries SET state = 'pending'").await;
+    let copied = bench
+        .moved(&mut archive, std::slice::from_ref(&order))
+        .await;
+    assert_eq!(copied.orders, Vec::<Uuid>::new());
+    assert_eq!(bench.rows_of(&order).await.len(), 6);
+    assert_eq!(bench.count_of("archived_orders").await, 0);
+}
+
+/// A change that is under way ends before the rows are copied.
+#[tokio::test]
+async fn a_batch_waits_for_a_change_of_its_rows() {
+    let bench = Bench::new().await;
+    bench.keep_everything().await;
+    let partner = PartnerId::new();
+    let order = bench.delivered(partner, "o-1", 500).await;
+    let mut archive = bench.reserved(10).await;
+    bench.ripen().await;
+    for change in [
+        "UPDATE orders SET traceparent = 'changed'",
+        "UPDATE placements SET reason = 'changed'",
+        "UPDATE esims SET profile = 'changed'",
+        "UPDATE deliveries SET error = 'changed'",
+    ] {
+        let mut other = bench.connection().await;
+        let mut changing = other.begin().await.unwrap();
+        sqlx::query(change).execute(&mut *changing).await.unwrap();
+        let ids = [order.order_id.uuid()];
+        let mut connection = bench.connection().await;
+        let mut transaction = connection.begin().await.unwrap();
+        let copying = archive::copy(&mut transaction, &archive, &ids);
+        let ending = async {
+            wait::soon("the batch to wait", async || {
+                Ok(bench.waits_for_a_lock().await.then_some(()))
+            })
+            .await;
+            changing.commit().await.unwrap();
+        };
+        let (copied, ()) = tokio::join!(copying, ending);
+        let copied = copied.unwrap();
+        let text: Vec<_> = copied
+            .parts
+            .iter()
+            .map(|part| String::from_utf8_lossy(&part.csv))
+            .collect();
+        let changed = if change.contains("esims") {
+            "6368616e676564"
+        } else {
+            "changed"
+        };
+        assert!(text.iter().any(|text| text.contains(changed)), "{change}");
+        transaction.rollback().await.unwrap();
+    }
+    bench.moved(&mut archive, &[order]).await;
+    assert_eq!(archive.orders, 1);
+}
+
+#[tokio::test]
+async fn a_batch_whose_files_lack_a_row_is_not_deleted() {
+    let bench = Bench::new().await;
+    bench.keep_everything().await;
+    let order = bench.delivered(PartnerId::new(), "o-1", 500).await;
+    let mut archive = bench.reserved(10).await;
+    bench.ripen().await;
+    let mut connection = bench.connection().await;
+    let mut transaction = connection.begin().await.unwrap();
+    let ids = [order.order_id.uuid()];
+    let copied = archive::copy(&mut transaction, &archive, &ids)
+        .await
+        .unwrap();
+    let mut rows = counts(&copied.parts);
+    rows[5] += 1;
+    let deleted = archive::delete(&mut transaction, &mut archive, &copied, &rows, &[]).await;
+    assert!(deleted.unwrap_err().to_string().contains("rolled back"));
+    transaction.rollback().await.unwrap();
+    assert_eq!(bench.rows_of(&order).await.len(), 6);
+}
+
+#[tokio::test]
+async fn a_topup_of_an_archived_order_is_archived_for_its_partner() {
+    let bench = Bench::new().await;
+    bench.keep_everything().await;
+    let partner = PartnerId::new();
+    let order = bench.delivered(partner, "o-1", 500).await;
+    let topup = topups(&order).remove(0);
+    let mut archive = bench.reserved(10).await;
+    bench.ripen().await;
+    bench
+        .moved(&mut archive, std::slice::from_ref(&order))
+        .await;
+    let mut connection = bench.connection().await;
+    let unit = self_service::unit(&mut connection, partner, &topup).await;
+    assert!(unit.unwrap().is_none());
+    let later = topups(&accepted_ago(partner, 499)).remove(0);
+    for (partner, topup, expected) in [
+        (partner, &topup, true),
+        (PartnerId::new(), &topup, false),
+        (partner, &later, false),
+    ] {
+        let archived = archive::is_topup_archived(&mut connection, partner, topup).await;
+        assert_eq!(archived.unwrap(), expected, "{topup}");
+    }
+    // The archive knows the times of its orders from their rows, which are new in this test.
+    let young = topups(&accepted_ago(partner, 0)).remove(0);
+    let may_hold = archive::of_time(&mut connection, &young).await.unwrap();
+    assert_eq!(may_hold.len(), 1);
+    assert!(
+        archive::of_time(&mut connection, &later)
+            .await
+            .unwrap()
+            .is_empty()
+    );
+}
+
+#[tokio::test]
+async fn the_external_id_is_free_after_the_term_of_archived_orders() {
+    let bench = Bench::new().await;
+    bench.keep_everything().await;
+    let partner = PartnerId::new();
+    let order = bench.delivered(partner, "o-1", 500).await;
+    let mut archive = bench.reserved(10).await;
+    bench.ripen().await;
+    bench.moved(&mut archive, &[order]).await;
+    let mut connection = bench.connection().await;
+    for (days, age, erased, is_free) in [
+        (None, 4_000, 0, false),
+        (Some(365), 364, 0, false),
+        (Some(365), 366, 1, true),
+    ] {
+        terms::set(&mut connection, Class::Archived, days, applied())
+            .await
+            .unwrap();
+        let back =
+            format!("UPDATE archived_orders SET archived_at = now() - interval '{age} days'");
+        bench.sql(&back).await;
+        let step = retention::step(&mut connection, Class::Archived, 100).await;
+        assert_eq!(step.unwrap().erased, erased, "{days:?} {age}");
+        let taken = orders::is_taken(&mut connection, partner, "o-1").await;
+        assert_eq!(!taken.unwrap(), is_free, "{days:?} {age}");
+    }
+    let overdue = retention::backlog(&mut connection).await.unwrap().overdue[3];
+    assert!(overdue < Duration::from_mins(1), "{overdue:?}");
+    // Orders themselves are never erased by retention, whatever their term is.
+    terms::set(&mut connection, Class::Orders, Some(1), applied())
+        .await
+        .unwrap();
+    let kept = bench.delivered(partner, "o-2", 500).await;
+    let step = retention::step(&mut connection, Class::Orders, 100).await;
+    assert_eq!(step.unwrap().seen, 0);
+    assert_eq!(bench.rows_of(&kept).await.len(), 6);
+}
+
+#[tokio::test]
+async fn an_order_of_an_erased_partner_is_not_restored() {
+    let bench = Bench::new().await;
+    bench.keep_everything().await;
+    let partner = bench.partner(None).await;
+    let order = bench.delivered(partner, "o-1", 500).await;
+    let mut archive = bench.reserved(10).await;
+    bench.ripen().await;
+    let copied = bench
+        .moved(&mut archive, std::slice::from_ref(&order))
+        .await;
+    let mut connection = bench.connection().await;
+    let of_partner = archive::of_partner(&mut connection, partner).await.unwrap();
+    assert_eq!((of_partner.len(), of_partner[0].orders), (1, 1));
+    bench.sql("UPDATE partners SET erased_at = now()").await;
+    let refused = bench.restored(&archive, &copied).await;
+    let Err(NotRestored::PartnerErased(orders)) = refused else {
+        panic!("restored: {refused:?}")
+    };
+    assert_eq!(orders, [order.order_id.uuid()]);
+    assert_eq!(bench.rows_of(&order).await, Vec::<String>::new());
+}
+
+/// What an interrupted run has reserved is found again, and nothing else.
+#[tokio::test]
+async fn an_interrupted_run_finds_what_it_has_reserved() {
+    let bench = Bench::new().await;
+    bench.keep_everything().await;
+    let partner = PartnerId::new();
+    let mut orders = Vec::new();
+    for number in 0..4 {
+        orders.push(
+            bench
+                .delivered(partner, &number.to_string(), 500 - number)
+                .await,
+        );
+    }
+    let mut archive = bench.reserved(3).await;
+    bench.ripen().await;
+    bench.moved(&mut archive, &orders[..1]).await;
+    let mut connection = bench.connection().await;
+    let found = archive::unfinished(&mut connection).await.unwrap().unwrap();
+    assert_eq!((found.orders, &found.files), (1, &archive.files));
+    let reserved = archive::reserved(&mut connection, &found, found.moved_to, 10).await;
+    let expected: Vec<Uuid> = orders[1..3]
+        .iter()
+        .map(|order| order.order_id.uuid())
+        .collect();
+    assert_eq!(reserved.unwrap(), expected);
+    let counted = archive::count(&mut connection, found.reserved_to, ago(365), 10).await;
+    assert_eq!(counted.unwrap(), (1, Some(orders[3].order_id.uuid())));
+
+    // Only one run works at a time.
+    assert!(archive::lock(&mut connection).await.unwrap());
+    assert!(!archive::lock(&mut *bench.connection().await).await.unwrap());
+    archive::complete(&mut connection, &found, "00", ACTION)
+        .await
+        .unwrap();
+    assert!(
+        archive::unfinished(&mut connection)
+            .await
+            .unwrap()
+            .is_none()
+    );
+}
+
+/// Tables with a column that leads to an order, and why an archive leaves them out.
+const LEFT_OUT: [(&str, &str); 2] = testkit::rows! {
+    "retention_due" => "A restore makes its rows again.";
+    "archived_orders" => "It is what remains of an archived order.";
+};
+
+/// A new table about orders must be archived, too, or be left out for a reason.
+#[tokio::test]
+async fn each_table_of_an_order_is_archived_or_left_out_for_a_reason() {
+    let bench = Bench::new().await;
+    let missing = async || {
+        let sql = "SELECT DISTINCT c.table_name::text FROM information_schema.columns c
+                   JOIN information_schema.tables t USING (table_schema, table_name)
+                   WHERE c.table_schema = 'public' AND t.table_type = 'BASE TABLE'
+                     AND c.column_name IN ('order_id', 'placement_id', 'topup_id', 'delivery_id') ORDER BY 1";
+        let mut tables: Vec<String> = sqlx::query_scalar(sql)
+            .fetch_all(&bench.pool)
+            .await
+            .unwrap();
+        tables.retain(|name| {
+            let is_archived = archive::TABLES.iter().any(|table| table.name == name);
+            !is_archived && !LEFT_OUT.iter().any(|(left_out, _)| left_out == name)
+        });
+        tables
+    };
+    assert_eq!(missing().await, Vec::<String>::new());
+    bench.sql("CREATE TABLE notes (order_id uuid)").await;
+    assert_eq!(missing().await, ["notes"]);
+}

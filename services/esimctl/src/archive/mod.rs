@@ -1,0 +1,156 @@
+//! `esimctl archive`: moves finished orders into files, and finds, checks and restores them.
+//!
+//! `store::archive` says what is moved when, and why nothing is lost or duplicated if the program
+//! dies. This module has the commands: `run` writes the files, `restore` puts orders back, and
+//! `verify` checks files without a database. The files themselves are in `folder` and `records`.
+
+mod folder;
+mod records;
+mod restore;
+mod run;
+
+use std::path::PathBuf;
+
+use anyhow::bail;
+use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
+use serde::Serialize;
+use serde_json::json;
+use store::archive::{self, Archive};
+
+pub use self::restore::where_it_is;
+use crate::{
+    console::Console,
+    output::{Row, cells, or_dash, table, utc},
+};
+
+const LIST_EXAMPLES: &str = "Examples:
+  esimctl archive list
+  esimctl archive list --json
+
+An archive without a completion time is being written, or its run was interrupted; the next `esimctl archive run` with
+the same folder continues it.";
+
+const VERIFY_EXAMPLES: &str = "Examples:
+  esimctl archive verify /srv/archives
+  esimctl archive verify /srv/archives/archive-7 --json
+
+The command needs no database. It reads all files, so it takes about a minute for 10 GB. Exit status 1 means that a file
+is missing or was changed; take it from a copy.";
+
+#[derive(Subcommand, Clone, Debug)]
+pub enum Command {
+    /// Move finished orders that are old enough into files
+    ///
+    /// It writes the orders to a new folder `archive-N` and deletes them from the database, beside
+    /// the live system and at a limited rate. It may be interrupted at any moment, even by a crash:
+    /// the next run continues where it stopped, and no order is lost or duplicated.
+    #[command(after_help = run::EXAMPLES)]
+    Run(run::Run),
+    /// List all archives
+    #[command(after_help = LIST_EXAMPLES)]
+    List,
+    /// Show an archive, or an archived order as `order show` would show it
+    ///
+    /// For an order the command restores it inside a transaction, reads it and rolls back, so the
+    /// database does not change.
+    #[command(after_help = restore::SHOW_EXAMPLES)]
+    Show(restore::Show),
+    /// Check the files of archives against the sums and counts in their manifests
+    #[command(after_help = VERIFY_EXAMPLES)]
+    Verify {
+        /// The folder of an archive, or a folder that holds archives
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+    },
+    /// Put an archived order, or all orders of an archive, back into the database
+    ///
+    /// Every column gets the value that it had. The files stay as they are.
+    #[command(after_help = restore::RESTORE_EXAMPLES)]
+    Restore(restore::Restore),
+}
+
+/// An archive or an order of it, and where its files are.
+#[derive(Args, Clone, Debug)]
+pub struct Named {
+    /// The number of an archive, or an id of an order
+    ///
+    /// The id is our order id or the partner's external order id. With `--from` it may also be a
+    /// placement id, a topup id or an ICCID; then the files are searched, which takes about a minute
+    /// for 10 GB.
+    #[arg(value_name = "ARCHIVE|ORDER", value_parser = NonEmptyStringValueParser::new())]
+    pub name: String,
+}
+
+pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
+    match command {
+        Command::Run(asked) => run::run(asked, console).await,
+        Command::List => {
+            let archives = archive::list(&mut console.connect().await?).await?;
+            console.print_list(&archives, "There are no archives.", row)
+        }
+        Command::Show(asked) => restore::show(asked, console).await,
+        Command::Verify { folder } => verify(folder, console),
+        Command::Restore(asked) => restore::restore(asked, console).await,
+    }
+}
+
+fn row(archive: &Archive) -> Row<7> {
+    let completed = archive
+        .completed_at
+        .map_or_else(|| "not complete".to_owned(), utc);
+    cells!(archive:
+        archive, orders, restored, oldest = or_dash(archive.first_at.map(utc)),
+        newest = or_dash(archive.last_at.map(utc)), completed = completed, folder,
+    )
+}
+
+/// What `verify` has found in one folder.
+#[derive(Serialize)]
+struct Verified {
+    folder: String,
+    orders: u64,
+    faults: Vec<String>,
+}
+
+fn verify(path: &std::path::Path, console: &Console) -> anyhow::Result<()> {
+    let mut verified = Vec::new();
+    for folder in folder::folders(path)? {
+        let shown = folder.display().to_string();
+        verified.push(match folder::manifest(&folder) {
+            Ok((manifest, _)) => Verified {
+                folder: shown,
+                orders: manifest.orders,
+                faults: folder::faults(&folder, &manifest),
+            },
+            Err(error) => Verified {
+                folder: shown,
+                orders: 0,
+                faults: vec![format!("{error:#}")],
+            },
+        });
+    }
+    if verified.is_empty() {
+        bail!(
+            "there is no archive in {}; name the folder that `esimctl archive run --to` has written to",
+            path.display()
+        );
+    }
+    let bad = verified.iter().filter(|one| !one.faults.is_empty()).count();
+    console.print(&json!({ "archives": verified }), || {
+        table(verified.iter().map(|one| {
+            let state = if one.faults.is_empty() {
+                "ok".to_owned()
+            } else {
+                one.faults.join("; ")
+            };
+            cells!(one: folder, orders, state = state)
+        }))
+    })?;
+    if bad > 0 {
+        bail!(
+            "{bad} of {} archives do not match their manifests; take their files from a copy",
+            verified.len()
+        );
+    }
+    Ok(())
+}

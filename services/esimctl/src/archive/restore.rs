@@ -1,0 +1,403 @@
+//! `esimctl archive restore` and `esimctl archive show`.
+//!
+//! Both read orders from the files and put them into the database. `show` rolls this back after it
+//! has read the order, so an archived order is shown by the same code as any other.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use serde_json::json;
+use sqlx::{Connection, PgConnection};
+use store::{
+    archive::{self, Archive, ArchivedOrder, NotRestored},
+    operator::{
+        actions::{self, Action},
+        orders,
+    },
+};
+use uuid::Uuid;
+
+use super::{
+    Named,
+    folder::{self, Manifest},
+    records::{self, Chunk, Orders},
+};
+use crate::{
+    confirm::Confirm,
+    console::Console,
+    order,
+    output::{cells, or_dash, printable, properties, utc},
+};
+
+pub const SHOW_EXAMPLES: &str = "Examples:
+  esimctl archive show 7                                                  an archive
+  esimctl archive show acme-1001                                          where an archived order is
+  esimctl archive show acme-1001 --from /srv/archives                     the order itself, from the files
+  esimctl archive show 8981000000000000001 --from /srv/archives/archive-7   by any id, in one archive
+
+The command never shows activation codes.";
+
+pub const RESTORE_EXAMPLES: &str = "Examples:
+  esimctl archive restore acme-1001 --from /srv/archives --dry-run
+  esimctl archive restore acme-1001 --from /srv/archives --reason 'complaint 4711'
+  esimctl archive restore 7 --from /srv/archives --yes --reason 'the term was wrong'
+
+A restored order is in the database as if it had never been archived, so the next `archive run` archives it again if the
+term still applies. Orders that are in the database already are skipped, so an interrupted restore can be repeated.
+Orders of partners that were erased since are not restored.";
+
+/// The number of orders that one transaction restores.
+const BATCH: usize = 500;
+
+#[derive(Args, Clone, Debug)]
+pub struct Show {
+    #[command(flatten)]
+    named: Named,
+    /// The folder of the archive, or the folder that holds it
+    #[arg(long, value_name = "DIR")]
+    from: Option<PathBuf>,
+}
+
+#[derive(Args, Clone, Debug)]
+pub struct Restore {
+    #[command(flatten)]
+    named: Named,
+    /// The folder of the archive, or the folder that holds it
+    #[arg(long, value_name = "DIR")]
+    from: PathBuf,
+    #[command(flatten)]
+    confirm: Confirm,
+}
+
+pub async fn show(asked: &Show, console: &Console) -> anyhow::Result<()> {
+    let name = &asked.named.name;
+    let mut connection = console.connect().await?;
+    if let Ok(number) = name.parse::<i32>()
+        && let Some(found) = archive::get(&mut connection, number).await?
+    {
+        return console.print(&json!({ "archive": found }), || describe(&found));
+    }
+    let Some(from) = &asked.from else {
+        let found = archive::find(&mut connection, name).await?;
+        if found.is_empty() {
+            bail!("{}", unknown(name));
+        }
+        return console.print(&json!({ "archived": found }), || where_it_is(&found));
+    };
+    let located = locate(&mut connection, name, from).await?;
+    let mut transaction = connection.begin().await?;
+    for one in &located {
+        let chunk = read(one)?;
+        let archive = one.manifest.archive;
+        let parts = chunk.parts();
+        let restored = archive::restore(&mut transaction, archive, &chunk.orders, &parts);
+        restored.await.map_err(explained)?;
+    }
+    let mut found = Vec::new();
+    for id in located.iter().flat_map(|one| &one.orders) {
+        found.extend(orders::find(&mut transaction, &id.to_string()).await?);
+    }
+    transaction.rollback().await?;
+    order::print(console, &found, &[], &[])
+}
+
+fn describe(archive: &Archive) -> String {
+    let bytes: u64 = archive.files.values().map(|file| file.bytes).sum();
+    let completed = archive
+        .completed_at
+        .map_or_else(|| "not complete".to_owned(), utc);
+    properties(&cells!(archive:
+        archive, folder, began = utc(archive.began_at), completed = completed,
+        ordered_before = utc(archive.ordered_before), orders, restored,
+        oldest = or_dash(archive.first_at.map(utc)), newest = or_dash(archive.last_at.map(utc)),
+        bytes = bytes.to_string(), master_keys = archive.keys.join(", "),
+        manifest_sha256 = or_dash(archive.manifest_sha256.as_ref()),
+    ))
+}
+
+/// Where archived orders are, and how to see them.
+pub fn where_it_is(found: &[ArchivedOrder]) -> String {
+    let line = |one: &ArchivedOrder| {
+        printable(&format!(
+            "Order {} ({}) was archived {} and is in archive {}, whose folder was {}. Show it with `esimctl archive show {} \
+             --from DIR`.",
+            one.order_id,
+            one.external_order_id,
+            utc(one.archived_at),
+            one.archive,
+            one.folder,
+            one.order_id
+        ))
+    };
+    found.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+fn unknown(name: &str) -> String {
+    format!(
+        "there is no archive and no archived order {name:?}; see `esimctl archive list`, or search the files by any id with \
+         --from DIR"
+    )
+}
+
+/// Orders in one archive.
+struct Located {
+    folder: PathBuf,
+    manifest: Manifest,
+    orders: BTreeSet<Uuid>,
+}
+
+/// Finds an order in the archives of a folder: by what the database remembers, or else by a search
+/// in the files.
+async fn locate(
+    connection: &mut PgConnection,
+    name: &str,
+    from: &Path,
+) -> anyhow::Result<Vec<Located>> {
+    let known = archive::find(connection, name).await?;
+    let mut located = Vec::new();
+    for path in folder::folders(from)? {
+        let Ok((manifest, _)) = folder::manifest(&path) else {
+            // An archive that is being written. Its orders are found once it is complete.
+            continue;
+        };
+        let mut orders: BTreeSet<Uuid> = known
+            .iter()
+            .filter(|one| one.archive == manifest.archive)
+            .map(|one| one.order_id)
+            .collect();
+        if known.is_empty() {
+            orders = records::search(&path, name)?;
+        }
+        if !orders.is_empty() {
+            check(connection, &path, &manifest).await?;
+            located.push(Located {
+                folder: path,
+                manifest,
+                orders,
+            });
+        }
+    }
+    if let (true, Some(one)) = (located.is_empty(), known.first()) {
+        bail!(
+            "order {name:?} is in archive {}, which is not complete or not in {}; its folder was {}",
+            one.archive,
+            from.display(),
+            one.folder
+        );
+    }
+    ensure!(!located.is_empty(), "{}", unknown(name));
+    Ok(located)
+}
+
+/// Checks the files before anything is restored from them.
+async fn check(
+    connection: &mut PgConnection,
+    path: &Path,
+    manifest: &Manifest,
+) -> anyhow::Result<()> {
+    let mut faults = folder::faults(path, manifest);
+    let (_, sum) = folder::manifest(path)?;
+    let known = archive::get(connection, manifest.archive).await?;
+    let recorded = known.and_then(|known| known.manifest_sha256);
+    if let Some(recorded) = recorded.filter(|recorded| *recorded != sum) {
+        faults.push(format!(
+            "its manifest has the SHA-256 {sum}, but the database has recorded {recorded} for archive {}",
+            manifest.archive
+        ));
+    }
+    ensure!(
+        faults.is_empty(),
+        "nothing was changed, because {} is not what was written: {}; take the files from a copy",
+        path.display(),
+        faults.join("; ")
+    );
+    Ok(())
+}
+
+/// Reads the rows of located orders.
+fn read(located: &Located) -> anyhow::Result<Chunk> {
+    let mut all = Orders::open(&located.folder)?;
+    let mut found = Chunk::default();
+    while let Some(chunk) = all.next(BATCH, Some(&located.orders))? {
+        found.extend(chunk);
+        if found.orders.len() == located.orders.len() {
+            break;
+        }
+    }
+    Ok(found)
+}
+
+/// The error of a restore, with its reason if an id is taken.
+fn explained(error: NotRestored) -> anyhow::Error {
+    let taken = match &error {
+        NotRestored::Store(error) => error.constraint().map(str::to_owned),
+        _ => None,
+    };
+    let error = anyhow::Error::new(error);
+    match taken.as_deref() {
+        Some("orders_external_order_id_key") => error.context(
+            "the partner has used the external id for another order since the term of archived orders ended",
+        ),
+        Some("esims_iccid_key" | "esims_provider_unit_key") => error.context(
+            "the provider has sold the ICCID or the unit again since, and another order has it",
+        ),
+        Some("orders_pkey") => error.context("the order is in the database already"),
+        _ => error,
+    }
+}
+
+/// What a restore has done.
+#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
+struct Restored {
+    orders: u64,
+    /// Orders that are in the database already.
+    present: u64,
+    /// Orders of partners that were erased.
+    erased: u64,
+}
+
+pub async fn restore(asked: &Restore, console: &Console) -> anyhow::Result<()> {
+    let name = &asked.named.name;
+    let mut connection = console.connect().await?;
+    let number: Option<i32> = name.parse().ok();
+    let whole = match number {
+        Some(number) => archive::get(&mut connection, number).await?,
+        None => None,
+    };
+    let located = match &whole {
+        Some(whole) => vec![folder_of(&mut connection, whole, &asked.from).await?],
+        None => locate(&mut connection, name, &asked.from).await?,
+    };
+    let ids = located.iter().flat_map(|one| &one.orders);
+    let ids: Vec<String> = ids.map(Uuid::to_string).collect();
+    let target = match (&whole, &ids[..]) {
+        (Some(whole), _) => format!("archive {}", whole.archive),
+        (None, [id]) => format!("order {id}"),
+        (None, _) => bail!(
+            "nothing was changed: {name:?} names several orders; repeat the command with one of their order ids: {}",
+            ids.join(", ")
+        ),
+    };
+    let count: u64 = located
+        .iter()
+        .map(|one| match one.orders.len() {
+            0 => one.manifest.orders,
+            some => some as u64,
+        })
+        .sum();
+    let preview = format!("{count} orders of {target} are put back into the database.");
+    if asked.confirm.dry_run {
+        let json = json!({ "target": target, "orders": count, "dry_run": true });
+        return console.print(&json, || {
+            format!("{count} orders of {target} would be restored.")
+        });
+    }
+    asked.confirm.ask(&preview)?;
+    let mut done = Restored::default();
+    let action = asked.confirm.action("archive restore", &target);
+    for one in &located {
+        let mut all = Orders::open(&one.folder)?;
+        let wanted = (!one.orders.is_empty()).then_some(&one.orders);
+        while let Some(chunk) = all.next(BATCH, wanted)? {
+            let restored = restore_chunk(&mut connection, one, chunk, action, &mut done).await;
+            restored.with_context(|| {
+                format!(
+                    "the restore stopped after {} orders; repeat it when the cause is gone",
+                    done.orders
+                )
+            })?;
+        }
+    }
+    if whole.is_none() && done.present > 0 {
+        bail!("nothing was changed: {target} is in the database already");
+    }
+    if whole.is_none() && done.erased > 0 {
+        bail!(
+            "nothing was changed: the partner of {target} was erased, and a restore would bring its data back"
+        );
+    }
+    let shown = json!({ "target": target, "restored": done, "dry_run": false });
+    console.print(&shown, || {
+        format!(
+            "{} orders of {target} are restored; {} were in the database already; {} belong to erased partners and were left \
+             out.",
+            done.orders, done.present, done.erased
+        )
+    })
+}
+
+/// The folder of an archive that is restored as a whole. Its empty list of orders stands for all.
+async fn folder_of(
+    connection: &mut PgConnection,
+    whole: &Archive,
+    from: &Path,
+) -> anyhow::Result<Located> {
+    ensure!(
+        whole.completed_at.is_some(),
+        "archive {} is not complete; run `esimctl archive run` again with --to and the folder that holds {}, and then restore",
+        whole.archive,
+        whole.folder
+    );
+    for path in folder::folders(from)? {
+        let Ok((manifest, _)) = folder::manifest(&path) else {
+            continue;
+        };
+        if manifest.archive == whole.archive {
+            check(connection, &path, &manifest).await?;
+            return Ok(Located {
+                folder: path,
+                manifest,
+                orders: BTreeSet::new(),
+            });
+        }
+    }
+    bail!(
+        "archive {} is not in {}; its folder was {}",
+        whole.archive,
+        from.display(),
+        whole.folder
+    )
+}
+
+/// Restores one chunk in one transaction, without the orders that are there and those of erased
+/// partners. Each chunk commits with a record of the action.
+async fn restore_chunk(
+    connection: &mut PgConnection,
+    located: &Located,
+    mut chunk: Chunk,
+    action: Action<'_>,
+    done: &mut Restored,
+) -> anyhow::Result<()> {
+    let present = archive::present(connection, &chunk.orders).await?;
+    done.present += present.len() as u64;
+    chunk.without(&present);
+    while !chunk.orders.is_empty() {
+        let mut transaction = connection.begin().await?;
+        let archive = located.manifest.archive;
+        let restored =
+            archive::restore(&mut transaction, archive, &chunk.orders, &chunk.parts()).await;
+        match restored {
+            Err(NotRestored::PartnerErased(erased)) => {
+                transaction.rollback().await?;
+                done.erased += erased.len() as u64;
+                chunk.without(&erased);
+            }
+            Err(error) => {
+                transaction.rollback().await?;
+                return Err(explained(error));
+            }
+            Ok(()) => {
+                let count = i64::try_from(chunk.orders.len())?;
+                actions::record(&mut transaction, action, count).await?;
+                transaction.commit().await?;
+                done.orders += chunk.orders.len() as u64;
+                return Ok(());
+            }
+        }
+    }
+    Ok(())
+}
