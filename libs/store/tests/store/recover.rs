@@ -112,8 +112,8 @@ async fn what_may_have_been_bought_is_looked_up_and_nothing_else_is_touched() {
 async fn a_lock_that_is_not_free_is_explained_by_its_holder() {
     let bench = Bench::new().await;
     let mut holder = bench.connection().await;
-    let begin =
-        "SET application_name = 'psql of Ann'; BEGIN; LOCK TABLE placements IN ROW EXCLUSIVE MODE";
+    let begin = "SET idle_in_transaction_session_timeout = 0; SET application_name = 'psql of Ann';
+         BEGIN; LOCK TABLE placements IN ROW EXCLUSIVE MODE";
     crate::bench::execute(&mut holder, begin).await;
     // The connections of the stages have a shorter limit for statements; those of esimctl have none.
     let mut connection = bench.connection().await;
