@@ -20,6 +20,7 @@
 //! [`schema`] checks when a program starts. And the connection comes from a [`Database`], which
 //! bounds how long each use of a connection may take.
 
+pub mod cells;
 pub mod config;
 pub mod database;
 pub mod deliveries;
@@ -121,7 +122,7 @@ store_errors!(
     operator::erase::NotErased,
     operator::placements::NotResolved
 );
-store_errors!(recover::NotRecovered);
+store_errors!(recover::NotRecovered, cells::moving::NotMoved);
 
 impl From<domain::states::UnknownName> for Error {
     fn from(error: domain::states::UnknownName) -> Self {
