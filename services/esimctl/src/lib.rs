@@ -18,6 +18,9 @@
 //! a change that cannot be taken back.
 
 mod action;
+mod all_cells;
+mod cell;
+mod cell_file;
 mod confirm;
 mod console;
 mod database_password;
@@ -33,6 +36,7 @@ mod option;
 mod order;
 mod output;
 mod partner;
+mod partner_move;
 mod placement;
 mod provider;
 mod recover;
@@ -43,13 +47,13 @@ mod secret_file;
 mod secret_set;
 mod webhook_url;
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 use store::config::{BadDatabase, DatabaseConfig, MasterKeyError};
 
 use crate::{
-    console::{Console, NoDatabase},
+    console::{Console, NoCells, NoDatabase},
     output::one_line,
 };
 
@@ -83,6 +87,18 @@ pub struct Config {
     /// error.
     #[arg(long, global = true)]
     json: bool,
+    /// Run the command in every cell, and name the cell in the output
+    ///
+    /// It works with `order show`, `partner list`, `partner show`, `option list`, `option import`,
+    /// `provider list` and `migrate`. With `--json` each cell gives a line `{"cell":…,"result":…}`. The
+    /// exit status is the worst of all cells. A `show` succeeds if one cell has what it looks for.
+    #[arg(long, global = true)]
+    all_cells: bool,
+    /// The file that lists the cells, for `cell`, `partner move` and `--all-cells`
+    ///
+    /// `esimctl cell list --help` shows an example.
+    #[arg(long, global = true, value_name = "FILE", env = "ESIM_CELLS")]
+    cells: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
     #[command(flatten)]
@@ -121,6 +137,9 @@ enum Command {
     /// Show and set how long profiles, attempts and recorded actions are kept
     #[command(subcommand)]
     Retention(retention::Command),
+    /// List the cells, write the proxy's map of them, and check that they fit together
+    #[command(subcommand)]
+    Cell(cell::Command),
     /// Show what operators and partners changed, and why
     #[command(subcommand)]
     Action(action::Command),
@@ -153,16 +172,21 @@ fn with_examples(command: clap::Command) -> clap::Command {
 /// Runs one command. A failure is one line on standard error, so that scripts and log collectors
 /// get it whole.
 pub fn run(config: &Config) -> ExitCode {
-    match execute(config) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("esimctl: {}", one_line(&with_causes(&error)));
-            let wrong_settings = error.is::<NoDatabase>()
-                || error.is::<BadDatabase>()
-                || error.is::<MasterKeyError>();
-            ExitCode::from(if wrong_settings { USAGE } else { FAILED })
-        }
-    }
+    ExitCode::from(execute(config))
+}
+
+/// The exit status of a result. An error is printed; `of` says where it happened, if there are
+/// several places.
+fn status(result: anyhow::Result<()>, of: &str) -> u8 {
+    let Err(error) = result else {
+        return 0;
+    };
+    eprintln!("esimctl: {of}{}", one_line(&with_causes(&error)));
+    let wrong_settings = error.is::<NoDatabase>()
+        || error.is::<NoCells>()
+        || error.is::<BadDatabase>()
+        || error.is::<MasterKeyError>();
+    if wrong_settings { USAGE } else { FAILED }
 }
 
 /// The error followed by its causes. Some errors end with the text of their cause already; such a
@@ -180,9 +204,16 @@ fn with_causes(error: &anyhow::Error) -> String {
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn execute(config: &Config) -> anyhow::Result<()> {
-    let console = &Console::new(config.json, config.database.clone());
-    match &config.command {
+async fn execute(config: &Config) -> u8 {
+    let console = Console::new(config.json, config.database.clone(), config.cells.clone());
+    if config.all_cells {
+        return all_cells::run(&config.command, &console).await;
+    }
+    status(dispatch(&config.command, &console).await, "")
+}
+
+async fn dispatch(command: &Command, console: &Console) -> anyhow::Result<()> {
+    match command {
         Command::Partner(command) => partner::run(command, console).await,
         Command::Option(command) => option::run(command, console).await,
         Command::Delivery(command) => delivery::run(command, console).await,
@@ -191,6 +222,7 @@ async fn execute(config: &Config) -> anyhow::Result<()> {
         Command::Placement(command) => placement::run(command, console).await,
         Command::Provider(command) => provider::run(command, console).await,
         Command::Retention(command) => retention::run(command, console).await,
+        Command::Cell(command) => cell::run(command, console).await,
         Command::Action(command) => action::run(command, console).await,
         Command::MasterKey(command) => master_key::run(command, console).await,
         Command::Secrets(command) => secret_set::run(command, console),

@@ -5,7 +5,6 @@
 //! duration of each stage, and adds a line for whatever needed a retry, failed or waits. It never
 //! shows activation codes.
 
-use anyhow::bail;
 use clap::{Subcommand, builder::NonEmptyStringValueParser};
 use domain::PlacementState;
 use serde_json::json;
@@ -16,7 +15,7 @@ use store::{
 use time::OffsetDateTime;
 
 use crate::{
-    console::Console,
+    console::{Console, NotFound},
     erase::{self, EraseOrder},
     output::{Row, cells, moment_after, or_dash, printable, properties, table, took, utc},
     provider::why,
@@ -63,9 +62,10 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     let found = orders::find(&mut connection, id).await?;
     if found.is_empty() {
-        bail!(
+        return Err(NotFound(format!(
             "there is no order {id:?}; give our order id, a placement id, a topup id, an ICCID, or the partner's external order id"
-        );
+        ))
+        .into());
     }
     let mut lanes = provider_lanes::list(&mut connection).await?;
     lanes.retain(|lane| {
