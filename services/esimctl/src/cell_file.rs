@@ -32,6 +32,7 @@ pub struct Cells {
 pub struct Cell {
     pub name: String,
     /// The URL of the cell's database with its owner. It contains a password, so a file is better.
+    #[serde(default, deserialize_with = "secret")]
     database_url: Option<SecretString>,
     /// A file that contains the URL.
     database_url_file: Option<PathBuf>,
@@ -45,6 +46,11 @@ pub struct Cell {
     /// account that is not named here is the same in all cells.
     #[serde(default)]
     pub accounts: BTreeMap<String, String>,
+}
+
+/// Reads a secret, which is a text in the file.
+fn secret<'de, D: serde::Deserializer<'de>>(text: D) -> Result<Option<SecretString>, D::Error> {
+    Ok(Option::<String>::deserialize(text)?.map(SecretString::from))
 }
 
 impl Cells {
@@ -116,20 +122,20 @@ impl Cells {
         });
         sums.filter(|(_, sum)| *sum > 1.0 + ROUNDING).collect()
     }
-
-    /// The providers at which the two cells have different accounts.
-    pub fn separate_accounts(&self, one: &Cell, other: &Cell) -> Vec<String> {
-        let providers: BTreeSet<&String> =
-            one.accounts.keys().chain(other.accounts.keys()).collect();
-        providers
-            .into_iter()
-            .filter(|provider| one.accounts.get(*provider) != other.accounts.get(*provider))
-            .cloned()
-            .collect()
-    }
 }
 
 impl Cell {
+    /// The providers at which the two cells have different accounts.
+    pub fn separate_accounts(&self, other: &Self) -> Vec<String> {
+        let providers: BTreeSet<&String> =
+            self.accounts.keys().chain(other.accounts.keys()).collect();
+        providers
+            .into_iter()
+            .filter(|provider| self.accounts.get(*provider) != other.accounts.get(*provider))
+            .cloned()
+            .collect()
+    }
+
     /// How to connect to the cell's database.
     pub fn database(&self) -> anyhow::Result<DatabaseConfig> {
         let database_url = match (&self.database_url, &self.database_url_file) {
@@ -194,7 +200,7 @@ mod tests {
     #[test]
     fn accounts_that_differ_are_separate() {
         let cells = parse((0.5, 0.5)).unwrap();
-        let separate = cells.separate_accounts(&cells.cells[0], &cells.cells[1]);
+        let separate = cells.cells[0].separate_accounts(&cells.cells[1]);
         assert_eq!(separate, ["usimsa"]);
         assert!(
             cells

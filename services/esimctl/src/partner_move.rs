@@ -159,7 +159,7 @@ pub async fn run(asked: &MovePartner, console: &Console) -> anyhow::Result<()> {
     if asked.cancel {
         return cancel(&mut moving, phase, console).await;
     }
-    let separate = cells.separate_accounts(from, to);
+    let separate = from.separate_accounts(to);
     let done = carry_out(&mut moving, asked, phase, &separate, action).await?;
     let shown = json!({
         "partner_id": partner.partner_id, "from": from.name, "to": to.name, "moved": done.moved,

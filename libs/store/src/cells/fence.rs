@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::{copy, moving::NotMoved, parts::array};
 use crate::{
-    Error, Result,
+    Result,
     operator::actions::{self, Action},
 };
 

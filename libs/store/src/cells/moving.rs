@@ -482,6 +482,9 @@ impl Move<'_> {
     /// Lets the target serve the partner: one transaction inserts the partner and makes its work
     /// due. Fails while the source still has an order.
     pub async fn activate(&mut self, action: Action<'_>, orders: i64) -> Result<(), NotMoved> {
+        // What was copied must be released before it is counted, because a deletion that is rolled
+        // back later would bring the orders back. If nothing is open, this changes nothing.
+        self.release().await?;
         let left = self.left().await?;
         if left > 0 {
             return Err(NotMoved::Left(left));

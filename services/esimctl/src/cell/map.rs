@@ -6,7 +6,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io::Write,
+    fmt::Write as _,
+    io::Write as _,
     path::Path,
 };
 
@@ -113,7 +114,7 @@ pub(super) async fn run(
     for (access_key, name) in &routes.cells {
         let backend = &cells.find(name)?.backend;
         used.insert(backend);
-        map.push_str(&format!("{access_key} {backend}\n"));
+        let _ = writeln!(map, "{access_key} {backend}");
     }
     let Some(path) = output else {
         return console.print(&json!({ "map": map }), || map.trim_end().to_owned());
