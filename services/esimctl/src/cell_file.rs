@@ -202,11 +202,7 @@ mod tests {
         let cells = parse((0.5, 0.5)).unwrap();
         let separate = cells.cells[0].separate_accounts(&cells.cells[1]);
         assert_eq!(separate, ["usimsa"]);
-        assert!(
-            cells
-                .separate_accounts(&cells.cells[0], &cells.cells[0])
-                .is_empty()
-        );
+        assert!(cells.cells[0].separate_accounts(&cells.cells[0]).is_empty());
     }
 
     #[test]

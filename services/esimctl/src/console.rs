@@ -55,13 +55,18 @@ pub struct Console {
 }
 
 impl Console {
-    pub fn new(json: bool, database: Option<DatabaseConfig>, cells: Option<PathBuf>) -> Self {
+    pub fn new(json: bool, database: Option<DatabaseConfig>) -> Self {
         Self {
             json,
             database,
-            cells,
+            cells: None,
             cell: None,
         }
+    }
+
+    /// The same console with a file of cells, if one is named.
+    pub fn with_cells(self, cells: Option<PathBuf>) -> Self {
+        Self { cells, ..self }
     }
 
     /// The same console on the database of a cell.

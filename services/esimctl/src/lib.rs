@@ -205,7 +205,8 @@ fn with_causes(error: &anyhow::Error) -> String {
 
 #[tokio::main(flavor = "current_thread")]
 async fn execute(config: &Config) -> u8 {
-    let console = Console::new(config.json, config.database.clone(), config.cells.clone());
+    let console = Console::new(config.json, config.database.clone());
+    let console = console.with_cells(config.cells.clone());
     if config.all_cells {
         return all_cells::run(&config.command, &console).await;
     }

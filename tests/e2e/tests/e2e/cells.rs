@@ -17,7 +17,7 @@ use testkit::{bin_dir, wait};
 use tokio::process::Command;
 
 /// Longer than the slowest purchase of the sandbox in this test.
-const SETTLE: &str = "20s";
+const SETTLE: &str = "21s";
 /// How long the client waits before it repeats a request that got a 503.
 const AGAIN: Duration = Duration::from_millis(100);
 
