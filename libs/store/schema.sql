@@ -209,6 +209,13 @@ TABLE providers
     changed_at timestamp with time zone NOT NULL DEFAULT now()
     CONSTRAINT providers_pkey PRIMARY KEY (name)
 
+TABLE pulses
+    instance uuid NOT NULL
+    stage text NOT NULL
+    number bigint NOT NULL
+    at timestamp with time zone NOT NULL
+    CONSTRAINT pulses_pkey PRIMARY KEY (instance)
+
 TABLE retention
     class text NOT NULL
     days integer
@@ -292,6 +299,16 @@ BEGIN
         )
         SELECT * FROM moved ORDER BY moved.placement_id;
 END
+$function$
+
+CREATE OR REPLACE FUNCTION public.commits_lost(told text)
+ RETURNS void
+ LANGUAGE sql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+    UPDATE providers
+    SET open_until = '9999-12-31 00:00:00+00', reason = told, version = version + 1, changed_at = now()
 $function$
 
 CREATE OR REPLACE FUNCTION public.next_configuration_version()
