@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use testkit::client::Client;
+use testkit::client::{Answer, Client};
 use testkit::settings::MASTER_KEY;
 use testkit::stack::{Stack, Stage};
 use testkit::{bin_dir, wait};
@@ -157,7 +157,9 @@ impl Load {
                         break;
                     }
                     503 => {
-                        self.refused.fetch_add(1, Ordering::Relaxed);
+                        if code(&answer) == "partner_moving" {
+                            self.refused.fetch_add(1, Ordering::Relaxed);
+                        }
                         tokio::time::sleep(AGAIN).await;
                     }
                     500 | 429 => tokio::time::sleep(AGAIN).await,
@@ -171,6 +173,12 @@ impl Load {
         }
         Ok(stored)
     }
+}
+
+/// The code of an error.
+fn code(answer: &Answer) -> &str {
+    let code = answer.headers.get("x-service-error");
+    code.and_then(|code| code.to_str().ok()).unwrap_or_default()
 }
 
 /// Moves a partner that has `before` orders while `workers` clients order, kills the move after each
@@ -219,11 +227,10 @@ async fn moves(before: usize, workers: usize, kills: &[Duration]) -> Result<()> 
             Ok((orders >= before).then_some(()))
         };
         wait::until(Duration::from_mins(10), "orders before the move", enough).await?;
-        // From now on purchases are in flight for long, so that many move in flight.
-        cells
-            .a
-            .set_faults(r#"{"detect_duplicates": false, "latency_ms": 7000}"#)
-            .await?;
+        // From now on purchases take long, half of them are never answered, and look-ups find them
+        // late, so that many move while nobody knows what became of them.
+        let slow = r#"{"detect_duplicates": false, "latency_ms": 5000, "silent_rate": 0.5, "not_found_lag_ms": 14000}"#;
+        cells.a.set_faults(slow).await?;
         // Each answer waits for 2 s, so that by then all clients have a purchase in flight.
         let in_flight = async || {
             let stored = cells.a.stored().await?;
@@ -235,6 +242,11 @@ async fn moves(before: usize, workers: usize, kills: &[Duration]) -> Result<()> 
         };
         let placing = wait::until(Duration::from_mins(1), "purchases in flight", in_flight).await?;
         let moved = cells.move_partner(&key, kills).await?;
+        let open = |one: &testkit::stack::Stored| {
+            ["accepted", "placing"].contains(&one.placement.as_str())
+        };
+        let open = cells.b.stored().await?.into_iter().filter(open).count();
+        ensure!(open > 0, "no purchase moved in flight");
         cells
             .a
             .set_faults(r#"{"detect_duplicates": false}"#)
@@ -247,12 +259,12 @@ async fn moves(before: usize, workers: usize, kills: &[Duration]) -> Result<()> 
         // Some orders are placed in the new cell.
         wait::until(Duration::from_mins(2), "orders after the move", ordered).await?;
         load.stop.store(true, Ordering::Relaxed);
-        anyhow::Ok((moved, placing))
+        anyhow::Ok((moved, placing, open))
     };
-    let (answered, (moved, placing)) = tokio::try_join!(lanes, operate)?;
+    let (answered, (moved, placing, open)) = tokio::try_join!(lanes, operate)?;
     let answered: BTreeSet<String> = answered.into_iter().flatten().collect();
     println!(
-        "{placing} purchases were in flight, {} requests got 503, the longest order took {:?}; {moved}",
+        "{placing} purchases were in flight and {open} moved without an outcome, {} requests got 503, the longest order took {:?}; {moved}",
         load.refused.load(Ordering::Relaxed),
         load.longest.lock().unwrap()
     );
@@ -279,7 +291,7 @@ async fn agree(cells: &Cells, shop: &Shop, answered: &BTreeSet<String>) -> Resul
         };
         Ok(stored.iter().all(done).then_some(stored))
     };
-    let stored = wait::until(Duration::from_mins(5), "every unit delivered", finished).await?;
+    let stored = wait::until(Duration::from_mins(8), "every unit delivered", finished).await?;
     let external: BTreeSet<String> = stored
         .iter()
         .map(|one| one.external_order_id.clone())
@@ -322,6 +334,41 @@ async fn agree(cells: &Cells, shop: &Shop, answered: &BTreeSet<String>) -> Resul
     ensure!(shown.len() == 1 && shown[0]["cell"] == "b", "{shown:?}");
     let listed = cells.lines(&["partner", "list", "--all-cells"]).await?;
     ensure!(listed.len() == 2, "{listed:?}");
+    let settings = cells.lines(&["cell", "settings", "b"]).await?;
+    ensure!(
+        settings[0]["settings"]["PROVIDER_RATE"] == 50,
+        "{settings:?}"
+    );
+    // The old cell knows the partner, and sends it away.
+    let asked = cells
+        .a
+        .client(&shop.partner)?
+        .get("/api/v1/api_partner/account");
+    let answer = asked.send().await?;
+    ensure!(
+        answer.status == 503 && code(&answer) == "partner_moving",
+        "{answer:?}"
+    );
+    ensure!(answer.headers.contains_key("retry-after"), "{answer:?}");
+    check_finds_a_second_esim(cells).await
+}
+
+/// An eSIM that was sold to partners of two cells is a fault, which `cell check` reports.
+async fn check_finds_a_second_esim(cells: &Cells) -> Result<()> {
+    let mut b = cells.b.database.connect().await?;
+    let iccid: String =
+        sqlx::query_scalar("SELECT iccid FROM esims WHERE iccid IS NOT NULL LIMIT 1")
+            .fetch_one(&mut b)
+            .await?;
+    let mut a = cells.a.database.connect().await?;
+    sqlx::query("INSERT INTO esims (topup_id, provider, provider_unit_id, iccid) VALUES ('1', 'sandbox', '1', $1)")
+        .bind(&iccid)
+        .execute(&mut a)
+        .await?;
+    let output = cells.esimctl(&["cell", "check"]).output().await?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.code() == Some(1), "{said}");
+    ensure!(said.contains(&iccid) && said.contains("(a, b)"), "{said}");
     Ok(())
 }
 
