@@ -12,5 +12,6 @@ mod copy;
 mod fence;
 pub mod moving;
 mod parts;
+mod preflight;
 
 pub use fence::FENCE;

@@ -7,8 +7,9 @@
 use anyhow::anyhow;
 
 use crate::{
-    Command, FAILED, USAGE, console::Console, console::NotFound, dispatch, option, order, partner,
-    provider, status,
+    Command, FAILED, USAGE,
+    console::{Console, NotFound},
+    dispatch, option, order, partner, provider, status,
 };
 
 /// How a command runs in several cells.

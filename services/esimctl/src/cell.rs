@@ -1,7 +1,7 @@
 //! `esimctl cell`: lists the cells, writes the proxy's map, and checks what must hold across cells.
 //!
-//! Each PostgreSQL enforces its rules for itself only. What holds across several (a partner lives in
-//! one cell, an eSIM was sold once, the shares of a provider's rate add up) is checked here, by
+//! Each PostgreSQL enforces its rules for itself only. What holds across several (a partner lives
+//! in one cell, an eSIM was sold once, the shares of a provider's rate add up) is checked here, by
 //! reading every cell. The commands change nothing in any database.
 
 mod check;

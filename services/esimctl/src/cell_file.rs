@@ -1,7 +1,7 @@
 //! The file of cells: which cells there are, where their databases are, and what they share.
 //!
-//! It is read by `esimctl` only (`--cells FILE` or `ESIM_CELLS`). No stage reads it, because a stage
-//! knows one database and no cells.
+//! It is read by `esimctl` only (`--cells FILE` or `ESIM_CELLS`). No stage reads it, because a
+//! stage knows one database and no cells.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,8 +36,8 @@ pub struct Cell {
     database_url: Option<SecretString>,
     /// A file that contains the URL.
     database_url_file: Option<PathBuf>,
-    /// The backend of the proxy that leads to the cell's ingress. `esimctl cell map` writes it behind
-    /// the access keys of the cell's partners.
+    /// The backend of the proxy that leads to the cell's ingress. `esimctl cell map` writes it
+    /// behind the access keys of the cell's partners.
     pub backend: String,
     /// The cell's part of each rate in `provider_rates`, from 0 to 1.
     #[serde(default)]

@@ -9,8 +9,12 @@
 //!
 //! Every command checks its arguments before it connects. Most commands change everything in one
 //! transaction, so that an interrupted command has changed all or nothing. `migrate`, `master-key
-//! reencrypt`, `partner erase` and `partner set-webhook` commit in several steps, because they may
-//! have to change many rows; run them again after an interruption.
+//! reencrypt`, `partner erase`, `partner move` and `partner set-webhook` commit in several steps,
+//! because they may have to change many rows; run them again after an interruption.
+//!
+//! A system may consist of several cells, each with a database of its own. The file of cells
+//! (`cell_file`) lists them for `cell`, `partner move` and `--all-cells`; all other commands work on
+//! the one database that `DATABASE_URL` names.
 //!
 //! A group of commands has a module of its own, such as `partner`, and all of them share four
 //! modules: `console` connects to the database and prints the result, `output` lays out text,

@@ -204,7 +204,8 @@ async fn cancel(moving: &mut Move<'_>, phase: Phase, console: &Console) -> anyho
 /// What a run has done.
 struct Done {
     moved: Moved,
-    /// The time from the freeze, or from the start of this run, until the target serves the partner.
+    /// The time from the freeze, or from the start of this run, until the target serves the
+    /// partner.
     frozen: Duration,
     /// The time of it in which rows were copied.
     copy: Duration,

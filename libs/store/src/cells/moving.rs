@@ -8,11 +8,13 @@
 //!    refuses new orders of the partner. So it does not matter whether some ingress still has an
 //!    older state of the partner in memory, or continues after a long stall: from this commit on
 //!    the source cannot store an order of the partner. The commit waits for inserts that run.
-//! 2. [`Move::copy`] and [`Move::release`] move its orders, some at a time. The first deletes them in
-//!    the source in a transaction that stays open, inserts what was deleted into the target, reads
-//!    it there again, compares it row by row, and commits the target. The second commits the source.
+//! 2. [`Move::copy`] and [`Move::release`] move its orders, some at a time. The first deletes them
+//!    in the source in a transaction that stays open, inserts what was deleted into the target,
+//!    reads it there again, compares it row by row, and commits the target. The second commits the
+//!    source.
 //! 3. [`Move::copy_events`] moves the deliveries that belong to no order, in the same way.
-//! 4. [`Move::activate`] makes the partner known in the target and its work due, in one transaction.
+//! 4. [`Move::activate`] makes the partner known in the target and its work due, in one
+//!    transaction.
 //! 5. [`Move::finish`] removes from the source what it must not use any more.
 //!
 //! # Why nothing is bought twice or lost
@@ -26,8 +28,8 @@
 //!   settlement that runs at this moment either commits before the deletion, which then copies its
 //!   result, or finds no row and changes nothing.
 //! - **A purchase that is in flight moves as `placing`.** For the target that is an attempt whose
-//!   process has died: it is looked up, and is bought again only if the provider has twice denied it,
-//!   the second time after the settling delay. The delay is counted from the source's clock, so
+//!   process has died: it is looked up, and is bought again only if the provider has twice denied
+//!   it, the second time after the settling delay. The delay is counted from the source's clock, so
 //!   [`Move::begin`] compares the clocks of the two servers. It also needs both cells to have the
 //!   same account at the provider. For providers where they have not (`separate`), an order moves
 //!   only when nothing about it is unknown.
@@ -41,14 +43,13 @@
 //! order and buy it, although the source may still do so. Activation takes the thousand years back.
 //!
 //! Every state between two steps can be told from the rows alone, so there is no record of the
-//! steps, and a move that was interrupted continues if it is run again. Locks for the session of both
-//! databases keep two moves of a partner apart.
+//! steps, and a move that was interrupted continues if it is run again. Locks for the session of
+//! both databases keep two moves of a partner apart.
 
 use std::fmt::Write;
 
 use domain::PartnerId;
 use sqlx::{PgConnection, Row};
-use time::OffsetDateTime;
 use uuid::Uuid;
 
 pub use super::parts::Moved;
@@ -65,9 +66,6 @@ use crate::{
 /// How many orders move together. Their rows are locked for as long as that takes, and a stage that
 /// has one of them in a batch waits.
 const BATCH: i64 = 200;
-/// The largest difference between the clocks of the two servers, in seconds. It shortens the settling
-/// delay.
-const SKEW: f64 = 2.0;
 /// How much later than they are due the rows of `work` are in the target until it is activated.
 const INERT: &str = "interval '1000 years'";
 /// Why a partner is not moved, or not yet.
@@ -102,6 +100,10 @@ pub enum NotMoved {
     )]
     Catalogue { cell: String, options: i64 },
     #[error(
+        "another partner of cell {0} has an access key of this partner: rotate the keys of one of them"
+    )]
+    KeyTaken(String),
+    #[error(
         "the table of orders could not be locked within {0} tries: {1}. A dump or another long transaction holds it; run the command again when it has ended"
     )]
     Busy(u32, Error),
@@ -129,8 +131,8 @@ pub enum Phase {
 /// Which orders may move now.
 #[derive(Clone, Copy, Debug)]
 pub struct Ready<'a> {
-    /// Leaves orders alone whose purchase is under way. It is set in the first seconds, because most
-    /// purchases end within them, and a purchase that moves in flight costs a settling delay.
+    /// Leaves orders alone whose purchase is under way. It is set in the first seconds, because
+    /// most purchases end within them, and a purchase that moves in flight costs a settling delay.
     pub finished_only: bool,
     /// The providers at which the two cells have different accounts.
     pub separate: &'a [String],
@@ -212,72 +214,8 @@ impl Move<'_> {
         self.check_clocks().await?;
         self.check_columns().await?;
         self.check_catalogue().await?;
+        self.check_keys().await?;
         Ok(phase)
-    }
-
-    async fn check_clocks(&mut self) -> Result<(), NotMoved> {
-        let query = "SELECT clock_timestamp()";
-        let before: OffsetDateTime = sqlx::query_scalar(query)
-            .fetch_one(&mut *self.source)
-            .await?;
-        let target: OffsetDateTime = sqlx::query_scalar(query)
-            .fetch_one(&mut *self.target)
-            .await?;
-        let after: OffsetDateTime = sqlx::query_scalar(query)
-            .fetch_one(&mut *self.source)
-            .await?;
-        let early = (before - target).as_seconds_f64();
-        let late = (target - after).as_seconds_f64();
-        let skew = early.max(late);
-        if skew > SKEW {
-            return Err(NotMoved::Clocks(skew));
-        }
-        Ok(())
-    }
-
-    async fn check_columns(&mut self) -> Result<(), NotMoved> {
-        let parts = Part::ALL.map(Part::table);
-        for table in parts.into_iter().chain(["partners", "endpoints"]) {
-            let source = copy::columns(self.source, table, &[]).await?;
-            if source != copy::columns(self.target, table, &[]).await? {
-                return Err(NotMoved::Columns(table));
-            }
-        }
-        Ok(())
-    }
-
-    /// Every option that the partner's environment offers must be the same in the target, because
-    /// its units name options, and webhooks and look-ups read them.
-    async fn check_catalogue(&mut self) -> Result<(), NotMoved> {
-        let query = "SELECT option_id::text || ' ' || provider || ' ' || provider_option_id || ' ' || environment FROM options
-                     WHERE environment = $1 OR environment = 'sandbox'";
-        let environment: String =
-            sqlx::query_scalar("SELECT environment FROM partners WHERE partner_id = $1")
-                .bind(self.partner_id.uuid())
-                .fetch_one(&mut *self.source)
-                .await
-                .map_err(Error::from)?;
-        let source: Vec<String> = sqlx::query_scalar(query)
-            .bind(&environment)
-            .fetch_all(&mut *self.source)
-            .await?;
-        let target: std::collections::HashSet<String> = sqlx::query_scalar(query)
-            .bind(&environment)
-            .fetch_all(&mut *self.target)
-            .await?
-            .into_iter()
-            .collect();
-        let missing = source
-            .iter()
-            .filter(|option| !target.contains(*option))
-            .count();
-        if missing > 0 {
-            return Err(NotMoved::Catalogue {
-                cell: self.to.clone(),
-                options: i64::try_from(missing).unwrap_or(i64::MAX),
-            });
-        }
-        Ok(())
     }
 
     /// Freezes the partner in the source: from the commit on, no order of it can be stored there.
@@ -358,7 +296,8 @@ impl Move<'_> {
                     self.roll_back().await?;
                 }
                 Err(error) => {
-                    // The connections may be the cause, and then the servers roll back by themselves.
+                    // The connections may be the cause, and then the servers roll back by
+                    // themselves.
                     let _ = self.roll_back().await;
                     return Err(error);
                 }

@@ -1,7 +1,7 @@
 //! What moves with an order: the tables, and the ids of their rows.
 //!
-//! Every row of a partner is reached from one of its orders, except for the events about the partner
-//! itself.
+//! Every row of a partner is reached from one of its orders, except for the events about the
+//! partner itself.
 
 use std::fmt::Write;
 
@@ -61,8 +61,8 @@ pub(super) fn array<T: ToString>(ids: &[T], of: &str) -> String {
 }
 
 impl Ids {
-    /// Reads what belongs to these orders. With `lock` the placements are locked first, in the order
-    /// of their ids, so that no claim or settlement changes anything of the orders any more.
+    /// Reads what belongs to these orders. With `lock` the placements are locked first, in the
+    /// order of their ids, so that no claim or settlement changes anything of the orders any more.
     pub(super) async fn of(
         connection: &mut PgConnection,
         orders: Vec<Uuid>,

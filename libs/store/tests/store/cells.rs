@@ -477,3 +477,50 @@ async fn two_moves_of_one_partner_and_one_database_under_two_names_are_refused()
     let refused = same.move_of(pair.partner).begin().await;
     assert!(matches!(refused, Err(NotMoved::Locked)), "{refused:?}");
 }
+
+#[tokio::test]
+async fn a_move_that_would_fail_later_is_refused_before_anything_changes() {
+    let pair = Pair::new().await;
+    let other = pair.b.partner(None).await;
+    let begin = async || {
+        let mut session = pair.session().await;
+        let begun = session.move_of(pair.partner).begin().await;
+        session.killed(&pair.a).await;
+        begun
+    };
+    pair.b
+        .sql(&format!(
+            "UPDATE partners SET old_access_key = '{}' WHERE partner_id = '{other}'",
+            pair.partner
+        ))
+        .await;
+    let refused = begin().await;
+    assert!(matches!(refused, Err(NotMoved::KeyTaken(_))), "{refused:?}");
+    pair.b
+        .sql("UPDATE partners SET old_access_key = NULL")
+        .await;
+
+    pair.a
+        .sql(
+            "INSERT INTO options (option_id, name, provider, provider_option_id, environment)
+             VALUES (gen_random_uuid(), 'one', 'sandbox', 'one', 'sandbox')",
+        )
+        .await;
+    let refused = begin().await;
+    assert!(
+        matches!(refused, Err(NotMoved::Catalogue { options: 1, .. })),
+        "{refused:?}"
+    );
+    pair.a.sql("DELETE FROM options").await;
+
+    pair.b
+        .sql("ALTER TABLE topups ADD COLUMN further text")
+        .await;
+    let refused = begin().await;
+    assert!(
+        matches!(refused, Err(NotMoved::Columns("topups"))),
+        "{refused:?}"
+    );
+    pair.b.sql("ALTER TABLE topups DROP COLUMN further").await;
+    assert_eq!(begin().await.unwrap(), Phase::Source);
+}

@@ -1,7 +1,7 @@
 //! `esimctl cell map`: the proxy's map from access keys to backends.
 //!
-//! A partner lives in the cell that serves it. While it moves, no cell does; then its requests go to
-//! the cell that it leaves, which answers them with 503 until the move has ended and the map is
+//! A partner lives in the cell that serves it. While it moves, no cell does; then its requests go
+//! to the cell that it leaves, which answers them with 503 until the move has ended and the map is
 //! written again.
 
 use std::{
@@ -36,8 +36,8 @@ pub(super) struct Routes<'a> {
     pub(super) faults: Vec<String>,
 }
 
-/// Routes the access keys of all partners. `homes` has an entry for each cell in which a partner has
-/// a row.
+/// Routes the access keys of all partners. `homes` has an entry for each cell in which a partner
+/// has a row.
 pub(super) fn routes<'a>(homes: &[Home<'a>]) -> Routes<'a> {
     let mut of_partner: BTreeMap<Uuid, Vec<&Home<'a>>> = BTreeMap::new();
     for home in homes {

@@ -181,8 +181,9 @@ fn code(answer: &Answer) -> &str {
     code.and_then(|code| code.to_str().ok()).unwrap_or_default()
 }
 
-/// Moves a partner that has `before` orders while `workers` clients order, kills the move after each
-/// of `kills`, and compares what the clients, both databases, the endpoint and the sandbox say.
+/// Moves a partner that has `before` orders while `workers` clients order, kills the move after
+/// each of `kills`, and compares what the clients, both databases, the endpoint and the sandbox
+/// say.
 async fn moves(before: usize, workers: usize, kills: &[Duration]) -> Result<()> {
     let cells = Cells::start().await?;
     let shop = Shop::open(&cells.a).await?;
