@@ -56,8 +56,7 @@ impl Move<'_> {
             sqlx::query_scalar("SELECT environment FROM partners WHERE partner_id = $1")
                 .bind(self.partner_id.uuid())
                 .fetch_one(&mut *self.source)
-                .await
-                .map_err(Error::from)?;
+                .await?;
         let source: Vec<String> = sqlx::query_scalar(query)
             .bind(&environment)
             .fetch_all(&mut *self.source)
