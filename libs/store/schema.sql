@@ -184,6 +184,7 @@ TABLE partners
     erased_at timestamp with time zone
     created_at timestamp with time zone NOT NULL DEFAULT now()
     version bigint NOT NULL
+    moved_to text
     CONSTRAINT partners_access_key_key UNIQUE (access_key)
     CONSTRAINT partners_environment_check CHECK ((environment = ANY (ARRAY['sandbox'::text, 'live'::text])))
     CONSTRAINT partners_limits CHECK ((LEAST(max_in_flight, requests_per_second, orders_per_second, units_per_second) > 0))

@@ -92,8 +92,8 @@ LARGE = {"ingress": 16, "provisioner": 24, "notifier": 10, "nats": 4}
 SETUPS = {
     "2 cores for everything": (2, {}, None, 1),
     "one primary with 16 cores": (None, LARGE, 16, 1),
-    "4 shards of it": (None, LARGE, 16, 4),
-    "16 shards of it": (None, LARGE, 16, 16),
+    "4 cells of it": (None, LARGE, 16, 4),
+    "16 cells of it": (None, LARGE, 16, 16),
 }
 
 

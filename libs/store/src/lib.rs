@@ -21,6 +21,7 @@
 //! bounds how long each use of a connection may take.
 
 pub mod archive;
+pub mod cells;
 pub mod config;
 pub mod database;
 pub mod deliveries;
@@ -152,7 +153,7 @@ store_errors!(
     operator::erase::NotErased,
     operator::placements::NotResolved
 );
-store_errors!(recover::NotRecovered);
+store_errors!(recover::NotRecovered, cells::moving::NotMoved);
 
 impl From<domain::states::UnknownName> for Error {
     fn from(error: domain::states::UnknownName) -> Self {

@@ -62,6 +62,8 @@ pub struct Partner {
     pub units_per_second: Option<i32>,
     /// Requests that do not sign their query and body are denied.
     pub signed_body_required: bool,
+    /// The cell to which the partner is moving or has moved; `None` if this cell serves it.
+    pub moved_to: Option<String>,
     /// Since when the partner is disabled, so that its requests are denied.
     #[serde(with = "time::serde::rfc3339::option")]
     pub disabled_at: Option<OffsetDateTime>,
@@ -90,6 +92,8 @@ pub struct Credentials {
     /// The valid keys: the current pair and, during an overlap, also the old one.
     pub keys: Vec<Keys>,
     pub disabled: bool,
+    /// The partner is moving to another cell or has moved there, so this cell serves it no more.
+    pub moved: bool,
     pub limits: Limits,
     /// Requests that do not sign their query and body are denied.
     pub signed_body_required: bool,
@@ -145,7 +149,7 @@ async fn find(
                   CASE WHEN old_webhook_secret_until > now() THEN old_webhook_secret_until END
                       AS old_webhook_secret_until,
                   max_in_flight, requests_per_second, orders_per_second, units_per_second, signed_body_required,
-                  disabled_at, created_at
+                  moved_to, disabled_at, created_at
            FROM partners
            WHERE $1::text IS NULL OR partner_id::text = lower($1) OR access_key = $1 OR old_access_key = $1
            ORDER BY created_at, partner_id"#,
@@ -348,7 +352,7 @@ macro_rules! credentials {
             r#"SELECT partner_id, environment, access_key, secret_key, old_access_key, old_secret_key,
                       CASE WHEN old_keys_until > now() THEN extract(epoch FROM old_keys_until - now())::float8 END
                           AS old_ends_in,
-                      disabled_at IS NOT NULL AS "disabled!",
+                      disabled_at IS NOT NULL AS "disabled!", moved_to IS NOT NULL AS "moved!",
                       max_in_flight, requests_per_second, orders_per_second, units_per_second, signed_body_required,
                       version
                FROM partners WHERE "#
@@ -371,6 +375,7 @@ macro_rules! credentials {
                 environment: row.environment.parse()?,
                 keys: std::iter::once(new).chain(old).collect(),
                 disabled: row.disabled,
+                moved: row.moved,
                 limits: Limits {
                     max_in_flight: row.max_in_flight.map(unsigned),
                     requests_per_second: row.requests_per_second.map(unsigned),

@@ -9,8 +9,13 @@
 //!
 //! Every command checks its arguments before it connects. Most commands change everything in one
 //! transaction, so that an interrupted command has changed all or nothing. `migrate`, `master-key
-//! reencrypt`, `partner erase`, `partner set-webhook`, `archive run` and `archive restore` commit in
-//! several steps, because they may have to change many rows; run them again after an interruption.
+//! reencrypt`, `partner erase`, `partner move`, `partner set-webhook`, `archive run` and `archive
+//! restore` commit in several steps, because they may have to change many rows; run them again after
+//! an interruption.
+//!
+//! A system may consist of several cells, each with a database of its own. The file of cells
+//! (`cell_file`) lists them for `cell`, `partner move` and `--all-cells`; all other commands work on
+//! the one database that `DATABASE_URL` names.
 //!
 //! A group of commands has a module of its own, such as `partner`, and all of them share four
 //! modules: `console` connects to the database and prints the result, `output` lays out text,
@@ -18,7 +23,10 @@
 //! a change that cannot be taken back.
 
 mod action;
+mod all_cells;
 mod archive;
+mod cell;
+mod cell_file;
 mod confirm;
 mod console;
 mod csv;
@@ -36,6 +44,7 @@ mod option;
 mod order;
 mod output;
 mod partner;
+mod partner_move;
 mod placement;
 mod progress;
 mod provider;
@@ -47,13 +56,13 @@ mod secret_file;
 mod secret_set;
 mod webhook_url;
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 use store::config::{BadDatabase, DatabaseConfig, MasterKeyError};
 
 use crate::{
-    console::{Console, NoDatabase},
+    console::{Console, NoCells, NoDatabase},
     output::one_line,
 };
 
@@ -90,6 +99,18 @@ pub struct Config {
     /// error.
     #[arg(long, global = true)]
     json: bool,
+    /// Run the command in every cell, and name the cell in the output
+    ///
+    /// It works with `order show`, `partner list`, `partner show`, `option list`, `option import`,
+    /// `provider list` and `migrate`. With `--json` each cell gives a line `{"cell":…,"result":…}`. The
+    /// exit status is the worst of all cells. A `show` succeeds if one cell has what it looks for.
+    #[arg(long, global = true)]
+    all_cells: bool,
+    /// The file that lists the cells, for `cell`, `partner move` and `--all-cells`
+    ///
+    /// `esimctl cell list --help` shows an example.
+    #[arg(long, global = true, value_name = "FILE", env = "ESIM_CELLS")]
+    cells: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
     #[command(flatten)]
@@ -131,6 +152,9 @@ enum Command {
     /// Move finished orders into files, and find, check and restore them
     #[command(subcommand)]
     Archive(archive::Command),
+    /// List the cells, write the proxy's map of them, and check that they fit together
+    #[command(subcommand)]
+    Cell(cell::Command),
     /// Show what operators and partners changed, and why
     #[command(subcommand)]
     Action(action::Command),
@@ -163,21 +187,26 @@ fn with_examples(command: clap::Command) -> clap::Command {
 /// Runs one command. A failure is one line on standard error, so that scripts and log collectors
 /// get it whole.
 pub fn run(config: &Config) -> ExitCode {
-    match execute(config) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("esimctl: {}", one_line(&with_causes(&error)));
-            let wrong_settings = error.is::<NoDatabase>()
-                || error.is::<BadDatabase>()
-                || error.is::<MasterKeyError>();
-            ExitCode::from(if wrong_settings {
-                USAGE
-            } else if error.is::<ledger::Discrepancies>() {
-                FOUND
-            } else {
-                FAILED
-            })
-        }
+    ExitCode::from(execute(config))
+}
+
+/// The exit status of a result. An error is printed; `of` says where it happened, if there are
+/// several places.
+fn status(result: anyhow::Result<()>, of: &str) -> u8 {
+    let Err(error) = result else {
+        return 0;
+    };
+    eprintln!("esimctl: {of}{}", one_line(&with_causes(&error)));
+    let wrong_settings = error.is::<NoDatabase>()
+        || error.is::<NoCells>()
+        || error.is::<BadDatabase>()
+        || error.is::<MasterKeyError>();
+    if wrong_settings {
+        USAGE
+    } else if error.is::<ledger::Discrepancies>() {
+        FOUND
+    } else {
+        FAILED
     }
 }
 
@@ -196,9 +225,17 @@ fn with_causes(error: &anyhow::Error) -> String {
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn execute(config: &Config) -> anyhow::Result<()> {
-    let console = &Console::new(config.json, config.database.clone());
-    match &config.command {
+async fn execute(config: &Config) -> u8 {
+    let console = Console::new(config.json, config.database.clone());
+    let console = console.with_cells(config.cells.clone());
+    if config.all_cells {
+        return all_cells::run(&config.command, &console).await;
+    }
+    status(dispatch(&config.command, &console).await, "")
+}
+
+async fn dispatch(command: &Command, console: &Console) -> anyhow::Result<()> {
+    match command {
         Command::Partner(command) => partner::run(command, console).await,
         Command::Option(command) => option::run(command, console).await,
         Command::Delivery(command) => delivery::run(command, console).await,
@@ -208,6 +245,7 @@ async fn execute(config: &Config) -> anyhow::Result<()> {
         Command::Provider(command) => provider::run(command, console).await,
         Command::Retention(command) => retention::run(command, console).await,
         Command::Archive(command) => archive::run(command, console).await,
+        Command::Cell(command) => cell::run(command, console).await,
         Command::Action(command) => action::run(command, console).await,
         Command::MasterKey(command) => master_key::run(command, console).await,
         Command::Secrets(command) => secret_set::run(command, console),

@@ -3,13 +3,14 @@
 //! The access key from before the last rotation finds the partner too, because it may be the only
 //! name that a partner or a log line gives. A rotation with `--overlap 0` forgets the old key.
 
-use anyhow::Context;
 use clap::Args;
 use domain::PartnerId;
 use store::{
     PgConnection,
     partners::{self, Partner},
 };
+
+use crate::console::NotFound;
 
 #[derive(Args, Clone, Debug)]
 pub struct Which {
@@ -21,11 +22,11 @@ pub struct Which {
 /// Reads the partner with this id or access key.
 pub async fn find(connection: &mut PgConnection, partner: &str) -> anyhow::Result<Partner> {
     let found = partners::show(connection, partner).await?;
-    found.with_context(|| {
-        format!(
+    Ok(found.ok_or_else(|| {
+        NotFound(format!(
             "there is no partner with the id or access key {partner:?}; see `esimctl partner list`"
-        )
-    })
+        ))
+    })?)
 }
 
 /// The id of the partner with this id or access key, if one is named.

@@ -7,7 +7,6 @@
 
 use std::fmt::Write;
 
-use anyhow::bail;
 use clap::{Subcommand, builder::NonEmptyStringValueParser};
 use domain::{PlacementState, TopupId};
 use serde_json::json;
@@ -21,7 +20,7 @@ use time::OffsetDateTime;
 
 use crate::{
     archive::where_it_is,
-    console::Console,
+    console::{Console, NotFound},
     erase::{self, EraseOrder},
     output::{Row, cells, moment_after, or_dash, printable, properties, table, took, utc},
     provider::why,
@@ -70,7 +69,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let found = orders::find(&mut connection, id).await?;
     let archived = archive::find(&mut connection, id).await?;
     if found.is_empty() && archived.is_empty() {
-        bail!("{}", unknown(&mut connection, id).await?);
+        return Err(NotFound(unknown(&mut connection, id).await?).into());
     }
     let mut lanes = provider_lanes::list(&mut connection).await?;
     lanes.retain(|lane| {

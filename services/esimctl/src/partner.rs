@@ -29,6 +29,7 @@ use crate::{
     erase::{self, ErasePartner},
     lookup::{Which, find},
     output::{Row, cells, or_dash, printable, properties, utc},
+    partner_move::{self, MovePartner},
     rotate::{self, Rotate},
     webhook_url::WebhookUrlParser,
 };
@@ -157,6 +158,11 @@ pub enum Command {
     /// Erase a disabled partner and the profiles of all its orders for good
     #[command(after_help = erase::PARTNER_EXAMPLES)]
     Erase(ErasePartner),
+    /// Move a partner with all of its orders to another cell
+    ///
+    /// While it moves, its requests get 503 with `Retry-After`. The services keep running.
+    #[command(after_help = partner_move::EXAMPLES)]
+    Move(MovePartner),
 }
 
 #[derive(Args, Clone, Debug)]
@@ -310,6 +316,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         Command::RotateKeys(rotate) => rotate::keys(rotate, console).await,
         Command::RotateWebhookSecret(rotate) => rotate::webhook_secret(rotate, console).await,
         Command::Erase(asked) => erase::partner(asked, console).await,
+        Command::Move(asked) => partner_move::run(asked, console).await,
     }
 }
 
@@ -455,6 +462,9 @@ fn describe(partner: &Partner) -> String {
 }
 
 fn state(partner: &Partner) -> String {
+    if let Some(cell) = &partner.moved_to {
+        return format!("moving or moved to cell {cell}");
+    }
     match partner.disabled_at {
         Some(at) => format!("disabled since {}", utc(at)),
         None if partner.has_secret_key => "enabled".to_owned(),

@@ -8,7 +8,7 @@
 //!   rate limit. [`operator`]: operators' lists, searches and changes.
 //! - [`events`]: further events of an endpoint, and new URLs.
 //! - [`self_service`]: what partners see and change themselves.
-//! - [`recover`]: recovery after an old dump is restored.
+//! - [`recover`]: recovery after an old dump is restored. [`cells`]: a partner moves to another cell.
 //! - [`archive`]: finished orders leave the tables and come back as they were.
 //! - [`backup`]: a base backup and its log are restored.
 //! - [`retention`]: what is erased after its term or on request, and a search for it in a dump.
@@ -28,6 +28,7 @@
 mod archive;
 mod backup;
 mod bench;
+mod cells;
 mod claim;
 mod configuration;
 mod database;

@@ -61,9 +61,9 @@ const SMALL: [(&str, &str); 1] = rows! {
     "SELECT p.webhook_url AS url" => "one partner and its endpoint";
 };
 
-/// Statements that name no key. Each runs once for each shard: a loop of a stage, a gauge, or an
+/// Statements that name no key. Each runs once for each cell: a loop of a stage, a gauge, or an
 /// operator's list.
-const PER_SHARD: [(&str, &str); 23] = rows! {
+const PER_CELL: [(&str, &str); 23] = rows! {
     "FROM (SELECT topup_id, profile FROM esims ORDER BY topup_id DESC LIMIT 1000)"
         => "start: the newest profiles check the master key";
     "WITH RECURSIVE pair (lane, partner_id, nth)" => "a look at due placements";
@@ -351,8 +351,8 @@ async fn every_statement_finds_its_rows_by_an_index_and_names_a_key() {
     }
     let walking = compare(&walking, &[&WALKS[..], &COUNTS].concat());
     assert!(walking.is_empty(), "{}", walking.join("\n"));
-    let per_shard = [&PER_SHARD[..], &PAGES, &WALKS, &COUNTS].concat();
-    let without_key = compare(&without_key, &per_shard);
+    let per_cell = [&PER_CELL[..], &PAGES, &WALKS, &COUNTS].concat();
+    let without_key = compare(&without_key, &per_cell);
     assert!(without_key.is_empty(), "{}", without_key.join("\n"));
 
     // The rules find what they are for.

@@ -8,7 +8,8 @@
 //! 3. The timestamp is at most five minutes from our clock.
 //! 4. The access key belongs to an active partner that has a secret key.
 //! 5. The signature is valid.
-//! 6. If the account requires it, the signature covers the body; if the signature covers it, the
+//! 6. The partner is not moving to another cell.
+//! 7. If the account requires it, the signature covers the body; if the signature covers it, the
 //!    body that arrived is the signed one.
 //!
 //! Guarantees: a [`Signed`] request was signed with a valid key of an active partner, at most five
@@ -26,7 +27,10 @@ use axum::http::{HeaderValue, request::Parts};
 
 use crate::{
     access::directory::{Directory, Key, KnownPartner},
-    http::{codes::Code, error::ApiError},
+    http::{
+        codes::Code,
+        error::{ApiError, PARTNER_MOVING},
+    },
     metrics::Metrics,
 };
 
@@ -87,7 +91,7 @@ impl Authenticator {
         ApiError::with(code, header)
     }
 
-    /// Checks the head of a request: steps 1 to 5 of the module's list, and whether the signature
+    /// Checks the head of a request: steps 1 to 6 of the module's list, and whether the signature
     /// covers the body if it must. [`Authenticator::body`] checks the body itself.
     pub(crate) async fn head(&self, parts: &Parts) -> Result<Signed, ApiError> {
         let names = &self.names;
@@ -162,6 +166,9 @@ impl Authenticator {
         );
         if !is_valid {
             return Err(self.denied(Code::SignatureInvalid));
+        }
+        if partner.moved {
+            return Err(PARTNER_MOVING);
         }
         if partner.signed_body_required && body_digest.is_none() {
             return Err(self.denied_naming(Code::ContentSha256Missing, &names.content_sha256));

@@ -51,6 +51,8 @@ pub(crate) struct KnownPartner {
     pub(crate) id: PartnerId,
     pub(crate) environment: Environment,
     pub(crate) disabled: bool,
+    /// The partner is moving to another cell or has moved there.
+    pub(crate) moved: bool,
     pub(crate) key: Key,
     pub(crate) limits: Limits,
     /// Whether requests are denied unless their signature covers the query and the body.
@@ -197,6 +199,7 @@ impl Directory {
             id: PartnerId::new(),
             environment: Environment::Sandbox,
             disabled: false,
+            moved: false,
             key: Key::Known(secret),
             limits: Limits::default(),
             signed_body_required,
@@ -275,6 +278,7 @@ impl Directory {
                 id: credentials.partner_id,
                 environment: credentials.environment,
                 disabled: credentials.disabled,
+                moved: credentials.moved,
                 key: self.open(credentials.partner_id, keys.secret_key.as_deref()),
                 limits: credentials.limits,
                 signed_body_required: credentials.signed_body_required,
@@ -398,6 +402,7 @@ mod tests {
                 id,
                 environment: Environment::Sandbox,
                 disabled: false,
+                moved: false,
                 key: Key::Missing,
                 limits: Limits::default(),
                 signed_body_required: false,

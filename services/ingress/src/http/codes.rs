@@ -448,6 +448,17 @@ pub(crate) enum Code {
     ))]
     Overloaded,
 
+    /// Your account is moving to another part of our system, which takes some seconds to minutes.
+    /// This request stored nothing and changed nothing. An earlier request with the same
+    /// `external_order_id` may have stored its order; that order moves along. Send the request again
+    /// after `Retry-After` seconds until you get another answer.
+    #[strum(props(
+        status = 503,
+        bought = "no",
+        message = "Your account is being moved; nothing was stored. Try again in a few seconds"
+    ))]
+    PartnerMoving,
+
     /// Something failed on our side. If the request was an order, it may be stored and bought. Send
     /// it again with the same `external_order_id` until you get a definite answer. If the error
     /// persists, send us the `X-Request-Id` of the answer.

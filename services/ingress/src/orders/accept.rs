@@ -43,6 +43,7 @@ use runtime::Shutdown;
 use serde::Serialize;
 use store::{
     Database, PgConnection,
+    cells::FENCE,
     orders::{NewOrder, NewTopup, OrderStatus, Refusal},
 };
 use tokio::sync::{Semaphore, oneshot};
@@ -54,7 +55,7 @@ use crate::{
     access::{admission::Admitted, directory::Directory},
     http::{
         codes::Code,
-        error::{ApiError, Fault},
+        error::{ApiError, Fault, PARTNER_MOVING},
     },
     metrics::{Metrics, OrderResult},
     orders::{
@@ -464,6 +465,9 @@ impl Orders {
                         topup.topup_id = self.topup_ids.next(now);
                     }
                 }
+                // The partner has just begun to move to another cell, and this process does not know it
+                // yet. PostgreSQL refused the order, so nothing is stored.
+                Err(error) if error.constraint() == Some(FENCE) => return Err(PARTNER_MOVING),
                 result => return result.map_err(ApiError::internal),
             }
         }

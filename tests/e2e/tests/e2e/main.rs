@@ -12,6 +12,7 @@
 //! - [`archive`]: finished orders leave the system and come back.
 //! - [`recover`]: an old dump is restored. [`upgrade`]: newer schemas below older programs.
 //! - [`rotation`]: every secret is replaced while orders go on.
+//! - [`cells`]: a partner moves from one cell to another.
 //! - [`faults`], [`database_away`]: processes, servers and connections fail.
 //! - [`forged`]: messages of an attacker with a stage's credentials.
 //! - [`limits`], [`limits_memory`]: overload is answered, and the other partners keep their share.
@@ -28,6 +29,7 @@
 
 mod account;
 mod archive;
+mod cells;
 mod database_away;
 mod duplicates;
 mod esim_partner;
