@@ -36,6 +36,12 @@ TABLE archives
     manifest_sha256 text
     CONSTRAINT archives_pkey PRIMARY KEY (archive)
 
+TABLE commit_losses
+    timeline bigint NOT NULL
+    told text NOT NULL
+    at timestamp with time zone NOT NULL DEFAULT now()
+    CONSTRAINT commit_losses_pkey PRIMARY KEY (timeline)
+
 TABLE configuration_version
     singleton boolean NOT NULL DEFAULT true
     version bigint NOT NULL
@@ -247,8 +253,11 @@ TABLE pulses
     instance uuid NOT NULL
     stage text NOT NULL
     number bigint NOT NULL
+    timeline bigint NOT NULL
+    replicated boolean NOT NULL
     at timestamp with time zone NOT NULL
     CONSTRAINT pulses_pkey PRIMARY KEY (instance)
+    CREATE INDEX pulses_at ON public.pulses USING btree (at)
 
 TABLE retention
     class text NOT NULL
@@ -335,14 +344,24 @@ BEGIN
 END
 $function$
 
-CREATE OR REPLACE FUNCTION public.commits_lost(told text)
- RETURNS void
- LANGUAGE sql
+CREATE OR REPLACE FUNCTION public.commits_lost(why text, new_timeline bigint)
+ RETURNS boolean
+ LANGUAGE plpgsql
  SECURITY DEFINER
  SET search_path TO 'public', 'pg_temp'
 AS $function$
+BEGIN
+    IF new_timeline IS NOT NULL THEN
+        INSERT INTO commit_losses (timeline, told) VALUES (new_timeline, why) ON CONFLICT DO NOTHING;
+        IF NOT FOUND THEN
+            RETURN false;
+        END IF;
+    END IF;
     UPDATE providers
-    SET open_until = '9999-12-31 00:00:00+00', reason = told, version = version + 1, changed_at = now()
+    SET reason = why || coalesce(' (open before: ' || reason || ')', ''), open_until = '9999-12-31 00:00:00+00',
+        version = version + 1000000, changed_at = now();
+    RETURN true;
+END
 $function$
 
 CREATE OR REPLACE FUNCTION public.next_configuration_version()

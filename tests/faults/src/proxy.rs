@@ -3,6 +3,7 @@
 
 use anyhow::Result;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::pin::pin;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -72,7 +73,7 @@ impl Drop for Proxy {
 /// Forwards one connection until one side closes it or a cut has held it up.
 async fn forward(mut client: TcpStream, mut route: watch::Receiver<Route>) {
     let now = *route.borrow_and_update();
-    let forwarding = async {
+    let mut forwarding = pin!(async {
         if now.is_cut {
             std::future::pending::<()>().await;
         }
@@ -81,17 +82,13 @@ async fn forward(mut client: TcpStream, mut route: watch::Receiver<Route>) {
             let _ = server.set_nodelay(true);
             let _ = copy_bidirectional(&mut client, &mut server).await;
         }
-    };
+    });
     tokio::select! {
-        () = forwarding => {}
-        // Both sockets stay open during the cut.
-        () = async {
-            if !now.is_cut && route.wait_for(|route| route.is_cut).await.is_err() {
-                return;
-            }
-            let _ = route.wait_for(|route| !route.is_cut).await;
-        } => {}
+        () = &mut forwarding => return,
+        _ = route.wait_for(|route| route.is_cut) => {}
     }
+    // Both sockets stay open during the cut, and nothing is copied, because nothing polls the copy.
+    let _ = route.wait_for(|route| !route.is_cut).await;
 }
 
 #[cfg(test)]
