@@ -59,9 +59,11 @@ async fn both_pairs_of_keys_order_until_the_old_one_ends() {
     assert_eq!((again.status, again.json().unwrap()), (422, has_been));
 
     let old = denied(&shop.client, ready).await.unwrap();
+    // Ingress counts the rest of the time from before it asked, so that a key never ends late. On a
+    // busy machine the question takes a while, and the key ends as much earlier.
     let late = runtime::clock::now() - until;
     assert!(
-        late > -time::Duration::milliseconds(100) && late < time::Duration::SECOND,
+        late.abs() < time::Duration::SECOND,
         "denied {late} after the end"
     );
     let mut stranger = shop.partner.clone();
