@@ -91,7 +91,7 @@ def rules(deploy, kind):
 
 
 # What others export: CloudNativePG, kubelet, node_exporter, Prometheus itself. A local system has none but the last two.
-FOREIGN = re.compile(r"(cnpg_|barman_cloud_|esim_backup_|kubelet_volume_stats_|node_filesystem_)\w+|ALERTS")
+FOREIGN = re.compile(r"(cnpg_|barman_cloud_|esim_backup_|esim_drill_|kubelet_volume_stats_|node_filesystem_)\w+|ALERTS")
 # Labels that Prometheus adds.
 ADDED = {"job", "instance", "le"}
 
