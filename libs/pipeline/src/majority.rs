@@ -69,12 +69,20 @@ pub(crate) async fn watch(watched: Watched) {
     let gauge = metrics::nats_up();
     let mut since: Option<Instant> = None;
     let mut logged: Option<Instant> = None;
+    // Since when it is connected without using messages.
+    let mut waiting: Option<Instant> = None;
     while !watched.is_up.is_closed() {
         let began = Instant::now();
         // A connection that broke is logged by the client's own event, so it needs no line here.
         let is_connected = watched.client.connection_state() == State::Connected;
+        let was_up = *watched.is_up.borrow();
+        waiting = (is_connected && !was_up).then(|| waiting.unwrap_or(began));
+        // Right after two servers have died, the third one has heard from them less than `SILENCE`
+        // ago. A stage that reconnects to it must not take that for a majority, so it waits until
+        // the server has heard from the others again.
+        let silence = waiting.map_or(SILENCE, |waiting| SILENCE.min(waiting.elapsed()));
         let fault = if is_connected {
-            watched.fault().await
+            watched.fault(silence).await
         } else {
             None
         };
@@ -85,7 +93,6 @@ pub(crate) async fn watch(watched: Watched) {
         let is_faulty = since.is_some_and(|since| since.elapsed() >= LASTING);
         // A stage that uses messages goes on until a fault has lasted. One that does not use them
         // begins only after a check without any fault, so that the state does not alternate.
-        let was_up = *watched.is_up.borrow();
         let works = fault.is_none() || was_up && !is_faulty;
         let up = is_connected && works;
         watched.is_up.send_replace(up);
@@ -114,15 +121,19 @@ pub(crate) async fn watch(watched: Watched) {
 
 impl Watched {
     /// Why JetStream cannot store the messages of one of the streams. `None` if it can.
-    async fn fault(&self) -> Option<Fault> {
+    /// A server that was not heard from for `silence` counts as gone.
+    async fn fault(&self, silence: Duration) -> Option<Fault> {
         let [jobs, ready] = &self.streams;
-        let (jobs, ready) = tokio::join!(self.fault_of(jobs), self.fault_of(ready));
+        let (jobs, ready) =
+            tokio::join!(self.fault_of(jobs, silence), self.fault_of(ready, silence));
         jobs.or(ready)
     }
 
-    async fn fault_of(&self, stream: &str) -> Option<Fault> {
+    async fn fault_of(&self, stream: &str, silence: Duration) -> Option<Fault> {
         match timeout(RESPONSE, self.context.get_stream(stream)).await {
-            Ok(Ok(found)) => without_majority(stream, found.cached_info().cluster.as_ref()?),
+            Ok(Ok(found)) => {
+                without_majority(stream, found.cached_info().cluster.as_ref()?, silence)
+            }
             // Whoever publishes to the stream or pulls from it creates it.
             Ok(Err(error)) if is_missing(&error) => None,
             Ok(Err(error)) => Some(Fault {
@@ -146,7 +157,7 @@ fn is_missing(error: &GetStreamError) -> bool {
 
 /// Says that a stream has no leader, or that its leader hears from too few servers to make up a
 /// majority with them. `None` if messages can be stored.
-fn without_majority(stream: &str, cluster: &ClusterInfo) -> Option<Fault> {
+fn without_majority(stream: &str, cluster: &ClusterInfo, silence: Duration) -> Option<Fault> {
     if cluster.leader.as_deref().unwrap_or_default().is_empty() {
         return Some(Fault {
             reason: format!("{stream} has no leader"),
@@ -156,13 +167,13 @@ fn without_majority(stream: &str, cluster: &ClusterInfo) -> Option<Fault> {
     let others = &cluster.replicas;
     let heard = others
         .iter()
-        .filter(|peer| !peer.offline && peer.active < SILENCE)
+        .filter(|peer| !peer.offline && peer.active < silence)
         .count();
     let servers = others.len() + 1;
     let working = heard + 1;
     (2 * working <= servers).then(|| Fault {
         reason: format!("only {working} of the {servers} servers of {stream} are working"),
-        lasted: SILENCE,
+        lasted: silence,
     })
 }
 
@@ -192,24 +203,28 @@ mod tests {
     fn a_leader_that_hears_from_too_few_servers_stores_nothing() {
         let heard = Duration::from_millis(990);
         for enough in [&[][..], &[heard, heard], &[heard, SILENCE]] {
-            assert!(without_majority("JOBS", &cluster(enough)).is_none());
+            assert!(without_majority("JOBS", &cluster(enough), SILENCE).is_none());
         }
         for too_few in [&[SILENCE][..], &[SILENCE, SILENCE]] {
-            let fault = without_majority("JOBS", &cluster(too_few)).unwrap();
+            let fault = without_majority("JOBS", &cluster(too_few), SILENCE).unwrap();
             let servers = too_few.len() + 1;
             let reason = format!("only 1 of the {servers} servers of JOBS are working");
             assert_eq!(fault.reason, reason);
             assert!(fault.lasted >= LASTING, "it counts at once");
         }
 
+        // To a stage that has just reconnected, what was heard before that proves nothing.
+        let before = Duration::from_millis(250);
+        assert!(without_majority("JOBS", &cluster(&[heard, heard]), before).is_some());
+
         let mut offline = cluster(&[heard, heard]);
         for peer in &mut offline.replicas {
             peer.offline = true;
         }
-        assert!(without_majority("JOBS", &offline).is_some());
+        assert!(without_majority("JOBS", &offline, SILENCE).is_some());
         let mut leaderless = cluster(&[heard, heard]);
         leaderless.leader = None;
-        let fault = without_majority("JOBS", &leaderless).unwrap();
+        let fault = without_majority("JOBS", &leaderless, SILENCE).unwrap();
         assert_eq!(fault.reason, "JOBS has no leader");
         assert!(fault.lasted < LASTING, "an election is no outage yet");
     }
