@@ -24,7 +24,7 @@ use std::{
 };
 
 use clap::Args;
-use sqlx::{AssertSqlSafe, PgConnection, Row, postgres::PgRow};
+use sqlx::{AssertSqlSafe, PgConnection, Row};
 use uuid::Uuid;
 
 use crate::{Error, Result};
@@ -168,6 +168,16 @@ struct Known {
     losses: u64,
 }
 
+impl Known {
+    fn before(&self) -> Before {
+        Before {
+            timeline: self.timeline,
+            acknowledged: self.acknowledged,
+            is_replicated: self.is_replicated,
+        }
+    }
+}
+
 /// The properties of a server that matter here.
 struct Server {
     /// `None`: it is a standby.
@@ -193,7 +203,7 @@ struct NewestPulse {
     is_replicated: bool,
 }
 
-/// The columns that [`Server::of`] reads. This is not a prepared statement, because through a pooler
+/// The columns that [`Server::read`] reads. This is not a prepared statement, because through a pooler
 /// another session may already use its name.
 const SERVER: &str = "\
     CASE WHEN pg_is_in_recovery() THEN NULL ELSE left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END AS timeline, \
@@ -203,9 +213,11 @@ const SERVER: &str = "\
     to_regclass('pulses') IS NOT NULL AS has_pulses";
 
 impl Server {
-    /// Reads the columns of [`SERVER`]. `asked` is our time in the middle of the round trip, in
-    /// seconds of Unix time.
-    fn of(row: &PgRow, asked: f64) -> Result<Self> {
+    async fn read(connection: &mut PgConnection) -> Result<Self> {
+        let asking = Asking::begin();
+        let query = AssertSqlSafe(format!("SELECT {SERVER}"));
+        let row = sqlx::raw_sql(query).fetch_one(connection).await?;
+        let asked = asking.middle();
         let timeline: Option<String> = row.try_get("timeline")?;
         let clock: f64 = row.try_get("clock")?;
         Ok(Self {
@@ -288,10 +300,7 @@ impl Primary {
     /// providers. Returns the timeline of the server.
     pub(crate) async fn examine(&self, connection: &mut PgConnection) -> Result<u32> {
         let _one_at_a_time = self.examining.lock().await;
-        let asking = Asking::begin();
-        let query = AssertSqlSafe(format!("SELECT {SERVER}"));
-        let row = sqlx::raw_sql(query).fetch_one(&mut *connection).await?;
-        let server = Server::of(&row, asking.middle())?;
+        let server = Server::read(&mut *connection).await?;
         let timeline = server.timeline.ok_or(Unfit::Standby)?;
         server.check(self.durability)?;
         let before = self.examined(timeline, &server)?;
@@ -329,11 +338,7 @@ impl Primary {
             }
             _ => {}
         }
-        Ok(Before {
-            timeline: known.timeline,
-            acknowledged: known.acknowledged,
-            is_replicated: known.is_replicated,
-        })
+        Ok(known.before())
     }
 
     /// Finds out whether commits may be missing on a server, and stops all purchases if so.
@@ -382,10 +387,7 @@ impl Primary {
                 self.stop_buying(connection, &fault, None).await?;
             }
         }
-        let asking = Asking::begin();
-        let query = AssertSqlSafe(format!("SELECT {SERVER}"));
-        let row = sqlx::raw_sql(query).fetch_one(&mut *connection).await?;
-        let server = Server::of(&row, asking.middle())?;
+        let server = Server::read(&mut *connection).await?;
         // A pulse that was given up may arrive late, so the number never falls.
         let statement = sqlx::query!(
             "INSERT INTO pulses AS p (instance, stage, number, timeline, replicated, at) VALUES ($1, $2, $3, $4, $5, now())
@@ -411,12 +413,7 @@ impl Primary {
     fn next_pulse(&self) -> (i64, Before) {
         let mut known = self.known();
         known.sent += 1;
-        let before = Before {
-            timeline: known.timeline,
-            acknowledged: known.acknowledged,
-            is_replicated: known.is_replicated,
-        };
-        (known.sent, before)
+        (known.sent, known.before())
     }
 
     /// Takes over the result of a pulse, once the server that gave it is believed.
