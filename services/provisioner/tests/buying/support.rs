@@ -260,6 +260,16 @@ impl Bench {
             &format!("http://{}/readyz", self.config.admin_listen),
         )
         .await;
+        // Readiness follows the database, and the process registers its providers beside that. A
+        // test that changes their rows would change none before they exist.
+        for provider in &self.config.providers {
+            wait::soon(&format!("the row of provider {provider}"), async || {
+                let mut connection = self.pool.acquire().await?;
+                let all = store::providers::list(&mut connection).await?;
+                Ok(all.iter().any(|known| known.name == *provider).then_some(()))
+            })
+            .await;
+        }
     }
 
     /// Stops it as a signal would, and expects a clean end.
