@@ -47,6 +47,7 @@ class Endpoint:
 
     def __init__(self) -> None:
         self.webhooks: queue.Queue[Webhook] = queue.Queue()
+        self.others: list[Webhook] = []
         endpoint = self
         verifier = WebhookVerifier(setting("WEBHOOK_SECRET"))
 
@@ -77,11 +78,16 @@ class Endpoint:
         self.url = f"http://127.0.0.1:{self.server.server_port}/webhooks"
 
     def receive(self, webhook_id: str) -> Webhook:
-        """The next webhook with this id; others are skipped."""
+        """The next webhook with this id. Webhooks come in any sequence, so others are kept for later."""
+        for webhook in self.others:
+            if webhook.id == webhook_id:
+                self.others.remove(webhook)
+                return webhook
         while True:
             webhook = self.webhooks.get(timeout=60)
             if webhook.id == webhook_id:
                 return webhook
+            self.others.append(webhook)
 
 
 @pytest.fixture(scope="module")
