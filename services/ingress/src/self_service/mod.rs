@@ -22,6 +22,7 @@ pub(crate) mod openapi;
 mod options;
 mod orders;
 mod query;
+mod sandbox;
 mod topups;
 mod webhook;
 
@@ -117,6 +118,7 @@ fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
             post(events::redeliver),
         ),
         ("/keys", post(account::rotate)),
+        ("/sandbox/events", post(sandbox::make_event)),
     ]
 }
 
