@@ -1,4 +1,4 @@
-"""check.py VERSIONS README BINARIES PROMTOOL NAMESPACE RENDERED…: see tests/kubernetes/run."""
+"""check.py VERSIONS README BINARIES PROMTOOL 'API…' RENDERED…: of the files API only against the API: see tests/kubernetes/run."""
 
 import ipaddress
 import pathlib
@@ -66,6 +66,24 @@ CUSTOM = {
                 threshold=pattern("^[0-9]+$"),
                 ignoreNullValues=one_of("true", "false"),
             ),
+        )),
+    ),
+    # The External Secrets operator 1.x
+    ("external-secrets.io/v1", "ExternalSecret"): fields(
+        "refreshInterval secretStoreRef target data",
+        refreshInterval=TEXT,
+        secretStoreRef=fields("name kind", name=TEXT, kind=one_of("SecretStore", "ClusterSecretStore")),
+        target=fields(
+            "creationPolicy",
+            creationPolicy=one_of("Owner"),
+            template=fields(
+                "type metadata",
+                type=TEXT,
+                metadata=fields("labels", labels={"type": "object", "additionalProperties": TEXT}),
+            ),
+        ),
+        data=some(fields(
+            "secretKey remoteRef", secretKey=TEXT, remoteRef=fields("key property", key=TEXT, property=TEXT)
         )),
     ),
     # The Gateway API, standard channel
@@ -458,9 +476,10 @@ def check_nats(conf, values):
 def main():
     versions, readme, binaries = sys.argv[1].split(), pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
     promtool, problems, count = sys.argv[4], [], 0
-    namespace = Rendered(sys.argv[5])
-    namespace.check_api(versions)
-    problems += namespace.problems
+    for path in sys.argv[5].split():
+        rendered = Rendered(path)
+        rendered.check_api(versions)
+        problems += rendered.problems
     for path in sys.argv[6:]:
         rendered = Rendered(path)
         rendered.check_api(versions)
