@@ -1,6 +1,6 @@
 """The chart deploy/helm: it makes the same objects as the Kustomize overlays; see tests/kubernetes/run.
 
-chart.py OUTPUT LOCAL PRODUCTION KUSTOMIZE…    OUTPUT: a folder for what the chart renders, which check.py then checks
+chart.py OUTPUT LOCAL PRODUCTION OPTIONS KUSTOMIZE…    OUTPUT: a folder for what the chart renders, which check.py then checks
 """
 
 import json
@@ -138,6 +138,7 @@ OPTIONS = {
     "settings": {"ingress": {"QR_KEYS_FILE": "/run/secrets/esim/qr.key"}, "notifier": {"QR_KEYS_FILE": "/run/secrets/esim/qr.key"}},
     "priorityClassName": "orders",
     "resources": {"ingress": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "1Gi"}}},
+    "monitoring": {"enabled": True, "labels": {"release": "own"}},
     "externalSecrets": {"enabled": True, "store": {"name": "own", "kind": "SecretStore"}},
 }
 
@@ -154,10 +155,22 @@ def check_options(objects):
         "host names": "esim.example.com" not in text and "orders.test" in text,
         "namespaces": '"traefik"' not in text and '"monitoring"' in text,
         "Gateway": by["HTTPRoute", "orders"]["spec"]["parentRefs"][0]["name"] == "own" and not any(kind == "Ingress" for kind, _ in by),
+        "the label of monitors": by["PodMonitor", "esim"]["metadata"]["labels"]["release"] == "own",
         "the store": by["ExternalSecret", "esim-qr"]["spec"]["secretStoreRef"] == {"name": "own", "kind": "SecretStore"},
     }.items():
         if not holds:
             wrong(f"options: {what} does not reach the objects")
+
+
+def check_monitoring(chart, overlay):
+    """The resources of the Prometheus operator are those of the component."""
+    def of(objects):
+        return [one for one in objects if one["kind"] in ("PodMonitor", "PrometheusRule") or one["metadata"]["name"].startswith("dashboard-")]
+
+    objects = of(rendered(chart, {"monitoring": {"enabled": True}}))
+    if len(objects) != 4:
+        wrong(f"monitoring: {len(objects)} objects, not 4")
+    same("monitoring", objects, of(overlay))
 
 
 def check_upgrade(chart):
@@ -192,6 +205,9 @@ def check_update(kustomize):
             own = CHART / file.relative_to(deploy / "helm")
             if file.is_file() and (not own.exists() or own.read_bytes() != file.read_bytes()):
                 wrong(f"{own} is not what deploy/helm/update writes: run it")
+        rules = "observability/kubernetes/rules.yaml"
+        if (deploy / rules).read_bytes() != pathlib.Path("deploy", rules).read_bytes():
+            wrong(f"deploy/{rules} is not what deploy/helm/update writes: run it")
 
 
 def check_package(chart):
@@ -222,11 +238,12 @@ def main():
         objects = rendered(chart, OPTIONS)
         save(folder, "options", objects)
         check_options(objects)
+        check_monitoring(chart, [one for one in yaml.safe_load_all(pathlib.Path(sys.argv[4]).read_text()) if one])
         check_upgrade(chart)
         check_package(chart)
         test = chart.render({}, name="esim", namespace="esim")["esim/templates/test.yaml"]
         save(folder, "test", [one for one in yaml.safe_load_all(test) if one])
-    check_update(sys.argv[4:])
+    check_update(sys.argv[5:])
     for problem in PROBLEMS:
         print(problem, file=sys.stderr)
     if PROBLEMS:

@@ -86,6 +86,25 @@ CUSTOM = {
             "secretKey remoteRef", secretKey=TEXT, remoteRef=fields("key property", key=TEXT, property=TEXT)
         )),
     ),
+    # The Prometheus operator 0.80 and newer. The rules are compared with alerts.yml, which promtool checks.
+    ("monitoring.coreos.com/v1", "PodMonitor"): fields(
+        "selector podMetricsEndpoints",
+        selector=fields("matchLabels", matchLabels={"type": "object", "additionalProperties": TEXT}),
+        podMetricsEndpoints=some(fields(
+            "port path interval relabelings",
+            port=TEXT,
+            path=pattern("^/"),
+            interval=pattern("^[0-9]+s$"),
+            relabelings=some(fields(
+                "action targetLabel",
+                action=one_of("replace"),
+                sourceLabels=some(TEXT),
+                replacement=TEXT,
+                targetLabel=TEXT,
+            )),
+        )),
+    ),
+    ("monitoring.coreos.com/v1", "PrometheusRule"): fields("groups", groups=some({"type": "object"})),
     # The Gateway API, standard channel
     ("gateway.networking.k8s.io/v1", "HTTPRoute"): fields(
         "parentRefs hostnames rules",

@@ -21,7 +21,7 @@ def read(path):
 
 
 def check(rendered):
-    for part in (versions, rollouts, labels, defaults, egress, routes, rights, samples):
+    for part in (versions, rollouts, labels, defaults, egress, routes, rights, samples, monitors):
         yield from part(rendered)
 
 
@@ -190,3 +190,29 @@ def used_keys(rendered):
         yield one, {(key["name"], key["key"]) for key in one["spec"]["configuration"]["s3Credentials"].values()}
     for one in rendered.of("Ingress"):
         yield one, {(tls["secretName"], "tls.crt") for tls in one["spec"].get("tls", [])}
+
+
+def monitors(rendered):
+    """The operator's rules are those that promtool has tested, and each monitor finds pods with its port."""
+    alerts = yaml.safe_load(pathlib.Path("deploy/observability/prometheus/alerts.yml").read_text())
+    for one in rendered.of("PrometheusRule"):
+        if one["spec"] != alerts:
+            yield one, "differs from deploy/observability/prometheus/alerts.yml: run deploy/helm/update"
+    for one in rendered.of("PodMonitor"):
+        selector = one["spec"]["selector"]
+        for endpoint in one["spec"]["podMetricsEndpoints"]:
+            pods = [
+                template
+                for _, template in rendered.templates()
+                if rendered.selects(selector, template["metadata"]["labels"])
+                and endpoint["port"] in {port["name"] for port in template["spec"]["containers"][0].get("ports", [])}
+            ]
+            # CloudNativePG makes the database's pods, and names this port.
+            if not pods and (selector["matchLabels"], endpoint["port"]) != ({"cnpg.io/cluster": "esim-db"}, "metrics"):
+                yield one, f"finds no pod with a port {endpoint['port']}"
+    for one in rendered.of("ConfigMap"):
+        if one["metadata"]["name"].startswith("dashboard-"):
+            name = one["metadata"]["name"].removeprefix("dashboard-") + ".json"
+            source = pathlib.Path("deploy/observability/grafana/dashboards", name).read_text()
+            if one["data"].get(name) != source or one["metadata"]["labels"].get("grafana_dashboard") != "1":
+                yield one, "is not the dashboard, or lacks the label of Grafana's sidecar"
