@@ -253,7 +253,7 @@ async fn a_blocked_endpoint_never_stops_another_one_of_the_same_partner() {
     let due = bench.claim_all_due().await;
     assert_eq!(endpoints_of(&due), [further.id; 2]);
     // Now the further one fails and is blocked, and the first one works again.
-    for delivery in bench.three_times(&due).await {
+    for delivery in three_times(&due) {
         bench
             .attempt_at(&delivery, failure(Some(Duration::ZERO)))
             .await;
@@ -269,15 +269,13 @@ async fn a_blocked_endpoint_never_stops_another_one_of_the_same_partner() {
     assert_eq!((backlog.blocked, backlog.due), (1, 0));
 }
 
-impl Bench {
-    /// One more attempt than two deliveries have, so that the failures suffice for a block.
-    async fn three_times(&self, due: &[Delivery]) -> Vec<Delivery> {
-        let again = Delivery {
-            attempt: due[0].attempt + 1,
-            ..due[0].clone()
-        };
-        vec![due[0].clone(), due[1].clone(), again]
-    }
+/// One more attempt than two deliveries have, so that the failures suffice for a block.
+fn three_times(due: &[Delivery]) -> Vec<Delivery> {
+    let again = Delivery {
+        attempt: due[0].attempt + 1,
+        ..due[0].clone()
+    };
+    vec![due[0].clone(), due[1].clone(), again]
 }
 
 /// What waited during a block is due when the block ends, and is counted until then.

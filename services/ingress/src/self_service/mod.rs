@@ -23,6 +23,7 @@ pub(crate) mod openapi;
 mod options;
 mod orders;
 mod query;
+mod sandbox;
 mod topups;
 mod webhook;
 
@@ -129,6 +130,7 @@ fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
         ("/endpoints/{endpoint_id}/resume", post(endpoints::resume)),
         ("/endpoints/{endpoint_id}/test", post(endpoints::test)),
         ("/keys", post(account::rotate)),
+        ("/sandbox/events", post(sandbox::make_event)),
     ]
 }
 

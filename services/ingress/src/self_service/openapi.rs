@@ -19,7 +19,7 @@ use super::{
         NotFound, Overloaded, TooManyRequests, TopupFailed, Unauthorized, Unprocessable,
         WebhookTest,
     },
-    endpoints, events, listen, options, orders, topups, webhook,
+    endpoints, events, listen, options, orders, sandbox, topups, webhook,
 };
 use crate::orders::create;
 
@@ -43,7 +43,8 @@ const PREFIX: &str = "X-Service-";
         topups::redeliver, options::list, account::show, account::rotate, webhook::show, webhook::set,
         webhook::rotate_secret, listen::listen, events::test, events::list, events::show,
         events::redeliver, endpoints::list, endpoints::create, endpoints::show, endpoints::change,
-        endpoints::delete, endpoints::secret, endpoints::pause, endpoints::resume, endpoints::test
+        endpoints::delete, endpoints::secret, endpoints::pause, endpoints::resume, endpoints::test,
+        sandbox::make_event
     ),
     components(
         schemas(webhooks::body::Body, TopupFailed, KeyExpiring, WebhookTest, Message, Messages, Denied),
