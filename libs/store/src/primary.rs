@@ -365,11 +365,20 @@ impl Before {
     }
 
     /// What is wrong with a server on a timeline that is new to this process; `None` if every commit
-    /// had to wait for a standby before. A process that has just started knows nothing itself, so it
-    /// relies on the newest pulse that the server has.
+    /// had to wait for a standby before.
+    ///
+    /// The newest pulse that the server has decides, of whichever process it is. If it waited for a
+    /// standby, so did everything before it on its timeline, because a standby gets commits in their
+    /// order. A process that was stalled while a standby was missing, and slept on when it was back,
+    /// would otherwise raise a false alarm. Only if the server has no pulse of the timeline that this
+    /// process knows, its own last pulse decides.
     fn unsafe_promotion(&self, timeline: u32, newest: Option<&NewestPulse>) -> Option<String> {
-        let (before, is_replicated) = match (self.timeline, newest) {
-            (Some(before), _) => (i64::from(before), self.is_replicated),
+        let known = self.timeline.map(i64::from);
+        let (before, is_replicated) = match (known, newest) {
+            (Some(before), Some(newest)) if newest.timeline == before => {
+                (before, newest.is_replicated)
+            }
+            (Some(before), _) => (before, self.is_replicated),
             (None, Some(newest)) => (newest.timeline, newest.is_replicated),
             (None, None) => return None,
         };
@@ -405,15 +414,24 @@ mod tests {
         assert!(before(false).unsafe_promotion(3, None).is_none());
         assert!(before(true).unsafe_promotion(4, None).is_none());
         assert!(before(false).unsafe_promotion(4, None).is_some());
+        // What others have seen since.
+        let newest = |timeline, is_replicated| NewestPulse {
+            timeline,
+            is_replicated,
+        };
+        let unsafe_after = |is_replicated, newest: NewestPulse| {
+            before(is_replicated)
+                .unsafe_promotion(4, Some(&newest))
+                .is_some()
+        };
+        assert!(!unsafe_after(false, newest(3, true)));
+        assert!(unsafe_after(true, newest(3, false)));
+        assert!(unsafe_after(false, newest(2, true)));
         // A process that has just started.
         let fresh = Before {
             timeline: None,
             acknowledged: 0,
             is_replicated: false,
-        };
-        let newest = |timeline, is_replicated| NewestPulse {
-            timeline,
-            is_replicated,
         };
         assert!(fresh.unsafe_promotion(4, None).is_none());
         assert!(fresh.unsafe_promotion(4, Some(&newest(4, false))).is_none());

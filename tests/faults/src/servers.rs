@@ -27,6 +27,8 @@ const NOTICED: Duration = Duration::from_secs(3);
 pub const DATABASE_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a primary that was frozen and replaced goes on before it is stopped.
 const ZOMBIE: Duration = Duration::from_secs(4);
+/// How long the stages may take to see that their commits wait for a standby. They look once a second.
+const SEEN: Duration = Duration::from_secs(3);
 /// How long before its promotion an asynchronous standby gets no commits any more.
 const LAG: Duration = Duration::from_secs(3);
 
@@ -222,6 +224,8 @@ impl Postgres {
         pair.copies += 1;
         if pair.is_synchronous {
             self.primary.require_standby().await?;
+            // A switchover is planned only once every stage has seen that its commits wait.
+            sleep(SEEN).await;
         }
         Ok(())
     }
