@@ -201,7 +201,6 @@ mod tests {
 
     #[derive(Parser)]
     #[command(name = "probe")]
-    #[expect(dead_code, reason = "clap fills it, and only its command is used")]
     struct Probe {
         #[arg(long, env = "SHOWN_PROBE_URL", hide_env_values = true)]
         url: String,
