@@ -46,7 +46,7 @@ pub struct NatsAccess {
 impl NatsAccess {
     /// The options of a connection to `servers`. If no setting holds credentials, user and password
     /// are taken from the first URL, because the client itself ignores them there.
-    pub(crate) fn options_for(
+    pub fn options_for(
         &self,
         name: &str,
         servers: &[ServerAddr],

@@ -5,14 +5,16 @@
 //! An unknown, invalid or contradictory setting stops the start with exit status 2 and one line on
 //! standard error that names the setting and its variable.
 
-use std::{ffi::OsString, net::SocketAddr, process::exit, time::Duration};
+use std::{ffi::OsString, io::Write, net::SocketAddr, process::exit, time::Duration};
 
 use clap::{
     Args, Parser, ValueEnum,
-    error::ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion},
+    error::ErrorKind::{
+        self, DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion,
+    },
 };
 
-use crate::{healthcheck, setting_files, version};
+use crate::{healthcheck, manual, setting_files, shown, version};
 
 /// The settings that every service has.
 #[derive(Args, Clone, Debug)]
@@ -123,17 +125,22 @@ impl BadSetting {
 ///
 /// It does not return if a setting is invalid: it prints one line that names the setting, and ends
 /// the process with exit status 2. It does not return either for `--help`, `--version` and the
-/// subcommand `healthcheck`.
+/// subcommands `healthcheck`, `config show`, `completions` and `man`.
 pub fn parse<C: Parser>() -> C {
     parse_from(std::env::args_os())
 }
 
 /// Does the same as [`parse`] with these arguments. The first one is the name of the program.
 pub fn parse_from<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> C {
-    let arguments = setting_files::add(&C::command(), arguments, |name| std::env::var_os(name))
+    let arguments = setting_files::add(&command::<C>(), arguments, |name| std::env::var_os(name))
         .map_err(|reason| format!("{}: {reason}", C::command().get_name()));
     match arguments.and_then(try_parse) {
         Ok(Asked::Run(config)) => config,
+        Ok(Asked::Text(text)) => {
+            // A reader such as `head` may close the pipe before the end, which is no failure.
+            let _ = writeln!(std::io::stdout(), "{text}");
+            exit(0)
+        }
         Ok(Asked::Healthcheck(address)) => {
             let answer = healthcheck::ask(address);
             let (Ok(line) | Err(line)) = &answer;
@@ -151,6 +158,8 @@ pub fn parse_from<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> C
 enum Asked<C> {
     Run(C),
     Healthcheck(SocketAddr),
+    /// Print this and end.
+    Text(String),
 }
 
 fn try_parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<Asked<C>, String> {
@@ -160,6 +169,15 @@ fn try_parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
             && let Some(address) = healthcheck::address(arguments)
         {
             return Ok(Asked::Healthcheck(address));
+        }
+        let asked = command::<C>();
+        if let Some(text) = shown::asked(&asked, &matches, |name| std::env::var_os(name)) {
+            return Ok(Asked::Text(text));
+        }
+        match manual::asked(&asked, &matches) {
+            Some(Ok(text)) => return Ok(Asked::Text(text)),
+            Some(Err(reason)) => return Err(clap::Error::raw(ErrorKind::Io, reason)),
+            None => {}
         }
         C::from_arg_matches_mut(&mut matches).map(Asked::Run)
     };
@@ -174,12 +192,13 @@ fn try_parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
     })
 }
 
-/// The command line of `C`, with the version, the subcommand `healthcheck` for services, and the
+/// The command line of `C`, with the version, the subcommands that programs share, and the
 /// explanation of settings from files at the end of the help unless it already has notes there.
 fn command<C: Parser>() -> clap::Command {
     let command = C::command().version(version::DESCRIPTION);
     let notes = command.get_after_help().cloned();
-    healthcheck::offer(command.after_help(notes.unwrap_or_else(|| setting_files::HELP.into())))
+    let command = command.after_help(notes.unwrap_or_else(|| setting_files::HELP.into()));
+    manual::offer(shown::offer(healthcheck::offer(command)))
 }
 
 /// Turns clap's message into one line. The usage block is left out, and the environment variables

@@ -17,7 +17,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use clap::Command;
+use clap::{Arg, Command};
 
 const FOLDER: &str = "SETTINGS_DIR";
 
@@ -101,6 +101,25 @@ fn from_files(
         added.push(format!("--{long}={}", value.trim_end_matches(['\r', '\n'])).into());
     }
     Ok(added)
+}
+
+/// Which file the setting of an argument comes from, if any: `NAME_FILE=PATH` or
+/// `SETTINGS_DIR/NAME`. Nothing is read.
+pub(crate) fn source(
+    argument: &Arg,
+    name: &str,
+    variable: impl Fn(&str) -> Option<OsString>,
+) -> Option<String> {
+    let set = |name: &str| variable(name).filter(|value| !value.is_empty());
+    let file = format!("{name}_FILE");
+    if let Some(path) = set(&file).filter(|_| argument.is_hide_env_values_set()) {
+        return Some(format!("{file}={}", Path::new(&path).display()));
+    }
+    let folder = PathBuf::from(set(FOLDER)?);
+    folder
+        .join(name)
+        .exists()
+        .then(|| format!("{FOLDER}/{name}"))
 }
 
 /// Finds the subcommand that `arguments` choose, and its position. The value of a flag is not a

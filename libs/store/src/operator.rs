@@ -8,6 +8,7 @@
 pub mod actions;
 pub mod deliveries;
 pub mod erase;
+pub mod health;
 pub mod options;
 pub mod orders;
 pub mod placements;

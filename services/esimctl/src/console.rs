@@ -109,6 +109,10 @@ impl Console {
         Ok(connection)
     }
 
+    pub fn is_json(&self) -> bool {
+        self.json
+    }
+
     /// Prints `value` as JSON with `--json`, and otherwise the text.
     pub fn print<T: Serialize>(
         &self,

@@ -32,6 +32,7 @@ mod console;
 mod csv;
 mod database_password;
 mod delivery;
+mod doctor;
 mod endpoint;
 mod erase;
 mod event;
@@ -81,7 +82,7 @@ const EXAMPLES: &str = "Examples:
   esimctl order show acme-1001
 
 Exit status: 0 done, 1 failed (the reason is one line on standard error), 2 wrong arguments or settings, 3 `recover
---ledger` has found purchases that the database does not know or that contradict it";
+--ledger` has found purchases that the database does not know or that contradict it. `doctor` has others: see its help";
 
 /// The command line for operators of the eSIM ordering pipeline
 ///
@@ -158,6 +159,12 @@ enum Command {
     /// Show what operators and partners changed, and why
     #[command(subcommand)]
     Action(action::Command),
+    /// Look for what is wrong, and say how to mend it
+    ///
+    /// It looks at PostgreSQL, roles, keys, NATS, stages, waiting work, name servers and backups, and
+    /// changes nothing.
+    #[command(after_help = doctor::EXAMPLES)]
+    Doctor(doctor::Command),
     /// Bring the database's schema to this version
     ///
     /// Run it before the services of this version start. If the database server cannot be reached
@@ -231,6 +238,12 @@ async fn execute(config: &Config) -> u8 {
     if config.all_cells {
         return all_cells::run(&config.command, &console).await;
     }
+    if let Command::Doctor(command) = &config.command {
+        return match doctor::run(command, &console).await {
+            Ok(status) => status,
+            Err(error) => status(Err(error), ""),
+        };
+    }
     status(dispatch(&config.command, &console).await, "")
 }
 
@@ -249,6 +262,8 @@ async fn dispatch(command: &Command, console: &Console) -> anyhow::Result<()> {
         Command::Action(command) => action::run(command, console).await,
         Command::MasterKey(command) => master_key::run(command, console).await,
         Command::Secrets(command) => secret_set::run(command, console),
+        // Its exit status says more than success or failure, so `execute` runs it.
+        Command::Doctor(command) => doctor::run(command, console).await.map(drop),
         Command::Migrate(command) => migrate::run(command, console).await,
         Command::Recover(command) => recover::run(command, console).await,
     }

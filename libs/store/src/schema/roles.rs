@@ -6,7 +6,7 @@
 //! superuser is involved. Roles that do not exist are skipped. A database without any of them
 //! works, too; then all programs log in as the owner.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
@@ -20,6 +20,88 @@ pub struct Role {
     /// The name of the stage, or `operator`.
     pub of: &'static str,
     grants: &'static str,
+}
+
+/// One privilege that a role needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Privilege {
+    /// For example `SELECT`.
+    pub verb: &'static str,
+    /// A column of the table, if the privilege is for one.
+    pub column: Option<&'static str>,
+    /// The table, or the function with the types of its arguments.
+    pub object: &'static str,
+    /// Whether the object is a function.
+    pub function: bool,
+}
+
+impl fmt::Display for Privilege {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.column {
+            Some(column) => write!(f, "{} ({column}) ON {}", self.verb, self.object),
+            None => write!(f, "{} ON {}", self.verb, self.object),
+        }
+    }
+}
+
+impl Role {
+    /// The privileges that [`grant`] gives the role, one for each verb, column and table.
+    pub fn privileges(self) -> Vec<Privilege> {
+        self.grants
+            .split(';')
+            .filter_map(|statement| {
+                let (_, grant) = statement.split_once("GRANT ")?;
+                // What stands before is a comment, and what stands after names the role.
+                let (grant, _) = grant.rsplit_once(" TO ").or(grant.rsplit_once("TO "))?;
+                grant.split_once(" ON ")
+            })
+            .flat_map(|(verbs, objects)| {
+                let objects = objects.trim();
+                let function = objects.strip_prefix("FUNCTION ");
+                let objects = match function {
+                    Some(function) => vec![function],
+                    None => outer_commas(objects),
+                };
+                outer_commas(verbs).into_iter().flat_map(move |verb| {
+                    let (verb, columns) = match verb.split_once('(') {
+                        Some((verb, columns)) => {
+                            (verb.trim(), outer_commas(columns.trim_end_matches(')')))
+                        }
+                        None => (verb, Vec::new()),
+                    };
+                    let columns: Vec<Option<&'static str>> = if columns.is_empty() {
+                        vec![None]
+                    } else {
+                        columns.into_iter().map(Some).collect()
+                    };
+                    let objects = objects.clone();
+                    columns.into_iter().flat_map(move |column| {
+                        let each = objects.clone().into_iter();
+                        each.map(move |object| Privilege {
+                            verb,
+                            column,
+                            object,
+                            function: function.is_some(),
+                        })
+                    })
+                })
+            })
+            .collect()
+    }
+}
+
+/// Splits a list at the commas that are outside of parentheses.
+fn outer_commas(list: &'static str) -> Vec<&'static str> {
+    let mut depth = 0;
+    let parts = list.split(move |character| {
+        match character {
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            _ => {}
+        }
+        character == ',' && depth == 0
+    });
+    parts.map(str::trim).collect()
 }
 
 macro_rules! role {
@@ -145,5 +227,48 @@ async fn retry(connection: &mut PgConnection, statements: &str) -> Result<()> {
         }
         conflicts += 1;
         tokio::time::sleep(Duration::from_millis(20) * conflicts).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_privileges_of_a_role_are_those_of_its_file() {
+        let of = |name: &str| {
+            let role = ROLES.into_iter().find(|role| role.of == name).unwrap();
+            let privileges = role.privileges();
+            privileges
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+        };
+        let ingress = of("ingress");
+        for one in [
+            "SELECT (partner_id) ON partners",
+            "SELECT ON placements",
+            "INSERT ON orders",
+            "INSERT (partner_id) ON endpoints",
+            "UPDATE (blocked_until) ON endpoints",
+            "EXECUTE ON close_placements(uuid)",
+            "EXECUTE ON commits_lost(text, bigint)",
+            "DELETE ON pulses",
+        ] {
+            assert!(
+                ingress.iter().any(|known| known == one),
+                "no {one} in {ingress:?}"
+            );
+        }
+        for role in ROLES {
+            for privilege in of(role.of) {
+                let words = privilege.replace(", ", "");
+                assert!(
+                    !words.contains(['\n', ',', ';']),
+                    "{}: {privilege}",
+                    role.of
+                );
+            }
+        }
     }
 }

@@ -5,6 +5,7 @@
 mod accounts;
 mod archive;
 mod deliveries;
+mod doctor;
 mod erasure;
 mod ledger;
 mod options;

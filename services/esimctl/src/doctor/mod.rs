@@ -1,0 +1,220 @@
+//! `esimctl doctor`: looks at everything that a working system needs, and says what is wrong, with
+//! the remedy and the section of the runbook.
+//!
+//! It runs on an operator's machine or in a pod, and changes nothing. It looks from outside: at
+//! PostgreSQL, at NATS and at files. It asks no process of the services, because their admin ports
+//! are closed to most places, but each of them shows in the database that it runs. Each check is
+//! one line: fine, a warning or a fault. A check that cannot be made, because it was not told where
+//! to look, is a warning, so that nobody takes silence for health; `--without` leaves it out on
+//! purpose. One check never keeps the others from being made.
+
+mod database;
+mod files;
+mod keys;
+mod line;
+mod names;
+mod nats;
+mod roles;
+mod work;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use pipeline::NatsAccess;
+use secrecy::SecretString;
+use serde_json::json;
+use store::{PgConnection, config::MasterKeyConfig};
+use webhooks::dns::NameServers;
+
+use crate::{
+    console::Console,
+    doctor::line::{Area, Line, Lines, State},
+};
+
+pub const EXAMPLES: &str = "Examples:
+  esimctl doctor
+  esimctl doctor --quiet                          prints only what is not fine
+  esimctl doctor --without nats,backup --json
+  esimctl doctor --secrets secrets/ --metrics /var/lib/node_exporter/esim_backup.prom
+
+It needs DATABASE_URL of the operator's role. NATS_URL with NATS_PASSWORD, the master keys, and files of metrics are
+optional; what they would show is a warning without them, until --without leaves it out. The metrics of CloudNativePG's
+pod are such a file, too: kubectl get --raw /api/v1/namespaces/esim/pods/esim-db-1:9187/proxy/metrics >db.prom
+
+Exit status: 0 everything is fine, 1 there are warnings, 2 there are faults (or arguments or settings are wrong). --json
+prints {\"state\":…,\"lines\":[{\"state\":…,\"area\":…,\"check\":…,\"found\":…,\"remedy\":…,\"see\":…}]}.";
+
+#[derive(Args, Clone, Debug)]
+pub struct Command {
+    /// Print only warnings and faults, and nothing if there are none
+    #[arg(long)]
+    quiet: bool,
+    /// Leave out the checks of these areas, separated by commas
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "AREA")]
+    without: Vec<Area>,
+    /// Address of NATS, for example `nats://host:4222` or `tls://host:4222`
+    ///
+    /// User and password may stand in it. Otherwise the user is `operator`, with `NATS_PASSWORD`.
+    #[arg(long, env = "NATS_URL", hide_env_values = true)]
+    nats_url: Option<SecretString>,
+    #[command(flatten)]
+    access: NatsAccess,
+    /// Prefix of the names of streams and subjects, as the services have it
+    #[arg(long, env = "STREAM_PREFIX", default_value = "")]
+    stream_prefix: String,
+    /// Number of servers that should keep a copy of each stream, as the services have it
+    #[arg(long, env = "STREAM_REPLICAS", default_value_t = 1)]
+    stream_replicas: u64,
+    #[command(flatten)]
+    master_key: MasterKeyConfig,
+    /// The name servers for webhooks, as notifier and ingress have them
+    #[arg(long, env = "WEBHOOK_RESOLVERS", value_parser = NameServers::parse, default_value = "")]
+    webhook_resolvers: NameServers,
+    /// Whether commits must wait for a standby, as the services have it
+    #[arg(
+        long,
+        env = "REQUIRE_SYNCHRONOUS",
+        default_value_t = false,
+        default_missing_value = "true",
+        num_args = 0..=1,
+        action = clap::ArgAction::Set
+    )]
+    require_synchronous: bool,
+    /// A file of metrics in Prometheus' format, with those of backups, drills and disks
+    ///
+    /// `deploy/backup` and `deploy/drill` write such files for `node_exporter`.
+    #[arg(long, value_name = "FILE")]
+    metrics: Vec<PathBuf>,
+    /// The folder that `esimctl secrets create` has made
+    ///
+    /// With it, the doctor logs in to PostgreSQL and NATS as each stage.
+    #[arg(long, value_name = "FOLDER")]
+    secrets: Option<PathBuf>,
+}
+
+impl Command {
+    fn wants(&self, area: Area) -> bool {
+        !self.without.contains(&area)
+    }
+}
+
+/// Runs all checks, prints their lines and returns the exit status.
+pub async fn run(command: &Command, console: &Console) -> anyhow::Result<u8> {
+    let options = console.database()?;
+    let mut lines = Vec::new();
+    let mut connection;
+    if command.wants(Area::Database) {
+        let mut found = Lines::of(Area::Database, &mut lines);
+        connection = database::check(command, options.clone(), &mut found).await;
+        if let Some(secrets) = &command.secrets {
+            roles::log_in(&options, secrets, &mut found).await;
+        }
+    } else {
+        // The other areas need a connection, too. If there is none, their lines are missing, and
+        // the reason is a fault all the same.
+        let mut none = Vec::new();
+        let mut found = Lines::of(Area::Database, &mut none);
+        connection = database::check(command, options, &mut found).await;
+        if connection.is_none() {
+            lines.extend(none.into_iter().filter(|line| line.state == State::Fault));
+        }
+    }
+    if let Some(connection) = &mut connection {
+        of_database(command, connection, &mut lines).await;
+    }
+    if command.wants(Area::Nats) {
+        nats::check(command, &mut Lines::of(Area::Nats, &mut lines)).await;
+    }
+    if command.wants(Area::Backup) {
+        files::check(&command.metrics, &mut Lines::of(Area::Backup, &mut lines));
+    }
+    print(command, console, &lines)
+}
+
+/// The areas that read the database.
+async fn of_database(command: &Command, connection: &mut PgConnection, lines: &mut Vec<Line>) {
+    if command.wants(Area::Keys) {
+        keys::check(command, connection, &mut Lines::of(Area::Keys, lines)).await;
+    }
+    if command.wants(Area::Stages) {
+        work::stages(connection, &mut Lines::of(Area::Stages, lines)).await;
+    }
+    if command.wants(Area::Work) {
+        work::check(connection, &mut Lines::of(Area::Work, lines)).await;
+    }
+    if command.wants(Area::Names) {
+        names::check(
+            &command.webhook_resolvers,
+            connection,
+            &mut Lines::of(Area::Names, lines),
+        )
+        .await;
+    }
+}
+
+fn print(command: &Command, console: &Console, lines: &[Line]) -> anyhow::Result<u8> {
+    let worst = lines.iter().map(|line| line.state).max();
+    let worst = worst.unwrap_or(State::Fine);
+    let shown: Vec<&Line> = lines
+        .iter()
+        .filter(|line| !command.quiet || line.state != State::Fine)
+        .collect();
+    if console.is_json() || !shown.is_empty() {
+        console.print(&json!({ "state": worst, "lines": shown }), || {
+            let mut text: Vec<String> = shown.iter().map(|line| line.text()).collect();
+            let count = |state| lines.iter().filter(|line| line.state == state).count();
+            text.push(format!(
+                "{} fine, {} warnings, {} faults",
+                count(State::Fine),
+                count(State::Warning),
+                count(State::Fault)
+            ));
+            text.join("\n")
+        })?;
+    }
+    Ok(worst as u8)
+}
+
+#[cfg(test)]
+mod tests {
+    /// The anchors of the headings of a page, as GitHub makes them.
+    fn anchors(page: &str) -> Vec<String> {
+        let headings = page.lines().filter(|line| line.starts_with("##"));
+        headings
+            .map(|line| {
+                let text = line.trim_start_matches('#').trim().to_lowercase();
+                let kept = text
+                    .chars()
+                    .filter(|c| c.is_alphanumeric() || *c == ' ' || *c == '-');
+                kept.collect::<String>().replace(' ', "-")
+            })
+            .collect()
+    }
+
+    #[test]
+    fn every_section_that_a_line_names_exists() {
+        let page = include_str!("../../../../docs/operations.md");
+        let anchors = anchors(page);
+        let sources = [
+            include_str!("database.rs"),
+            include_str!("roles.rs"),
+            include_str!("keys.rs"),
+            include_str!("nats.rs"),
+            include_str!("work.rs"),
+            include_str!("names.rs"),
+            include_str!("files.rs"),
+        ];
+        let mut named = 0;
+        for source in sources {
+            for rest in source.split("docs/operations.md#").skip(1) {
+                let anchor: String = rest
+                    .chars()
+                    .take_while(|c| c.is_alphanumeric() || *c == '-')
+                    .collect();
+                assert!(anchors.contains(&anchor), "{anchor} is no section");
+                named += 1;
+            }
+        }
+        assert!(named > 30, "{named}");
+    }
+}
