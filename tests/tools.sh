@@ -119,5 +119,5 @@ node_packages() {
   cp "$lock" "$target/complete"
 }
 
-# `node_tools` sets NODE_MODULES, with the tools of stage contract.
-node_tools() { node_packages node "$ROOT/tests/contract"; }
+# `node_tools` sets NODE_MODULES, with the tools of the TypeScript client, which stage contract uses, too.
+node_tools() { node_packages node "$ROOT/clients/typescript"; }

@@ -25,6 +25,10 @@ pub type PlacementId = Id<kind::Placement>;
 /// Identifies an option of the catalogue.
 pub type OptionId = Id<kind::ProductOption>;
 
+/// Identifies an endpoint of a partner. That of its first endpoint, which is the webhook URL of the
+/// specification, is the partner's own id.
+pub type EndpointId = Id<kind::Endpoint>;
+
 /// Identifies a delivery. Partners see it as a [`WebhookId`](crate::WebhookId).
 pub type DeliveryId = Id<kind::Delivery>;
 
@@ -40,6 +44,8 @@ pub mod kind {
     pub enum ProductOption {}
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub enum Delivery {}
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Endpoint {}
 }
 
 impl<Kind> Id<Kind> {
@@ -66,6 +72,13 @@ impl<Kind> From<Uuid> for Id<Kind> {
     }
 }
 
+impl PartnerId {
+    /// The id of the partner's first endpoint.
+    pub fn first_endpoint(self) -> EndpointId {
+        self.0.into()
+    }
+}
+
 impl<Kind> FromStr for Id<Kind> {
     type Err = uuid::Error;
 
@@ -87,6 +100,12 @@ impl<Kind> fmt::Debug for Id<Kind> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
+}
+
+/// The id of a scripted option of the sandbox, which is the same in every catalogue. The sandbox
+/// knows its options by it, and ingress those that make it misbehave.
+pub fn sandbox_option(name: &str) -> OptionId {
+    Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("sandbox/{name}").as_bytes()).into()
 }
 
 #[cfg(test)]

@@ -55,6 +55,8 @@ pub enum Effect {
     CommitAttempts,
     /// The group commit of deliveries without a webhook URL.
     CommitNoEndpoint,
+    /// The creation of the deliveries to a partner's further endpoints.
+    CommitFanOut,
 }
 
 impl Effect {
@@ -72,7 +74,9 @@ impl Effect {
             | Self::CommitHealth
             | Self::CommitProbe
             | Self::CommitOutcomes => &["provisioner"],
-            Self::Webhook | Self::CommitAttempts | Self::CommitNoEndpoint => &["notifier"],
+            Self::Webhook | Self::CommitAttempts | Self::CommitNoEndpoint | Self::CommitFanOut => {
+                &["notifier"]
+            }
         }
     }
 }

@@ -23,6 +23,8 @@ pub struct DeliveryView {
     pub order_id: Uuid,
     pub external_order_id: String,
     pub partner_id: Uuid,
+    /// The endpoint that it goes to. That of the first one is the partner's id.
+    pub endpoint_id: Uuid,
     /// `pending`, `delivered`, `exhausted` or `no_endpoint`.
     pub state: String,
     /// The number of ended attempts.
@@ -108,7 +110,7 @@ pub async fn list(
     let views = sqlx::query_as!(
         DeliveryView,
         r#"SELECT d.delivery_id, d.topup_id AS "topup_id!", o.order_id, o.external_order_id, d.partner_id,
-                  d.state, d.attempt AS attempts, d.attempted_at, d.status, d.error,
+                  coalesce(d.endpoint_id, d.partner_id) AS "endpoint_id!", d.state, d.attempt AS attempts, d.attempted_at, d.status, d.error,
                   (SELECT w.at FROM work w WHERE w.id = d.delivery_id) AS due_at,
                   d.delivered_at, d.created_at, e.erased_at AS "erased_at?"
            FROM deliveries d
@@ -343,11 +345,11 @@ pub async fn attempts(
 pub struct Resendable {
     /// `pending`, `delivered`, `exhausted` or `no_endpoint`.
     pub state: String,
-    /// Whether the partner has a URL now.
+    /// Whether the endpoint has a URL now.
     pub(crate) has_url: bool,
-    /// It makes no sense to send it again: the profile of the topup was erased, or the event is a
-    /// test, is no longer wanted, or reports a failed topup that got ready or whose order was
-    /// refused or cancelled.
+    /// It makes no sense to send it again: the profile of the topup was erased, the endpoint was
+    /// deleted, or the event is a test, is no longer wanted, or reports a failed topup that got
+    /// ready or whose order was refused or cancelled.
     pub pointless: bool,
     /// It is due soon anyway, or an attempt is in flight.
     pub(crate) due: bool,
@@ -364,12 +366,13 @@ pub async fn resendable(
 ) -> Result<Option<Resendable>> {
     let read = sqlx::query_as!(
         Resendable,
-        r#"SELECT d.state, p.webhook_url IS NOT NULL AS "has_url!",
+        r#"SELECT d.state, (d.endpoint_id IS NOT NULL OR p.webhook_url IS NOT NULL) AS "has_url!",
                   -- For events, the same conditions as in the claim (`deliveries::claim`).
-                  CASE d.kind
+                  d.endpoint_id IS NOT NULL AND f.endpoint_id IS NULL
+                  OR CASE d.kind
                       WHEN 'topup.ready' THEN e.erased_at IS NOT NULL
                       WHEN 'webhook.test' THEN true
-                      ELSE d.kind <> ALL (p.webhook_events)
+                      ELSE d.kind <> ALL (CASE WHEN d.endpoint_id IS NULL THEN p.webhook_events ELSE f.events END)
                            OR (d.kind = 'topup.failed'
                                AND (t.state = 'failed' AND o.refused_at IS NULL AND e.ready_at IS NULL) IS NOT TRUE)
                   END AS "pointless!",
@@ -382,6 +385,9 @@ pub async fn resendable(
                   clock_timestamp() AS "now!"
            FROM deliveries d
            JOIN partners p ON p.partner_id = d.partner_id
+           -- In a query of its own with a LIMIT, so that it is looked up by its id, and only if there is one.
+           LEFT JOIN LATERAL (
+               SELECT * FROM further_endpoints one WHERE one.endpoint_id = d.endpoint_id LIMIT 1) f ON true
            LEFT JOIN work w ON w.id = d.delivery_id
            LEFT JOIN orders o ON o.order_id = d.order_id
            LEFT JOIN topups t ON t.topup_id = d.topup_id
@@ -431,7 +437,8 @@ pub async fn replay(
         Replayed,
         r#"WITH chosen AS MATERIALIZED (
              -- The filter again, because a row may have changed since it was chosen.
-             SELECT delivery_id, partner_id, kind, attempt, state, attempted_at, duration_ms, status, created_at
+             SELECT delivery_id, partner_id, endpoint_id, kind, attempt, state, attempted_at, duration_ms, status,
+                    created_at
              FROM deliveries d
              WHERE delivery_id = ANY ($1) AND kind <> 'webhook.test'
                AND ($2::text IS NULL OR state = $2)
@@ -445,6 +452,8 @@ pub async fn replay(
                         AND (SELECT at FROM work w WHERE w.id = d.delivery_id)
                             > now() + make_interval(secs => $3)))
                AND NOT EXISTS (SELECT FROM esims e WHERE e.topup_id = d.topup_id AND e.erased_at IS NOT NULL)
+               AND (endpoint_id IS NULL
+                    OR EXISTS (SELECT FROM further_endpoints f WHERE f.endpoint_id = d.endpoint_id))
              ORDER BY delivery_id
              FOR UPDATE
          ), kept AS (
@@ -455,7 +464,7 @@ pub async fn replay(
              ON CONFLICT DO NOTHING
          ), due AS (
              INSERT INTO work AS w (id, kind, provider, lane, partner_id, at)
-             SELECT delivery_id, 'deliver', '', '', partner_id, now() FROM chosen
+             SELECT delivery_id, 'deliver', '', coalesce(endpoint_id::text, ''), partner_id, now() FROM chosen
              ON CONFLICT (id) DO UPDATE SET at = excluded.at
          ), released AS (
              DELETE FROM held WHERE id = ANY (ARRAY (SELECT delivery_id FROM chosen))

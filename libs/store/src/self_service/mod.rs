@@ -1,5 +1,4 @@
-//! What a partner sees and changes itself: its account, orders, units, deliveries and webhook
-//! endpoint.
+//! What a partner sees and changes itself: its account, orders, units, deliveries and endpoints.
 //!
 //! The self-service handlers of ingress call these functions, after they have checked the signature
 //! of the request. Guarantee: every statement filters by the partner (that of the catalogue by the
@@ -12,7 +11,9 @@
 
 mod account;
 mod deliveries;
+mod endpoints;
 mod orders;
+mod sandbox;
 mod webhooks;
 
 use domain::PartnerId;
@@ -21,13 +22,18 @@ use sqlx::PgConnection;
 pub(crate) use self::orders::first_id;
 pub use self::{
     account::{Account, OfferedOption, account, options, rotate},
-    deliveries::{Delivery, Redelivered, attempts, delivery, redeliver},
+    deliveries::{Delivery, FurtherDelivery, Redelivered, attempts, delivery, redeliver},
+    endpoints::{
+        AnyEndpoint, PauseChanged, change_endpoint, create_endpoint, delete_endpoint, endpoints,
+        pause_endpoint, resume_endpoint,
+    },
     orders::{
         OrderHead, OrderPage, OrderState, Unit, UnitState, Units, count, order, orders, unit, units,
     },
+    sandbox::{Made, expire_keys},
     webhooks::{
-        Endpoint, Position, StoredWebhook, endpoint, set_webhook, webhook_secrets, webhook_url,
-        webhooks,
+        Endpoint, Position, Stored, StoredWebhook, endpoint, set_webhook, webhook_secrets,
+        webhook_url, webhooks,
     },
 };
 pub use crate::operator::deliveries::AttemptView as Attempt;

@@ -163,6 +163,13 @@ fn address_of(server: &PostgresServer) -> String {
     format!("{}:{}", url.host_str().unwrap(), url.port().unwrap())
 }
 
+/// The pool of a process that reaches the server by the route.
+fn through(route: &Route, server: &PostgresServer) -> Database {
+    let mut url: Url = server.url().parse().unwrap();
+    url.set_port(Some(route.address.port())).unwrap();
+    config(url.as_str()).open("store tests").unwrap()
+}
+
 /// A migrated primary with an asynchronous standby and one provider, and a pool that reaches the
 /// primary by a route.
 struct Pair {
@@ -186,9 +193,7 @@ impl Pair {
             .unwrap();
         let standby = primary.start_standby(folder.path()).await.unwrap();
         let route = Route::to(&primary).await;
-        let mut url: Url = primary.url().parse().unwrap();
-        url.set_port(Some(route.address.port())).unwrap();
-        let database = config(url.as_str()).open("store tests").unwrap();
+        let database = through(&route, &primary);
         Self {
             primary,
             standby,
@@ -245,6 +250,23 @@ async fn after_the_loss_of_the_primary_a_synchronous_standby_goes_on_and_an_asyn
         assert_eq!(pulse.losses, u64::from(!is_synchronous));
         assert!(!pulse.is_replicated);
     }
+}
+
+#[tokio::test]
+async fn a_process_that_slept_since_the_standby_was_missing_raises_no_alarm() {
+    let mut pair = Pair::start().await;
+    assert!(!pair.database.pulse().await.unwrap().is_replicated);
+    pair.primary.require_standby().await.unwrap();
+    // Another process sees that commits wait for the standby now.
+    let other = through(&pair.route, &pair.primary);
+    assert!(other.pulse().await.unwrap().is_replicated);
+    pair.primary.stop_immediately().await.unwrap();
+    pair.fail_over().await;
+    testkit::wait::soon("a write on the new primary", async || {
+        Ok(pair.write("b").await.is_ok().then_some(()))
+    })
+    .await;
+    assert!(!pair.is_fenced().await);
 }
 
 #[tokio::test]

@@ -152,9 +152,10 @@ pub(crate) enum Code {
     ))]
     ContentSha256Invalid,
 
-    /// Only sandbox accounts may listen for webhooks, because listening is meant for development.
-    /// Use the keys of a sandbox account; a live account receives webhooks at its webhook URL.
-    #[strum(props(status = 403, message = "Only sandbox accounts can listen"))]
+    /// Only sandbox accounts may send this request, because it is meant for development: listening
+    /// for webhooks, or making an event. Use the keys of a sandbox account. A live account receives
+    /// webhooks at its webhook URL, and events when they happen.
+    #[strum(props(status = 403, message = "Only sandbox accounts can do this"))]
     SandboxOnly,
 
     // Create-order.
@@ -287,12 +288,31 @@ pub(crate) enum Code {
     #[strum(props(status = 422, message = "Wait must be a whole number of seconds"))]
     WaitInvalid,
 
+    /// `endpoint_id` is not the id of an endpoint, which is a UUID with hyphens. `GET /endpoints`
+    /// lists yours.
+    #[strum(props(status = 422, message = "Endpoint id must be a UUID"))]
+    EndpointIdInvalid,
+
     /// `events` is not a list of names of further events. The message names the events that you can
     /// ask for. An empty list means that you want none.
     #[strum(props(status = 422, message = "Events must be a list of {}"))]
     EventsInvalid,
 
-    /// The body has neither `url` nor `events`, so there is nothing to change. Send a string as
+    /// `type` does not name an event that can be made in the sandbox. The message names those that
+    /// can. The other events follow from what you order or ask for: a `topup.failed` from an order
+    /// of the sandbox option `partly`, and a `webhook.test` from `POST /webhook/test`.
+    #[strum(props(status = 422, message = "Type must be {}"))]
+    EventTypeInvalid,
+
+    /// `headers` cannot be used; the message says why. It must be an object of at most 10 headers with
+    /// string values, together at most 4096 bytes. A name has letters, digits, `-` and `_`. Names
+    /// that frame a request or that we set ourselves are refused, for example `Host`, `Connection`,
+    /// `Content-Type` and those that begin with `webhook-`.
+    #[strum(props(status = 422, message = "Headers are invalid: {}"))]
+    HeadersInvalid,
+
+    /// The body has neither `url` nor `events`, so there is nothing to change. For a further endpoint
+    /// it has no `headers` either. To create one, `url` is required. Send a string as
     /// `url` to set the URL, or `null` to remove it.
     #[strum(props(
         status = 422,
@@ -365,6 +385,14 @@ pub(crate) enum Code {
     ))]
     EventVoid,
 
+    /// You do not ask for events of this type, so we would not send it. Ask for them with `PUT
+    /// /webhook` and the list `events`, and make the event then.
+    #[strum(props(
+        status = 409,
+        message = "The account does not ask for events of this type; ask for them with PUT /webhook first"
+    ))]
+    EventNotWanted,
+
     /// Your account has no webhook URL, so there is nowhere to send the webhook. Set a URL with
     /// `PUT /webhook`; the webhooks that wait for a URL are then sent.
     #[strum(props(
@@ -373,13 +401,30 @@ pub(crate) enum Code {
     ))]
     WebhookUrlMissing,
 
-    /// We have paused your endpoint, so nothing is sent to it. Ask us to resume it; the webhooks
-    /// that wait are then sent.
+    /// The endpoint is paused, so nothing is sent to it. If you paused it, resume it with `POST
+    /// /endpoints/{endpoint_id}/resume`. If we paused it, ask us to resume it. The webhooks that wait
+    /// are then sent.
     #[strum(props(
         status = 409,
-        message = "The webhook endpoint is paused; ask us to resume it"
+        message = "The webhook endpoint is paused; resume it, or ask us to if we paused it"
     ))]
     WebhookPaused,
+
+    /// Your account has as many endpoints as an account can have, which is ten with the first one.
+    /// Delete one that you no longer need.
+    #[strum(props(
+        status = 409,
+        message = "The account has {} endpoints, which is the maximum; delete one first"
+    ))]
+    TooManyEndpoints,
+
+    /// This is the first endpoint of your account, which is its webhook URL. It cannot be deleted, and
+    /// has no headers of its own. Change or remove its URL and its events with `PUT /webhook`.
+    #[strum(props(
+        status = 409,
+        message = "This is the account's first endpoint; change it with PUT /webhook"
+    ))]
+    FirstEndpoint,
 
     /// You or we have changed your keys or your webhook secret, and the old ones are still valid.
     /// There can be only one old pair of keys, and one old secret, beside the new one. Try again
@@ -430,8 +475,8 @@ pub(crate) enum Code {
     ))]
     RedeliveredRecently,
 
-    /// The last test of your endpoint was less than 10 s ago. Ask for the next test after
-    /// `Retry-After` seconds.
+    /// The last test of your endpoint, or the last event that you made in the sandbox, was less than
+    /// 10 s ago. Ask for the next one after `Retry-After` seconds.
     #[strum(props(
         status = 429,
         message = "The last test was a moment ago; try again after Retry-After seconds"

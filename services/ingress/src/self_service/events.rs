@@ -11,10 +11,13 @@ use axum::{
     http::{StatusCode, Uri},
     response::Response,
 };
-use domain::{DeliveryId, WebhookId};
+use domain::{DeliveryId, EndpointId, WebhookId};
 use serde::Serialize;
 use store::{
-    deliveries::events::{self, Page, Tested, View},
+    deliveries::{
+        endpoints::EndpointKey,
+        events::{self, Page, Tested, View},
+    },
     self_service,
 };
 use time::{OffsetDateTime, serde::rfc3339};
@@ -55,6 +58,9 @@ pub(super) struct Event<'a> {
     /// The type: `webhook.test`, or a further event such as `topup.failed`.
     #[serde(rename = "type")]
     kind: &'a str,
+    /// The endpoint that it goes to, from `GET /endpoints`.
+    #[schema(value_type = Uuid)]
+    endpoint_id: EndpointId,
     /// The topup that a `topup.failed` is about; null for other events.
     topup_id: Option<&'a str>,
     /// The state of its delivery: `pending` (it is or will be sent), `delivered`, `exhausted` (the
@@ -70,10 +76,11 @@ pub(super) struct Event<'a> {
 }
 
 impl<'a> Event<'a> {
-    fn new(view: &'a View) -> Self {
+    pub(super) fn new(view: &'a View) -> Self {
         Self {
             event_id: &view.event_id,
             kind: &view.kind,
+            endpoint_id: view.endpoint_id,
             topup_id: view.topup_id.as_deref(),
             state: &view.state,
             created_at: view.created_at,
@@ -100,7 +107,7 @@ pub(super) struct Events<'a> {
     next_cursor: Option<String>,
 }
 
-/// List the events of the webhook endpoint
+/// List the events of all endpoints
 ///
 /// The newest come first. The webhooks of ready topups are not among them; look the topups up
 /// instead. Events are kept for 30 days.
@@ -146,7 +153,7 @@ pub(super) async fn show(
     detail(&session, StatusCode::OK, &event).await
 }
 
-async fn find(session: &Session, id: DeliveryId) -> Result<Option<View>, ApiError> {
+pub(super) async fn find(session: &Session, id: DeliveryId) -> Result<Option<View>, ApiError> {
     session
         .run(async |connection, partner| events::find(connection, Some(partner), id).await)
         .await
@@ -186,7 +193,7 @@ pub(super) struct EventRedelivery<'a> {
         (status = 429, description = "The last attempt began less than a minute ago (`redelivered_recently`); `Retry-After` says when to try again", body = super::described::Message)))]
 pub(super) async fn redeliver(session: Session, Id(id): Id<EventId>) -> Result<Response, ApiError> {
     let id = WebhookId::Event(id.0);
-    send_again(&session, &id).await?;
+    send_again(&session, &id, None).await?;
     Ok(json(
         StatusCode::ACCEPTED,
         &EventRedelivery {
@@ -205,14 +212,23 @@ pub(super) async fn redeliver(session: Session, Id(id): Id<EventId>) -> Result<R
     responses(
         (status = 200, description = "The outcome: `delivered`, or `exhausted`, which means that the test failed for the reason in its attempt", body = EventDetail),
         (status = 202, description = "The outcome is not known yet, because the test is not sent or your endpoint is slow: look the event up", body = EventDetail),
-        (status = 409, description = "No webhook URL is set (`webhook_url_missing`), or we have paused the endpoint (`webhook_paused`)", body = super::described::Message),
+        (status = 409, description = "No webhook URL is set (`webhook_url_missing`), or the endpoint is paused (`webhook_paused`)", body = super::described::Message),
         (status = 429, description = "The last test was a moment ago (`tested_recently`); `Retry-After` says when to try again", body = super::described::Message)))]
 pub(super) async fn test(session: Session) -> Result<Response, ApiError> {
+    let first = EndpointKey::first(session.id());
+    test_endpoint(&session, first).await
+}
+
+/// Tests an endpoint, of which the caller knows that it is the partner's.
+pub(super) async fn test_endpoint(
+    session: &Session,
+    endpoint: EndpointKey,
+) -> Result<Response, ApiError> {
     let limits = &session.app.limits;
     let stop = &session.service().stop;
     let interval = limits.webhook_test_interval;
     let testing =
-        session.run(async |connection, partner| events::test(connection, partner, interval).await);
+        session.run(async |connection, _| events::test(connection, endpoint, interval).await);
     let id = match testing.await? {
         Tested::Due(id) => id,
         Tested::TooSoon(wait) => {
@@ -227,11 +243,11 @@ pub(super) async fn test(session: Session) -> Result<Response, ApiError> {
     loop {
         stop.run_until_cancelled(tokio::time::sleep(LOOK)).await;
         let late = Instant::now() >= deadline || stop.is_cancelled();
-        match find(&session, id).await {
+        match find(session, id).await {
             Ok(Some(event)) if event.state != "pending" => {
-                return detail(&session, StatusCode::OK, &event).await;
+                return detail(session, StatusCode::OK, &event).await;
             }
-            Ok(Some(event)) if late => return detail(&session, StatusCode::ACCEPTED, &event).await,
+            Ok(Some(event)) if late => return detail(session, StatusCode::ACCEPTED, &event).await,
             Ok(None) => return Err(Code::NotFound.into()),
             Err(error) if late => return Err(error),
             // A database that is busy delays only this answer and not the test, so an error is

@@ -16,12 +16,14 @@
 
 mod account;
 pub(crate) mod described;
+mod endpoints;
 mod events;
 mod listen;
 pub(crate) mod openapi;
 mod options;
 mod orders;
 mod query;
+mod sandbox;
 mod topups;
 mod webhook;
 
@@ -116,7 +118,19 @@ fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
             "/webhook/events/{event_id}/redeliver",
             post(events::redeliver),
         ),
+        ("/endpoints", get(endpoints::list).post(endpoints::create)),
+        (
+            "/endpoints/{endpoint_id}",
+            get(endpoints::show)
+                .put(endpoints::change)
+                .delete(endpoints::delete),
+        ),
+        ("/endpoints/{endpoint_id}/secret", post(endpoints::secret)),
+        ("/endpoints/{endpoint_id}/pause", post(endpoints::pause)),
+        ("/endpoints/{endpoint_id}/resume", post(endpoints::resume)),
+        ("/endpoints/{endpoint_id}/test", post(endpoints::test)),
         ("/keys", post(account::rotate)),
+        ("/sandbox/events", post(sandbox::make_event)),
     ]
 }
 

@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use domain::{DeliveryId, PartnerId, WebhookId};
+use store::deliveries::endpoints::EndpointKey;
 use store::deliveries::events::{self, Kind, Tested, View};
 use store::{partners, self_service};
 use testkit::receiver::{Answer, Received, Signature};
@@ -14,7 +15,7 @@ use crate::support::{Bench, PATIENCE};
 impl Bench {
     async fn test_endpoint(&self, partner: PartnerId) -> DeliveryId {
         let mut connection = self.pool.acquire().await.unwrap();
-        match events::test(&mut connection, partner, Duration::ZERO)
+        match events::test(&mut connection, EndpointKey::first(partner), Duration::ZERO)
             .await
             .unwrap()
         {
