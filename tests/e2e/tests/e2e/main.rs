@@ -15,7 +15,8 @@
 //! - [`cells`]: a partner moves from one cell to another.
 //! - [`faults`], [`database_away`]: processes, servers and connections fail.
 //! - [`forged`]: messages of an attacker with a stage's credentials.
-//! - [`limits`], [`limits_memory`]: overload is answered, and the other partners keep their share.
+//! - [`limits`], [`limits_memory`], [`shares`]: overload is answered, and the other partners keep
+//!   their share.
 //! - [`isolation`]: an option that hangs or fails does not stop the others.
 //! - [`qr`]: only pictures of sent codes are drawn, where the operator wants it.
 //! - [`tampered`]: changed and repeated requests are refused.
@@ -52,6 +53,7 @@ mod replicas;
 mod resilience;
 mod rotation;
 mod settings;
+mod shares;
 mod shell;
 mod shop;
 mod spec;
