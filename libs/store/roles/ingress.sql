@@ -27,7 +27,7 @@ GRANT UPDATE (access_key, secret_key, old_access_key, old_secret_key, old_keys_u
               webhook_secret, old_webhook_secret, old_webhook_secret_until) ON partners TO esim_ingress;
 GRANT UPDATE ON configuration_version TO esim_ingress;
 GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_ingress;
-GRANT INSERT (delivery_id, partner_id, kind, created_at) ON deliveries TO esim_ingress;
+GRANT INSERT (delivery_id, partner_id, kind, created_at, credential, ends_at) ON deliveries TO esim_ingress;
 GRANT INSERT ON delivery_attempts TO esim_ingress;
 GRANT INSERT, UPDATE ON work TO esim_ingress;
 GRANT DELETE ON held TO esim_ingress;

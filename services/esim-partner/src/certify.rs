@@ -214,24 +214,21 @@ async fn first(endpoint: &mut Endpoint, secret: &Secret, timeout: Duration) {
     let texts = ["good", "a webhook with a valid signature", remedy];
     let remedy = "answer as soon as the webhook is stored, and do the rest later: an answer after 15 s counts as a failure, and slow answers hold up your other webhooks";
     let timed = ["quick", "the same, timed", remedy];
-    match endpoint.refuses_valid {
-        Some(reason) => {
-            endpoint.skip(texts, reason);
-            endpoint.skip(timed, reason);
+    if let Some(reason) = endpoint.refuses_valid {
+        endpoint.skip(texts, reason);
+        endpoint.skip(timed, reason);
+    } else {
+        endpoint.note(texts, answer.is_acknowledged(), answer.summary());
+        if !answer.is_acknowledged() {
+            endpoint.refuses_valid = Some("good");
         }
-        None => {
-            endpoint.note(texts, answer.is_acknowledged(), answer.summary());
-            if !answer.is_acknowledged() {
-                endpoint.refuses_valid = Some("good");
-            }
-            if let Answer::Status(_, took) = answer {
-                let quick = took < SLOW.min(timeout / 2);
-                endpoint.note(timed, quick, answer.summary());
-            } else {
-                // Without an answer, there is also none to a forged webhook.
-                endpoint.skip(timed, "good");
-                endpoint.accepts_forged = Some("good");
-            }
+        if let Answer::Status(_, took) = answer {
+            let quick = took < SLOW.min(timeout / 2);
+            endpoint.note(timed, quick, answer.summary());
+        } else {
+            // Without an answer, there is also none to a forged webhook.
+            endpoint.skip(timed, "good");
+            endpoint.accepts_forged = Some("good");
         }
     }
     let sent = "the same webhook again, with the same webhook-id";

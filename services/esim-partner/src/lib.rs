@@ -142,12 +142,13 @@ enum AccountCommand {
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
         qty: u32,
     },
-    /// Order a sandbox option that behaves as its name says
+    /// Order a sandbox option that behaves as its name says, or make an event
     ///
-    /// It shows how your system copes with each outcome, for example with a refusal or a late eSIM.
+    /// It shows how your system copes with each outcome, for example with a refusal, a lost answer,
+    /// a late eSIM, or keys that end soon.
     #[command(after_help = TRIGGER_EXAMPLES)]
     Trigger {
-        /// The outcome, such as `ready` or `partly`; without it the command lists the outcomes
+        /// The outcome, such as `ready`, `partly` or `key.expiring`; without it the command lists the outcomes
         outcome: Option<String>,
         /// The number of eSIMs to order
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]

@@ -23,6 +23,7 @@ pub(crate) mod openapi;
 mod options;
 mod orders;
 mod query;
+mod sandbox;
 mod topups;
 mod webhook;
 
@@ -122,6 +123,7 @@ fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
             post(events::redeliver),
         ),
         ("/keys", post(account::rotate)),
+        ("/sandbox/events", post(sandbox::make_event)),
     ]
 }
 

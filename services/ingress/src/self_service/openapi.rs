@@ -21,7 +21,7 @@ use super::{
         NotFound, Overloaded, TooManyRequests, TopupFailed, Unauthorized, Unprocessable,
         WebhookTest,
     },
-    events, listen, options, orders, topups, webhook,
+    events, listen, options, orders, sandbox, topups, webhook,
 };
 use crate::{http::codes::Code, orders::create};
 
@@ -44,7 +44,7 @@ const PREFIX: &str = "X-Service-";
         create::create_order, orders::list, orders::show, orders::cancel, topups::show, topups::deliveries,
         topups::redeliver, options::list, account::show, account::rotate, webhook::show, webhook::set,
         webhook::rotate_secret, listen::listen, events::test, events::list, events::show,
-        events::redeliver
+        events::redeliver, sandbox::make_event
     ),
     components(
         schemas(webhooks::body::Body, TopupFailed, KeyExpiring, WebhookTest, Message, Messages, Denied),

@@ -67,6 +67,19 @@ impl Deliver {
     }
 }
 
+/// Logs that a batch was not recorded. Of the failures of one outage, one is logged each second.
+fn log_failure(error: &store::Error, items: usize, what: &'static str) {
+    if let Some(others) = outage::DATABASE.failed() {
+        tracing::error!(
+            %error,
+            others,
+            items,
+            what,
+            "cannot record a batch; it is kept in memory and tried again"
+        );
+    }
+}
+
 /// The group commit that records ended attempts.
 pub(super) struct Attempts {
     database: Database,
@@ -100,16 +113,7 @@ impl Writer for Attempts {
         };
         perform(Effect::CommitAttempts, self.database.run(record))
             .await
-            .inspect_err(|error| {
-                if let Some(others) = outage::DATABASE.failed() {
-                    tracing::error!(
-                        %error,
-                        others,
-                        attempts = items.len(),
-                        "cannot record a batch of attempts; it is kept in memory and tried again"
-                    );
-                }
-            })
+            .inspect_err(|error| log_failure(error, items.len(), "attempts to deliver"))
     }
 
     /// An acknowledged first attempt holds nothing up: the webhook has arrived and its permit is
@@ -148,13 +152,7 @@ impl Writer for WithoutUrl {
         perform(Effect::CommitNoEndpoint, self.0.run(set))
             .await
             .inspect_err(|error| {
-                if let Some(others) = outage::DATABASE.failed() {
-                    tracing::error!(
-                        %error,
-                        others,
-                        "cannot record that deliveries have no webhook URL; trying again"
-                    );
-                }
+                log_failure(error, items.len(), "deliveries without a webhook URL");
             })?;
         Ok(vec![(); items.len()])
     }

@@ -19,6 +19,7 @@
 //!   their share.
 //! - [`isolation`]: an option that hangs or fails does not stop the others.
 //! - [`qr`]: only pictures of sent codes are drawn, where the operator wants it.
+//! - [`mishaps`]: what the sandbox does on demand.
 //! - [`tampered`]: changed and repeated requests are refused.
 //! - [`settings`]: invalid settings are refused.
 
@@ -42,6 +43,7 @@ mod forwarder;
 mod isolation;
 mod limits;
 mod limits_memory;
+mod mishaps;
 mod nats_quorum;
 mod ordering;
 mod pages;

@@ -68,12 +68,21 @@ pub const ROWS: &[Row] = &rows! {
         => Unprocessable(&["Parameter url is unknown; this request does not have it"]);
     "403: a live account listens", |w| {
         w.stack.client(&w.live).expect("a client").get("/v1/api_partner/webhook/listen")
-    } => Error(403, "Only sandbox accounts can listen");
+    } => Error(403, "Only sandbox accounts can do this");
     "422: all parameters of listening at fault are named",
         |w| get(w, "/webhook/listen").query("limit=0&cursor=MQ&created_after=x&wait=-1")
         => Unprocessable(&["Limit must be an integer from 1 to 100",
             "Cursor is invalid; send next_cursor unchanged or leave it out",
             "Created after must be a time such as 2026-11-22T00:00:00Z", "Wait must be a whole number of seconds"]);
+    "403: a live account makes an event", |w| {
+        let client = w.stack.client(&w.live).expect("a client");
+        client.post(r#"{"type": "key.expiring"}"#).path("/v1/api_partner/sandbox/events")
+    } => Error(403, "Only sandbox accounts can do this");
+    "422: an event that cannot be made", |w| w.post("{}").path("/api/v1/api_partner/sandbox/events")
+        => Unprocessable(&["Type must be key.expiring"]);
+    "400: an event that isn't JSON", |w| w.post("key.expiring").path("/v1/api_partner/sandbox/events")
+        => Error(400, "Invalid JSON format");
+    "405: GET on making an event", |w| get(w, "/sandbox/events") => NOT_ALLOWED;
     "405: POST on listening", |w| ask(w, "POST", "/webhook/listen") => NOT_ALLOWED;
     "400: a webhook URL that isn't JSON",
         |w| w.post("url").method("PUT").path("/api/v1/api_partner/webhook") => Error(400, "Invalid JSON format");
