@@ -13,7 +13,8 @@
 //!   holds the credentials.
 //! - Working: [`worker`] makes tickets from messages and from due work, and lets the stage work on
 //!   their rows. The tickets wait in queues for [`permits`], which bound how many rows a stage
-//!   works on at once, and share this number between lanes and partners.
+//!   works on at once, and share this number between lanes and partners. `pace` lowers the share
+//!   of partners whose attempts are slow.
 //! - Storing: [`group_commit`] writes many items with one statement.
 //! - Across all of them: [`timing`] has the times that several stages must agree on, [`trace`]
 //!   connects the spans of one order, [`metrics`] measures, [`pulse`] watches PostgreSQL, and
@@ -25,6 +26,7 @@ pub mod effect;
 pub mod group_commit;
 mod majority;
 pub mod metrics;
+mod pace;
 pub mod payload;
 pub mod permits;
 pub mod publish;

@@ -13,6 +13,9 @@
 //! - A lane, and a partner, also has a limit of its own. The limit of a lane may change at any
 //!   time, see [`LaneState`]. Within the limit of a lane, too, a queue holds at most half of what
 //!   it could reach: of a limit of 12 the first queue gets 6 and the second gets 3.
+//! - With [`Limits::slow_attempt`], a partner has a small share until its attempts have turned out
+//!   to be quick, as `pace` notes them. All partners with slow attempts together hold at most half
+//!   of the permits, and half of those of a lane.
 //!
 //! [`crate::queues`] asks for permits on behalf of waiting tickets. A stage gets a permit together
 //! with a row. It may count the permit for another lane ([`Permit::move_to`]), and returns it by
@@ -22,15 +25,22 @@ use std::{
     collections::HashMap,
     hash::Hash,
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use domain::PartnerId;
 use runtime::lock;
 
+use crate::pace::{Pace, Paces};
+
 /// The queues of one lane, or of one partner, hold at most this many times the number of free
 /// permits, which is three quarters of the permits that they could reach.
 const SHARED_BY_QUEUES: usize = 3;
+
+/// A partner whose attempts are slow, or not known yet, holds at most this part of the permits.
+const UNPROVEN_PART: usize = 64;
+/// The number of permits that such a partner may hold in any case, if the other limits allow it.
+const UNPROVEN_LEAST: usize = 8;
 
 /// How much a stage may work on at once.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +51,10 @@ pub struct Limits {
     pub per_lane: usize,
     /// Maximum number of rows of one partner in flight.
     pub per_partner: usize,
+    /// An attempt that takes at least this long is slow, and its partner gets a smaller share, so
+    /// that many slow partners together leave room for the others. `None` gives all partners the
+    /// same share, however long their attempts take.
+    pub slow_attempt: Option<Duration>,
     /// A queue whose first ticket has waited for this long is slow: its further fresh tickets are
     /// deferred.
     pub slow: Duration,
@@ -98,6 +112,7 @@ struct InUse {
     by_lane: HashMap<Arc<str>, usize>,
     by_partner: HashMap<PartnerId, usize>,
     by_queue: HashMap<QueueKey, usize>,
+    paces: Paces,
 }
 
 /// The permission to work on one row. It is returned when it is dropped.
@@ -132,11 +147,27 @@ impl Permit {
         }
         fits
     }
+
+    /// Notes how long the attempt under this permit took, so that the share of its partner follows
+    /// from it.
+    pub fn attempted(&self, took: Duration) {
+        if let Some(slow) = self.permits.limits.slow_attempt {
+            let mut in_use = lock(&self.permits.in_use);
+            in_use
+                .paces
+                .attempted(self.key.partner, took >= slow, Instant::now());
+        }
+    }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        lock(&self.permits.in_use).remove(&self.key);
+        let mut in_use = lock(&self.permits.in_use);
+        in_use.remove(&self.key);
+        if in_use.of_partner(self.key.partner) == 0 {
+            in_use.paces.end(self.key.partner);
+        }
+        drop(in_use);
         (self.permits.on_release)();
     }
 }
@@ -167,10 +198,16 @@ impl Permits {
     pub(crate) fn try_acquire(self: &Arc<Self>, key: &QueueKey) -> Option<Permit> {
         let lane_limit = self.lane_limit(&key.lane);
         let mut in_use = lock(&self.in_use);
-        if !self.may_hold_another(&in_use, key, lane_limit) {
+        let now = Instant::now();
+        if !self.may_hold_another(&in_use, key, lane_limit)
+            || !self.pace_allows(&in_use, key, lane_limit, now)
+        {
             return None;
         }
         in_use.add(key);
+        if self.limits.slow_attempt.is_some() && in_use.of_partner(key.partner) == 1 {
+            in_use.paces.begin(key.partner, now);
+        }
         Some(Permit {
             permits: Arc::clone(self),
             key: key.clone(),
@@ -193,6 +230,41 @@ impl Permits {
         let lane_has_room =
             key.lane.is_empty() || (of_lane < free * SHARED_BY_QUEUES && of_queue < free_in_lane);
         queue_has_room && partner_has_room && lane_has_room
+    }
+
+    /// Whether the pace of a partner allows it another permit. A partner whose attempts are known to
+    /// be quick has no further limit.
+    fn pace_allows(&self, in_use: &InUse, key: &QueueKey, lane_limit: usize, now: Instant) -> bool {
+        let Some(slow) = self.limits.slow_attempt else {
+            return true;
+        };
+        let pace = |partner| in_use.paces.of(partner, slow, now);
+        let own = pace(key.partner);
+        if own == Pace::Quick {
+            return true;
+        }
+        let unproven = (self.limits.permits / UNPROVEN_PART).max(UNPROVEN_LEAST);
+        if in_use.of_partner(key.partner) >= unproven {
+            return false;
+        }
+        if own == Pace::Unproven {
+            return true;
+        }
+        let mut of_slow = 0;
+        let mut of_slow_in_lane = 0;
+        for (queue, held) in &in_use.by_queue {
+            if pace(queue.partner) == Pace::Slow {
+                of_slow += held;
+                if queue.lane == key.lane {
+                    of_slow_in_lane += held;
+                }
+            }
+        }
+        // A single permit is always possible, so that a stage with few permits serves slow partners,
+        // too.
+        of_slow == 0
+            || (of_slow < self.limits.permits / 2
+                && (key.lane.is_empty() || of_slow_in_lane < lane_limit.div_ceil(2)))
     }
 
     /// How many permits all queues of a lane may hold together.
@@ -254,6 +326,7 @@ mod tests {
             permits,
             per_lane,
             per_partner,
+            slow_attempt: None,
             slow: Duration::MAX,
         };
         Permits::new(limits, unlimited_lanes(), || {})
@@ -322,6 +395,7 @@ mod tests {
             permits: 8,
             per_lane: 8,
             per_partner: 8,
+            slow_attempt: None,
             slow: Duration::MAX,
         };
         let permits = Permits::new(limits, lanes, || {});
@@ -364,6 +438,7 @@ mod tests {
             permits: 4,
             per_lane: 4,
             per_partner: 4,
+            slow_attempt: None,
             slow: Duration::MAX,
         };
         let permits = Permits::new(limits, unlimited_lanes(), move || {
@@ -376,5 +451,41 @@ mod tests {
         assert!(
             in_use.by_lane.is_empty() && in_use.by_partner.is_empty() && in_use.by_queue.is_empty()
         );
+    }
+
+    #[test]
+    fn many_slow_partners_leave_room_for_the_others() {
+        let slow = Duration::from_secs(3);
+        let limits = Limits {
+            permits: 512,
+            per_lane: 256,
+            per_partner: 64,
+            slow_attempt: Some(slow),
+            slow: Duration::MAX,
+        };
+        let permits = Permits::new(limits, unlimited_lanes(), || {});
+        let quick = PartnerId::new();
+        for permit in fill(&permits, "host", quick) {
+            permit.attempted(Duration::from_millis(5));
+        }
+        // Their first attempts are in flight, so nobody knows yet that they are slow.
+        let partners: Vec<PartnerId> = (0..24).map(|_| PartnerId::new()).collect();
+        let fill_all = || -> Vec<Vec<Permit>> {
+            let partners = partners.iter();
+            partners
+                .map(|partner| fill(&permits, "host", *partner))
+                .collect()
+        };
+        let held = fill_all();
+        assert!(held.iter().all(|held| held.len() == 8), "a small share");
+        // The attempts end, and all partners have more work. As they are known to be slow now, they
+        // get no more than half of the permits of their host together.
+        for permit in held.iter().flatten() {
+            permit.attempted(slow);
+        }
+        drop(held);
+        let held = fill_all();
+        assert_eq!(held.iter().map(Vec::len).sum::<usize>(), 128);
+        assert_eq!(fill(&permits, "host", quick).len(), 64, "the whole share");
     }
 }

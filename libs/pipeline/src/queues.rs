@@ -366,6 +366,7 @@ mod tests {
             permits,
             per_lane: permits,
             per_partner: permits,
+            slow_attempt: None,
             slow: Duration::from_hours(1),
         }
     }
@@ -484,6 +485,7 @@ mod tests {
         assert_eq!(offer_fresh(&queues, &key("b", partner), 600), 369);
 
         let slow = Limits {
+            slow_attempt: None,
             slow: Duration::ZERO,
             ..limits(1)
         };

@@ -6,32 +6,38 @@
 //!
 //! [`accept_bounded`] also limits the connections, in all and from each source, because each open
 //! connection costs memory and a file descriptor, and because a single client must not be able to
-//! take all of them. A connection beyond a limit gets a short response and is closed.
+//! take all of them. When a limit is reached, an idle connection on which nobody has authenticated
+//! gives its [`Place`] to the new one. If there is none, the new one gets a short response and is
+//! closed.
+
+mod places;
 
 use std::{
-    collections::HashMap,
-    io::ErrorKind,
+    io::{self, ErrorKind},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::Duration,
 };
 
 use anyhow::Context;
 use opentelemetry::{KeyValue, metrics::Counter};
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::{TcpListener, TcpStream},
     sync::Semaphore,
 };
 
-use crate::{Shutdown, lock, metrics::Instruments, sampler::Sampler};
+pub use self::places::{Bounds, Leave, Place, source};
+use self::places::{Held, Places};
+use crate::{Shutdown, metrics::Instruments, sampler::Sampler};
 
 /// The pause after a failed accept, so that a lack of file descriptors does not become a busy loop.
 const PAUSE: Duration = Duration::from_millis(50);
 /// The maximum number of refused connections that stay open until their client has read the
-/// refusal. Further ones are closed without a response, so that refusing costs little during a
-/// flood.
-const REFUSED: usize = 64;
+/// refusal. Further ones are closed right after the refusal was written, so that refusing costs
+/// little during a flood. If such a client was still sending its request, it may see a reset
+/// connection instead.
+const REFUSED: usize = 256;
 /// How long a refused connection stays open at most.
 const REFUSED_FOR: Duration = Duration::from_secs(1);
 
@@ -49,38 +55,15 @@ pub async fn bind(setting: &'static str, address: SocketAddr) -> anyhow::Result<
     bound.with_context(|| format!("cannot listen on {setting}={address}"))
 }
 
-/// The maximum numbers of open connections of a listener.
-#[derive(Clone, Copy, Debug)]
-pub struct Bounds {
-    /// From all sources.
-    pub all: usize,
-    /// From one source, which is an IPv4 address or an IPv6 network of 64 bits.
-    pub per_source: usize,
-}
-
 /// The open connections of one listener.
 #[derive(Debug)]
 pub struct Connections {
-    bounds: Bounds,
+    places: Arc<Places>,
     /// The response to a refused connection.
     refusal: &'static [u8],
-    open: Mutex<Open>,
     refused: Counter<u64>,
     refused_held: Semaphore,
     log: Sampler,
-}
-
-#[derive(Debug, Default)]
-struct Open {
-    all: usize,
-    by_source: HashMap<IpAddr, usize>,
-}
-
-/// The right to keep one connection open. Dropping it lets another connection in.
-#[derive(Debug)]
-struct ConnectionPermit {
-    connections: Arc<Connections>,
-    source: IpAddr,
 }
 
 impl Connections {
@@ -91,13 +74,12 @@ impl Connections {
             "esim.connections.refused",
             "Connections closed at once, by the bound that was reached",
         );
-        for reason in ["all", "source"] {
+        for reason in ["all", "source", "displaced"] {
             refused.add(0, &[KeyValue::new("reason", reason)]);
         }
         let connections = Arc::new(Self {
-            bounds,
+            places: Places::new(bounds),
             refusal,
-            open: Mutex::default(),
             refused,
             refused_held: Semaphore::new(REFUSED),
             log: Sampler::new(1),
@@ -109,30 +91,19 @@ impl Connections {
             move || {
                 observed
                     .upgrade()
-                    .map_or(0, |connections| lock(&connections.open).all)
+                    .map_or(0, |connections| connections.places.open())
             },
         );
         connections
     }
 
-    /// Takes a permit for a connection. The error names the limit that is reached, as in the label
-    /// `reason` of the metric.
-    fn admit(self: &Arc<Self>, peer: IpAddr) -> Result<ConnectionPermit, &'static str> {
-        let source = source(peer);
-        let mut open = lock(&self.open);
-        let of_source = open.by_source.get(&source).copied().unwrap_or_default();
-        if open.all >= self.bounds.all {
-            return Err("all");
+    /// Takes a place for a connection, which may be that of another connection.
+    fn admit(&self, peer: IpAddr) -> Result<Held, &'static str> {
+        let admitted = self.places.admit(peer)?;
+        if admitted.displaced_another {
+            self.refused.add(1, &[KeyValue::new("reason", "displaced")]);
         }
-        if of_source >= self.bounds.per_source {
-            return Err("source");
-        }
-        open.all += 1;
-        open.by_source.insert(source, of_source + 1);
-        Ok(ConnectionPermit {
-            connections: Arc::clone(self),
-            source,
-        })
+        Ok(admitted.held)
     }
 
     /// Responds to a connection without a permit, and closes it.
@@ -147,69 +118,47 @@ impl Connections {
                  MAX_CONNECTIONS or MAX_CONNECTIONS_PER_SOURCE"
             );
         }
+        // The few bytes fit into the buffer of a new connection, so that also the client of a
+        // connection that is closed at once usually learns why.
+        let _ = stream.try_write(self.refusal);
         let connections = Arc::clone(self);
         tokio::spawn(async move {
             let Ok(_held) = connections.refused_held.try_acquire() else {
                 return;
             };
             // The request is read, too, because the kernel resets a connection that is closed with
-            // unread bytes, and the client would then never see the response.
-            let answering = async {
-                stream.write_all(connections.refusal).await?;
-                stream.shutdown().await?;
-                let mut unread = [0; 1024];
-                while stream.read(&mut unread).await? > 0 {}
-                std::io::Result::Ok(())
-            };
-            let _ = tokio::time::timeout(REFUSED_FOR, answering).await;
+            // unread bytes, and the client may then never see the response.
+            let _ = tokio::time::timeout(REFUSED_FOR, read_until_closed(&mut stream)).await;
         });
     }
 }
 
-impl Drop for ConnectionPermit {
-    fn drop(&mut self) {
-        let mut open = lock(&self.connections.open);
-        open.all -= 1;
-        if let Some(of_source) = open.by_source.get_mut(&self.source) {
-            *of_source -= 1;
-            if *of_source == 0 {
-                open.by_source.remove(&self.source);
-            }
-        }
-    }
-}
-
-/// The source that a connection is counted for. It is a whole network of 64 bits for IPv6, because
-/// a client usually owns at least that many addresses and could use a new one for each connection.
-/// An IPv4 address that is mapped into IPv6 counts as the IPv4 address.
-fn source(peer: IpAddr) -> IpAddr {
-    match peer.to_canonical() {
-        IpAddr::V6(address) => {
-            let [a, b, c, d, ..] = address.segments();
-            Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
-        }
-        address @ IpAddr::V4(_) => address,
-    }
+/// Ends the sending direction of a connection and reads until its client has closed it.
+async fn read_until_closed(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result<()> {
+    stream.shutdown().await?;
+    let mut unread = [0; 1024];
+    while stream.read(&mut unread).await? > 0 {}
+    Ok(())
 }
 
 /// Serves each connection in a tracked task, until the soft stop. Connections beyond the limits of
-/// `connections` are refused.
+/// `connections` are refused. `serve` keeps the [`Place`] of its connection up to date.
 pub async fn accept_bounded<F>(
     listener: TcpListener,
     shutdown: &Shutdown,
     connections: &Arc<Connections>,
-    serve: impl Fn(TcpStream, SocketAddr) -> F,
+    serve: impl Fn(TcpStream, SocketAddr, Arc<Place>) -> F,
 ) -> anyhow::Result<()>
 where
     F: Future<Output = ()> + Send + 'static,
 {
     accept(listener, shutdown, |stream, peer| {
         match connections.admit(peer.ip()) {
-            Ok(permit) => {
-                let serving = serve(stream, peer);
+            Ok(held) => {
+                let serving = serve(stream, peer, Arc::clone(&held.0));
                 shutdown.tracker().spawn(async move {
                     serving.await;
-                    drop(permit);
+                    drop(held);
                 });
             }
             Err(reason) => connections.refuse(stream, peer, reason),
@@ -265,30 +214,6 @@ fn prompt(stream: TcpStream) -> TcpStream {
 mod tests {
     use super::*;
 
-    #[test]
-    fn connections_are_bounded_in_all_and_per_source() {
-        let connections = Connections::new(
-            Bounds {
-                all: 3,
-                per_source: 2,
-            },
-            b"",
-        );
-        let admit = |peer: &str| connections.admit(peer.parse().unwrap());
-        let first = admit("192.0.2.1").unwrap();
-        let _second = admit("::ffff:192.0.2.1").unwrap();
-        assert_eq!(admit("192.0.2.1").unwrap_err(), "source");
-        let _third = admit("2001:db8::1").unwrap();
-        assert_eq!(admit("192.0.2.2").unwrap_err(), "all");
-        drop(first);
-        let _fourth = admit("2001:db8::ffff:1").unwrap();
-        assert_eq!(
-            lock(&connections.open).by_source.len(),
-            2,
-            "one network of 64 bits is one source"
-        );
-    }
-
     #[tokio::test]
     async fn an_unspecified_ipv6_address_is_reached_by_ipv4_too() {
         let listener = bind("LISTEN", (Ipv6Addr::UNSPECIFIED, 0).into())
@@ -318,7 +243,7 @@ mod tests {
         let shutdown = Shutdown::new();
         shutdown.spawn("server", {
             let shutdown = shutdown.clone();
-            async move { accept_bounded(listener, &shutdown, &connections, |_, _| async {}).await }
+            async move { accept_bounded(listener, &shutdown, &connections, |_, _, _| async {}).await }
         });
         let mut client = TcpStream::connect(address).await.unwrap();
         client

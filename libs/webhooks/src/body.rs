@@ -39,11 +39,15 @@ pub struct Body<'a> {
     activate_code: &'a str,
     #[schema(example = "LPA:1$smdp.example.com$A1B2C3D4E5F60718")]
     download_link: String,
+    /// A PNG picture of the QR code of `download_link`. The last part of the path is its width in
+    /// pixels; you may replace it by a number from 64 to 1024. Keep `?mac=…` if it is there.
     #[schema(
         example = "https://esim.example.com/qr/LPA%3A1%24smdp.example.com%24A1B2C3D4E5F60718/300"
     )]
     qrcode_img_url: String,
-    #[schema(example = "2026-12-20")]
+    /// The expiry date of the eSIM as the provider gives it, without a time zone. Take it for the
+    /// last day on which the eSIM can be installed and first used.
+    #[schema(example = "2026-12-20", format = Date)]
     expired_date: &'a str,
     #[schema(example = "A-1042")]
     external_order_id: &'a str,

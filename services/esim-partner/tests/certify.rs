@@ -8,7 +8,7 @@
 use std::collections::{HashMap, HashSet};
 use std::{sync::Mutex, time::Duration};
 
-use esim_partner::certify::{Check, checks};
+use esim_partner::certify::{Check, Verdict, checks};
 use signing::webhook::Secret;
 use testkit::receiver::{Answer, Received, Receiver};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -43,6 +43,8 @@ struct Parts {
     /// The status for an invalid webhook.
     bad: u16,
     delay: Duration,
+    /// The valid webhooks that get a 500.
+    refused: fn(&Received) -> bool,
     /// Whether a webhook that is older than an earlier one is refused.
     ordered: bool,
     /// The status for a valid webhook that came before with the same timestamp, as when two equal
@@ -64,6 +66,7 @@ const CORRECT: Parts = Parts {
     repeated: 200,
     bad: 401,
     delay: Duration::ZERO,
+    refused: |_| false,
     ordered: false,
     concurrent: 200,
 };
@@ -71,8 +74,8 @@ const CORRECT: Parts = Parts {
 /// What a receiver has seen.
 #[derive(Default)]
 struct Seen {
-    topups: HashSet<String>,
-    /// How often a topup came with one timestamp.
+    ids: HashSet<String>,
+    /// How often a webhook came with one timestamp.
     attempts: HashMap<(String, i64), u8>,
     newest: i64,
 }
@@ -80,28 +83,27 @@ struct Seen {
 fn answer(parts: &Parts, secret: &Secret, seen: &Mutex<Seen>, webhook: &Received) -> Answer {
     let timestamp =
         signing::parse_unix_time(header(webhook, "webhook-timestamp")).unwrap_or_default();
-    let (id, body) = (parts.signed)(webhook);
+    let (signed_id, body) = (parts.signed)(webhook);
     let signatures = header(webhook, "webhook-signature");
     let valid = (parts.chosen)(signatures)
         .iter()
-        .any(|one| secret.verify(&id, timestamp, &body, one));
+        .any(|one| secret.verify(&signed_id, timestamp, &body, one));
     let valid = valid || (parts.unsigned && signatures.is_empty());
     let mut seen = seen.lock().unwrap();
-    let topup_id = webhook.topup_id().to_owned();
+    let id = header(webhook, "webhook-id").to_owned();
     let status = if !valid || !(parts.fresh)(timestamp - runtime::clock::unix_seconds()) {
         parts.bad
+    } else if (parts.refused)(webhook) {
+        500
     } else {
-        let attempts = seen
-            .attempts
-            .entry((topup_id.clone(), timestamp))
-            .or_default();
+        let attempts = seen.attempts.entry((id.clone(), timestamp)).or_default();
         *attempts += 1;
         let concurrent = *attempts > 1;
         // `certify` signs its repeated webhook a second ahead, which must not make the next one
         // late.
         let late = parts.ordered && timestamp < seen.newest - 5;
         seen.newest = seen.newest.max(timestamp);
-        match (late, seen.topups.insert(topup_id)) {
+        match (late, seen.ids.insert(id)) {
             (true, _) => 422,
             (false, true) => parts.good,
             (false, false) if concurrent => parts.concurrent,
@@ -126,8 +128,10 @@ async fn failed(parts: Parts) -> Vec<&'static str> {
 }
 
 fn named(checks: Vec<Check>) -> Vec<&'static str> {
-    assert_eq!(checks.len(), 16);
-    let failed = checks.into_iter().filter(|check| !check.passed);
+    assert_eq!(checks.len(), 23);
+    let failed = checks
+        .into_iter()
+        .filter(|check| check.verdict == Verdict::Failed);
     failed
         .inspect(|check| assert!(!check.remedy.is_empty(), "{check:?}"))
         .map(|check| check.name)
@@ -153,20 +157,31 @@ async fn a_correct_receiver_passes() {
 #[tokio::test]
 async fn each_broken_receiver_is_named() {
     let words = |text: &'static str| text.split(' ').collect::<Vec<_>>();
-    let forged = words("wrong_signature no_signature changed_body changed_id old future");
-    let good = words(
-        "good repeated second_signature first_signature raw_body slow repeated_at_once out_of_order at_once",
-    );
+    let events = words("event_test event_topup_failed event_key_expiring event_unknown");
+    // JSON that was parsed and written again has no blanks.
     let rewritten = |webhook: &Received| {
-        (
-            header(webhook, "webhook-id").to_owned(),
-            webhook.json.to_string().into(),
-        )
+        let text = String::from_utf8_lossy(&webhook.body).replace(" :  ", ":");
+        (header(webhook, "webhook-id").to_owned(), text.into())
     };
-    let broken: [(&str, Parts, &[&str]); 14] = testkit::rows! {
-        "checks nothing", Parts { bad: 200, ..CORRECT } => &forged;
-        "refuses all", Parts { good: 500, repeated: 500, concurrent: 500, ..CORRECT } => &good;
-        "redirects", Parts { good: 302, repeated: 302, concurrent: 302, ..CORRECT } => &good;
+    let broken: [(&str, Parts, &[&str]); 20] = testkit::rows! {
+        "checks nothing", Parts { bad: 200, ..CORRECT } => &["wrong_signature"];
+        "refuses all", Parts { good: 500, repeated: 500, concurrent: 500, ..CORRECT } => &["good"];
+        "redirects", Parts { good: 302, repeated: 302, concurrent: 302, ..CORRECT } => &["good"];
+        "fails on each further event", Parts { refused: |webhook| !header(webhook, "webhook-type").is_empty(), ..CORRECT }
+            => &events;
+        "fails on events that it does not know",
+            Parts { refused: |webhook| header(webhook, "webhook-type") == "certify.unknown", ..CORRECT }
+            => &["event_unknown"];
+        "fails on raw UTF-8", Parts { refused: |webhook| !webhook.body.is_ascii(), ..CORRECT } => &["utf8"];
+        "fails on added fields",
+            Parts { refused: |webhook| webhook.json.as_object().is_some_and(|fields| fields.len() == 10), ..CORRECT }
+            => &["added_fields"];
+        "verifies JSON that it has written again", Parts { signed: rewritten, ..CORRECT } => &["raw_body"];
+        "verifies text that was read as Latin-1",
+            Parts { signed: |webhook| {
+                let latin: String = webhook.body.iter().map(|byte| char::from(*byte)).collect();
+                (header(webhook, "webhook-id").to_owned(), latin.into())
+            }, ..CORRECT } => &["utf8"];
         "refuses a repeated webhook", Parts { repeated: 409, ..CORRECT } => &["repeated"];
         "ignores the time", Parts { fresh: |_| true, ..CORRECT } => &["old", "future"];
         "accepts the future", Parts { fresh: |age| age >= -300, ..CORRECT } => &["future"];
@@ -179,7 +194,11 @@ async fn each_broken_receiver_is_named() {
             => &["second_signature", "first_signature"];
         "accepts what is not signed", Parts { unsigned: true, ..CORRECT } => &["no_signature"];
         "takes the id from the body",
-            Parts { signed: |webhook| (webhook.topup_id().to_owned(), webhook.body.to_vec()), ..CORRECT }
+            Parts { signed: |webhook| {
+                // Events have no topup.
+                let id = Some(webhook.topup_id()).filter(|id| !id.is_empty());
+                (id.unwrap_or(header(webhook, "webhook-id")).to_owned(), webhook.body.to_vec())
+            }, ..CORRECT }
             => &["changed_id"];
         "fails on two equal webhooks at once", Parts { concurrent: 500, ..CORRECT } => &["repeated_at_once"];
         "expects timestamps to rise", Parts { ordered: true, ..CORRECT } => &["out_of_order"];
@@ -188,14 +207,29 @@ async fn each_broken_receiver_is_named() {
     for (name, parts, expected) in broken {
         assert_eq!(failed(parts).await, expected, "{name}");
     }
-    // This receiver verifies the JSON that it has written again. Its fields are in another order,
-    // so it fails other checks too.
-    let reserializes = failed(Parts {
-        signed: rewritten,
-        ..CORRECT
-    })
-    .await;
-    assert!(reserializes.contains(&"raw_body"), "{reserializes:?}");
+}
+
+#[tokio::test]
+async fn an_endpoint_that_nobody_listens_at_is_named_as_such() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}{PATH}", listener.local_addr().unwrap());
+    drop(listener);
+    let secret = signing::generate::webhook_secret().unwrap();
+    let checks = checks(&url, &secret, TIMEOUT).await.unwrap();
+    let answered = &checks[0].answered;
+    assert!(answered.contains("nobody listens"), "{answered}");
+    assert_eq!(named(checks), ["reached"]);
+}
+
+#[tokio::test]
+async fn a_receiver_that_never_answers_is_named_once() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}{PATH}", listener.local_addr().unwrap());
+    let secret = signing::generate::webhook_secret().unwrap();
+    let wait = Duration::from_millis(100);
+    let checks = checks(&url, &secret, wait).await.unwrap();
+    assert_eq!(checks[1].answered, "no answer in time");
+    assert_eq!(named(checks), ["good"]);
 }
 
 /// A server that takes whatever its first read returns for the whole body. `certify` sends one body

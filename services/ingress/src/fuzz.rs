@@ -10,6 +10,7 @@ use axum::{
     http::{HeaderValue, Request, StatusCode, Uri},
     routing::get,
 };
+use clap::Parser;
 use domain::ActivationCode;
 use signing::{SecretKey, qr::Keys, request as signature};
 use store::{
@@ -22,7 +23,7 @@ use tower::ServiceExt;
 use webhooks::qr::QrGate;
 
 use crate::{
-    access::{authentication::Authenticator, directory::Directory},
+    access::{authentication::Authenticator, directory::Directory, limits::LimitsConfig},
     http::routes::QR,
     metrics::Metrics,
     orders::request::{self, OrderSize},
@@ -36,6 +37,12 @@ const LIMITS: OrderSize = OrderSize {
     items: 100,
     units: 1000,
 };
+
+#[derive(Parser)]
+struct Program {
+    #[command(flatten)]
+    limits: LimitsConfig,
+}
 
 /// The parts of ingress that read untrusted bytes, without a database.
 pub struct Harness {
@@ -69,7 +76,11 @@ impl Default for Harness {
         });
         let gate = QrGate::new(Keys::parse(&QR_KEY.to_owned().into()).expect("a key"), None);
         let [open, closed] = [QrGate::default(), gate.clone()].map(|gate| {
-            let renderer = QrRenderer::new(gate, 4, NonZeroU32::MAX, Duration::from_secs(10));
+            let Program { mut limits } = Program::parse_from(["fuzz"]);
+            limits.qr_concurrency = 4;
+            limits.qr_rate = NonZeroU32::MAX;
+            limits.qr_wait = Duration::from_secs(10);
+            let renderer = QrRenderer::new(gate, &limits);
             Router::new().route(QR, get(qr::show)).with_state(renderer)
         });
         drop(entered);

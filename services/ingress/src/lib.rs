@@ -432,7 +432,7 @@ fn router(
         parts.qr_keys.clone(),
         config.qr_bare_until.map(OffsetDateTime::unix_timestamp),
     );
-    let pictures = QrRenderer::new(gate, limits.qr_concurrency, limits.qr_rate, limits.qr_wait);
+    let pictures = QrRenderer::new(gate, limits);
     let document = openapi::document(&config.brand).context("the OpenAPI document")?;
     let pages = pages::router(&config.brand, &document);
     Ok(routes::router(Arc::new(app), pages, pictures, observer))

@@ -173,6 +173,7 @@ impl Deliver {
         let began = Instant::now();
         let tried = self.attempt(&delivery, &endpoint, at).await;
         let duration = began.elapsed();
+        permit.attempted(duration);
 
         let next = self.next_step(&delivery, &tried);
         // After a success the permit is released at once, because the next request need not wait

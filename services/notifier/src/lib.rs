@@ -171,6 +171,15 @@ pub struct Config {
         value_parser = clap::value_parser!(u16).range(1..)
     )]
     pub endpoint_concurrency: u16,
+    /// Time from which an endpoint that takes this long to respond counts as slow
+    ///
+    /// A slow endpoint, and one that has not responded yet, gets at most 8 requests at once, or
+    /// `DELIVERY_CONCURRENCY` / 64 if that is more. All slow endpoints together get at most half of
+    /// `DELIVERY_CONCURRENCY`, and half of `HOST_CONCURRENCY` at one host. So many slow endpoints do
+    /// not delay the webhooks of the others. One response that comes sooner gives an endpoint its
+    /// whole share.
+    #[arg(long, env = "ENDPOINT_SLOW", default_value = "3s", value_parser = positive_duration)]
+    pub endpoint_slow: Duration,
     /// Maximum number of webhook requests in flight to one host, per process
     ///
     /// Several partners may have endpoints at one host, which usually fail together. Each of these
@@ -273,6 +282,7 @@ impl Config {
                 permits: self.delivery_concurrency.into(),
                 per_lane: self.host_concurrency.into(),
                 per_partner: self.endpoint_concurrency.into(),
+                slow_attempt: Some(self.endpoint_slow),
                 slow: deliver::SLOW,
             },
             lane: worker::unlimited_lanes(),

@@ -79,7 +79,7 @@ mod tests {
     use crate::providers::UnitState;
 
     fn topups(options: &[&str]) -> Vec<ClaimedTopup> {
-        let ids = TopupIds::new(1);
+        let ids = TopupIds::new([1; 32]);
         options
             .iter()
             .map(|option| ClaimedTopup {

@@ -297,6 +297,7 @@ impl Config {
             permits,
             per_lane: permits,
             per_partner: permits,
+            slow_attempt: None,
             slow: SLOW,
         }
     }

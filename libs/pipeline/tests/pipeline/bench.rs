@@ -91,6 +91,7 @@ impl Bench {
             permits,
             per_lane: permits,
             per_partner: permits,
+            slow_attempt: None,
             slow: PATIENCE,
         };
         let source = Source {

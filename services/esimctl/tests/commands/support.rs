@@ -22,7 +22,7 @@ use tokio::{io::AsyncWriteExt, time::timeout};
 pub const MASTER_KEY: &str = "test:AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=";
 /// The arguments that confirm a command in a script.
 pub const CONFIRMED: [&str; 3] = ["--yes", "--reason", "a test"];
-static TOPUP_IDS: LazyLock<TopupIds> = LazyLock::new(|| TopupIds::new(7));
+static TOPUP_IDS: LazyLock<TopupIds> = LazyLock::new(|| TopupIds::new([7; 32]));
 const TIMEOUT: Duration = Duration::from_mins(1);
 
 /// `esimctl` with an empty environment, so that the settings of the test's caller do not matter.

@@ -8,26 +8,29 @@
 //!
 //! Create-order calls [`Admission::order`] after the signature is checked and before the body is
 //! read, and [`Admitted::units`] once the units are known. Self-service calls
-//! [`Admission::self_service`], and [`Admission::listener`] for long polls. Each limit holds for
+//! [`Admission::self_service`], which lets a request wait a moment for its turn, or
+//! [`Admission::listener`] for long polls. Each limit holds for
 //! one process. The module relies on permits being dropped when the request ends, and on
 //! [`super::rates`] for requests per second.
 
 use std::{
     collections::HashMap,
     num::NonZeroU32,
+    pin::pin,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
 use domain::PartnerId;
 use runtime::lock;
+use tokio::sync::Notify;
 
 use crate::{
     access::{
         directory::KnownPartner,
         limits::LimitsConfig,
         overload::Overload,
-        rates::{PartnerRates, Rates},
+        rates::{Left, PartnerRates, Rates},
     },
     http::{
         codes::Code,
@@ -46,6 +49,8 @@ const UNIT: u64 = 512;
 #[derive(Debug)]
 struct InFlightLimit {
     in_flight: Mutex<InFlight>,
+    /// Told when a permit is returned.
+    freed: Notify,
 }
 
 #[derive(Debug)]
@@ -83,6 +88,7 @@ impl InFlightLimit {
                 all: 0,
                 by_partner: HashMap::new(),
             }),
+            freed: Notify::new(),
         })
     }
 
@@ -145,6 +151,39 @@ impl InFlightLimit {
                 in_flight.by_partner.remove(&partner);
             }
         }
+        drop(in_flight);
+        self.freed.notify_waiters();
+    }
+
+    /// Like [`Self::acquire`], but waits for up to `wait` until there is room.
+    async fn acquire_within(
+        self: &Arc<Self>,
+        partner: PartnerId,
+        wait: Duration,
+    ) -> Result<InFlightPermit, Bound> {
+        let until = tokio::time::Instant::now() + wait;
+        loop {
+            let mut freed = pin!(self.freed.notified());
+            // From here on the notification of a permit that is returned meanwhile is not missed.
+            freed.as_mut().enable();
+            let bound = match self.acquire(partner, 1, None) {
+                Ok(permit) => return Ok(permit),
+                Err(bound) => bound,
+            };
+            if tokio::time::timeout_at(until, freed).await.is_err() {
+                return Err(bound);
+            }
+        }
+    }
+
+    /// How much of the limit a partner uses.
+    fn used_by(&self, partner: PartnerId) -> u64 {
+        let in_flight = lock(&self.in_flight);
+        in_flight
+            .by_partner
+            .get(&partner)
+            .copied()
+            .unwrap_or_default()
     }
 
     fn all(&self) -> u64 {
@@ -186,7 +225,13 @@ pub(crate) struct Admission {
     overload: Arc<Mutex<Overload>>,
     memory: Arc<InFlightLimit>,
     self_service: Arc<InFlightLimit>,
+    /// The self-service requests that wait for a permit of `self_service`.
+    waiting: Arc<InFlightLimit>,
+    /// `SELF_SERVICE_WAIT`.
+    wait: Duration,
     listeners: Arc<InFlightLimit>,
+    /// `PARTNER_LISTENERS`.
+    partner_listeners: u64,
     /// `MAX_IN_FLIGHT`: the capacity of `orders` unless the process is overloaded.
     most_in_flight: u64,
     pub(crate) rates: Rates,
@@ -207,7 +252,10 @@ impl Admission {
             ))),
             memory: InFlightLimit::new((u64::from(limits.max_in_flight_memory) * MIB).max(least)),
             self_service: InFlightLimit::new(limits.self_service_in_flight.into()),
+            waiting: InFlightLimit::new(limits.self_service_waiting.into()),
+            wait: limits.self_service_wait,
             listeners: InFlightLimit::new(limits.listeners.into()),
+            partner_listeners: limits.partner_listeners.into(),
             most_in_flight: limits.max_in_flight.into(),
             rates: Rates::new(limits, max_units),
         };
@@ -261,36 +309,56 @@ impl Admission {
     }
 
     /// Admits a self-service request. It counts as a request of the partner, and not as an order in
-    /// flight.
-    pub(crate) fn self_service(&self, partner: &KnownPartner) -> Result<InFlightPermit, ApiError> {
-        self.rates.of(partner).request()?;
-        self.self_service
-            .acquire(partner.id, 1, None)
-            .map_err(|bound| match bound {
-                Bound::Share => ApiError::overloaded("self_service_share"),
-                Bound::Capacity | Bound::Own => ApiError::overloaded("self_service"),
-            })
+    /// flight. If there is no room, it waits a moment, because a few look-ups at the same time are
+    /// no flood.
+    pub(crate) async fn self_service(&self, partner: &KnownPartner) -> Result<Queried, ApiError> {
+        let left = self.rates.of(partner).request()?;
+        let refused = |bound| match bound {
+            Bound::Share | Bound::Own => {
+                share_in_use("self_service_share", self.self_service.used_by(partner.id))
+            }
+            Bound::Capacity => ApiError::overloaded("self_service"),
+        };
+        let in_flight = match self.self_service.acquire(partner.id, 1, None) {
+            Ok(permit) => permit,
+            Err(bound) => {
+                let waiting = self.waiting.acquire(partner.id, 1, None);
+                let _waiting = waiting.map_err(|_| refused(bound))?;
+                self.self_service
+                    .acquire_within(partner.id, self.wait)
+                    .await
+                    .map_err(refused)?
+            }
+        };
+        Ok(Queried { in_flight, left })
     }
 
-    /// Admits a request that waits for webhooks, in addition to its admission as a [self-service
-    /// request](Self::self_service).
-    pub(crate) fn listener(&self, partner: &KnownPartner) -> Result<InFlightPermit, ApiError> {
-        self.listeners
-            .acquire(partner.id, 1, None)
-            .map_err(|bound| match bound {
-                Bound::Share => ApiError::overloaded("listeners_share"),
-                Bound::Capacity | Bound::Own => ApiError::overloaded("listeners"),
-            })
+    /// Admits a request that waits for webhooks. It counts as a request of the partner, and not
+    /// among those of [`Self::self_service`].
+    pub(crate) fn listener(&self, partner: &KnownPartner) -> Result<Queried, ApiError> {
+        let left = self.rates.of(partner).request()?;
+        let own = Some(self.partner_listeners);
+        let in_flight = self.listeners.acquire(partner.id, 1, own);
+        let in_flight = in_flight.map_err(|bound| match bound {
+            Bound::Share | Bound::Own => {
+                share_in_use("listeners_share", self.listeners.used_by(partner.id))
+            }
+            Bound::Capacity => ApiError::overloaded("listeners"),
+        })?;
+        Ok(Queried { in_flight, left })
     }
 
     /// The number of orders that the partner has in flight in this process.
     pub(crate) fn orders_in_flight(&self, partner: PartnerId) -> u64 {
-        lock(&self.orders.in_flight)
-            .by_partner
-            .get(&partner)
-            .copied()
-            .unwrap_or_default()
+        self.orders.used_by(partner)
     }
+}
+
+/// A self-service request that was admitted.
+pub(crate) struct Queried {
+    pub(crate) in_flight: InFlightPermit,
+    /// What is left of the partner's requests per second.
+    pub(crate) left: Left,
 }
 
 /// An order that is in flight until this is dropped.
@@ -305,11 +373,14 @@ impl Admitted {
     /// Admits the units of the order, after its body is parsed. From here on the permit counts the
     /// memory of the units instead of that of the body, because the body is dropped as soon as it
     /// is parsed.
-    pub(crate) fn units(&mut self, units: NonZeroU32) -> Result<(), ApiError> {
-        self.rates.order(units)?;
+    ///
+    /// Returns what is left of the partner's orders per second.
+    pub(crate) fn units(&mut self, units: NonZeroU32) -> Result<Left, ApiError> {
+        let left = self.rates.order(units)?;
         self.memory
             .resize(u64::from(units.get()) * UNIT)
-            .map_err(out_of_memory)
+            .map_err(out_of_memory)?;
+        Ok(left)
     }
 }
 
@@ -337,6 +408,18 @@ fn too_many(limit: u32) -> ApiError {
         bound: "max_in_flight",
         message,
         limit,
+        wait: Duration::from_secs(1),
+    })
+}
+
+/// 429: the partner uses its share of a limit that all partners share. `bound` names the limit.
+fn share_in_use(bound: &'static str, used: u64) -> ApiError {
+    let code = Code::ShareInUse;
+    ApiError::Limited(Limited {
+        code,
+        bound,
+        message: code.message_with(used),
+        limit: u32::try_from(used).unwrap_or(u32::MAX),
         wait: Duration::from_secs(1),
     })
 }
@@ -405,6 +488,24 @@ mod tests {
         assert_eq!(last.amount, 1);
         last.resize(0).unwrap();
         assert_eq!(lock(&limit.in_flight).all, 0);
+    }
+
+    #[tokio::test]
+    async fn a_request_beyond_the_share_waits_for_the_end_of_another_one() {
+        let limit = InFlightLimit::new(4);
+        let partner = PartnerId::new();
+        let (mut taken, bound) = flood(&limit, partner);
+        assert_eq!((taken.len(), bound), (2, Bound::Share));
+        let wait = Duration::from_millis(20);
+        let late = limit.acquire_within(partner, wait).await;
+        assert_eq!(late.unwrap_err(), Bound::Share);
+        let waiting = limit.acquire_within(partner, Duration::from_mins(1));
+        let ends = async {
+            tokio::task::yield_now().await;
+            taken.pop();
+        };
+        let (permit, ()) = tokio::join!(waiting, ends);
+        permit.unwrap();
     }
 
     #[test]

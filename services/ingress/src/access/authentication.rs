@@ -29,6 +29,7 @@ use crate::{
     access::directory::{Directory, Key, KnownPartner},
     http::{
         codes::Code,
+        connection::Connection,
         error::{ApiError, PARTNER_MOVING},
     },
     metrics::Metrics,
@@ -166,6 +167,10 @@ impl Authenticator {
         );
         if !is_valid {
             return Err(self.denied(Code::SignatureInvalid));
+        }
+        // From here on the connection keeps its place, however many others come.
+        if let Some(connection) = parts.extensions.get::<Arc<Connection>>() {
+            connection.place.authenticated();
         }
         if partner.moved {
             return Err(PARTNER_MOVING);

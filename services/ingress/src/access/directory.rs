@@ -35,6 +35,10 @@ use store::{
 };
 use uuid::Uuid;
 
+/// A read that took no longer than this says precisely enough when a replaced key ends.
+const PRECISE: Duration = Duration::from_millis(20);
+/// How often the end of a replaced key is read again at most, because the reads took too long.
+const READ_AGAIN: u8 = 60;
 /// The time between two reads of the changes.
 const REFRESH: Duration = Duration::from_millis(500);
 /// The longest time that a request waits for its turn to look something up. Only one look-up runs
@@ -104,10 +108,27 @@ struct Partners {
 impl Partners {
     /// Replaces the keys of a partner, unless a newer version is known. A look-up that was slower
     /// than the refresh would otherwise bring back old keys.
-    fn learn(&mut self, partner_id: PartnerId, version: i64, keys: Vec<(String, KnownPartner)>) {
+    ///
+    /// If this version is known already, a replaced key ends at the later of the two times. Both are
+    /// at most the true one, so the later one is closer to it.
+    fn learn(
+        &mut self,
+        partner_id: PartnerId,
+        version: i64,
+        mut keys: Vec<(String, KnownPartner)>,
+    ) {
         let (known, access_keys) = self.known.entry(partner_id).or_default();
         if version < *known {
             return;
+        }
+        if version == *known {
+            for (access_key, partner) in &mut keys {
+                let before = self.by_access_key.get(access_key);
+                let before = before.and_then(|before| before.until);
+                if partner.until.is_some() {
+                    partner.until = partner.until.max(before);
+                }
+            }
         }
         for gone in access_keys.drain(..) {
             self.by_access_key.remove(&gone);
@@ -156,6 +177,8 @@ struct Seen {
     schema: bool,
     partners: i64,
     options: i64,
+    /// How often the partners were read again because of [`PRECISE`].
+    read_again: u8,
 }
 
 impl Directory {
@@ -285,8 +308,10 @@ impl Directory {
         Ok(known)
     }
 
-    /// Caches the keys of a partner. The database says how long a replaced key remains valid; this
+    /// Caches the keys of a partner. The database says how long a replaced key remains valid. This
     /// time counts from `asked`, the moment before the query, so that the key never ends too late.
+    /// It ends too early by as much as the query took until PostgreSQL saw it, so [`Self::changes`]
+    /// asks again after a slow query.
     fn learn_partner(&self, credentials: &Credentials, asked: Instant) {
         let partner = |keys: &Keys| {
             let partner = KnownPartner {
@@ -382,9 +407,20 @@ impl Directory {
             seen.schema = true;
         }
         let asked = Instant::now();
-        for credentials in partners::changed_since(connection, seen.partners).await? {
-            seen.partners = seen.partners.max(credentials.version);
+        let changed = partners::changed_since(connection, seen.partners).await?;
+        let is_precise = asked.elapsed() <= PRECISE || seen.read_again >= READ_AGAIN;
+        let mut newest = seen.partners;
+        let mut any_ends = false;
+        for credentials in changed {
+            newest = newest.max(credentials.version);
+            any_ends |= credentials.keys.iter().any(|keys| keys.ends_in.is_some());
             self.learn_partner(&credentials, asked);
+        }
+        if any_ends && !is_precise {
+            seen.read_again += 1;
+        } else {
+            seen.partners = newest;
+            seen.read_again = 0;
         }
         for (option, version) in store::options::changed_since(connection, seen.options).await? {
             seen.options = seen.options.max(version);
@@ -450,6 +486,27 @@ mod tests {
         assert_eq!(partners.by_access_key["a"].until, Some(later));
         learn(&mut partners, one, 4, &[("d", None)]);
         assert_eq!(known(&partners), ["b", "d"]);
+    }
+
+    #[test]
+    fn the_end_of_an_old_key_becomes_more_precise_and_never_later_than_it_was_read() {
+        let mut partners = Partners::default();
+        let partner = PartnerId::new();
+        let end = Instant::now() + Duration::from_mins(1);
+        let early = end.checked_sub(Duration::from_secs(1)).unwrap();
+        for read in [early, end, early] {
+            learn(
+                &mut partners,
+                partner,
+                1,
+                &[("new", None), ("old", Some(read))],
+            );
+        }
+        assert_eq!(partners.by_access_key["old"].until, Some(end));
+        assert_eq!(partners.by_access_key["new"].until, None);
+        // An operator has shortened the overlap.
+        learn(&mut partners, partner, 2, &[("old", Some(early))]);
+        assert_eq!(partners.by_access_key["old"].until, Some(early));
     }
 
     #[test]

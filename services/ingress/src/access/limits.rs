@@ -30,13 +30,15 @@ pub struct LimitsConfig {
 
     /// Maximum number of open connections
     ///
-    /// A further connection gets a 503 and is closed.
+    /// When a further connection comes, the oldest idle connection on which nobody has authenticated
+    /// gets a 503 and is closed instead. If there is none, the further connection is.
     #[arg(long, env = "MAX_CONNECTIONS", default_value_t = 4096, value_parser = value_parser!(u32).range(1..))]
     pub max_connections: u32,
 
     /// Maximum number of open connections from one IPv4 address or IPv6 /64
     ///
-    /// A further connection gets a 503 and is closed, so that one source cannot take all of
+    /// A further connection of this source takes the place of an idle one of the same source, as at
+    /// `MAX_CONNECTIONS`, or gets a 503 and is closed. So one source cannot take all of
     /// `MAX_CONNECTIONS`. Behind a proxy all connections come from one source, so set this to
     /// `MAX_CONNECTIONS` there.
     #[arg(long, env = "MAX_CONNECTIONS_PER_SOURCE", default_value_t = 1024, value_parser = value_parser!(u32).range(1..))]
@@ -50,6 +52,15 @@ pub struct LimitsConfig {
     /// connection at the moment at which the proxy sends a request on it.
     #[arg(long, env = "HEAD_TIMEOUT", default_value = "75s", value_parser = positive_duration)]
     pub head_timeout: Duration,
+
+    /// Maximum time without a request on a connection on which nobody has authenticated
+    ///
+    /// Then the connection is closed, so that clients without keys hold connections for a shorter
+    /// time than `HEAD_TIMEOUT`. A longer time than `HEAD_TIMEOUT` changes nothing. Behind a proxy,
+    /// set it to `HEAD_TIMEOUT`, because the proxy may send the next request of a partner on any of
+    /// its idle connections.
+    #[arg(long, env = "UNAUTHENTICATED_TIMEOUT", default_value = "10s", value_parser = positive_duration)]
+    pub unauthenticated_timeout: Duration,
 
     /// Maximum time for the body of a request to arrive
     ///
@@ -119,12 +130,27 @@ pub struct LimitsConfig {
 
     /// Maximum number of self-service requests in flight
     ///
-    /// These are all signed requests except create-order. Further requests get a 503 with
-    /// Retry-After. A single partner can use at most half of what the other partners leave free.
-    /// The limit is separate from `MAX_IN_FLIGHT`, so that a flood of look-ups takes no room from
-    /// orders.
+    /// These are all signed requests except create-order and `GET …/webhook/listen`. Further
+    /// requests wait for up to `SELF_SERVICE_WAIT`. A single partner can use at most half of what
+    /// the other partners leave free. The limit is separate from `MAX_IN_FLIGHT`, so that a flood of
+    /// look-ups takes no room from orders.
     #[arg(long, env = "SELF_SERVICE_IN_FLIGHT", default_value_t = 64, value_parser = value_parser!(u32).range(1..))]
     pub self_service_in_flight: u32,
+
+    /// Maximum number of self-service requests that wait until fewer are in flight
+    ///
+    /// A few look-ups at once are no flood, so they wait a moment instead of being refused. Further
+    /// requests are refused at once: with a 429 if the partner has used up its share of
+    /// `SELF_SERVICE_IN_FLIGHT`, otherwise with a 503, both with Retry-After. A single partner can
+    /// use at most half of what the other partners leave free.
+    #[arg(long, env = "SELF_SERVICE_WAITING", default_value_t = 256, value_parser = value_parser!(u32).range(1..))]
+    pub self_service_waiting: u32,
+
+    /// Maximum time that a self-service request waits until fewer are in flight
+    ///
+    /// After this time it gets a 429 or a 503, as at `SELF_SERVICE_WAITING`.
+    #[arg(long, env = "SELF_SERVICE_WAIT", default_value = "2s", value_parser = positive_duration)]
+    pub self_service_wait: Duration,
 
     /// Maximum number of database connections that self-service requests use at once
     ///
@@ -144,11 +170,17 @@ pub struct LimitsConfig {
     /// Maximum number of sandbox accounts' requests that wait for webhooks
     ///
     /// These are requests of `GET …/webhook/listen`. Each of them stays open for up to
-    /// `LISTEN_WAIT`, looks at the database once a second, and also counts towards
-    /// `SELF_SERVICE_IN_FLIGHT`. Further requests get a 503 with Retry-After. A single partner can
-    /// use at most half of what the other partners leave free.
-    #[arg(long, env = "LISTENERS", default_value_t = 16, value_parser = value_parser!(u32).range(1..))]
+    /// `LISTEN_WAIT` and looks at the database once a second. They do not count towards
+    /// `SELF_SERVICE_IN_FLIGHT`. Further requests get a 503 with Retry-After.
+    #[arg(long, env = "LISTENERS", default_value_t = 128, value_parser = value_parser!(u32).range(1..))]
     pub listeners: u32,
+
+    /// Maximum number of one sandbox account's requests that wait for webhooks
+    ///
+    /// Further requests of the account get a 429 with Retry-After, so that one account cannot take
+    /// all of `LISTENERS`.
+    #[arg(long, env = "PARTNER_LISTENERS", default_value_t = 4, value_parser = value_parser!(u32).range(1..))]
+    pub partner_listeners: u32,
 
     /// Maximum time that `GET …/webhook/listen` waits for webhooks
     ///
@@ -177,6 +209,15 @@ pub struct LimitsConfig {
     /// time, anyone can ask for pictures, and orders come first.
     #[arg(long, env = "QR_CONCURRENCY", default_value_t = 1, value_parser = value_parser!(u16).range(1..=512))]
     pub qr_concurrency: u16,
+
+    /// Maximum number of QR pictures of one source that wait to be drawn next
+    ///
+    /// A source is an IPv4 address or an IPv6 /64. Its further pictures wait until these are drawn,
+    /// so a flood from one source makes the pictures of the others wait for only so many of its own.
+    /// Behind a proxy, which is then the only source, the pictures are drawn in the order in which
+    /// they were asked for.
+    #[arg(long, env = "QR_PER_SOURCE", default_value_t = 8, value_parser = value_parser!(u16).range(1..=512))]
+    pub qr_per_source: u16,
 
     /// Maximum number of QR pictures that are drawn per second
     ///

@@ -17,8 +17,10 @@ use std::{
 
 use domain::PartnerId;
 use governor::{
-    DefaultDirectRateLimiter, Quota,
+    Quota, RateLimiter,
     clock::{Clock, DefaultClock},
+    middleware::StateInformationMiddleware,
+    state::{InMemoryState, NotKeyed},
 };
 use runtime::lock;
 use store::partners::Limits;
@@ -68,7 +70,22 @@ struct Rate {
     /// The name of the limit in the metrics and the log.
     bound: &'static str,
     per_second: NonZeroU32,
-    limiter: DefaultDirectRateLimiter,
+    burst: NonZeroU32,
+    limiter: Limiter,
+}
+
+/// A limiter that says how much is left of its burst.
+type Limiter = RateLimiter<NotKeyed, InMemoryState, DefaultClock, StateInformationMiddleware>;
+
+/// How much of a rate is left after a request, for the headers of its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Left {
+    /// The limit per second.
+    pub(crate) limit: u32,
+    /// How many more are possible at once.
+    pub(crate) remaining: u32,
+    /// The number of seconds after which the whole burst is possible again, rounded up.
+    pub(crate) reset: u32,
 }
 
 impl Rates {
@@ -123,7 +140,7 @@ impl Rates {
 }
 
 impl PartnerRates {
-    pub(crate) fn request(&self) -> Result<(), ApiError> {
+    pub(crate) fn request(&self) -> Result<Left, ApiError> {
         self.requests.check(NonZeroU32::MIN)
     }
 
@@ -135,9 +152,11 @@ impl PartnerRates {
         }
     }
 
-    pub(crate) fn order(&self, units: NonZeroU32) -> Result<(), ApiError> {
-        self.orders.check(NonZeroU32::MIN)?;
-        self.units.check(units)
+    /// Counts an order and its units. Returns what is left of the rate of orders.
+    pub(crate) fn order(&self, units: NonZeroU32) -> Result<Left, ApiError> {
+        let left = self.orders.check(NonZeroU32::MIN)?;
+        self.units.check(units)?;
+        Ok(left)
     }
 }
 
@@ -149,18 +168,27 @@ impl Rate {
             .unwrap_or(NonZeroU32::MIN)
             .max(per_second);
         let limiter =
-            DefaultDirectRateLimiter::direct(Quota::per_second(per_second).allow_burst(burst));
+            RateLimiter::direct(Quota::per_second(per_second).allow_burst(burst)).with_middleware();
         Self {
             what,
             bound,
             per_second,
+            burst,
             limiter,
         }
     }
 
-    fn check(&self, count: NonZeroU32) -> Result<(), ApiError> {
+    fn check(&self, count: NonZeroU32) -> Result<Left, ApiError> {
         let wait = match self.limiter.check_n(count) {
-            Ok(Ok(())) => return Ok(()),
+            Ok(Ok(state)) => {
+                let remaining = state.remaining_burst_capacity();
+                let used = self.burst.get().saturating_sub(remaining);
+                return Ok(Left {
+                    limit: self.per_second.get(),
+                    remaining,
+                    reset: used.div_ceil(self.per_second.get()),
+                });
+            }
             Ok(Err(until)) => until.wait_time_from(DefaultClock::default().now()),
             // This is more than a burst, which could never pass. It does not happen, because an
             // order has at most `max_units` units and the burst is at least that large.
@@ -190,7 +218,15 @@ mod tests {
             NonZeroU32::new(10).unwrap(),
             1000,
         );
-        rate.check(NonZeroU32::new(900).unwrap()).unwrap();
+        let left = rate.check(NonZeroU32::new(900).unwrap()).unwrap();
+        assert_eq!(
+            left,
+            Left {
+                limit: 10,
+                remaining: 100,
+                reset: 90
+            }
+        );
         let Err(ApiError::Limited(Limited { wait, .. })) =
             rate.check(NonZeroU32::new(200).unwrap())
         else {

@@ -6,10 +6,11 @@
 //! its meaning, because partners' programs decide by it.
 //!
 //! [`super::error`] makes responses from the table, and [`crate::pages::errors`] the page.
+//! [`super::named`] writes codes into the headers of a response.
 
-use std::fmt::{self, Display, Formatter};
+use std::fmt::Display;
 
-use axum::http::{HeaderValue, StatusCode};
+use axum::http::StatusCode;
 use strum::{EnumMessage, EnumProperty, IntoStaticStr, VariantArray};
 
 /// A stable code. The comment of a variant is its section of the page: what is wrong and what to
@@ -62,7 +63,7 @@ pub(crate) enum Code {
     ))]
     BodyTimeout,
 
-    /// Nothing has this path or id. Check the path, and percent-encode the ids in it. For the id of
+    /// Nothing has this path or id. Check the path, and percent-encode the ids in it once. For the id of
     /// another partner you get the same answer as for an unknown id. If you looked up an order, it
     /// is not stored at this moment. But an earlier request may still be on its way and store it a
     /// moment later. To be certain, repeat the order, or look it up again one minute after you sent
@@ -255,6 +256,15 @@ pub(crate) enum Code {
     ProviderUnreachable,
 
     // Everything else that partners send.
+    /// The query has a parameter that this request does not have; the message names it. Correct its
+    /// spelling, or leave it out. We refuse such a request instead of ignoring the parameter,
+    /// because the answer would not be the one that you meant.
+    #[strum(props(
+        status = 422,
+        message = "Parameter {} is unknown; this request does not have it"
+    ))]
+    ParameterUnknown,
+
     /// `limit` is not an integer from 1 to 100. Leave it out to get pages of 20 entries.
     #[strum(props(status = 422, message = "Limit must be an integer from 1 to {}"))]
     LimitInvalid,
@@ -467,8 +477,19 @@ pub(crate) enum Code {
     ))]
     TooManyInFlight,
 
-    /// The last attempt to send this webhook began less than a minute ago. Ask again after
-    /// `Retry-After` seconds.
+    /// Your account has as many such requests in progress as it may have now. A single account can
+    /// use at most half of what the others leave free, so that nobody is shut out, and only a few
+    /// requests of `GET /webhook/listen`. This request changed nothing. Send it again after
+    /// `Retry-After` seconds, and send fewer requests at the same time. `RateLimit-Limit` is the
+    /// number that was in progress.
+    #[strum(props(
+        status = 429,
+        message = "Your account's share is in use: {} of its requests are in progress"
+    ))]
+    ShareInUse,
+
+    /// The last attempt to send this webhook began less than a minute ago, whoever caused it. Ask
+    /// again after `Retry-After` seconds.
     #[strum(props(
         status = 429,
         message = "The last attempt of this webhook began a moment ago; try again after Retry-After seconds"
@@ -505,8 +526,8 @@ pub(crate) enum Code {
     PartnerMoving,
 
     /// Something failed on our side. If the request was an order, it may be stored and bought. Send
-    /// it again with the same `external_order_id` until you get a definite answer. If the error
-    /// persists, send us the `X-Request-Id` of the answer.
+    /// it again with the same `external_order_id` until you get a definite answer: after pauses of
+    /// 1, 2, 4 and 8 s, and then about once a minute, without a time limit. If the error persists, send us the `X-Request-Id` of the answer.
     #[strum(props(status = 500, bought = "**maybe**", message = "Internal server error"))]
     InternalError,
 }
@@ -550,58 +571,6 @@ impl Code {
     }
 }
 
-/// A code with its item or parameter, as the error header names it: `qty_invalid; item=2`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Named {
-    pub(crate) code: Code,
-    /// The index of the item, from 0.
-    pub(crate) item: Option<usize>,
-    /// The query parameter or field of the body.
-    pub(crate) parameter: Option<&'static str>,
-}
-
-impl From<Code> for Named {
-    fn from(code: Code) -> Self {
-        Self {
-            code,
-            item: None,
-            parameter: None,
-        }
-    }
-}
-
-impl Display for Named {
-    fn fmt(&self, to: &mut Formatter<'_>) -> fmt::Result {
-        to.write_str(self.code.name())?;
-        if let Some(item) = self.item {
-            write!(to, "; item={item}")?;
-        }
-        if let Some(parameter) = self.parameter {
-            write!(to, "; parameter={parameter}")?;
-        }
-        Ok(())
-    }
-}
-
-/// The value of the error header.
-pub(crate) fn header(errors: &[Named]) -> HeaderValue {
-    let codes: Vec<String> = errors.iter().map(Named::to_string).collect();
-    HeaderValue::from_str(&codes.join(", ")).unwrap_or(HeaderValue::from_static("invalid"))
-}
-
-/// The value of the `Link` header: the section of each code, each named once. `page` is the URL of
-/// the page.
-pub(crate) fn links(page: &str, errors: &[Named]) -> Option<HeaderValue> {
-    let mut links: Vec<String> = Vec::new();
-    for error in errors {
-        let link = format!("<{page}#{}>; rel=\"help\"", error.code.name());
-        if !links.contains(&link) {
-            links.push(link);
-        }
-    }
-    HeaderValue::from_str(&links.join(", ")).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -633,22 +602,5 @@ mod tests {
                 code.name()
             );
         }
-    }
-
-    #[test]
-    fn links_name_each_section_once() {
-        let of_item = |item| Named {
-            item: Some(item),
-            ..Code::QtyInvalid.into()
-        };
-        let errors = [of_item(1), of_item(2), Code::TooManyUnits.into()];
-        assert_eq!(
-            header(&errors),
-            "qty_invalid; item=1, qty_invalid; item=2, too_many_units"
-        );
-        assert_eq!(
-            links("https://a.example/errors", &errors).unwrap(),
-            "<https://a.example/errors#qty_invalid>; rel=\"help\", <https://a.example/errors#too_many_units>; rel=\"help\""
-        );
     }
 }

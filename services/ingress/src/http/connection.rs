@@ -37,7 +37,7 @@ use std::{
 use axum::body::Body;
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
-use runtime::lock;
+use runtime::{listener::Place, lock};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -47,6 +47,9 @@ use tokio::{
 /// What the socket of a connection and its requests share.
 pub(crate) struct Connection {
     pub(crate) peer: SocketAddr,
+    /// Its place among the connections of this process, which it keeps while a request is handled
+    /// or once somebody has authenticated on it.
+    pub(crate) place: Arc<Place>,
     /// The answers that hyper has buffered and that are not in the socket's send buffer yet. There
     /// can be several, because a client may send its next requests without waiting for the answers
     /// (pipelining).
@@ -61,9 +64,10 @@ struct BufferedAnswer {
 }
 
 impl Connection {
-    pub(crate) fn new(peer: SocketAddr) -> Arc<Self> {
+    pub(crate) fn new(peer: SocketAddr, place: Arc<Place>) -> Arc<Self> {
         Arc::new(Self {
             peer,
+            place,
             buffered: Mutex::default(),
         })
     }
@@ -177,6 +181,12 @@ impl Socket {
     pub(crate) fn new(stream: TcpStream, connection: Arc<Connection>) -> Self {
         Self { stream, connection }
     }
+
+    /// Sends a whole response on an idle connection, if it fits into the socket's buffer, and
+    /// closes the connection.
+    pub(crate) fn refuse(self, response: &[u8]) {
+        let _ = self.stream.try_write(response);
+    }
 }
 
 impl AsyncRead for Socket {
@@ -215,6 +225,7 @@ impl AsyncWrite for Socket {
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.stream).poll_flush(context))?;
         self.connection.signal_left();
+        self.connection.place.sent();
         Poll::Ready(Ok(()))
     }
 

@@ -11,12 +11,22 @@ use std::{fmt::Display, sync::Arc, time::Duration};
 
 use axum::{
     Json,
-    http::{HeaderValue, StatusCode, header},
+    http::{HeaderName, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use serde_json::json;
 
-use crate::http::codes::{Code, Named};
+use crate::{
+    access::rates::Left,
+    http::{codes::Code, named::Named},
+};
+
+/// The limit per second, or of requests at once.
+const LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
+/// How many more are possible at once.
+const REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");
+/// The number of seconds until the limit is free again.
+const RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
 
 /// The maximum number of codes in the error header. A large order can have hundreds of errors, and
 /// clients and proxies limit the size of a response head.
@@ -275,14 +285,26 @@ fn simple(code: Code, message: &str) -> Response {
     (code.status(), Json(json!({ "error": message }))).into_response()
 }
 
+/// Adds the headers that say how much of a rate is left, unless the answer has them because a limit
+/// is used up.
+pub(crate) fn show_left(response: &mut Response, left: Left) {
+    let headers = response.headers_mut();
+    if headers.contains_key(LIMIT) {
+        return;
+    }
+    headers.insert(LIMIT, left.limit.into());
+    headers.insert(REMAINING, left.remaining.into());
+    headers.insert(RESET, left.reset.into());
+}
+
 /// Adds the headers of a 429. `limit` is the limit that is used up for `wait`. The time is rounded
 /// up, because a client that comes back a moment too early would be refused again.
 fn limited(mut response: Response, limit: u32, wait: Duration) -> Response {
     let seconds = (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1);
     let headers = response.headers_mut();
     headers.insert(header::RETRY_AFTER, seconds.into());
-    headers.insert("ratelimit-limit", limit.into());
-    headers.insert("ratelimit-remaining", 0.into());
-    headers.insert("ratelimit-reset", seconds.into());
+    headers.insert(LIMIT, limit.into());
+    headers.insert(REMAINING, 0.into());
+    headers.insert(RESET, seconds.into());
     response
 }

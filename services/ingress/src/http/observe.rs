@@ -33,9 +33,9 @@ use uuid::Uuid;
 
 use crate::{
     http::{
-        codes::{self, Named},
         connection::Connection,
         error::ErrorRecord,
+        named::{self, Named},
     },
     metrics::Metrics,
     pages,
@@ -83,8 +83,8 @@ impl Observer {
 
     /// The headers that name and explain errors.
     fn explanation(&self, errors: &[Named]) -> Vec<(HeaderName, HeaderValue)> {
-        let codes = (self.error_header.clone(), codes::header(errors));
-        let links = codes::links(&self.errors_page, errors).map(|links| (header::LINK, links));
+        let codes = (self.error_header.clone(), named::header(errors));
+        let links = named::links(&self.errors_page, errors).map(|links| (header::LINK, links));
         std::iter::once(codes).chain(links).collect()
     }
 

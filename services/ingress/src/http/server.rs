@@ -1,7 +1,9 @@
 //! Accepts connections and serves the requests on them until the stop.
 //!
 //! Guarantees: there are at most `MAX_CONNECTIONS` connections, and the head of a request arrives
-//! within `HEAD_TIMEOUT` or its connection is closed. A stop cuts no request off: requests in
+//! within `HEAD_TIMEOUT` or its connection is closed. A connection on which nobody has
+//! authenticated is closed after `UNAUTHENTICATED_TIMEOUT` without a request, and earlier if another
+//! one needs its place. A stop cuts no request off: requests in
 //! flight are finished, and each open connection may send one more, because a proxy may have sent
 //! it before it learns about the stop.
 //!
@@ -33,7 +35,7 @@ use http_body::{Body as _, Frame, SizeHint};
 use hyper::{body::Incoming, service::service_fn};
 use runtime::{
     Shutdown, connection,
-    listener::{self, Connections},
+    listener::{self, Connections, Leave, Place},
     lock,
 };
 use tokio::net::{TcpListener, TcpStream};
@@ -44,7 +46,8 @@ use crate::{
     http::connection::{Connection, Socket},
 };
 
-/// The response to a connection that exceeds `MAX_CONNECTIONS` or `MAX_CONNECTIONS_PER_SOURCE`.
+/// The response to a connection that exceeds `MAX_CONNECTIONS` or `MAX_CONNECTIONS_PER_SOURCE`, and
+/// to one that gives its place to another one.
 const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n\
     content-length: 58\r\nretry-after: 1\r\nconnection: close\r\n\r\n\
     {\"error\":\"Too many connections are open; try again later\"}";
@@ -80,20 +83,43 @@ impl Server {
     /// Serves until the soft stop. Then it accepts no more connections and finishes the requests in
     /// flight.
     pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener) -> anyhow::Result<()> {
-        let serve_one = |stream, peer| Arc::clone(&self).connection(stream, peer);
+        let serve_one = |stream, peer, place| Arc::clone(&self).connection(stream, peer, place);
         listener::accept_bounded(listener, &self.shutdown, &self.connections, serve_one).await
     }
 
-    async fn connection(self: Arc<Self>, stream: TcpStream, peer: SocketAddr) {
-        let connection = Connection::new(peer);
-        let socket = Socket::new(stream, Arc::clone(&connection));
+    /// Serves a connection until it ends, or until it has to leave because it is idle and nobody
+    /// has authenticated on it.
+    async fn connection(self: Arc<Self>, stream: TcpStream, peer: SocketAddr, place: Arc<Place>) {
+        let connection = Connection::new(peer, Arc::clone(&place));
+        let mut socket = Socket::new(stream, Arc::clone(&connection));
         let service = service_fn(|request| self.handle(Arc::clone(&connection), request));
         let mut http = connection::http(self.limits.head_timeout);
         http.max_buf_size(size(self.limits.max_head));
-        connection::serve(&http, socket, service, &self.shutdown, LAST_REQUEST).await;
+        let leave = tokio::select! {
+            () = connection::serve(&http, &mut socket, service, &self.shutdown, LAST_REQUEST) => None,
+            leave = place.must_leave(self.limits.unauthenticated_timeout) => Some(leave),
+        };
+        if leave == Some(Leave::Displaced) {
+            socket.refuse(TOO_MANY);
+        }
     }
 
     async fn handle(
+        &self,
+        connection: Arc<Connection>,
+        request: Request<Incoming>,
+    ) -> Result<Response, Infallible> {
+        if !connection.place.begin_request() {
+            // The connection is about to be closed in favour of another one.
+            return std::future::pending().await;
+        }
+        let place = Arc::clone(&connection.place);
+        let response = self.respond(connection, request).await;
+        place.end_request();
+        response
+    }
+
+    async fn respond(
         &self,
         connection: Arc<Connection>,
         request: Request<Incoming>,

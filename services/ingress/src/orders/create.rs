@@ -22,11 +22,11 @@ use axum::{
 use tracing::{Span, field};
 
 use crate::{
-    access::{admission::Admitted, authentication::Signed, directory::KnownPartner},
+    access::{admission::Admitted, authentication::Signed, directory::KnownPartner, rates::Left},
     http::{
         body,
         connection::{Connection, answer_body},
-        error::ApiError,
+        error::{self, ApiError},
         routes::App,
     },
     metrics::OrderResult,
@@ -43,13 +43,17 @@ use crate::{
 struct Received {
     draft: Draft,
     admitted: Admitted,
+    /// What is left of the partner's orders per second; `None` if the order has errors and was not
+    /// counted.
+    left: Option<Left>,
 }
 
 /// Create an order
 ///
 /// The answer names one topup for each unit of the order. When the eSIM of a topup is ready, a
-/// webhook is sent for it. After a 500 or without an answer, repeat the request with the same
-/// `external_order_id` until the answer is definite: a 201 or a 422.
+/// webhook is sent for it. After a 5xx or without an answer, repeat the request with the same
+/// `external_order_id` until the answer is definite: a 201 or a 422. Pause for 1, 2, 4 and 8 s, and
+/// then for about a minute between the repeats. There is no time limit.
 #[utoipa::path(post, path = "/orders", operation_id = "create_order", tag = "Orders", request_body = described::NewOrder,
     responses(
         (status = 201, description = "The order is stored", body = accept::CreatedOrder,
@@ -76,6 +80,7 @@ pub(crate) async fn create_order(
                 parts.uri.path(),
                 received.draft.external_order_id.as_deref(),
             );
+            let left = received.left;
             let refusal = mishap.and_then(|mishap| {
                 app.mishaps
                     .refusal(mishap, partner.id, &received.draft, Instant::now())
@@ -90,6 +95,9 @@ pub(crate) async fn create_order(
                 Err(_) => false,
             };
             let mut response = created.unwrap_or_else(ApiError::into_response);
+            if let Some(left) = left {
+                error::show_left(&mut response, left);
+            }
             if let Some(location) = location.filter(|_| is_stored) {
                 response.headers_mut().insert(header::LOCATION, location);
             }
@@ -125,10 +133,13 @@ async fn receive(
     let draft = request::read(&body, app.max_order)?;
     // An order with errors is refused by [`create`] anyway, so it does not use up any of the orders
     // and units per second that the partner may send.
-    if let Some(units) = draft.units().filter(|_| draft.errors.is_empty()) {
-        admitted.units(units)?;
-    }
-    Ok(Received { draft, admitted })
+    let units = draft.units().filter(|_| draft.errors.is_empty());
+    let left = units.map(|units| admitted.units(units)).transpose()?;
+    Ok(Received {
+        draft,
+        admitted,
+        left,
+    })
 }
 
 /// Checks the order against the catalogue, has it stored, and makes its 201. Every result is

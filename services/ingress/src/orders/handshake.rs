@@ -43,7 +43,7 @@ use std::{
 use domain::{DeliveryId, OrderId, PlacementId};
 use pipeline::{
     Batcher, Nats,
-    payload::{Heartbeat, ROWS_PER_MESSAGE, ReadyReport, Reports, Verdict, VerdictReport},
+    payload::{ROWS_PER_MESSAGE, ReadyReport, Reports, Verdict, VerdictReport},
     publish::ReadyRow,
 };
 use runtime::{Shutdown, lock};
@@ -51,9 +51,8 @@ use store::orders::{NewOrder, NewPlacement};
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
-/// The age from which a heartbeat no longer counts. A provisioner sends one each second, so a
-/// provider is not given up because of one that is lost.
-const FRESH: Duration = Duration::from_secs(3);
+use super::heartbeats::Heartbeats;
+
 /// How often a process that stops checks whether it still waits for readiness events.
 const DRAIN_LOOK: Duration = Duration::from_millis(10);
 
@@ -126,38 +125,6 @@ impl Handshake {
         while self.pending.misses_units() {
             tokio::time::sleep(DRAIN_LOOK).await;
         }
-    }
-}
-
-/// The last heartbeat of each configured provider. Those of other providers are ignored, so that
-/// forged ones take no memory.
-struct Heartbeats {
-    started: Instant,
-    last: Mutex<HashMap<String, Option<Instant>>>,
-}
-
-impl Heartbeats {
-    fn new<'a>(providers: impl Iterator<Item = &'a str>) -> Self {
-        let last = providers
-            .map(|provider| (provider.to_owned(), None))
-            .collect();
-        Self {
-            started: Instant::now(),
-            last: Mutex::new(last),
-        }
-    }
-
-    fn receive(&self, Heartbeat::V1 { provider }: &Heartbeat) {
-        if let Some(last) = lock(&self.last).get_mut(provider) {
-            *last = Some(Instant::now());
-        }
-    }
-
-    /// Whether a provisioner of this provider has sent a heartbeat in the last [`FRESH`]. Right
-    /// after the start of this process none can have arrived, so the provisioners count as alive.
-    fn is_fresh(&self, provider: &str) -> bool {
-        let last = lock(&self.last).get(provider).copied().flatten();
-        last.unwrap_or(self.started).elapsed() < FRESH
     }
 }
 
@@ -412,7 +379,7 @@ mod tests {
 
     /// An order of two placements with one unit each.
     fn order() -> NewOrder {
-        let ids = TopupIds::new(0);
+        let ids = TopupIds::new([0; 32]);
         let placement = |position: usize| NewPlacement {
             placement_id: PlacementId::new(),
             provider: "sandbox".into(),
@@ -601,22 +568,5 @@ mod tests {
             [Some(twice), Some(other)]
         );
         assert!(published.try_recv().is_err());
-    }
-
-    #[test]
-    fn only_a_fresh_heartbeat_of_the_provider_counts() {
-        let mut heartbeats = Heartbeats::new(["sandbox", "usimsa"].into_iter());
-        assert!(heartbeats.is_fresh("sandbox"), "none can have arrived yet");
-        heartbeats.started -= FRESH;
-        assert!(!heartbeats.is_fresh("sandbox"));
-        for provider in ["sandbox", "invented"] {
-            heartbeats.receive(&Heartbeat::V1 {
-                provider: provider.into(),
-            });
-        }
-        assert!(heartbeats.is_fresh("sandbox"));
-        assert!(!heartbeats.is_fresh("usimsa") && !heartbeats.is_fresh("invented"));
-        lock(&heartbeats.last).insert("sandbox".into(), Instant::now().checked_sub(FRESH));
-        assert!(!heartbeats.is_fresh("sandbox"));
     }
 }

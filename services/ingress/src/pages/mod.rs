@@ -153,7 +153,13 @@ mod tests {
         let (_, public) = configuration.split_once("frontend public\n").unwrap();
         let (public, _) = public.split_once("\nbackend ").unwrap();
         let mut rules = public.lines().map(str::trim).filter(|line| {
-            let harmless = ["set-var(", "disable-l7-retry"];
+            // A client that exceeds a limit is refused whatever it asks for.
+            let harmless = [
+                "set-var(",
+                "disable-l7-retry",
+                "track-sc1 ",
+                "deny deny_status 503 ",
+            ];
             line.strip_prefix("use_backend ")
                 .is_some_and(|backend| !backend.starts_with("ingress"))
                 || line

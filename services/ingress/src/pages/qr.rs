@@ -9,10 +9,16 @@
 //! [`crate::http::routes`] calls [`show`]. Relies on `webhooks::qr`, which makes the URLs and their
 //! MAC.
 
-use std::{num::NonZeroU32, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv4Addr},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use anyhow::Context;
 use axum::{
+    Extension,
     extract::{Path, State, rejection::PathRejection},
     http::{Uri, header},
     response::{IntoResponse, Response},
@@ -20,10 +26,14 @@ use axum::{
 use domain::ActivationCode;
 use governor::{DefaultDirectRateLimiter, Quota};
 use qrcode::{Color, EcLevel, QrCode, bits::encode_auto};
-use tokio::sync::Semaphore;
+use runtime::{listener, lock};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use webhooks::qr::QrGate;
 
-use crate::http::{codes::Code, error::ApiError};
+use crate::{
+    access::limits::LimitsConfig,
+    http::{codes::Code, connection::Connection, error::ApiError},
+};
 
 /// The sizes that are drawn, in pixels of one side. A larger picture would cost too much memory and
 /// time.
@@ -37,46 +47,96 @@ pub(crate) struct QrRenderer {
     permits: Arc<Semaphore>,
     rate: DefaultDirectRateLimiter,
     wait: Duration,
+    /// `QR_PER_SOURCE`.
+    per_source: usize,
+    /// The sources whose pictures wait or are drawn, with the places in the queue that each has.
+    sources: Mutex<HashMap<IpAddr, Arc<Semaphore>>>,
+}
+
+/// The turn of a source, which counts its pictures as long as there are any.
+struct Turn {
+    renderer: Arc<QrRenderer>,
+    source: IpAddr,
+    places: Option<Arc<Semaphore>>,
+    place: Option<OwnedSemaphorePermit>,
+}
+
+impl Turn {
+    fn of(renderer: &Arc<QrRenderer>, source: IpAddr) -> Self {
+        let mut sources = lock(&renderer.sources);
+        let places = sources
+            .entry(source)
+            .or_insert_with(|| Arc::new(Semaphore::new(renderer.per_source)));
+        Self {
+            renderer: Arc::clone(renderer),
+            source,
+            places: Some(Arc::clone(places)),
+            place: None,
+        }
+    }
+
+    /// Waits for one of the places that the source has in the queue.
+    async fn wait(&mut self) {
+        if let Some(places) = self.places.clone() {
+            self.place = places.acquire_owned().await.ok();
+        }
+    }
+}
+
+impl Drop for Turn {
+    /// Frees the place, and forgets a source without pictures, so that the map does not grow with
+    /// every source that ever asked for one.
+    fn drop(&mut self) {
+        let mut sources = lock(&self.renderer.sources);
+        self.place = None;
+        self.places = None;
+        if sources
+            .get(&self.source)
+            .is_some_and(|places| Arc::strong_count(places) == 1)
+        {
+            sources.remove(&self.source);
+        }
+    }
 }
 
 impl QrRenderer {
-    /// Creates the renderer. It draws the pictures that `gate` allows, at most `concurrency` at
-    /// once and `per_second` per second. A request waits at most `wait` for its turn.
-    pub(crate) fn new(
-        gate: QrGate,
-        concurrency: u16,
-        per_second: NonZeroU32,
-        wait: Duration,
-    ) -> Arc<Self> {
-        let permits = Arc::new(Semaphore::new(concurrency.into()));
-        let rate = DefaultDirectRateLimiter::direct(Quota::per_second(per_second));
+    /// Creates the renderer. It draws the pictures that `gate` allows, within the limits `QR_…`.
+    pub(crate) fn new(gate: QrGate, limits: &LimitsConfig) -> Arc<Self> {
+        let permits = Arc::new(Semaphore::new(limits.qr_concurrency.into()));
+        let rate = DefaultDirectRateLimiter::direct(Quota::per_second(limits.qr_rate));
         Arc::new(Self {
             gate,
             permits,
             rate,
-            wait,
+            wait: limits.qr_wait,
+            per_source: limits.qr_per_source.into(),
+            sources: Mutex::default(),
         })
     }
 
     /// Runs `draw` on a thread where blocking is allowed, or returns a 503 after `wait`. A request
     /// beyond the limits waits instead of being refused at once. That slows a flood down, because
     /// each of its connections must wait for its answer, and a waiting connection costs almost
-    /// nothing.
+    /// nothing. Only a few pictures of each source stand in the queue that all sources share, so
+    /// that one source makes the others wait for no more than these.
     async fn run<T: Send + 'static>(
-        &self,
+        self: &Arc<Self>,
+        source: IpAddr,
         draw: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
     ) -> Result<T, ApiError> {
         let admission = async {
+            let mut turn = Turn::of(self, source);
+            turn.wait().await;
             let permit = Arc::clone(&self.permits).acquire_owned().await;
             self.rate.until_ready().await;
-            permit
+            permit.map(|permit| (turn, permit))
         };
-        let Ok(Ok(permit)) = tokio::time::timeout(self.wait, admission).await else {
+        let Ok(Ok(admitted)) = tokio::time::timeout(self.wait, admission).await else {
             return Err(ApiError::overloaded("qr"));
         };
         let drawn = tokio::task::spawn_blocking(move || {
             let drawn = draw();
-            drop(permit);
+            drop(admitted);
             drawn
         });
         drawn
@@ -93,21 +153,36 @@ impl QrRenderer {
 /// or too small for the length of the code, and, with `QR_KEYS`, if the MAC is wrong or missing.
 pub(crate) async fn show(
     State(renderer): State<Arc<QrRenderer>>,
+    connection: Option<Extension<Arc<Connection>>>,
     path: Result<Path<(String, String)>, PathRejection>,
     uri: Uri,
 ) -> Result<Response, ApiError> {
     let Path((text, size)) = path.map_err(|_| ApiError::from(Code::NotFound))?;
     let code = ActivationCode::parse(&text).map_err(|_| ApiError::from(Code::NotFound))?;
-    let size: usize = size.parse().map_err(|_| ApiError::from(Code::NotFound))?;
-    if !SIZES.contains(&size)
-        || !renderer
-            .gate
-            .lets(&code, uri.query(), runtime::clock::unix_seconds())
-    {
+    let size = size.parse().map_err(|_| ApiError::from(Code::NotFound))?;
+    // Only the fuzz targets have no connection.
+    let peer = connection.map_or(
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        |Extension(connection)| connection.peer.ip(),
+    );
+    let source = listener::source(peer);
+    drawn(&renderer, source, &code, size, &uri).await
+}
+
+async fn drawn(
+    renderer: &Arc<QrRenderer>,
+    source: IpAddr,
+    code: &ActivationCode,
+    size: usize,
+    uri: &Uri,
+) -> Result<Response, ApiError> {
+    let now = runtime::clock::unix_seconds();
+    if !SIZES.contains(&size) || !renderer.gate.lets(code, uri.query(), now) {
         return Err(Code::NotFound.into());
     }
+    let text = code.download_link();
     let png = renderer
-        .run(move || picture(&code.download_link(), size))
+        .run(source, move || picture(&text, size))
         .await?
         .ok_or(Code::NotFound)?;
     let headers = [
@@ -164,23 +239,78 @@ fn picture(text: &str, size: usize) -> anyhow::Result<Option<Vec<u8>>> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        limits: LimitsConfig,
+    }
+
+    const ONE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+    const OTHER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
+
+    /// A renderer of one picture at once.
+    fn renderer(wait: Duration) -> Arc<QrRenderer> {
+        let Program { mut limits } = Program::parse_from(["program"]);
+        limits.qr_rate = std::num::NonZeroU32::MAX;
+        limits.qr_wait = wait;
+        limits.qr_per_source = 1;
+        QrRenderer::new(QrGate::default(), &limits)
+    }
+
+    /// Draws a picture that is not finished before the sender of the result is used.
+    async fn unfinished(
+        renderer: &Arc<QrRenderer>,
+    ) -> (
+        std::sync::mpsc::Sender<()>,
+        tokio::task::JoinHandle<Result<(), ApiError>>,
+    ) {
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let (began, begun) = tokio::sync::oneshot::channel();
+        let drawing = tokio::spawn({
+            let renderer = Arc::clone(renderer);
+            let draw = move || Ok((began.send(()), released.recv()));
+            async move { renderer.run(ONE, draw).await.map(drop) }
+        });
+        begun.await.unwrap();
+        (release, drawing)
+    }
+
+    #[tokio::test]
+    async fn a_source_with_many_pictures_makes_the_others_wait_for_one() {
+        let renderer = renderer(Duration::from_mins(1));
+        let (release, drawing) = unfinished(&renderer).await;
+        let (drawn, mut order) = tokio::sync::mpsc::unbounded_channel();
+        let draw = |source| {
+            let drawn = drawn.clone();
+            renderer.run(source, move || Ok(drawn.send(source)?))
+        };
+        let flood = futures_util::future::try_join_all((0..20).map(|_| draw(ONE)));
+        let other = draw(OTHER);
+        let ends = async {
+            tokio::task::yield_now().await;
+            release.send(()).unwrap();
+            Ok(())
+        };
+        tokio::try_join!(flood, other, ends).unwrap();
+        drawing.await.unwrap().unwrap();
+        let before =
+            std::iter::from_fn(|| order.try_recv().ok()).position(|source| source == OTHER);
+        assert!(before.unwrap() <= 1, "{before:?}");
+        assert!(lock(&renderer.sources).is_empty());
+    }
 
     #[tokio::test]
     async fn only_activation_codes_of_sane_size_are_drawn() {
-        let renderer = QrRenderer::new(
-            QrGate::default(),
-            1,
-            NonZeroU32::MAX,
-            Duration::from_secs(10),
-        );
+        let renderer = renderer(Duration::from_secs(10));
         let draw = |text: &str, size: &str| {
-            let path = Path((text.to_owned(), size.to_owned()));
-            show(
-                State(Arc::clone(&renderer)),
-                Ok(path),
-                Uri::from_static("/"),
-            )
+            let code = ActivationCode::parse(text).map_err(|_| ApiError::from(Code::NotFound));
+            let size = size.parse().map_err(|_| ApiError::from(Code::NotFound));
+            let renderer = Arc::clone(&renderer);
+            async move { drawn(&renderer, ONE, &code?, size?, &Uri::from_static("/")).await }
         };
         let good = draw("LPA:1$smdp.example$AB12", "300").await.unwrap();
         assert_eq!(good.headers()["content-type"], "image/png");
@@ -214,27 +344,15 @@ mod tests {
 
     #[tokio::test]
     async fn a_picture_that_waits_too_long_is_refused() {
-        let renderer = QrRenderer::new(
-            QrGate::default(),
-            1,
-            NonZeroU32::MAX,
-            Duration::from_millis(10),
-        );
-        let (release, released) = std::sync::mpsc::channel::<()>();
-        let (began, begun) = tokio::sync::oneshot::channel();
-        let first = tokio::spawn({
-            let renderer = Arc::clone(&renderer);
-            let draw = move || Ok((began.send(()), released.recv()));
-            async move { renderer.run(draw).await.map(drop) }
-        });
-        begun.await.unwrap();
-        let second = renderer.run(|| Ok(())).await;
+        let renderer = renderer(Duration::from_millis(10));
+        let (release, first) = unfinished(&renderer).await;
+        let second = renderer.run(OTHER, || Ok(())).await;
         assert!(matches!(
             second,
             Err(ApiError::Unavailable { bound: "qr", .. })
         ));
         release.send(()).unwrap();
         first.await.unwrap().unwrap();
-        renderer.run(|| Ok(())).await.unwrap();
+        renderer.run(OTHER, || Ok(())).await.unwrap();
     }
 }

@@ -93,7 +93,7 @@ pub(crate) struct Internal(#[to_schema] Message);
 #[response(headers(("X-Service-Error" = String, description = "The check that failed, such as `signature_invalid`")))]
 pub(crate) struct Unauthorized(#[to_schema] Denied);
 
-/// The account has reached one of its limits. Send the request again after `Retry-After` seconds
+/// The account has reached one of its limits, or uses its share of a limit of all accounts. Send the request again after `Retry-After` seconds
 #[derive(ToResponse)]
 #[response(headers(
     ("Retry-After" = u32, description = "The number of seconds after which to send the request again"),

@@ -7,10 +7,7 @@
 
 use std::{str::FromStr, time::Duration};
 
-use axum::{
-    http::{StatusCode, Uri},
-    response::Response,
-};
+use axum::{http::StatusCode, response::Response};
 use domain::{DeliveryId, EndpointId, WebhookId};
 use serde::Serialize;
 use store::{
@@ -25,7 +22,7 @@ use tokio::time::Instant;
 use utoipa::ToSchema;
 
 use super::{
-    Id, Session, json,
+    Id, Search, Session, json,
     query::{Query, cut, timed_cursor},
     topups::{Attempt, attempts, send_again},
 };
@@ -118,7 +115,7 @@ pub(super) struct Events<'a> {
     responses(
         (status = 200, description = "A page of events", body = Events),
         (status = 422, response = super::described::Unprocessable)))]
-pub(super) async fn list(session: Session, uri: Uri) -> Result<Response, ApiError> {
+pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiError> {
     let mut query = Query::of(&uri);
     let limit = query.limit();
     let before = query.timed_cursor();
@@ -182,8 +179,9 @@ pub(super) struct EventRedelivery<'a> {
 
 /// Send an event again
 ///
-/// Starts the retries of the event from the beginning, with the same `webhook-id`. This is possible
-/// at most once a minute for each event. A test cannot be sent again; ask for a new one.
+/// Starts the retries of the event from the beginning, with the same `webhook-id`. This is not
+/// possible within a minute of the last attempt of the event, whoever caused that attempt. A test
+/// cannot be sent again; ask for a new one.
 #[utoipa::path(post, path = "/webhook/events/{event_id}/redeliver", operation_id = "redeliver_event", tag = "Webhook",
     params(("event_id" = String, Path, description = "`evt_` and 32 digits")),
     responses(

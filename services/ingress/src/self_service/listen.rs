@@ -5,14 +5,13 @@
 //! over. It changes nothing, so webhooks are still sent to the configured URL, or wait for one.
 //! Live accounts cannot listen.
 //!
-//! Limits: `LISTENERS` bounds the requests that wait, and `LISTEN_WAIT` how long each one waits.
+//! Limits: `LISTENERS` and `PARTNER_LISTENERS` bound the requests that wait, in all and for each
+//! partner, and `LISTEN_WAIT` bounds how long each one waits. They are admitted separately from the
+//! other self-service requests ([`super::Kind`]), because they do nothing for most of their time.
 
 use std::{collections::BTreeMap, time::Duration};
 
-use axum::{
-    http::{StatusCode, Uri},
-    response::Response,
-};
+use axum::{http::StatusCode, response::Response};
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use domain::{Environment, WebhookId};
 use serde::Serialize;
@@ -27,7 +26,7 @@ use tokio::time::Instant;
 use utoipa::ToSchema;
 use webhooks::{body::Body, event};
 
-use super::{SelfService, Session, json, query::Query};
+use super::{Search, SelfService, Session, json, query::Query};
 use crate::http::{
     codes::Code,
     error::{ApiError, Fault},
@@ -74,7 +73,7 @@ pub(super) struct Webhooks {
         (status = 200, description = "Webhooks with their signatures", body = Webhooks),
         (status = 403, description = "The account is not a sandbox account (`sandbox_only`)", body = super::described::Message),
         (status = 422, response = super::described::Unprocessable)))]
-pub(super) async fn listen(session: Session, uri: Uri) -> Result<Response, ApiError> {
+pub(super) async fn listen(Search(session, uri): Search) -> Result<Response, ApiError> {
     if session.environment() != Environment::Sandbox {
         return Err(Code::SandboxOnly.into());
     }
@@ -87,7 +86,6 @@ pub(super) async fn listen(session: Session, uri: Uri) -> Result<Response, ApiEr
     });
     query.check()?;
     let stop = &session.service().stop;
-    let _permit = session.app.admission.listener(&session.partner)?;
     let longest = session.app.limits.listen_wait;
     let wait = wait.map_or(longest, |wait| {
         longest.min(Duration::from_secs(wait.into()))

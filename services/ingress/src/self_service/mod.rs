@@ -5,6 +5,7 @@
 //! - These requests leave room for orders. They have limits in flight of their own and use at most
 //!   `SELF_SERVICE_CONCURRENCY` database connections, which is meant to be less than
 //!   `DATABASE_CONNECTIONS`.
+//! - Every answer says how many more requests the partner may send now.
 //! - A partner sees only what is its own. An id of another partner is answered like an unknown one,
 //!   so that nobody can find out which ids exist.
 //! - No response may be stored by a cache, because many of them hold activation codes or keys.
@@ -39,7 +40,7 @@ use axum::{
     Json, Router,
     body::{Body, Bytes},
     extract::{FromRequestParts, Path, Request, State},
-    http::{HeaderMap, HeaderValue, StatusCode, header, request::Parts},
+    http::{HeaderMap, HeaderValue, StatusCode, Uri, header, request::Parts},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{MethodRouter, get, post},
@@ -54,11 +55,15 @@ use tracing::field;
 use webhooks::{dns::Dns, guard::Guard, qr::QrUrls};
 
 use crate::{
-    access::{admission::InFlightPermit, authentication::Signed, directory::KnownPartner},
+    access::{
+        admission::{InFlightPermit, Queried},
+        authentication::Signed,
+        directory::KnownPartner,
+    },
     http::{
         body,
         codes::Code,
-        error::ApiError,
+        error::{self, ApiError},
         routes::{App, PREFIXES},
     },
 };
@@ -109,7 +114,7 @@ fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
         ("/options", get(options::list)),
         ("/account", get(account::show)),
         ("/webhook", get(webhook::show).put(webhook::set)),
-        ("/webhook/listen", get(listen::listen)),
+        (LISTEN, get(listen::listen)),
         ("/webhook/secret", post(webhook::rotate_secret)),
         ("/webhook/test", post(events::test)),
         ("/webhook/events", get(events::list)),
@@ -139,22 +144,76 @@ pub(crate) fn router(app: &Arc<App>) -> Router<Arc<App>> {
     let mut router = Router::new();
     for prefix in PREFIXES {
         for (path, handlers) in routes() {
+            let gate = Gate {
+                app: Arc::clone(app),
+                kind: Kind::of(path),
+            };
+            let handlers = handlers.layer(middleware::from_fn_with_state(gate, admit));
             router = router.route(&format!("{prefix}{path}"), handlers);
         }
     }
-    router.route_layer(middleware::from_fn_with_state(Arc::clone(app), admit))
+    router
 }
 
-/// A request of a partner that was authenticated and admitted.
+/// The path of the long poll.
+const LISTEN: &str = "/webhook/listen";
+
+/// How a request is admitted.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    /// It is answered soon.
+    Short,
+    /// It may wait long for something to happen, and has a limit of its own.
+    Listener,
+}
+
+impl Kind {
+    fn of(path: &str) -> Self {
+        if path == LISTEN {
+            Self::Listener
+        } else {
+            Self::Short
+        }
+    }
+}
+
+/// What the middleware of a route knows.
+#[derive(Clone)]
+struct Gate {
+    app: Arc<App>,
+    kind: Kind,
+}
+
+/// A request of a partner that was authenticated and admitted. A handler that takes it has no
+/// parameters in its query, so a request with one is refused; see [`Search`].
 struct Session {
     app: Arc<App>,
     partner: Arc<KnownPartner>,
 }
 
+/// A [`Session`] with the URI of the request, for a handler that reads its parameters with
+/// [`query::Query`].
+struct Search(Session, Uri);
+
 impl FromRequestParts<Arc<App>> for Session {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+        query::no_parameters(&parts.uri)?;
+        Self::admitted(parts, app)
+    }
+}
+
+impl FromRequestParts<Arc<App>> for Search {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+        Ok(Self(Session::admitted(parts, app)?, parts.uri.clone()))
+    }
+}
+
+impl Session {
+    fn admitted(parts: &Parts, app: &Arc<App>) -> Result<Self, ApiError> {
         let admitted = parts.extensions.get().cloned();
         let missing = || ApiError::internal(anyhow::anyhow!("the request is not admitted"));
         Ok(Self {
@@ -162,9 +221,7 @@ impl FromRequestParts<Arc<App>> for Session {
             partner: admitted.ok_or_else(missing)?,
         })
     }
-}
 
-impl Session {
     fn service(&self) -> &SelfService {
         &self.app.self_service
     }
@@ -236,7 +293,7 @@ impl<T: FromStr, S: Send + Sync> FromRequestParts<S> for Id<T> {
 
 /// The middleware of these routes. It authenticates and admits a request, and forbids caches to
 /// store the response.
-async fn admit(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+async fn admit(State(Gate { app, kind }): State<Gate>, request: Request, next: Next) -> Response {
     let (mut parts, body) = request.into_parts();
     let signed = match app.authenticator.head(&parts).await {
         Ok(signed) => signed,
@@ -245,10 +302,15 @@ async fn admit(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     let id = signed.partner.id;
     tracing::Span::current().record("partner.id", field::display(id));
     let admitted = async {
-        let permit = Arc::new(app.admission.self_service(&signed.partner)?);
+        let Queried { in_flight, left } = match kind {
+            Kind::Short => app.admission.self_service(&signed.partner).await?,
+            Kind::Listener => app.admission.listener(&signed.partner)?,
+        };
+        let permit = Arc::new(in_flight);
         let body = checked(&app, &signed, &parts.headers, body).await?;
         parts.extensions.insert(signed.partner);
-        let response = next.run(Request::from_parts(parts, body)).await;
+        let mut response = next.run(Request::from_parts(parts, body)).await;
+        error::show_left(&mut response, left);
         Ok::<_, ApiError>(response.map(|body| Body::new(PermitBody { body, permit })))
     };
     let mut response = admitted.await.unwrap_or_else(ApiError::into_response);

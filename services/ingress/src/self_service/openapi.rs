@@ -7,6 +7,8 @@
 //! responses that every operation can have.
 
 use serde_json::{Map, Value, json};
+use store::deliveries::events::Kind;
+use strum::VariantArray;
 use utoipa::{
     Modify, OpenApi,
     openapi::security::{ApiKey, ApiKeyValue, SecurityRequirement, SecurityScheme},
@@ -21,7 +23,7 @@ use super::{
     },
     endpoints, events, listen, options, orders, sandbox, topups, webhook,
 };
-use crate::orders::create;
+use crate::{http::codes::Code, orders::create};
 
 /// The prefix of all header names in the document, which is replaced by that of the brand.
 const PREFIX: &str = "X-Service-";
@@ -31,11 +33,11 @@ const PREFIX: &str = "X-Service-";
     info(
         title = "Partner eSIM ordering",
         version = "1",
-        description = "Order eSIMs, look orders up, and receive each eSIM by webhook. Each error response has stable codes in `X-Service-Error`, by which your program should decide. Every answer has an `X-Request-Id`; quote it when you ask us about a request.",
+        description = "Order eSIMs, look orders up, and receive each eSIM by webhook. Each error response has stable codes in `X-Service-Error`, by which your program should decide. Every answer has an `X-Request-Id`; quote it when you ask us about a request. After a 5xx or without an answer, an order may be stored: repeat it with the same `external_order_id` after pauses of 1, 2, 4 and 8 s and then about once a minute, until you get a definite answer. Ignore fields, headers and codes that you do not know, because we may add some.",
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0")
     ),
     servers(
-        (url = "/api/v1/api_partner"),
+        (url = "/api/v1/api_partner", description = "The path is part of a client's base URL: set it to the base URL that we gave you, followed by `/api/v1/api_partner`"),
         (url = "/v1/api_partner", description = "The same service without the leading `/api`")
     ),
     paths(
@@ -99,15 +101,23 @@ impl Modify for Signed {
 pub(crate) fn document(brand: &str) -> serde_json::Result<String> {
     let mut document = serde_json::to_value(Document::openapi())?;
     document["webhooks"] = webhooks();
+    let schemas = document["components"]["schemas"].take();
+    share(&mut document["components"]["responses"], &schemas);
+    document["components"]["schemas"] = schemas;
+    add_enums(&mut document);
     let common = [
         ("400", "BadRequest"),
         ("401", "Unauthorized"),
+        ("422", "Unprocessable"),
         ("429", "TooManyRequests"),
         ("503", "Overloaded"),
         ("500", "Internal"),
     ];
     let headers = [
-        (format!("{PREFIX}Error"), "The stable codes of the errors"),
+        (
+            format!("{PREFIX}Error"),
+            "The stable codes of the errors, those of `ErrorCode`",
+        ),
         (
             "Link".into(),
             "Links to the explanation of each code (`rel=\"help\"`)",
@@ -128,9 +138,141 @@ pub(crate) fn document(brand: &str) -> serde_json::Result<String> {
                 responses[status] = json!({"$ref": format!("#/components/responses/{name}")});
             }
         }
+        let responses = operation["responses"].as_object_mut().into_iter().flatten();
+        for (_, response) in responses.filter(|(status, _)| status.starts_with('2')) {
+            for (name, description) in LEFT {
+                response["headers"][name] = json!({
+                    "description": description,
+                    "schema": {"type": "integer", "format": "int32", "minimum": 0},
+                });
+            }
+        }
     }
     let text = serde_json::to_string_pretty(&document)? + "\n";
     Ok(text.replace(PREFIX, &format!("X-{brand}-")))
+}
+
+/// The headers that say how much of a partner's rate is left.
+const LEFT: [(&str, &str); 3] = [
+    (
+        "RateLimit-Limit",
+        "The limit per second: of orders in the answer to an order, otherwise of requests",
+    ),
+    ("RateLimit-Remaining", "How many more are possible at once"),
+    (
+        "RateLimit-Reset",
+        "The number of seconds until the whole limit is free again",
+    ),
+];
+
+/// A field whose values are known: its schema, its name and the name of their enum.
+type Field = (&'static str, &'static str, &'static str);
+
+/// The fields whose values are known. Their types in the code are texts, because they come from the
+/// database as such. The `outcome` of an attempt is not among them, because further ones may be
+/// added.
+const ENUM_FIELDS: [Field; 12] = [
+    ("Account", "environment", "Environment"),
+    ("Deliveries", "state", "DeliveryState"),
+    ("DeniedError", "code", "DeniedCode"),
+    ("Endpoint", "state", "EndpointState"),
+    ("Event", "state", "DeliveryState"),
+    ("Event", "type", "EventType"),
+    ("EventRedelivery", "state", "DeliveryState"),
+    ("KeyExpiring", "type", "EventType"),
+    ("KeyExpiringData", "credential", "Credential"),
+    ("Redelivery", "delivery", "DeliveryState"),
+    ("Topup", "delivery", "DeliveryState"),
+    ("TopupFailed", "type", "EventType"),
+];
+
+/// Adds the enums, and refers to them in the fields that have their values.
+fn add_enums(document: &mut Value) {
+    let codes: Vec<&str> = Code::VARIANTS.iter().map(|code| code.name()).collect();
+    let choices = Kind::CHOICES.map(Kind::as_str);
+    let types = [Kind::TopupFailed, Kind::KeyExpiring, Kind::WebhookTest].map(Kind::as_str);
+    let schemas = &mut document["components"]["schemas"];
+    for (name, description, values) in [
+        (
+            "ErrorCode",
+            "A stable code of an error, as `X-Service-Error` names it, where it may be followed by `; item=` or `; parameter=`. Treat a code that you do not know like its status, because we may add some.",
+            &*codes,
+        ),
+        (
+            "DeniedCode",
+            "It is the same for every failed authentication; `X-Service-Error` says which check failed.",
+            &["unauthorized"],
+        ),
+        (
+            "DeliveryState",
+            "The state of a webhook: `pending` (it is or will be sent), `delivered`, `exhausted` (the retries have ended), or `no_endpoint` (it waits until a webhook URL is set).",
+            &["pending", "delivered", "exhausted", "no_endpoint"],
+        ),
+        (
+            "EndpointState",
+            "The state of the webhook endpoint: `open`, `blocked` (after failures), `probing` (one webhook tests it), `paused` (by us) or `no_url`.",
+            &["open", "blocked", "probing", "paused", "no_url"],
+        ),
+        (
+            "Environment",
+            "A `live` account orders real eSIMs. All orders of a `sandbox` account go to a test provider.",
+            &["live", "sandbox"],
+        ),
+        (
+            "EventType",
+            "The type of a further event, which is also in its header `webhook-type`.",
+            &types,
+        ),
+        (
+            "EventChoice",
+            "A further event that you can ask for.",
+            &choices,
+        ),
+        (
+            "Credential",
+            "What ends: the old `keys` or the old `webhook_secret`.",
+            &["keys", "webhook_secret"],
+        ),
+    ] {
+        schemas[name] = json!({"type": "string", "description": description, "enum": values});
+    }
+    for (schema, field, name) in ENUM_FIELDS {
+        let field = &mut schemas[schema]["properties"][field];
+        refer(field, name);
+    }
+    for schema in ["Endpoint", "NewEndpoint"] {
+        refer(
+            &mut schemas[schema]["properties"]["events"]["items"],
+            "EventChoice",
+        );
+    }
+}
+
+/// Makes a text field one of the values of an enum, or null if it could be null before.
+fn refer(field: &mut Value, name: &str) {
+    let reference = json!({"$ref": format!("#/components/schemas/{name}")});
+    let is_nullable = field["type"].is_array();
+    if let Some(field) = field.as_object_mut() {
+        field.remove("type");
+        if is_nullable {
+            field.insert("oneOf".into(), json!([{"type": "null"}, reference]));
+        } else {
+            field.insert("$ref".into(), reference["$ref"].clone());
+        }
+    }
+}
+
+/// Replaces each copy of a schema by a reference to it. utoipa writes the schema of a shared response
+/// in full, and generators would make a type of every copy.
+fn share(value: &mut Value, schemas: &Value) {
+    let named = schemas.as_object().into_iter().flatten();
+    for (name, schema) in named {
+        if value == schema {
+            *value = json!({"$ref": format!("#/components/schemas/{name}")});
+            return;
+        }
+    }
+    members(value).for_each(|member| share(member, schemas));
 }
 
 /// The values of an object.
@@ -224,6 +366,25 @@ mod tests {
             "X-Acme-Signature"
         );
         assert_eq!(document["openapi"], "3.1.0");
+    }
+
+    #[test]
+    fn errors_share_their_schemas_and_known_values_are_enums() {
+        let document: Value = serde_json::from_str(&document("Service").unwrap()).unwrap();
+        let components = &document["components"];
+        for response in components["responses"].as_object().unwrap().values() {
+            let schema = &response["content"]["application/json"]["schema"];
+            assert!(schema["$ref"].is_string(), "{response}");
+        }
+        for (schema, field, name) in ENUM_FIELDS {
+            let field = &components["schemas"][schema]["properties"][field];
+            assert!(field.to_string().contains(&format!("/{name}\"")), "{field}");
+            assert!(field.get("type").is_none(), "{field}");
+        }
+        let codes = components["schemas"]["ErrorCode"]["enum"]
+            .as_array()
+            .unwrap();
+        assert_eq!(codes.len(), Code::VARIANTS.len());
     }
 
     #[test]

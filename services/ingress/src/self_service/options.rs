@@ -3,7 +3,7 @@
 //! A page has an `ETag`, because catalogues rarely change and partners read them often.
 
 use axum::{
-    http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
+    http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
@@ -15,7 +15,7 @@ use store::self_service;
 use utoipa::ToSchema;
 
 use super::{
-    Session,
+    Search,
     query::{Query, cursor, cut},
 };
 use crate::http::error::ApiError;
@@ -54,8 +54,7 @@ pub(super) struct Options<'a> {
         (status = 304, description = "The page has not changed"),
         (status = 422, response = super::described::Unprocessable)))]
 pub(super) async fn list(
-    session: Session,
-    uri: Uri,
+    Search(session, uri): Search,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let mut query = Query::of(&uri);

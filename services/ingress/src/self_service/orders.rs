@@ -6,10 +6,7 @@
 
 use std::str::FromStr;
 
-use axum::{
-    http::{StatusCode, Uri},
-    response::Response,
-};
+use axum::{http::StatusCode, response::Response};
 use domain::{OrderId, PartnerId};
 use serde::Serialize;
 use store::{
@@ -21,7 +18,7 @@ use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 
 use super::{
-    Id, SelfService, Session, json,
+    Id, Search, SelfService, Session, json,
     query::{Query, cursor},
     topups::{self, Topup},
 };
@@ -157,7 +154,7 @@ fn shown(service: &SelfService, head: &OrderHead, units: &[Unit]) -> Result<Resp
 /// to get the eSIM. If several orders had this id, the one that stands is shown, or else the newest
 /// one that was refused or cancelled.
 #[utoipa::path(get, path = "/orders/{external_order_id}", operation_id = "show_order", tag = "Orders",
-    params(("external_order_id" = String, Path, description = "Your own id of the order, percent-encoded")),
+    params(("external_order_id" = String, Path, description = "Your own id of the order")),
     responses((status = 200, description = "The order", body = Order), (status = 404, response = super::described::NotFound), (status = 410, response = super::described::Archived)))]
 pub(super) async fn show(session: Session, Id(id): Id<ExternalId>) -> Result<Response, ApiError> {
     let order = session.run(async |connection, partner| stored(connection, partner, &id.0).await);
@@ -170,10 +167,11 @@ pub(super) async fn show(session: Session, Id(id): Id<ExternalId>) -> Result<Res
 /// Cancel an order
 ///
 /// Cancels an order that still waits and of which certainly nothing was bought, for example because
-/// the provider is down. Its `external_order_id` is then free again. Repeating the request is
-/// harmless: it returns the cancelled order.
+/// the provider is down. Its `external_order_id` is then free again. Repeating the request returns
+/// the cancelled order, unless you have ordered with the same id again: then it cancels the new
+/// order.
 #[utoipa::path(delete, path = "/orders/{external_order_id}", operation_id = "cancel_order", tag = "Orders",
-    params(("external_order_id" = String, Path, description = "Your own id of the order, percent-encoded")),
+    params(("external_order_id" = String, Path, description = "Your own id of the order")),
     responses(
         (status = 200, description = "The cancelled order. Nothing of it is bought, now or later", body = Order),
         (status = 404, response = super::described::NotFound),
@@ -210,7 +208,7 @@ pub(super) async fn cancel(session: Session, Id(id): Id<ExternalId>) -> Result<R
     responses(
         (status = 200, description = "A page of orders", body = Orders),
         (status = 422, response = super::described::Unprocessable)))]
-pub(super) async fn list(session: Session, uri: Uri) -> Result<Response, ApiError> {
+pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiError> {
     let mut query = Query::of(&uri);
     let limit = query.limit();
     let before = query.cursor();

@@ -1,7 +1,9 @@
 //! Reads the parameters of a query: limit, cursor and filters.
 //!
-//! Guarantee: all faults of a query are reported in one response, like those of an order. The
-//! handlers of lists read each parameter and then call [`Query::check`]. A cursor is not signed, so
+//! Guarantee: all faults of a query are reported in one response, like those of an order. Among them
+//! are parameters that the request does not have: ignoring `created_before`, for example, would
+//! answer with orders that the partner did not ask for. The handlers of lists read each parameter
+//! and then call [`Query::check`]; a request without parameters is checked by [`no_parameters`]. A cursor is not signed, so
 //! it is checked like anything else that a client sends; a forged one can only select another page
 //! of what the partner may see anyway.
 
@@ -23,10 +25,17 @@ const DEFAULT_LIMIT: u16 = 20;
 /// The maximum number of entries of a page.
 const MAX_LIMIT: u16 = 100;
 
+/// The maximum number of unknown parameters that one response names.
+const MAX_UNKNOWN: usize = 10;
+/// The maximum number of characters of an unknown parameter that a response repeats.
+const MAX_NAME: usize = 64;
+
 /// The parameters of a request's query, and the faults that were found in them. If a parameter
 /// appears twice, the first one counts.
 pub(super) struct Query<'a> {
     parameters: Vec<(Cow<'a, str>, Cow<'a, str>)>,
+    /// The names of the parameters that the request can have.
+    known: Vec<&'static str>,
     faults: Vec<Fault>,
 }
 
@@ -35,6 +44,7 @@ impl<'a> Query<'a> {
         let query = uri.query().unwrap_or_default();
         Self {
             parameters: url::form_urlencoded::parse(query.as_bytes()).collect(),
+            known: Vec::new(),
             faults: Vec::new(),
         }
     }
@@ -47,6 +57,7 @@ impl<'a> Query<'a> {
         fault: Fault,
         read: impl FnOnce(&str) -> Option<T>,
     ) -> Option<T> {
+        self.known.push(name);
         let (_, text) = self.parameters.iter().find(|(given, _)| given == name)?;
         let value = read(text);
         if value.is_none() {
@@ -102,14 +113,31 @@ impl<'a> Query<'a> {
         })
     }
 
-    /// Returns a 422 with all faults, if there are any.
-    pub(super) fn check(self) -> Result<(), ApiError> {
+    /// Returns a 422 with all faults, if there are any. Every parameter that was not read by now is
+    /// one of them.
+    pub(super) fn check(mut self) -> Result<(), ApiError> {
+        let mut unknown: Vec<&str> = Vec::new();
+        for (name, _) in &self.parameters {
+            if !self.known.contains(&&**name) && !unknown.contains(&&**name) {
+                unknown.push(name);
+            }
+        }
+        let faults = unknown.into_iter().take(MAX_UNKNOWN).map(|name| {
+            let name: String = name.chars().take(MAX_NAME).collect();
+            Fault::with(Code::ParameterUnknown, name)
+        });
+        self.faults.extend(faults);
         if self.faults.is_empty() {
             Ok(())
         } else {
             Err(ApiError::Unprocessable(self.faults))
         }
     }
+}
+
+/// Returns a 422 if a request that has no parameters has a query all the same.
+pub(super) fn no_parameters(uri: &Uri) -> Result<(), ApiError> {
+    Query::of(uri).check()
 }
 
 /// Cuts `found` to `limit` entries, and returns the cursor of the next page if there were more.
@@ -213,5 +241,33 @@ mod tests {
                 Code::CreatedAfterInvalid
             ]
         );
+    }
+
+    #[test]
+    fn a_parameter_that_the_request_does_not_have_is_named() {
+        let uri: Uri = "/?limit=5&created_before=now&created_before=1&%C3%A9%0A=1"
+            .parse()
+            .unwrap();
+        let mut query = Query::of(&uri);
+        assert_eq!(query.limit(), 5);
+        let Err(ApiError::Unprocessable(faults)) = query.check() else {
+            panic!("it passed");
+        };
+        let messages: Vec<&str> = faults.iter().map(|fault| &*fault.message).collect();
+        assert_eq!(
+            messages,
+            [
+                "Parameter created_before is unknown; this request does not have it",
+                "Parameter \u{e9}\n is unknown; this request does not have it"
+            ]
+        );
+        assert!(no_parameters(&"/?a".parse().unwrap()).is_err());
+        assert!(no_parameters(&"/?".parse().unwrap()).is_ok());
+        let many: Vec<String> = (0..100).map(|number| format!("p{number}=1")).collect();
+        let many: Uri = format!("/?{}", many.join("&")).parse().unwrap();
+        let Err(ApiError::Unprocessable(faults)) = no_parameters(&many) else {
+            panic!("it passed");
+        };
+        assert_eq!(faults.len(), MAX_UNKNOWN);
     }
 }

@@ -4,11 +4,8 @@
 //! by the partner. Profiles and the answers of endpoints are stored encrypted, and are decrypted
 //! here only to be shown. A redelivery is sent by a notifier; ingress only makes it due.
 
-use axum::{
-    http::{StatusCode, Uri},
-    response::Response,
-};
-use domain::{DeliveryId, EndpointId, OptionId, TopupId, WebhookId};
+use axum::{http::StatusCode, response::Response};
+use domain::{ActivationCode, DeliveryId, EndpointId, OptionId, TopupId, WebhookId};
 use serde::Serialize;
 use store::{
     profile::Profile,
@@ -17,9 +14,13 @@ use store::{
 };
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
-use webhooks::{body::Body, event::failure, qr::QrUrls};
+use webhooks::{
+    body::{Body, encoded},
+    event::failure,
+    qr::QrUrls,
+};
 
-use super::{Id, SelfService, Session, json, query::Query};
+use super::{Id, Search, SelfService, Session, json, query::Query};
 use crate::http::{codes::Code, error::ApiError};
 
 /// One unit of an order.
@@ -48,6 +49,37 @@ pub(super) struct Topup<'a> {
     erased_at: Option<OffsetDateTime>,
     /// The fields of the webhook: null before the eSIM is ready, and again after they were erased.
     esim: Option<Body<'a>>,
+    /// Links to pass on to the customer: null whenever `esim` is.
+    install_links: Option<InstallLinks>,
+}
+
+/// Links that begin the installation of the eSIM when they are opened on the phone. They contain the
+/// activation code, so whoever has one can install the eSIM.
+#[derive(Serialize, ToSchema)]
+struct InstallLinks {
+    /// For iPhones and iPads with iOS 17.4 or newer.
+    #[schema(
+        example = "https://esimsetup.apple.com/esim_qrcode_provisioning?carddata=LPA:1$smdp.example.com$A1B2C3D4E5F60718"
+    )]
+    ios: String,
+    /// For Android phones that support such links.
+    #[schema(
+        example = "https://esimsetup.android.com/esim_qrcode_provisioning?carddata=LPA%3A1%24smdp.example.com%24A1B2C3D4E5F60718"
+    )]
+    android: String,
+}
+
+impl InstallLinks {
+    fn new(code: &ActivationCode) -> Self {
+        let text = code.download_link();
+        // An activation code consists of characters that a query may contain as they are. Apple
+        // documents the link in this form, and Android in the percent-encoded one.
+        let ios = format!("https://esimsetup.apple.com/esim_qrcode_provisioning?carddata={text}");
+        let text = encoded(&text);
+        let android =
+            format!("https://esimsetup.android.com/esim_qrcode_provisioning?carddata={text}");
+        Self { ios, android }
+    }
 }
 
 impl<'a> Topup<'a> {
@@ -69,6 +101,7 @@ impl<'a> Topup<'a> {
             delivered_at: unit.delivered_at,
             erased_at: unit.erased_at,
             esim: profile.map(esim),
+            install_links: profile.map(|profile| InstallLinks::new(&profile.code)),
         }
     }
 }
@@ -235,8 +268,9 @@ pub(super) struct Redelivery<'a> {
 /// Send a topup's webhook again
 ///
 /// Starts the retries of the webhook from the beginning, with the same `webhook-id`, so that your
-/// program can recognise the repeat. This is possible at most once a minute for each topup and
-/// endpoint. Without `endpoint_id` the webhook is sent to your first endpoint.
+/// program can recognise the repeat. This is not possible within a minute of the last attempt of the
+/// webhook at that endpoint, whoever caused that attempt. Without `endpoint_id` the webhook is sent
+/// to your first endpoint.
 #[utoipa::path(post, path = "/topups/{topup_id}/redeliver", operation_id = "redeliver", tag = "Topups",
     params(
         ("topup_id" = String, Path, description = "The id of the topup, 26 digits"),
@@ -249,9 +283,8 @@ pub(super) struct Redelivery<'a> {
         (status = 422, response = super::described::Unprocessable),
         (status = 429, description = "The last attempt began less than a minute ago (`redelivered_recently`); `Retry-After` says when to try again", body = super::described::Message)))]
 pub(super) async fn redeliver(
-    session: Session,
+    Search(session, uri): Search,
     Id(id): Id<TopupId>,
-    uri: Uri,
 ) -> Result<Response, ApiError> {
     let mut query = Query::of(&uri);
     let endpoint = query.endpoint();
@@ -287,5 +320,26 @@ pub(super) async fn send_again(
         (Redelivered::NoEndpoint, _) => Err(Code::WebhookUrlMissing.into()),
         (Redelivered::Unknown, WebhookId::Topup(topup)) => Err(session.no_topup(topup).await),
         (Redelivered::Unknown, WebhookId::Event(_)) => Err(Code::NotFound.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn install_links_carry_the_activation_code() {
+        let code = ActivationCode::parse("LPA:1$smdp.example.com$AB-12").unwrap();
+        let links = InstallLinks::new(&code);
+        assert_eq!(
+            links.ios,
+            "https://esimsetup.apple.com/esim_qrcode_provisioning?carddata=LPA:1$smdp.example.com$AB-12"
+        );
+        assert_eq!(
+            links.android,
+            "https://esimsetup.android.com/esim_qrcode_provisioning?carddata=LPA%3A1%24smdp.example.com%24AB-12"
+        );
+        let read: url::Url = links.ios.parse().unwrap();
+        assert_eq!(read.as_str(), links.ios, "nothing has to be encoded");
     }
 }

@@ -144,7 +144,7 @@ impl Bench {
             nats,
             pool,
             vault: config.master_key.vault(&Keyring::ALL).unwrap(),
-            ids: TopupIds::new(0),
+            ids: TopupIds::new([0; 32]),
             shutdown: Shutdown::new(),
             running: None,
             config,

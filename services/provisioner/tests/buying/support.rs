@@ -238,7 +238,7 @@ impl Bench {
             pool,
             nats,
             sandbox,
-            ids: TopupIds::new(0),
+            ids: TopupIds::new([0; 32]),
             running: None,
             http,
             folder: tempfile::tempdir().unwrap(),

@@ -292,45 +292,100 @@ async fn an_order_that_queues_too_long_is_not_stored_later() {
     );
 }
 
-#[tokio::test]
-async fn connections_of_one_source_are_bounded_and_silent_ones_end() {
-    let limits = [("MAX_CONNECTIONS_PER_SOURCE", "3"), ("HEAD_TIMEOUT", "2s")];
-    let mut stack = Stack::with(Stage::Ingress, &limits).await.unwrap();
-    let mut silent = try_join_all((0..3).map(|_| raw::connect(&stack.base_url)))
-        .await
-        .unwrap();
-    let (answer, bytes) = raw::answer(raw::connect(&stack.base_url).await.unwrap())
-        .await
-        .unwrap();
+/// Sends a request that authenticates on a new connection, and keeps the connection open.
+async fn authenticated(stack: &Stack, partner: &Partner) -> Result<TcpStream> {
+    let mut connection = raw::connect(&stack.base_url).await?;
+    connection
+        .write_all(&raw::create_order(partner, b"{}")?)
+        .await?;
+    let (answer, _) = raw::answer(&mut connection).await?;
+    anyhow::ensure!(answer.status == 422 && !answer.closes, "{answer:?}");
+    Ok(connection)
+}
+
+/// Reads the 503 of a refused connection, which closes it.
+async fn refused(connection: TcpStream) {
+    let (answer, bytes) = raw::answer(connection).await.unwrap();
     assert!(answer.status == 503 && answer.json && answer.closes);
     let body: serde_json::Value = serde_json::from_slice(&bytes[answer.body]).unwrap();
     assert_eq!(
         body,
         json!({"error": "Too many connections are open; try again later"})
     );
+}
+
+#[tokio::test]
+async fn connections_of_one_source_are_bounded_and_silent_ones_end() {
+    let limits = [
+        ("MAX_CONNECTIONS_PER_SOURCE", "3"),
+        ("HEAD_TIMEOUT", "6s"),
+        ("UNAUTHENTICATED_TIMEOUT", "1s"),
+    ];
+    let mut stack = Stack::with(Stage::Ingress, &limits).await.unwrap();
+    let (partner, _) = partners(&stack).await.unwrap();
+    let began = std::time::Instant::now();
+    let mut silent = raw::connect(&stack.base_url).await.unwrap();
+    let closed = tokio::time::timeout(SOON, silent.read(&mut [0; 16])).await;
+    assert_eq!(closed.expect("it is closed").unwrap(), 0);
+    assert!(
+        began.elapsed() < Duration::from_secs(5),
+        "long before HEAD_TIMEOUT"
+    );
+    let mut held = try_join_all((0..3).map(|_| authenticated(&stack, &partner)))
+        .await
+        .unwrap();
+    refused(raw::connect(&stack.base_url).await.unwrap()).await;
     // They make room by themselves.
-    for connection in &mut silent {
+    for connection in &mut held {
         let closed = tokio::time::timeout(SOON, connection.read(&mut [0; 16])).await;
         assert_eq!(closed.expect("it is closed").unwrap(), 0);
     }
-    let room = async || {
-        let mut connection = raw::connect(&stack.base_url).await?;
-        connection
-            .write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-            .await?;
-        Ok((raw::answer(connection).await?.0.status == 404).then_some(()))
-    };
+    let room = async || Ok(authenticated(&stack, &partner).await.ok());
     wait::soon("room for connections", room).await;
-    assert!(
-        metric(
-            &mut stack,
-            "esim_connections_refused_total",
-            "reason=\"source\""
-        )
-        .await
-        .unwrap()
-            >= 1.0
+    let refused = metric(
+        &mut stack,
+        "esim_connections_refused_total",
+        "reason=\"source\"",
     );
+    assert!(refused.await.unwrap() >= 1.0);
+}
+
+#[tokio::test]
+async fn connections_without_keys_keep_nobody_out() {
+    let limits = [
+        ("MAX_CONNECTIONS_PER_SOURCE", "20"),
+        ("UNAUTHENTICATED_TIMEOUT", "1m"),
+    ];
+    let mut stack = Stack::with(Stage::Ingress, &limits).await.unwrap();
+    let (partner, other) = partners(&stack).await.unwrap();
+    let mut kept = authenticated(&stack, &partner).await.unwrap();
+    // More than all places, half of them with a head that never ends.
+    let mut flood = Vec::new();
+    for number in 0..60 {
+        let mut connection = raw::connect(&stack.base_url).await.unwrap();
+        if number % 2 == 0 {
+            let _ = connection.write_all(b"GET / HTTP/1.1\r\nHost: x").await;
+        }
+        flood.push(connection);
+    }
+    // Each of these requests is sent on a new connection.
+    for _ in 0..10 {
+        drop(authenticated(&stack, &other).await.unwrap());
+    }
+    // A partner's connection stays, and those that made room learn why.
+    kept.write_all(&raw::create_order(&partner, b"{}").unwrap())
+        .await
+        .unwrap();
+    assert_eq!(raw::answer(&mut kept).await.unwrap().0.status, 422);
+    for connection in flood.drain(..40) {
+        refused(connection).await;
+    }
+    let displaced = metric(
+        &mut stack,
+        "esim_connections_refused_total",
+        "reason=\"displaced\"",
+    );
+    assert!(displaced.await.unwrap() >= 40.0);
 }
 
 #[tokio::test]

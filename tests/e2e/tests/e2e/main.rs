@@ -16,7 +16,8 @@
 //! - [`faults`], [`database_away`]: processes, servers and connections fail.
 //! - [`forged`]: messages of an attacker with a stage's credentials.
 //! - [`endpoints`]: several endpoints of one partner.
-//! - [`limits`], [`limits_memory`]: overload is answered, and the other partners keep their share.
+//! - [`limits`], [`limits_memory`], [`shares`]: overload is answered, and the other partners keep
+//!   their share.
 //! - [`isolation`]: an option that hangs or fails does not stop the others.
 //! - [`qr`]: only pictures of sent codes are drawn, where the operator wants it.
 //! - [`mishaps`]: what the sandbox does on demand.
@@ -56,6 +57,7 @@ mod replicas;
 mod resilience;
 mod rotation;
 mod settings;
+mod shares;
 mod shell;
 mod shop;
 mod spec;

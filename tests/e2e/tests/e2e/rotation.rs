@@ -59,11 +59,11 @@ async fn both_pairs_of_keys_order_until_the_old_one_ends() {
     assert_eq!((again.status, again.json().unwrap()), (422, has_been));
 
     let old = denied(&shop.client, ready).await.unwrap();
-    // Ingress counts the rest of the time from before it asked, so that a key never ends late. On a
-    // busy machine the question takes a while, and the key ends as much earlier.
+    // Ingress counts the rest of the time from before it asked, so that a key never ends late. If
+    // the question took a while, because the machine is busy, it asks again.
     let late = runtime::clock::now() - until;
     assert!(
-        late.abs() < time::Duration::SECOND,
+        late.abs() < time::Duration::milliseconds(100),
         "denied {late} after the end"
     );
     let mut stranger = shop.partner.clone();

@@ -78,6 +78,16 @@ pub const ROWS: &[Row] = &rows! {
         => Unprocessable(&["Limit must be an integer from 1 to 100",
             "Created after must be a time such as 2026-11-22T00:00:00Z",
             "State must be processing, ready, partly_failed, failed, refused or cancelled"]);
+    "422: a parameter that orders do not have",
+        |w| get(w, "/orders").query("created_before=2026-11-22T00%3A00%3A00Z&limit=x")
+        => Unprocessable(&["Limit must be an integer from 1 to 100",
+            "Parameter created_before is unknown; this request does not have it"]);
+    "422: a parameter of a request that has none", |w| get(w, "/account").query("verbose=1")
+        => Unprocessable(&["Parameter verbose is unknown; this request does not have it"]);
+    "422: a parameter of an order", |w| get(w, "/orders/none").query("expand=topups")
+        => Unprocessable(&["Parameter expand is unknown; this request does not have it"]);
+    "422: a parameter of a change", |w| ask(w, "POST", "/webhook/test").query("url=x")
+        => Unprocessable(&["Parameter url is unknown; this request does not have it"]);
     "403: a live account listens", |w| {
         w.stack.client(&w.live).expect("a client").get("/v1/api_partner/webhook/listen")
     } => Error(403, "Only sandbox accounts can do this");

@@ -1,0 +1,127 @@
+//! How quick the attempts of each partner are, so that [`crate::permits`] can give a smaller share to
+//! partners whose attempts take long.
+//!
+//! An endpoint that responds after 14 s holds each of its permits for 14 s. A few of those can hold
+//! all permits of a host, or of the stage, although none of them holds more than its share. So a
+//! partner has its whole share only once its attempts have turned out to be quick. What is
+//! remembered is a hint: a process that starts knows nothing, and at worst a partner gets a smaller
+//! share for its first attempts.
+
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
+
+use domain::PartnerId;
+
+/// After this time without an attempt, the pace of a partner is not known any more.
+const REMEMBERED: Duration = Duration::from_mins(10);
+/// The number of partners at which those that are silent are dropped.
+const MANY: usize = 10_000;
+
+/// What the attempts of a partner are like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pace {
+    /// No attempt has ended yet, and none takes long.
+    Unproven,
+    /// The last attempt that ended was quick, and it ended a moment ago if others are in flight.
+    Quick,
+    /// The last attempt that ended was slow, or attempts are in flight and none has ended for long.
+    Slow,
+}
+
+#[derive(Default)]
+pub(crate) struct Paces {
+    partners: HashMap<PartnerId, Known>,
+}
+
+struct Known {
+    /// Whether the last attempt was slow; `None` if none has ended yet.
+    last_was_slow: Option<bool>,
+    /// When the last attempt ended, or the first one of several began.
+    progress: Instant,
+    /// Whether attempts may be in flight.
+    in_flight: bool,
+}
+
+impl Paces {
+    /// Notes that a partner without permits got one.
+    pub(crate) fn begin(&mut self, partner: PartnerId, now: Instant) {
+        if self.partners.len() >= MANY {
+            self.partners.retain(|_, known| !known.is_old(now));
+        }
+        let known = self.partners.entry(partner).or_insert(Known {
+            last_was_slow: None,
+            progress: now,
+            in_flight: true,
+        });
+        if known.is_old(now) {
+            known.last_was_slow = None;
+        }
+        known.progress = now;
+        known.in_flight = true;
+    }
+
+    /// Notes that an attempt has ended.
+    pub(crate) fn attempted(&mut self, partner: PartnerId, was_slow: bool, now: Instant) {
+        if let Some(known) = self.partners.get_mut(&partner) {
+            known.last_was_slow = Some(was_slow);
+            known.progress = now;
+        }
+    }
+
+    /// Notes that a partner has no permits any more.
+    pub(crate) fn end(&mut self, partner: PartnerId) {
+        if let Some(known) = self.partners.get_mut(&partner) {
+            known.in_flight = false;
+        }
+    }
+
+    /// The pace of a partner, if attempts are slow that take at least `slow`.
+    pub(crate) fn of(&self, partner: PartnerId, slow: Duration, now: Instant) -> Pace {
+        let Some(known) = self.partners.get(&partner) else {
+            return Pace::Unproven;
+        };
+        if known.in_flight && now.saturating_duration_since(known.progress) >= slow {
+            return Pace::Slow;
+        }
+        match known.last_was_slow {
+            Some(true) => Pace::Slow,
+            Some(false) => Pace::Quick,
+            None => Pace::Unproven,
+        }
+    }
+}
+
+impl Known {
+    fn is_old(&self, now: Instant) -> bool {
+        !self.in_flight && now.saturating_duration_since(self.progress) >= REMEMBERED
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_partner_is_slow_after_a_slow_attempt_and_while_none_ends() {
+        let mut paces = Paces::default();
+        let partner = PartnerId::new();
+        let slow = Duration::from_secs(3);
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert_eq!(paces.of(partner, slow, start), Pace::Unproven);
+        paces.begin(partner, start);
+        assert_eq!(paces.of(partner, slow, at(2)), Pace::Unproven);
+        assert_eq!(paces.of(partner, slow, at(3)), Pace::Slow);
+        paces.attempted(partner, true, at(4));
+        assert_eq!(paces.of(partner, slow, at(5)), Pace::Slow);
+        paces.attempted(partner, false, at(5));
+        assert_eq!(paces.of(partner, slow, at(6)), Pace::Quick);
+        assert_eq!(paces.of(partner, slow, at(8)), Pace::Slow, "others hang");
+        paces.end(partner);
+        assert_eq!(paces.of(partner, slow, at(60)), Pace::Quick);
+        paces.begin(partner, at(1_000));
+        assert_eq!(paces.of(partner, slow, at(1_001)), Pace::Unproven);
+    }
+}

@@ -1,0 +1,84 @@
+//! Errors as the headers of a response name them: the codes in `X-<Brand>-Error`, and links to their
+//! explanations in `Link`.
+//!
+//! [`super::error`] collects the errors of a response, and [`super::observe`] writes the headers.
+
+use std::fmt::{self, Display, Formatter};
+
+use axum::http::HeaderValue;
+
+use super::codes::Code;
+
+/// A code with its item or parameter, as the error header names it: `qty_invalid; item=2`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Named {
+    pub(crate) code: Code,
+    /// The index of the item, from 0.
+    pub(crate) item: Option<usize>,
+    /// The query parameter or field of the body.
+    pub(crate) parameter: Option<&'static str>,
+}
+
+impl From<Code> for Named {
+    fn from(code: Code) -> Self {
+        Self {
+            code,
+            item: None,
+            parameter: None,
+        }
+    }
+}
+
+impl Display for Named {
+    fn fmt(&self, to: &mut Formatter<'_>) -> fmt::Result {
+        to.write_str(self.code.name())?;
+        if let Some(item) = self.item {
+            write!(to, "; item={item}")?;
+        }
+        if let Some(parameter) = self.parameter {
+            write!(to, "; parameter={parameter}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The value of the error header.
+pub(crate) fn header(errors: &[Named]) -> HeaderValue {
+    let codes: Vec<String> = errors.iter().map(Named::to_string).collect();
+    HeaderValue::from_str(&codes.join(", ")).unwrap_or(HeaderValue::from_static("invalid"))
+}
+
+/// The value of the `Link` header: the section of each code, each named once. `page` is the URL of
+/// the page.
+pub(crate) fn links(page: &str, errors: &[Named]) -> Option<HeaderValue> {
+    let mut links: Vec<String> = Vec::new();
+    for error in errors {
+        let link = format!("<{page}#{}>; rel=\"help\"", error.code.name());
+        if !links.contains(&link) {
+            links.push(link);
+        }
+    }
+    HeaderValue::from_str(&links.join(", ")).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_name_each_section_once() {
+        let of_item = |item| Named {
+            item: Some(item),
+            ..Code::QtyInvalid.into()
+        };
+        let errors = [of_item(1), of_item(2), Code::TooManyUnits.into()];
+        assert_eq!(
+            header(&errors),
+            "qty_invalid; item=1, qty_invalid; item=2, too_many_units"
+        );
+        assert_eq!(
+            links("https://a.example/errors", &errors).unwrap(),
+            "<https://a.example/errors#qty_invalid>; rel=\"help\", <https://a.example/errors#too_many_units>; rel=\"help\""
+        );
+    }
+}

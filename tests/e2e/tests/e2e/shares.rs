@@ -1,0 +1,155 @@
+//! What one partner may do at once: its answers say what is left, and its share is named when it is
+//! used up. Topup ids are here, too, because one partner must not learn from them what others buy.
+
+use std::collections::BTreeSet;
+
+use futures_util::future::join_all;
+use serde_json::json;
+use testkit::stack::{Stack, Stage};
+
+use crate::{
+    partner::header,
+    shop::{Shop, fresh},
+};
+
+const ACCOUNT: &str = "/api/v1/api_partner/account";
+const LEFT: [&str; 3] = ["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"];
+
+#[tokio::test]
+async fn many_look_ups_at_once_are_served_by_an_idle_system() {
+    // The machine that runs the tests may be busy, so they may wait longer than by default.
+    let stack = Stack::with(Stage::Ingress, &[("SELF_SERVICE_WAIT", "20s")])
+        .await
+        .unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let answers = join_all((0..100).map(|_| shop.client.get(ACCOUNT).send())).await;
+    for answer in answers {
+        let answer = answer.unwrap();
+        assert_eq!(answer.status, 200, "{answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_partner_beyond_its_share_learns_that_the_share_is_its_own() {
+    let limits = [
+        ("SELF_SERVICE_IN_FLIGHT", "2"),
+        ("SELF_SERVICE_WAITING", "2"),
+        ("SELF_SERVICE_WAIT", "1ms"),
+    ];
+    let stack = Stack::with(Stage::Ingress, &limits).await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let answers = join_all((0..100).map(|_| shop.client.get(ACCOUNT).send())).await;
+    let answers = answers.into_iter().map(Result::unwrap);
+    let (served, refused): (Vec<_>, Vec<_>) = answers.partition(|answer| answer.status == 200);
+    assert!(!served.is_empty() && !refused.is_empty());
+    for answer in refused {
+        assert_eq!(
+            (answer.status, header(&answer, "x-service-error")),
+            (429, "share_in_use"),
+            "{answer:?}"
+        );
+        assert_eq!(header(&answer, "retry-after"), "1");
+    }
+}
+
+#[tokio::test]
+async fn answers_say_how_much_is_left_of_the_partners_rate() {
+    let limits = [
+        ("PARTNER_REQUESTS_PER_SECOND", "10"),
+        ("PARTNER_ORDERS_PER_SECOND", "1"),
+    ];
+    let stack = Stack::with(Stage::Ingress, &limits).await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let shown = shop.client.get(ACCOUNT).send().await.unwrap();
+    assert_eq!(LEFT.map(|name| header(&shown, name)), ["10", "9", "1"]);
+    let unknown = shop
+        .client
+        .get("/api/v1/api_partner/orders/none")
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(unknown.status, 404);
+    assert_eq!(header(&unknown, "ratelimit-limit"), "10");
+    let option = stack.option("ready").unwrap();
+    let ordered = shop
+        .client
+        .order(&fresh("rate"), &[(option, 1)])
+        .await
+        .unwrap();
+    assert_eq!(ordered.status, 201);
+    assert_eq!(LEFT.map(|name| header(&ordered, name)), ["1", "0", "1"]);
+}
+
+#[tokio::test]
+async fn topup_ids_that_exist_already_are_replaced_and_the_order_succeeds() {
+    let stack = Stack::start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let mut database = stack.database.connect().await.unwrap();
+    // The first two topups of the test collide, as if another process had made the same ids.
+    let collide = "
+        CREATE SEQUENCE collisions;
+        GRANT USAGE ON SEQUENCE collisions TO PUBLIC;
+        CREATE FUNCTION collide() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            IF nextval('collisions') <= 2 THEN
+                RAISE unique_violation USING CONSTRAINT = 'topups_topup_id_key';
+            END IF;
+            RETURN NEW;
+        END $$;
+        CREATE TRIGGER collide BEFORE INSERT ON topups FOR EACH ROW EXECUTE FUNCTION collide();";
+    sqlx::raw_sql(collide).execute(&mut database).await.unwrap();
+    let option = stack.option("ready").unwrap();
+    let answer = shop
+        .client
+        .order(&fresh("collision"), &[(option, 3)])
+        .await
+        .unwrap();
+    assert_eq!(answer.status, 201, "{answer:?}");
+    let ids: BTreeSet<String> = answer
+        .products()
+        .unwrap()
+        .into_iter()
+        .map(|product| product.topup_id)
+        .collect();
+    let stored: Vec<String> = sqlx::query_scalar("SELECT topup_id FROM topups ORDER BY topup_id")
+        .fetch_all(&mut database)
+        .await
+        .unwrap();
+    assert_eq!(stored, ids.into_iter().collect::<Vec<_>>());
+    let tried: i64 = sqlx::query_scalar("SELECT last_value FROM collisions")
+        .fetch_one(&mut database)
+        .await
+        .unwrap();
+    assert!(tried >= 5, "two collisions and three new ids: {tried}");
+}
+
+#[tokio::test]
+async fn one_account_cannot_take_all_places_of_listening() {
+    let limits = [("LISTENERS", "3"), ("PARTNER_LISTENERS", "1")];
+    let stack = Stack::with(Stage::Ingress, &limits).await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let other = Shop::open(&stack).await.unwrap();
+    let listen = |shop: &Shop, wait: u32| {
+        let path = "/api/v1/api_partner/webhook/listen";
+        shop.client.get(path).query(&format!("wait={wait}")).send()
+    };
+    let several = join_all((0..3).map(|_| listen(&shop, 3)));
+    let (several, others) = tokio::join!(several, listen(&other, 1));
+    assert_eq!(others.unwrap().status, 200);
+    let several: Vec<_> = several.into_iter().map(Result::unwrap).collect();
+    let refused = several.iter().filter(|answer| answer.status != 200);
+    let refused: Vec<_> = refused
+        .map(|answer| (answer.status, header(answer, "x-service-error")))
+        .collect();
+    assert_eq!(refused, [(429, "share_in_use"), (429, "share_in_use")]);
+    let text = several
+        .iter()
+        .find(|answer| answer.status == 429)
+        .unwrap()
+        .json()
+        .unwrap();
+    assert_eq!(
+        text,
+        json!({"error": "Your account's share is in use: 1 of its requests are in progress"})
+    );
+}
