@@ -55,6 +55,8 @@ pub enum Effect {
     CommitAttempts,
     /// The group commit of deliveries without a webhook URL.
     CommitNoEndpoint,
+    /// The commit of a batch of a redelivery.
+    CommitRedelivery,
 }
 
 impl Effect {
@@ -72,7 +74,10 @@ impl Effect {
             | Self::CommitHealth
             | Self::CommitProbe
             | Self::CommitOutcomes => &["provisioner"],
-            Self::Webhook | Self::CommitAttempts | Self::CommitNoEndpoint => &["notifier"],
+            Self::Webhook
+            | Self::CommitAttempts
+            | Self::CommitNoEndpoint
+            | Self::CommitRedelivery => &["notifier"],
         }
     }
 }

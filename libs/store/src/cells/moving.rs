@@ -439,8 +439,9 @@ impl Move<'_> {
     async fn activate_once(&mut self, action: Action<'_>, orders: i64) -> Result<(), NotMoved> {
         let partner = self.partner_id.uuid();
         // `version` is set by a trigger, so that the target's ingress notices the partner.
-        let of_partner: [(&'static str, &[&str]); 3] = [
+        let of_partner: [(&'static str, &[&str]); 4] = [
             ("endpoints", &[]),
+            ("redeliveries", &[]),
             ("archived_orders", &[]),
             ("partners", &["version", "moved_to"]),
         ];
@@ -479,7 +480,14 @@ impl Move<'_> {
              DELETE FROM delivery_attempts WHERE delivery_id = ANY (ARRAY (
                  SELECT delivery_id FROM deliveries WHERE partner_id = '{partner}'));"
         );
-        for table in ["deliveries", "work", "held", "endpoints", "archived_orders"] {
+        for table in [
+            "deliveries",
+            "work",
+            "held",
+            "endpoints",
+            "redeliveries",
+            "archived_orders",
+        ] {
             if !copy::columns(self.source, table, &[]).await?.is_empty() {
                 let _ = write!(
                     statements,

@@ -21,7 +21,7 @@ use sqlx::PgConnection;
 pub(crate) use self::orders::first_id;
 pub use self::{
     account::{Account, OfferedOption, account, options, rotate},
-    deliveries::{Delivery, Redelivered, attempts, delivery, redeliver},
+    deliveries::{Delivery, DeliveryPage, Redelivered, attempts, deliveries, delivery, redeliver},
     orders::{
         OrderHead, OrderPage, OrderState, Unit, UnitState, Units, count, order, orders, unit, units,
     },

@@ -1,11 +1,13 @@
 //! Create-order: from the request to the answer.
 //!
 //! [`create`] is the handler. [`request`] parses the body, and [`check`] checks it against the
-//! catalogue. [`accept`] stores the order by group commit and decides its answer. [`handshake`] meanwhile receives the verdicts of the
-//! provisioners, and holds the readiness events of the order until its answer has left.
+//! catalogue. [`accept`] stores the order by group commit and decides its answer. [`handshake`]
+//! meanwhile receives the verdicts of the provisioners, and holds the readiness events of the order
+//! until its answer has left. [`departures`] remembers that it has, for early cancellations.
 
 pub(crate) mod accept;
 pub(crate) mod check;
 pub(crate) mod create;
+pub(crate) mod departures;
 pub(crate) mod handshake;
 pub(crate) mod request;

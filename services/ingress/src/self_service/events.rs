@@ -14,7 +14,10 @@ use axum::{
 use domain::{DeliveryId, WebhookId};
 use serde::Serialize;
 use store::{
-    deliveries::events::{self, Page, Tested, View},
+    deliveries::{
+        View,
+        events::{self, Page, Tested},
+    },
     self_service,
 };
 use time::{OffsetDateTime, serde::rfc3339};
@@ -51,7 +54,7 @@ const LOOK: Duration = Duration::from_millis(200);
 pub(super) struct Event<'a> {
     /// The `webhook-id` header of the webhook, the same in every attempt.
     #[schema(value_type = String, example = "evt_019a0000000070008000000000000001")]
-    event_id: &'a WebhookId,
+    event_id: WebhookId,
     /// The type: `webhook.test`, or a further event such as `topup.failed`.
     #[serde(rename = "type")]
     kind: &'a str,
@@ -72,7 +75,7 @@ pub(super) struct Event<'a> {
 impl<'a> Event<'a> {
     fn new(view: &'a View) -> Self {
         Self {
-            event_id: &view.event_id,
+            event_id: WebhookId::Event(view.delivery_id),
             kind: &view.kind,
             topup_id: view.topup_id.as_deref(),
             state: &view.state,

@@ -15,6 +15,7 @@
 //! those of the catalogue filter by the partner's environment.
 
 mod account;
+mod delivery_list;
 pub(crate) mod described;
 mod events;
 mod listen;
@@ -22,6 +23,7 @@ pub(crate) mod openapi;
 mod options;
 mod orders;
 mod query;
+mod redeliveries;
 mod topups;
 mod webhook;
 
@@ -116,6 +118,15 @@ fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
             "/webhook/events/{event_id}/redeliver",
             post(events::redeliver),
         ),
+        ("/webhooks", get(delivery_list::list)),
+        (
+            "/webhooks/redeliver",
+            get(redeliveries::list).post(redeliveries::begin),
+        ),
+        (
+            "/webhooks/redeliver/{redelivery_id}",
+            get(redeliveries::show).delete(redeliveries::cancel),
+        ),
         ("/keys", post(account::rotate)),
     ]
 }
@@ -135,17 +146,28 @@ pub(crate) fn router(app: &Arc<App>) -> Router<Arc<App>> {
 struct Session {
     app: Arc<App>,
     partner: Arc<KnownPartner>,
+    /// Whether the signature of the request covers its body.
+    is_body_signed: bool,
+}
+
+/// The part of a [`Session`] that [`admit`] passes on with the request.
+#[derive(Clone)]
+struct AdmittedRequest {
+    partner: Arc<KnownPartner>,
+    is_body_signed: bool,
 }
 
 impl FromRequestParts<Arc<App>> for Session {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
-        let admitted = parts.extensions.get().cloned();
+        let admitted = parts.extensions.get::<AdmittedRequest>().cloned();
         let missing = || ApiError::internal(anyhow::anyhow!("the request is not admitted"));
+        let admitted = admitted.ok_or_else(missing)?;
         Ok(Self {
             app: Arc::clone(app),
-            partner: admitted.ok_or_else(missing)?,
+            partner: admitted.partner,
+            is_body_signed: admitted.is_body_signed,
         })
     }
 }
@@ -161,6 +183,17 @@ impl Session {
 
     fn environment(&self) -> Environment {
         self.partner.environment
+    }
+
+    /// Refuses a request whose signature does not cover its body. For requests whose body decides
+    /// what many webhooks are sent again, because a signature of the specified form would also be
+    /// valid for another body.
+    fn requires_signed_body(&self) -> Result<(), ApiError> {
+        if self.is_body_signed {
+            Ok(())
+        } else {
+            Err(self.app.authenticator.body_not_signed())
+        }
     }
 
     /// Runs `work` on one of the connections that self-service may use. Returns a 503 if none gets
@@ -233,7 +266,10 @@ async fn admit(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     let admitted = async {
         let permit = Arc::new(app.admission.self_service(&signed.partner)?);
         let body = checked(&app, &signed, &parts.headers, body).await?;
-        parts.extensions.insert(signed.partner);
+        parts.extensions.insert(AdmittedRequest {
+            is_body_signed: signed.body_digest.is_some(),
+            partner: signed.partner,
+        });
         let response = next.run(Request::from_parts(parts, body)).await;
         Ok::<_, ApiError>(response.map(|body| Body::new(PermitBody { body, permit })))
     };

@@ -13,13 +13,13 @@ use utoipa::{
 };
 
 use super::{
-    account,
+    account, delivery_list,
     described::{
         Archived, BadRequest, Denied, Internal, InvalidJson, KeyExpiring, Message, Messages,
         NotFound, Overloaded, TooManyRequests, TopupFailed, Unauthorized, Unprocessable,
         WebhookTest,
     },
-    events, listen, options, orders, topups, webhook,
+    events, listen, options, orders, redeliveries, topups, webhook,
 };
 use crate::orders::create;
 
@@ -42,7 +42,8 @@ const PREFIX: &str = "X-Service-";
         create::create_order, orders::list, orders::show, orders::cancel, topups::show, topups::deliveries,
         topups::redeliver, options::list, account::show, account::rotate, webhook::show, webhook::set,
         webhook::rotate_secret, listen::listen, events::test, events::list, events::show,
-        events::redeliver
+        events::redeliver, delivery_list::list, redeliveries::list, redeliveries::begin, redeliveries::show,
+        redeliveries::cancel
     ),
     components(
         schemas(webhooks::body::Body, TopupFailed, KeyExpiring, WebhookTest, Message, Messages, Denied),

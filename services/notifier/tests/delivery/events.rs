@@ -4,7 +4,10 @@
 use std::time::{Duration, Instant};
 
 use domain::{DeliveryId, PartnerId, WebhookId};
-use store::deliveries::events::{self, Kind, Tested, View};
+use store::deliveries::{
+    View,
+    events::{self, Kind, Tested},
+};
 use store::{partners, self_service};
 use testkit::receiver::{Answer, Received, Signature};
 use testkit::wait;
