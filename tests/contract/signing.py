@@ -24,8 +24,15 @@ class Signature(requests.auth.AuthBase):
         if request.headers.pop(UNSIGNED, None):
             return request
         access_key, timestamp = os.environ["ACCESS_KEY"], str(int(time.time()))
-        path = request.path_url.partition("?")[0]
-        text = "\n".join([request.method or "", path, timestamp, access_key])
+        path, _, _ = request.path_url.partition("?")
+        lines = [request.method or "", path, timestamp, access_key]
+        if request.method == "POST" and path.endswith("/webhooks/redeliver"):
+            # Only a signature that covers the body counts here.
+            body = request.body or b""
+            digest = hashlib.sha256(body.encode() if isinstance(body, str) else body).hexdigest()
+            lines = [request.method, request.path_url, timestamp, access_key, digest]
+            request.headers["X-Service-Content-SHA256"] = digest
+        text = "\n".join(lines)
         key = base64.b64decode(os.environ["SECRET_KEY"])
         request.headers["X-Service-Access-Key"] = access_key
         request.headers["X-Service-Timestamp"] = timestamp

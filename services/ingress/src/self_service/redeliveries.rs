@@ -155,6 +155,7 @@ fn asked(body: &[u8]) -> Result<Asked, ApiError> {
 /// request needs a signature that covers its body.
 #[utoipa::path(post, path = "/webhooks/redeliver", operation_id = "redeliver_webhooks", tag = "Webhook",
     request_body = super::described::NewRedelivery,
+    security(("access_key" = [], "timestamp" = [], "signature" = [], "content_sha256" = [])),
     responses(
         (status = 202, description = "It has begun", body = ManyAgain,
             headers(("Location" = String, description = "The path of the redelivery"))),
