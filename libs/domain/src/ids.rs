@@ -25,6 +25,10 @@ pub type PlacementId = Id<kind::Placement>;
 /// Identifies an option of the catalogue.
 pub type OptionId = Id<kind::ProductOption>;
 
+/// Identifies an endpoint of a partner. That of its first endpoint, which is the webhook URL of the
+/// specification, is the partner's own id.
+pub type EndpointId = Id<kind::Endpoint>;
+
 /// Identifies a delivery. Partners see it as a [`WebhookId`](crate::WebhookId).
 pub type DeliveryId = Id<kind::Delivery>;
 
@@ -40,6 +44,8 @@ pub mod kind {
     pub enum ProductOption {}
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub enum Delivery {}
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Endpoint {}
 }
 
 impl<Kind> Id<Kind> {
@@ -63,6 +69,13 @@ impl<Kind> Default for Id<Kind> {
 impl<Kind> From<Uuid> for Id<Kind> {
     fn from(uuid: Uuid) -> Self {
         Self(uuid, PhantomData)
+    }
+}
+
+impl PartnerId {
+    /// The id of the partner's first endpoint.
+    pub fn first_endpoint(self) -> EndpointId {
+        self.0.into()
     }
 }
 

@@ -57,6 +57,8 @@ pub enum Effect {
     CommitNoEndpoint,
     /// The commit of a batch of a redelivery.
     CommitRedelivery,
+    /// The creation of the deliveries to a partner's further endpoints.
+    CommitFanOut,
 }
 
 impl Effect {
@@ -77,7 +79,8 @@ impl Effect {
             Self::Webhook
             | Self::CommitAttempts
             | Self::CommitNoEndpoint
-            | Self::CommitRedelivery => &["notifier"],
+            | Self::CommitRedelivery
+            | Self::CommitFanOut => &["notifier"],
         }
     }
 }

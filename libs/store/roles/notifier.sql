@@ -1,8 +1,9 @@
 -- The notifier delivers. It reads profiles, webhook URLs and webhook secrets. It changes none of them, but erases what
 -- is past its term.
 GRANT SELECT (partner_id, environment, webhook_url, webhook_host, webhook_secret, old_webhook_secret,
-              old_webhook_secret_until, old_keys_until, webhook_events, disabled_at, created_at) ON partners
-    TO esim_notifier;
+              old_webhook_secret_until, old_keys_until, webhook_events, has_further_endpoints, disabled_at, created_at)
+    ON partners TO esim_notifier;
+GRANT SELECT ON further_endpoints TO esim_notifier;
 -- Only for FOR SHARE, which needs the privilege to update a column. An update fails: its trigger raises the
 -- configuration's version, which this role may not do.
 GRANT UPDATE (created_at) ON partners TO esim_notifier;
@@ -12,6 +13,7 @@ GRANT SELECT ON orders, placements, topups, esims, deliveries, sweeps TO esim_no
 GRANT INSERT, DELETE ON deliveries TO esim_notifier;
 GRANT UPDATE (state, attempt, schedule_start, attempted_at, status, error, delivered_at, duration_ms) ON deliveries
     TO esim_notifier;
+GRANT SELECT, INSERT, DELETE ON further_deliveries TO esim_notifier;
 GRANT SELECT, INSERT, UPDATE, DELETE ON work, held, endpoints TO esim_notifier;
 GRANT SELECT, INSERT ON delivery_attempts TO esim_notifier;
 GRANT UPDATE ON sweeps TO esim_notifier;

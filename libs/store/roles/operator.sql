@@ -1,7 +1,7 @@
 -- Operators, through esimctl. They read no profile. `migrate`, `recover`, `master-key` and `archive` need
 -- the owner.
 GRANT SELECT ON configuration_version, partners, options, orders, placements, topups, work, held, deliveries,
-    delivery_attempts, endpoints, providers, provider_lanes, provider_replicas, pulses, commit_losses, sweeps, operator_actions
+    delivery_attempts, endpoints, further_endpoints, further_deliveries, providers, provider_lanes, provider_replicas, pulses, commit_losses, sweeps, operator_actions
     TO esim_operator;
 GRANT SELECT (topup_id, provider, provider_unit_id, iccid, ready_at, delivery_id, erased_at) ON esims
     TO esim_operator;
@@ -10,7 +10,8 @@ GRANT UPDATE ON configuration_version TO esim_operator;
 GRANT INSERT ON partners, options, operator_actions TO esim_operator;
 GRANT UPDATE (name, environment, access_key, secret_key, old_access_key, old_secret_key, old_keys_until, webhook_url,
               webhook_events, webhook_secret, old_webhook_secret, old_webhook_secret_until, disabled_at, max_in_flight,
-              requests_per_second, orders_per_second, units_per_second, signed_body_required, erased_at, version)
+              requests_per_second, orders_per_second, units_per_second, signed_body_required, has_further_endpoints,
+              erased_at, version)
     ON partners TO esim_operator;
 GRANT UPDATE ON options, providers TO esim_operator;
 GRANT UPDATE (state, not_found_at, placed_at, reason, unknowns, disputed) ON placements TO esim_operator;
@@ -26,7 +27,7 @@ GRANT SELECT, UPDATE, DELETE ON retention_due TO esim_operator;
 GRANT UPDATE (profile, erased_at) ON esims TO esim_operator;
 GRANT UPDATE (traceparent, erased_at) ON orders TO esim_operator;
 GRANT UPDATE (reason, refusal_status, refusal_message) ON placements TO esim_operator;
-GRANT DELETE ON delivery_attempts, deliveries TO esim_operator;
+GRANT DELETE ON delivery_attempts, deliveries, further_endpoints, further_deliveries TO esim_operator;
 GRANT UPDATE (error) ON deliveries TO esim_operator;
 
 -- Where archived orders are.

@@ -26,9 +26,10 @@ const PAGE: usize = 500;
 /// The number of stored values under a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Usage {
-    /// Partners' secret keys and webhook secrets, including old ones.
+    /// Partners' secret keys and webhook secrets, including old ones and those of further endpoints,
+    /// and the headers of these.
     pub partner_secrets: u64,
-    /// The webhook secrets among them.
+    /// The webhook secrets and headers among them.
     pub webhook_secrets: u64,
     /// Profiles of topups.
     pub profiles: u64,
@@ -95,6 +96,14 @@ impl Pass {
             let usage = self.usage(sealed);
             usage.partner_secrets += 1;
             usage.webhook_secrets += u64::from(PartnerRow::WEBHOOKS.contains(&index));
+        }
+    }
+
+    fn count_endpoint(&mut self, row: &EndpointRow) {
+        for sealed in row.sealed().into_iter().flatten() {
+            let usage = self.usage(sealed);
+            usage.partner_secrets += 1;
+            usage.webhook_secrets += 1;
         }
     }
 
@@ -166,6 +175,18 @@ async fn walk(
         }
         progress(&pass);
         after = page.get(PAGE - 1).map(|row| row.partner_id);
+    }
+    let mut after = Some(Uuid::nil());
+    while let Some(last) = after {
+        let page = further_endpoints(connection, last).await?;
+        for row in &page {
+            pass.count_endpoint(row);
+            if let Some(vault) = vault {
+                reencrypt_endpoint(connection, vault, row, &mut pass).await?;
+            }
+        }
+        progress(&pass);
+        after = page.get(PAGE - 1).map(|row| row.endpoint_id);
     }
     let mut after = Some(String::new());
     while let Some(last) = after {
@@ -290,6 +311,79 @@ async fn reencrypt_partner(
         row.webhook_secret,
         row.old_secret_key,
         row.old_webhook_secret,
+    );
+    pass.reencrypted += statement.execute(connection).await?.rows_affected() * changed;
+    Ok(())
+}
+
+struct EndpointRow {
+    endpoint_id: Uuid,
+    secret: Vec<u8>,
+    old_secret: Option<Vec<u8>>,
+    headers: Option<Vec<u8>>,
+}
+
+impl EndpointRow {
+    fn sealed(&self) -> [Option<&[u8]>; 3] {
+        [
+            Some(&self.secret),
+            self.old_secret.as_deref(),
+            self.headers.as_deref(),
+        ]
+    }
+}
+
+async fn further_endpoints(connection: &mut PgConnection, after: Uuid) -> Result<Vec<EndpointRow>> {
+    let page = sqlx::query_as!(
+        EndpointRow,
+        "SELECT endpoint_id, secret, old_secret, headers FROM further_endpoints
+         WHERE endpoint_id > $1 ORDER BY endpoint_id LIMIT $2",
+        after,
+        i64::from(signed(PAGE)),
+    );
+    Ok(page.fetch_all(connection).await?)
+}
+
+/// Seals the secrets and the headers of one further endpoint again.
+async fn reencrypt_endpoint(
+    connection: &mut PgConnection,
+    vault: &Vault,
+    row: &EndpointRow,
+    pass: &mut Pass,
+) -> Result<()> {
+    let id = row.endpoint_id;
+    let prefix = vault.first_prefix(Keyring::Webhooks)?;
+    let purposes = [
+        ("endpoint_secret", Purpose::EndpointSecret(id.into())),
+        ("old_endpoint_secret", Purpose::EndpointSecret(id.into())),
+        ("endpoint_headers", Purpose::EndpointHeaders(id.into())),
+    ];
+    let mut new = row.sealed().map(|sealed| sealed.map(<[u8]>::to_vec));
+    let mut changed = 0;
+    for (sealed, (what, purpose)) in new.iter_mut().zip(purposes) {
+        let Some(old) = sealed.as_deref().filter(|old| !old.starts_with(&prefix)) else {
+            continue;
+        };
+        if let Some(resealed) = pass.reseal(vault, (what, id), Ok(purpose), old) {
+            *sealed = Some(resealed);
+            changed += 1;
+        }
+    }
+    if changed == 0 {
+        return Ok(());
+    }
+    let [secret, old_secret, headers] = new;
+    let statement = sqlx::query!(
+        "UPDATE further_endpoints SET secret = $2, old_secret = $3, headers = $4
+         WHERE endpoint_id = $1 AND secret = $5 AND old_secret IS NOT DISTINCT FROM $6
+           AND headers IS NOT DISTINCT FROM $7",
+        id,
+        secret.unwrap_or_default(),
+        old_secret,
+        headers,
+        row.secret,
+        row.old_secret,
+        row.headers,
     );
     pass.reencrypted += statement.execute(connection).await?.rows_affected() * changed;
     Ok(())

@@ -1,4 +1,5 @@
-//! Partner accounts: their credentials, limits, state and [webhook endpoint](NewWebhook).
+//! Partner accounts: their credentials, limits, state, [webhook endpoint](NewWebhook) and
+//! [further endpoints](further).
 //!
 //! `esimctl` creates and changes partners. Ingress keeps the credentials in memory, with the
 //! changes that [`changed_since`] returns, and looks up unknown access keys with [`by_access_key`].
@@ -15,6 +16,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 mod endpoint;
+pub mod further;
 
 pub(crate) use endpoint::change_webhook;
 pub use endpoint::{NewWebhook, set_events, set_webhook};

@@ -22,7 +22,7 @@ use chacha20poly1305::{
     KeyInit, XChaCha20Poly1305, XNonce,
     aead::{Aead, Payload},
 };
-use domain::{DeliveryId, PartnerId, TopupId};
+use domain::{DeliveryId, EndpointId, PartnerId, TopupId};
 use secrecy::{ExposeSecret, SecretSlice, SecretString};
 
 /// The length of a master key in bytes.
@@ -45,7 +45,8 @@ const EXAMPLE_ID: &str = "example";
 pub enum Keyring {
     /// Partners' request-signing keys: ingress.
     Partners,
-    /// Partners' webhook secrets: the notifier signs with them, and ingress replaces them.
+    /// Webhook secrets, and the headers of further endpoints: the notifier signs with them or sends
+    /// them, and ingress replaces them.
     Webhooks,
     /// Profiles, and responses of endpoints that may repeat them: the provisioner seals profiles,
     /// the notifier sends them and seals the responses, and ingress shows both in self-service.
@@ -61,8 +62,12 @@ impl Keyring {
 pub enum Purpose<'a> {
     /// A partner's request-signing key.
     SecretKey(PartnerId),
-    /// A partner's webhook-signing key.
+    /// The webhook-signing key of a partner's first endpoint.
     WebhookSecret(PartnerId),
+    /// The webhook-signing key of a further endpoint.
+    EndpointSecret(EndpointId),
+    /// The headers of a further endpoint.
+    EndpointHeaders(EndpointId),
     /// The profile of a topup.
     Profile(&'a TopupId),
     /// An endpoint's response to a delivery attempt, which is numbered from 0.
@@ -73,7 +78,9 @@ impl Purpose<'_> {
     fn keyring(self) -> Keyring {
         match self {
             Self::SecretKey(_) => Keyring::Partners,
-            Self::WebhookSecret(_) => Keyring::Webhooks,
+            Self::WebhookSecret(_) | Self::EndpointSecret(_) | Self::EndpointHeaders(_) => {
+                Keyring::Webhooks
+            }
             Self::Profile(_) | Self::Response(..) => Keyring::Profiles,
         }
     }
@@ -82,6 +89,8 @@ impl Purpose<'_> {
         match self {
             Self::SecretKey(id) => format!("partners.secret_key/{id}"),
             Self::WebhookSecret(id) => format!("partners.webhook_secret/{id}"),
+            Self::EndpointSecret(id) => format!("further_endpoints.secret/{id}"),
+            Self::EndpointHeaders(id) => format!("further_endpoints.headers/{id}"),
             Self::Profile(id) => format!("topups.profile/{id}"),
             Self::Response(id, attempt) => format!("delivery_attempts.answer/{id}/{attempt}"),
         }

@@ -7,6 +7,7 @@
 //!   to. This is what keeps partners from reaching the operator's own network.
 //! - [`dns`] resolves the host names of endpoints and lets the guard judge their addresses.
 //! - [`body`] and [`event`] are the bodies of webhooks.
+//! - [`headers`] decides which headers a partner may add to the requests to an endpoint.
 //! - [`qr`] makes and checks the URLs of QR pictures.
 //! - [`config`] holds the settings of all of this.
 
@@ -15,5 +16,6 @@ pub mod config;
 pub mod dns;
 pub mod event;
 pub mod guard;
+pub mod headers;
 pub mod qr;
 pub mod url;

@@ -1,16 +1,20 @@
 //! `esimctl endpoint`: shows the state of partners' webhook endpoints, and pauses or resumes them.
 //!
 //! Notifiers read this state before they send a webhook and block failing endpoints by themselves.
-//! A pause is a block without an end that only an operator sets. Neither loses a webhook or uses up
-//! an attempt.
+//! A pause is a block without an end that an operator or the partner sets. Neither loses a webhook or
+//! uses up an attempt.
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
+use domain::EndpointId;
 use serde_json::json;
-use store::deliveries::endpoints::{self, Endpoint};
+use store::{
+    PgConnection,
+    deliveries::endpoints::{self, Endpoint, EndpointKey},
+};
 
 use crate::{
     console::Console,
-    lookup::{Which, find},
+    lookup::find,
     output::{Row, cells, or_dash, printable, utc},
 };
 
@@ -22,13 +26,18 @@ The states:
   open     webhooks are sent
   blocked  many consecutive attempts failed: nothing is sent until the time shown, and no attempt is used up
   probing  the block has ended, and one delivery is sent as a probe; if it fails, the endpoint is blocked for longer
-  paused   an operator ran `endpoint pause`: nothing is sent until `endpoint resume`
-  no_url   the partner has no webhook URL, so its webhooks wait for one";
+  paused   an operator ran `endpoint pause`, or the partner paused it itself: nothing is sent until it is resumed
+  no_url   the partner has no webhook URL, so its webhooks wait for one
+
+A partner has a first endpoint, which is its webhook URL and whose id is the id of the partner, and may have further
+ones. Each of them is blocked and paused by itself.";
 
 const PAUSE_EXAMPLES: &str = "Examples:
   esimctl endpoint pause ak_0123456789abcdef01234567
+  esimctl endpoint pause 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e
 
-The partner's webhooks wait until `esimctl endpoint resume`. No webhook is lost, and none uses up an attempt while it
+A partner's access key names its first endpoint. The webhooks to the endpoint wait until `esimctl endpoint resume`, also
+if the partner resumes it. Its other endpoints go on. No webhook is lost, and none uses up an attempt while it
 waits. Requests that are in flight already are finished.";
 
 const RESUME_EXAMPLES: &str = "Examples:
@@ -44,10 +53,32 @@ pub enum Command {
     List,
     /// Send nothing to a partner's endpoint until it is resumed
     #[command(after_help = PAUSE_EXAMPLES)]
-    Pause(Which),
+    Pause(WhichEndpoint),
     /// End a pause or a block and send the waiting webhooks
     #[command(after_help = RESUME_EXAMPLES)]
-    Resume(Which),
+    Resume(WhichEndpoint),
+}
+
+#[derive(Args, Clone, Debug)]
+pub struct WhichEndpoint {
+    /// The endpoint's id, or the partner's id or access key for its first endpoint
+    #[arg(value_name = "ID|ACCESS_KEY")]
+    endpoint: String,
+}
+
+/// The endpoint that an argument names. A name that is no endpoint is looked up as a partner, so
+/// that the error and an old access key are the same as everywhere.
+async fn key_of(
+    connection: &mut PgConnection,
+    which: &WhichEndpoint,
+) -> anyhow::Result<EndpointKey> {
+    if let Ok(id) = which.endpoint.parse::<EndpointId>()
+        && let Some(key) = endpoints::key(connection, id).await?
+    {
+        return Ok(key);
+    }
+    let partner = find(connection, &which.endpoint).await?;
+    Ok(EndpointKey::first(partner.partner_id.into()))
 }
 
 pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
@@ -63,27 +94,30 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         }
         Command::Pause(which) | Command::Resume(which) => which,
     };
-    let partner = find(&mut connection, &which.partner).await?;
-    let id = partner.partner_id;
+    let endpoint = key_of(&mut connection, which).await?;
+    let id = endpoint.partner_id;
+    let partner = find(&mut connection, &id.to_string()).await?;
     let name = printable(&partner.name);
     if let Command::Pause(_) = command {
-        endpoints::pause(&mut connection, id.into()).await?;
-        let result = json!({ "partner_id": id, "state": "paused" });
+        endpoints::pause(&mut connection, endpoint.id).await?;
+        let result = json!({ "partner_id": id, "endpoint_id": endpoint.id, "state": "paused" });
         console.print(&result, || {
             format!("webhooks of {name} wait until `esimctl endpoint resume`")
         })
     } else {
-        let due = endpoints::resume(&mut connection, id.into()).await?;
-        let result = json!({ "partner_id": id, "state": "open", "deliveries_due": due });
+        let due = endpoints::resume(&mut connection, endpoint).await?;
+        let result = json!({
+            "partner_id": id, "endpoint_id": endpoint.id, "state": "open", "deliveries_due": due,
+        });
         console.print(&result, || {
             format!("webhooks of {name} are sent again; due now: {due}")
         })
     }
 }
 
-fn row(endpoint: &Endpoint) -> Row<8> {
+fn row(endpoint: &Endpoint) -> Row<9> {
     cells!(endpoint:
-        partner_id, name, state, "blocked until" = or_dash(endpoint.blocked_until.map(utc)), failures,
+        endpoint_id, partner_id, name, state, "blocked until" = or_dash(endpoint.blocked_until.map(utc)), failures,
         pending, exhausted, webhook_url = or_dash(endpoint.webhook_url.as_ref()),
     )
 }

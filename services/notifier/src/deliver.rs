@@ -22,19 +22,22 @@ use std::{
     time::{Duration, Instant},
 };
 
-use domain::{DeliveryId, PartnerId};
+use domain::DeliveryId;
 use pipeline::{
-    GroupCommit, messaging_span,
+    Effect, GroupCommit, messaging_span,
     payload::TopupReady,
+    perform,
     streams::READY,
     trace,
     worker::{Class, Found, Look, Permit, Stage, Ticket, Trigger},
 };
 use runtime::{Shutdown, clock, outage};
 use store::{
-    Database,
+    Database, PgConnection,
     deliveries::{
-        self, Attempted, Claim, Content, Delivery, endpoints::BlockPolicy, events::Subject,
+        self, Attempted, Claim, Content, Delivery,
+        endpoints::{BlockPolicy, EndpointKey},
+        events::Subject,
     },
     profile::Profile,
     vault::{Purpose, Vault},
@@ -119,14 +122,30 @@ impl Deliver {
     }
 
     /// Makes the ticket of a delivery. Its lane is the host of the endpoint, because endpoints of
-    /// one host fail together. The lane is empty until a claim in this process has read the
-    /// partner's URL.
-    fn ticket(&self, id: DeliveryId, partner: PartnerId) -> Ticket<DeliveryId> {
+    /// one host fail together. The lane is empty until a claim in this process has read the URL.
+    ///
+    /// The queues share permits between partners. Here each endpoint counts as a partner of its
+    /// own, by its id, so that a slow endpoint takes nothing from the other endpoints of its
+    /// partner.
+    fn ticket(&self, id: DeliveryId, endpoint: EndpointKey) -> Ticket<DeliveryId> {
         Ticket {
             id,
-            lane: self.endpoints.host(partner),
-            partner,
+            lane: self.endpoints.host(endpoint),
+            partner: endpoint.id.uuid().into(),
         }
+    }
+
+    /// Creates the deliveries to further endpoints of the partners of these deliveries. If it fails
+    /// or this process dies before it, the sweep does it when the first lease of the deliveries
+    /// ends.
+    async fn fan_out(&self, ids: &[DeliveryId]) -> Result<(), store::Error> {
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let create =
+            async |connection: &mut PgConnection| deliveries::fan_out(connection, ids).await;
+        perform(Effect::CommitFanOut, self.database.run(create)).await?;
+        Ok(())
     }
 
     /// Attempts a claimed delivery once and records the result. A delivery without a webhook URL is
@@ -182,7 +201,7 @@ impl Deliver {
             response_start: self.sealed_response_start(&delivery, &tried, next),
             result: outcome::result(&tried, next),
             id: delivery.id,
-            partner_id: delivery.partner_id,
+            endpoint_id: delivery.endpoint.id,
             is_event: matches!(delivery.content, Content::Event(_)),
             leased: delivery.leased,
             attempt: delivery.attempt,
@@ -216,9 +235,11 @@ impl Deliver {
                 .run(async |connection| deliveries::put_back(connection, id).await)
                 .await
         } else {
+            // The claim has fanned it out already.
             self.database
                 .run(async |connection| deliveries::defer(connection, id).await)
                 .await
+                .map(|_| ())
         };
         if let Err(error) = made_due
             && let Some(others) = outage::DATABASE.failed()
@@ -301,7 +322,12 @@ impl Deliver {
             .map_err(|error| Failure::Secret(error.clone()))?;
         let span = request_span(url, delivery.attempt);
         let traceparent = trace::context_of(&span).or_else(|| passed_on(delivery));
+        let own = endpoint
+            .headers
+            .as_ref()
+            .map_err(|error| Failure::Headers(error.clone()))?;
         let headers = webhook::headers(
+            own,
             &delivery.webhook_id(),
             kind,
             now.unix_timestamp(),
@@ -360,15 +386,16 @@ impl Stage for Deliver {
         let TopupReady::V1 { deliveries } = message;
         deliveries
             .into_iter()
-            .map(|ready| self.ticket(ready.delivery_id, ready.partner_id))
+            .map(|ready| self.ticket(ready.delivery_id, EndpointKey::first(ready.partner_id)))
             .collect()
     }
 
     async fn defer(&self, ids: &[DeliveryId]) -> anyhow::Result<()> {
-        Ok(self
+        let to_fan_out = self
             .database
             .run(async |connection| deliveries::defer(connection, ids).await)
-            .await?)
+            .await?;
+        Ok(self.fan_out(&to_fan_out).await?)
     }
 
     async fn due(&self, look: Look) -> anyhow::Result<Found<DeliveryId>> {
@@ -384,7 +411,9 @@ impl Stage for Deliver {
             .await?;
         let due = found.due.into_iter();
         Ok(Found {
-            due: due.map(|due| self.ticket(due.id, due.partner_id)).collect(),
+            due: due
+                .map(|due| self.ticket(due.id, EndpointKey::of_work(due.partner_id, &due.lane)))
+                .collect(),
             after: found.after,
         })
     }
@@ -408,7 +437,9 @@ impl Stage for Deliver {
             .database
             .run(async |connection| deliveries::claim(connection, ids, claim).await)
             .await?;
+        self.fan_out(&claimed.to_fan_out).await?;
         Ok(claimed
+            .deliveries
             .into_iter()
             .map(|delivery| (delivery.id, delivery))
             .collect())

@@ -1,15 +1,20 @@
 //! The endpoints of partners, prepared once instead of for each webhook. Preparing one means
-//! parsing its URL and decrypting its secrets.
+//! parsing its URL and decrypting its secrets and headers.
 
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},
 };
 
-use domain::PartnerId;
+use domain::EndpointId;
+use http::{HeaderMap, HeaderName, HeaderValue};
 use runtime::lock;
 use signing::webhook::Secret;
-use store::{deliveries::Delivery, partners, vault::Vault};
+use store::{
+    deliveries::{Delivery, endpoints::EndpointKey},
+    partners::further,
+    vault::{Vault, VaultError},
+};
 use url::Url;
 
 use crate::webhook::Unanswered;
@@ -20,15 +25,19 @@ const KEPT: usize = 10_000;
 
 /// A prepared endpoint.
 pub struct Endpoint {
-    /// The URL and the encrypted secrets (the newest, the old one) as they were read. If a delivery
-    /// brings others, the partner has changed them, and the endpoint is prepared again.
+    /// The URL, the encrypted secrets (the newest, the old one) and the encrypted headers as they
+    /// were read. If a delivery brings others, the partner has changed them, and the endpoint is
+    /// prepared again.
     url_text: String,
     sealed: [Option<Vec<u8>>; 2],
+    sealed_headers: Option<Vec<u8>>,
     /// The host, which is the lane of its deliveries.
     pub host: Arc<str>,
     pub url: Result<Url, Unanswered>,
     /// The secrets that sign its webhooks, the newest first.
     pub secrets: Result<Vec<Secret>, store::Error>,
+    /// The headers that the partner has set for all requests to it.
+    pub headers: Result<HeaderMap, store::Error>,
 }
 
 impl Endpoint {
@@ -37,20 +46,20 @@ impl Endpoint {
         self.url_text == url_text
             && newest.as_deref() == Some(&delivery.webhook_secret)
             && *old == delivery.old_webhook_secret
+            && self.sealed_headers == delivery.webhook_headers
     }
 }
 
-/// The cache of endpoints by partner. It never serves an outdated endpoint, because each delivery
+/// The cache of endpoints by id. It never serves an outdated endpoint, because each delivery
 /// brings the current URL and secrets from PostgreSQL to compare with.
 #[derive(Default)]
-pub struct Endpoints(Mutex<HashMap<PartnerId, Arc<Endpoint>>>);
+pub struct Endpoints(Mutex<HashMap<EndpointId, Arc<Endpoint>>>);
 
 impl Endpoints {
-    /// The host of a partner's endpoint, which is the lane of its deliveries; empty if it is not
-    /// known yet.
-    pub fn host(&self, partner: PartnerId) -> Arc<str> {
+    /// The host of an endpoint, which is the lane of its deliveries; empty if it is not known yet.
+    pub fn host(&self, endpoint: EndpointKey) -> Arc<str> {
         let known = lock(&self.0)
-            .get(&partner)
+            .get(&endpoint.id)
             .map(|endpoint| Arc::clone(&endpoint.host));
         known.unwrap_or_else(|| "".into())
     }
@@ -58,8 +67,8 @@ impl Endpoints {
     /// The endpoint of a delivery; `None` if the partner has no URL.
     pub fn of(&self, delivery: &Delivery, vault: &Vault) -> Option<Arc<Endpoint>> {
         let url_text = delivery.webhook_url.as_deref()?;
-        let partner = delivery.partner_id;
-        if let Some(known) = lock(&self.0).get(&partner)
+        let key = delivery.endpoint;
+        if let Some(known) = lock(&self.0).get(&key.id)
             && known.is_of(delivery, url_text)
         {
             return Some(Arc::clone(known));
@@ -68,19 +77,36 @@ impl Endpoints {
             Some(delivery.webhook_secret.clone()),
             delivery.old_webhook_secret.clone(),
         ];
-        let open = |sealed: &Vec<u8>| partners::open_webhook_secret(vault, partner, sealed);
+        let open = |sealed: &Vec<u8>| further::open_secret(vault, key, sealed);
         let endpoint = Arc::new(Endpoint {
             host: delivery.webhook_host.as_deref().unwrap_or_default().into(),
             url: url_text.parse().map_err(|_| Unanswered::BadUrl),
             secrets: sealed.iter().flatten().map(open).collect(),
             url_text: url_text.to_owned(),
             sealed,
+            headers: headers(delivery, vault),
+            sealed_headers: delivery.webhook_headers.clone(),
         });
         let mut known = lock(&self.0);
         if known.len() >= KEPT {
             known.clear();
         }
-        known.insert(partner, Arc::clone(&endpoint));
+        known.insert(key.id, Arc::clone(&endpoint));
         Some(endpoint)
     }
+}
+
+/// Opens the headers of an endpoint. Ingress has checked that they can be sent.
+fn headers(delivery: &Delivery, vault: &Vault) -> Result<HeaderMap, store::Error> {
+    let Some(sealed) = &delivery.webhook_headers else {
+        return Ok(HeaderMap::new());
+    };
+    let mut headers = HeaderMap::new();
+    for (name, value) in further::open_headers(vault, delivery.endpoint.id, sealed)? {
+        let name = HeaderName::try_from(name).map_err(|_| VaultError::Damaged)?;
+        let mut value = HeaderValue::try_from(value).map_err(|_| VaultError::Damaged)?;
+        value.set_sensitive(true);
+        headers.insert(name, value);
+    }
+    Ok(headers)
 }

@@ -56,27 +56,29 @@ pub async fn run(
     Ok(())
 }
 
-/// Makes deliveries due whose partner has set a new URL. Partners take turns, one batch each, so
-/// that a partner with many deliveries does not make the others wait.
+/// Makes deliveries due whose partner has set a new URL or has ended a pause. Endpoints take turns,
+/// one batch each, so that one with many deliveries does not make the others wait.
 async fn move_waiting(database: &Database, shutdown: &Shutdown) -> Result<(), store::Error> {
     let mut moving = database.run(endpoints::moving).await?;
     while !moving.is_empty() && !shutdown.is_stopping() {
         let mut left = Vec::with_capacity(moving.len());
-        for partner in moving {
+        for endpoint in moving {
             let moved = database
-                .run(async |connection| endpoints::move_waiting(connection, partner, BATCH).await)
+                .run(async |connection| endpoints::move_waiting(connection, endpoint, BATCH).await)
                 .await?;
             if moved.due > 0 {
                 tracing::info!(
-                    partner.id = %partner,
+                    partner.id = %endpoint.partner_id,
+                    endpoint.id = %endpoint.id,
                     due = moved.due,
-                    "waiting deliveries are sent to the partner's new URL"
+                    "waiting deliveries are sent to the endpoint, whose URL is new or whose pause \
+                     has ended"
                 );
             }
             // If nothing moved although there is more, another notifier has locked these rows and
             // moves them.
             if moved.more && moved.due > 0 {
-                left.push(partner);
+                left.push(endpoint);
             }
         }
         moving = left;

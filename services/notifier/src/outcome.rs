@@ -44,6 +44,8 @@ pub(crate) enum Failure {
     Profile(store::Error),
     #[error("the webhook secret cannot be decrypted: {0}")]
     Secret(store::Error),
+    #[error("the headers of the endpoint cannot be decrypted: {0}")]
+    Headers(store::Error),
     #[error("the webhook cannot be encoded")]
     Unwritable,
 }
@@ -65,7 +67,9 @@ pub(crate) fn class(tried: &Tried) -> &'static str {
         },
         Err(Failure::Unanswered(unanswered)) => unanswered.class(),
         Err(Failure::Erased) => "erased",
-        Err(Failure::Profile(_) | Failure::Secret(_) | Failure::Unwritable) => "unreadable",
+        Err(
+            Failure::Profile(_) | Failure::Secret(_) | Failure::Headers(_) | Failure::Unwritable,
+        ) => "unreadable",
     }
 }
 
@@ -97,11 +101,13 @@ pub(crate) fn log(
 ) {
     let Delivery {
         partner_id,
+        endpoint,
         attempt,
         content,
         ..
     } = delivery;
     let ids = LogIds::of(delivery);
+    let further = (!endpoint.is_first()).then(|| display(endpoint.id));
     let (order_id, age) = match content {
         Content::Esim(esim) => (Some(display(esim.order_id)), Some(esim.age)),
         Content::Event(_) => (None, None),
@@ -112,14 +118,22 @@ pub(crate) fn log(
         ($level:ident, $($fields:tt)+) => {
             tracing::$level!(
                 topup.id = ids.topup, event.id = &ids.event, partner.id = %partner_id,
-                order.id = order_id, attempt,
+                endpoint.id = further, order.id = order_id, attempt,
                 $($fields)+
             )
         };
     }
     match (failure, next) {
         (_, Next::Delivered) => log!(debug, status, ?age, "webhook delivered"),
-        (Some(Failure::Profile(_) | Failure::Secret(_) | Failure::Unwritable), _) => {
+        (
+            Some(
+                Failure::Profile(_)
+                | Failure::Secret(_)
+                | Failure::Headers(_)
+                | Failure::Unwritable,
+            ),
+            _,
+        ) => {
             log!(error, error, ?next, "webhook cannot be created");
         }
         (_, Next::Retry(retry_in)) => {

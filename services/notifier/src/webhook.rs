@@ -37,10 +37,12 @@ const ANSWER_READ: usize = 1024;
 /// The longest time for reading the body.
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
 
-/// Makes the headers of one attempt at the Unix time `timestamp`. They hold a Standard Webhooks
+/// Makes the headers of one attempt at the Unix time `timestamp`. `own` are those that the partner
+/// has set for its endpoint, which never replace one of ours. The headers hold a Standard Webhooks
 /// signature by each of the `secrets`, the newest first, so that a partner can rotate its secret
 /// without losing webhooks. `kind` is the kind of an event; `None` for the specified webhook.
 pub fn headers(
+    own: &HeaderMap,
     id: &WebhookId,
     kind: Option<&'static str>,
     timestamp: i64,
@@ -49,7 +51,8 @@ pub fn headers(
     traceparent: Option<&str>,
 ) -> Result<HeaderMap, InvalidHeaderValue> {
     let id = id.to_string();
-    let mut headers = HeaderMap::with_capacity(8);
+    let mut headers = own.clone();
+    headers.reserve(8);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert("webhook-id", HeaderValue::from_str(&id)?);
     headers.insert("webhook-timestamp", HeaderValue::from(timestamp));

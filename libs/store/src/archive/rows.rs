@@ -17,10 +17,13 @@ pub struct Table {
     from: &'static str,
     of_order: &'static str,
     sorted: &'static str,
+    /// Archives of older versions have no file of it, because they had no such rows.
+    pub optional: bool,
 }
 
-/// The units `t` of orders with their eSIMs `e`. A unit has at most two deliveries: that of its
-/// eSIM, and the event about its failure, whose id is derived from the topup.
+/// The units `t` of orders with their eSIMs `e`. A unit has at most two deliveries to the first
+/// endpoint: that of its eSIM, and the event about its failure, whose id is derived from the topup.
+/// Those to further endpoints are listed in a table.
 macro_rules! of_delivery {
     ($table:literal) => {
         concat!(
@@ -28,7 +31,8 @@ macro_rules! of_delivery {
              LEFT JOIN esims e ON e.topup_id = t.topup_id
              JOIN ",
             $table,
-            " r ON r.delivery_id = ANY (ARRAY[e.delivery_id, md5('topup.failed ' || t.topup_id)::uuid])
+            " r ON r.delivery_id = ANY (ARRAY[e.delivery_id, md5('topup.failed ' || t.topup_id)::uuid]
+                 || ARRAY (SELECT f.delivery_id FROM further_deliveries f WHERE f.topup_id = t.topup_id))
              WHERE p.order_id"
         )
     };
@@ -36,24 +40,27 @@ macro_rules! of_delivery {
 
 /// The tables whose rows make up an order. Rows of `work` and `held` do not exist for a finished
 /// order, and `retention_due` is made again by [`restore`].
-pub const TABLES: [Table; 6] = [
+pub const TABLES: [Table; 7] = [
     Table {
         name: "orders",
         from: "orders r WHERE r.order_id",
         of_order: "r.order_id",
         sorted: "r.order_id",
+        optional: false,
     },
     Table {
         name: "placements",
         from: "placements r WHERE r.order_id",
         of_order: "r.order_id",
         sorted: "r.placement_id",
+        optional: false,
     },
     Table {
         name: "topups",
         from: "placements p JOIN topups r ON r.placement_id = p.placement_id WHERE p.order_id",
         of_order: "p.order_id",
         sorted: "r.topup_id",
+        optional: false,
     },
     Table {
         name: "esims",
@@ -61,18 +68,29 @@ pub const TABLES: [Table; 6] = [
                JOIN esims r ON r.topup_id = t.topup_id WHERE p.order_id",
         of_order: "p.order_id",
         sorted: "r.topup_id",
+        optional: false,
     },
     Table {
         name: "deliveries",
         from: of_delivery!("deliveries"),
         of_order: "p.order_id",
         sorted: "r.delivery_id",
+        optional: false,
     },
     Table {
         name: "delivery_attempts",
         from: of_delivery!("delivery_attempts"),
         of_order: "p.order_id",
         sorted: "r.delivery_id, r.attempt, r.at",
+        optional: false,
+    },
+    Table {
+        name: "further_deliveries",
+        from: "placements p JOIN topups t ON t.placement_id = p.placement_id
+               JOIN further_deliveries r ON r.topup_id = t.topup_id WHERE p.order_id",
+        of_order: "p.order_id",
+        sorted: "r.topup_id, r.delivery_id",
+        optional: true,
     },
 ];
 
@@ -111,6 +129,7 @@ pub(super) async fn finished(connection: &mut PgConnection, ids: &[Uuid]) -> Res
                FROM retention
            ), unit AS MATERIALIZED (
                SELECT p.order_id, p.placement_id, p.state AS placement, t.state, e.ready_at, e.delivery_id,
+                      ARRAY (SELECT f.delivery_id FROM further_deliveries f WHERE f.topup_id = t.topup_id) AS further,
                       e.profile IS NOT NULL AS has_profile,
                       -- The id of the event `topup.failed` is derived from the topup.
                       md5('topup.failed ' || t.topup_id)::uuid AS event_id
@@ -120,7 +139,7 @@ pub(super) async fn finished(connection: &mut PgConnection, ids: &[Uuid]) -> Res
                WHERE p.order_id = ANY ($1)
            ), webhook AS MATERIALIZED (
                SELECT unit.order_id, d.delivery_id, d.state FROM unit
-               JOIN deliveries d ON d.delivery_id = ANY (ARRAY[unit.delivery_id, unit.event_id])
+               JOIN deliveries d ON d.delivery_id = ANY (ARRAY[unit.delivery_id, unit.event_id] || unit.further)
            ), open AS (
                SELECT order_id FROM unit
                WHERE placement NOT IN ('placed', 'failed', 'refused')
@@ -204,7 +223,9 @@ pub async fn copy(
         "SELECT d.delivery_id FROM placements p
          JOIN topups t ON t.placement_id = p.placement_id
          LEFT JOIN esims e ON e.topup_id = t.topup_id
-         JOIN deliveries d ON d.delivery_id = ANY (ARRAY[e.delivery_id, md5('topup.failed ' || t.topup_id)::uuid])
+         JOIN deliveries d ON d.delivery_id = ANY (
+             ARRAY[e.delivery_id, md5('topup.failed ' || t.topup_id)::uuid]
+             || ARRAY (SELECT f.delivery_id FROM further_deliveries f WHERE f.topup_id = t.topup_id))
          WHERE p.order_id = ANY ($1) ORDER BY d.delivery_id FOR UPDATE OF d",
         &reserved,
     );
@@ -244,7 +265,8 @@ pub async fn copy(
 async fn keys(transaction: &mut PgConnection, orders: &[Uuid]) -> Result<Vec<String>> {
     let query = sqlx::query_scalar!(
         r#"WITH unit AS MATERIALIZED (
-               SELECT e.delivery_id, e.profile, md5('topup.failed ' || t.topup_id)::uuid AS event_id
+               SELECT e.delivery_id, e.profile, md5('topup.failed ' || t.topup_id)::uuid AS event_id,
+                      ARRAY (SELECT f.delivery_id FROM further_deliveries f WHERE f.topup_id = t.topup_id) AS further
                FROM placements p
                JOIN topups t ON t.placement_id = p.placement_id
                LEFT JOIN esims e ON e.topup_id = t.topup_id
@@ -253,7 +275,7 @@ async fn keys(transaction: &mut PgConnection, orders: &[Uuid]) -> Result<Vec<Str
                SELECT profile AS value FROM unit WHERE profile IS NOT NULL
                UNION ALL
                SELECT a.answer FROM unit
-               JOIN delivery_attempts a ON a.delivery_id = ANY (ARRAY[unit.delivery_id, unit.event_id])
+               JOIN delivery_attempts a ON a.delivery_id = ANY (ARRAY[unit.delivery_id, unit.event_id] || unit.further)
                WHERE a.answer IS NOT NULL
            )
            SELECT DISTINCT substring(value FROM 2 FOR get_byte(value, 0)) AS "key!" FROM sealed
@@ -285,10 +307,14 @@ pub async fn delete(
                WHERE p.order_id = ANY ($1)
            ), webhook AS MATERIALIZED (
                SELECT delivery_id AS id FROM unit WHERE delivery_id IS NOT NULL UNION ALL SELECT event_id FROM unit
+               UNION ALL SELECT f.delivery_id FROM further_deliveries f
+               WHERE f.topup_id = ANY (ARRAY (SELECT topup_id FROM unit))
            ), attempts AS (
                DELETE FROM delivery_attempts WHERE delivery_id = ANY (ARRAY (SELECT id FROM webhook)) RETURNING 1
            ), deliveries AS (
                DELETE FROM deliveries WHERE delivery_id = ANY (ARRAY (SELECT id FROM webhook)) RETURNING 1
+           ), links AS (
+               DELETE FROM further_deliveries WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM unit)) RETURNING 1
            ), late AS (
                DELETE FROM retention_due WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM unit))
            ), esims AS (
@@ -307,6 +333,7 @@ pub async fn delete(
            SELECT (SELECT count(*) FROM orders) AS "orders!", (SELECT count(*) FROM placements) AS "placements!",
                   (SELECT count(*) FROM topups) AS "topups!", (SELECT count(*) FROM esims) AS "esims!",
                   (SELECT count(*) FROM deliveries) AS "deliveries!", (SELECT count(*) FROM attempts) AS "attempts!",
+                  (SELECT count(*) FROM links) AS "links!",
                   (SELECT min(created_at) FROM orders) AS first_at, (SELECT max(created_at) FROM orders) AS last_at"#,
         &copied.orders,
         archive.archive,
@@ -319,6 +346,7 @@ pub async fn delete(
         deleted.esims,
         deleted.deliveries,
         deleted.attempts,
+        deleted.links,
     ]
     .map(crate::count);
     if counts != *rows {

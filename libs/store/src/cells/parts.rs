@@ -19,6 +19,8 @@ pub struct Moved {
     pub esims: usize,
     pub deliveries: usize,
     pub delivery_attempts: usize,
+    /// Rows that name the deliveries of a topup to further endpoints.
+    pub further_deliveries: usize,
     /// Rows of `work`, which are what is left to do.
     pub work: usize,
     pub held: usize,
@@ -33,6 +35,7 @@ impl Moved {
         self.esims += other.esims;
         self.deliveries += other.deliveries;
         self.delivery_attempts += other.delivery_attempts;
+        self.further_deliveries += other.further_deliveries;
         self.work += other.work;
         self.held += other.held;
         self.retention_due += other.retention_due;
@@ -81,12 +84,14 @@ impl Ids {
                 .fetch_all(&mut *connection)
                 .await?;
         // The webhooks of ready topups are named by their eSIMs, and the id of an event
-        // `topup.failed` is derived from the topup.
+        // `topup.failed` is derived from the topup. Those to further endpoints are listed.
         let deliveries: Vec<Uuid> = sqlx::query_scalar(
             "SELECT delivery_id FROM esims WHERE topup_id = ANY ($1) AND delivery_id IS NOT NULL
              UNION ALL
              SELECT delivery_id FROM deliveries
-             WHERE delivery_id = ANY (ARRAY (SELECT md5('topup.failed ' || id)::uuid FROM unnest($1) AS id))",
+             WHERE delivery_id = ANY (ARRAY (SELECT md5('topup.failed ' || id)::uuid FROM unnest($1) AS id))
+             UNION ALL
+             SELECT delivery_id FROM further_deliveries WHERE topup_id = ANY ($1)",
         )
         .bind(&topups)
         .fetch_all(&mut *connection)
@@ -105,7 +110,7 @@ impl Ids {
         let (column, ids) = match part {
             Part::Orders => ("order_id", array(&self.orders, "uuid")),
             Part::Placements => ("placement_id", array(&self.placements, "uuid")),
-            Part::Topups | Part::Esims | Part::RetentionDue => {
+            Part::Topups | Part::Esims | Part::RetentionDue | Part::FurtherDeliveries => {
                 ("topup_id", array(&self.topups, "text"))
             }
             Part::Deliveries | Part::DeliveryAttempts => {
@@ -130,13 +135,14 @@ pub(super) enum Part {
     RetentionDue,
     Deliveries,
     DeliveryAttempts,
+    FurtherDeliveries,
     Work,
     Held,
 }
 
 impl Part {
     /// In the order in which they are copied.
-    pub(super) const ALL: [Self; 9] = [
+    pub(super) const ALL: [Self; 10] = [
         Self::Orders,
         Self::Placements,
         Self::Topups,
@@ -144,6 +150,7 @@ impl Part {
         Self::RetentionDue,
         Self::Deliveries,
         Self::DeliveryAttempts,
+        Self::FurtherDeliveries,
         Self::Work,
         Self::Held,
     ];
@@ -157,6 +164,7 @@ impl Part {
             Self::RetentionDue => "retention_due",
             Self::Deliveries => "deliveries",
             Self::DeliveryAttempts => "delivery_attempts",
+            Self::FurtherDeliveries => "further_deliveries",
             Self::Work => "work",
             Self::Held => "held",
         }
@@ -171,6 +179,7 @@ impl Part {
             Self::RetentionDue => &mut moved.retention_due,
             Self::Deliveries => &mut moved.deliveries,
             Self::DeliveryAttempts => &mut moved.delivery_attempts,
+            Self::FurtherDeliveries => &mut moved.further_deliveries,
             Self::Work => &mut moved.work,
             Self::Held => &mut moved.held,
         }

@@ -40,7 +40,7 @@ impl Move<'_> {
         let parts = Part::ALL.map(Part::table);
         for table in parts
             .into_iter()
-            .chain(["partners", "endpoints", "redeliveries"])
+            .chain(["partners", "endpoints", "further_endpoints", "redeliveries"])
         {
             let source = copy::columns(self.source, table, &[]).await?;
             if source != copy::columns(self.target, table, &[]).await? {

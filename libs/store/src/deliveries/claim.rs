@@ -3,8 +3,9 @@
 //! permits.
 //!
 //! Nothing relies on a claim being exclusive, because a webhook may be sent twice. The lease of a
-//! due delivery makes that rare. What a claim does guarantee is that it returns no delivery of an
-//! endpoint that is blocked at that time, except for its probe and for tests.
+//! due delivery makes that rare. What a claim does guarantee is that it returns no delivery to an
+//! endpoint that is blocked at that time, except for its probe and for tests. A delivery that it
+//! leaves out for this reason has due work afterwards, so it is sent as soon as the block ends.
 
 use std::time::Duration;
 
@@ -14,8 +15,10 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
+    defer,
+    endpoints::EndpointKey,
     events::{self, Event, Subject},
-    uuids,
+    put_back, uuids,
 };
 use crate::{Error, Result, age, retry_conflicts, seconds, unsigned};
 
@@ -24,12 +27,16 @@ use crate::{Error, Result, age, retry_conflicts, seconds, unsigned};
 pub struct Delivery {
     pub id: DeliveryId,
     pub partner_id: PartnerId,
+    /// The endpoint that the webhook goes to. The URL, the secrets and the headers are its own.
+    pub endpoint: EndpointKey,
     /// Whether this claim holds the lease of its due work. Otherwise the delivery is within its
     /// first lease, and usually has no due work.
     pub leased: bool,
     pub webhook_url: Option<String>,
     pub webhook_host: Option<String>,
-    /// The partner's sealed webhook-signing key.
+    /// The sealed headers that every request to this endpoint carries.
+    pub webhook_headers: Option<Vec<u8>>,
+    /// The sealed webhook-signing key.
     pub webhook_secret: Vec<u8>,
     /// The previous key, during the overlap of a rotation.
     pub old_webhook_secret: Option<Vec<u8>>,
@@ -94,9 +101,22 @@ pub enum Claim {
     Due { lease: Duration },
 }
 
+/// The result of a claim.
+#[derive(Clone, Debug, Default)]
+pub struct Claimed {
+    /// The deliveries to attempt now.
+    pub deliveries: Vec<Delivery>,
+    /// Deliveries to first endpoints whose partner has further endpoints, which may want the same
+    /// topup. The caller passes them to [`fan_out`](super::fan_out()) before it attempts anything.
+    /// They need not be among [`Self::deliveries`]: a blocked first endpoint must not stop the
+    /// others.
+    pub to_fan_out: Vec<DeliveryId>,
+}
+
 /// Claims pending deliveries, and reads what their webhooks need. A delivery of a blocked endpoint
-/// is not returned, unless it is the probe or a test. Neither is one whose due work another process
-/// has leased.
+/// is not returned, unless it is the probe or a test. It gets due work at once, so that it goes out
+/// when the block ends, and is counted until then. A delivery whose due work another process has
+/// leased is not returned either.
 ///
 /// Due work of a delivery that is no longer pending is deleted, and so is an event that has become
 /// pointless. A row that cannot be read is logged and skipped, and is tried again when its lease
@@ -105,26 +125,44 @@ pub async fn claim(
     connection: &mut PgConnection,
     ids: &[DeliveryId],
     claim: Claim,
-) -> Result<Vec<Delivery>> {
+) -> Result<Claimed> {
     let ids = uuids(ids);
     match claim {
-        Claim::Fresh { youth } => Ok(read(connection, &ids, Some(youth))
-            .await?
-            .into_deliveries(false)),
+        Claim::Fresh { youth } => {
+            let mut rows = read(connection, &ids, Some(youth)).await?;
+            let to_fan_out = rows.to_fan_out();
+            let blocked = rows.take_blocked();
+            if !blocked.is_empty() {
+                defer(connection, &blocked).await?;
+            }
+            Ok(Claimed {
+                deliveries: rows.into_deliveries(false),
+                to_fan_out,
+            })
+        }
         Claim::Due { lease } => {
             let leased = take_leases(connection, &ids, lease).await?;
             if leased.is_empty() {
-                return Ok(Vec::new());
+                return Ok(Claimed::default());
             }
             let mut rows = read(connection, &leased, None).await?;
+            if rows.0.len() < leased.len() {
+                delete_finished_work(connection, &leased).await?;
+            }
+            let to_fan_out = rows.to_fan_out();
             let pointless = rows.take_pointless();
             if !pointless.is_empty() {
                 events::delete(connection, &pointless).await?;
             }
-            if rows.0.len() + pointless.len() < leased.len() {
-                delete_finished_work(connection, &leased).await?;
+            // The block began after the leases were taken.
+            let blocked = rows.take_blocked();
+            if !blocked.is_empty() {
+                put_back(connection, &blocked).await?;
             }
-            Ok(rows.into_deliveries(true))
+            Ok(Claimed {
+                deliveries: rows.into_deliveries(true),
+                to_fan_out,
+            })
         }
     }
 }
@@ -151,21 +189,23 @@ async fn take_leases(
         r#"WITH free AS MATERIALIZED (
                -- The endpoint may have been blocked while the delivery waited for a permit. Such a
                -- delivery stays due; only a test is sent to a blocked endpoint.
-               SELECT w.id, w.partner_id, w.at, e.blocked_until <= now() AS block_ended
+               -- The lane of a delivery to a further endpoint is the id of this endpoint.
+               SELECT w.id, coalesce(nullif(w.lane, '')::uuid, w.partner_id) AS endpoint_id, w.at,
+                      e.blocked_until <= now() AS block_ended
                FROM work w
-               LEFT JOIN endpoints e ON e.partner_id = w.partner_id
+               LEFT JOIN endpoints e ON e.partner_id = coalesce(nullif(w.lane, '')::uuid, w.partner_id)
                WHERE w.id = ANY ($1) AND w.at <= now()
                  AND (e.blocked_until IS NULL OR e.blocked_until <= now() OR w.at = '-infinity')
                FOR UPDATE OF w SKIP LOCKED
            ), probe AS MATERIALIZED (
-               SELECT DISTINCT ON (partner_id) id, partner_id FROM free WHERE block_ended
-               ORDER BY partner_id, at, id
+               SELECT DISTINCT ON (endpoint_id) id, endpoint_id FROM free WHERE block_ended
+               ORDER BY endpoint_id, at, id
            ), probing AS (
                -- An endpoint whose block has ended gets one delivery as a probe, and no other one until
                -- the probe's lease ends.
                UPDATE endpoints e SET blocked_until = now() + make_interval(secs => $2), probe = probe.id
                FROM probe
-               WHERE e.partner_id = probe.partner_id AND e.blocked_until <= now()
+               WHERE e.partner_id = probe.endpoint_id AND e.blocked_until <= now()
            )
            UPDATE work SET at = now() + make_interval(secs => $2)
            WHERE id = ANY (ARRAY (
@@ -203,9 +243,14 @@ async fn delete_finished_work(connection: &mut PgConnection, ids: &[Uuid]) -> Re
 
 /// A row of the result: a delivery with everything that its webhook may need, whatever its kind.
 /// Columns that other kinds do not have are null.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is the answer of the statement to a question of its own"
+)]
 struct Row {
     delivery_id: Uuid,
     partner_id: Uuid,
+    endpoint_id: Option<Uuid>,
     kind: String,
     created_at: OffsetDateTime,
     attempt: i32,
@@ -225,9 +270,12 @@ struct Row {
     refusal_status: Option<String>,
     refusal_message: Option<String>,
     pointless: bool,
+    blocked: bool,
+    fans_out: bool,
     environment: String,
     webhook_url: Option<String>,
     webhook_host: Option<String>,
+    webhook_headers: Option<Vec<u8>>,
     webhook_secret: Vec<u8>,
     old_webhook_secret: Option<Vec<u8>>,
 }
@@ -236,11 +284,12 @@ struct Row {
 /// that are younger and were never attempted, which is the claim of fresh ones; without it, those
 /// that are leased.
 ///
-/// Every delivery belongs to a partner, which is where its URL and secrets come from. All other
-/// tables are joined from the left, because only some kinds of deliveries have an order, a topup,
-/// an eSIM or a block. `pointless` says whether an event need not be sent any more. The last
-/// condition leaves out deliveries of blocked endpoints: the block may have begun after the
-/// delivery was queued.
+/// Every delivery belongs to a partner, which is where its URL and secrets come from if it goes to
+/// the first endpoint. All other tables are joined from the left, because only some kinds of
+/// deliveries have a further endpoint, an order, a topup, an eSIM or a block. `pointless` says
+/// whether a delivery need not be sent any more, `blocked` whether its endpoint is blocked for it,
+/// for which the block may have begun after the delivery was queued, and `fans_out` whether further
+/// endpoints may want the same topup.
 async fn read(
     connection: &mut PgConnection,
     ids: &[Uuid],
@@ -248,39 +297,50 @@ async fn read(
 ) -> Result<Rows> {
     let rows = sqlx::query_as!(
         Row,
-        r#"SELECT d.delivery_id, d.partner_id, d.kind, d.created_at, d.attempt, d.schedule_start,
+        r#"SELECT d.delivery_id, d.partner_id, d.endpoint_id, d.kind, d.created_at, d.attempt, d.schedule_start,
                   d.credential, d.ends_at, d.topup_id, d.order_id,
                   o.external_order_id AS "external_order_id?", t.option_id AS "option_id?", o.traceparent,
                   extract(epoch FROM now() - o.created_at)::float8 AS age,
                   e.iccid, e.profile, e.erased_at IS NOT NULL AS "erased!",
                   extract(epoch FROM now() - e.ready_at)::float8 AS ready_age,
                   l.refusal_status, l.refusal_message,
-                  -- The same conditions as in `operator::deliveries::resendable`: the partner no longer
-                  -- wants the event, its order was refused or its topup is ready after all, or a test
-                  -- could not be sent within five minutes.
-                  CASE d.kind
+                  -- The same conditions as in `operator::deliveries::resendable`: the endpoint was
+                  -- deleted or no longer wants the event, its order was refused or its topup is ready
+                  -- after all, or a test could not be sent within five minutes.
+                  d.endpoint_id IS NOT NULL AND f.endpoint_id IS NULL
+                  OR CASE d.kind
                       WHEN 'topup.ready' THEN false
                       WHEN 'webhook.test' THEN d.created_at < now() - interval '5 minutes'
-                      ELSE d.kind <> ALL (p.webhook_events)
+                      ELSE d.kind <> ALL (CASE WHEN d.endpoint_id IS NULL THEN p.webhook_events ELSE f.events END)
                            OR (d.kind = 'topup.failed'
                                AND (t.state = 'failed' AND o.refused_at IS NULL AND e.ready_at IS NULL) IS NOT TRUE)
                   END AS "pointless!",
-                  p.environment, p.webhook_url, p.webhook_host, p.webhook_secret,
-                  CASE WHEN p.old_webhook_secret_until > now() THEN p.old_webhook_secret END AS old_webhook_secret
+                  -- A blocked endpoint gets its probe, and tests unless it is paused.
+                  NOT (b.blocked_until IS NULL
+                       OR ($2::float8 IS NULL AND (b.probe = d.delivery_id
+                                           OR (d.kind = 'webhook.test' AND b.blocked_until < 'infinity'))) IS TRUE)
+                      AS "blocked!",
+                  p.has_further_endpoints AND d.kind = 'topup.ready' AND d.endpoint_id IS NULL AND d.attempt = 0
+                      AS "fans_out!",
+                  p.environment, f.headers AS webhook_headers,
+                  CASE WHEN d.endpoint_id IS NULL THEN p.webhook_url ELSE f.url END AS webhook_url,
+                  CASE WHEN d.endpoint_id IS NULL THEN p.webhook_host ELSE f.host END AS webhook_host,
+                  CASE WHEN d.endpoint_id IS NULL THEN p.webhook_secret ELSE coalesce(f.secret, '') END
+                      AS "webhook_secret!",
+                  CASE WHEN d.endpoint_id IS NULL
+                       THEN CASE WHEN p.old_webhook_secret_until > now() THEN p.old_webhook_secret END
+                       ELSE CASE WHEN f.old_secret_until > now() THEN f.old_secret END END AS old_webhook_secret
            FROM deliveries d
            JOIN partners p ON p.partner_id = d.partner_id
-           LEFT JOIN endpoints b ON b.partner_id = d.partner_id
+           LEFT JOIN further_endpoints f ON f.endpoint_id = d.endpoint_id
+           LEFT JOIN endpoints b ON b.partner_id = coalesce(d.endpoint_id, d.partner_id)
            LEFT JOIN orders o ON o.order_id = d.order_id
            LEFT JOIN topups t ON t.topup_id = d.topup_id
            LEFT JOIN esims e ON e.topup_id = d.topup_id
            LEFT JOIN placements l ON l.placement_id = t.placement_id AND d.kind = 'topup.failed'
            WHERE d.delivery_id = ANY ($1) AND d.state = 'pending'
              AND ($2::float8 IS NULL
-                  OR (d.attempt = 0 AND d.created_at > now() - make_interval(secs => $2)))
-             -- A blocked endpoint gets its probe, and tests unless an operator has paused it.
-             AND (b.blocked_until IS NULL
-                  OR ($2 IS NULL AND (b.probe = d.delivery_id
-                                      OR (d.kind = 'webhook.test' AND b.blocked_until < 'infinity'))))"#,
+                  OR (d.attempt = 0 AND d.created_at > now() - make_interval(secs => $2)))"#,
         ids,
         youth.map(seconds),
     );
@@ -290,7 +350,19 @@ async fn read(
 struct Rows(Vec<Row>);
 
 impl Rows {
-    /// Takes out the events that need not be sent any more, and returns their ids.
+    /// The deliveries whose topup further endpoints may want, too.
+    fn to_fan_out(&self) -> Vec<DeliveryId> {
+        let rows = self.0.iter().filter(|row| row.fans_out);
+        rows.map(|row| row.delivery_id.into()).collect()
+    }
+
+    /// Takes out the deliveries of blocked endpoints, and returns their ids.
+    fn take_blocked(&mut self) -> Vec<DeliveryId> {
+        let blocked = self.0.extract_if(.., |row| row.blocked);
+        blocked.map(|row| row.delivery_id.into()).collect()
+    }
+
+    /// Takes out the deliveries that need not be sent any more, and returns their ids.
     fn take_pointless(&mut self) -> Vec<Uuid> {
         let pointless = self.0.extract_if(.., |row| row.pointless);
         pointless.map(|row| row.delivery_id).collect()
@@ -325,9 +397,11 @@ impl Row {
         Some(Delivery {
             id: self.delivery_id.into(),
             partner_id: self.partner_id.into(),
+            endpoint: EndpointKey::stored(self.partner_id, self.endpoint_id),
             leased,
             webhook_url: self.webhook_url,
             webhook_host: self.webhook_host,
+            webhook_headers: self.webhook_headers,
             webhook_secret: self.webhook_secret,
             old_webhook_secret: self.old_webhook_secret,
             attempt: unsigned(self.attempt),

@@ -1,5 +1,9 @@
-//! Partners' endpoints: they are blocked for a while when they fail, paused by operators, and moved
-//! to a new URL.
+//! Partners' endpoints: they are blocked for a while when they fail, paused by operators and
+//! partners, and moved to a new URL.
+//!
+//! A partner has a first endpoint, whose configuration is part of its row, and may have
+//! [further ones](crate::partners::further). Here all of them are equal. Each has a row of its own
+//! once it has failed, so that no endpoint stops another one of the same partner.
 //!
 //! Guarantee: a delivery to a blocked endpoint waits and uses up no attempt. When a block ends, one
 //! delivery is sent as a probe (its claim decides that). If anything is acknowledged, the block
@@ -11,7 +15,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use domain::PartnerId;
+use domain::{EndpointId, PartnerId};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -21,8 +25,58 @@ use crate::{Result, age, count, seconds, signed};
 /// The longest lease of a delivery. Work that is due later than this is not leased but waits for a
 /// retry, so it may be made due without disturbing an attempt in flight.
 pub(crate) const LONGEST_LEASE: Duration = Duration::from_secs(30);
-/// The maximum number of partners whose oldest delivery [`backlog`] reads.
-const MOST_PARTNERS: i32 = 1000;
+/// The maximum number of endpoints whose oldest delivery [`backlog`] reads.
+const MOST_ENDPOINTS: i32 = 1000;
+
+/// Names an endpoint together with its partner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct EndpointKey {
+    pub partner_id: PartnerId,
+    pub id: EndpointId,
+}
+
+impl EndpointKey {
+    /// The first endpoint of a partner.
+    pub fn first(partner_id: PartnerId) -> Self {
+        Self {
+            partner_id,
+            id: partner_id.first_endpoint(),
+        }
+    }
+
+    /// The endpoint of a delivery, as the row of the delivery names it.
+    pub(crate) fn stored(partner_id: Uuid, endpoint_id: Option<Uuid>) -> Self {
+        Self {
+            partner_id: partner_id.into(),
+            id: endpoint_id.unwrap_or(partner_id).into(),
+        }
+    }
+
+    /// The endpoint of a delivery, as the row of its work names it. A lane that is no id does not
+    /// occur; it counts as that of the first endpoint.
+    pub fn of_work(partner_id: PartnerId, lane: &str) -> Self {
+        let further = lane.parse().ok();
+        Self {
+            partner_id,
+            id: further.unwrap_or(partner_id.first_endpoint()),
+        }
+    }
+
+    pub fn is_first(self) -> bool {
+        self.id == self.partner_id.first_endpoint()
+    }
+
+    /// The column `endpoint_id` of its deliveries.
+    pub(crate) fn column(self) -> Option<Uuid> {
+        (!self.is_first()).then_some(self.id.uuid())
+    }
+
+    /// The lane of its deliveries in `work` and `held`.
+    pub(crate) fn lane(self) -> String {
+        let id = (!self.is_first()).then(|| self.id.to_string());
+        id.unwrap_or_default()
+    }
+}
 
 /// When an endpoint is blocked, and for how long.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +93,7 @@ pub struct BlockPolicy {
 /// pause stays, because only an operator ends it. Endpoints without failures are not written.
 pub(super) async fn forget_failures(
     connection: &mut PgConnection,
-    partners: &[Uuid],
+    endpoints: &[Uuid],
 ) -> Result<()> {
     let statement = sqlx::query!(
         "WITH failing AS MATERIALIZED (
@@ -52,7 +106,7 @@ pub(super) async fn forget_failures(
          )
          UPDATE endpoints SET failures = 0, blocks = 0, blocked_until = NULL, probe = NULL
          WHERE partner_id = ANY (ARRAY (SELECT partner_id FROM failing))",
-        partners,
+        endpoints,
     );
     statement.execute(connection).await?;
     Ok(())
@@ -61,19 +115,19 @@ pub(super) async fn forget_failures(
 /// Failed attempts of a batch in the shape of the statement.
 #[derive(Default)]
 pub(super) struct FailedAttempts {
-    partners: Vec<Uuid>,
-    /// The number of failed attempts of each of these partners.
+    endpoints: Vec<Uuid>,
+    /// The number of failed attempts of each of these endpoints.
     counts: Vec<i32>,
     /// All deliveries that were attempted.
     deliveries: Vec<Uuid>,
 }
 
 impl FailedAttempts {
-    /// From the deliveries of each partner.
+    /// From the deliveries of each endpoint.
     pub(super) fn of(failed: &BTreeMap<Uuid, Vec<Uuid>>) -> Self {
         let mut columns = Self::default();
-        for (partner, deliveries) in failed {
-            columns.partners.push(*partner);
+        for (endpoint, deliveries) in failed {
+            columns.endpoints.push(*endpoint);
             columns.counts.push(signed(deliveries.len()));
             columns.deliveries.extend(deliveries);
         }
@@ -85,7 +139,7 @@ impl FailedAttempts {
 /// endpoint is blocked, only the failure of its probe counts: it begins the next block, which is
 /// twice as long.
 ///
-/// The inserted values are those of a partner's first failures. If the partner has a row already,
+/// The inserted values are those of an endpoint's first failures. If it has a row already,
 /// the failures are added, and the endpoint is blocked if its probe failed or the sum reaches the
 /// limit. The condition at the end leaves a row alone while the endpoint is blocked, unless its
 /// probe is among the failed attempts, and always while it is paused.
@@ -113,7 +167,7 @@ pub(super) async fn count_failures(
              END,
              probe = NULL
          WHERE e.blocked_until IS NULL OR (e.blocked_until < 'infinity' AND e.probe = excluded.probe)",
-        &failed.partners,
+        &failed.endpoints,
         &failed.counts,
         &failed.deliveries,
         signed(policy.failures),
@@ -127,12 +181,17 @@ pub(super) async fn count_failures(
 /// An endpoint, as operators see it.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Endpoint {
+    /// That of the partner's first endpoint is the partner's id.
+    pub endpoint_id: Uuid,
     pub partner_id: Uuid,
+    /// The name of the partner.
     pub name: String,
     pub webhook_url: Option<String>,
     /// `open`, `blocked` (after failures), `probing` (one delivery tests it), `paused`, or
     /// `no_url`.
     pub state: String,
+    /// The partner has paused it, not an operator.
+    pub paused_by_partner: bool,
     #[serde(with = "time::serde::rfc3339::option")]
     pub blocked_until: Option<OffsetDateTime>,
     pub failures: i32,
@@ -142,43 +201,106 @@ pub struct Endpoint {
     pub exhausted: i64,
 }
 
-/// Lists the endpoints of all partners, or of one.
+/// Lists the endpoints of all partners, or of one; the first endpoint of each partner comes first.
 pub async fn list(
     connection: &mut PgConnection,
     partner_id: Option<PartnerId>,
 ) -> Result<Vec<Endpoint>> {
     let endpoints = sqlx::query_as!(
         Endpoint,
-        r#"SELECT p.partner_id, p.name, p.webhook_url,
+        r#"SELECT c.endpoint_id AS "endpoint_id!", p.partner_id, p.name, c.url AS webhook_url,
+                  coalesce(e.paused_by_partner AND e.blocked_until = 'infinity', false) AS "paused_by_partner!",
                   CASE WHEN e.blocked_until = 'infinity' THEN 'paused'
-                       WHEN p.webhook_url IS NULL THEN 'no_url'
+                       WHEN c.url IS NULL THEN 'no_url'
                        WHEN e.probe IS NOT NULL OR e.blocked_until <= now() THEN 'probing'
                        WHEN e.blocked_until IS NOT NULL THEN 'blocked'
                        ELSE 'open' END AS "state!",
                   nullif(e.blocked_until, 'infinity') AS blocked_until,
                   coalesce(e.failures, 0) AS "failures!",
                   (SELECT count(*) FROM work w
-                   WHERE w.kind = 'deliver' AND w.provider = '' AND w.lane = ''
+                   WHERE w.kind = 'deliver' AND w.provider = '' AND w.lane = c.lane
                      AND w.partner_id = p.partner_id) AS "pending!",
                   (SELECT count(*) FROM held h
-                   WHERE h.partner_id = p.partner_id AND h.state = 'exhausted') AS "exhausted!"
-           FROM partners p LEFT JOIN endpoints e ON e.partner_id = p.partner_id
+                   WHERE h.partner_id = p.partner_id AND h.state = 'exhausted' AND h.lane = c.lane) AS "exhausted!"
+           FROM partners p
+           CROSS JOIN LATERAL (
+               SELECT p.partner_id AS endpoint_id, '' AS lane, p.webhook_url AS url, '-infinity'::timestamptz AS since
+               UNION ALL
+               SELECT f.endpoint_id, f.endpoint_id::text, f.url, f.created_at FROM further_endpoints f
+               WHERE f.partner_id = p.partner_id
+           ) c
+           LEFT JOIN endpoints e ON e.partner_id = c.endpoint_id
            WHERE $1::uuid IS NULL OR p.partner_id = $1
-           ORDER BY p.created_at, p.partner_id"#,
+           ORDER BY p.created_at, p.partner_id, c.since, c.endpoint_id"#,
         partner_id.map(PartnerId::uuid),
     );
     Ok(endpoints.fetch_all(connection).await?)
 }
 
-/// Pauses the deliveries to a partner's endpoint until [`resume`]. Attempts in flight continue.
-pub async fn pause(connection: &mut PgConnection, partner_id: PartnerId) -> Result<()> {
+/// The key of an endpoint, given its id only; `None` if there is no such endpoint.
+pub async fn key(connection: &mut PgConnection, id: EndpointId) -> Result<Option<EndpointKey>> {
+    let query = sqlx::query_scalar!(
+        r#"SELECT partner_id AS "partner_id!" FROM partners WHERE partner_id = $1
+           UNION ALL
+           SELECT partner_id FROM further_endpoints WHERE endpoint_id = $1"#,
+        id.uuid(),
+    );
+    let partner_id = query.fetch_optional(connection).await?;
+    Ok(partner_id.map(|partner_id| EndpointKey {
+        partner_id: partner_id.into(),
+        id,
+    }))
+}
+
+/// Pauses the deliveries to an endpoint, as an operator, until [`resume`]. Attempts in flight
+/// continue. A pause that the partner has set becomes one that only an operator ends.
+pub async fn pause(connection: &mut PgConnection, id: EndpointId) -> Result<()> {
     let statement = sqlx::query!(
         "INSERT INTO endpoints (partner_id, blocked_until) VALUES ($1, 'infinity')
-         ON CONFLICT (partner_id) DO UPDATE SET blocked_until = 'infinity', probe = NULL",
-        partner_id.uuid(),
+         ON CONFLICT (partner_id) DO UPDATE
+         SET blocked_until = 'infinity', probe = NULL, paused_by_partner = false",
+        id.uuid(),
     );
     statement.execute(connection).await?;
     Ok(())
+}
+
+/// Pauses the deliveries to an endpoint, as its partner, until [`resume_by_partner`] or [`resume`].
+/// A pause that an operator has set stays as it is.
+pub(crate) async fn pause_by_partner(
+    connection: &mut PgConnection,
+    endpoint: EndpointKey,
+) -> Result<()> {
+    let statement = sqlx::query!(
+        "INSERT INTO endpoints AS e (partner_id, blocked_until, paused_by_partner) VALUES ($1, 'infinity', true)
+         ON CONFLICT (partner_id) DO UPDATE
+         SET blocked_until = 'infinity', probe = NULL, paused_by_partner = true
+         WHERE e.blocked_until IS DISTINCT FROM 'infinity'",
+        endpoint.id.uuid(),
+    );
+    statement.execute(connection).await?;
+    Ok(())
+}
+
+/// Ends a pause that the partner has set. A notifier then makes the retries due, as after a new
+/// URL. Returns false if an operator has paused the endpoint, so that only an operator ends it.
+pub(crate) async fn resume_by_partner(
+    connection: &mut PgConnection,
+    endpoint: EndpointKey,
+) -> Result<bool> {
+    let statement = sqlx::query!(
+        "UPDATE endpoints SET blocked_until = NULL, paused_by_partner = false, moving_since = now()
+         WHERE partner_id = $1 AND blocked_until = 'infinity' AND paused_by_partner",
+        endpoint.id.uuid(),
+    );
+    if statement.execute(&mut *connection).await?.rows_affected() > 0 {
+        return Ok(true);
+    }
+    let query = sqlx::query_scalar!(
+        r#"SELECT EXISTS (SELECT FROM endpoints WHERE partner_id = $1 AND blocked_until = 'infinity') AS "paused!""#,
+        endpoint.id.uuid(),
+    );
+    Ok(!query.fetch_one(connection).await?)
 }
 
 /// The effect of a new webhook URL on the block of the endpoint. A pause stays in any case.
@@ -196,7 +318,7 @@ pub enum Block {
 /// batches, so that a large backlog does not hold up the transaction that changes the URL.
 pub(crate) async fn begin_move(
     connection: &mut PgConnection,
-    partner_id: PartnerId,
+    id: EndpointId,
     block: Block,
 ) -> Result<()> {
     // There are two statements, because the database role of ingress has no privilege to change the
@@ -207,7 +329,7 @@ pub(crate) async fn begin_move(
              ON CONFLICT (partner_id) DO UPDATE
              SET moving_since = excluded.moving_since, failures = 0, blocks = 0, probe = NULL,
                  blocked_until = CASE WHEN e.blocked_until = 'infinity' THEN e.blocked_until END",
-            partner_id.uuid(),
+            id.uuid(),
         ),
         Block::ProbeNow => sqlx::query!(
             "INSERT INTO endpoints AS e (partner_id, moving_since) VALUES ($1, now())
@@ -217,7 +339,7 @@ pub(crate) async fn begin_move(
                      WHEN e.blocked_until < 'infinity' THEN least(e.blocked_until, now())
                      ELSE e.blocked_until
                  END",
-            partner_id.uuid(),
+            id.uuid(),
         ),
     };
     statement.execute(connection).await?;
@@ -234,17 +356,19 @@ pub(crate) async fn end_move(connection: &mut PgConnection, partner_id: PartnerI
     Ok(())
 }
 
-/// Partners with a new webhook URL whose waiting deliveries are not all due yet; at most 100 of
-/// them.
-pub async fn moving(connection: &mut PgConnection) -> Result<Vec<PartnerId>> {
-    let query = sqlx::query_scalar!(
-        "SELECT partner_id FROM endpoints WHERE moving_since IS NOT NULL ORDER BY partner_id LIMIT 100"
+/// Endpoints with a new URL whose waiting deliveries are not all due yet; at most 100 of them.
+pub async fn moving(connection: &mut PgConnection) -> Result<Vec<EndpointKey>> {
+    let query = sqlx::query!(
+        r#"SELECT e.partner_id AS endpoint_id, coalesce(f.partner_id, e.partner_id) AS "partner_id!"
+           FROM endpoints e LEFT JOIN further_endpoints f ON f.endpoint_id = e.partner_id
+           WHERE e.moving_since IS NOT NULL ORDER BY e.partner_id LIMIT 100"#
     );
-    Ok(query
-        .fetch_all(connection)
-        .await?
-        .into_iter()
-        .map(PartnerId::from)
+    let moving = query.fetch_all(connection).await?.into_iter();
+    Ok(moving
+        .map(|row| EndpointKey {
+            partner_id: row.partner_id.into(),
+            id: row.endpoint_id.into(),
+        })
         .collect())
 }
 
@@ -257,24 +381,24 @@ pub struct Moved {
     pub more: bool,
 }
 
-/// Makes deliveries due that waited for a URL, or for a retry, when the URL of this partner
+/// Makes deliveries due that waited for a URL, or for a retry, when the URL of this endpoint
 /// changed: about `limit` of each kind. Several processes can do this at once, because each skips
 /// the rows that another one has locked. The move ends when a batch was not full and no delivery is
-/// held for a URL any more.
+/// held for a URL any more. Only a first endpoint can be without a URL.
 pub async fn move_waiting(
     connection: &mut PgConnection,
-    partner_id: PartnerId,
+    endpoint: EndpointKey,
     limit: u32,
 ) -> Result<Moved> {
     let query = sqlx::query_scalar!(
         "SELECT moving_since FROM endpoints WHERE partner_id = $1",
-        partner_id.uuid()
+        endpoint.id.uuid()
     );
     let Some(since) = query.fetch_optional(&mut *connection).await?.flatten() else {
         return Ok(Moved::default());
     };
-    let without_url = release_held(connection, partner_id, limit).await?;
-    let retries = make_retries_due(connection, partner_id, since, limit).await?;
+    let without_url = release_held(connection, endpoint, limit).await?;
+    let retries = make_retries_due(connection, endpoint, since, limit).await?;
     let full = without_url.max(retries) >= u64::from(limit);
     let ended = if full {
         0
@@ -283,7 +407,7 @@ pub async fn move_waiting(
             "UPDATE endpoints SET moving_since = NULL
              WHERE partner_id = $1 AND moving_since = $2
                AND NOT EXISTS (SELECT FROM held WHERE partner_id = $1 AND state = 'no_endpoint')",
-            partner_id.uuid(),
+            endpoint.id.uuid(),
             since,
         );
         statement.execute(connection).await?.rows_affected()
@@ -298,9 +422,10 @@ pub async fn move_waiting(
 /// takes them out of `held`, `due` gives them work, and `pending` changes their state.
 async fn release_held(
     connection: &mut PgConnection,
-    partner_id: PartnerId,
+    endpoint: EndpointKey,
     limit: u32,
 ) -> Result<u64> {
+    // The id of a further endpoint is the id of no partner, so the statement finds nothing for it.
     let query = sqlx::query_scalar!(
         r#"WITH released AS (
                DELETE FROM held WHERE id = ANY (ARRAY (
@@ -316,7 +441,7 @@ async fn release_held(
                WHERE d.delivery_id = released.id AND d.state = 'no_endpoint'
            )
            SELECT count(*) AS "count!" FROM released"#,
-        partner_id.uuid(),
+        endpoint.id.uuid(),
         i64::from(limit),
     );
     Ok(count(query.fetch_one(connection).await?))
@@ -326,7 +451,7 @@ async fn release_held(
 /// at the new URL keeps its time. Returns the number of deliveries.
 async fn make_retries_due(
     connection: &mut PgConnection,
-    partner_id: PartnerId,
+    endpoint: EndpointKey,
     since: OffsetDateTime,
     limit: u32,
 ) -> Result<u64> {
@@ -334,40 +459,45 @@ async fn make_retries_due(
         "UPDATE work SET at = now() WHERE id = ANY (ARRAY (
              SELECT w.id FROM work w
              JOIN deliveries d ON d.delivery_id = w.id
-             WHERE w.kind = 'deliver' AND w.provider = '' AND w.lane = '' AND w.partner_id = $1
+             WHERE w.kind = 'deliver' AND w.provider = '' AND w.lane = $5 AND w.partner_id = $1
                AND w.at > now() + make_interval(secs => $2) AND d.attempted_at < $3
              ORDER BY w.at
              LIMIT $4
              FOR UPDATE OF w SKIP LOCKED))",
-        partner_id.uuid(),
+        endpoint.partner_id.uuid(),
         seconds(LONGEST_LEASE),
         since,
         i64::from(limit),
+        endpoint.lane(),
     );
     Ok(statement.execute(connection).await?.rows_affected())
 }
 
 /// Ends the pause or block of an endpoint, and makes its retries due. Returns the number of
 /// deliveries that are due now.
-pub async fn resume(connection: &mut PgConnection, partner_id: PartnerId) -> Result<u64> {
+pub async fn resume(connection: &mut PgConnection, endpoint: EndpointKey) -> Result<u64> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     let statement = sqlx::query!(
-        "UPDATE endpoints SET failures = 0, blocks = 0, blocked_until = NULL, probe = NULL WHERE partner_id = $1",
-        partner_id.uuid()
+        "UPDATE endpoints
+         SET failures = 0, blocks = 0, blocked_until = NULL, probe = NULL, paused_by_partner = false
+         WHERE partner_id = $1",
+        endpoint.id.uuid()
     );
     statement.execute(&mut *transaction).await?;
     let statement = sqlx::query!(
         "UPDATE work SET at = now()
-         WHERE kind = 'deliver' AND provider = '' AND lane = '' AND partner_id = $1
+         WHERE kind = 'deliver' AND provider = '' AND lane = $3 AND partner_id = $1
            AND at > now() + make_interval(secs => $2)",
-        partner_id.uuid(),
+        endpoint.partner_id.uuid(),
         seconds(LONGEST_LEASE),
+        endpoint.lane(),
     );
     statement.execute(&mut *transaction).await?;
     let query = sqlx::query_scalar!(
         r#"SELECT count(*) AS "due!" FROM work
-           WHERE kind = 'deliver' AND provider = '' AND lane = '' AND partner_id = $1 AND at <= now()"#,
-        partner_id.uuid(),
+           WHERE kind = 'deliver' AND provider = '' AND lane = $2 AND partner_id = $1 AND at <= now()"#,
+        endpoint.partner_id.uuid(),
+        endpoint.lane(),
     );
     let due = query.fetch_one(&mut *transaction).await?;
     transaction.commit().await?;
@@ -387,46 +517,47 @@ pub struct Backlog {
     pub due: u64,
     /// The number of endpoints that are blocked after failures.
     pub blocked: u64,
-    /// The number of endpoints that an operator has paused.
+    /// The number of endpoints that an operator or their partner has paused.
     pub paused: u64,
     /// The number of exhausted deliveries, which an operator can replay; counted up to 100,000.
     pub exhausted: u64,
 }
 
 /// Reads [`Backlog`]. The cost is bounded: the statement reads the first due delivery of each of
-/// the first 1,000 partners with work, and counts up to 100,000 rows of due work and of held ones.
+/// the first 1,000 endpoints with work, and counts up to 100,000 rows of due work and of held ones.
 pub async fn backlog(connection: &mut PgConnection) -> Result<Backlog> {
     let query = sqlx::query!(
-        r#"-- Walks from one partner to the next by the index `work_lane`.
-           WITH RECURSIVE partner (partner_id, nth) AS (
-               (SELECT partner_id, 1 FROM work
-                WHERE kind = 'deliver' AND provider = '' AND lane = ''
-                ORDER BY partner_id LIMIT 1)
+        r#"-- Walks from one endpoint to the next by the index `work_lane`.
+           WITH RECURSIVE endpoint (lane, partner_id, nth) AS (
+               (SELECT lane, partner_id, 1 FROM work
+                WHERE kind = 'deliver' AND provider = ''
+                ORDER BY lane, partner_id LIMIT 1)
                UNION ALL
-               SELECT next.partner_id, partner.nth + 1
-               FROM partner
+               SELECT next.lane, next.partner_id, endpoint.nth + 1
+               FROM endpoint
                CROSS JOIN LATERAL (
-                   SELECT w.partner_id FROM work w
-                   WHERE w.kind = 'deliver' AND w.provider = '' AND w.lane = ''
-                     AND w.partner_id > partner.partner_id
-                   ORDER BY w.partner_id LIMIT 1
+                   SELECT w.lane, w.partner_id FROM work w
+                   WHERE w.kind = 'deliver' AND w.provider = ''
+                     AND (w.lane, w.partner_id) > (endpoint.lane, endpoint.partner_id)
+                   ORDER BY w.lane, w.partner_id LIMIT 1
                ) next
-               WHERE partner.nth < $1
+               WHERE endpoint.nth < $1
            ), first AS (
-               -- The oldest due delivery of each partner whose endpoint is not blocked.
+               -- The oldest due delivery of each endpoint that is not blocked.
                SELECT p.environment, due.at
-               FROM partner
-               JOIN partners p ON p.partner_id = partner.partner_id
+               FROM endpoint
+               JOIN partners p ON p.partner_id = endpoint.partner_id
                CROSS JOIN LATERAL (
                    SELECT at FROM work w
                    -- A test is due at -infinity, which says nothing of how long it has waited.
-                   WHERE w.kind = 'deliver' AND w.provider = '' AND w.lane = ''
-                     AND w.partner_id = partner.partner_id AND w.at > '-infinity' AND w.at <= now()
+                   WHERE w.kind = 'deliver' AND w.provider = '' AND w.lane = endpoint.lane
+                     AND w.partner_id = endpoint.partner_id AND w.at > '-infinity' AND w.at <= now()
                    ORDER BY w.at LIMIT 1
                ) due
-               WHERE (SELECT blocked_until FROM endpoints e WHERE e.partner_id = partner.partner_id) IS NULL
+               WHERE (SELECT blocked_until FROM endpoints e
+                      WHERE e.partner_id = coalesce(nullif(endpoint.lane, '')::uuid, endpoint.partner_id)) IS NULL
            ), due AS (
-               SELECT partner_id FROM work
+               SELECT coalesce(nullif(lane, '')::uuid, partner_id) AS endpoint_id FROM work
                WHERE kind = 'deliver' AND provider = '' AND at <= now() LIMIT 100000
            )
            SELECT (SELECT extract(epoch FROM now() - min(at))::float8 FROM first
@@ -436,11 +567,11 @@ pub async fn backlog(connection: &mut PgConnection) -> Result<Backlog> {
                   (SELECT count(*) FROM endpoints WHERE blocked_until < 'infinity') AS "blocked!",
                   (SELECT count(*) FROM endpoints WHERE blocked_until = 'infinity') AS "paused!",
                   (SELECT count(*) FROM due
-                   WHERE (SELECT blocked_until FROM endpoints e WHERE e.partner_id = due.partner_id) IS NULL)
+                   WHERE (SELECT blocked_until FROM endpoints e WHERE e.partner_id = due.endpoint_id) IS NULL)
                       AS "due!",
                   (SELECT count(*) FROM (SELECT FROM held WHERE state = 'exhausted' LIMIT 100000) exhausted)
                       AS "exhausted!""#,
-        MOST_PARTNERS,
+        MOST_ENDPOINTS,
     );
     let row = query.fetch_one(connection).await?;
     Ok(Backlog {

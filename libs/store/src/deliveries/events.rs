@@ -1,4 +1,5 @@
-//! Events: deliveries other than the specified webhook. A partner can ask for some kinds of them.
+//! Events: deliveries other than the specified webhook. A partner can ask for some kinds of them, at
+//! each of its endpoints.
 //!
 //! An event is an ordinary delivery with another kind and another body, so the notifier sends it
 //! like any other. Three things are different: an event is created together with its work, because
@@ -9,7 +10,7 @@
 //! of `deliveries`), so that repeating its insert conflicts with the primary key and changes
 //! nothing.
 //!
-//! The trigger `topup_failed` (`migrations/0004_work.sql`) creates the events about failed topups.
+//! The trigger `topup_failed` (`migrations/0011_failed_at_further_endpoints.sql`) creates the events about failed topups.
 //! The notifier calls [`expiring`] and [`forget`] regularly. Ingress calls [`test()`], [`find`] and
 //! [`list`] for self-service, and `esimctl` shows events with the latter two.
 
@@ -20,11 +21,17 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::view::{self, View};
+use super::{
+    endpoints::EndpointKey,
+    view::{self, View},
+};
 use crate::{Result, count, seconds};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
+    /// Not an event but the specified webhook. Further endpoints ask for it as they do for events;
+    /// the first endpoint always gets it.
+    TopupReady,
     /// A topup will never be ready.
     TopupFailed,
     /// The overlap of a rotation is about to end, so old keys or an old webhook secret will soon be
@@ -38,7 +45,11 @@ impl Kind {
     /// The kinds that a partner can choose. A test is not a choice: the partner requests each one.
     pub const CHOICES: [Self; 2] = [Self::TopupFailed, Self::KeyExpiring];
 
-    /// The names of these kinds, as errors list them.
+    /// The kinds that a further endpoint can get.
+    pub const OF_FURTHER_ENDPOINTS: [Self; 3] =
+        [Self::TopupReady, Self::TopupFailed, Self::KeyExpiring];
+
+    /// The names of the kinds that a partner can choose, as errors list them.
     pub fn choices() -> String {
         Self::CHOICES.map(Self::as_str).join(" and ")
     }
@@ -46,6 +57,7 @@ impl Kind {
     /// The name of the kind in the database and in requests.
     pub const fn as_str(self) -> &'static str {
         match self {
+            Self::TopupReady => "topup.ready",
             Self::TopupFailed => "topup.failed",
             Self::KeyExpiring => "key.expiring",
             Self::WebhookTest => "webhook.test",
@@ -103,13 +115,18 @@ impl Subject {
     }
 }
 
-/// Deletes pending events that have become pointless, and their work.
+/// Deletes pending events that have become pointless, and deliveries to endpoints that were deleted,
+/// with their work.
 pub(super) async fn delete(connection: &mut PgConnection, events: &[Uuid]) -> Result<()> {
     let statement = sqlx::query!(
         "WITH deleted AS (
              DELETE FROM deliveries
-             WHERE delivery_id = ANY ($1) AND kind <> 'topup.ready' AND state = 'pending'
-             RETURNING delivery_id
+             WHERE delivery_id = ANY ($1) AND (kind <> 'topup.ready' OR endpoint_id IS NOT NULL)
+               AND state = 'pending'
+             RETURNING delivery_id, topup_id
+         ), unlinked AS (
+             DELETE FROM further_deliveries f USING deleted
+             WHERE f.topup_id = deleted.topup_id AND f.delivery_id = deleted.delivery_id
          )
          DELETE FROM work WHERE id = ANY (ARRAY (SELECT delivery_id FROM deleted))",
         events,
@@ -121,30 +138,37 @@ pub(super) async fn delete(connection: &mut PgConnection, events: &[Uuid]) -> Re
 /// Creates the events about old keys and webhook secrets that end within `notice`, each one once.
 /// Returns the number of new events.
 ///
-/// `ending` finds the credentials that end soon, of enabled partners that asked for the event.
+/// `ending` finds the credentials that end soon, with the endpoints of enabled partners that asked
+/// for the event: old keys concern all of these, and an old secret the endpoint that it belongs to.
 /// `created` inserts the events; their ids are derived from the subjects, so a further look creates
 /// none twice. The last step makes the new ones due.
 pub async fn expiring(connection: &mut PgConnection, notice: Duration) -> Result<u64> {
     let made = sqlx::query!(
         "WITH ending AS (
-             SELECT partner_id, credential, ends_at
-             FROM partners
-             CROSS JOIN LATERAL (VALUES
-                 ('keys', old_keys_until), ('webhook_secret', old_webhook_secret_until)
-             ) AS old (credential, ends_at)
-             WHERE disabled_at IS NULL AND 'key.expiring' = ANY (webhook_events)
+             SELECT p.partner_id, e.endpoint_id, credential, ends_at
+             FROM partners p
+             CROSS JOIN LATERAL (
+                 SELECT NULL::uuid AS endpoint_id, p.webhook_events AS events, p.old_webhook_secret_until AS until
+                 UNION ALL
+                 SELECT f.endpoint_id, f.events, f.old_secret_until FROM further_endpoints f
+                 WHERE p.has_further_endpoints AND f.partner_id = p.partner_id
+             ) e
+             CROSS JOIN LATERAL (VALUES ('keys', p.old_keys_until), ('webhook_secret', e.until))
+                 AS old (credential, ends_at)
+             WHERE p.disabled_at IS NULL AND 'key.expiring' = ANY (e.events)
                AND ends_at > now() AND ends_at < now() + make_interval(secs => $1)
          ), created AS (
              -- The id is derived from the subject, so that each look makes the same one.
-             INSERT INTO deliveries (delivery_id, partner_id, kind, credential, ends_at)
-             SELECT md5(concat_ws(' ', 'key.expiring', partner_id, credential, extract(epoch FROM ends_at)))::uuid,
-                    partner_id, 'key.expiring', credential, ends_at
+             INSERT INTO deliveries (delivery_id, partner_id, kind, credential, ends_at, endpoint_id)
+             SELECT md5(concat_ws(' ', 'key.expiring', coalesce(endpoint_id, partner_id), credential,
+                                  extract(epoch FROM ends_at)))::uuid,
+                    partner_id, 'key.expiring', credential, ends_at, endpoint_id
              FROM ending
              ON CONFLICT DO NOTHING
-             RETURNING delivery_id, partner_id
+             RETURNING delivery_id, partner_id, endpoint_id
          )
          INSERT INTO work (id, kind, provider, lane, partner_id, at)
-         SELECT delivery_id, 'deliver', '', '', partner_id, now() FROM created",
+         SELECT delivery_id, 'deliver', '', coalesce(endpoint_id::text, ''), partner_id, now() FROM created",
         seconds(notice),
     );
     Ok(made.execute(connection).await?.rows_affected())
@@ -161,23 +185,27 @@ pub enum Tested {
     NoEndpoint,
 }
 
-/// Creates a test of the partner's endpoint, unless its last test is younger than `interval`. The
-/// test is sent even while the endpoint is blocked, and an acknowledgement ends the block, so that
-/// a partner can show that its endpoint works again. An endpoint that an operator has paused gets
-/// no test.
+/// Creates a test of an endpoint, unless its last test is younger than `interval`. The test is sent
+/// even while the endpoint is blocked, and an acknowledgement ends the block, so that a partner can
+/// show that its endpoint works again. A paused endpoint gets no test.
 pub async fn test(
     connection: &mut PgConnection,
-    partner_id: PartnerId,
+    endpoint: EndpointKey,
     interval: Duration,
 ) -> Result<Tested> {
+    let partner_id = endpoint.partner_id;
     let mut transaction = sqlx::Connection::begin(connection).await?;
     // The lock of the partner's row lets one request after the other pass, so that two requests at
     // the same time do not create two tests.
     let query = sqlx::query!(
-        r#"SELECT p.webhook_url IS NOT NULL AS "has_url!", coalesce(e.blocked_until = 'infinity', false) AS "paused!"
-           FROM partners p LEFT JOIN endpoints e ON e.partner_id = p.partner_id
+        r#"SELECT CASE WHEN $2::uuid IS NULL THEN p.webhook_url IS NOT NULL
+                       ELSE EXISTS (SELECT FROM further_endpoints f
+                                    WHERE f.endpoint_id = $2 AND f.partner_id = p.partner_id) END AS "has_url!",
+                  coalesce(e.blocked_until = 'infinity', false) AS "paused!"
+           FROM partners p LEFT JOIN endpoints e ON e.partner_id = coalesce($2, p.partner_id)
            WHERE p.partner_id = $1 FOR NO KEY UPDATE OF p"#,
         partner_id.uuid(),
+        endpoint.column(),
     );
     let row = query.fetch_optional(&mut *transaction).await?;
     match row {
@@ -188,11 +216,13 @@ pub async fn test(
     let query = sqlx::query_scalar!(
         r#"SELECT extract(epoch FROM clock_timestamp() - created_at)::float8 AS "age!" FROM deliveries
            WHERE partner_id = $1 AND kind <> 'topup.ready' AND kind = 'webhook.test'
+             AND endpoint_id IS NOT DISTINCT FROM $3
              -- A pair, so that only the partner's index fits.
              AND (partner_id, created_at) > ($1, now() - make_interval(secs => $2))
            ORDER BY created_at DESC LIMIT 1"#,
         partner_id.uuid(),
         seconds(interval),
+        endpoint.column(),
     );
     let age = query.fetch_optional(&mut *transaction).await?;
     if let Some(left) = age.and_then(|age| interval.checked_sub(crate::age(age))) {
@@ -204,12 +234,14 @@ pub async fn test(
     // blocked.
     let statement = sqlx::query!(
         "WITH created AS (
-             INSERT INTO deliveries (delivery_id, partner_id, kind, created_at)
-             VALUES ($1, $2, 'webhook.test', clock_timestamp())
+             INSERT INTO deliveries (delivery_id, partner_id, kind, created_at, endpoint_id)
+             VALUES ($1, $2, 'webhook.test', clock_timestamp(), $3)
          )
-         INSERT INTO work (id, kind, provider, lane, partner_id, at) VALUES ($1, 'deliver', '', '', $2, '-infinity')",
+         INSERT INTO work (id, kind, provider, lane, partner_id, at) VALUES ($1, 'deliver', '', $4, $2, '-infinity')",
         id.uuid(),
         partner_id.uuid(),
+        endpoint.column(),
+        endpoint.lane(),
     );
     statement.execute(&mut *transaction).await?;
     transaction.commit().await?;
@@ -242,7 +274,10 @@ pub async fn forget(connection: &mut PgConnection, limit: u32) -> Result<u64> {
                DELETE FROM held WHERE id = ANY (ARRAY (SELECT delivery_id FROM old))
            ), deleted AS (
                DELETE FROM deliveries WHERE delivery_id = ANY (ARRAY (SELECT delivery_id FROM old))
-               RETURNING delivery_id
+               RETURNING delivery_id, topup_id
+           ), unlinked AS (
+               DELETE FROM further_deliveries f USING deleted
+               WHERE f.topup_id = deleted.topup_id AND f.delivery_id = deleted.delivery_id
            )
            SELECT count(*) AS "deleted!" FROM deleted"#,
         i64::from(limit),

@@ -14,12 +14,14 @@
 //! attempted at once. [`redeliveries`] makes many deliveries of a partner due again.
 //!
 //! It relies on the statements that create deliveries. The one that makes a unit ready inserts the
-//! delivery in the same transaction, and events are inserted together with their work.
+//! delivery to the partner's first endpoint in the same transaction, and events are inserted
+//! together with their work. [`fan_out()`] creates the deliveries to further endpoints.
 
 mod claim;
 mod due;
 pub mod endpoints;
 pub mod events;
+mod fan_out;
 mod record;
 pub mod redeliveries;
 pub(crate) mod view;
@@ -32,8 +34,9 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 pub use self::{
-    claim::{Claim, Content, Delivery, Esim, claim},
+    claim::{Claim, Claimed, Content, Delivery, Esim, claim},
     due::due,
+    fan_out::fan_out,
     record::{AttemptResult, Attempted, record},
     view::View,
     walk::Position,
@@ -50,19 +53,29 @@ fn uuids(ids: &[DeliveryId]) -> Vec<Uuid> {
 /// Gives due work to pending deliveries that cannot wait for a permit in this process. A delivery
 /// that already has a row in `work` keeps it. The ids are sorted, so that two processes that defer
 /// the same deliveries wait for each other instead of deadlocking.
-pub async fn defer(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<()> {
+///
+/// Returns those that the caller passes to [`fan_out()`], because their first endpoint is slow, and
+/// the further endpoints of the partner should not wait for it.
+pub async fn defer(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<Vec<DeliveryId>> {
     let ids = uuids(ids);
     retry_conflicts!(async {
-        let statement = sqlx::query!(
-            "INSERT INTO work (id, kind, provider, lane, partner_id, at)
-             SELECT delivery_id, 'deliver', '', '', partner_id, now() FROM deliveries
-             WHERE delivery_id = ANY ($1) AND state = 'pending'
-             ORDER BY delivery_id
-             ON CONFLICT DO NOTHING",
+        let query = sqlx::query_scalar!(
+            "WITH deferred AS (
+                 INSERT INTO work (id, kind, provider, lane, partner_id, at)
+                 SELECT delivery_id, 'deliver', '', coalesce(endpoint_id::text, ''), partner_id, now()
+                 FROM deliveries
+                 WHERE delivery_id = ANY ($1) AND state = 'pending'
+                 ORDER BY delivery_id
+                 ON CONFLICT DO NOTHING
+             )
+             SELECT d.delivery_id FROM deliveries d
+             JOIN partners p ON p.partner_id = d.partner_id
+             WHERE d.delivery_id = ANY ($1) AND d.kind = 'topup.ready' AND d.endpoint_id IS NULL
+               AND d.attempt = 0 AND p.has_further_endpoints",
             &ids,
         );
-        statement.execute(&mut *connection).await?;
-        Ok::<_, Error>(())
+        let to_fan_out = query.fetch_all(&mut *connection).await?;
+        Ok::<_, Error>(to_fan_out.into_iter().map(DeliveryId::from).collect())
     })
 }
 
@@ -84,14 +97,18 @@ pub async fn put_back(connection: &mut PgConnection, ids: &[DeliveryId]) -> Resu
     })
 }
 
-/// Gives due work to each delivery that has no outcome at the end of its first lease of `lag`.
+/// Gives due work to each delivery that has no outcome at the end of its first lease of `lag`. It
+/// also fans out those that no claim has fanned out, whatever their state. This is what guarantees
+/// that a further endpoint gets each topup that it wants, even if the process that claimed the
+/// delivery died.
 pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept> {
     let Some(mut fence) = Fence::take(connection, "deliveries", lag).await? else {
         return Ok(Swept::default());
     };
     let statement = sqlx::query!(
         "INSERT INTO work (id, kind, provider, lane, partner_id, at)
-         SELECT delivery_id, 'deliver', '', '', partner_id, now() FROM deliveries
+         SELECT delivery_id, 'deliver', '', coalesce(endpoint_id::text, ''), partner_id, now()
+         FROM deliveries
          WHERE created_at > $1 AND created_at <= $2 AND state = 'pending'
          ON CONFLICT DO NOTHING",
         fence.from,
@@ -101,6 +118,7 @@ pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept
         .execute(&mut *fence.transaction)
         .await?
         .rows_affected();
+    fan_out::sweep(&mut fence.transaction, fence.from, fence.until).await?;
     fence.done(late).await
 }
 
@@ -122,7 +140,7 @@ pub async fn set_no_endpoint(connection: &mut PgConnection, ids: &[DeliveryId]) 
              FOR SHARE
          ), moved AS (
              UPDATE deliveries SET state = 'no_endpoint'
-             WHERE delivery_id = ANY ($1) AND state = 'pending'
+             WHERE delivery_id = ANY ($1) AND state = 'pending' AND endpoint_id IS NULL
                AND partner_id IN (SELECT partner_id FROM without)
              RETURNING delivery_id, partner_id
          ), done AS (

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use domain::{DeliveryId, PartnerId};
+use domain::{DeliveryId, EndpointId};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -23,7 +23,8 @@ use crate::{Result, retry_conflicts, seconds, signed};
 #[derive(Clone, Debug)]
 pub struct Attempted {
     pub id: DeliveryId,
-    pub partner_id: PartnerId,
+    /// The endpoint that was attempted.
+    pub endpoint_id: EndpointId,
     /// The delivery is an event. Unlike for a topup, its acknowledged attempts are stored, too.
     pub is_event: bool,
     /// Whether the claim held the lease of due work, so that the record must move or delete that
@@ -94,7 +95,7 @@ pub async fn record(
         for row in retry_conflicts!(record_acknowledged(&mut *connection, &plain))? {
             recorded.insert(row.delivery_id);
             if row.endpoint_failing {
-                effects.recovered.insert(row.partner_id);
+                effects.recovered.insert(row.endpoint_id);
             }
         }
     }
@@ -107,11 +108,11 @@ pub async fn record(
         let delivered = others.iter().filter(|attempted| attempted.is_delivered());
         effects
             .recovered
-            .extend(delivered.map(|attempted| attempted.partner_id.uuid()));
+            .extend(delivered.map(|attempted| attempted.endpoint_id.uuid()));
     }
     if !effects.recovered.is_empty() {
-        let partners: Vec<Uuid> = effects.recovered.into_iter().collect();
-        retry_conflicts!(endpoints::forget_failures(&mut *connection, &partners))?;
+        let recovered: Vec<Uuid> = effects.recovered.into_iter().collect();
+        retry_conflicts!(endpoints::forget_failures(&mut *connection, &recovered))?;
     }
     if !effects.failed.is_empty() && policy.failures > 0 {
         let failed = FailedAttempts::of(&effects.failed);
@@ -120,29 +121,29 @@ pub async fn record(
     Ok(vec![(); attempts.len()])
 }
 
-/// What a batch says about endpoints. Both parts are sorted by partner, so that two notifiers wait
+/// What a batch says about endpoints. Both parts are sorted by endpoint, so that two notifiers wait
 /// for each other's row locks instead of deadlocking.
 struct Effects {
-    /// Partners whose endpoint acknowledged something, and whose failures are to be forgotten.
+    /// Endpoints that acknowledged something, and whose failures are to be forgotten.
     recovered: BTreeSet<Uuid>,
-    /// The failed attempts of each partner whose endpoint acknowledged nothing in this batch.
+    /// The failed attempts of each endpoint that acknowledged nothing in this batch.
     failed: BTreeMap<Uuid, Vec<Uuid>>,
 }
 
 impl Effects {
     fn of(attempts: &[Attempted]) -> Self {
         let delivered = attempts.iter().filter(|attempted| attempted.is_delivered());
-        let acknowledging_partners: HashSet<PartnerId> =
-            delivered.map(|attempted| attempted.partner_id).collect();
+        let acknowledging: HashSet<EndpointId> =
+            delivered.map(|attempted| attempted.endpoint_id).collect();
         let mut failed: BTreeMap<Uuid, Vec<Uuid>> = BTreeMap::new();
         for attempted in attempts {
             let endpoint_failed = matches!(
                 attempted.result,
                 AttemptResult::Failed { endpoint: true, .. }
             );
-            if endpoint_failed && !acknowledging_partners.contains(&attempted.partner_id) {
+            if endpoint_failed && !acknowledging.contains(&attempted.endpoint_id) {
                 failed
-                    .entry(attempted.partner_id.uuid())
+                    .entry(attempted.endpoint_id.uuid())
                     .or_default()
                     .push(attempted.id.uuid());
             }
@@ -157,7 +158,7 @@ impl Effects {
 /// A delivery that [`record_acknowledged`] moved.
 struct Acknowledged {
     delivery_id: Uuid,
-    partner_id: Uuid,
+    endpoint_id: Uuid,
     /// Failures of the endpoint are counted, or it is blocked.
     endpoint_failing: bool,
 }
@@ -189,9 +190,9 @@ async fn record_acknowledged(
            FROM unnest($1::uuid[], $2::timestamptz[], $3::int[], $4::int[])
                AS new (delivery_id, at, duration_ms, status), without_flush
            WHERE d.delivery_id = new.delivery_id AND d.state = 'pending' AND d.attempt = 0
-           RETURNING d.delivery_id, d.partner_id,
+           RETURNING d.delivery_id, coalesce(d.endpoint_id, d.partner_id) AS "endpoint_id!",
                      (SELECT true FROM endpoints e
-                      WHERE e.partner_id = d.partner_id AND (e.failures > 0 OR e.blocked_until IS NOT NULL)
+                      WHERE e.partner_id = coalesce(d.endpoint_id, d.partner_id) AND (e.failures > 0 OR e.blocked_until IS NOT NULL)
                      ) IS TRUE AS "endpoint_failing!""#,
         &columns.ids,
         &columns.at,
@@ -232,21 +233,22 @@ async fn record_any(connection: &mut PgConnection, columns: &Columns) -> Result<
                WHERE d.delivery_id = new.delivery_id
                  AND ((d.state = 'pending' AND d.attempt = new.attempt)
                       OR (new.state = 'delivered' AND d.state <> 'delivered'))
-               RETURNING d.delivery_id, d.partner_id, d.kind, new.state, new.retry_in
+               RETURNING d.delivery_id, d.partner_id, coalesce(d.endpoint_id::text, '') AS lane, d.kind,
+                         new.state, new.retry_in
            ), done AS (
                -- A delivery that ended needs no work.
                DELETE FROM work WHERE id = ANY (ARRAY (SELECT delivery_id FROM moved WHERE state <> 'pending'))
            ), later AS (
                -- A retry. A first attempt has no work yet; a later one has the row that was leased.
                INSERT INTO work AS w (id, kind, provider, lane, partner_id, at)
-               SELECT delivery_id, 'deliver', '', '', partner_id, now() + make_interval(secs => retry_in)
+               SELECT delivery_id, 'deliver', '', lane, partner_id, now() + make_interval(secs => retry_in)
                FROM moved WHERE state = 'pending'
                ON CONFLICT (id) DO UPDATE SET at = excluded.at
            ), waiting AS (
                -- Exhausted deliveries wait for an operator or their partner. A test does not, because it
                -- is sent once.
-               INSERT INTO held AS h (id, state, provider, partner_id)
-               SELECT delivery_id, state, '', partner_id FROM moved
+               INSERT INTO held AS h (id, state, provider, lane, partner_id)
+               SELECT delivery_id, state, '', lane, partner_id FROM moved
                WHERE state = 'exhausted' AND kind <> 'webhook.test'
                ON CONFLICT (id) DO UPDATE SET state = excluded.state, at = excluded.at
            ), acknowledged AS (

@@ -10,7 +10,7 @@
 //!
 //! - Nothing is lost or done twice if a process dies: a batch and the new position commit together.
 //!   Only what was being sent at that moment may be sent a second time, as always.
-//! - The endpoint's own pace: at most `most_due` deliveries of the partner are due at a time, so a
+//! - The endpoint's own pace: at most `most_due` deliveries to each endpoint are due at a time, so a
 //!   slow or blocked endpoint makes its redelivery wait, and its new webhooks do not wait behind
 //!   thousands of old ones. Other partners have turns of their own in the looks at due work.
 //! - A webhook whose attempt began after the redelivery is not part of it, so one that fails again
@@ -138,8 +138,9 @@ pub async fn begin(
     let mut transaction = connection.begin().await?;
     // The lock lets one request of the partner after the other pass.
     let query = sqlx::query!(
-        r#"SELECT webhook_url IS NOT NULL AS "has_url!", now() AS "now!" FROM partners
-           WHERE partner_id = $1 FOR NO KEY UPDATE"#,
+        r#"SELECT webhook_url IS NOT NULL
+                  OR EXISTS (SELECT FROM further_endpoints f WHERE f.partner_id = $1) AS "has_url!", now() AS "now!"
+           FROM partners WHERE partner_id = $1 FOR NO KEY UPDATE"#,
         partner_id.uuid(),
     );
     let now = match query.fetch_optional(&mut *transaction).await? {
@@ -405,14 +406,20 @@ async fn step_once(connection: &mut PgConnection, id: Uuid, most_due: u32) -> Re
     })
 }
 
-/// The number of webhooks of a partner that are due, or in flight, counted up to `most`.
+/// The number of webhooks that are due, or in flight, at the endpoint of the partner that has most of
+/// them, counted up to `most`.
 async fn due_soon(connection: &mut PgConnection, partner: Uuid, most: u32) -> Result<u64> {
     let query = sqlx::query_scalar!(
-        r#"SELECT count(*) AS "due!"
-           FROM (SELECT FROM work
-                 WHERE kind = 'deliver' AND provider = '' AND lane = '' AND partner_id = $1
-                   AND at <= now() + make_interval(secs => $2)
-                 LIMIT $3) due"#,
+        r#"SELECT max(due) AS "due!"
+           FROM (SELECT '' AS lane UNION ALL
+                 SELECT endpoint_id::text FROM further_endpoints WHERE partner_id = $1) e
+           CROSS JOIN LATERAL (
+               SELECT count(*) AS due
+               FROM (SELECT FROM work w
+                     WHERE w.kind = 'deliver' AND w.provider = '' AND w.lane = e.lane AND w.partner_id = $1
+                       AND w.at <= now() + make_interval(secs => $2)
+                     LIMIT $3) due_of_lane
+           ) of_lane"#,
         partner,
         seconds(LONGEST_LEASE),
         i64::from(most),
@@ -431,9 +438,15 @@ async fn end_if_sent(
     let statement = sqlx::query!(
         "UPDATE redeliveries SET ended_at = now()
          WHERE redelivery_id = $1
-           AND (SELECT true FROM work
-                WHERE kind = 'deliver' AND provider = '' AND lane = '' AND partner_id = $2
-                  AND at > '-infinity' AND at <= $3
+           AND (SELECT true
+                FROM (SELECT '' AS lane UNION ALL
+                      SELECT endpoint_id::text FROM further_endpoints WHERE partner_id = $2) e
+                CROSS JOIN LATERAL (
+                    SELECT FROM work w
+                    WHERE w.kind = 'deliver' AND w.provider = '' AND w.lane = e.lane AND w.partner_id = $2
+                      AND w.at > '-infinity' AND w.at <= $3
+                    LIMIT 1
+                ) waiting
                 LIMIT 1) IS NULL",
         id,
         partner,

@@ -1,6 +1,6 @@
 //! A delivery of any kind with its last attempt, as lists show it to operators and to its partner.
 
-use domain::{DeliveryId, PartnerId, WebhookId};
+use domain::{DeliveryId, EndpointId, PartnerId, WebhookId};
 use sqlx::PgConnection;
 use time::{OffsetDateTime, serde::rfc3339};
 use uuid::Uuid;
@@ -12,6 +12,8 @@ use crate::Result;
 pub struct View {
     pub delivery_id: DeliveryId,
     pub partner_id: PartnerId,
+    /// The endpoint that it goes to. That of the first one is the partner's id.
+    pub endpoint_id: EndpointId,
     /// `topup.ready`, or the name of the [`Kind`](super::events::Kind) of an event.
     pub kind: String,
     /// The name under which partners know an event.
@@ -67,7 +69,7 @@ pub(crate) async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<
     // A test is due at `-infinity`, which is shown as no time. The last attempt of a delivered topup
     // is on its own row.
     let rows = sqlx::query!(
-        r#"SELECT d.delivery_id, d.partner_id, d.kind, d.topup_id, d.order_id,
+        r#"SELECT d.delivery_id, d.partner_id, coalesce(d.endpoint_id, d.partner_id) AS "endpoint_id!", d.kind, d.topup_id, d.order_id,
                   o.external_order_id AS "external_order_id?", d.state, d.attempt, d.attempted_at, d.duration_ms, d.status,
                   d.error, (SELECT nullif(w.at, '-infinity') FROM work w WHERE w.id = d.delivery_id) AS due_at,
                   d.delivered_at, d.created_at, e.erased_at AS "erased_at?",
@@ -90,6 +92,7 @@ pub(crate) async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<
         View {
             delivery_id,
             partner_id: row.partner_id.into(),
+            endpoint_id: row.endpoint_id.into(),
             kind: row.kind,
             event_id: is_event.then_some(WebhookId::Event(delivery_id)),
             topup_id: row.topup_id,

@@ -297,7 +297,7 @@ impl Walk<'_> {
         })
     }
 
-    /// Deliveries with work, and those that the sweep has not passed and that have none, because
+    /// Deliveries with work, which has a lane of its own for each endpoint, and those that the sweep has not passed and that have none, because
     /// their first lease has not ended. The latter are due since their creation. A test is due at
     /// `-infinity`, which is shown as 1970.
     async fn pending(&self, connection: &mut PgConnection, limit: i64) -> Result<Vec<Seen>> {
@@ -306,11 +306,17 @@ impl Walk<'_> {
             r#"SELECT w.id AS "id!", greatest(w.at, 'epoch'::timestamptz) AS "at!", d.kind AS "kind?", d.state AS "state?",
                       d.attempted_at, d.created_at AS "created_at?"
                FROM (
-                   (SELECT id, at FROM work
-                    WHERE kind = 'deliver' AND provider = '' AND lane = '' AND partner_id = $1
-                      AND at >= coalesce($2, '-infinity'::timestamptz)
-                      AND (at > coalesce($2, '-infinity'::timestamptz) OR id > $3)
-                    ORDER BY at, id LIMIT $4)
+                   (SELECT of_lane.id, of_lane.at
+                    FROM (SELECT '' AS lane UNION ALL
+                          SELECT endpoint_id::text FROM further_endpoints WHERE partner_id = $1) e
+                    CROSS JOIN LATERAL (
+                        SELECT w.id, w.at FROM work w
+                        WHERE w.kind = 'deliver' AND w.provider = '' AND w.lane = e.lane AND w.partner_id = $1
+                          AND w.at >= coalesce($2, '-infinity'::timestamptz)
+                          AND (w.at > coalesce($2, '-infinity'::timestamptz) OR w.id > $3)
+                        ORDER BY w.at, w.id LIMIT $4
+                    ) of_lane
+                    ORDER BY of_lane.at, of_lane.id LIMIT $4)
                    UNION ALL
                    (SELECT delivery_id, created_at FROM deliveries f
                     WHERE partner_id = $1 AND state = 'pending'

@@ -224,11 +224,11 @@ pub async fn attempts(
 pub struct Resendable {
     /// `pending`, `delivered`, `exhausted` or `no_endpoint`.
     pub state: String,
-    /// Whether the partner has a URL now.
+    /// Whether the endpoint has a URL now.
     pub(crate) has_url: bool,
-    /// It makes no sense to send it again: the profile of the topup was erased, or the event is a
-    /// test, is no longer wanted, or reports a failed topup that got ready or whose order was
-    /// refused or cancelled.
+    /// It makes no sense to send it again: the profile of the topup was erased, the endpoint was
+    /// deleted, or the event is a test, is no longer wanted, or reports a failed topup that got
+    /// ready or whose order was refused or cancelled.
     pub pointless: bool,
     /// It is due soon anyway, or an attempt is in flight.
     pub(crate) due: bool,
@@ -245,12 +245,13 @@ pub async fn resendable(
 ) -> Result<Option<Resendable>> {
     let read = sqlx::query_as!(
         Resendable,
-        r#"SELECT d.state, p.webhook_url IS NOT NULL AS "has_url!",
+        r#"SELECT d.state, (d.endpoint_id IS NOT NULL OR p.webhook_url IS NOT NULL) AS "has_url!",
                   -- For events, the same conditions as in the claim (`deliveries::claim`).
-                  CASE d.kind
+                  d.endpoint_id IS NOT NULL AND f.endpoint_id IS NULL
+                  OR CASE d.kind
                       WHEN 'topup.ready' THEN e.erased_at IS NOT NULL
                       WHEN 'webhook.test' THEN true
-                      ELSE d.kind <> ALL (p.webhook_events)
+                      ELSE d.kind <> ALL (CASE WHEN d.endpoint_id IS NULL THEN p.webhook_events ELSE f.events END)
                            OR (d.kind = 'topup.failed'
                                AND (t.state = 'failed' AND o.refused_at IS NULL AND e.ready_at IS NULL) IS NOT TRUE)
                   END AS "pointless!",
@@ -263,6 +264,7 @@ pub async fn resendable(
                   clock_timestamp() AS "now!"
            FROM deliveries d
            JOIN partners p ON p.partner_id = d.partner_id
+           LEFT JOIN further_endpoints f ON f.endpoint_id = d.endpoint_id
            LEFT JOIN work w ON w.id = d.delivery_id
            LEFT JOIN orders o ON o.order_id = d.order_id
            LEFT JOIN topups t ON t.topup_id = d.topup_id
@@ -324,7 +326,8 @@ pub(crate) async fn resend(
         Replayed,
         r#"WITH chosen AS MATERIALIZED (
              -- The filter again, because a row may have changed since it was chosen.
-             SELECT delivery_id, partner_id, kind, attempt, state, attempted_at, duration_ms, status, created_at
+             SELECT delivery_id, partner_id, endpoint_id, kind, attempt, state, attempted_at, duration_ms, status,
+                    created_at
              FROM deliveries d
              WHERE delivery_id = ANY ($1) AND kind <> 'webhook.test'
                AND ($2::text IS NULL OR state = $2)
@@ -338,6 +341,8 @@ pub(crate) async fn resend(
                         AND (SELECT at FROM work w WHERE w.id = d.delivery_id)
                             > now() + make_interval(secs => $3)))
                AND NOT EXISTS (SELECT FROM esims e WHERE e.topup_id = d.topup_id AND e.erased_at IS NOT NULL)
+               AND (endpoint_id IS NULL
+                    OR EXISTS (SELECT FROM further_endpoints f WHERE f.endpoint_id = d.endpoint_id))
              ORDER BY delivery_id
              FOR UPDATE
          ), kept AS (
@@ -348,7 +353,7 @@ pub(crate) async fn resend(
              ON CONFLICT DO NOTHING
          ), due AS (
              INSERT INTO work AS w (id, kind, provider, lane, partner_id, at)
-             SELECT delivery_id, 'deliver', '', '', partner_id, now() FROM chosen
+             SELECT delivery_id, 'deliver', '', coalesce(endpoint_id::text, ''), partner_id, now() FROM chosen
              ON CONFLICT (id) DO UPDATE SET at = excluded.at
          ), released AS (
              DELETE FROM held WHERE id = ANY (ARRAY (SELECT delivery_id FROM chosen))

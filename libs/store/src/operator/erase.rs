@@ -93,7 +93,9 @@ pub async fn order(
          SELECT d.delivery_id FROM placed
          JOIN topups t ON t.placement_id = placed.placement_id
          JOIN esims e ON e.topup_id = t.topup_id
-         JOIN deliveries d ON d.delivery_id = e.delivery_id
+         JOIN deliveries d ON d.delivery_id = ANY (
+             e.delivery_id || ARRAY (SELECT f.delivery_id FROM further_deliveries f WHERE f.topup_id = t.topup_id))
+         ORDER BY d.delivery_id
          FOR UPDATE OF d",
         order_id.uuid()
     );
@@ -107,7 +109,12 @@ pub async fn order(
                    JOIN topups t ON t.placement_id = p.placement_id
                    LEFT JOIN esims e ON e.topup_id = t.topup_id
                    LEFT JOIN deliveries d ON d.delivery_id = e.delivery_id
-                   WHERE p.order_id = $1 AND coalesce(d.state = 'pending', t.state <> 'failed')) AS "units!""#,
+                   WHERE p.order_id = $1
+                     AND (coalesce(d.state = 'pending', t.state <> 'failed')
+                          OR EXISTS (SELECT FROM further_deliveries f
+                                     JOIN deliveries further ON further.delivery_id = f.delivery_id
+                                     WHERE f.topup_id = t.topup_id AND further.kind = 'topup.ready'
+                                       AND further.state = 'pending'))) AS "units!""#,
         order_id.uuid()
     );
     let open = query.fetch_one(&mut *transaction).await?;
@@ -124,7 +131,8 @@ pub async fn order(
 
 /// Erases these orders in one statement:
 ///
-/// - `unit` lists their units with the ids of their deliveries and of the events about them.
+/// - `unit` lists their units, and `delivery` the deliveries of their eSIMs to all endpoints and the
+///   events about them, which are known by their kind or by their derived id.
 /// - `profiles` removes the profiles, and `late` their rows in the work of retention.
 /// - `reasons` and `texts` remove the texts of topups and placements.
 /// - `attempts` deletes the recorded attempts, and `waiting` and `webhooks` end deliveries that
@@ -145,6 +153,14 @@ async fn orders(connection: &mut PgConnection, orders: &[Uuid]) -> Result<Erased
                JOIN topups t ON t.placement_id = p.placement_id
                LEFT JOIN esims e ON e.topup_id = t.topup_id
                WHERE p.order_id = ANY ($1)
+           ), delivery AS MATERIALIZED (
+               SELECT delivery_id, false AS is_event FROM unit WHERE delivery_id IS NOT NULL
+               UNION ALL
+               SELECT event_id, true FROM unit
+               UNION ALL
+               SELECT d.delivery_id, d.kind <> 'topup.ready' FROM unit
+               JOIN further_deliveries f ON f.topup_id = unit.topup_id
+               JOIN deliveries d ON d.delivery_id = f.delivery_id
            ), profiles AS (
                UPDATE esims e SET profile = NULL, erased_at = now()
                FROM unit WHERE e.topup_id = unit.topup_id AND e.erased_at IS NULL AND e.ready_at IS NOT NULL
@@ -155,25 +171,32 @@ async fn orders(connection: &mut PgConnection, orders: &[Uuid]) -> Result<Erased
            ), late AS (
                DELETE FROM retention_due WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM unit))
            ), attempts AS (
-               DELETE FROM delivery_attempts WHERE delivery_id = ANY (ARRAY (SELECT delivery_id FROM unit))
+               DELETE FROM delivery_attempts
+               WHERE delivery_id = ANY (ARRAY (SELECT delivery_id FROM delivery WHERE NOT is_event))
                RETURNING delivery_id
            ), waiting AS (
-               DELETE FROM held WHERE id = ANY (ARRAY (SELECT delivery_id FROM unit)) RETURNING id
+               DELETE FROM held WHERE id = ANY (ARRAY (SELECT delivery_id FROM delivery WHERE NOT is_event))
+               RETURNING id, lane
            ), webhooks AS (
                -- Deliveries keep their states and times; one that waits for a URL will not be sent.
                UPDATE deliveries d
                SET state = CASE WHEN d.state = 'no_endpoint' THEN 'exhausted' ELSE d.state END,
                    error = CASE WHEN d.state <> 'delivered' THEN 'its order was erased' END
-               FROM unit WHERE d.delivery_id = unit.delivery_id AND (d.state <> 'delivered' OR d.error IS NOT NULL)
+               FROM delivery WHERE d.delivery_id = delivery.delivery_id AND NOT is_event AND (d.state <> 'delivered' OR d.error IS NOT NULL)
            ), events AS (
                -- Events are deleted with everything that belongs to them.
-               DELETE FROM deliveries WHERE delivery_id = ANY (ARRAY (SELECT event_id FROM unit))
+               DELETE FROM deliveries WHERE delivery_id = ANY (ARRAY (SELECT delivery_id FROM delivery WHERE is_event))
+               RETURNING delivery_id, topup_id
+           ), unlinked AS (
+               DELETE FROM further_deliveries f USING events
+               WHERE f.topup_id = events.topup_id AND f.delivery_id = events.delivery_id
            ), event_attempts AS (
-               DELETE FROM delivery_attempts WHERE delivery_id = ANY (ARRAY (SELECT event_id FROM unit))
+               DELETE FROM delivery_attempts
+               WHERE delivery_id = ANY (ARRAY (SELECT delivery_id FROM delivery WHERE is_event))
            ), event_work AS (
-               DELETE FROM work WHERE id = ANY (ARRAY (SELECT event_id FROM unit))
+               DELETE FROM work WHERE id = ANY (ARRAY (SELECT delivery_id FROM delivery WHERE is_event))
            ), event_waiting AS (
-               DELETE FROM held WHERE id = ANY (ARRAY (SELECT event_id FROM unit))
+               DELETE FROM held WHERE id = ANY (ARRAY (SELECT delivery_id FROM delivery WHERE is_event))
            ), texts AS (
                UPDATE placements p SET reason = NULL, refusal_status = NULL, refusal_message = NULL
                WHERE p.order_id = ANY ($1)
@@ -183,7 +206,7 @@ async fn orders(connection: &mut PgConnection, orders: &[Uuid]) -> Result<Erased
                WHERE o.order_id = ANY ($1) AND o.erased_at IS NULL RETURNING o.order_id
            )
            SELECT (SELECT count(*) FROM erased) AS "orders!", (SELECT count(*) FROM profiles) AS "profiles!",
-                  (SELECT count(*) FROM attempts) AS "attempts!", (SELECT count(*) FROM waiting) AS "undelivered!""#,
+                  (SELECT count(*) FROM attempts) AS "attempts!", (SELECT count(*) FROM waiting WHERE lane = '') AS "undelivered!""#,
         orders,
     )
     .fetch_one(connection)
@@ -249,17 +272,24 @@ pub async fn partner(
     let mut transaction = connection.begin().await?;
     // Checked again, because the state may have changed since the preview.
     partner_orders(&mut transaction, partner_id).await?;
-    // `endpoint` removes what is known of the endpoint, and `again` the partner's redeliveries. `events`, `attempts` and `waiting` delete
+    // `endpoint` removes what is known of the endpoints, `further` the further ones, and `again` the partner's
+    // redeliveries. `events`, `attempts` and `waiting` delete
     // the events with their attempts and their rows in `held`; they have no work any more, as was
     // checked above. The last step clears the row of the partner. Its access key becomes `erased-`
     // and its id, because the column must stay filled and unique.
     let statement = sqlx::query!(
         "WITH endpoint AS (
-             DELETE FROM endpoints WHERE partner_id = $1
+             DELETE FROM endpoints WHERE partner_id = $1 OR partner_id = ANY (ARRAY (
+                 SELECT endpoint_id FROM further_endpoints WHERE partner_id = $1))
+         ), further AS (
+             DELETE FROM further_endpoints WHERE partner_id = $1
          ), again AS (
              DELETE FROM redeliveries WHERE partner_id = $1
          ), events AS (
-             DELETE FROM deliveries WHERE partner_id = $1 AND kind <> 'topup.ready' RETURNING delivery_id
+             DELETE FROM deliveries WHERE partner_id = $1 AND kind <> 'topup.ready' RETURNING delivery_id, topup_id
+         ), unlinked AS (
+             DELETE FROM further_deliveries f USING events
+             WHERE f.topup_id = events.topup_id AND f.delivery_id = events.delivery_id
          ), attempts AS (
              DELETE FROM delivery_attempts WHERE delivery_id = ANY (ARRAY (SELECT delivery_id FROM events))
          ), waiting AS (
@@ -267,7 +297,7 @@ pub async fn partner(
          )
          UPDATE partners
          SET name = 'erased', access_key = 'erased-' || partner_id, secret_key = NULL, webhook_url = NULL,
-             webhook_events = '{}', webhook_secret = '', old_access_key = NULL, old_secret_key = NULL,
+             webhook_events = '{}', has_further_endpoints = false, webhook_secret = '', old_access_key = NULL, old_secret_key = NULL,
              old_keys_until = NULL, old_webhook_secret = NULL, old_webhook_secret_until = NULL, erased_at = coalesce(erased_at, now())
          WHERE partner_id = $1 AND disabled_at IS NOT NULL",
         partner_id.uuid(),

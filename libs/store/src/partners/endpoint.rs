@@ -1,4 +1,4 @@
-//! A partner's webhook endpoint and the further events that it gets: how operators (`esimctl`) and
+//! A partner's first endpoint and the further events that it gets: how operators (`esimctl`) and
 //! partners (self-service) change them.
 
 use domain::PartnerId;
@@ -7,7 +7,7 @@ use sqlx::PgConnection;
 use crate::{
     Result,
     deliveries::{
-        endpoints::{self, Block},
+        endpoints::{self, Block, EndpointKey},
         events::Kind,
     },
 };
@@ -53,7 +53,9 @@ pub(crate) async fn change_webhook(
     );
     let moved = query.fetch_optional(&mut *connection).await?;
     match (moved, new.url.flatten()) {
-        (Some(true), Some(_)) => endpoints::begin_move(connection, partner_id, block).await?,
+        (Some(true), Some(_)) => {
+            endpoints::begin_move(connection, partner_id.first_endpoint(), block).await?;
+        }
         (Some(true), None) => endpoints::end_move(connection, partner_id).await?,
         _ => {}
     }
@@ -85,7 +87,8 @@ pub async fn set_webhook(
     transaction.commit().await?;
     let mut due = 0;
     while url.is_some() {
-        let moved = endpoints::move_waiting(connection, partner_id, MOVED).await?;
+        let first = EndpointKey::first(partner_id);
+        let moved = endpoints::move_waiting(connection, first, MOVED).await?;
         due += moved.due;
         // Rows that another process holds are left to it.
         if !moved.more || moved.due == 0 {

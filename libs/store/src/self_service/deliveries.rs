@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use domain::{DeliveryId, PartnerId, TopupId, WebhookId};
+use domain::{DeliveryId, EndpointId, PartnerId, TopupId, WebhookId};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 
@@ -22,6 +22,9 @@ use crate::{
 
 /// The maximum number of attempts of a delivery that are shown; older ones are left out.
 const MOST_ATTEMPTS: i64 = 100;
+/// The maximum number of deliveries to further endpoints that are shown for a unit. It is more than
+/// a partner can have at once, because some may have been deleted.
+const MOST_FURTHER: i64 = 30;
 
 /// The delivery of one of the partner's units.
 #[derive(Clone, Debug)]
@@ -35,9 +38,25 @@ pub struct Delivery {
     pub next_attempt_at: Option<OffsetDateTime>,
     /// The newest attempts, in the order of time.
     pub attempts: Vec<AttemptView>,
+    /// The deliveries of the same unit to further endpoints.
+    pub further: Vec<FurtherDelivery>,
 }
 
-/// The delivery of a unit with its attempts; `None` if the partner has no such unit.
+/// The delivery of a unit to a further endpoint.
+#[derive(Clone, Debug)]
+pub struct FurtherDelivery {
+    pub id: DeliveryId,
+    pub endpoint_id: EndpointId,
+    /// `pending`, `delivered` or `exhausted`.
+    pub state: String,
+    pub delivered_at: Option<OffsetDateTime>,
+    pub next_attempt_at: Option<OffsetDateTime>,
+    pub attempts: Vec<AttemptView>,
+}
+
+/// The delivery of a unit with its attempts, and those to further endpoints; `None` if the partner
+/// has no such unit. The next attempt is not made before a block of the endpoint ends, and a pause
+/// has no known end.
 pub async fn delivery(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -45,7 +64,9 @@ pub async fn delivery(
 ) -> Result<Option<Delivery>> {
     let query = sqlx::query!(
         "SELECT u.delivery_id, u.delivery AS state, u.delivered_at,
-                (SELECT w.at FROM work w WHERE w.id = u.delivery_id) AS at
+                (SELECT nullif(greatest(w.at, e.blocked_until), 'infinity')
+                 FROM work w LEFT JOIN endpoints e ON e.partner_id = u.partner_id
+                 WHERE w.id = u.delivery_id) AS at
          FROM partner_units u
          WHERE u.topup_id = $2 AND u.partner_id = $1",
         partner_id.uuid(),
@@ -65,7 +86,40 @@ pub async fn delivery(
         delivered_at: row.delivered_at,
         next_attempt_at: row.at,
         attempts: made,
+        further: further(connection, topup_id).await?,
     }))
+}
+
+/// The deliveries of a unit to further endpoints. The caller has checked whose unit it is.
+async fn further(
+    connection: &mut PgConnection,
+    topup_id: &TopupId,
+) -> Result<Vec<FurtherDelivery>> {
+    let query = sqlx::query!(
+        r#"SELECT d.delivery_id, d.endpoint_id AS "endpoint_id!", d.state, d.delivered_at,
+                  (SELECT nullif(greatest(w.at, e.blocked_until), 'infinity')
+                   FROM work w LEFT JOIN endpoints e ON e.partner_id = d.endpoint_id
+                   WHERE w.id = d.delivery_id) AS at
+           FROM further_deliveries f JOIN deliveries d ON d.delivery_id = f.delivery_id
+           WHERE f.topup_id = $1 AND d.kind = 'topup.ready'
+           ORDER BY d.created_at, d.delivery_id LIMIT $2"#,
+        topup_id.as_str(),
+        MOST_FURTHER,
+    );
+    let rows = query.fetch_all(&mut *connection).await?;
+    let mut further = Vec::with_capacity(rows.len());
+    for row in rows {
+        let id = DeliveryId::from(row.delivery_id);
+        further.push(FurtherDelivery {
+            id,
+            endpoint_id: row.endpoint_id.into(),
+            state: row.state,
+            delivered_at: row.delivered_at,
+            next_attempt_at: row.at,
+            attempts: attempts(connection, id).await?,
+        });
+    }
+    Ok(further)
 }
 
 /// The newest attempts of a delivery, in the order of time. This statement does not filter by the
@@ -133,16 +187,18 @@ pub enum Redelivered {
     Unknown,
 }
 
-/// Replays one delivery of a partner, unless its last attempt is younger than `interval`. The facts
+/// Replays one delivery of a partner, unless its last attempt is younger than `interval`. A unit has
+/// a delivery to each endpoint; without `endpoint` the one to the first endpoint is meant. The facts
 /// are read first, so that the partner gets the right reason for a refusal. The replay then checks
 /// the interval once more under the lock of the row.
 pub async fn redeliver(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     webhook_id: &WebhookId,
+    endpoint: Option<EndpointId>,
     interval: Duration,
 ) -> Result<Redelivered> {
-    let id = match find(connection, partner_id, webhook_id).await? {
+    let id = match find(connection, partner_id, webhook_id, endpoint).await? {
         Found::Delivery(id) => id,
         Found::NotReady => return Ok(Redelivered::NotReady),
         Found::Nothing => return Ok(Redelivered::Unknown),
@@ -202,8 +258,23 @@ async fn find(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     id: &WebhookId,
+    endpoint: Option<EndpointId>,
 ) -> Result<Found> {
     match id {
+        WebhookId::Topup(topup_id)
+            if let Some(endpoint) = endpoint.filter(|id| *id != partner_id.first_endpoint()) =>
+        {
+            let query = sqlx::query_scalar!(
+                "SELECT d.delivery_id FROM further_deliveries f
+                 JOIN deliveries d ON d.delivery_id = f.delivery_id
+                 WHERE f.topup_id = $2 AND d.partner_id = $1 AND d.endpoint_id = $3 AND d.kind = 'topup.ready'",
+                partner_id.uuid(),
+                topup_id.as_str(),
+                endpoint.uuid(),
+            );
+            let found = query.fetch_optional(connection).await?;
+            Ok(found.map_or(Found::Nothing, |id| Found::Delivery(id.into())))
+        }
         WebhookId::Topup(topup_id) => {
             let query = sqlx::query_scalar!(
                 "SELECT delivery_id FROM partner_units WHERE topup_id = $2 AND partner_id = $1",

@@ -1,5 +1,4 @@
-//! What a partner sees and changes itself: its account, orders, units, deliveries and webhook
-//! endpoint.
+//! What a partner sees and changes itself: its account, orders, units, deliveries and endpoints.
 //!
 //! The self-service handlers of ingress call these functions, after they have checked the signature
 //! of the request. Guarantee: every statement filters by the partner (that of the catalogue by the
@@ -12,6 +11,7 @@
 
 mod account;
 mod deliveries;
+mod endpoints;
 mod orders;
 mod webhooks;
 
@@ -21,7 +21,14 @@ use sqlx::PgConnection;
 pub(crate) use self::orders::first_id;
 pub use self::{
     account::{Account, OfferedOption, account, options, rotate},
-    deliveries::{Delivery, DeliveryPage, Redelivered, attempts, deliveries, delivery, redeliver},
+    deliveries::{
+        Delivery, DeliveryPage, FurtherDelivery, Redelivered, attempts, deliveries, delivery,
+        redeliver,
+    },
+    endpoints::{
+        AnyEndpoint, PauseChanged, change_endpoint, create_endpoint, delete_endpoint, endpoints,
+        pause_endpoint, resume_endpoint,
+    },
     orders::{
         OrderHead, OrderPage, OrderState, Unit, UnitState, Units, count, order, orders, unit, units,
     },

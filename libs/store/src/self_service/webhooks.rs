@@ -1,4 +1,4 @@
-//! A partner's webhook endpoint, and its webhooks in the order of their creation. `GET
+//! A partner's first endpoint, and its webhooks in the order of their creation. `GET
 //! …/webhook/listen` reads the latter, so that `esim-partner listen` can forward the webhooks of a
 //! sandbox account to an endpoint that we cannot reach.
 
@@ -22,7 +22,7 @@ const SETTLE: f64 = 1.0;
 
 /// The largest count. Larger numbers are shown as this one, because counting them all would cost
 /// too much.
-const MOST_COUNTED: i64 = 10_000;
+pub(super) const MOST_COUNTED: i64 = 10_000;
 
 /// The webhook endpoint.
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -30,15 +30,15 @@ pub struct Endpoint {
     pub url: Option<String>,
     /// The further events that are sent, such as `topup.failed`.
     pub events: Vec<String>,
-    /// `open`, `blocked` (after failures), `probing` (one webhook tests it), `paused` (by us) or
-    /// `no_url`.
+    /// `open`, `blocked` (after failures), `probing` (one webhook tests it), `paused` (by us or by
+    /// you) or `no_url`.
     pub state: String,
     #[serde(with = "rfc3339::option")]
     pub blocked_until: Option<OffsetDateTime>,
     /// Consecutive failed attempts.
     pub failures: i32,
     /// Webhooks that wait for an attempt, counted up to 10,000.
-    // Those within their first lease do not count.
+    // Those within their first lease do not count, unless their endpoint is blocked.
     pub waiting: i64,
     /// Webhooks whose retries have ended, counted up to 10,000; redeliver them one by one.
     pub exhausted: i64,
@@ -78,7 +78,7 @@ pub async fn endpoint(
                          WHERE w.kind = 'deliver' AND w.provider = '' AND w.lane = '' AND w.partner_id = $1
                          LIMIT $2) waiting) AS "waiting!",
                   (SELECT count(*)
-                   FROM (SELECT FROM held h WHERE h.partner_id = $1 AND h.state = 'exhausted'
+                   FROM (SELECT FROM held h WHERE h.partner_id = $1 AND h.state = 'exhausted' AND h.lane = ''
                          LIMIT $2) exhausted) AS "exhausted!",
                   CASE WHEN p.old_webhook_secret_until > now() THEN p.old_webhook_secret_until END
                       AS old_secret_until
@@ -141,7 +141,7 @@ pub async fn webhooks(
         r#"SELECT d.topup_id AS "topup_id!", d.created_at, t.option_id, o.external_order_id, e.iccid,
                   CASE WHEN e.erased_at IS NULL THEN e.profile END AS profile
            FROM (SELECT topup_id, order_id, created_at FROM deliveries
-                 WHERE partner_id = $1 AND kind = 'topup.ready'
+                 WHERE partner_id = $1 AND kind = 'topup.ready' AND endpoint_id IS NULL
                    AND created_at >= $2 AND (created_at, topup_id) > ($2, $3)
                    AND created_at <= now() - make_interval(secs => $4)
                  ORDER BY created_at, topup_id LIMIT $5) d

@@ -273,8 +273,8 @@ async fn the_external_id_of_a_refused_order_stays_free() {
 const UNFINISHED: [(&str, &str); 7] = testkit::rows! {
     "INSERT INTO work SELECT placement_id, 'find', 'sandbox', '', partner_id, now() FROM placements"
         => "DELETE FROM work";
-    "INSERT INTO held SELECT placement_id, 'parked', 'sandbox', partner_id FROM placements" => "DELETE FROM held";
-    "INSERT INTO held SELECT delivery_id, 'exhausted', '', partner_id FROM deliveries" => "DELETE FROM held";
+    "INSERT INTO held (id, state, provider, partner_id) SELECT placement_id, 'parked', 'sandbox', partner_id FROM placements" => "DELETE FROM held";
+    "INSERT INTO held (id, state, provider, partner_id) SELECT delivery_id, 'exhausted', '', partner_id FROM deliveries" => "DELETE FROM held";
     "UPDATE deliveries SET state = 'pending'" => "UPDATE deliveries SET state = 'delivered'";
     "UPDATE placements SET state = 'parked'" => "UPDATE placements SET state = 'placed'";
     "UPDATE retention SET days = 90 WHERE class = 'profiles'" => "UPDATE esims SET profile = NULL";

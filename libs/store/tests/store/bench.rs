@@ -199,6 +199,7 @@ impl Bench {
         )
         .await
         .unwrap()
+        .deliveries
     }
 
     pub async fn settle(&self, settlements: &[Settlement]) -> Vec<Settled> {

@@ -4,11 +4,11 @@
 
 use std::{collections::HashSet, pin::pin, time::Duration};
 
-use domain::{DeliveryId, PartnerId, TopupId};
+use domain::{DeliveryId, EndpointId, PartnerId, TopupId};
 use sqlx::PgConnection;
 use store::deliveries::{
     self, AttemptResult, Attempted, Claim, Delivery,
-    endpoints::{self, BlockPolicy},
+    endpoints::{self, BlockPolicy, EndpointKey},
 };
 use store::partners;
 use testkit::wait;
@@ -30,7 +30,7 @@ impl Bench {
     async fn first(&self, topups: &[TopupId], youth: Duration) -> Vec<TopupId> {
         let claim = Claim::Fresh { youth };
         let claimed = deliveries::claim(&mut *self.connection().await, &ids(topups), claim).await;
-        topups_of(&claimed.unwrap())
+        topups_of(&claimed.unwrap().deliveries)
     }
 
     async fn take_due(&self, limit: usize, per_partner: usize) -> Vec<TopupId> {
@@ -66,7 +66,7 @@ fn topups_of(read: &[Delivery]) -> Vec<TopupId> {
     read.iter().map(|one| esim(one).topup_id.clone()).collect()
 }
 
-/// An attempt of due work with this result, of an unknown partner.
+/// An attempt of due work with this result, at an unknown endpoint.
 pub fn attempted(id: DeliveryId, attempt: u32, result: AttemptResult) -> Attempted {
     let (status, class) = match result {
         AttemptResult::Delivered => (200, "delivered"),
@@ -74,7 +74,7 @@ pub fn attempted(id: DeliveryId, attempt: u32, result: AttemptResult) -> Attempt
     };
     Attempted {
         id,
-        partner_id: PartnerId::new(),
+        endpoint_id: EndpointId::new(),
         is_event: false,
         leased: true,
         attempt,
@@ -216,7 +216,7 @@ async fn no_delivery_is_claimed_twice_as_due() {
         let claimed = deliveries::claim(connection, found, Claim::Due { lease: LEASE })
             .await
             .unwrap();
-        claimed.into_iter().map(|one| one.id).collect()
+        claimed.deliveries.into_iter().map(|one| one.id).collect()
     };
     // Two processes see the same rows due, because a look leases nothing.
     let mut one = bench.connection().await;
@@ -264,7 +264,8 @@ async fn a_claim_takes_no_lease_in_vain_and_deletes_finished_work() {
         .await;
     let claimed = deliveries::claim(&mut connection, &ids(&topups[..2]), claim)
         .await
-        .unwrap();
+        .unwrap()
+        .deliveries;
     assert_eq!(topups_of(&claimed), topups[1..2]);
     assert!(claimed[0].leased);
     let left: i64 = bench
@@ -282,6 +283,7 @@ async fn a_claim_takes_no_lease_in_vain_and_deletes_finished_work() {
         deliveries::claim(&mut connection, &ids(&topups[2..]), claim)
             .await
             .unwrap()
+            .deliveries
             .is_empty()
     );
     assert!(
@@ -302,7 +304,8 @@ async fn a_claim_takes_no_lease_in_vain_and_deletes_finished_work() {
         .await;
     let probes = deliveries::claim(&mut connection, &ids(&topups[1..]), claim)
         .await
-        .unwrap();
+        .unwrap()
+        .deliveries;
     assert_eq!(probes.len(), 1);
     let due: i64 = bench
         .value(
@@ -320,7 +323,7 @@ async fn an_acknowledged_first_attempt_is_recorded_and_what_is_left_of_it_goes_l
     let partner = bench.partner(URL).await;
     let topups = bench.deliveries(partner, 4, true).await;
     let first = |topup: &TopupId| Attempted {
-        partner_id: partner,
+        endpoint_id: partner.first_endpoint(),
         leased: false,
         ..delivered(topup, 0)
     };
@@ -331,7 +334,7 @@ async fn an_acknowledged_first_attempt_is_recorded_and_what_is_left_of_it_goes_l
         .unwrap();
     bench.record(&[failed(&topups[2], 0, None)]).await;
     let fail = Attempted {
-        partner_id: partner,
+        endpoint_id: partner.first_endpoint(),
         ..failed(&topups[3], 0, Some(60))
     };
     bench.record(&[fail]).await;
@@ -495,7 +498,7 @@ async fn the_work_of_a_delivery_that_becomes_pending_again_is_not_deleted() {
             Claim::Due { lease: LEASE },
         )
         .await;
-        claimed.unwrap()
+        claimed.unwrap().deliveries
     };
     let setting = async {
         wait::soon("the lease", async || {
@@ -504,7 +507,7 @@ async fn the_work_of_a_delivery_that_becomes_pending_again_is_not_deleted() {
         .await;
         let mut operator = bench.pool.begin().await.unwrap();
         assert_eq!(
-            endpoints::move_waiting(&mut operator, partner, 10)
+            endpoints::move_waiting(&mut operator, EndpointKey::first(partner), 10)
                 .await
                 .unwrap()
                 .due,

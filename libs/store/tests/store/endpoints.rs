@@ -4,7 +4,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use domain::{PartnerId, TopupId};
-use store::deliveries::endpoints::{self, Endpoint};
+use store::deliveries::endpoints::{self, Endpoint, EndpointKey};
 use store::deliveries::{self, AttemptResult, Attempted, Claim};
 use store::work::Page;
 
@@ -45,7 +45,7 @@ impl Bench {
 
 fn of(partner_id: PartnerId, topup: &TopupId, attempt: u32, result: AttemptResult) -> Attempted {
     Attempted {
-        partner_id,
+        endpoint_id: partner_id.first_endpoint(),
         ..attempted(delivery_id(topup), attempt, result)
     }
 }
@@ -134,7 +134,7 @@ async fn an_endpoint_is_blocked_then_probed_by_one() {
         youth: Duration::from_mins(1),
     };
     let first = deliveries::claim(&mut *bench.connection().await, &ids(&announced), first).await;
-    assert!(first.unwrap().is_empty());
+    assert!(first.unwrap().deliveries.is_empty());
 
     for expected in [20, 35, 35] {
         bench.end_block(partner).await;
@@ -177,7 +177,9 @@ async fn a_pause_ends_only_when_it_is_resumed() {
     let partner = bench.partner(Some("https://partner.example/hook")).await;
     let due = bench.deliveries(partner, 4, false).await;
     let mut connection = bench.connection().await;
-    endpoints::pause(&mut connection, partner).await.unwrap();
+    endpoints::pause(&mut connection, partner.first_endpoint())
+        .await
+        .unwrap();
     bench
         .record(&[delivered(partner, &due[0]), failed(partner, &due[1], 0)])
         .await;
@@ -197,7 +199,9 @@ async fn a_pause_ends_only_when_it_is_resumed() {
 
     bench.deliver_in(&due[3..], 3600.0).await;
     assert_eq!(
-        endpoints::resume(&mut connection, partner).await.unwrap(),
+        endpoints::resume(&mut connection, EndpointKey::first(partner))
+            .await
+            .unwrap(),
         3
     );
     assert_eq!(bench.claim_due_deliveries(&page(9, 9)).await.len(), 3);
@@ -226,7 +230,9 @@ async fn a_new_url_has_no_history() {
     assert_eq!(bench.claim_due_deliveries(&page(9, 9)).await.len(), 3);
 
     let mut connection = bench.connection().await;
-    endpoints::pause(&mut connection, partner).await.unwrap();
+    endpoints::pause(&mut connection, partner.first_endpoint())
+        .await
+        .unwrap();
     bench.set_url(partner, url).await;
     assert_eq!(bench.endpoint(partner).await.state, "paused");
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use domain::{DeliveryId, PartnerId, WebhookId};
 use signing::SecretKey;
-use store::deliveries::endpoints;
+use store::deliveries::endpoints::{self, EndpointKey};
 use store::deliveries::events::{self, Kind, Subject, Tested};
 use store::deliveries::{self, AttemptResult, Attempted, Content, Delivery};
 use store::operator::actions::{self, Mode, Recorded};
@@ -76,7 +76,7 @@ impl Bench {
 
     async fn test(&self, partner: PartnerId, interval: Duration) -> Tested {
         let mut connection = self.connection().await;
-        events::test(&mut connection, partner, interval)
+        events::test(&mut connection, EndpointKey::first(partner), interval)
             .await
             .unwrap()
     }
@@ -91,7 +91,7 @@ impl Bench {
 
     async fn attempt(&self, delivery: &Delivery, result: AttemptResult) {
         let attempted = Attempted {
-            partner_id: delivery.partner_id,
+            endpoint_id: delivery.endpoint.id,
             is_event: matches!(delivery.content, Content::Event(_)),
             leased: delivery.leased,
             ..attempted(delivery.id, delivery.attempt, result)
@@ -315,9 +315,13 @@ async fn a_test_goes_out_although_the_endpoint_is_blocked() {
     );
 
     let mut connection = bench.connection().await;
-    endpoints::pause(&mut connection, partner).await.unwrap();
+    endpoints::pause(&mut connection, partner.first_endpoint())
+        .await
+        .unwrap();
     assert_eq!(bench.test(partner, Duration::ZERO).await, Tested::Paused);
-    endpoints::resume(&mut connection, partner).await.unwrap();
+    endpoints::resume(&mut connection, EndpointKey::first(partner))
+        .await
+        .unwrap();
     bench.set_url(partner, None).await;
     for partner in [partner, PartnerId::new()] {
         assert_eq!(
@@ -372,9 +376,15 @@ async fn an_event_is_sent_again_unless_it_is_void() {
     let due = bench.all_due().await.remove(0);
     let again = async |partner: PartnerId, id: DeliveryId| {
         let mut connection = bench.connection().await;
-        self_service::redeliver(&mut connection, partner, &WebhookId::Event(id), MINUTE)
-            .await
-            .unwrap()
+        self_service::redeliver(
+            &mut connection,
+            partner,
+            &WebhookId::Event(id),
+            None,
+            MINUTE,
+        )
+        .await
+        .unwrap()
     };
     let earlier = async || {
         let statement = "UPDATE deliveries SET attempted_at = now() - interval '2 min',
@@ -543,7 +553,7 @@ async fn a_new_url_of_a_partner_is_probed_at_once_and_ends_no_block() {
     );
     assert!(recorded.iter().all(|one| !one.target.contains("example")));
     // A pause stays.
-    endpoints::pause(&mut *bench.connection().await, partner)
+    endpoints::pause(&mut *bench.connection().await, partner.first_endpoint())
         .await
         .unwrap();
     assert!(bench.change(partner, "https://other.example/").await);
@@ -569,13 +579,16 @@ async fn waiting_deliveries_move_in_batches() {
         bench.set(tried, topup).await;
     }
     assert!(bench.change(partner, URL).await);
-    assert_eq!(endpoints::moving(&mut connection).await.unwrap(), [partner]);
+    assert_eq!(
+        endpoints::moving(&mut connection).await.unwrap(),
+        [EndpointKey::first(partner)]
+    );
     // Failed at the new URL meanwhile: it keeps its retry.
     let failed_there = "UPDATE deliveries SET attempt = 1, attempted_at = now() + interval '1 s' WHERE topup_id = $1";
     bench.set(failed_there, &fresh[0]).await;
     let mut batches = Vec::new();
     loop {
-        let moved = endpoints::move_waiting(&mut connection, partner, 2)
+        let moved = endpoints::move_waiting(&mut connection, EndpointKey::first(partner), 2)
             .await
             .unwrap();
         if !moved.more {

@@ -335,7 +335,8 @@ async fn an_erased_profile_is_not_replayed_and_says_so_where_it_is_read() {
     let claim = Claim::Due { lease: LEASE };
     let claimed = deliveries::claim(&mut connection, &[delivery_id(&topup)], claim)
         .await
-        .unwrap();
+        .unwrap()
+        .deliveries;
     assert!(esim(&claimed[0]).erased && esim(&claimed[0]).profile.is_empty());
 }
 

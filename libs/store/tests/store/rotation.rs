@@ -158,6 +158,7 @@ async fn young(bench: &Bench, topups: &[TopupId]) -> Vec<Delivery> {
     deliveries::claim(&mut *bench.connection().await, &ids(topups), young)
         .await
         .unwrap()
+        .deliveries
 }
 
 async fn taken(bench: &Bench, topups: &[TopupId]) -> Delivery {

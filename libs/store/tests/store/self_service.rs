@@ -52,9 +52,15 @@ impl Bench {
 
     async fn redeliver(&self, partner: PartnerId, topup: &TopupId) -> Redelivered {
         let mut connection = self.connection().await;
-        self_service::redeliver(&mut connection, partner, &topup.clone().into(), MINUTE)
-            .await
-            .unwrap()
+        self_service::redeliver(
+            &mut connection,
+            partner,
+            &topup.clone().into(),
+            None,
+            MINUTE,
+        )
+        .await
+        .unwrap()
     }
 
     async fn webhooks(

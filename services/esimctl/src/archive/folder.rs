@@ -354,7 +354,9 @@ pub fn faults(folder: &Path, manifest: &Manifest) -> Vec<String> {
         .collect();
     for table in TABLES {
         let Some(expected) = tables.get(table.name) else {
-            faults.push(format!("the manifest names no file of {}", table.name));
+            if !table.optional {
+                faults.push(format!("the manifest names no file of {}", table.name));
+            }
             continue;
         };
         match inspect(&folder.join(&expected.name)) {

@@ -8,7 +8,7 @@ use std::{
     collections::BTreeSet,
     fs::File,
     io::{BufRead, BufReader},
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
 };
 
@@ -183,16 +183,24 @@ impl Chunk {
     }
 }
 
+/// The files of the tables. One that older versions did not write may be missing; whether it should
+/// be there says the manifest, against which the files are checked.
+fn files(folder: &Path) -> impl Iterator<Item = (&'static store::archive::Table, PathBuf)> {
+    let files = TABLES
+        .iter()
+        .map(|table| (table, folder.join(file_name(table.name))));
+    files.filter(|(table, path)| !table.optional || path.exists())
+}
+
 impl Orders {
     pub fn open(folder: &Path) -> anyhow::Result<Self> {
-        let open = |table: &store::archive::Table| {
-            let records = Records::open(&folder.join(file_name(table.name)))?;
+        let open = |(table, path): (&store::archive::Table, PathBuf)| {
             Ok(TableRecords {
                 table: table.name,
-                records,
+                records: Records::open(&path)?,
             })
         };
-        let files = TABLES.iter().map(open);
+        let files = files(folder).map(open);
         Ok(Self(files.collect::<anyhow::Result<_>>()?))
     }
 
@@ -247,8 +255,8 @@ impl Orders {
 pub fn search(folder: &Path, text: &str) -> anyhow::Result<BTreeSet<Uuid>> {
     let mut found = BTreeSet::new();
     let field = text.replace('"', "\"\"");
-    for table in TABLES {
-        let mut records = Records::open(&folder.join(file_name(table.name)))?;
+    for (_, path) in files(folder) {
+        let mut records = Records::open(&path)?;
         while let Some(record) = records.next()? {
             let row = String::from_utf8_lossy(record.row);
             let is_field = |(at, _): (usize, &str)| {

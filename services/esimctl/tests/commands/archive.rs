@@ -127,7 +127,7 @@ async fn finished_orders_are_archived_shown_verified_and_restored() {
         .await;
     archiver.order("o-2", 2).await;
     let open = archiver.order("o-3", 3).await;
-    sqlx::query("INSERT INTO held SELECT delivery_id, 'exhausted', '', partner_id FROM deliveries WHERE order_id = $1")
+    sqlx::query("INSERT INTO held (id, state, provider, partner_id) SELECT delivery_id, 'exhausted', '', partner_id FROM deliveries WHERE order_id = $1")
         .bind(open.id.uuid())
         .execute(&mut archiver.connection)
         .await

@@ -13,7 +13,7 @@ async fn delivered(operator: &Operator, partner: &Value, external_id: &str) -> O
     record(&mut connection, &order, 0, Some(Duration::from_hours(1))).await;
     let attempted = Attempted {
         id: order.delivery,
-        partner_id: order.partner,
+        endpoint_id: order.partner.first_endpoint(),
         is_event: false,
         leased: true,
         attempt: 1,

@@ -243,7 +243,7 @@ pub async fn record(
     );
     let attempted = Attempted {
         id: order.delivery,
-        partner_id: order.partner,
+        endpoint_id: order.partner.first_endpoint(),
         is_event: false,
         leased: true,
         attempt,

@@ -302,12 +302,25 @@ pub(crate) enum Code {
     #[strum(props(status = 422, message = "Wait must be a whole number of seconds"))]
     WaitInvalid,
 
+    /// `endpoint_id` is not the id of an endpoint, which is a UUID with hyphens. `GET /endpoints`
+    /// lists yours.
+    #[strum(props(status = 422, message = "Endpoint id must be a UUID"))]
+    EndpointIdInvalid,
+
     /// `events` is not a list of names of further events. The message names the events that you can
     /// ask for. An empty list means that you want none.
     #[strum(props(status = 422, message = "Events must be a list of {}"))]
     EventsInvalid,
 
-    /// The body has neither `url` nor `events`, so there is nothing to change. Send a string as
+    /// `headers` cannot be used; the message says why. It must be an object of at most 10 headers with
+    /// string values, together at most 4096 bytes. A name has letters, digits, `-` and `_`. Names
+    /// that frame a request or that we set ourselves are refused, for example `Host`, `Connection`,
+    /// `Content-Type` and those that begin with `webhook-`.
+    #[strum(props(status = 422, message = "Headers are invalid: {}"))]
+    HeadersInvalid,
+
+    /// The body has neither `url` nor `events`, so there is nothing to change. For a further endpoint
+    /// it has no `headers` either. To create one, `url` is required. Send a string as
     /// `url` to set the URL, or `null` to remove it.
     #[strum(props(
         status = 422,
@@ -388,11 +401,12 @@ pub(crate) enum Code {
     ))]
     WebhookUrlMissing,
 
-    /// We have paused your endpoint, so nothing is sent to it. Ask us to resume it; the webhooks
-    /// that wait are then sent.
+    /// The endpoint is paused, so nothing is sent to it. If you paused it, resume it with `POST
+    /// /endpoints/{endpoint_id}/resume`. If we paused it, ask us to resume it. The webhooks that wait
+    /// are then sent.
     #[strum(props(
         status = 409,
-        message = "The webhook endpoint is paused; ask us to resume it"
+        message = "The webhook endpoint is paused; resume it, or ask us to if we paused it"
     ))]
     WebhookPaused,
 
@@ -403,6 +417,22 @@ pub(crate) enum Code {
         message = "Redelivery {} is running; wait for its end or cancel it"
     ))]
     RedeliveryRunning,
+
+    /// Your account has as many endpoints as an account can have, which is ten with the first one.
+    /// Delete one that you no longer need.
+    #[strum(props(
+        status = 409,
+        message = "The account has {} endpoints, which is the maximum; delete one first"
+    ))]
+    TooManyEndpoints,
+
+    /// This is the first endpoint of your account, which is its webhook URL. It cannot be deleted, and
+    /// has no headers of its own. Change or remove its URL and its events with `PUT /webhook`.
+    #[strum(props(
+        status = 409,
+        message = "This is the account's first endpoint; change it with PUT /webhook"
+    ))]
+    FirstEndpoint,
 
     /// You or we have changed your keys or your webhook secret, and the old ones are still valid.
     /// There can be only one old pair of keys, and one old secret, beside the new one. Try again

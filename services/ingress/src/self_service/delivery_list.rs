@@ -7,6 +7,7 @@ use axum::{
     http::{StatusCode, Uri},
     response::Response,
 };
+use domain::EndpointId;
 use serde::{Deserialize, Serialize};
 use store::{
     deliveries::{Position, View},
@@ -66,6 +67,9 @@ pub(super) struct Webhook<'a> {
     /// `topup.failed`.
     #[serde(rename = "type")]
     kind: &'a str,
+    /// The endpoint that it is sent to.
+    #[schema(value_type = Uuid)]
+    endpoint_id: EndpointId,
     /// The topup that the webhook is about; null for events that are about none.
     topup_id: Option<&'a str>,
     /// The order of this topup.
@@ -147,6 +151,7 @@ pub(super) async fn list(session: Session, uri: Uri) -> Result<Response, ApiErro
     let shown = found.iter().zip(&last).map(|(view, last)| Webhook {
         webhook_id: view.webhook_id(),
         kind: &view.kind,
+        endpoint_id: view.endpoint_id,
         topup_id: view.topup_id.as_deref(),
         external_order_id: view.external_order_id.as_deref(),
         state: &view.state,

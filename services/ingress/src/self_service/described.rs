@@ -147,6 +147,35 @@ pub(crate) enum RedeliverableState {
     Delivered,
 }
 
+/// A new further endpoint.
+#[derive(ToSchema)]
+pub(crate) struct NewFurtherEndpoint {
+    /// The URL that receives webhooks: `https`, or for a sandbox account also `http`, with at most
+    /// 2048 bytes.
+    #[schema(example = "https://crm.example.com/esims")]
+    url: String,
+    /// What it receives: `topup.ready`, which is the webhook of a ready eSIM, `topup.failed` and
+    /// `key.expiring`. The default is `topup.ready` alone.
+    #[schema(example = json!(["topup.ready", "topup.failed"]))]
+    events: Option<Vec<String>>,
+    /// Headers that each request to it carries, for example the key of your gateway. They are
+    /// stored encrypted and never shown again.
+    #[schema(example = json!({"x-api-key": "s3cret"}))]
+    headers: Option<std::collections::BTreeMap<String, String>>,
+}
+
+/// The changes of a further endpoint; a field that is left out keeps its value.
+#[derive(ToSchema)]
+pub(crate) struct EndpointChange {
+    #[schema(example = "https://crm.example.com/esims")]
+    url: Option<String>,
+    #[schema(example = json!(["topup.ready"]))]
+    events: Option<Vec<String>>,
+    /// Replaces all headers; an empty object removes them.
+    #[schema(example = json!({"x-api-key": "s3cret"}))]
+    headers: Option<std::collections::BTreeMap<String, String>>,
+}
+
 /// `topup.failed`: a topup will never have an eSIM, although its order was answered with 201.
 #[derive(ToSchema)]
 pub(crate) struct TopupFailed {

@@ -11,11 +11,12 @@ use axum::{
     http::{StatusCode, Uri},
     response::Response,
 };
-use domain::{DeliveryId, WebhookId};
+use domain::{DeliveryId, EndpointId, WebhookId};
 use serde::Serialize;
 use store::{
     deliveries::{
         View,
+        endpoints::EndpointKey,
         events::{self, Page, Tested},
     },
     self_service,
@@ -58,6 +59,9 @@ pub(super) struct Event<'a> {
     /// The type: `webhook.test`, or a further event such as `topup.failed`.
     #[serde(rename = "type")]
     kind: &'a str,
+    /// The endpoint that it goes to, from `GET /endpoints`.
+    #[schema(value_type = Uuid)]
+    endpoint_id: EndpointId,
     /// The topup that a `topup.failed` is about; null for other events.
     topup_id: Option<&'a str>,
     /// The state of its delivery: `pending` (it is or will be sent), `delivered`, `exhausted` (the
@@ -77,6 +81,7 @@ impl<'a> Event<'a> {
         Self {
             event_id: WebhookId::Event(view.delivery_id),
             kind: &view.kind,
+            endpoint_id: view.endpoint_id,
             topup_id: view.topup_id.as_deref(),
             state: &view.state,
             created_at: view.created_at,
@@ -103,7 +108,7 @@ pub(super) struct Events<'a> {
     next_cursor: Option<String>,
 }
 
-/// List the events of the webhook endpoint
+/// List the events of all endpoints
 ///
 /// The newest come first. The webhooks of ready topups are not among them; look the topups up
 /// instead. Events are kept for 30 days.
@@ -189,7 +194,7 @@ pub(super) struct EventRedelivery<'a> {
         (status = 429, description = "The last attempt began less than a minute ago (`redelivered_recently`); `Retry-After` says when to try again", body = super::described::Message)))]
 pub(super) async fn redeliver(session: Session, Id(id): Id<EventId>) -> Result<Response, ApiError> {
     let id = WebhookId::Event(id.0);
-    send_again(&session, &id).await?;
+    send_again(&session, &id, None).await?;
     Ok(json(
         StatusCode::ACCEPTED,
         &EventRedelivery {
@@ -208,14 +213,23 @@ pub(super) async fn redeliver(session: Session, Id(id): Id<EventId>) -> Result<R
     responses(
         (status = 200, description = "The outcome: `delivered`, or `exhausted`, which means that the test failed for the reason in its attempt", body = EventDetail),
         (status = 202, description = "The outcome is not known yet, because the test is not sent or your endpoint is slow: look the event up", body = EventDetail),
-        (status = 409, description = "No webhook URL is set (`webhook_url_missing`), or we have paused the endpoint (`webhook_paused`)", body = super::described::Message),
+        (status = 409, description = "No webhook URL is set (`webhook_url_missing`), or the endpoint is paused (`webhook_paused`)", body = super::described::Message),
         (status = 429, description = "The last test was a moment ago (`tested_recently`); `Retry-After` says when to try again", body = super::described::Message)))]
 pub(super) async fn test(session: Session) -> Result<Response, ApiError> {
+    let first = EndpointKey::first(session.id());
+    test_endpoint(&session, first).await
+}
+
+/// Tests an endpoint, of which the caller knows that it is the partner's.
+pub(super) async fn test_endpoint(
+    session: &Session,
+    endpoint: EndpointKey,
+) -> Result<Response, ApiError> {
     let limits = &session.app.limits;
     let stop = &session.service().stop;
     let interval = limits.webhook_test_interval;
     let testing =
-        session.run(async |connection, partner| events::test(connection, partner, interval).await);
+        session.run(async |connection, _| events::test(connection, endpoint, interval).await);
     let id = match testing.await? {
         Tested::Due(id) => id,
         Tested::TooSoon(wait) => {
@@ -230,11 +244,11 @@ pub(super) async fn test(session: Session) -> Result<Response, ApiError> {
     loop {
         stop.run_until_cancelled(tokio::time::sleep(LOOK)).await;
         let late = Instant::now() >= deadline || stop.is_cancelled();
-        match find(&session, id).await {
+        match find(session, id).await {
             Ok(Some(event)) if event.state != "pending" => {
-                return detail(&session, StatusCode::OK, &event).await;
+                return detail(session, StatusCode::OK, &event).await;
             }
-            Ok(Some(event)) if late => return detail(&session, StatusCode::ACCEPTED, &event).await,
+            Ok(Some(event)) if late => return detail(session, StatusCode::ACCEPTED, &event).await,
             Ok(None) => return Err(Code::NotFound.into()),
             Err(error) if late => return Err(error),
             // A database that is busy delays only this answer and not the test, so an error is

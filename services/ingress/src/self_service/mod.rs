@@ -17,6 +17,7 @@
 mod account;
 mod delivery_list;
 pub(crate) mod described;
+mod endpoints;
 mod events;
 mod listen;
 pub(crate) mod openapi;
@@ -127,6 +128,17 @@ fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
             "/webhooks/redeliver/{redelivery_id}",
             get(redeliveries::show).delete(redeliveries::cancel),
         ),
+        ("/endpoints", get(endpoints::list).post(endpoints::create)),
+        (
+            "/endpoints/{endpoint_id}",
+            get(endpoints::show)
+                .put(endpoints::change)
+                .delete(endpoints::delete),
+        ),
+        ("/endpoints/{endpoint_id}/secret", post(endpoints::secret)),
+        ("/endpoints/{endpoint_id}/pause", post(endpoints::pause)),
+        ("/endpoints/{endpoint_id}/resume", post(endpoints::resume)),
+        ("/endpoints/{endpoint_id}/test", post(endpoints::test)),
         ("/keys", post(account::rotate)),
     ]
 }

@@ -19,7 +19,7 @@ use super::{
         NotFound, Overloaded, TooManyRequests, TopupFailed, Unauthorized, Unprocessable,
         WebhookTest,
     },
-    events, listen, options, orders, redeliveries, topups, webhook,
+    endpoints, events, listen, options, orders, redeliveries, topups, webhook,
 };
 use crate::orders::create;
 
@@ -43,7 +43,8 @@ const PREFIX: &str = "X-Service-";
         topups::redeliver, options::list, account::show, account::rotate, webhook::show, webhook::set,
         webhook::rotate_secret, listen::listen, events::test, events::list, events::show,
         events::redeliver, delivery_list::list, redeliveries::list, redeliveries::begin, redeliveries::show,
-        redeliveries::cancel
+        redeliveries::cancel, endpoints::list, endpoints::create, endpoints::show, endpoints::change,
+        endpoints::delete, endpoints::secret, endpoints::pause, endpoints::resume, endpoints::test
     ),
     components(
         schemas(webhooks::body::Body, TopupFailed, KeyExpiring, WebhookTest, Message, Messages, Denied),
@@ -141,7 +142,7 @@ fn members(object: &mut Value) -> impl Iterator<Item = &mut Value> {
 fn webhooks() -> Value {
     json!({
         "esim_ready": webhook(None, "Esim", "An eSIM is ready",
-            "One webhook is sent for each topup, never before the answer of create-order. Verify the signature before you trust the body. The same webhook can arrive twice; it then has the same `webhook-id`."),
+            "One webhook is sent for each topup to each endpoint that wants it, never before the answer of create-order. Verify the signature before you trust the body. The same webhook can arrive twice; it then has the same `webhook-id`."),
         "topup_failed": webhook(Some("topup.failed"), "TopupFailed", "A topup will have no eSIM",
             "Sent only if you asked for it with `PUT /webhook`. The order of the topup was answered with 201, but its eSIM will not be delivered."),
         "key_expiring": webhook(Some("key.expiring"), "KeyExpiring", "Old keys or an old webhook secret end soon",

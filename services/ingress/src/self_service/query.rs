@@ -9,6 +9,7 @@ use std::borrow::Cow;
 
 use axum::http::Uri;
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
+use domain::EndpointId;
 use time::{OffsetDateTime, UtcOffset, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
@@ -92,6 +93,13 @@ impl<'a> Query<'a> {
             Fault::new(Code::CreatedAfterInvalid),
             moment,
         )
+    }
+
+    /// `endpoint_id`: one of the partner's endpoints.
+    pub(super) fn endpoint(&mut self) -> Option<EndpointId> {
+        self.read("endpoint_id", Fault::new(Code::EndpointIdInvalid), |text| {
+            text.parse().ok()
+        })
     }
 
     /// Returns a 422 with all faults, if there are any.

@@ -4,8 +4,11 @@
 //! by the partner. Profiles and the answers of endpoints are stored encrypted, and are decrypted
 //! here only to be shown. A redelivery is sent by a notifier; ingress only makes it due.
 
-use axum::{http::StatusCode, response::Response};
-use domain::{DeliveryId, OptionId, TopupId, WebhookId};
+use axum::{
+    http::{StatusCode, Uri},
+    response::Response,
+};
+use domain::{DeliveryId, EndpointId, OptionId, TopupId, WebhookId};
 use serde::Serialize;
 use store::{
     profile::Profile,
@@ -16,7 +19,7 @@ use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 use webhooks::{body::Body, event::failure, qr::QrUrls};
 
-use super::{Id, SelfService, Session, json};
+use super::{Id, SelfService, Session, json, query::Query};
 use crate::http::{codes::Code, error::ApiError};
 
 /// One unit of an order.
@@ -114,6 +117,25 @@ pub(super) struct Deliveries<'a> {
     next_attempt_at: Option<OffsetDateTime>,
     /// The newest 100 of the attempts that have ended, the oldest of them first.
     attempts: Vec<Attempt<'a>>,
+    /// The deliveries of the same eSIM to your further endpoints. The fields above are about the
+    /// first one.
+    endpoints: Vec<EndpointDelivery<'a>>,
+}
+
+/// The delivery of a topup's webhook to a further endpoint.
+#[derive(Serialize, ToSchema)]
+pub(super) struct EndpointDelivery<'a> {
+    #[schema(value_type = Uuid)]
+    endpoint_id: EndpointId,
+    /// `pending` (it is or will be sent), `delivered`, or `exhausted` (the retries have ended).
+    state: &'a str,
+    #[serde(with = "rfc3339::option")]
+    delivered_at: Option<OffsetDateTime>,
+    /// When the next attempt is due; null if none is planned.
+    #[serde(with = "rfc3339::option")]
+    next_attempt_at: Option<OffsetDateTime>,
+    /// The newest 100 of the attempts that have ended, the oldest of them first.
+    attempts: Vec<Attempt<'a>>,
 }
 
 /// One attempt to deliver a webhook.
@@ -150,7 +172,15 @@ pub(super) async fn deliveries(
     let attempts = delivery
         .id
         .map(|id| attempts(session.service(), id, &delivery.attempts));
+    let further = delivery.further.iter().map(|further| EndpointDelivery {
+        endpoint_id: further.endpoint_id,
+        state: &further.state,
+        delivered_at: further.delivered_at,
+        next_attempt_at: further.next_attempt_at,
+        attempts: self::attempts(session.service(), further.id, &further.attempts),
+    });
     let shown = Deliveries {
+        endpoints: further.collect(),
         topup_id: &id,
         state: delivery.state.as_deref(),
         delivered_at: delivery.delivered_at,
@@ -205,17 +235,28 @@ pub(super) struct Redelivery<'a> {
 /// Send a topup's webhook again
 ///
 /// Starts the retries of the webhook from the beginning, with the same `webhook-id`, so that your
-/// program can recognise the repeat. This is possible at most once a minute for each topup.
+/// program can recognise the repeat. This is possible at most once a minute for each topup and
+/// endpoint. Without `endpoint_id` the webhook is sent to your first endpoint.
 #[utoipa::path(post, path = "/topups/{topup_id}/redeliver", operation_id = "redeliver", tag = "Topups",
-    params(("topup_id" = String, Path, description = "The id of the topup, 26 digits")),
+    params(
+        ("topup_id" = String, Path, description = "The id of the topup, 26 digits"),
+        ("endpoint_id" = Option<Uuid>, Query, description = "The endpoint that the webhook is sent to; the default is the first one")),
     responses(
         (status = 202, description = "The webhook is sent within seconds", body = Redelivery),
         (status = 404, response = super::described::NotFound),
         (status = 410, response = super::described::Archived),
         (status = 409, description = "The eSIM is not ready (`topup_not_ready`), its fields were erased (`topup_erased`), or no webhook URL is set (`webhook_url_missing`)", body = super::described::Message),
+        (status = 422, response = super::described::Unprocessable),
         (status = 429, description = "The last attempt began less than a minute ago (`redelivered_recently`); `Retry-After` says when to try again", body = super::described::Message)))]
-pub(super) async fn redeliver(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
-    send_again(&session, &id.clone().into()).await?;
+pub(super) async fn redeliver(
+    session: Session,
+    Id(id): Id<TopupId>,
+    uri: Uri,
+) -> Result<Response, ApiError> {
+    let mut query = Query::of(&uri);
+    let endpoint = query.endpoint();
+    query.check()?;
+    send_again(&session, &id.clone().into(), endpoint).await?;
     Ok(json(
         StatusCode::ACCEPTED,
         &Redelivery {
@@ -227,10 +268,15 @@ pub(super) async fn redeliver(session: Session, Id(id): Id<TopupId>) -> Result<R
 
 /// Makes a delivery of the partner due again, whether it is about a topup or an event. If it is due
 /// already, or an attempt is in flight, this changes nothing and succeeds.
-pub(super) async fn send_again(session: &Session, id: &WebhookId) -> Result<(), ApiError> {
+/// `endpoint` says which delivery of a topup; without it, it is the one to the first endpoint.
+pub(super) async fn send_again(
+    session: &Session,
+    id: &WebhookId,
+    endpoint: Option<EndpointId>,
+) -> Result<(), ApiError> {
     let interval = session.app.limits.redeliver_interval;
     let redelivering = session.run(async |connection, partner| {
-        self_service::redeliver(connection, partner, id, interval).await
+        self_service::redeliver(connection, partner, id, endpoint, interval).await
     });
     match (redelivering.await?, id) {
         (Redelivered::Again | Redelivered::Due, _) => Ok(()),

@@ -1,4 +1,5 @@
-//! The partner's webhook endpoint: its URL, its state and its secret.
+//! The partner's first endpoint: its URL, its state and its secret. The checks of a URL here are
+//! those of all [`super::endpoints`].
 //!
 //! Guarantee: a new URL passes the checks of address and port that each connection of a notifier
 //! makes, too, so that a partner learns at once if its webhooks could never be sent there. It must
@@ -119,7 +120,7 @@ struct Wanted {
 }
 
 /// A 422 about one field of the body.
-fn refused<T>(parameter: &'static str, fault: Fault) -> Result<T, ApiError> {
+pub(super) fn refused<T>(parameter: &'static str, fault: Fault) -> Result<T, ApiError> {
     Err(ApiError::Unprocessable(vec![fault.of_parameter(parameter)]))
 }
 
@@ -163,7 +164,11 @@ fn events(given: &Value) -> Result<Vec<Kind>, ApiError> {
 }
 
 /// Parses a URL, and makes all checks that need no name server.
-fn url(guard: &Guard, text: &str, environment: Environment) -> Result<WebhookUrl, ApiError> {
+pub(super) fn url(
+    guard: &Guard,
+    text: &str,
+    environment: Environment,
+) -> Result<WebhookUrl, ApiError> {
     let url: WebhookUrl = match text.parse() {
         Ok(url) => url,
         Err(error) => return refused("url", Fault::with(Code::UrlInvalid, error)),
@@ -190,7 +195,7 @@ fn forbidden<T>(reason: Forbidden) -> Result<T, ApiError> {
 /// Resolves the host of a URL and judges its addresses, as each connection does. If they are not
 /// found in time, the result is a warning and not an error, because a partner may set the URL
 /// before it creates the name.
-async fn resolved(
+pub(super) async fn resolved(
     service: &SelfService,
     url: &WebhookUrl,
 ) -> Result<Option<&'static str>, ApiError> {
@@ -214,9 +219,9 @@ async fn resolved(
 #[derive(Serialize, ToSchema)]
 pub(super) struct NewSecret {
     #[schema(example = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")]
-    webhook_secret: String,
+    pub(super) webhook_secret: String,
     #[serde(with = "rfc3339::option")]
-    old_secret_until: Option<OffsetDateTime>,
+    pub(super) old_secret_until: Option<OffsetDateTime>,
 }
 
 /// Replace the webhook secret
@@ -228,6 +233,11 @@ pub(super) struct NewSecret {
         (status = 201, description = "The new secret", body = NewSecret),
         (status = 409, description = "The old secret of the last rotation still signs webhooks, so there cannot be a further one (`rotation_under_way`)", body = super::described::Message)))]
 pub(super) async fn rotate_secret(session: Session) -> Result<Response, ApiError> {
+    replace_secret(&session).await
+}
+
+/// Replaces the secret of the first endpoint.
+pub(super) async fn replace_secret(session: &Session) -> Result<Response, ApiError> {
     let secret = generate::webhook_secret().map_err(ApiError::internal)?;
     let vault = &session.service().vault;
     let rotated = session.run(async |connection, partner| {

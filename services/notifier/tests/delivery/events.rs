@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use domain::{DeliveryId, PartnerId, WebhookId};
 use store::deliveries::{
     View,
+    endpoints::EndpointKey,
     events::{self, Kind, Tested},
 };
 use store::{partners, self_service};
@@ -17,7 +18,7 @@ use crate::support::{Bench, PATIENCE};
 impl Bench {
     async fn test_endpoint(&self, partner: PartnerId) -> DeliveryId {
         let mut connection = self.pool.acquire().await.unwrap();
-        match events::test(&mut connection, partner, Duration::ZERO)
+        match events::test(&mut connection, EndpointKey::first(partner), Duration::ZERO)
             .await
             .unwrap()
         {

@@ -17,7 +17,11 @@ use store::orders::{self, NewOrder, NewPlacement, NewTopup};
 use store::partners::{self, NewPartner};
 use store::placements::{self, Claim, Outcome, Progress, ReadyProfile, Settlement, Unit};
 use store::vault::{Keyring, Vault};
-use store::{deliveries::endpoints, profile::Profile, schema};
+use store::{
+    deliveries::endpoints::{self, EndpointKey},
+    profile::Profile,
+    schema,
+};
 use testkit::{database::Database, nats::OwnStreams, receiver::Receiver, wait};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
@@ -167,12 +171,16 @@ impl Bench {
 
     pub async fn pause(&self, partner: PartnerId) {
         let mut connection = self.pool.acquire().await.unwrap();
-        endpoints::pause(&mut connection, partner).await.unwrap();
+        endpoints::pause(&mut connection, partner.first_endpoint())
+            .await
+            .unwrap();
     }
 
     pub async fn resume(&self, partner: PartnerId) {
         let mut connection = self.pool.acquire().await.unwrap();
-        endpoints::resume(&mut connection, partner).await.unwrap();
+        endpoints::resume(&mut connection, EndpointKey::first(partner))
+            .await
+            .unwrap();
     }
 
     /// Reads the metrics of the admin endpoint.

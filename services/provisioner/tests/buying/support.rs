@@ -266,7 +266,10 @@ impl Bench {
             wait::soon(&format!("the row of provider {provider}"), async || {
                 let mut connection = self.pool.acquire().await?;
                 let all = store::providers::list(&mut connection).await?;
-                Ok(all.iter().any(|known| known.name == *provider).then_some(()))
+                Ok(all
+                    .iter()
+                    .any(|known| known.name == *provider)
+                    .then_some(()))
             })
             .await;
         }

@@ -1,0 +1,235 @@
+//! A partner's further endpoints: how partners (self-service) make, change and delete them.
+//!
+//! The first endpoint of a partner, which is the webhook URL of the specification, is part of the
+//! partner's row ([`super::endpoint`]). What this module stores goes to any [number](MOST) of
+//! further ones. Deliveries, attempts and blocks do not tell the two kinds apart.
+//!
+//! Every function takes the partner beside the endpoint and filters by both, so the id of another
+//! partner's endpoint looks like one that does not exist.
+
+use std::collections::BTreeMap;
+
+use domain::{EndpointId, PartnerId};
+use signing::webhook;
+use sqlx::PgConnection;
+
+use super::{Overlap, Rotated};
+use crate::{
+    Error, Result,
+    deliveries::{
+        endpoints::{self, Block, EndpointKey},
+        events::Kind,
+    },
+    seconds,
+    vault::{Purpose, Vault, VaultError},
+};
+
+/// The maximum number of endpoints of one partner, the first one included. It bounds how many
+/// requests an order can cause.
+pub const MOST: u32 = 10;
+
+/// Headers that every request to an endpoint carries: names and values. `webhooks::headers` checks
+/// them.
+pub type Headers = BTreeMap<String, String>;
+
+/// A new further endpoint.
+#[derive(Clone, Copy, Debug)]
+pub struct NewEndpoint<'a> {
+    pub key: EndpointKey,
+    pub url: &'a str,
+    pub secret: &'a webhook::Secret,
+    /// What it gets; of [`Kind::OF_FURTHER_ENDPOINTS`].
+    pub events: &'a [Kind],
+    pub headers: &'a Headers,
+}
+
+/// Creates a further endpoint. Returns false if the partner has the maximum number of endpoints
+/// already. The lock of the partner's row lets one request after the other pass, so that two at the
+/// same time do not exceed the maximum.
+pub async fn create(
+    connection: &mut PgConnection,
+    vault: &Vault,
+    new: &NewEndpoint<'_>,
+) -> Result<bool> {
+    let id = new.key.id;
+    let partner_id = new.key.partner_id.uuid();
+    let secret = vault.seal(Purpose::EndpointSecret(id), new.secret.expose())?;
+    let headers = seal_headers(vault, id, new.headers)?;
+    sqlx::query!(
+        "UPDATE partners SET has_further_endpoints = true WHERE partner_id = $1",
+        partner_id
+    )
+    .execute(&mut *connection)
+    .await?;
+    let statement = sqlx::query!(
+        "INSERT INTO further_endpoints (endpoint_id, partner_id, url, secret, events, headers, created_at)
+         SELECT $2, $1, $3, $4, $5, $6, clock_timestamp()
+         WHERE (SELECT count(*) FROM further_endpoints WHERE partner_id = $1 AND purpose = 'webhooks') < $7",
+        partner_id,
+        id.uuid(),
+        new.url,
+        secret,
+        &names(new.events) as &[&str],
+        headers,
+        // The first endpoint has no row.
+        i64::from(MOST - 1),
+    );
+    Ok(statement.execute(connection).await?.rows_affected() > 0)
+}
+
+fn names(kinds: &[Kind]) -> Vec<&'static str> {
+    kinds.iter().copied().map(Kind::as_str).collect()
+}
+
+/// A change of a further endpoint; `None` keeps what is stored.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Change<'a> {
+    pub url: Option<&'a str>,
+    pub events: Option<&'a [Kind]>,
+    pub headers: Option<&'a Headers>,
+}
+
+/// Changes a further endpoint. After a new URL the notifiers make waiting deliveries due, and the
+/// next probe of a blocked endpoint is due at once. Returns false if the partner has no such
+/// endpoint.
+pub async fn change(
+    connection: &mut PgConnection,
+    vault: &Vault,
+    endpoint: EndpointKey,
+    change: &Change<'_>,
+) -> Result<bool> {
+    let headers = match change.headers {
+        Some(headers) => seal_headers(vault, endpoint.id, headers)?,
+        None => None,
+    };
+    let events = change.events.map(names);
+    // `was` locks the row and decides whether the URL changes.
+    let query = sqlx::query_scalar!(
+        r#"WITH was AS MATERIALIZED (
+               SELECT url FROM further_endpoints WHERE endpoint_id = $1 AND partner_id = $2 FOR UPDATE
+           )
+           UPDATE further_endpoints f
+           SET url = coalesce($3::text, f.url), events = coalesce($4::text[], f.events),
+               headers = CASE WHEN $5::bool THEN $6 ELSE f.headers END
+           FROM was WHERE f.endpoint_id = $1
+           RETURNING ($3::text IS NOT NULL AND was.url <> $3::text) AS "moved!""#,
+        endpoint.id.uuid(),
+        endpoint.partner_id.uuid(),
+        change.url,
+        events.as_deref() as Option<&[&str]>,
+        change.headers.is_some(),
+        headers,
+    );
+    let moved = query.fetch_optional(&mut *connection).await?;
+    if moved == Some(true) {
+        endpoints::begin_move(connection, endpoint.id, Block::ProbeNow).await?;
+    }
+    Ok(moved.is_some())
+}
+
+/// Deletes a further endpoint. What it still waits for is not sent any more: deliveries that are
+/// due are deleted by the claim that finds them, and those that are held are forgotten here.
+/// Returns false if the partner has no such endpoint.
+///
+/// `health` forgets its block, so that the claims find the deliveries. `flag` notes whether the
+/// partner has other further endpoints; it reads the state before this statement.
+pub async fn delete(connection: &mut PgConnection, endpoint: EndpointKey) -> Result<bool> {
+    let partner_id = endpoint.partner_id.uuid();
+    sqlx::query!(
+        "SELECT partner_id FROM partners WHERE partner_id = $1 FOR NO KEY UPDATE",
+        partner_id
+    )
+    .fetch_optional(&mut *connection)
+    .await?;
+    let statement = sqlx::query_scalar!(
+        r#"WITH gone AS (
+               DELETE FROM further_endpoints WHERE endpoint_id = $1 AND partner_id = $2 RETURNING endpoint_id
+           ), health AS (
+               DELETE FROM endpoints WHERE partner_id = ANY (ARRAY (SELECT endpoint_id FROM gone))
+           ), waiting AS (
+               DELETE FROM held WHERE partner_id = $2 AND state = 'exhausted'
+                 AND lane = ANY (ARRAY (SELECT endpoint_id::text FROM gone))
+           ), flag AS (
+               UPDATE partners SET has_further_endpoints = false
+               WHERE partner_id = $2 AND has_further_endpoints
+                 AND NOT EXISTS (SELECT FROM further_endpoints f
+                                 WHERE f.partner_id = $2 AND f.endpoint_id <> $1 AND f.purpose = 'webhooks')
+           )
+           SELECT count(*) AS "gone!" FROM gone"#,
+        endpoint.id.uuid(),
+        partner_id,
+    );
+    Ok(statement.fetch_one(connection).await? > 0)
+}
+
+/// Replaces the secret of a further endpoint. The rules are those of [`super::rotate_keys`].
+pub async fn rotate_secret(
+    connection: &mut PgConnection,
+    vault: &Vault,
+    endpoint: EndpointKey,
+    secret: &webhook::Secret,
+    overlap: Overlap,
+) -> Result<Rotated> {
+    let sealed = vault.seal(Purpose::EndpointSecret(endpoint.id), secret.expose())?;
+    let query = sqlx::query_scalar!(
+        "UPDATE further_endpoints
+         SET secret = $3,
+             old_secret = CASE WHEN $4 = 0::float8 THEN NULL WHEN $5 THEN old_secret ELSE secret END,
+             old_secret_until = CASE WHEN $4 > 0::float8 THEN now() + make_interval(secs => $4) END
+         WHERE endpoint_id = $1 AND partner_id = $2
+           AND ($4 = 0::float8 OR coalesce(old_secret_until > now(), false) = $5)
+         RETURNING old_secret_until",
+        endpoint.id.uuid(),
+        endpoint.partner_id.uuid(),
+        sealed,
+        seconds(overlap.lasts),
+        overlap.keep_old,
+    );
+    Ok(query
+        .fetch_optional(connection)
+        .await?
+        .map_or(Rotated::Refused, Rotated::Until))
+}
+
+/// Whether the partner has this endpoint. Its first endpoint always exists.
+pub async fn exists(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    id: EndpointId,
+) -> Result<bool> {
+    if id == partner_id.first_endpoint() {
+        return Ok(true);
+    }
+    let query = sqlx::query_scalar!(
+        r#"SELECT true AS "true!" FROM further_endpoints WHERE endpoint_id = $1 AND partner_id = $2"#,
+        id.uuid(),
+        partner_id.uuid(),
+    );
+    Ok(query.fetch_optional(connection).await?.is_some())
+}
+
+fn seal_headers(vault: &Vault, id: EndpointId, headers: &Headers) -> Result<Option<Vec<u8>>> {
+    if headers.is_empty() {
+        return Ok(None);
+    }
+    let text = serde_json::to_vec(headers).map_err(|error| Error::Unreadable(error.to_string()))?;
+    Ok(Some(vault.seal(Purpose::EndpointHeaders(id), &text)?))
+}
+
+/// Opens the sealed headers of a further endpoint.
+pub fn open_headers(vault: &Vault, id: EndpointId, sealed: &[u8]) -> Result<Headers> {
+    let text = vault.open(Purpose::EndpointHeaders(id), sealed)?;
+    serde_json::from_slice(&text).map_err(|_| VaultError::Damaged.into())
+}
+
+/// Opens the sealed webhook-signing key of an endpoint, whether it is the first one of its partner
+/// or a further one.
+pub fn open_secret(vault: &Vault, endpoint: EndpointKey, sealed: &[u8]) -> Result<webhook::Secret> {
+    let purpose = if endpoint.is_first() {
+        Purpose::WebhookSecret(endpoint.partner_id)
+    } else {
+        Purpose::EndpointSecret(endpoint.id)
+    };
+    let bytes = vault.open(purpose, sealed)?;
+    webhook::Secret::from_bytes(bytes).map_err(|_| VaultError::Damaged.into())
+}

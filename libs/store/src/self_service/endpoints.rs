@@ -1,0 +1,197 @@
+//! All endpoints of a partner, as it sees and changes them. The first one is also the subject of
+//! [`super::webhooks`], and its address and events are changed there.
+
+use domain::{EndpointId, PartnerId};
+use sqlx::{Connection, PgConnection};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::{record_change, webhooks::MOST_COUNTED};
+use crate::{
+    Result,
+    deliveries::endpoints::{self, EndpointKey},
+    partners::further::{self, Change, NewEndpoint},
+    vault::Vault,
+};
+
+/// An endpoint of a partner with its health.
+#[derive(Clone, Debug)]
+pub struct AnyEndpoint {
+    pub endpoint_id: EndpointId,
+    /// `None` only for a first endpoint that was not set.
+    pub url: Option<String>,
+    /// What it gets: `topup.ready` and the names of further events.
+    pub events: Vec<String>,
+    /// Its sealed headers; opened by [`further::open_headers`].
+    pub headers: Option<Vec<u8>>,
+    /// `open`, `blocked`, `probing`, `paused` or `no_url`.
+    pub state: String,
+    /// The partner has paused it, so the partner can resume it.
+    pub paused_by_partner: bool,
+    pub blocked_until: Option<OffsetDateTime>,
+    pub failures: i32,
+    pub waiting: i64,
+    pub exhausted: i64,
+    pub old_secret_until: Option<OffsetDateTime>,
+    pub created_at: OffsetDateTime,
+}
+
+struct Row {
+    endpoint_id: Uuid,
+    url: Option<String>,
+    events: Vec<String>,
+    headers: Option<Vec<u8>>,
+    state: String,
+    paused_by_partner: bool,
+    blocked_until: Option<OffsetDateTime>,
+    failures: i32,
+    waiting: i64,
+    exhausted: i64,
+    old_secret_until: Option<OffsetDateTime>,
+    created_at: OffsetDateTime,
+}
+
+/// The endpoints of a partner, the first one first and then the oldest; or only the one with this
+/// id.
+pub async fn endpoints(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    only: Option<EndpointId>,
+) -> Result<Vec<AnyEndpoint>> {
+    let rows = sqlx::query_as!(
+        Row,
+        r#"SELECT c.endpoint_id AS "endpoint_id!", c.url, c.events AS "events!", c.headers,
+                  CASE WHEN e.blocked_until = 'infinity' THEN 'paused'
+                       WHEN c.url IS NULL THEN 'no_url'
+                       WHEN e.probe IS NOT NULL OR e.blocked_until <= now() THEN 'probing'
+                       WHEN e.blocked_until IS NOT NULL THEN 'blocked'
+                       ELSE 'open' END AS "state!",
+                  coalesce(e.paused_by_partner AND e.blocked_until = 'infinity', false) AS "paused_by_partner!",
+                  nullif(e.blocked_until, 'infinity') AS blocked_until,
+                  coalesce(e.failures, 0) AS "failures!",
+                  (SELECT count(*)
+                   FROM (SELECT FROM work w
+                         WHERE w.kind = 'deliver' AND w.provider = '' AND w.lane = c.lane AND w.partner_id = $1
+                         LIMIT $3) waiting) AS "waiting!",
+                  (SELECT count(*)
+                   FROM (SELECT FROM held h WHERE h.partner_id = $1 AND h.state = 'exhausted' AND h.lane = c.lane
+                         LIMIT $3) exhausted) AS "exhausted!",
+                  CASE WHEN c.until > now() THEN c.until END AS old_secret_until, c.created_at AS "created_at!"
+           FROM (
+               SELECT true AS first, partner_id AS endpoint_id, '' AS lane, webhook_url AS url,
+                      array_prepend('topup.ready', webhook_events) AS events, NULL::bytea AS headers,
+                      old_webhook_secret_until AS until, created_at
+               FROM partners WHERE partner_id = $1
+               UNION ALL
+               SELECT false, endpoint_id, endpoint_id::text, url, events, headers, old_secret_until, created_at
+               FROM further_endpoints WHERE partner_id = $1 AND purpose = 'webhooks'
+           ) c
+           LEFT JOIN endpoints e ON e.partner_id = c.endpoint_id
+           WHERE $2::uuid IS NULL OR c.endpoint_id = $2
+           ORDER BY c.first DESC, c.created_at, c.endpoint_id"#,
+        partner_id.uuid(),
+        only.map(EndpointId::uuid),
+        MOST_COUNTED,
+    );
+    let endpoints = rows.fetch_all(connection).await?.into_iter();
+    Ok(endpoints
+        .map(|row| AnyEndpoint {
+            endpoint_id: row.endpoint_id.into(),
+            url: row.url,
+            events: row.events,
+            headers: row.headers,
+            state: row.state,
+            paused_by_partner: row.paused_by_partner,
+            blocked_until: row.blocked_until,
+            failures: row.failures,
+            waiting: row.waiting,
+            exhausted: row.exhausted,
+            old_secret_until: row.old_secret_until,
+            created_at: row.created_at,
+        })
+        .collect())
+}
+
+/// Creates a further endpoint, and records that. Returns false if the partner has too many.
+pub async fn create_endpoint(
+    connection: &mut PgConnection,
+    vault: &Vault,
+    new: &NewEndpoint<'_>,
+) -> Result<bool> {
+    let mut transaction = connection.begin().await?;
+    if !further::create(&mut transaction, vault, new).await? {
+        return Ok(false);
+    }
+    record_change(&mut transaction, "endpoint create", new.key.partner_id).await?;
+    transaction.commit().await?;
+    Ok(true)
+}
+
+/// Changes a further endpoint, and records that. Returns false if the partner has no such one.
+pub async fn change_endpoint(
+    connection: &mut PgConnection,
+    vault: &Vault,
+    endpoint: EndpointKey,
+    change: &Change<'_>,
+) -> Result<bool> {
+    let mut transaction = connection.begin().await?;
+    if !further::change(&mut transaction, vault, endpoint, change).await? {
+        return Ok(false);
+    }
+    record_change(&mut transaction, "endpoint set", endpoint.partner_id).await?;
+    transaction.commit().await?;
+    Ok(true)
+}
+
+/// Deletes a further endpoint, and records that. Returns false if the partner has no such one.
+pub async fn delete_endpoint(connection: &mut PgConnection, endpoint: EndpointKey) -> Result<bool> {
+    let mut transaction = connection.begin().await?;
+    if !further::delete(&mut transaction, endpoint).await? {
+        return Ok(false);
+    }
+    record_change(&mut transaction, "endpoint delete", endpoint.partner_id).await?;
+    transaction.commit().await?;
+    Ok(true)
+}
+
+/// What became of a request to pause or resume an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PauseChanged {
+    Done,
+    /// An operator has paused the endpoint, so only an operator resumes it.
+    ByOperator,
+    Unknown,
+}
+
+/// Pauses an endpoint of the partner, and records that. A second pause changes nothing.
+pub async fn pause_endpoint(
+    connection: &mut PgConnection,
+    endpoint: EndpointKey,
+) -> Result<PauseChanged> {
+    let mut transaction = connection.begin().await?;
+    if !further::exists(&mut transaction, endpoint.partner_id, endpoint.id).await? {
+        return Ok(PauseChanged::Unknown);
+    }
+    endpoints::pause_by_partner(&mut transaction, endpoint).await?;
+    record_change(&mut transaction, "endpoint pause", endpoint.partner_id).await?;
+    transaction.commit().await?;
+    Ok(PauseChanged::Done)
+}
+
+/// Ends a pause of the partner, and records that. Resuming an endpoint that is not paused changes
+/// nothing.
+pub async fn resume_endpoint(
+    connection: &mut PgConnection,
+    endpoint: EndpointKey,
+) -> Result<PauseChanged> {
+    let mut transaction = connection.begin().await?;
+    if !further::exists(&mut transaction, endpoint.partner_id, endpoint.id).await? {
+        return Ok(PauseChanged::Unknown);
+    }
+    if !endpoints::resume_by_partner(&mut transaction, endpoint).await? {
+        return Ok(PauseChanged::ByOperator);
+    }
+    record_change(&mut transaction, "endpoint resume", endpoint.partner_id).await?;
+    transaction.commit().await?;
+    Ok(PauseChanged::Done)
+}

@@ -1,0 +1,492 @@
+//! All endpoints of a partner: the first one, which is its webhook URL, and further ones, each with
+//! its own secret, events, headers, pause and health.
+//!
+//! Guarantee: an endpoint of another partner is answered like an unknown one. Secrets and the values
+//! of headers are never shown after the request that set them. A URL passes the same checks as that
+//! of the first endpoint ([`super::webhook`]).
+
+use axum::{extract::Request, http::StatusCode, response::Response};
+use domain::EndpointId;
+use serde::Serialize;
+use serde_json::Value;
+use signing::generate;
+use store::{
+    deliveries::{endpoints::EndpointKey, events::Kind},
+    partners::{
+        Rotated,
+        further::{self, Change, Headers, MOST, NewEndpoint},
+    },
+    self_service::{self, AnyEndpoint, PauseChanged},
+};
+use time::{OffsetDateTime, serde::rfc3339};
+use utoipa::ToSchema;
+use webhooks::{headers, url::WebhookUrl};
+
+use super::{
+    Id, OVERLAP, Session, events, json,
+    webhook::{NewSecret, refused, replace_secret, resolved, url},
+};
+use crate::http::{
+    body,
+    codes::Code,
+    error::{ApiError, Fault},
+};
+
+/// An endpoint with its health.
+#[derive(Serialize, ToSchema)]
+#[schema(as = WebhookEndpoint)]
+pub(super) struct Shown {
+    /// Names the endpoint. It stays the same for its whole life.
+    #[schema(value_type = Uuid)]
+    endpoint_id: EndpointId,
+    /// Whether it is the first endpoint, whose URL and events `PUT /webhook` sets.
+    first: bool,
+    /// Null only for a first endpoint whose URL is not set.
+    url: Option<String>,
+    /// What it receives: `topup.ready` and the names of further events. The first endpoint always
+    /// receives `topup.ready`.
+    events: Vec<String>,
+    /// The names of the headers that each request to it carries. Their values are not shown.
+    header_names: Vec<String>,
+    /// `open`, `blocked` (after failures), `probing` (one webhook tests it), `paused` or `no_url`.
+    state: String,
+    /// Who has paused it: `you` or `us`; null if it is not paused.
+    paused_by: Option<&'static str>,
+    #[serde(with = "rfc3339::option")]
+    blocked_until: Option<OffsetDateTime>,
+    /// Consecutive failed attempts.
+    failures: i32,
+    /// Webhooks that wait for an attempt, counted up to 10,000.
+    waiting: i64,
+    /// Webhooks whose retries have ended, counted up to 10,000.
+    exhausted: i64,
+    /// Until when the old secret signs, too.
+    #[serde(with = "rfc3339::option")]
+    old_secret_until: Option<OffsetDateTime>,
+    #[serde(with = "rfc3339")]
+    created_at: OffsetDateTime,
+}
+
+impl Shown {
+    fn new(session: &Session, endpoint: AnyEndpoint) -> Result<Self, ApiError> {
+        let id = endpoint.endpoint_id;
+        let headers = match &endpoint.headers {
+            Some(sealed) => further::open_headers(&session.service().vault, id, sealed)
+                .map_err(ApiError::internal)?,
+            None => Headers::new(),
+        };
+        let paused_by = match (endpoint.state.as_str(), endpoint.paused_by_partner) {
+            ("paused", true) => Some("you"),
+            ("paused", false) => Some("us"),
+            _ => None,
+        };
+        Ok(Self {
+            endpoint_id: id,
+            first: id == session.id().first_endpoint(),
+            url: endpoint.url,
+            events: endpoint.events,
+            header_names: headers.into_keys().collect(),
+            state: endpoint.state,
+            paused_by,
+            blocked_until: endpoint.blocked_until,
+            failures: endpoint.failures,
+            waiting: endpoint.waiting,
+            exhausted: endpoint.exhausted,
+            old_secret_until: endpoint.old_secret_until,
+            created_at: endpoint.created_at,
+        })
+    }
+}
+
+/// All endpoints of the account.
+#[derive(Serialize, ToSchema)]
+#[schema(as = WebhookEndpoints)]
+pub(super) struct List {
+    /// The first endpoint and then the further ones, the oldest first.
+    endpoints: Vec<Shown>,
+}
+
+/// List the endpoints
+///
+/// The first one is the webhook URL of the account. Each endpoint gets the webhooks that it asks
+/// for, and is blocked, paused and tested by itself.
+#[utoipa::path(get, path = "/endpoints", operation_id = "list_endpoints", tag = "Endpoints",
+    responses((status = 200, description = "The endpoints", body = List)))]
+pub(super) async fn list(session: Session) -> Result<Response, ApiError> {
+    let found = session
+        .run(async |connection, partner| self_service::endpoints(connection, partner, None).await)
+        .await?;
+    let shown: Result<Vec<Shown>, ApiError> = found
+        .into_iter()
+        .map(|endpoint| Shown::new(&session, endpoint))
+        .collect();
+    Ok(json(StatusCode::OK, &List { endpoints: shown? }))
+}
+
+/// The endpoint with this id, as it is shown; a 404 if the partner has none.
+async fn current(session: &Session, id: EndpointId) -> Result<Shown, ApiError> {
+    let found = session.run(async |connection, partner| {
+        self_service::endpoints(connection, partner, Some(id)).await
+    });
+    let endpoint = found.await?.pop().ok_or(Code::NotFound)?;
+    Shown::new(session, endpoint)
+}
+
+/// Show an endpoint
+#[utoipa::path(get, path = "/endpoints/{endpoint_id}", operation_id = "show_endpoint", tag = "Endpoints",
+    params(("endpoint_id" = Uuid, Path, description = "The id of the endpoint")),
+    responses((status = 200, description = "The endpoint", body = Shown), (status = 404, response = super::described::NotFound)))]
+pub(super) async fn show(session: Session, Id(id): Id<EndpointId>) -> Result<Response, ApiError> {
+    Ok(json(StatusCode::OK, &current(&session, id).await?))
+}
+
+/// A new endpoint, or a changed one.
+#[derive(Serialize, ToSchema)]
+#[schema(as = ChangedWebhookEndpoint)]
+pub(super) struct Changed {
+    #[serde(flatten)]
+    endpoint: Shown,
+    /// The secret that signs its webhooks, only in the answer that creates it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")]
+    webhook_secret: Option<String>,
+    /// A warning, only if the host of the new URL could not be resolved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    warning: Option<&'static str>,
+}
+
+/// Create a further endpoint
+///
+/// From now on it gets, beside the first endpoint, the webhooks that `events` names, signed with a
+/// secret of its own, which only this answer shows. A webhook has the same `webhook-id` at each
+/// endpoint if it is about a ready eSIM. An account has at most ten endpoints with the first one. If
+/// the answer is lost, list the endpoints, and delete the one whose secret you do not have.
+#[utoipa::path(post, path = "/endpoints", operation_id = "create_endpoint", tag = "Endpoints", request_body = super::described::NewFurtherEndpoint,
+    responses(
+        (status = 201, description = "The endpoint with its secret", body = Changed),
+        (status = 400, response = super::described::InvalidJson),
+        (status = 409, description = "The account has the maximum number of endpoints (`too_many_endpoints`)", body = super::described::Message),
+        (status = 422, response = super::described::Unprocessable)))]
+pub(super) async fn create(session: Session, request: Request) -> Result<Response, ApiError> {
+    let wanted = Wanted::read(&session, request).await?;
+    let Some(url) = &wanted.url else {
+        return refused("url", Fault::new(Code::UrlMissing));
+    };
+    let warning = resolved(session.service(), url).await?;
+    let secret = generate::webhook_secret().map_err(ApiError::internal)?;
+    let vault = &session.service().vault;
+    let key = EndpointKey {
+        partner_id: session.id(),
+        id: EndpointId::new(),
+    };
+    let new = NewEndpoint {
+        key,
+        url: url.as_str(),
+        secret: &secret,
+        events: wanted.events.as_deref().unwrap_or(&[Kind::TopupReady]),
+        headers: &wanted.headers.unwrap_or_default(),
+    };
+    let creating = session
+        .run(async |connection, _| self_service::create_endpoint(connection, vault, &new).await);
+    if !creating.await? {
+        return Err(ApiError::with(Code::TooManyEndpoints, MOST));
+    }
+    tracing::info!(
+        partner.id = %key.partner_id, endpoint.id = %key.id,
+        "a partner created a further endpoint"
+    );
+    let changed = Changed {
+        endpoint: current(&session, key.id).await?,
+        webhook_secret: Some(secret.to_text()),
+        warning,
+    };
+    Ok(json(StatusCode::CREATED, &changed))
+}
+
+/// What a body asks for; `None` keeps the stored value.
+struct Wanted {
+    url: Option<WebhookUrl>,
+    events: Option<Vec<Kind>>,
+    headers: Option<Headers>,
+}
+
+impl Wanted {
+    /// Reads a body, and checks what can be checked without a name server.
+    async fn read(session: &Session, request: Request) -> Result<Self, ApiError> {
+        let (parts, body) = request.into_parts();
+        let body = body::read(&session.app.limits, &parts.headers, body).await?;
+        let body: Value =
+            serde_json::from_slice(&body).map_err(|_| ApiError::from(Code::InvalidJson))?;
+        let given = |name: &str| body.get(name).filter(|given| !given.is_null());
+        let url = match given("url") {
+            Some(Value::String(text)) => {
+                Some(url(&session.service().guard, text, session.environment())?)
+            }
+            Some(_) => {
+                return refused("url", Fault::with(Code::UrlInvalid, "it must be a string"));
+            }
+            None => None,
+        };
+        Ok(Self {
+            url,
+            events: given("events").map(wanted_events).transpose()?,
+            headers: given("headers").map(wanted_headers).transpose()?,
+        })
+    }
+}
+
+/// Reads the wanted events. Each is named once in the result, in the order of the choices.
+fn wanted_events(given: &Value) -> Result<Vec<Kind>, ApiError> {
+    let choices = Kind::OF_FURTHER_ENDPOINTS;
+    let kind = |name: &Value| {
+        let name = name.as_str()?;
+        choices.into_iter().find(|kind| kind.as_str() == name)
+    };
+    let given = given
+        .as_array()
+        .and_then(|names| names.iter().map(kind).collect::<Option<Vec<_>>>());
+    let Some(given) = given else {
+        let names = choices.map(Kind::as_str).join(", ");
+        return refused("events", Fault::with(Code::EventsInvalid, names));
+    };
+    Ok(choices
+        .into_iter()
+        .filter(|kind| given.contains(kind))
+        .collect())
+}
+
+/// Reads the wanted headers. Messages about them never repeat a value, which may be a secret.
+fn wanted_headers(given: &Value) -> Result<Headers, ApiError> {
+    let wrong =
+        |why: &dyn std::fmt::Display| refused("headers", Fault::with(Code::HeadersInvalid, why));
+    let Some(given) = given.as_object() else {
+        return wrong(&"they must be an object of strings");
+    };
+    let mut wanted = Headers::new();
+    let mut bytes = 0;
+    for (name, value) in given {
+        let Some(value) = value.as_str() else {
+            return wrong(&"each value must be a string");
+        };
+        let name = match headers::check(name, value) {
+            Ok(name) => name,
+            Err(error) => return wrong(&error),
+        };
+        bytes += name.len() + value.len();
+        if wanted.insert(name, value.to_owned()).is_some() {
+            return wrong(&"a name is given twice");
+        }
+    }
+    if wanted.len() > headers::MOST || bytes > headers::MOST_BYTES {
+        return wrong(&format_args!(
+            "at most {} headers with {} bytes are allowed",
+            headers::MOST,
+            headers::MOST_BYTES
+        ));
+    }
+    Ok(wanted)
+}
+
+/// The further endpoint that a path names. The first one is refused, because it is changed by other
+/// requests.
+fn further_key(session: &Session, id: EndpointId) -> Result<EndpointKey, ApiError> {
+    let key = EndpointKey {
+        partner_id: session.id(),
+        id,
+    };
+    if key.is_first() {
+        return Err(Code::FirstEndpoint.into());
+    }
+    Ok(key)
+}
+
+/// Change a further endpoint
+///
+/// A field that you leave out keeps its value; one of them is required. After a new URL is set, the
+/// webhooks that wait are sent to it within seconds, and a blocked endpoint is tested at once.
+/// Change the first endpoint with `PUT /webhook`.
+#[utoipa::path(put, path = "/endpoints/{endpoint_id}", operation_id = "change_endpoint", tag = "Endpoints", request_body = super::described::EndpointChange,
+    params(("endpoint_id" = Uuid, Path, description = "The id of the endpoint")),
+    responses(
+        (status = 200, description = "The endpoint", body = Changed),
+        (status = 400, response = super::described::InvalidJson),
+        (status = 404, response = super::described::NotFound),
+        (status = 409, description = "It is the first endpoint (`first_endpoint`)", body = super::described::Message),
+        (status = 422, response = super::described::Unprocessable)))]
+pub(super) async fn change(
+    session: Session,
+    Id(id): Id<EndpointId>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let key = further_key(&session, id)?;
+    let stored = current(&session, id).await?;
+    let wanted = Wanted::read(&session, request).await?;
+    if wanted.url.is_none() && wanted.events.is_none() && wanted.headers.is_none() {
+        return refused("url", Fault::new(Code::UrlMissing));
+    }
+    let warning = match &wanted.url {
+        Some(url) if stored.url.as_deref() != Some(url.as_str()) => {
+            resolved(session.service(), url).await?
+        }
+        _ => None,
+    };
+    let vault = &session.service().vault;
+    let change = Change {
+        url: wanted.url.as_ref().map(WebhookUrl::as_str),
+        events: wanted.events.as_deref(),
+        headers: wanted.headers.as_ref(),
+    };
+    let changing = session.run(async |connection, _| {
+        self_service::change_endpoint(connection, vault, key, &change).await
+    });
+    if !changing.await? {
+        return Err(Code::NotFound.into());
+    }
+    tracing::info!(
+        partner.id = %key.partner_id, endpoint.id = %id,
+        "a partner changed a further endpoint"
+    );
+    let changed = Changed {
+        endpoint: current(&session, id).await?,
+        webhook_secret: None,
+        warning,
+    };
+    Ok(json(StatusCode::OK, &changed))
+}
+
+/// Delete a further endpoint
+///
+/// Nothing is sent to it any more, not even the webhooks that wait. A request that is under way is
+/// finished. The other endpoints are not affected.
+#[utoipa::path(delete, path = "/endpoints/{endpoint_id}", operation_id = "delete_endpoint", tag = "Endpoints",
+    params(("endpoint_id" = Uuid, Path, description = "The id of the endpoint")),
+    responses(
+        (status = 204, description = "The endpoint is deleted"),
+        (status = 404, response = super::described::NotFound),
+        (status = 409, description = "It is the first endpoint (`first_endpoint`)", body = super::described::Message)))]
+pub(super) async fn delete(session: Session, Id(id): Id<EndpointId>) -> Result<Response, ApiError> {
+    let key = further_key(&session, id)?;
+    let deleting =
+        session.run(async |connection, _| self_service::delete_endpoint(connection, key).await);
+    if !deleting.await? {
+        return Err(Code::NotFound.into());
+    }
+    tracing::info!(
+        partner.id = %key.partner_id, endpoint.id = %id,
+        "a partner deleted a further endpoint; what waited for it is not sent any more"
+    );
+    Ok(axum::response::IntoResponse::into_response(
+        StatusCode::NO_CONTENT,
+    ))
+}
+
+/// Replace the secret of an endpoint
+///
+/// For 24 hours each webhook to it has two signatures, that of the new secret first. The new secret
+/// is shown only in this answer. For the first endpoint this is the same as `POST /webhook/secret`.
+#[utoipa::path(post, path = "/endpoints/{endpoint_id}/secret", operation_id = "replace_endpoint_secret", tag = "Endpoints",
+    params(("endpoint_id" = Uuid, Path, description = "The id of the endpoint")),
+    responses(
+        (status = 201, description = "The new secret", body = NewSecret),
+        (status = 404, response = super::described::NotFound),
+        (status = 409, description = "The old secret of the last rotation still signs webhooks, so there cannot be a further one (`rotation_under_way`)", body = super::described::Message)))]
+pub(super) async fn secret(session: Session, Id(id): Id<EndpointId>) -> Result<Response, ApiError> {
+    let Ok(key) = further_key(&session, id) else {
+        return replace_secret(&session).await;
+    };
+    // A rotation of an unknown endpoint is refused like one that is under way, so it is looked for.
+    current(&session, id).await?;
+    let secret = generate::webhook_secret().map_err(ApiError::internal)?;
+    let vault = &session.service().vault;
+    let rotated = session.run(async |connection, partner| {
+        self_service::rotate(
+            connection,
+            partner,
+            "endpoint secret rotate",
+            async |transaction| {
+                further::rotate_secret(transaction, vault, key, &secret, OVERLAP).await
+            },
+        )
+        .await
+    });
+    let Rotated::Until(until) = rotated.await? else {
+        return Err(Code::RotationUnderWay.into());
+    };
+    tracing::info!(
+        partner.id = %key.partner_id, endpoint.id = %id,
+        "a partner replaced the secret of a further endpoint; for 24 hours the old one also signs"
+    );
+    let new = NewSecret {
+        webhook_secret: secret.to_text(),
+        old_secret_until: until,
+    };
+    Ok(json(StatusCode::CREATED, &new))
+}
+
+/// Pause an endpoint
+///
+/// Its webhooks wait until you resume it, without using up attempts. Your other endpoints go on.
+/// Pausing a paused endpoint changes nothing.
+#[utoipa::path(post, path = "/endpoints/{endpoint_id}/pause", operation_id = "pause_endpoint", tag = "Endpoints",
+    params(("endpoint_id" = Uuid, Path, description = "The id of the endpoint")),
+    responses(
+        (status = 200, description = "The endpoint", body = Shown),
+        (status = 404, response = super::described::NotFound)))]
+pub(super) async fn pause(session: Session, Id(id): Id<EndpointId>) -> Result<Response, ApiError> {
+    let pausing = session.run(async |connection, partner_id| {
+        self_service::pause_endpoint(connection, EndpointKey { partner_id, id }).await
+    });
+    pause_changed(&session, id, pausing.await?).await
+}
+
+/// Resume an endpoint
+///
+/// The webhooks that wait are sent within seconds. Resuming an endpoint that is not paused changes
+/// nothing.
+#[utoipa::path(post, path = "/endpoints/{endpoint_id}/resume", operation_id = "resume_endpoint", tag = "Endpoints",
+    params(("endpoint_id" = Uuid, Path, description = "The id of the endpoint")),
+    responses(
+        (status = 200, description = "The endpoint", body = Shown),
+        (status = 404, response = super::described::NotFound),
+        (status = 409, description = "We have paused the endpoint, so ask us to resume it (`webhook_paused`)", body = super::described::Message)))]
+pub(super) async fn resume(session: Session, Id(id): Id<EndpointId>) -> Result<Response, ApiError> {
+    let resuming = session.run(async |connection, partner_id| {
+        self_service::resume_endpoint(connection, EndpointKey { partner_id, id }).await
+    });
+    pause_changed(&session, id, resuming.await?).await
+}
+
+async fn pause_changed(
+    session: &Session,
+    id: EndpointId,
+    changed: PauseChanged,
+) -> Result<Response, ApiError> {
+    match changed {
+        PauseChanged::Unknown => Err(Code::NotFound.into()),
+        PauseChanged::ByOperator => Err(Code::WebhookPaused.into()),
+        PauseChanged::Done => Ok(json(StatusCode::OK, &current(session, id).await?)),
+    }
+}
+
+/// Test an endpoint
+///
+/// Sends a signed `webhook.test` event to it, once, and waits for the outcome, as `POST
+/// /webhook/test` does for the first endpoint.
+#[utoipa::path(post, path = "/endpoints/{endpoint_id}/test", operation_id = "test_endpoint", tag = "Endpoints",
+    params(("endpoint_id" = Uuid, Path, description = "The id of the endpoint")),
+    responses(
+        (status = 200, description = "The outcome: `delivered`, or `exhausted`, which means that the test failed for the reason in its attempt", body = events::EventDetail),
+        (status = 202, description = "The outcome is not known yet: look the event up", body = events::EventDetail),
+        (status = 404, response = super::described::NotFound),
+        (status = 409, description = "No webhook URL is set (`webhook_url_missing`), or the endpoint is paused (`webhook_paused`)", body = super::described::Message),
+        (status = 429, description = "The last test of this endpoint was a moment ago (`tested_recently`); `Retry-After` says when to try again", body = super::described::Message)))]
+pub(super) async fn test(session: Session, Id(id): Id<EndpointId>) -> Result<Response, ApiError> {
+    let key = EndpointKey {
+        partner_id: session.id(),
+        id,
+    };
+    if !key.is_first() {
+        current(&session, id).await?;
+    }
+    events::test_endpoint(&session, key).await
+}
