@@ -9,14 +9,16 @@
 //!
 //! [`account`] sends the signed requests, with the keys that [`profile`] reads and stores.
 //! [`order`] places orders, and triggers the outcomes of the sandbox for tests. [`listen`] forwards
-//! webhooks to an endpoint that the service cannot reach, such as one on a laptop. [`tail`] follows
-//! orders and webhook attempts. [`webhooks`] lists missed webhooks and has them sent again. [`certify`] sends webhooks to an endpoint and judges its responses,
+//! webhooks to an endpoint that the service cannot reach, such as one on a laptop. [`endpoints`]
+//! changes where the service sends webhooks. [`tail`] follows orders and webhook attempts.
+//! [`webhooks`] lists missed webhooks and has them sent again. [`certify`] sends webhooks to an endpoint and judges its responses,
 //! and [`checklist`] lists what else must be true before real customers order. [`output`] prints
 //! results.
 
 mod account;
 pub mod certify;
 mod checklist;
+mod endpoints;
 mod listen;
 mod order;
 mod output;
@@ -31,6 +33,7 @@ use reqwest::Url;
 
 use crate::{
     account::{Account, AccountConfig, encoded},
+    endpoints::Endpoints,
     output::{is_closed, print},
     tail::Logs,
     webhooks::Webhooks,
@@ -46,6 +49,7 @@ const EXAMPLES: &str = "Examples:
   esim-partner webhooks redeliver --since 2h
   esim-partner redeliver 20250129123456123456789012
   esim-partner redeliver evt_019a0000000070008000000000000001
+  esim-partner endpoints list
   esim-partner certify https://shop.example.com/webhooks
 
 The keys:
@@ -191,6 +195,9 @@ enum AccountCommand {
         #[arg(long, value_name = "URL", value_parser = listen::endpoint)]
         forward_to: Option<Url>,
     },
+    /// List and change the endpoints that receive your webhooks
+    #[command(subcommand)]
+    Endpoints(Endpoints),
     /// Send realistic webhooks to your endpoint, judge its answers, and print a go-live checklist
     ///
     /// Some webhooks are valid and must be acknowledged with a 2xx. Others are forged, changed or
@@ -279,6 +286,7 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
             let query = query.into_iter().flatten().collect::<Vec<_>>().join("&");
             account.send("GET", "/orders", &query, None).await?
         }
+        AccountCommand::Endpoints(endpoints) => endpoints.send(&account).await?,
         AccountCommand::Options => account.send("GET", "/options", "limit=100", None).await?,
         AccountCommand::Redeliver { id, .. } => {
             let of = if listen::is_event(id) {
@@ -296,7 +304,10 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
                 .await?
         }
     };
-    print(serde_json::to_string_pretty(&answer.json)?)?;
+    // A deletion is answered without a body.
+    if !answer.json.is_null() {
+        print(serde_json::to_string_pretty(&answer.json)?)?;
+    }
     if !answer.is_success() {
         eprintln!("esim-partner: {}", answer.summary());
     }

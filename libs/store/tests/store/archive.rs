@@ -5,6 +5,7 @@ use std::time::Duration;
 use domain::{OrderId, PartnerId, TopupIds};
 use sqlx::{AssertSqlSafe, Connection};
 use store::archive::{self, Archive, Copied, FileState, NotRestored, Part};
+use store::deliveries;
 use store::operator::actions::Action;
 use store::orders::{self, NewOrder};
 use store::retention::{self, Class};
@@ -14,9 +15,10 @@ use time::OffsetDateTime;
 use uuid::{NoContext, Timestamp, Uuid};
 
 use crate::bench::{
-    Bench, VAULT, answered, applied, bought, bought_pending, delivery_id, parked, placement, ready,
-    topups,
+    Bench, VAULT, answered, applied, bought, bought_pending, delivery_id, ids, parked, placement,
+    ready, topups,
 };
+use crate::further::READY;
 
 const ACTION: Action<'_> = Action {
     operator: "tester",
@@ -267,6 +269,49 @@ async fn the_external_id_of_a_refused_order_stays_free() {
             .unwrap()
     );
     assert!(bench.insert_again(partner, id).await);
+}
+
+#[tokio::test]
+async fn deliveries_to_further_endpoints_are_archived_with_their_order() {
+    let bench = Bench::new().await;
+    bench.keep_everything().await;
+    let partner = bench.partner(None).await;
+    bench.further(partner, "further", READY).await;
+    let order = bench.delivered(partner, "o-1", 500).await;
+    let mut connection = bench.connection().await;
+    let fanned_out = deliveries::fan_out(&mut connection, &ids(&topups(&order))).await;
+    assert_eq!(fanned_out.unwrap(), 1);
+    assert_eq!(bench.finished().await, Vec::<Uuid>::new(), "it is not sent");
+    bench
+        .sql("UPDATE deliveries SET state = 'delivered' WHERE endpoint_id IS NOT NULL; DELETE FROM work")
+        .await;
+    assert_eq!(bench.finished().await, [order.order_id.uuid()]);
+    let mut archive = bench.reserved(10).await;
+    bench.ripen().await;
+    let copied = bench
+        .moved(&mut archive, std::slice::from_ref(&order))
+        .await;
+    assert_eq!(counts(&copied.parts), [1, 1, 1, 1, 2, 1, 1]);
+    for table in ["deliveries", "further_deliveries"] {
+        assert_eq!(bench.count_of(table).await, 0, "{table}");
+    }
+    bench.restored(&archive, &copied).await.unwrap();
+    let topup = topups(&order).remove(0);
+    let shown = self_service::delivery(&mut connection, partner, &topup).await;
+    assert_eq!(shown.unwrap().unwrap().further[0].state, "delivered");
+    // An erasure reaches them as well.
+    bench
+        .sql("UPDATE deliveries SET error = 'timeout', state = 'exhausted' WHERE endpoint_id IS NOT NULL")
+        .await;
+    let erased = store::operator::erase::order(&mut connection, order.order_id, applied()).await;
+    assert_eq!(erased.unwrap().attempts, 1);
+    let left: String = bench
+        .value(
+            "SELECT error FROM deliveries WHERE endpoint_id IS NOT NULL AND topup_id = $1",
+            &topup,
+        )
+        .await;
+    assert_eq!(left, "its order was erased");
 }
 
 /// Each of these keeps an order in the tables until it is undone.

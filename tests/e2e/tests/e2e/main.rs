@@ -16,6 +16,7 @@
 //! - [`cells`]: a partner moves from one cell to another.
 //! - [`faults`], [`database_away`]: processes, servers and connections fail.
 //! - [`forged`]: messages of an attacker with a stage's credentials.
+//! - [`endpoints`]: several endpoints of one partner.
 //! - [`limits`], [`limits_memory`]: overload is answered, and the other partners keep their share.
 //! - [`isolation`]: an option that hangs or fails does not stop the others.
 //! - [`qr`]: only pictures of sent codes are drawn, where the operator wants it.
@@ -33,6 +34,7 @@ mod archive;
 mod cells;
 mod database_away;
 mod duplicates;
+mod endpoints;
 mod esim_partner;
 mod events;
 mod examples;

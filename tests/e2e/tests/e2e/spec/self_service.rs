@@ -9,6 +9,8 @@ use testkit::rows;
 
 const REDELIVERY: &str = "/webhook/events/evt_019a0000000070008000000000000001/redeliver";
 
+const UNKNOWN_ENDPOINT: &str = "/endpoints/0199aabb-ccdd-7eee-8fff-001122334455";
+
 fn get(w: &World, path: &str) -> Request {
     ask(w, "GET", path)
 }
@@ -66,6 +68,26 @@ pub const ROWS: &[Row] = &rows! {
     "409: a redelivery of a partner without a URL", |w| {
         w.post(r#"{"since": "2026-01-01T00:00:00Z"}"#).path("/api/v1/api_partner/webhooks/redeliver").whole()
     } => Error(409, "The account has no webhook URL; set one first");
+    "404: no endpoint id", |w| get(w, "/endpoints/1") => NOT_FOUND;
+    "404: an unknown endpoint", |w| get(w, UNKNOWN_ENDPOINT) => NOT_FOUND;
+    "404: a test of an unknown endpoint", |w| ask(w, "POST", &format!("{UNKNOWN_ENDPOINT}/test")) => NOT_FOUND;
+    "404: an unknown endpoint is deleted", |w| ask(w, "DELETE", UNKNOWN_ENDPOINT) => NOT_FOUND;
+    "405: DELETE on the endpoints", |w| ask(w, "DELETE", "/endpoints") => NOT_ALLOWED;
+    "405: GET on a pause", |w| get(w, &format!("{UNKNOWN_ENDPOINT}/pause")) => NOT_ALLOWED;
+    "401 comes before an unknown endpoint", |w| get(w, UNKNOWN_ENDPOINT).header(SIGNATURE, "no")
+        => Denied("Invalid signature.");
+    "400: a new endpoint that isn't JSON", |w| {
+        w.post("url").path("/api/v1/api_partner/endpoints")
+    } => Error(400, "Invalid JSON format");
+    "422: a new endpoint without a URL", |w| w.post("{}").path("/v1/api_partner/endpoints")
+        => Unprocessable(&["Url is missing; send a string to set it or null to remove it"]);
+    "422: headers that frame the request",
+        |w| w.post(r#"{"url": "https://partner.example/", "headers": {"Content-Length": "1"}}"#)
+            .path("/api/v1/api_partner/endpoints")
+        => Unprocessable(&["Headers are invalid: content-length is set by us or by the connection and cannot be chosen"]);
+    "422: an endpoint id of a redelivery that is none",
+        |w| ask(w, "POST", "/topups/20200101000000000000000000/redeliver").query("endpoint_id=first")
+        => Unprocessable(&["Endpoint id must be a UUID"]);
     "405: POST on options", |w| ask(w, "POST", "/options") => NOT_ALLOWED;
     "405: GET on keys", |w| get(w, "/keys") => NOT_ALLOWED;
     "405: DELETE on the webhook", |w| ask(w, "DELETE", "/webhook") => NOT_ALLOWED;
