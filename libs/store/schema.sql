@@ -284,6 +284,24 @@ TABLE pulses
     CONSTRAINT pulses_pkey PRIMARY KEY (instance)
     CREATE INDEX pulses_at ON public.pulses USING btree (at)
 
+TABLE redeliveries
+    redelivery_id uuid NOT NULL
+    partner_id uuid NOT NULL
+    state text
+    since timestamp with time zone NOT NULL
+    until timestamp with time zone NOT NULL
+    matching bigint
+    phase text NOT NULL
+    after_at timestamp with time zone
+    after_id uuid
+    redelivered bigint NOT NULL DEFAULT 0
+    created_at timestamp with time zone NOT NULL DEFAULT now()
+    ended_at timestamp with time zone
+    cancelled_at timestamp with time zone
+    CONSTRAINT redeliveries_pkey PRIMARY KEY (redelivery_id)
+    CREATE INDEX redeliveries_partner ON public.redeliveries USING btree (partner_id, created_at)
+    CREATE UNIQUE INDEX redeliveries_running ON public.redeliveries USING btree (partner_id) WHERE (ended_at IS NULL)
+
 TABLE retention
     class text NOT NULL
     days integer

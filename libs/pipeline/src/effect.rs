@@ -55,6 +55,8 @@ pub enum Effect {
     CommitAttempts,
     /// The group commit of deliveries without a webhook URL.
     CommitNoEndpoint,
+    /// The commit of a batch of a redelivery.
+    CommitRedelivery,
     /// The creation of the deliveries to a partner's further endpoints.
     CommitFanOut,
 }
@@ -74,9 +76,11 @@ impl Effect {
             | Self::CommitHealth
             | Self::CommitProbe
             | Self::CommitOutcomes => &["provisioner"],
-            Self::Webhook | Self::CommitAttempts | Self::CommitNoEndpoint | Self::CommitFanOut => {
-                &["notifier"]
-            }
+            Self::Webhook
+            | Self::CommitAttempts
+            | Self::CommitNoEndpoint
+            | Self::CommitRedelivery
+            | Self::CommitFanOut => &["notifier"],
         }
     }
 }

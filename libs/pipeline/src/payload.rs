@@ -10,6 +10,7 @@
 
 use domain::{DeliveryId, OrderId, PartnerId, PlacementId};
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 /// The most rows in one message. Small messages spread a burst of orders over the replicas. A
 /// process pulls a message only while it has room for this many tickets. Even so it may defer some
@@ -135,6 +136,28 @@ pub struct ReadyReport {
 pub enum Heartbeat {
     #[serde(rename = "topup.heartbeat.v1")]
     V1 { provider: String },
+}
+
+/// A question to all ingress processes: has the answer of this order left? It is asked over core
+/// NATS, with the subject `topup.left.all`, when a partner cancels an order within its first seconds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type")]
+pub enum Departure {
+    #[serde(rename = "topup.left.v1")]
+    V1 {
+        order_id: OrderId,
+        /// The process that asks.
+        ingress: Uuid,
+    },
+}
+
+/// The reply of the process that has answered the order, with the subject `topup.left.<ingress>`: it
+/// no longer answers it. There is no other reply, because silence already means that nobody knows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type")]
+pub enum Departed {
+    #[serde(rename = "topup.departed.v1")]
+    V1 { order_id: OrderId },
 }
 
 #[cfg(test)]

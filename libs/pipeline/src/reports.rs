@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use crate::{
     Batcher, Effect, Nats,
-    payload::{ReadyReport, Reports, VerdictReport},
+    payload::{Departed, Departure, ReadyReport, Reports, VerdictReport},
     publish::group_by_address,
 };
 
@@ -57,6 +57,18 @@ impl Nats {
                 }
             },
         )
+    }
+
+    /// Asks all ingress processes whether the answer of an order has left.
+    pub async fn ask_departure(&self, question: &Departure) {
+        let subject = self.departures_subject(None);
+        self.send(Effect::Send, subject, question, None).await;
+    }
+
+    /// Tells an ingress process that the answer of an order has left.
+    pub async fn tell_departure(&self, ingress: Uuid, reply: &Departed) {
+        let subject = self.departures_subject(Some(ingress));
+        self.send(Effect::Send, subject, reply, None).await;
     }
 
     /// Passes the messages of a core NATS subject to `receive`. Messages that cannot be read, or

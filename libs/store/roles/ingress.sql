@@ -39,6 +39,10 @@ GRANT INSERT (partner_id, moving_since, blocked_until, paused_by_partner),
     UPDATE (moving_since, blocked_until, paused_by_partner, probe), DELETE ON endpoints TO esim_ingress;
 GRANT SELECT, INSERT ON operator_actions TO esim_ingress;
 
+-- Redeliveries, which the notifiers work off. The sweeps tell which pending deliveries have no row in `work` yet.
+GRANT SELECT, INSERT, UPDATE (ended_at, cancelled_at) ON redeliveries TO esim_ingress;
+GRANT SELECT ON sweeps TO esim_ingress;
+
 -- Its pulse, and what it does if the server has lost commits.
 GRANT SELECT, INSERT, UPDATE, DELETE ON pulses TO esim_ingress;
 GRANT EXECUTE ON FUNCTION commits_lost(text, bigint) TO esim_ingress;

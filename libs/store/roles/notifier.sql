@@ -11,11 +11,15 @@ GRANT SELECT ON orders, placements, topups, esims, deliveries, sweeps TO esim_no
 
 -- It deletes events whose term has ended, or that have become pointless before they were sent.
 GRANT INSERT, DELETE ON deliveries TO esim_notifier;
-GRANT UPDATE (state, attempt, attempted_at, status, error, delivered_at, duration_ms) ON deliveries TO esim_notifier;
+GRANT UPDATE (state, attempt, schedule_start, attempted_at, status, error, delivered_at, duration_ms) ON deliveries
+    TO esim_notifier;
 GRANT SELECT, INSERT, DELETE ON further_deliveries TO esim_notifier;
 GRANT SELECT, INSERT, UPDATE, DELETE ON work, held, endpoints TO esim_notifier;
 GRANT SELECT, INSERT ON delivery_attempts TO esim_notifier;
 GRANT UPDATE ON sweeps TO esim_notifier;
+
+-- Redeliveries: it works them off, and deletes old ones.
+GRANT SELECT, DELETE, UPDATE (phase, after_at, after_id, redelivered, ended_at) ON redeliveries TO esim_notifier;
 
 -- Retention: docs/decisions/0018-retention.md.
 GRANT SELECT, UPDATE (after, up_to, began_at) ON retention TO esim_notifier;

@@ -19,6 +19,7 @@ GRANT UPDATE (state, reason) ON topups TO esim_operator;
 GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_operator;
 GRANT INSERT ON delivery_attempts TO esim_operator;
 GRANT INSERT, UPDATE, DELETE ON work, held, endpoints TO esim_operator;
+GRANT SELECT, DELETE ON redeliveries TO esim_operator;
 
 -- Retention and erasure.
 GRANT SELECT, UPDATE ON retention TO esim_operator;

@@ -377,7 +377,7 @@ pub enum Cancelled {
     Done,
     /// The request that created the order may still be unanswered, at most for this time. Nothing
     /// was changed.
-    Undecided(Duration),
+    Undecided { order_id: OrderId, rest: Duration },
     /// Something of the order is bought or may be bought. Nothing was changed.
     TooLate,
     /// The partner has no order with this external id, or only refused ones.
@@ -387,11 +387,13 @@ pub enum Cancelled {
 /// Cancels an order at the request of its partner, if nothing of it is bought and no attempt is
 /// open. This is the same transition as that of [`refuse`], and frees the external id. Before
 /// `answer_by` only the request that created the order may refuse it, so that a partner cannot
-/// cancel an order and get a 201 for it afterwards.
+/// cancel an order and get a 201 for it afterwards. That does not hold for the order `answered`,
+/// because the process that answered it has said that its answer has left.
 pub async fn cancel(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     external_order_id: &str,
+    answered: Option<OrderId>,
 ) -> Result<Cancelled> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     let query = sqlx::query!(
@@ -405,10 +407,13 @@ pub async fn cancel(
     let Some(order) = order else {
         return Ok(Cancelled::Unknown);
     };
-    if order.undecided_for > 0.0 {
-        return Ok(Cancelled::Undecided(age(order.undecided_for)));
+    let order_id = OrderId::from(order.order_id);
+    if order.undecided_for > 0.0 && answered != Some(order_id) {
+        return Ok(Cancelled::Undecided {
+            order_id,
+            rest: age(order.undecided_for),
+        });
     }
-    let order_id = order.order_id.into();
     let closed = close(&mut transaction, order_id).await?;
     if closed.is_empty() {
         transaction.rollback().await?;

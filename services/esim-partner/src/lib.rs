@@ -10,7 +10,8 @@
 //! [`account`] sends the signed requests, with the keys that [`profile`] reads and stores.
 //! [`order`] places orders, and triggers the outcomes of the sandbox for tests. [`listen`] forwards
 //! webhooks to an endpoint that the service cannot reach, such as one on a laptop. [`endpoints`]
-//! changes where the service sends webhooks. [`tail`] follows orders and webhook attempts. [`certify`] sends webhooks to an endpoint and judges its responses,
+//! changes where the service sends webhooks. [`tail`] follows orders and webhook attempts.
+//! [`webhooks`] lists missed webhooks and has them sent again. [`certify`] sends webhooks to an endpoint and judges its responses,
 //! and [`checklist`] lists what else must be true before real customers order. [`output`] prints
 //! results.
 
@@ -23,6 +24,7 @@ mod order;
 mod output;
 mod profile;
 mod tail;
+mod webhooks;
 
 use std::process::ExitCode;
 
@@ -34,6 +36,7 @@ use crate::{
     endpoints::Endpoints,
     output::{is_closed, print},
     tail::Logs,
+    webhooks::Webhooks,
 };
 
 const EXAMPLES: &str = "Examples:
@@ -43,6 +46,7 @@ const EXAMPLES: &str = "Examples:
   esim-partner order A-1042 424b7b26-96e7-5c95-8df9-6654a3998070 --qty 2
   esim-partner orders show A-1042
   esim-partner logs tail
+  esim-partner webhooks redeliver --since 2h
   esim-partner redeliver 20250129123456123456789012
   esim-partner redeliver evt_019a0000000070008000000000000001
   esim-partner endpoints list
@@ -174,6 +178,9 @@ enum AccountCommand {
     /// Follow the account's orders and webhook attempts as they happen
     #[command(subcommand)]
     Logs(Logs),
+    /// List the webhooks that your endpoint missed, and have them sent again
+    #[command(subcommand)]
+    Webhooks(Webhooks),
     /// Send a topup's webhook, or an event, again
     ///
     /// The repeat has the same `webhook-id`, so that your endpoint can recognise it.
@@ -248,6 +255,7 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
         AccountCommand::Certify(certify) => return certify.run(&account).await,
         AccountCommand::Listen(listen) => return listen.run(&account).await,
         AccountCommand::Logs(Logs::Tail(tail)) => return tail.run(&account).await.map(|()| true),
+        AccountCommand::Webhooks(webhooks) => return webhooks.run(&account).await,
         AccountCommand::Trigger { outcome, qty } => {
             return order::trigger(&account, outcome.as_deref(), *qty).await;
         }

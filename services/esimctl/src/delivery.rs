@@ -14,9 +14,13 @@ use serde_json::json;
 use store::{
     PgConnection,
     config::MasterKeyConfig,
+    deliveries::{
+        View,
+        redeliveries::{self, Redelivery},
+    },
     operator::{
         actions::Mode,
-        deliveries::{self, AttemptView, DeliveryView, Filter, Replayed},
+        deliveries::{self, AttemptView, Filter, Replayed},
     },
     vault::{Keyring, Purpose, Vault},
 };
@@ -38,6 +42,14 @@ const LIST_EXAMPLES: &str = "Examples:
 
 --since compares the time of the last attempt, or the time when the eSIM became ready if there was no attempt yet.";
 
+const REDELIVERIES_EXAMPLES: &str = "Examples:
+  esimctl delivery redeliveries
+  esimctl delivery redeliveries --partner ak_0123456789abcdef01234567 --json
+
+A partner begins and cancels its redeliveries itself, with `POST` and `DELETE …/webhooks/redeliver`; the notifiers make
+its webhooks due in batches. A redelivery that does not get on usually waits for the endpoint: `esimctl endpoint list`
+shows whether it is blocked or paused.";
+
 const SHOW_EXAMPLES: &str = "Examples:
   esimctl delivery show 20250129123456618033988749
   MASTER_KEY_FILE=master.key esimctl delivery show 20250129123456618033988749 --answers
@@ -58,8 +70,8 @@ handled the webhook before recognises the repeat and may ignore it.
 
 A single delivery, and `--state all`, include deliveries that wait for their next attempt. Webhooks whose profile was
 erased are left out, because there is nothing left to send. --since and --until compare the time of the last attempt, or
-the time when the eSIM became ready if there was no attempt yet. Events can only be replayed one by one, and a test
-event cannot be replayed at all: it is sent once.";
+the time when the eSIM became ready if there was no attempt yet. With --partner the partner's events are replayed, too,
+except tests, which are sent once.";
 
 /// The error for a replay that could send nothing, because there is no URL to send to.
 pub const NO_URL: &str = "the partner has no webhook URL; set one with `esimctl partner set-webhook`, which also sends the \
@@ -93,6 +105,15 @@ pub enum Command {
     /// Send one webhook or event again, or a partner's webhooks since a given time
     #[command(after_help = REPLAY_EXAMPLES)]
     Replay(Replay),
+    /// List the running redeliveries, or all of one partner, with their progress
+    ///
+    /// A redelivery is a partner's own request to send many of its webhooks again.
+    #[command(after_help = REDELIVERIES_EXAMPLES)]
+    Redeliveries {
+        /// List all redeliveries of this partner, the newest first, and not only the running ones
+        #[arg(long, value_name = "ID|ACCESS_KEY")]
+        partner: Option<String>,
+    },
 }
 
 #[derive(Args, Clone, Debug)]
@@ -164,7 +185,28 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             show(id, vault.as_ref(), console).await
         }
         Command::Replay(asked) => replay(asked, console).await,
+        Command::Redeliveries { partner } => list_redeliveries(partner.as_ref(), console).await,
     }
+}
+
+/// The most redeliveries that are listed.
+const MOST_REDELIVERIES: i64 = 100;
+
+async fn list_redeliveries(partner: Option<&String>, console: &Console) -> anyhow::Result<()> {
+    let mut connection = console.connect().await?;
+    let found = match find_id(&mut connection, partner).await? {
+        Some(partner) => redeliveries::list(&mut connection, partner, MOST_REDELIVERIES).await?,
+        None => redeliveries::running(&mut connection, None, MOST_REDELIVERIES).await?,
+    };
+    console.print_list(&found, "There are no such redeliveries.", redelivery_row)
+}
+
+fn redelivery_row(one: &Redelivery) -> Row<9> {
+    cells!(one:
+        redelivery_id, partner_id, state = one.state.clone().unwrap_or_else(|| "undelivered".into()),
+        since = moment(one.since), until = moment(one.until), matching = or_dash(one.matching), redelivered,
+        began = moment(one.created_at), ended = at(one.ended_at),
+    )
 }
 
 async fn list_all(asked: &List, console: &Console) -> anyhow::Result<()> {
@@ -188,9 +230,10 @@ async fn list_all(asked: &List, console: &Console) -> anyhow::Result<()> {
     })
 }
 
-fn row(delivery: &DeliveryView) -> Row<7> {
+fn row(delivery: &View) -> Row<7> {
     cells!(delivery:
-        topup_id, external_order_id, state, attempts, "last attempt" = at(delivery.attempted_at),
+        topup_id = or_dash(delivery.topup_id.as_ref()),
+        external_order_id = or_dash(delivery.external_order_id.as_ref()), state, attempts, "last attempt" = at(delivery.attempted_at),
         error = or_dash(delivery.error.as_ref()), due = at(delivery.due_at),
     )
 }
@@ -259,9 +302,10 @@ fn answer(vault: Option<&Vault>, id: DeliveryId, attempt: &AttemptView) -> Optio
     })
 }
 
-fn head(delivery: &DeliveryView) -> String {
+fn head(delivery: &View) -> String {
     properties(&cells!(delivery:
-        topup_id, order_id, external_order_id, partner_id, state, due = at(delivery.due_at),
+        topup_id = or_dash(delivery.topup_id.as_ref()), order_id = or_dash(delivery.order_id),
+        external_order_id = or_dash(delivery.external_order_id.as_ref()), partner_id, state, due = at(delivery.due_at),
         delivered = at(delivery.delivered_at), error = or_dash(delivery.error.as_ref()),
         "profile erased" = at(delivery.erased_at),
     ))

@@ -10,7 +10,10 @@ use domain::{DeliveryId, WebhookId};
 use serde_json::{Value, json};
 use store::{
     PgConnection,
-    deliveries::events::{self, Page, View},
+    deliveries::{
+        View,
+        events::{self, Page},
+    },
 };
 
 use crate::{
@@ -49,7 +52,7 @@ pub async fn list(asked: &List, console: &Console) -> anyhow::Result<()> {
 
 fn row(event: &View) -> Row<8> {
     cells!(event:
-        event_id, kind, topup_id = or_dash(event.topup_id.as_ref()), state, attempts,
+        event_id = or_dash(event.event_id.as_ref()), kind, topup_id = or_dash(event.topup_id.as_ref()), state, attempts,
         "last attempt" = at(event.attempted_at), error = or_dash(event.error.as_ref()),
         due = at(event.due_at),
     )
@@ -71,7 +74,7 @@ pub async fn read(
 
 fn describe(event: &View) -> String {
     properties(&cells!(event:
-        event_id, kind, topup_id = or_dash(event.topup_id.as_ref()), partner_id, state,
+        event_id = or_dash(event.event_id.as_ref()), kind, topup_id = or_dash(event.topup_id.as_ref()), partner_id, state,
         due = at(event.due_at), delivered = at(event.delivered_at), error = or_dash(event.error.as_ref()),
         created = moment(event.created_at),
     ))

@@ -1,14 +1,18 @@
 //! The work of the notifier that no message announces: it moves waiting deliveries to a new URL,
-//! makes the events about ending keys, and deletes old events. [`crate::run`] starts it in every
+//! works off redeliveries, makes the events about ending keys, and deletes old events. [`crate::run`] starts it in every
 //! replica. Replicas may do the same work at the same time, because each statement leaves out what
 //! another process is working on, or changes nothing the second time.
 
 use std::time::Duration;
 
+use pipeline::{Effect, perform};
 use runtime::{Shutdown, outage};
 use store::{
     Database,
-    deliveries::{endpoints, events},
+    deliveries::{
+        endpoints, events,
+        redeliveries::{self, Redelivery},
+    },
 };
 use tokio::time::Instant;
 
@@ -19,8 +23,14 @@ const SLOW_LOOK: Duration = Duration::from_mins(1);
 /// The most rows of one statement.
 const BATCH: u32 = 500;
 
-/// Runs until the soft stop. An event about a key is made when the key ends within `notice`.
-pub async fn run(database: Database, notice: Duration, shutdown: Shutdown) -> anyhow::Result<()> {
+/// Runs until the soft stop. An event about a key is made when the key ends within `notice`. A
+/// redelivery makes at most `most_due` deliveries of its partner due at a time.
+pub async fn run(
+    database: Database,
+    notice: Duration,
+    most_due: u32,
+    shutdown: Shutdown,
+) -> anyhow::Result<()> {
     let mut ticks = shutdown.ticks(LOOK);
     let mut slow: Option<Instant> = None;
     while ticks.next().await {
@@ -28,6 +38,11 @@ pub async fn run(database: Database, notice: Duration, shutdown: Shutdown) -> an
             && let Some(others) = outage::DATABASE.failed()
         {
             tracing::error!(%error, others, "cannot move deliveries to a new URL; trying again");
+        }
+        if let Err(error) = redeliver(&database, most_due, &shutdown).await
+            && let Some(others) = outage::DATABASE.failed()
+        {
+            tracing::error!(%error, others, "cannot continue redeliveries; trying again");
         }
         if slow.is_none_or(|last| last.elapsed() >= SLOW_LOOK) {
             slow = Some(Instant::now());
@@ -71,7 +86,55 @@ async fn move_waiting(database: &Database, shutdown: &Shutdown) -> Result<(), st
     Ok(())
 }
 
-/// Makes the events about ending keys, and deletes old events in batches.
+/// Continues the redeliveries of all partners. They take turns, one batch each, so that a long one
+/// does not make the others wait. An error of one does not keep the others from their turn; the last
+/// error is returned.
+async fn redeliver(
+    database: &Database,
+    most_due: u32,
+    shutdown: &Shutdown,
+) -> Result<(), store::Error> {
+    let mut running = Vec::new();
+    loop {
+        let after = running.last().map(|one: &Redelivery| one.partner_id);
+        let page = database
+            .run(async |connection| redeliveries::running(connection, after, BATCH.into()).await)
+            .await?;
+        let full = u32::try_from(page.len()) == Ok(BATCH);
+        running.extend(page);
+        if !full {
+            break;
+        }
+    }
+    let mut failed = None;
+    while !running.is_empty() && !shutdown.is_stopping() {
+        let mut left = Vec::with_capacity(running.len());
+        for one in running {
+            let id = one.redelivery_id;
+            let stepping =
+                database.run(async |connection| redeliveries::step(connection, id, most_due).await);
+            match perform(Effect::CommitRedelivery, stepping).await {
+                Ok(step) => {
+                    if step.ended {
+                        tracing::info!(
+                            partner.id = %one.partner_id,
+                            redelivery.id = %id,
+                            "a redelivery has ended: all its webhooks were sent again"
+                        );
+                    }
+                    if step.more {
+                        left.push(one);
+                    }
+                }
+                Err(error) => failed = Some(error),
+            }
+        }
+        running = left;
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+/// Makes the events about ending keys, and deletes old events and redeliveries in batches.
 async fn look_at_all(
     database: &Database,
     notice: Duration,
@@ -90,7 +153,10 @@ async fn look_at_all(
         let gone = database
             .run(async |connection| events::forget(connection, BATCH).await)
             .await?;
-        if gone < u64::from(BATCH) || shutdown.is_stopping() {
+        let also = database
+            .run(async |connection| redeliveries::forget(connection, BATCH).await)
+            .await?;
+        if gone.max(also) < u64::from(BATCH) || shutdown.is_stopping() {
             return Ok(());
         }
     }

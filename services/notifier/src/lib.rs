@@ -25,7 +25,8 @@
 //!   leads to and when to retry. `outcome` says what the result is called in the database, the log
 //!   and the metrics. [`metrics`] declares the metrics.
 //! - `events` makes the events about keys that end soon, which no message announces. It also makes
-//!   waiting deliveries due when their partner sets a new URL. `retention` erases old data.
+//!   waiting deliveries due when their partner sets a new URL, and works off redeliveries.
+//!   `retention` erases old data.
 //!
 //! [`run`] connects these parts, and returns after the soft stop, which takes no new work and
 //! finishes the work in flight ([`runtime::Shutdown`]).
@@ -62,6 +63,7 @@ use store::{
     deliveries::{
         self,
         endpoints::{self, BlockPolicy},
+        redeliveries,
     },
     schema,
     vault::Keyring,
@@ -82,6 +84,8 @@ use crate::{
 const CONSUMER: &str = "notifier";
 /// How often the gauges of stored rows, such as exhausted deliveries, are updated.
 const STANDING: Duration = Duration::from_secs(5);
+/// The most running redeliveries that are counted.
+const MOST_REDELIVERIES: i64 = 1_000;
 /// The default of `RETRY_SCHEDULE`: eight attempts over about 28 hours.
 const RETRY_SCHEDULE: &str = "5s,5m,30m,2h,5h,10h,10h";
 /// How much of the first lease of a delivery is at least left for its readiness event to reach us.
@@ -217,6 +221,19 @@ pub struct Config {
         value_parser = positive_duration
     )]
     pub key_expiring_notice: Duration,
+    /// Maximum number of webhooks of one partner that are due while a redelivery makes more of them
+    /// due
+    ///
+    /// A partner can ask for thousands of webhooks to be sent again at once. They become due in
+    /// batches, so that a slow endpoint takes them at its own pace, and its new webhooks do not wait
+    /// behind them.
+    #[arg(
+        long,
+        env = "REDELIVERY_DUE",
+        default_value_t = 200,
+        value_parser = clap::value_parser!(u16).range(1..=10_000)
+    )]
+    pub redelivery_due: u16,
     /// Maximum number of stored rows per second that retention reads, per process; 0 erases nothing
     ///
     /// Retention erases data that has been kept for longer than `esimctl retention list` shows. The
@@ -359,6 +376,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         events::run(
             database.clone(),
             config.key_expiring_notice,
+            config.redelivery_due.into(),
             shutdown.clone(),
         ),
     );
@@ -410,6 +428,12 @@ async fn report(
     let due = DueRows::new("notifier");
     let mut ticks = shutdown.ticks(STANDING);
     while ticks.next().await {
+        let running = database.run(async |connection| {
+            redeliveries::running(connection, None, MOST_REDELIVERIES).await
+        });
+        if let Ok(running) = running.await {
+            metrics.redeliveries(running.len());
+        }
         match database.run(endpoints::backlog).await {
             Ok(backlog) => {
                 due.show(None, backlog.due);

@@ -31,6 +31,7 @@ pub struct Metrics {
     overdue: Gauge<f64>,
     blocked: Gauge<u64>,
     exhausted: Gauge<u64>,
+    redeliveries: Gauge<u64>,
 }
 
 impl Metrics {
@@ -67,6 +68,10 @@ impl Metrics {
                 "esim.deliveries.exhausted",
                 "Exhausted deliveries, which an operator can replay",
             ),
+            redeliveries: make.gauge(
+                "esim.redeliveries.running",
+                "Redeliveries of many webhooks that partners asked for and that have not ended",
+            ),
         }
     }
 
@@ -94,6 +99,11 @@ impl Metrics {
         let environment = KeyValue::new("environment", environment.to_owned());
         self.ready_duration
             .record(since_ready.as_secs_f64(), &[environment]);
+    }
+
+    pub fn redeliveries(&self, running: usize) {
+        let running = u64::try_from(running).unwrap_or(u64::MAX);
+        self.redeliveries.record(running, &[]);
     }
 
     pub fn backlog(&self, backlog: &Backlog) {

@@ -18,6 +18,7 @@ pub const ORDERS_SHORT: &str = "/v1/api_partner/orders";
 
 pub const ACCESS_KEY: &str = "x-service-access-key";
 pub const SIGNATURE: &str = "x-service-signature";
+pub const CONTENT_SHA256: &str = "x-service-content-sha256";
 pub const TIMESTAMP: &str = "x-service-timestamp";
 pub const DIGEST: &str = "x-service-content-sha256";
 
@@ -84,6 +85,7 @@ impl Client {
             path: ORDERS.into(),
             query: String::new(),
             timestamp: runtime::clock::unix_seconds().to_string(),
+            whole: false,
             changes: Vec::new(),
             body: body.into(),
         }
@@ -120,6 +122,8 @@ pub struct Request {
     path: String,
     query: String,
     timestamp: String,
+    /// Whether the signature covers the query and the body.
+    whole: bool,
     /// Changes of headers in their order: the name, and the new value or `None` to leave it out.
     changes: Vec<(String, Option<Vec<u8>>)>,
     body: Bytes,
@@ -137,9 +141,15 @@ impl Request {
         self
     }
 
-    /// The query without `?`. It is not signed.
+    /// The query without `?`. It is signed only after [`Request::whole`].
     pub fn query(mut self, query: &str) -> Self {
         self.query = format!("?{query}");
+        self
+    }
+
+    /// Makes the signature cover the query and the body.
+    pub fn whole(mut self) -> Self {
+        self.whole = true;
         self
     }
 
@@ -182,6 +192,18 @@ impl Request {
         let Client {
             secret, access_key, ..
         } = &self.client;
+        if self.whole {
+            let target = format!("{}{}", self.path, self.query);
+            let digest = signing::request::digest(&self.body);
+            return signing::request::sign_whole(
+                secret,
+                &self.method,
+                &target,
+                &self.timestamp,
+                access_key,
+                &digest,
+            );
+        }
         signing::request::sign(
             secret,
             &self.method,
@@ -228,6 +250,10 @@ impl Request {
         headers.insert(ACCESS_KEY, HeaderValue::from_str(&self.client.access_key)?);
         headers.insert(TIMESTAMP, HeaderValue::from_str(&self.timestamp)?);
         headers.insert(SIGNATURE, HeaderValue::from_str(&self.signature())?);
+        if self.whole {
+            let digest = signing::request::digest(&self.body);
+            headers.insert(CONTENT_SHA256, HeaderValue::from_str(&digest)?);
+        }
         for (name, value) in &self.changes {
             let name: HeaderName = name.parse()?;
             match value {

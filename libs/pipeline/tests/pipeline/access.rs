@@ -60,7 +60,10 @@ async fn a_stage_has_what_it_needs() {
     let server = server(folder.path()).await;
     let operator = connect(&server, "operator").await.0;
     for (user, subjects) in [
-        ("ingress", &["topup.job.sandbox", "topup.ready.batch"][..]),
+        (
+            "ingress",
+            &["topup.job.sandbox", "topup.ready.batch", "topup.left.all"][..],
+        ),
         (
             "provisioner",
             &[
@@ -121,11 +124,11 @@ async fn a_stage_may_not_do_the_work_of_another() {
             "$JS.API.STREAM.UPDATE.TOPUP_READY", "$JS.API.STREAM.CREATE.MINE",
         ];
         "provisioner" => &[
-            "topup.job.sandbox", "$JS.API.CONSUMER.CREATE.TOPUP_READY.mine",
+            "topup.job.sandbox", "topup.left.i1", "$JS.API.CONSUMER.CREATE.TOPUP_READY.mine",
             "$JS.API.STREAM.DELETE.TOPUP_READY",
         ];
         "notifier" => &[
-            "topup.job.sandbox", "topup.answer.i1", "topup.heartbeat.sandbox",
+            "topup.job.sandbox", "topup.answer.i1", "topup.heartbeat.sandbox", "topup.left.i1",
             "topup.ready.batch", "$JS.API.CONSUMER.CREATE.TOPUP_JOBS.mine",
             "$JS.API.CONSUMER.MSG.NEXT.TOPUP_JOBS.provisioner-sandbox", "$JS.API.STREAM.UPDATE.TOPUP_JOBS",
         ];

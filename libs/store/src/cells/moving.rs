@@ -441,13 +441,14 @@ impl Move<'_> {
         // `version` is set by a trigger, so that the target's ingress notices the partner.
         // The health of an endpoint has the id of the endpoint as its key.
         let endpoints = array(&self.endpoints().await?, "uuid");
-        let of_partner: [(&'static str, &[&str], String); 4] = [
+        let of_partner: [(&'static str, &[&str], String); 5] = [
             (
                 "further_endpoints",
                 &[],
                 format!("partner_id = '{partner}'"),
             ),
             ("endpoints", &[], format!("partner_id = ANY ({endpoints})")),
+            ("redeliveries", &[], format!("partner_id = '{partner}'")),
             ("archived_orders", &[], format!("partner_id = '{partner}'")),
             (
                 "partners",
@@ -510,6 +511,7 @@ impl Move<'_> {
             "deliveries",
             "work",
             "held",
+            "redeliveries",
             "further_endpoints",
             "archived_orders",
         ] {

@@ -16,12 +16,15 @@
 
 use std::time::Duration;
 
-use domain::{DeliveryId, EndpointId, OptionId, PartnerId, WebhookId};
+use domain::{DeliveryId, OptionId, PartnerId};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::endpoints::EndpointKey;
+use super::{
+    endpoints::EndpointKey,
+    view::{self, View},
+};
 use crate::{Result, count, seconds};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -282,106 +285,22 @@ pub async fn forget(connection: &mut PgConnection, limit: u32) -> Result<u64> {
     Ok(count(query.fetch_one(connection).await?))
 }
 
-/// An event with its last attempt, as operators and the partner see it.
-#[derive(Clone, Debug, serde::Serialize)]
-pub struct View {
-    pub event_id: WebhookId,
-    #[serde(skip)]
-    pub delivery_id: DeliveryId,
-    pub partner_id: PartnerId,
-    /// The endpoint that it goes to. That of the first one is the partner's id.
-    pub endpoint_id: EndpointId,
-    /// The name of its [`Kind`].
-    pub kind: String,
-    /// The topup of [`Kind::TopupFailed`].
-    pub topup_id: Option<String>,
-    /// `pending`, `delivered`, `exhausted` or `no_endpoint`.
-    pub state: String,
-    /// The number of ended attempts.
-    pub attempts: i32,
-    /// When the last attempt began.
-    #[serde(with = "time::serde::rfc3339::option")]
-    pub attempted_at: Option<OffsetDateTime>,
-    pub status: Option<i32>,
-    /// Why the last attempt failed.
-    pub error: Option<String>,
-    #[serde(with = "time::serde::rfc3339::option")]
-    pub due_at: Option<OffsetDateTime>,
-    #[serde(with = "time::serde::rfc3339::option")]
-    pub delivered_at: Option<OffsetDateTime>,
-    #[serde(with = "time::serde::rfc3339")]
-    pub created_at: OffsetDateTime,
-}
-
-/// The columns of a [`View`].
-struct ViewRow {
-    delivery_id: Uuid,
-    partner_id: Uuid,
-    endpoint_id: Uuid,
-    kind: String,
-    topup_id: Option<String>,
-    state: String,
-    attempts: i32,
-    attempted_at: Option<OffsetDateTime>,
-    status: Option<i32>,
-    error: Option<String>,
-    due_at: Option<OffsetDateTime>,
-    delivered_at: Option<OffsetDateTime>,
-    created_at: OffsetDateTime,
-}
-
-impl From<ViewRow> for View {
-    fn from(row: ViewRow) -> Self {
-        let delivery_id = DeliveryId::from(row.delivery_id);
-        Self {
-            event_id: WebhookId::Event(delivery_id),
-            delivery_id,
-            partner_id: row.partner_id.into(),
-            endpoint_id: row.endpoint_id.into(),
-            kind: row.kind,
-            topup_id: row.topup_id,
-            state: row.state,
-            attempts: row.attempts,
-            attempted_at: row.attempted_at,
-            status: row.status,
-            error: row.error,
-            due_at: row.due_at,
-            delivered_at: row.delivered_at,
-            created_at: row.created_at,
-        }
-    }
-}
-
-/// Reads the views of the events that match a condition. A test is due at `-infinity`, which is
-/// shown as no time.
-macro_rules! views {
-    ($chosen:literal $(, $argument:expr)*) => {
-        sqlx::query_as!(
-            ViewRow,
-            r#"SELECT e.delivery_id AS "delivery_id!", e.partner_id AS "partner_id!",
-                      coalesce(e.endpoint_id, e.partner_id) AS "endpoint_id!", e.kind AS "kind!", e.topup_id,
-                      e.state AS "state!", e.attempt AS "attempts!", e.attempted_at, e.status, e.error,
-                      (SELECT nullif(w.at, '-infinity') FROM work w WHERE w.id = e.delivery_id) AS due_at,
-                      e.delivered_at, e.created_at AS "created_at!"
-               FROM (SELECT * FROM deliveries WHERE kind <> 'topup.ready' AND "# + $chosen + ") e
-               ORDER BY e.created_at DESC, e.delivery_id DESC"
-            $(, $argument)*
-        )
-    };
-}
-
 /// Finds one event of the partner, or of any partner if `partner_id` is `None`.
 pub async fn find(
     connection: &mut PgConnection,
     partner_id: Option<PartnerId>,
     event: DeliveryId,
 ) -> Result<Option<View>> {
-    let view = views!(
-        "delivery_id = $1 AND ($2::uuid IS NULL OR partner_id = $2)",
+    let found = sqlx::query_scalar!(
+        "SELECT delivery_id FROM deliveries
+         WHERE delivery_id = $1 AND kind <> 'topup.ready' AND ($2::uuid IS NULL OR partner_id = $2)",
         event.uuid(),
-        partner_id.map(PartnerId::uuid)
+        partner_id.map(PartnerId::uuid),
     );
-    Ok(view.fetch_optional(connection).await?.map(View::from))
+    let Some(id) = found.fetch_optional(&mut *connection).await? else {
+        return Ok(None);
+    };
+    Ok(view::read(connection, &[id]).await?.pop())
 }
 
 /// A page of a partner's events.
@@ -399,19 +318,16 @@ pub async fn list(
     partner_id: PartnerId,
     page: &Page,
 ) -> Result<Vec<View>> {
-    let views = views!(
-        "partner_id = $1 AND created_at <= coalesce($2, 'infinity'::timestamptz)
-         AND (created_at, delivery_id) < (coalesce($2, 'infinity'::timestamptz), $3)
+    let ids = sqlx::query_scalar!(
+        "SELECT delivery_id FROM deliveries
+         WHERE kind <> 'topup.ready' AND partner_id = $1 AND created_at <= coalesce($2, 'infinity'::timestamptz)
+           AND (created_at, delivery_id) < (coalesce($2, 'infinity'::timestamptz), $3)
          ORDER BY created_at DESC, delivery_id DESC LIMIT $4",
         partner_id.uuid(),
         page.before.map(|(at, _)| at),
         page.before.map_or(Uuid::nil(), |(_, id)| id.uuid()),
-        page.limit
+        page.limit,
     );
-    Ok(views
-        .fetch_all(connection)
-        .await?
-        .into_iter()
-        .map(View::from)
-        .collect())
+    let ids = ids.fetch_all(&mut *connection).await?;
+    view::read(connection, &ids).await
 }

@@ -210,7 +210,7 @@ async fn record_acknowledged(
 ///   them.
 /// - `done` deletes the due work of deliveries that have ended, and `later` sets it to the time of
 ///   the retry.
-/// - `waiting` holds exhausted topups for a person, and `acknowledged` ends that for deliveries
+/// - `waiting` holds exhausted deliveries for a person, and `acknowledged` ends that for deliveries
 ///   that were acknowledged after all.
 /// - The last step stores the attempts themselves. A repeat of the same batch finds them there and
 ///   changes nothing.
@@ -245,11 +245,11 @@ async fn record_any(connection: &mut PgConnection, columns: &Columns) -> Result<
                FROM moved WHERE state = 'pending'
                ON CONFLICT (id) DO UPDATE SET at = excluded.at
            ), waiting AS (
-               -- Exhausted topups wait for an operator or their partner. Exhausted events do not,
-               -- because they report something that the partner also finds in self-service.
+               -- Exhausted deliveries wait for an operator or their partner. A test does not, because it
+               -- is sent once.
                INSERT INTO held AS h (id, state, provider, lane, partner_id)
                SELECT delivery_id, state, '', lane, partner_id FROM moved
-               WHERE state = 'exhausted' AND kind = 'topup.ready'
+               WHERE state = 'exhausted' AND kind <> 'webhook.test'
                ON CONFLICT (id) DO UPDATE SET state = excluded.state, at = excluded.at
            ), acknowledged AS (
                -- A late acknowledgement may find the delivery held.

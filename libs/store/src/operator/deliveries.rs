@@ -1,51 +1,30 @@
 //! Deliveries and their attempts as operators see them, and replays.
 //!
 //! `esimctl` calls all of it. Self-service calls [`resendable`] and [`replay`] for one delivery of
-//! a partner.
+//! a partner, and [`crate::deliveries::redeliveries`] makes many deliveries of a partner due with
+//! the same statement.
 //!
 //! A filter can match deliveries of months, and neither the states nor the times of attempts have
-//! an index, which would cost each delivery a write. So the history is read by the time of
-//! readiness, in bounded looks, and filtered here.
+//! an index, which would cost each delivery a write. Those of one partner are found by a
+//! [walk](crate::deliveries::walk). The history of all partners is read by the time of readiness,
+//! in bounded looks, and filtered here.
 
 use domain::{DeliveryId, PartnerId, WebhookId};
 use sqlx::{Connection, PgConnection};
-use time::{Duration, OffsetDateTime};
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::actions::{self, Mode};
-use crate::{Result, deliveries::endpoints::LONGEST_LEASE, seconds};
-
-/// The delivery of a ready topup.
-#[derive(Clone, Debug, serde::Serialize)]
-pub struct DeliveryView {
-    pub delivery_id: Uuid,
-    pub topup_id: String,
-    pub order_id: Uuid,
-    pub external_order_id: String,
-    pub partner_id: Uuid,
-    /// The endpoint that it goes to. That of the first one is the partner's id.
-    pub endpoint_id: Uuid,
-    /// `pending`, `delivered`, `exhausted` or `no_endpoint`.
-    pub state: String,
-    /// The number of ended attempts.
-    pub attempts: i32,
-    /// When the last attempt began.
-    #[serde(with = "time::serde::rfc3339::option")]
-    pub attempted_at: Option<OffsetDateTime>,
-    pub status: Option<i32>,
-    /// Why the last attempt failed.
-    pub error: Option<String>,
-    #[serde(with = "time::serde::rfc3339::option")]
-    pub due_at: Option<OffsetDateTime>,
-    #[serde(with = "time::serde::rfc3339::option")]
-    pub delivered_at: Option<OffsetDateTime>,
-    /// When the topup became ready.
-    #[serde(with = "time::serde::rfc3339")]
-    pub created_at: OffsetDateTime,
-    /// When its profile was erased. The webhook cannot be sent again then.
-    #[serde(with = "time::serde::rfc3339::option")]
-    pub erased_at: Option<OffsetDateTime>,
-}
+use crate::{
+    Result,
+    deliveries::{
+        View,
+        endpoints::LONGEST_LEASE,
+        view,
+        walk::{Matching, Order, Position, Seen, Source, Walk},
+    },
+    seconds,
+};
 
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct AttemptView {
@@ -89,7 +68,7 @@ pub async fn find(connection: &mut PgConnection, id: &WebhookId) -> Result<Optio
 /// Which deliveries to list or replay; `None` matches all.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Filter<'a> {
-    /// One delivery of any kind. Without an id only deliveries of topups match.
+    /// One delivery of any kind.
     pub id: Option<DeliveryId>,
     pub partner_id: Option<PartnerId>,
     pub state: Option<&'a str>,
@@ -105,210 +84,110 @@ pub async fn list(
     connection: &mut PgConnection,
     filter: &Filter<'_>,
     limit: u32,
-) -> Result<Vec<DeliveryView>> {
-    let chosen = choose(connection, filter, Order::NewestFirst, limit).await?;
-    let views = sqlx::query_as!(
-        DeliveryView,
-        r#"SELECT d.delivery_id, d.topup_id AS "topup_id!", o.order_id, o.external_order_id, d.partner_id,
-                  coalesce(d.endpoint_id, d.partner_id) AS "endpoint_id!", d.state, d.attempt AS attempts, d.attempted_at, d.status, d.error,
-                  (SELECT w.at FROM work w WHERE w.id = d.delivery_id) AS due_at,
-                  d.delivered_at, d.created_at, e.erased_at AS "erased_at?"
-           FROM deliveries d
-           JOIN orders o ON o.order_id = d.order_id
-           LEFT JOIN esims e ON e.topup_id = d.topup_id
-           WHERE d.delivery_id = ANY ($1) AND d.kind = 'topup.ready'
-           ORDER BY array_position($1, d.delivery_id)"#,
-        &chosen,
-    );
-    Ok(views.fetch_all(connection).await?)
+) -> Result<Vec<View>> {
+    let chosen = choose(connection, filter, Order::NewestFirst, true, limit).await?;
+    view::read(connection, &chosen).await
 }
 
-/// The number of rows that one look at the history reads, which bounds its cost.
+/// The number of rows that one look at the history of all partners reads, which bounds its cost.
 const LOOK: i64 = 5_000;
-/// How long before the range of a filter the readiness of a delivery may be. A filter selects by
-/// the time of the last attempt, but the history is read by the time of readiness. Retries end
-/// after about 28 hours, so a week covers all deliveries except those that were replayed much
-/// later.
-const REACH: Duration = Duration::days(7);
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Order {
-    NewestFirst,
-    OldestFirst,
-}
-
-/// The columns that a filter compares.
-struct Seen {
-    delivery_id: Uuid,
-    state: String,
-    attempted_at: Option<OffsetDateTime>,
-    created_at: OffsetDateTime,
-}
-
-impl Filter<'_> {
-    fn matches(&self, seen: &Seen) -> bool {
-        let at = seen
-            .attempted_at
-            .map_or(seen.created_at, |at| at.max(seen.created_at));
-        self.state.is_none_or(|state| state == seen.state)
-            && self.since.is_none_or(|since| at >= since)
-            && self.until.is_none_or(|until| at < until)
-    }
-
-    /// The earliest readiness of a delivery that this filter can find.
-    fn reach(&self) -> OffsetDateTime {
-        self.since
-            .map_or(OffsetDateTime::UNIX_EPOCH, |since| since - REACH)
+impl<'a> Filter<'a> {
+    fn matching(&self, topups_only: bool) -> Matching<'a> {
+        Matching {
+            state: self.state,
+            since: self.since,
+            until: self.until,
+            topups_only,
+        }
     }
 }
 
-/// The first `limit` deliveries that match, found by an index in bounded looks. Held deliveries are
-/// found through `held`, because they are few.
+/// The first `limit` deliveries that match, found by an index in bounded looks. Those of all
+/// partners are found newest first.
 async fn choose(
     connection: &mut PgConnection,
     filter: &Filter<'_>,
     order: Order,
+    topups_only: bool,
     limit: u32,
 ) -> Result<Vec<Uuid>> {
     if let Some(id) = filter.id {
         return Ok(vec![id.uuid()]);
     }
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    if let Some(state @ ("exhausted" | "no_endpoint")) = filter.state {
-        let mut held = held(connection, filter.partner_id, state).await?;
-        held.retain(|seen| filter.matches(seen));
-        if order == Order::OldestFirst {
-            held.reverse();
-        }
-        return Ok(held
-            .into_iter()
-            .take(limit)
-            .map(|seen| seen.delivery_id)
-            .collect());
+    let matching = filter.matching(topups_only);
+    if let Some(partner_id) = filter.partner_id {
+        let mut walk = Walk {
+            partner_id,
+            source: Source::of(filter.state),
+            order,
+            matching,
+            after: None,
+        };
+        return Ok(walk.find(connection, limit, usize::MAX).await?.ids);
     }
     let mut found = Vec::new();
-    let mut last: Option<Seen> = None;
-    while found.len() < limit {
-        let rows = match filter.partner_id {
-            Some(partner) => of_partner(connection, partner, filter, order, last.as_ref()).await?,
-            None => all(connection, filter, last.as_ref()).await?,
-        };
-        let full = i64::try_from(rows.len()) == Ok(LOOK);
-        for seen in rows {
-            if filter.matches(&seen) && found.len() < limit {
-                found.push(seen.delivery_id);
+    if let Some(state @ ("exhausted" | "no_endpoint")) = filter.state {
+        let held = held(connection, state).await?;
+        found.extend(held.into_iter().filter(|seen| matching.matches(seen)));
+        found.truncate(limit);
+    } else {
+        let mut last: Option<Position> = None;
+        while found.len() < limit {
+            let rows = all(connection, &matching, last).await?;
+            let full = i64::try_from(rows.len()) == Ok(LOOK);
+            last = rows.last().map(Seen::position);
+            found.extend(rows.into_iter().filter(|seen| matching.matches(seen)));
+            if !full {
+                break;
             }
-            last = Some(seen);
         }
-        if !full {
-            break;
-        }
+        found.truncate(limit);
     }
-    Ok(found)
+    Ok(found.into_iter().map(|seen| seen.id).collect())
 }
 
-/// Deliveries that wait for an operator or a URL, newest first: at most 100,000 of one partner, or
-/// 10,000 of all.
-async fn held(
-    connection: &mut PgConnection,
-    partner_id: Option<PartnerId>,
-    state: &str,
-) -> Result<Vec<Seen>> {
-    let held = match partner_id {
-        Some(partner_id) => {
-            sqlx::query_scalar!(
-                "SELECT id FROM held WHERE partner_id = $1 AND state = $2 LIMIT 100000",
-                partner_id.uuid(),
-                state,
-            )
-            .fetch_all(&mut *connection)
-            .await?
-        }
-        None => sqlx::query_scalar!(
-            "SELECT id FROM held WHERE state = $1 AND provider = '' ORDER BY at DESC LIMIT 10000",
-            state,
-        )
-        .fetch_all(&mut *connection)
-        .await?,
-    };
+/// Deliveries of all partners that wait for somebody or for a URL, newest first: at most 10,000.
+async fn held(connection: &mut PgConnection, state: &str) -> Result<Vec<Seen>> {
+    let held = sqlx::query_scalar!(
+        "SELECT id FROM held WHERE state = $1 AND provider = '' ORDER BY at DESC LIMIT 10000",
+        state,
+    );
+    let held = held.fetch_all(&mut *connection).await?;
     let mut seen = Vec::with_capacity(held.len());
     for part in held.chunks(1_000) {
         let rows = sqlx::query_as!(
             Seen,
-            "SELECT delivery_id, state, attempted_at, created_at FROM deliveries
-             WHERE delivery_id = ANY ($1) AND kind = 'topup.ready'",
+            r#"SELECT delivery_id AS id, created_at AS at, kind AS "kind?", state AS "state?", attempted_at,
+                      created_at AS "created_at?"
+               FROM deliveries WHERE delivery_id = ANY ($1)"#,
             part,
         );
         seen.extend(rows.fetch_all(&mut *connection).await?);
     }
-    seen.sort_unstable_by_key(|one| std::cmp::Reverse((one.created_at, one.delivery_id)));
+    seen.sort_unstable_by_key(|one| std::cmp::Reverse((one.at, one.id)));
     Ok(seen)
-}
-
-/// A look at a partner's deliveries in the order of their readiness, after `last`.
-async fn of_partner(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-    filter: &Filter<'_>,
-    order: Order,
-    last: Option<&Seen>,
-) -> Result<Vec<Seen>> {
-    let last_id = last.map_or(Uuid::nil(), |seen| seen.delivery_id);
-    let last_at = last.map(|seen| seen.created_at);
-    Ok(match order {
-        Order::NewestFirst => {
-            sqlx::query_as!(
-                Seen,
-                "SELECT delivery_id, state, attempted_at, created_at FROM deliveries
-                 WHERE partner_id = $1 AND kind = 'topup.ready'
-                   AND created_at >= $2 AND created_at <= coalesce($3, 'infinity'::timestamptz)
-                   AND (created_at < coalesce($3, 'infinity'::timestamptz) OR delivery_id < $4)
-                 ORDER BY created_at DESC, delivery_id DESC LIMIT $5",
-                partner_id.uuid(),
-                filter.reach(),
-                last_at,
-                last_id,
-                LOOK,
-            )
-            .fetch_all(connection)
-            .await?
-        }
-        Order::OldestFirst => {
-            sqlx::query_as!(
-                Seen,
-                "SELECT delivery_id, state, attempted_at, created_at FROM deliveries
-                 WHERE partner_id = $1 AND kind = 'topup.ready'
-                   AND created_at >= $2 AND created_at < coalesce($3, 'infinity'::timestamptz)
-                   AND (created_at > $2 OR delivery_id > $4)
-                 ORDER BY created_at, delivery_id LIMIT $5",
-                partner_id.uuid(),
-                last_at.unwrap_or_else(|| filter.reach()),
-                filter.until,
-                last_id,
-                LOOK,
-            )
-            .fetch_all(connection)
-            .await?
-        }
-    })
 }
 
 /// A look at the deliveries of all partners, newest first, after `last`.
 async fn all(
     connection: &mut PgConnection,
-    filter: &Filter<'_>,
-    last: Option<&Seen>,
+    matching: &Matching<'_>,
+    last: Option<Position>,
 ) -> Result<Vec<Seen>> {
     let rows = sqlx::query_as!(
         Seen,
-        "SELECT delivery_id, state, attempted_at, created_at FROM deliveries
-         WHERE kind = 'topup.ready'
-           AND created_at >= $1 AND created_at <= coalesce($2, 'infinity'::timestamptz)
-           AND (created_at < coalesce($2, 'infinity'::timestamptz) OR delivery_id < $3)
-         ORDER BY created_at DESC, delivery_id DESC LIMIT $4",
-        filter.reach(),
-        last.map(|seen| seen.created_at),
-        last.map_or(Uuid::nil(), |seen| seen.delivery_id),
+        r#"SELECT delivery_id AS id, created_at AS at, kind AS "kind?", state AS "state?", attempted_at,
+                  created_at AS "created_at?"
+           FROM deliveries
+           WHERE kind = 'topup.ready'
+             AND created_at >= $1 AND created_at <= coalesce($2, 'infinity'::timestamptz)
+             AND (created_at < coalesce($2, 'infinity'::timestamptz) OR delivery_id < $3)
+           ORDER BY created_at DESC, delivery_id DESC LIMIT $4"#,
+        matching.reach(),
+        last.map(|last| last.at),
+        last.map_or(Uuid::nil(), |last| last.id),
         LOOK,
     );
     Ok(rows.fetch_all(connection).await?)
@@ -416,7 +295,22 @@ pub struct Replayed {
     pub newest: Option<OffsetDateTime>,
 }
 
-/// Makes the oldest deliveries that match a filter pending and due, with a new schedule of retries.
+/// Makes the oldest deliveries that match a filter pending and due, with a new schedule of retries;
+/// see [`resend`].
+pub async fn replay(
+    connection: &mut PgConnection,
+    filter: &Filter<'_>,
+    limit: u32,
+    mode: Mode<'_>,
+) -> Result<Replayed> {
+    let mut transaction = connection.begin().await?;
+    let ids = choose(&mut transaction, filter, Order::OldestFirst, false, limit).await?;
+    let replayed = resend(&mut transaction, &ids, filter).await?;
+    actions::finish(transaction, mode, replayed.replayed).await?;
+    Ok(replayed)
+}
+
+/// Makes deliveries pending and due, with a new schedule of retries, as far as they match a filter.
 /// Their recorded attempts stay. A pending delivery matches if it waits for a retry, but not if it
 /// waits for a URL. Deliveries whose profile was erased do not match, and neither do tests.
 ///
@@ -425,14 +319,11 @@ pub struct Replayed {
 /// attempt overwrites it. `due` gives each delivery work for now, `released` takes it out of
 /// `held`, and `pending` changes its state and begins the schedule. The result counts what was
 /// chosen.
-pub async fn replay(
+pub(crate) async fn resend(
     connection: &mut PgConnection,
+    ids: &[Uuid],
     filter: &Filter<'_>,
-    limit: u32,
-    mode: Mode<'_>,
 ) -> Result<Replayed> {
-    let mut transaction = connection.begin().await?;
-    let ids = choose(&mut transaction, filter, Order::OldestFirst, limit).await?;
     let query = sqlx::query_as!(
         Replayed,
         r#"WITH chosen AS MATERIALIZED (
@@ -478,14 +369,12 @@ pub async fn replay(
                 count(*) FILTER (WHERE state = 'pending') AS "pending!",
                 min(greatest(attempted_at, created_at)) AS oldest, max(greatest(attempted_at, created_at)) AS newest
          FROM chosen"#,
-        &ids,
+        ids,
         filter.state,
         seconds(LONGEST_LEASE),
         filter.partner_id.map(PartnerId::uuid),
         filter.since,
         filter.until,
     );
-    let replayed = query.fetch_one(&mut *transaction).await?;
-    actions::finish(transaction, mode, replayed.replayed).await?;
-    Ok(replayed)
+    Ok(query.fetch_one(connection).await?)
 }

@@ -1,4 +1,5 @@
-//! The deliveries of a partner's own units, and their redelivery at its request.
+//! The deliveries of a partner: those of its units one by one, all of them as a list, and the
+//! redelivery of one of them at its request. [`crate::deliveries::redeliveries`] sends many again.
 
 use std::time::Duration;
 
@@ -9,6 +10,10 @@ use time::OffsetDateTime;
 use super::{PARTNER, REASON};
 use crate::{
     Result, age,
+    deliveries::{
+        Position, View, view,
+        walk::{Matching, Order, Source, Walk},
+    },
     operator::{
         actions::{Action, Mode},
         deliveries::{self, AttemptView, Filter, resendable},
@@ -121,6 +126,49 @@ async fn further(
 /// partner, so the caller must have checked that the delivery is its own.
 pub async fn attempts(connection: &mut PgConnection, id: DeliveryId) -> Result<Vec<AttemptView>> {
     deliveries::attempts(connection, id, MOST_ATTEMPTS).await
+}
+
+/// The most deliveries that one page looks at. A filter by time leaves out some of them, and this
+/// bounds the work of a request that finds few.
+const LOOKED_AT: usize = 5_000;
+
+/// A page of a partner's deliveries.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DeliveryPage<'a> {
+    /// Only deliveries in this state.
+    pub state: Option<&'a str>,
+    /// The range of the last attempt, or of the creation before the first one; the end is excluded.
+    pub since: Option<OffsetDateTime>,
+    pub until: Option<OffsetDateTime>,
+    /// The position after which the page begins.
+    pub after: Option<Position>,
+    pub limit: u16,
+}
+
+/// Lists a partner's deliveries of all kinds. The newest come first; pending ones come in the order
+/// of their next attempts if only these are asked for. Also returns the position of the next page,
+/// unless this one is the last. A page with a filter may be short, or even empty, although it is not
+/// the last one.
+pub async fn deliveries(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    page: &DeliveryPage<'_>,
+) -> Result<(Vec<View>, Option<Position>)> {
+    let mut walk = Walk {
+        partner_id,
+        source: Source::of(page.state),
+        order: Order::NewestFirst,
+        matching: Matching {
+            state: page.state,
+            since: page.since,
+            until: page.until,
+            topups_only: false,
+        },
+        after: page.after,
+    };
+    let found = walk.find(connection, page.limit.into(), LOOKED_AT).await?;
+    let views = view::read(connection, &found.ids).await?;
+    Ok((views, walk.after.filter(|_| !found.ended)))
 }
 
 /// The result of [`redeliver`].

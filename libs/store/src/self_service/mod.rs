@@ -22,7 +22,10 @@ use sqlx::PgConnection;
 pub(crate) use self::orders::first_id;
 pub use self::{
     account::{Account, OfferedOption, account, options, rotate},
-    deliveries::{Delivery, FurtherDelivery, Redelivered, attempts, delivery, redeliver},
+    deliveries::{
+        Delivery, DeliveryPage, FurtherDelivery, Redelivered, attempts, deliveries, delivery,
+        redeliver,
+    },
     endpoints::{
         AnyEndpoint, PauseChanged, change_endpoint, create_endpoint, delete_endpoint, endpoints,
         pause_endpoint, resume_endpoint,

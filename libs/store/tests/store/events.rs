@@ -110,7 +110,7 @@ impl Bench {
             .unwrap()
     }
 
-    async fn event(&self, id: DeliveryId) -> Option<events::View> {
+    async fn event(&self, id: DeliveryId) -> Option<deliveries::View> {
         events::find(&mut *self.connection().await, None, id)
             .await
             .unwrap()

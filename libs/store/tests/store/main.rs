@@ -7,6 +7,7 @@
 //! - [`providers`]: breakers and hints. [`provider_lanes`]: lanes that are held back, shares of a
 //!   rate limit. [`operator`]: operators' lists, searches and changes.
 //! - [`events`]: further events of an endpoint, and new URLs.
+//! - [`redeliveries`]: the list of a partner's webhooks, and many of them sent again.
 //! - [`self_service`]: what partners see and change themselves.
 //! - [`recover`]: recovery after an old dump is restored. [`cells`]: a partner moves to another cell.
 //! - [`archive`]: finished orders leave the tables and come back as they were.
@@ -50,6 +51,7 @@ mod primary;
 mod provider_lanes;
 mod providers;
 mod recover;
+mod redeliveries;
 mod retention;
 mod roles;
 mod rotation;

@@ -14,7 +14,7 @@ use testkit::{database::Database, rows};
 use crate::bench::execute;
 
 /// Tables that grow with the orders.
-const GROWING: [&str; 12] = [
+const GROWING: [&str; 13] = [
     "orders",
     "placements",
     "topups",
@@ -27,10 +27,11 @@ const GROWING: [&str; 12] = [
     "retention_due",
     "operator_actions",
     "archived_orders",
+    "redeliveries",
 ];
 
 /// Columns that name one order, or one partner.
-const KEYS: [&str; 8] = [
+const KEYS: [&str; 9] = [
     "partner_id",
     "order_id",
     "placement_id",
@@ -39,6 +40,7 @@ const KEYS: [&str; 8] = [
     "id",
     "provider_unit_id",
     "iccid",
+    "redelivery_id",
 ];
 
 /// Rows that a scan may be expected to find without a `LIMIT`.
@@ -64,7 +66,7 @@ const SMALL: [(&str, &str); 1] = rows! {
 
 /// Statements that name no key. Each runs once for each cell: a loop of a stage, a gauge, or an
 /// operator's list.
-const PER_CELL: [(&str, &str); 24] = rows! {
+const PER_CELL: [(&str, &str); 25] = rows! {
     "FROM (SELECT topup_id, profile FROM esims ORDER BY topup_id DESC LIMIT 1000)"
         => "start: the newest profiles check the master key";
     "WITH RECURSIVE pair (lane, partner_id, nth)" => "a look at due placements";
@@ -85,11 +87,11 @@ const PER_CELL: [(&str, &str); 24] = rows! {
     "FROM archived_orders WHERE order_id >= $2 AND order_id < $3 AND partner_id = $1"
         => "a partner's topup: the archived orders of twenty seconds";
     "UNION SELECT order_id FROM archived_orders WHERE external_order_id = $2" => "an operator's search";
+    "FROM redeliveries WHERE ended_at IS NULL" => "the running redeliveries, for the notifiers";
     "SELECT at, operator, database_role, command" => "an operator's list";
     "SELECT parked.id AS" => "an operator's list";
     "SELECT placement_id, state, provider FROM placements" => "an operator's list";
-    "SELECT delivery_id, state, attempted_at, created_at FROM deliveries\n         WHERE kind = 'topup.ready'"
-        => "an operator's list";
+    "FROM deliveries\n           WHERE kind = 'topup.ready'\n             AND created_at >= $1" => "an operator's list";
     "SELECT id FROM held WHERE state = $1" => "an operator's list";
     "UNION SELECT order_id FROM orders WHERE external_order_id = $2" => "an operator's search";
 };

@@ -51,6 +51,8 @@ SELECT id, at, 'o', 'recover', 't', 1, 'r' FROM filled;
 INSERT INTO archived_orders (order_id, partner_id, external_order_id, refused, archive, archived_at)
 SELECT md5(n::text)::uuid, partner_id, 'a-' || n, n % 100 = 0, n / 10000, at FROM filled;
 INSERT INTO endpoints (partner_id, failures) SELECT DISTINCT partner_id, 1 FROM filled;
+INSERT INTO redeliveries (redelivery_id, partner_id, since, until, phase, created_at, ended_at)
+SELECT id, partner_id, at, at, 'sending', at, CASE WHEN n < 59990 THEN at END FROM filled;
 INSERT INTO further_endpoints (endpoint_id, partner_id, url, secret, events)
 SELECT md5('endpoint ' || n)::uuid, ('00000000-0000-7000-8000-' || lpad(n::text, 12, '0'))::uuid, 'https://127.0.0.1/', 'x',
        '{topup.ready}'

@@ -22,9 +22,14 @@ const DELIVERED: &str = "UPDATE deliveries SET state = 'delivered', attempt = 1,
 impl Bench {
     pub async fn cancel(&self, order: &NewOrder) -> Cancelled {
         let mut connection = self.connection().await;
-        orders::cancel(&mut connection, order.partner_id, &order.external_order_id)
-            .await
-            .unwrap()
+        orders::cancel(
+            &mut connection,
+            order.partner_id,
+            &order.external_order_id,
+            None,
+        )
+        .await
+        .unwrap()
     }
 
     async fn past_answer(&self, units: usize) -> NewOrder {
@@ -77,10 +82,22 @@ async fn only_an_order_that_is_certainly_not_bought_is_cancelled() {
     let bench = Bench::new().await;
     // Before its answer has left, an order is refused by its own request only.
     let early = bench.stored(order(PartnerId::new(), 1)).await;
-    assert!(matches!(
-        bench.cancel(&early).await,
-        Cancelled::Undecided(_)
-    ));
+    let Cancelled::Undecided { order_id, rest } = bench.cancel(&early).await else {
+        panic!("it may not be answered yet");
+    };
+    assert_eq!(order_id, early.order_id);
+    assert!(
+        rest > Duration::from_secs(3) && rest <= Duration::from_secs(5),
+        "{rest:?}"
+    );
+    // That the answer of another order has left says nothing about this one.
+    let id = &early.external_order_id;
+    let mut connection = bench.connection().await;
+    for (answered, done) in [(OrderId::new(), false), (early.order_id, true)] {
+        let cancelled = orders::cancel(&mut connection, early.partner_id, id, Some(answered)).await;
+        assert_eq!(cancelled.unwrap() == Cancelled::Done, done);
+    }
+    drop(connection);
 
     let waits = bench.past_answer(2).await;
     let stranger = NewOrder {

@@ -184,6 +184,19 @@ impl Authenticator {
         })
     }
 
+    /// The 401 for a request that needs a signature which covers its body, and has another one.
+    pub(crate) fn body_not_signed(&self) -> ApiError {
+        let code = Code::ContentSha256Missing;
+        self.metrics.auth_failure(code.name());
+        ApiError::Plain {
+            code,
+            message: format!(
+                "Missing {} header: this request needs a signature that covers its body.",
+                self.names.content_sha256
+            ),
+        }
+    }
+
     /// Checks that the body is the one that was signed. Without a digest the signature does not
     /// cover the body, so every body passes.
     pub(crate) fn body(&self, signed: &Signed, received: &[u8]) -> Result<(), ApiError> {

@@ -133,9 +133,9 @@ pub(crate) enum Code {
     #[strum(props(status = 401, bought = "no", message = "Invalid signature."))]
     SignatureInvalid,
 
-    /// Your account accepts only requests whose signature covers the query and the body. Send the
-    /// SHA-256 of the body in `X-Service-Content-SHA256`, and sign it as the fifth line of the
-    /// text.
+    /// Your account, or this kind of request, accepts only signatures that cover the query and the
+    /// body; the message says which. Send the SHA-256 of the body in `X-Service-Content-SHA256`, and
+    /// sign it as the fifth line of the text.
     #[strum(props(
         status = 401,
         bought = "no",
@@ -293,6 +293,21 @@ pub(crate) enum Code {
     ))]
     StateInvalid,
 
+    /// `since` or `until` is not an RFC 3339 time such as `2026-11-22T00:00:00Z`, or `since` is
+    /// missing where it is required; `parameter` names which of them. In a query, write the `+` of a
+    /// time zone as `%2B`, because a plain `+` means a space there.
+    #[strum(props(
+        status = 422,
+        message = "{} must be a time such as 2026-11-22T00:00:00Z"
+    ))]
+    TimeInvalid,
+
+    /// `state` is not a state of webhooks that this request accepts. The states are `pending`,
+    /// `exhausted`, `no_endpoint` and `delivered`. Webhooks that wait for a URL (`no_endpoint`)
+    /// cannot be sent again by a redelivery; they are sent when you set one.
+    #[strum(props(status = 422, message = "State must be {}"))]
+    WebhookStateInvalid,
+
     /// `wait` is not a whole number of seconds from 0 to 65535. We wait for at most about 20 s,
     /// also if you send a larger number.
     #[strum(props(status = 422, message = "Wait must be a whole number of seconds"))]
@@ -343,12 +358,12 @@ pub(crate) enum Code {
     UrlForbidden,
 
     /// The create-order request of this order may still be waiting for its answer. If the order
-    /// were cancelled now, you could get a 201 for a cancelled order. So an order cannot be
-    /// cancelled in its first seconds, even if you have its 201 already. Try again about 6 s after
-    /// you sent it.
+    /// were cancelled now, you could get a 201 for a cancelled order. Try again after `Retry-After`
+    /// seconds, which are about 6 at most. If you have the 201 already, you rarely get this error:
+    /// then the process of ours that answered cannot be asked.
     #[strum(props(
         status = 409,
-        message = "The order's create request may not be answered yet; try again in a few seconds"
+        message = "The order's create request may not be answered yet; try again after Retry-After seconds"
     ))]
     OrderNotAnswered,
 
@@ -420,6 +435,14 @@ pub(crate) enum Code {
     ))]
     WebhookPaused,
 
+    /// A redelivery of many webhooks is running, which `Location` and the message name. Wait until
+    /// it has ended, or cancel it with `DELETE`.
+    #[strum(props(
+        status = 409,
+        message = "Redelivery {} is running; wait for its end or cancel it"
+    ))]
+    RedeliveryRunning,
+
     /// Your account has as many endpoints as an account can have, which is ten with the first one.
     /// Delete one that you no longer need.
     #[strum(props(
@@ -488,8 +511,8 @@ pub(crate) enum Code {
     ))]
     ShareInUse,
 
-    /// The last attempt to send this webhook began less than a minute ago, whoever caused it. Ask
-    /// again after `Retry-After` seconds.
+    /// The last attempt to send this webhook began less than a minute ago, whoever caused it, or
+    /// your last redelivery of many webhooks did. Ask again after `Retry-After` seconds.
     #[strum(props(
         status = 429,
         message = "The last attempt of this webhook began a moment ago; try again after Retry-After seconds"

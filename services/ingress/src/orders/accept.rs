@@ -255,11 +255,13 @@ impl Orders {
             }
             Err(error) => return self.fail(OrderResult::Error, error, answer),
         };
+        let order_id = order.order_id;
+        let answer_deadline = sent + order.answer_within;
         let stored = Stored {
             began,
             time_to_store: began.elapsed(),
             sent,
-            answer_deadline: sent + order.answer_within,
+            answer_deadline,
             order,
             answer,
         };
@@ -270,6 +272,8 @@ impl Orders {
             }
             None => self.answer_then_publish(stored, admitted).await,
         }
+        // From here on this process sends no answer of the order and does not refuse it.
+        self.handshake.departures.note(order_id, answer_deadline);
     }
 
     /// Answers an order whose answer waits for no verdict: it gets its 201 at once.

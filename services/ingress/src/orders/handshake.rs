@@ -51,7 +51,7 @@ use store::orders::{NewOrder, NewPlacement};
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
-use super::heartbeats::Heartbeats;
+use super::{departures::Departures, heartbeats::Heartbeats};
 
 /// How often a process that stops checks whether it still waits for readiness events.
 const DRAIN_LOOK: Duration = Duration::from_millis(10);
@@ -63,6 +63,8 @@ pub(crate) struct Handshake {
     ingress_id: Uuid,
     pending: Arc<PendingOrders>,
     heartbeats: Heartbeats,
+    /// The orders whose answers have left.
+    pub(crate) departures: Departures,
 }
 
 impl Handshake {
@@ -73,9 +75,11 @@ impl Handshake {
         providers: impl Iterator<Item = &'a str>,
         shutdown: &Shutdown,
     ) -> Arc<Self> {
+        let ingress_id = Uuid::now_v7();
         Arc::new(Self {
             nats: nats.clone(),
-            ingress_id: Uuid::now_v7(),
+            ingress_id,
+            departures: Departures::new(nats, ingress_id),
             pending: Arc::new(PendingOrders {
                 orders: Mutex::default(),
                 readiness_events: nats.readiness_events(shutdown),
@@ -104,7 +108,8 @@ impl Handshake {
         self.pending.insert(order)
     }
 
-    /// Receives reports and heartbeats. Returns only if a subscription ends, always with an error.
+    /// Receives reports and heartbeats, and what other processes ask and say about answers that have
+    /// left. Returns only if a subscription ends, always with an error.
     pub(crate) async fn listen(self: Arc<Self>) -> anyhow::Result<()> {
         let reports = self.nats.reports_subject(self.ingress_id);
         let reports = self
@@ -114,7 +119,8 @@ impl Handshake {
         let heartbeats = self
             .nats
             .listen(heartbeats, |heartbeat| self.heartbeats.receive(&heartbeat));
-        tokio::try_join!(reports, heartbeats).map(|((), ())| ())
+        let departures = self.departures.listen();
+        tokio::try_join!(reports, heartbeats, departures).map(|_| ())
     }
 
     /// Waits at the end of a stop for the readiness events of answered orders whose units are

@@ -121,6 +121,32 @@ pub(crate) struct NewEndpoint {
     events: Option<Vec<String>>,
 }
 
+/// Which webhooks are sent again.
+#[derive(ToSchema)]
+pub(crate) struct NewRedelivery {
+    /// Only webhooks whose last attempt began at this RFC 3339 time or later; before the first
+    /// attempt the time of creation counts. With the state `delivered`, they must also have been
+    /// created at most 7 days before it.
+    #[schema(format = DateTime, example = "2026-11-22T10:00:00Z")]
+    since: String,
+    /// Only webhooks whose last attempt began before this time. Without it, until now.
+    #[schema(format = DateTime, example = "2026-11-22T12:00:00Z")]
+    until: Option<String>,
+    /// `exhausted`, `pending` (those that wait for a retry) or `delivered` (those that you
+    /// acknowledged and lost). Without it, the first two.
+    #[schema(value_type = Option<RedeliverableState>)]
+    state: Option<String>,
+}
+
+/// A state of webhooks that can be sent again.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+pub(crate) enum RedeliverableState {
+    Exhausted,
+    Pending,
+    Delivered,
+}
+
 /// A new further endpoint.
 #[derive(ToSchema)]
 pub(crate) struct NewFurtherEndpoint {

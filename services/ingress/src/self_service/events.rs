@@ -12,8 +12,9 @@ use domain::{DeliveryId, EndpointId, WebhookId};
 use serde::Serialize;
 use store::{
     deliveries::{
+        View,
         endpoints::EndpointKey,
-        events::{self, Page, Tested, View},
+        events::{self, Page, Tested},
     },
     self_service,
 };
@@ -51,7 +52,7 @@ const LOOK: Duration = Duration::from_millis(200);
 pub(super) struct Event<'a> {
     /// The `webhook-id` header of the webhook, the same in every attempt.
     #[schema(value_type = String, example = "evt_019a0000000070008000000000000001")]
-    event_id: &'a WebhookId,
+    event_id: WebhookId,
     /// The type: `webhook.test`, or a further event such as `topup.failed`.
     #[serde(rename = "type")]
     kind: &'a str,
@@ -75,7 +76,7 @@ pub(super) struct Event<'a> {
 impl<'a> Event<'a> {
     pub(super) fn new(view: &'a View) -> Self {
         Self {
-            event_id: &view.event_id,
+            event_id: WebhookId::Event(view.delivery_id),
             kind: &view.kind,
             endpoint_id: view.endpoint_id,
             topup_id: view.topup_id.as_deref(),

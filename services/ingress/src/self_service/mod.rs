@@ -16,6 +16,7 @@
 //! those of the catalogue filter by the partner's environment.
 
 mod account;
+mod delivery_list;
 pub(crate) mod described;
 mod endpoints;
 mod events;
@@ -24,6 +25,7 @@ pub(crate) mod openapi;
 mod options;
 mod orders;
 mod query;
+mod redeliveries;
 mod sandbox;
 mod topups;
 mod webhook;
@@ -123,6 +125,15 @@ fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
             "/webhook/events/{event_id}/redeliver",
             post(events::redeliver),
         ),
+        ("/webhooks", get(delivery_list::list)),
+        (
+            "/webhooks/redeliver",
+            get(redeliveries::list).post(redeliveries::begin),
+        ),
+        (
+            "/webhooks/redeliver/{redelivery_id}",
+            get(redeliveries::show).delete(redeliveries::cancel),
+        ),
         ("/endpoints", get(endpoints::list).post(endpoints::create)),
         (
             "/endpoints/{endpoint_id}",
@@ -189,6 +200,15 @@ struct Gate {
 struct Session {
     app: Arc<App>,
     partner: Arc<KnownPartner>,
+    /// Whether the signature of the request covers its body.
+    is_body_signed: bool,
+}
+
+/// The part of a [`Session`] that [`admit`] passes on with the request.
+#[derive(Clone)]
+struct AdmittedRequest {
+    partner: Arc<KnownPartner>,
+    is_body_signed: bool,
 }
 
 /// A [`Session`] with the URI of the request, for a handler that reads its parameters with
@@ -214,11 +234,13 @@ impl FromRequestParts<Arc<App>> for Search {
 
 impl Session {
     fn admitted(parts: &Parts, app: &Arc<App>) -> Result<Self, ApiError> {
-        let admitted = parts.extensions.get().cloned();
+        let admitted = parts.extensions.get::<AdmittedRequest>().cloned();
         let missing = || ApiError::internal(anyhow::anyhow!("the request is not admitted"));
+        let admitted = admitted.ok_or_else(missing)?;
         Ok(Self {
             app: Arc::clone(app),
-            partner: admitted.ok_or_else(missing)?,
+            partner: admitted.partner,
+            is_body_signed: admitted.is_body_signed,
         })
     }
 
@@ -232,6 +254,17 @@ impl Session {
 
     fn environment(&self) -> Environment {
         self.partner.environment
+    }
+
+    /// Refuses a request whose signature does not cover its body. For requests whose body decides
+    /// what many webhooks are sent again, because a signature of the specified form would also be
+    /// valid for another body.
+    fn requires_signed_body(&self) -> Result<(), ApiError> {
+        if self.is_body_signed {
+            Ok(())
+        } else {
+            Err(self.app.authenticator.body_not_signed())
+        }
     }
 
     /// Runs `work` on one of the connections that self-service may use. Returns a 503 if none gets
@@ -308,7 +341,10 @@ async fn admit(State(Gate { app, kind }): State<Gate>, request: Request, next: N
         };
         let permit = Arc::new(in_flight);
         let body = checked(&app, &signed, &parts.headers, body).await?;
-        parts.extensions.insert(signed.partner);
+        parts.extensions.insert(AdmittedRequest {
+            is_body_signed: signed.body_digest.is_some(),
+            partner: signed.partner,
+        });
         let mut response = next.run(Request::from_parts(parts, body)).await;
         error::show_left(&mut response, left);
         Ok::<_, ApiError>(response.map(|body| Body::new(PermitBody { body, permit })))

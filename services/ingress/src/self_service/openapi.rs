@@ -15,13 +15,13 @@ use utoipa::{
 };
 
 use super::{
-    account,
+    account, delivery_list,
     described::{
         Archived, BadRequest, Denied, Internal, InvalidJson, KeyExpiring, Message, Messages,
         NotFound, Overloaded, TooManyRequests, TopupFailed, Unauthorized, Unprocessable,
         WebhookTest,
     },
-    endpoints, events, listen, options, orders, sandbox, topups, webhook,
+    endpoints, events, listen, options, orders, sandbox, redeliveries, topups, webhook,
 };
 use crate::{http::codes::Code, orders::create};
 
@@ -44,7 +44,8 @@ const PREFIX: &str = "X-Service-";
         create::create_order, orders::list, orders::show, orders::cancel, topups::show, topups::deliveries,
         topups::redeliver, options::list, account::show, account::rotate, webhook::show, webhook::set,
         webhook::rotate_secret, listen::listen, events::test, events::list, events::show,
-        events::redeliver, endpoints::list, endpoints::create, endpoints::show, endpoints::change,
+        events::redeliver, delivery_list::list, redeliveries::list, redeliveries::begin, redeliveries::show,
+        redeliveries::cancel, endpoints::list, endpoints::create, endpoints::show, endpoints::change,
         endpoints::delete, endpoints::secret, endpoints::pause, endpoints::resume, endpoints::test,
         sandbox::make_event
     ),

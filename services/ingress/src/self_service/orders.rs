@@ -4,9 +4,12 @@
 //! how it gets an eSIM whose webhook was lost. Called as handlers by [`super::router`]; what a
 //! state means is decided in `store`.
 
-use std::str::FromStr;
+use std::{str::FromStr, time::Duration};
 
-use axum::{http::StatusCode, response::Response};
+use axum::{
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
 use domain::{OrderId, PartnerId};
 use serde::Serialize;
 use store::{
@@ -176,22 +179,48 @@ pub(super) async fn show(session: Session, Id(id): Id<ExternalId>) -> Result<Res
         (status = 200, description = "The cancelled order. Nothing of it is bought, now or later", body = Order),
         (status = 404, response = super::described::NotFound),
         (status = 410, response = super::described::Archived),
-        (status = 409, description = "The order cannot be cancelled: it is bought or may be (`order_not_waiting`), its create-order request may still be unanswered (`order_not_answered`), or it was refused (`order_refused`)", body = super::described::Message)))]
+        (status = 409, description = "The order cannot be cancelled: it is bought or may be (`order_not_waiting`), its create-order request may still be unanswered (`order_not_answered`; `Retry-After` says when that is over), or it was refused (`order_refused`)", body = super::described::Message)))]
 pub(super) async fn cancel(session: Session, Id(id): Id<ExternalId>) -> Result<Response, ApiError> {
-    let cancelling = session.run(async |connection, partner| {
-        let cancelled = store::orders::cancel(connection, partner, &id.0).await?;
-        Ok((cancelled, stored(connection, partner, &id.0).await?))
-    });
-    let (cancelled, order) = cancelling.await?;
+    let cancel = async |answered: Option<OrderId>| {
+        session
+            .run(async |connection, partner| {
+                let cancelled = store::orders::cancel(connection, partner, &id.0, answered).await?;
+                Ok((cancelled, stored(connection, partner, &id.0).await?))
+            })
+            .await
+    };
+    let (mut cancelled, mut order) = cancel(None).await?;
+    // PostgreSQL does not know yet whether the order is answered, but a process may.
+    if let Cancelled::Undecided { order_id, .. } = cancelled
+        && session
+            .app
+            .orders
+            .handshake
+            .departures
+            .has_left(order_id)
+            .await
+    {
+        (cancelled, order) = cancel(Some(order_id)).await?;
+    }
     let Some((head, units)) = order else {
         return Err(session.no_order(&id.0).await);
     };
     match cancelled {
-        Cancelled::Undecided(_) => Err(Code::OrderNotAnswered.into()),
+        Cancelled::Undecided { rest, .. } => Ok(retry_after(Code::OrderNotAnswered, rest)),
         Cancelled::TooLate => Err(Code::OrderNotWaiting.into()),
         Cancelled::Unknown if head.cancelled_at.is_none() => Err(Code::OrderRefused.into()),
         Cancelled::Done | Cancelled::Unknown => shown(session.service(), &head, &units),
     }
+}
+
+/// An error with the seconds after which to send the request again, rounded up.
+fn retry_after(code: Code, rest: Duration) -> Response {
+    let seconds = (rest.as_secs() + u64::from(rest.subsec_nanos() > 0)).max(1);
+    let mut answer = ApiError::from(code).into_response();
+    answer
+        .headers_mut()
+        .insert(header::RETRY_AFTER, seconds.into());
+    answer
 }
 
 /// List orders

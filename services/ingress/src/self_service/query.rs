@@ -92,17 +92,17 @@ impl<'a> Query<'a> {
         )
     }
 
+    /// `since` or `until`: a time such as `2026-11-22T00:00:00Z`.
+    pub(super) fn time(&mut self, name: &'static str) -> Option<OffsetDateTime> {
+        self.read(name, time_fault(name), moment)
+    }
+
     /// `created_after`: a time such as `2026-11-22T00:00:00Z`.
     pub(super) fn created_after(&mut self) -> Option<OffsetDateTime> {
         self.read(
             "created_after",
             Fault::new(Code::CreatedAfterInvalid),
-            |text| {
-                // A time close to the end of the year 9999 may have no representation in UTC.
-                OffsetDateTime::parse(text, &Rfc3339)
-                    .ok()?
-                    .checked_to_offset(UtcOffset::UTC)
-            },
+            moment,
         )
     }
 
@@ -138,6 +138,20 @@ impl<'a> Query<'a> {
 /// Returns a 422 if a request that has no parameters has a query all the same.
 pub(super) fn no_parameters(uri: &Uri) -> Result<(), ApiError> {
     Query::of(uri).check()
+}
+
+/// Reads an RFC 3339 time.
+pub(super) fn moment(text: &str) -> Option<OffsetDateTime> {
+    // A time close to the end of the year 9999 may have no representation in UTC.
+    OffsetDateTime::parse(text, &Rfc3339)
+        .ok()?
+        .checked_to_offset(UtcOffset::UTC)
+}
+
+/// The fault of a time that cannot be read. The message begins with its name.
+pub(super) fn time_fault(name: &'static str) -> Fault {
+    let shown = if name == "since" { "Since" } else { "Until" };
+    Fault::with(Code::TimeInvalid, shown).of_parameter(name)
 }
 
 /// Cuts `found` to `limit` entries, and returns the cursor of the next page if there were more.

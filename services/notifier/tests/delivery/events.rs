@@ -4,8 +4,11 @@
 use std::time::{Duration, Instant};
 
 use domain::{DeliveryId, PartnerId, WebhookId};
-use store::deliveries::endpoints::EndpointKey;
-use store::deliveries::events::{self, Kind, Tested, View};
+use store::deliveries::{
+    View,
+    endpoints::EndpointKey,
+    events::{self, Kind, Tested},
+};
 use store::{partners, self_service};
 use testkit::receiver::{Answer, Received, Signature};
 use testkit::wait;

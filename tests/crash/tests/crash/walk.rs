@@ -68,6 +68,7 @@ impl Walk {
             .env(Stage::Provisioner, "BREAKER_OPEN_MOST", "1s")
             .callbacks()
             .env(Stage::Notifier, "WEBHOOK_TIMEOUT", "2s")
+            .env(Stage::Ingress, "REDELIVER_INTERVAL", "100ms")
             .start()
             .await?;
         let receiver = Receiver::start().await?;
@@ -184,6 +185,9 @@ impl Walk {
                     .await?;
             }
         }
+        if point.effect == Effect::CommitRedelivery {
+            self.redeliver().await?;
+        }
         let orders = WAVE
             .map(|option| (0, option))
             .into_iter()
@@ -204,6 +208,21 @@ impl Walk {
         });
         let asked: Result<Vec<Asked>> = futures_util::future::try_join_all(sent).await;
         self.asked.extend(asked?);
+        Ok(())
+    }
+
+    /// Asks for all webhooks of the first partner again, unless that is under way already.
+    async fn redeliver(&self) -> Result<()> {
+        let since = "2020-01-01T00:00:00Z";
+        let body = serde_json::json!({"since": since, "state": "delivered"}).to_string();
+        let request = self.clients[0].post(body).whole();
+        let path = "/api/v1/api_partner/webhooks/redeliver";
+        let answer = request.path(path).send().await?;
+        ensure!(
+            matches!(answer.status, 202 | 409 | 429),
+            "a redelivery was answered with {}",
+            answer.status
+        );
         Ok(())
     }
 

@@ -25,12 +25,12 @@ const LISTEN: &str = "/api/v1/api_partner/webhook/listen";
 const RECEIVERS: [(&str, &str); 2] = [("esim.py", "python3"), ("esim.mjs", "node")];
 
 /// `esim-partner` with a home of its own, in which the partner has logged in.
-struct Tool {
+pub struct Tool {
     home: TempDir,
 }
 
 impl Tool {
-    async fn login(base_url: &str, partner: &Partner) -> Result<Self> {
+    pub async fn login(base_url: &str, partner: &Partner) -> Result<Self> {
         let tool = Self {
             home: tempfile::tempdir()?,
         };
@@ -74,7 +74,7 @@ impl Tool {
         command
     }
 
-    async fn run(&self, arguments: &[&str]) -> Result<Output> {
+    pub async fn run(&self, arguments: &[&str]) -> Result<Output> {
         let output = output(&mut self.command(arguments), Duration::from_mins(1)).await;
         output.with_context(|| format!("{arguments:?}"))
     }

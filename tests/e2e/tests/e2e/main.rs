@@ -5,6 +5,7 @@
 //! - [`webhook`], [`ordering`], [`duplicates`], [`shell`]: what partners rely on.
 //! - [`partner`], [`account`], [`events`]: what they look up and change themselves, and what they
 //!   are notified of. [`pages`]: what they read.
+//! - [`redeliveries`]: missed webhooks are listed, and sent again by one request.
 //! - [`resilience`], [`stop`]: the promise under load: hang-ups, a wiped JetStream, two providers,
 //!   restarts.
 //! - [`esim_partner`]: the partners' command line, and listening.
@@ -53,6 +54,7 @@ mod partner;
 mod pulse;
 mod qr;
 mod recover;
+mod redeliveries;
 mod replicas;
 mod resilience;
 mod rotation;

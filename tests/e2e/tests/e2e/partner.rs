@@ -3,6 +3,7 @@
 use crate::shop::{PATH, SOON, Shop, fresh, open};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use std::time::{Duration, Instant};
 use testkit::client::{Answer, Client, ORDERS, ORDERS_SHORT};
 use testkit::stack::{Stack, Stage};
 use testkit::{receiver::Signature, wait};
@@ -289,13 +290,10 @@ async fn an_order_that_waits_is_cancelled_and_never_bought() {
     let id = fresh("cancelled");
     shop.buy(&id, &ready, 2).await.unwrap();
     let path = format!("/orders/{id}");
-    let early = ask(&shop.client, "DELETE", &path).await.unwrap();
-    assert_refused(&early, 409, "order_not_answered");
-    let cancelled = async || {
-        let answer = ask(&shop.client, "DELETE", &path).await?;
-        Ok((answer.status == 200).then_some(answer.json()?))
-    };
-    let order = wait::soon("the cancelled order", cancelled).await;
+    // The 201 has arrived, so the order need not wait for the time at which that is certain.
+    let cancelled = ask(&shop.client, "DELETE", &path).await.unwrap();
+    assert_eq!(cancelled.status, 200);
+    let order = cancelled.json().unwrap();
     assert_eq!(
         (&order["state"], &order["topups"][1]["state"]),
         (&json!("cancelled"), &json!("failed"))
@@ -332,6 +330,48 @@ async fn an_order_that_waits_is_cancelled_and_never_bought() {
     assert_eq!((ledger.purchases, ledger.units), (2, 2));
     let actions: Value = stack.esimctl.run(&["action", "list"]).await.unwrap();
     assert!(actions.to_string().contains("order cancel"), "{actions}");
+}
+
+/// The process that answered the order says so to the one that is asked to cancel it. Once it is
+/// dead nobody knows, and the order waits for the time after which no answer can leave any more.
+#[tokio::test]
+async fn an_answered_order_is_cancelled_at_once_by_any_process() {
+    let mut stack = Stack::builder()
+        .without(Stage::Provisioner)
+        .replicas(Stage::Ingress, 2)
+        .start()
+        .await
+        .unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let ready = stack.option("ready").unwrap().to_owned();
+    let other = Client::of(&stack.base_urls()[1], &shop.partner).unwrap();
+    let [early, late] = [fresh("early"), fresh("late")];
+    shop.buy(&early, &ready, 1).await.unwrap();
+    let answer = ask(&other, "DELETE", &format!("/orders/{early}"))
+        .await
+        .unwrap();
+    assert_eq!(answer.status, 200, "{:?}", answer.json());
+
+    shop.buy(&late, &ready, 1).await.unwrap();
+    stack.replicas(Stage::Ingress)[0].kill().await.unwrap();
+    let path = format!("/orders/{late}");
+    let answer = ask(&other, "DELETE", &path).await.unwrap();
+    assert_refused(&answer, 409, "order_not_answered");
+    let rest: u64 = header(&answer, "retry-after").parse().unwrap();
+    assert!((1..=6).contains(&rest), "{rest}");
+    let asked = Instant::now();
+    let cancelled = async || {
+        let answer = ask(&other, "DELETE", &path).await?;
+        ensure!(matches!(answer.status, 200 | 409), "{}", answer.status);
+        Ok((answer.status == 200).then_some(()))
+    };
+    wait::soon("the cancelled order", cancelled).await;
+    // What the answer said was the exact rest, rounded up to seconds; each look may take half a one.
+    let took = asked.elapsed();
+    assert!(
+        took < Duration::from_secs(rest + 2),
+        "{took:?} instead of {rest} s"
+    );
 }
 
 #[tokio::test]

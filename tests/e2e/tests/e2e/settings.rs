@@ -76,6 +76,7 @@ const ROWS: &[(&[&str], &str, Option<&str>)] = &[
     (&["ingress"], "WEBHOOK_TEST_INTERVAL", Some("0s")),
     (&["ingress"], "WEBHOOK_TEST_WAIT", Some("soon")),
     (&["notifier"], "KEY_EXPIRING_NOTICE", Some("6")),
+    (&["notifier"], "REDELIVERY_DUE", Some("0")),
     (&["provisioner"], "PROVIDERS", Some("acme")),
     (&["provisioner"], "SANDBOX_URL", None),
     (&["provisioner"], "SANDBOX_URL", Some("127.0.0.1")),

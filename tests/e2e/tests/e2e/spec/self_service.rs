@@ -43,6 +43,31 @@ pub const ROWS: &[Row] = &rows! {
     "405: GET on a redelivery of an event", |w| get(w, REDELIVERY) => NOT_ALLOWED;
     "422: a cursor of events that is none", |w| get(w, "/webhook/events").query("cursor=AZoAAAAAcACAAAAAAAAAAQ")
         => Unprocessable(&["Cursor is invalid; send next_cursor unchanged or leave it out"]);
+    "405: DELETE on the list of webhooks", |w| ask(w, "DELETE", "/webhooks") => NOT_ALLOWED;
+    "405: PUT on redeliveries", |w| ask(w, "PUT", "/webhooks/redeliver") => NOT_ALLOWED;
+    "405: POST on a redelivery",
+        |w| ask(w, "POST", "/webhooks/redeliver/01980000-0000-7000-8000-000000007530") => NOT_ALLOWED;
+    "404: an unknown redelivery", |w| get(w, "/webhooks/redeliver/01980000-0000-7000-8000-000000007530") => NOT_FOUND;
+    "404: no redelivery id", |w| get(w, "/webhooks/redeliver/1") => NOT_FOUND;
+    "422: all parameters of the list of webhooks at fault are named",
+        |w| get(w, "/webhooks").query("limit=0&cursor=abc&state=ready&since=now&until=1")
+        => Unprocessable(&["Limit must be an integer from 1 to 100",
+            "Cursor is invalid; send next_cursor unchanged or leave it out",
+            "State must be pending, exhausted, no_endpoint or delivered",
+            "Since must be a time such as 2026-11-22T00:00:00Z", "Until must be a time such as 2026-11-22T00:00:00Z"]);
+    "401: a redelivery whose signature does not cover its body",
+        |w| ask(w, "POST", "/webhooks/redeliver")
+        => Denied("Missing X-Service-Content-SHA256 header: this request needs a signature that covers its body.");
+    "400: a redelivery without a body", |w| ask(w, "POST", "/webhooks/redeliver").whole()
+        => Error(400, "Invalid JSON format");
+    "422: all faults of a redelivery are named", |w| {
+        let body = r#"{"until": "x", "state": "no_endpoint"}"#;
+        w.post(body).path("/v1/api_partner/webhooks/redeliver").whole()
+    } => Unprocessable(&["Until must be a time such as 2026-11-22T00:00:00Z",
+        "Since must be a time such as 2026-11-22T00:00:00Z", "State must be exhausted, pending or delivered"]);
+    "409: a redelivery of a partner without a URL", |w| {
+        w.post(r#"{"since": "2026-01-01T00:00:00Z"}"#).path("/api/v1/api_partner/webhooks/redeliver").whole()
+    } => Error(409, "The account has no webhook URL; set one first");
     "404: no endpoint id", |w| get(w, "/endpoints/1") => NOT_FOUND;
     "404: an unknown endpoint", |w| get(w, UNKNOWN_ENDPOINT) => NOT_FOUND;
     "404: a test of an unknown endpoint", |w| ask(w, "POST", &format!("{UNKNOWN_ENDPOINT}/test")) => NOT_FOUND;

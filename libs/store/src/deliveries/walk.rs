@@ -1,0 +1,339 @@
+//! Walks through a partner's deliveries, page by page: the one way in which lists, replays and
+//! redeliveries find them.
+//!
+//! The state of a delivery has no index, because each delivery would have to write to it. But every
+//! state has a table or an index in which its deliveries stand together ([`Source`]). So a walk
+//! reads about as many rows as it finds, however many deliveries the partner has had. It changes
+//! nothing, and reads no rows of other partners.
+//!
+//! A walk goes on from a [`Position`], which is a time and an id. The row at the position may be
+//! gone by then. Deliveries that change meanwhile may be missed or be found twice, because the
+//! pages are separate statements.
+
+use domain::PartnerId;
+use sqlx::PgConnection;
+use time::{Duration, OffsetDateTime};
+use uuid::Uuid;
+
+use crate::Result;
+
+/// How long before the range of a filter the creation of a delivery may be. A filter selects by the
+/// time of the last attempt, but [`Source::All`] is read by the time of creation. Retries end after
+/// about 28 hours, so a week covers all deliveries except those that were sent again much later.
+const REACH: Duration = Duration::days(7);
+/// The most rows of one page.
+const LOOK: usize = 1_000;
+
+/// Where the deliveries of a walk stand together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// All deliveries of the partner, in the order of their creation.
+    All,
+    /// Those that wait for an attempt, in the order of their next attempts. They have due work, or
+    /// are so young that the sweep has not passed them.
+    Pending,
+    /// Those whose retries have ended, except tests, in the order in which they ended.
+    Exhausted,
+    /// Those that wait for a URL, in the order in which they began to wait.
+    NoEndpoint,
+}
+
+impl Source {
+    /// The source of the deliveries in a state; `None` stands for any state.
+    pub(crate) fn of(state: Option<&str>) -> Self {
+        match state {
+            Some("pending") => Self::Pending,
+            Some("exhausted") => Self::Exhausted,
+            Some("no_endpoint") => Self::NoEndpoint,
+            _ => Self::All,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    NewestFirst,
+    OldestFirst,
+}
+
+/// The place of a delivery in its [`Source`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    pub at: OffsetDateTime,
+    pub id: Uuid,
+}
+
+/// Which deliveries match, beside those of one partner.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Matching<'a> {
+    pub(crate) state: Option<&'a str>,
+    /// The range of the last attempt, or of the creation before the first one; the end is excluded.
+    pub(crate) since: Option<OffsetDateTime>,
+    pub(crate) until: Option<OffsetDateTime>,
+    /// Leaves out events.
+    pub(crate) topups_only: bool,
+}
+
+/// The columns that a filter compares, and the place of the row. The columns are `None` if the
+/// delivery itself is gone.
+pub(crate) struct Seen {
+    pub(crate) id: Uuid,
+    pub(crate) at: OffsetDateTime,
+    pub(crate) kind: Option<String>,
+    pub(crate) state: Option<String>,
+    pub(crate) attempted_at: Option<OffsetDateTime>,
+    pub(crate) created_at: Option<OffsetDateTime>,
+}
+
+impl Seen {
+    pub(crate) fn position(&self) -> Position {
+        Position {
+            at: self.at,
+            id: self.id,
+        }
+    }
+}
+
+impl Matching<'_> {
+    pub(crate) fn matches(&self, seen: &Seen) -> bool {
+        let (Some(created_at), Some(state)) = (seen.created_at, seen.state.as_deref()) else {
+            return false;
+        };
+        let at = seen
+            .attempted_at
+            .map_or(created_at, |attempted_at| attempted_at.max(created_at));
+        (!self.topups_only || seen.kind.as_deref() == Some("topup.ready"))
+            && self.state.is_none_or(|wanted| wanted == state)
+            && self.since.is_none_or(|since| at >= since)
+            && self.until.is_none_or(|until| at < until)
+    }
+
+    /// The earliest creation of a delivery that this filter can find.
+    pub(crate) fn reach(&self) -> OffsetDateTime {
+        let reach = self.since.and_then(|since| since.checked_sub(REACH));
+        reach.unwrap_or(OffsetDateTime::UNIX_EPOCH)
+    }
+}
+
+/// A walk that has come to a position.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Walk<'a> {
+    pub(crate) partner_id: PartnerId,
+    pub(crate) source: Source,
+    /// [`Source::Pending`] is always walked in the order of the next attempts.
+    pub(crate) order: Order,
+    pub(crate) matching: Matching<'a>,
+    /// The position after which the next page begins.
+    pub(crate) after: Option<Position>,
+}
+
+/// What a walk has found.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Found {
+    /// The matching deliveries, in the order of the walk.
+    pub(crate) ids: Vec<Uuid>,
+    /// Whether the end of the source was reached.
+    pub(crate) ended: bool,
+}
+
+impl Walk<'_> {
+    /// Goes on until `limit` deliveries match, or until it has seen `most` rows or the end of its
+    /// source.
+    pub(crate) async fn find(
+        &mut self,
+        connection: &mut PgConnection,
+        limit: usize,
+        most: usize,
+    ) -> Result<Found> {
+        // A filter may leave out most rows, so more of them are read at once.
+        let filtered = self.matching.since.or(self.matching.until).is_some()
+            || self.matching.topups_only
+            || (self.source == Source::All && self.matching.state.is_some());
+        let at_once = if filtered {
+            LOOK
+        } else {
+            limit.saturating_add(1).min(LOOK)
+        }
+        .min(most);
+        let mut found = Found::default();
+        let mut looked_at = 0;
+        while found.ids.len() < limit && looked_at < most {
+            let page = self.page(connection, at_once).await?;
+            let full = page.len() == at_once;
+            looked_at += page.len();
+            let mut rest = page.into_iter();
+            for seen in rest.by_ref() {
+                self.after = Some(seen.position());
+                if self.matching.matches(&seen) {
+                    found.ids.push(seen.id);
+                    if found.ids.len() == limit {
+                        break;
+                    }
+                }
+            }
+            if !full && rest.next().is_none() {
+                found.ended = true;
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    /// The next rows of the source, at most `limit`.
+    async fn page(&self, connection: &mut PgConnection, limit: usize) -> Result<Vec<Seen>> {
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        match self.source {
+            Source::All => self.all(connection, limit).await,
+            Source::Pending => self.pending(connection, limit).await,
+            Source::Exhausted => self.held(connection, "exhausted", limit).await,
+            Source::NoEndpoint => self.held(connection, "no_endpoint", limit).await,
+        }
+    }
+
+    fn after_id(&self) -> Uuid {
+        self.after.map_or(Uuid::nil(), |after| after.id)
+    }
+
+    async fn all(&self, connection: &mut PgConnection, limit: i64) -> Result<Vec<Seen>> {
+        let partner = self.partner_id.uuid();
+        let reach = self.matching.reach();
+        let until = self.matching.until;
+        let after = self.after.map(|after| after.at);
+        Ok(match self.order {
+            Order::NewestFirst => {
+                sqlx::query_as!(
+                    Seen,
+                    r#"SELECT delivery_id AS id, created_at AS at, kind AS "kind?", state AS "state?", attempted_at,
+                              created_at AS "created_at?"
+                       FROM deliveries
+                       WHERE partner_id = $1
+                         AND created_at >= $2 AND created_at <= coalesce($3, 'infinity'::timestamptz)
+                         AND (created_at < coalesce($3, 'infinity'::timestamptz) OR delivery_id < $4)
+                       ORDER BY created_at DESC, delivery_id DESC LIMIT $5"#,
+                    partner,
+                    reach,
+                    after.or(until),
+                    self.after_id(),
+                    limit,
+                )
+                .fetch_all(connection)
+                .await?
+            }
+            Order::OldestFirst => {
+                sqlx::query_as!(
+                    Seen,
+                    r#"SELECT delivery_id AS id, created_at AS at, kind AS "kind?", state AS "state?", attempted_at,
+                              created_at AS "created_at?"
+                       FROM deliveries
+                       WHERE partner_id = $1
+                         AND created_at >= $2 AND created_at < coalesce($3, 'infinity'::timestamptz)
+                         AND (created_at > $2 OR delivery_id > $4)
+                       ORDER BY created_at, delivery_id LIMIT $5"#,
+                    partner,
+                    after.unwrap_or(reach),
+                    until,
+                    self.after_id(),
+                    limit,
+                )
+                .fetch_all(connection)
+                .await?
+            }
+        })
+    }
+
+    /// `held.at` is the time at which the last attempt was recorded, so it is not before that
+    /// attempt.
+    async fn held(
+        &self,
+        connection: &mut PgConnection,
+        state: &str,
+        limit: i64,
+    ) -> Result<Vec<Seen>> {
+        let partner = self.partner_id.uuid();
+        let since = self.matching.since.unwrap_or(OffsetDateTime::UNIX_EPOCH);
+        let after = self.after.map(|after| after.at);
+        Ok(match self.order {
+            Order::NewestFirst => {
+                sqlx::query_as!(
+                    Seen,
+                    r#"SELECT h.id, h.at, d.kind AS "kind?", d.state AS "state?", d.attempted_at,
+                              d.created_at AS "created_at?"
+                       FROM (SELECT id, at FROM held
+                             WHERE partner_id = $1 AND state = $2
+                               AND at >= $3 AND at <= coalesce($4, 'infinity'::timestamptz)
+                               AND (at < coalesce($4, 'infinity'::timestamptz) OR id < $5)
+                             ORDER BY at DESC, id DESC LIMIT $6) h
+                       LEFT JOIN deliveries d ON d.delivery_id = h.id
+                       ORDER BY h.at DESC, h.id DESC"#,
+                    partner,
+                    state,
+                    since,
+                    after,
+                    self.after_id(),
+                    limit,
+                )
+                .fetch_all(connection)
+                .await?
+            }
+            Order::OldestFirst => {
+                sqlx::query_as!(
+                    Seen,
+                    r#"SELECT h.id, h.at, d.kind AS "kind?", d.state AS "state?", d.attempted_at,
+                              d.created_at AS "created_at?"
+                       FROM (SELECT id, at FROM held
+                             WHERE partner_id = $1 AND state = $2 AND at >= $3 AND (at > $3 OR id > $4)
+                             ORDER BY at, id LIMIT $5) h
+                       LEFT JOIN deliveries d ON d.delivery_id = h.id
+                       ORDER BY h.at, h.id"#,
+                    partner,
+                    state,
+                    after.unwrap_or(since),
+                    self.after_id(),
+                    limit,
+                )
+                .fetch_all(connection)
+                .await?
+            }
+        })
+    }
+
+    /// Deliveries with work, which has a lane of its own for each endpoint, and those that the sweep has not passed and that have none, because
+    /// their first lease has not ended. The latter are due since their creation. A test is due at
+    /// `-infinity`, which is shown as 1970.
+    async fn pending(&self, connection: &mut PgConnection, limit: i64) -> Result<Vec<Seen>> {
+        let rows = sqlx::query_as!(
+            Seen,
+            r#"SELECT w.id AS "id!", greatest(w.at, 'epoch'::timestamptz) AS "at!", d.kind AS "kind?", d.state AS "state?",
+                      d.attempted_at, d.created_at AS "created_at?"
+               FROM (
+                   (SELECT of_lane.id, of_lane.at
+                    FROM (SELECT '' AS lane UNION ALL
+                          SELECT endpoint_id::text FROM further_endpoints WHERE partner_id = $1) e
+                    CROSS JOIN LATERAL (
+                        SELECT w.id, w.at FROM work w
+                        WHERE w.kind = 'deliver' AND w.provider = '' AND w.lane = e.lane AND w.partner_id = $1
+                          AND w.at >= coalesce($2, '-infinity'::timestamptz)
+                          AND (w.at > coalesce($2, '-infinity'::timestamptz) OR w.id > $3)
+                        ORDER BY w.at, w.id LIMIT $4
+                    ) of_lane
+                    ORDER BY of_lane.at, of_lane.id LIMIT $4)
+                   UNION ALL
+                   (SELECT delivery_id, created_at FROM deliveries f
+                    WHERE partner_id = $1 AND state = 'pending'
+                      AND created_at > (SELECT up_to FROM sweeps WHERE stage = 'deliveries')
+                      AND created_at >= coalesce($2, '-infinity'::timestamptz)
+                      AND (created_at > coalesce($2, '-infinity'::timestamptz) OR delivery_id > $3)
+                      AND (SELECT true FROM work w WHERE w.id = f.delivery_id) IS NULL
+                    ORDER BY created_at, delivery_id LIMIT $4)
+                   ORDER BY at, id LIMIT $4
+               ) w
+               LEFT JOIN deliveries d ON d.delivery_id = w.id
+               ORDER BY w.at, w.id"#,
+            self.partner_id.uuid(),
+            self.after.map(|after| after.at),
+            self.after_id(),
+            limit,
+        );
+        Ok(rows.fetch_all(connection).await?)
+    }
+}

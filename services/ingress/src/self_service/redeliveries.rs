@@ -1,0 +1,304 @@
+//! Redeliveries: a partner asks for many of its webhooks to be sent again.
+//!
+//! Guarantee: ingress only stores what is wanted, and the notifiers do the work
+//! ([`store::deliveries::redeliveries`]). The body says what is sent again, so it counts only if the
+//! signature covers it: otherwise somebody who has captured the headers of one request could send
+//! them with another body.
+
+use axum::{
+    extract::Request,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use serde::Serialize;
+use serde_json::Value;
+use store::deliveries::redeliveries::{self, Begun, Wanted};
+use time::{OffsetDateTime, serde::rfc3339};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use super::{
+    Id, Search, Session,
+    delivery_list::WebhookState,
+    json,
+    query::{Query, moment, time_fault},
+};
+use crate::http::{
+    body,
+    codes::Code,
+    error::{ApiError, Fault},
+};
+
+/// The states whose webhooks can be sent again, as errors list them.
+const STATES: &str = "exhausted, pending or delivered";
+
+/// How far a redelivery is.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum RedeliveryStatus {
+    /// Webhooks are still being sent.
+    Running,
+    /// Each webhook that matched was sent once more, or is being sent. Those that fail are retried
+    /// by the schedule.
+    Ended,
+    /// You ended it early.
+    Cancelled,
+}
+
+/// Many webhooks that are sent again.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ManyAgain<'a> {
+    redelivery_id: Uuid,
+    status: RedeliveryStatus,
+    /// The state that the webhooks had; null means that both `exhausted` and `pending` ones are
+    /// sent again.
+    #[schema(value_type = Option<WebhookState>)]
+    state: Option<&'a str>,
+    #[serde(with = "rfc3339")]
+    since: OffsetDateTime,
+    #[serde(with = "rfc3339")]
+    until: OffsetDateTime,
+    /// How many webhooks matched when it began; null if there were more than we count, which is
+    /// 10,000.
+    matching: Option<i64>,
+    /// How many webhooks were handed over for sending so far. It may end below `matching`, because
+    /// webhooks that are sent meanwhile anyway, or whose eSIM was erased, are left out.
+    redelivered: i64,
+    #[serde(with = "rfc3339")]
+    created_at: OffsetDateTime,
+    #[serde(with = "rfc3339::option")]
+    ended_at: Option<OffsetDateTime>,
+}
+
+impl<'a> From<&'a redeliveries::Redelivery> for ManyAgain<'a> {
+    fn from(stored: &'a redeliveries::Redelivery) -> Self {
+        let status = match (stored.ended_at, stored.cancelled_at) {
+            (None, _) => RedeliveryStatus::Running,
+            (Some(_), None) => RedeliveryStatus::Ended,
+            (Some(_), Some(_)) => RedeliveryStatus::Cancelled,
+        };
+        Self {
+            redelivery_id: stored.redelivery_id,
+            status,
+            state: stored.state.as_deref(),
+            since: stored.since,
+            until: stored.until,
+            matching: stored.matching,
+            redelivered: stored.redelivered,
+            created_at: stored.created_at,
+            ended_at: stored.ended_at,
+        }
+    }
+}
+
+/// Redeliveries, the newest first.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Redeliveries<'a> {
+    redeliveries: Vec<ManyAgain<'a>>,
+}
+
+/// The body of the request, once it was checked.
+struct Asked {
+    state: Option<WebhookState>,
+    since: OffsetDateTime,
+    until: Option<OffsetDateTime>,
+}
+
+/// Reads the body, and names all faults at once.
+fn asked(body: &[u8]) -> Result<Asked, ApiError> {
+    let body: Value =
+        serde_json::from_slice(body).map_err(|_| ApiError::from(Code::InvalidJson))?;
+    let mut faults = Vec::new();
+    let mut given = |name: &'static str| {
+        let value = body.get(name).filter(|value| !value.is_null())?;
+        let read = value.as_str().and_then(moment);
+        if read.is_none() {
+            faults.push(time_fault(name));
+        }
+        read
+    };
+    let since = given("since");
+    let until = given("until");
+    if body.get("since").is_none_or(Value::is_null) {
+        faults.push(time_fault("since"));
+    }
+    let state = match body.get("state").filter(|value| !value.is_null()) {
+        None => None,
+        Some(state) => {
+            let state = state.as_str().and_then(WebhookState::parse);
+            let state = state.filter(|state| *state != WebhookState::NoEndpoint);
+            if state.is_none() {
+                let fault = Fault::with(Code::WebhookStateInvalid, STATES);
+                faults.push(fault.of_parameter("state"));
+            }
+            state
+        }
+    };
+    match since {
+        Some(since) if faults.is_empty() => Ok(Asked {
+            state,
+            since,
+            until,
+        }),
+        _ => Err(ApiError::Unprocessable(faults)),
+    }
+}
+
+/// Send many webhooks again
+///
+/// Sends again what you have missed, for example while your endpoint was down: all webhooks whose
+/// last attempt began in the given range of time and that you did not acknowledge, or with `state`
+/// those in this state. Each keeps its `webhook-id`, so that your program can recognise a repeat,
+/// and its retries begin anew. The webhooks are sent at the pace of your endpoint; new ones do not
+/// wait behind them. The answer comes at once; look the redelivery up to see its progress. One
+/// redelivery can run at a time, and a further one can begin a minute after the last one began. This
+/// request needs a signature that covers its body.
+#[utoipa::path(post, path = "/webhooks/redeliver", operation_id = "redeliver_webhooks", tag = "Webhook",
+    request_body = super::described::NewRedelivery,
+    security(("access_key" = [], "timestamp" = [], "signature" = [], "content_sha256" = [])),
+    responses(
+        (status = 202, description = "It has begun", body = ManyAgain,
+            headers(("Location" = String, description = "The path of the redelivery"))),
+        (status = 400, response = super::described::InvalidJson),
+        (status = 409, description = "Another redelivery is running, which `Location` and the message name (`redelivery_running`), or no webhook URL is set (`webhook_url_missing`)", body = super::described::Message,
+            headers(("Location" = String, description = "The path of the running redelivery"))),
+        (status = 422, response = super::described::Unprocessable),
+        (status = 429, description = "The last redelivery began less than a minute ago (`redelivered_recently`); `Retry-After` says when to try again", body = super::described::Message)))]
+pub(super) async fn begin(session: Session, request: Request) -> Result<Response, ApiError> {
+    let (parts, body) = request.into_parts();
+    session.requires_signed_body()?;
+    let body = body::read(&session.app.limits, &parts.headers, body).await?;
+    let asked = asked(&body)?;
+    let wanted = Wanted {
+        state: asked.state.map(WebhookState::as_str),
+        since: asked.since,
+        until: asked.until,
+    };
+    let interval = session.app.limits.redeliver_interval;
+    let beginning = session.run(async |connection, partner| {
+        redeliveries::begin(connection, partner, &wanted, interval).await
+    });
+    let path = parts.uri.path();
+    match beginning.await? {
+        Begun::Begun(begun) => {
+            let id = begun.redelivery_id;
+            tracing::info!(
+                partner.id = %session.id(),
+                redelivery.id = %id,
+                matching = begun.matching,
+                "a partner asked for many webhooks to be sent again; the notifiers send them"
+            );
+            let answer = json(StatusCode::ACCEPTED, &ManyAgain::from(&begun));
+            Ok(with_location(answer, path, id))
+        }
+        Begun::Running(id) => {
+            let answer = ApiError::with(Code::RedeliveryRunning, id).into_response();
+            Ok(with_location(answer, path, id))
+        }
+        Begun::TooSoon(wait) => Err(ApiError::too_soon(Code::RedeliveredRecently, wait)),
+        Begun::NoEndpoint => Err(Code::WebhookUrlMissing.into()),
+    }
+}
+
+/// Adds the path of a redelivery, below the path that the request was sent to.
+fn with_location(mut answer: Response, path: &str, id: Uuid) -> Response {
+    if let Ok(location) = HeaderValue::try_from(format!("{path}/{id}")) {
+        answer.headers_mut().insert(header::LOCATION, location);
+    }
+    answer
+}
+
+/// List redeliveries
+///
+/// The newest come first. They are kept for 30 days.
+#[utoipa::path(get, path = "/webhooks/redeliver", operation_id = "list_redeliveries", tag = "Webhook",
+    params(("limit" = Option<u16>, Query, minimum = 1, maximum = 100, description = "Maximum number of redeliveries, from 1 to 100; the default is 20")),
+    responses(
+        (status = 200, description = "The newest redeliveries", body = Redeliveries),
+        (status = 422, response = super::described::Unprocessable)))]
+pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiError> {
+    let mut query = Query::of(&uri);
+    let limit = query.limit();
+    query.check()?;
+    let listing = session.run(async |connection, partner| {
+        redeliveries::list(connection, partner, limit.into()).await
+    });
+    let found = listing.await?;
+    let shown = Redeliveries {
+        redeliveries: found.iter().map(ManyAgain::from).collect(),
+    };
+    Ok(json(StatusCode::OK, &shown))
+}
+
+/// Look up a redelivery
+#[utoipa::path(get, path = "/webhooks/redeliver/{redelivery_id}", operation_id = "show_redelivery", tag = "Webhook",
+    params(("redelivery_id" = Uuid, Path, description = "The id of the redelivery")),
+    responses((status = 200, description = "The redelivery with its progress", body = ManyAgain), (status = 404, response = super::described::NotFound)))]
+pub(super) async fn show(session: Session, Id(id): Id<Uuid>) -> Result<Response, ApiError> {
+    let finding =
+        session.run(async |connection, partner| redeliveries::find(connection, partner, id).await);
+    let found = finding.await?.ok_or(Code::NotFound)?;
+    Ok(json(StatusCode::OK, &ManyAgain::from(&found)))
+}
+
+/// Cancel a redelivery
+///
+/// No further webhooks are handed over for sending. Those that were are still sent and retried.
+/// Repeating the request, or cancelling a redelivery that has ended, changes nothing.
+#[utoipa::path(delete, path = "/webhooks/redeliver/{redelivery_id}", operation_id = "cancel_redelivery", tag = "Webhook",
+    params(("redelivery_id" = Uuid, Path, description = "The id of the redelivery")),
+    responses((status = 200, description = "The redelivery, which has ended", body = ManyAgain), (status = 404, response = super::described::NotFound)))]
+pub(super) async fn cancel(session: Session, Id(id): Id<Uuid>) -> Result<Response, ApiError> {
+    let cancelling = session
+        .run(async |connection, partner| redeliveries::cancel(connection, partner, id).await);
+    let found = cancelling.await?.ok_or(Code::NotFound)?;
+    Ok(json(StatusCode::OK, &ManyAgain::from(&found)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn faults(body: &str) -> Vec<(Code, Option<&'static str>)> {
+        match asked(body.as_bytes()) {
+            Err(ApiError::Unprocessable(faults)) => faults
+                .iter()
+                .map(|fault| (fault.code, fault.parameter))
+                .collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_body_names_a_beginning_and_all_faults_are_reported() {
+        let since = (Code::TimeInvalid, Some("since"));
+        let until = (Code::TimeInvalid, Some("until"));
+        let state = (Code::WebhookStateInvalid, Some("state"));
+        for (body, expected) in [
+            ("{}", vec![since]),
+            ("[]", vec![since]),
+            (r#"{"since": null}"#, vec![since]),
+            (
+                r#"{"since": 7, "until": "now", "state": "lost"}"#,
+                vec![since, until, state],
+            ),
+            (
+                r#"{"since": "2026-01-01T00:00:00Z", "state": "no_endpoint"}"#,
+                vec![state],
+            ),
+            (
+                r#"{"since": "2026-01-01T00:00:00Z", "until": null, "state": null}"#,
+                vec![],
+            ),
+            (
+                r#"{"since": "2026-01-01T00:00:00+01:00", "state": "delivered"}"#,
+                vec![],
+            ),
+        ] {
+            assert_eq!(faults(body), expected, "{body}");
+        }
+        assert!(asked(b"{}").is_err() && asked(b"").is_err());
+        let good = asked(br#"{"since": "2026-01-01T00:00:00Z"}"#).unwrap();
+        assert_eq!((good.state, good.until), (None, None));
+    }
+}
