@@ -8,7 +8,8 @@
 //! output, because other users of the machine can see arguments, and logs may keep both.
 //!
 //! [`account`] sends the signed requests, with the keys that [`profile`] reads and stores.
-//! [`order`] places orders, and triggers the outcomes of the sandbox for tests. [`listen`] forwards
+//! [`order`] places orders, and triggers the outcomes of the sandbox for tests. [`notices`] sets the
+//! channel for notices. [`listen`] forwards
 //! webhooks to an endpoint that the service cannot reach, such as one on a laptop. [`tail`] follows
 //! orders and webhook attempts. [`certify`] sends webhooks to an endpoint and judges its responses,
 //! and [`checklist`] lists what else must be true before real customers order. [`output`] prints
@@ -18,6 +19,7 @@ mod account;
 pub mod certify;
 mod checklist;
 mod listen;
+mod notices;
 mod order;
 mod output;
 mod profile;
@@ -43,6 +45,7 @@ const EXAMPLES: &str = "Examples:
   esim-partner logs tail
   esim-partner redeliver 20250129123456123456789012
   esim-partner redeliver evt_019a0000000070008000000000000001
+  esim-partner notices set --email ops@example.com
   esim-partner certify https://shop.example.com/webhooks
 
 The keys:
@@ -185,6 +188,9 @@ enum AccountCommand {
         #[arg(long, value_name = "URL", value_parser = listen::endpoint)]
         forward_to: Option<Url>,
     },
+    /// Show or change where you are told that an endpoint fails or that keys end
+    #[command(subcommand, after_help = notices::EXAMPLES)]
+    Notices(notices::Notices),
     /// Send realistic webhooks to your endpoint, judge its answers, and print a go-live checklist
     ///
     /// Some webhooks are valid and must be acknowledged with a 2xx. Others are forged, changed or
@@ -272,6 +278,7 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
             let query = query.into_iter().flatten().collect::<Vec<_>>().join("&");
             account.send("GET", "/orders", &query, None).await?
         }
+        AccountCommand::Notices(notices) => notices.run(&account).await?,
         AccountCommand::Options => account.send("GET", "/options", "limit=100", None).await?,
         AccountCommand::Redeliver { id, .. } => {
             let of = if listen::is_event(id) {

@@ -1,16 +1,22 @@
 //! The work of the notifier that no message announces: it moves waiting deliveries to a new URL,
-//! makes the events about ending keys, and deletes old events. [`crate::run`] starts it in every
+//! makes the events about ending keys and the notices about our addresses, and deletes old events. [`crate::run`] starts it in every
 //! replica. Replicas may do the same work at the same time, because each statement leaves out what
 //! another process is working on, or changes nothing the second time.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use runtime::{Shutdown, outage};
 use store::{
     Database,
-    deliveries::{endpoints, events},
+    deliveries::{
+        endpoints,
+        events::{self, Kind},
+        notices,
+    },
 };
 use tokio::time::Instant;
+
+use crate::metrics::Metrics;
 
 /// How often endpoints with a new URL are looked for.
 const LOOK: Duration = Duration::from_millis(500);
@@ -19,11 +25,37 @@ const SLOW_LOOK: Duration = Duration::from_mins(1);
 /// The most rows of one statement.
 const BATCH: u32 = 500;
 
-/// Runs until the soft stop. An event about a key is made when the key ends within `notice`.
-pub async fn run(database: Database, notice: Duration, shutdown: Shutdown) -> anyhow::Result<()> {
+/// What events and notices are made of.
+pub struct Causes {
+    /// An event about a key is made when the key ends within this time (`KEY_EXPIRING_NOTICE`).
+    pub key_notice: Duration,
+    /// The addresses from which webhooks come (`SOURCE_ADDRESSES`).
+    pub source_addresses: Vec<String>,
+}
+
+/// Runs until the soft stop.
+pub async fn run(
+    database: Database,
+    causes: Causes,
+    metrics: Arc<Metrics>,
+    shutdown: Shutdown,
+) -> anyhow::Result<()> {
     let mut ticks = shutdown.ticks(LOOK);
     let mut slow: Option<Instant> = None;
+    let mut addresses_told = false;
     while ticks.next().await {
+        // Once after each start, because a setting changes with a restart. During an upgrade old and
+        // new processes may have different lists, and would otherwise tell them in turn.
+        if !addresses_told {
+            match tell_addresses(&database, &causes.source_addresses, &metrics).await {
+                Ok(()) => addresses_told = true,
+                Err(error) => {
+                    if let Some(others) = outage::DATABASE.failed() {
+                        tracing::error!(%error, others, "cannot compare SOURCE_ADDRESSES with those that partners were told; trying again");
+                    }
+                }
+            }
+        }
         if let Err(error) = move_waiting(&database, &shutdown).await
             && let Some(others) = outage::DATABASE.failed()
         {
@@ -31,7 +63,7 @@ pub async fn run(database: Database, notice: Duration, shutdown: Shutdown) -> an
         }
         if slow.is_none_or(|last| last.elapsed() >= SLOW_LOOK) {
             slow = Some(Instant::now());
-            if let Err(error) = look_at_all(&database, notice, &shutdown).await
+            if let Err(error) = look_at_all(&database, causes.key_notice, &metrics, &shutdown).await
                 && let Some(others) = outage::DATABASE.failed()
             {
                 tracing::error!(%error, others, "cannot make or delete events; trying again");
@@ -71,10 +103,30 @@ async fn move_waiting(database: &Database, shutdown: &Shutdown) -> Result<(), st
     Ok(())
 }
 
-/// Makes the events about ending keys, and deletes old events in batches.
+/// Tells partners the addresses from which webhooks come, if they have changed.
+async fn tell_addresses(
+    database: &Database,
+    addresses: &[String],
+    metrics: &Metrics,
+) -> Result<(), store::Error> {
+    let told = database
+        .run(async |connection| notices::source_addresses(connection, addresses).await)
+        .await?;
+    if told > 0 {
+        metrics.notices(Kind::NoticeSourceAddresses, told, false);
+        tracing::info!(
+            told,
+            "SOURCE_ADDRESSES have changed; partners with a verified channel are notified"
+        );
+    }
+    Ok(())
+}
+
+/// Makes the events and notices about ending keys, and deletes old events in batches.
 async fn look_at_all(
     database: &Database,
     notice: Duration,
+    metrics: &Metrics,
     shutdown: &Shutdown,
 ) -> Result<(), store::Error> {
     let made = database
@@ -85,6 +137,12 @@ async fn look_at_all(
             made,
             "old keys or webhook secrets end soon; their partners are notified"
         );
+    }
+    let told = database
+        .run(async |connection| notices::keys_expire(connection, notice).await)
+        .await?;
+    if told > 0 {
+        metrics.notices(Kind::NoticeKeysExpire, told, false);
     }
     loop {
         let gone = database

@@ -7,6 +7,7 @@
 //! - [`providers`]: breakers and hints. [`provider_lanes`]: lanes that are held back, shares of a
 //!   rate limit. [`operator`]: operators' lists, searches and changes.
 //! - [`events`]: further events of an endpoint, and new URLs.
+//! - [`notices`]: what partners are told on another channel.
 //! - [`self_service`]: what partners see and change themselves.
 //! - [`recover`]: recovery after an old dump is restored. [`cells`]: a partner moves to another cell.
 //! - [`archive`]: finished orders leave the tables and come back as they were.
@@ -40,6 +41,7 @@ mod events;
 mod machine;
 mod migrations;
 mod nodelay;
+mod notices;
 mod operator;
 mod orders;
 mod plans;

@@ -4,7 +4,7 @@
 //! - [`spec`]: the specification as tables, one row per rule.
 //! - [`webhook`], [`ordering`], [`duplicates`], [`shell`]: what partners rely on.
 //! - [`partner`], [`account`], [`events`]: what they look up and change themselves, and what they
-//!   are notified of. [`pages`]: what they read.
+//!   are notified of; [`notices`]: also on another channel. [`pages`]: what they read.
 //! - [`resilience`], [`stop`]: the promise under load: hang-ups, a wiped JetStream, two providers,
 //!   restarts.
 //! - [`esim_partner`]: the partners' command line, and listening.
@@ -42,6 +42,7 @@ mod isolation;
 mod limits;
 mod limits_memory;
 mod nats_quorum;
+mod notices;
 mod ordering;
 mod pages;
 mod partner;
