@@ -25,12 +25,12 @@ const LISTEN: &str = "/api/v1/api_partner/webhook/listen";
 const RECEIVERS: [(&str, &str); 2] = [("esim.py", "python3"), ("esim.mjs", "node")];
 
 /// `esim-partner` with a home of its own, in which the partner has logged in.
-struct Tool {
+pub struct Tool {
     home: TempDir,
 }
 
 impl Tool {
-    async fn login(base_url: &str, partner: &Partner) -> Result<Self> {
+    pub async fn login(base_url: &str, partner: &Partner) -> Result<Self> {
         let tool = Self {
             home: tempfile::tempdir()?,
         };
@@ -91,13 +91,13 @@ impl Tool {
     }
 
     /// The standard error of a command that fails.
-    async fn failure(&self, arguments: &[&str]) -> Result<String> {
+    pub async fn failure(&self, arguments: &[&str]) -> Result<String> {
         let output = self.run(arguments).await?;
         ensure!(!output.status.success(), "{arguments:?} succeeded");
         Ok(String::from_utf8(output.stderr)?)
     }
 
-    async fn json(&self, arguments: &[&str]) -> Result<Value> {
+    pub async fn json(&self, arguments: &[&str]) -> Result<Value> {
         Ok(serde_json::from_str(&self.text(arguments).await?)?)
     }
 
