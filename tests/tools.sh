@@ -104,17 +104,20 @@ cargo_tool() {
   (unset RUSTC_WORKSPACE_WRAPPER && cargo install --quiet --locked --root "$root" --version "=$version" "$name") || fail "$name $version could not be installed"
 }
 
-# `node_tools` sets NODE_MODULES, with tests/contract/package-lock.json installed; npm checks the hash of each package.
-# False without Node 20 and npm.
-node_tools() {
-  local target=$TOOLS/node lock=$ROOT/tests/contract/package-lock.json
+# `node_packages NAME FOLDER` sets NODE_MODULES, with the package-lock.json of a folder installed; npm checks the hash of
+# each package. False without Node 20 and npm.
+node_packages() {
+  local target=$TOOLS/$1 source=$2 lock=$2/package-lock.json
   command -v npm >/dev/null && [[ $(node --version 2>/dev/null) =~ ^v([2-9][0-9]|[1-9][0-9]{2,})\. ]] || return 1
   NODE_MODULES=$target/node_modules
   cmp -s "$lock" "$target/complete" && return
   rm -rf "$target"
   mkdir -p "$target"
-  cp "$ROOT/tests/contract/package.json" "$lock" "$target/"
-  npm ci --prefix "$target" --ignore-scripts --no-audit --no-fund >"$LOCAL_DIR/log/npm.log" 2>&1 ||
-    fail "npm could not install the test tools; see $LOCAL_DIR/log/npm.log"
+  cp "$source/package.json" "$lock" "$target/"
+  npm ci --prefix "$target" --ignore-scripts --no-audit --no-fund >"$LOCAL_DIR/log/npm-$1.log" 2>&1 ||
+    fail "npm could not install the test tools; see $LOCAL_DIR/log/npm-$1.log"
   cp "$lock" "$target/complete"
 }
+
+# `node_tools` sets NODE_MODULES, with the tools of the TypeScript client, which stage contract uses, too.
+node_tools() { node_packages node "$ROOT/clients/typescript"; }

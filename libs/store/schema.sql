@@ -65,6 +65,7 @@ TABLE deliveries
     error text
     delivered_at timestamp with time zone
     created_at timestamp with time zone NOT NULL DEFAULT now()
+    endpoint_id uuid
     CONSTRAINT deliveries_pkey PRIMARY KEY (delivery_id)
     CREATE INDEX deliveries_created ON public.deliveries USING btree (created_at)
     CREATE INDEX deliveries_events ON public.deliveries USING btree (partner_id, created_at) WHERE (kind <> 'topup.ready'::text)
@@ -89,6 +90,7 @@ TABLE endpoints
     blocked_until timestamp with time zone
     probe uuid
     moving_since timestamp with time zone
+    paused_by_partner boolean NOT NULL DEFAULT false
     CONSTRAINT endpoints_pkey PRIMARY KEY (partner_id)
     CREATE INDEX endpoints_moving ON public.endpoints USING btree (partner_id) WHERE (moving_since IS NOT NULL)
 
@@ -106,12 +108,34 @@ TABLE esims
     CREATE UNIQUE INDEX esims_provider_unit_key ON public.esims USING btree (provider, provider_unit_id)
     WITH (fillfactor=70)
 
+TABLE further_deliveries
+    topup_id text COLLATE "C" NOT NULL
+    delivery_id uuid NOT NULL
+    CONSTRAINT further_deliveries_pkey PRIMARY KEY (topup_id, delivery_id)
+
+TABLE further_endpoints
+    endpoint_id uuid NOT NULL
+    partner_id uuid NOT NULL
+    purpose text NOT NULL DEFAULT 'webhooks'::text
+    url text NOT NULL
+    host text GENERATED ALWAYS AS (lower("substring"(url, '^[^:/?#]+://(?:[^/?#@]*@)?(\[[^]]*\]|[^/:?#]+)'::text))) STORED
+    secret bytea NOT NULL
+    old_secret bytea
+    old_secret_until timestamp with time zone
+    events text[] NOT NULL
+    headers bytea
+    verified_at timestamp with time zone
+    created_at timestamp with time zone NOT NULL DEFAULT now()
+    CONSTRAINT further_endpoints_pkey PRIMARY KEY (endpoint_id)
+    CREATE INDEX further_endpoints_partner ON public.further_endpoints USING btree (partner_id, created_at)
+
 TABLE held
     id uuid NOT NULL
     state text NOT NULL
     provider text NOT NULL
     partner_id uuid NOT NULL
     at timestamp with time zone NOT NULL DEFAULT now()
+    lane text NOT NULL DEFAULT ''::text
     CONSTRAINT held_pkey PRIMARY KEY (id)
     CREATE INDEX held_partner ON public.held USING btree (partner_id, state, at)
     CREATE INDEX held_state ON public.held USING btree (state, provider, at)
@@ -191,6 +215,7 @@ TABLE partners
     created_at timestamp with time zone NOT NULL DEFAULT now()
     version bigint NOT NULL
     moved_to text
+    has_further_endpoints boolean NOT NULL DEFAULT false
     CONSTRAINT partners_access_key_key UNIQUE (access_key)
     CONSTRAINT partners_environment_check CHECK ((environment = ANY (ARRAY['sandbox'::text, 'live'::text])))
     CONSTRAINT partners_limits CHECK ((LEAST(max_in_flight, requests_per_second, orders_per_second, units_per_second) > 0))
@@ -413,20 +438,31 @@ CREATE OR REPLACE FUNCTION public.topup_failed()
 AS $function$
 BEGIN
     WITH subject AS (
-        SELECT o.order_id, o.partner_id, o.answer_by
+        SELECT o.order_id, o.partner_id, o.answer_by, a.webhook_events, a.has_further_endpoints
         FROM placements p
         JOIN orders o ON o.order_id = p.order_id
         JOIN partners a ON a.partner_id = o.partner_id
-        WHERE p.placement_id = NEW.placement_id AND o.refused_at IS NULL AND 'topup.failed' = ANY (a.webhook_events)
+        WHERE p.placement_id = NEW.placement_id AND o.refused_at IS NULL
+    ), wanted AS (
+        SELECT NULL::uuid AS endpoint_id FROM subject WHERE 'topup.failed' = ANY (webhook_events)
+        UNION ALL
+        SELECT f.endpoint_id FROM subject JOIN further_endpoints f ON f.partner_id = subject.partner_id
+        WHERE subject.has_further_endpoints AND 'topup.failed' = ANY (f.events)
     ), created AS (
-        INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id)
-        SELECT md5('topup.failed ' || NEW.topup_id)::uuid, partner_id, 'topup.failed', NEW.topup_id, order_id
-        FROM subject
+        INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, endpoint_id)
+        SELECT md5(concat_ws(' ', 'topup.failed', NEW.topup_id, endpoint_id))::uuid, partner_id, 'topup.failed',
+               NEW.topup_id, order_id, endpoint_id
+        FROM subject, wanted
         ON CONFLICT DO NOTHING
-        RETURNING delivery_id
+        RETURNING delivery_id, endpoint_id
+    ), linked AS (
+        INSERT INTO further_deliveries (topup_id, delivery_id)
+        SELECT NEW.topup_id, delivery_id FROM created WHERE endpoint_id IS NOT NULL
+        ON CONFLICT DO NOTHING
     )
     INSERT INTO work (id, kind, provider, lane, partner_id, at)
-    SELECT delivery_id, 'deliver', '', '', partner_id, greatest(answer_by, now()) FROM created, subject;
+    SELECT delivery_id, 'deliver', '', coalesce(endpoint_id::text, ''), partner_id, greatest(answer_by, now())
+    FROM created, subject;
     RETURN NULL;
 END
 $function$

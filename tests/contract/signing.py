@@ -1,8 +1,5 @@
 """Signs each request of Schemathesis as it is sent, and lets orders name an option that exists."""
 
-import base64
-import hashlib
-import hmac
 import os
 import time
 import uuid
@@ -10,6 +7,7 @@ import uuid
 import requests
 import requests.auth
 import schemathesis
+from esim_partner import Keys
 from schemathesis import GenerationMode
 from schemathesis.core.parameters import ParameterLocation
 
@@ -23,13 +21,10 @@ class Signature(requests.auth.AuthBase):
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         if request.headers.pop(UNSIGNED, None):
             return request
-        access_key, timestamp = os.environ["ACCESS_KEY"], str(int(time.time()))
-        path = request.path_url.partition("?")[0]
-        text = "\n".join([request.method or "", path, timestamp, access_key])
-        key = base64.b64decode(os.environ["SECRET_KEY"])
-        request.headers["X-Service-Access-Key"] = access_key
-        request.headers["X-Service-Timestamp"] = timestamp
-        request.headers["X-Service-Signature"] = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+        body = request.body or b""
+        body = body.encode() if isinstance(body, str) else body
+        keys = Keys(os.environ["ACCESS_KEY"], os.environ["SECRET_KEY"])
+        request.headers.update(keys.headers(request.method or "", request.path_url, body, int(time.time())))
         return request
 
 

@@ -1,4 +1,4 @@
-"""check.py VERSIONS README BINARIES PROMTOOL RENDERED…: see tests/kubernetes/run."""
+"""check.py VERSIONS README BINARIES PROMTOOL 'API…' RENDERED…: of the files API only against the API: see tests/kubernetes/run."""
 
 import ipaddress
 import pathlib
@@ -11,6 +11,7 @@ import kubernetes_validate
 import yaml
 
 import nats_chart
+import practice
 import scaling
 
 # --- resources that are no part of Kubernetes: the fields that we use, from their documentation -----
@@ -67,6 +68,56 @@ CUSTOM = {
             ),
         )),
     ),
+    # The External Secrets operator 1.x
+    ("external-secrets.io/v1", "ExternalSecret"): fields(
+        "refreshInterval secretStoreRef target data",
+        refreshInterval=TEXT,
+        secretStoreRef=fields("name kind", name=TEXT, kind=one_of("SecretStore", "ClusterSecretStore")),
+        target=fields(
+            "creationPolicy",
+            creationPolicy=one_of("Owner"),
+            template=fields(
+                "type metadata",
+                type=TEXT,
+                metadata=fields("labels", labels={"type": "object", "additionalProperties": TEXT}),
+            ),
+        ),
+        data=some(fields(
+            "secretKey remoteRef", secretKey=TEXT, remoteRef=fields("key property", key=TEXT, property=TEXT)
+        )),
+    ),
+    # The Prometheus operator 0.80 and newer. The rules are compared with alerts.yml, which promtool checks.
+    ("monitoring.coreos.com/v1", "PodMonitor"): fields(
+        "selector podMetricsEndpoints",
+        selector=fields("matchLabels", matchLabels={"type": "object", "additionalProperties": TEXT}),
+        podMetricsEndpoints=some(fields(
+            "port path interval relabelings",
+            port=TEXT,
+            path=pattern("^/"),
+            interval=pattern("^[0-9]+s$"),
+            relabelings=some(fields(
+                "action targetLabel",
+                action=one_of("replace"),
+                sourceLabels=some(TEXT),
+                replacement=TEXT,
+                targetLabel=TEXT,
+            )),
+        )),
+    ),
+    ("monitoring.coreos.com/v1", "PrometheusRule"): fields("groups", groups=some({"type": "object"})),
+    # The Gateway API, standard channel
+    ("gateway.networking.k8s.io/v1", "HTTPRoute"): fields(
+        "parentRefs hostnames rules",
+        parentRefs=some(fields("group kind name namespace", group=TEXT, kind=TEXT, name=TEXT, namespace=TEXT)),
+        hostnames=some(TEXT),
+        rules=some(fields(
+            "matches backendRefs",
+            matches=some(fields("path", path=fields("type value", type=one_of("Exact", "PathPrefix"), value=pattern("^/")))),
+            backendRefs=some(fields(
+                "group kind name port weight", group=one_of(""), kind=one_of("Service"), name=TEXT, port=COUNT, weight=COUNT
+            )),
+        )),
+    ),
     # CloudNativePG 1.30
     ("postgresql.cnpg.io/v1", "Cluster"): fields(
         "instances bootstrap storage",
@@ -85,7 +136,14 @@ CUSTOM = {
             parameters={"type": "object", "additionalProperties": TEXT},
         ),
         managed=fields("roles", roles=some(fields(
-            "name login passwordSecret", name=TEXT, login=one_of(True), inRoles=some(TEXT), passwordSecret=NAME
+            "name login passwordSecret",
+            name=TEXT,
+            ensure=one_of("present"),
+            login=one_of(True),
+            inherit=one_of(True),
+            connectionLimit=one_of(-1),
+            inRoles=some(TEXT),
+            passwordSecret=NAME,
         ))),
         resources=fields(
             "requests limits",
@@ -370,8 +428,11 @@ class Rendered:
             binary = binaries / program
             if not binary.exists():
                 continue
-            done = subprocess.run([binary, "--help"], capture_output=True, text=True, check=True, timeout=30)
-            known = set(re.findall(r"\[env: ([A-Z_]+)", done.stdout))
+            known = set()
+            # Also the help of the command that the pod runs, if it names one.
+            for command in ([], template["spec"]["containers"][0].get("args", [])):
+                done = subprocess.run([binary, *command, "--help"], capture_output=True, text=True, check=True, timeout=30)
+                known |= set(re.findall(r"\[env: ([A-Z_]+)", done.stdout))
             settings = self.settings(one["metadata"]["name"])
             known |= {f"{name}_FILE" for name in known} | {"SETTINGS_DIR"}
             for name in settings:
@@ -434,7 +495,11 @@ def check_nats(conf, values):
 def main():
     versions, readme, binaries = sys.argv[1].split(), pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
     promtool, problems, count = sys.argv[4], [], 0
-    for path in sys.argv[5:]:
+    for path in sys.argv[5].split():
+        rendered = Rendered(path)
+        rendered.check_api(versions)
+        problems += rendered.problems
+    for path in sys.argv[6:]:
         rendered = Rendered(path)
         rendered.check_api(versions)
         rendered.check_names(readme.read_text() if readme.exists() else "")
@@ -444,6 +509,8 @@ def main():
         rendered.check_pods()
         rendered.check_gauges(promtool)
         rendered.check_backups()
+        for one, problem in practice.check(rendered):
+            rendered.wrong(one, problem)
         problems += rendered.problems
         count += len(rendered.all)
     deploy = readme.parent.parent

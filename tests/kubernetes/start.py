@@ -28,7 +28,12 @@ DATABASE = "esim-db-rw:5432"
 KUBECTL = """#!/bin/sh
 # A stand-in: `create secret generic NAME` writes each key to a file.
 set -eu
-[ "$1 $2 $3 $4 $5" = "-n esim create secret generic" ]
+[ "$1 $2" = "-n esim" ]
+case $3 in
+  get) exec test -d "$CLUSTER/$5" ;;
+  label) exit ;;
+esac
+[ "$3 $4 $5" = "create secret generic" ]
 secret=$CLUSTER/$6
 shift 6
 mkdir "$secret"
@@ -103,22 +108,38 @@ class Cluster:
         )
 
     def commands_of(self, readme):
-        """Runs what README.md says under Secrets; only the database's address is another one."""
-        blocks = re.findall(r"```sh\n(.*?)```", readme.read_text(), re.DOTALL)
-        block = next(one for one in blocks if "esimctl secrets create" in one)
-        if f"{DATABASE}/esim" not in block:
-            raise Wrong(f"{readme}: its commands make no URL of the database")
+        """Runs what README.md says under Secrets; only folder and database's address are others."""
+        if "\n./secrets ~/esim-secrets\n" not in readme.read_text():
+            raise Wrong(f"{readme}: does not say how to create the secrets")
+        script = readme.parent / "secrets"
         tools = self.folder / "tools"
         tools.mkdir()
         (tools / "kubectl").write_text(KUBECTL)
         (tools / "kubectl").chmod(0o755)
         self.secrets.mkdir()
         environment = {
-            "PATH": f"{tools}:{self.binaries}:{os.environ['PATH']}",
+            "PATH": f"{tools}:{os.environ['PATH']}",
             "CLUSTER": str(self.secrets),
+            "DATABASE_AT": f"{self.postgres}/esim",
         }
-        script = "set -euo pipefail\n" + block.replace(DATABASE, self.postgres)
-        run("bash", "-c", script, cwd=self.folder, env=environment)
+        # Without a program, and in a work tree, it creates nothing.
+        for folder in (self.folder / "made", pathlib.Path(os.environ["LOCAL_DIR"], "made")):
+            with contextlib.suppress(Wrong):
+                run(script, folder, env=environment)
+                raise SystemExit(f"{script} went on in {folder}")
+            if any(self.secrets.iterdir()):
+                raise Wrong(f"{script} has created secrets although it failed")
+            environment["PATH"] = f"{tools}:{self.binaries}:{os.environ['PATH']}"
+        run(script, self.folder / "made", env=environment)
+        if list(pathlib.Path(os.environ["LOCAL_DIR"]).glob("made/all/*")):
+            raise Wrong(f"{script} has left keys in a work tree")
+        # It may be repeated, and then changes nothing.
+        before = {file: file.read_bytes() for file in self.secrets.rglob("*") if file.is_file()}
+        run(script, self.folder / "made", env=environment)
+        if before != {file: file.read_bytes() for file in self.secrets.rglob("*") if file.is_file()}:
+            raise Wrong(f"{script} changes secrets that exist")
+        if any(not value.strip() for value in before.values()):
+            raise Wrong(f"{script} has created an empty secret")
 
     def made_by_others(self):
         """The operator's secrets, cert-manager's, and a provider's account."""
@@ -165,7 +186,7 @@ class Cluster:
     def nats(self, tls):
         folder = self.folder / "nats"
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(self.folder / "shares/nats", folder / "secrets")
+        shutil.copytree(self.folder / "made/shares/nats", folder / "secrets")
         conf = pathlib.Path("deploy/nats/nats.conf").read_text()
         if tls:
             conf += f'\ntls {{ cert_file: "{self.folder}/tls.crt", key_file: "{self.folder}/tls.key" }}\n'
@@ -286,7 +307,10 @@ def start(cluster, folder, rendered):
     every = [one for one in yaml.safe_load_all(rendered.read_text()) if one]
     maps = {one["metadata"]["name"]: one["data"] for one in every if one["kind"] == "ConfigMap"}
     programs = {
-        one["metadata"]["name"]: one for one in every if one["kind"] in ("Deployment", "Job")
+        # The Job is named by the version.
+        re.sub("^migrate-.*", "migrate", one["metadata"]["name"]): one
+        for one in every
+        if one["kind"] in ("Deployment", "Job")
     }
     pods = {name: Pod(cluster, folder / name, maps, one) for name, one in programs.items()}
 

@@ -102,6 +102,12 @@ impl<Kind> fmt::Debug for Id<Kind> {
     }
 }
 
+/// The id of a scripted option of the sandbox, which is the same in every catalogue. The sandbox
+/// knows its options by it, and ingress those that make it misbehave.
+pub fn sandbox_option(name: &str) -> OptionId {
+    Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("sandbox/{name}").as_bytes()).into()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

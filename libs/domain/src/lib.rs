@@ -13,7 +13,7 @@ pub mod states;
 pub mod topup_id;
 pub mod webhook_id;
 
-pub use ids::{DeliveryId, EndpointId, OptionId, OrderId, PartnerId, PlacementId};
+pub use ids::{DeliveryId, EndpointId, OptionId, OrderId, PartnerId, PlacementId, sandbox_option};
 pub use lane::lane;
 pub use lpa::{ActivationCode, Iccid, InvalidProfile};
 pub use states::{Environment, PlacementState};

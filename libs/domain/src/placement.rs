@@ -121,9 +121,10 @@ impl Placement {
             (_, Event::Bought(_)) if self.disputed => Err(Ignored),
             (Placing | Parked, Event::Bought(attempt)) if current(attempt) => to(Placed),
             (Placed, Event::Bought(attempt)) if current(attempt) => Err(Ignored),
-            // A purchase that nobody expects in this state, or of an earlier attempt. Money was
-            // spent, so an operator must see it.
-            (_, Event::Bought(attempt)) if attempt <= self.attempt => Ok(Self {
+            // A purchase that nobody expects in this state, or of another attempt. A later attempt
+            // than the recorded one exists only if the database has lost the commit that recorded
+            // it. Money was spent, so an operator must see it.
+            (_, Event::Bought(_)) => Ok(Self {
                 state: Parked,
                 disputed: true,
                 ..self
@@ -242,7 +243,9 @@ mod tests {
             };
             let parked = placement.after(Event::Bought(1)).unwrap();
             assert_eq!((parked.state, parked.disputed), (Parked, true), "{state:?}");
-            for repeated in [1, 2] {
+            let lost_attempt = placement.after(Event::Bought(3)).unwrap();
+            assert_eq!(lost_attempt, parked, "{state:?}");
+            for repeated in [1, 2, 3] {
                 assert_eq!(
                     parked.after(Event::Bought(repeated)),
                     Err(Ignored),

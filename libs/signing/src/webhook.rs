@@ -77,11 +77,9 @@ mod tests {
     #[test]
     fn signs_the_published_vector() {
         let secret = Secret::parse("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap();
-        let (id, timestamp, body) = (
-            "msg_p5jXN8AQM9LWM0D4loKWxJek",
-            1_614_265_330,
-            br#"{"test": 2432232314}"#,
-        );
+        let id = "msg_p5jXN8AQM9LWM0D4loKWxJek";
+        let timestamp = 1_614_265_330;
+        let body = br#"{"test": 2432232314}"#;
         let signature = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=";
         assert_eq!(secret.sign(id, timestamp, body), signature);
         assert!(secret.verify(id, timestamp, body, &format!("v1,other {signature}")));

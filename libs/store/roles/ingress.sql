@@ -31,7 +31,7 @@ GRANT SELECT, INSERT, DELETE, UPDATE (url, secret, old_secret, old_secret_until,
     ON further_endpoints TO esim_ingress;
 GRANT SELECT ON further_deliveries TO esim_ingress;
 GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_ingress;
-GRANT INSERT (delivery_id, partner_id, kind, created_at, endpoint_id) ON deliveries TO esim_ingress;
+GRANT INSERT (delivery_id, partner_id, kind, created_at, credential, ends_at, endpoint_id) ON deliveries TO esim_ingress;
 GRANT INSERT ON delivery_attempts TO esim_ingress;
 GRANT INSERT, UPDATE ON work TO esim_ingress;
 GRANT DELETE ON held TO esim_ingress;

@@ -11,10 +11,7 @@
 //! before the provider is called, so it is never taken for an orphan.
 
 use serde::Serialize;
-use sqlx::{
-    Connection, PgConnection, Row,
-    postgres::{PgCopyIn, PgRow},
-};
+use sqlx::{Connection, FromRow, PgConnection, Row, postgres::PgCopyIn};
 use uuid::Uuid;
 
 use crate::{
@@ -127,8 +124,8 @@ fn push_field(chunk: &mut String, field: Option<&str>) {
     }
 }
 
-/// What is remarkable about one purchase of the list.
-#[derive(Clone, Debug, Serialize)]
+/// What is remarkable about one purchase of the list, as a row of the temporary table `findings`.
+#[derive(Clone, Debug, FromRow, Serialize)]
 pub struct Finding {
     /// `orphan`: no placement has this id. `bought_twice`: the list has the id more than once.
     /// `not_bought_here`: the placement is refused or failed, and nothing of it counts as bought.
@@ -226,14 +223,11 @@ pub async fn compare(
     )
     .fetch_one(&mut *connection)
     .await?;
-    let rows = sqlx::query(
+    let findings = sqlx::query_as(
         "SELECT * FROM findings WHERE kind <> 'placing'
          ORDER BY CASE kind WHEN 'orphan' THEN 0 WHEN 'not_ours' THEN 2 ELSE 1 END, line LIMIT $1",
-    )
-    .bind(most)
-    .fetch_all(connection)
-    .await?;
-    let findings: Result<Vec<Finding>, sqlx::Error> = rows.iter().map(finding).collect();
+    );
+    let findings = findings.bind(most).fetch_all(connection).await?;
     Ok(Comparison {
         provider: provider.to_owned(),
         purchases: counts.try_get("purchases")?,
@@ -241,24 +235,7 @@ pub async fn compare(
         mismatches: counts.try_get("mismatches")?,
         placing: counts.try_get("placing")?,
         not_ours: counts.try_get("not_ours")?,
-        findings: findings?,
-    })
-}
-
-fn finding(row: &PgRow) -> Result<Finding, sqlx::Error> {
-    Ok(Finding {
-        kind: row.try_get("kind")?,
-        line: row.try_get("line")?,
-        order_id: row.try_get("order_id")?,
-        provider_order_id: row.try_get("provider_order_id")?,
-        at: row.try_get("at")?,
-        units: row.try_get("units")?,
-        option: row.try_get("option")?,
-        iccids: row.try_get("iccids")?,
-        partner: row.try_get("partner")?,
-        external_order_id: row.try_get("external_order_id")?,
-        state: row.try_get("state")?,
-        units_here: row.try_get("units_here")?,
+        findings,
     })
 }
 

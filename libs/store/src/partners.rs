@@ -451,6 +451,7 @@ pub async fn check_master_key(connection: &mut PgConnection, vault: &Vault) -> R
             "old_webhook_secret_until"
         );
         open_some(vault, newest, Purpose::WebhookSecret)?;
+        further::check_keys(connection, vault).await?;
     }
     if vault.holds(Keyring::Profiles) {
         crate::profile::check_keys(connection, vault).await?;
@@ -468,10 +469,18 @@ fn open_some(
     sealed: Vec<Sealed>,
     purpose: fn(PartnerId) -> Purpose<'static>,
 ) -> Result<()> {
+    let opened = sealed
+        .into_iter()
+        .map(|row| vault.open(purpose(row.partner_id.into()), &row.sealed));
+    some_opened(opened)
+}
+
+/// An error if a key is missing, or if none of the secrets could be opened.
+fn some_opened<T>(secrets: impl Iterator<Item = Result<T, VaultError>>) -> Result<()> {
     let mut opened = false;
     let mut failure = Ok(());
-    for row in sealed {
-        match vault.open(purpose(row.partner_id.into()), &row.sealed) {
+    for secret in secrets {
+        match secret {
             Ok(_) => opened = true,
             Err(missing @ VaultError::MissingKey(_)) => return Err(missing.into()),
             Err(error) => failure = Err(error.into()),

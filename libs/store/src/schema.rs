@@ -18,7 +18,7 @@ use sqlx::{AssertSqlSafe, PgConnection, Row, migrate::Migrator};
 
 pub use migrate::{MigrationError, Patience, Wait, apply, migrate};
 pub use progress::{IndexBuild, index_build, pid};
-pub use roles::{ROLES, Role, grant, set_password};
+pub use roles::{ROLES, Role, grant, missing, set_password};
 
 use crate::{
     Database, Error, Result,

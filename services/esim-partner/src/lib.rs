@@ -8,16 +8,17 @@
 //! output, because other users of the machine can see arguments, and logs may keep both.
 //!
 //! [`account`] sends the signed requests, with the keys that [`profile`] reads and stores.
-//! [`order`] places orders, and triggers the outcomes of the sandbox for tests. [`notices`] sets the
-//! channel for notices. [`listen`] forwards
-//! webhooks to an endpoint that the service cannot reach, such as one on a laptop. [`tail`] follows
-//! orders and webhook attempts. [`certify`] sends webhooks to an endpoint and judges its responses,
+//! [`order`] places orders, and triggers the outcomes of the sandbox for tests. [`listen`] forwards
+//! webhooks to an endpoint that the service cannot reach, such as one on a laptop. [`endpoints`] and
+//! [`notices`] change where the service sends webhooks and notices. [`tail`] follows orders and
+//! webhook attempts. [`certify`] sends webhooks to an endpoint and judges its responses,
 //! and [`checklist`] lists what else must be true before real customers order. [`output`] prints
 //! results.
 
 mod account;
 pub mod certify;
 mod checklist;
+mod endpoints;
 mod listen;
 mod notices;
 mod order;
@@ -32,6 +33,7 @@ use reqwest::Url;
 
 use crate::{
     account::{Account, AccountConfig, encoded},
+    endpoints::Endpoints,
     output::{is_closed, print},
     tail::Logs,
 };
@@ -45,6 +47,7 @@ const EXAMPLES: &str = "Examples:
   esim-partner logs tail
   esim-partner redeliver 20250129123456123456789012
   esim-partner redeliver evt_019a0000000070008000000000000001
+  esim-partner endpoints list
   esim-partner notices set --email ops@example.com
   esim-partner certify https://shop.example.com/webhooks
 
@@ -145,12 +148,13 @@ enum AccountCommand {
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
         qty: u32,
     },
-    /// Order a sandbox option that behaves as its name says
+    /// Order a sandbox option that behaves as its name says, or make an event
     ///
-    /// It shows how your system copes with each outcome, for example with a refusal or a late eSIM.
+    /// It shows how your system copes with each outcome, for example with a refusal, a lost answer,
+    /// a late eSIM, or keys that end soon.
     #[command(after_help = TRIGGER_EXAMPLES)]
     Trigger {
-        /// The outcome, such as `ready` or `partly`; without it the command lists the outcomes
+        /// The outcome, such as `ready`, `partly` or `key.expiring`; without it the command lists the outcomes
         outcome: Option<String>,
         /// The number of eSIMs to order
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
@@ -188,6 +192,9 @@ enum AccountCommand {
         #[arg(long, value_name = "URL", value_parser = listen::endpoint)]
         forward_to: Option<Url>,
     },
+    /// List and change the endpoints that receive your webhooks
+    #[command(subcommand)]
+    Endpoints(Endpoints),
     /// Show or change where you are told that an endpoint fails or that keys end
     #[command(subcommand, after_help = notices::EXAMPLES)]
     Notices(notices::Notices),
@@ -278,6 +285,7 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
             let query = query.into_iter().flatten().collect::<Vec<_>>().join("&");
             account.send("GET", "/orders", &query, None).await?
         }
+        AccountCommand::Endpoints(endpoints) => endpoints.send(&account).await?,
         AccountCommand::Notices(notices) => notices.run(&account).await?,
         AccountCommand::Options => account.send("GET", "/options", "limit=100", None).await?,
         AccountCommand::Redeliver { id, .. } => {
@@ -296,7 +304,10 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
                 .await?
         }
     };
-    print(serde_json::to_string_pretty(&answer.json)?)?;
+    // A deletion is answered without a body.
+    if !answer.json.is_null() {
+        print(serde_json::to_string_pretty(&answer.json)?)?;
+    }
     if !answer.is_success() {
         eprintln!("esim-partner: {}", answer.summary());
     }

@@ -40,7 +40,7 @@ pub(crate) struct Listen {
     /// The endpoint that gets the webhooks, such as `http://localhost:3000/hook`
     #[arg(long, value_name = "URL", value_parser = endpoint)]
     forward_to: Url,
-    /// Also forward the webhooks of eSIMs that became ready within this time, such as `10m`
+    /// Also forward the webhooks of eSIMs that became ready, and the events, within this time, such as `10m`
     ///
     /// Without it only webhooks from now on are forwarded.
     #[arg(long, value_parser = runtime::config::positive_duration)]
@@ -162,7 +162,9 @@ async fn forward(http: &reqwest::Client, url: &Url, webhook: &Webhook) -> anyhow
     let answered = request.send().await;
     let took = began.elapsed().as_millis();
     let body: Value = serde_json::from_str(&webhook.body).unwrap_or_default();
-    let order = body["external_order_id"].as_str().unwrap_or_default();
+    // A webhook of an eSIM names its order, and an event its type.
+    let subject = ["external_order_id", "type"].map(|field| body[field].as_str());
+    let subject = subject.into_iter().flatten().next().unwrap_or_default();
     let id = webhook.headers.get("webhook-id").map_or("", String::as_str);
     let (acknowledged, outcome) = match answered {
         Ok(answer) => (
@@ -176,8 +178,12 @@ async fn forward(http: &reqwest::Client, url: &Url, webhook: &Webhook) -> anyhow
         ),
         Err(_) => (false, "no valid HTTP answer".to_owned()),
     };
-    print(format!("{id} {order:?}: {outcome}"))?;
-    if !acknowledged {
+    print(format!("{id} {subject:?}: {outcome}"))?;
+    if !acknowledged && is_event(id) {
+        eprintln!(
+            "It was not acknowledged. Run `esim-partner listen` with --since to forward it again"
+        );
+    } else if !acknowledged {
         eprintln!(
             "It was not acknowledged. Send it again: esim-partner redeliver {id} --forward-to {url}"
         );

@@ -20,42 +20,8 @@ use crate::{
 const RETRIES: [u64; 4] = [1, 2, 4, 8];
 /// The maximum number of pages of options that are read.
 const MOST_PAGES: usize = 100;
-/// The options of the sandbox provider, and what follows an order of each.
-const OUTCOMES: [(&str, &str); 12] = [
-    ("ready", "201, and the webhook at once"),
-    ("delayed", "201, and the webhook about 2 s later"),
-    ("refused", "422; nothing is bought"),
-    ("out-of-stock", "422; nothing is bought"),
-    (
-        "bought-then-error",
-        "201; the webhook comes after the look-up at the provider",
-    ),
-    (
-        "bought-then-silent",
-        "201; the webhook comes after the look-up at the provider, later",
-    ),
-    (
-        "never-ready",
-        "201; the topup stays `processing`, no webhook",
-    ),
-    (
-        "partly",
-        "with --qty 2 or more: one topup is `failed`, the others get webhooks",
-    ),
-    ("duplicate-callback", "201, and one webhook for each unit"),
-    (
-        "slow",
-        "201 after about 2 s; the webhook some seconds later",
-    ),
-    (
-        "flapping",
-        "201; the webhook after retries at the provider, within minutes",
-    ),
-    (
-        "rate-limited",
-        "201; the webhook after retries at the provider, within a minute or so",
-    ),
-];
+/// The outcome that makes an event and orders nothing.
+const EVENT: &str = "key.expiring";
 
 /// Sends an order until an answer says whether it is stored. Without a definite answer the same
 /// body is sent again. If the id is taken by an order of the same units, an earlier request has
@@ -127,8 +93,9 @@ fn is_same(order: &Value, option_id: &str, qty: u32) -> bool {
     u32::try_from(topups.len()) == Ok(qty) && topups.iter().all(same)
 }
 
-/// Orders the sandbox option of an outcome, or lists the outcomes if none is given. Returns whether
-/// the answer is the one that the outcome should have: for `refused`, a 422 is a success.
+/// Orders the sandbox option of an outcome, makes the event that it names, or lists the outcomes if
+/// none is given. Returns whether the answer is the one that the outcome should have: for
+/// `refused`, a 422 is a success.
 pub(crate) async fn trigger(
     account: &Account,
     outcome: Option<&str>,
@@ -140,21 +107,31 @@ pub(crate) async fn trigger(
         environment == "sandbox",
         "nothing was ordered: these are the keys of a {environment} account, which buys for real, and `trigger` needs a sandbox account"
     );
+    if outcome == Some(EVENT) {
+        return make_event(account).await;
+    }
     let options = options(account).await?;
-    let follows = |name: &str| {
-        OUTCOMES
-            .iter()
-            .find(|(known, _)| *known == name)
-            .map_or("", |(_, follows)| *follows)
-    };
     let Some(outcome) = outcome else {
-        for (name, option_id) in &options {
-            print(format!("{name:<20} {option_id}  {}", follows(name)))?;
+        for option in &options {
+            let Choice {
+                name,
+                option_id,
+                follows,
+            } = option;
+            print(format!("{name:<20} {option_id}  {follows}"))?;
         }
+        print(format!(
+            "{EVENT:<20} {:<36}  the event about old keys that end soon; nothing is ordered and no key ends",
+            "(an event)"
+        ))?;
         return Ok(true);
     };
-    let chosen = options.iter().find(|(name, _)| name == outcome);
-    let (name, option_id) = chosen.with_context(|| {
+    let chosen = options.iter().find(|option| option.name == outcome);
+    let Choice {
+        name,
+        option_id,
+        follows,
+    } = chosen.with_context(|| {
         format!(
             "nothing was ordered: {outcome:?} is not an option of this account; `esim-partner trigger` lists the outcomes"
         )
@@ -163,25 +140,55 @@ pub(crate) async fn trigger(
     let answer = place(account, &id, option_id, qty).await?;
     print(serde_json::to_string_pretty(&answer.json)?)?;
     let refused = answer.codes.contains("provider_rejected");
-    let expected = answer.is_success() || (refused && follows(name).starts_with("422"));
+    let expected = answer.is_success() || (refused && follows.starts_with("422"));
     if !expected {
         eprintln!("esim-partner: {}", answer.summary());
         return Ok(false);
     }
-    eprintln!("What follows order {id} of {name}: {}", follows(name));
+    eprintln!("What follows order {id} of {name}: {follows}");
     eprintln!("To look the order up: esim-partner orders show {id}");
     Ok(true)
 }
 
-/// The name and the id of each option that the account may order, sorted by name.
-async fn options(account: &Account) -> anyhow::Result<Vec<(String, String)>> {
+/// Makes a `key.expiring` in the sandbox.
+async fn make_event(account: &Account) -> anyhow::Result<bool> {
+    let body = json!({ "type": EVENT });
+    let answer = account
+        .send("POST", "/sandbox/events", "", Some(&body))
+        .await?;
+    print(serde_json::to_string_pretty(&answer.json)?)?;
+    if !answer.is_success() {
+        eprintln!("esim-partner: {}", answer.summary());
+        return Ok(false);
+    }
+    eprintln!(
+        "The event is sent to the webhook URL, and `esim-partner listen` forwards it. No key ends."
+    );
+    Ok(true)
+}
+
+/// An option that the account may order.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Choice {
+    name: String,
+    option_id: String,
+    /// What follows an order of it, as the catalogue of the sandbox says. Empty for other options.
+    follows: String,
+}
+
+/// Each option that the account may order, sorted by name.
+async fn options(account: &Account) -> anyhow::Result<Vec<Choice>> {
     let mut all = Vec::new();
     let mut query = format!("limit={PAGE}");
     for _ in 0..MOST_PAGES {
         let page: Value = account.get("/options", &query).await?;
         for option in page["options"].as_array().into_iter().flatten() {
-            let text = |name: &str| option[name].as_str().unwrap_or_default().to_owned();
-            all.push((text("name"), text("option_id")));
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            all.push(Choice {
+                name: text(&option["name"]),
+                option_id: text(&option["option_id"]),
+                follows: text(&option["details"]["outcome"]),
+            });
         }
         let Some(next) = page["next_cursor"].as_str() else {
             break;

@@ -22,7 +22,7 @@ use store::{
     PgConnection,
     schema::{self, Patience, SchemaError, Wait},
 };
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
     console::{Console, UNREACHABLE, unreachable},
@@ -34,6 +34,7 @@ pub const EXAMPLES: &str = "Examples:
   esimctl migrate --json             prints {\"schema_version\":6,\"was\":0,\"roles\":[…]}
   esimctl migrate --give-up 2h       while a long dump runs
   esimctl migrate --roles secrets/   creates the stages' roles with the passwords in secrets/
+  esimctl migrate --await-roles 5m   where an operator of PostgreSQL creates the roles
 
 DATABASE_URL must name the owner of the tables. After the migrations the command grants each role what its program
 needs. The roles are esim_ingress, esim_provisioner, esim_notifier and esim_operator; one that does not exist is left
@@ -52,6 +53,8 @@ const WAIT: Duration = Duration::from_secs(30);
 /// succeed sooner, and then the line would only be noise.
 const SILENT: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(250);
+/// How often the command looks whether another tool has created the roles.
+const ROLES_RETRY: Duration = Duration::from_secs(1);
 
 #[derive(Args, Clone, Debug)]
 pub struct Command {
@@ -75,6 +78,13 @@ pub struct Command {
     /// command says so and goes on, because another tool may manage the roles.
     #[arg(long, env = "DATABASE_ROLES", value_name = "FOLDER")]
     roles: Option<PathBuf>,
+    /// Wait this long for the roles that another tool creates, and fail if one is still missing
+    ///
+    /// In Kubernetes, the operator of PostgreSQL creates the roles after the database, so this
+    /// command may be done before they exist. Without this setting, a missing role is left out, and
+    /// its stage can then log in but read nothing until the command is run again.
+    #[arg(long, env = "MIGRATE_AWAIT_ROLES", value_name = "DURATION", value_parser = runtime::config::duration)]
+    await_roles: Option<Duration>,
 }
 
 fn lock_timeout(text: &str) -> Result<Duration, String> {
@@ -116,6 +126,9 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let roles = if newer {
         Vec::new()
     } else {
+        if let Some(limit) = command.await_roles {
+            await_roles(&mut connection, limit).await?;
+        }
         schema::grant(&mut connection).await.context(
             "the schema is at this version, but the roles were not granted their privileges; run the command as the owner of the tables",
         )?
@@ -165,6 +178,32 @@ async fn set_passwords(connection: &mut PgConnection, folder: &Path) -> anyhow::
         }
     }
     Ok(())
+}
+
+/// Waits until every role exists. The error names those that don't after `limit`.
+async fn await_roles(connection: &mut PgConnection, limit: Duration) -> anyhow::Result<()> {
+    let began = Instant::now();
+    let mut said = false;
+    loop {
+        let missing = schema::missing(connection).await?;
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let missing: Vec<&str> = missing.iter().map(|role| role.name).collect();
+        let missing = missing.join(", ");
+        if began.elapsed() >= limit {
+            bail!(
+                "the schema is at this version, but these roles still do not exist after {limit:?}: {missing}; create them (in \
+                 Kubernetes: see the status of the database's managed roles) and run the command again, or run it without \
+                 --await-roles to leave them out"
+            );
+        }
+        if !said {
+            eprintln!("esimctl: waiting up to {limit:?} until these roles exist: {missing}");
+            said = true;
+        }
+        sleep(ROLES_RETRY.min(limit.saturating_sub(began.elapsed()))).await;
+    }
 }
 
 /// Connects to the server, and tries again for up to [`WAIT`] while it is starting.

@@ -78,6 +78,7 @@ use crate::{
         accept::{InsertOrders, Orders},
         check,
         handshake::Handshake,
+        mishap::Mishaps,
         request::OrderSize,
     },
     pages::qr::QrRenderer,
@@ -425,6 +426,7 @@ fn router(
             units: config.max_units.into(),
         },
         orders,
+        mishaps: Mishaps::default(),
         metrics: parts.metrics.clone(),
         self_service: self_service(config, parts, shutdown)?,
     };

@@ -26,7 +26,7 @@
 //!   process can buy from a provider now; ingress waits for verdicts only while it hears that.
 //! - [`callbacks`] receives the calls by which providers report that profiles are ready.
 //!
-//! [`run`] connects these parts, and returns after the soft stop, which takes no new work and
+//! [`run`] connects these parts, starts their tasks (`start`), and returns after the soft stop, which takes no new work and
 //! finishes the work in flight ([`runtime::Shutdown`]).
 
 pub mod assign;
@@ -40,23 +40,13 @@ pub mod place;
 pub mod providers;
 pub mod rate;
 pub mod reporter;
+mod start;
 pub mod watch;
 
-use std::{
-    net::SocketAddr,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use clap::Parser;
-use pipeline::{
-    Nats, NatsConfig,
-    metrics::{Watched as WatchedStream, watch as watch_streams},
-    pulse,
-    streams::{JOBS, Source},
-    timing::PLACEMENT_FIRST_LEASE,
-    worker::{self, LaneState, LaneStates, Limits},
-};
+use pipeline::{Nats, NatsConfig, pulse, worker::Limits};
 use runtime::{
     CommonConfig, Shutdown,
     config::BadSetting,
@@ -65,25 +55,16 @@ use runtime::{
 use store::{
     Database,
     config::{MasterKeyConfig, PoolConfig},
-    placements::{self, Activity},
-    providers::BreakerLimits,
     schema,
     vault::{Keyring, Vault},
 };
-use tokio::sync::Semaphore;
 use uuid::Uuid;
 
 use crate::{
-    breaker::Breaker,
     callbacks::{Callbacks, Callers},
-    calls::Calls,
-    limiter::LaneLimiters,
     metrics::Metrics,
-    place::{ProviderStage, ProviderWork, Settlements, UNRECORDED},
     providers::{Accounts, Connected},
-    rate::Rate,
     reporter::Reporter,
-    watch::Watched,
 };
 
 /// Buys accepted orders from eSIM providers
@@ -382,11 +363,11 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let reporter = Arc::new(Reporter::start(&parts.nats, &shutdown));
     if checked {
         let instance = Uuid::now_v7().simple().to_string();
-        let watched = start_providers(&config, providers, &instance, &reporter, &parts, &shutdown);
-        start_watches(&config, watched, instance, &parts, &shutdown);
+        let watched = start::providers(&config, providers, &instance, &reporter, &parts, &shutdown);
+        start::watches(&config, watched, instance, &parts, &shutdown);
         let pulse = pulse::run(parts.database.clone(), readiness, shutdown.clone());
         shutdown.spawn("pulse", pulse);
-        start_sweep(parts.database.clone(), &shutdown);
+        start::sweep(parts.database.clone(), &shutdown);
         let backlogs =
             parts
                 .metrics
@@ -447,174 +428,6 @@ async fn receive_callbacks(
         callbacks::serve(listener, callbacks, shutdown.clone()),
     );
     Ok(())
-}
-
-/// Starts the work for every provider. Returns what [`watch`] has to refresh for each.
-fn start_providers(
-    config: &Config,
-    providers: Providers,
-    instance: &str,
-    reporter: &Arc<Reporter>,
-    parts: &Parts,
-    shutdown: &Shutdown,
-) -> Vec<Watched> {
-    let settlements = Settlements::start(parts.database.clone(), shutdown);
-    let mut all = Vec::new();
-    for (name, Connected { provider, .. }) in providers {
-        let watched = watched(config, &name, instance, parts);
-        let calls = Calls {
-            name,
-            provider,
-            rate: Arc::clone(&watched.rate),
-            breaker: Arc::clone(&watched.breaker),
-            limiters: Arc::clone(&watched.limiters),
-            metrics: parts.metrics.clone(),
-        };
-        all.push(watched);
-        let work = Arc::new(ProviderWork {
-            calls,
-            database: parts.database.clone(),
-            vault: parts.vault.clone(),
-            reporter: Arc::clone(reporter),
-            settlements: settlements.clone(),
-            settle_delay: config.settle,
-            unrecorded: Semaphore::new(UNRECORDED),
-            park_after: config.park_after,
-            lease: config.lease(),
-            shutdown: shutdown.clone(),
-        });
-        start_stages(config, &work, &parts.nats, shutdown);
-    }
-    all
-}
-
-/// Creates what holds the calls to a provider back: the limits of its lanes, its breaker and its
-/// rate limit.
-fn watched(config: &Config, name: &str, instance: &str, parts: &Parts) -> Watched {
-    let limiters = Arc::new(LaneLimiters::new(
-        name.to_owned(),
-        config.limits(config.provider_concurrency).permits,
-        Instant::now(),
-    ));
-    let breaker = Breaker::new(
-        name.to_owned(),
-        BreakerLimits {
-            failures: config.breaker_failures,
-            open: config.breaker_open,
-            open_most: config.breaker_open_most,
-        },
-        parts.database.clone(),
-        Arc::clone(&limiters),
-        parts.metrics.clone(),
-    );
-    let rate = Arc::new(Rate::new(config.provider_rate, instance.to_owned()));
-    Watched::new(breaker, rate, limiters)
-}
-
-/// Starts the two stages of a provider, its probes and its heartbeat. Look-ups have a stage of
-/// their own, because they must go on while purchases use all of their permits, and the other way
-/// round.
-fn start_stages(config: &Config, work: &Arc<ProviderWork>, nats: &Nats, shutdown: &Shutdown) {
-    let name = work.calls.name.clone();
-    let breaker = Arc::clone(&work.calls.breaker);
-    let limiters = Arc::clone(&work.calls.limiters);
-    let purchases = config.limits(config.provider_concurrency);
-    let lookups = config
-        .provider_lookup_concurrency
-        .unwrap_or(config.provider_concurrency.div_ceil(2));
-    let lookups = config.limits(lookups);
-    let jobs = Source {
-        stream: JOBS,
-        durable: durable(&name),
-        subject: nats.job_subject(&name),
-    };
-    for (activity, source, limits) in [
-        (Activity::Purchases, Some(jobs), purchases),
-        (Activity::LookUps, None, lookups),
-    ] {
-        let stage = ProviderStage {
-            work: Arc::clone(work),
-            activity,
-        };
-        // The limits of lanes concern purchases only, because look-ups buy nothing.
-        let purchase_limiters = (activity == Activity::Purchases).then(|| Arc::clone(&limiters));
-        let lane = lane_states(Arc::clone(&breaker), purchase_limiters);
-        let settings = worker::Settings {
-            source,
-            limits,
-            lane,
-            provider: Some(name.clone()),
-        };
-        worker::start(Arc::new(stage), nats, settings, shutdown);
-    }
-    shutdown.spawn("probes", Arc::clone(work).probe());
-    let nats = nats.clone();
-    let stop = shutdown.clone();
-    shutdown.spawn("heartbeat", async move {
-        heartbeat::send(&name, &breaker, &limiters, &nats, &stop).await
-    });
-}
-
-/// Starts the tasks that refresh what is known of the providers, and that measure the streams.
-fn start_watches(
-    config: &Config,
-    watched: Vec<Watched>,
-    instance: String,
-    parts: &Parts,
-    shutdown: &Shutdown,
-) {
-    let watching = watch::watch(
-        watched,
-        instance,
-        parts.database.clone(),
-        parts.metrics.clone(),
-        shutdown.clone(),
-    );
-    shutdown.spawn("providers", watching);
-    let streams = vec![WatchedStream {
-        stream: JOBS,
-        consumers: config.providers.iter().map(|name| durable(name)).collect(),
-    }];
-    shutdown.spawn(
-        "streams",
-        watch_streams(parts.nats.clone(), streams, shutdown.clone()),
-    );
-}
-
-/// Starts the sweep, which makes placements due whose first lease ended without an outcome.
-fn start_sweep(database: Database, shutdown: &Shutdown) {
-    let sweep = move || {
-        let database = database.clone();
-        async move {
-            let swept = database
-                .run(async |connection| placements::sweep(connection, PLACEMENT_FIRST_LEASE).await);
-            let swept = swept.await?;
-            Ok((swept.late, swept.more))
-        }
-    };
-    shutdown.spawn(
-        "sweep",
-        worker::sweep::<ProviderStage, _>(shutdown.clone(), sweep),
-    );
-}
-
-/// Tells the worker what a lane of the provider may do now. `limiters` limit the purchases of each
-/// lane. Look-ups and collects have none; like purchases, they wait while the breaker is not
-/// closed.
-fn lane_states(breaker: Arc<Breaker>, limiters: Option<Arc<LaneLimiters>>) -> LaneStates {
-    Arc::new(move |lane| match &limiters {
-        _ if !breaker.is_closed() => LaneState {
-            permits: 0,
-            accepts_fresh: false,
-        },
-        Some(limiters) => limiters.state(lane, Instant::now()),
-        None => LaneState::UNLIMITED,
-    })
-}
-
-/// The durable consumer of a provider's jobs, which all replicas share.
-fn durable(provider: &str) -> String {
-    format!("provisioner-{provider}")
 }
 
 /// The providers with a callback token.

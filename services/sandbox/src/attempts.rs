@@ -1,5 +1,5 @@
-//! Counts the attempts of each order id, for options whose first attempts fail (`flapping` and
-//! `rate-limited`).
+//! Counts the attempts of each order id, for options whose first attempts fail, such as
+//! `flapping` and `rate-limited`.
 //!
 //! The counts are in memory only, so a restart of the sandbox forgets them, and the next attempt is
 //! the first one again.

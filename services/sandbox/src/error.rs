@@ -30,8 +30,8 @@ pub enum Error {
     UnknownTopup,
     /// 500, as a script or a fault demands. Something may have been bought.
     Failed,
-    /// 429, as a script demands. Nothing was bought.
-    RateLimited,
+    /// 429 with this many seconds in `Retry-After`, as a script demands. Nothing was bought.
+    RateLimited(u16),
     /// No answer at all, as a script or a fault demands. Something may have been bought.
     Unanswered(NoAnswer),
     /// 400: a bad request to `/ledger` or `/faults`, for this reason.
@@ -60,13 +60,13 @@ impl IntoResponse for Error {
                 http.canonical_reason().unwrap_or("Request failed"),
             ),
             Self::Failed => server_error(),
-            Self::RateLimited => {
+            Self::RateLimited(seconds) => {
                 let response = status(
                     StatusCode::TOO_MANY_REQUESTS,
                     code::RATE_LIMITED,
                     "Too many requests",
                 );
-                ([(header::RETRY_AFTER, "1")], response).into_response()
+                ([(header::RETRY_AFTER, seconds.to_string())], response).into_response()
             }
             Self::Unanswered(no_answer) => no_answer.into_response(),
             Self::Bad(message) => status(StatusCode::BAD_REQUEST, code::MALFORMED, message),

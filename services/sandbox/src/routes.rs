@@ -129,8 +129,11 @@ async fn order(
         AtPost::ErrsFirst(times) if sandbox.attempts.fails(&order_id, times) => {
             return Err(Error::Failed);
         }
-        AtPost::LimitsFirst(times) if sandbox.attempts.fails(&order_id, times) => {
-            return Err(Error::RateLimited);
+        AtPost::LimitsFirst {
+            attempts,
+            retry_after,
+        } if sandbox.attempts.fails(&order_id, attempts) => {
+            return Err(Error::RateLimited(retry_after));
         }
         _ => {}
     }

@@ -3,8 +3,11 @@
 //! An option's name says how it behaves, for example `bought-then-silent`, and its id is derived
 //! from the name. Partners order such an option to see how their own systems cope, and the tests to
 //! see how the pipeline copes. A new option is one entry in [`SCRIPTS`], one row in
-//! docs/sandbox.md, and one entry in `OUTCOMES` of esim-partner, whose `trigger` explains it. An
-//! option without a script behaves as `ready`.
+//! docs/sandbox.md, and one row in the guide. An option without a script behaves as `ready`.
+//!
+//! Three options make ingress misbehave and not this provider: `stored-then-500`, `answer-lost` and
+//! `limited-first`. They are here because the catalogue is made of the scripts. Ingress plays them
+//! at the edge of create-order, for sandbox accounts only.
 
 use std::{collections::HashMap, sync::LazyLock, time::Duration};
 
@@ -20,6 +23,9 @@ pub struct Script {
     pub at_get: AtGet,
     /// The number of callbacks for each unit that becomes ready.
     pub callbacks: u8,
+    /// What a partner sees after it has ordered the option, for the catalogue. `esim-partner
+    /// trigger` shows it, and expects a 422 if it begins with one.
+    pub outcome: &'static str,
 }
 
 /// What `POST /api/v2/order` does. An order is bought whole or not at all.
@@ -38,7 +44,11 @@ pub enum AtPost {
     /// The first attempts of an order id get 500 and buy nothing; the next one buys.
     ErrsFirst(u32),
     /// The first attempts of an order id get 429 and buy nothing; the next one buys.
-    LimitsFirst(u32),
+    LimitsFirst {
+        attempts: u32,
+        /// The seconds in `Retry-After`.
+        retry_after: u16,
+    },
 }
 
 /// How `GET /api/v2/order/{orderId}` shows a unit. Times count from the purchase. Delayed units
@@ -66,6 +76,7 @@ const READY: Script = Script {
     at_post: AtPost::Buys,
     at_get: AtGet::Ready,
     callbacks: 0,
+    outcome: "201, and the webhook at once",
 };
 
 const NOT_ON_SALE: Refusal = Refusal {
@@ -84,6 +95,7 @@ const SCRIPTS: &[(&str, Script)] = &[
         Script {
             at_get: AtGet::ReadyAfter(Duration::from_secs(2)),
             callbacks: 1,
+            outcome: "201, and the webhook about 2 s later",
             ..READY
         },
     ),
@@ -91,6 +103,7 @@ const SCRIPTS: &[(&str, Script)] = &[
         "refused",
         Script {
             at_post: AtPost::Refuses(NOT_ON_SALE),
+            outcome: "422; nothing is bought",
             ..READY
         },
     ),
@@ -98,6 +111,7 @@ const SCRIPTS: &[(&str, Script)] = &[
         "out-of-stock",
         Script {
             at_post: AtPost::Refuses(SOLD_OUT),
+            outcome: "422; nothing is bought",
             ..READY
         },
     ),
@@ -105,6 +119,7 @@ const SCRIPTS: &[(&str, Script)] = &[
         "bought-then-error",
         Script {
             at_post: AtPost::BuysThenErrs,
+            outcome: "201; the webhook comes after the look-up at the provider",
             ..READY
         },
     ),
@@ -112,6 +127,7 @@ const SCRIPTS: &[(&str, Script)] = &[
         "bought-then-silent",
         Script {
             at_post: AtPost::BuysThenIsSilent,
+            outcome: "201; the webhook comes after the look-up at the provider, later",
             ..READY
         },
     ),
@@ -119,6 +135,7 @@ const SCRIPTS: &[(&str, Script)] = &[
         "never-ready",
         Script {
             at_get: AtGet::Never,
+            outcome: "201; the topup stays `processing`, no webhook",
             ..READY
         },
     ),
@@ -127,6 +144,7 @@ const SCRIPTS: &[(&str, Script)] = &[
         Script {
             at_get: AtGet::FirstFails(Duration::from_secs(1)),
             callbacks: 1,
+            outcome: "with 2 or more units: one topup is `failed`, the others get webhooks",
             ..READY
         },
     ),
@@ -134,6 +152,7 @@ const SCRIPTS: &[(&str, Script)] = &[
         "duplicate-callback",
         Script {
             callbacks: 2,
+            outcome: "201, and one webhook for each unit",
             ..READY
         },
     ),
@@ -141,6 +160,7 @@ const SCRIPTS: &[(&str, Script)] = &[
         "slow",
         Script {
             at_post: AtPost::BuysThenWaits(Duration::from_secs(5)),
+            outcome: "201 after about 2 s; the webhook some seconds later",
             ..READY
         },
     ),
@@ -148,13 +168,50 @@ const SCRIPTS: &[(&str, Script)] = &[
         "flapping",
         Script {
             at_post: AtPost::ErrsFirst(2),
+            outcome: "201; the webhook after retries at the provider, within minutes",
             ..READY
         },
     ),
     (
         "rate-limited",
         Script {
-            at_post: AtPost::LimitsFirst(2),
+            at_post: AtPost::LimitsFirst {
+                attempts: 2,
+                retry_after: 1,
+            },
+            outcome: "201; the webhook after retries at the provider, within a minute or so",
+            ..READY
+        },
+    ),
+    (
+        "cancellable",
+        Script {
+            at_post: AtPost::LimitsFirst {
+                attempts: 1,
+                retry_after: 60,
+            },
+            outcome: "201; the provider is busy for a minute, in which the order can be cancelled",
+            ..READY
+        },
+    ),
+    (
+        "stored-then-500",
+        Script {
+            outcome: "500 although the order is stored; a repeat says that its id is taken",
+            ..READY
+        },
+    ),
+    (
+        "answer-lost",
+        Script {
+            outcome: "no answer although the order is stored; a repeat says that its id is taken",
+            ..READY
+        },
+    ),
+    (
+        "limited-first",
+        Script {
+            outcome: "429 with Retry-After; a repeat after that time gets 201",
             ..READY
         },
     ),
@@ -162,16 +219,17 @@ const SCRIPTS: &[(&str, Script)] = &[
 
 /// The option id of a scripted option, which is the same in the catalogue and at the provider.
 pub fn option_id(name: &str) -> Uuid {
-    Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("sandbox/{name}").as_bytes())
+    domain::sandbox_option(name).uuid()
 }
 
 pub fn is_scripted(name: &str) -> bool {
     SCRIPTS.iter().any(|(scripted, _)| *scripted == name)
 }
 
-/// The scripted options, in the form that `esimctl option import` reads.
+/// The scripted options, in the form that `esimctl option import` reads. Their details are filled
+/// in like those of a live option, so that a partner can test how its program shows them.
 pub fn catalogue() -> Value {
-    let options = SCRIPTS.iter().map(|(name, _)| {
+    let options = SCRIPTS.iter().map(|(name, script)| {
         let id = option_id(name);
         json!({
             "option_id": id,
@@ -179,6 +237,7 @@ pub fn catalogue() -> Value {
             "provider": "sandbox",
             "provider_option_id": id,
             "environment": "sandbox",
+            "details": {"country": "JP", "days": 30, "data_gb": 5, "outcome": script.outcome},
         })
     });
     json!({ "options": options.collect::<Vec<_>>() })

@@ -10,14 +10,16 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex as Plain};
 use std::time::{Duration, Instant};
+use testkit::esimctl::Esimctl;
 use testkit::process::Process;
 use testkit::stack::{Stack, Stage};
 use tokio::sync::Mutex;
 
 /// How long a process may take to end after SIGTERM.
-const STOP: Duration = Duration::from_secs(30);
+pub const STOP: Duration = Duration::from_secs(30);
 /// The interval at which processes are checked for having ended by themselves.
 const WATCH: Duration = Duration::from_millis(300);
 
@@ -30,17 +32,21 @@ pub struct Happened {
 }
 
 pub struct Victims {
-    processes: BTreeMap<Target, Mutex<Process>>,
+    pub(crate) processes: BTreeMap<Target, Mutex<Process>>,
     nats: Mutex<Nats>,
     postgres: Arc<Mutex<Postgres>>,
     /// The stream of jobs, whose leader is the leader of NATS.
     stream: String,
-    sandbox_url: String,
+    pub(crate) sandbox_url: String,
     database_url: String,
-    http: reqwest::Client,
+    pub(crate) http: reqwest::Client,
+    pub(crate) esimctl: Esimctl,
     epoch: Instant,
     happened: Plain<Vec<Happened>>,
     troubles: Plain<Vec<String>>,
+    /// How many promotions of an asynchronous standby did not stop the buying.
+    unfenced: AtomicUsize,
+    is_asynchronous: bool,
 }
 
 impl Victims {
@@ -50,6 +56,7 @@ impl Victims {
         postgres: Arc<Mutex<Postgres>>,
         nats: Nats,
         epoch: Instant,
+        is_asynchronous: bool,
     ) -> Result<Self> {
         let mut processes = BTreeMap::new();
         for stage in Stage::ALL {
@@ -65,9 +72,12 @@ impl Victims {
             sandbox_url: stack.sandbox_url.clone(),
             database_url: stack.database.url().to_owned(),
             http: testkit::http::client()?,
+            esimctl: stack.esimctl.clone(),
             epoch,
             happened: Plain::default(),
             troubles: Plain::default(),
+            unfenced: AtomicUsize::new(0),
+            is_asynchronous,
         })
     }
 
@@ -131,6 +141,14 @@ impl Victims {
             troubles.extend(panics.map(|line| format!("{name}: {line}")));
         }
         troubles
+    }
+
+    pub fn note_unfenced(&self) {
+        self.unfenced.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn unfenced(&self) -> usize {
+        self.unfenced.load(Ordering::Relaxed)
     }
 
     /// Ends the faults that the sandbox itself plays.
@@ -205,6 +223,10 @@ impl Victims {
                 let mut undone = None;
                 let note = || undone = Some(self.epoch.elapsed());
                 postgres.fail_over(fault, planned.lasts, note).await?;
+                if self.is_asynchronous && fault.promotes() {
+                    self.recover().await?;
+                    undone = Some(self.epoch.elapsed());
+                }
                 Ok(undone)
             }
         }

@@ -8,7 +8,7 @@
 //!
 //! [`schedule`] and [`orders`] plan the run and do no I/O. [`world`] is the system under test, with
 //! the [`servers`] that it needs and the [`proxy`] in front of a primary, [`inject`] applies the
-//! faults, and [`client`] and [`endpoints`] are the partners. [`book`] and
+//! faults, [`operator`] repairs what lost commits leave, and [`client`] and [`endpoints`] are the partners. [`book`] and
 //! [`stored`] hold the evidence, [`verdict`] judges it without I/O, and [`report`] prints the
 //! result.
 
@@ -16,6 +16,7 @@ mod book;
 mod client;
 mod endpoints;
 mod inject;
+mod operator;
 mod orders;
 mod proxy;
 mod report;
@@ -50,10 +51,10 @@ const PROGRESS: Duration = Duration::from_secs(5);
 /// nothing is lost
 ///
 /// The run starts a `PostgreSQL`, a nats-server and a sandbox of its own, and two processes of each
-/// stage. With `--cluster` it starts a primary with a synchronous standby behind a proxy and three
-/// nats-servers instead, and plays the failover manager. The exit status is 0 if the promise held. It is 1 if it is broken; then the ids are
-/// printed, and everything is kept in a folder for inspection. It is 2 if the run could not be
-/// carried out.
+/// stage. With `--cluster` it starts a primary with a synchronous standby behind proxies and three
+/// nats-servers instead, and plays the failover manager. The exit status is 0 if the promise held. It
+/// is 1 if it is broken; then the ids are printed, and everything is kept in a folder for inspection.
+/// It is 2 if the run could not be carried out.
 #[derive(Debug, Parser)]
 #[command(
     name = "tests/faults/run",
@@ -61,7 +62,8 @@ const PROGRESS: Duration = Duration::from_secs(5);
   tests/faults/run                                   three minutes, a random seed
   tests/faults/run --seed 7 --minutes 30             what docs/reliability.md reports
   tests/faults/run --no-duplicate-detection          the promise rests on look-ups alone
-  tests/faults/run --cluster --minutes 10            primaries and majorities are lost, too"
+  tests/faults/run --cluster --minutes 10            primaries and majorities are lost, too
+  tests/faults/run --cluster --asynchronous          … and so are the last commits of each primary"
 )]
 #[expect(
     clippy::struct_excessive_bools,
@@ -93,6 +95,13 @@ struct Settings {
     /// let them fail over
     #[arg(long)]
     cluster: bool,
+    /// Let commits not wait for the standby, and lose those of the last seconds before each
+    /// promotion. The run plays the operator, who runs `esimctl recover`
+    #[arg(long, requires = "cluster")]
+    asynchronous: bool,
+    /// Take the commit fence out of the database, to see that such a run is red without it
+    #[arg(long, requires = "asynchronous")]
+    without_fence: bool,
     /// SETTLE of the provisioners [default: 8s, or 20s if the run takes at least 10 minutes]
     #[arg(long, value_parser = interval)]
     settle: Option<Duration>,
@@ -150,7 +159,14 @@ impl Run {
             settings.orders_per_second,
             humantime::format_duration(settings.fault_every),
             humantime::format_duration(settle),
-            if settings.cluster { " --cluster" } else { "" },
+            [
+                (settings.cluster, " --cluster"),
+                (settings.asynchronous, " --asynchronous"),
+                (settings.without_fence, " --without-fence"),
+            ]
+            .into_iter()
+            .filter_map(|(is_set, option)| is_set.then_some(option))
+            .collect::<String>(),
         );
         Self {
             terms: Terms {
@@ -160,6 +176,8 @@ impl Run {
                 settle,
                 detects_duplicates,
                 is_cluster: settings.cluster,
+                is_asynchronous: settings.asynchronous,
+                is_fenced: !settings.without_fence,
             },
             park_after,
             orders: (length.as_secs_f64() * settings.orders_per_second).ceil() as u64,
@@ -298,6 +316,10 @@ async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Repor
     let mut verdict = verdict::judge(&evidence);
     for trouble in world.victims.troubles() {
         verdict.add(Broken::EndedBySomething, trouble);
+    }
+    for number in 0..world.victims.unfenced() {
+        let text = format!("loss {}: the breakers stayed closed", number + 1);
+        verdict.add(Broken::NotFenced, text);
     }
     Ok(Report {
         seed: run.terms.seed,

@@ -139,7 +139,7 @@ impl Display for Report {
 
 fn counted(counts: &Counts) -> Vec<[String; 2]> {
     let bought = usize::try_from(counts.units_bought).unwrap_or(usize::MAX);
-    let all: [(&str, usize); 16] = rows! {
+    let all: [(&str, usize); 18] = rows! {
         "orders" => counts.orders;
         "  answered 201" => counts.answered_201;
         "    of these after a request without answer" => counts.answered_201_later;
@@ -154,6 +154,8 @@ fn counted(counts: &Counts) -> Vec<[String; 2]> {
         "units never bought" => counts.units_never_bought;
         "units delivered" => counts.units_delivered;
         "units lost" => counts.lost;
+        "answers forgotten with lost commits" => counts.answers_forgotten;
+        "purchases that recover names as orphans" => counts.orphans_named;
         "webhooks" => counts.webhooks;
         "  acknowledged again" => counts.duplicates;
     };

@@ -47,8 +47,9 @@ pub enum Fault {
     SwitchedOver,
     /// The standby is killed, and started again when the fault ends. Commits wait for it.
     StandbyLost,
-    /// `PostgreSQL` only: nothing passes between the stages and the primary.
-    Cut,
+    /// `PostgreSQL` only: nothing passes between the primary and the processes of this stage, or of
+    /// all stages.
+    Cut(Option<Stage>),
     /// NATS only: all servers but the leader are killed, and started again when the fault ends.
     MajorityLost,
     /// NATS only: all servers are killed, their storage is deleted, and they are started again when
@@ -76,6 +77,10 @@ pub struct Planned {
 }
 
 #[derive(Clone, Copy, Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each one is a setting that any other may go with"
+)]
 pub struct Terms {
     pub seed: u64,
     /// The time in which orders are placed and faults begin.
@@ -89,6 +94,10 @@ pub struct Terms {
     pub detects_duplicates: bool,
     /// Whether `PostgreSQL` has a standby and NATS three servers.
     pub is_cluster: bool,
+    /// Whether commits do not wait for the standby, so that a promotion loses some.
+    pub is_asynchronous: bool,
+    /// Whether the stages can stop the buying when commits were lost.
+    pub is_fenced: bool,
 }
 
 impl Planned {
@@ -110,7 +119,10 @@ impl Planned {
             Fault::PrimaryFrozen => "primary frozen, replaced, resumed",
             Fault::SwitchedOver => "switched over",
             Fault::StandbyLost => "standby lost",
-            Fault::Cut => "cut off",
+            Fault::Cut(None) => "cut off from all stages",
+            Fault::Cut(Some(Stage::Ingress)) => "cut off from ingress",
+            Fault::Cut(Some(Stage::Provisioner)) => "cut off from provisioners",
+            Fault::Cut(Some(_)) => "cut off from notifiers",
             Fault::MajorityLost => "majority lost",
             Fault::Wiped => "killed and wiped",
             Fault::Down => "down",
@@ -128,6 +140,14 @@ impl Planned {
 }
 
 impl Fault {
+    /// Whether a standby becomes the primary.
+    pub fn promotes(self) -> bool {
+        matches!(
+            self,
+            Self::PrimaryKilled | Self::PrimaryFrozen | Self::SwitchedOver
+        )
+    }
+
     /// The body of `PUT /faults` for the faults that the sandbox plays itself. It is `None` for
     /// others.
     pub fn of_provider(self) -> Option<Value> {
@@ -227,6 +247,7 @@ fn deck(terms: &Terms) -> Vec<Card> {
             ..card(&sandbox, Fault::Lagging, Some(seconds(3)..=seconds(8)))
         },
     ];
+    let cut = Some(seconds(1)..=seconds(8));
     let of_cluster = [
         card(&postgres, |_| Fault::PrimaryKilled, None),
         // Longer than `DATABASE_TIMEOUT` and the 2 s after it, when a connection is given up.
@@ -241,7 +262,14 @@ fn deck(terms: &Terms) -> Vec<Card> {
             |_| Fault::StandbyLost,
             Some(seconds(1)..=seconds(8)),
         ),
-        card(&postgres, |_| Fault::Cut, Some(seconds(1)..=seconds(8))),
+        card(&postgres, |_| Fault::Cut(None), cut.clone()),
+        card(&postgres, |_| Fault::Cut(Some(Stage::Ingress)), cut.clone()),
+        card(
+            &postgres,
+            |_| Fault::Cut(Some(Stage::Provisioner)),
+            cut.clone(),
+        ),
+        card(&postgres, |_| Fault::Cut(Some(Stage::Notifier)), cut),
         card(
             &nats,
             |_| Fault::MajorityLost,
@@ -318,6 +346,8 @@ mod tests {
             settle: Duration::from_secs(20),
             detects_duplicates,
             is_cluster: false,
+            is_asynchronous: false,
+            is_fenced: true,
         }
     }
 
@@ -329,7 +359,7 @@ mod tests {
         };
         let planned = schedule(&terms);
         let kinds: BTreeSet<String> = planned.iter().map(Planned::kind).collect();
-        assert_eq!(kinds.len(), 27, "{kinds:?}");
+        assert_eq!(kinds.len(), 30, "{kinds:?}");
     }
 
     #[test]

@@ -1,20 +1,23 @@
 //! The servers that the stages need: one PostgreSQL and one nats-server, or with `--cluster` a
-//! primary with a synchronous standby behind a proxy, and three nats-servers.
+//! primary with a standby behind a proxy for each stage, and three nats-servers.
 //!
 //! This module also plays the failover manager. It notices a fault of the primary only after
-//! [`NOTICED`], promotes the standby, leads the proxy to it, and makes a new synchronous standby, so
-//! that the next failover is possible. Connections that led to the old primary stay open, as they do
-//! with real managers.
+//! [`NOTICED`], promotes the standby, leads the proxies to it, and makes a new standby, so that the
+//! next failover is possible. An asynchronous standby gets nothing during the last [`LAG`] before the
+//! primary fails, so the commits of this time are lost with the primary. Connections that led to the
+//! old primary stay open, as they do with real managers.
 
 use crate::proxy::Proxy;
-use crate::schedule::Fault;
+use crate::schedule::{Fault, Terms};
 use anyhow::{Context, Result, bail};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use testkit::nats::{NatsCluster, NatsServer};
 use testkit::postgres::PostgresServer;
+use testkit::stack::Stage;
 use tokio::time::sleep;
 use url::Url;
 
@@ -24,51 +27,91 @@ const NOTICED: Duration = Duration::from_secs(3);
 pub const DATABASE_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a primary that was frozen and replaced goes on before it is stopped.
 const ZOMBIE: Duration = Duration::from_secs(4);
+/// How long before its promotion an asynchronous standby gets no commits any more.
+const LAG: Duration = Duration::from_secs(3);
 
 /// `PostgreSQL`, alone or with a standby.
 pub struct Postgres {
     pub primary: PostgresServer,
     pair: Option<Pair>,
+    losses: Vec<Lost>,
 }
 
 struct Pair {
     standby: PostgresServer,
-    proxy: Proxy,
+    /// Whether each commit waits for the standby.
+    is_synchronous: bool,
+    /// The way of each stage to the primary. All processes of a stage share it.
+    of_stages: BTreeMap<Stage, Proxy>,
+    /// The way of operators and of this program. It is never cut.
+    of_operators: Proxy,
     folder: PathBuf,
     /// How many standbys were made.
     copies: u32,
 }
 
+/// Commits that were acknowledged within this time are gone.
+#[derive(Clone, Copy, Debug)]
+pub struct Lost {
+    pub from: Instant,
+    pub until: Instant,
+}
+
 impl Postgres {
-    pub async fn start(folder: &Path, is_cluster: bool) -> Result<Self> {
+    pub async fn start(folder: &Path, terms: &Terms) -> Result<Self> {
         let primary = PostgresServer::start(folder).await?;
-        if !is_cluster {
+        if !terms.is_cluster {
             return Ok(Self {
                 primary,
                 pair: None,
+                losses: Vec::new(),
             });
         }
-        let proxy = Proxy::start(address(&primary)?).await?;
+        let server = address(&primary)?;
+        let mut of_stages = BTreeMap::new();
+        for stage in Stage::OURS {
+            of_stages.insert(stage, Proxy::start(server).await?);
+        }
+        let of_operators = Proxy::start(server).await?;
         let standby = copy(&primary, folder, 0).await?;
-        primary.require_standby().await?;
+        let is_synchronous = !terms.is_asynchronous;
+        if is_synchronous {
+            primary.require_standby().await?;
+        }
         let pair = Pair {
             standby,
-            proxy,
+            is_synchronous,
+            of_stages,
+            of_operators,
             folder: folder.to_owned(),
             copies: 1,
         };
         Ok(Self {
             primary,
             pair: Some(pair),
+            losses: Vec::new(),
         })
     }
 
-    /// The superuser's URL, as the stages reach the server.
+    /// The superuser's URL, as operators reach the server.
     pub fn url(&self) -> Result<String> {
         let Some(pair) = &self.pair else {
             return Ok(self.primary.url().to_owned());
         };
-        with_port(self.primary.url(), pair.proxy.port())
+        with_port(self.primary.url(), pair.of_operators.port())
+    }
+
+    /// The ports at which the stages reach the server, if these differ from that of [`Self::url`].
+    pub fn ports(&self) -> BTreeMap<Stage, u16> {
+        let proxies = self.pair.iter().flat_map(|pair| &pair.of_stages);
+        proxies
+            .map(|(stage, proxy)| (*stage, proxy.port()))
+            .collect()
+    }
+
+    /// The times whose commits are lost.
+    pub fn losses(&self) -> &[Lost] {
+        &self.losses
     }
 
     /// The URL of a database of the stages that leads to the primary without the proxy, which ends
@@ -84,23 +127,27 @@ impl Postgres {
         lasts: Duration,
         undone: impl FnOnce() + Send,
     ) -> Result<()> {
-        let pair = self.pair.as_mut().context("there is no standby")?;
         match fault {
             Fault::PrimaryKilled => {
+                let lost_from = self.fall_behind().await?;
                 self.primary.stop_immediately().await?;
                 sleep(NOTICED).await;
                 self.promote().await?;
+                self.note_loss(lost_from);
                 undone();
             }
             Fault::SwitchedOver => {
+                // The primary sends everything to its standby before it ends.
                 self.primary.stop_fast().await?;
                 self.promote().await?;
                 undone();
             }
             Fault::PrimaryFrozen => {
+                let lost_from = self.fall_behind().await?;
                 self.primary.freeze()?;
                 sleep(NOTICED).await;
                 self.promote().await?;
+                self.note_loss(lost_from);
                 undone();
                 sleep(lasts.saturating_sub(NOTICED)).await;
                 // The old primary goes on as if nothing had happened, with its old connections.
@@ -110,16 +157,25 @@ impl Postgres {
                 zombie.stop_immediately().await?;
             }
             Fault::StandbyLost => {
+                let pair = self.pair.as_mut().context("there is no standby")?;
                 pair.standby.stop_immediately().await?;
                 sleep(lasts).await;
                 pair.standby.start_again().await?;
                 undone();
                 return Ok(());
             }
-            Fault::Cut => {
-                pair.proxy.cut();
+            Fault::Cut(stage) => {
+                let pair = self.pair.as_ref().context("there is no standby")?;
+                let is_cut = |of: &Stage| stage.is_none_or(|stage| stage == *of);
+                let proxies = pair.of_stages.iter().filter(|(of, _)| is_cut(of));
+                let proxies: Vec<&Proxy> = proxies.map(|(_, proxy)| proxy).collect();
+                for proxy in &proxies {
+                    proxy.cut();
+                }
                 sleep(lasts).await;
-                pair.proxy.restore();
+                for proxy in &proxies {
+                    proxy.restore();
+                }
                 undone();
                 return Ok(());
             }
@@ -128,21 +184,46 @@ impl Postgres {
         self.replace_standby().await
     }
 
+    /// Lets an asynchronous standby miss commits. Returns since when, or `None` if the standby is
+    /// synchronous and misses nothing.
+    async fn fall_behind(&self) -> Result<Option<Instant>> {
+        let pair = self.pair.as_ref().context("there is no standby")?;
+        if pair.is_synchronous {
+            return Ok(None);
+        }
+        let from = Instant::now();
+        pair.standby.detach().await?;
+        sleep(LAG).await;
+        Ok(Some(from))
+    }
+
+    /// Notes the commits since `from` as lost, after the promotion.
+    fn note_loss(&mut self, from: Option<Instant>) {
+        let until = Instant::now();
+        self.losses.extend(from.map(|from| Lost { from, until }));
+    }
+
     /// Makes the standby the primary. The old primary takes the standby's place in this struct.
     async fn promote(&mut self) -> Result<()> {
         let pair = self.pair.as_mut().context("there is no standby")?;
         pair.standby.promote().await?;
-        pair.proxy.lead_to(address(&pair.standby)?);
+        let server = address(&pair.standby)?;
+        for proxy in pair.of_stages.values().chain([&pair.of_operators]) {
+            proxy.lead_to(server);
+        }
         std::mem::swap(&mut self.primary, &mut pair.standby);
         Ok(())
     }
 
-    /// Makes a new synchronous standby in place of the old primary, which does not run any more.
+    /// Makes a new standby in place of the old primary, which does not run any more.
     async fn replace_standby(&mut self) -> Result<()> {
         let pair = self.pair.as_mut().context("there is no standby")?;
         pair.standby = copy(&self.primary, &pair.folder, pair.copies).await?;
         pair.copies += 1;
-        self.primary.require_standby().await
+        if pair.is_synchronous {
+            self.primary.require_standby().await?;
+        }
+        Ok(())
     }
 }
 

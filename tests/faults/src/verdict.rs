@@ -15,6 +15,9 @@ use testkit::stack::LedgerOrder;
 /// task may have waited for a processor before it could measure.
 const SAME_MOMENT: Duration = Duration::from_millis(150);
 
+/// How long a webhook may be under way, with the time that a busy machine adds.
+const UNDER_WAY: Duration = Duration::from_secs(5);
+
 pub struct Evidence {
     pub asked: Vec<Asked>,
     pub arrivals: Vec<Arrival>,
@@ -22,6 +25,33 @@ pub struct Evidence {
     pub stored: Stored,
     /// The ids of the partners, by their index.
     pub partners: Vec<String>,
+    /// The times whose commits were lost, because an asynchronous standby was promoted.
+    pub losses: Vec<Loss>,
+    /// The purchases that `esimctl recover --ledger` names as orphans, by the order id that the
+    /// provider has.
+    pub orphans: BTreeSet<String>,
+}
+
+/// Commits that were acknowledged within this time were lost.
+#[derive(Clone, Copy, Debug)]
+pub struct Loss {
+    pub from: Duration,
+    pub until: Duration,
+}
+
+impl Evidence {
+    /// Whether the answer to a request may rest on a commit that was lost. An answer may leave some
+    /// seconds after its commit, so the whole time of the request counts.
+    fn may_be_forgotten(&self, asked: &Asked) -> bool {
+        let touches = |loss: &Loss| asked.sent < loss.until && asked.answered > loss.from;
+        self.losses.iter().any(touches)
+    }
+
+    /// Whether a webhook may have been sent for an order that was lost.
+    fn may_be_of_forgotten(&self, arrival: &Arrival) -> bool {
+        let touches = |loss: &Loss| arrival.at > loss.from && arrival.at < loss.until + UNDER_WAY;
+        self.losses.iter().any(touches)
+    }
 }
 
 /// A way in which the promise can be broken. Each one makes the run red.
@@ -43,6 +73,7 @@ pub enum Broken {
     WebhookForged,
     ParkedThoughFindable,
     EndedBySomething,
+    NotFenced,
 }
 
 impl Broken {
@@ -85,6 +116,10 @@ pub struct Counts {
     /// Webhooks of topups that had an acknowledged webhook already.
     pub duplicates: usize,
     pub lost: usize,
+    /// Answers whose order, or whose refusal, was lost with the commits of a primary.
+    pub answers_forgotten: usize,
+    /// Purchases whose placement was lost, and which `esimctl recover --ledger` names.
+    pub orphans_named: usize,
     pub parked: BTreeMap<String, usize>,
     pub failed: BTreeMap<String, usize>,
 }
@@ -203,13 +238,21 @@ fn answers(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
                         .map(|unit| &unit.order_id[..]);
                     order.is_some_and(|order| orders.contains(&order) && !index.is_refused(order))
                 };
-                for topup in asked.topups.iter().filter(|topup| !stored(topup)) {
+                let missing = asked.topups.iter().filter(|topup| !stored(topup));
+                let missing: Vec<&String> = missing.collect();
+                if !missing.is_empty() && evidence.may_be_forgotten(asked) {
+                    counts.answers_forgotten += 1;
+                    continue;
+                }
+                for topup in missing {
                     verdict.add(Broken::AnsweredButNotStored, format!("{id} topup {topup}"));
                 }
             }
             Some(Settled::Taken) => {
                 counts.unanswered_then_taken += 1;
-                if orders.is_empty() || asked.unanswered == 0 {
+                if orders.is_empty() && evidence.may_be_forgotten(asked) {
+                    counts.answers_forgotten += 1;
+                } else if orders.is_empty() || asked.unanswered == 0 {
                     verdict.add(Broken::AnsweredButNotStored, format!("{id} already taken"));
                 } else if !standing() {
                     verdict.add(Broken::TakenThenRefused, id);
@@ -218,7 +261,9 @@ fn answers(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
             Some(Settled::Refused) => {
                 counts.answered_4xx += 1;
                 // An earlier unanswered request may have been stored after all.
-                if asked.unanswered == 0 && standing() {
+                if asked.unanswered == 0 && standing() && evidence.may_be_forgotten(asked) {
+                    counts.answers_forgotten += 1;
+                } else if asked.unanswered == 0 && standing() {
                     let text = format!("{id} stands although it was answered 422");
                     verdict.add(Broken::BoughtThoughRefused, text);
                 }
@@ -243,10 +288,14 @@ fn purchases(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
             );
         }
         let Some(placement) = index.placements.get(id.as_str()) else {
-            verdict.add(
-                Broken::BoughtBeyondStored,
-                format!("placement {id} is not stored"),
-            );
+            if evidence.orphans.contains(id) {
+                verdict.counts.orphans_named += 1;
+            } else {
+                verdict.add(
+                    Broken::BoughtBeyondStored,
+                    format!("placement {id} is not stored"),
+                );
+            }
             continue;
         };
         let units = index.units_of.get(id.as_str()).map_or(0, Vec::len);
@@ -376,6 +425,9 @@ fn webhooks(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
             wrong.insert((Broken::IccidTwice, topup));
         }
         let order = index.units.get(topup).map(|unit| unit.order_id.as_str());
+        if order.is_none() && evidence.may_be_of_forgotten(arrival) {
+            continue;
+        }
         let expected = order
             .filter(|order| !index.is_refused(order))
             .and_then(|order| partner_of.get(order));

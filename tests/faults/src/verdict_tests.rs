@@ -6,7 +6,8 @@ use crate::inject::Happened;
 use crate::orders::NEVER_READY;
 use crate::report::recoveries;
 use crate::stored::{Stored, StoredOrder, StoredPlacement, StoredUnit};
-use crate::verdict::{Broken, Evidence, judge};
+use crate::verdict::{Broken, Evidence, Loss, judge};
+use std::collections::BTreeSet;
 use std::time::Duration;
 use testkit::stack::LedgerOrder;
 
@@ -72,6 +73,8 @@ fn good() -> Evidence {
             units: vec![unit("t1"), unit("t2")],
         },
         partners: vec!["partner".into()],
+        losses: Vec::new(),
+        orphans: BTreeSet::new(),
     }
 }
 
@@ -161,6 +164,44 @@ fn each_flaw_is_red_under_its_name_and_nothing_else() {
         let broken: Vec<Broken> = judge(&evidence).broken.into_keys().collect();
         assert_eq!(broken, expected, "{name}");
     }
+}
+
+/// Loses the commits of the second in which the order was answered.
+fn forgotten(evidence: &mut Evidence) {
+    evidence.stored = Stored::default();
+    evidence.asked[0].answered = Duration::from_millis(1_500);
+    evidence.losses = vec![Loss {
+        from: Duration::from_millis(1_200),
+        until: Duration::from_secs(2),
+    }];
+    evidence.orphans = BTreeSet::from(["placement".into()]);
+}
+
+#[test]
+fn only_lost_commits_excuse_an_order_that_is_gone_and_only_a_named_orphan_its_purchase() {
+    type Spoil = fn(&mut Evidence);
+    let flaws: [(&str, &[Broken], Spoil); 7] = testkit::rows! {
+        "forgotten", &[] => |_| {};
+        "taken and forgotten", &[] => |all| all.asked[0].settled = Some(Settled::Taken);
+        "not named", &[Broken::BoughtBeyondStored] => |all| all.orphans.clear();
+        "twice", &[Broken::BoughtTwice] => |all| all.ledger[0].purchased_times = 2;
+        "answered before", &[Broken::AnsweredButNotStored]
+            => |all| all.asked[0].answered = Duration::from_millis(1_100);
+        "asked afterwards", &[Broken::AnsweredButNotStored]
+            => |all| (all.asked[0].sent, all.asked[0].answered) = (Duration::from_secs(2), Duration::from_secs(2));
+        "a late webhook", &[Broken::WebhookForNothing] => |all| all.arrivals[0].at = Duration::from_secs(20);
+    };
+    for (name, expected, spoil) in flaws {
+        let mut evidence = good();
+        forgotten(&mut evidence);
+        spoil(&mut evidence);
+        let broken: Vec<Broken> = judge(&evidence).broken.into_keys().collect();
+        assert_eq!(broken, expected, "{name}");
+    }
+    let mut evidence = good();
+    forgotten(&mut evidence);
+    let counts = judge(&evidence).counts;
+    assert_eq!((counts.answers_forgotten, counts.orphans_named), (1, 1));
 }
 
 #[test]

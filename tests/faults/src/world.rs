@@ -8,7 +8,7 @@ use crate::orders::{Behaviour, OPTIONS, PARTNERS};
 use crate::schedule::{REPLICAS, Terms};
 use crate::servers::{DATABASE_TIMEOUT, Nats, Postgres};
 use crate::stored::{OnTheWay, Stored};
-use crate::verdict::Evidence;
+use crate::verdict::{Evidence, Loss};
 use anyhow::Result;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -48,7 +48,7 @@ impl World {
         let folder = tempfile::Builder::new().prefix("faults-").tempdir()?;
         // The user that PostgreSQL runs as must be able to enter the folder.
         std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711))?;
-        let postgres = Postgres::start(folder.path(), terms.is_cluster).await?;
+        let postgres = Postgres::start(folder.path(), terms).await?;
         let cluster = if terms.is_cluster {
             Some(NatsCluster::start(folder.path()).await?)
         } else {
@@ -56,8 +56,18 @@ impl World {
         };
         let nats_url = cluster.as_ref().map(NatsCluster::url);
         let database_url = postgres.url()?;
-        let stack = start_stack(terms, park_after, &database_url, nats_url.as_deref());
+        let ports = postgres.ports();
+        let stack = start_stack(
+            terms,
+            park_after,
+            &database_url,
+            &ports,
+            nats_url.as_deref(),
+        );
         let mut stack = stack.await?;
+        if !terms.is_fenced {
+            take_fence_out(&stack).await?;
+        }
         let nats = match cluster {
             Some(cluster) => Nats::three(cluster),
             None => Nats::one(stack.take_nats()?),
@@ -85,7 +95,13 @@ impl World {
         }
         let ingresses = stack.base_urls();
         let postgres = Arc::new(Mutex::new(postgres));
-        let victims = Arc::new(Victims::of(&mut stack, Arc::clone(&postgres), nats, epoch)?);
+        let victims = Arc::new(Victims::of(
+            &mut stack,
+            Arc::clone(&postgres),
+            nats,
+            epoch,
+            terms.is_asynchronous,
+        )?);
         let clients = Arc::new(Clients {
             seed: terms.seed,
             epoch,
@@ -151,7 +167,22 @@ impl World {
             .collect::<Result<_>>()?;
         let partners = self.clients.partners.iter();
         let asked = lock(&self.book).clone();
+        let losses = self.postgres.lock().await.losses().to_vec();
+        let losses: Vec<Loss> = losses
+            .into_iter()
+            .map(|lost| Loss {
+                from: lost.from.saturating_duration_since(self.epoch),
+                until: lost.until.saturating_duration_since(self.epoch),
+            })
+            .collect();
+        let orphans = if losses.is_empty() {
+            Vec::new()
+        } else {
+            self.victims.orphans().await?
+        };
         Ok(Evidence {
+            orphans: orphans.into_iter().collect(),
+            losses,
             asked,
             arrivals,
             ledger: self.stack.ledger().await?.orders,
@@ -184,11 +215,22 @@ and afterwards: kill %1; rm -r {logs} {folder}",
     }
 }
 
+/// Makes the commit fence do nothing: the stages notice that commits were lost, and buy on.
+async fn take_fence_out(stack: &Stack) -> Result<()> {
+    let without =
+        "CREATE OR REPLACE FUNCTION commits_lost(why text, new_timeline bigint) RETURNS boolean
+                   LANGUAGE sql AS 'SELECT false'";
+    let mut connection = stack.database.connect().await?;
+    sqlx::raw_sql(without).execute(&mut connection).await?;
+    Ok(())
+}
+
 /// Starts the stack on this `PostgreSQL`. Without `nats_url` it gets a nats-server of its own.
 async fn start_stack(
     terms: &Terms,
     park_after: Duration,
     database_server: &str,
+    database_ports: &BTreeMap<Stage, u16>,
     nats_url: Option<&str>,
 ) -> Result<Stack> {
     let text = |duration: Duration| humantime::format_duration(duration).to_string();
@@ -206,6 +248,9 @@ async fn start_stack(
         Some(url) => builder.nats(url),
         None => builder.own_nats(),
     };
+    for (stage, port) in database_ports {
+        builder = builder.database_port(*stage, *port);
+    }
     for stage in Stage::OURS {
         builder = builder
             .replicas(stage, REPLICAS)

@@ -102,6 +102,16 @@ impl Esimctl {
     /// It is an error if the program fails, takes longer than 60 s, or prints something else. The
     /// error shows what it said.
     pub async fn run<T: DeserializeOwned>(&self, args: &[&str]) -> Result<T> {
+        Ok(self.run_allowing(args, &[]).await?.1)
+    }
+
+    /// Does the same, but the program may also end with one of these exit statuses. Returns its exit
+    /// status and its output.
+    pub async fn run_allowing<T: DeserializeOwned>(
+        &self,
+        args: &[&str],
+        statuses: &[i32],
+    ) -> Result<(i32, T)> {
         let shown = format!("esimctl {}", args.join(" "));
         let mut command = Command::new(&self.binary);
         command
@@ -121,19 +131,21 @@ impl Esimctl {
         }
         let output = output(&mut command, TIMEOUT).await;
         let output = output.with_context(|| shown.clone())?;
-        if !output.status.success() {
+        let status = output.status.code().unwrap_or(-1);
+        if status != 0 && !statuses.contains(&status) {
             bail!(
                 "{shown}: {}: {}",
                 output.status,
                 String::from_utf8_lossy(&output.stderr).trim()
             );
         }
-        serde_json::from_slice(&output.stdout).with_context(|| {
+        let parsed = serde_json::from_slice(&output.stdout).with_context(|| {
             format!(
                 "{shown}: unexpected output: {}",
                 String::from_utf8_lossy(&output.stdout)
             )
-        })
+        })?;
+        Ok((status, parsed))
     }
 
     /// Runs `partner create`. `environment` is `sandbox` or `live`.

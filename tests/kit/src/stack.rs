@@ -26,6 +26,7 @@ use std::path::Path;
 use std::time::Duration;
 use tempfile::TempDir;
 use tokio::process::Command;
+use url::Url;
 use uuid::Uuid;
 
 const SANDBOX_SECRET_KEY: &str = "c2FuZGJveC1zZWNyZXQta2V5LW9mLXRoZS10ZXN0cw==";
@@ -103,6 +104,7 @@ pub struct Builder {
     nats: Option<String>,
     callbacks: bool,
     database_server: Option<String>,
+    database_ports: BTreeMap<Stage, u16>,
 }
 
 impl Builder {
@@ -148,6 +150,13 @@ impl Builder {
     /// URL must be allowed to create databases and roles.
     pub fn database_server(mut self, url: &str) -> Self {
         self.database_server = Some(url.into());
+        self
+    }
+
+    /// Lets a stage reach the server of the database at this port, which may be that of a proxy of
+    /// its own.
+    pub fn database_port(mut self, stage: Stage, port: u16) -> Self {
+        self.database_ports.insert(stage, port);
         self
     }
 
@@ -209,8 +218,11 @@ impl Builder {
             for replica in 0..count {
                 let mut program = plan.program(stage, replica)?;
                 if stage != Stage::Sandbox {
-                    let url = database.url_of(stage.name())?;
-                    program.env.insert("DATABASE_URL".into(), url);
+                    let mut url: Url = database.url_of(stage.name())?.parse()?;
+                    if let Some(port) = self.database_ports.get(&stage) {
+                        ensure!(url.set_port(Some(*port)).is_ok(), "{url} takes no port");
+                    }
+                    program.env.insert("DATABASE_URL".into(), url.into());
                     if !self.own_nats && self.nats.is_none() {
                         program
                             .env

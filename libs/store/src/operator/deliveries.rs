@@ -386,7 +386,9 @@ pub async fn resendable(
                   clock_timestamp() AS "now!"
            FROM deliveries d
            JOIN partners p ON p.partner_id = d.partner_id
-           LEFT JOIN further_endpoints f ON f.endpoint_id = d.endpoint_id
+           -- In a query of its own with a LIMIT, so that it is looked up by its id, and only if there is one.
+           LEFT JOIN LATERAL (
+               SELECT * FROM further_endpoints one WHERE one.endpoint_id = d.endpoint_id LIMIT 1) f ON true
            LEFT JOIN work w ON w.id = d.delivery_id
            LEFT JOIN orders o ON o.order_id = d.order_id
            LEFT JOIN topups t ON t.topup_id = d.topup_id

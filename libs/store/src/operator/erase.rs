@@ -111,10 +111,10 @@ pub async fn order(
                    LEFT JOIN deliveries d ON d.delivery_id = e.delivery_id
                    WHERE p.order_id = $1
                      AND (coalesce(d.state = 'pending', t.state <> 'failed')
-                          OR EXISTS (SELECT FROM further_deliveries f
-                                     JOIN deliveries further ON further.delivery_id = f.delivery_id
-                                     WHERE f.topup_id = t.topup_id AND further.kind = 'topup.ready'
-                                       AND further.state = 'pending'))) AS "units!""#,
+                          OR EXISTS (SELECT FROM deliveries further
+                                     WHERE further.delivery_id = ANY (ARRAY (
+                                             SELECT f.delivery_id FROM further_deliveries f WHERE f.topup_id = t.topup_id))
+                                       AND further.kind = 'topup.ready' AND further.state = 'pending'))) AS "units!""#,
         order_id.uuid()
     );
     let open = query.fetch_one(&mut *transaction).await?;
@@ -158,9 +158,10 @@ async fn orders(connection: &mut PgConnection, orders: &[Uuid]) -> Result<Erased
                UNION ALL
                SELECT event_id, true FROM unit
                UNION ALL
-               SELECT d.delivery_id, d.kind <> 'topup.ready' FROM unit
-               JOIN further_deliveries f ON f.topup_id = unit.topup_id
-               JOIN deliveries d ON d.delivery_id = f.delivery_id
+               SELECT d.delivery_id, d.kind <> 'topup.ready' FROM deliveries d
+               WHERE d.delivery_id = ANY (ARRAY (
+                   SELECT f.delivery_id FROM further_deliveries f
+                   WHERE f.topup_id = ANY (ARRAY (SELECT topup_id FROM unit))))
            ), profiles AS (
                UPDATE esims e SET profile = NULL, erased_at = now()
                FROM unit WHERE e.topup_id = unit.topup_id AND e.erased_at IS NULL AND e.ready_at IS NOT NULL
@@ -188,8 +189,9 @@ async fn orders(connection: &mut PgConnection, orders: &[Uuid]) -> Result<Erased
                DELETE FROM deliveries WHERE delivery_id = ANY (ARRAY (SELECT delivery_id FROM delivery WHERE is_event))
                RETURNING delivery_id, topup_id
            ), unlinked AS (
-               DELETE FROM further_deliveries f USING events
-               WHERE f.topup_id = events.topup_id AND f.delivery_id = events.delivery_id
+               DELETE FROM further_deliveries
+               WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM events))
+                 AND delivery_id = ANY (ARRAY (SELECT delivery_id FROM events))
            ), event_attempts AS (
                DELETE FROM delivery_attempts
                WHERE delivery_id = ANY (ARRAY (SELECT delivery_id FROM delivery WHERE is_event))
@@ -285,8 +287,9 @@ pub async fn partner(
          ), events AS (
              DELETE FROM deliveries WHERE partner_id = $1 AND kind <> 'topup.ready' RETURNING delivery_id, topup_id
          ), unlinked AS (
-             DELETE FROM further_deliveries f USING events
-             WHERE f.topup_id = events.topup_id AND f.delivery_id = events.delivery_id
+             DELETE FROM further_deliveries
+             WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM events))
+               AND delivery_id = ANY (ARRAY (SELECT delivery_id FROM events))
          ), attempts AS (
              DELETE FROM delivery_attempts WHERE delivery_id = ANY (ARRAY (SELECT delivery_id FROM events))
          ), waiting AS (

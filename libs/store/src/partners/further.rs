@@ -208,6 +208,25 @@ pub async fn exists(
     Ok(query.fetch_optional(connection).await?.is_some())
 }
 
+/// Checks that the master keys of a vault open the secrets of further endpoints, as
+/// [`super::check_master_key`] does for those of first endpoints: ten of the newest for each key in
+/// use.
+pub(super) async fn check_keys(connection: &mut PgConnection, vault: &Vault) -> Result<()> {
+    let newest = sqlx::query!(
+        r#"SELECT endpoint_id AS "endpoint_id!", secret AS "secret!" FROM (
+             SELECT endpoint_id, secret, row_number() OVER (
+                        PARTITION BY substring(secret FROM 1 FOR 1 + get_byte(secret, 0)) ORDER BY created_at DESC
+                    ) AS place
+             FROM further_endpoints WHERE octet_length(secret) > 0
+         ) by_key WHERE place <= 10"#
+    );
+    let newest = newest.fetch_all(connection).await?;
+    let opened = newest
+        .into_iter()
+        .map(|row| vault.open(Purpose::EndpointSecret(row.endpoint_id.into()), &row.secret));
+    super::some_opened(opened)
+}
+
 fn seal_headers(vault: &Vault, id: EndpointId, headers: &Headers) -> Result<Option<Vec<u8>>> {
     if headers.is_empty() {
         return Ok(None);

@@ -440,8 +440,9 @@ impl Bought {
         Ok(())
     }
 
-    /// Parks purchases that nobody expected: by an attempt before the current one, or of a
-    /// placement that is open again or closed.
+    /// Parks purchases that nobody expected: by another attempt than the current one, or of a
+    /// placement that is open again or closed. A later attempt than the current one was recorded by
+    /// a commit that the database has lost.
     async fn park_unexpected(
         &self,
         connection: &mut PgConnection,
@@ -455,7 +456,7 @@ impl Bought {
                        reason = 'attempt ' || new.attempt || ' was bought although this placement was ' || p.state
                                 || ' at attempt ' || p.attempt
                    FROM unnest($1::uuid[], $2::int[]) AS new (placement_id, attempt)
-                   WHERE p.placement_id = new.placement_id AND new.attempt <= p.attempt
+                   WHERE p.placement_id = new.placement_id
                      AND (p.state IN ('accepted', 'refused', 'failed')
                           OR (p.attempt <> new.attempt AND NOT p.disputed))
                    RETURNING p.placement_id, p.provider, p.partner_id

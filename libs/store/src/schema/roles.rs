@@ -90,6 +90,18 @@ pub async fn grant(connection: &mut PgConnection) -> Result<Vec<Role>> {
     Ok(granted)
 }
 
+/// The roles that do not exist yet. Where an operator of the database creates them, this may be a
+/// while after the database itself.
+pub async fn missing(connection: &mut PgConnection) -> Result<Vec<Role>> {
+    let mut missing = Vec::new();
+    for role in ROLES {
+        if !exists(connection, role).await? {
+            missing.push(role);
+        }
+    }
+    Ok(missing)
+}
+
 /// Creates the role with a login, or changes its password. `verifier` is what PostgreSQL stores
 /// instead of a password, a SCRAM-SHA-256 secret, so the password itself does not get into the log
 /// of the server. The owner needs `CREATEROLE` for this.

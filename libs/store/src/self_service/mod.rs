@@ -14,6 +14,7 @@ mod deliveries;
 mod endpoints;
 mod notices;
 mod orders;
+mod sandbox;
 mod webhooks;
 
 use domain::PartnerId;
@@ -34,9 +35,10 @@ pub use self::{
     orders::{
         OrderHead, OrderPage, OrderState, Unit, UnitState, Units, count, order, orders, unit, units,
     },
+    sandbox::{Made, expire_keys},
     webhooks::{
-        Endpoint, Position, StoredWebhook, endpoint, set_webhook, webhook_secrets, webhook_url,
-        webhooks,
+        Endpoint, Position, Stored, StoredWebhook, endpoint, set_webhook, webhook_secrets,
+        webhook_url, webhooks,
     },
 };
 pub use crate::operator::deliveries::AttemptView as Attempt;

@@ -2,16 +2,20 @@
 //! …/webhook/listen` reads the latter, so that `esim-partner listen` can forward the webhooks of a
 //! sandbox account to an endpoint that we cannot reach.
 
-use domain::{OptionId, PartnerId, TopupId};
+use domain::{OptionId, PartnerId, TopupId, WebhookId};
 use serde::Serialize;
 use sqlx::{Connection, PgConnection};
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
+use uuid::Uuid;
 
 use super::record_change;
 use crate::{
     Result,
-    deliveries::endpoints::Block,
+    deliveries::{
+        endpoints::Block,
+        events::{Event, Subject},
+    },
     partners::{self, NewWebhook},
 };
 
@@ -113,62 +117,159 @@ pub async fn set_webhook(
 pub struct Position {
     /// When its delivery was stored.
     pub at: OffsetDateTime,
-    /// Its topup. Empty for the position before all webhooks of that time.
-    pub topup_id: String,
+    /// Its `webhook-id`. Empty for the position before all webhooks of that time.
+    pub webhook_id: String,
 }
 
-/// The parts of a webhook as they are stored.
+/// A webhook as it is stored.
 #[derive(Clone, Debug)]
 pub struct StoredWebhook {
-    pub topup_id: TopupId,
-    pub option_id: OptionId,
-    pub external_order_id: String,
-    pub iccid: String,
-    /// The sealed profile; `None` if it was erased.
-    pub profile: Option<Vec<u8>>,
+    pub id: WebhookId,
+    /// `None` if there is nothing to send any more: the profile was erased, or the event is no
+    /// longer true or wanted.
+    pub content: Option<Stored>,
     pub position: Position,
 }
 
-/// The oldest webhooks of a partner after the position `after`, at most `limit`. The state of their
-/// deliveries does not matter.
+/// The parts that the body of a webhook is made of.
+#[derive(Clone, Debug)]
+pub enum Stored {
+    /// A ready topup, with its sealed profile.
+    Esim {
+        topup_id: TopupId,
+        option_id: OptionId,
+        external_order_id: String,
+        iccid: String,
+        profile: Vec<u8>,
+    },
+    Event(Event),
+}
+
+/// A row of [`webhooks`]. Columns that a kind does not have are null.
+struct Row {
+    delivery_id: Uuid,
+    kind: String,
+    topup_id: Option<String>,
+    created_at: OffsetDateTime,
+    credential: Option<String>,
+    ends_at: Option<OffsetDateTime>,
+    option_id: Option<Uuid>,
+    external_order_id: Option<String>,
+    iccid: Option<String>,
+    profile: Option<Vec<u8>>,
+    refusal_status: Option<String>,
+    refusal_message: Option<String>,
+    undecided: bool,
+    pointless: bool,
+}
+
+impl Row {
+    fn into_webhook(self) -> Result<StoredWebhook> {
+        let id = match (self.kind.as_str(), &self.topup_id) {
+            ("topup.ready", Some(topup_id)) => WebhookId::Topup(topup_id.clone().try_into()?),
+            _ => WebhookId::Event(self.delivery_id.into()),
+        };
+        let position = Position {
+            at: self.created_at,
+            webhook_id: id.to_string(),
+        };
+        let content = match &id {
+            _ if self.pointless => None,
+            WebhookId::Topup(topup_id) => self.esim(topup_id.clone()),
+            WebhookId::Event(_) => self.event().map(Stored::Event),
+        };
+        Ok(StoredWebhook {
+            id,
+            content,
+            position,
+        })
+    }
+
+    fn esim(self, topup_id: TopupId) -> Option<Stored> {
+        Some(Stored::Esim {
+            topup_id,
+            option_id: self.option_id?.into(),
+            external_order_id: self.external_order_id?,
+            iccid: self.iccid.unwrap_or_default(),
+            profile: self.profile?,
+        })
+    }
+
+    fn event(self) -> Option<Event> {
+        let subject = match self.kind.as_str() {
+            "topup.failed" => Subject::TopupFailed {
+                topup_id: self.topup_id?,
+                external_order_id: self.external_order_id?,
+                option_id: self.option_id?.into(),
+                refusal: self.refusal_status.zip(self.refusal_message),
+            },
+            "key.expiring" => Subject::KeyExpiring {
+                credential: self.credential?,
+                ends_at: self.ends_at?,
+            },
+            _ => return None,
+        };
+        Some(Event {
+            created_at: self.created_at,
+            subject,
+        })
+    }
+}
+
+/// The oldest webhooks of a partner after the position `after`, at most `limit`: those of ready
+/// topups, and the further events that it asks for. The state of their deliveries does not matter.
+/// A test is not among them, because it tests the webhook URL.
+///
+/// The list ends before an event about a topup whose order may still be refused, because that event
+/// would then be untrue. A later request finds it, or finds that nothing is left of it.
+///
+/// `named` gives each delivery its `webhook-id`, by which deliveries of the same time are sorted.
 pub async fn webhooks(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     after: &Position,
     limit: i64,
 ) -> Result<Vec<StoredWebhook>> {
-    let query = sqlx::query!(
-        r#"SELECT d.topup_id AS "topup_id!", d.created_at, t.option_id, o.external_order_id, e.iccid,
-                  CASE WHEN e.erased_at IS NULL THEN e.profile END AS profile
-           FROM (SELECT topup_id, order_id, created_at FROM deliveries
-                 WHERE partner_id = $1 AND kind = 'topup.ready' AND endpoint_id IS NULL
-                   AND created_at >= $2 AND (created_at, topup_id) > ($2, $3)
-                   AND created_at <= now() - make_interval(secs => $4)
-                 ORDER BY created_at, topup_id LIMIT $5) d
-           JOIN topups t ON t.topup_id = d.topup_id
-           JOIN esims e ON e.topup_id = d.topup_id
-           JOIN orders o ON o.order_id = d.order_id
-           ORDER BY d.created_at, d.topup_id"#,
+    let query = sqlx::query_as!(
+        Row,
+        r#"SELECT d.delivery_id AS "delivery_id!", d.kind AS "kind!", d.topup_id, d.created_at AS "created_at!",
+                  d.credential, d.ends_at, t.option_id AS "option_id?", o.external_order_id AS "external_order_id?",
+                  e.iccid AS "iccid?", CASE WHEN e.erased_at IS NULL THEN e.profile END AS profile,
+                  l.refusal_status, l.refusal_message,
+                  coalesce(d.kind = 'topup.failed' AND o.answer_by > now() AND o.refused_at IS NULL, false)
+                      AS "undecided!",
+                  -- The same conditions as in the claim of deliveries.
+                  d.kind <> 'topup.ready'
+                      AND (d.kind <> ALL (p.webhook_events)
+                           OR (d.kind = 'topup.failed'
+                               AND (t.state = 'failed' AND o.refused_at IS NULL AND e.ready_at IS NULL) IS NOT TRUE))
+                      AS "pointless!"
+           FROM (SELECT * FROM (
+                     SELECT delivery_id, partner_id, kind, topup_id, order_id, created_at, credential, ends_at,
+                            CASE kind WHEN 'topup.ready' THEN topup_id
+                                      ELSE 'evt_' || replace(delivery_id::text, '-', '') END COLLATE "C" AS webhook_id
+                     FROM deliveries
+                     WHERE partner_id = $1 AND endpoint_id IS NULL
+                       AND kind IN ('topup.ready', 'topup.failed', 'key.expiring')
+                       AND created_at >= $2 AND created_at <= now() - make_interval(secs => $4)) named
+                 WHERE (created_at, webhook_id) > ($2, $3)
+                 ORDER BY created_at, webhook_id LIMIT $5) d
+           JOIN partners p ON p.partner_id = d.partner_id
+           LEFT JOIN topups t ON t.topup_id = d.topup_id
+           LEFT JOIN esims e ON e.topup_id = d.topup_id
+           LEFT JOIN orders o ON o.order_id = d.order_id
+           LEFT JOIN placements l ON l.placement_id = t.placement_id AND d.kind = 'topup.failed'
+           ORDER BY d.created_at, d.webhook_id"#,
         partner_id.uuid(),
         after.at,
-        after.topup_id,
+        after.webhook_id,
         SETTLE,
         limit,
     );
-    let read = query.fetch_all(connection).await?.into_iter().map(|row| {
-        Ok(StoredWebhook {
-            position: Position {
-                at: row.created_at,
-                topup_id: row.topup_id.clone(),
-            },
-            topup_id: row.topup_id.try_into()?,
-            option_id: row.option_id.into(),
-            external_order_id: row.external_order_id,
-            iccid: row.iccid.unwrap_or_default(),
-            profile: row.profile,
-        })
-    });
-    read.collect()
+    let rows = query.fetch_all(connection).await?.into_iter();
+    rows.take_while(|row| !row.undecided)
+        .map(Row::into_webhook)
+        .collect()
 }
 
 /// The sealed webhook secrets of a partner, newest first. There are two during the overlap of a

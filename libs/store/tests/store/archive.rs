@@ -5,6 +5,7 @@ use std::time::Duration;
 use domain::{OrderId, PartnerId, TopupIds};
 use sqlx::{AssertSqlSafe, Connection};
 use store::archive::{self, Archive, Copied, FileState, NotRestored, Part};
+use store::deliveries;
 use store::operator::actions::Action;
 use store::orders::{self, NewOrder};
 use store::retention::{self, Class};
@@ -14,9 +15,10 @@ use time::OffsetDateTime;
 use uuid::{NoContext, Timestamp, Uuid};
 
 use crate::bench::{
-    Bench, VAULT, answered, applied, bought, bought_pending, delivery_id, parked, placement, ready,
-    topups,
+    Bench, VAULT, answered, applied, bought, bought_pending, delivery_id, ids, parked, placement,
+    ready, topups,
 };
+use crate::further::READY;
 
 const ACTION: Action<'_> = Action {
     operator: "tester",
@@ -88,9 +90,11 @@ impl Bench {
         order
     }
 
-    /// Retention erases nothing, so profiles and attempts are archived, too.
-    async fn keep_everything(&self) {
-        self.sql("UPDATE retention SET days = NULL").await;
+    /// A database whose retention erases nothing, so that profiles and attempts are archived, too.
+    async fn keeping_everything() -> Self {
+        let bench = Self::new().await;
+        bench.sql("UPDATE retention SET days = NULL").await;
+        bench
     }
 
     async fn rows_of(&self, order: &NewOrder) -> Vec<String> {
@@ -111,6 +115,13 @@ impl Bench {
         archive::reserve(&mut connection, &mut archive, limit)
             .await
             .unwrap();
+        archive
+    }
+
+    /// The same, and the grace of the reservations has passed.
+    async fn ripe(&self, limit: u32) -> Archive {
+        let archive = self.reserved(limit).await;
+        self.ripen().await;
         archive
     }
 
@@ -200,8 +211,7 @@ fn without_order(part: &Part) -> Part {
 
 #[tokio::test]
 async fn orders_leave_the_tables_and_come_back_as_they_were() {
-    let bench = Bench::new().await;
-    bench.keep_everything().await;
+    let bench = Bench::keeping_everything().await;
     let partner = bench.partner(Some("https://partner.example/")).await;
     let delivered = bench.delivered(partner, "o \"1\", ö\\N", 500).await;
     let empty = bench.delivered(partner, "NULL", 450).await;
@@ -253,8 +263,7 @@ async fn the_external_id_of_a_refused_order_stays_free() {
     let order = bench.stored(accepted_ago(partner, 500)).await;
     let cancelled = bench.cancel(&order).await;
     assert_eq!(cancelled, orders::Cancelled::Done);
-    let mut archive = bench.reserved(10).await;
-    bench.ripen().await;
+    let mut archive = bench.ripe(10).await;
     bench
         .moved(&mut archive, std::slice::from_ref(&order))
         .await;
@@ -267,6 +276,49 @@ async fn the_external_id_of_a_refused_order_stays_free() {
             .unwrap()
     );
     assert!(bench.insert_again(partner, id).await);
+}
+
+#[tokio::test]
+async fn deliveries_to_further_endpoints_are_archived_with_their_order() {
+    let bench = Bench::new().await;
+    bench.keep_everything().await;
+    let partner = bench.partner(None).await;
+    bench.further(partner, "further", READY).await;
+    let order = bench.delivered(partner, "o-1", 500).await;
+    let mut connection = bench.connection().await;
+    let fanned_out = deliveries::fan_out(&mut connection, &ids(&topups(&order))).await;
+    assert_eq!(fanned_out.unwrap(), 1);
+    assert_eq!(bench.finished().await, Vec::<Uuid>::new(), "it is not sent");
+    bench
+        .sql("UPDATE deliveries SET state = 'delivered' WHERE endpoint_id IS NOT NULL; DELETE FROM work")
+        .await;
+    assert_eq!(bench.finished().await, [order.order_id.uuid()]);
+    let mut archive = bench.reserved(10).await;
+    bench.ripen().await;
+    let copied = bench
+        .moved(&mut archive, std::slice::from_ref(&order))
+        .await;
+    assert_eq!(counts(&copied.parts), [1, 1, 1, 1, 2, 1, 1]);
+    for table in ["deliveries", "further_deliveries"] {
+        assert_eq!(bench.count_of(table).await, 0, "{table}");
+    }
+    bench.restored(&archive, &copied).await.unwrap();
+    let topup = topups(&order).remove(0);
+    let shown = self_service::delivery(&mut connection, partner, &topup).await;
+    assert_eq!(shown.unwrap().unwrap().further[0].state, "delivered");
+    // An erasure reaches them as well.
+    bench
+        .sql("UPDATE deliveries SET error = 'timeout', state = 'exhausted' WHERE endpoint_id IS NOT NULL")
+        .await;
+    let erased = store::operator::erase::order(&mut connection, order.order_id, applied()).await;
+    assert_eq!(erased.unwrap().attempts, 1);
+    let left: String = bench
+        .value(
+            "SELECT error FROM deliveries WHERE endpoint_id IS NOT NULL AND topup_id = $1",
+            &topup,
+        )
+        .await;
+    assert_eq!(left, "its order was erased");
 }
 
 /// Each of these keeps an order in the tables until it is undone.
@@ -283,8 +335,7 @@ const UNFINISHED: [(&str, &str); 7] = testkit::rows! {
 
 #[tokio::test]
 async fn an_order_stays_while_anything_of_it_is_open() {
-    let bench = Bench::new().await;
-    bench.keep_everything().await;
+    let bench = Bench::keeping_everything().await;
     let partner = PartnerId::new();
     let order = bench.delivered(partner, "o-1", 500).await;
     let expected = vec![order.order_id.uuid()];
@@ -310,8 +361,7 @@ async fn an_order_stays_while_anything_of_it_is_open() {
 /// the order that has one of its external ids is reserved, and would be deleted.
 #[tokio::test]
 async fn a_statement_that_began_before_the_reservation_stores_no_second_order() {
-    let bench = Bench::new().await;
-    bench.keep_everything().await;
+    let bench = Bench::keeping_everything().await;
     let partner = PartnerId::new();
     let old = bench.delivered(partner, "b", 500).await;
     let named = |id: &str| NewOrder {
@@ -344,12 +394,10 @@ async fn a_statement_that_began_before_the_reservation_stores_no_second_order() 
 
 #[tokio::test]
 async fn an_order_that_changes_after_its_reservation_stays_and_its_reservation_ends() {
-    let bench = Bench::new().await;
-    bench.keep_everything().await;
+    let bench = Bench::keeping_everything().await;
     let partner = PartnerId::new();
     let order = bench.delivered(partner, "o-1", 500).await;
-    let mut archive = bench.reserved(10).await;
-    bench.ripen().await;
+    let mut archive = bench.ripe(10).await;
     bench.sql("UPDATE deliveries SET state = 'pending'").await;
     let copied = bench
         .moved(&mut archive, std::slice::from_ref(&order))
@@ -362,12 +410,10 @@ async fn an_order_that_changes_after_its_reservation_stays_and_its_reservation_e
 /// A change that is under way ends before the rows are copied.
 #[tokio::test]
 async fn a_batch_waits_for_a_change_of_its_rows() {
-    let bench = Bench::new().await;
-    bench.keep_everything().await;
+    let bench = Bench::keeping_everything().await;
     let partner = PartnerId::new();
     let order = bench.delivered(partner, "o-1", 500).await;
-    let mut archive = bench.reserved(10).await;
-    bench.ripen().await;
+    let mut archive = bench.ripe(10).await;
     for change in [
         "UPDATE orders SET traceparent = 'changed'",
         "UPDATE placements SET reason = 'changed'",
@@ -409,11 +455,9 @@ async fn a_batch_waits_for_a_change_of_its_rows() {
 
 #[tokio::test]
 async fn a_batch_whose_files_lack_a_row_is_not_deleted() {
-    let bench = Bench::new().await;
-    bench.keep_everything().await;
+    let bench = Bench::keeping_everything().await;
     let order = bench.delivered(PartnerId::new(), "o-1", 500).await;
-    let mut archive = bench.reserved(10).await;
-    bench.ripen().await;
+    let mut archive = bench.ripe(10).await;
     let mut connection = bench.connection().await;
     let mut transaction = connection.begin().await.unwrap();
     let ids = [order.order_id.uuid()];
@@ -430,13 +474,11 @@ async fn a_batch_whose_files_lack_a_row_is_not_deleted() {
 
 #[tokio::test]
 async fn a_topup_of_an_archived_order_is_archived_for_its_partner() {
-    let bench = Bench::new().await;
-    bench.keep_everything().await;
+    let bench = Bench::keeping_everything().await;
     let partner = PartnerId::new();
     let order = bench.delivered(partner, "o-1", 500).await;
     let topup = topups(&order).remove(0);
-    let mut archive = bench.reserved(10).await;
-    bench.ripen().await;
+    let mut archive = bench.ripe(10).await;
     bench
         .moved(&mut archive, std::slice::from_ref(&order))
         .await;
@@ -466,12 +508,10 @@ async fn a_topup_of_an_archived_order_is_archived_for_its_partner() {
 
 #[tokio::test]
 async fn the_external_id_is_free_after_the_term_of_archived_orders() {
-    let bench = Bench::new().await;
-    bench.keep_everything().await;
+    let bench = Bench::keeping_everything().await;
     let partner = PartnerId::new();
     let order = bench.delivered(partner, "o-1", 500).await;
-    let mut archive = bench.reserved(10).await;
-    bench.ripen().await;
+    let mut archive = bench.ripe(10).await;
     bench.moved(&mut archive, &[order]).await;
     let mut connection = bench.connection().await;
     for (days, age, erased, is_free) in [
@@ -504,12 +544,10 @@ async fn the_external_id_is_free_after_the_term_of_archived_orders() {
 
 #[tokio::test]
 async fn an_order_of_an_erased_partner_is_not_restored() {
-    let bench = Bench::new().await;
-    bench.keep_everything().await;
+    let bench = Bench::keeping_everything().await;
     let partner = bench.partner(None).await;
     let order = bench.delivered(partner, "o-1", 500).await;
-    let mut archive = bench.reserved(10).await;
-    bench.ripen().await;
+    let mut archive = bench.ripe(10).await;
     let copied = bench
         .moved(&mut archive, std::slice::from_ref(&order))
         .await;
@@ -528,8 +566,7 @@ async fn an_order_of_an_erased_partner_is_not_restored() {
 /// What an interrupted run has reserved is found again, and nothing else.
 #[tokio::test]
 async fn an_interrupted_run_finds_what_it_has_reserved() {
-    let bench = Bench::new().await;
-    bench.keep_everything().await;
+    let bench = Bench::keeping_everything().await;
     let partner = PartnerId::new();
     let mut orders = Vec::new();
     for number in 0..4 {
@@ -539,8 +576,7 @@ async fn an_interrupted_run_finds_what_it_has_reserved() {
                 .await,
         );
     }
-    let mut archive = bench.reserved(3).await;
-    bench.ripen().await;
+    let mut archive = bench.ripe(3).await;
     bench.moved(&mut archive, &orders[..1]).await;
     let mut connection = bench.connection().await;
     let found = archive::unfinished(&mut connection).await.unwrap().unwrap();

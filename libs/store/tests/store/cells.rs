@@ -13,16 +13,20 @@ use store::{
         FENCE, check,
         moving::{Move, Moved, NotMoved, Phase, Ready},
     },
+    deliveries,
     operator::actions::Action,
     orders::{self, NewOrder},
     placements::Claim,
+    self_service::{self, PauseChanged},
 };
 use testkit::wait;
 use uuid::Uuid;
 
 use crate::bench::{
-    Bench, PROVIDER, answered, bought, not_bought, parked, placement, ready, rejected, topups,
+    Bench, PROVIDER, answered, bought, ids, not_bought, page, parked, placement, ready, rejected,
+    topups,
 };
+use crate::further::READY;
 
 const ACTION: Action<'static> = Action {
     operator: "test",
@@ -155,7 +159,10 @@ impl Pair {
         let rows = bench.everything(order.order_id).await;
         rows.into_iter()
             .flatten()
-            .filter(|row| !row.contains(r#""lane":"#) || row.contains(r#""attempt":"#))
+            .filter(|row| {
+                let is_work = row.contains(r#""lane":"#) && row.contains(r#""kind":"#);
+                !is_work || row.contains(r#""attempt":"#)
+            })
             .map(Some)
             .collect()
     }
@@ -251,6 +258,40 @@ async fn everything_moves_and_goes_on_in_the_target() {
     assert_eq!(kind, "find");
     let deliver = "SELECT count(*) FROM work w JOIN deliveries d ON d.delivery_id = w.id WHERE w.kind = 'deliver' AND w.at <= now()";
     assert_eq!(count(&pair.b, deliver).await, 1);
+}
+
+#[tokio::test]
+async fn further_endpoints_move_with_their_deliveries_and_pauses() {
+    let pair = Pair::new().await;
+    let further = pair.a.further(pair.partner, "further", READY).await;
+    let done = pair.placing().await;
+    let units = topups(&done).iter().map(ready).collect();
+    pair.a
+        .settle(&[bought(placement(&done), 1, units, true)])
+        .await;
+    let created = deliveries::fan_out(&mut *pair.a.connection().await, &ids(&topups(&done))).await;
+    assert_eq!(created.unwrap(), 1);
+    let paused = self_service::pause_endpoint(&mut *pair.a.connection().await, further).await;
+    assert_eq!(paused.unwrap(), PauseChanged::Done);
+
+    let moved = pair.run().await;
+    assert_eq!((moved.deliveries, moved.further_deliveries), (2, 1));
+    for table in [
+        "SELECT count(*) FROM further_endpoints",
+        "SELECT count(*) FROM further_deliveries",
+        "SELECT count(*) FROM endpoints",
+        "SELECT count(*) FROM work",
+    ] {
+        assert_eq!(count(&pair.a, table).await, 0, "{table}");
+    }
+    pair.b.sql("UPDATE work SET at = least(at, now())").await;
+    let due = pair.b.claim_due_deliveries(&page(9, 9)).await;
+    assert_eq!(due.len(), 1, "the further one is paused in the target, too");
+    let resumed = self_service::resume_endpoint(&mut *pair.b.connection().await, further).await;
+    assert_eq!(resumed.unwrap(), PauseChanged::Done);
+    let due = pair.b.claim_due_deliveries(&page(9, 9)).await;
+    assert_eq!(due[0].endpoint, further);
+    assert!(due[0].webhook_headers.is_some());
 }
 
 #[tokio::test]

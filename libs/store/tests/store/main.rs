@@ -18,6 +18,7 @@
 //! - [`database`]: deadlines and silent connections.
 //! - [`nodelay`]: no statement waits for a delayed acknowledgement.
 //! - [`roles`]: what each database role may do.
+//! - [`further`]: several endpoints of one partner.
 //! - [`rotation`]: replaced keys and secrets, and re-encryption under another master key.
 //! - [`sweep`]: rows without an outcome after their first lease.
 //! - [`configuration`]: operators' changes, as services see them.
@@ -38,6 +39,7 @@ mod described;
 mod drill;
 mod endpoints;
 mod events;
+mod further;
 mod machine;
 mod migrations;
 mod nodelay;

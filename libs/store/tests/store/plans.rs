@@ -14,13 +14,14 @@ use testkit::{database::Database, rows};
 use crate::bench::execute;
 
 /// Tables that grow with the orders.
-const GROWING: [&str; 11] = [
+const GROWING: [&str; 12] = [
     "orders",
     "placements",
     "topups",
     "esims",
     "deliveries",
     "delivery_attempts",
+    "further_deliveries",
     "work",
     "held",
     "retention_due",
@@ -63,11 +64,12 @@ const SMALL: [(&str, &str); 1] = rows! {
 
 /// Statements that name no key. Each runs once for each cell: a loop of a stage, a gauge, or an
 /// operator's list.
-const PER_CELL: [(&str, &str); 23] = rows! {
+const PER_CELL: [(&str, &str); 24] = rows! {
     "FROM (SELECT topup_id, profile FROM esims ORDER BY topup_id DESC LIMIT 1000)"
         => "start: the newest profiles check the master key";
     "WITH RECURSIVE pair (lane, partner_id, nth)" => "a look at due placements";
-    "WITH RECURSIVE partner (partner_id, nth)" => "looks at due deliveries; their gauges";
+    "WITH RECURSIVE endpoint (lane, partner_id, nth)" => "looks at due deliveries; their gauges";
+    "WHERE EXISTS (SELECT FROM further_endpoints)" => "the sweep fans out";
     "WHERE created_at > $1 AND created_at <= $2 AND state" => "the sweeps";
     "UPDATE providers" => "a provider's probe needs due work";
     "SELECT known.provider AS \"provider!\"" => "the gauges of a provider";

@@ -51,3 +51,9 @@ SELECT id, at, 'o', 'recover', 't', 1, 'r' FROM filled;
 INSERT INTO archived_orders (order_id, partner_id, external_order_id, refused, archive, archived_at)
 SELECT md5(n::text)::uuid, partner_id, 'a-' || n, n % 100 = 0, n / 10000, at FROM filled;
 INSERT INTO endpoints (partner_id, failures) SELECT DISTINCT partner_id, 1 FROM filled;
+INSERT INTO further_endpoints (endpoint_id, partner_id, url, secret, events)
+SELECT md5('endpoint ' || n)::uuid, ('00000000-0000-7000-8000-' || lpad(n::text, 12, '0'))::uuid, 'https://127.0.0.1/', 'x',
+       '{topup.ready}'
+FROM generate_series(1, 50) n;
+INSERT INTO further_deliveries (topup_id, delivery_id)
+SELECT to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), id FROM filled WHERE n > 30000;

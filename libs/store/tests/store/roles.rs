@@ -43,6 +43,7 @@ const DENIED: [(&str, &[&str]); 4] = testkit::rows! {
         "UPDATE placements SET state = 'refused'", "DELETE FROM orders", "DELETE FROM work",
         "INSERT INTO work VALUES (gen_random_uuid(), 'buy', 'sandbox', '', gen_random_uuid(), now())",
         "UPDATE providers SET open_until = NULL", "UPDATE deliveries SET kind = 'key.expiring'",
+        "UPDATE further_endpoints SET partner_id = gen_random_uuid()", "DELETE FROM further_deliveries",
     ];
     "provisioner" => &[
         "SELECT partner_id FROM partners",
@@ -52,6 +53,7 @@ const DENIED: [(&str, &[&str]); 4] = testkit::rows! {
         "INSERT INTO placements (placement_id) VALUES (gen_random_uuid())",
         "UPDATE topups SET provider_option_id = 'dear'", "UPDATE options SET enabled = false",
         "DELETE FROM deliveries", "DELETE FROM esims", "SELECT close_placements(gen_random_uuid())",
+        "SELECT url FROM further_endpoints",
     ];
     "notifier" => &[
         "SELECT secret_key FROM partners", "SELECT old_secret_key FROM partners",
@@ -67,6 +69,7 @@ const DENIED: [(&str, &[&str]); 4] = testkit::rows! {
         "INSERT INTO orders (order_id) VALUES (gen_random_uuid())", "UPDATE orders SET refused_at = now()",
         "UPDATE esims SET iccid = '1'", "UPDATE deliveries SET partner_id = gen_random_uuid()",
         "UPDATE retention SET days = 1",
+        "UPDATE further_endpoints SET url = 'https://attacker.example/'", "DELETE FROM further_endpoints",
     ];
     "operator" => &[
         "SELECT profile FROM esims", "UPDATE operator_actions SET reason = ''",

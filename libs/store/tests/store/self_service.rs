@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use domain::{OrderId, PartnerId, TopupId};
+use domain::{OrderId, PartnerId, TopupId, WebhookId};
+use store::deliveries::events::Kind;
 use store::operator::actions::Mode;
 use store::operator::deliveries::{Filter, replay};
 use store::orders::{self, Cancelled, NewOrder};
 use store::self_service::{
-    self, OrderPage, OrderState, Position, Redelivered, StoredWebhook, UnitState,
+    self, Made, OrderPage, OrderState, Position, Redelivered, Stored, StoredWebhook, UnitState,
 };
 
 use crate::bench::{
@@ -264,7 +265,7 @@ async fn webhooks_are_read_in_order_by_their_partner_only() {
 
     let start = Position {
         at: time::OffsetDateTime::UNIX_EPOCH,
-        topup_id: String::new(),
+        webhook_id: String::new(),
     };
     let mut after = start.clone();
     let mut found = Vec::new();
@@ -273,7 +274,7 @@ async fn webhooks_are_read_in_order_by_their_partner_only() {
         if let Some(last) = page.last() {
             after = last.position.clone();
         }
-        found.extend(page.into_iter().map(|one| one.topup_id.to_string()));
+        found.extend(page.into_iter().map(|one| one.id.to_string()));
     }
     // The fresh one may not be the last one yet.
     assert_eq!(found, expected);
@@ -282,7 +283,7 @@ async fn webhooks_are_read_in_order_by_their_partner_only() {
     bench.set(settled, &fresh).await;
     let page = bench.webhooks(partner, &after, 10).await;
     assert_eq!(page.len(), 1);
-    assert!(page[0].profile.is_some() && page[0].topup_id == fresh);
+    assert!(page[0].content.is_some() && page[0].id == fresh.clone().into());
     bench
         .set(
             "UPDATE esims SET erased_at = now() WHERE topup_id = $1",
@@ -291,7 +292,7 @@ async fn webhooks_are_read_in_order_by_their_partner_only() {
         .await;
     assert!(
         bench.webhooks(partner, &after, 10).await[0]
-            .profile
+            .content
             .is_none()
     );
 
@@ -299,6 +300,79 @@ async fn webhooks_are_read_in_order_by_their_partner_only() {
     assert!(bench.webhooks(stranger, &start, 10).await.is_empty());
     let secrets = self_service::webhook_secrets(&mut *bench.connection().await, partner).await;
     assert_eq!(secrets.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn events_are_read_with_the_webhooks_once_they_are_true() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    bench
+        .set_events(partner, &[Kind::TopupFailed, Kind::KeyExpiring])
+        .await;
+    let failed = bench
+        .stored(NewOrder {
+            answer_within: MINUTE,
+            ..order(partner, 1)
+        })
+        .await;
+    bench.claim(&[placement(&failed)]).await;
+    bench.settle(&[rejected(placement(&failed), 1)]).await;
+    let made = async |interval| {
+        self_service::expire_keys(&mut *bench.connection().await, partner, interval)
+            .await
+            .unwrap()
+    };
+    let Made::Due(expiring) = made(MINUTE).await else {
+        panic!("it was not made");
+    };
+    assert!(matches!(made(MINUTE).await, Made::TooSoon(left) if left <= MINUTE));
+    let settled = "UPDATE deliveries SET created_at = created_at - interval '2 s'
+                   WHERE partner_id::text = $1";
+    bench.set(settled, partner).await;
+    let start = Position {
+        at: time::OffsetDateTime::UNIX_EPOCH,
+        webhook_id: String::new(),
+    };
+    // The order may still get a 422, and then its topup has not failed.
+    assert!(bench.webhooks(partner, &start, 10).await.is_empty());
+    let answered = "UPDATE orders SET answer_by = now() WHERE partner_id::text = $1";
+    bench.set(answered, partner).await;
+    let page = bench.webhooks(partner, &start, 10).await;
+    let kinds: Vec<_> = page.iter().map(kind).collect();
+    assert_eq!(kinds, [Some("topup.failed"), Some("key.expiring")]);
+    assert_eq!(page[1].id, WebhookId::Event(expiring));
+    let rest = bench.webhooks(partner, &page[0].position, 10).await;
+    assert_eq!(rest.len(), 1);
+    assert_eq!(rest[0].id, page[1].id);
+
+    // What is not wanted any more, or not true, has a place in the list and no content.
+    bench.set_events(partner, &[Kind::TopupFailed]).await;
+    let revived = "UPDATE topups SET state = 'pending' WHERE topup_id = $1";
+    bench.set(revived, &topups(&failed)[0]).await;
+    let page = bench.webhooks(partner, &start, 10).await;
+    assert!(page.len() == 2 && page.iter().all(|one| one.content.is_none()));
+    assert_eq!(made(Duration::ZERO).await, Made::Unwanted);
+    let stranger = bench.partner(None).await;
+    assert!(bench.webhooks(stranger, &start, 10).await.is_empty());
+}
+
+#[tokio::test]
+async fn only_a_sandbox_account_makes_events() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    bench.set_events(partner, &[Kind::KeyExpiring]).await;
+    let live = "UPDATE partners SET environment = 'live' WHERE partner_id::text = $1";
+    bench.set(live, partner).await;
+    let made = self_service::expire_keys(&mut *bench.connection().await, partner, MINUTE).await;
+    assert_eq!(made.unwrap(), Made::Unwanted);
+}
+
+/// The kind of an event.
+fn kind(webhook: &StoredWebhook) -> Option<&'static str> {
+    match webhook.content.as_ref()? {
+        Stored::Event(event) => Some(event.subject.kind().as_str()),
+        Stored::Esim { .. } => None,
+    }
 }
 
 #[tokio::test]

@@ -5,8 +5,9 @@ use std::{os::unix::fs::PermissionsExt, path::Path};
 use serde_json::json;
 use sqlx::{Connection, PgConnection};
 use testkit::postgres::PostgresServer;
+use tokio::io::AsyncBufReadExt;
 
-use crate::support::{esimctl, run};
+use crate::support::{ended as ended_of, esimctl, run};
 
 async fn migrate(url: &str, roles: &Path) -> crate::support::Ended {
     let mut command = esimctl(&["migrate", "--json", "--roles", roles.to_str().unwrap()]);
@@ -80,4 +81,46 @@ async fn an_owner_that_is_no_superuser_creates_the_roles() {
     migrate(&owner, &passwords)
         .await
         .fails(1, "database-ingress");
+}
+
+/// In Kubernetes the operator of PostgreSQL creates the roles after the database.
+#[tokio::test]
+async fn the_migration_waits_for_roles_that_another_tool_creates() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
+    let server = PostgresServer::start(folder.path()).await.unwrap();
+    let mut admin = PgConnection::connect(server.url()).await.unwrap();
+    for role in store::schema::ROLES
+        .iter()
+        .filter(|role| role.of != "notifier")
+    {
+        let create = format!("CREATE ROLE {} LOGIN PASSWORD 'a'", role.name);
+        sqlx::raw_sql(sqlx::AssertSqlSafe(create))
+            .execute(&mut admin)
+            .await
+            .unwrap();
+    }
+
+    let mut command = esimctl(&["migrate", "--await-roles", "10ms"]);
+    let ended = run(command.env("DATABASE_URL", server.url())).await;
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(
+        ended.stderr.contains("after 10ms: esim_notifier;"),
+        "{ended:?}"
+    );
+
+    let mut command = esimctl(&["migrate", "--json", "--await-roles", "1m"]);
+    let mut waiting = command.env("DATABASE_URL", server.url()).spawn().unwrap();
+    let mut said = String::new();
+    tokio::io::BufReader::new(waiting.stderr.take().unwrap())
+        .read_line(&mut said)
+        .await
+        .unwrap();
+    assert!(said.contains("waiting"), "{said}");
+    sqlx::raw_sql("CREATE ROLE esim_notifier LOGIN PASSWORD 'a'")
+        .execute(&mut admin)
+        .await
+        .unwrap();
+    let roles = store::schema::ROLES.map(|role| role.name);
+    assert_eq!(ended_of(waiting).await.json()["roles"], json!(roles));
 }

@@ -62,6 +62,21 @@ pub(crate) struct KnownPartner {
 }
 
 impl KnownPartner {
+    /// A partner that is in no database.
+    #[cfg(test)]
+    pub(crate) fn example(environment: Environment) -> Self {
+        Self {
+            id: PartnerId::new(),
+            environment,
+            disabled: false,
+            moved: false,
+            key: Key::Missing,
+            limits: Limits::default(),
+            signed_body_required: false,
+            until: None,
+        }
+    }
+
     fn ended(&self) -> bool {
         self.until.is_some_and(|until| until <= Instant::now())
     }

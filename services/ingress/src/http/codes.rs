@@ -152,9 +152,10 @@ pub(crate) enum Code {
     ))]
     ContentSha256Invalid,
 
-    /// Only sandbox accounts may listen for webhooks, because listening is meant for development.
-    /// Use the keys of a sandbox account; a live account receives webhooks at its webhook URL.
-    #[strum(props(status = 403, message = "Only sandbox accounts can listen"))]
+    /// Only sandbox accounts may send this request, because it is meant for development: listening
+    /// for webhooks, or making an event. Use the keys of a sandbox account. A live account receives
+    /// webhooks at its webhook URL, and events when they happen.
+    #[strum(props(status = 403, message = "Only sandbox accounts can do this"))]
     SandboxOnly,
 
     // Create-order.
@@ -297,6 +298,12 @@ pub(crate) enum Code {
     #[strum(props(status = 422, message = "Events must be a list of {}"))]
     EventsInvalid,
 
+    /// `type` does not name an event that can be made in the sandbox. The message names those that
+    /// can. The other events follow from what you order or ask for: a `topup.failed` from an order
+    /// of the sandbox option `partly`, and a `webhook.test` from `POST /webhook/test`.
+    #[strum(props(status = 422, message = "Type must be {}"))]
+    EventTypeInvalid,
+
     /// `headers` cannot be used; the message says why. It must be an object of at most 10 headers with
     /// string values, together at most 4096 bytes. A name has letters, digits, `-` and `_`. Names
     /// that frame a request or that we set ourselves are refused, for example `Host`, `Connection`,
@@ -404,6 +411,14 @@ pub(crate) enum Code {
     ))]
     EventVoid,
 
+    /// You do not ask for events of this type, so we would not send it. Ask for them with `PUT
+    /// /webhook` and the list `events`, and make the event then.
+    #[strum(props(
+        status = 409,
+        message = "The account does not ask for events of this type; ask for them with PUT /webhook first"
+    ))]
+    EventNotWanted,
+
     /// Your account has no webhook URL, so there is nowhere to send the webhook. Set a URL with
     /// `PUT /webhook`; the webhooks that wait for a URL are then sent.
     #[strum(props(
@@ -490,8 +505,8 @@ pub(crate) enum Code {
     ))]
     RedeliveredRecently,
 
-    /// The last test of your endpoint was less than 10 s ago. Ask for the next test after
-    /// `Retry-After` seconds.
+    /// The last test of your endpoint, or the last event that you made in the sandbox, was less than
+    /// 10 s ago. Ask for the next one after `Retry-After` seconds.
     #[strum(props(
         status = 429,
         message = "The last test was a moment ago; try again after Retry-After seconds"

@@ -55,8 +55,8 @@ pub(crate) struct Connection {
 
 /// An answer that has not left yet.
 struct BufferedAnswer {
-    /// The time after which the answer is not sent.
-    deadline: Instant,
+    /// The time after which the answer is not sent. `None` if it must never be sent.
+    deadline: Option<Instant>,
     left: oneshot::Sender<()>,
 }
 
@@ -81,10 +81,14 @@ impl Connection {
     /// Fails if the deadline of a buffered answer has passed. The error makes hyper close the
     /// connection.
     fn check_deadlines(&self) -> io::Result<()> {
-        if self
-            .buffered()
+        let buffered = self.buffered();
+        if buffered.iter().any(|answer| answer.deadline.is_none()) {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        let is_late = |deadline| deadline <= Instant::now();
+        if buffered
             .iter()
-            .any(|answer| answer.deadline <= Instant::now())
+            .any(|answer| answer.deadline.is_some_and(is_late))
         {
             tracing::warn!(
                 "the 201 of an order did not leave before its deadline, so the connection is closed; the order is \
@@ -115,7 +119,25 @@ pub(crate) fn answer_body(
     Body::new(AnswerBody {
         bytes: Some(bytes),
         connection,
-        answer: Some(BufferedAnswer { deadline, left }),
+        answer: Some(BufferedAnswer {
+            deadline: Some(deadline),
+            left,
+        }),
+    })
+}
+
+/// Makes a body whose response is never sent: the connection is closed instead, as if the network
+/// had failed.
+pub(crate) fn unsent_body(connection: Arc<Connection>) -> Body {
+    let (left, _) = oneshot::channel();
+    Body::new(AnswerBody {
+        // hyper asks for the body, and so tells the socket about it, only if there is one.
+        bytes: Some(Bytes::from_static(b"{}")),
+        connection,
+        answer: Some(BufferedAnswer {
+            deadline: None,
+            left,
+        }),
     })
 }
 

@@ -44,6 +44,11 @@ use crate::{
 /// The response header with the id of the request, which is also in its log line.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+/// An extension of a response that replaces another one on purpose ([`crate::orders::mishap`]). It
+/// holds the status of the replaced one, which the metrics record.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Instead(pub(crate) StatusCode);
+
 pub(crate) struct Observer {
     requests: Requests,
     metrics: Metrics,
@@ -150,8 +155,12 @@ pub(crate) async fn observe(
     // client could join its request to any trace, or decide which of our spans are recorded.
     trace::link(span, traceparent(&request));
     let mut response = next.run(request).instrument(span.clone()).await;
-    observer.requests.end(&underway, Some(response.status()));
-    span.in_scope(|| observer.answered(&response, &id, connection.peer));
+    let instead = response.extensions().get::<Instead>().copied();
+    let status = instead.map_or(response.status(), |Instead(status)| status);
+    observer.requests.end(&underway, Some(status));
+    if instead.is_none() {
+        span.in_scope(|| observer.answered(&response, &id, connection.peer));
+    }
     if let Some(ErrorRecord { errors, .. }) = response.extensions().get() {
         let explanation = observer.explanation(errors);
         response.headers_mut().extend(explanation);

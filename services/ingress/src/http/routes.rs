@@ -32,7 +32,7 @@ use crate::{
         observe::{Observer, observe},
     },
     metrics::Metrics,
-    orders::{accept::Orders, create::create_order, request::OrderSize},
+    orders::{accept::Orders, create::create_order, mishap::Mishaps, request::OrderSize},
     pages::qr::{self, QrRenderer},
     self_service::{self, SelfService},
 };
@@ -51,6 +51,7 @@ pub(crate) struct App {
     /// The maximum size of an order.
     pub(crate) max_order: OrderSize,
     pub(crate) orders: Arc<Orders>,
+    pub(crate) mishaps: Mishaps,
     pub(crate) metrics: Metrics,
     pub(crate) self_service: SelfService,
 }

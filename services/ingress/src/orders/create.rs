@@ -9,7 +9,7 @@
 //!
 //! [`crate::http::routes`] calls it.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use anyhow::Context;
 use axum::{
@@ -32,7 +32,7 @@ use crate::{
     metrics::OrderResult,
     orders::{
         accept::{self, Created},
-        check,
+        check, mishap,
         request::{self, Draft},
     },
     self_service::described,
@@ -71,11 +71,19 @@ pub(crate) async fn create_order(
     Span::current().record("partner.id", field::display(partner.id));
     let mut response = match receive(&app, &signed, &parts.headers, body).await {
         Ok(received) => {
+            let mishap = mishap::wanted(partner, &received.draft);
             let location = location(
                 parts.uri.path(),
                 received.draft.external_order_id.as_deref(),
             );
-            let created = create(&app, partner, received, connection).await;
+            let refusal = mishap.and_then(|mishap| {
+                app.mishaps
+                    .refusal(mishap, partner.id, &received.draft, Instant::now())
+            });
+            let created = match refusal {
+                Some(refusal) => Err(refusal),
+                None => create(&app, partner, received, Arc::clone(&connection)).await,
+            };
             let is_stored = match &created {
                 Ok(_) => true,
                 Err(ApiError::Unprocessable(faults)) => check::names_taken(faults),
@@ -85,7 +93,10 @@ pub(crate) async fn create_order(
             if let Some(location) = location.filter(|_| is_stored) {
                 response.headers_mut().insert(header::LOCATION, location);
             }
-            response
+            match mishap {
+                Some(mishap) => mishap.spoil(response, connection),
+                None => response,
+            }
         }
         Err(error) => {
             app.metrics.order(order_result(&error), 0);

@@ -2,10 +2,12 @@
 //!
 //! [`create`] is the handler. [`request`] parses the body, and [`check`] checks it against the
 //! catalogue. [`accept`] stores the order by group commit and decides its answer. [`handshake`] meanwhile receives the verdicts of the
-//! provisioners, and holds the readiness events of the order until its answer has left.
+//! provisioners, and holds the readiness events of the order until its answer has left. [`mishap`]
+//! makes answers go wrong for sandbox accounts that ask for it.
 
 pub(crate) mod accept;
 pub(crate) mod check;
 pub(crate) mod create;
 pub(crate) mod handshake;
+pub(crate) mod mishap;
 pub(crate) mod request;

@@ -215,6 +215,14 @@ pub(crate) struct NoticeData {
     code: Option<String>,
 }
 
+/// The event to make in the sandbox.
+#[derive(ToSchema)]
+pub(crate) struct NewSandboxEvent {
+    /// The type of the event, which is `key.expiring`.
+    #[schema(example = "key.expiring")]
+    r#type: String,
+}
+
 /// `topup.failed`: a topup will never have an eSIM, although its order was answered with 201.
 #[derive(ToSchema)]
 pub(crate) struct TopupFailed {

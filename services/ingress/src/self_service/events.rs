@@ -76,7 +76,7 @@ pub(super) struct Event<'a> {
 }
 
 impl<'a> Event<'a> {
-    fn new(view: &'a View) -> Self {
+    pub(super) fn new(view: &'a View) -> Self {
         Self {
             event_id: &view.event_id,
             kind: &view.kind,
@@ -153,7 +153,7 @@ pub(super) async fn show(
     detail(&session, StatusCode::OK, &event).await
 }
 
-async fn find(session: &Session, id: DeliveryId) -> Result<Option<View>, ApiError> {
+pub(super) async fn find(session: &Session, id: DeliveryId) -> Result<Option<View>, ApiError> {
     session
         .run(async |connection, partner| events::find(connection, Some(partner), id).await)
         .await

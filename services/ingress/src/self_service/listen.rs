@@ -14,18 +14,18 @@ use axum::{
     response::Response,
 };
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
-use domain::Environment;
+use domain::{Environment, WebhookId};
 use serde::Serialize;
 use signing::webhook::{Secret, signatures};
 use store::{
     partners,
     profile::Profile,
-    self_service::{self, Position, StoredWebhook},
+    self_service::{self, Position, Stored, StoredWebhook},
 };
 use time::OffsetDateTime;
 use tokio::time::Instant;
 use utoipa::ToSchema;
-use webhooks::body::Body;
+use webhooks::{body::Body, event};
 
 use super::{SelfService, Session, json, query::Query};
 use crate::http::{
@@ -36,14 +36,15 @@ use crate::http::{
 /// The time between two looks at the database while a request waits.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A webhook, as it is sent to an endpoint. Forward the body byte for byte, because the signature
-/// covers it.
+/// A webhook, as it is sent to an endpoint: that of an eSIM, or a further event. Forward the body
+/// byte for byte, because the signature covers it.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Webhook {
-    /// The headers: `content-type`, `webhook-id`, `webhook-timestamp` (the time of this answer) and
-    /// `webhook-signature`.
+    /// The headers: `content-type`, `webhook-id`, `webhook-timestamp` (the time of this answer),
+    /// `webhook-signature`, and for a further event `webhook-type`.
     headers: BTreeMap<&'static str, String>,
-    /// The exact bytes that the signature covers: the nine fields of the webhook as JSON text.
+    /// The exact bytes that the signature covers: the nine fields of the webhook, or the event, as
+    /// JSON text.
     body: String,
 }
 
@@ -60,8 +61,9 @@ pub(super) struct Webhooks {
 /// Answers as soon as there are webhooks after `cursor`, or with an empty list after `wait`
 /// seconds; then ask again with `next_cursor`. `esim-partner listen` does so and forwards the
 /// webhooks to a program on your computer. Webhooks are also sent to the webhook URL, if one is
-/// set. A webhook appears here about a second after its eSIM is ready. Without `cursor` and
-/// `created_after`, only webhooks from now on are returned.
+/// set. A webhook appears here about a second after its eSIM is ready, and so do the further events
+/// that the account asks for. Without `cursor` and `created_after`, only webhooks from now on are
+/// returned.
 #[utoipa::path(get, path = "/webhook/listen", operation_id = "listen", tag = "Webhook",
     params(
         ("cursor" = Option<String>, Query, description = "`next_cursor` of the previous answer"),
@@ -95,7 +97,7 @@ pub(super) async fn listen(session: Session, uri: Uri) -> Result<Response, ApiEr
         // A cursor cannot hold a time before 1970, so such a time becomes the earliest one that it
         // can.
         at: created_after.map_or_else(runtime::clock::now, |at| at.max(OffsetDateTime::UNIX_EPOCH)),
-        topup_id: String::new(),
+        webhook_id: String::new(),
     });
     loop {
         let looking = session.run(async |connection, partner| {
@@ -144,56 +146,64 @@ async fn answer(
     ))
 }
 
-/// Makes and signs a webhook. `None` if its profile was erased.
+/// Makes and signs a webhook. `None` if there is nothing to send any more.
 fn webhook(
     service: &SelfService,
     secrets: &[Secret],
     stored: &StoredWebhook,
 ) -> Result<Option<Webhook>, ApiError> {
-    let Some(sealed) = &stored.profile else {
-        return Ok(None);
+    let (body, kind) = match &stored.content {
+        None => return Ok(None),
+        Some(Stored::Esim {
+            topup_id,
+            option_id,
+            external_order_id,
+            iccid,
+            profile,
+        }) => {
+            let profile =
+                Profile::open(&service.vault, topup_id, profile).map_err(ApiError::internal)?;
+            let order = external_order_id;
+            let body = Body::new(topup_id, *option_id, order, iccid, &profile, &service.qr);
+            (serde_json::to_string(&body), None)
+        }
+        Some(Stored::Event(event)) => {
+            let body = serde_json::to_string(&event::Body::new(event));
+            (body, Some(event.subject.kind().as_str().to_owned()))
+        }
     };
-    let id = &stored.topup_id;
-    let profile = Profile::open(&service.vault, id, sealed).map_err(ApiError::internal)?;
-    let option_id = stored.option_id;
-    let order = &stored.external_order_id;
-    let iccid = &stored.iccid;
-    let body = Body::new(id, option_id, order, iccid, &profile, &service.qr);
-    let body = serde_json::to_string(&body).map_err(ApiError::internal)?;
+    let body = body.map_err(ApiError::internal)?;
+    let id = stored.id.to_string();
     let timestamp = runtime::clock::unix_seconds();
-    let headers = [
+    let signature = signatures(secrets, &id, timestamp, body.as_bytes());
+    let mut headers = BTreeMap::from([
         ("content-type", "application/json".to_owned()),
-        ("webhook-id", id.to_string()),
+        ("webhook-id", id),
         ("webhook-timestamp", timestamp.to_string()),
-        (
-            "webhook-signature",
-            signatures(secrets, id.as_str(), timestamp, body.as_bytes()),
-        ),
-    ];
-    Ok(Some(Webhook {
-        headers: headers.into(),
-        body,
-    }))
+        ("webhook-signature", signature),
+    ]);
+    headers.extend(kind.map(|kind| (event::TYPE, kind)));
+    Ok(Some(Webhook { headers, body }))
 }
 
-/// Encodes a position: the time in microseconds, and the topup that was returned last. Several
-/// topups can have the same time.
+/// Encodes a position: the time in microseconds, and the id of the webhook that was returned last.
+/// Several webhooks can have the same time.
 fn cursor(position: &Position) -> String {
     let microseconds = position.at.unix_timestamp_nanos() / 1_000;
-    BASE64_URL_SAFE_NO_PAD.encode(format!("{microseconds}.{}", position.topup_id))
+    BASE64_URL_SAFE_NO_PAD.encode(format!("{microseconds}.{}", position.webhook_id))
 }
 
 fn parse_cursor(text: &str) -> Option<Position> {
     let text = String::from_utf8(BASE64_URL_SAFE_NO_PAD.decode(text).ok()?).ok()?;
-    let (microseconds, topup_id) = text.split_once('.')?;
-    let digits = topup_id.bytes().all(|byte| byte.is_ascii_digit());
+    let (microseconds, webhook_id) = text.split_once('.')?;
     // The cursor is not signed, so anything may be in it. Only times that PostgreSQL can represent
     // are accepted; others would make the query fail.
     let microseconds: i64 = microseconds.parse().ok().filter(|time| *time >= 0)?;
     let at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(microseconds) * 1_000).ok()?;
-    (digits && matches!(topup_id.len(), 0 | 26)).then(|| Position {
+    let is_id = webhook_id.is_empty() || webhook_id.parse::<WebhookId>().is_ok();
+    is_id.then(|| Position {
         at,
-        topup_id: topup_id.to_owned(),
+        webhook_id: webhook_id.to_owned(),
     })
 }
 
@@ -203,14 +213,18 @@ mod tests {
 
     #[test]
     fn a_cursor_is_read_as_made_and_nothing_else_is() {
-        for (nanoseconds, topup_id) in [
+        for (nanoseconds, webhook_id) in [
             (0, ""),
             (1_700_000_000_123_456_000, ""),
             (1_700_000_000_000_001_000, "20250129123456123456789012"),
+            (
+                1_700_000_000_000_001_000,
+                "evt_019a0000000070008000000000000001",
+            ),
         ] {
             let position = Position {
                 at: OffsetDateTime::from_unix_timestamp_nanos(nanoseconds).unwrap(),
-                topup_id: topup_id.to_owned(),
+                webhook_id: webhook_id.to_owned(),
             };
             assert_eq!(parse_cursor(&cursor(&position)), Some(position));
         }
@@ -222,6 +236,7 @@ mod tests {
             encode("-1."),
             encode("1.x"),
             encode("1.123"),
+            encode("1.evt_123"),
             encode("1.2025012912345612345678901\0"),
             encode("9223372036854775807."),
         ] {

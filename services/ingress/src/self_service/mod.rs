@@ -24,6 +24,7 @@ pub(crate) mod openapi;
 mod options;
 mod orders;
 mod query;
+mod sandbox;
 mod topups;
 mod webhook;
 
@@ -139,6 +140,7 @@ fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
         ),
         ("/notices/verify", post(notices::verify)),
         ("/keys", post(account::rotate)),
+        ("/sandbox/events", post(sandbox::make_event)),
     ]
 }
 

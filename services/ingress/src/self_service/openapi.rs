@@ -19,7 +19,7 @@ use super::{
         NotFound, NoticeEvent, Overloaded, TooManyRequests, TopupFailed, Unauthorized,
         Unprocessable, WebhookTest,
     },
-    endpoints, events, listen, notices, options, orders, topups, webhook,
+    endpoints, events, listen, notices, options, orders, sandbox, topups, webhook,
 };
 use crate::orders::create;
 
@@ -44,7 +44,8 @@ const PREFIX: &str = "X-Service-";
         webhook::rotate_secret, listen::listen, events::test, events::list, events::show,
         events::redeliver, endpoints::list, endpoints::create, endpoints::show, endpoints::change,
         endpoints::delete, endpoints::secret, endpoints::pause, endpoints::resume, endpoints::test,
-        notices::show, notices::set, notices::remove, notices::verify
+        notices::show, notices::set, notices::remove, notices::verify,
+        sandbox::make_event
     ),
     components(
         schemas(webhooks::body::Body, TopupFailed, KeyExpiring, WebhookTest, NoticeEvent, Message, Messages, Denied),

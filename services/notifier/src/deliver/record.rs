@@ -68,6 +68,19 @@ impl Deliver {
     }
 }
 
+/// Logs that a batch was not recorded. Of the failures of one outage, one is logged each second.
+fn log_failure(error: &store::Error, items: usize, what: &'static str) {
+    if let Some(others) = outage::DATABASE.failed() {
+        tracing::error!(
+            %error,
+            others,
+            items,
+            what,
+            "cannot record a batch; it is kept in memory and tried again"
+        );
+    }
+}
+
 /// The group commit that records ended attempts.
 pub(super) struct Attempts {
     database: Database,
@@ -104,16 +117,7 @@ impl Writer for Attempts {
         };
         let made = perform(Effect::CommitAttempts, self.database.run(record))
             .await
-            .inspect_err(|error| {
-                if let Some(others) = outage::DATABASE.failed() {
-                    tracing::error!(
-                        %error,
-                        others,
-                        attempts = items.len(),
-                        "cannot record a batch of attempts; it is kept in memory and tried again"
-                    );
-                }
-            })?;
+            .inspect_err(|error| log_failure(error, items.len(), "attempts to deliver"))?;
         for (kind, left_out) in made.notices {
             self.metrics.notices(kind, 1, left_out);
         }
@@ -156,13 +160,7 @@ impl Writer for WithoutUrl {
         perform(Effect::CommitNoEndpoint, self.0.run(set))
             .await
             .inspect_err(|error| {
-                if let Some(others) = outage::DATABASE.failed() {
-                    tracing::error!(
-                        %error,
-                        others,
-                        "cannot record that deliveries have no webhook URL; trying again"
-                    );
-                }
+                log_failure(error, items.len(), "deliveries without a webhook URL");
             })?;
         Ok(vec![(); items.len()])
     }

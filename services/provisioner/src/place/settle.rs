@@ -182,7 +182,7 @@ impl ProviderWork {
         loop {
             let error = match self.settlements.write(settlement.clone()).await {
                 Ok(Ok(settled)) => {
-                    self.report(claimed, &settled);
+                    self.report(claimed, &settlement.outcome, &settled);
                     self.count(claimed, &settlement.outcome, &settled);
                     return settled;
                 }
@@ -232,7 +232,7 @@ impl ProviderWork {
     }
 
     /// Logs what is remarkable about the effect of a settlement.
-    fn report(&self, claimed: &Claimed, settled: &Settled) {
+    fn report(&self, claimed: &Claimed, outcome: &Outcome, settled: &Settled) {
         let placement = claimed.placement_id;
         let order = claimed.order_id;
         if settled.unexpected {
@@ -244,6 +244,18 @@ impl ProviderWork {
                 provider.option = claimed.lane,
                 "parked: a purchase was found that contradicts what is stored, for example one of \
                  a refused order; an operator must resolve it"
+            );
+        } else if !settled.moved && matches!(outcome, Outcome::Bought { .. }) {
+            // A stored placement takes every purchase, unless an operator already has to resolve it.
+            tracing::warn!(
+                placement.id = %placement,
+                order.id = %order,
+                attempt = claimed.attempt,
+                provider.name = self.calls.name,
+                provider.option = claimed.lane,
+                "a purchase was made, and its placement is disputed or not stored here any more; that is in order if \
+                 the partner has moved to another cell. If commits were lost, the purchase is an orphan, which \
+                 `esimctl recover --ledger` names"
             );
         } else if !settled.moved {
             tracing::info!(

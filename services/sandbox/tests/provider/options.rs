@@ -239,3 +239,16 @@ async fn flapping_and_rate_limited_buy_at_the_third_attempt_of_an_order_id() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_cancellable_order_is_refused_once_for_a_minute() {
+    let sandbox = Started::fresh().await;
+    let option = option("cancellable");
+    let products: &[(&str, u32)] = &[(&option, 1)];
+    let response = sandbox.ordering("one", products).send().await.unwrap();
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(response.headers()[RETRY_AFTER], "60");
+    assert_eq!(sandbox.bought("one").await, (0, 0));
+    assert_eq!(sandbox.code("one", products).await, "0000");
+    assert_eq!(sandbox.bought("one").await, (1, 1));
+}

@@ -19,6 +19,9 @@ const REACH: Duration = Duration::from_secs(30);
 const WAVE: [&str; 4] = ["ready", "delayed", "refused", "bought-then-error"];
 /// How long a wave may work before the next one follows.
 const NEXT_WAVE: Duration = Duration::from_millis(500);
+/// The paths of the partners' further endpoints. Each gets every topup, too, wherever a process dies
+/// and whatever becomes of the first endpoint.
+const FURTHER: [&str; 2] = ["/more-a", "/more-b"];
 /// The number of SIGKILL.
 const KILLED: i32 = 9;
 
@@ -45,7 +48,8 @@ pub enum Said {
 pub struct Walk {
     pub stack: Stack,
     pub receiver: Receiver,
-    /// The partners. The first one has a webhook URL, and the second one gets one at the end.
+    /// The partners. The first one has a webhook URL, and the second one gets one at the end. Both
+    /// have a [further endpoint](FURTHER) from the beginning.
     pub partners: [Partner; 2],
     clients: [Client; 2],
     pub asked: Vec<Asked>,
@@ -83,6 +87,17 @@ impl Walk {
         });
         let nats = testkit::nats::connect(&std::env::var("TEST_NATS_URL")?).await?;
         let clients = [stack.client(&with_url)?, stack.client(&without)?];
+        for (client, path) in clients.iter().zip(FURTHER) {
+            let body = serde_json::json!({"url": receiver.url(path)}).to_string();
+            let created = client
+                .post(body)
+                .path("/api/v1/api_partner/endpoints")
+                .send()
+                .await?;
+            ensure!(created.status == 201, "no endpoint: {}", created.status);
+            let secret = created.json()?["webhook_secret"].clone();
+            receiver.verify(path, secret.as_str().unwrap_or_default())?;
+        }
         Ok(Self {
             stack,
             receiver,
@@ -214,12 +229,13 @@ impl Walk {
         Ok(())
     }
 
-    /// The topups and external order ids of all webhooks. It is an error if one of them is not
-    /// validly signed.
-    pub fn webhooks(&self) -> Result<BTreeSet<(String, String)>> {
+    /// The topups and external order ids of all webhooks to first endpoints, or to further ones. It is
+    /// an error if one of them is not validly signed.
+    pub fn webhooks(&self, further: bool) -> Result<BTreeSet<(String, String)>> {
         self.receiver
             .received()
             .iter()
+            .filter(|webhook| FURTHER.contains(&webhook.path.as_str()) == further)
             .map(|webhook| {
                 ensure!(webhook.is_valid(), "wrongly signed: {webhook:?}");
                 let order = webhook.json["external_order_id"]

@@ -15,9 +15,11 @@
 //! - [`cells`]: a partner moves from one cell to another.
 //! - [`faults`], [`database_away`]: processes, servers and connections fail.
 //! - [`forged`]: messages of an attacker with a stage's credentials.
+//! - [`endpoints`]: several endpoints of one partner.
 //! - [`limits`], [`limits_memory`]: overload is answered, and the other partners keep their share.
 //! - [`isolation`]: an option that hangs or fails does not stop the others.
 //! - [`qr`]: only pictures of sent codes are drawn, where the operator wants it.
+//! - [`mishaps`]: what the sandbox does on demand.
 //! - [`tampered`]: changed and repeated requests are refused.
 //! - [`settings`]: invalid settings are refused.
 
@@ -32,6 +34,7 @@ mod archive;
 mod cells;
 mod database_away;
 mod duplicates;
+mod endpoints;
 mod esim_partner;
 mod events;
 mod examples;
@@ -41,6 +44,7 @@ mod forwarder;
 mod isolation;
 mod limits;
 mod limits_memory;
+mod mishaps;
 mod nats_quorum;
 mod notices;
 mod ordering;

@@ -68,6 +68,20 @@ impl PostgresServer {
         Ok(connection.close().await?)
     }
 
+    /// Ends the replication from the primary to this standby, so that it misses later commits.
+    pub async fn detach(&self) -> Result<()> {
+        self.sql("ALTER SYSTEM SET primary_conninfo = ''").await?;
+        self.sql("SELECT pg_reload_conf()").await?;
+        let mut connection = PgConnection::connect(&self.url).await?;
+        wait::until(START, "the end of the replication", async || {
+            let query = "SELECT count(*) FROM pg_stat_wal_receiver";
+            let receivers: i64 = sqlx::query_scalar(query).fetch_one(&mut connection).await?;
+            Ok((receivers == 0).then_some(()))
+        })
+        .await?;
+        Ok(connection.close().await?)
+    }
+
     /// Makes this standby the primary, and waits until it takes writes.
     pub async fn promote(&self) -> Result<()> {
         self.sql("SELECT pg_promote()").await

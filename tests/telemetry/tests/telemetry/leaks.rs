@@ -22,6 +22,24 @@ use tokio::net::TcpListener;
 const COLLECTOR_KEY: &str = "what-the-collector-lets-us-in-for";
 /// The channel for notices of the partner whose endpoint fails.
 const EMAIL: &str = "leaky.recipient@shop.example";
+/// The value of a header that a partner has set for a further endpoint.
+const GATEWAY_KEY: &str = "what-the-gateway-of-a-partner-asks-for";
+
+/// Creates a further endpoint with a header, and returns its secret.
+async fn further_endpoint(shop: &Shop) -> Result<String> {
+    let body = serde_json::json!({
+        "url": shop.receiver.url("/further"), "headers": {"x-api-key": GATEWAY_KEY},
+    });
+    let request = shop.client.post(body.to_string());
+    let created = request.path("/api/v1/api_partner/endpoints").send().await?;
+    let secret = created.json()?["webhook_secret"]
+        .as_str()
+        .context("no secret")?
+        .to_owned();
+    shop.receiver.verify("/further", &secret)?;
+    Ok(secret)
+}
+
 /// An endpoint that echoes the request, as careless ones do: in the body, in headers, as an error.
 struct Echo {
     url: String,
@@ -167,6 +185,7 @@ async fn no_secret_is_in_logs_metrics_traces_or_messages() {
         .await
         .unwrap();
     let code = channel(&stack, &careless, &relay).await.unwrap();
+    let further = further_endpoint(&shop).await.unwrap();
     let signatures = traffic(&stack, &nats_url, &shop, &careless, &echo)
         .await
         .unwrap();
@@ -185,6 +204,11 @@ async fn no_secret_is_in_logs_metrics_traces_or_messages() {
     }
     secrets.add("the address for notices", EMAIL);
     secrets.add("the code for notices", &code);
+    secrets.add("a header of a further endpoint", GATEWAY_KEY);
+    secrets.add_base64(
+        "the secret of a further endpoint",
+        further.trim_start_matches("whsec_"),
+    );
 
     // Everything that was exported, logged, stored or published.
     let heard = sink.wait_until("logs of everybody", |book| {

@@ -9,6 +9,8 @@ use testkit::rows;
 
 const REDELIVERY: &str = "/webhook/events/evt_019a0000000070008000000000000001/redeliver";
 
+const UNKNOWN_ENDPOINT: &str = "/endpoints/0199aabb-ccdd-7eee-8fff-001122334455";
+
 fn get(w: &World, path: &str) -> Request {
     ask(w, "GET", path)
 }
@@ -41,6 +43,26 @@ pub const ROWS: &[Row] = &rows! {
     "405: GET on a redelivery of an event", |w| get(w, REDELIVERY) => NOT_ALLOWED;
     "422: a cursor of events that is none", |w| get(w, "/webhook/events").query("cursor=AZoAAAAAcACAAAAAAAAAAQ")
         => Unprocessable(&["Cursor is invalid; send next_cursor unchanged or leave it out"]);
+    "404: no endpoint id", |w| get(w, "/endpoints/1") => NOT_FOUND;
+    "404: an unknown endpoint", |w| get(w, UNKNOWN_ENDPOINT) => NOT_FOUND;
+    "404: a test of an unknown endpoint", |w| ask(w, "POST", &format!("{UNKNOWN_ENDPOINT}/test")) => NOT_FOUND;
+    "404: an unknown endpoint is deleted", |w| ask(w, "DELETE", UNKNOWN_ENDPOINT) => NOT_FOUND;
+    "405: DELETE on the endpoints", |w| ask(w, "DELETE", "/endpoints") => NOT_ALLOWED;
+    "405: GET on a pause", |w| get(w, &format!("{UNKNOWN_ENDPOINT}/pause")) => NOT_ALLOWED;
+    "401 comes before an unknown endpoint", |w| get(w, UNKNOWN_ENDPOINT).header(SIGNATURE, "no")
+        => Denied("Invalid signature.");
+    "400: a new endpoint that isn't JSON", |w| {
+        w.post("url").path("/api/v1/api_partner/endpoints")
+    } => Error(400, "Invalid JSON format");
+    "422: a new endpoint without a URL", |w| w.post("{}").path("/v1/api_partner/endpoints")
+        => Unprocessable(&["Url is missing; send a string to set it or null to remove it"]);
+    "422: headers that frame the request",
+        |w| w.post(r#"{"url": "https://partner.example/", "headers": {"Content-Length": "1"}}"#)
+            .path("/api/v1/api_partner/endpoints")
+        => Unprocessable(&["Headers are invalid: content-length is set by us or by the connection and cannot be chosen"]);
+    "422: an endpoint id of a redelivery that is none",
+        |w| ask(w, "POST", "/topups/20200101000000000000000000/redeliver").query("endpoint_id=first")
+        => Unprocessable(&["Endpoint id must be a UUID"]);
     "405: POST on options", |w| ask(w, "POST", "/options") => NOT_ALLOWED;
     "405: GET on keys", |w| get(w, "/keys") => NOT_ALLOWED;
     "405: DELETE on the webhook", |w| ask(w, "DELETE", "/webhook") => NOT_ALLOWED;
@@ -58,12 +80,21 @@ pub const ROWS: &[Row] = &rows! {
             "State must be processing, ready, partly_failed, failed, refused or cancelled"]);
     "403: a live account listens", |w| {
         w.stack.client(&w.live).expect("a client").get("/v1/api_partner/webhook/listen")
-    } => Error(403, "Only sandbox accounts can listen");
+    } => Error(403, "Only sandbox accounts can do this");
     "422: all parameters of listening at fault are named",
         |w| get(w, "/webhook/listen").query("limit=0&cursor=MQ&created_after=x&wait=-1")
         => Unprocessable(&["Limit must be an integer from 1 to 100",
             "Cursor is invalid; send next_cursor unchanged or leave it out",
             "Created after must be a time such as 2026-11-22T00:00:00Z", "Wait must be a whole number of seconds"]);
+    "403: a live account makes an event", |w| {
+        let client = w.stack.client(&w.live).expect("a client");
+        client.post(r#"{"type": "key.expiring"}"#).path("/v1/api_partner/sandbox/events")
+    } => Error(403, "Only sandbox accounts can do this");
+    "422: an event that cannot be made", |w| w.post("{}").path("/api/v1/api_partner/sandbox/events")
+        => Unprocessable(&["Type must be key.expiring"]);
+    "400: an event that isn't JSON", |w| w.post("key.expiring").path("/v1/api_partner/sandbox/events")
+        => Error(400, "Invalid JSON format");
+    "405: GET on making an event", |w| get(w, "/sandbox/events") => NOT_ALLOWED;
     "405: POST on listening", |w| ask(w, "POST", "/webhook/listen") => NOT_ALLOWED;
     "400: a webhook URL that isn't JSON",
         |w| w.post("url").method("PUT").path("/api/v1/api_partner/webhook") => Error(400, "Invalid JSON format");

@@ -1,0 +1,37 @@
+"""A client for partners who order eSIMs: see README.md."""
+
+from importlib.metadata import version
+
+from .errors import Answer, ApiError, InDoubt, InvalidWebhook, OrderIdTaken, OrderRefused, PartnerError, Unavailable
+from .generated.models import Esim, Item, KeyExpiring, Order, OrderState, TopupFailed, WebhookTest
+from .partner import Partner, PlacedOrder, PlacedTopup, Waits
+from .signing import Keys, Signature
+from .webhooks import Webhook, WebhookVerifier
+
+__version__ = version("esim-partner")
+
+__all__ = [
+    "Answer",
+    "ApiError",
+    "Esim",
+    "InDoubt",
+    "InvalidWebhook",
+    "Item",
+    "KeyExpiring",
+    "Keys",
+    "Order",
+    "OrderIdTaken",
+    "OrderRefused",
+    "OrderState",
+    "Partner",
+    "PartnerError",
+    "PlacedOrder",
+    "PlacedTopup",
+    "Signature",
+    "TopupFailed",
+    "Unavailable",
+    "Waits",
+    "Webhook",
+    "WebhookTest",
+    "WebhookVerifier",
+]

@@ -1,0 +1,76 @@
+"""What can go wrong, and what to do then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .generated.models import Order
+
+
+class PartnerError(Exception):
+    """The base of all errors of this package."""
+
+
+class InvalidWebhook(PartnerError):
+    """The webhook is not from the service, or is too old. Answer with a 401, and do not trust its body."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer of the service, or of a proxy on the way."""
+
+    status: int
+    #: The codes of the errors, such as ``option_not_found``. Decide by them, because texts may change. An answer
+    #: without codes that is no success does not come from the service but from something in between.
+    codes: tuple[str, ...]
+    #: The errors as text.
+    messages: tuple[str, ...]
+    #: Quote it when you ask about a request.
+    request_id: str | None
+    #: How many seconds to wait before the next request, if the answer says so.
+    retry_after: int | None
+    #: The parsed body, if it is JSON. It may hold an activation code.
+    json: Any = field(repr=False, default=None)
+
+    def __str__(self) -> str:
+        codes = ", ".join(self.codes) or "no code"
+        text = "; ".join(self.messages)
+        return f"{self.status} ({codes}){': ' + text if text else ''} [request {self.request_id}]"
+
+
+class ApiError(PartnerError):
+    """The service refused the request."""
+
+    def __init__(self, answer: Answer, message: str = "") -> None:
+        super().__init__(f"{message}: {answer}" if message else str(answer))
+        self.answer = answer
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        return self.answer.codes
+
+
+class OrderRefused(ApiError):
+    """Nothing is stored or bought, now or later. Correct the order; you may use the same id again."""
+
+
+class OrderIdTaken(ApiError):
+    """Another order has this id, so nothing was ordered. ``order`` is that order, if it can still be shown."""
+
+    def __init__(self, answer: Answer, order: Order | None) -> None:
+        super().__init__(answer, "nothing was ordered, because another order has this id")
+        self.order = order
+
+
+class Unavailable(PartnerError):
+    """The service could not be reached or was too busy. Nothing was stored."""
+
+
+class InDoubt(PartnerError):
+    """It is unknown whether the order is stored: it may even be bought.
+
+    Call :meth:`Partner.order` again with the same id and the same items until it returns or raises something else. Never
+    change the id, because then both orders may be bought.
+    """

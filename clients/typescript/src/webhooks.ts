@@ -1,0 +1,108 @@
+// Verifies webhooks, which are signed as Standard Webhooks describes it.
+import { createHmac, timingSafeEqual } from "node:crypto";
+import type { components } from "./schema.js";
+import { decoded } from "./signing.js";
+
+export type Esim = components["schemas"]["Esim"];
+export type TopupFailed = components["schemas"]["TopupFailed"] & { type: "topup.failed" };
+export type KeyExpiring = components["schemas"]["KeyExpiring"] & { type: "key.expiring" };
+export type WebhookTest = components["schemas"]["WebhookTest"] & { type: "webhook.test" };
+
+/** A webhook whose signature is valid. */
+export type Webhook = {
+  /** The same in every attempt, so remember it to recognise a repeat. For an eSIM it is the `topup_id`. */
+  id: string;
+  /** The Unix time of this attempt in seconds. */
+  timestamp: number;
+} & (
+  | {
+      kind: "esim";
+      /** Its fields let anyone install the eSIM, so never log them. */
+      esim: Esim;
+    }
+  | {
+      kind: "event";
+      /** Acknowledge events of a `type` that you do not know, and ignore them. */
+      event: TopupFailed | KeyExpiring | WebhookTest;
+    }
+);
+
+/** The webhook is not from the service, or is too old. Answer with a 401, and do not trust its body. */
+export class InvalidWebhook extends Error {
+  override name = "InvalidWebhook";
+}
+
+type Headers = Iterable<[string, string]> | Record<string, string | string[] | undefined>;
+
+export interface VerifyOptions {
+  /** How many seconds the timestamp may be before or after our time: 300 unless you say otherwise. */
+  tolerance?: number;
+  /** The current Unix time in seconds. */
+  now?: number;
+}
+
+/**
+ * Verifies a webhook against one or several secrets (`whsec_…`), and returns it. Give it the new and the old secret
+ * while you change your programs. `body` has to be the bytes as they arrived, and `headers` those of the request.
+ * Verify a webhook when it arrives, because its timestamp is too old later.
+ *
+ * @throws {InvalidWebhook}
+ */
+export function verifyWebhook(
+  secrets: string | readonly string[],
+  body: Uint8Array | string,
+  headers: Headers,
+  { tolerance = 300, now = Date.now() / 1000 }: VerifyOptions = {},
+): Webhook {
+  const keys = [secrets].flat().map((secret) => decoded(secret.replace(/^whsec_/, ""), "a webhook secret"));
+  if (keys.length === 0) throw new TypeError("at least one webhook secret is needed");
+  const given = new Map<string, string>();
+  const entries = Symbol.iterator in headers ? headers : Object.entries(headers);
+  for (const [name, value] of entries as Iterable<[string, unknown]>) given.set(name.toLowerCase(), String(value ?? ""));
+  const [id, timestamp, signatures] = ["id", "timestamp", "signature"].map((name) => given.get(`webhook-${name}`));
+  if (!id || !timestamp || !signatures)
+    throw new InvalidWebhook("a header is missing: webhook-id, webhook-timestamp or webhook-signature");
+  if (!/^\d{1,12}$/.test(timestamp)) throw new InvalidWebhook("webhook-timestamp is not a Unix time");
+  const raw = Buffer.from(body as Uint8Array);
+  const signed = Buffer.concat([Buffer.from(`${id}.${timestamp}.`), raw]);
+  if (!matches(keys, signed, signatures))
+    throw new InvalidWebhook("no signature matches: it is signed with another secret, or it was changed");
+  if (Math.abs(now - Number(timestamp)) > tolerance)
+    throw new InvalidWebhook("webhook-timestamp is too far from the current time: it may be a repeated recording");
+  return { id, timestamp: Number(timestamp), ...content(raw) };
+}
+
+function matches(keys: Buffer[], signed: Buffer, signatures: string): boolean {
+  const expected = keys.map((key) => createHmac("sha256", key).update(signed).digest());
+  let found = false;
+  // All pairs are compared, each in constant time, so that the time tells nothing about a signature.
+  for (const signature of signatures.split(" ")) {
+    const [version, value = ""] = signature.split(",", 2);
+    const bytes = Buffer.from(value, "base64");
+    for (const one of expected) {
+      const same = bytes.length === one.length && timingSafeEqual(bytes, one);
+      found = (same && version === "v1" && one.toString("base64") === value) || found;
+    }
+  }
+  return found;
+}
+
+const FIELDS = [
+  "topup_id", "option_id", "iccid", "smdp", "activate_code", "download_link", "qrcode_img_url", "expired_date",
+  "external_order_id",
+] as const satisfies readonly (keyof Esim)[];
+
+function content(body: Buffer): { kind: "esim"; esim: Esim } | { kind: "event"; event: TopupFailed } {
+  let parsed: unknown;
+  try {
+    parsed = JSON.parse(body.toString("utf8"));
+  } catch {
+    // The error of JSON.parse would quote the body, which may hold an activation code.
+  }
+  if (typeof parsed !== "object" || parsed === null) throw new InvalidWebhook("the body is not a JSON object");
+  // The signature covers the body and not the header webhook-type, so the body decides.
+  if ("type" in parsed && "data" in parsed) return { kind: "event", event: parsed as TopupFailed };
+  if (!FIELDS.every((field) => typeof (parsed as Partial<Esim>)[field] === "string"))
+    throw new InvalidWebhook("the body does not have the form of a webhook");
+  return { kind: "esim", esim: parsed as Esim };
+}

@@ -1,0 +1,119 @@
+// Webhooks: the guide's test vector, and each way in which a webhook can be wrong.
+import { deepStrictEqual, doesNotMatch, ok, strictEqual, throws } from "node:assert";
+import { createHmac } from "node:crypto";
+import { test } from "node:test";
+import { InvalidWebhook, verifyWebhook } from "esim-partner";
+import { Webhook as StandardWebhook } from "standardwebhooks";
+import { vector } from "./vectors.js";
+
+const secret = (byte: number): string => `whsec_${Buffer.alloc(24, byte).toString("base64")}`;
+const [NEW, OLD, OTHER] = [secret(1), secret(2), secret(3)];
+const ESIM = {
+  topup_id: "20250129123456123456789012",
+  option_id: "424b7b26-96e7-5c95-8df9-6654a3998070",
+  iccid: "8982123456789012345",
+  smdp: "smdp.example.com",
+  activate_code: "A1B2C3D4E5F60718",
+  download_link: "LPA:1$smdp.example.com$A1B2C3D4E5F60718",
+  qrcode_img_url: "https://esim.example.com/qr/x/300",
+  expired_date: "2026-12-20",
+  external_order_id: "A-1042 ü",
+};
+const EVENT = { type: "key.expiring", timestamp: "2026-11-22T04:00:00Z", data: { credential: "keys", ends_at: "2026-11-22T10:00:00Z" } };
+
+interface Received {
+  body: Buffer;
+  headers: Record<string, string>;
+}
+
+function webhook(content: unknown, secrets: string[], timestamp = Math.floor(Date.now() / 1000)): Received {
+  const body = Buffer.from(typeof content === "string" ? content : JSON.stringify(content));
+  const signatures = secrets.map((one) => {
+    const key = Buffer.from(one.slice(6), "base64");
+    const signed = Buffer.concat([Buffer.from(`evt_1.${timestamp}.`), body]);
+    return `v1,${createHmac("sha256", key).update(signed).digest("base64")}`;
+  });
+  const headers = { "Webhook-Id": "evt_1", "Webhook-Timestamp": String(timestamp), "WEBHOOK-SIGNATURE": signatures.join(" ") };
+  return { body, headers };
+}
+
+const refused = (reason: RegExp, secrets: string[], { body, headers }: Received, options = {}): void =>
+  throws(() => verifyWebhook(secrets, body, headers, options), (error: Error) => {
+    ok(error instanceof InvalidWebhook, String(error));
+    return reason.test(error.message);
+  });
+
+test("the guide's vector", () => {
+  const given = vector("webhook");
+  const names = ["webhook-id", "webhook-timestamp", "webhook-signature"];
+  const headers = Object.fromEntries(names.map((name) => [name, given(name)]));
+  const body = Buffer.from(given("body"));
+  // Its body has only one of the nine fields, so the signature is accepted and the content is not.
+  refused(/form of a webhook/, [given("webhook secret")], { body, headers }, { now: 1700000000 });
+  refused(/no signature/, [given("webhook secret")], { body: Buffer.concat([body, Buffer.from(" ")]), headers }, { now: 1700000000 });
+});
+
+test("an eSIM is read", () => {
+  const { body, headers } = webhook({ ...ESIM, added_later: 1 }, [NEW]);
+  const received = verifyWebhook(NEW, body, headers);
+  ok(received.kind === "esim");
+  strictEqual(received.esim.external_order_id, "A-1042 ü");
+  strictEqual(received.id, "evt_1");
+  // Any kind of headers is read, and the library of the standard agrees.
+  deepStrictEqual(verifyWebhook([NEW], body.toString(), new Headers(headers)), received);
+  const lower = Object.fromEntries(Object.entries(headers).map(([name, value]) => [name.toLowerCase(), value]));
+  ok(new StandardWebhook(NEW).verify(body, lower));
+});
+
+test("events are read, also unknown ones", () => {
+  const of = (content: unknown) => {
+    const { body, headers } = webhook(content, [NEW]);
+    return verifyWebhook(NEW, body, headers);
+  };
+  const known = of(EVENT);
+  ok(known.kind === "event" && known.event.type === "key.expiring");
+  strictEqual(known.event.data.credential, "keys");
+  const unknown = { type: "order.sung", data: { verse: 1 } };
+  const received = of(unknown);
+  ok(received.kind === "event");
+  deepStrictEqual(received.event as unknown, unknown);
+});
+
+test("one matching secret is enough", () => {
+  for (const [secrets, signedWith] of [[[NEW, OLD], [NEW]], [[NEW, OLD], [OLD]], [[OLD], [NEW, OLD]], [[NEW], [NEW, OLD]]] as const) {
+    const { body, headers } = webhook(ESIM, [...signedWith]);
+    ok(verifyWebhook(secrets, body, headers));
+  }
+});
+
+test("the tolerance is counted in both directions", () => {
+  const received = webhook(ESIM, [NEW], 1700000000);
+  for (const off of [-300, 0, 300]) ok(verifyWebhook(NEW, received.body, received.headers, { now: 1700000000 + off }));
+  for (const off of [-301, 301]) refused(/too far/, [NEW], received, { now: 1700000000 + off });
+  ok(verifyWebhook(NEW, received.body, received.headers, { now: 1700000301, tolerance: 3600 }));
+});
+
+test("what is not from the service is refused", () => {
+  refused(/no signature/, [NEW, OLD], webhook(ESIM, [OTHER]));
+  const { body, headers } = webhook(ESIM, [NEW]);
+  const good = headers["WEBHOOK-SIGNATURE"] ?? "";
+  const bad = ["v1", "v1,", good.slice(3), good.replace("v1,", "v2,"), good.replace("v1,", "v1a,"), `${good}x`, "ä"];
+  for (const signature of bad) refused(/no signature/, [NEW, OLD], { body, headers: { ...headers, "WEBHOOK-SIGNATURE": signature } });
+  refused(/no signature/, [NEW, OLD], { body, headers: { ...headers, "Webhook-Id": "evt_2" } });
+  for (const name of Object.keys(headers)) {
+    const { [name]: _, ...others } = headers;
+    refused(/header is missing/, [NEW], { body, headers: others });
+  }
+  for (const timestamp of ["soon", "-1", "1.5", "²", "1".repeat(13)])
+    refused(/not a Unix time/, [NEW], { body, headers: { ...headers, "Webhook-Timestamp": timestamp } });
+  for (const odd of [[], "text", null, { type: [] }]) refused(/the body/, [NEW], webhook(odd, [NEW]));
+});
+
+test("a secret that is none is refused and not shown", () => {
+  for (const bad of ["whsec_", "whsec_!", "secret text"])
+    throws(() => verifyWebhook(bad, "{}", {}), (error: Error) => {
+      doesNotMatch(error.message, new RegExp(bad));
+      return error instanceof TypeError;
+    });
+  throws(() => verifyWebhook([], "{}", {}), TypeError);
+});

@@ -1,0 +1,224 @@
+//! A PostgreSQL server as it describes itself, what the operator demands of it, and why it is not
+//! used if it does not meet these demands.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use clap::Args;
+use sqlx::{AssertSqlSafe, PgConnection, Row};
+
+use crate::Result;
+
+/// A program does not start if its clock and the server's differ by more than this. Partners sign
+/// the time of their requests, so ingress would refuse all of them at a difference of five minutes.
+pub(super) const LARGEST_SKEW_AT_START: Duration = Duration::from_secs(30);
+
+/// What the operator demands of the commits of the server.
+#[derive(Args, Clone, Copy, Debug, Default)]
+#[command(next_help_heading = "PostgreSQL")]
+pub struct DurabilityConfig {
+    /// Work only while every commit waits for a standby
+    ///
+    /// If the primary is lost, a standby that was synchronous has every order that was answered. An
+    /// asynchronous one misses the last commits: answered orders are gone, and purchases have no
+    /// order. With this setting a stage does not start, and stops accepting, buying and delivering,
+    /// while `synchronous_standby_names` of the server is empty or its `synchronous_commit` is
+    /// `local` or `off`. Set it wherever a standby may be promoted automatically.
+    #[arg(
+        long,
+        env = "REQUIRE_SYNCHRONOUS",
+        default_value_t = false,
+        default_missing_value = "true",
+        num_args = 0..=1,
+        action = clap::ArgAction::Set
+    )]
+    pub require_synchronous: bool,
+    /// Start although `synchronous_commit` of the server is `off`
+    ///
+    /// Such a server acknowledges a commit before it is on disk, so a crash of the server alone
+    /// loses answered orders and forgets purchases. Without this setting a stage refuses to start
+    /// on it. Use it for tests that do not care about their data.
+    #[arg(
+        long,
+        env = "ALLOW_ASYNCHRONOUS_COMMIT",
+        default_value_t = false,
+        default_missing_value = "true",
+        num_args = 0..=1,
+        action = clap::ArgAction::Set
+    )]
+    pub allow_asynchronous_commit: bool,
+}
+
+/// Why a server is not used, although it responds.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unfit {
+    #[error(
+        "the server is a standby, which takes no writes; DATABASE_URL, or the proxy that it names, must lead to the primary"
+    )]
+    Standby,
+    #[error(
+        "the server is on timeline {found}, but this process has used a server on timeline {newest}, which has taken its \
+         place; DATABASE_URL, or the proxy that it names, must lead to the new primary, and the old one must be stopped. \
+         If this server is the right one all the same, for example because a backup was restored, follow \
+         docs/operations.md#commitslost and then restart the stages"
+    )]
+    Replaced {
+        /// Of the server that was connected.
+        found: u32,
+        /// The latest timeline that this process has seen.
+        newest: u32,
+    },
+    #[error(
+        "synchronous_commit of the server is off, so a crash would lose acknowledged orders and purchases: turn it on, or \
+         set ALLOW_ASYNCHRONOUS_COMMIT=true if the data may be lost"
+    )]
+    AsynchronousCommit,
+    #[error(
+        "commits do not wait for a standby (synchronous_standby_names is {names:?}, synchronous_commit is {commit}), but \
+         REQUIRE_SYNCHRONOUS is set: connect a synchronous standby, or unset REQUIRE_SYNCHRONOUS to work without one"
+    )]
+    NotReplicated { names: String, commit: String },
+    #[error(
+        "the clock of this machine differs from PostgreSQL's by {difference:?}, and at most {LARGEST_SKEW_AT_START:?} is \
+         allowed at the start: synchronise both clocks (NTP) and start again"
+    )]
+    Clock { difference: Duration },
+}
+
+impl Unfit {
+    /// Whether only an operator can mend this, so that a program that starts should end.
+    pub fn needs_operator(&self) -> bool {
+        matches!(
+            self,
+            Self::AsynchronousCommit | Self::NotReplicated { .. } | Self::Clock { .. }
+        )
+    }
+}
+
+/// The properties of a server that matter here.
+pub(super) struct Server {
+    /// `None`: it is a standby.
+    pub(super) timeline: Option<u32>,
+    pub(super) synchronous_commit: String,
+    pub(super) standby_names: String,
+    /// How far its clock is ahead of ours, in seconds.
+    pub(super) clock_ahead: f64,
+    /// Whether the schema has pulses; an older one has not.
+    pub(super) has_pulses: bool,
+}
+
+/// The columns that [`Server::read`] reads. This is not a prepared statement, because through a pooler
+/// another session may already use its name.
+const SERVER: &str = "\
+    CASE WHEN pg_is_in_recovery() THEN NULL ELSE left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END AS timeline, \
+    current_setting('synchronous_commit') AS synchronous_commit, \
+    current_setting('synchronous_standby_names') AS standby_names, \
+    extract(epoch FROM clock_timestamp())::float8 AS clock, \
+    to_regclass('pulses') IS NOT NULL AS has_pulses";
+
+impl Server {
+    pub(super) async fn read(connection: &mut PgConnection) -> Result<Self> {
+        let asking = Asking::begin();
+        let query = AssertSqlSafe(format!("SELECT {SERVER}"));
+        let row = sqlx::raw_sql(query).fetch_one(connection).await?;
+        let asked = asking.middle();
+        let timeline: Option<String> = row.try_get("timeline")?;
+        let clock: f64 = row.try_get("clock")?;
+        Ok(Self {
+            timeline: timeline.and_then(|digits| u32::from_str_radix(&digits, 16).ok()),
+            synchronous_commit: row.try_get("synchronous_commit")?,
+            standby_names: row.try_get("standby_names")?,
+            clock_ahead: clock - asked,
+            has_pulses: row.try_get("has_pulses")?,
+        })
+    }
+
+    pub(super) fn is_replicated(&self) -> bool {
+        !self.standby_names.trim().is_empty()
+            && !matches!(self.synchronous_commit.as_str(), "off" | "local")
+    }
+
+    /// Whether the operator accepts how the server commits.
+    pub(super) fn check(&self, durability: DurabilityConfig) -> Result<(), Unfit> {
+        if self.synchronous_commit == "off" && !durability.allow_asynchronous_commit {
+            return Err(Unfit::AsynchronousCommit);
+        }
+        if durability.require_synchronous && !self.is_replicated() {
+            return Err(Unfit::NotReplicated {
+                names: self.standby_names.clone(),
+                commit: self.synchronous_commit.clone(),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// A question to the server, whose clock is compared with ours.
+struct Asking {
+    began: Instant,
+    at: SystemTime,
+}
+
+impl Asking {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "our clock is compared with the server's, and no rule depends on the time"
+    )]
+    fn begin() -> Self {
+        Self {
+            began: Instant::now(),
+            at: SystemTime::now(),
+        }
+    }
+
+    /// Our time in the middle of the round trip that ends now, in seconds of Unix time.
+    fn middle(&self) -> f64 {
+        let since_epoch = self.at.duration_since(SystemTime::UNIX_EPOCH);
+        (since_epoch.unwrap_or_default() + self.began.elapsed() / 2).as_secs_f64()
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A primary with these settings.
+    pub(in crate::primary) fn server(commit: &str, names: &str) -> Server {
+        Server {
+            timeline: Some(1),
+            synchronous_commit: commit.to_owned(),
+            standby_names: names.to_owned(),
+            clock_ahead: 0.0,
+            has_pulses: true,
+        }
+    }
+
+    #[test]
+    fn commits_count_as_replicated_only_if_they_wait_for_a_standby() {
+        for commit in ["on", "remote_write", "remote_apply"] {
+            assert!(server(commit, "ANY 1 (*)").is_replicated(), "{commit}");
+            assert!(!server(commit, " ").is_replicated(), "{commit}");
+        }
+        for commit in ["off", "local"] {
+            assert!(!server(commit, "ANY 1 (*)").is_replicated(), "{commit}");
+        }
+    }
+
+    #[test]
+    fn what_the_operator_demands_is_checked() {
+        let demands = |require_synchronous, allow_asynchronous_commit| DurabilityConfig {
+            require_synchronous,
+            allow_asynchronous_commit,
+        };
+        let off = server("off", "");
+        assert_eq!(
+            off.check(demands(false, false)),
+            Err(Unfit::AsynchronousCommit)
+        );
+        assert_eq!(off.check(demands(false, true)), Ok(()));
+        let alone = server("on", "");
+        assert_eq!(alone.check(demands(false, false)), Ok(()));
+        let refused = alone.check(demands(true, false)).unwrap_err();
+        assert!(refused.to_string().contains("REQUIRE_SYNCHRONOUS"));
+        assert_eq!(server("on", "*").check(demands(true, false)), Ok(()));
+    }
+}

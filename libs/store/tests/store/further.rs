@@ -1,0 +1,551 @@
+//! Further endpoints: each gets the topups that it wants, whatever becomes of the other endpoints of
+//! its partner and of the processes that create its deliveries.
+
+use std::time::Duration;
+
+use domain::{EndpointId, PartnerId, TopupId};
+use signing::webhook;
+use sqlx::AssertSqlSafe;
+use store::deliveries::endpoints::{self, EndpointKey};
+use store::deliveries::events::{Kind, Tested, test};
+use store::deliveries::{self, AttemptResult, Attempted, Claim, Claimed, Content, Delivery};
+use store::partners::further::{self, Change, Headers, NewEndpoint};
+use store::partners::{Overlap, Rotated};
+use store::self_service::{self, PauseChanged, Redelivered};
+use store::vault::Vault;
+use store::{master_key, schema};
+
+use crate::bench::{
+    Bench, NEW_KEY, OLD_KEY, VAULT, delivery_id, ids, page, placement, rejected, vault,
+};
+use crate::deliveries::{attempted, failure};
+
+const URL: &str = "https://partner.example/first";
+const YOUTH: Claim = Claim::Fresh {
+    youth: Duration::from_mins(1),
+};
+const MINUTE: Duration = Duration::from_mins(1);
+pub const READY: &[Kind] = &[Kind::TopupReady];
+
+impl Bench {
+    /// Creates a further endpoint; its URL ends with `name`.
+    pub async fn further(&self, partner_id: PartnerId, name: &str, events: &[Kind]) -> EndpointKey {
+        let key = EndpointKey {
+            partner_id,
+            id: EndpointId::new(),
+        };
+        assert!(self.try_further(key, name, events).await);
+        key
+    }
+
+    async fn try_further(&self, key: EndpointKey, name: &str, events: &[Kind]) -> bool {
+        let new = NewEndpoint {
+            key,
+            url: &format!("https://{name}.example/hook"),
+            secret: &webhook::Secret::from_bytes(vec![9; 32]).unwrap(),
+            events,
+            headers: &Headers::from([("x-api-key".to_owned(), name.to_owned())]),
+        };
+        self_service::create_endpoint(&mut *self.connection().await, &VAULT, &new)
+            .await
+            .unwrap()
+    }
+
+    async fn fresh(&self, topups: &[TopupId]) -> Claimed {
+        deliveries::claim(&mut *self.connection().await, &ids(topups), YOUTH)
+            .await
+            .unwrap()
+    }
+
+    async fn fan_out(&self, claimed: &Claimed) -> u64 {
+        deliveries::fan_out(&mut *self.connection().await, &claimed.to_fan_out)
+            .await
+            .unwrap()
+    }
+
+    async fn claim_all_due(&self) -> Vec<Delivery> {
+        self.claim_due_deliveries(&page(100, 100)).await
+    }
+
+    async fn attempt_at(&self, delivery: &Delivery, result: AttemptResult) {
+        let attempted = Attempted {
+            endpoint_id: delivery.endpoint.id,
+            is_event: matches!(delivery.content, Content::Event(_)),
+            leased: delivery.leased,
+            ..attempted(delivery.id, delivery.attempt, result)
+        };
+        self.record(&[attempted]).await;
+    }
+
+    async fn shown(&self, key: EndpointKey) -> self_service::AnyEndpoint {
+        let mut connection = self.connection().await;
+        self_service::endpoints(&mut connection, key.partner_id, Some(key.id))
+            .await
+            .unwrap()
+            .remove(0)
+    }
+
+    async fn numbers(&self, statement: &str) -> i64 {
+        sqlx::query_scalar(AssertSqlSafe(statement.to_owned()))
+            .fetch_one(&self.pool)
+            .await
+            .unwrap()
+    }
+}
+
+/// The endpoints of claimed deliveries, sorted.
+fn endpoints_of(claimed: &[Delivery]) -> Vec<EndpointId> {
+    let mut endpoints: Vec<EndpointId> = claimed.iter().map(|one| one.endpoint.id).collect();
+    endpoints.sort_unstable();
+    endpoints
+}
+
+#[tokio::test]
+async fn a_topup_goes_to_each_endpoint_that_wants_it() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some(URL)).await;
+    let alone = bench.partner(Some(URL)).await;
+    let before = bench.deliveries(partner, 1, true).await;
+    let wants = bench.further(partner, "wants", READY).await;
+    bench
+        .further(partner, "wants-not", &[Kind::TopupFailed])
+        .await;
+    let topups = bench.deliveries(partner, 2, true).await;
+    let other = bench.deliveries(alone, 1, true).await;
+
+    let claimed = bench.fresh(&[before, topups.clone(), other].concat()).await;
+    assert_eq!(claimed.deliveries.len(), 4);
+    assert_eq!(
+        claimed.to_fan_out.len(),
+        3,
+        "a partner with one endpoint costs nothing"
+    );
+    assert_eq!(
+        bench.fan_out(&claimed).await,
+        2,
+        "one that was ready before does not go to a new endpoint"
+    );
+    assert_eq!(
+        bench.fan_out(&claimed).await,
+        0,
+        "repeating it changes nothing"
+    );
+
+    let first = &claimed.deliveries[0];
+    assert_eq!(first.endpoint.id, first.partner_id.first_endpoint());
+    assert_eq!(
+        (first.webhook_url.as_deref(), &first.webhook_headers),
+        (Some(URL), &None)
+    );
+    let due = bench.claim_all_due().await;
+    assert_eq!(endpoints_of(&due), [wants.id; 2]);
+    for delivery in &due {
+        assert_eq!(
+            delivery.webhook_url.as_deref(),
+            Some("https://wants.example/hook")
+        );
+        assert_eq!(delivery.webhook_host.as_deref(), Some("wants.example"));
+        let secret = further::open_secret(&VAULT, delivery.endpoint, &delivery.webhook_secret);
+        assert_eq!(secret.unwrap().expose(), [9; 32]);
+        let headers = delivery.webhook_headers.as_ref().unwrap();
+        let headers = further::open_headers(&VAULT, wants.id, headers).unwrap();
+        assert_eq!(headers["x-api-key"], "wants");
+        let Content::Esim(esim) = &delivery.content else {
+            panic!("{delivery:?}");
+        };
+        assert_eq!(delivery.webhook_id().to_string(), esim.topup_id.to_string());
+    }
+    // The states are independent, and both are shown with the topup.
+    bench.attempt_at(&due[0], failure(None)).await;
+    let Content::Esim(esim) = &due[0].content else {
+        panic!()
+    };
+    let mut connection = bench.connection().await;
+    let shown = self_service::delivery(&mut connection, partner, &esim.topup_id)
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(shown.state.as_deref(), Some("pending"));
+    assert_eq!(shown.further.len(), 1);
+    assert_eq!(
+        (
+            shown.further[0].endpoint_id,
+            shown.further[0].state.as_str()
+        ),
+        (wants.id, "exhausted")
+    );
+    assert_eq!(shown.further[0].attempts.len(), 1);
+    assert_eq!(bench.shown(wants).await.exhausted, 1);
+    assert_eq!(bench.shown(EndpointKey::first(partner)).await.exhausted, 0);
+    // Each can be sent again by itself, and only by its owner.
+    for (owner, expected) in [(alone, Redelivered::Unknown), (partner, Redelivered::Again)] {
+        let id = esim.topup_id.clone().into();
+        let again =
+            self_service::redeliver(&mut connection, owner, &id, Some(wants.id), Duration::ZERO);
+        assert_eq!(again.await.unwrap(), expected);
+    }
+    assert_eq!(endpoints_of(&bench.claim_all_due().await), [wants.id]);
+    assert_eq!(bench.shown(wants).await.exhausted, 0);
+}
+
+/// Whatever crashes: the sweep creates what a claim has not created, whatever became of the delivery
+/// to the first endpoint in the meantime.
+#[tokio::test]
+async fn the_sweep_fans_out_what_no_claim_has() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    let further = bench.further(partner, "further", READY).await;
+    let topups = bench.deliveries(partner, 3, true).await;
+    bench
+        .set(
+            "UPDATE deliveries SET state = 'delivered' WHERE topup_id = $1",
+            &topups[0],
+        )
+        .await;
+    // A notifier of an older version held this one, because there is no URL.
+    let held = ids(&topups[1..2]);
+    deliveries::set_no_endpoint(&mut *bench.connection().await, &held)
+        .await
+        .unwrap();
+    bench
+        .sql("UPDATE sweeps SET up_to = now() - interval '8 s'")
+        .await;
+    for _ in 0..2 {
+        deliveries::sweep(&mut *bench.connection().await, Duration::ZERO)
+            .await
+            .unwrap();
+    }
+    let due = bench.claim_all_due().await;
+    let further_due: Vec<EndpointId> = endpoints_of(&due)
+        .into_iter()
+        .filter(|id| *id == further.id)
+        .collect();
+    assert_eq!(further_due.len(), 3);
+    assert_eq!(
+        bench
+            .numbers("SELECT count(*) FROM further_deliveries")
+            .await,
+        3
+    );
+}
+
+#[tokio::test]
+async fn a_blocked_endpoint_never_stops_another_one_of_the_same_partner() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some(URL)).await;
+    let further = bench.further(partner, "further", READY).await;
+    let first = EndpointKey::first(partner);
+    let warm = bench.deliveries(partner, 3, false).await;
+    for topup in &warm {
+        let failed = Attempted {
+            endpoint_id: first.id,
+            ..attempted(delivery_id(topup), 0, failure(Some(MINUTE * 60)))
+        };
+        bench.record(&[failed]).await;
+    }
+    assert_eq!(bench.shown(first).await.state, "blocked");
+    assert_eq!(bench.shown(further).await.state, "open");
+
+    let topups = bench.deliveries(partner, 2, true).await;
+    let claimed = bench.fresh(&topups).await;
+    assert!(claimed.deliveries.is_empty(), "the first one is blocked");
+    assert_eq!(bench.fan_out(&claimed).await, 2);
+    let due = bench.claim_all_due().await;
+    assert_eq!(endpoints_of(&due), [further.id; 2]);
+    // Now the further one fails and is blocked, and the first one works again.
+    for delivery in three_times(&due) {
+        bench
+            .attempt_at(&delivery, failure(Some(Duration::ZERO)))
+            .await;
+    }
+    assert_eq!(bench.shown(further).await.state, "blocked");
+    endpoints::resume(&mut *bench.connection().await, first)
+        .await
+        .unwrap();
+    assert_eq!(endpoints_of(&bench.claim_all_due().await), [first.id; 5]);
+    let backlog = endpoints::backlog(&mut *bench.connection().await)
+        .await
+        .unwrap();
+    assert_eq!((backlog.blocked, backlog.due), (1, 0));
+}
+
+/// One more attempt than two deliveries have, so that the failures suffice for a block.
+fn three_times(due: &[Delivery]) -> Vec<Delivery> {
+    let again = Delivery {
+        attempt: due[0].attempt + 1,
+        ..due[0].clone()
+    };
+    vec![due[0].clone(), due[1].clone(), again]
+}
+
+/// What waited during a block is due when the block ends, and is counted until then.
+#[tokio::test]
+async fn what_became_ready_during_a_block_goes_out_when_it_ends() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some(URL)).await;
+    let first = EndpointKey::first(partner);
+    let block = "INSERT INTO endpoints (partner_id, failures, blocks, blocked_until)
+                 VALUES ($1::uuid, 20, 1, now() + interval '1 hour')";
+    bench.set(block, partner).await;
+    let topups = bench.deliveries(partner, 5, true).await;
+    assert!(bench.fresh(&topups).await.deliveries.is_empty());
+    assert_eq!(bench.shown(first).await.waiting, 5);
+    let mut connection = bench.connection().await;
+    let endpoint = self_service::endpoint(&mut connection, partner)
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(endpoint.waiting, 5);
+    let shown = self_service::delivery(&mut connection, partner, &topups[0])
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(
+        shown.next_attempt_at, endpoint.blocked_until,
+        "not before the block ends"
+    );
+    assert!(shown.next_attempt_at.is_some());
+
+    // The partner shows by a test that its endpoint works.
+    let Tested::Due(_) = test(&mut connection, first, Duration::ZERO).await.unwrap() else {
+        panic!("no test");
+    };
+    let tests = bench.claim_all_due().await;
+    assert_eq!(tests.len(), 1);
+    bench.attempt_at(&tests[0], AttemptResult::Delivered).await;
+    assert_eq!(bench.shown(first).await.state, "open");
+    assert_eq!(bench.claim_all_due().await.len(), 5, "at once");
+}
+
+#[tokio::test]
+async fn a_partner_has_ten_endpoints_at_most() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some(URL)).await;
+    let mut last = None;
+    for number in 1..further::MOST {
+        last = Some(bench.further(partner, &format!("e{number}"), READY).await);
+    }
+    let key = EndpointKey {
+        partner_id: partner,
+        id: EndpointId::new(),
+    };
+    assert!(!bench.try_further(key, "eleventh", READY).await);
+    let mut connection = bench.connection().await;
+    let listed = self_service::endpoints(&mut connection, partner, None)
+        .await
+        .unwrap();
+    assert_eq!(listed.len(), 10);
+    assert_eq!(listed[0].endpoint_id, partner.first_endpoint());
+    assert!(
+        self_service::delete_endpoint(&mut connection, last.unwrap())
+            .await
+            .unwrap()
+    );
+    assert!(bench.try_further(key, "tenth", READY).await);
+}
+
+#[tokio::test]
+async fn an_endpoint_is_changed_by_its_partner_only() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some(URL)).await;
+    let key = bench.further(partner, "old", READY).await;
+    let stranger = EndpointKey {
+        partner_id: bench.partner(None).await,
+        ..key
+    };
+    let mut connection = bench.connection().await;
+    let none = Headers::new();
+    let change = Change {
+        url: Some("https://new.example/hook"),
+        events: Some(&[Kind::TopupFailed]),
+        headers: Some(&none),
+    };
+    let secret = webhook::Secret::from_bytes(vec![8; 32]).unwrap();
+    let overlap = Overlap {
+        lasts: MINUTE,
+        keep_old: false,
+    };
+    let changed = self_service::change_endpoint(&mut connection, &VAULT, stranger, &change).await;
+    assert!(!changed.unwrap());
+    let deleted = self_service::delete_endpoint(&mut connection, stranger).await;
+    assert!(!deleted.unwrap());
+    let paused = self_service::pause_endpoint(&mut connection, stranger).await;
+    assert_eq!(paused.unwrap(), PauseChanged::Unknown);
+    let resumed = self_service::resume_endpoint(&mut connection, stranger).await;
+    assert_eq!(resumed.unwrap(), PauseChanged::Unknown);
+    let rotated = further::rotate_secret(&mut connection, &VAULT, stranger, &secret, overlap).await;
+    assert_eq!(rotated.unwrap(), Rotated::Refused);
+    let tested = test(&mut connection, stranger, MINUTE).await.unwrap();
+    assert_eq!(tested, Tested::NoEndpoint);
+    assert_eq!(
+        self_service::endpoints(&mut connection, stranger.partner_id, Some(key.id))
+            .await
+            .unwrap()
+            .len(),
+        0
+    );
+
+    let changed = self_service::change_endpoint(&mut connection, &VAULT, key, &change).await;
+    assert!(changed.unwrap());
+    let shown = bench.shown(key).await;
+    assert_eq!(shown.url.as_deref(), Some("https://new.example/hook"));
+    assert_eq!(
+        (shown.events, shown.headers),
+        (vec!["topup.failed".to_owned()], None)
+    );
+    assert_eq!(endpoints::moving(&mut connection).await.unwrap(), [key]);
+    let rotated = further::rotate_secret(&mut connection, &VAULT, key, &secret, overlap).await;
+    assert!(matches!(rotated.unwrap(), Rotated::Until(Some(_))));
+    let again = further::rotate_secret(&mut connection, &VAULT, key, &secret, overlap).await;
+    assert_eq!(
+        again.unwrap(),
+        Rotated::Refused,
+        "the last overlap has not ended"
+    );
+}
+
+#[tokio::test]
+async fn a_partner_ends_its_own_pause_and_no_other() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some(URL)).await;
+    let further = bench.further(partner, "further", READY).await;
+    let topups = bench.deliveries(partner, 1, true).await;
+    let mut connection = bench.connection().await;
+    let paused = self_service::pause_endpoint(&mut connection, further).await;
+    assert_eq!(paused.unwrap(), PauseChanged::Done);
+    let claimed = bench.fresh(&topups).await;
+    bench.fan_out(&claimed).await;
+    assert_eq!(claimed.deliveries.len(), 1, "the first one goes on");
+    assert!(bench.claim_all_due().await.is_empty());
+    let shown = bench.shown(further).await;
+    assert_eq!(
+        (shown.state.as_str(), shown.paused_by_partner),
+        ("paused", true)
+    );
+    assert_eq!(shown.waiting, 1);
+
+    let resumed = self_service::resume_endpoint(&mut connection, further).await;
+    assert_eq!(resumed.unwrap(), PauseChanged::Done);
+    assert_eq!(endpoints_of(&bench.claim_all_due().await), [further.id]);
+    // An operator's pause replaces that of the partner, who cannot end it.
+    self_service::pause_endpoint(&mut connection, further)
+        .await
+        .unwrap();
+    endpoints::pause(&mut connection, further.id).await.unwrap();
+    self_service::pause_endpoint(&mut connection, further)
+        .await
+        .unwrap();
+    let resumed = self_service::resume_endpoint(&mut connection, further).await;
+    assert_eq!(resumed.unwrap(), PauseChanged::ByOperator);
+    endpoints::resume(&mut connection, further).await.unwrap();
+    assert_eq!(bench.shown(further).await.state, "open");
+}
+
+#[tokio::test]
+async fn what_waits_for_a_deleted_endpoint_is_forgotten() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some(URL)).await;
+    let further = bench.further(partner, "further", READY).await;
+    let topups = bench.deliveries(partner, 2, true).await;
+    let claimed = bench.fresh(&topups).await;
+    bench.fan_out(&claimed).await;
+    let due = bench.claim_all_due().await;
+    bench.attempt_at(&due[0], failure(None)).await;
+    bench
+        .attempt_at(&due[1], failure(Some(Duration::ZERO)))
+        .await;
+    let mut connection = bench.connection().await;
+    self_service::pause_endpoint(&mut connection, further)
+        .await
+        .unwrap();
+    assert!(
+        self_service::delete_endpoint(&mut connection, further)
+            .await
+            .unwrap()
+    );
+    assert!(bench.claim_all_due().await.is_empty());
+    let left =
+        "SELECT count(*) FROM deliveries WHERE endpoint_id IS NOT NULL AND state = 'pending'";
+    assert_eq!(bench.numbers(left).await, 0, "its claim has deleted it");
+    assert_eq!(bench.numbers("SELECT count(*) FROM held").await, 0);
+    // What is exhausted stays as history, with its topup, but cannot be sent again.
+    let Content::Esim(esim) = &due[0].content else {
+        panic!()
+    };
+    let id = esim.topup_id.clone().into();
+    let again = self_service::redeliver(
+        &mut connection,
+        partner,
+        &id,
+        Some(further.id),
+        Duration::ZERO,
+    );
+    assert_eq!(again.await.unwrap(), Redelivered::Gone);
+    // The next topups cost nothing more again.
+    let topups = bench.deliveries(partner, 1, true).await;
+    assert!(bench.fresh(&topups).await.to_fan_out.is_empty());
+}
+
+#[tokio::test]
+async fn events_go_to_the_endpoints_that_asked_for_them() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some(URL)).await;
+    let further = bench
+        .further(partner, "further", &[Kind::TopupFailed, Kind::KeyExpiring])
+        .await;
+    bench.further(partner, "silent", READY).await;
+    let order = bench.stored(crate::bench::answered(partner, 1)).await;
+    bench.claim(&[placement(&order)]).await;
+    bench.settle(&[rejected(placement(&order), 1)]).await;
+    let due = bench.claim_all_due().await;
+    assert_eq!(endpoints_of(&due), [further.id]);
+    assert!(matches!(due[0].content, Content::Event(_)));
+    bench.attempt_at(&due[0], AttemptResult::Delivered).await;
+
+    // The old secret of an endpoint concerns this endpoint; old keys concern all that asked.
+    bench.set_events(partner, &[Kind::KeyExpiring]).await;
+    bench
+        .sql(
+            "UPDATE further_endpoints SET old_secret = secret, old_secret_until = now() + interval '1 hour'
+             WHERE 'key.expiring' = ANY (events);
+             UPDATE partners SET old_access_key = 'old', old_keys_until = now() + interval '1 hour'",
+        )
+        .await;
+    let mut connection = bench.connection().await;
+    for expected in [3, 0] {
+        let made = deliveries::events::expiring(&mut connection, MINUTE * 120).await;
+        assert_eq!(made.unwrap(), expected);
+    }
+    let mut expected = vec![further.id, further.id, partner.first_endpoint()];
+    expected.sort_unstable();
+    assert_eq!(endpoints_of(&bench.claim_all_due().await), expected);
+}
+
+#[tokio::test]
+async fn secrets_and_headers_are_sealed_anew_and_bound_to_their_endpoint() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    let key = bench.further(partner, "further", READY).await;
+    let other = bench.further(partner, "other", READY).await;
+    let both: Vault = vault(&format!("{NEW_KEY},{OLD_KEY}"));
+    let mut connection = bench.connection().await;
+    let usages = master_key::usages(&mut connection).await.unwrap();
+    assert_eq!(master_key::left(&usages, &both), 6, "{usages:?}");
+    let pass = master_key::reencrypt(&mut connection, &both, |_| {})
+        .await
+        .unwrap();
+    assert_eq!((pass.reencrypted, pass.failed.len()), (6, 0));
+    let new = vault(NEW_KEY);
+    let headers = bench.shown(key).await.headers.unwrap();
+    let opened = further::open_headers(&new, key.id, &headers).unwrap();
+    assert_eq!(opened["x-api-key"], "further");
+    assert!(further::open_headers(&new, other.id, &headers).is_err());
+    schema::wait(&bench.store, &new).await.unwrap();
+    // A service does not start without the key of a further endpoint's secret.
+    bench.sql("UPDATE partners SET webhook_secret = ''").await;
+    assert!(
+        store::partners::check_master_key(&mut connection, &vault(OLD_KEY))
+            .await
+            .is_err()
+    );
+}

@@ -1,0 +1,249 @@
+//! `esim-partner endpoints`: the account's endpoints, each with a secret, events and headers of its
+//! own.
+//!
+//! Secrets and the values of headers pass through files that only the user can read, because other
+//! users of the machine can see arguments, and logs may keep the output.
+
+use std::{
+    fs::{self, OpenOptions},
+    io::Write,
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, ensure};
+use clap::{Args, Subcommand};
+use serde_json::{Map, Value, json};
+
+use crate::account::{Account, Answer, encoded};
+
+const ADD_EXAMPLES: &str = "Examples:
+  esim-partner endpoints add https://crm.example.com/esims --secret-file crm.secret
+  esim-partner endpoints add https://ops.example.com/esims --secret-file ops.secret --event topup.failed --event key.expiring
+  esim-partner endpoints add https://crm.example.com/esims --secret-file crm.secret --headers-file crm.headers
+
+The secret is shown only once, so it goes to a new file that only you can read. The file of headers has lines such as
+  x-api-key: s3cret";
+
+const ID_EXAMPLES: &str = "The id is in `esim-partner endpoints list`.";
+
+#[derive(Subcommand, Clone, Debug)]
+pub(crate) enum Endpoints {
+    /// List the endpoints with their states
+    List,
+    /// Show one endpoint
+    #[command(after_help = ID_EXAMPLES)]
+    Show(Which),
+    /// Add an endpoint beside the account's webhook URL
+    #[command(after_help = ADD_EXAMPLES)]
+    Add {
+        /// The URL that receives the webhooks
+        url: String,
+        /// A new file for the secret that signs its webhooks
+        #[arg(long, value_name = "FILE")]
+        secret_file: PathBuf,
+        #[command(flatten)]
+        change: Change,
+    },
+    /// Change the URL, the events or the headers of an endpoint
+    #[command(after_help = ID_EXAMPLES)]
+    Set {
+        #[command(flatten)]
+        which: Which,
+        /// The new URL
+        #[arg(long)]
+        url: Option<String>,
+        #[command(flatten)]
+        change: Change,
+    },
+    /// Delete an endpoint; what waits for it is not sent any more
+    #[command(after_help = ID_EXAMPLES)]
+    Remove(Which),
+    /// Replace the secret of an endpoint; for 24 hours the old one also signs
+    #[command(after_help = ID_EXAMPLES)]
+    Secret {
+        #[command(flatten)]
+        which: Which,
+        /// A new file for the new secret
+        #[arg(long, value_name = "FILE")]
+        secret_file: PathBuf,
+    },
+    /// Let the webhooks to an endpoint wait
+    #[command(after_help = ID_EXAMPLES)]
+    Pause(Which),
+    /// Send the webhooks that wait since a pause
+    #[command(after_help = ID_EXAMPLES)]
+    Resume(Which),
+    /// Send a test to an endpoint, and show the outcome
+    #[command(after_help = ID_EXAMPLES)]
+    Test(Which),
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Which {
+    /// The id of the endpoint
+    #[arg(value_name = "ENDPOINT_ID")]
+    endpoint: String,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Change {
+    /// What it receives: `topup.ready`, `topup.failed` or `key.expiring`; may be repeated
+    #[arg(long = "event", value_name = "EVENT")]
+    events: Option<Vec<String>>,
+    /// A file with the headers that each request to it carries; an empty file removes them
+    #[arg(long, value_name = "FILE")]
+    headers_file: Option<PathBuf>,
+}
+
+impl Change {
+    /// The fields of the request's body.
+    fn fields(&self, url: Option<&str>) -> anyhow::Result<Map<String, Value>> {
+        let mut fields = Map::new();
+        if let Some(url) = url {
+            fields.insert("url".to_owned(), json!(url));
+        }
+        if let Some(events) = &self.events {
+            fields.insert("events".to_owned(), json!(events));
+        }
+        if let Some(file) = &self.headers_file {
+            let text = fs::read_to_string(file)
+                .with_context(|| format!("cannot read {}", file.display()))?;
+            fields.insert("headers".to_owned(), Value::Object(headers(&text)?));
+        }
+        Ok(fields)
+    }
+}
+
+/// Reads lines such as `x-api-key: s3cret`. An error names the line by its number only, because its
+/// text may be a secret.
+fn headers(text: &str) -> anyhow::Result<Map<String, Value>> {
+    let mut headers = Map::new();
+    for (index, line) in text.lines().enumerate() {
+        if line.trim().is_empty() {
+            continue;
+        }
+        let (name, value) = line.split_once(':').with_context(|| {
+            format!(
+                "line {} of the headers has no colon; write `name: value`",
+                index + 1
+            )
+        })?;
+        headers.insert(name.trim().to_owned(), json!(value.trim()));
+    }
+    Ok(headers)
+}
+
+/// A new file for a secret. It is made before the request is sent, so that no secret is created that
+/// could not be stored.
+struct SecretFile<'a>(&'a Path, fs::File);
+
+impl<'a> SecretFile<'a> {
+    fn create(path: &'a Path) -> anyhow::Result<Self> {
+        let mut options = OpenOptions::new();
+        let file = options.write(true).create_new(true).mode(0o600).open(path);
+        let file = file.with_context(|| {
+            format!(
+                "cannot create {}: the file of a secret must be new",
+                path.display()
+            )
+        })?;
+        Ok(Self(path, file))
+    }
+
+    /// Moves the secret of an answer into the file. If the answer has none, the file is removed.
+    fn store(self, answer: &mut Answer) -> anyhow::Result<()> {
+        let Self(path, mut file) = self;
+        let secret = answer
+            .json
+            .as_object_mut()
+            .and_then(|fields| fields.remove("webhook_secret"));
+        let Some(Value::String(secret)) = secret else {
+            return fs::remove_file(path)
+                .with_context(|| format!("cannot remove {}", path.display()));
+        };
+        let written = writeln!(file, "{secret}").and_then(|()| file.sync_all());
+        written.with_context(|| {
+            format!(
+                "cannot write {}; replace the secret with `esim-partner endpoints secret`",
+                path.display()
+            )
+        })?;
+        eprintln!("The secret is in {}.", path.display());
+        Ok(())
+    }
+}
+
+impl Endpoints {
+    /// Sends the request of the command. A secret in the answer is moved into the file.
+    pub(crate) async fn send(&self, account: &Account) -> anyhow::Result<Answer> {
+        let of =
+            |which: &Which, part: &str| format!("/endpoints/{}{part}", encoded(&which.endpoint));
+        let (method, path, body, secret_file) = match self {
+            Self::List => ("GET", "/endpoints".to_owned(), None, None),
+            Self::Show(which) => ("GET", of(which, ""), None, None),
+            Self::Add {
+                url,
+                secret_file,
+                change,
+            } => {
+                let body = change.fields(Some(url))?;
+                (
+                    "POST",
+                    "/endpoints".to_owned(),
+                    Some(body),
+                    Some(secret_file),
+                )
+            }
+            Self::Set { which, url, change } => {
+                let body = change.fields(url.as_deref())?;
+                ensure!(
+                    !body.is_empty(),
+                    "nothing to change: give --url, --event or --headers-file"
+                );
+                ("PUT", of(which, ""), Some(body), None)
+            }
+            Self::Remove(which) => ("DELETE", of(which, ""), None, None),
+            Self::Secret { which, secret_file } => {
+                ("POST", of(which, "/secret"), None, Some(secret_file))
+            }
+            Self::Pause(which) => ("POST", of(which, "/pause"), None, None),
+            Self::Resume(which) => ("POST", of(which, "/resume"), None, None),
+            Self::Test(which) => ("POST", of(which, "/test"), None, None),
+        };
+        let file = secret_file
+            .map(|path| SecretFile::create(path))
+            .transpose()?;
+        let body = body.map(Value::Object);
+        let sent = account.send(method, &path, "", body.as_ref()).await;
+        match (sent, file) {
+            (Ok(mut answer), Some(file)) => {
+                file.store(&mut answer)?;
+                Ok(answer)
+            }
+            (Err(error), Some(file)) => {
+                // Whether the service has made a secret is unknown, but it is lost in any case.
+                let _ = fs::remove_file(file.0);
+                Err(error)
+            }
+            (sent, None) => sent,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_are_read_from_lines_and_errors_show_no_value() {
+        let read = headers("X-Api-Key: a:b \n\nauthorization:Bearer x\n").unwrap();
+        assert_eq!(read["X-Api-Key"], "a:b");
+        assert_eq!(read["authorization"], "Bearer x");
+        let error = headers("x: 1\ns3cret\n").unwrap_err().to_string();
+        assert!(
+            error.contains("line 2") && !error.contains("s3cret"),
+            "{error}"
+        );
+    }
+}

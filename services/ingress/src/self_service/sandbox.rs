@@ -1,0 +1,63 @@
+//! What a partner can cause in the sandbox to test its program: a further event that would otherwise
+//! come only every few months. (Options of the sandbox cause everything else.)
+//!
+//! Guarantee: live accounts get a 403, and nothing of the account changes: the event looks like a
+//! real one, but no key ends.
+
+use axum::{extract::Request, http::StatusCode, response::Response};
+use domain::Environment;
+use serde_json::Value;
+use store::{
+    deliveries::events::Kind,
+    self_service::{self, Made},
+};
+
+use super::{
+    Session,
+    events::{Event, find},
+    json,
+};
+use crate::http::{
+    body,
+    codes::Code,
+    error::{ApiError, Fault},
+};
+
+/// Make an event in the sandbox
+///
+/// Sends a `key.expiring` as it comes before old keys end, so that you can test how your program
+/// handles it. Nothing ends: your keys stay as they are. Only sandbox accounts may do so, at most
+/// once every 10 s. A `topup.failed` comes after an order of the sandbox option `partly`, and a
+/// `webhook.test` after `POST /webhook/test`.
+#[utoipa::path(post, path = "/sandbox/events", operation_id = "make_sandbox_event", tag = "Sandbox", request_body = super::described::NewSandboxEvent,
+    responses(
+        (status = 201, description = "The event, which is sent within seconds", body = Event),
+        (status = 400, response = super::described::InvalidJson),
+        (status = 403, description = "The account is not a sandbox account (`sandbox_only`)", body = super::described::Message),
+        (status = 409, description = "The account does not ask for events of this type (`event_not_wanted`)", body = super::described::Message),
+        (status = 422, response = super::described::Unprocessable)))]
+pub(super) async fn make_event(session: Session, request: Request) -> Result<Response, ApiError> {
+    if session.environment() != Environment::Sandbox {
+        return Err(Code::SandboxOnly.into());
+    }
+    let (parts, body) = request.into_parts();
+    let body = body::read(&session.app.limits, &parts.headers, body).await?;
+    let body: Value =
+        serde_json::from_slice(&body).map_err(|_| ApiError::from(Code::InvalidJson))?;
+    let kind = Kind::KeyExpiring.as_str();
+    if body.get("type").and_then(Value::as_str) != Some(kind) {
+        let fault = Fault::with(Code::EventTypeInvalid, kind);
+        return Err(ApiError::Unprocessable(vec![fault.of_parameter("type")]));
+    }
+    let interval = session.app.limits.webhook_test_interval;
+    let making = session.run(async |connection, partner| {
+        self_service::expire_keys(connection, partner, interval).await
+    });
+    let id = match making.await? {
+        Made::Due(id) => id,
+        Made::TooSoon(wait) => return Err(ApiError::too_soon(Code::TestedRecently, wait)),
+        Made::Unwanted => return Err(Code::EventNotWanted.into()),
+    };
+    let event = find(&session, id).await?.ok_or(Code::NotFound)?;
+    Ok(json(StatusCode::CREATED, &Event::new(&event)))
+}

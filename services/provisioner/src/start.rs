@@ -1,0 +1,203 @@
+//! Starts the tasks of the stage: for each provider its two stages, its probes and its heartbeat, and
+//! for the whole process the refreshing of what all replicas share, and the sweep.
+//!
+//! [`crate::run`] calls these functions once the schema and the keys have been checked, because from
+//! then on placements are bought.
+
+use std::{sync::Arc, time::Instant};
+
+use pipeline::{
+    Nats,
+    metrics::{Watched as WatchedStream, watch as watch_streams},
+    streams::{JOBS, Source},
+    timing::PLACEMENT_FIRST_LEASE,
+    worker::{self, LaneState, LaneStates},
+};
+use runtime::Shutdown;
+use store::{
+    Database,
+    placements::{self, Activity},
+    providers::BreakerLimits,
+};
+use tokio::sync::Semaphore;
+
+use crate::{
+    Config, Parts, Providers,
+    breaker::Breaker,
+    calls::Calls,
+    heartbeat,
+    limiter::LaneLimiters,
+    place::{ProviderStage, ProviderWork, Settlements, UNRECORDED},
+    providers::Connected,
+    rate::Rate,
+    reporter::Reporter,
+    watch::{self, Watched},
+};
+
+/// Starts the work for every provider. Returns what [`watch`] has to refresh for each.
+pub(crate) fn providers(
+    config: &Config,
+    providers: Providers,
+    instance: &str,
+    reporter: &Arc<Reporter>,
+    parts: &Parts,
+    shutdown: &Shutdown,
+) -> Vec<Watched> {
+    let settlements = Settlements::start(parts.database.clone(), shutdown);
+    let mut all = Vec::new();
+    for (name, Connected { provider, .. }) in providers {
+        let watched = watched(config, &name, instance, parts);
+        let calls = Calls {
+            name,
+            provider,
+            rate: Arc::clone(&watched.rate),
+            breaker: Arc::clone(&watched.breaker),
+            limiters: Arc::clone(&watched.limiters),
+            metrics: parts.metrics.clone(),
+        };
+        all.push(watched);
+        let work = Arc::new(ProviderWork {
+            calls,
+            database: parts.database.clone(),
+            vault: parts.vault.clone(),
+            reporter: Arc::clone(reporter),
+            settlements: settlements.clone(),
+            settle_delay: config.settle,
+            unrecorded: Semaphore::new(UNRECORDED),
+            park_after: config.park_after,
+            lease: config.lease(),
+            shutdown: shutdown.clone(),
+        });
+        stages(config, &work, &parts.nats, shutdown);
+    }
+    all
+}
+
+/// Creates what holds the calls to a provider back: the limits of its lanes, its breaker and its
+/// rate limit.
+fn watched(config: &Config, name: &str, instance: &str, parts: &Parts) -> Watched {
+    let limiters = Arc::new(LaneLimiters::new(
+        name.to_owned(),
+        config.limits(config.provider_concurrency).permits,
+        Instant::now(),
+    ));
+    let breaker = Breaker::new(
+        name.to_owned(),
+        BreakerLimits {
+            failures: config.breaker_failures,
+            open: config.breaker_open,
+            open_most: config.breaker_open_most,
+        },
+        parts.database.clone(),
+        Arc::clone(&limiters),
+        parts.metrics.clone(),
+    );
+    let rate = Arc::new(Rate::new(config.provider_rate, instance.to_owned()));
+    Watched::new(breaker, rate, limiters)
+}
+
+/// Starts the two stages of a provider, its probes and its heartbeat. Look-ups have a stage of
+/// their own, because they must go on while purchases use all of their permits, and the other way
+/// round.
+fn stages(config: &Config, work: &Arc<ProviderWork>, nats: &Nats, shutdown: &Shutdown) {
+    let name = work.calls.name.clone();
+    let breaker = Arc::clone(&work.calls.breaker);
+    let limiters = Arc::clone(&work.calls.limiters);
+    let purchases = config.limits(config.provider_concurrency);
+    let lookups = config
+        .provider_lookup_concurrency
+        .unwrap_or(config.provider_concurrency.div_ceil(2));
+    let lookups = config.limits(lookups);
+    let jobs = Source {
+        stream: JOBS,
+        durable: durable(&name),
+        subject: nats.job_subject(&name),
+    };
+    for (activity, source, limits) in [
+        (Activity::Purchases, Some(jobs), purchases),
+        (Activity::LookUps, None, lookups),
+    ] {
+        let stage = ProviderStage {
+            work: Arc::clone(work),
+            activity,
+        };
+        // The limits of lanes concern purchases only, because look-ups buy nothing.
+        let purchase_limiters = (activity == Activity::Purchases).then(|| Arc::clone(&limiters));
+        let lane = lane_states(Arc::clone(&breaker), purchase_limiters);
+        let settings = worker::Settings {
+            source,
+            limits,
+            lane,
+            provider: Some(name.clone()),
+        };
+        worker::start(Arc::new(stage), nats, settings, shutdown);
+    }
+    shutdown.spawn("probes", Arc::clone(work).probe());
+    let nats = nats.clone();
+    let stop = shutdown.clone();
+    shutdown.spawn("heartbeat", async move {
+        heartbeat::send(&name, &breaker, &limiters, &nats, &stop).await
+    });
+}
+
+/// Starts the tasks that refresh what is known of the providers, and that measure the streams.
+pub(crate) fn watches(
+    config: &Config,
+    watched: Vec<Watched>,
+    instance: String,
+    parts: &Parts,
+    shutdown: &Shutdown,
+) {
+    let watching = watch::watch(
+        watched,
+        instance,
+        parts.database.clone(),
+        parts.metrics.clone(),
+        shutdown.clone(),
+    );
+    shutdown.spawn("providers", watching);
+    let streams = vec![WatchedStream {
+        stream: JOBS,
+        consumers: config.providers.iter().map(|name| durable(name)).collect(),
+    }];
+    shutdown.spawn(
+        "streams",
+        watch_streams(parts.nats.clone(), streams, shutdown.clone()),
+    );
+}
+
+/// Starts the sweep, which makes placements due whose first lease ended without an outcome.
+pub(crate) fn sweep(database: Database, shutdown: &Shutdown) {
+    let step = move || {
+        let database = database.clone();
+        async move {
+            let swept = database
+                .run(async |connection| placements::sweep(connection, PLACEMENT_FIRST_LEASE).await);
+            let swept = swept.await?;
+            Ok((swept.late, swept.more))
+        }
+    };
+    shutdown.spawn(
+        "sweep",
+        worker::sweep::<ProviderStage, _>(shutdown.clone(), step),
+    );
+}
+
+/// Tells the worker what a lane of the provider may do now. `limiters` limit the purchases of each
+/// lane. Look-ups and collects have none; like purchases, they wait while the breaker is not
+/// closed.
+fn lane_states(breaker: Arc<Breaker>, limiters: Option<Arc<LaneLimiters>>) -> LaneStates {
+    Arc::new(move |lane| match &limiters {
+        _ if !breaker.is_closed() => LaneState {
+            permits: 0,
+            accepts_fresh: false,
+        },
+        Some(limiters) => limiters.state(lane, Instant::now()),
+        None => LaneState::UNLIMITED,
+    })
+}
+
+/// The durable consumer of a provider's jobs, which all replicas share.
+fn durable(provider: &str) -> String {
+    format!("provisioner-{provider}")
+}
