@@ -280,8 +280,7 @@ async fn the_external_id_of_a_refused_order_stays_free() {
 
 #[tokio::test]
 async fn deliveries_to_further_endpoints_are_archived_with_their_order() {
-    let bench = Bench::new().await;
-    bench.keep_everything().await;
+    let bench = Bench::keeping_everything().await;
     let partner = bench.partner(None).await;
     bench.further(partner, "further", READY).await;
     let order = bench.delivered(partner, "o-1", 500).await;
