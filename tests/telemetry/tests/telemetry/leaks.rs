@@ -190,14 +190,7 @@ async fn no_secret_is_in_logs_metrics_traces_or_messages() {
         .await
         .unwrap();
 
-    let is_told = |mails: &[Mail]| {
-        mails
-            .iter()
-            .any(|mail| mail.header("Subject").contains("blocked"))
-    };
-    let told = relay.wait_until(Duration::from_secs(20), "the mail about the block", is_told);
-    let told = told.await.unwrap();
-
+    let told = told(&relay).await.unwrap();
     let mut secrets = real_values(&mut stack, &shop, &careless, &echo, &signatures);
     for mail in told {
         secrets.search("a mail", mail.text.as_bytes());
@@ -326,6 +319,17 @@ fn real_values(
     }
     assert!(webhooks >= 5, "{webhooks}");
     secrets
+}
+
+/// The mails so far, once one of them tells of the blocked endpoint.
+async fn told(relay: &MailRelay) -> Result<Vec<Mail>> {
+    let is_told = |mail: &Mail| mail.header("Subject").contains("blocked");
+    let told = relay.wait_until(
+        Duration::from_secs(20),
+        "the mail about the block",
+        |mails| mails.iter().any(is_told),
+    );
+    told.await
 }
 
 /// Sets and verifies an e-mail address for the notices of a partner. Returns the code.
