@@ -21,7 +21,7 @@ pub fn webhook_secret() -> Result<webhook::Secret, NotGenerated> {
     Ok(webhook::Secret(SecretKey(random::<32>()?.to_vec().into())))
 }
 
-fn random<const N: usize>() -> Result<[u8; N], NotGenerated> {
+pub(crate) fn random<const N: usize>() -> Result<[u8; N], NotGenerated> {
     let mut bytes = [0; N];
     SysRng.try_fill_bytes(&mut bytes).map_err(NotGenerated)?;
     Ok(bytes)

@@ -27,8 +27,8 @@ GRANT UPDATE (access_key, secret_key, old_access_key, old_secret_key, old_keys_u
               webhook_secret, old_webhook_secret, old_webhook_secret_until) ON partners TO esim_ingress;
 GRANT UPDATE ON configuration_version TO esim_ingress;
 GRANT SELECT (has_further_endpoints), UPDATE (has_further_endpoints) ON partners TO esim_ingress;
-GRANT SELECT, INSERT, DELETE, UPDATE (url, secret, old_secret, old_secret_until, events, headers) ON further_endpoints
-    TO esim_ingress;
+GRANT SELECT, INSERT, DELETE, UPDATE (url, secret, old_secret, old_secret_until, events, headers, verified_at, code_digest, code_tries)
+    ON further_endpoints TO esim_ingress;
 GRANT SELECT ON further_deliveries TO esim_ingress;
 GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_ingress;
 GRANT INSERT (delivery_id, partner_id, kind, created_at, credential, ends_at, endpoint_id) ON deliveries TO esim_ingress;

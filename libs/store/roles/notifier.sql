@@ -4,6 +4,9 @@ GRANT SELECT (partner_id, environment, webhook_url, webhook_host, webhook_secret
               old_webhook_secret_until, old_keys_until, webhook_events, has_further_endpoints, disabled_at, created_at)
     ON partners TO esim_notifier;
 GRANT SELECT ON further_endpoints TO esim_notifier;
+-- The codes that verify channels for notices, and the addresses that partners were told.
+GRANT UPDATE (code_digest, code_until, code_tries) ON further_endpoints TO esim_notifier;
+GRANT SELECT, INSERT, UPDATE ON source_addresses TO esim_notifier;
 -- Only for FOR SHARE, which needs the privilege to update a column. An update fails: its trigger raises the
 -- configuration's version, which this role may not do.
 GRANT UPDATE (created_at) ON partners TO esim_notifier;

@@ -9,6 +9,7 @@ use url::Url;
 use crate::{
     dns::NameServers,
     guard::{self, Guard, Networks, Ports},
+    mail::EmailAddress,
 };
 
 /// The addresses and ports that webhooks may go to. Ingress checks new URLs with these settings,
@@ -89,6 +90,67 @@ impl QrConfig {
     }
 }
 
+/// Whether notices can go to e-mail addresses.
+#[derive(Args, Clone, Debug, Default)]
+pub struct MailConfig {
+    /// The address from which notices are mailed, such as `eSIM service <noreply@example.com>` [default: no mails]
+    ///
+    /// Ingress offers partners e-mail addresses for their notices only if this is set, and shows
+    /// them the sender, so that they can let its mails pass. The notifier sends the mails through
+    /// `SMTP_URL`, so set both there, and the same sender here.
+    #[arg(long, env = "MAIL_FROM", value_parser = sender)]
+    pub mail_from: Option<String>,
+}
+
+impl MailConfig {
+    /// The sender; `None` if notices can only go to URLs.
+    pub fn sender(&self) -> Option<&str> {
+        self.mail_from.as_deref().filter(|from| !from.is_empty())
+    }
+}
+
+/// Parses a sender. An empty one counts as none.
+fn sender(text: &str) -> Result<String, String> {
+    if text.is_empty() {
+        return Ok(String::new());
+    }
+    let (name, address) = match text.trim().strip_suffix('>') {
+        None => ("", text.trim()),
+        Some(text) => text
+            .split_once('<')
+            .ok_or("write it like `eSIM service <noreply@example.com>`")?,
+    };
+    let name = name.trim();
+    let allowed =
+        |character: char| character.is_ascii_alphanumeric() || " .,'&()-".contains(character);
+    if !name.chars().all(allowed) {
+        return Err(
+            "the name before the address may consist of ASCII letters, digits, blanks and .,'&()-"
+                .into(),
+        );
+    }
+    let address: EmailAddress = address
+        .parse()
+        .map_err(|error| format!("the address of the sender cannot be used: {error}"))?;
+    Ok(if name.is_empty() {
+        address.as_str().to_owned()
+    } else {
+        format!("{name} <{}>", address.as_str())
+    })
+}
+
+/// The addresses from which webhooks come.
+#[derive(Args, Clone, Debug, Default)]
+pub struct SourceConfig {
+    /// Public addresses and networks from which this system sends webhooks, separated by commas
+    ///
+    /// Partners see them in their account and in the guide, so that they can let them through their
+    /// firewalls. When they change, the notifier tells each partner that has a verified channel for
+    /// notices. Give ingress and the notifiers the same list. By default partners are told to ask.
+    #[arg(long, env = "SOURCE_ADDRESSES", default_value = "", hide_default_value = true, value_parser = Networks::parse)]
+    pub source_addresses: Networks,
+}
+
 /// Parses the public base URL of ingress and removes its final slash, so that paths can be appended
 /// to it.
 pub fn public_url(text: &str) -> Result<String, String> {
@@ -110,6 +172,29 @@ pub fn public_url(text: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_sender_is_an_address_with_or_without_a_name() {
+        for (text, kept) in [
+            ("", ""),
+            ("noreply@example.com", "noreply@example.com"),
+            ("<noreply@example.com>", "noreply@example.com"),
+            (
+                " eSIM service  <noreply@Example.com>",
+                "eSIM service <noreply@example.com>",
+            ),
+        ] {
+            assert_eq!(sender(text).as_deref(), Ok(kept));
+        }
+        for bad in [
+            "noreply",
+            "a@b.example>",
+            "\"x\" <a@b.example>",
+            "é <a@b.example>",
+        ] {
+            assert!(sender(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn the_public_url_is_a_plain_base() {

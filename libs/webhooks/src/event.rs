@@ -7,7 +7,10 @@
 
 use domain::OptionId;
 use serde::Serialize;
-use store::deliveries::events::{Event, Subject};
+use store::deliveries::{
+    events::{Event, Kind, Subject},
+    notices::Notice,
+};
 use time::{OffsetDateTime, serde::rfc3339};
 
 /// The header with the kind of the event. The specified webhook does not have this header.
@@ -25,6 +28,45 @@ pub fn failure(refusal: Option<&(String, String)>) -> String {
         || "The eSIM will not be delivered".to_owned(),
         |(status, message)| rejection(status, message),
     )
+}
+
+/// What a notice advises the partner to do. It is part of its body and of its mail.
+pub fn advice(kind: Kind) -> &'static str {
+    match kind {
+        Kind::NoticeVerify => {
+            "Give this code to POST /notices/verify, or run esim-partner notices verify CODE, \
+             within half an hour. Until then nothing else is sent here. If you did not expect this, \
+             ignore it."
+        }
+        Kind::NoticeEndpointFailing => {
+            "If the endpoint goes on failing, we block it. Look at its log, and at the attempts of \
+             its webhooks, which show what it answered. It must acknowledge webhooks with a 2xx \
+             within 15 seconds."
+        }
+        Kind::NoticeEndpointBlocked => {
+            "Its webhooks wait and use up no retries. From time to time, at least every few \
+             minutes, one of them is sent as a test. As soon as the endpoint acknowledges one, or a \
+             test that you ask for, the others follow. If the endpoint has moved, set its new URL."
+        }
+        Kind::NoticeEndpointRecovered => {
+            "The webhooks that waited are being sent. Those whose retries had ended are not: list \
+             the exhausted ones and have them redelivered."
+        }
+        Kind::NoticeWebhookExhausted => {
+            "We do not send this webhook again on our own, but nothing is lost: have it redelivered, \
+             or look the eSIM up. You are not told of further ones until the endpoint has recovered \
+             or a day has passed, so list the exhausted webhooks."
+        }
+        Kind::NoticeKeysExpire => {
+            "These are the old ones. Put the new ones into all of your programs before the old ones \
+             end; afterwards requests that are signed with old keys get a 401."
+        }
+        Kind::NoticeSourceAddresses => {
+            "Webhooks come from these addresses from now on. If your firewall admits only known \
+             addresses, let these through. Go on verifying the signature of each webhook."
+        }
+        Kind::TopupReady | Kind::TopupFailed | Kind::KeyExpiring | Kind::WebhookTest => "",
+    }
 }
 
 #[derive(Serialize)]
@@ -51,6 +93,11 @@ enum Data<'a> {
         ends_at: OffsetDateTime,
     },
     WebhookTest {},
+    Notice {
+        #[serde(flatten)]
+        notice: &'a Notice,
+        advice: &'static str,
+    },
 }
 
 impl<'a> Body<'a> {
@@ -75,6 +122,10 @@ impl<'a> Body<'a> {
                 ends_at: *ends_at,
             },
             Subject::WebhookTest => Data::WebhookTest {},
+            Subject::Notice { kind, notice } => Data::Notice {
+                notice,
+                advice: advice(*kind),
+            },
         };
         Self {
             r#type: event.subject.kind().as_str(),
@@ -87,6 +138,14 @@ impl<'a> Body<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_notice_says_what_to_do() {
+        for kind in Kind::NOTICES {
+            let advice = advice(kind);
+            assert!(advice.len() > 40 && advice.is_ascii(), "{kind:?}");
+        }
+    }
 
     #[test]
     fn each_kind_has_its_fields() {
@@ -134,5 +193,18 @@ mod tests {
             body(Subject::WebhookTest),
             format!(r#"{{"type":"webhook.test",{head}{{}}}}"#)
         );
+        let notice = Notice {
+            host: Some("shop.example.com".into()),
+            status: Some(503),
+            ..Notice::default()
+        };
+        let blocked = body(Subject::Notice {
+            kind: Kind::NoticeEndpointBlocked,
+            notice,
+        });
+        let start = format!(
+            r#"{{"type":"notice.endpoint_blocked",{head}{{"host":"shop.example.com","status":503,"advice":"Its webhooks wait"#
+        );
+        assert!(blocked.starts_with(&start), "{blocked}");
     }
 }

@@ -10,6 +10,7 @@
 //! to the tests, too.
 
 use std::{
+    collections::BTreeSet,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     ops::RangeInclusive,
     sync::Arc,
@@ -85,6 +86,19 @@ impl Networks {
             })
         });
         Ok(Self(networks.collect::<Result<_, _>>()?))
+    }
+
+    /// The networks as texts, each once and in order. A single address has no length.
+    pub fn texts(&self) -> Vec<String> {
+        let networks: BTreeSet<IpNet> = self.0.iter().map(IpNet::trunc).collect();
+        let text = |network: IpNet| {
+            if network.prefix_len() == network.max_prefix_len() {
+                network.addr().to_string()
+            } else {
+                network.to_string()
+            }
+        };
+        networks.into_iter().map(text).collect()
     }
 
     fn contains(&self, address: IpAddr) -> bool {
@@ -242,6 +256,16 @@ fn is_public(address: IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn networks_are_shown_once_in_order_and_as_short_as_possible() {
+        let networks =
+            Networks::parse("2001:db8::1, 203.0.113.9,198.51.100.7/24,203.0.113.9/32").unwrap();
+        assert_eq!(
+            networks.texts(),
+            ["198.51.100.0/24", "203.0.113.9", "2001:db8::1"]
+        );
+    }
 
     fn guard(allowed: &str, denied: &str) -> Guard {
         let networks = |text| Networks::parse(text).unwrap();

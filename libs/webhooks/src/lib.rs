@@ -6,6 +6,7 @@
 //! - [`url`] and [`guard`] decide which URLs a partner may set, and which addresses webhooks may go
 //!   to. This is what keeps partners from reaching the operator's own network.
 //! - [`dns`] resolves the host names of endpoints and lets the guard judge their addresses.
+//! - [`mail`] says which e-mail addresses a partner may name for notices.
 //! - [`body`] and [`event`] are the bodies of webhooks.
 //! - [`headers`] decides which headers a partner may add to the requests to an endpoint.
 //! - [`qr`] makes and checks the URLs of QR pictures.
@@ -17,5 +18,6 @@ pub mod dns;
 pub mod event;
 pub mod guard;
 pub mod headers;
+pub mod mail;
 pub mod qr;
 pub mod url;

@@ -9,9 +9,10 @@
 //!
 //! [`account`] sends the signed requests, with the keys that [`profile`] reads and stores.
 //! [`order`] places orders, and triggers the outcomes of the sandbox for tests. [`listen`] forwards
-//! webhooks to an endpoint that the service cannot reach, such as one on a laptop. [`endpoints`]
-//! changes where the service sends webhooks. [`tail`] follows orders and webhook attempts.
-//! [`webhooks`] lists missed webhooks and has them sent again. [`certify`] sends webhooks to an endpoint and judges its responses,
+//! webhooks to an endpoint that the service cannot reach, such as one on a laptop. [`endpoints`] and
+//! [`notices`] change where the service sends webhooks and notices. [`tail`] follows orders and
+//! webhook attempts. [`webhooks`] lists missed webhooks and has them sent again. [`certify`] sends
+//! webhooks to an endpoint and judges its responses,
 //! and [`checklist`] lists what else must be true before real customers order. [`output`] prints
 //! results.
 
@@ -20,6 +21,7 @@ pub mod certify;
 mod checklist;
 mod endpoints;
 mod listen;
+mod notices;
 mod order;
 mod output;
 mod profile;
@@ -50,6 +52,7 @@ const EXAMPLES: &str = "Examples:
   esim-partner redeliver 20250129123456123456789012
   esim-partner redeliver evt_019a0000000070008000000000000001
   esim-partner endpoints list
+  esim-partner notices set --email ops@example.com
   esim-partner certify https://shop.example.com/webhooks
 
 The keys:
@@ -199,6 +202,9 @@ enum AccountCommand {
     /// List and change the endpoints that receive your webhooks
     #[command(subcommand)]
     Endpoints(Endpoints),
+    /// Show or change where you are told that an endpoint fails or that keys end
+    #[command(subcommand, after_help = notices::EXAMPLES)]
+    Notices(notices::Notices),
     /// Send realistic webhooks to your endpoint, judge its answers, and print a go-live checklist
     ///
     /// Some webhooks are valid and must be acknowledged with a 2xx. Others are forged, changed or
@@ -288,6 +294,7 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
             account.send("GET", "/orders", &query, None).await?
         }
         AccountCommand::Endpoints(endpoints) => endpoints.send(&account).await?,
+        AccountCommand::Notices(notices) => notices.run(&account).await?,
         AccountCommand::Options => account.send("GET", "/options", "limit=100", None).await?,
         AccountCommand::Redeliver { id, .. } => {
             let of = if listen::is_event(id) {

@@ -20,9 +20,11 @@ use store::{
     config::MasterKeyConfig,
     deliveries::events::Kind,
     partners::{self, Limit, NewLimits, NewPartner, Partner},
+    self_service::{self, Channel},
     vault::Keyring,
 };
-use webhooks::{config::HttpConfig, guard, url::WebhookUrl};
+use time::OffsetDateTime;
+use webhooks::{config::HttpConfig, guard, mail, url::WebhookUrl};
 
 use crate::{
     console::Console,
@@ -273,8 +275,14 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             console.print_list(&partners, none, row)
         }
         Command::Show(which) => {
-            let partner = find(&mut console.connect().await?, &which.partner).await?;
-            console.print(&partner, || describe(&partner))
+            let mut connection = console.connect().await?;
+            let partner = find(&mut connection, &which.partner).await?;
+            let channel = self_service::channel(&mut connection, partner.partner_id.into()).await?;
+            let shown = Shown {
+                partner,
+                notices: channel.as_ref().map(Notices::of),
+            };
+            console.print(&shown, || shown.describe())
         }
         Command::SetWebhook {
             which,
@@ -417,6 +425,58 @@ fn row(partner: &Partner) -> Row<6> {
     }
     let webhook_url = or_dash(partner.webhook_url.as_ref());
     cells!(partner: partner_id, name, environment, access_key, state = state, webhook_url = webhook_url)
+}
+
+/// A partner with the state of its channel for notices.
+#[derive(serde::Serialize)]
+struct Shown {
+    #[serde(flatten)]
+    partner: Partner,
+    notices: Option<Notices>,
+}
+
+/// The channel for notices. Its URL or address is left out, because output ends up in tickets and
+/// logs, and an address is personal data.
+#[derive(serde::Serialize)]
+struct Notices {
+    /// `url` or `email`.
+    channel: &'static str,
+    state: String,
+    failures: i32,
+    #[serde(with = "time::serde::rfc3339::option")]
+    verified_at: Option<OffsetDateTime>,
+}
+
+impl Notices {
+    fn of(channel: &Channel) -> Self {
+        Self {
+            channel: if mail::is_mail(&channel.target) {
+                "email"
+            } else {
+                "url"
+            },
+            state: channel.state.clone(),
+            failures: channel.failures,
+            verified_at: channel.verified_at,
+        }
+    }
+}
+
+impl Shown {
+    fn describe(&self) -> String {
+        let notices = self.notices.as_ref().map(|notices| {
+            let verified = notices
+                .verified_at
+                .map(|at| format!(", verified {}", utc(at)));
+            let Notices { channel, state, .. } = notices;
+            format!("{state} ({channel}{})", verified.unwrap_or_default())
+        });
+        format!(
+            "{}\n{}",
+            describe(&self.partner),
+            properties(&[("notices", or_dash(notices))])
+        )
+    }
 }
 
 fn describe(partner: &Partner) -> String {

@@ -58,7 +58,7 @@ use store::{
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::{sync::Semaphore, task::JoinHandle};
 use webhooks::{
-    config::{GuardConfig, HttpConfig, QrConfig, public_url},
+    config::{GuardConfig, HttpConfig, MailConfig, QrConfig, SourceConfig, public_url},
     dns::Dns,
     qr::{QrGate, QrUrls},
 };
@@ -191,6 +191,12 @@ pub struct Config {
 
     #[command(flatten)]
     pub http: HttpConfig,
+
+    #[command(flatten)]
+    pub mail: MailConfig,
+
+    #[command(flatten)]
+    pub source: SourceConfig,
 
     #[command(flatten)]
     pub database: PoolConfig,
@@ -396,6 +402,8 @@ fn self_service(
         guard,
         qr: QrUrls::new(config.public_url.clone(), parts.qr_keys.clone()),
         providers: config.providers.clone(),
+        mail_from: config.mail.sender().map(str::to_owned),
+        source_addresses: config.source.source_addresses.texts(),
         stop: shutdown.soft(),
     })
 }
@@ -434,6 +442,7 @@ fn router(
     );
     let pictures = QrRenderer::new(gate, limits);
     let document = openapi::document(&config.brand).context("the OpenAPI document")?;
-    let pages = pages::router(&config.brand, &document);
+    let sources = config.source.source_addresses.texts();
+    let pages = pages::router(&config.brand, &document, &sources);
     Ok(routes::router(Arc::new(app), pages, pictures, observer))
 }

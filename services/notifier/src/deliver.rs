@@ -18,6 +18,7 @@
 mod record;
 
 use std::{
+    borrow::Cow,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -32,12 +33,14 @@ use pipeline::{
     worker::{Class, Found, Look, Permit, Stage, Ticket, Trigger},
 };
 use runtime::{Shutdown, clock, outage};
+use signing::code;
 use store::{
     Database, PgConnection,
     deliveries::{
         self, Attempted, Claim, Content, Delivery,
         endpoints::{BlockPolicy, EndpointKey},
-        events::Subject,
+        events::{Event, Kind, Subject},
+        notices::{self, Notice},
     },
     profile::Profile,
     vault::{Purpose, Vault},
@@ -47,11 +50,13 @@ use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span, field::Empty, info_span};
 use url::Url;
-use webhooks::{body::Body, event, qr::QrUrls};
+use webhooks::{body::Body, event, mail::EmailAddress, qr::QrUrls};
 
 use self::record::{Attempts, WithoutUrl};
 use crate::{
     endpoint::{Endpoint, Endpoints},
+    mail::{self, Mail, Mailer},
+    mail_text,
     metrics::Metrics,
     outcome::{self, Failure, LogIds, Tried},
     schedule::{EndpointResponse, Next, Schedule},
@@ -76,13 +81,20 @@ pub fn lease(timeout: Duration) -> Duration {
 pub struct Deliver {
     database: Database,
     vault: Vault,
-    sender: Sender,
+    transports: Transports,
     settings: Settings,
     endpoints: Endpoints,
     metrics: Arc<Metrics>,
     attempts: GroupCommit<Attempts>,
     without_url: GroupCommit<WithoutUrl>,
     stop: CancellationToken,
+}
+
+/// How requests leave: webhooks to URLs, and notices to e-mail addresses.
+pub struct Transports {
+    pub sender: Sender,
+    /// `None` if no relay is configured.
+    pub mailer: Option<Mailer>,
 }
 
 /// The settings of the stage.
@@ -101,16 +113,21 @@ impl Deliver {
     pub fn new(
         database: Database,
         vault: Vault,
-        sender: Sender,
+        transports: Transports,
         settings: Settings,
         metrics: Arc<Metrics>,
         shutdown: &Shutdown,
     ) -> Self {
-        let attempts = Attempts::start(database.clone(), settings.block_policy, shutdown);
+        let attempts = Attempts::start(
+            database.clone(),
+            settings.block_policy,
+            Arc::clone(&metrics),
+            shutdown,
+        );
         let without_url = WithoutUrl::start(database.clone(), shutdown);
         Self {
             vault,
-            sender,
+            transports,
             settings,
             endpoints: Endpoints::default(),
             metrics,
@@ -214,10 +231,13 @@ impl Deliver {
     /// Decides what an attempt leads to. The schedule decides, except that nothing is left to send
     /// once a profile is erased, and that a [test](is_test) is never retried.
     fn next_step(&self, delivery: &Delivery, tried: &Tried) -> Next {
-        if matches!(tried, Err(Failure::Erased)) {
+        if matches!(tried, Err(Failure::Erased | Failure::NoChannel)) {
             return Next::Exhausted;
         }
         let response = tried.as_ref().ok().map(|(response, _)| *response);
+        if response.is_some_and(|reply| mail::refused_for_good(reply.status)) && is_mail(delivery) {
+            return Next::Exhausted;
+        }
         let attempts_of_schedule = delivery.attempt.saturating_sub(delivery.schedule_start);
         let schedule = &self.settings.schedule;
         match schedule.next(attempts_of_schedule, response, rand::random()) {
@@ -316,7 +336,11 @@ impl Deliver {
         now: OffsetDateTime,
     ) -> Tried {
         let url = endpoint.url.as_ref().map_err(|error| *error)?;
-        let (body, kind) = self.body(&delivery.content)?;
+        let content = self.content(delivery).await?;
+        if is_mail(delivery) {
+            return self.mail(delivery, &content, now).await;
+        }
+        let (body, kind) = self.body(&content)?;
         let secrets = endpoint
             .secrets
             .as_ref()
@@ -338,12 +362,75 @@ impl Deliver {
         )
         .map_err(|_| Failure::Unwritable)?;
         let answer = self
+            .transports
             .sender
             .post(url.clone(), headers, body, now)
             .instrument(span.clone())
             .await;
         record_answer(&span, &answer);
         Ok(answer?)
+    }
+
+    /// The content as it is sent. The code that verifies a channel for notices is made here, anew for
+    /// each attempt, and only its digest is stored, before the code leaves. So no database and no
+    /// other process ever holds a code.
+    async fn content<'a>(&self, delivery: &'a Delivery) -> Result<Cow<'a, Content>, Failure> {
+        let Content::Event(event) = &delivery.content else {
+            return Ok(Cow::Borrowed(&delivery.content));
+        };
+        let Subject::Notice {
+            kind: kind @ Kind::NoticeVerify,
+            notice,
+        } = &event.subject
+        else {
+            return Ok(Cow::Borrowed(&delivery.content));
+        };
+        let channel = delivery.endpoint.id;
+        let code = code::generate().map_err(|_| Failure::Unwritable)?;
+        let digest = code::digest(channel.uuid().as_bytes(), &code);
+        let noted = self
+            .database
+            .run(async |connection| notices::note_code(connection, channel, &digest).await)
+            .await
+            .map_err(Failure::Code)?;
+        if !noted {
+            return Err(Failure::NoChannel);
+        }
+        let notice = Notice {
+            code: Some(code),
+            ..notice.clone()
+        };
+        let subject = Subject::Notice {
+            kind: *kind,
+            notice,
+        };
+        Ok(Cow::Owned(Content::Event(Event {
+            created_at: event.created_at,
+            subject,
+        })))
+    }
+
+    /// Mails a notice. The status of the response is the reply code of the relay.
+    async fn mail(&self, delivery: &Delivery, content: &Content, now: OffsetDateTime) -> Tried {
+        let mailer = self.transports.mailer.as_ref().ok_or(Failure::NoRelay)?;
+        let target = delivery.webhook_url.as_deref().unwrap_or_default();
+        let to = EmailAddress::of_target(target).ok_or(Unanswered::BadUrl)?;
+        // Nothing but notices goes to e-mail addresses.
+        let Content::Event(Event {
+            subject: Subject::Notice { kind, notice },
+            ..
+        }) = content
+        else {
+            return Err(Failure::Unwritable);
+        };
+        let mail = Mail {
+            id: &delivery.webhook_id(),
+            to: &to,
+            subject: &mail_text::subject(*kind, notice),
+            text: &mail_text::text(*kind, notice, &delivery.environment),
+            at: now,
+        };
+        Ok((mailer.send(&mail).await?, Vec::new()))
     }
 
     /// Makes the body of the webhook. The second part is the kind of an event; it is `None` for the
@@ -458,6 +545,14 @@ impl Stage for Deliver {
 /// would not show the state of the endpoint at the time when the partner asked.
 fn is_test(delivery: &Delivery) -> bool {
     matches!(&delivery.content, Content::Event(event) if event.subject == Subject::WebhookTest)
+}
+
+/// Whether the delivery goes to an e-mail address.
+fn is_mail(delivery: &Delivery) -> bool {
+    delivery
+        .webhook_url
+        .as_deref()
+        .is_some_and(webhooks::mail::is_mail)
 }
 
 /// The trace context that the endpoint gets if no span is recorded here: that of the order for the

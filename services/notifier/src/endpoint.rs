@@ -16,6 +16,7 @@ use store::{
     vault::{Vault, VaultError},
 };
 use url::Url;
+use webhooks::mail::is_mail;
 
 use crate::webhook::Unanswered;
 
@@ -50,6 +51,17 @@ impl Endpoint {
     }
 }
 
+/// The lane of all e-mail addresses, because one relay takes all mails.
+const MAILS: &str = "mailto:";
+
+fn host_of<'a>(delivery: &'a Delivery, target: &str) -> &'a str {
+    if is_mail(target) {
+        MAILS
+    } else {
+        delivery.webhook_host.as_deref().unwrap_or_default()
+    }
+}
+
 /// The cache of endpoints by id. It never serves an outdated endpoint, because each delivery
 /// brings the current URL and secrets from PostgreSQL to compare with.
 #[derive(Default)]
@@ -79,7 +91,7 @@ impl Endpoints {
         ];
         let open = |sealed: &Vec<u8>| further::open_secret(vault, key, sealed);
         let endpoint = Arc::new(Endpoint {
-            host: delivery.webhook_host.as_deref().unwrap_or_default().into(),
+            host: host_of(delivery, url_text).into(),
             url: url_text.parse().map_err(|_| Unanswered::BadUrl),
             secrets: sealed.iter().flatten().map(open).collect(),
             url_text: url_text.to_owned(),

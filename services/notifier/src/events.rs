@@ -1,20 +1,25 @@
 //! The work of the notifier that no message announces: it moves waiting deliveries to a new URL,
-//! works off redeliveries, makes the events about ending keys, and deletes old events. [`crate::run`] starts it in every
+//! works off redeliveries, makes the events about ending keys and the notices about our addresses,
+//! and deletes old events. [`crate::run`] starts it in every
 //! replica. Replicas may do the same work at the same time, because each statement leaves out what
 //! another process is working on, or changes nothing the second time.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use pipeline::{Effect, perform};
 use runtime::{Shutdown, outage};
 use store::{
     Database,
     deliveries::{
-        endpoints, events,
+        endpoints,
+        events::{self, Kind},
+        notices,
         redeliveries::{self, Redelivery},
     },
 };
 use tokio::time::Instant;
+
+use crate::metrics::Metrics;
 
 /// How often endpoints with a new URL are looked for.
 const LOOK: Duration = Duration::from_millis(500);
@@ -23,30 +28,53 @@ const SLOW_LOOK: Duration = Duration::from_mins(1);
 /// The most rows of one statement.
 const BATCH: u32 = 500;
 
-/// Runs until the soft stop. An event about a key is made when the key ends within `notice`. A
-/// redelivery makes at most `most_due` deliveries of its partner due at a time.
+/// What events, notices and redeliveries are made of.
+pub struct Causes {
+    /// An event about a key is made when the key ends within this time (`KEY_EXPIRING_NOTICE`).
+    pub key_notice: Duration,
+    /// The addresses from which webhooks come (`SOURCE_ADDRESSES`).
+    pub source_addresses: Vec<String>,
+    /// A redelivery makes at most this many deliveries of an endpoint due at a time
+    /// (`REDELIVERY_DUE`).
+    pub redelivery_due: u32,
+}
+
+/// Runs until the soft stop.
 pub async fn run(
     database: Database,
-    notice: Duration,
-    most_due: u32,
+    causes: Causes,
+    metrics: Arc<Metrics>,
     shutdown: Shutdown,
 ) -> anyhow::Result<()> {
     let mut ticks = shutdown.ticks(LOOK);
     let mut slow: Option<Instant> = None;
+    let mut addresses_told = false;
     while ticks.next().await {
+        // Once after each start, because a setting changes with a restart. During an upgrade old and
+        // new processes may have different lists, and would otherwise tell them in turn.
+        if !addresses_told {
+            match tell_addresses(&database, &causes.source_addresses, &metrics).await {
+                Ok(()) => addresses_told = true,
+                Err(error) => {
+                    if let Some(others) = outage::DATABASE.failed() {
+                        tracing::error!(%error, others, "cannot compare SOURCE_ADDRESSES with those that partners were told; trying again");
+                    }
+                }
+            }
+        }
         if let Err(error) = move_waiting(&database, &shutdown).await
             && let Some(others) = outage::DATABASE.failed()
         {
             tracing::error!(%error, others, "cannot move deliveries to a new URL; trying again");
         }
-        if let Err(error) = redeliver(&database, most_due, &shutdown).await
+        if let Err(error) = redeliver(&database, causes.redelivery_due, &shutdown).await
             && let Some(others) = outage::DATABASE.failed()
         {
             tracing::error!(%error, others, "cannot continue redeliveries; trying again");
         }
         if slow.is_none_or(|last| last.elapsed() >= SLOW_LOOK) {
             slow = Some(Instant::now());
-            if let Err(error) = look_at_all(&database, notice, &shutdown).await
+            if let Err(error) = look_at_all(&database, causes.key_notice, &metrics, &shutdown).await
                 && let Some(others) = outage::DATABASE.failed()
             {
                 tracing::error!(%error, others, "cannot make or delete events; trying again");
@@ -134,10 +162,31 @@ async fn redeliver(
     failed.map_or(Ok(()), Err)
 }
 
-/// Makes the events about ending keys, and deletes old events and redeliveries in batches.
+/// Tells partners the addresses from which webhooks come, if they have changed.
+async fn tell_addresses(
+    database: &Database,
+    addresses: &[String],
+    metrics: &Metrics,
+) -> Result<(), store::Error> {
+    let told = database
+        .run(async |connection| notices::source_addresses(connection, addresses).await)
+        .await?;
+    if told > 0 {
+        metrics.notices(Kind::NoticeSourceAddresses, told, false);
+        tracing::info!(
+            told,
+            "SOURCE_ADDRESSES have changed; partners with a verified channel are notified"
+        );
+    }
+    Ok(())
+}
+
+/// Makes the events and notices about ending keys, and deletes old events and redeliveries in
+/// batches.
 async fn look_at_all(
     database: &Database,
     notice: Duration,
+    metrics: &Metrics,
     shutdown: &Shutdown,
 ) -> Result<(), store::Error> {
     let made = database
@@ -148,6 +197,12 @@ async fn look_at_all(
             made,
             "old keys or webhook secrets end soon; their partners are notified"
         );
+    }
+    let told = database
+        .run(async |connection| notices::keys_expire(connection, notice).await)
+        .await?;
+    if told > 0 {
+        metrics.notices(Kind::NoticeKeysExpire, told, false);
     }
     loop {
         let gone = database

@@ -21,7 +21,8 @@
 //!   flight between endpoints.
 //! - [`endpoint`] prepares and caches what all webhooks of one partner share, and `client` holds
 //!   the connections to endpoints. [`webhooks::guard`] keeps webhooks out of private networks.
-//! - [`webhook`] sends one request and reads the response. [`schedule`] decides what a response
+//! - [`webhook`] sends one request and reads the response; [`mail`] sends the notices that go to
+//!   e-mail addresses, whose text `mail_text` makes. [`schedule`] decides what a response
 //!   leads to and when to retry. `outcome` says what the result is called in the database, the log
 //!   and the metrics. [`metrics`] declares the metrics.
 //! - `events` makes the events about keys that end soon, which no message announces. It also makes
@@ -35,6 +36,8 @@ mod client;
 pub mod deliver;
 pub mod endpoint;
 mod events;
+pub mod mail;
+mod mail_text;
 pub mod metrics;
 mod outcome;
 mod retention;
@@ -69,12 +72,13 @@ use store::{
     vault::Keyring,
 };
 use webhooks::{
-    config::{GuardConfig, QrConfig, public_url},
+    config::{GuardConfig, QrConfig, SourceConfig, public_url},
     qr::QrUrls,
 };
 
 use crate::{
-    deliver::{Deliver, Settings},
+    deliver::{Deliver, Settings, Transports},
+    mail::RelayConfig,
     metrics::Metrics,
     schedule::Schedule,
     webhook::Sender,
@@ -234,6 +238,18 @@ pub struct Config {
         value_parser = clap::value_parser!(u16).range(1..=10_000)
     )]
     pub redelivery_due: u16,
+
+    /// Maximum number of notices about its endpoints that a partner gets within 24 hours
+    ///
+    /// A partner with a verified channel for notices is told when an endpoint fails, is blocked,
+    /// recovers, or when the retries of a webhook have ended. Further notices are left out, so that
+    /// an endpoint that fails and recovers again and again does not flood people with mails.
+    #[arg(long, env = "NOTICES_PER_DAY", default_value_t = 50)]
+    pub notices_per_day: u32,
+    #[command(flatten)]
+    pub relay: RelayConfig,
+    #[command(flatten)]
+    pub source: SourceConfig,
     /// Maximum number of stored rows per second that retention reads, per process; 0 erases nothing
     ///
     /// Retention erases data that has been kept for longer than `esimctl retention list` shows. The
@@ -316,6 +332,7 @@ impl Config {
                 failures: self.endpoint_failures.into(),
                 first: self.endpoint_block,
                 longest: self.endpoint_block_longest,
+                notices_per_day: self.notices_per_day,
             },
         }
     }
@@ -349,6 +366,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         .map_err(BadSetting::error)?;
     let qr_keys = config.qr.keys().map_err(BadSetting::error)?;
     let sender = config.sender()?;
+    let mailer = config.relay.mailer(config.webhook_timeout)?;
     let nats = Nats::connect(&config.nats, "notifier").await?;
 
     let readiness = Readiness::new(&shutdown, &["database"]);
@@ -371,16 +389,21 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         "retention",
         retention::run(database.clone(), config.retention_rate, shutdown.clone()),
     );
+    let metrics = Arc::new(Metrics::register());
+    let causes = events::Causes {
+        key_notice: config.key_expiring_notice,
+        source_addresses: config.source.source_addresses.texts(),
+        redelivery_due: config.redelivery_due.into(),
+    };
     shutdown.spawn(
         "events",
         events::run(
             database.clone(),
-            config.key_expiring_notice,
-            config.redelivery_due.into(),
+            causes,
+            Arc::clone(&metrics),
             shutdown.clone(),
         ),
     );
-    let metrics = Arc::new(Metrics::register());
     shutdown.spawn(
         "metrics",
         report(database.clone(), Arc::clone(&metrics), shutdown.clone()),
@@ -395,7 +418,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let stage = Deliver::new(
         database.clone(),
         vault,
-        sender,
+        Transports { sender, mailer },
         settings,
         metrics,
         &shutdown,

@@ -9,7 +9,7 @@ use opentelemetry::{
 };
 use runtime::metrics::Instruments;
 use store::{
-    deliveries::endpoints::Backlog,
+    deliveries::{endpoints::Backlog, events::Kind},
     retention::{self, Class},
 };
 
@@ -28,6 +28,7 @@ pub struct Metrics {
     attempt_duration: Histogram<f64>,
     delivery_duration: Histogram<f64>,
     ready_duration: Histogram<f64>,
+    notices: Counter<u64>,
     overdue: Gauge<f64>,
     blocked: Gauge<u64>,
     exhausted: Gauge<u64>,
@@ -56,6 +57,7 @@ impl Metrics {
                  acknowledged",
                 &DELIVERY_BOUNDS,
             ),
+            notices: make.counter("esim.notices", "Notices to partners, by kind and outcome"),
             overdue: make.seconds(
                 "esim.due.oldest",
                 "How long the oldest due row has been due, without blocked endpoints",
@@ -79,6 +81,17 @@ impl Metrics {
     /// `no_endpoint`, or `deferred` if it was not attempted because its host was full.
     pub fn delivery(&self, outcome: &'static str) {
         self.deliveries.add(1, &[KeyValue::new("outcome", outcome)]);
+    }
+
+    /// Counts notices of a kind that were made, or left out because their partner had got too many.
+    pub fn notices(&self, kind: Kind, count: u64, left_out: bool) {
+        let outcome = if left_out { "left_out" } else { "made" };
+        let name = kind.as_str();
+        let of = [
+            KeyValue::new("kind", name.strip_prefix("notice.").unwrap_or(name)),
+            KeyValue::new("outcome", outcome),
+        ];
+        self.notices.add(count, &of);
     }
 
     pub fn attempt(&self, environment: &str, class: &'static str, took: Duration) {

@@ -48,6 +48,13 @@ pub(crate) enum Failure {
     Headers(store::Error),
     #[error("the webhook cannot be encoded")]
     Unwritable,
+    #[error("the code for the channel cannot be stored: {0}")]
+    Code(store::Error),
+    /// It was verified or removed after the delivery was claimed.
+    #[error("the channel is verified already or was removed, so no code is sent")]
+    NoChannel,
+    #[error("no mail relay is configured any more (SMTP_URL)")]
+    NoRelay,
 }
 
 /// The result of an attempt: a response and the beginning of its body, or a failure.
@@ -67,8 +74,14 @@ pub(crate) fn class(tried: &Tried) -> &'static str {
         },
         Err(Failure::Unanswered(unanswered)) => unanswered.class(),
         Err(Failure::Erased) => "erased",
+        Err(Failure::NoChannel) => "no_channel",
+        Err(Failure::NoRelay) => "no_relay",
         Err(
-            Failure::Profile(_) | Failure::Secret(_) | Failure::Headers(_) | Failure::Unwritable,
+            Failure::Profile(_)
+            | Failure::Secret(_)
+            | Failure::Headers(_)
+            | Failure::Unwritable
+            | Failure::Code(_),
         ) => "unreadable",
     }
 }

@@ -11,6 +11,7 @@
 //! - [`client`]: a partner that signs and sends orders, and invalid requests on purpose; [`raw`]:
 //!   the same as bytes.
 //! - [`receiver`]: a partner's webhook endpoint that records what it gets.
+//! - [`mailbox`]: the operator's mail relay, which records the mails to partners.
 //! - [`esimctl`]: the operator's command line, run as a program.
 //! - [`settings`]: the settings of a stage on a database of its own.
 //! - [`process`], [`nats`], [`postgres`], [`database`]: the parts a stack consists of.
@@ -27,6 +28,7 @@ pub mod client;
 pub mod database;
 pub mod esimctl;
 pub mod http;
+pub mod mailbox;
 pub mod names;
 pub mod nats;
 pub mod ports;

@@ -17,7 +17,8 @@ use uuid::Uuid;
 use super::{
     defer,
     endpoints::EndpointKey,
-    events::{self, Event, Subject},
+    events::{self, Event, Kind, Subject},
+    notices::Notice,
     put_back, uuids,
 };
 use crate::{Error, Result, age, retry_conflicts, seconds, unsigned};
@@ -257,6 +258,7 @@ struct Row {
     schedule_start: i32,
     credential: Option<String>,
     ends_at: Option<OffsetDateTime>,
+    notice: Option<String>,
     topup_id: Option<String>,
     order_id: Option<Uuid>,
     external_order_id: Option<String>,
@@ -298,7 +300,7 @@ async fn read(
     let rows = sqlx::query_as!(
         Row,
         r#"SELECT d.delivery_id, d.partner_id, d.endpoint_id, d.kind, d.created_at, d.attempt, d.schedule_start,
-                  d.credential, d.ends_at, d.topup_id, d.order_id,
+                  d.credential, d.ends_at, d.notice::text AS notice, d.topup_id, d.order_id,
                   o.external_order_id AS "external_order_id?", t.option_id AS "option_id?", o.traceparent,
                   extract(epoch FROM now() - o.created_at)::float8 AS age,
                   e.iccid, e.profile, e.erased_at IS NOT NULL AS "erased!",
@@ -306,12 +308,13 @@ async fn read(
                   l.refusal_status, l.refusal_message,
                   -- The same conditions as in `operator::deliveries::resendable`: the endpoint was
                   -- deleted or no longer wants the event, its order was refused or its topup is ready
-                  -- after all, or a test could not be sent within five minutes.
+                  -- after all, or a test or a code for notices could not be sent in time.
                   d.endpoint_id IS NOT NULL AND f.endpoint_id IS NULL
                   OR CASE d.kind
                       WHEN 'topup.ready' THEN false
                       WHEN 'webhook.test' THEN d.created_at < now() - interval '5 minutes'
-                      ELSE d.kind <> ALL (CASE WHEN d.endpoint_id IS NULL THEN p.webhook_events ELSE f.events END)
+                      WHEN 'notice.verify' THEN f.verified_at IS NOT NULL OR d.created_at < now() - interval '30 minutes'
+                      ELSE d.kind NOT LIKE 'notice.%' AND d.kind <> ALL (CASE WHEN d.endpoint_id IS NULL THEN p.webhook_events ELSE f.events END)
                            OR (d.kind = 'topup.failed'
                                AND (t.state = 'failed' AND o.refused_at IS NULL AND e.ready_at IS NULL) IS NOT TRUE)
                   END AS "pointless!",
@@ -443,7 +446,18 @@ impl Row {
                 ends_at: self.ends_at?,
             }),
             "webhook.test" => Some(Subject::WebhookTest),
-            _ => None,
+            name => self.notice(Kind::notice(name)?),
         }
+    }
+
+    fn notice(&mut self, kind: Kind) -> Option<Subject> {
+        let stored = self.notice.take();
+        let mut notice: Notice = match &stored {
+            Some(text) => serde_json::from_str(text).ok()?,
+            None => Notice::default(),
+        };
+        notice.credential = self.credential.take();
+        notice.ends_at = self.ends_at;
+        Some(Subject::Notice { kind, notice })
     }
 }

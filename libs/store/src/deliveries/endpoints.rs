@@ -20,6 +20,10 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
+use super::{
+    events::Kind,
+    notices::{Change, Notice},
+};
 use crate::{Result, age, count, seconds, signed};
 
 /// The longest lease of a delivery. Work that is due later than this is not leased but waits for a
@@ -87,95 +91,167 @@ pub struct BlockPolicy {
     pub first: Duration,
     /// The upper limit of that duration.
     pub longest: Duration,
+    /// How many notices about its endpoints a partner gets within 24 hours.
+    pub notices_per_day: u32,
 }
 
 /// Forgets the failures of endpoints that have acknowledged something, and ends their blocks. A
 /// pause stays, because only an operator ends it. Endpoints without failures are not written.
+/// Returns the recoveries of those whose partners were told that they fail.
 pub(super) async fn forget_failures(
     connection: &mut PgConnection,
     endpoints: &[Uuid],
-) -> Result<()> {
-    let statement = sqlx::query!(
-        "WITH failing AS MATERIALIZED (
-             SELECT partner_id FROM endpoints
-             WHERE partner_id = ANY ($1) AND (failures > 0 OR blocked_until IS NOT NULL)
-               AND blocked_until IS DISTINCT FROM 'infinity'
-             -- In one order, so that two notifiers wait for each other instead of deadlocking.
-             ORDER BY partner_id
-             FOR UPDATE
-         )
-         UPDATE endpoints SET failures = 0, blocks = 0, blocked_until = NULL, probe = NULL
-         WHERE partner_id = ANY (ARRAY (SELECT partner_id FROM failing))",
+) -> Result<Vec<Change>> {
+    let query = sqlx::query!(
+        r#"WITH failing AS MATERIALIZED (
+               SELECT partner_id, told, failing_since FROM endpoints
+               WHERE partner_id = ANY ($1) AND (failures > 0 OR blocked_until IS NOT NULL OR told IS NOT NULL)
+                 AND blocked_until IS DISTINCT FROM 'infinity'
+               -- In one order, so that two notifiers wait for each other instead of deadlocking.
+               ORDER BY partner_id
+               FOR UPDATE
+           )
+           UPDATE endpoints e
+           SET failures = 0, blocks = 0, blocked_until = NULL, probe = NULL, failing_since = NULL, told = NULL,
+               told_at = CASE WHEN failing.told IS NULL THEN e.told_at ELSE now() END,
+               exhausted_told_at = CASE WHEN failing.told IS NULL THEN e.exhausted_told_at END
+           FROM failing
+           WHERE e.partner_id = failing.partner_id
+             AND e.partner_id = ANY (ARRAY (SELECT partner_id FROM failing))
+           RETURNING e.partner_id AS endpoint_id, failing.told IS NOT NULL AS "told!", failing.failing_since"#,
         endpoints,
     );
-    statement.execute(connection).await?;
-    Ok(())
+    let forgotten = query.fetch_all(connection).await?.into_iter();
+    let recovered = forgotten.filter(|row| row.told).map(|row| Change {
+        endpoint: row.endpoint_id,
+        kind: Kind::NoticeEndpointRecovered,
+        notice: Notice {
+            since: row.failing_since,
+            ..Notice::default()
+        },
+    });
+    Ok(recovered.collect())
 }
 
-/// Failed attempts of a batch in the shape of the statement.
-#[derive(Default)]
-pub(super) struct FailedAttempts {
-    endpoints: Vec<Uuid>,
-    /// The number of failed attempts of each of these endpoints.
-    counts: Vec<i32>,
-    /// All deliveries that were attempted.
-    deliveries: Vec<Uuid>,
+/// The failed attempts of one endpoint in a batch.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Failed {
+    pub deliveries: Vec<Uuid>,
+    /// The class and the status of the last one.
+    pub class: &'static str,
+    pub status: Option<i32>,
 }
 
-impl FailedAttempts {
-    /// From the deliveries of each endpoint.
-    pub(super) fn of(failed: &BTreeMap<Uuid, Vec<Uuid>>) -> Self {
-        let mut columns = Self::default();
-        for (endpoint, deliveries) in failed {
-            columns.endpoints.push(*endpoint);
-            columns.counts.push(signed(deliveries.len()));
-            columns.deliveries.extend(deliveries);
-        }
-        columns
-    }
-}
-
-/// Counts failed attempts, and blocks an endpoint once enough of them failed in a row. While an
-/// endpoint is blocked, only the failure of its probe counts: it begins the next block, which is
-/// twice as long.
+/// Counts failed attempts of endpoints, and blocks an endpoint once enough of them failed in a row.
+/// While an endpoint is blocked, only the failure of its probe counts: it begins the next block,
+/// which is twice as long. Returns what the partners are to be told: that half of the failures that
+/// block have happened, or that the endpoint is blocked.
 ///
 /// The inserted values are those of an endpoint's first failures. If it has a row already,
 /// the failures are added, and the endpoint is blocked if its probe failed or the sum reaches the
 /// limit. The condition at the end leaves a row alone while the endpoint is blocked, unless its
 /// probe is among the failed attempts, and always while it is paused.
+///
+/// `told` is what the partner is told, and `told_at` changes only together with it. So a row that
+/// has the time of this transaction there tells a change. An endpoint stays `blocked` in this sense
+/// when an operator ends its block, until it acknowledges something.
 pub(super) async fn count_failures(
     connection: &mut PgConnection,
-    failed: &FailedAttempts,
+    failed: &BTreeMap<Uuid, Failed>,
     policy: &BlockPolicy,
-) -> Result<()> {
-    let statement = sqlx::query!(
-        "INSERT INTO endpoints AS e (partner_id, failures, blocks, blocked_until, probe)
-         SELECT new.partner_id, new.failures, (new.failures >= $4)::int,
-                CASE WHEN new.failures >= $4 THEN now() + make_interval(secs => $5) END,
-                -- Only for the conflict below: the endpoint's probe, if it is among the failed attempts.
-                (SELECT known.probe FROM endpoints known
-                 WHERE known.partner_id = new.partner_id AND known.probe = ANY ($3))
-         FROM unnest($1::uuid[], $2::int[]) AS new (partner_id, failures)
-         ORDER BY new.partner_id
-         ON CONFLICT (partner_id) DO UPDATE
-         SET failures = e.failures + excluded.failures,
-             blocks = e.blocks + (e.probe IS NOT NULL OR e.failures + excluded.failures >= $4)::int,
-             blocked_until = CASE
-                 WHEN e.probe IS NOT NULL OR e.failures + excluded.failures >= $4
-                 -- The exponent is bounded, because 2 to the power of 1024 is no number.
-                 THEN now() + make_interval(secs => least($6::float8, $5::float8 * 2::float8 ^ least(e.blocks, 30)))
-             END,
-             probe = NULL
-         WHERE e.blocked_until IS NULL OR (e.blocked_until < 'infinity' AND e.probe = excluded.probe)",
-        &failed.endpoints,
-        &failed.counts,
-        &failed.deliveries,
+) -> Result<Vec<Change>> {
+    let endpoints: Vec<Uuid> = failed.keys().copied().collect();
+    let counts = failed
+        .values()
+        .map(|failed| signed(failed.deliveries.len()));
+    let counts: Vec<i32> = counts.collect();
+    let deliveries = failed.values().flat_map(|failed| &failed.deliveries);
+    let deliveries: Vec<Uuid> = deliveries.copied().collect();
+    let query = sqlx::query!(
+        r#"INSERT INTO endpoints AS e
+               (partner_id, failures, blocks, blocked_until, probe, failing_since, told, told_at)
+           SELECT new.partner_id, new.failures, (new.failures >= $4)::int,
+                  CASE WHEN new.failures >= $4 THEN now() + make_interval(secs => $5) END,
+                  -- Only for the conflict below: the endpoint's probe, if it is among the failed attempts.
+                  (SELECT known.probe FROM endpoints known
+                   WHERE known.partner_id = new.partner_id AND known.probe = ANY ($3)),
+                  now(), CASE WHEN new.failures >= $4 THEN 'blocked' WHEN new.failures * 2 >= $4 THEN 'failing' END,
+                  CASE WHEN new.failures * 2 >= $4 THEN now() END
+           FROM unnest($1::uuid[], $2::int[]) AS new (partner_id, failures)
+           ORDER BY new.partner_id
+           ON CONFLICT (partner_id) DO UPDATE
+           SET failures = e.failures + excluded.failures,
+               blocks = e.blocks + (e.probe IS NOT NULL OR e.failures + excluded.failures >= $4)::int,
+               blocked_until = CASE
+                   WHEN e.probe IS NOT NULL OR e.failures + excluded.failures >= $4
+                   -- The exponent is bounded, because 2 to the power of 1024 is no number.
+                   THEN now() + make_interval(secs => least($6::float8, $5::float8 * 2::float8 ^ least(e.blocks, 30)))
+               END,
+               probe = NULL,
+               failing_since = CASE
+                   WHEN e.failures = 0 AND e.blocked_until IS NULL AND e.told IS NULL THEN now()
+                   ELSE coalesce(e.failing_since, now())
+               END,
+               told = CASE
+                   WHEN e.probe IS NOT NULL OR e.failures + excluded.failures >= $4 THEN 'blocked'
+                   WHEN (e.failures + excluded.failures) * 2 >= $4 THEN coalesce(e.told, 'failing')
+                   ELSE e.told
+               END,
+               told_at = CASE
+                   WHEN e.told = 'blocked' THEN e.told_at
+                   WHEN e.probe IS NOT NULL OR e.failures + excluded.failures >= $4 THEN now()
+                   WHEN e.told IS NULL AND (e.failures + excluded.failures) * 2 >= $4 THEN now()
+                   ELSE e.told_at
+               END
+           WHERE e.blocked_until IS NULL OR (e.blocked_until < 'infinity' AND e.probe = excluded.probe)
+           RETURNING e.partner_id AS endpoint_id, e.failures, e.told, e.failing_since,
+                     (e.told_at = now()) IS TRUE AS "changed!""#,
+        &endpoints,
+        &counts,
+        &deliveries,
         signed(policy.failures),
         seconds(policy.first),
         seconds(policy.longest),
     );
-    statement.execute(connection).await?;
-    Ok(())
+    let counted = query.fetch_all(connection).await?.into_iter();
+    let changes = counted.filter(|row| row.changed).filter_map(|row| {
+        let last = failed.get(&row.endpoint_id)?;
+        let kind = match row.told?.as_str() {
+            "blocked" => Kind::NoticeEndpointBlocked,
+            _ => Kind::NoticeEndpointFailing,
+        };
+        let notice = Notice {
+            since: row.failing_since,
+            failures: Some(row.failures),
+            outcome: Some(last.class.to_owned()),
+            status: last.status,
+            ..Notice::default()
+        };
+        Some(Change {
+            endpoint: row.endpoint_id,
+            kind,
+            notice,
+        })
+    });
+    Ok(changes.collect())
+}
+
+/// Notes that the partners of these endpoints are told of a webhook whose retries have ended.
+/// Returns the endpoints whose partners were not told of another one before, since the endpoint
+/// recovered last or within a day.
+pub(super) async fn note_exhausted(
+    connection: &mut PgConnection,
+    endpoints: &[Uuid],
+) -> Result<Vec<Uuid>> {
+    let query = sqlx::query_scalar!(
+        "INSERT INTO endpoints AS e (partner_id, exhausted_told_at)
+         SELECT DISTINCT id, now() FROM unnest($1::uuid[]) AS new (id) ORDER BY id
+         ON CONFLICT (partner_id) DO UPDATE SET exhausted_told_at = excluded.exhausted_told_at
+         WHERE e.exhausted_told_at IS NULL OR e.exhausted_told_at < now() - interval '1 day'
+         RETURNING partner_id",
+        endpoints,
+    );
+    Ok(query.fetch_all(connection).await?)
 }
 
 /// An endpoint, as operators see it.

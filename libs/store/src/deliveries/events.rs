@@ -23,6 +23,7 @@ use uuid::Uuid;
 
 use super::{
     endpoints::EndpointKey,
+    notices::Notice,
     view::{self, View},
 };
 use crate::{Result, count, seconds};
@@ -39,6 +40,20 @@ pub enum Kind {
     KeyExpiring,
     /// The partner requested a test of its endpoint. It has a single attempt.
     WebhookTest,
+    // Notices go to the partner's channel for notices only: see [`super::notices`].
+    /// The code that verifies the channel.
+    NoticeVerify,
+    /// Half of the failures that block an endpoint have happened.
+    NoticeEndpointFailing,
+    NoticeEndpointBlocked,
+    /// An endpoint that was told as failing or blocked acknowledges again.
+    NoticeEndpointRecovered,
+    /// The retries of a webhook have ended.
+    NoticeWebhookExhausted,
+    /// As [`Self::KeyExpiring`].
+    NoticeKeysExpire,
+    /// The addresses from which webhooks come have changed.
+    NoticeSourceAddresses,
 }
 
 impl Kind {
@@ -48,6 +63,23 @@ impl Kind {
     /// The kinds that a further endpoint can get.
     pub const OF_FURTHER_ENDPOINTS: [Self; 3] =
         [Self::TopupReady, Self::TopupFailed, Self::KeyExpiring];
+
+    /// The kinds of notices.
+    pub const NOTICES: [Self; 7] = [
+        Self::NoticeVerify,
+        Self::NoticeEndpointFailing,
+        Self::NoticeEndpointBlocked,
+        Self::NoticeEndpointRecovered,
+        Self::NoticeWebhookExhausted,
+        Self::NoticeKeysExpire,
+        Self::NoticeSourceAddresses,
+    ];
+
+    /// The kind of a notice by its name.
+    pub fn notice(name: &str) -> Option<Self> {
+        let mut notices = Self::NOTICES.into_iter();
+        notices.find(|kind| kind.as_str() == name)
+    }
 
     /// The names of the kinds that a partner can choose, as errors list them.
     pub fn choices() -> String {
@@ -61,6 +93,13 @@ impl Kind {
             Self::TopupFailed => "topup.failed",
             Self::KeyExpiring => "key.expiring",
             Self::WebhookTest => "webhook.test",
+            Self::NoticeVerify => "notice.verify",
+            Self::NoticeEndpointFailing => "notice.endpoint_failing",
+            Self::NoticeEndpointBlocked => "notice.endpoint_blocked",
+            Self::NoticeEndpointRecovered => "notice.endpoint_recovered",
+            Self::NoticeWebhookExhausted => "notice.webhook_exhausted",
+            Self::NoticeKeysExpire => "notice.keys_expire",
+            Self::NoticeSourceAddresses => "notice.source_addresses",
         }
     }
 }
@@ -103,6 +142,10 @@ pub enum Subject {
         ends_at: OffsetDateTime,
     },
     WebhookTest,
+    Notice {
+        kind: Kind,
+        notice: Notice,
+    },
 }
 
 impl Subject {
@@ -111,6 +154,7 @@ impl Subject {
             Self::TopupFailed { .. } => Kind::TopupFailed,
             Self::KeyExpiring { .. } => Kind::KeyExpiring,
             Self::WebhookTest => Kind::WebhookTest,
+            Self::Notice { kind, .. } => *kind,
         }
     }
 }

@@ -22,6 +22,7 @@ mod due;
 pub mod endpoints;
 pub mod events;
 mod fan_out;
+pub mod notices;
 mod record;
 pub mod redeliveries;
 pub(crate) mod view;

@@ -11,13 +11,17 @@ use std::{
     time::Duration,
 };
 
-use domain::{DeliveryId, EndpointId};
-use sqlx::PgConnection;
+use domain::{DeliveryId, EndpointId, WebhookId};
+use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::endpoints::{self, BlockPolicy, FailedAttempts};
-use crate::{Result, retry_conflicts, seconds, signed};
+use super::{
+    endpoints::{self, BlockPolicy, Failed},
+    events::Kind,
+    notices::{self, Change, Made, Notice},
+};
+use crate::{Error, Result, retry_conflicts, seconds, signed};
 
 /// One ended attempt.
 #[derive(Clone, Debug)]
@@ -80,12 +84,16 @@ impl Attempted {
 /// Most batches contain only acknowledged first attempts, and cost one statement. The statements
 /// are separate transactions. If the process dies between them, the failures of an endpoint are
 /// counted late, which only delays its block.
+///
+/// What a partner is told of a change is created in the transaction of the change. Returns these
+/// notices.
 pub async fn record(
     connection: &mut PgConnection,
     attempts: &[Attempted],
     policy: &BlockPolicy,
-) -> Result<Vec<()>> {
+) -> Result<Made> {
     let mut effects = Effects::of(attempts);
+    let mut made = Made::default();
     let plain: Vec<&Attempted> = attempts
         .iter()
         .filter(|attempted| attempted.is_plain())
@@ -104,7 +112,7 @@ pub async fn record(
         .filter(|attempted| !recorded.contains(&attempted.id.uuid()))
         .collect();
     if !others.is_empty() {
-        retry_conflicts!(record_any(&mut *connection, &Columns::of(&others)))?;
+        made += retry_conflicts!(record_others(&mut *connection, &others, policy))?;
         let delivered = others.iter().filter(|attempted| attempted.is_delivered());
         effects
             .recovered
@@ -112,13 +120,52 @@ pub async fn record(
     }
     if !effects.recovered.is_empty() {
         let recovered: Vec<Uuid> = effects.recovered.into_iter().collect();
-        retry_conflicts!(endpoints::forget_failures(&mut *connection, &recovered))?;
+        made += retry_conflicts!(async {
+            let mut transaction = connection.begin().await?;
+            let changes = endpoints::forget_failures(&mut transaction, &recovered).await?;
+            let told = notices::about(&mut transaction, &changes, policy.notices_per_day).await?;
+            transaction.commit().await?;
+            Ok::<_, Error>(told)
+        })?;
     }
     if !effects.failed.is_empty() && policy.failures > 0 {
-        let failed = FailedAttempts::of(&effects.failed);
-        retry_conflicts!(endpoints::count_failures(&mut *connection, &failed, policy))?;
+        let failed = &effects.failed;
+        made += retry_conflicts!(async {
+            let mut transaction = connection.begin().await?;
+            let changes = endpoints::count_failures(&mut transaction, failed, policy).await?;
+            let told = notices::about(&mut transaction, &changes, policy.notices_per_day).await?;
+            transaction.commit().await?;
+            Ok::<_, Error>(told)
+        })?;
     }
-    Ok(vec![(); attempts.len()])
+    Ok(made)
+}
+
+/// Records attempts of any kind, and tells the partners whose first webhook is exhausted. A batch in
+/// which no retries end costs one statement.
+async fn record_others(
+    connection: &mut PgConnection,
+    attempts: &[&Attempted],
+    policy: &BlockPolicy,
+) -> Result<Made> {
+    let columns = Columns::of(attempts);
+    if !columns.states.contains(&"exhausted") {
+        record_any(connection, &columns).await?;
+        return Ok(Made::default());
+    }
+    let mut transaction = connection.begin().await?;
+    let exhausted = record_any(&mut transaction, &columns).await?;
+    let mut changes = Vec::new();
+    if !exhausted.is_empty() {
+        let endpoints: Vec<Uuid> = exhausted.iter().map(|row| row.endpoint_id).collect();
+        for endpoint in endpoints::note_exhausted(&mut transaction, &endpoints).await? {
+            let first = exhausted.iter().find(|row| row.endpoint_id == endpoint);
+            changes.extend(first.map(Exhausted::told));
+        }
+    }
+    let told = notices::about(&mut transaction, &changes, policy.notices_per_day).await?;
+    transaction.commit().await?;
+    Ok(told)
 }
 
 /// What a batch says about endpoints. Both parts are sorted by endpoint, so that two notifiers wait
@@ -127,7 +174,7 @@ struct Effects {
     /// Endpoints that acknowledged something, and whose failures are to be forgotten.
     recovered: BTreeSet<Uuid>,
     /// The failed attempts of each endpoint that acknowledged nothing in this batch.
-    failed: BTreeMap<Uuid, Vec<Uuid>>,
+    failed: BTreeMap<Uuid, Failed>,
 }
 
 impl Effects {
@@ -135,22 +182,50 @@ impl Effects {
         let delivered = attempts.iter().filter(|attempted| attempted.is_delivered());
         let acknowledging: HashSet<EndpointId> =
             delivered.map(|attempted| attempted.endpoint_id).collect();
-        let mut failed: BTreeMap<Uuid, Vec<Uuid>> = BTreeMap::new();
+        let mut failed: BTreeMap<Uuid, Failed> = BTreeMap::new();
         for attempted in attempts {
             let endpoint_failed = matches!(
                 attempted.result,
                 AttemptResult::Failed { endpoint: true, .. }
             );
             if endpoint_failed && !acknowledging.contains(&attempted.endpoint_id) {
-                failed
-                    .entry(attempted.endpoint_id.uuid())
-                    .or_default()
-                    .push(attempted.id.uuid());
+                let of_endpoint = failed.entry(attempted.endpoint_id.uuid()).or_default();
+                of_endpoint.deliveries.push(attempted.id.uuid());
+                of_endpoint.class = attempted.class;
+                of_endpoint.status = attempted.status.map(i32::from);
             }
         }
         Self {
             recovered: BTreeSet::new(),
             failed,
+        }
+    }
+}
+
+/// A webhook that [`record_any`] found exhausted.
+struct Exhausted {
+    delivery_id: Uuid,
+    endpoint_id: Uuid,
+    kind: String,
+    topup_id: Option<String>,
+    class: String,
+    status: Option<i32>,
+}
+
+impl Exhausted {
+    fn told(&self) -> Change {
+        // The webhook of a ready topup is named like the topup.
+        let of_topup = self.topup_id.clone().filter(|_| self.kind == "topup.ready");
+        let id = of_topup.unwrap_or_else(|| WebhookId::Event(self.delivery_id.into()).to_string());
+        Change {
+            endpoint: self.endpoint_id,
+            kind: Kind::NoticeWebhookExhausted,
+            notice: Notice {
+                webhook_id: Some(id),
+                outcome: Some(self.class.clone()),
+                status: self.status,
+                ..Notice::default()
+            },
         }
     }
 }
@@ -192,7 +267,7 @@ async fn record_acknowledged(
            WHERE d.delivery_id = new.delivery_id AND d.state = 'pending' AND d.attempt = 0
            RETURNING d.delivery_id, coalesce(d.endpoint_id, d.partner_id) AS "endpoint_id!",
                      (SELECT true FROM endpoints e
-                      WHERE e.partner_id = coalesce(d.endpoint_id, d.partner_id) AND (e.failures > 0 OR e.blocked_until IS NOT NULL)
+                      WHERE e.partner_id = coalesce(d.endpoint_id, d.partner_id) AND (e.failures > 0 OR e.blocked_until IS NOT NULL OR e.told IS NOT NULL)
                      ) IS TRUE AS "endpoint_failing!""#,
         &columns.ids,
         &columns.at,
@@ -212,10 +287,13 @@ async fn record_acknowledged(
 ///   the retry.
 /// - `waiting` holds exhausted deliveries for a person, and `acknowledged` ends that for deliveries
 ///   that were acknowledged after all.
-/// - The last step stores the attempts themselves. A repeat of the same batch finds them there and
+/// - `stored` stores the attempts themselves. A repeat of the same batch finds them there and
 ///   changes nothing.
-async fn record_any(connection: &mut PgConnection, columns: &Columns) -> Result<()> {
-    let statement = sqlx::query!(
+/// - The last step returns the webhooks whose retries have ended now, without tests and notices,
+///   because partners are not told of those.
+async fn record_any(connection: &mut PgConnection, columns: &Columns) -> Result<Vec<Exhausted>> {
+    let query = sqlx::query_as!(
+        Exhausted,
         r#"WITH new AS MATERIALIZED (
                SELECT *
                FROM unnest($1::uuid[], $2::int[], $3::timestamptz[], $4::int[], $5::int[], $6::text[],
@@ -234,7 +312,8 @@ async fn record_any(connection: &mut PgConnection, columns: &Columns) -> Result<
                  AND ((d.state = 'pending' AND d.attempt = new.attempt)
                       OR (new.state = 'delivered' AND d.state <> 'delivered'))
                RETURNING d.delivery_id, d.partner_id, coalesce(d.endpoint_id::text, '') AS lane, d.kind,
-                         new.state, new.retry_in
+                         coalesce(d.endpoint_id, d.partner_id) AS endpoint_id, d.topup_id, new.state, new.retry_in,
+                         new.class, new.status
            ), done AS (
                -- A delivery that ended needs no work.
                DELETE FROM work WHERE id = ANY (ARRAY (SELECT delivery_id FROM moved WHERE state <> 'pending'))
@@ -246,21 +325,25 @@ async fn record_any(connection: &mut PgConnection, columns: &Columns) -> Result<
                ON CONFLICT (id) DO UPDATE SET at = excluded.at
            ), waiting AS (
                -- Exhausted deliveries wait for an operator or their partner. A test does not, because it
-               -- is sent once.
+               -- is sent once, and neither does a notice, because an old one tells nothing any more.
                INSERT INTO held AS h (id, state, provider, lane, partner_id)
                SELECT delivery_id, state, '', lane, partner_id FROM moved
-               WHERE state = 'exhausted' AND kind <> 'webhook.test'
+               WHERE state = 'exhausted' AND kind <> 'webhook.test' AND kind NOT LIKE 'notice.%'
                ON CONFLICT (id) DO UPDATE SET state = excluded.state, at = excluded.at
            ), acknowledged AS (
                -- A late acknowledgement may find the delivery held.
                DELETE FROM held WHERE id = ANY (ARRAY (SELECT delivery_id FROM moved WHERE state = 'delivered'))
+           ), stored AS (
+               -- The last attempt of a delivered topup is on the delivery's own row. Attempts whose result
+               -- came too late are kept, too: they were made.
+               INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, status, class, answer)
+               SELECT delivery_id, attempt, at, duration_ms, status, class, answer FROM new
+               WHERE state <> 'delivered' OR is_event
+               ON CONFLICT DO NOTHING
            )
-           -- The last attempt of a delivered topup is on the delivery's own row. Attempts whose result
-           -- came too late are kept, too: they were made.
-           INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, status, class, answer)
-           SELECT delivery_id, attempt, at, duration_ms, status, class, answer FROM new
-           WHERE state <> 'delivered' OR is_event
-           ON CONFLICT DO NOTHING"#,
+           SELECT delivery_id AS "delivery_id!", endpoint_id AS "endpoint_id!", kind AS "kind!", topup_id,
+                  class AS "class!", status
+           FROM moved WHERE state = 'exhausted' AND kind <> 'webhook.test' AND kind NOT LIKE 'notice.%'"#,
         &columns.ids,
         &columns.attempts,
         &columns.at,
@@ -273,8 +356,7 @@ async fn record_any(connection: &mut PgConnection, columns: &Columns) -> Result<
         &columns.retries as &[Option<f64>],
         &columns.events,
     );
-    statement.execute(connection).await?;
-    Ok(())
+    Ok(query.fetch_all(connection).await?)
 }
 
 /// The attempts as the statements take them: one vector for each column.

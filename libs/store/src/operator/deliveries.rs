@@ -251,7 +251,8 @@ pub async fn resendable(
                   OR CASE d.kind
                       WHEN 'topup.ready' THEN e.erased_at IS NOT NULL
                       WHEN 'webhook.test' THEN true
-                      ELSE d.kind <> ALL (CASE WHEN d.endpoint_id IS NULL THEN p.webhook_events ELSE f.events END)
+                      WHEN 'notice.verify' THEN true
+                      ELSE d.kind NOT LIKE 'notice.%' AND d.kind <> ALL (CASE WHEN d.endpoint_id IS NULL THEN p.webhook_events ELSE f.events END)
                            OR (d.kind = 'topup.failed'
                                AND (t.state = 'failed' AND o.refused_at IS NULL AND e.ready_at IS NULL) IS NOT TRUE)
                   END AS "pointless!",
@@ -331,7 +332,7 @@ pub(crate) async fn resend(
              SELECT delivery_id, partner_id, endpoint_id, kind, attempt, state, attempted_at, duration_ms, status,
                     created_at
              FROM deliveries d
-             WHERE delivery_id = ANY ($1) AND kind <> 'webhook.test'
+             WHERE delivery_id = ANY ($1) AND kind <> 'webhook.test' AND kind <> 'notice.verify'
                AND ($2::text IS NULL OR state = $2)
                AND ($4::uuid IS NULL OR partner_id = $4)
                AND ($5::timestamptz IS NULL OR greatest(attempted_at, created_at) >= $5)

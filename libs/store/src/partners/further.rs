@@ -106,7 +106,7 @@ pub async fn change(
     // `was` locks the row and decides whether the URL changes.
     let query = sqlx::query_scalar!(
         r#"WITH was AS MATERIALIZED (
-               SELECT url FROM further_endpoints WHERE endpoint_id = $1 AND partner_id = $2 FOR UPDATE
+               SELECT url FROM further_endpoints WHERE endpoint_id = $1 AND partner_id = $2 AND purpose = 'webhooks' FOR UPDATE
            )
            UPDATE further_endpoints f
            SET url = coalesce($3::text, f.url), events = coalesce($4::text[], f.events),
@@ -143,7 +143,7 @@ pub async fn delete(connection: &mut PgConnection, endpoint: EndpointKey) -> Res
     .await?;
     let statement = sqlx::query_scalar!(
         r#"WITH gone AS (
-               DELETE FROM further_endpoints WHERE endpoint_id = $1 AND partner_id = $2 RETURNING endpoint_id
+               DELETE FROM further_endpoints WHERE endpoint_id = $1 AND partner_id = $2 AND purpose = 'webhooks' RETURNING endpoint_id
            ), health AS (
                DELETE FROM endpoints WHERE partner_id = ANY (ARRAY (SELECT endpoint_id FROM gone))
            ), waiting AS (
@@ -176,7 +176,7 @@ pub async fn rotate_secret(
          SET secret = $3,
              old_secret = CASE WHEN $4 = 0::float8 THEN NULL WHEN $5 THEN old_secret ELSE secret END,
              old_secret_until = CASE WHEN $4 > 0::float8 THEN now() + make_interval(secs => $4) END
-         WHERE endpoint_id = $1 AND partner_id = $2
+         WHERE endpoint_id = $1 AND partner_id = $2 AND purpose = 'webhooks'
            AND ($4 = 0::float8 OR coalesce(old_secret_until > now(), false) = $5)
          RETURNING old_secret_until",
         endpoint.id.uuid(),
@@ -201,7 +201,7 @@ pub async fn exists(
         return Ok(true);
     }
     let query = sqlx::query_scalar!(
-        r#"SELECT true AS "true!" FROM further_endpoints WHERE endpoint_id = $1 AND partner_id = $2"#,
+        r#"SELECT true AS "true!" FROM further_endpoints WHERE endpoint_id = $1 AND partner_id = $2 AND purpose = 'webhooks'"#,
         id.uuid(),
         partner_id.uuid(),
     );

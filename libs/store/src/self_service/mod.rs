@@ -12,6 +12,7 @@
 mod account;
 mod deliveries;
 mod endpoints;
+mod notices;
 mod orders;
 mod sandbox;
 mod webhooks;
@@ -29,6 +30,10 @@ pub use self::{
     endpoints::{
         AnyEndpoint, PauseChanged, change_endpoint, create_endpoint, delete_endpoint, endpoints,
         pause_endpoint, resume_endpoint,
+    },
+    notices::{
+        Channel, SetChannel, Verification, VerificationLimits, channel, remove_channel,
+        set_channel, verify_channel,
     },
     orders::{
         OrderHead, OrderPage, OrderState, Unit, UnitState, Units, count, order, orders, unit, units,

@@ -23,6 +23,7 @@ const BLOCK_POLICY: BlockPolicy = BlockPolicy {
     failures: 3,
     first: Duration::from_secs(10),
     longest: Duration::from_secs(35),
+    notices_per_day: 100,
 };
 
 impl Bench {
@@ -40,7 +41,7 @@ impl Bench {
     pub async fn record(&self, attempts: &[Attempted]) {
         let recorded =
             deliveries::record(&mut *self.connection().await, attempts, &BLOCK_POLICY).await;
-        assert_eq!(recorded.unwrap().len(), attempts.len());
+        recorded.unwrap();
     }
 
     async fn delivery(&self, topup: &TopupId) -> String {

@@ -8,6 +8,7 @@
 //!   rate limit. [`operator`]: operators' lists, searches and changes.
 //! - [`events`]: further events of an endpoint, and new URLs.
 //! - [`redeliveries`]: the list of a partner's webhooks, and many of them sent again.
+//! - [`notices`]: what partners are told on another channel.
 //! - [`self_service`]: what partners see and change themselves.
 //! - [`recover`]: recovery after an old dump is restored. [`cells`]: a partner moves to another cell.
 //! - [`archive`]: finished orders leave the tables and come back as they were.
@@ -43,6 +44,7 @@ mod further;
 mod machine;
 mod migrations;
 mod nodelay;
+mod notices;
 mod operator;
 mod orders;
 mod plans;

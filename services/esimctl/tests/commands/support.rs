@@ -267,6 +267,7 @@ pub async fn store_attempt(connection: &mut PgConnection, attempted: Attempted) 
         failures: 2,
         first: Duration::from_mins(1),
         longest: Duration::from_mins(1),
+        notices_per_day: 0,
     };
     deliveries::record(connection, &[attempted], &policy)
         .await

@@ -203,6 +203,20 @@ pub struct LimitsConfig {
     #[arg(long, env = "WEBHOOK_TEST_WAIT", default_value = "20s", value_parser = positive_duration)]
     pub webhook_test_wait: Duration,
 
+    /// Minimum time between two codes that verify a partner's channel for notices
+    ///
+    /// A code is sent when the partner sets a URL or an e-mail address. One that is asked for sooner
+    /// gets a 429 with Retry-After.
+    #[arg(long, env = "NOTICE_VERIFY_INTERVAL", default_value = "60s", value_parser = positive_duration)]
+    pub notice_verify_interval: Duration,
+
+    /// Maximum number of codes per partner within 24 hours that verify a channel for notices
+    ///
+    /// It bounds what a stranger gets whose e-mail address a partner names by mistake or on
+    /// purpose. A further code gets a 429 with Retry-After.
+    #[arg(long, env = "NOTICE_VERIFICATIONS_PER_DAY", default_value = "5")]
+    pub notice_verifications_per_day: NonZeroU32,
+
     /// Maximum number of QR pictures that are drawn at once
     ///
     /// Further pictures wait for up to `QR_WAIT`. The limit is low because drawing costs processor

@@ -357,6 +357,32 @@ pub(crate) enum Code {
     #[strum(props(status = 422, message = "Url {}"))]
     UrlForbidden,
 
+    /// The body must name either a `url` or an `email` for notices, and only one of them. Remove the
+    /// channel with `DELETE /notices`.
+    #[strum(props(
+        status = 422,
+        message = "Send either url or email, and only one of them"
+    ))]
+    NoticeChannelMissing,
+
+    /// The e-mail address cannot be used; the message says why. It must have the form
+    /// `name@example.com`, without a display name, quotes and an IP address.
+    #[strum(props(status = 422, message = "Email is invalid: {}"))]
+    EmailInvalid,
+
+    /// We send no mails, so notices can only go to a URL. Send a `url`.
+    #[strum(props(
+        status = 422,
+        message = "Notices are not sent by e-mail here; send a url"
+    ))]
+    EmailNotOffered,
+
+    /// The code is not the one that we sent last to your channel for notices, or no code is valid
+    /// any more; the message says which. A code is valid for half an hour, and five wrong ones end
+    /// it. Set the channel again with `PUT /notices` to get a new code.
+    #[strum(props(status = 422, message = "Code is invalid: {}"))]
+    NoticeCodeInvalid,
+
     /// The create-order request of this order may still be waiting for its answer. If the order
     /// were cancelled now, you could get a 201 for a cancelled order. Try again after `Retry-After`
     /// seconds, which are about 6 at most. If you have the 201 already, you rarely get this error:
@@ -459,6 +485,10 @@ pub(crate) enum Code {
     ))]
     FirstEndpoint,
 
+    /// There is no channel for notices that could be verified. Set one with `PUT /notices`.
+    #[strum(props(status = 409, message = "No channel for notices is set; set one first"))]
+    NoticesNotSet,
+
     /// You or we have changed your keys or your webhook secret, and the old ones are still valid.
     /// There can be only one old pair of keys, and one old secret, beside the new one. Try again
     /// when the overlap has ended, or ask us to end it.
@@ -526,6 +556,15 @@ pub(crate) enum Code {
         message = "The last test was a moment ago; try again after Retry-After seconds"
     ))]
     TestedRecently,
+
+    /// Your account has had a code for its channel for notices less than a minute ago, or five codes
+    /// within a day. This limit protects people whose address somebody names by mistake. Set the
+    /// channel after `Retry-After` seconds.
+    #[strum(props(
+        status = 429,
+        message = "Too many codes were sent for your notices; try again after Retry-After seconds"
+    ))]
+    VerificationLimited,
 
     /// We are overloaded, and this request stored nothing. An earlier request with the same
     /// `external_order_id` may have stored its order. Send the request again after `Retry-After`

@@ -23,6 +23,8 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
 const HTML: &str = "text/html; charset=utf-8";
 const TEXT: &str = "text/plain; charset=utf-8";
 const MARKDOWN: &str = "text/markdown; charset=utf-8";
+/// Where the guide and the reference say from which addresses webhooks come. [`router`] replaces it.
+const SOURCES: &str = "<!-- source addresses -->";
 /// What the page of errors begins with.
 const HEAD: &str = "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n\
     <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>Errors</title>\n\
@@ -70,12 +72,24 @@ fn pages(document: &str) -> [(&'static str, &'static str, String); 12] {
     .map(|(path, kind, text)| (path, kind, text.to_owned()))
 }
 
+/// What the pages say about the addresses from which webhooks come.
+fn source_sentence(sources: &[String]) -> String {
+    if sources.is_empty() {
+        "Ask us for the addresses from which our webhooks come.".into()
+    } else {
+        format!("Our webhooks come from {}.", sources.join(", "))
+    }
+}
+
 /// Makes the router. `document` is the `OpenAPI` document. `brand` replaces the neutral brand in
-/// the header names of all pages.
-pub(crate) fn router(brand: &str, document: &str) -> Router {
+/// the header names of all pages. `sources` are the addresses from which webhooks come, for the
+/// guide and the reference.
+pub(crate) fn router(brand: &str, document: &str, sources: &[String]) -> Router {
     let mut router = Router::new();
+    let sources = source_sentence(sources);
     for (path, kind, text) in pages(document) {
-        let text = Bytes::from(text.replace("X-Service-", &format!("X-{brand}-")));
+        let text = text.replace("X-Service-", &format!("X-{brand}-"));
+        let text = Bytes::from(text.replace(SOURCES, &sources));
         let headers = [
             (header::CONTENT_TYPE, kind),
             (header::CONTENT_SECURITY_POLICY, POLICY),
@@ -174,6 +188,17 @@ mod tests {
                 prefix.unwrap_or_else(|| panic!("this test does not know the rule {rule}"));
             !path.starts_with(prefix)
         })
+    }
+
+    #[test]
+    fn the_guide_and_the_reference_say_where_webhooks_come_from() {
+        for (route, _, text) in pages("{}") {
+            let places = usize::from(matches!(route, "/reference" | "/partner-guide.md"));
+            assert_eq!(text.matches(SOURCES).count(), places, "{route}");
+        }
+        assert!(source_sentence(&[]).contains("Ask us"));
+        let two = ["192.0.2.1".to_owned(), "2001:db8::/48".to_owned()];
+        assert!(source_sentence(&two).contains("192.0.2.1, 2001:db8::/48"));
     }
 
     /// A page that a proxy in front of ingress does not forward works in all other tests, and

@@ -34,6 +34,11 @@ pub(super) struct Account<'a> {
     created_at: OffsetDateTime,
     limits: AccountLimits,
     used: AccountUse,
+    /// The addresses and networks from which we send webhooks, for your firewall. An empty list
+    /// means that you have to ask us. The signature of a webhook proves that it comes from us; an
+    /// address does not.
+    #[schema(example = json!(["198.51.100.0/24", "2001:db8::1"]))]
+    source_addresses: &'a [String],
 }
 
 /// The limits of each process that answers requests. The service may consist of several processes.
@@ -85,6 +90,7 @@ pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
         used: AccountUse {
             orders_in_flight: app.admission.orders_in_flight(partner.id),
         },
+        source_addresses: &session.service().source_addresses,
     };
     Ok(json(StatusCode::OK, &account))
 }

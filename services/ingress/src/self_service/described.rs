@@ -176,6 +176,71 @@ pub(crate) struct EndpointChange {
     headers: Option<std::collections::BTreeMap<String, String>>,
 }
 
+/// The channel for notices: a URL or an e-mail address, and only one of them.
+#[derive(ToSchema)]
+pub(crate) struct NewNotices {
+    /// A URL on another server than your webhook endpoint: `https`, or for a sandbox account also
+    /// `http`, with at most 2048 bytes.
+    #[schema(example = "https://status.example.com/notices")]
+    url: Option<String>,
+    /// An e-mail address. It is possible only if `email_from` of the channel is not null.
+    #[schema(example = "ops@example.com")]
+    email: Option<String>,
+}
+
+/// The code that we have sent to the channel.
+#[derive(ToSchema)]
+pub(crate) struct NoticeCode {
+    #[schema(example = "7KQM-2XWB-9TRA")]
+    code: String,
+}
+
+/// A notice. Its type says what has happened, and its data has the fields that this type needs.
+#[derive(ToSchema)]
+pub(crate) struct NoticeEvent {
+    /// `notice.verify`, `notice.endpoint_failing`, `notice.endpoint_blocked`,
+    /// `notice.endpoint_recovered`, `notice.webhook_exhausted`, `notice.keys_expire` or
+    /// `notice.source_addresses`.
+    #[schema(example = "notice.endpoint_blocked")]
+    r#type: String,
+    #[schema(format = DateTime)]
+    timestamp: String,
+    data: NoticeData,
+}
+
+/// What has happened. Fields that do not apply to the type are missing.
+#[derive(ToSchema)]
+pub(crate) struct NoticeData {
+    /// What to do, as a sentence for people.
+    advice: String,
+    /// The endpoint that it is about.
+    endpoint_id: Option<Uuid>,
+    /// The host of the endpoint's URL.
+    #[schema(example = "shop.example.com")]
+    host: Option<String>,
+    /// Since when the endpoint fails, or failed until it recovered.
+    #[schema(format = DateTime)]
+    since: Option<String>,
+    /// The number of attempts that failed in a row.
+    failures: Option<i32>,
+    /// The outcome of the last failed attempt, such as `status_5xx` or `timeout`.
+    #[schema(example = "status_5xx")]
+    outcome: Option<String>,
+    /// Its HTTP status, if there was a response.
+    status: Option<i32>,
+    /// The `webhook-id` of the webhook whose retries have ended.
+    webhook_id: Option<String>,
+    /// What ends: `keys` or `webhook_secret`.
+    credential: Option<String>,
+    #[schema(format = DateTime)]
+    ends_at: Option<String>,
+    /// The addresses and networks from which webhooks come from now on.
+    addresses: Option<Vec<String>>,
+    /// The code of `notice.verify`.
+    #[schema(example = "7KQM-2XWB-9TRA")]
+    code: Option<String>,
+}
+
 /// The event to make in the sandbox.
 #[derive(ToSchema)]
 pub(crate) struct NewSandboxEvent {

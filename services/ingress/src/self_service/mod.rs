@@ -21,6 +21,7 @@ pub(crate) mod described;
 mod endpoints;
 mod events;
 mod listen;
+mod notices;
 pub(crate) mod openapi;
 mod options;
 mod orders;
@@ -98,6 +99,10 @@ pub(crate) struct SelfService {
     pub(crate) qr: QrUrls,
     /// The providers whose options live partners may order.
     pub(crate) providers: Vec<String>,
+    /// The sender of notices by e-mail; `None` if they can only go to URLs.
+    pub(crate) mail_from: Option<String>,
+    /// The addresses from which webhooks come; empty if partners have to ask for them.
+    pub(crate) source_addresses: Vec<String>,
     /// The soft stop, which ends requests that wait for something to happen.
     pub(crate) stop: CancellationToken,
 }
@@ -145,6 +150,11 @@ fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
         ("/endpoints/{endpoint_id}/pause", post(endpoints::pause)),
         ("/endpoints/{endpoint_id}/resume", post(endpoints::resume)),
         ("/endpoints/{endpoint_id}/test", post(endpoints::test)),
+        (
+            "/notices",
+            get(notices::show).put(notices::set).delete(notices::remove),
+        ),
+        ("/notices/verify", post(notices::verify)),
         ("/keys", post(account::rotate)),
         ("/sandbox/events", post(sandbox::make_event)),
     ]

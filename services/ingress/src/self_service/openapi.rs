@@ -18,10 +18,10 @@ use super::{
     account, delivery_list,
     described::{
         Archived, BadRequest, Denied, Internal, InvalidJson, KeyExpiring, Message, Messages,
-        NotFound, Overloaded, TooManyRequests, TopupFailed, Unauthorized, Unprocessable,
-        WebhookTest,
+        NotFound, NoticeEvent, Overloaded, TooManyRequests, TopupFailed, Unauthorized,
+        Unprocessable, WebhookTest,
     },
-    endpoints, events, listen, options, orders, sandbox, redeliveries, topups, webhook,
+    endpoints, events, listen, notices, options, orders, redeliveries, sandbox, topups, webhook,
 };
 use crate::{http::codes::Code, orders::create};
 
@@ -47,10 +47,11 @@ const PREFIX: &str = "X-Service-";
         events::redeliver, delivery_list::list, redeliveries::list, redeliveries::begin, redeliveries::show,
         redeliveries::cancel, endpoints::list, endpoints::create, endpoints::show, endpoints::change,
         endpoints::delete, endpoints::secret, endpoints::pause, endpoints::resume, endpoints::test,
+        notices::show, notices::set, notices::remove, notices::verify,
         sandbox::make_event
     ),
     components(
-        schemas(webhooks::body::Body, TopupFailed, KeyExpiring, WebhookTest, Message, Messages, Denied),
+        schemas(webhooks::body::Body, TopupFailed, KeyExpiring, WebhookTest, NoticeEvent, Message, Messages, Denied),
         responses(InvalidJson, BadRequest, NotFound, Archived, Unprocessable, Internal, Unauthorized, TooManyRequests, Overloaded)
     ),
     modifiers(&Signed)
@@ -292,6 +293,8 @@ fn webhooks() -> Value {
             "Sent only if you asked for it with `PUT /webhook`, so that you can change your programs before the old ones end."),
         "webhook_test": webhook(Some("webhook.test"), "WebhookTest", "A test",
             "Sent once, without retries, when you ask for it with `POST /webhook/test`."),
+        "notice": webhook(Some("notice.endpoint_blocked"), "NoticeEvent", "A notice",
+            "Sent to the `url` that you set with `PUT /notices`, not to the webhook endpoint. The header `webhook-type` has the type of the notice. The first one is `notice.verify` with the code that activates the channel."),
     })
 }
 

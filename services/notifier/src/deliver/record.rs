@@ -2,7 +2,7 @@
 //! no endpoint. [`Deliver::write`] is the only way to use them; the head of the parent module says
 //! what it guarantees.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use domain::DeliveryId;
 use pipeline::{
@@ -17,6 +17,7 @@ use store::{
 };
 
 use super::Deliver;
+use crate::metrics::Metrics;
 
 /// The most items that one commit records.
 const BATCH: usize = 512;
@@ -84,17 +85,20 @@ fn log_failure(error: &store::Error, items: usize, what: &'static str) {
 pub(super) struct Attempts {
     database: Database,
     block_policy: BlockPolicy,
+    metrics: Arc<Metrics>,
 }
 
 impl Attempts {
     pub(super) fn start(
         database: Database,
         block_policy: BlockPolicy,
+        metrics: Arc<Metrics>,
         shutdown: &Shutdown,
     ) -> GroupCommit<Self> {
         let attempts = Self {
             database,
             block_policy,
+            metrics,
         };
         GroupCommit::start(attempts, BATCH, shutdown)
     }
@@ -111,9 +115,13 @@ impl Writer for Attempts {
         let record = async |connection: &mut PgConnection| {
             deliveries::record(connection, items, &self.block_policy).await
         };
-        perform(Effect::CommitAttempts, self.database.run(record))
+        let made = perform(Effect::CommitAttempts, self.database.run(record))
             .await
-            .inspect_err(|error| log_failure(error, items.len(), "attempts to deliver"))
+            .inspect_err(|error| log_failure(error, items.len(), "attempts to deliver"))?;
+        for (kind, left_out) in made.notices {
+            self.metrics.notices(kind, 1, left_out);
+        }
+        Ok(vec![(); items.len()])
     }
 
     /// An acknowledged first attempt holds nothing up: the webhook has arrived and its permit is

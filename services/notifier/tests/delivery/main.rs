@@ -6,6 +6,7 @@ mod endpoints;
 mod events;
 mod fairness;
 mod hostile;
+mod mails;
 mod names;
 mod rotation;
 mod support;

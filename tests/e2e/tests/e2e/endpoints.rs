@@ -62,26 +62,7 @@ async fn an_endpoint_has_its_own_secret_events_and_headers() {
     let ops = create(&shop, "/ops", json!({"events": events})).await;
     assert_eq!(ops["events"], json!(["topup.failed", "key.expiring"]));
 
-    let listed = get(&shop.client, "/endpoints").await.unwrap();
-    let named: Vec<&Value> = listed["endpoints"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|one| &one["url"])
-        .collect();
-    assert_eq!(
-        named,
-        [
-            &json!(shop.receiver.url(PATH)),
-            &json!(shop.receiver.url(CRM)),
-            &json!(shop.receiver.url("/ops"))
-        ]
-    );
-    let text = listed.to_string();
-    assert!(
-        !text.contains("s3cret") && !text.contains("whsec_"),
-        "secrets are shown once only: {text}"
-    );
+    are_listed_without_secrets(&shop).await;
 
     let bought = shop
         .buy(&fresh("both"), stack.option("ready").unwrap(), 1)
@@ -151,8 +132,36 @@ async fn an_endpoint_has_its_own_secret_events_and_headers() {
     let listed = get(&shop.client, "/webhook/events").await.unwrap();
     assert_eq!(listed["events"][0]["endpoint_id"], ops["endpoint_id"]);
 
-    // A new secret, a test, new headers, and the end.
-    let rotated = ask(&shop.client, "POST", &path_of(&crm, "/secret"), "")
+    is_rotated_tested_and_deleted(&shop, &crm).await;
+}
+
+/// The list has all endpoints in their order, and no secret.
+async fn are_listed_without_secrets(shop: &Shop) {
+    let listed = get(&shop.client, "/endpoints").await.unwrap();
+    let named: Vec<&Value> = listed["endpoints"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| &one["url"])
+        .collect();
+    assert_eq!(
+        named,
+        [
+            &json!(shop.receiver.url(PATH)),
+            &json!(shop.receiver.url(CRM)),
+            &json!(shop.receiver.url("/ops"))
+        ]
+    );
+    let text = listed.to_string();
+    assert!(
+        !text.contains("s3cret") && !text.contains("whsec_"),
+        "secrets are shown once only: {text}"
+    );
+}
+
+/// An endpoint gets a new secret, loses its headers, is tested, and is deleted.
+async fn is_rotated_tested_and_deleted(shop: &Shop, crm: &Value) {
+    let rotated = ask(&shop.client, "POST", &path_of(crm, "/secret"), "")
         .await
         .unwrap();
     assert_eq!(rotated.status, 201);
@@ -160,19 +169,14 @@ async fn an_endpoint_has_its_own_secret_events_and_headers() {
     shop.receiver
         .verify(CRM, new["webhook_secret"].as_str().unwrap())
         .unwrap();
-    let second = ask(&shop.client, "POST", &path_of(&crm, "/secret"), "").await;
+    let second = ask(&shop.client, "POST", &path_of(crm, "/secret"), "").await;
     assert_refused(&second.unwrap(), 409, "rotation_under_way");
-    let changed = ask(
-        &shop.client,
-        "PUT",
-        &path_of(&crm, ""),
-        r#"{"headers": {}}"#,
-    )
-    .await
-    .unwrap();
+    let changed = ask(&shop.client, "PUT", &path_of(crm, ""), r#"{"headers": {}}"#)
+        .await
+        .unwrap();
     let changed: Value = changed.json().unwrap();
     assert_eq!(changed["header_names"], json!([]));
-    let tested = ask(&shop.client, "POST", &path_of(&crm, "/test"), "")
+    let tested = ask(&shop.client, "POST", &path_of(crm, "/test"), "")
         .await
         .unwrap();
     assert_eq!(tested.status, 200);
@@ -184,9 +188,9 @@ async fn an_endpoint_has_its_own_secret_events_and_headers() {
     assert_eq!(test.headers["webhook-type"], "webhook.test");
     assert_eq!(test.signature, Signature::Valid);
     assert!(test.headers.get("x-api-key").is_none());
-    let deleted = ask(&shop.client, "DELETE", &path_of(&crm, ""), "").await;
+    let deleted = ask(&shop.client, "DELETE", &path_of(crm, ""), "").await;
     assert_eq!(deleted.unwrap().status, 204);
-    let gone = ask(&shop.client, "GET", &path_of(&crm, ""), "").await;
+    let gone = ask(&shop.client, "GET", &path_of(crm, ""), "").await;
     assert_refused(&gone.unwrap(), 404, "not_found");
 }
 
@@ -343,7 +347,7 @@ async fn an_endpoint_of_another_partner_looks_like_none() {
     // A further endpoint, and the first one, whose id is that of the partner.
     for id in [
         crm["endpoint_id"].as_str().unwrap(),
-        &shop.partner.partner_id.to_string(),
+        &shop.partner.partner_id.clone(),
     ] {
         assert_eq!(seen(&stranger.client, id).await, expected, "{id}");
     }

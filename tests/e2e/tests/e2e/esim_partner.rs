@@ -91,13 +91,13 @@ impl Tool {
     }
 
     /// The standard error of a command that fails.
-    async fn failure(&self, arguments: &[&str]) -> Result<String> {
+    pub async fn failure(&self, arguments: &[&str]) -> Result<String> {
         let output = self.run(arguments).await?;
         ensure!(!output.status.success(), "{arguments:?} succeeded");
         Ok(String::from_utf8(output.stderr)?)
     }
 
-    async fn json(&self, arguments: &[&str]) -> Result<Value> {
+    pub async fn json(&self, arguments: &[&str]) -> Result<Value> {
         Ok(serde_json::from_str(&self.text(arguments).await?)?)
     }
 

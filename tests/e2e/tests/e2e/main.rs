@@ -4,7 +4,7 @@
 //! - [`spec`]: the specification as tables, one row per rule.
 //! - [`webhook`], [`ordering`], [`duplicates`], [`shell`]: what partners rely on.
 //! - [`partner`], [`account`], [`events`]: what they look up and change themselves, and what they
-//!   are notified of. [`pages`]: what they read.
+//!   are notified of; [`notices`]: also on another channel. [`pages`]: what they read.
 //! - [`redeliveries`]: missed webhooks are listed, and sent again by one request.
 //! - [`resilience`], [`stop`]: the promise under load: hang-ups, a wiped JetStream, two providers,
 //!   restarts.
@@ -48,6 +48,7 @@ mod limits;
 mod limits_memory;
 mod mishaps;
 mod nats_quorum;
+mod notices;
 mod ordering;
 mod pages;
 mod partner;

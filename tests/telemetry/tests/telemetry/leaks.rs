@@ -13,12 +13,15 @@ use serde_json::Value;
 use signing::SecretKey;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use testkit::mailbox::{Mail, MailRelay};
 use testkit::shop::Shop;
 use testkit::stack::{CALLBACK_TOKEN, Stack, Stage};
 use testkit::{http, wait};
 use tokio::net::TcpListener;
 
 const COLLECTOR_KEY: &str = "what-the-collector-lets-us-in-for";
+/// The channel for notices of the partner whose endpoint fails.
+const EMAIL: &str = "leaky.recipient@shop.example";
 /// The value of a header that a partner has set for a further endpoint.
 const GATEWAY_KEY: &str = "what-the-gateway-of-a-partner-asks-for";
 
@@ -146,12 +149,17 @@ async fn rows(stack: &Stack) -> Result<Vec<String>> {
     Ok(rows)
 }
 
-async fn start(sink: &Sink) -> Result<Stack> {
+async fn start(sink: &Sink, relay: &MailRelay) -> Result<Stack> {
     let headers = format!("authorization={COLLECTOR_KEY}");
+    let smtp_url = format!("smtp://{}?tls=none", relay.host());
     let mut builder = sink
         .hears(Stack::builder())
         .own_nats()
         .callbacks()
+        .env(Stage::Ingress, "MAIL_FROM", "noreply@esim.example")
+        .env(Stage::Notifier, "MAIL_FROM", "noreply@esim.example")
+        .env(Stage::Notifier, "SMTP_URL", &smtp_url)
+        .env(Stage::Notifier, "ENDPOINT_FAILURES", "3")
         .env(Stage::Provisioner, "PARK_AFTER", "1s")
         .env(Stage::Notifier, "RETRY_SCHEDULE", "200ms,200ms");
     for stage in Stage::ALL {
@@ -166,7 +174,8 @@ async fn start(sink: &Sink) -> Result<Stack> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_secret_is_in_logs_metrics_traces_or_messages() {
     let sink = Sink::start().await.unwrap();
-    let mut stack = start(&sink).await.unwrap();
+    let relay = MailRelay::start().await.unwrap();
+    let mut stack = start(&sink, &relay).await.unwrap();
     let nats_url = stack.nats().unwrap().url().to_owned();
     let tapped = tap(&nats_url).await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
@@ -175,12 +184,19 @@ async fn no_secret_is_in_logs_metrics_traces_or_messages() {
         .create_partner("sandbox", Some(&echo.url))
         .await
         .unwrap();
+    let code = channel(&stack, &careless, &relay).await.unwrap();
     let further = further_endpoint(&shop).await.unwrap();
     let signatures = traffic(&stack, &nats_url, &shop, &careless, &echo)
         .await
         .unwrap();
 
+    let told = told(&relay).await.unwrap();
     let mut secrets = real_values(&mut stack, &shop, &careless, &echo, &signatures);
+    for mail in told {
+        secrets.search("a mail", mail.text.as_bytes());
+    }
+    secrets.add("the address for notices", EMAIL);
+    secrets.add("the code for notices", &code);
     secrets.add("a header of a further endpoint", GATEWAY_KEY);
     secrets.add_base64(
         "the secret of a further endpoint",
@@ -213,8 +229,10 @@ async fn no_secret_is_in_logs_metrics_traces_or_messages() {
         secrets.search("a stored NATS message", &message);
     }
     for row in rows(&stack).await.unwrap() {
-        // A webhook URL is stored as it is.
-        let row = row.replace("endpoint-key-in-the-url", "");
+        // A webhook URL is stored as it is, and so is an address.
+        let row = row
+            .replace("endpoint-key-in-the-url", "")
+            .replace(EMAIL, "");
         secrets.search("the database", row.as_bytes());
     }
     for stage in Stage::ALL {
@@ -301,6 +319,43 @@ fn real_values(
     }
     assert!(webhooks >= 5, "{webhooks}");
     secrets
+}
+
+/// The mails so far, once one of them tells of the blocked endpoint.
+async fn told(relay: &MailRelay) -> Result<Vec<Mail>> {
+    let is_told = |mail: &Mail| mail.header("Subject").contains("blocked");
+    let told = relay.wait_until(
+        Duration::from_secs(20),
+        "the mail about the block",
+        |mails| mails.iter().any(is_told),
+    );
+    told.await
+}
+
+/// Sets and verifies an e-mail address for the notices of a partner. Returns the code.
+async fn channel(
+    stack: &Stack,
+    partner: &testkit::esimctl::Partner,
+    relay: &MailRelay,
+) -> Result<String> {
+    let client = stack.client(partner)?;
+    let body = serde_json::json!({"email": EMAIL}).to_string();
+    let set = client
+        .post(body)
+        .method("PUT")
+        .path("/api/v1/api_partner/notices");
+    anyhow::ensure!(set.send().await?.status == 200);
+    let mails = relay.wait_until(Duration::from_secs(20), "the code", |mails| {
+        !mails.is_empty()
+    });
+    let mails = mails.await?;
+    let mut lines = mails[0].text.lines();
+    let code = lines.find_map(|line| line.trim().strip_prefix("code: "));
+    let code = code.context("no code")?.to_owned();
+    let body = serde_json::json!({"code": code}).to_string();
+    let verify = client.post(body).path("/api/v1/api_partner/notices/verify");
+    anyhow::ensure!(verify.send().await?.status == 200);
+    Ok(code)
 }
 
 /// Orders that arrive, that are echoed back, that are parked and that fail; wrong signatures,

@@ -143,7 +143,9 @@ fn differences(documented: &Metrics, shown: &Metrics) -> Vec<String> {
 async fn the_table_is_what_there_is() {
     let documented = documented().unwrap();
     assert!(documented.len() > 30, "{documented:?}");
-    let builder = Stack::builder().env(Stage::Provisioner, "SANDBOX_CALLBACK_TOKEN", TOKEN);
+    let builder = Stack::builder()
+        .env(Stage::Provisioner, "SANDBOX_CALLBACK_TOKEN", TOKEN)
+        .env(Stage::Notifier, "ENDPOINT_FAILURES", "1");
     let mut stack = builder.start().await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
     // Verdicts, refusals, deliveries, a wrong signature, a callback that is none.
@@ -165,6 +167,13 @@ async fn the_table_is_what_there_is() {
         .wait_for(1, Duration::from_secs(20))
         .await
         .unwrap();
+    // A block is told to a partner with a verified channel.
+    let mut database = stack.database.connect().await.unwrap();
+    let channel = "INSERT INTO further_endpoints (endpoint_id, partner_id, purpose, url, secret, events, verified_at)
+                   SELECT gen_random_uuid(), partner_id, 'notices', webhook_url, '', '{}', now() FROM partners";
+    sqlx::query(channel).execute(&mut database).await.unwrap();
+    shop.receiver.fail_first(testkit::shop::PATH, 500);
+    shop.buy("two", &ready, 1).await.unwrap();
     // The provider hangs.
     for faults in [r#"{"down":true}"#, "{}"] {
         stack.set_faults(faults).await.unwrap();

@@ -135,6 +135,27 @@ pub const ROWS: &[Row] = &rows! {
         |w| w.post("url").method("PUT").path("/api/v1/api_partner/webhook") => Error(400, "Invalid JSON format");
     "422: no webhook URL", |w| w.post("{}").method("PUT").path("/api/v1/api_partner/webhook")
         => Unprocessable(&["Url is missing; send a string to set it or null to remove it"]);
+    "400: a channel for notices that isn't JSON",
+        |w| w.post("url").method("PUT").path("/api/v1/api_partner/notices") => Error(400, "Invalid JSON format");
+    "422: no channel for notices", |w| w.post("{}").method("PUT").path("/api/v1/api_partner/notices")
+        => Unprocessable(&["Send either url or email, and only one of them"]);
+    "422: two channels for notices",
+        |w| w.post(r#"{"url": "https://a.example", "email": "a@b.example"}"#).method("PUT")
+            .path("/v1/api_partner/notices")
+        => Unprocessable(&["Send either url or email, and only one of them"]);
+    "422: an e-mail address that is none",
+        |w| w.post(r#"{"email": "Ops <ops@b.example>"}"#).method("PUT").path("/api/v1/api_partner/notices")
+        => Unprocessable(&["Email is invalid: the part before the @ may have up to 64 letters, digits and the characters !#$%&'*+-/=?^_`{|}~, and single dots between them"]);
+    "422: a URL for notices in our own network",
+        |w| w.post(r#"{"url": "http://10.1.2.3/"}"#).method("PUT").path("/api/v1/api_partner/notices")
+        => Unprocessable(&["Url has an address that webhooks are not sent to"]);
+    "409: a code without a channel for notices",
+        |w| w.post(r#"{"code": "7KQM-2XWB-9TRA"}"#).path("/api/v1/api_partner/notices/verify")
+        => Error(409, "No channel for notices is set; set one first");
+    "422: a code that isn't a string", |w| w.post(r#"{"code": 7}"#).path("/api/v1/api_partner/notices/verify")
+        => Unprocessable(&["Code is invalid: it must be a string"]);
+    "405: POST on notices", |w| ask(w, "POST", "/notices") => NOT_ALLOWED;
+    "405: GET on the verification of notices", |w| get(w, "/notices/verify") => NOT_ALLOWED;
     "413: a webhook URL in a body that is too large", |w| {
         w.post(" ".repeat(64 * 1024 + 1)).method("PUT").path("/v1/api_partner/webhook")
     } => Error(413, "Request body is larger than 65536 bytes");

@@ -1,0 +1,257 @@
+//! A partner's channel for notices: the further endpoint with the purpose `notices`, which is an
+//! https URL or an e-mail address.
+//!
+//! Guarantee: a channel gets nothing but its one-time code until the partner has given this code
+//! back, so a partner cannot have notices sent to somebody who does not want them. How many codes
+//! are sent per day, and how many wrong ones are taken, is limited.
+
+use std::time::Duration;
+
+use domain::{DeliveryId, EndpointId, PartnerId};
+use signing::{code, webhook};
+use sqlx::{Connection, PgConnection};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::record_change;
+use crate::{
+    Result, age,
+    deliveries::notices::PURPOSE,
+    seconds,
+    vault::{Purpose, Vault},
+};
+
+/// How many wrong codes are taken before a new code has to be sent.
+const MOST_TRIES: i32 = 5;
+
+/// A channel for notices.
+#[derive(Clone, Debug)]
+pub struct Channel {
+    pub endpoint_id: EndpointId,
+    /// The URL, or `mailto:` and the e-mail address.
+    pub target: String,
+    pub created_at: OffsetDateTime,
+    pub verified_at: Option<OffsetDateTime>,
+    /// Until when the code that was sent last is valid.
+    pub code_until: Option<OffsetDateTime>,
+    /// `unverified`, `open`, `blocked` (after failures), `probing` or `paused`.
+    pub state: String,
+    /// Consecutive failed attempts.
+    pub failures: i32,
+}
+
+pub async fn channel(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+) -> Result<Option<Channel>> {
+    let channel = sqlx::query_as!(
+        Channel,
+        r#"SELECT f.endpoint_id, f.url AS target, f.created_at, f.verified_at,
+                  CASE WHEN f.verified_at IS NULL AND f.code_until > now() THEN f.code_until END AS code_until,
+                  CASE WHEN f.verified_at IS NULL THEN 'unverified'
+                       WHEN e.blocked_until = 'infinity' THEN 'paused'
+                       WHEN e.probe IS NOT NULL OR e.blocked_until <= now() THEN 'probing'
+                       WHEN e.blocked_until IS NOT NULL THEN 'blocked'
+                       ELSE 'open' END AS "state!",
+                  coalesce(e.failures, 0) AS "failures!"
+           FROM further_endpoints f LEFT JOIN endpoints e ON e.partner_id = f.endpoint_id
+           WHERE f.partner_id = $1 AND f.purpose = 'notices'"#,
+        partner_id.uuid(),
+    );
+    Ok(channel.fetch_optional(connection).await?)
+}
+
+/// How often codes are sent for one partner. They bound what somebody else gets whose address the
+/// partner has named.
+#[derive(Clone, Copy, Debug)]
+pub struct VerificationLimits {
+    /// The shortest time between two codes.
+    pub interval: Duration,
+    /// The most codes within 24 hours.
+    pub per_day: u32,
+}
+
+/// The result of [`set_channel`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetChannel {
+    /// The channel is stored, and a code is due.
+    Set,
+    /// This is the partner's verified channel already.
+    Unchanged,
+    /// Too many codes were sent; this much time is left until the next one.
+    TooSoon(Duration),
+}
+
+const DAY: Duration = Duration::from_hours(24);
+
+/// Sets the partner's channel and makes its code due. An earlier channel ends, and what waits for
+/// it is not sent any more.
+pub async fn set_channel(
+    connection: &mut PgConnection,
+    vault: &Vault,
+    partner_id: PartnerId,
+    target: &str,
+    secret: &webhook::Secret,
+    limits: VerificationLimits,
+) -> Result<SetChannel> {
+    let mut transaction = connection.begin().await?;
+    // The lock of the partner's row lets one request after the other pass, so that two requests at
+    // the same time do not send two codes, and do not make two channels.
+    let lock = sqlx::query!(
+        "SELECT FROM partners WHERE partner_id = $1 FOR NO KEY UPDATE",
+        partner_id.uuid()
+    );
+    lock.execute(&mut *transaction).await?;
+    let known = channel(&mut transaction, partner_id).await?;
+    if known.is_some_and(|known| known.target == target && known.verified_at.is_some()) {
+        return Ok(SetChannel::Unchanged);
+    }
+    if let Some(wait) = wait_for_code(&mut transaction, partner_id, limits).await? {
+        return Ok(SetChannel::TooSoon(wait));
+    }
+    end_channel(&mut transaction, partner_id).await?;
+    let endpoint_id = EndpointId::new();
+    let sealed = vault.seal(Purpose::EndpointSecret(endpoint_id), secret.expose())?;
+    let statement = sqlx::query!(
+        "WITH channel AS (
+             INSERT INTO further_endpoints (endpoint_id, partner_id, purpose, url, secret, events)
+             VALUES ($1, $2, $3, $4, $5, '{}')
+         ), created AS (
+             INSERT INTO deliveries (delivery_id, partner_id, kind, endpoint_id, created_at)
+             VALUES ($6, $2, 'notice.verify', $1, clock_timestamp())
+         )
+         INSERT INTO work (id, kind, provider, lane, partner_id, at)
+         VALUES ($6, 'deliver', '', $1::uuid::text, $2, now())",
+        endpoint_id.uuid(),
+        partner_id.uuid(),
+        PURPOSE,
+        target,
+        sealed,
+        DeliveryId::new().uuid(),
+    );
+    statement.execute(&mut *transaction).await?;
+    record_change(&mut transaction, "notices set", partner_id).await?;
+    transaction.commit().await?;
+    Ok(SetChannel::Set)
+}
+
+/// How long the partner has to wait until a further code may be sent to it; `None` if not at all.
+/// The codes that were sent are still there as events, whatever became of their channels.
+async fn wait_for_code(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    limits: VerificationLimits,
+) -> Result<Option<Duration>> {
+    let query = sqlx::query_scalar!(
+        r#"SELECT extract(epoch FROM clock_timestamp() - created_at)::float8 AS "age!" FROM deliveries
+           WHERE partner_id = $1 AND kind <> 'topup.ready' AND kind = 'notice.verify'
+             -- A pair, so that only the partner's index fits.
+             AND (partner_id, created_at) > ($1, now() - make_interval(secs => $2))
+           ORDER BY created_at DESC LIMIT $3"#,
+        partner_id.uuid(),
+        seconds(DAY),
+        i64::from(limits.per_day),
+    );
+    let ages = query.fetch_all(connection).await?;
+    let newest = ages
+        .first()
+        .map(|first| limits.interval.saturating_sub(age(*first)));
+    // The oldest of as many as are allowed has to leave the day.
+    let full = usize::try_from(limits.per_day).is_ok_and(|most| ages.len() >= most);
+    let oldest = ages.last().filter(|_| full);
+    let oldest = oldest.map(|last| DAY.saturating_sub(age(*last)));
+    let wait = newest.max(oldest).unwrap_or_default();
+    Ok(Some(wait).filter(|wait| !wait.is_zero()))
+}
+
+/// Deletes the partner's channel with what is known of its health. The notifier deletes what waits
+/// for it, because it finds no endpoint for it any more. Returns whether there was one.
+async fn end_channel(connection: &mut PgConnection, partner_id: PartnerId) -> Result<bool> {
+    let ended = sqlx::query_scalar!(
+        r#"WITH ended AS (
+               DELETE FROM further_endpoints WHERE partner_id = $1 AND purpose = 'notices'
+               RETURNING endpoint_id
+           ), health AS (
+               DELETE FROM endpoints WHERE partner_id = ANY (ARRAY (SELECT endpoint_id FROM ended))
+           )
+           SELECT count(*) AS "ended!" FROM ended"#,
+        partner_id.uuid(),
+    );
+    Ok(ended.fetch_one(connection).await? > 0)
+}
+
+/// Removes the partner's channel. Returns whether there was one.
+pub async fn remove_channel(connection: &mut PgConnection, partner_id: PartnerId) -> Result<bool> {
+    let mut transaction = connection.begin().await?;
+    let ended = end_channel(&mut transaction, partner_id).await?;
+    if ended {
+        record_change(&mut transaction, "notices remove", partner_id).await?;
+    }
+    transaction.commit().await?;
+    Ok(ended)
+}
+
+/// The result of [`verify_channel`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verification {
+    /// The channel is verified, now or since earlier.
+    Verified,
+    /// The code is not that of the channel. So many further wrong ones are taken.
+    Wrong { left: i32 },
+    /// No code was sent yet, it is too old, or there were too many wrong ones.
+    Ended,
+    /// The partner has no channel.
+    NoChannel,
+}
+
+/// Verifies the partner's channel with the code that was sent to it.
+pub async fn verify_channel(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    given: &str,
+) -> Result<Verification> {
+    let mut transaction = connection.begin().await?;
+    // The lock keeps two requests at the same time from counting one try.
+    let query = sqlx::query!(
+        r#"SELECT endpoint_id, verified_at IS NOT NULL AS "verified!", code_digest, code_tries,
+                  coalesce(code_until > now(), false) AS "in_time!"
+           FROM further_endpoints WHERE partner_id = $1 AND purpose = 'notices' FOR UPDATE"#,
+        partner_id.uuid(),
+    );
+    let Some(channel) = query.fetch_optional(&mut *transaction).await? else {
+        return Ok(Verification::NoChannel);
+    };
+    if channel.verified {
+        return Ok(Verification::Verified);
+    }
+    let tries = channel.code_tries;
+    let Some(digest) = channel
+        .code_digest
+        .filter(|_| channel.in_time && tries < MOST_TRIES)
+    else {
+        return Ok(Verification::Ended);
+    };
+    let id: Uuid = channel.endpoint_id;
+    let is_right = code::matches(id.as_bytes(), given, &digest);
+    let statement = sqlx::query!(
+        "UPDATE further_endpoints
+         SET verified_at = CASE WHEN $2 THEN now() END,
+             code_digest = CASE WHEN $2 THEN NULL ELSE code_digest END,
+             code_tries = code_tries + (NOT $2)::int
+         WHERE endpoint_id = $1",
+        id,
+        is_right,
+    );
+    statement.execute(&mut *transaction).await?;
+    if is_right {
+        record_change(&mut transaction, "notices verify", partner_id).await?;
+    }
+    transaction.commit().await?;
+    Ok(if is_right {
+        Verification::Verified
+    } else {
+        Verification::Wrong {
+            left: MOST_TRIES - tries - 1,
+        }
+    })
+}

@@ -1,0 +1,244 @@
+//! The partner's channel for notices: a second URL or an e-mail address, where we tell it that its
+//! endpoint fails.
+//!
+//! Guarantee: ingress sends nothing. It stores the channel and makes a code due, which a notifier
+//! makes and sends; here only its digest is compared. So whoever reads the answers of ingress, or
+//! its database, does not learn a code. Neither logs nor errors name the URL or the address.
+
+use axum::{extract::Request, http::StatusCode, response::Response};
+use domain::Environment;
+use serde::Serialize;
+use serde_json::Value;
+use signing::generate;
+use store::self_service::{self, Channel, SetChannel, Verification, VerificationLimits};
+use time::{OffsetDateTime, serde::rfc3339};
+use utoipa::ToSchema;
+use webhooks::{guard::Guard, mail::EmailAddress, url::WebhookUrl};
+
+use super::{Session, json, webhook};
+use crate::http::{
+    body,
+    codes::Code,
+    error::{ApiError, Fault},
+};
+
+/// The channel for notices.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Notices<'a> {
+    /// The URL that gets notices; null if there is none.
+    url: Option<&'a str>,
+    /// The e-mail address that gets notices; null if there is none.
+    email: Option<&'a str>,
+    /// `none` (nothing is set), `unverified` (give us the code that we have sent there), `open`,
+    /// `blocked` (after failures), `probing` (one notice tests it) or `paused` (by us).
+    state: &'a str,
+    #[serde(with = "rfc3339::option")]
+    verified_at: Option<OffsetDateTime>,
+    /// Until when the code that we have sent last is valid; null if there is none.
+    #[serde(with = "rfc3339::option")]
+    code_until: Option<OffsetDateTime>,
+    /// Consecutive failed attempts.
+    failures: i32,
+    /// The sender of our mails. Null means that we send no mails, so that only a `url` can be set.
+    email_from: Option<&'a str>,
+}
+
+impl<'a> Notices<'a> {
+    fn of(channel: Option<&'a Channel>, email_from: Option<&'a str>) -> Self {
+        let target = channel.map(|channel| channel.target.as_str());
+        let email = target.and_then(|target| target.strip_prefix("mailto:"));
+        Self {
+            url: target.filter(|_| email.is_none()),
+            email,
+            state: channel.map_or("none", |channel| &channel.state),
+            verified_at: channel.and_then(|channel| channel.verified_at),
+            code_until: channel.and_then(|channel| channel.code_until),
+            failures: channel.map_or(0, |channel| channel.failures),
+            email_from,
+        }
+    }
+}
+
+/// The channel after a change.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ChangedNotices<'a> {
+    #[serde(flatten)]
+    notices: Notices<'a>,
+    /// The secret that signs the notices to a new URL. It is shown only in this answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")]
+    secret: Option<String>,
+    /// A warning, only if the host of a new URL could not be resolved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    warning: Option<&'static str>,
+}
+
+/// Answers with the channel as it is stored now.
+async fn answer(
+    session: &Session,
+    secret: Option<String>,
+    warning: Option<&'static str>,
+) -> Result<Response, ApiError> {
+    let channel = session.run(self_service::channel).await?;
+    let from = session.service().mail_from.as_deref();
+    let changed = ChangedNotices {
+        notices: Notices::of(channel.as_ref(), from),
+        secret,
+        warning,
+    };
+    Ok(json(StatusCode::OK, &changed))
+}
+
+/// Show the channel for notices
+#[utoipa::path(get, path = "/notices", operation_id = "show_notices", tag = "Notices",
+    responses((status = 200, description = "The channel", body = Notices)))]
+pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
+    answer(&session, None, None).await
+}
+
+/// Set the channel for notices
+///
+/// Notices tell you on another channel that an endpoint of yours fails, is blocked or has
+/// recovered, that the retries of a webhook have ended, that old keys end, and that our addresses
+/// change. Send either a `url` or an `email`. We send a one-time code there at once; give it to
+/// `POST /notices/verify` to activate the channel. Until then nothing else is sent there. A new
+/// channel replaces the old one. Setting the channel that is verified already changes nothing. A
+/// code can be sent once a minute and five times a day.
+#[utoipa::path(put, path = "/notices", operation_id = "set_notices", tag = "Notices", request_body = super::described::NewNotices,
+    responses(
+        (status = 200, description = "The channel, and for a new URL its secret", body = ChangedNotices),
+        (status = 400, response = super::described::InvalidJson),
+        (status = 422, response = super::described::Unprocessable),
+        (status = 429, description = "Too many codes were sent (`verification_limited`); `Retry-After` says when to try again", body = super::described::Message)))]
+pub(super) async fn set(session: Session, request: Request) -> Result<Response, ApiError> {
+    let (parts, body) = request.into_parts();
+    let body = body::read(&session.app.limits, &parts.headers, body).await?;
+    let service = session.service();
+    let wanted = wanted(&service.guard, &body, session.environment())?;
+    let mut warning = None;
+    let target = match &wanted {
+        Wanted::Email(_) if service.mail_from.is_none() => {
+            let fault = Fault::new(Code::EmailNotOffered).of_parameter("email");
+            return Err(ApiError::Unprocessable(vec![fault]));
+        }
+        Wanted::Email(address) => address.to_target(),
+        Wanted::Url(url) => {
+            warning = webhook::resolved(service, url).await?;
+            url.as_str().to_owned()
+        }
+    };
+    // The secret of an e-mail address signs nothing, because nobody checks signatures of mails.
+    let secret = generate::webhook_secret().map_err(ApiError::internal)?;
+    let limits = VerificationLimits {
+        interval: session.app.limits.notice_verify_interval,
+        per_day: session.app.limits.notice_verifications_per_day.get(),
+    };
+    let setting = session.run(async |connection, partner| {
+        self_service::set_channel(
+            connection,
+            &service.vault,
+            partner,
+            &target,
+            &secret,
+            limits,
+        )
+        .await
+    });
+    match setting.await? {
+        SetChannel::TooSoon(wait) => Err(ApiError::too_soon(Code::VerificationLimited, wait)),
+        SetChannel::Unchanged => answer(&session, None, None).await,
+        SetChannel::Set => {
+            let is_url = matches!(wanted, Wanted::Url(_));
+            tracing::info!(
+                partner.id = %session.id(),
+                channel = if is_url { "url" } else { "email" },
+                "a partner set its channel for notices; it gets them once it has given back the code that is sent there"
+            );
+            answer(&session, is_url.then(|| secret.to_text()), warning).await
+        }
+    }
+}
+
+enum Wanted {
+    Url(WebhookUrl),
+    Email(EmailAddress),
+}
+
+/// Reads the channel from a body, and checks what can be checked without a name server.
+fn wanted(guard: &Guard, body: &[u8], environment: Environment) -> Result<Wanted, ApiError> {
+    let body: Value =
+        serde_json::from_slice(body).map_err(|_| ApiError::from(Code::InvalidJson))?;
+    let field = |name: &str| body.get(name).filter(|value| !value.is_null());
+    let refused =
+        |parameter, fault: Fault| Err(ApiError::Unprocessable(vec![fault.of_parameter(parameter)]));
+    match (field("url"), field("email")) {
+        (Some(Value::String(text)), None) => {
+            webhook::url(guard, text, environment).map(Wanted::Url)
+        }
+        (Some(_), None) => refused("url", Fault::with(Code::UrlInvalid, "it must be a string")),
+        (None, Some(Value::String(text))) => match text.parse() {
+            Ok(address) => Ok(Wanted::Email(address)),
+            Err(error) => refused("email", Fault::with(Code::EmailInvalid, error)),
+        },
+        (None, Some(_)) => refused(
+            "email",
+            Fault::with(Code::EmailInvalid, "it must be a string"),
+        ),
+        _ => Err(ApiError::Unprocessable(vec![Fault::new(
+            Code::NoticeChannelMissing,
+        )])),
+    }
+}
+
+/// Remove the channel for notices
+///
+/// No notices are sent any more. Removing it when there is none changes nothing.
+#[utoipa::path(delete, path = "/notices", operation_id = "remove_notices", tag = "Notices",
+    responses((status = 200, description = "The channel, which is `none`", body = Notices)))]
+pub(super) async fn remove(session: Session) -> Result<Response, ApiError> {
+    if session.run(self_service::remove_channel).await? {
+        tracing::info!(partner.id = %session.id(), "a partner removed its channel for notices");
+    }
+    answer(&session, None, None).await
+}
+
+/// Verify the channel for notices
+///
+/// Give back the code that we have sent to the channel. It is valid for half an hour, and five
+/// wrong codes end it, too; then set the channel again to get a new one. Blanks, hyphens and the
+/// case of letters do not matter.
+#[utoipa::path(post, path = "/notices/verify", operation_id = "verify_notices", tag = "Notices", request_body = super::described::NoticeCode,
+    responses(
+        (status = 200, description = "The channel, which now gets notices", body = Notices),
+        (status = 400, response = super::described::InvalidJson),
+        (status = 409, description = "There is no channel to verify (`notices_not_set`)", body = super::described::Message),
+        (status = 422, response = super::described::Unprocessable)))]
+pub(super) async fn verify(session: Session, request: Request) -> Result<Response, ApiError> {
+    let (parts, body) = request.into_parts();
+    let body = body::read(&session.app.limits, &parts.headers, body).await?;
+    let body: Value =
+        serde_json::from_slice(&body).map_err(|_| ApiError::from(Code::InvalidJson))?;
+    let refused = |detail: String| {
+        let fault = Fault::with(Code::NoticeCodeInvalid, detail).of_parameter("code");
+        Err(ApiError::Unprocessable(vec![fault]))
+    };
+    let Some(code) = body.get("code").and_then(Value::as_str) else {
+        return refused("it must be a string".into());
+    };
+    let verifying = session.run(async |connection, partner| {
+        self_service::verify_channel(connection, partner, code).await
+    });
+    match verifying.await? {
+        Verification::Verified => {
+            tracing::info!(partner.id = %session.id(), "a partner's channel for notices is verified");
+            answer(&session, None, None).await
+        }
+        Verification::Wrong { left: 0 } | Verification::Ended => {
+            refused("no code is valid now; set the channel again to get a new one".into())
+        }
+        Verification::Wrong { left } => {
+            refused(format!("it is wrong; you can try {left} more times"))
+        }
+        Verification::NoChannel => Err(Code::NoticesNotSet.into()),
+    }
+}
