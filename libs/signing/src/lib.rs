@@ -1,6 +1,6 @@
 //! All signatures of the system, and the keys and secrets for them. It signs or verifies partners'
-//! requests ([`request`]), webhooks ([`webhook`]), calls to the provider USIMSA ([`usimsa`]) and
-//! the URLs of QR pictures ([`qr`]). It also computes the form in which PostgreSQL stores passwords
+//! requests ([`request`]), webhooks ([`webhook`]), calls to the providers USIMSA ([`usimsa`]) and
+//! eSIM Access ([`esim_access`]), and the URLs of QR pictures ([`qr`]). It also computes the form in which PostgreSQL stores passwords
 //! ([`scram`]), because that is made of MACs, too.
 //!
 //! No other crate computes or compares a MAC, so what has to be right about it can be reviewed
@@ -8,6 +8,7 @@
 //! attacker how many of its bytes are right. `Debug` never prints a key, and dropping a key wipes
 //! its bytes.
 
+pub mod esim_access;
 pub mod generate;
 pub mod qr;
 pub mod request;

@@ -89,6 +89,8 @@ pub struct Terms {
     pub detects_duplicates: bool,
     /// Whether `PostgreSQL` has a standby and NATS three servers.
     pub is_cluster: bool,
+    /// The provider that the sandbox plays.
+    pub provider: &'static str,
 }
 
 impl Planned {
@@ -318,6 +320,7 @@ mod tests {
             settle: Duration::from_secs(20),
             detects_duplicates,
             is_cluster: false,
+            provider: "sandbox",
         }
     }
 

@@ -143,7 +143,12 @@ fn differences(documented: &Metrics, shown: &Metrics) -> Vec<String> {
 async fn the_table_is_what_there_is() {
     let documented = documented().unwrap();
     assert!(documented.len() > 30, "{documented:?}");
-    let builder = Stack::builder().env(Stage::Provisioner, "SANDBOX_CALLBACK_TOKEN", TOKEN);
+    // Airalo shows a balance.
+    let builder = Stack::builder().provider("airalo").env(
+        Stage::Provisioner,
+        "SANDBOX_CALLBACK_TOKEN",
+        TOKEN,
+    );
     let mut stack = builder.start().await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
     // Verdicts, refusals, deliveries, a wrong signature, a callback that is none.
