@@ -22,14 +22,15 @@ gather_ports() {
 }
 
 gather_settings() {
-  local name password port url=http://127.0.0.1
+  local name password port url=http://127.0.0.1 played
   gather_ports
   secret SANDBOX_ACCESS_KEY "$(random_hex 16)"
   secret SANDBOX_SECRET_KEY "$(random_base64 32)"
   secret SANDBOX_CALLBACK_TOKEN "$(random_hex 16)"
   # The accounts of these providers are at the sandbox, which speaks their protocols.
   setting SANDBOX_AS ''
-  for name in ${SANDBOX_AS//,/ }; do
+  played=${SANDBOX_AS-}
+  for name in ${played//,/ }; do
     name=${name//-/_}
     export "${name^^}_URL=$url:$SANDBOX_PORT" "${name^^}_ACCESS_KEY=$SANDBOX_ACCESS_KEY" \
       "${name^^}_SECRET_KEY=$SANDBOX_SECRET_KEY" "${name^^}_CALLBACK_TOKEN=$SANDBOX_CALLBACK_TOKEN"
