@@ -142,7 +142,13 @@ async fn an_order_is_read_whole_or_not_at_all() {
         (single(r#""id":7,"#, ""), unknown),
         (single(r#""P""#, r#""Q""#), ["unknown", "7 Rp", "unknown"]),
         (single(r#""P""#, r#""""#), unknown),
-        (single("null}", r#""x"}"#), one("7 Rp")),
+        (
+            single(
+                r#""lpa":null,"matching_id":null"#,
+                r#""lpa":null,"matching_id":"x""#,
+            ),
+            one("7 Rp"),
+        ),
         (single("lpa.example.com", "lpa.example.com/x"), one("7 pp")),
         (single("AB-12", "AB$12"), one("7 pp")),
         (single("891000000000009125", "8910"), one("7 pp")),

@@ -506,9 +506,11 @@ impl Bench {
     /// Runs the operator's command line; answers what it printed as JSON.
     pub async fn esimctl(&self, arguments: &str) -> Value {
         let mut command = tokio::process::Command::new(esimctl());
+        // The accounts at the providers are among the settings.
         command
             .args(arguments.split(' '))
             .arg("--json")
+            .envs(&self.settings)
             .env("DATABASE_URL", self.database.url());
         let output = command.output().await.unwrap();
         let error = String::from_utf8_lossy(&output.stderr);

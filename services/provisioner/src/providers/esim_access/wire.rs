@@ -32,7 +32,7 @@ enum Success {
 pub(super) enum Reply {
     /// The call was carried out, with this result.
     Done(Value),
-    /// The call failed with this code. The message is one short line.
+    /// The call failed with this code, exactly as it was sent. The message is one short line.
     Failed { code: String, message: String },
 }
 
@@ -55,7 +55,7 @@ impl Envelope {
         match (success, code, self.obj) {
             (Some(true), None, Some(result)) => Ok(Reply::Done(result)),
             (Some(false), Some(code), _) => Ok(Reply::Failed {
-                code: one_line(&code),
+                code,
                 message: one_line(&self.error_msg.unwrap_or_default()),
             }),
             _ => Err(Trouble::Unknown(
