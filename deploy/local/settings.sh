@@ -22,8 +22,19 @@ gather_ports() {
 }
 
 gather_settings() {
-  local name password port url=http://127.0.0.1
+  local name password port url=http://127.0.0.1 played
   gather_ports
+  secret SANDBOX_ACCESS_KEY "$(random_hex 16)"
+  secret SANDBOX_SECRET_KEY "$(random_base64 32)"
+  secret SANDBOX_CALLBACK_TOKEN "$(random_hex 16)"
+  # The accounts of these providers are at the sandbox, which speaks their protocols.
+  setting SANDBOX_AS ''
+  played=${SANDBOX_AS-}
+  for name in ${played//,/ }; do
+    name=${name//-/_}
+    export "${name^^}_URL=$url:$SANDBOX_PORT" "${name^^}_ACCESS_KEY=$SANDBOX_ACCESS_KEY" \
+      "${name^^}_SECRET_KEY=$SANDBOX_SECRET_KEY" "${name^^}_CALLBACK_TOKEN=$SANDBOX_CALLBACK_TOKEN"
+  done
   for name in "${SERVICE_SETTINGS[@]}"; do
     case $name in
       WEBHOOK_ALLOW) setting "$name" 127.0.0.0/8 ;; # the demo's and the load tool's receivers
@@ -38,9 +49,6 @@ gather_settings() {
     secret "$password" "$(random_hex 16)"
     derived "$(upper "$name")_DATABASE_URL" "postgres://esim_$name:${!password}@127.0.0.1:$POSTGRES_PORT/esim"
   done
-  secret SANDBOX_ACCESS_KEY "$(random_hex 16)"
-  secret SANDBOX_SECRET_KEY "$(random_base64 32)"
-  secret SANDBOX_CALLBACK_TOKEN "$(random_hex 16)"
   # An earlier version made one key for all purposes. If it is there, it stays in use, because it encrypts what is stored.
   unset MASTER_KEY MASTER_KEY_FILE
   [[ ! -f $LOCAL_DIR/master.key ]] || derived MASTER_KEY_FILE "$LOCAL_DIR/master.key"
@@ -61,6 +69,7 @@ gather_settings() {
     derived "${name}_URL" "$url:${!port}"
   done
   derived SANDBOX_CALLBACK_URL "$PROVISIONER_URL/callbacks/sandbox/$SANDBOX_CALLBACK_TOKEN"
+  derived SANDBOX_ESIM_ACCESS_CALLBACK_URL "$PROVISIONER_URL/callbacks/esim-access/$SANDBOX_CALLBACK_TOKEN"
   derived SANDBOX_LEDGER "$LOCAL_DIR/data/sandbox-ledger"
   derived DATABASE_URL "postgres://esim:$POSTGRES_PASSWORD@127.0.0.1:$POSTGRES_PORT/esim"
   derived DATABASE_ADMIN_URL "postgres://postgres:$POSTGRES_PASSWORD@127.0.0.1:$POSTGRES_PORT/postgres"
@@ -132,7 +141,7 @@ check_service_settings() {
       SANDBOX_DETECT_DUPLICATES | WEBHOOK_HTTP_LIVE) pattern='(true|false)' meaning='true or false' ;;
       BRAND) pattern='[A-Za-z0-9-]+' meaning='letters, digits and -' ;;
       *_URL) pattern='https?://[^ ]+' meaning='an http or https address' ;;
-      *_SECRET_KEY) pattern='[A-Za-z0-9+/]+=*' meaning='Base64' ;;
+      SANDBOX_SECRET_KEY | USIMSA_SECRET_KEY) pattern='[A-Za-z0-9+/]+=*' meaning='Base64' ;;
       *_CALLBACK_TOKEN) pattern='[A-Za-z0-9_-]{16,}' meaning='at least 16 letters, digits, - or _' ;;
       *) continue ;;
     esac

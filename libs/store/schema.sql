@@ -242,6 +242,7 @@ TABLE placements
     refusal_message text
     disputed boolean NOT NULL DEFAULT false
     created_at timestamp with time zone NOT NULL DEFAULT now()
+    provider_reference text
     CONSTRAINT placements_pkey PRIMARY KEY (placement_id)
     CREATE INDEX placements_created ON public.placements USING btree (created_at)
     CREATE INDEX placements_order ON public.placements USING btree (order_id)

@@ -1,10 +1,11 @@
 //! The types and rules that every part of the pipeline shares: typed ids, the state machine of a
-//! placement, the names of lanes, and the text forms of an eSIM profile.
+//! placement, the names of lanes, how an order is cut into purchases, and the text forms of an eSIM profile.
 //!
 //! All crates of the workspace may depend on this one. It does no I/O and reads no clock: times and
 //! random numbers are passed in as values, so that each rule can be tested by property tests and
 //! explored by the model checker in `tests/model`.
 
+pub mod cut;
 pub mod ids;
 pub mod lane;
 mod lpa;

@@ -1,8 +1,8 @@
 //! All signatures of the system, and the keys and secrets for them. It signs or verifies partners'
-//! requests ([`request`]), webhooks ([`webhook`]), calls to the provider USIMSA ([`usimsa`]) and
-//! the URLs of QR pictures ([`qr`]). It also computes the form in which PostgreSQL stores passwords
-//! ([`scram`]), because that is made of MACs, too, and the one-time [`code`]s that verify a channel for
-//! notices.
+//! requests ([`request`]), webhooks ([`webhook`]), calls to the providers USIMSA ([`usimsa`]) and
+//! eSIM Access ([`esim_access`]), and the URLs of QR pictures ([`qr`]). It also computes the form in
+//! which PostgreSQL stores passwords ([`scram`]), because that is made of MACs, too, and the one-time
+//! [`code`]s that verify a channel for notices.
 //!
 //! No other crate computes or compares a MAC, so what has to be right about it can be reviewed
 //! here. A signature is compared in constant time, so that the time of a refusal does not show an
@@ -10,6 +10,7 @@
 //! its bytes.
 
 pub mod code;
+pub mod esim_access;
 pub mod generate;
 pub mod qr;
 pub mod request;

@@ -13,6 +13,7 @@
 
 use std::time::Duration;
 
+use domain::PlacementId;
 use serde::Serialize;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
@@ -253,6 +254,32 @@ pub async fn hint(connection: &mut PgConnection, provider: &str, unit_id: &str) 
          WHERE w.id = late.placement_id AND w.id = ANY (ARRAY (SELECT placement_id FROM late))",
         provider,
         unit_id,
+    );
+    Ok(statement.execute(connection).await?.rows_affected() > 0)
+}
+
+/// Handles a callback of the provider that names a purchase by our id. Like [`hint`], it only brings
+/// forward a collect that would happen anyway, and at most one per second.
+pub async fn hint_placement(
+    connection: &mut PgConnection,
+    provider: &str,
+    placement_id: PlacementId,
+) -> Result<bool> {
+    let statement = sqlx::query!(
+        "WITH late AS (
+             SELECT p.placement_id, greatest(now(), p.hinted_at + interval '1 second') AS at
+             FROM placements p
+             JOIN work w ON w.id = p.placement_id
+             WHERE p.placement_id = $2 AND p.provider = $1 AND p.state = 'placed'
+               AND w.at > greatest(now(), p.hinted_at + interval '1 second')
+             FOR UPDATE OF p, w
+         ), hinted AS (
+             UPDATE placements p SET hinted_at = late.at FROM late WHERE p.placement_id = late.placement_id
+         )
+         UPDATE work w SET at = late.at FROM late
+         WHERE w.id = late.placement_id AND w.id = ANY (ARRAY (SELECT placement_id FROM late))",
+        provider,
+        placement_id.uuid(),
     );
     Ok(statement.execute(connection).await?.rows_affected() > 0)
 }

@@ -3,7 +3,7 @@
 //!
 //! Operators run it by hand, and deployments run it from scripts (`migrate`, `secrets create`). It
 //! talks to PostgreSQL and to files, never to the services: they notice a change because they read
-//! the same database. It is the only program that migrates the schema and that creates partners. A
+//! the same database. Only `provider check` talks to somebody else, the provider. It is the only program that migrates the schema and that creates partners. A
 //! partner's secrets are stored encrypted and are shown only once, by the command that creates or
 //! replaces them.
 //!
@@ -49,6 +49,7 @@ mod partner_move;
 mod placement;
 mod progress;
 mod provider;
+mod provider_check;
 mod recover;
 mod reencrypt;
 mod retention;
@@ -138,7 +139,7 @@ enum Command {
     /// List placements, each of which is one purchase, and resolve parked ones
     #[command(subcommand)]
     Placement(placement::Command),
-    /// List providers, and open or close their breakers
+    /// List providers, open or close their breakers, and try their accounts
     #[command(subcommand)]
     Provider(provider::Command),
     /// Create and replace the keys that encrypt the stored secrets

@@ -184,11 +184,15 @@ fn notes(order: &OrderView, lanes: &[WaitingLane]) -> Vec<String> {
             let due = placement
                 .due_at
                 .map(|at| format!("due {}", moment_after(order.created_at, at)));
+            let reference = placement
+                .provider_reference
+                .as_ref()
+                .map(|id| format!("{} calls the purchase {id}", placement.provider));
             let lane = lane_of(placement, lanes)
                 .map(|lane| format!("lane {} is held back: {}", lane.lane, why(lane)));
             (
                 format!("placement {} (option {})", index + 1, placement.lane),
-                list([placement.reason.clone(), due, lane]),
+                list([placement.reason.clone(), reference, due, lane]),
             )
         });
     let topups = order.topups.iter().map(|topup| {

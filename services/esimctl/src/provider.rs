@@ -1,5 +1,5 @@
-//! `esimctl provider`: shows, opens and closes the breakers of the providers, and lists the lanes
-//! whose purchases are held back.
+//! `esimctl provider`: shows, opens and closes the breakers of the providers, lists the lanes whose
+//! purchases are held back, and tries an account ([`crate::provider_check`]).
 //!
 //! A breaker is a row that all provisioners read, so a change made here stops or resumes the work
 //! of every replica. While a breaker is open, orders are accepted and wait. A lane, which is
@@ -19,6 +19,7 @@ use store::{
 use crate::{
     console::{self, Console},
     output::{Row, cells, or_dash, printable, utc},
+    provider_check::{self, Check},
 };
 
 const LIST_EXAMPLES: &str = "Examples:
@@ -68,6 +69,9 @@ pub enum Command {
         #[arg(long, value_parser = NonEmptyStringValueParser::new())]
         reason: String,
     },
+    /// Try our account at a provider: keys, balance and clock; nothing is bought
+    #[command(after_help = provider_check::EXAMPLES)]
+    Check(Box<Check>),
     /// Close a provider's breaker, so that its work goes on at once
     #[command(after_help = CLOSE_EXAMPLES)]
     Close {
@@ -85,8 +89,12 @@ fn duration(text: &str) -> Result<Duration, String> {
 }
 
 pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
+    if let Command::Check(check) = command {
+        return provider_check::run(check, console).await;
+    }
     let mut connection = console.connect().await?;
     let (name, changed) = match command {
+        Command::Check(_) => return Ok(()),
         Command::List => {
             let all = providers::list(&mut connection).await?;
             let none = "There are no providers yet: a provisioner adds its own when it starts.";

@@ -10,10 +10,15 @@ use store::placements::ClaimedTopup;
 
 use crate::providers::{ProviderId, ProviderUnit};
 
-/// Pairs the provider's units with pending topups. A unit that is already assigned stays with its
-/// topup; any other one goes to the next free topup of its option. Units for which there is no
+/// Pairs the provider's units with pending topups. `product` is the product that an option stands
+/// for, as the units name it. A unit that is already assigned stays with its
+/// topup; any other one goes to the next free topup of its product. Units for which there is no
 /// topup are left over and logged.
-pub fn pair(topups: &[ClaimedTopup], mut units: Vec<ProviderUnit>) -> Vec<(TopupId, ProviderUnit)> {
+pub fn pair<'a>(
+    topups: &'a [ClaimedTopup],
+    mut units: Vec<ProviderUnit>,
+    product: impl Fn(&'a str) -> &'a str,
+) -> Vec<(TopupId, ProviderUnit)> {
     let assigned: HashMap<&str, &ClaimedTopup> = topups
         .iter()
         .filter_map(|topup| Some((topup.provider_unit_id.as_deref()?, topup)))
@@ -25,7 +30,7 @@ pub fn pair(topups: &[ClaimedTopup], mut units: Vec<ProviderUnit>) -> Vec<(Topup
         .rev()
         .filter(|topup| topup.pending && topup.provider_unit_id.is_none())
     {
-        free.entry(&topup.provider_option_id)
+        free.entry(product(&topup.provider_option_id))
             .or_default()
             .push(topup);
     }
@@ -106,7 +111,7 @@ mod tests {
                 .position(|topup| topup.topup_id == *id)
                 .unwrap()
         };
-        pair(topups, units)
+        pair(topups, units, |option| option)
             .into_iter()
             .map(|(topup, unit)| (place(&topup), unit.unit_id.into()))
             .collect()

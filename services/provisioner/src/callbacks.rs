@@ -32,7 +32,7 @@ use tracing::{Instrument, field::Empty, info_span};
 
 use crate::{
     metrics::Metrics,
-    providers::{Provider, ProviderId},
+    providers::{Hint, Provider},
 };
 
 const ROUTE: &str = "/callbacks/{provider}/{token}";
@@ -96,7 +96,7 @@ enum Admission {
     Full,
 }
 
-/// The units that callbacks named in the current window.
+/// The units and purchases that callbacks named in the current window.
 struct Recent {
     rate: usize,
     window: Mutex<Window>,
@@ -107,7 +107,8 @@ struct Window {
     /// The first callback of the window; `None` before any.
     began: Option<Instant>,
     admitted: usize,
-    units: HashMap<(String, ProviderId), u8>,
+    /// By the provider and what its callbacks name.
+    named: HashMap<(String, String), u8>,
 }
 
 impl Recent {
@@ -118,7 +119,7 @@ impl Recent {
         }
     }
 
-    fn admit(&self, provider: &str, unit_id: &ProviderId, now: Instant) -> Admission {
+    fn admit(&self, provider: &str, named: &str, now: Instant) -> Admission {
         let mut window = lock(&self.window);
         if window
             .began
@@ -126,17 +127,17 @@ impl Recent {
         {
             window.began = Some(now);
             window.admitted = 0;
-            window.units.clear();
+            window.named.clear();
         }
-        let key = (provider.to_owned(), unit_id.clone());
-        let statements = window.units.get(&key).copied().unwrap_or_default();
+        let key = (provider.to_owned(), named.to_owned());
+        let statements = window.named.get(&key).copied().unwrap_or_default();
         if statements >= PER_UNIT {
             Admission::Repeated
         } else if window.admitted >= self.rate {
             Admission::Full
         } else {
             window.admitted += 1;
-            window.units.insert(key, statements + 1);
+            window.named.insert(key, statements + 1);
             Admission::Admitted
         }
     }
@@ -191,19 +192,27 @@ async fn hear(
             Ok(Err(_)) => return StatusCode::PAYLOAD_TOO_LARGE,
             Err(_) => return StatusCode::REQUEST_TIMEOUT,
         };
-    let Some(unit_id) = provider.parse_callback(&body) else {
+    let Some(hint) = provider.parse_callback(&body) else {
         return counted("unreadable", StatusCode::BAD_REQUEST);
     };
-    match callbacks.recent.admit(&name, &unit_id, Instant::now()) {
+    let named = match &hint {
+        Hint::Unit(unit_id) => unit_id.as_str().to_owned(),
+        Hint::Purchase(placement_id) => placement_id.to_string(),
+        Hint::Nothing => return counted("ignored", StatusCode::OK),
+    };
+    match callbacks.recent.admit(&name, &named, Instant::now()) {
         Admission::Admitted => {}
         Admission::Repeated => return counted("repeated", StatusCode::OK),
         Admission::Full => return counted("shed", StatusCode::SERVICE_UNAVAILABLE),
     }
     // The semaphore is never closed, so this cannot fail.
     let _statement = callbacks.statements.acquire().await;
-    let hinted = callbacks
-        .database
-        .run(async |connection| providers::hint(connection, &name, unit_id.as_str()).await);
+    let hinted = callbacks.database.run(async |connection| match hint {
+        Hint::Purchase(placement_id) => {
+            providers::hint_placement(connection, &name, placement_id).await
+        }
+        Hint::Unit(_) | Hint::Nothing => providers::hint(connection, &name, &named).await,
+    });
     match perform(Effect::CommitHint, hinted).await {
         Ok(moved) => counted(if moved { "hinted" } else { "ignored" }, StatusCode::OK),
         Err(error) => {
@@ -263,8 +272,7 @@ mod tests {
         let recent = Recent::new(3);
         let now = Instant::now();
         let admit = |provider, unit: &str, at| {
-            let unit_id = ProviderId::parse(unit.to_owned()).unwrap();
-            recent.admit(provider, &unit_id, now + Duration::from_millis(at))
+            recent.admit(provider, unit, now + Duration::from_millis(at))
         };
         let outcomes: Vec<Admission> = (0..4).map(|at| admit("a", "1", at)).collect();
         assert_eq!(outcomes[..2], [Admission::Admitted; 2]);
@@ -280,10 +288,7 @@ mod tests {
     fn the_first_window_begins_with_the_first_callback() {
         let recent = Recent::new(1);
         let started = Instant::now();
-        let admit = |unit: &str, at| {
-            let unit_id = ProviderId::parse(unit.to_owned()).unwrap();
-            recent.admit("a", &unit_id, started + Duration::from_millis(at))
-        };
+        let admit = |unit: &str, at| recent.admit("a", unit, started + Duration::from_millis(at));
         assert_eq!(admit("1", 900), Admission::Admitted);
         assert_eq!(admit("2", 1_100), Admission::Full);
         assert_eq!(admit("2", 1_900), Admission::Admitted);

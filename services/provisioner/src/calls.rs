@@ -7,14 +7,13 @@
 
 use std::{sync::Arc, time::Instant};
 
-use domain::PlacementId;
 use pipeline::{Effect, perform};
 
 use crate::{
     breaker::Breaker,
     limiter::{LaneLimiters, PurchaseResult},
     metrics::Metrics,
-    providers::{FindAnswer, Provider, Purchase, PurchaseAnswer, Trouble},
+    providers::{Balance, FindAnswer, Provider, Purchase, PurchaseAnswer, Sought, Trouble},
     rate::Rate,
 };
 
@@ -67,11 +66,11 @@ impl Calls {
     pub async fn find(
         &self,
         lane: &Arc<str>,
-        placement_id: PlacementId,
+        sought: &Sought,
         was_unknown: bool,
     ) -> Result<FindAnswer, Trouble> {
         self.rate.turn().await;
-        let find = perform(Effect::Find, self.provider.find(placement_id));
+        let find = perform(Effect::Find, self.provider.find(sought));
         let answer = self.measure("find", None, find, found).await;
         match &answer {
             Ok(FindAnswer::Found(_)) => self.limiters.found(lane, was_unknown, Instant::now()),
@@ -85,10 +84,22 @@ impl Calls {
 
     /// Asks for the profiles of a purchase. Says nothing about the lane, because the purchase has
     /// already been confirmed.
-    pub async fn collect(&self, placement_id: PlacementId) -> Result<FindAnswer, Trouble> {
+    pub async fn collect(&self, sought: &Sought) -> Result<FindAnswer, Trouble> {
         self.rate.turn().await;
-        let collect = perform(Effect::Collect, self.provider.collect(placement_id));
+        let collect = perform(Effect::Collect, self.provider.collect(sought));
         self.measure("collect", None, collect, found).await
+    }
+
+    /// Asks for the balance of our account. It says nothing about purchases, so it neither opens nor
+    /// closes the breaker.
+    pub async fn balance(&self) -> Result<Balance, Trouble> {
+        self.rate.turn().await;
+        let began = Instant::now();
+        let answer = self.provider.balance().await;
+        let outcome = answer.as_ref().map_or_else(Trouble::class, |_| "answered");
+        self.metrics
+            .call(&self.name, "balance", outcome, began.elapsed());
+        answer
     }
 
     /// Awaits a call, and reports its duration and its result to the metrics and the breaker.
@@ -129,13 +140,14 @@ fn found(answer: &FindAnswer) -> &'static str {
 mod tests {
     use std::time::Duration;
 
+    use domain::PlacementId;
     use futures_util::future::BoxFuture;
     use store::config::{DatabaseConfig, PoolConfig};
     use store::primary::DurabilityConfig;
     use store::providers::BreakerLimits;
 
     use super::*;
-    use crate::providers::ProviderId;
+    use crate::providers::Capabilities;
 
     /// A provider that must not be called.
     struct Untouched;
@@ -148,12 +160,16 @@ mod tests {
             panic!("the purchase is sent")
         }
 
-        fn find(&self, _: PlacementId) -> BoxFuture<'_, Result<FindAnswer, Trouble>> {
+        fn find<'a>(&'a self, _: &'a Sought) -> BoxFuture<'a, Result<FindAnswer, Trouble>> {
             unreachable!()
         }
 
-        fn parse_callback(&self, _: &[u8]) -> Option<ProviderId> {
-            None
+        fn capabilities(&self) -> Capabilities {
+            unreachable!()
+        }
+
+        fn clock_ahead(&self) -> Option<i64> {
+            unreachable!()
         }
     }
 

@@ -24,12 +24,14 @@
 //!   about lanes and providers, and writes there which lanes this process holds back.
 //! - [`reporter`] sends verdicts and readiness events. [`heartbeat`] tells ingress that this
 //!   process can buy from a provider now; ingress waits for verdicts only while it hears that.
+//! - [`balance`] reads what is left in our account at a provider, for the metric.
 //! - [`callbacks`] receives the calls by which providers report that profiles are ready.
 //!
-//! [`run`] connects these parts, starts their tasks (`start`), and returns after the soft stop, which takes no new work and
-//! finishes the work in flight ([`runtime::Shutdown`]).
+//! [`run`] connects these parts, starts their tasks (`start`), and returns after the soft stop,
+//! which takes no new work and finishes the work in flight ([`runtime::Shutdown`]).
 
 pub mod assign;
+pub mod balance;
 pub mod breaker;
 pub mod callbacks;
 pub mod calls;
@@ -82,7 +84,7 @@ pub struct Config {
     #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:8083")]
     pub admin_listen: SocketAddr,
 
-    /// Providers to buy from, separated by commas: `sandbox`, `usimsa`
+    /// Providers to buy from, separated by commas: `airalo`, `esim-access`, `sandbox`, `usimsa`
     ///
     /// Each named provider needs the settings of its account. Placements of other providers are
     /// left to provisioners that name them.

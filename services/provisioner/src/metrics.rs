@@ -16,6 +16,8 @@ use store::{
     server::{Server, server},
 };
 
+use crate::providers::Balance;
+
 /// How often the backlogs and the state of the server are read.
 const PERIOD: Duration = Duration::from_secs(15);
 
@@ -28,6 +30,7 @@ const READY_BOUNDS: [f64; 15] = [
 /// The instruments. Clones share them.
 #[derive(Clone)]
 pub struct Metrics {
+    balance: Gauge<f64>,
     breaker: Gauge<u64>,
     lanes_held_back: Gauge<u64>,
     calls: Counter<u64>,
@@ -45,6 +48,10 @@ impl Default for Metrics {
     fn default() -> Self {
         let make = Instruments::of("provisioner");
         Self {
+            balance: global::meter("provisioner")
+                .f64_gauge("esim.provider.balance")
+                .with_description("What is left in our account at a provider; read every 5 min")
+                .build(),
             breaker: make.gauge(
                 "esim.provider.breaker",
                 "State of a provider's breaker: 0 closed, 1 open, 2 half open",
@@ -148,6 +155,10 @@ fn provider(name: &str) -> KeyValue {
 }
 
 impl Metrics {
+    pub fn balance(&self, name: &str, balance: &Balance) {
+        self.balance.record(balance.amount, &[provider(name)]);
+    }
+
     pub fn breaker(&self, name: &str, state: BreakerState) {
         let value = match state {
             BreakerState::Closed => 0,

@@ -51,7 +51,9 @@ use tracing::{Instrument, Span, info_span};
 use crate::{
     assign,
     calls::Calls,
-    providers::{FindAnswer, ProviderUnit, Purchase, PurchaseAnswer, Trouble},
+    providers::{
+        Bought, FindAnswer, LookUp, ProviderId, Purchase, PurchaseAnswer, Sought, Trouble,
+    },
     reporter::Reporter,
 };
 
@@ -257,13 +259,22 @@ impl ProviderWork {
             tracing::warn!(
                 placement.id = %claimed.placement_id,
                 "attempt abandoned without sending the purchase, because it was recorded too long \
-                 ago; a look-up follows, and then the next attempt"
+                 ago; the next attempt follows once it is certain that nothing was sent"
             );
+            // Only this process may send the attempt, and it will not, so nothing is bought. A
+            // look-up finds that out by itself, unless the provider's look-ups prove no absence.
+            if self.proves_no_absence() {
+                let abandoned = Outcome::NotBought {
+                    retry_in: placement::next_attempt(claimed.attempt),
+                    reason: "recorded too long ago, so it was not sent".to_owned(),
+                };
+                self.settle(claimed, abandoned).await;
+            }
             return;
         };
         let provider_time = time_of_provider(trigger.permit_wait, asked.elapsed());
         match answer {
-            Ok(PurchaseAnswer::Bought(units)) => {
+            Ok(PurchaseAnswer::Bought(bought)) => {
                 // The partner does not have to wait for the profiles or for the record, because a
                 // 201 rests on the stored order alone.
                 self.reporter
@@ -272,12 +283,9 @@ impl ProviderWork {
                 // these are asked for at once. If that fails, the units are recorded without
                 // profiles, and a later collect brings the profiles. Because purchase and profiles
                 // are recorded as one outcome, an ordinary order costs one record instead of two.
-                let units = match self.calls.collect(claimed.placement_id).await {
-                    Ok(FindAnswer::Found(units)) => units,
-                    Ok(FindAnswer::NotFound) | Err(_) => units,
-                };
+                let bought = self.collect_at_once(claimed, bought).await;
                 let _room = self.release_once_recordable(permit).await;
-                self.record_units(claimed, trigger, units, LATE).await;
+                self.record_units(claimed, trigger, bought, LATE).await;
             }
             Ok(PurchaseAnswer::Rejected { status, message }) => {
                 let _room = self.release_once_recordable(permit).await;
@@ -304,6 +312,25 @@ impl ProviderWork {
                 self.settle_without_purchase(claimed, trouble, provider_time)
                     .await;
             }
+        }
+    }
+
+    /// Asks for the profiles right after the purchase, unless the response to the purchase has
+    /// brought all of them.
+    async fn collect_at_once(&self, claimed: &Claimed, bought: Bought) -> Bought {
+        if bought.is_complete(claimed.topups.len()) {
+            return bought;
+        }
+        let sought = Sought {
+            reference: bought.reference.clone(),
+            ..sought(claimed)
+        };
+        match self.calls.collect(&sought).await {
+            Ok(FindAnswer::Found(collected)) => Bought {
+                reference: collected.reference.or(bought.reference),
+                units: collected.units,
+            },
+            Ok(FindAnswer::NotFound) | Err(_) => bought,
         }
     }
 
@@ -360,17 +387,17 @@ impl ProviderWork {
     ) {
         let answer = self
             .calls
-            .find(lane, claimed.placement_id, claimed.unknowns > 0)
+            .find(lane, &sought(claimed), claimed.unknowns > 0)
             .await;
         let _room = self.release_once_recordable(permit).await;
         let outcome = match answer {
-            Ok(FindAnswer::Found(units)) => {
+            Ok(FindAnswer::Found(bought)) => {
                 tracing::info!(
                     placement.id = %claimed.placement_id,
                     attempt = claimed.attempt,
                     "a look-up found the purchase"
                 );
-                return self.record_units(claimed, trigger, units, LATE).await;
+                return self.record_units(claimed, trigger, bought, LATE).await;
             }
             Ok(FindAnswer::NotFound) => {
                 let after_settling_delay = claimed.attempt_age >= self.settle_delay;
@@ -378,7 +405,9 @@ impl ProviderWork {
                     .settle_delay
                     .saturating_sub(claimed.attempt_age)
                     .max(Duration::from_secs(1));
-                if after_settling_delay && claimed.attempt >= MAX_ATTEMPTS {
+                if self.proves_no_absence() {
+                    self.not_found_by_search(claimed)
+                } else if after_settling_delay && claimed.attempt >= MAX_ATTEMPTS {
                     self.park(
                         claimed,
                         format!("not bought after {} attempts", claimed.attempt),
@@ -404,14 +433,36 @@ impl ProviderWork {
         self.settle(claimed, outcome).await;
     }
 
+    /// Whether a look-up that finds no purchase says nothing for certain at this provider.
+    fn proves_no_absence(&self) -> bool {
+        self.calls.provider.capabilities().look_up == LookUp::Search
+    }
+
+    /// The outcome of a search that found no purchase. The purchase may exist all the same, so
+    /// nothing is bought again. The search is repeated until `park_after`, and then a person has to
+    /// look into the provider's portal.
+    fn not_found_by_search(&self, claimed: &Claimed) -> Outcome {
+        if claimed.attempt_age >= self.park_after {
+            let reason = "outcome unknown: the provider lists no such purchase, but its list does \
+                          not prove that there is none";
+            return self.park(claimed, reason.to_owned());
+        }
+        Outcome::NotFound {
+            after_settling_delay: false,
+            look_in: placement::next_look(claimed.attempt_age),
+        }
+    }
+
     /// Asks the provider for the profiles of a purchase, and records those that came. A placement
     /// whose profiles are missing for `park_after` is parked. The provider is still asked about it,
     /// but rarely, because a late response can resolve it.
     async fn collect(&self, claimed: &Claimed, trigger: &Trigger, permit: Option<Permit>) {
-        let answer = self.calls.collect(claimed.placement_id).await;
+        let answer = self.calls.collect(&sought(claimed)).await;
         let _room = self.release_once_recordable(permit).await;
         match answer {
-            Ok(FindAnswer::Found(units)) => self.record_units(claimed, trigger, units, LATE).await,
+            Ok(FindAnswer::Found(bought)) => {
+                self.record_units(claimed, trigger, bought, LATE).await;
+            }
             Ok(FindAnswer::NotFound) => {
                 tracing::error!(
                     placement.id = %claimed.placement_id,
@@ -421,7 +472,7 @@ impl ProviderWork {
                 self.record_units(
                     claimed,
                     trigger,
-                    Vec::new(),
+                    Bought::default(),
                     "bought, but the provider no longer knows it",
                 )
                 .await;
@@ -433,7 +484,9 @@ impl ProviderWork {
                         "bought, but its profiles cannot be collected: {}",
                         trouble.reason()
                     );
-                    return self.record_units(claimed, trigger, Vec::new(), &late).await;
+                    return self
+                        .record_units(claimed, trigger, Bought::default(), &late)
+                        .await;
                 }
                 // A purchase that is overdue parks after a few failed calls in a row. Until then it
                 // is asked about at the usual pace; the long pause is for placements that are
@@ -460,24 +513,30 @@ impl ProviderWork {
 
     /// Records the units that the provider returned, and announces those that became ready. `late`
     /// says why the placement is parked if units are overdue.
-    async fn record_units(
-        &self,
-        claimed: &Claimed,
-        trigger: &Trigger,
-        units: Vec<ProviderUnit>,
-        late: &str,
-    ) {
+    async fn record_units(&self, claimed: &Claimed, trigger: &Trigger, bought: Bought, late: &str) {
         // The claim read the age of the order; the calls since then have taken time, too.
         let since_order = claimed.age + trigger.claim_began.elapsed();
         // Without NATS no readiness event can announce the deliveries. Then they get due work in
         // the same commit, which is due at `answer_by` if the order may still be answered.
         let announced = self.reporter.can_announce();
         let settled = self
-            .settle_bought(claimed, since_order, units, announced, late)
+            .settle_bought(claimed, since_order, bought, announced, late)
             .await;
         if announced {
             self.reporter.ready(claimed, settled.ready);
         }
+    }
+}
+
+/// What the provider is asked about this placement.
+fn sought(claimed: &Claimed) -> Sought {
+    // A reference comes from an adapter, which has checked it. One that cannot be read is left out,
+    // and the provider is asked by our id.
+    let reference = claimed.reference.clone();
+    Sought {
+        placement_id: claimed.placement_id,
+        reference: reference.and_then(|id| ProviderId::parse(id).ok()),
+        attempt_age: claimed.attempt_age,
     }
 }
 

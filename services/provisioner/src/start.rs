@@ -22,7 +22,7 @@ use store::{
 use tokio::sync::Semaphore;
 
 use crate::{
-    Config, Parts, Providers,
+    Config, Parts, Providers, balance,
     breaker::Breaker,
     calls::Calls,
     heartbeat,
@@ -133,6 +133,10 @@ fn stages(config: &Config, work: &Arc<ProviderWork>, nats: &Nats, shutdown: &Shu
         worker::start(Arc::new(stage), nats, settings, shutdown);
     }
     shutdown.spawn("probes", Arc::clone(work).probe());
+    if work.calls.provider.capabilities().balance {
+        let watching = balance::watch(Arc::clone(work), shutdown.clone());
+        shutdown.spawn("balance", watching);
+    }
     let nats = nats.clone();
     let stop = shutdown.clone();
     shutdown.spawn("heartbeat", async move {

@@ -10,15 +10,16 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use reqwest::{Client, Url, redirect};
-use time::OffsetDateTime;
 use tokio::{sync::mpsc, task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    esim_access,
     ledger::Ledger,
     profile::UnitNumber,
     protocol::Callback,
     purchase::Purchase,
+    sale::Protocol,
     script,
     units::{self, Fate},
 };
@@ -41,20 +42,43 @@ pub fn url(text: &str) -> Result<Url, String> {
     Ok(url)
 }
 
+/// Where callbacks are sent, by protocol. Without a URL a purchase by that protocol gets none.
+pub struct Urls {
+    pub usimsa: Option<Url>,
+    pub esim_access: Option<Url>,
+}
+
+impl Urls {
+    pub fn any(&self) -> bool {
+        self.usimsa.is_some() || self.esim_access.is_some()
+    }
+
+    fn of(&self, protocol: Protocol) -> Option<&Url> {
+        match protocol {
+            Protocol::Usimsa => self.usimsa.as_ref(),
+            Protocol::EsimAccess => self.esim_access.as_ref(),
+            Protocol::Airalo => None,
+        }
+    }
+}
+
+/// A purchase that may need callbacks, with the protocol in which it was made.
+type Made = (Protocol, Arc<Purchase>);
+
 /// The queue of purchases that need callbacks.
 #[derive(Clone)]
-pub struct Queue(mpsc::Sender<Arc<Purchase>>);
+pub struct Queue(mpsc::Sender<Made>);
 
 impl Queue {
-    pub fn new() -> (Self, mpsc::Receiver<Arc<Purchase>>) {
+    pub fn new() -> (Self, mpsc::Receiver<Made>) {
         let (sender, receiver) = mpsc::channel(QUEUE);
         (Self(sender), receiver)
     }
 
     /// Adds a purchase without waiting. If the queue is full, the callbacks of the purchase are
     /// lost.
-    pub fn push(&self, purchase: Arc<Purchase>) {
-        if let Err(error) = self.0.try_send(purchase) {
+    pub fn push(&self, protocol: Protocol, purchase: Arc<Purchase>) {
+        if let Err(error) = self.0.try_send((protocol, purchase)) {
             tracing::warn!(
                 %error,
                 "the callbacks of a purchase are lost, because their queue is full or the sandbox stops; provisioners find its profiles by asking again"
@@ -65,17 +89,18 @@ impl Queue {
 
 /// A callback that waits for the time when its unit is ready.
 struct Due {
+    protocol: Protocol,
+    purchase: Arc<Purchase>,
     unit: UnitNumber,
     option_id: String,
-    bought_at: OffsetDateTime,
 }
 
 /// Sends the callbacks of `purchases` until `stop`. Faults of the whole provider do not affect
 /// them.
 pub async fn run(
-    url: Url,
+    urls: Urls,
     ledger: Arc<Ledger>,
-    mut purchases: mpsc::Receiver<Arc<Purchase>>,
+    mut purchases: mpsc::Receiver<Made>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let client = Client::builder()
@@ -92,14 +117,15 @@ pub async fn run(
         let next = due.first_key_value().map(|((at, _), _)| *at);
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
-            Some(purchase) = purchases.recv(), if due.len() < MAX_DUE => {
+            Some((protocol, purchase)) = purchases.recv(), if due.len() < MAX_DUE => {
                 let now = Instant::now();
                 for (unit, option_id, fate) in units::fates(&purchase) {
                     let Fate::Ready(after) = fate else { continue };
                     for _ in 0..script::of(option_id).callbacks {
                         number += 1;
                         let option_id = option_id.to_owned();
-                        due.insert((now + after, number), Due { unit, option_id, bought_at: purchase.at });
+                        let purchase = Arc::clone(&purchase);
+                        due.insert((now + after, number), Due { protocol, purchase, unit, option_id });
                     }
                 }
             }
@@ -108,6 +134,7 @@ pub async fn run(
             {
                 if let Some((_, callback)) = due.pop_first()
                     && !ledger.is_canceled(callback.unit)
+                    && let Some(url) = urls.of(callback.protocol)
                 {
                     sending.spawn(send(client.clone(), url.clone(), Arc::clone(&ledger), callback));
                 }
@@ -119,16 +146,22 @@ pub async fn run(
 
 async fn send(client: Client, url: Url, ledger: Arc<Ledger>, due: Due) {
     let Due {
+        protocol,
+        purchase,
         unit,
         option_id,
-        bought_at,
     } = &due;
-    let callback = Callback {
-        topup_id: unit.to_string(),
-        option_id,
-        profile: ledger.profile(*unit, *bought_at),
-        // A made-up URL, so that the callback does not repeat the activation code in it.
-        qrcode_img_url: format!("https://qr.sandbox.example/{unit}.png"),
+    let callback = if *protocol == Protocol::EsimAccess {
+        esim_access::callback(purchase)
+    } else {
+        let callback = Callback {
+            topup_id: unit.to_string(),
+            option_id,
+            profile: ledger.profile(*unit, purchase.at),
+            // A made-up URL, so that the callback does not repeat the activation code in it.
+            qrcode_img_url: format!("https://qr.sandbox.example/{unit}.png"),
+        };
+        serde_json::to_value(callback).unwrap_or_default()
     };
     match client.post(url).json(&callback).send().await {
         Ok(response) => {

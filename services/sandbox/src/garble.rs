@@ -46,37 +46,68 @@ pub enum Garble {
     OddMessage,
 }
 
-/// The answer to a request about an order, garbled if a fault demands it.
-pub fn answer<T: Serialize>(garble: Option<Garble>, mut products: ProductList<T>) -> Response {
-    match garble {
-        None => Json(products).into_response(),
-        Some(Garble::Huge) => huge(),
-        Some(Garble::NoJson) => "<html>Bad Gateway</html>".into_response(),
-        Some(Garble::OddMessage) => {
-            products.message = ODD_MESSAGE.into();
-            Json(products).into_response()
-        }
-        Some(Garble::LongUnitId) => changed(&products, "topupId", |id| format!("{id:x<LONG$}")),
-        Some(Garble::EmptyUnitId) => changed(&products, "topupId", |_| String::new()),
-        Some(Garble::NulUnitId) => changed(&products, "topupId", |id| format!("{id}\0")),
-        Some(Garble::BadDate) => changed(&products, "expiredDate", |_| "9999-99-99".to_owned()),
-    }
+/// Where an answer has what is garbled.
+pub struct Shape {
+    /// The list of units, as a JSON pointer.
+    pub units: &'static str,
+    /// The field with the id of a unit.
+    pub id: &'static str,
+    /// The field with the expiry date.
+    pub date: &'static str,
+    /// The message, as a JSON pointer.
+    pub message: &'static str,
 }
 
-/// The answer with one field changed in each product that has it.
-fn changed<T: Serialize>(
-    products: &ProductList<T>,
-    field: &str,
-    change: fn(&str) -> String,
-) -> Response {
-    let mut answer = serde_json::to_value(products).unwrap_or_default();
-    let listed = answer.get_mut("products").and_then(Value::as_array_mut);
-    for product in listed.into_iter().flatten() {
-        if let Some(value) = product.get_mut(field) {
-            *value = change(value.as_str().unwrap_or_default()).into();
+const USIMSA: Shape = Shape {
+    units: "/products",
+    id: "topupId",
+    date: "expiredDate",
+    message: "/message",
+};
+
+/// The answer to a request about an order, garbled if a fault demands it.
+pub fn answer<T: Serialize>(garble: Option<Garble>, products: ProductList<T>) -> Response {
+    if garble.is_none() {
+        return Json(products).into_response();
+    }
+    let answer = serde_json::to_value(products).unwrap_or_default();
+    garbled(garble, &USIMSA, answer)
+}
+
+/// An answer of this shape, garbled if a fault demands it. What the answer has no place for, stays
+/// as it is.
+pub fn garbled(garble: Option<Garble>, shape: &Shape, mut answer: Value) -> Response {
+    match garble {
+        None => {}
+        Some(Garble::Huge) => return huge(),
+        Some(Garble::NoJson) => return "<html>Bad Gateway</html>".into_response(),
+        Some(Garble::OddMessage) => {
+            if let Some(message) = answer.pointer_mut(shape.message) {
+                *message = ODD_MESSAGE.into();
+            }
+        }
+        Some(Garble::LongUnitId) => {
+            change(&mut answer, shape, shape.id, |id| format!("{id:x<LONG$}"));
+        }
+        Some(Garble::EmptyUnitId) => change(&mut answer, shape, shape.id, |_| String::new()),
+        Some(Garble::NulUnitId) => change(&mut answer, shape, shape.id, |id| format!("{id}\0")),
+        Some(Garble::BadDate) => {
+            change(&mut answer, shape, shape.date, |_| "9999-99-99".to_owned());
         }
     }
     Json(answer).into_response()
+}
+
+/// Changes one field of each unit that has it.
+fn change(answer: &mut Value, shape: &Shape, field: &str, change: fn(&str) -> String) {
+    let listed = answer
+        .pointer_mut(shape.units)
+        .and_then(Value::as_array_mut);
+    for unit in listed.into_iter().flatten() {
+        if let Some(value) = unit.get_mut(field) {
+            *value = change(value.as_str().unwrap_or_default()).into();
+        }
+    }
 }
 
 /// A huge answer, sent in pieces so that the sandbox itself needs little memory for it.

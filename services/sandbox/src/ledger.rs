@@ -273,6 +273,14 @@ impl Ledger {
         Summary::of(&purchases, &canceled, order_id.is_some())
     }
 
+    /// The purchase that begins with this unit.
+    pub fn beginning_with(&self, unit: UnitNumber) -> Option<Arc<Purchase>> {
+        let books = self.lock();
+        let purchases = &books.accounts.purchases;
+        let place = purchases.binary_search_by_key(&unit, |purchase| purchase.first_unit);
+        place.ok().map(|place| Arc::clone(&purchases[place]))
+    }
+
     /// All purchases, oldest first.
     pub fn purchases(&self) -> Vec<Arc<Purchase>> {
         self.lock().accounts.purchases.clone()

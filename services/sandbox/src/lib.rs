@@ -1,7 +1,7 @@
 //! The sandbox eSIM provider: a provider of our own that sells nothing real.
 //!
-//! It speaks the USIMSA protocol over HTTP, with that protocol's authentication, so provisioners
-//! buy from it exactly as they buy from a real provider. Sandbox partners order from it, and the
+//! It speaks the protocols of USIMSA, eSIM Access and Airalo over HTTP, each with its own
+//! authentication, so provisioners buy from it exactly as they buy from a real provider. Sandbox partners order from it, and the
 //! tests use it to make a provider fail in every way that we can think of: each option follows its
 //! script ([`script`]), which says how the sandbox responds to an order of it. Faults of the whole
 //! provider are set at run time ([`faults`]).
@@ -19,11 +19,14 @@
 //! test or operator ───▶ /ledger, /faults (without authentication)
 //! ```
 
+mod airalo;
 mod attempts;
 mod auth;
 mod callbacks;
 mod error;
+mod esim_access;
 mod faults;
+mod form;
 mod garble;
 mod journal;
 mod ledger;
@@ -33,6 +36,7 @@ mod profile;
 mod protocol;
 mod purchase;
 mod routes;
+mod sale;
 pub mod script;
 mod server;
 mod state;
@@ -66,8 +70,9 @@ const EXAMPLES: &str = "Examples:
 
 /// The sandbox eSIM provider, which sells nothing real and records every purchase
 ///
-/// It speaks the USIMSA protocol, so the pipeline buys from it as from a real provider. `/ledger`
-/// and `/faults` need no authentication: keep the sandbox on a private address.
+/// It speaks the protocols of USIMSA, eSIM Access and Airalo, so the pipeline buys from it as from a
+/// real provider. `/ledger` and `/faults` need no authentication: keep the sandbox on a private
+/// address.
 #[derive(Parser, Clone, Debug)]
 // `serve` and `catalogue` are values of an argument, and `healthcheck` is a subcommand, which
 // `runtime` adds. The usage shows all three as one COMMAND.
@@ -76,6 +81,12 @@ pub struct Config {
     /// What the program does; `serve` if it is left out
     #[arg(value_enum)]
     pub command: Option<Command>,
+    /// The provider whose options `catalogue` prints: `sandbox`, or one that the sandbox plays
+    ///
+    /// The options of `airalo`, `esim-access` and `usimsa` are live ones. They are for a test
+    /// system in which the account of that provider is at the sandbox.
+    #[arg(long, default_value = "sandbox", value_parser = ["airalo", "esim-access", "sandbox", "usimsa"])]
+    pub provider: String,
     /// The address of the provider's API, `/ledger` and `/faults`
     #[arg(long, env = "LISTEN", default_value = "127.0.0.1:18090")]
     pub listen: SocketAddr,
@@ -124,6 +135,12 @@ pub struct Config {
     /// sent, and the provisioner finds late profiles by asking again.
     #[arg(long, env = "SANDBOX_CALLBACK_URL", hide_env_values = true)]
     pub callback_url: Option<SecretString>,
+    /// The URL of callbacks in the protocol of eSIM Access, including its secret token
+    ///
+    /// For example `http://127.0.0.1:18082/callbacks/esim-access/<token>`. Without it, purchases by
+    /// this protocol get no callbacks.
+    #[arg(long, env = "SANDBOX_ESIM_ACCESS_CALLBACK_URL", hide_env_values = true)]
+    pub esim_access_callback_url: Option<SecretString>,
     #[command(flatten)]
     pub common: CommonConfig,
 }
@@ -186,11 +203,20 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         "the sandbox provider has started"
     );
     let faults = Arc::new(faults::Switch::default());
-    let callbacks = callback_url.map(|url| {
+    let esim_access_callback_url = secret(
+        "SANDBOX_ESIM_ACCESS_CALLBACK_URL",
+        config.esim_access_callback_url.as_ref(),
+        callbacks::url,
+    )?;
+    let urls = callbacks::Urls {
+        usimsa: callback_url,
+        esim_access: esim_access_callback_url,
+    };
+    let callbacks = urls.any().then(|| {
         let (queue, purchases) = callbacks::Queue::new();
         shutdown.spawn(
             "callbacks",
-            callbacks::run(url, Arc::clone(&ledger), purchases, shutdown.soft()),
+            callbacks::run(urls, Arc::clone(&ledger), purchases, shutdown.soft()),
         );
         queue
     });
@@ -202,6 +228,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         faults,
         detect_duplicates: config.detect_duplicates,
         callbacks,
+        token: airalo::token().into(),
         shutdown: shutdown.clone(),
     };
     server::serve(listener, routes::router(sandbox), shutdown).await

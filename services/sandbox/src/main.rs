@@ -3,9 +3,10 @@ use std::process::ExitCode;
 use sandbox::{Command, Config};
 
 fn main() -> ExitCode {
-    match runtime::config::parse::<Config>().command {
+    let config = runtime::config::parse::<Config>();
+    match config.command {
         Some(Command::Catalogue) => {
-            println!("{:#}", sandbox::script::catalogue());
+            println!("{:#}", sandbox::script::catalogue(&config.provider));
             ExitCode::SUCCESS
         }
         Some(Command::Serve) | None => {

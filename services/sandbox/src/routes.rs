@@ -5,8 +5,8 @@
 //! affect `/ledger` and `/faults`, which need no authentication either, so that a test can always
 //! look and lift the faults.
 //!
-//! A call that buys writes the ledger before it answers, or before it is left without an answer. So
-//! the ledger knows every purchase, including those whose caller never learns of it.
+//! This file has the protocol of USIMSA. The other two are in [`crate::esim_access`] and
+//! [`crate::airalo`]; all three sell from one ledger ([`crate::sale`]).
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ use axum::{
         DefaultBodyLimit, FromRequest, Path, RawQuery, Request, State,
         rejection::{BytesRejection, PathRejection},
     },
-    http::{StatusCode, header},
+    http::{Method, StatusCode, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{get, post},
@@ -28,14 +28,15 @@ use tracing::Instrument;
 use url::form_urlencoded;
 
 use crate::{
+    airalo,
     auth::Authenticated,
     error::Error,
+    esim_access,
     faults::{Ending, Faults},
     garble,
-    ledger::Repeats,
     observe::observe,
     protocol::{BoughtUnit, NewOrder, ProductList, Status, Unit, UnitStatus, code},
-    script::{self, AtPost},
+    sale::{self, Protocol, Sale},
     server::{self, NoAnswer},
     state::Sandbox,
     summary::{self, Summary},
@@ -44,7 +45,7 @@ use crate::{
 
 const ORDER: &str = "/api/v2/order";
 const MAX_BODY: usize = 1024 * 1024;
-const MAX_UNITS: u64 = 10_000;
+pub const MAX_UNITS: u64 = 10_000;
 /// The maximum length of an order id or an option id, in characters.
 const MAX_ID: usize = 200;
 
@@ -53,6 +54,8 @@ pub fn router(sandbox: Sandbox) -> Router {
         .route(ORDER, post(order))
         .route("/api/v2/order/{order_id}", get(fetch))
         .route("/api/v2/cancel/{topup_id}", post(cancel))
+        .merge(esim_access::routes())
+        .merge(airalo::routes())
         .route_layer(middleware::from_fn_with_state(sandbox.clone(), suffer));
     Router::new()
         .merge(provider)
@@ -81,7 +84,8 @@ async fn suffer(
     if faults.down {
         return Err(Error::Unanswered(NoAnswer::Close));
     }
-    let is_order = request.uri().path() == ORDER;
+    let orders = [ORDER, esim_access::ORDER, airalo::ORDERS];
+    let is_order = request.method() == Method::POST && orders.contains(&request.uri().path());
     let ending = faults.ending(is_order, rand::random(), rand::random());
     // A delayed call is carried out even if the client goes away meanwhile, as at a real provider:
     // the body is read first, and then a task of its own makes the call.
@@ -115,58 +119,21 @@ async fn order(
     let body = body.map_err(|rejection| Error::Http(rejection.status()))?;
     let NewOrder { order_id, products } = read_order(&body).map_err(Error::Malformed)?;
     let repeats = sandbox.repeats();
-    let at_post = script::at_post(&products);
-    // A repeated order id is a duplicate even if its products would be refused or fail now. An
-    // order that only buys is checked by `Ledger::buy`.
-    if at_post != AtPost::Buys && repeats == Repeats::Refused && sandbox.ledger.has(&order_id) {
-        return Err(Error::Duplicate);
-    }
-    match at_post {
-        AtPost::Refuses(refusal) => {
-            let refused = ProductList::<()>::new(Vec::new(), refusal.code, refusal.message);
-            return Ok(garble::answer(sandbox.garble(products.iter()), refused));
-        }
-        AtPost::ErrsFirst(times) if sandbox.attempts.fails(&order_id, times) => {
-            return Err(Error::Failed);
-        }
-        AtPost::LimitsFirst {
-            attempts,
-            retry_after,
-        } if sandbox.attempts.fails(&order_id, attempts) => {
-            return Err(Error::RateLimited(retry_after));
-        }
-        _ => {}
-    }
-    let bought = sandbox
-        .ledger
-        .buy(order_id, products, clock::now(), repeats);
-    let purchase = bought.map_err(Error::Ledger)?.ok_or(Error::Duplicate)?;
-    sandbox.metrics.bought(&purchase);
-    tracing::debug!(
-        order.id = purchase.order_id,
-        units = purchase.size(),
-        "bought"
-    );
-    if let Some(callbacks) = &sandbox.callbacks
-        && script::calls_back(&purchase.products)
+    let garble = sandbox.garble(products.iter());
+    let purchase = match sale::sell(&sandbox, order_id, products, repeats, Protocol::Usimsa).await?
     {
-        callbacks.push(Arc::clone(&purchase));
-    }
-    match at_post {
-        AtPost::BuysThenErrs => return Err(Error::Failed),
-        AtPost::BuysThenIsSilent => return Err(Error::Unanswered(NoAnswer::Silence)),
-        AtPost::BuysThenWaits(duration) => server::pause(&sandbox.shutdown, duration).await,
-        _ => {}
-    }
+        Sale::Sold(purchase) => purchase,
+        Sale::Refused(refusal) => {
+            let refused = ProductList::<()>::new(Vec::new(), refusal.code, refusal.message);
+            return Ok(garble::answer(garble, refused));
+        }
+    };
     let units = purchase.units().map(|(unit, option_id)| BoughtUnit {
         topup_id: unit.to_string(),
         option_id,
     });
     let answer = ProductList::new(units.collect(), code::OK, "");
-    Ok(garble::answer(
-        sandbox.garble(purchase.products.iter()),
-        answer,
-    ))
+    Ok(garble::answer(garble, answer))
 }
 
 /// Lists the units of an order, with the profiles of those that are ready.

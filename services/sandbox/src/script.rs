@@ -226,17 +226,27 @@ pub fn is_scripted(name: &str) -> bool {
     SCRIPTS.iter().any(|(scripted, _)| *scripted == name)
 }
 
-/// The scripted options, in the form that `esimctl option import` reads. Their details are filled
-/// in like those of a live option, so that a partner can test how its program shows them.
-pub fn catalogue() -> Value {
+/// The scripted options, in the form that `esimctl option import` reads. They are those of
+/// `provider`, which the sandbox plays: for a real provider they are live options with ids of their
+/// own, so that both can be in one catalogue, and each names the price of the sandbox if the
+/// provider's protocol has prices. Their details are filled in like those of a live option, so that
+/// a partner can test how its program shows them.
+pub fn catalogue(provider: &str) -> Value {
+    let price = match provider {
+        "airalo" => "@4.50",
+        "esim-access" => "@1.50",
+        _ => "",
+    };
     let options = SCRIPTS.iter().map(|(name, script)| {
         let id = option_id(name);
+        let is_sandbox = provider == "sandbox";
+        let live_id = || option_id(&format!("{provider}/{name}"));
         json!({
-            "option_id": id,
+            "option_id": if is_sandbox { id } else { live_id() },
             "name": name,
-            "provider": "sandbox",
-            "provider_option_id": id,
-            "environment": "sandbox",
+            "provider": provider,
+            "provider_option_id": format!("{id}{price}"),
+            "environment": if is_sandbox { "sandbox" } else { "live" },
             "details": {"country": "JP", "days": 30, "data_gb": 5, "outcome": script.outcome},
         })
     });

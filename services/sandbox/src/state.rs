@@ -28,6 +28,8 @@ pub struct Sandbox {
     pub detect_duplicates: bool,
     /// The queue of callbacks; `None` if no callback URL is set.
     pub callbacks: Option<callbacks::Queue>,
+    /// The token of the Airalo protocol. It ends with the process, as a token ends some day.
+    pub token: Arc<str>,
     pub metrics: Arc<Metrics>,
     pub shutdown: Shutdown,
 }

@@ -5,11 +5,14 @@
 
 use std::{mem, time::Duration};
 
+use time::OffsetDateTime;
+
 use crate::{
     profile::UnitNumber,
     protocol::UnitStatus,
     purchase::Purchase,
     script::{self, AtGet},
+    state::Sandbox,
 };
 
 /// The interval between two delayed units of one purchase.
@@ -55,6 +58,31 @@ pub fn fates(purchase: &Purchase) -> impl Iterator<Item = (UnitNumber, &str, Fat
         };
         (unit, option_id, fate)
     })
+}
+
+/// A unit as its provider shows it at a moment.
+pub struct Shown<'a> {
+    pub unit: UnitNumber,
+    pub option_id: &'a str,
+    pub status: UnitStatus,
+}
+
+/// The units of a purchase as they are now.
+pub fn shown<'a>(sandbox: &Sandbox, purchase: &'a Purchase, now: OffsetDateTime) -> Vec<Shown<'a>> {
+    let status = |unit, fate: Fate| {
+        if sandbox.ledger.is_canceled(unit) {
+            UnitStatus::Canceled
+        } else {
+            fate.status(now - purchase.at)
+        }
+    };
+    fates(purchase)
+        .map(|(unit, option_id, fate)| Shown {
+            unit,
+            option_id,
+            status: status(unit, fate),
+        })
+        .collect()
 }
 
 #[cfg(test)]

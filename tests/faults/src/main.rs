@@ -63,7 +63,8 @@ const PROGRESS: Duration = Duration::from_secs(5);
   tests/faults/run --seed 7 --minutes 30             what docs/reliability.md reports
   tests/faults/run --no-duplicate-detection          the promise rests on look-ups alone
   tests/faults/run --cluster --minutes 10            primaries and majorities are lost, too
-  tests/faults/run --cluster --asynchronous          … and so are the last commits of each primary"
+  tests/faults/run --cluster --asynchronous          … and so are the last commits of each primary
+  tests/faults/run --provider airalo                 the protocol of another provider"
 )]
 #[expect(
     clippy::struct_excessive_bools,
@@ -102,6 +103,12 @@ struct Settings {
     /// Take the commit fence out of the database, to see that such a run is red without it
     #[arg(long, requires = "asynchronous")]
     without_fence: bool,
+    /// Provider whose protocol the sandbox speaks: `sandbox`, `usimsa`, `esim-access` or `airalo`
+    ///
+    /// At the last two a look-up proves no absence, so an attempt that got no answer and is not
+    /// found is parked.
+    #[arg(long, default_value = "sandbox", value_parser = provider)]
+    provider: &'static str,
     /// SETTLE of the provisioners [default: 8s, or 20s if the run takes at least 10 minutes]
     #[arg(long, value_parser = interval)]
     settle: Option<Duration>,
@@ -115,6 +122,12 @@ fn within(text: &str, least: f64, most: f64) -> Result<f64, String> {
     let fits = (least..=most).contains(&number);
     fits.then_some(number)
         .ok_or_else(|| format!("it must be from {least} to {most}"))
+}
+
+fn provider(text: &str) -> Result<&'static str, String> {
+    const NAMES: [&str; 4] = ["airalo", "esim-access", "sandbox", "usimsa"];
+    let known = NAMES.into_iter().find(|name| *name == text);
+    known.ok_or_else(|| format!("it must be one of {}", NAMES.join(", ")))
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
@@ -152,9 +165,13 @@ impl Run {
         let detects_duplicates = settings.duplicate_detection
             || (!settings.no_duplicate_detection && seed.is_multiple_of(2));
         let park_after = (length / 15).clamp(Duration::from_secs(45), Duration::from_mins(2));
+        let provider = match settings.provider {
+            "sandbox" => String::new(),
+            name => format!(" --provider {name}"),
+        };
         let detection = if detects_duplicates { "" } else { "no-" };
         let command = format!(
-            "tests/faults/run --seed {seed} --minutes {} --orders-per-second {} --fault-every {} --settle {} --{detection}duplicate-detection{}",
+            "tests/faults/run --seed {seed} --minutes {} --orders-per-second {} --fault-every {} --settle {} --{detection}duplicate-detection{}{provider}",
             settings.minutes,
             settings.orders_per_second,
             humantime::format_duration(settings.fault_every),
@@ -178,6 +195,7 @@ impl Run {
                 is_cluster: settings.cluster,
                 is_asynchronous: settings.asynchronous,
                 is_fenced: !settings.without_fence,
+                provider: settings.provider,
             },
             park_after,
             orders: (length.as_secs_f64() * settings.orders_per_second).ceil() as u64,

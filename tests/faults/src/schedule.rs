@@ -98,6 +98,8 @@ pub struct Terms {
     pub is_asynchronous: bool,
     /// Whether the stages can stop the buying when commits were lost.
     pub is_fenced: bool,
+    /// The provider that the sandbox plays.
+    pub provider: &'static str,
 }
 
 impl Planned {
@@ -348,6 +350,7 @@ mod tests {
             is_cluster: false,
             is_asynchronous: false,
             is_fenced: true,
+            provider: "sandbox",
         }
     }
 

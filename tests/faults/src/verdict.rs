@@ -19,6 +19,8 @@ const SAME_MOMENT: Duration = Duration::from_millis(150);
 const UNDER_WAY: Duration = Duration::from_secs(5);
 
 pub struct Evidence {
+    /// The provider that the sandbox plays.
+    pub provider: &'static str,
     pub asked: Vec<Asked>,
     pub arrivals: Vec<Arrival>,
     pub ledger: Vec<LedgerOrder>,
@@ -352,7 +354,15 @@ fn units(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
             Fate::Failed(reason) => *verdict.counts.failed.entry(reason).or_default() += 1,
             Fate::Parked(reason) => {
                 let units = &index.units_of[unit.placement_id.as_str()];
-                if !units.iter().any(|unit| unit.option == NEVER_READY) {
+                let is_found = index.bought.contains(unit.placement_id.as_str());
+                // Where a look-up proves no absence, an attempt that bought nothing is parked
+                // because nobody can know that.
+                let cannot_be_found = searches(evidence.provider) && !is_found;
+                if !units
+                    .iter()
+                    .any(|unit| never_comes(evidence.provider, unit))
+                    && !cannot_be_found
+                {
                     let reason = placement.reason.as_deref().unwrap_or("no reason");
                     parked_for_cause.insert(&placement.placement_id, reason);
                 }
@@ -370,6 +380,17 @@ fn units(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
             format!("placement {placement}: {reason}"),
         );
     }
+}
+
+/// Whether a look-up at this provider proves no absence.
+fn searches(provider: &str) -> bool {
+    matches!(provider, "airalo" | "esim-access")
+}
+
+/// Whether this unit never gets a profile. Airalo has no state of an eSIM, so one that fails there
+/// is one that never comes.
+fn never_comes(provider: &str, unit: &StoredUnit) -> bool {
+    unit.option == NEVER_READY || (provider == "airalo" && unit.option == "partly")
 }
 
 fn fate(unit: &StoredUnit, placement: &StoredPlacement, acknowledged: bool) -> Fate {

@@ -64,6 +64,7 @@ fn good() -> Evidence {
         purchased_times: 1,
     };
     Evidence {
+        provider: "sandbox",
         asked: vec![asked("external", 1, &["t1", "t2"])],
         arrivals: vec![arrival("t1", 2), arrival("t2", 2)],
         ledger: vec![bought],

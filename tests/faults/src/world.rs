@@ -32,6 +32,8 @@ const CLIENTS: Duration = Duration::from_secs(90);
 /// The whole world of a run. Its fields are dropped in this order, so processes end before the
 /// servers that they use.
 pub struct World {
+    /// The provider that the sandbox plays.
+    provider: &'static str,
     pub victims: Arc<Victims>,
     pub clients: Arc<Clients>,
     pub book: Arc<Book>,
@@ -84,7 +86,7 @@ impl World {
             let name = format!("{behaviour:?}").to_lowercase();
             let partner = stack
                 .esimctl
-                .create_partner(&name, "sandbox", url.as_deref())
+                .create_partner(&name, stack.environment, url.as_deref())
                 .await?;
             receiver.verify(&path, &partner.webhook_secret)?;
             partners.push(partner);
@@ -112,6 +114,7 @@ impl World {
             deadline: epoch.elapsed() + terms.length + CLIENTS,
         });
         Ok(Self {
+            provider: terms.provider,
             victims,
             clients,
             book,
@@ -183,6 +186,7 @@ impl World {
         Ok(Evidence {
             orphans: orphans.into_iter().collect(),
             losses,
+            provider: self.provider,
             asked,
             arrivals,
             ledger: self.stack.ledger().await?.orders,
@@ -242,6 +246,7 @@ async fn start_stack(
         .chain(std::iter::repeat_n(later, LATER));
     let waits: Vec<String> = waits.map(|seconds| format!("{seconds}s")).collect();
     let mut builder = Stack::builder()
+        .provider(terms.provider)
         .callbacks()
         .database_server(database_server);
     builder = match nats_url {

@@ -10,7 +10,8 @@ use notifier::{
     webhook::{self, Sender},
 };
 use provisioner::providers::{
-    FindAnswer, Limits, Provider, ProviderUnit, Purchase, PurchaseAnswer, Trouble, UnitState,
+    FindAnswer, Hint, Limits, Provider, ProviderUnit, Purchase, PurchaseAnswer, Sought, Trouble,
+    UnitState,
     usimsa::{Account, connect},
 };
 use webhooks::{
@@ -99,21 +100,26 @@ fn provider() -> Target {
         placement_id: PlacementId::new(),
         items: vec![("option".into(), 1)],
     };
+    let sought = Sought {
+        placement_id: purchase.placement_id,
+        reference: None,
+        attempt_age: Duration::ZERO,
+    };
     Box::new(move |data| {
         server.send(data);
         let status = data.strip_prefix(b"HTTP/").and_then(|rest| rest.get(4..7));
         let is_ok =
             status.is_none_or(|status| status.starts_with(b"2") || status.starts_with(b"1"));
         match server.tokio.block_on(account.purchase(&purchase)) {
-            Ok(PurchaseAnswer::Bought(units)) => check_units(&units),
+            Ok(PurchaseAnswer::Bought(bought)) => check_units(&bought.units),
             Ok(PurchaseAnswer::Rejected { status, message }) => {
                 assert!(is_ok && ["9000", "9001", "9005"].contains(&&status[..]));
                 check_line(&message);
             }
             Err(trouble) => check_trouble(&trouble),
         }
-        match server.tokio.block_on(account.find(purchase.placement_id)) {
-            Ok(FindAnswer::Found(units)) => check_units(&units),
+        match server.tokio.block_on(account.find(&sought)) {
+            Ok(FindAnswer::Found(bought)) => check_units(&bought.units),
             Ok(FindAnswer::NotFound) => assert!(is_ok),
             Err(trouble) => check_trouble(&trouble),
         }
@@ -150,7 +156,7 @@ fn check_line(text: &str) {
 fn callback() -> Target {
     let account = account("http://127.0.0.1:9/");
     Box::new(move |data| {
-        if let Some(unit) = account.parse_callback(data) {
+        if let Some(Hint::Unit(unit)) = account.parse_callback(data) {
             check_line(unit.as_str());
         }
     })

@@ -194,9 +194,14 @@ impl Esimctl {
     }
 
     pub async fn sandbox_option(&self, name: &str) -> Result<CatalogueOption> {
+        self.option_of("sandbox", name).await
+    }
+
+    /// The option with this name of a provider.
+    pub async fn option_of(&self, provider: &str, name: &str) -> Result<CatalogueOption> {
         let mut options = self.options().await?.into_iter();
         options
-            .find(|option| option.name == name && option.environment == "sandbox")
-            .with_context(|| format!("the catalogue has no sandbox option named {name}"))
+            .find(|option| option.name == name && option.provider == provider)
+            .with_context(|| format!("the catalogue has no option {name} of provider {provider}"))
     }
 }

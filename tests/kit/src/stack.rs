@@ -31,6 +31,7 @@ use uuid::Uuid;
 
 const SANDBOX_SECRET_KEY: &str = "c2FuZGJveC1zZWNyZXQta2V5LW9mLXRoZS10ZXN0cw==";
 const SANDBOX_ACCESS_KEY: &str = "sandbox-test";
+const SANDBOX: &str = "sandbox";
 
 /// The token in the URL of the sandbox's callbacks, see [`Builder::callbacks`].
 pub const CALLBACK_TOKEN: &str = "callback-token-that-nobody-else-has";
@@ -105,6 +106,7 @@ pub struct Builder {
     callbacks: bool,
     database_server: Option<String>,
     database_ports: BTreeMap<Stage, u16>,
+    provider: Option<String>,
 }
 
 impl Builder {
@@ -143,6 +145,15 @@ impl Builder {
     /// Lets the sandbox call the first provisioner back when a profile is ready.
     pub fn callbacks(mut self) -> Self {
         self.callbacks = true;
+        self
+    }
+
+    /// Buys from this provider, whose account is at the sandbox, by the protocol of the provider.
+    /// The catalogue has its options, and partners are live ones.
+    pub fn provider(mut self, name: &str) -> Self {
+        if name != SANDBOX {
+            self.provider = Some(name.into());
+        }
         self
     }
 
@@ -187,7 +198,7 @@ impl Builder {
             (None, Some(OwnStreams::new(&url, &prefix)), url)
         };
 
-        let common = env([
+        let mut common = env([
             ("DATABASE_URL", &database.url_of("operator")?),
             ("NATS_URL", &nats_url),
             ("STREAM_PREFIX", &prefix),
@@ -195,9 +206,15 @@ impl Builder {
             ("LOG", "info"),
             ("LOG_FORMAT", "text"),
         ]);
+        let provider = self.provider.as_deref();
+        if let Some(name) = provider {
+            common.insert("PROVIDERS".into(), format!("{SANDBOX},{name}"));
+            // The endpoints of these live partners are in this process.
+            common.insert("WEBHOOK_HTTP_LIVE".into(), "true".into());
+        }
         let esimctl = Esimctl::new(common.clone()).with_owner(database.url());
         let _: serde_json::Value = esimctl.run(&["migrate"]).await?;
-        import_catalogue(&esimctl).await?;
+        import_catalogue(&esimctl, provider.unwrap_or(SANDBOX)).await?;
         let options = esimctl.options().await?;
 
         let plan = Plan {
@@ -206,6 +223,7 @@ impl Builder {
             sandbox_port: ports::free()?,
             ingress_port: ports::free()?,
             callback_port: self.callbacks.then(ports::free).transpose()?,
+            provider,
         };
         let mut processes = BTreeMap::new();
         for stage in Stage::ALL {
@@ -250,6 +268,11 @@ impl Builder {
             base_url,
             sandbox_url,
             sold_before: Ledger::default(),
+            environment: if self.provider.is_some() {
+                "live"
+            } else {
+                "sandbox"
+            },
             prefix,
         };
         let started = stack.start_all(&self.left_out).await;
@@ -276,6 +299,8 @@ pub struct Stack {
     pub sandbox_url: String,
     /// The sandbox's purchases before this stack was attached.
     sold_before: Ledger,
+    /// The environment whose partners can order the options of [`Stack::option`].
+    pub environment: &'static str,
     /// `STREAM_PREFIX`.
     pub prefix: String,
 }
@@ -309,6 +334,7 @@ impl Stack {
             base_url,
             sandbox_url: required("TEST_SANDBOX_URL")?,
             sold_before: Ledger::default(),
+            environment: "sandbox",
             prefix: String::new(),
         };
         stack.sold_before = stack.ledger().await?;
@@ -486,6 +512,8 @@ struct Plan<'a> {
     ingress_port: u16,
     /// The port of the first provisioner, if the sandbox calls it back.
     callback_port: Option<u16>,
+    /// The provider that the sandbox plays, see [`Builder::provider`].
+    provider: Option<&'a str>,
 }
 
 impl Plan<'_> {
@@ -523,13 +551,27 @@ impl Plan<'_> {
                 );
                 if let Some(port) = self.callback_port {
                     let url = format!("http://127.0.0.1:{port}/callbacks/sandbox/{CALLBACK_TOKEN}");
+                    let other = url.replace("/sandbox/", "/esim-access/");
                     set("SANDBOX_CALLBACK_URL", url);
+                    set("SANDBOX_ESIM_ACCESS_CALLBACK_URL", other);
                 }
             }
             Stage::Provisioner => {
                 set("SANDBOX_URL", self.sandbox_url());
                 if self.callback_port.is_some() {
                     set("SANDBOX_CALLBACK_TOKEN", CALLBACK_TOKEN.to_owned());
+                }
+                if let Some(provider) = self.provider {
+                    let account = provider.to_uppercase().replace('-', "_");
+                    let mut of_account = |setting: &str, value: String| {
+                        set(&format!("{account}_{setting}"), value);
+                    };
+                    of_account("URL", self.sandbox_url());
+                    of_account("ACCESS_KEY", SANDBOX_ACCESS_KEY.to_owned());
+                    of_account("SECRET_KEY", SANDBOX_SECRET_KEY.to_owned());
+                    if self.callback_port.is_some() {
+                        of_account("CALLBACK_TOKEN", CALLBACK_TOKEN.to_owned());
+                    }
                 }
             }
             Stage::Ingress | Stage::Notifier => {
@@ -555,10 +597,15 @@ fn env<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Imports the sandbox's catalogue, like `sandbox catalogue | esimctl option import -`.
-async fn import_catalogue(esimctl: &Esimctl) -> Result<()> {
+/// Imports the catalogue that the sandbox has for this provider, like `sandbox catalogue --provider
+/// NAME | esimctl option import -`.
+async fn import_catalogue(esimctl: &Esimctl, provider: &str) -> Result<()> {
     let mut command = Command::new(bin_dir().join("sandbox"));
-    let output = output(command.arg("catalogue"), Duration::from_secs(30)).await?;
+    let output = output(
+        command.args(["catalogue", "--provider", provider]),
+        Duration::from_secs(30),
+    )
+    .await?;
     ensure!(
         output.status.success(),
         "sandbox catalogue: {}",

@@ -48,6 +48,8 @@ pub struct PlacementView {
     pub placed_at: Option<OffsetDateTime>,
     /// Its lane: what fails together with it at the provider, usually its option.
     pub lane: String,
+    /// The provider's own id of the purchase, if the provider has named one.
+    pub provider_reference: Option<String>,
     /// When a provisioner looks at it next, if it has work.
     #[serde(with = "time::serde::rfc3339::option")]
     pub due_at: Option<OffsetDateTime>,
@@ -124,7 +126,7 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderVi
         let query = sqlx::query_as!(
             PlacementView,
             r#"SELECT placement_id, p.provider, state, attempt, reason, attempted_at, placed_at, lane,
-                      (SELECT at FROM work w WHERE w.id = p.placement_id) AS "due_at?"
+                      provider_reference, (SELECT at FROM work w WHERE w.id = p.placement_id) AS "due_at?"
                FROM placements p
                WHERE order_id = $1 ORDER BY placement_id"#,
             head.order_id,

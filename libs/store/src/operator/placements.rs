@@ -227,6 +227,8 @@ pub async fn resolve(
              UPDATE placements p
              SET state = $2, not_found_at = NULL, unknowns = 0, disputed = false,
                  placed_at = CASE WHEN $3 THEN now() END,
+                 -- A retry is another purchase, so look-ups must not ask about the old one.
+                 provider_reference = CASE WHEN $3 OR NOT $4 THEN p.provider_reference END,
                  reason = CASE WHEN $4 THEN NULL ELSE 'settled by an operator as not bought' END
              WHERE p.placement_id = $1
              RETURNING p.placement_id, p.provider, p.lane, p.partner_id

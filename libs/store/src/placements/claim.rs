@@ -69,6 +69,9 @@ pub struct Claimed {
     pub answering: Option<Uuid>,
     /// W3C trace context of the POST.
     pub traceparent: Option<String>,
+    /// The provider's own id of the purchase, if a settlement has recorded one. `None` for a
+    /// placement that was `accepted`.
+    pub reference: Option<String>,
     /// The units, in the order of the response.
     pub topups: Vec<ClaimedTopup>,
 }
@@ -99,6 +102,7 @@ struct Row {
     call_may_be_in_flight: bool,
     answering: Option<Uuid>,
     traceparent: Option<String>,
+    reference: Option<String>,
     position: i32,
     topup_id: String,
     provider_option_id: String,
@@ -242,7 +246,8 @@ async fn begin_attempts(
                   0::float8 AS "attempt_age!", extract(epoch FROM now() - c.created_at)::float8 AS "age!",
                   NULL::float8 AS placed_age, 0 AS "unknowns!", true AS "call_may_be_in_flight!",
                   CASE WHEN o.answer_by > now() THEN o.answering END AS answering, o.traceparent,
-                  t.position, t.topup_id, t.provider_option_id, NULL::text AS provider_unit_id, t.state
+                  NULL::text AS reference, t.position, t.topup_id, t.provider_option_id,
+                  NULL::text AS provider_unit_id, t.state
            FROM claimed c
            JOIN orders o ON o.order_id = c.order_id
            JOIN topups t ON t.placement_id = c.placement_id"#,
@@ -270,7 +275,8 @@ async fn read_others(
                   extract(epoch FROM now() - p.placed_at)::float8 AS placed_age, p.unknowns,
                   p.unknowns = 0 AND p.not_found_at IS NULL AS "call_may_be_in_flight!",
                   CASE WHEN o.answer_by > now() THEN o.answering END AS answering, o.traceparent,
-                  t.position, t.topup_id, t.provider_option_id, e.provider_unit_id AS "provider_unit_id?",
+                  p.provider_reference AS reference, t.position, t.topup_id, t.provider_option_id,
+                  e.provider_unit_id AS "provider_unit_id?",
                   CASE WHEN e.ready_at IS NULL THEN t.state ELSE 'ready' END AS "state!"
            FROM placements p
            JOIN orders o ON o.order_id = p.order_id
@@ -354,6 +360,7 @@ fn placement(row: &Row, fresh: bool) -> Result<Claimed> {
         call_may_be_in_flight: row.call_may_be_in_flight,
         answering: row.answering,
         traceparent: row.traceparent.clone(),
+        reference: row.reference.clone(),
         topups: Vec::new(),
     })
 }

@@ -54,6 +54,9 @@ pub struct KnownColumns {
 pub enum Outcome {
     /// The provider has the purchase. Units with a profile become ready and get a delivery.
     Bought {
+        /// The provider's own id of the purchase; `None` if the provider has none or did not name
+        /// it this time. One that is already stored is kept then.
+        reference: Option<String>,
         units: Vec<Unit>,
         /// The delay until the next collect; `None` if no profile is missing.
         collect_in: Option<Duration>,
@@ -238,6 +241,7 @@ struct Bought {
     attempts: Vec<i32>,
     collect_in: Vec<Option<f64>>,
     park: Vec<Option<String>>,
+    references: Vec<Option<String>>,
     /// Placements whose deliveries no readiness event will announce.
     unannounced: Vec<Uuid>,
     unit_placements: Vec<Uuid>,
@@ -256,6 +260,7 @@ impl Bought {
         let mut columns = Self::default();
         for settlement in settlements {
             let Outcome::Bought {
+                reference,
                 units,
                 collect_in,
                 park,
@@ -269,6 +274,7 @@ impl Bought {
             columns.attempts.push(signed(settlement.attempt));
             columns.collect_in.push(collect_in.map(seconds));
             columns.park.push(park.clone());
+            columns.references.push(reference.clone());
             if !announced {
                 columns.unannounced.push(placement);
             }
@@ -338,9 +344,10 @@ impl Bought {
                    UPDATE placements p
                    SET state = CASE WHEN new.park IS NULL THEN 'placed' ELSE 'parked' END,
                        reason = new.park,
-                       placed_at = coalesce(p.placed_at, now()), unknowns = 0
-                   FROM unnest($1::uuid[], $2::int[], $3::float8[], $4::text[])
-                       AS new (placement_id, attempt, collect_in, park)
+                       placed_at = coalesce(p.placed_at, now()), unknowns = 0,
+                       provider_reference = coalesce(new.reference, p.provider_reference)
+                   FROM unnest($1::uuid[], $2::int[], $3::float8[], $4::text[], $12::text[])
+                       AS new (placement_id, attempt, collect_in, park, reference)
                    WHERE p.placement_id = new.placement_id AND p.attempt = new.attempt
                      AND (p.state IN ('placing', 'placed') OR (p.state = 'parked' AND NOT p.disputed))
                    RETURNING p.placement_id, p.order_id, p.partner_id, p.provider, p.lane, new.collect_in, new.park
@@ -414,6 +421,7 @@ impl Bought {
             &self.iccids as &[Option<String>],
             &self.profiles as &[Option<Vec<u8>>],
             &self.deliveries as &[Option<Uuid>],
+            &self.references as &[Option<String>],
         );
         for row in query.fetch_all(&mut *connection).await? {
             let settled = changes.entry(row.placement_id.into()).or_default();
@@ -453,9 +461,10 @@ impl Bought {
                    -- `disputed` leaves the placement to an operator: no outcome moves it any more.
                    UPDATE placements p
                    SET state = 'parked', disputed = true, placed_at = coalesce(p.placed_at, now()),
+                       provider_reference = coalesce(new.reference, p.provider_reference),
                        reason = 'attempt ' || new.attempt || ' was bought although this placement was ' || p.state
                                 || ' at attempt ' || p.attempt
-                   FROM unnest($1::uuid[], $2::int[]) AS new (placement_id, attempt)
+                   FROM unnest($1::uuid[], $2::int[], $3::text[]) AS new (placement_id, attempt, reference)
                    WHERE p.placement_id = new.placement_id
                      AND (p.state IN ('accepted', 'refused', 'failed')
                           OR (p.attempt <> new.attempt AND NOT p.disputed))
@@ -472,6 +481,7 @@ impl Bought {
                SELECT placement_id AS "placement_id!" FROM moved"#,
             &self.placements,
             &self.attempts,
+            &self.references as &[Option<String>],
         );
         for placement in query.fetch_all(connection).await? {
             changes.insert(

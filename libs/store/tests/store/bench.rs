@@ -430,6 +430,7 @@ pub fn bought(
         placement_id,
         attempt,
         Outcome::Bought {
+            reference: None,
             units,
             collect_in: None,
             park: None,
@@ -441,6 +442,7 @@ pub fn bought(
 /// A purchase without profiles so far.
 pub fn bought_pending(placement_id: PlacementId, attempt: u32) -> Settlement {
     let outcome = Outcome::Bought {
+        reference: None,
         units: Vec::new(),
         collect_in: Some(Duration::from_mins(1)),
         park: None,

@@ -199,6 +199,7 @@ async fn hints_are_taken_once_a_second() {
     let named = unit(topup, Progress::Pending);
     let unit_id = named.provider_unit_id.clone();
     let outcome = Outcome::Bought {
+        reference: None,
         units: vec![named],
         collect_in: Some(Duration::from_mins(1)),
         park: None,

@@ -373,6 +373,7 @@ async fn overdue_profiles_park_visibly_and_arrive_all_the_same() {
     let order = bench.placing(1).await;
     let id = placement(&order);
     let outcome = Outcome::Bought {
+        reference: None,
         units: Vec::new(),
         collect_in: Some(Duration::from_hours(1)),
         park: Some("bought, but its profiles do not come".into()),
@@ -503,4 +504,48 @@ async fn a_rejection_fails_the_units_with_its_reason() {
         assert_eq!(bench.value::<String>(statement, &topup).await, reason);
     }
     assert_eq!(bench.reason(&order).await, reason);
+}
+
+/// The provider's own id of a purchase stays with the placement, and goes to look-ups and collects.
+#[tokio::test]
+async fn the_reference_of_a_purchase_is_kept_and_claimed() {
+    let bench = Bench::new().await;
+    let order = bench.placing(1).await;
+    let id = placement(&order);
+    let bought = |reference: Option<&str>| Outcome::Bought {
+        reference: reference.map(str::to_owned),
+        units: Vec::new(),
+        collect_in: Some(Duration::ZERO),
+        park: None,
+        announced: true,
+    };
+    // A later response that does not name it, as one of a collect may, does not remove it.
+    for reference in [Some("B1"), None] {
+        let settled = bench.settle(&[settlement(id, 1, bought(reference))]).await;
+        assert!(settled[0].moved && !settled[0].unexpected);
+        bench.due_in(&[id], 0.0).await;
+        let claimed = bench.claim_due("sandbox", 1).await;
+        assert_eq!(claimed[0].reference.as_deref(), Some("B1"), "{reference:?}");
+    }
+}
+
+/// A purchase that nobody expects is parked with its reference, because an operator has to find it
+/// at the provider.
+#[tokio::test]
+async fn the_reference_of_an_unexpected_purchase_is_kept() {
+    let bench = Bench::new().await;
+    let order = bench.placing_again().await;
+    let id = placement(&order);
+    let late = Outcome::Bought {
+        reference: Some("B2".to_owned()),
+        units: Vec::new(),
+        collect_in: None,
+        park: None,
+        announced: true,
+    };
+    let settled = bench.settle(&[settlement(id, 1, late)]).await;
+    assert!(settled[0].unexpected);
+    let statement = "SELECT provider_reference FROM placements WHERE placement_id::text = $1";
+    let reference: String = bench.value(statement, id).await;
+    assert_eq!(reference, "B2");
 }

@@ -120,6 +120,7 @@ async fn make_unit_ready(connection: &mut store::PgConnection, order: &Order, nu
         }),
     };
     let outcome = Outcome::Bought {
+        reference: None,
         units: vec![unit],
         collect_in: None,
         park: None,

@@ -6,7 +6,7 @@
 //!
 //! [`super::create`] calls [`Orders::check`] before it submits the order to [`super::accept`].
 
-use domain::{Environment, PlacementId};
+use domain::{Environment, OptionId, PlacementId};
 use pipeline::{timing::ANSWER, trace};
 use runtime::clock;
 use store::orders::{NewOrder, NewPlacement, NewTopup};
@@ -26,6 +26,13 @@ use crate::{
 
 /// The provider that every order of a sandbox partner goes to.
 pub(crate) const SANDBOX: &str = "sandbox";
+
+/// A unit of an order before it belongs to a placement.
+struct NewUnit<'a> {
+    provider: &'a str,
+    option_id: OptionId,
+    provider_option_id: String,
+}
 
 impl Orders {
     /// Turns a draft into an order, or returns all its errors: those of the draft, and those that
@@ -89,8 +96,8 @@ impl Orders {
         Err(ApiError::Unprocessable(errors))
     }
 
-    /// Creates one placement for each provider of the order, because a placement is what is bought
-    /// in one purchase. They are in the order of the items.
+    /// Creates one placement for each purchase of the order. Usually that is one for each provider;
+    /// [`domain::cut`] says which providers need several. They are in the order of the items.
     fn placements(
         &self,
         partner: &KnownPartner,
@@ -98,8 +105,7 @@ impl Orders {
         options: &Options,
     ) -> Vec<NewPlacement> {
         let now = clock::now();
-        let mut placements: Vec<NewPlacement> = Vec::with_capacity(1);
-        let mut position = 0;
+        let mut units = Vec::new();
         for item in items {
             let Some(option) = item.option_id.and_then(|id| options.get(&id)) else {
                 continue;
@@ -112,27 +118,36 @@ impl Orders {
                 }
                 _ => (option.provider.as_str(), option.provider_option_id.clone()),
             };
-            let index = placements
-                .iter()
-                .position(|placement| placement.provider == provider)
-                .unwrap_or_else(|| {
-                    placements.push(NewPlacement {
-                        placement_id: PlacementId::new(),
-                        provider: provider.to_owned(),
-                        lane: String::new(),
-                        topups: Vec::new(),
-                    });
-                    placements.len() - 1
-                });
             for _ in 0..item.quantity {
-                placements[index].topups.push(NewTopup {
-                    topup_id: self.topup_ids.next(now),
-                    position,
+                units.push(NewUnit {
+                    provider,
                     option_id: option.option_id,
                     provider_option_id: provider_option_id.clone(),
                 });
-                position += 1;
             }
+        }
+        let names = units
+            .iter()
+            .map(|unit| (unit.provider, unit.provider_option_id.as_str()));
+        let purchases = domain::cut::into_purchases(names);
+        let mut placements: Vec<NewPlacement> = Vec::with_capacity(1);
+        for (position, (unit, purchase)) in units.into_iter().zip(purchases).enumerate() {
+            // Purchases are numbered in the order in which they are needed, so a new number is the
+            // next one.
+            if purchase == placements.len() {
+                placements.push(NewPlacement {
+                    placement_id: PlacementId::new(),
+                    provider: unit.provider.to_owned(),
+                    lane: String::new(),
+                    topups: Vec::new(),
+                });
+            }
+            placements[purchase].topups.push(NewTopup {
+                topup_id: self.topup_ids.next(now),
+                position,
+                option_id: unit.option_id,
+                provider_option_id: unit.provider_option_id,
+            });
         }
         for placement in &mut placements {
             let topups = placement.topups.iter();

@@ -318,6 +318,7 @@ impl Bench {
             }),
         };
         let outcome = Outcome::Bought {
+            reference: None,
             units: vec![unit],
             collect_in: None,
             park: None,

@@ -22,7 +22,7 @@ use store::{
 use super::ProviderWork;
 use crate::{
     assign,
-    providers::{ProviderUnit, Trouble, UnitState},
+    providers::{Bought, Trouble, UnitState},
 };
 
 /// The most settlements in one commit.
@@ -95,7 +95,7 @@ impl ProviderWork {
         Outcome::Parked { reason }
     }
 
-    /// Settles a purchase with the units that the provider returned. Each ready unit gets its
+    /// Settles a purchase with what the provider returned. Each ready unit gets its
     /// encrypted profile and a delivery in the same commit. If units are still missing, another
     /// collect follows, and if they are overdue, the placement is parked for the reason `late`.
     /// `since_order` is the age of the order, and `announced` says whether readiness events will
@@ -104,14 +104,15 @@ impl ProviderWork {
         &self,
         claimed: &Claimed,
         since_order: Duration,
-        units: Vec<ProviderUnit>,
+        bought: Bought,
         announced: bool,
         late: &str,
     ) -> Settled {
         let waiting = claimed.topups.iter().filter(|topup| topup.pending).count();
         let mut final_units = 0;
-        let mut known = Vec::with_capacity(units.len());
-        for (topup_id, unit) in assign::pair(&claimed.topups, units) {
+        let mut known = Vec::with_capacity(bought.units.len());
+        let product = |option| self.calls.provider.product(option);
+        for (topup_id, unit) in assign::pair(&claimed.topups, bought.units, product) {
             let progress = match unit.state {
                 UnitState::Pending => Progress::Pending,
                 UnitState::Failed(reason) => Progress::Failed(reason),
@@ -150,6 +151,7 @@ impl ProviderWork {
             self.alarm(claimed, late);
         }
         let outcome = Outcome::Bought {
+            reference: bought.reference.map(String::from),
             units: known,
             collect_in: (!complete)
                 .then(|| placement::next_collect(since_purchase, self.park_after)),

@@ -17,6 +17,14 @@ pub(super) struct Credentials {
     pub(super) callback_token: Option<Token>,
 }
 
+/// How a provider writes the secret key of an account.
+#[derive(Clone, Copy)]
+pub(super) enum SecretForm {
+    Base64,
+    /// The characters themselves are the bytes of the key.
+    Text,
+}
+
 /// The settings of an account as they were given.
 pub(super) struct Settings<'a> {
     /// The provider's name in `PROVIDERS`.
@@ -26,6 +34,7 @@ pub(super) struct Settings<'a> {
     pub(super) url: Option<&'a Url>,
     pub(super) access_key: Option<&'a str>,
     pub(super) secret_key: Option<&'a SecretString>,
+    pub(super) secret_form: SecretForm,
     pub(super) callback_token: Option<&'a SecretString>,
 }
 
@@ -41,7 +50,12 @@ impl Settings<'_> {
         }
         let access_key = self.access_key.ok_or_else(|| self.missing("ACCESS_KEY"))?;
         let secret_key = self.secret_key.ok_or_else(|| self.missing("SECRET_KEY"))?;
-        let secret_key = SecretKey::from_base64(secret_key.expose_secret());
+        let secret_key = match self.secret_form {
+            SecretForm::Base64 => SecretKey::from_base64(secret_key.expose_secret()),
+            SecretForm::Text => {
+                SecretKey::from_bytes(secret_key.expose_secret().trim().as_bytes().to_vec())
+            }
+        };
         let callback_token = self
             .callback_token
             .map(|token| Token::parse(token.expose_secret()))

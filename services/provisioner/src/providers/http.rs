@@ -4,7 +4,10 @@
 //! What is classified here is the same for every protocol, for example that a timeout leaves the
 //! outcome unknown. The adapter classifies the rest.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicI64, Ordering},
+    time::Duration,
+};
 
 use anyhow::Context;
 use pipeline::trace;
@@ -14,9 +17,19 @@ use reqwest::{
     redirect,
 };
 use serde::{Serialize, de::DeserializeOwned};
+use time::{
+    OffsetDateTime, PrimitiveDateTime, format_description::StaticFormatDescription,
+    macros::format_description,
+};
 use tracing::{Instrument, Span, field, info_span};
+use uuid::Uuid;
 
 use super::{Limits, Trouble, text::one_line};
+
+/// The header `Date`, such as `Fri, 20 Nov 2026 06:00:00 GMT`.
+const DATE: StaticFormatDescription = format_description!(
+    "[weekday repr:short], [day] [month repr:short] [year] [hour]:[minute]:[second] GMT"
+);
 
 /// The HTTP interface of a provider.
 pub(super) struct Http {
@@ -26,16 +39,52 @@ pub(super) struct Http {
     is_plain: bool,
     answer_max: usize,
     /// The statuses whose bodies the protocol defines.
-    defined: fn(&StatusCode) -> bool,
+    defined: fn(StatusCode) -> bool,
+    /// How far the provider's clock was ahead of ours, in seconds; `i64::MIN` if that is not known.
+    clock_ahead: AtomicI64,
 }
 
-/// A request. `route` is its path as spans show it.
-pub(super) struct Call<'a, B> {
+/// A request. `route` is its path as spans show it; they do not show the query.
+pub(super) struct Call<'a> {
     pub(super) method: Method,
     pub(super) path: &'a str,
+    pub(super) query: Option<&'a str>,
     pub(super) route: &'static str,
     pub(super) headers: HeaderMap,
-    pub(super) json: Option<&'a B>,
+    pub(super) body: Option<Body>,
+}
+
+/// The body of a request. It is made before the request, because some protocols sign it.
+pub(super) struct Body {
+    content_type: String,
+    pub(super) bytes: Vec<u8>,
+}
+
+impl Body {
+    pub(super) fn json(value: &impl Serialize) -> Result<Self, Trouble> {
+        let bytes = serde_json::to_vec(value)
+            .map_err(|_| Trouble::NotSent("the request cannot be written as JSON".into()))?;
+        Ok(Self {
+            content_type: "application/json".into(),
+            bytes,
+        })
+    }
+
+    /// A form of text fields, `multipart/form-data`.
+    pub(super) fn multipart(fields: &[(&str, &str)]) -> Self {
+        // The boundary is random, so that no value of a field can contain it.
+        let boundary = Uuid::now_v7().simple().to_string();
+        let part = |(name, value): &(&str, &str)| {
+            let head = format!("content-disposition: form-data; name=\"{name}\"");
+            format!("--{boundary}\r\n{head}\r\n\r\n{value}\r\n")
+        };
+        let parts: Vec<String> = fields.iter().map(part).collect();
+        let text = format!("{}--{boundary}--\r\n", parts.concat());
+        Self {
+            content_type: format!("multipart/form-data; boundary={boundary}"),
+            bytes: text.into_bytes(),
+        }
+    }
 }
 
 impl Http {
@@ -45,7 +94,7 @@ impl Http {
     pub(super) fn new(
         base: &Url,
         limits: Limits,
-        defined: fn(&StatusCode) -> bool,
+        defined: fn(StatusCode) -> bool,
     ) -> anyhow::Result<Self> {
         let client = Client::builder()
             .timeout(limits.timeout)
@@ -64,7 +113,14 @@ impl Http {
                 && base.query().is_none(),
             answer_max: limits.answer_max,
             defined,
+            clock_ahead: AtomicI64::new(i64::MIN),
         })
+    }
+
+    /// How far the provider's clock was ahead of ours at its last response, in seconds.
+    pub(super) fn clock_ahead(&self) -> Option<i64> {
+        let ahead = self.clock_ahead.load(Ordering::Relaxed);
+        (ahead != i64::MIN).then_some(ahead)
     }
 
     /// Sends a request. Returns the status and the body of a response that the protocol defines.
@@ -72,10 +128,7 @@ impl Http {
     /// 401 and 403 are [`Trouble::Denied`], and 429 is [`Trouble::Busy`]. With any other response
     /// the outcome is unknown. A 503 does not mean that nothing happened, for example, because a
     /// proxy may send it for an order that went through.
-    pub(super) async fn call<B: Serialize>(
-        &self,
-        call: Call<'_, B>,
-    ) -> Result<(StatusCode, Vec<u8>), Trouble> {
+    pub(super) async fn call(&self, call: Call<'_>) -> Result<(StatusCode, Vec<u8>), Trouble> {
         let span = info_span!(
             "provider call",
             otel.name = format!("{} {}", call.method, call.route),
@@ -108,9 +161,9 @@ impl Http {
         answer
     }
 
-    async fn exchange<B: Serialize>(
+    async fn exchange(
         &self,
-        call: Call<'_, B>,
+        call: Call<'_>,
         span: &Span,
         answered: &mut Option<StatusCode>,
     ) -> Result<(StatusCode, Vec<u8>), Trouble> {
@@ -119,16 +172,23 @@ impl Http {
         if self.is_plain {
             span.record("url.full", url.as_str());
         }
+        url.set_query(call.query);
         let mut request = self.client.request(call.method, url).headers(call.headers);
         if let Some(context) = trace::context_of(span) {
             request = request.header(trace::TRACEPARENT, context);
         }
-        if let Some(body) = call.json {
-            request = request.json(body);
+        if let Some(body) = call.body {
+            request = request
+                .header(header::CONTENT_TYPE, body.content_type)
+                .body(body.bytes);
         }
         let response = request.send().await.map_err(failure)?;
         let status = response.status();
         *answered = Some(status);
+        if let Some(date) = date(response.headers()) {
+            let ahead = (date - runtime::clock::now()).whole_seconds();
+            self.clock_ahead.store(ahead, Ordering::Relaxed);
+        }
         match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(Trouble::Denied(format!(
                 "the provider denies access (HTTP {})",
@@ -138,7 +198,7 @@ impl Http {
                 after: retry_after(response.headers()),
                 reason: "the provider is busy (HTTP 429)".into(),
             }),
-            status if !(self.defined)(&status) => {
+            status if !(self.defined)(status) => {
                 Err(Trouble::Unknown(format!("HTTP {}", status.as_u16())))
             }
             _ => Ok((status, read(response, self.answer_max).await?)),
@@ -180,6 +240,13 @@ async fn read(mut response: Response, most: usize) -> Result<Vec<u8>, Trouble> {
     Ok(body)
 }
 
+/// The time of a response by the clock of its sender.
+fn date(headers: &HeaderMap) -> Option<OffsetDateTime> {
+    let value = headers.get(header::DATE)?.to_str().ok()?;
+    let date = PrimitiveDateTime::parse(value, DATE).ok()?;
+    Some(date.assume_utc())
+}
+
 /// The wait that `Retry-After` asks for in seconds. A date is ignored, because it could be compared
 /// only with the clock of the provider.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
@@ -216,6 +283,34 @@ fn describe(error: &reqwest::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_form_ends_with_its_boundary_and_is_never_like_another_one() {
+        let bodies = [0; 2].map(|_| Body::multipart(&[("a", "1"), ("b", "2\r\n--x")]));
+        let text = String::from_utf8(bodies[0].bytes.clone()).unwrap();
+        let boundary = bodies[0].content_type.split_once('=').unwrap().1;
+        assert_eq!(text.matches(boundary).count(), 3);
+        assert!(text.ends_with(&format!("--{boundary}--\r\n")), "{text}");
+        assert!(text.contains("name=\"b\"\r\n\r\n2\r\n--x\r\n"), "{text}");
+        assert_ne!(bodies[0].content_type, bodies[1].content_type);
+    }
+
+    #[test]
+    fn the_date_of_a_response_is_read() {
+        let read = |value: &'static str| {
+            let value = header::HeaderValue::from_static(value);
+            date(&HeaderMap::from_iter([(header::DATE, value)])).map(OffsetDateTime::unix_timestamp)
+        };
+        assert_eq!(read("Fri, 20 Nov 2026 06:00:00 GMT"), Some(1_795_154_400));
+        for odd in [
+            "",
+            "soon",
+            "2026-11-20T06:00:00Z",
+            "Fri, 31 Feb 2026 06:00:00 GMT",
+        ] {
+            assert_eq!(read(odd), None, "{odd}");
+        }
+    }
 
     #[test]
     fn retry_after_is_read_in_seconds() {

@@ -6,7 +6,10 @@
 //! for a failure is bought again, and a failure that is taken for a rejection loses the order.
 
 mod account;
+pub mod airalo;
+pub mod esim_access;
 mod http;
+mod price;
 pub mod sandbox;
 mod text;
 pub mod usimsa;
@@ -14,7 +17,7 @@ pub mod usimsa;
 use std::{sync::Arc, time::Duration};
 
 use domain::{ActivationCode, Iccid, PlacementId};
-use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, future::BoxFuture};
 use runtime::config::BadSetting;
 use signing::Token;
 
@@ -45,7 +48,15 @@ struct KnownProvider {
 
 /// All providers that can be configured. The module of each one owns its settings, its protocol and
 /// the reading of its callbacks.
-const KNOWN: [KnownProvider; 2] = [
+const KNOWN: [KnownProvider; 4] = [
+    KnownProvider {
+        name: "airalo",
+        connect: |accounts, limits| airalo::connect(&accounts.airalo, limits),
+    },
+    KnownProvider {
+        name: "esim-access",
+        connect: |accounts, limits| esim_access::connect(&accounts.esim_access, limits),
+    },
     KnownProvider {
         name: "sandbox",
         connect: |accounts, limits| sandbox::connect(&accounts.sandbox, limits),
@@ -60,6 +71,12 @@ const KNOWN: [KnownProvider; 2] = [
 #[derive(clap::Args, Clone, Debug)]
 #[group(skip)]
 pub struct Accounts {
+    #[command(flatten)]
+    pub airalo: airalo::Account,
+
+    #[command(flatten)]
+    pub esim_access: esim_access::Account,
+
     #[command(flatten)]
     pub sandbox: sandbox::Account,
 
@@ -80,6 +97,46 @@ impl Accounts {
     }
 }
 
+/// What a provider can do. The adapter declares it, and nothing is assumed of a provider that it
+/// has not declared. docs/providers.md shows the capabilities of all providers in one table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each one is a separate capability, and a provider may have any of them"
+)]
+pub struct Capabilities {
+    /// The provider sells a purchase only once, however often it gets our id. Nothing relies on
+    /// this, because it is never more than the provider's word. It only says what a second request
+    /// would do.
+    pub purchase_key: bool,
+    pub look_up: LookUp,
+    /// The provider calls us when a profile is ready.
+    pub callbacks: bool,
+    /// A unit that has no profile yet can be cancelled.
+    pub cancel: bool,
+    /// A delivered eSIM that nobody has installed can be given back.
+    pub give_back: bool,
+    /// The provider shows how much of its data an eSIM has used.
+    pub usage: bool,
+    /// The provider shows how much money is left in our account.
+    pub balance: bool,
+    /// The provider lists what it sells, with prices.
+    pub catalogue: bool,
+    /// The provider lists what we have bought.
+    pub purchases: bool,
+}
+
+/// How a provider finds a purchase by our id, and so what it means if it finds none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LookUp {
+    /// The provider knows purchases by our id. If it says that there is none, there is none.
+    Exact,
+    /// The adapter searches a list of purchases and checks each hit again. A purchase that is found
+    /// is certain. One that is not found may still exist, for example on a page that moved while it
+    /// was read, so nothing is ever bought again on the strength of such a search.
+    Search,
+}
+
 /// A purchase: all units of one placement.
 #[derive(Clone, Debug)]
 pub struct Purchase {
@@ -89,12 +146,54 @@ pub struct Purchase {
     pub items: Vec<(String, usize)>,
 }
 
+/// A purchase that the provider is asked about.
+#[derive(Clone, Debug)]
+pub struct Sought {
+    /// Our id of the purchase at the provider.
+    pub placement_id: PlacementId,
+    /// The provider's own id of the purchase, if it has named one before.
+    pub reference: Option<ProviderId>,
+    /// How long ago the last attempt was recorded. The purchase is not older, apart from the
+    /// difference between our clock and that of the provider.
+    pub attempt_age: Duration,
+}
+
+/// What the provider has sold us in one purchase.
+#[derive(Clone, Debug, Default)]
+pub struct Bought {
+    /// The provider's own id of the purchase. It is stored with the placement, and later look-ups
+    /// and collects get it. `None` if the provider has none, or did not name it this time.
+    pub reference: Option<ProviderId>,
+    /// The units. The list may be incomplete; a collect brings the rest.
+    pub units: Vec<ProviderUnit>,
+}
+
+impl Bought {
+    /// Whether nothing is left to collect of a purchase of this many units.
+    pub fn is_complete(&self, units: usize) -> bool {
+        self.units.len() >= units
+            && self
+                .units
+                .iter()
+                .all(|unit| matches!(unit.state, UnitState::Ready { .. }))
+    }
+}
+
+impl From<Vec<ProviderUnit>> for Bought {
+    /// A purchase that the provider knows by our id only.
+    fn from(units: Vec<ProviderUnit>) -> Self {
+        Self {
+            reference: None,
+            units,
+        }
+    }
+}
+
 /// A definite response to a purchase. Anything that is not definite is a [`Trouble`].
 #[derive(Clone, Debug)]
 pub enum PurchaseAnswer {
-    /// The provider has the purchase, perhaps from an earlier attempt. The list of units may be
-    /// incomplete; a collect brings the rest.
-    Bought(Vec<ProviderUnit>),
+    /// The provider has the purchase, perhaps from an earlier attempt.
+    Bought(Bought),
     /// The provider refuses for good, for example because the product does not exist, is out of
     /// stock, or the balance is used up. It also means that no earlier attempt of this placement
     /// has bought anything. So the response "this id was already used" is not a rejection but
@@ -109,11 +208,12 @@ pub enum PurchaseAnswer {
 /// A definite response to a look-up by our id.
 #[derive(Clone, Debug)]
 pub enum FindAnswer {
-    /// The provider has the purchase, with these units.
-    Found(Vec<ProviderUnit>),
+    /// The provider has the purchase.
+    Found(Bought),
     /// The provider states that there is no such purchase, in a form that no proxy could have sent.
     /// If this is wrong, something may be bought twice. So a 404 without the body that the protocol
-    /// defines is [`Trouble::Unknown`].
+    /// defines is [`Trouble::Unknown`]. With [`LookUp::Search`] it only means that the search has
+    /// found nothing.
     NotFound,
 }
 
@@ -187,23 +287,57 @@ pub enum UnitState {
     Failed(String),
 }
 
+/// What is left in our account.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Balance {
+    pub amount: f64,
+    /// Its code, such as `USD`.
+    pub currency: String,
+}
+
+/// What a callback tells us to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hint {
+    /// Collect the purchase that has this unit.
+    Unit(ProviderId),
+    /// Collect this purchase, which the callback names by our id.
+    Purchase(PlacementId),
+    /// Nothing, for example because the provider only tries whether we answer.
+    Nothing,
+}
+
 /// The adapter of one provider: it translates between our calls and the provider's protocol.
 pub trait Provider: Send + Sync + 'static {
+    /// What the provider can do.
+    fn capabilities(&self) -> Capabilities;
     /// Buys. Called once for each recorded attempt, and only by the process that recorded it.
     fn purchase<'a>(
         &'a self,
         purchase: &'a Purchase,
     ) -> BoxFuture<'a, Result<PurchaseAnswer, Trouble>>;
     /// Looks a purchase up by our id. Buys nothing.
-    fn find(&self, placement_id: PlacementId) -> BoxFuture<'_, Result<FindAnswer, Trouble>>;
+    fn find<'a>(&'a self, sought: &'a Sought) -> BoxFuture<'a, Result<FindAnswer, Trouble>>;
     /// Asks for the profiles of a purchase that the provider has. By default this is a look-up.
     /// Buys nothing.
-    fn collect(&self, placement_id: PlacementId) -> BoxFuture<'_, Result<FindAnswer, Trouble>> {
-        self.find(placement_id)
+    fn collect<'a>(&'a self, sought: &'a Sought) -> BoxFuture<'a, Result<FindAnswer, Trouble>> {
+        self.find(sought)
     }
-    /// The unit that a callback names; `None` if the body is unreadable. Nothing else of the body
-    /// is used, because it is not authenticated. By default a provider does not call back.
-    fn parse_callback(&self, _body: &[u8]) -> Option<ProviderId> {
+    /// What is left in our account. Called only if [`Capabilities::balance`] is declared.
+    fn balance(&self) -> BoxFuture<'_, Result<Balance, Trouble>> {
+        let reason = "this provider does not show the balance".to_owned();
+        std::future::ready(Err(Trouble::NotSent(reason))).boxed()
+    }
+    /// How far the clock of the provider was ahead of ours at its last response, in seconds, by the
+    /// header `Date`; negative if it was behind. `None` before any response, or without the header.
+    fn clock_ahead(&self) -> Option<i64>;
+    /// The product that an option of our catalogue stands for, as the provider's units name it. By
+    /// default the option names the product and nothing else.
+    fn product<'a>(&self, provider_option_id: &'a str) -> &'a str {
+        provider_option_id
+    }
+    /// What a callback tells us; `None` if its body is unreadable. Nothing else of the body is
+    /// used, because it is not authenticated. By default a provider does not call back.
+    fn parse_callback(&self, _body: &[u8]) -> Option<Hint> {
         None
     }
 }

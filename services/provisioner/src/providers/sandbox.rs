@@ -54,6 +54,7 @@ pub fn connect(account: &Account, limits: Limits) -> anyhow::Result<Connected> {
         url: account.url.as_ref(),
         access_key: account.access_key.as_deref(),
         secret_key: account.secret_key.as_ref(),
+        secret_form: account::SecretForm::Base64,
         callback_token: account.callback_token.as_ref(),
     };
     usimsa::adapter(settings.check()?, limits)

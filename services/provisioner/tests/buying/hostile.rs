@@ -6,7 +6,8 @@ use std::{sync::Arc, time::Duration};
 
 use domain::PlacementId;
 use provisioner::providers::{
-    FindAnswer, Limits, Provider, ProviderUnit, Purchase, PurchaseAnswer, Trouble, UnitState,
+    Bought, FindAnswer, Limits, Provider, ProviderId, ProviderUnit, Purchase, PurchaseAnswer,
+    Sought, Trouble, UnitState,
     usimsa::{Account, connect},
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -26,7 +27,7 @@ fn row(name: impl Into<String>, response: Vec<u8>, class: &'static str) -> Row {
 }
 
 /// A response with this status line, further header lines and body.
-fn http(status: &str, headers: &str, body: &[u8]) -> Vec<u8> {
+pub fn http(status: &str, headers: &str, body: &[u8]) -> Vec<u8> {
     let length = body.len();
     [
         format!("HTTP/1.1 {status}\r\n{headers}content-length: {length}\r\n\r\n").as_bytes(),
@@ -35,7 +36,7 @@ fn http(status: &str, headers: &str, body: &[u8]) -> Vec<u8> {
     .concat()
 }
 
-fn ok(body: impl AsRef<[u8]>) -> Vec<u8> {
+pub fn ok(body: impl AsRef<[u8]>) -> Vec<u8> {
     http(
         "200 OK",
         "content-type: application/json\r\n",
@@ -240,7 +241,7 @@ fn class(units: &[ProviderUnit]) -> String {
     format!("{} pending", units.len())
 }
 
-fn trouble(trouble: &Trouble) -> String {
+pub fn trouble(trouble: &Trouble) -> String {
     let reason = trouble.reason();
     let is_hidden = |character: char| character.is_control() || character == '\u{202e}';
     assert!(
@@ -251,29 +252,85 @@ fn trouble(trouble: &Trouble) -> String {
     trouble.class().to_owned()
 }
 
-/// A provider that sends these bytes on each connection and closes it.
-async fn provider(response: Vec<u8>) -> Arc<dyn Provider> {
+/// A provider that sends these bytes on each connection and closes it. A request for a token gets a
+/// good one first.
+pub async fn replay(response: Vec<u8>) -> reqwest::Url {
+    const TOKEN: &str = r#"{"data":{"access_token":"token","expires_in":86400},"meta":{}}"#;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let base = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move {
         while let Ok((mut connection, _)) = listener.accept().await {
             // A request fits into one packet here.
-            let _ = connection.read(&mut [0; 8192]).await;
-            let _ = connection.write_all(&response).await;
+            let mut request = [0; 8192];
+            let read = connection.read(&mut request).await.unwrap_or_default();
+            let is_token = request[..read].starts_with(b"POST /v2/token");
+            let close = http("200 OK", "connection: close\r\n", TOKEN.as_bytes());
+            let response = if is_token { &close } else { &response };
+            let _ = connection.write_all(response).await;
             let _ = connection.shutdown().await;
         }
     });
-    let limits = Limits {
-        timeout: Duration::from_secs(5),
-        answer_max: ANSWER_MAX,
-    };
+    base.parse().unwrap()
+}
+
+pub const LIMITS: Limits = Limits {
+    timeout: Duration::from_secs(5),
+    answer_max: ANSWER_MAX,
+};
+
+async fn provider(response: Vec<u8>) -> Arc<dyn Provider> {
     let account = Account {
-        url: Some(base.parse().unwrap()),
+        url: Some(replay(response).await),
         access_key: Some("key".into()),
         secret_key: Some("c2VjcmV0LWtleQ==".into()),
         ..Account::default()
     };
-    connect(&account, limits).unwrap().provider
+    connect(&account, LIMITS).unwrap().provider
+}
+
+/// A purchase of two units of the product `P`, and the question about it. `reference` is the
+/// provider's own id of it.
+pub fn asked(placement_id: PlacementId, reference: Option<&str>) -> (Purchase, Sought) {
+    let purchase = Purchase {
+        placement_id,
+        items: vec![("P".into(), 2)],
+    };
+    let sought = Sought {
+        placement_id,
+        reference: reference.map(|id| ProviderId::parse(id.to_owned()).unwrap()),
+        attempt_age: Duration::ZERO,
+    };
+    (purchase, sought)
+}
+
+/// What a purchase led to, in a few words.
+pub fn bought(answer: &Result<PurchaseAnswer, Trouble>) -> String {
+    match answer {
+        Ok(PurchaseAnswer::Bought(bought)) => units(bought),
+        Ok(PurchaseAnswer::Rejected { status, .. }) => format!("rejected {status}"),
+        Err(error) => trouble(error),
+    }
+}
+
+/// What a look-up led to, in a few words.
+pub fn found(answer: &Result<FindAnswer, Trouble>) -> String {
+    match answer {
+        Ok(FindAnswer::Found(bought)) => units(bought),
+        Ok(FindAnswer::NotFound) => "not found".to_owned(),
+        Err(error) => trouble(error),
+    }
+}
+
+/// The provider's id of the purchase, and one letter for the state of each unit.
+fn units(bought: &Bought) -> String {
+    let state = |unit: &ProviderUnit| match &unit.state {
+        UnitState::Pending => 'p',
+        UnitState::Ready { .. } => 'R',
+        UnitState::Failed(_) => 'f',
+    };
+    let states: String = bought.units.iter().map(state).collect();
+    let reference = bought.reference.as_ref().map_or("-", ProviderId::as_str);
+    format!("{reference} {states}")
 }
 
 #[tokio::test]
@@ -289,11 +346,16 @@ async fn no_response_is_taken_for_what_it_is_not() {
         placement_id: PlacementId::new(),
         items: vec![("option".into(), 1)],
     };
+    let sought = Sought {
+        placement_id: purchase.placement_id,
+        reference: None,
+        attempt_age: Duration::ZERO,
+    };
     let mut wrong = Vec::new();
     for (name, response, purchase_expected, find_expected) in rows {
         let provider = provider(response).await;
         let bought = match provider.purchase(&purchase).await {
-            Ok(PurchaseAnswer::Bought(units)) => class(&units),
+            Ok(PurchaseAnswer::Bought(bought)) => class(&bought.units),
             Ok(PurchaseAnswer::Rejected { status, message }) => {
                 assert!(
                     ["9000", "9001", "9005"].contains(&&status[..]) && message.len() <= LONGEST
@@ -302,13 +364,13 @@ async fn no_response_is_taken_for_what_it_is_not() {
             }
             Err(error) => trouble(&error),
         };
-        let found = match provider.find(purchase.placement_id).await {
-            Ok(FindAnswer::Found(units)) => class(&units),
+        let looked_up = match provider.find(&sought).await {
+            Ok(FindAnswer::Found(bought)) => class(&bought.units),
             Ok(FindAnswer::NotFound) => "not found".into(),
             Err(error) => trouble(&error),
         };
-        if (&bought[..], &found[..]) != (purchase_expected, find_expected) {
-            wrong.push((name, bought, found));
+        if (&bought[..], &looked_up[..]) != (purchase_expected, find_expected) {
+            wrong.push((name, bought, looked_up));
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");

@@ -8,6 +8,8 @@
 //! - [`lanes`]: lanes whose purchases are held back.
 //! - [`operator`]: parked placements and how they are resolved.
 //! - [`reports`]: what the ingress process that is answering an order is told.
+//! - [`upstreams`]: the providers that name a purchase by an id of their own and whose look-ups
+//!   prove no absence. [`hostile_esim_access`] and [`hostile_airalo`] have their responses.
 //! - [`unreadable`]: responses and outcomes that cannot be used.
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
@@ -16,8 +18,12 @@ mod answers;
 mod breaker;
 mod callbacks;
 mod hostile;
+mod hostile_airalo;
+mod hostile_esim_access;
 mod lanes;
 mod operator;
 mod reports;
+mod seller;
 mod support;
 mod unreadable;
+mod upstreams;

@@ -19,8 +19,10 @@ use testkit::{database::Database, nats::OwnStreams, ports, wait};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
-const ACCESS_KEY: &str = "access";
-const SECRET_KEY: &str = "c2FuZGJveC1zZWNyZXQ=";
+pub use crate::seller::Seller;
+
+pub const ACCESS_KEY: &str = "access";
+pub const SECRET_KEY: &str = "c2FuZGJveC1zZWNyZXQ=";
 pub const WRONG_KEY: &str = "d3Jvbmcta2V5";
 pub const TOKEN: &str = "callback-token-of-the-sandbox";
 /// The timeout of every wait in these tests.
@@ -40,90 +42,6 @@ pub struct Bench {
     folder: TempDir,
     _streams: OwnStreams,
     database: Database,
-}
-
-/// A sandbox provider in this process.
-pub struct Seller {
-    base: String,
-    http: reqwest::Client,
-    shutdown: Shutdown,
-    _folder: TempDir,
-}
-
-impl Seller {
-    /// Starts a sandbox provider with an optional callback address.
-    pub async fn start(callback_url: Option<&str>) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let listen = address();
-        let config = sandbox::Config {
-            command: None,
-            listen,
-            admin_listen: address(),
-            ledger: Some(folder.path().join("ledger")),
-            access_key: Some(ACCESS_KEY.into()),
-            secret_key: Some(SECRET_KEY.into()),
-            detect_duplicates: true,
-            callback_url: callback_url.map(Into::into),
-            common: CommonConfig::default(),
-        };
-        let shutdown = Shutdown::new();
-        tokio::spawn(sandbox::run(config, shutdown.clone()));
-        let seller = Self {
-            base: format!("http://{listen}"),
-            http: testkit::http::client().unwrap(),
-            shutdown,
-            _folder: folder,
-        };
-        answers(&seller.http, &format!("{}/faults", seller.base)).await;
-        seller
-    }
-
-    pub fn url(&self) -> reqwest::Url {
-        self.base.parse().unwrap()
-    }
-
-    /// Replaces the faults of the whole provider.
-    pub async fn faults(&self, faults: Value) {
-        let answer = self
-            .http
-            .put(format!("{}/faults", self.base))
-            .body(faults.to_string())
-            .send()
-            .await
-            .unwrap();
-        assert!(answer.status().is_success(), "{answer:?}");
-    }
-
-    async fn ledger(&self, query: &str) -> Value {
-        self.http
-            .get(format!("{}/ledger{query}", self.base))
-            .send()
-            .await
-            .unwrap()
-            .json()
-            .await
-            .unwrap()
-    }
-
-    /// The number of purchases of a placement, and their units in total.
-    pub async fn bought(&self, placement: PlacementId) -> (u64, u64) {
-        let ledger = self.ledger(&format!("?order_id={placement}")).await;
-        (
-            ledger["purchases"].as_u64().unwrap(),
-            ledger["units"].as_u64().unwrap(),
-        )
-    }
-
-    /// The number of all purchases.
-    pub async fn purchases(&self) -> u64 {
-        self.ledger("").await["purchases"].as_u64().unwrap()
-    }
-}
-
-impl Drop for Seller {
-    fn drop(&mut self) {
-        self.shutdown.stop();
-    }
 }
 
 /// A provisioner in this process.
@@ -154,6 +72,8 @@ pub struct Stored {
     pub bought: bool,
     pub not_found: bool,
     pub unknowns: i32,
+    /// The provider's own id of the purchase.
+    pub reference: Option<String>,
     pub due: bool,
     /// The number of units in each state.
     pub pending: i64,
@@ -163,11 +83,11 @@ pub struct Stored {
     pub deliveries: i64,
 }
 
-fn address() -> SocketAddr {
+pub fn address() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, ports::free().unwrap()).into()
 }
 
-async fn answers(http: &reqwest::Client, url: &str) {
+pub async fn answers(http: &reqwest::Client, url: &str) {
     wait::soon(url, async || {
         let answer = http.get(url).send().await;
         Ok(answer
@@ -216,6 +136,13 @@ impl Bench {
             ("SANDBOX_ACCESS_KEY", ACCESS_KEY),
             ("SANDBOX_SECRET_KEY", SECRET_KEY),
             ("SANDBOX_CALLBACK_TOKEN", TOKEN),
+            ("AIRALO_URL", &url),
+            ("AIRALO_ACCESS_KEY", ACCESS_KEY),
+            ("AIRALO_SECRET_KEY", SECRET_KEY),
+            ("ESIM_ACCESS_URL", &url),
+            ("ESIM_ACCESS_ACCESS_KEY", ACCESS_KEY),
+            ("ESIM_ACCESS_SECRET_KEY", SECRET_KEY),
+            ("ESIM_ACCESS_CALLBACK_TOKEN", TOKEN),
             ("USIMSA_ACCESS_KEY", ACCESS_KEY),
             ("USIMSA_SECRET_KEY", SECRET_KEY),
         ];
@@ -349,7 +276,7 @@ impl Bench {
                 topup_id: self.ids.next(clock::now()),
                 position,
                 option_id: OptionId::new(),
-                provider_option_id: script::option_id(option).to_string(),
+                provider_option_id: provider_option(option),
             });
         let lane = domain::lane(options.iter().copied());
         let placement = NewPlacement {
@@ -392,8 +319,13 @@ impl Bench {
 
     /// Stores an order for the sandbox and publishes its job.
     pub async fn accept(&self, options: &[&str]) -> PlacementId {
-        let placement_id = self.store("sandbox", 1, options).await[0];
-        self.announce("sandbox", &[placement_id]).await;
+        self.accept_at("sandbox", options).await
+    }
+
+    /// Stores an order for this provider and publishes its job.
+    pub async fn accept_at(&self, provider: &str, options: &[&str]) -> PlacementId {
+        let placement_id = self.store(provider, 1, options).await[0];
+        self.announce(provider, &[placement_id]).await;
         placement_id
     }
 
@@ -401,7 +333,7 @@ impl Bench {
     pub async fn look(&self, id: PlacementId) -> Stored {
         sqlx::query_as(
             "SELECT p.state, p.attempt, p.reason, placed_at IS NOT NULL AS bought, not_found_at IS NOT NULL AS not_found,
-                    unknowns, EXISTS (SELECT FROM work WHERE work.id = p.placement_id) AS due,
+                    unknowns, provider_reference AS reference, EXISTS (SELECT FROM work WHERE work.id = p.placement_id) AS due,
                     count(*) FILTER (WHERE t.state = 'pending' AND e.ready_at IS NULL) AS pending,
                     count(*) FILTER (WHERE e.ready_at IS NOT NULL) AS ready,
                     count(*) FILTER (WHERE t.state = 'failed') AS failed, count(d.topup_id) AS deliveries
@@ -574,9 +506,11 @@ impl Bench {
     /// Runs the operator's command line; answers what it printed as JSON.
     pub async fn esimctl(&self, arguments: &str) -> Value {
         let mut command = tokio::process::Command::new(esimctl());
+        // The accounts at the providers are among the settings.
         command
             .args(arguments.split(' '))
             .arg("--json")
+            .envs(&self.settings)
             .env("DATABASE_URL", self.database.url());
         let output = command.output().await.unwrap();
         let error = String::from_utf8_lossy(&output.stderr);
@@ -585,6 +519,15 @@ impl Bench {
         } else {
             json!({ "error": error.trim() })
         }
+    }
+}
+
+/// The provider's id of an option of the sandbox. A price behind `@` stays.
+fn provider_option(option: &str) -> String {
+    let id = |name| script::option_id(name).to_string();
+    match option.split_once('@') {
+        Some((name, price)) => format!("{}@{price}", id(name)),
+        None => id(option),
     }
 }
 

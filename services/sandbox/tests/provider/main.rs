@@ -5,6 +5,7 @@
 mod callbacks;
 mod faults;
 mod options;
+mod protocols;
 mod support;
 
 use std::{collections::HashSet, fs};

@@ -246,6 +246,7 @@ impl Started {
 pub fn config(ledger: &Path) -> Config {
     Config {
         command: None,
+        provider: "sandbox".into(),
         listen: free_address(),
         admin_listen: free_address(),
         ledger: Some(ledger.to_owned()),
@@ -253,6 +254,7 @@ pub fn config(ledger: &Path) -> Config {
         secret_key: Some(SECRET.into()),
         detect_duplicates: true,
         callback_url: None,
+        esim_access_callback_url: None,
         common: CommonConfig::default(),
     }
 }

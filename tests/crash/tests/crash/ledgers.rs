@@ -59,6 +59,8 @@ pub async fn compare(walk: &Walk) -> Result<Vec<String>> {
         let bought = purchases.get(&row.placement_id).copied().unwrap_or(0);
         let fits = match (row.refused, row.placement.as_str(), row.topup.as_str()) {
             (false, "placed", "ready") => bought == 1 && delivered,
+            // An attempt that was never sent, and no search can say so for certain.
+            (false, "parked", "pending") => walk.searches && bought == 0 && !delivered,
             (true, "refused", _) | (false, "failed", "failed") => bought == 0 && !delivered,
             _ => false,
         };
@@ -108,9 +110,10 @@ fn answers(walk: &Walk, stored: &[Stored]) -> Vec<String> {
         } else {
             "placed"
         };
+        let is_expected = state == expected || (walk.searches && state == "parked");
         let fits = match &asked.answer {
-            Some(Said::Created(answered)) => topups == Some(answered) && state == expected,
-            Some(Said::Taken) => state == expected,
+            Some(Said::Created(answered)) => topups == Some(answered) && is_expected,
+            Some(Said::Taken) => is_expected,
             Some(Said::Refused(text)) => {
                 asked.option == "refused"
                     && topups.is_none()

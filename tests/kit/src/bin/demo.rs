@@ -34,6 +34,12 @@ struct Settings {
     /// Base URL of ingress, for example `http://127.0.0.1:18080`
     #[arg(long, env = "BASE_URL")]
     base_url: String,
+    /// Provider to buy from: `sandbox`, or one whose account is at the sandbox
+    ///
+    /// `deploy/local/demo --provider NAME` connects `airalo`, `esim-access` or `usimsa` to the
+    /// sandbox, which speaks the protocols of all three.
+    #[arg(long, default_value = "sandbox")]
+    provider: String,
     /// Number of seconds to wait for the webhooks
     #[arg(long, default_value_t = 60)]
     timeout: u64,
@@ -69,7 +75,7 @@ async fn show(settings: &Settings) -> Result<()> {
     let esimctl = Esimctl::new([]);
     let name = format!("demo {}", Uuid::now_v7());
     let partner = esimctl
-        .create_partner(&name, "sandbox", Some(&endpoint.url(PATH)))
+        .create_partner(&name, environment(settings), Some(&endpoint.url(PATH)))
         .await?;
     endpoint.verify(PATH, &partner.webhook_secret)?;
     println!(
@@ -112,10 +118,21 @@ async fn show(settings: &Settings) -> Result<()> {
     Ok(())
 }
 
+/// The environment of the demo's partner. Partners of the sandbox environment buy from the sandbox
+/// only.
+fn environment(settings: &Settings) -> &'static str {
+    if settings.provider == "sandbox" {
+        "sandbox"
+    } else {
+        "live"
+    }
+}
+
 async fn place(settings: &Settings, esimctl: &Esimctl, client: &Client) -> Result<Order> {
     let mut items = Vec::new();
     for (name, qty) in ORDER {
-        items.push((esimctl.sandbox_option(name).await?.option_id, qty));
+        let option = esimctl.option_of(&settings.provider, name).await?;
+        items.push((option.option_id, qty));
     }
     let items: Vec<(&str, u32)> = items
         .iter()

@@ -54,9 +54,11 @@ pub(super) async fn settle(
 
 /// Whether the outcome is the common one: a freshly claimed placement, whatever the number of its
 /// attempt, was bought with all of its profiles. So it leaves no work, and readiness events
-/// announce its deliveries.
+/// announce its deliveries. A provider that names its purchases by an id of its own takes the
+/// general statements, so that the lean one does not pay for a column that most purchases lack.
 fn is_complete_and_fresh(settlement: &Settlement) -> bool {
     let Outcome::Bought {
+        reference: None,
         units,
         collect_in: None,
         park: None,

@@ -15,7 +15,7 @@ use anyhow::Context;
 use domain::{ActivationCode, Iccid, PlacementId};
 use futures_util::{FutureExt, future::BoxFuture};
 use reqwest::{
-    Method, StatusCode, Url,
+    Method, Url,
     header::{HeaderMap, HeaderName, HeaderValue},
 };
 use secrecy::SecretString;
@@ -24,10 +24,10 @@ use serde_json::{Value, json};
 use signing::{SecretKey, usimsa};
 
 use super::{
-    Connected, FindAnswer, Limits, Provider, ProviderId, ProviderUnit, Purchase, PurchaseAnswer,
-    Trouble, UnitState,
+    Bought, Capabilities, Connected, FindAnswer, Hint, Limits, LookUp, Provider, ProviderId,
+    ProviderUnit, Purchase, PurchaseAnswer, Sought, Trouble, UnitState,
     account::{self, Credentials},
-    http::{Call, Http, parse},
+    http::{Body, Call, Http, parse},
     text::{BadId, day, one_line},
 };
 
@@ -85,6 +85,7 @@ pub fn connect(account: &Account, limits: Limits) -> anyhow::Result<Connected> {
         url: account.url.as_ref(),
         access_key: account.access_key.as_deref(),
         secret_key: account.secret_key.as_ref(),
+        secret_form: account::SecretForm::Base64,
         callback_token: account.callback_token.as_ref(),
     };
     adapter(settings.check()?, limits)
@@ -99,7 +100,7 @@ pub(super) fn adapter(account: Credentials, limits: Limits) -> anyhow::Result<Co
     )?;
     access_key_header.set_sensitive(true);
     let provider = Usimsa {
-        http: Http::new(&account.url, limits, StatusCode::is_success)?,
+        http: Http::new(&account.url, limits, |status| status.is_success())?,
         access_key: account.access_key,
         secret_key: account.secret_key,
         access_key_header,
@@ -177,9 +178,10 @@ impl Usimsa {
             .call(Call {
                 method,
                 path,
+                query: None,
                 route,
                 headers,
-                json,
+                body: json.map(Body::json).transpose()?,
             })
             .await?;
         parse(&body)
@@ -189,7 +191,7 @@ impl Usimsa {
         let path = format!("{ORDER}/{placement_id}");
         let answer = self.call(Method::GET, &path, FETCH, None).await?;
         match answer.code.as_str() {
-            "0000" => Ok(FindAnswer::Found(units(answer.products)?)),
+            "0000" => Ok(FindAnswer::Found(units(answer.products)?.into())),
             "9002" => Ok(FindAnswer::NotFound),
             _ => Err(unknown_code(&answer)),
         }
@@ -197,6 +199,24 @@ impl Usimsa {
 }
 
 impl Provider for Usimsa {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            purchase_key: true,
+            look_up: LookUp::Exact,
+            callbacks: true,
+            cancel: true,
+            give_back: false,
+            usage: false,
+            balance: false,
+            catalogue: false,
+            purchases: false,
+        }
+    }
+
+    fn clock_ahead(&self) -> Option<i64> {
+        self.http.clock_ahead()
+    }
+
     fn purchase<'a>(
         &'a self,
         purchase: &'a Purchase,
@@ -210,10 +230,10 @@ impl Provider for Usimsa {
                 .call(Method::POST, ORDER, ORDER, Some(&request))
                 .await?;
             match answer.code.as_str() {
-                "0000" => Ok(PurchaseAnswer::Bought(units(answer.products)?)),
+                "0000" => Ok(PurchaseAnswer::Bought(units(answer.products)?.into())),
                 // The id was used before, so an earlier attempt has bought it. Its units are
                 // collected.
-                "9003" => Ok(PurchaseAnswer::Bought(Vec::new())),
+                "9003" => Ok(PurchaseAnswer::Bought(Bought::default())),
                 "9000" | "9001" | "9005" => Ok(PurchaseAnswer::Rejected {
                     message: one_line(&answer.message.unwrap_or_default()),
                     status: answer.code,
@@ -224,13 +244,13 @@ impl Provider for Usimsa {
         .boxed()
     }
 
-    fn find(&self, placement_id: PlacementId) -> BoxFuture<'_, Result<FindAnswer, Trouble>> {
-        self.get(placement_id).boxed()
+    fn find<'a>(&'a self, sought: &'a Sought) -> BoxFuture<'a, Result<FindAnswer, Trouble>> {
+        self.get(sought.placement_id).boxed()
     }
 
-    fn parse_callback(&self, body: &[u8]) -> Option<ProviderId> {
+    fn parse_callback(&self, body: &[u8]) -> Option<Hint> {
         let callback: Callback = serde_json::from_slice(body).ok()?;
-        ProviderId::parse(callback.unit_id).ok()
+        ProviderId::parse(callback.unit_id).ok().map(Hint::Unit)
     }
 }
 

@@ -1,0 +1,391 @@
+//! The adapter of the Airalo Partner API. [`wire`] has the shapes of its messages and reads them,
+//! and [`token`] gets the token that each call carries.
+//!
+//! A purchase buys one package, and its response brings the profiles. Airalo has no key that would
+//! stop a second purchase: whoever repeats an order pays twice. Our id is the order's description.
+//! If the response to a purchase is lost, the adapter lists the orders whose description contains
+//! our id, and compares each description with it. Such a search proves no absence, so an order that
+//! is not found is parked in the end and never sent again ([`LookUp::Search`]).
+//!
+//! The failure table is [`outcome`]. What it does not name leaves the outcome unknown.
+//! docs/decisions/0029-three-upstreams.md says where each part of the protocol is known from, and
+//! what is a guess.
+
+mod token;
+mod wire;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+};
+
+use anyhow::Context;
+use domain::PlacementId;
+use futures_util::{FutureExt, future::BoxFuture};
+use reqwest::{
+    Method, StatusCode, Url,
+    header::{self, HeaderMap, HeaderValue},
+};
+use runtime::lock;
+use secrecy::SecretString;
+use url::form_urlencoded;
+
+use self::{
+    token::Tokens,
+    wire::{Listed, Order, Refusal},
+};
+use super::{
+    Balance, Capabilities, Connected, FindAnswer, Limits, LookUp, Provider, ProviderId, Purchase,
+    PurchaseAnswer, Sought, Trouble,
+    account::{self, Credentials},
+    http::{Body, Call, Http, parse},
+    price::{self, Price, Terms},
+};
+
+const ORDERS: &str = "/v2/orders";
+const ORDER: &str = "/v2/orders/{order_id}";
+const BALANCE: &str = "/v2/balance";
+
+/// The most orders of one page of a list.
+const PAGE: usize = 50;
+/// The most pages of one search. A description contains our id in one order, so a second page is
+/// already odd. If a search has more, its outcome is unknown.
+const PAGES: usize = 5;
+/// The most options whose price has changed that are remembered.
+const CHANGED: usize = 10_000;
+
+/// The settings of our account.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[group(skip)]
+#[command(next_help_heading = "Provider `airalo`")]
+pub struct Account {
+    /// Base URL of the Airalo Partner API: scheme and host, without `/v2`
+    #[arg(id = "airalo_url", long = "airalo-url", env = "AIRALO_URL")]
+    pub url: Option<Url>,
+
+    /// `client_id` of our account at Airalo
+    #[arg(
+        id = "airalo_access_key",
+        long = "airalo-access-key",
+        env = "AIRALO_ACCESS_KEY",
+        hide_env_values = true
+    )]
+    pub access_key: Option<String>,
+
+    /// `client_secret` of our account at Airalo
+    #[arg(
+        id = "airalo_secret_key",
+        long = "airalo-secret-key",
+        env = "AIRALO_SECRET_KEY",
+        hide_env_values = true
+    )]
+    pub secret_key: Option<SecretString>,
+}
+
+/// Connects to the account. Errors name the setting.
+pub fn connect(account: &Account, limits: Limits) -> anyhow::Result<Connected> {
+    let settings = account::Settings {
+        provider: "airalo",
+        prefix: "AIRALO",
+        url: account.url.as_ref(),
+        access_key: account.access_key.as_deref(),
+        secret_key: account.secret_key.as_ref(),
+        secret_form: account::SecretForm::Text,
+        callback_token: None,
+    };
+    let Credentials {
+        url,
+        access_key,
+        secret_key,
+        ..
+    } = settings.check()?;
+    let secret = String::from_utf8(secret_key.expose().to_vec())
+        .context("AIRALO_SECRET_KEY is not a text")?;
+    let provider = Airalo {
+        http: Http::new(&url, limits, is_defined)?,
+        tokens: Tokens::new(access_key, secret.into()),
+        changed_prices: Mutex::default(),
+    };
+    Ok(Connected {
+        provider: Arc::new(provider),
+        callback_token: None,
+    })
+}
+
+/// The statuses whose bodies the protocol defines: success, and 422 for what cannot be carried out.
+fn is_defined(status: StatusCode) -> bool {
+    status.is_success() || status == StatusCode::UNPROCESSABLE_ENTITY
+}
+
+/// An account at Airalo.
+struct Airalo {
+    http: Http,
+    tokens: Tokens,
+    /// The options whose product has cost more than they allow, with that price. They are refused
+    /// before anything is sent, until the process is started again.
+    changed_prices: Mutex<HashMap<String, Price>>,
+}
+
+/// What a refusal means for the call that got it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// The purchase is refused for good; it bought nothing.
+    Rejected,
+    /// The operator of the network is in maintenance, so nothing was carried out.
+    Busy,
+    /// Anything else: the code means that the outcome is unknown, or we do not know the code.
+    Unknown,
+}
+
+/// The failure table: what a refusal with status 422 means.
+fn outcome(refusal: &Refusal) -> Outcome {
+    match refusal {
+        // The credit is used up; too few eSIMs in stock; there is no such package, or none of it.
+        Refusal::Code {
+            code: 11 | 33 | 34, ..
+        } => Outcome::Rejected,
+        // A field of our request is not allowed, for example the quantity.
+        Refusal::Invalid { meta, .. } if meta.message == wire::INVALID => Outcome::Rejected,
+        Refusal::Code { code: 13, .. } => Outcome::Busy,
+        Refusal::Code { .. } | Refusal::Invalid { .. } => Outcome::Unknown,
+    }
+}
+
+/// A response whose body the protocol defines.
+enum Reply {
+    Done(Vec<u8>),
+    Refused(Refusal),
+}
+
+impl Airalo {
+    /// Calls with a token. If a token that was good before is denied, nothing was carried out, and
+    /// the next attempt gets a new one. If a new token is denied, our access is.
+    async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        route: &'static str,
+        query: Option<&str>,
+        body: Option<Body>,
+    ) -> Result<Reply, Trouble> {
+        let token = self.tokens.get(&self.http).await?;
+        let headers = HeaderMap::from_iter([
+            (header::AUTHORIZATION, token.header.clone()),
+            (header::ACCEPT, HeaderValue::from_static("application/json")),
+        ]);
+        let call = Call {
+            method,
+            path,
+            query,
+            route,
+            headers,
+            body,
+        };
+        match self.http.call(call).await {
+            Ok((StatusCode::UNPROCESSABLE_ENTITY, body)) => Ok(Reply::Refused(parse(&body)?)),
+            Ok((_, body)) => Ok(Reply::Done(body)),
+            Err(Trouble::Denied(reason)) => {
+                self.tokens.forget(&token).await;
+                if token.is_new {
+                    return Err(Trouble::Denied(reason));
+                }
+                Err(Trouble::Busy {
+                    after: None,
+                    reason: format!("{reason}; the next attempt gets a new token"),
+                })
+            }
+            Err(trouble) => Err(trouble),
+        }
+    }
+
+    /// Lists the orders whose description is our id.
+    async fn by_description(&self, placement_id: PlacementId) -> Result<FindAnswer, Trouble> {
+        let ours = placement_id.to_string();
+        let mut found: Vec<Order> = Vec::new();
+        for page in 1..=PAGES {
+            let query = form_urlencoded::Serializer::new(String::new())
+                .append_pair("include", "sims,status")
+                .append_pair("filter[description]", &ours)
+                .append_pair("limit", &PAGE.to_string())
+                .append_pair("page", &page.to_string())
+                .finish();
+            let reply = self.call(Method::GET, ORDERS, ORDERS, Some(&query), None);
+            let listed: Listed = match reply.await? {
+                Reply::Done(body) => parse(&body)?,
+                Reply::Refused(refusal) => return Err(trouble(&refusal)),
+            };
+            let is_last = listed.data.len() < PAGE;
+            // The filter also finds orders whose description only contains our id.
+            let is_ours = |order: &Order| order.description.as_deref() == Some(&ours);
+            found.extend(listed.data.into_iter().filter(is_ours));
+            if is_last {
+                return wire::found(found);
+            }
+        }
+        Err(Trouble::Unknown(format!(
+            "the search has more than {PAGES} pages of {PAGE} orders, so it was not read to its end"
+        )))
+    }
+
+    /// Asks for an order by Airalo's own id.
+    async fn by_id(
+        &self,
+        placement_id: PlacementId,
+        order_id: &ProviderId,
+    ) -> Result<FindAnswer, Trouble> {
+        // The id is a number, as `wire` has made it; anything else must not get into the path.
+        if !order_id.as_str().bytes().all(|byte| byte.is_ascii_digit()) {
+            return self.by_description(placement_id).await;
+        }
+        let path = format!("{ORDERS}/{}", order_id.as_str());
+        let query = Some("include=sims%2Cstatus");
+        let order: Order = match self.call(Method::GET, &path, ORDER, query, None).await? {
+            Reply::Done(body) => parse::<wire::Single>(&body)?.data,
+            Reply::Refused(refusal) => return Err(trouble(&refusal)),
+        };
+        if order.number() != order_id.as_str() || order.is_for_another(placement_id) {
+            return Err(Trouble::Unknown("the response is another order".into()));
+        }
+        wire::found(vec![order])
+    }
+
+    /// Whether the product of this option has cost more than the option allows.
+    fn changed_price(&self, option: &str) -> Option<Price> {
+        lock(&self.changed_prices).get(option).copied()
+    }
+
+    /// Compares the price of a purchase with what the option allows. Airalo has no field for the
+    /// price that we expect, so a change is seen only after the first purchase. That one is
+    /// delivered, because it is paid; all further ones are refused.
+    fn note_price(&self, option: &str, terms: &Terms<'_>, quantity: usize, order: &Order) {
+        let Some(most) = terms.most else { return };
+        let Some(paid) = order.paid() else {
+            tracing::error!(
+                provider.option = option,
+                "the response does not name the price of a purchase, so it cannot be compared with \
+                 the catalogue; compare it in the provider's portal"
+            );
+            return;
+        };
+        // The documentation does not say whether the price is that of a unit or of the order, so
+        // either may be what was allowed.
+        let units = u64::try_from(quantity).unwrap_or(u64::MAX);
+        if paid <= most || paid == Price(most.0.saturating_mul(units)) {
+            return;
+        }
+        tracing::error!(
+            provider.option = option,
+            price.paid = %paid,
+            price.allowed = %most,
+            "the provider has raised the price of a product; this purchase is paid and is \
+             delivered, and further ones are refused until the catalogue names the new price and \
+             the provisioner is started again"
+        );
+        let mut changed = lock(&self.changed_prices);
+        if changed.len() < CHANGED {
+            changed.insert(option.to_owned(), paid);
+        }
+    }
+
+    async fn buy(&self, purchase: &Purchase) -> Result<PurchaseAnswer, Trouble> {
+        let rejected = |message: String| {
+            Ok(PurchaseAnswer::Rejected {
+                status: "not-sent".into(),
+                message,
+            })
+        };
+        let [(option, quantity)] = purchase.items.as_slice() else {
+            return rejected("Airalo sells one option in a purchase".into());
+        };
+        let Ok(terms) = price::terms(option) else {
+            return rejected("the price behind @ in the option's id is unreadable".into());
+        };
+        if let Some(price) = self.changed_price(option) {
+            return rejected(format!("the price of the option is {price} now"));
+        }
+        let form = Body::multipart(&[
+            ("package_id", terms.product),
+            ("quantity", &quantity.to_string()),
+            ("type", "sim"),
+            ("description", &purchase.placement_id.to_string()),
+        ]);
+        let reply = self.call(Method::POST, ORDERS, ORDERS, None, Some(form));
+        let order = match reply.await? {
+            Reply::Done(body) => parse::<wire::Single>(&body)?.data,
+            Reply::Refused(refusal) if outcome(&refusal) == Outcome::Rejected => {
+                let (status, message) = refusal.text();
+                return Ok(PurchaseAnswer::Rejected { status, message });
+            }
+            Reply::Refused(refusal) => return Err(trouble(&refusal)),
+        };
+        if order.is_for_another(purchase.placement_id) || order.package_id != terms.product {
+            return Err(Trouble::Unknown("the response is another order".into()));
+        }
+        self.note_price(option, &terms, *quantity, &order);
+        Ok(PurchaseAnswer::Bought(wire::bought(vec![order])?))
+    }
+}
+
+/// The trouble of a call for which a refusal is no definite response.
+fn trouble(refusal: &Refusal) -> Trouble {
+    let (code, message) = refusal.text();
+    let reason = format!("code {code}: {message}");
+    match outcome(refusal) {
+        Outcome::Busy => Trouble::Busy {
+            after: None,
+            reason,
+        },
+        Outcome::Rejected | Outcome::Unknown => Trouble::Unknown(reason),
+    }
+}
+
+impl Provider for Airalo {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            purchase_key: false,
+            look_up: LookUp::Search,
+            callbacks: false,
+            cancel: false,
+            give_back: false,
+            usage: true,
+            balance: true,
+            catalogue: true,
+            purchases: true,
+        }
+    }
+
+    fn clock_ahead(&self) -> Option<i64> {
+        self.http.clock_ahead()
+    }
+
+    fn purchase<'a>(
+        &'a self,
+        purchase: &'a Purchase,
+    ) -> BoxFuture<'a, Result<PurchaseAnswer, Trouble>> {
+        self.buy(purchase).boxed()
+    }
+
+    fn find<'a>(&'a self, sought: &'a Sought) -> BoxFuture<'a, Result<FindAnswer, Trouble>> {
+        async move {
+            match &sought.reference {
+                Some(order_id) => self.by_id(sought.placement_id, order_id).await,
+                None => self.by_description(sought.placement_id).await,
+            }
+        }
+        .boxed()
+    }
+
+    fn balance(&self) -> BoxFuture<'_, Result<Balance, Trouble>> {
+        async move {
+            match self.call(Method::GET, BALANCE, BALANCE, None, None).await? {
+                Reply::Done(body) => Ok(parse::<wire::Account>(&body)?.balance()),
+                Reply::Refused(refusal) => Err(trouble(&refusal)),
+            }
+        }
+        .boxed()
+    }
+
+    fn product<'a>(&self, provider_option_id: &'a str) -> &'a str {
+        price::product(provider_option_id)
+    }
+}

@@ -1,0 +1,251 @@
+//! The messages of the Airalo Partner API. What is not exactly as expected is unknown.
+
+use std::collections::BTreeMap;
+
+use domain::{ActivationCode, Iccid, PlacementId};
+use serde::Deserialize;
+use serde_json::Number;
+use time::{
+    Date, Duration, PrimitiveDateTime, format_description::StaticFormatDescription,
+    macros::format_description,
+};
+
+use crate::providers::{
+    Balance, Bought, FindAnswer, ProviderId, ProviderUnit, Trouble, UnitState,
+    price::Price,
+    text::{BadId, one_line},
+};
+
+/// `created_at` of an order.
+const CREATED: StaticFormatDescription =
+    format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
+const DAY: StaticFormatDescription = format_description!("[year]-[month]-[day]");
+/// The message of a refusal because of a field. A refusal with another one is not understood.
+pub(super) const INVALID: &str = "the parameter is invalid";
+
+/// A number that the provider also writes as a text.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Amount {
+    Number(Number),
+    Text(String),
+}
+
+impl Amount {
+    fn text(&self) -> String {
+        match self {
+            Self::Number(number) => number.to_string(),
+            Self::Text(text) => text.clone(),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct Single {
+    pub(super) data: Order,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Listed {
+    pub(super) data: Vec<Order>,
+}
+
+/// An order, which buys one package.
+#[derive(Deserialize)]
+pub(super) struct Order {
+    id: u64,
+    pub(super) package_id: String,
+    pub(super) description: Option<String>,
+    created_at: Option<String>,
+    /// Days.
+    validity: Option<Amount>,
+    price: Option<Amount>,
+    net_price: Option<Amount>,
+    #[serde(default)]
+    sims: Vec<Sim>,
+    status: Option<Status>,
+}
+
+#[derive(Deserialize)]
+struct Sim {
+    id: u64,
+    iccid: Option<String>,
+    lpa: Option<String>,
+    matching_id: Option<String>,
+    confirmation_code: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Status {
+    slug: String,
+}
+
+impl Order {
+    /// Airalo's id of the order.
+    pub(super) fn number(&self) -> String {
+        self.id.to_string()
+    }
+
+    /// Whether the order says that it is not the purchase with our id.
+    pub(super) fn is_for_another(&self, placement_id: PlacementId) -> bool {
+        let ours = placement_id.to_string();
+        self.description
+            .as_ref()
+            .is_some_and(|description| *description != ours)
+    }
+
+    /// What we pay: the net price if the order names one, and otherwise its price.
+    pub(super) fn paid(&self) -> Option<Price> {
+        let amount = self.net_price.as_ref().or(self.price.as_ref())?;
+        Price::parse(&amount.text())
+    }
+
+    /// The last day on which the package can be used for certain. Airalo names none. A package is
+    /// valid for some days from its first use, so it is valid at least that long from now on.
+    fn expires(&self) -> Option<String> {
+        let created = PrimitiveDateTime::parse(self.created_at.as_deref()?, CREATED).ok()?;
+        let days: u16 = self.validity.as_ref()?.text().parse().ok()?;
+        let last: Date = created.date().checked_add(Duration::days(days.into()))?;
+        last.format(DAY).ok()
+    }
+}
+
+impl Sim {
+    /// Reads the state of an eSIM; the error is the name of the field that is unreadable.
+    fn state(&self, order: &Order) -> Result<UnitState, &'static str> {
+        let slug = order.status.as_ref().map(|status| status.slug.as_str());
+        if let Some(slug @ ("failed" | "refunded")) = slug {
+            return Ok(UnitState::Failed(format!("the provider says {slug}")));
+        }
+        let profile = (&self.iccid, &self.lpa, &self.matching_id);
+        let (Some(iccid), Some(smdp), Some(code)) = profile else {
+            return Ok(UnitState::Pending);
+        };
+        // The webhook has no field for a confirmation code, and without it the eSIM is useless.
+        if self
+            .confirmation_code
+            .as_ref()
+            .is_some_and(|code| !code.is_empty())
+        {
+            return Err("confirmation_code");
+        }
+        Ok(UnitState::Ready {
+            iccid: Iccid::parse(iccid).map_err(|_| "iccid")?,
+            code: ActivationCode::new(smdp, code).map_err(|_| "lpa or matching_id")?,
+            expired_date: order.expires().ok_or("created_at or validity")?,
+        })
+    }
+}
+
+/// Reads orders as one purchase. If there are several with our id, something was bought twice; all
+/// of their units are listed, and the surplus is logged where they are assigned.
+pub(super) fn bought(orders: Vec<Order>) -> Result<Bought, Trouble> {
+    let bad = |field: &str, error: BadId| {
+        Trouble::Unknown(format!("the response is unreadable: {field} {error}"))
+    };
+    let first = orders.iter().map(|order| order.id).min();
+    let reference = first
+        .map(|id| ProviderId::parse(id.to_string()))
+        .transpose()
+        .map_err(|error| bad("id", error))?;
+    let mut units = Vec::new();
+    for order in orders {
+        let option_id = ProviderId::parse(order.package_id.clone())
+            .map_err(|error| bad("package_id", error))?;
+        for sim in &order.sims {
+            let unit_id =
+                ProviderId::parse(sim.id.to_string()).map_err(|error| bad("sims.id", error))?;
+            let state = sim.state(&order).unwrap_or_else(|field| {
+                tracing::error!(
+                    provider.unit.id = unit_id.as_str(),
+                    field,
+                    "a profile cannot be delivered, because this field is unreadable or not \
+                     supported; the unit counts as not ready and is asked for again"
+                );
+                UnitState::Pending
+            });
+            units.push(ProviderUnit {
+                unit_id,
+                option_id: Some(option_id.clone()),
+                state,
+            });
+        }
+    }
+    Ok(Bought { reference, units })
+}
+
+#[derive(Deserialize)]
+pub(super) struct Account {
+    data: Balances,
+}
+
+#[derive(Deserialize)]
+struct Balances {
+    balances: OneBalance,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct OneBalance {
+    available_balance: Available,
+}
+
+#[derive(Deserialize)]
+struct Available {
+    amount: f64,
+    currency: String,
+}
+
+impl Account {
+    pub(super) fn balance(self) -> Balance {
+        let Available { amount, currency } = self.data.balances.available_balance;
+        Balance {
+            amount,
+            currency: one_line(&currency),
+        }
+    }
+}
+
+/// The answer to a look-up that found these orders.
+pub(super) fn found(orders: Vec<Order>) -> Result<FindAnswer, Trouble> {
+    if orders.is_empty() {
+        return Ok(FindAnswer::NotFound);
+    }
+    bought(orders).map(FindAnswer::Found)
+}
+
+/// The body of a 422.
+#[derive(Deserialize)]
+#[serde(untagged)]
+pub(super) enum Refusal {
+    Code {
+        code: u32,
+        reason: String,
+    },
+    /// Fields of our request are not allowed, each with the reason.
+    Invalid {
+        data: BTreeMap<String, String>,
+        meta: Meta,
+    },
+}
+
+#[derive(Deserialize)]
+pub(super) struct Meta {
+    pub(super) message: String,
+}
+
+impl Refusal {
+    /// The status and the message for the partner, each one short line.
+    pub(super) fn text(&self) -> (String, String) {
+        match self {
+            Self::Code { code, reason } => (code.to_string(), one_line(reason)),
+            Self::Invalid { data, .. } => {
+                let faults: Vec<String> = data
+                    .iter()
+                    .map(|(field, fault)| format!("{field}: {fault}"))
+                    .collect();
+                ("422".to_owned(), one_line(&faults.join("; ")))
+            }
+        }
+    }
+}

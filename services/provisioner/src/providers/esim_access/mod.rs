@@ -1,0 +1,436 @@
+//! The adapter of eSIM Access. [`wire`] has the shapes of its messages and reads them.
+//!
+//! Every call is a `POST`, and every response has status 200; an error is a code in the body. A
+//! purchase is answered with the provider's own order number, and its profiles are asked for by
+//! that number. If the response to a purchase is lost, there is no number, and the protocol has no
+//! look-up by our id. Then the adapter searches the eSIMs that were made around the time of the
+//! attempt for our id. A search proves no absence, so such a purchase is never sent again
+//! ([`LookUp::Search`]).
+//!
+//! The failure table is [`outcome`]. A code that it does not name leaves the outcome unknown.
+//! docs/decisions/0029-three-upstreams.md says where each part of the protocol is known from, and
+//! what is a guess.
+
+mod wire;
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::Context;
+use domain::PlacementId;
+use futures_util::{FutureExt, future::BoxFuture};
+use reqwest::{
+    Method, Url,
+    header::{HeaderMap, HeaderName, HeaderValue},
+};
+use secrecy::SecretString;
+use serde_json::{Value, json};
+use signing::{SecretKey, esim_access};
+use time::{
+    OffsetDateTime, format_description::StaticFormatDescription, macros::format_description,
+};
+use uuid::Uuid;
+
+use self::wire::{Allocated, Page, Reply, order_number, units};
+use super::{
+    Balance, Bought, Capabilities, Connected, FindAnswer, Hint, Limits, LookUp, Provider,
+    ProviderId, Purchase, PurchaseAnswer, Sought, Trouble,
+    account::{self, Credentials},
+    http::{Body, Call, Http, parse},
+    price,
+    text::one_line,
+};
+
+const ORDER: &str = "/api/v1/open/esim/order";
+const QUERY: &str = "/api/v1/open/esim/query";
+const BALANCE: &str = "/api/v1/open/balance/query";
+
+const ACCESS_CODE: HeaderName = HeaderName::from_static("rt-accesscode");
+const TIMESTAMP: HeaderName = HeaderName::from_static("rt-timestamp");
+const REQUEST_ID: HeaderName = HeaderName::from_static("rt-requestid");
+const SIGNATURE: HeaderName = HeaderName::from_static("rt-signature");
+
+/// The most eSIMs of one page of a query. It is the size that the documentation shows, and a
+/// purchase has at most as many units ([`domain::cut`]).
+const PAGE: usize = 50;
+/// The most pages of one query. If a search has more, its outcome is unknown.
+const PAGES: usize = 20;
+/// How far a search begins before the attempt, and ends after it. It covers the difference between
+/// our clock and the provider's, and the time that the provider takes to make the eSIMs.
+const SEARCH_BEFORE: Duration = Duration::from_mins(10);
+const SEARCH_AFTER: Duration = Duration::from_mins(30);
+const SEARCH_TIME: StaticFormatDescription =
+    format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
+
+/// The settings of our account.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[group(skip)]
+#[command(next_help_heading = "Provider `esim-access`")]
+pub struct Account {
+    /// Base URL of eSIM Access: scheme and host, without `/api`
+    #[arg(
+        id = "esim_access_url",
+        long = "esim-access-url",
+        env = "ESIM_ACCESS_URL"
+    )]
+    pub url: Option<Url>,
+
+    /// `AccessCode` of our account at eSIM Access
+    #[arg(
+        id = "esim_access_access_key",
+        long = "esim-access-access-key",
+        env = "ESIM_ACCESS_ACCESS_KEY",
+        hide_env_values = true
+    )]
+    pub access_key: Option<String>,
+
+    /// `SecretKey` of our account at eSIM Access, with which each call is signed
+    #[arg(
+        id = "esim_access_secret_key",
+        long = "esim-access-secret-key",
+        env = "ESIM_ACCESS_SECRET_KEY",
+        hide_env_values = true
+    )]
+    pub secret_key: Option<SecretString>,
+
+    /// Token in the URL of callbacks from eSIM Access: at least 16 letters, digits, `-` or `_`
+    ///
+    /// It is the secret by which a callback is recognised, so make it random. Without a token this
+    /// provider cannot call back, and profiles are asked for on a schedule only.
+    #[arg(
+        id = "esim_access_callback_token",
+        long = "esim-access-callback-token",
+        env = "ESIM_ACCESS_CALLBACK_TOKEN",
+        hide_env_values = true
+    )]
+    pub callback_token: Option<SecretString>,
+}
+
+/// Connects to the account. Errors name the setting.
+pub fn connect(account: &Account, limits: Limits) -> anyhow::Result<Connected> {
+    let settings = account::Settings {
+        provider: "esim-access",
+        prefix: "ESIM_ACCESS",
+        url: account.url.as_ref(),
+        access_key: account.access_key.as_deref(),
+        secret_key: account.secret_key.as_ref(),
+        secret_form: account::SecretForm::Text,
+        callback_token: account.callback_token.as_ref(),
+    };
+    let Credentials {
+        url,
+        access_key,
+        secret_key,
+        callback_token,
+    } = settings.check()?;
+    let mut access_code_header = HeaderValue::from_str(&access_key).context(
+        "ESIM_ACCESS_ACCESS_KEY contains characters that an HTTP header may not have; check for \
+         line breaks and other invisible characters",
+    )?;
+    access_code_header.set_sensitive(true);
+    let provider = EsimAccess {
+        http: Http::new(&url, limits, |status| status.is_success())?,
+        access_code: access_key,
+        access_code_header,
+        secret_key,
+    };
+    Ok(Connected {
+        provider: Arc::new(provider),
+        callback_token,
+    })
+}
+
+/// An account at eSIM Access.
+struct EsimAccess {
+    http: Http,
+    access_code: String,
+    access_code_header: HeaderValue,
+    secret_key: SecretKey,
+}
+
+/// What the code of an error means for the call that got it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// The purchase is refused for good; it bought nothing.
+    Rejected,
+    /// Access is denied, so nothing was carried out.
+    Denied,
+    /// The provider has too much to do, so nothing was carried out.
+    Busy,
+    /// The purchase exists, and its profiles are not made yet.
+    NotReady,
+    /// There is no purchase with the order number that we asked for.
+    NoSuchOrder,
+    /// Anything else: the code means that the outcome is unknown, or we do not know the code.
+    Unknown,
+}
+
+/// The failure table: what each documented code means.
+fn outcome(code: &str) -> Outcome {
+    match code {
+        // The price of a package, or the sum, is not the one that we sent; the balance is used up;
+        // out of stock; there is no such package.
+        "200005" | "200006" | "200007" | "200011" | "310241" | "310243" => Outcome::Rejected,
+        // A header is missing or malformed; the timestamp is too old, our address is not allowed,
+        // the signature is wrong.
+        "000101" | "000102" | "101001" | "101002" | "101003" => Outcome::Denied,
+        "900001" => Outcome::Busy,
+        "200010" => Outcome::NotReady,
+        "310272" => Outcome::NoSuchOrder,
+        _ => Outcome::Unknown,
+    }
+}
+
+impl EsimAccess {
+    async fn call(&self, path: &'static str, request: &Value) -> Result<Reply, Trouble> {
+        let body = Body::json(request)?;
+        let timestamp = runtime::clock::unix_milliseconds().to_string();
+        let request_id = Uuid::now_v7().simple().to_string();
+        let signature = esim_access::sign(
+            &self.secret_key,
+            &timestamp,
+            &request_id,
+            &self.access_code,
+            &body.bytes,
+        );
+        let text = |text: String| {
+            HeaderValue::try_from(text).map_err(|_| Trouble::NotSent("no header".into()))
+        };
+        let headers = HeaderMap::from_iter([
+            (ACCESS_CODE, self.access_code_header.clone()),
+            (TIMESTAMP, text(timestamp)?),
+            (REQUEST_ID, text(request_id)?),
+            (SIGNATURE, text(signature)?),
+        ]);
+        let call = Call {
+            method: Method::POST,
+            path,
+            query: None,
+            route: path,
+            headers,
+            body: Some(body),
+        };
+        let (_, body) = self.http.call(call).await?;
+        parse::<wire::Envelope>(&body)?.open()
+    }
+
+    /// Reads all eSIMs that match a filter, page by page.
+    async fn query(&self, filter: &Value) -> Result<Result<Vec<Allocated>, Failure>, Trouble> {
+        let mut all: Vec<Allocated> = Vec::new();
+        for number in 1..=PAGES {
+            let mut request = filter.clone();
+            request["pager"] = json!({ "pageNum": number, "pageSize": PAGE });
+            let page: Page = match self.call(QUERY, &request).await? {
+                Reply::Done(page) => wire::read(page)?,
+                Reply::Failed { code, message } => return Ok(Err(Failure { code, message })),
+            };
+            let is_last = page.esim_list.len() < PAGE;
+            all.extend(page.esim_list);
+            if is_last {
+                return Ok(Ok(all));
+            }
+        }
+        Err(Trouble::Unknown(format!(
+            "the query has more than {PAGES} pages of {PAGE} eSIMs, so it was not read to its end"
+        )))
+    }
+
+    /// Asks for the eSIMs of a purchase by the provider's order number.
+    async fn by_number(
+        &self,
+        placement_id: PlacementId,
+        number: &ProviderId,
+    ) -> Result<FindAnswer, Trouble> {
+        let filter = json!({ "orderNo": number.as_str() });
+        let allocated = match self.query(&filter).await? {
+            Ok(allocated) => allocated,
+            Err(failure) => {
+                return match outcome(&failure.code) {
+                    Outcome::NotReady => Ok(FindAnswer::Found(Bought {
+                        reference: Some(number.clone()),
+                        units: Vec::new(),
+                    })),
+                    Outcome::NoSuchOrder => Ok(FindAnswer::NotFound),
+                    _ => Err(failure.trouble()),
+                };
+            }
+        };
+        // If one eSIM belongs to another purchase, the response answers another question, and
+        // nothing of it is used.
+        let is_ours = |one: &Allocated| {
+            one.order_no
+                .as_deref()
+                .is_none_or(|order| order == number.as_str())
+                && one.belongs_to(placement_id) != Some(false)
+        };
+        if !allocated.iter().all(is_ours) {
+            return Err(Trouble::Unknown(
+                "the response lists eSIMs of another purchase".into(),
+            ));
+        }
+        Ok(FindAnswer::Found(Bought {
+            reference: Some(number.clone()),
+            units: units(allocated)?,
+        }))
+    }
+
+    /// Searches the eSIMs that were made around the time of the attempt for our id.
+    async fn by_time(&self, sought: &Sought) -> Result<FindAnswer, Trouble> {
+        let attempted = runtime::clock::now() - sought.attempt_age;
+        let time = |at: OffsetDateTime| {
+            at.format(SEARCH_TIME)
+                .map_err(|_| Trouble::NotSent("the time of the search cannot be written".into()))
+        };
+        let filter = json!({
+            "startTime": time(attempted - SEARCH_BEFORE)?,
+            "endTime": time(attempted + SEARCH_AFTER)?,
+        });
+        let mut allocated = match self.query(&filter).await? {
+            Ok(allocated) => allocated,
+            Err(failure) => return Err(failure.trouble()),
+        };
+        allocated.retain(|one| one.belongs_to(sought.placement_id) == Some(true));
+        if allocated.is_empty() {
+            return Ok(FindAnswer::NotFound);
+        }
+        let number = allocated.iter().find_map(|one| one.order_no.clone());
+        Ok(FindAnswer::Found(Bought {
+            reference: number.map(order_number).transpose()?,
+            units: units(allocated)?,
+        }))
+    }
+}
+
+/// An error of the protocol.
+struct Failure {
+    code: String,
+    message: String,
+}
+
+impl Failure {
+    /// The trouble of a call for which the code is no definite response.
+    fn trouble(&self) -> Trouble {
+        let reason = format!("code {}: {}", one_line(&self.code), self.message);
+        match outcome(&self.code) {
+            Outcome::Denied => Trouble::Denied(reason),
+            Outcome::Busy => Trouble::Busy {
+                after: None,
+                reason,
+            },
+            Outcome::Rejected | Outcome::NotReady | Outcome::NoSuchOrder | Outcome::Unknown => {
+                Trouble::Unknown(reason)
+            }
+        }
+    }
+}
+
+/// The request of a purchase. The price of a package is sent if the option names one, so that the
+/// provider refuses a purchase at another price. The sum is sent only if it is known.
+fn order(purchase: &Purchase) -> Result<Value, price::BadPrice> {
+    let mut packages = Vec::with_capacity(purchase.items.len());
+    let mut sum = Some(0_u64);
+    for (option, count) in &purchase.items {
+        let terms = price::terms(option)?;
+        let mut package = json!({ "packageCode": terms.product, "count": count });
+        let units = u64::try_from(*count).unwrap_or(u64::MAX);
+        sum = match terms.most {
+            Some(most) => {
+                package["price"] = most.0.into();
+                sum.map(|sum| sum.saturating_add(most.0.saturating_mul(units)))
+            }
+            None => None,
+        };
+        packages.push(package);
+    }
+    let mut request = json!({
+        "transactionId": purchase.placement_id,
+        "packageInfoList": packages,
+    });
+    if let Some(sum) = sum {
+        request["amount"] = sum.into();
+    }
+    Ok(request)
+}
+
+impl Provider for EsimAccess {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            purchase_key: false,
+            look_up: LookUp::Search,
+            callbacks: true,
+            cancel: true,
+            give_back: true,
+            usage: true,
+            balance: true,
+            catalogue: true,
+            purchases: true,
+        }
+    }
+
+    fn clock_ahead(&self) -> Option<i64> {
+        self.http.clock_ahead()
+    }
+
+    fn purchase<'a>(
+        &'a self,
+        purchase: &'a Purchase,
+    ) -> BoxFuture<'a, Result<PurchaseAnswer, Trouble>> {
+        async move {
+            let Ok(request) = order(purchase) else {
+                return Ok(PurchaseAnswer::Rejected {
+                    status: "price".into(),
+                    message: "the price behind @ in the option's id is unreadable".into(),
+                });
+            };
+            match self.call(ORDER, &request).await? {
+                Reply::Done(ordered) => {
+                    let ordered: wire::Ordered = wire::read(ordered)?;
+                    if ordered.is_for_another(purchase.placement_id) {
+                        return Err(Trouble::Unknown(
+                            "the response names another purchase".into(),
+                        ));
+                    }
+                    Ok(PurchaseAnswer::Bought(Bought {
+                        reference: Some(order_number(ordered.order_no)?),
+                        units: Vec::new(),
+                    }))
+                }
+                Reply::Failed { code, message } if outcome(&code) == Outcome::Rejected => {
+                    Ok(PurchaseAnswer::Rejected {
+                        status: code,
+                        message,
+                    })
+                }
+                Reply::Failed { code, message } => Err(Failure { code, message }.trouble()),
+            }
+        }
+        .boxed()
+    }
+
+    fn find<'a>(&'a self, sought: &'a Sought) -> BoxFuture<'a, Result<FindAnswer, Trouble>> {
+        async move {
+            match &sought.reference {
+                Some(number) => self.by_number(sought.placement_id, number).await,
+                None => self.by_time(sought).await,
+            }
+        }
+        .boxed()
+    }
+
+    fn balance(&self) -> BoxFuture<'_, Result<Balance, Trouble>> {
+        async move {
+            match self.call(BALANCE, &json!({})).await? {
+                Reply::Done(result) => Ok(wire::read::<wire::Account>(result)?.balance()),
+                Reply::Failed { code, message } => Err(Failure { code, message }.trouble()),
+            }
+        }
+        .boxed()
+    }
+
+    fn product<'a>(&self, provider_option_id: &'a str) -> &'a str {
+        price::product(provider_option_id)
+    }
+
+    fn parse_callback(&self, body: &[u8]) -> Option<Hint> {
+        wire::callback(body)
+    }
+}

@@ -1,0 +1,236 @@
+//! The messages of the eSIM Access protocol. What is not exactly as expected is unknown.
+
+use domain::{ActivationCode, Iccid, PlacementId};
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::Value;
+
+use crate::providers::{
+    Balance, Hint, ProviderId, ProviderUnit, Trouble, UnitState,
+    text::{BadId, day, one_line},
+};
+
+/// The shape of each response.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Envelope {
+    success: Success,
+    error_code: Option<String>,
+    #[serde(alias = "errorMessage")]
+    error_msg: Option<String>,
+    obj: Option<Value>,
+}
+
+/// The provider writes a truth value in both ways.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Success {
+    Flag(bool),
+    Text(String),
+}
+
+/// What a response says.
+pub(super) enum Reply {
+    /// The call was carried out, with this result.
+    Done(Value),
+    /// The call failed with this code, exactly as it was sent. The message is one short line.
+    Failed { code: String, message: String },
+}
+
+impl Envelope {
+    /// A response that says both or neither of success and failure is not understood, so the
+    /// outcome of its call is unknown.
+    pub(super) fn open(self) -> Result<Reply, Trouble> {
+        let success = match self.success {
+            Success::Flag(success) => Some(success),
+            Success::Text(text) => match text.as_str() {
+                "true" => Some(true),
+                "false" => Some(false),
+                _ => None,
+            },
+        };
+        // `0` and an empty text mean that there is no error.
+        let code = self
+            .error_code
+            .filter(|code| !matches!(code.as_str(), "" | "0"));
+        match (success, code, self.obj) {
+            (Some(true), None, Some(result)) => Ok(Reply::Done(result)),
+            (Some(false), Some(code), _) => Ok(Reply::Failed {
+                code,
+                message: one_line(&self.error_msg.unwrap_or_default()),
+            }),
+            _ => Err(Trouble::Unknown(
+                "the response is unreadable: it says neither success nor failure".into(),
+            )),
+        }
+    }
+}
+
+/// Reads the result of a call. The error does not quote it, because it may hold activation codes.
+pub(super) fn read<T: DeserializeOwned>(result: Value) -> Result<T, Trouble> {
+    serde_json::from_value(result)
+        .map_err(|_| Trouble::Unknown("the response is unreadable: not the protocol's JSON".into()))
+}
+
+/// The result of a purchase.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Ordered {
+    pub(super) order_no: String,
+    transaction_id: Option<String>,
+}
+
+impl Ordered {
+    pub(super) fn is_for_another(&self, placement_id: PlacementId) -> bool {
+        belongs(self.transaction_id.as_deref(), placement_id) == Some(false)
+    }
+}
+
+/// The account, in ten-thousandths of a dollar.
+#[derive(Deserialize)]
+pub(super) struct Account {
+    balance: i64,
+}
+
+impl Account {
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "a balance that is too large for the exact number needs no attention"
+    )]
+    pub(super) fn balance(&self) -> Balance {
+        Balance {
+            amount: self.balance as f64 / 10_000.0,
+            currency: "USD".to_owned(),
+        }
+    }
+}
+
+/// A page of eSIMs.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Page {
+    pub(super) esim_list: Vec<Allocated>,
+}
+
+/// An eSIM that the provider has made for a purchase.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Allocated {
+    esim_tran_no: String,
+    pub(super) order_no: Option<String>,
+    transaction_id: Option<String>,
+    iccid: Option<String>,
+    ac: Option<String>,
+    expired_time: Option<String>,
+    esim_status: Option<String>,
+    #[serde(default)]
+    package_list: Vec<Package>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Package {
+    package_code: Option<String>,
+}
+
+impl Allocated {
+    /// Whether the eSIM belongs to the purchase with our id; `None` if it does not say so.
+    pub(super) fn belongs_to(&self, placement_id: PlacementId) -> Option<bool> {
+        belongs(self.transaction_id.as_deref(), placement_id)
+    }
+
+    /// Reads the state of the eSIM; the error is the name of the field that is unreadable.
+    fn state(&self) -> Result<UnitState, &'static str> {
+        if let Some(status @ ("CANCEL" | "REVOKED")) = self.esim_status.as_deref() {
+            return Ok(UnitState::Failed(format!("the provider says {status}")));
+        }
+        let profile = (&self.iccid, &self.ac, &self.expired_time);
+        let (Some(iccid), Some(code), Some(expires)) = profile else {
+            return Ok(UnitState::Pending);
+        };
+        Ok(UnitState::Ready {
+            iccid: Iccid::parse(iccid).map_err(|_| "iccid")?,
+            code: ActivationCode::parse(code).map_err(|_| "ac")?,
+            expired_date: day(expires).ok_or("expiredTime")?,
+        })
+    }
+}
+
+fn belongs(transaction_id: Option<&str>, placement_id: PlacementId) -> Option<bool> {
+    transaction_id
+        .filter(|id| !id.is_empty())
+        .map(|id| id == placement_id.to_string())
+}
+
+/// The provider's order number. Without a good one the response is not understood, because the
+/// purchase could not be found by it.
+pub(super) fn order_number(text: String) -> Result<ProviderId, Trouble> {
+    ProviderId::parse(text)
+        .map_err(|error| Trouble::Unknown(format!("the response is unreadable: orderNo {error}")))
+}
+
+/// Reads eSIMs as units. One bad id makes the whole response unreadable, and no unit of it is used,
+/// because a damaged response cannot be trusted in part.
+pub(super) fn units(allocated: Vec<Allocated>) -> Result<Vec<ProviderUnit>, Trouble> {
+    let mut units = Vec::with_capacity(allocated.len());
+    for (index, one) in allocated.into_iter().enumerate() {
+        let bad = |field: &str, error: BadId| {
+            Trouble::Unknown(format!(
+                "the response is unreadable: {field} of eSIM {} {error}",
+                index + 1
+            ))
+        };
+        let state = one.state();
+        let unit_id =
+            ProviderId::parse(one.esim_tran_no).map_err(|error| bad("esimTranNo", error))?;
+        let package = one.package_list.into_iter().next();
+        let option_id = package
+            .and_then(|package| package.package_code)
+            .filter(|code| !code.is_empty())
+            .map(ProviderId::parse)
+            .transpose()
+            .map_err(|error| bad("packageCode", error))?;
+        let state = state.unwrap_or_else(|field| {
+            tracing::error!(
+                provider.unit.id = unit_id.as_str(),
+                field,
+                "a profile cannot be delivered, because this field is unreadable; the unit counts \
+                 as not ready and is asked for again"
+            );
+            UnitState::Pending
+        });
+        units.push(ProviderUnit {
+            unit_id,
+            option_id,
+            state,
+        });
+    }
+    Ok(units)
+}
+
+/// A callback. It names the purchase by our id, and carries no profile.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Callback {
+    notify_type: String,
+    #[serde(default)]
+    content: Content,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Content {
+    transaction_id: Option<String>,
+}
+
+/// What a callback tells us. Only the one that says that profiles are ready leads to anything; the
+/// others, such as that an eSIM is in use, and the test that is sent when the URL is set, are
+/// acknowledged. Without our id the purchase is not found, and its profiles come on schedule.
+pub(super) fn callback(body: &[u8]) -> Option<Hint> {
+    let callback: Callback = serde_json::from_slice(body).ok()?;
+    if callback.notify_type != "ORDER_STATUS" {
+        return Some(Hint::Nothing);
+    }
+    let id = callback.content.transaction_id;
+    let placement_id = id.and_then(|id| id.parse().ok());
+    Some(placement_id.map_or(Hint::Nothing, Hint::Purchase))
+}

@@ -1,0 +1,201 @@
+//! The responses of Airalo: its failure table row by row, and responses that it should not send.
+//! Nothing but a documented refusal is taken for a rejection, and nothing at all for an absence that
+//! would allow another purchase.
+
+use std::sync::Arc;
+
+use domain::PlacementId;
+use provisioner::providers::{
+    LookUp, Provider,
+    airalo::{Account, connect},
+};
+
+use crate::hostile::{LIMITS, asked, bought, found, http, replay};
+
+const OURS: &str = "0199aabb-ccdd-7eee-8fff-001122334455";
+
+async fn provider(status: &str, body: &str) -> Arc<dyn Provider> {
+    let account = Account {
+        url: Some(replay(http(status, "", body.as_bytes())).await),
+        access_key: Some("id".into()),
+        secret_key: Some("secret".into()),
+    };
+    connect(&account, LIMITS).unwrap().provider
+}
+
+/// The purchase, the look-up by Airalo's id, and the search, each with one response.
+async fn classes(status: &str, body: &str) -> [String; 3] {
+    let ours: PlacementId = OURS.parse().unwrap();
+    let (purchase, by_text) = asked(ours, None);
+    let (_, by_id) = asked(ours, Some("7"));
+    let provider = provider(status, body).await;
+    [
+        bought(&provider.purchase(&purchase).await),
+        found(&provider.find(&by_id).await),
+        found(&provider.find(&by_text).await),
+    ]
+}
+
+async fn check(rows: &[(&str, String, [&str; 3])]) {
+    testkit::http::client().unwrap(); // This installs the TLS provider.
+    let mut wrong = Vec::new();
+    for (status, body, expected) in rows {
+        let seen = classes(status, body).await;
+        if seen != *expected {
+            wrong.push((status, body, seen));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[tokio::test]
+async fn each_row_of_the_failure_table_has_its_effect() {
+    let refused = |code: u32| format!(r#"{{"code":{code},"reason":"why"}}"#);
+    let unknown = ["unknown"; 3];
+    let invalid =
+        r#"{"data":{"quantity":"too many"},"meta":{"message":"the parameter is invalid"}}"#;
+    let other = r#"{"data":{"quantity":"too many"},"meta":{"message":"something else"}}"#;
+    let mut rows = vec![
+        ("422 X", refused(11), ["rejected 11", "unknown", "unknown"]),
+        ("422 X", refused(33), ["rejected 33", "unknown", "unknown"]),
+        ("422 X", refused(34), ["rejected 34", "unknown", "unknown"]),
+        ("422 X", refused(13), ["busy"; 3]),
+        (
+            "422 X",
+            invalid.to_owned(),
+            ["rejected 422", "unknown", "unknown"],
+        ),
+        ("422 X", other.to_owned(), unknown),
+        ("429 X", refused(33), ["busy"; 3]),
+    ];
+    for code in [14, 23, 43, 53, 73, 0, 1] {
+        rows.push(("422 X", refused(code), unknown));
+    }
+    // A code counts only with the status that the documentation gives it.
+    for status in [
+        "200 X", "400 X", "404 X", "409 X", "500 X", "502 X", "503 X",
+    ] {
+        rows.push((status, refused(33), unknown));
+    }
+    for odd in [
+        r#"{"code":"33","reason":"why"}"#,
+        r#"{"code":33}"#,
+        r#"{"reason":"why"}"#,
+        r#"{"code":-33,"reason":"why"}"#,
+        "<html></html>",
+        "",
+    ] {
+        rows.push(("422 X", odd.to_owned(), unknown));
+    }
+    check(&rows).await;
+}
+
+/// The first denial says that the new token is not good; a later one, that the kept token has ended.
+#[tokio::test]
+async fn a_denied_token_is_replaced_once() {
+    testkit::http::client().unwrap();
+    let ours: PlacementId = OURS.parse().unwrap();
+    let (purchase, sought) = asked(ours, None);
+    let denying = provider("401 X", "{}").await;
+    assert_eq!(bought(&denying.purchase(&purchase).await), "denied");
+    // The next token may be asked for after a pause only, and until then nothing is sent.
+    assert_eq!(bought(&denying.purchase(&purchase).await), "busy");
+    assert_eq!(found(&denying.find(&sought).await), "busy");
+}
+
+#[tokio::test]
+async fn an_order_is_read_whole_or_not_at_all() {
+    let order = |from: &str, to: &str| {
+        let whole = format!(
+            r#"{{"id":7,"package_id":"P","quantity":2,"description":"{OURS}","validity":30,"price":4.5,"created_at":"2026-12-31 10:00:00","sims":[{{"id":71,"iccid":"891000000000009125","lpa":"lpa.example.com","matching_id":"AB-12","confirmation_code":null}},{{"id":72,"iccid":null,"lpa":null,"matching_id":null}}]}}"#
+        );
+        whole.replace(from, to)
+    };
+    let single = |from: &str, to: &str| format!(r#"{{"data":{}}}"#, order(from, to));
+    let list = |from: &str, to: &str| format!(r#"{{"data":[{}]}}"#, order(from, to));
+    let one = |class| [class, class, "unknown"];
+    let unknown = ["unknown"; 3];
+    let rows = [
+        (single("", ""), one("7 Rp")),
+        (list("", ""), ["unknown", "unknown", "7 Rp"]),
+        (
+            r#"{"data":[]}"#.to_owned(),
+            ["unknown", "unknown", "not found"],
+        ),
+        // The filter of the list also finds orders that only contain our id.
+        (
+            list(OURS, &format!("x{OURS}")),
+            ["unknown", "unknown", "not found"],
+        ),
+        (
+            list(r#""description""#, r#""other""#),
+            ["unknown", "unknown", "not found"],
+        ),
+        (single(OURS, "another"), unknown),
+        (single(r#""description""#, r#""other""#), one("7 Rp")),
+        (
+            single(r#""id":7,"#, r#""id":8,"#),
+            ["8 Rp", "unknown", "unknown"],
+        ),
+        (single(r#""id":7,"#, r#""id":"7","#), unknown),
+        (single(r#""id":7,"#, r#""id":-7,"#), unknown),
+        (single(r#""id":7,"#, ""), unknown),
+        (single(r#""P""#, r#""Q""#), ["unknown", "7 Rp", "unknown"]),
+        (single(r#""P""#, r#""""#), unknown),
+        (
+            single(
+                r#""lpa":null,"matching_id":null"#,
+                r#""lpa":null,"matching_id":"x""#,
+            ),
+            one("7 Rp"),
+        ),
+        (single("lpa.example.com", "lpa.example.com/x"), one("7 pp")),
+        (single("AB-12", "AB$12"), one("7 pp")),
+        (single("891000000000009125", "8910"), one("7 pp")),
+        (
+            single(
+                r#""confirmation_code":null"#,
+                r#""confirmation_code":"1234""#,
+            ),
+            one("7 pp"),
+        ),
+        (single("2026-12-31", "2026-02-31"), one("7 pp")),
+        (single("30,", "\"30\","), one("7 Rp")),
+        (single("30,", "\"a month\","), one("7 pp")),
+        (
+            single(r#""price""#, r#""status":{"slug":"refunded"},"price""#),
+            one("7 ff"),
+        ),
+        (
+            single(r#""price""#, r#""status":{"slug":"completed"},"price""#),
+            one("7 Rp"),
+        ),
+        (single("71", "\"71\""), unknown),
+        ("{}".to_owned(), unknown),
+        (r#"{"data":null}"#.to_owned(), unknown),
+        (
+            r#"{"data":{"request_id":"x"},"meta":{"message":"success"}}"#.to_owned(),
+            unknown,
+        ),
+    ];
+    check(&rows.map(|(body, expected)| ("200 X", body, expected))).await;
+}
+
+#[tokio::test]
+async fn several_options_are_never_sent_as_one_order() {
+    testkit::http::client().unwrap();
+    let ours: PlacementId = OURS.parse().unwrap();
+    let provider = provider("500 X", "").await;
+    assert_eq!(provider.capabilities().look_up, LookUp::Search);
+    let (mut purchase, _) = asked(ours, None);
+    purchase.items.push(("Q".into(), 1));
+    assert_eq!(
+        bought(&provider.purchase(&purchase).await),
+        "rejected not-sent"
+    );
+    purchase.items = vec![("P@cheap".into(), 1)];
+    assert_eq!(
+        bought(&provider.purchase(&purchase).await),
+        "rejected not-sent"
+    );
+}

@@ -1,0 +1,217 @@
+//! The responses of eSIM Access: its failure table row by row, and responses that it should not
+//! send. Nothing but a documented code is taken for a rejection, and nothing at all for an absence
+//! that would allow another purchase.
+
+use std::sync::Arc;
+
+use domain::PlacementId;
+use provisioner::providers::{
+    Hint, LookUp, Provider,
+    esim_access::{Account, connect},
+};
+
+use crate::hostile::{LIMITS, asked, bought, found, ok, replay};
+
+const OURS: &str = "0199aabb-ccdd-7eee-8fff-001122334455";
+
+async fn provider(body: &str) -> Arc<dyn Provider> {
+    let account = Account {
+        url: Some(replay(ok(body)).await),
+        access_key: Some("code".into()),
+        secret_key: Some("secret".into()),
+        ..Account::default()
+    };
+    connect(&account, LIMITS).unwrap().provider
+}
+
+fn error(code: &str) -> String {
+    format!(r#"{{"success":false,"errorCode":"{code}","errorMsg":"why","obj":null}}"#)
+}
+
+/// A page with one eSIM that has these fields.
+fn page(fields: &str) -> String {
+    format!(r#"{{"success":true,"errorCode":"0","obj":{{"esimList":[{{{fields}}}]}}}}"#)
+}
+
+/// The purchase and both look-ups of one response.
+async fn classes(body: &str) -> [String; 3] {
+    let ours: PlacementId = OURS.parse().unwrap();
+    let (purchase, by_time) = asked(ours, None);
+    let (_, by_number) = asked(ours, Some("B1"));
+    let provider = provider(body).await;
+    [
+        bought(&provider.purchase(&purchase).await),
+        found(&provider.find(&by_number).await),
+        found(&provider.find(&by_time).await),
+    ]
+}
+
+async fn check(rows: &[(String, [&str; 3])]) {
+    testkit::http::client().unwrap(); // This installs the TLS provider.
+    let mut wrong = Vec::new();
+    for (body, expected) in rows {
+        let seen = classes(body).await;
+        if seen != *expected {
+            wrong.push((body, seen));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[tokio::test]
+async fn each_row_of_the_failure_table_has_its_effect() {
+    let unknown = ["unknown"; 3];
+    let mut rows = vec![
+        (error("200010"), ["unknown", "B1 ", "unknown"]),
+        (error("310272"), ["unknown", "not found", "unknown"]),
+        (error("900001"), ["busy"; 3]),
+    ];
+    for code in ["200005", "200006", "200007", "200011", "310241", "310243"] {
+        let rejected: &'static str = Box::leak(format!("rejected {code}").into_boxed_str());
+        rows.push((error(code), [rejected, "unknown", "unknown"]));
+    }
+    for code in ["000101", "000102", "101001", "101002", "101003"] {
+        rows.push((error(code), ["denied"; 3]));
+    }
+    // The outcome of these is unknown, or we do not know them.
+    for code in [
+        "000001", "000104", "200002", "200008", "200009", "310201", "310403", "999999",
+    ] {
+        rows.push((error(code), unknown));
+    }
+    check(&rows).await;
+}
+
+#[tokio::test]
+async fn what_is_not_exactly_a_response_is_unknown() {
+    let ordered =
+        |fields: &str| format!(r#"{{"success":"true","errorCode":null,"obj":{{{fields}}}}}"#);
+    let unknown = ["unknown"; 3];
+    let long = "B".repeat(200);
+    let rows = vec![
+        (ordered(r#""orderNo":"B1""#), ["B1 ", "unknown", "unknown"]),
+        (
+            ordered(&format!(r#""orderNo":"B1","transactionId":"{OURS}""#)),
+            ["B1 ", "unknown", "unknown"],
+        ),
+        (
+            ordered(r#""orderNo":"B1","transactionId":"another""#),
+            unknown,
+        ),
+        (ordered(r#""orderNo":"""#), unknown),
+        (ordered(r#""orderNo":"a b""#), unknown),
+        (ordered(&format!(r#""orderNo":"{long}""#)), unknown),
+        (ordered(r#""orderNo":1"#), unknown),
+        (ordered(""), unknown),
+        (
+            r#"{"success":true,"errorCode":"200011","obj":{"orderNo":"B1"}}"#.into(),
+            unknown,
+        ),
+        (
+            r#"{"success":true,"errorCode":"0","obj":null}"#.into(),
+            unknown,
+        ),
+        (
+            r#"{"success":false,"errorCode":"0","obj":null}"#.into(),
+            unknown,
+        ),
+        (r#"{"success":false,"errorCode":null}"#.into(), unknown),
+        (r#"{"success":false,"errorCode":200011}"#.into(), unknown),
+        (r#"{"success":false,"errorCode":" 200011"}"#.into(), unknown),
+        (r#"{"success":"no","errorCode":"200011"}"#.into(), unknown),
+        (r#"{"errorCode":"200011"}"#.into(), unknown),
+        ("<html>Bad gateway</html>".into(), unknown),
+        (String::new(), unknown),
+    ];
+    check(&rows).await;
+}
+
+#[tokio::test]
+async fn an_esim_is_ready_with_all_of_its_fields_only() {
+    let fields = |change: (&str, &str)| {
+        let whole = format!(
+            r#""esimTranNo":"E1","orderNo":"B1","transactionId":"{OURS}","iccid":"89852245280000942210","ac":"LPA:1$smdp.example$AB-12","expiredTime":"2027-01-31T08:10:19Z","esimStatus":"GOT_RESOURCE","packageList":[{{"packageCode":"P"}}]"#
+        );
+        page(&whole.replace(change.0, change.1))
+    };
+    let ready = ["unknown", "B1 R", "B1 R"];
+    let pending = ["unknown", "B1 p", "B1 p"];
+    let unknown = ["unknown"; 3];
+    let rows = vec![
+        (fields(("", "")), ready),
+        (fields(("Z\"", "+0000\"")), ready),
+        (fields(("\"ac\"", "\"other\"")), pending),
+        (fields(("\"iccid\"", "\"other\"")), pending),
+        (fields(("\"expiredTime\"", "\"other\"")), pending),
+        (fields(("89852245280000942210", "8985")), pending),
+        (fields(("AB-12", "AB-12$$1")), pending),
+        (fields(("LPA:1$", "LPA:2$")), pending),
+        (fields(("2027-01-31", "2027-02-30")), pending),
+        (
+            fields(("GOT_RESOURCE", "CANCEL")),
+            ["unknown", "B1 f", "B1 f"],
+        ),
+        (
+            fields(("GOT_RESOURCE", "REVOKED")),
+            ["unknown", "B1 f", "B1 f"],
+        ),
+        // An eSIM of another purchase: a query by number is not understood, and a search skips it.
+        (
+            fields((OURS, "another")),
+            ["unknown", "unknown", "not found"],
+        ),
+        (
+            fields(("\"transactionId\"", "\"other\"")),
+            ["unknown", "B1 R", "not found"],
+        ),
+        (
+            fields(("\"orderNo\":\"B1\"", "\"orderNo\":\"B2\"")),
+            ["unknown", "unknown", "B2 R"],
+        ),
+        (fields(("\"E1\"", "\"\"")), unknown),
+        (fields(("\"E1\"", "\"E\\u0000\"")), unknown),
+        (fields(("\"P\"", "\"\\u200b\"")), unknown),
+        (
+            r#"{"success":true,"errorCode":"0","obj":{"esimList":[]}}"#.into(),
+            ["unknown", "B1 ", "not found"],
+        ),
+        (
+            r#"{"success":true,"errorCode":"0","obj":{"esimList":null}}"#.into(),
+            unknown,
+        ),
+    ];
+    check(&rows).await;
+}
+
+/// A page that is always full never ends, so the adapter gives up.
+#[tokio::test]
+async fn a_list_without_an_end_is_unknown() {
+    let one = r#"{"esimTranNo":"E","orderNo":"B1"}"#;
+    let full = vec![one; 50].join(",");
+    let body = format!(r#"{{"success":true,"errorCode":"0","obj":{{"esimList":[{full}]}}}}"#);
+    check(&[(body, ["unknown"; 3])]).await;
+}
+
+#[tokio::test]
+async fn a_callback_names_the_purchase_or_nothing() {
+    testkit::http::client().unwrap();
+    let provider = provider("").await;
+    assert_eq!(provider.capabilities().look_up, LookUp::Search);
+    let callback = |kind: &str, content: &str| {
+        let body = format!(r#"{{"notifyType":"{kind}","content":{content}}}"#);
+        provider.parse_callback(body.as_bytes())
+    };
+    let named =
+        format!(r#"{{"orderNo":"B1","transactionId":"{OURS}","orderStatus":"GOT_RESOURCE"}}"#);
+    let hint = Hint::Purchase(OURS.parse().unwrap());
+    assert_eq!(callback("ORDER_STATUS", &named), Some(hint));
+    let test = r#"{"orderNo":"1234567890","orderStatus":"Test"}"#;
+    assert_eq!(callback("CHECK_HEALTH", test), Some(Hint::Nothing));
+    assert_eq!(callback("ESIM_STATUS", &named), Some(Hint::Nothing));
+    assert_eq!(
+        callback("ORDER_STATUS", r#"{"transactionId":"x"}"#),
+        Some(Hint::Nothing)
+    );
+    assert_eq!(callback("ORDER_STATUS", "7"), None);
+    assert_eq!(provider.parse_callback(b""), None);
+}

@@ -1,0 +1,95 @@
+//! A sandbox provider in the process of a test.
+
+use domain::PlacementId;
+use runtime::{CommonConfig, Shutdown};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::support::{ACCESS_KEY, SECRET_KEY, address, answers};
+
+/// A sandbox provider in this process.
+pub struct Seller {
+    base: String,
+    http: reqwest::Client,
+    shutdown: Shutdown,
+    _folder: TempDir,
+}
+
+impl Seller {
+    /// Starts a sandbox provider with an optional callback address.
+    pub async fn start(callback_url: Option<&str>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let listen = address();
+        let config = sandbox::Config {
+            command: None,
+            provider: "sandbox".into(),
+            listen,
+            admin_listen: address(),
+            ledger: Some(folder.path().join("ledger")),
+            access_key: Some(ACCESS_KEY.into()),
+            secret_key: Some(SECRET_KEY.into()),
+            detect_duplicates: true,
+            callback_url: callback_url.map(Into::into),
+            esim_access_callback_url: callback_url
+                .map(|url| url.replace("/sandbox/", "/esim-access/").into()),
+            common: CommonConfig::default(),
+        };
+        let shutdown = Shutdown::new();
+        tokio::spawn(sandbox::run(config, shutdown.clone()));
+        let seller = Self {
+            base: format!("http://{listen}"),
+            http: testkit::http::client().unwrap(),
+            shutdown,
+            _folder: folder,
+        };
+        answers(&seller.http, &format!("{}/faults", seller.base)).await;
+        seller
+    }
+
+    pub fn url(&self) -> reqwest::Url {
+        self.base.parse().unwrap()
+    }
+
+    /// Replaces the faults of the whole provider.
+    pub async fn faults(&self, faults: Value) {
+        let answer = self
+            .http
+            .put(format!("{}/faults", self.base))
+            .body(faults.to_string())
+            .send()
+            .await
+            .unwrap();
+        assert!(answer.status().is_success(), "{answer:?}");
+    }
+
+    async fn ledger(&self, query: &str) -> Value {
+        self.http
+            .get(format!("{}/ledger{query}", self.base))
+            .send()
+            .await
+            .unwrap()
+            .json()
+            .await
+            .unwrap()
+    }
+
+    /// The number of purchases of a placement, and their units in total.
+    pub async fn bought(&self, placement: PlacementId) -> (u64, u64) {
+        let ledger = self.ledger(&format!("?order_id={placement}")).await;
+        (
+            ledger["purchases"].as_u64().unwrap(),
+            ledger["units"].as_u64().unwrap(),
+        )
+    }
+
+    /// The number of all purchases.
+    pub async fn purchases(&self) -> u64 {
+        self.ledger("").await["purchases"].as_u64().unwrap()
+    }
+}
+
+impl Drop for Seller {
+    fn drop(&mut self) {
+        self.shutdown.stop();
+    }
+}

@@ -1,0 +1,216 @@
+//! Providers that name a purchase by an id of their own, and whose look-ups prove no absence: eSIM
+//! Access and Airalo. The sandbox speaks both protocols.
+
+use std::time::Duration;
+
+use domain::PlacementId;
+use serde_json::json;
+use testkit::wait;
+
+use crate::support::{Bench, TOKEN};
+
+const UPSTREAMS: [&str; 2] = ["esim-access", "airalo"];
+
+/// A provisioner that buys from the sandbox by both protocols.
+async fn bench(change: impl FnOnce(&mut provisioner::Config)) -> Bench {
+    Bench::start(|config| {
+        config.providers = UPSTREAMS.map(str::to_owned).into();
+        change(config);
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_is_bought_once_and_its_reference_is_stored() {
+    let bench = bench(|_| {}).await;
+    for provider in UPSTREAMS {
+        for option in ["ready", "delayed"] {
+            let id = bench.accept_at(provider, &[option, option]).await;
+            let stored = bench.ready(id).await;
+            assert_eq!(stored.state, "placed", "{provider}");
+            assert_eq!((stored.ready, stored.deliveries, stored.due), (2, 2, false));
+            assert!(stored.reference.is_some(), "{provider} {option}");
+            assert_eq!(bench.sandbox.bought(id).await, (1, 2), "{provider}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_bought_without_an_answer_is_found_by_a_search() {
+    let bench = bench(|_| {}).await;
+    let mut placements = Vec::new();
+    for provider in UPSTREAMS {
+        for option in ["bought-then-error", "bought-then-silent", "slow"] {
+            placements.push((provider, option, bench.accept_at(provider, &[option]).await));
+        }
+    }
+    for (provider, option, id) in placements {
+        let stored = bench.ready(id).await;
+        assert_eq!(
+            (stored.state.as_str(), stored.attempt),
+            ("placed", 1),
+            "{provider} {option}"
+        );
+        assert!(stored.reference.is_some(), "{provider} {option}");
+        assert_eq!(
+            bench.sandbox.bought(id).await,
+            (1, 1),
+            "{provider} {option}"
+        );
+    }
+}
+
+/// The first attempt gets an error and buys nothing. USIMSA would be asked twice and then bought
+/// from again; here no answer proves that there is no purchase.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_found_is_parked_and_never_bought_again() {
+    let bench = bench(|config| config.park_after = Duration::from_secs(4)).await;
+    let mut placements = Vec::new();
+    for provider in UPSTREAMS {
+        placements.push((provider, bench.accept_at(provider, &["flapping"]).await));
+    }
+    for (provider, id) in placements {
+        let parked = bench.hurry(id, |stored| stored.state != "placing").await;
+        assert_eq!(
+            (parked.state.as_str(), parked.attempt),
+            ("parked", 1),
+            "{provider}"
+        );
+        let reason = parked.reason.unwrap();
+        assert!(reason.contains("does not prove"), "{reason}");
+        assert!(parked.not_found, "{provider}: it was looked up before");
+        assert_eq!(bench.sandbox.bought(id).await, (0, 0), "{provider}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_busy_provider_is_asked_again_and_a_refusal_is_final() {
+    let bench = bench(|_| {}).await;
+    for (provider, invalid, sold_out) in
+        [("esim-access", "310241", "200011"), ("airalo", "34", "33")]
+    {
+        let busy = bench.accept_at(provider, &["rate-limited"]).await;
+        for (option, code) in [("refused", invalid), ("out-of-stock", sold_out)] {
+            let id = bench.accept_at(provider, &[option]).await;
+            let stored = bench.until(id, |stored| stored.failed == 1).await;
+            assert_eq!(
+                (stored.state.as_str(), stored.attempt),
+                ("failed", 1),
+                "{provider}"
+            );
+            assert!(stored.reason.unwrap().contains(code), "{provider} {option}");
+            assert_eq!(bench.sandbox.bought(id).await, (0, 0));
+        }
+        // On a slow machine an attempt may be abandoned because it was recorded too long ago.
+        assert!(bench.ready(busy).await.attempt >= 3, "{provider}");
+        assert_eq!(bench.sandbox.bought(busy).await, (1, 1));
+        assert_eq!(bench.breaker(provider).await, ("closed", 0));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_keys_open_the_breaker() {
+    let bench = bench(|config| {
+        config.accounts.airalo.secret_key = Some("wrong".into());
+        config.accounts.esim_access.secret_key = Some("wrong".into());
+    })
+    .await;
+    for provider in UPSTREAMS {
+        let id = bench.accept_at(provider, &["ready"]).await;
+        bench.until_breaker(provider, "open").await;
+        assert_eq!(bench.sandbox.bought(id).await, (0, 0));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_raised_price_is_not_paid_silently() {
+    let bench = bench(|_| {}).await;
+    let settled = async |provider, option| -> (PlacementId, String) {
+        let id = bench.accept_at(provider, &[option]).await;
+        let ended = |state: &str| matches!(state, "placed" | "failed");
+        let stored = bench.until(id, |stored| ended(&stored.state)).await;
+        (id, stored.state)
+    };
+    // eSIM Access compares the price, and sells at the one that it asks for.
+    assert_eq!(settled("esim-access", "ready@1.50").await.1, "placed");
+    let (refused, state) = settled("esim-access", "ready@1.40").await;
+    assert_eq!(state, "failed");
+    assert!(bench.look(refused).await.reason.unwrap().contains("200005"));
+    assert_eq!(bench.sandbox.bought(refused).await, (0, 0));
+    // Airalo only says the price afterwards. So the first one is paid, and no further one.
+    assert_eq!(settled("airalo", "ready@4.50").await.1, "placed");
+    assert_eq!(settled("airalo", "ready@4.40").await.1, "placed");
+    let (refused, state) = settled("airalo", "ready@4.40").await;
+    assert_eq!(state, "failed");
+    assert!(
+        bench
+            .look(refused)
+            .await
+            .reason
+            .unwrap()
+            .contains("4.50 now")
+    );
+    assert_eq!(bench.sandbox.bought(refused).await, (0, 0));
+    assert_eq!(settled("airalo", "ready@4.50").await.1, "placed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_callback_of_a_purchase_brings_its_collect_forward() {
+    let bench = bench(|_| {}).await;
+    let id = bench.accept_at("esim-access", &["delayed"]).await;
+    bench.until(id, |stored| stored.bought).await;
+    // Without a callback it would not be looked at before tomorrow.
+    let tomorrow = "UPDATE work SET at = now() + interval '1 day' WHERE id = $1";
+    bench.set(tomorrow, id).await;
+    assert_eq!(bench.ready(id).await.deliveries, 1);
+    // The test that the provider sends when the URL is set is acknowledged.
+    let path = format!("/callbacks/esim-access/{TOKEN}");
+    let test = json!({ "notifyType": "CHECK_HEALTH", "content": { "orderNo": "1" } });
+    assert_eq!(bench.call_back(&path, test.to_string()).await, 200);
+}
+
+/// Both units fail at the provider in their own way; neither is lost or bought again.
+#[tokio::test(flavor = "multi_thread")]
+async fn more_units_than_one_page_has_are_collected() {
+    let bench = bench(|_| {}).await;
+    let id = bench.accept_at("esim-access", &["ready"; 50]).await;
+    let stored = bench.ready(id).await;
+    assert_eq!((stored.ready, stored.attempt), (50, 1));
+    let id = bench.accept_at("esim-access", &["partly", "partly"]).await;
+    let stored = bench
+        .hurry(id, |stored| stored.pending == 0 && stored.failed == 1)
+        .await;
+    assert_eq!((stored.ready, stored.failed), (1, 1));
+    assert_eq!(bench.sandbox.bought(id).await, (1, 2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_account_is_tried_without_buying() {
+    let bench = bench(|_| {}).await;
+    for provider in UPSTREAMS {
+        let report = bench.esimctl(&format!("provider check {provider}")).await;
+        assert_eq!(report["account"], "accepted", "{provider}: {report}");
+        let balance = report["balance"].as_str().unwrap_or_default();
+        assert!(balance.ends_with(" USD"), "{provider}: {report}");
+        assert!(
+            report["clock_ahead_seconds"].is_i64(),
+            "{provider}: {report}"
+        );
+        let wrong = format!("provider check {provider} --{provider}-secret-key wrong");
+        let report = bench.esimctl(&wrong).await;
+        let error = report["error"].as_str().unwrap_or_default();
+        assert!(
+            error.contains("our account is denied"),
+            "{provider}: {report}"
+        );
+    }
+    let exact = bench.esimctl("provider check sandbox").await;
+    assert_eq!(exact["balance"], json!(null), "{exact}");
+    assert_eq!(bench.sandbox.purchases().await, 0);
+    // The provisioner reads the balance, too.
+    wait::soon("the balance to be read", async || {
+        let balance = bench.metric("esim_provider_balance", &["airalo"]).await;
+        Ok((balance > 99_999.0).then_some(()))
+    })
+    .await;
+}

@@ -1,0 +1,328 @@
+//! The Airalo Partner API, as the sandbox serves it. It sells from the same ledger, by the same
+//! scripts, as the other protocols: a `package_id` is the id of an option, and the description of
+//! an order is the id of the order.
+//!
+//! The protocol knows no repeated order: whoever sends one twice buys twice, whatever the settings
+//! of the sandbox say. What it cannot express is left out; docs/sandbox.md says what that is. The
+//! provisioner has definitions of its own, so a mistake in either of them shows up in the tests.
+
+use std::collections::HashMap;
+
+use axum::{
+    Json, Router,
+    body::Bytes,
+    extract::{Path, RawQuery, State, rejection::BytesRejection},
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use rand::RngExt;
+use runtime::clock;
+use serde_json::{Value, json};
+use time::{
+    OffsetDateTime, UtcOffset, format_description::StaticFormatDescription,
+    macros::format_description,
+};
+use url::form_urlencoded;
+
+use crate::{
+    form,
+    garble::{self, Shape},
+    ledger::Repeats,
+    protocol::{Product, UnitStatus, code},
+    purchase::Purchase,
+    sale::{self, Protocol, Sale},
+    state::Sandbox,
+    units,
+};
+
+pub const ORDERS: &str = "/v2/orders";
+
+const CREATED: StaticFormatDescription =
+    format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
+/// The most units of an order.
+const MOST: u32 = 50;
+/// The largest page of a list.
+const PAGE_MOST: usize = 100;
+/// The days for which a package is valid.
+const VALIDITY: u32 = 30;
+/// The price of each unit, in dollars.
+const PRICE: f64 = 4.5;
+/// What our account holds. It never gets less, because nothing here is real.
+const BALANCE: f64 = 100_000.0;
+const TOKEN_LASTS: u64 = 24 * 60 * 60;
+
+const SHAPE: Shape = Shape {
+    units: "/data/sims",
+    id: "iccid",
+    date: "created_at",
+    message: "/reason",
+};
+
+pub fn routes() -> Router<Sandbox> {
+    Router::new()
+        .route("/v2/token", post(give_token))
+        .route(ORDERS, post(order).get(list))
+        .route("/v2/orders/{order_id}", get(show))
+        .route("/v2/balance", get(balance))
+}
+
+/// A new token, which the process accepts until it ends.
+pub fn token() -> String {
+    let mut bytes = [0; 24];
+    rand::rng().fill(&mut bytes);
+    hex::encode(bytes)
+}
+
+/// The body of a refusal with a code.
+fn refusal(code: u32, reason: &str) -> Value {
+    json!({ "code": code, "reason": reason })
+}
+
+/// The answer to a request with a field that is not allowed.
+fn invalid(field: &str, fault: &str) -> Response {
+    let body =
+        json!({ "data": { field: fault }, "meta": { "message": "the parameter is invalid" } });
+    (StatusCode::UNPROCESSABLE_ENTITY, Json(body)).into_response()
+}
+
+fn unprocessable(response: Response) -> Response {
+    let mut response = response;
+    *response.status_mut() = StatusCode::UNPROCESSABLE_ENTITY;
+    response
+}
+
+fn data(value: &Value) -> Value {
+    json!({ "data": value, "meta": { "message": "success" } })
+}
+
+/// Why a request is not carried out, whatever it asks for.
+enum Denied {
+    Unauthorized,
+    NoForm,
+}
+
+impl IntoResponse for Denied {
+    fn into_response(self) -> Response {
+        match self {
+            Self::Unauthorized => {
+                let meta = json!({ "message": "This action is unauthorized." });
+                let body = json!({ "data": [], "meta": meta });
+                (StatusCode::UNAUTHORIZED, Json(body)).into_response()
+            }
+            Self::NoForm => invalid("form", "The request is not a form."),
+        }
+    }
+}
+
+/// Checks that the request has our token.
+fn authenticate(sandbox: &Sandbox, headers: &HeaderMap) -> Result<(), Denied> {
+    let given = headers
+        .get(header::AUTHORIZATION)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.strip_prefix("Bearer "));
+    if given == Some(&*sandbox.token) {
+        Ok(())
+    } else {
+        Err(Denied::Unauthorized)
+    }
+}
+
+/// Reads a form.
+fn read(
+    headers: &HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<HashMap<String, String>, Denied> {
+    let body = body.map_err(|_| Denied::NoForm)?;
+    let content_type = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok());
+    let form = content_type.and_then(|content_type| form::fields(content_type, &body));
+    form.ok_or(Denied::NoForm)
+}
+
+async fn give_token(
+    State(sandbox): State<Sandbox>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
+    let form = match read(&headers, body) {
+        Ok(form) => form,
+        Err(denied) => return denied.into_response(),
+    };
+    let field = |name: &str| form.get(name).map(String::as_str);
+    // In this protocol the characters of the secret are the secret.
+    let secret = sandbox.credentials.secret.to_base64();
+    if field("grant_type") != Some("client_credentials")
+        || field("client_id") != Some(&sandbox.credentials.access_key)
+        || field("client_secret") != Some(&secret)
+    {
+        return invalid("client_id", "Client authentication failed");
+    }
+    Json(data(&json!({
+        "token_type": "Bearer",
+        "expires_in": TOKEN_LASTS,
+        "access_token": &*sandbox.token,
+    })))
+    .into_response()
+}
+
+async fn order(
+    State(sandbox): State<Sandbox>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
+    let form = match authenticate(&sandbox, &headers).and_then(|()| read(&headers, body)) {
+        Ok(form) => form,
+        Err(denied) => return denied.into_response(),
+    };
+    let field = |name: &str| form.get(name).filter(|value| !value.is_empty());
+    let Some(package_id) = field("package_id") else {
+        return invalid("package_id", "The package id field is required.");
+    };
+    let quantity = field("quantity").and_then(|quantity| quantity.parse().ok());
+    let Some(qty) = quantity.filter(|quantity| (1..=MOST).contains(quantity)) else {
+        return invalid("quantity", "The quantity may not be greater than 50.");
+    };
+    let products = vec![Product {
+        option_id: package_id.clone(),
+        qty,
+    }];
+    let garble = sandbox.garble(products.iter());
+    let description = field("description").cloned().unwrap_or_default();
+    let repeats = Repeats::Bought;
+    let sold = sale::sell(&sandbox, description, products, repeats, Protocol::Airalo).await;
+    match sold {
+        Ok(Sale::Sold(purchase)) => {
+            let shown = shown(&sandbox, &purchase, clock::now());
+            garble::garbled(garble, &SHAPE, data(&shown))
+        }
+        Ok(Sale::Refused(refused)) => {
+            let body = if refused.code == code::OUT_OF_STOCK {
+                refusal(
+                    33,
+                    "Insufficient stock of eSIMs remaining: 0. Please try again later.",
+                )
+            } else {
+                refusal(34, "The requested eSIM package is invalid or out of stock.")
+            };
+            unprocessable(garble::garbled(garble, &SHAPE, body))
+        }
+        Err(error) => error.into_response(),
+    }
+}
+
+/// Shows an order. Airalo's own id of it is the number of its first unit.
+async fn show(
+    State(sandbox): State<Sandbox>,
+    headers: HeaderMap,
+    Path(order_id): Path<String>,
+) -> Response {
+    if let Err(denied) = authenticate(&sandbox, &headers) {
+        return denied.into_response();
+    }
+    let first = order_id.parse().ok();
+    let Some(purchase) = first.and_then(|unit| sandbox.ledger.beginning_with(unit)) else {
+        let body = json!({ "data": [], "meta": { "message": "Order not found" } });
+        return (StatusCode::NOT_FOUND, Json(body)).into_response();
+    };
+    let garble = sandbox.garble(purchase.products.iter());
+    let shown = shown(&sandbox, &purchase, clock::now());
+    garble::garbled(garble, &SHAPE, data(&shown))
+}
+
+/// Lists the orders whose description contains a text, newest first.
+async fn list(
+    State(sandbox): State<Sandbox>,
+    headers: HeaderMap,
+    RawQuery(query): RawQuery,
+) -> Response {
+    if let Err(denied) = authenticate(&sandbox, &headers) {
+        return denied.into_response();
+    }
+    let query = query.unwrap_or_default();
+    let parameters: HashMap<_, _> = form_urlencoded::parse(query.as_bytes()).collect();
+    let number = |name: &str, default: usize| match parameters.get(name) {
+        Some(text) => text.parse().ok().filter(|number| *number > 0),
+        None => Some(default),
+    };
+    let (Some(limit), Some(page)) = (number("limit", 25), number("page", 1)) else {
+        return invalid("limit", "The limit must be an integer.");
+    };
+    let limit = limit.min(PAGE_MOST);
+    let now = clock::now();
+    let mut purchases = sandbox.ledger.purchases();
+    if let Some(text) = parameters.get("filter[description]") {
+        purchases.retain(|purchase| purchase.order_id.contains(&**text));
+    }
+    if let Some(faults) = sandbox.faults.faults() {
+        let lag = std::time::Duration::from_millis(faults.not_found_lag_ms);
+        purchases.retain(|purchase| now - purchase.at >= lag);
+    }
+    let listed: Vec<Value> = purchases
+        .iter()
+        .rev()
+        .skip((page - 1) * limit)
+        .take(limit)
+        .map(|purchase| shown(&sandbox, purchase, now))
+        .collect();
+    let last_page = purchases.len().div_ceil(limit).max(1);
+    Json(json!({
+        "data": listed,
+        "meta": {
+            "message": "success",
+            "current_page": page,
+            "last_page": last_page,
+            "per_page": limit,
+            "total": purchases.len(),
+        },
+    }))
+    .into_response()
+}
+
+/// An order with its eSIMs. One that is not ready, or that fails, is listed without its profile,
+/// because the protocol has no state of an eSIM.
+fn shown(sandbox: &Sandbox, purchase: &Purchase, now: OffsetDateTime) -> Value {
+    let product = &purchase.products[0];
+    let created = purchase.at.to_offset(UtcOffset::UTC).format(CREATED);
+    let sims: Vec<Value> = units::shown(sandbox, purchase, now)
+        .into_iter()
+        .map(|shown| {
+            let profile = (shown.status == UnitStatus::Ready)
+                .then(|| sandbox.ledger.profile(shown.unit, purchase.at));
+            let profile = profile.as_ref();
+            json!({
+                "id": shown.unit,
+                "iccid": profile.map(|profile| &profile.iccid),
+                "lpa": profile.map(|profile| profile.smdp),
+                "matching_id": profile.map(|profile| &profile.activate_code),
+                "qrcode": profile.map(|profile| &profile.download_link),
+                "qrcode_url": null,
+                "confirmation_code": null,
+            })
+        })
+        .collect();
+    json!({
+        "id": purchase.first_unit,
+        "code": format!("S-{}", purchase.first_unit),
+        "package_id": product.option_id,
+        "quantity": purchase.size(),
+        "type": "sim",
+        "description": purchase.order_id,
+        "validity": VALIDITY,
+        "price": PRICE,
+        "currency": "USD",
+        "created_at": created.unwrap_or_default(),
+        "sims": sims,
+        "status": { "name": "Completed", "slug": "completed" },
+    })
+}
+
+async fn balance(State(sandbox): State<Sandbox>, headers: HeaderMap) -> Response {
+    if let Err(denied) = authenticate(&sandbox, &headers) {
+        return denied.into_response();
+    }
+    let available = json!({ "amount": BALANCE, "currency": "USD" });
+    let balances = json!({ "name": "balance", "availableBalance": available });
+    Json(data(&json!({ "balances": balances }))).into_response()
+}

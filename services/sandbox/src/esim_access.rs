@@ -1,0 +1,428 @@
+//! The protocol of eSIM Access, as the sandbox serves it. It sells from the same ledger, by the same
+//! scripts, as the other protocols: a `packageCode` is the id of an option, and our caller's
+//! `transactionId` is the id of the order.
+//!
+//! Every answer has status 200, and errors are codes in the body. Only a `500` of a script or fault
+//! stays one. What the protocol cannot express is left out; docs/sandbox.md says what that is. The
+//! provisioner has definitions of its own, so a mistake in either of them shows up in the tests.
+
+use axum::{
+    Json, Router,
+    body::Bytes,
+    extract::{State, rejection::BytesRejection},
+    http::HeaderMap,
+    response::{IntoResponse, Response},
+    routing::post,
+};
+use runtime::clock;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use signing::SecretKey;
+use time::{
+    OffsetDateTime, PrimitiveDateTime, format_description::StaticFormatDescription,
+    macros::format_description,
+};
+
+use crate::{
+    auth::Credentials,
+    error::Error,
+    garble::{self, Shape},
+    profile::UnitNumber,
+    protocol::{Product, UnitStatus, code},
+    purchase::Purchase,
+    routes::MAX_UNITS,
+    sale::{self, Protocol, Sale},
+    state::Sandbox,
+    units,
+};
+
+pub const ORDER: &str = "/api/v1/open/esim/order";
+
+const TIME: StaticFormatDescription =
+    format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
+/// The largest difference that is accepted between a caller's clock and ours, in milliseconds.
+const WINDOW_MS: u64 = 5 * 60 * 1000;
+/// The largest page of a query.
+const PAGE_MOST: usize = 100;
+/// The price of each package, in ten-thousandths of a dollar.
+const PRICE: u64 = 15_000;
+/// What our account holds, in the same unit. It never gets less, because nothing here is real.
+const BALANCE: u64 = 1_000_000_000;
+
+const SHAPE: Shape = Shape {
+    units: "/obj/esimList",
+    id: "esimTranNo",
+    date: "expiredTime",
+    message: "/errorMsg",
+};
+
+pub fn routes() -> Router<Sandbox> {
+    Router::new()
+        .route(ORDER, post(order))
+        .route("/api/v1/open/esim/query", post(query))
+        .route("/api/v1/open/balance/query", post(balance))
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct NewOrder {
+    transaction_id: String,
+    amount: Option<u64>,
+    package_info_list: Vec<Package>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Package {
+    #[serde(rename = "packageCode")]
+    code: String,
+    count: u32,
+    price: Option<u64>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Query {
+    order_no: Option<String>,
+    start_time: Option<String>,
+    end_time: Option<String>,
+    pager: Pager,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Pager {
+    page_num: usize,
+    page_size: usize,
+}
+
+/// A code of the protocol with its message.
+struct Failure(&'static str, &'static str);
+
+const SERVER_ERROR: Failure = Failure("000001", "Server error");
+const BAD_JSON: Failure = Failure("000104", "The request is not valid JSON");
+const BAD_PARAMETER: Failure = Failure("000105", "A mandatory parameter is missing or invalid");
+const EXPIRED: Failure = Failure("101001", "The timestamp has expired");
+const BAD_SIGNATURE: Failure = Failure("101003", "The signature does not match");
+const PRICE_CHANGED: Failure = Failure("200005", "The price of the package is wrong");
+const AMOUNT_CHANGED: Failure = Failure("200006", "The total amount is wrong");
+const NOT_ALLOCATED: Failure = Failure("200010", "The profiles are not allocated yet");
+const SOLD_OUT: Failure = Failure("200011", "There are not enough profiles");
+const NO_PACKAGE: Failure = Failure("310241", "The packageCode does not exist");
+const NO_ORDER: Failure = Failure("310272", "The orderNo does not exist");
+const BUSY: Failure = Failure("900001", "The system is busy");
+
+impl Failure {
+    fn body(&self) -> Value {
+        json!({ "success": false, "errorCode": self.0, "errorMsg": self.1, "obj": null })
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        Json(self.body()).into_response()
+    }
+}
+
+/// An error as this protocol answers it. A script's or a fault's 500 and silence stay what they
+/// are.
+fn failed(error: Error) -> Response {
+    match error {
+        Error::RateLimited(_) => BUSY.into_response(),
+        Error::Ledger(_) => {
+            drop(error.into_response()); // It logs the fault of the disk.
+            SERVER_ERROR.into_response()
+        }
+        error => error.into_response(),
+    }
+}
+
+fn done(result: &Value) -> Value {
+    json!({ "success": true, "errorCode": "0", "errorMsg": null, "obj": result })
+}
+
+/// Checks the signature, and reads the body.
+fn read<T: for<'a> Deserialize<'a>>(
+    sandbox: &Sandbox,
+    headers: &HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<T, Failure> {
+    let body = body.map_err(|_| BAD_JSON)?;
+    let now = clock::unix_milliseconds();
+    check(headers, &body, &sandbox.credentials, now)?;
+    serde_json::from_slice(&body).map_err(|_| BAD_JSON)
+}
+
+fn check(headers: &HeaderMap, body: &[u8], ours: &Credentials, now_ms: i64) -> Result<(), Failure> {
+    let header = |name: &str| {
+        let value = headers.get(name).and_then(|value| value.to_str().ok());
+        value.ok_or(Failure("000101", "A mandatory header is missing"))
+    };
+    let timestamp = header("rt-timestamp")?;
+    let sent_ms = signing::parse_unix_time(timestamp).ok_or(EXPIRED)?;
+    if sent_ms.abs_diff(now_ms) > WINDOW_MS {
+        return Err(EXPIRED);
+    }
+    // In this protocol the characters of the secret are the key.
+    let secret =
+        SecretKey::from_bytes(ours.secret.to_base64().into_bytes()).map_err(|_| BAD_SIGNATURE)?;
+    let access_code = header("rt-accesscode")?;
+    let is_signed = signing::esim_access::verify(
+        &secret,
+        timestamp,
+        header("rt-requestid")?,
+        access_code,
+        body,
+        header("rt-signature")?,
+    );
+    if access_code != ours.access_key || !is_signed {
+        return Err(BAD_SIGNATURE);
+    }
+    Ok(())
+}
+
+/// The provider's number of a purchase.
+fn order_number(purchase: &Purchase) -> String {
+    format!("B{}", purchase.first_unit)
+}
+
+async fn order(
+    State(sandbox): State<Sandbox>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
+    let order: NewOrder = match read(&sandbox, &headers, body) {
+        Ok(order) => order,
+        Err(failure) => return failure.into_response(),
+    };
+    let units: u64 = order
+        .package_info_list
+        .iter()
+        .map(|package| u64::from(package.count))
+        .sum();
+    let is_good = |package: &Package| package.count > 0 && !package.code.is_empty();
+    if order.transaction_id.is_empty()
+        || !(1..=MAX_UNITS).contains(&units)
+        || !order.package_info_list.iter().all(is_good)
+    {
+        return BAD_PARAMETER.into_response();
+    }
+    if order
+        .package_info_list
+        .iter()
+        .any(|package| package.price.is_some_and(|price| price != PRICE))
+    {
+        return PRICE_CHANGED.into_response();
+    }
+    if order.amount.is_some_and(|amount| amount != units * PRICE) {
+        return AMOUNT_CHANGED.into_response();
+    }
+    let products: Vec<Product> = order
+        .package_info_list
+        .into_iter()
+        .map(|package| Product {
+            option_id: package.code,
+            qty: package.count,
+        })
+        .collect();
+    let garble = sandbox.garble(products.iter());
+    let id = order.transaction_id;
+    let repeats = sandbox.repeats();
+    let sold = sale::sell(
+        &sandbox,
+        id.clone(),
+        products,
+        repeats,
+        Protocol::EsimAccess,
+    )
+    .await;
+    let purchase = match sold {
+        Ok(Sale::Sold(purchase)) => purchase,
+        Ok(Sale::Refused(refusal)) => {
+            let failure = if refusal.code == code::OUT_OF_STOCK {
+                SOLD_OUT
+            } else {
+                NO_PACKAGE
+            };
+            return garble::garbled(garble, &SHAPE, failure.body());
+        }
+        // A repeated transaction id is the same request, which gets the same answer.
+        Err(Error::Duplicate) => {
+            let first = sandbox.ledger.order(&id);
+            match first.and_then(|order| order.purchases.into_iter().next()) {
+                Some(purchase) => purchase,
+                None => return SERVER_ERROR.into_response(),
+            }
+        }
+        Err(error) => return failed(error),
+    };
+    let ordered = json!({ "orderNo": order_number(&purchase), "transactionId": purchase.order_id });
+    garble::garbled(garble, &SHAPE, done(&ordered))
+}
+
+/// Lists the eSIMs of a purchase, or those of all purchases within a time.
+async fn query(
+    State(sandbox): State<Sandbox>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
+    let query: Query = match read(&sandbox, &headers, body) {
+        Ok(query) => query,
+        Err(failure) => return failure.into_response(),
+    };
+    let now = clock::now();
+    let mut purchases = if let Some(number) = &query.order_no {
+        let first = number.strip_prefix('B').and_then(|unit| unit.parse().ok());
+        let found = first.and_then(|unit: UnitNumber| sandbox.ledger.beginning_with(unit));
+        let Some(purchase) = found else {
+            return NO_ORDER.into_response();
+        };
+        vec![purchase]
+    } else {
+        let from = time(query.start_time.as_ref());
+        let until = time(query.end_time.as_ref());
+        let (Some(from), Some(until)) = (from, until) else {
+            return BAD_PARAMETER.into_response();
+        };
+        let mut purchases = sandbox.ledger.purchases();
+        purchases.retain(|purchase| (from..=until).contains(&purchase.at));
+        purchases
+    };
+    if let Some(faults) = sandbox.faults.faults() {
+        let lag = std::time::Duration::from_millis(faults.not_found_lag_ms);
+        purchases.retain(|purchase| now - purchase.at >= lag);
+        if query.order_no.is_some() && purchases.is_empty() {
+            return NO_ORDER.into_response();
+        }
+    }
+    let products = purchases.iter().flat_map(|purchase| &purchase.products);
+    // A search lists eSIMs of many options, so only a query by number follows their faults.
+    let garble = query
+        .order_no
+        .as_ref()
+        .and_then(|_| sandbox.garble(products));
+    let all: Vec<Value> = purchases
+        .iter()
+        .flat_map(|purchase| allocated(&sandbox, purchase, now))
+        .collect();
+    if query.order_no.is_some() && all.is_empty() {
+        return NOT_ALLOCATED.into_response();
+    }
+    let size = query.pager.page_size.min(PAGE_MOST);
+    let skipped = query.pager.page_num.saturating_sub(1) * size;
+    let page: Vec<&Value> = all.iter().skip(skipped).take(size).collect();
+    let pager = json!({ "pageNum": query.pager.page_num, "pageSize": size, "total": all.len() });
+    let listed = done(&json!({ "esimList": page, "pager": pager }));
+    garble::garbled(garble, &SHAPE, listed)
+}
+
+fn time(text: Option<&String>) -> Option<OffsetDateTime> {
+    let time = PrimitiveDateTime::parse(text?, TIME).ok()?;
+    Some(time.assume_utc())
+}
+
+/// The eSIMs of a purchase that are made by now. One that fails counts as cancelled.
+fn allocated(sandbox: &Sandbox, purchase: &Purchase, now: OffsetDateTime) -> Vec<Value> {
+    let shown = units::shown(sandbox, purchase, now);
+    let made = shown
+        .into_iter()
+        .filter(|unit| unit.status != UnitStatus::Pending);
+    made.map(|shown| {
+        let profile = sandbox.ledger.profile(shown.unit, purchase.at);
+        let is_ready = shown.status == UnitStatus::Ready;
+        json!({
+            "esimTranNo": shown.unit.to_string(),
+            "orderNo": order_number(purchase),
+            "transactionId": purchase.order_id,
+            "iccid": profile.iccid,
+            "ac": is_ready.then_some(profile.download_link),
+            "qrCodeUrl": null,
+            "smdpStatus": "RELEASED",
+            "esimStatus": if is_ready { "GOT_RESOURCE" } else { "CANCEL" },
+            "expiredTime": format!("{}T00:00:00+0000", profile.expired_date),
+            "packageList": [{ "packageCode": shown.option_id }],
+        })
+    })
+    .collect()
+}
+
+async fn balance(
+    State(sandbox): State<Sandbox>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
+    match read::<Value>(&sandbox, &headers, body) {
+        Ok(_) => Json(done(&json!({ "balance": BALANCE }))).into_response(),
+        Err(failure) => failure.into_response(),
+    }
+}
+
+/// The callback that says that profiles of a purchase are ready. It carries none.
+pub fn callback(purchase: &Purchase) -> Value {
+    json!({
+        "notifyType": "ORDER_STATUS",
+        "content": {
+            "orderNo": order_number(purchase),
+            "transactionId": purchase.order_id,
+            "orderStatus": "GOT_RESOURCE",
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: i64 = 1_700_000_000_000;
+
+    /// The code of the error for a call with these headers.
+    fn refused(change: impl FnOnce(&mut HeaderMap)) -> Option<&'static str> {
+        let ours = Credentials {
+            access_key: "AK".into(),
+            secret: SecretKey::from_base64("c2VjcmV0LWtleQ==").unwrap(),
+        };
+        let secret = SecretKey::from_bytes(b"c2VjcmV0LWtleQ==".to_vec()).unwrap();
+        let timestamp = NOW.to_string();
+        let signature = signing::esim_access::sign(&secret, &timestamp, "1", "AK", b"{}");
+        let mut headers = HeaderMap::new();
+        for (name, value) in [
+            ("rt-timestamp", timestamp),
+            ("rt-requestid", "1".to_owned()),
+            ("rt-accesscode", "AK".to_owned()),
+            ("rt-signature", signature),
+        ] {
+            headers.insert(name, value.parse().unwrap());
+        }
+        change(&mut headers);
+        check(&headers, b"{}", &ours, NOW)
+            .err()
+            .map(|failure| failure.0)
+    }
+
+    #[test]
+    fn only_a_fresh_signature_over_this_request_passes() {
+        assert_eq!(refused(|_| {}), None);
+        let with = |name: &'static str, value: &str| {
+            refused(|headers| drop(headers.insert(name, value.parse().unwrap())))
+        };
+        assert_eq!(with("rt-requestid", "2"), Some("101003"));
+        assert_eq!(with("rt-accesscode", "other"), Some("101003"));
+        assert_eq!(
+            with("rt-timestamp", &(NOW - 300_001).to_string()),
+            Some("101001")
+        );
+        assert_eq!(with("rt-timestamp", "soon"), Some("101001"));
+        for name in [
+            "rt-timestamp",
+            "rt-requestid",
+            "rt-accesscode",
+            "rt-signature",
+        ] {
+            assert_eq!(
+                refused(|headers| drop(headers.remove(name))),
+                Some("000101"),
+                "{name}"
+            );
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! A sale, whatever the protocol in which it was asked for: it follows the scripts of its options
+//! ([`crate::script`]) and enters the ledger.
+//!
+//! A sale that buys writes the ledger before it returns, or before it is left without an answer. So
+//! the ledger knows every purchase, including those whose caller never learns of it.
+
+use std::sync::Arc;
+
+use runtime::clock;
+
+use crate::{
+    error::Error,
+    ledger::Repeats,
+    protocol::Product,
+    purchase::Purchase,
+    script::{self, AtPost, Refusal},
+    server::{self, NoAnswer},
+    state::Sandbox,
+};
+
+/// The protocol in which a purchase was made, and in which its callbacks are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    Usimsa,
+    EsimAccess,
+    /// It has no callbacks.
+    Airalo,
+}
+
+/// How a sale ended. In all other cases it ends with an [`Error`].
+pub enum Sale {
+    Sold(Arc<Purchase>),
+    /// A script refuses the order; nothing was bought.
+    Refused(Refusal),
+}
+
+/// Buys all products of an order, or none. `repeats` says what a second order with the same id
+/// does. [`Error::Duplicate`] means that it was refused.
+pub async fn sell(
+    sandbox: &Sandbox,
+    order_id: String,
+    products: Vec<Product>,
+    repeats: Repeats,
+    protocol: Protocol,
+) -> Result<Sale, Error> {
+    let at_post = script::at_post(&products);
+    // A repeated order id is a duplicate even if its products would be refused or fail now. An
+    // order that only buys is checked by `Ledger::buy`.
+    if at_post != AtPost::Buys && repeats == Repeats::Refused && sandbox.ledger.has(&order_id) {
+        return Err(Error::Duplicate);
+    }
+    match at_post {
+        AtPost::Refuses(refusal) => return Ok(Sale::Refused(refusal)),
+        AtPost::ErrsFirst(times) if sandbox.attempts.fails(&order_id, times) => {
+            return Err(Error::Failed);
+        }
+        AtPost::LimitsFirst {
+            attempts,
+            retry_after,
+        } if sandbox.attempts.fails(&order_id, attempts) => {
+            return Err(Error::RateLimited(retry_after));
+        }
+        _ => {}
+    }
+    let bought = sandbox
+        .ledger
+        .buy(order_id, products, clock::now(), repeats);
+    let purchase = bought.map_err(Error::Ledger)?.ok_or(Error::Duplicate)?;
+    sandbox.metrics.bought(&purchase);
+    tracing::debug!(
+        order.id = purchase.order_id,
+        units = purchase.size(),
+        "bought"
+    );
+    if let Some(callbacks) = &sandbox.callbacks
+        && script::calls_back(&purchase.products)
+    {
+        callbacks.push(protocol, Arc::clone(&purchase));
+    }
+    match at_post {
+        AtPost::BuysThenErrs => return Err(Error::Failed),
+        AtPost::BuysThenIsSilent => return Err(Error::Unanswered(NoAnswer::Silence)),
+        AtPost::BuysThenWaits(duration) => server::pause(&sandbox.shutdown, duration).await,
+        _ => {}
+    }
+    Ok(Sale::Sold(purchase))
+}

@@ -1,0 +1,299 @@
+//! The protocols of eSIM Access and Airalo: each answer has the shape of an example, which we wrote
+//! after the documentation of the provider. All protocols sell from one ledger.
+
+use reqwest::StatusCode;
+use serde_json::{Value, json};
+use signing::SecretKey;
+
+use crate::support::{ACCESS_KEY, SECRET, Started, option};
+
+/// Asserts that the answer has each field of the example, with a value of the same kind. An answer
+/// may have more fields.
+fn like(example: &Value, answer: &Value, at: &str) {
+    match (example, answer) {
+        (Value::Object(fields), Value::Object(_)) => {
+            for (name, value) in fields {
+                let at = format!("{at}.{name}");
+                like(
+                    value,
+                    answer
+                        .get(name)
+                        .unwrap_or_else(|| panic!("{at} is missing")),
+                    &at,
+                );
+            }
+        }
+        (Value::Array(examples), Value::Array(answers)) => {
+            for one in answers {
+                like(&examples[0], one, &format!("{at}[]"));
+            }
+        }
+        _ => assert_eq!(
+            std::mem::discriminant(example),
+            std::mem::discriminant(answer),
+            "{at}: {answer} is not like {example}"
+        ),
+    }
+}
+
+/// A call in the protocol of eSIM Access.
+async fn esim_access(sandbox: &Started, path: &str, body: Value) -> Value {
+    let body = body.to_string();
+    let timestamp = runtime::clock::unix_milliseconds().to_string();
+    let secret = SecretKey::from_bytes(SECRET.as_bytes().to_vec()).unwrap();
+    let signature =
+        signing::esim_access::sign(&secret, &timestamp, "request", ACCESS_KEY, body.as_bytes());
+    let request = sandbox
+        .http
+        .post(format!("{}/api/v1/open/{path}", sandbox.base))
+        .header("rt-accesscode", ACCESS_KEY)
+        .header("rt-timestamp", timestamp)
+        .header("rt-requestid", "request")
+        .header("rt-signature", signature)
+        .body(body);
+    let response = request.send().await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    response.json().await.unwrap()
+}
+
+fn ordering(id: &str, option: &str, count: u32) -> Value {
+    json!({ "transactionId": id, "packageInfoList": [{ "packageCode": option, "count": count }] })
+}
+
+#[tokio::test]
+async fn esim_access_answers_as_its_documentation_shows() {
+    let sandbox = Started::fresh().await;
+    let ordered = esim_access(&sandbox, "esim/order", ordering("o-1", &option("ready"), 2)).await;
+    let example =
+        json!({ "success": true, "obj": { "orderNo": "B22102010075311", "transactionId": "t" } });
+    like(&example, &ordered, "order");
+    // A repeated transaction is the same request.
+    let again = esim_access(&sandbox, "esim/order", ordering("o-1", &option("ready"), 2)).await;
+    assert_eq!(again["obj"], ordered["obj"]);
+    assert_eq!(sandbox.bought("o-1").await, (1, 2));
+
+    let number = &ordered["obj"]["orderNo"];
+    let page = json!({ "orderNo": number, "pager": { "pageNum": 1, "pageSize": 50 } });
+    let listed = esim_access(&sandbox, "esim/query", page).await;
+    let example = json!({
+        "success": true,
+        "obj": {
+            "esimList": [{
+                "esimTranNo": "22102706381912",
+                "orderNo": "B22102706381924",
+                "transactionId": "t",
+                "iccid": "89852245280000942210",
+                "ac": "LPA:1$smdp.example.com$451F9802E6",
+                "smdpStatus": "RELEASED",
+                "esimStatus": "GOT_RESOURCE",
+                "expiredTime": "2024-01-11T08:10:19+0000",
+                "packageList": [{ "packageCode": "JC016" }],
+            }],
+            "pager": { "pageNum": 1, "pageSize": 50, "total": 2 },
+        },
+    });
+    like(&example, &listed, "query");
+    assert_eq!(listed["obj"]["esimList"].as_array().unwrap().len(), 2);
+
+    let second = json!({ "orderNo": number, "pager": { "pageNum": 2, "pageSize": 1 } });
+    let second = esim_access(&sandbox, "esim/query", second).await;
+    assert_eq!(second["obj"]["esimList"].as_array().unwrap().len(), 1);
+    let balance = esim_access(&sandbox, "balance/query", json!({})).await;
+    like(
+        &json!({ "success": true, "obj": { "balance": 100_000 } }),
+        &balance,
+        "balance",
+    );
+}
+
+#[tokio::test]
+async fn esim_access_refuses_with_its_codes() {
+    let sandbox = Started::fresh().await;
+    let dear = json!({
+        "transactionId": "o-1",
+        "packageInfoList": [{ "packageCode": option("ready"), "count": 1, "price": 14_000 }],
+    });
+    let sum = json!({
+        "transactionId": "o-1",
+        "amount": 15_001,
+        "packageInfoList": [{ "packageCode": option("ready"), "count": 1, "price": 15_000 }],
+    });
+    let unknown = json!({ "orderNo": "B1", "pager": { "pageNum": 1, "pageSize": 50 } });
+    for (path, body, code) in [
+        (
+            "esim/order",
+            ordering("o-1", &option("refused"), 1),
+            "310241",
+        ),
+        (
+            "esim/order",
+            ordering("o-1", &option("out-of-stock"), 1),
+            "200011",
+        ),
+        (
+            "esim/order",
+            ordering("o-1", &option("rate-limited"), 1),
+            "900001",
+        ),
+        ("esim/order", dear, "200005"),
+        ("esim/order", sum, "200006"),
+        ("esim/order", json!({ "transactionId": "o-1" }), "000104"),
+        ("esim/query", unknown, "310272"),
+    ] {
+        let answer = esim_access(&sandbox, path, body).await;
+        let example = json!({ "success": false, "errorCode": "310241", "errorMsg": "why" });
+        like(&example, &answer, code);
+        assert_eq!(answer["errorCode"], code);
+    }
+    assert_eq!(sandbox.bought("o-1").await, (0, 0));
+    let never = esim_access(
+        &sandbox,
+        "esim/order",
+        ordering("o-2", &option("never-ready"), 1),
+    )
+    .await;
+    let page =
+        json!({ "orderNo": never["obj"]["orderNo"], "pager": { "pageNum": 1, "pageSize": 50 } });
+    assert_eq!(
+        esim_access(&sandbox, "esim/query", page).await["errorCode"],
+        "200010"
+    );
+}
+
+/// A form as curl sends it.
+fn form(fields: &[(&str, &str)]) -> String {
+    let field = |(name, value): &(&str, &str)| {
+        format!("--b\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n")
+    };
+    fields.iter().map(field).collect::<String>() + "--b--\r\n"
+}
+
+/// A call in the protocol of Airalo; a form makes it a `POST`.
+async fn airalo(
+    sandbox: &Started,
+    token: &str,
+    path: &str,
+    fields: &[(&str, &str)],
+) -> (u16, Value) {
+    let url = format!("{}/v2/{path}", sandbox.base);
+    let request = if fields.is_empty() {
+        sandbox.http.get(url)
+    } else {
+        let request = sandbox.http.post(url).body(form(fields));
+        request.header("content-type", "multipart/form-data; boundary=b")
+    };
+    let response = request.bearer_auth(token).send().await.unwrap();
+    let status = response.status().as_u16();
+    (status, response.json().await.unwrap())
+}
+
+async fn token(sandbox: &Started) -> String {
+    let keys = [
+        ("client_id", ACCESS_KEY),
+        ("client_secret", SECRET),
+        ("grant_type", "client_credentials"),
+    ];
+    let (status, answer) = airalo(sandbox, "", "token", &keys).await;
+    assert_eq!(status, 200);
+    let data = json!({ "token_type": "Bearer", "expires_in": 86_400, "access_token": "x" });
+    like(
+        &json!({ "data": data, "meta": { "message": "success" } }),
+        &answer,
+        "token",
+    );
+    answer["data"]["access_token"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn airalo_answers_as_its_documentation_shows() {
+    let sandbox = Started::fresh().await;
+    let token = token(&sandbox).await;
+    let ready = option("ready");
+    let order = [
+        ("package_id", &ready[..]),
+        ("quantity", "2"),
+        ("type", "sim"),
+        ("description", "o-1"),
+    ];
+    let (status, answer) = airalo(&sandbox, &token, "orders", &order).await;
+    assert_eq!(status, 200);
+    let example = json!({
+        "id": 9_666,
+        "code": "20230227-009666",
+        "package_id": "kallur-digital-7days-1gb",
+        "quantity": 1,
+        "type": "sim",
+        "description": "1 sim",
+        "validity": 7,
+        "price": 9.5,
+        "currency": "USD",
+        "created_at": "2023-02-27 08:30:23",
+        "sims": [{
+            "id": 11_047,
+            "iccid": "891000000000009125",
+            "lpa": "lpa.example.com",
+            "matching_id": "TEST",
+            "qrcode": "LPA:1$lpa.example.com$TEST",
+            "confirmation_code": null,
+        }],
+        "status": { "name": "Completed", "slug": "completed" },
+    });
+    like(
+        &json!({ "data": example, "meta": { "message": "success" } }),
+        &answer,
+        "order",
+    );
+    // A repeated order buys again: there is no key that would stop it.
+    airalo(&sandbox, &token, "orders", &order).await;
+    assert_eq!(sandbox.bought("o-1").await, (2, 4));
+
+    let path = format!("orders/{}", answer["data"]["id"]);
+    let (status, shown) = airalo(&sandbox, &token, &path, &[]).await;
+    assert_eq!((status, &shown["data"]), (200, &answer["data"]));
+    // The filter finds a part of the description, too.
+    let (_, listed) = airalo(
+        &sandbox,
+        &token,
+        "orders?filter[description]=-1&limit=1",
+        &[],
+    )
+    .await;
+    let meta = json!({ "message": "success", "current_page": 1, "last_page": 2, "total": 2 });
+    like(&json!({ "data": [example], "meta": meta }), &listed, "list");
+    assert_eq!(listed["meta"]["last_page"], 2);
+    let (_, balance) = airalo(&sandbox, &token, "balance", &[]).await;
+    let available = json!({ "amount": 500.0, "currency": "USD" });
+    let balances = json!({ "balances": { "name": "b", "availableBalance": available } });
+    like(&json!({ "data": balances }), &balance, "balance");
+}
+
+#[tokio::test]
+async fn airalo_refuses_with_its_codes() {
+    let sandbox = Started::fresh().await;
+    let token = token(&sandbox).await;
+    let order = async |option: &str, quantity: &str, token: &str| {
+        let fields = [
+            ("package_id", option),
+            ("quantity", quantity),
+            ("description", "o-1"),
+        ];
+        airalo(&sandbox, token, "orders", &fields).await
+    };
+    let refused = order(&option("refused"), "1", &token).await;
+    assert_eq!((refused.0, &refused.1["code"]), (422, &json!(34)));
+    like(
+        &json!({ "code": 34, "reason": "why" }),
+        &refused.1,
+        "refused",
+    );
+    let sold_out = order(&option("out-of-stock"), "1", &token).await;
+    assert_eq!((sold_out.0, &sold_out.1["code"]), (422, &json!(33)));
+    let many = order(&option("ready"), "51", &token).await;
+    assert_eq!(
+        (many.0, &many.1["meta"]["message"]),
+        (422, &json!("the parameter is invalid"))
+    );
+    assert_eq!(order(&option("ready"), "1", "another").await.0, 401);
+    assert_eq!(airalo(&sandbox, &token, "orders/1", &[]).await.0, 404);
+    assert_eq!(sandbox.bought("o-1").await, (0, 0));
+}
