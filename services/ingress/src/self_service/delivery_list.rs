@@ -3,10 +3,7 @@
 //! It answers which webhooks a partner has missed. What was missed is sent again by a
 //! [redelivery](super::redeliveries).
 
-use axum::{
-    http::StatusCode,
-    response::Response,
-};
+use axum::{http::StatusCode, response::Response};
 use domain::EndpointId;
 use serde::{Deserialize, Serialize};
 use store::{
