@@ -66,6 +66,7 @@ TABLE deliveries
     delivered_at timestamp with time zone
     created_at timestamp with time zone NOT NULL DEFAULT now()
     endpoint_id uuid
+    notice jsonb
     CONSTRAINT deliveries_pkey PRIMARY KEY (delivery_id)
     CREATE INDEX deliveries_created ON public.deliveries USING btree (created_at)
     CREATE INDEX deliveries_events ON public.deliveries USING btree (partner_id, created_at) WHERE (kind <> 'topup.ready'::text)
@@ -91,6 +92,10 @@ TABLE endpoints
     probe uuid
     moving_since timestamp with time zone
     paused_by_partner boolean NOT NULL DEFAULT false
+    failing_since timestamp with time zone
+    told text
+    told_at timestamp with time zone
+    exhausted_told_at timestamp with time zone
     CONSTRAINT endpoints_pkey PRIMARY KEY (partner_id)
     CREATE INDEX endpoints_moving ON public.endpoints USING btree (partner_id) WHERE (moving_since IS NOT NULL)
 
@@ -126,6 +131,9 @@ TABLE further_endpoints
     headers bytea
     verified_at timestamp with time zone
     created_at timestamp with time zone NOT NULL DEFAULT now()
+    code_digest bytea
+    code_until timestamp with time zone
+    code_tries integer NOT NULL DEFAULT 0
     CONSTRAINT further_endpoints_pkey PRIMARY KEY (endpoint_id)
     CREATE INDEX further_endpoints_partner ON public.further_endpoints USING btree (partner_id, created_at)
 
@@ -317,6 +325,13 @@ TABLE retention_due
     at timestamp with time zone NOT NULL
     CONSTRAINT retention_due_pkey PRIMARY KEY (topup_id)
     CREATE INDEX retention_due_at ON public.retention_due USING btree (at)
+
+TABLE source_addresses
+    singleton boolean NOT NULL DEFAULT true
+    addresses text[] NOT NULL
+    told_at timestamp with time zone NOT NULL DEFAULT now()
+    CONSTRAINT source_addresses_pkey PRIMARY KEY (singleton)
+    CONSTRAINT source_addresses_singleton_check CHECK (singleton)
 
 TABLE sweeps
     stage text NOT NULL

@@ -15,7 +15,7 @@ use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 
 use super::{
-    Search, Session, json,
+    Search, json,
     query::{Query, timed_cursor},
     topups::{Attempt, attempts},
 };
