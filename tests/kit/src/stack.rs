@@ -225,6 +225,38 @@ impl Builder {
             callback_port: self.callbacks.then(ports::free).transpose()?,
             provider,
         };
+        let processes = self.processes(&plan, &database)?;
+        let base_url = plan.base_url();
+        let sandbox_url = plan.sandbox_url();
+        let mut stack = Stack {
+            processes,
+            nats: own_nats,
+            _streams: streams,
+            database,
+            dir,
+            esimctl,
+            options,
+            base_url,
+            sandbox_url,
+            sold_before: Ledger::default(),
+            environment: if self.provider.is_some() {
+                "live"
+            } else {
+                "sandbox"
+            },
+            prefix,
+        };
+        let started = stack.start_all(&self.left_out).await;
+        started.with_context(|| format!("starting a stack in {}", stack.dir.path().display()))?;
+        Ok(stack)
+    }
+
+    /// The processes of all stages, with their settings, none of them started.
+    fn processes(
+        &self,
+        plan: &Plan<'_>,
+        database: &Database,
+    ) -> Result<BTreeMap<Stage, Vec<Process>>> {
         let mut processes = BTreeMap::new();
         for stage in Stage::ALL {
             let count = self.replicas.get(&stage).copied().unwrap_or(1);
@@ -255,29 +287,7 @@ impl Builder {
             }
             processes.insert(stage, replicas);
         }
-        let base_url = plan.base_url();
-        let sandbox_url = plan.sandbox_url();
-        let mut stack = Stack {
-            processes,
-            nats: own_nats,
-            _streams: streams,
-            database,
-            dir,
-            esimctl,
-            options,
-            base_url,
-            sandbox_url,
-            sold_before: Ledger::default(),
-            environment: if self.provider.is_some() {
-                "live"
-            } else {
-                "sandbox"
-            },
-            prefix,
-        };
-        let started = stack.start_all(&self.left_out).await;
-        started.with_context(|| format!("starting a stack in {}", stack.dir.path().display()))?;
-        Ok(stack)
+        Ok(processes)
     }
 }
 

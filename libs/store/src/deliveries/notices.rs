@@ -128,7 +128,7 @@ pub(super) async fn about(
                LEFT JOIN partners p ON p.partner_id = new.endpoint_id
                WHERE f.purpose IS DISTINCT FROM 'notices'
            ), told AS MATERIALIZED (
-               SELECT change.*, c.endpoint_id,
+               SELECT change.*, channel.endpoint_id,
                       (SELECT count(*) FROM deliveries d
                        WHERE d.partner_id = change.partner_id AND d.kind <> 'topup.ready'
                          AND d.notice IS NOT NULL
@@ -136,8 +136,13 @@ pub(super) async fn about(
                          AND (d.partner_id, d.created_at) > (change.partner_id, now() - interval '1 day')
                       ) >= $5 AS left_out
                FROM change
-               JOIN further_endpoints c ON c.partner_id = change.partner_id
-               WHERE c.purpose = 'notices' AND c.verified_at IS NOT NULL
+               -- A partner has at most one channel. The limit makes PostgreSQL look it up for each
+               -- change, instead of comparing all changes with all channels.
+               CROSS JOIN LATERAL (
+                   SELECT c.endpoint_id FROM further_endpoints c
+                   WHERE c.partner_id = change.partner_id AND c.purpose = 'notices' AND c.verified_at IS NOT NULL
+                   LIMIT 1
+               ) channel
            ), created AS (
                INSERT INTO deliveries (delivery_id, partner_id, kind, endpoint_id, notice)
                SELECT id, partner_id, kind, endpoint_id, notice FROM told WHERE NOT left_out

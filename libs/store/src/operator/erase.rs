@@ -108,9 +108,9 @@ pub async fn order(
                   (SELECT count(*) FROM placements p
                    JOIN topups t ON t.placement_id = p.placement_id
                    LEFT JOIN esims e ON e.topup_id = t.topup_id
-                   LEFT JOIN deliveries d ON d.delivery_id = e.delivery_id
                    WHERE p.order_id = $1
-                     AND (coalesce(d.state = 'pending', t.state <> 'failed')
+                     AND (coalesce((SELECT d.state = 'pending' FROM deliveries d WHERE d.delivery_id = e.delivery_id),
+                                   t.state <> 'failed')
                           OR EXISTS (SELECT FROM deliveries further
                                      WHERE further.delivery_id = ANY (ARRAY (
                                              SELECT f.delivery_id FROM further_deliveries f WHERE f.topup_id = t.topup_id))

@@ -66,12 +66,11 @@ const SMALL: [(&str, &str); 1] = rows! {
 
 /// Statements that name no key. Each runs once for each cell: a loop of a stage, a gauge, or an
 /// operator's list.
-const PER_CELL: [(&str, &str); 25] = rows! {
+const PER_CELL: [(&str, &str); 24] = rows! {
     "FROM (SELECT topup_id, profile FROM esims ORDER BY topup_id DESC LIMIT 1000)"
         => "start: the newest profiles check the master key";
     "WITH RECURSIVE pair (lane, partner_id, nth)" => "a look at due placements";
     "WITH RECURSIVE endpoint (lane, partner_id, nth)" => "looks at due deliveries; their gauges";
-    "WHERE EXISTS (SELECT FROM further_endpoints)" => "the sweep fans out";
     "WHERE created_at > $1 AND created_at <= $2 AND state" => "the sweeps";
     "UPDATE providers" => "a provider's probe needs due work";
     "SELECT known.provider AS \"provider!\"" => "the gauges of a provider";

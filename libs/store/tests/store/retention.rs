@@ -398,7 +398,7 @@ async fn an_order_is_erased_only_when_it_is_finished() {
 
 /// The columns that stay filled when an order is erased, each with the reason. All other columns of
 /// these tables must be NULL afterwards.
-const KEPT: [(&str, &str, &str); 29] = testkit::rows! {
+const KEPT: [(&str, &str, &str); 30] = testkit::rows! {
     "orders", "order_id" => "The id names the order in later questions.";
     "orders", "partner_id" => "The id shows whose order it was.";
     "orders", "external_order_id" => "The partner must not use the id for a second order.";
@@ -422,6 +422,7 @@ const KEPT: [(&str, &str, &str); 29] = testkit::rows! {
     "placements", "hinted_at" => "Times are kept.";
     "placements", "disputed" => "States are kept.";
     "placements", "created_at" => "Times are kept.";
+    "placements", "provider_reference" => "The provider's number of the purchase settles disputes with it.";
     "topups", "topup_id" => "The partner knows the unit by it.";
     "topups", "placement_id" => "Ids are kept.";
     "topups", "position" => "It is the index of the unit in the response.";

@@ -414,7 +414,8 @@ async fn a_mixed_batch_is_settled_in_one_transaction() {
         rejected(id(2), 1),
         not_found(id(4), 1, true),
         parked(id(5), 1),
-        bought_pending(id(6), 9),
+        // There is no such attempt, so it changes nothing.
+        rejected(id(6), 9),
     ];
     // The last one cannot be stored, so none is.
     let mut spoiled = batch.clone();

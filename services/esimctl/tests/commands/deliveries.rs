@@ -222,11 +222,15 @@ async fn an_endpoint_is_blocked_paused_and_resumed() {
     assert_eq!(listed[0]["pending"], 1);
 
     let paused = operator.json(&["endpoint", "pause", id]).await;
-    assert_eq!(paused, json!({ "partner_id": id, "state": "paused" }));
+    assert_eq!(
+        paused,
+        json!({ "endpoint_id": id, "partner_id": id, "state": "paused" })
+    );
     assert_eq!(state().await, "paused");
     operator.run(&["endpoint", "list"]).await.says("paused");
     let resumed = operator.json(&["endpoint", "resume", id]).await;
-    let expected = json!({ "partner_id": id, "state": "open", "deliveries_due": 1 });
+    let expected =
+        json!({ "endpoint_id": id, "partner_id": id, "state": "open", "deliveries_due": 1 });
     assert_eq!(resumed, expected);
     assert_eq!(state().await, "open");
     operator

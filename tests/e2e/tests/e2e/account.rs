@@ -25,8 +25,9 @@ async fn options_are_listed_and_cached() {
         }
         assert!(offered.len() < 100, "the pages do not end");
     }
-    let ready =
-        json!({"option_id": stack.option("ready").unwrap(), "name": "ready", "details": {}});
+    let ready = json!({"option_id": stack.option("ready").unwrap(), "name": "ready", "details": {
+        "country": "JP", "days": 30, "data_gb": 5, "outcome": "201, and the webhook at once",
+    }});
     assert!(offered.contains(&ready), "{offered:?}");
     let whole = ask(&shop.client, "GET", "/options?limit=100")
         .await

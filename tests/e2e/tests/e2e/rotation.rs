@@ -60,10 +60,11 @@ async fn both_pairs_of_keys_order_until_the_old_one_ends() {
 
     let old = denied(&shop.client, ready).await.unwrap();
     // Ingress counts the rest of the time from before it asked, so that a key never ends late. If
-    // the question took a while, because the machine is busy, it asks again.
+    // the question took a while, because the machine is busy, it asks again. What this process sees
+    // later than the end is the time of its own requests.
     let late = runtime::clock::now() - until;
     assert!(
-        late.abs() < time::Duration::milliseconds(100),
+        late > time::Duration::milliseconds(-100) && late < time::Duration::SECOND,
         "denied {late} after the end"
     );
     let mut stranger = shop.partner.clone();
