@@ -1,4 +1,5 @@
-//! A sandbox partner with everything that it needs to order eSIMs and to receive their webhooks.
+//! A partner with everything that it needs to order eSIMs and to receive their webhooks. It is a
+//! sandbox partner, or a live one if the stack buys from a real provider.
 
 use crate::client::{Client, Product};
 use crate::esimctl::Partner;
@@ -26,7 +27,7 @@ impl Shop {
     pub async fn open(stack: &Stack) -> Result<Self> {
         let receiver = Receiver::start().await?;
         let partner = stack
-            .create_partner("sandbox", Some(&receiver.url(PATH)))
+            .create_partner(stack.environment, Some(&receiver.url(PATH)))
             .await?;
         receiver.verify(PATH, &partner.webhook_secret)?;
         let client = stack.client(&partner)?;
@@ -95,10 +96,13 @@ pub fn ids<'a>(products: impl IntoIterator<Item = &'a Product>) -> BTreeSet<Stri
 /// only after the first heartbeat of a provisioner, so a test about answers has to begin with this.
 pub async fn verdicts_come(stack: &Stack, client: &Client) -> Result<()> {
     let refused = stack.option("refused")?;
-    let answered = async || {
-        Ok((client.order(&fresh("first"), &[(refused, 1)]).await?.status == 422).then_some(()))
-    };
-    wait::until(VERDICTS, "an answer that carries a refusal", answered)
-        .await
-        .context("PLACEMENT_WAIT")
+    let mut last = None;
+    let answered = wait::until(VERDICTS, "an answer that carries a refusal", async || {
+        let answer = client.order(&fresh("first"), &[(refused, 1)]).await?;
+        let is_refused = answer.status == 422;
+        last = Some(answer);
+        Ok(is_refused.then_some(()))
+    });
+    let answered = answered.await;
+    answered.with_context(|| format!("PLACEMENT_WAIT; the last answer: {last:?}"))
 }

@@ -107,9 +107,11 @@ pub async fn order(
                           OR (SELECT true FROM work w WHERE w.id = p.placement_id))) AS "placements!",
                   (SELECT count(*) FROM placements p
                    JOIN topups t ON t.placement_id = p.placement_id
-                   LEFT JOIN esims e ON e.topup_id = t.topup_id
                    WHERE p.order_id = $1
-                     AND (coalesce((SELECT d.state = 'pending' FROM deliveries d WHERE d.delivery_id = e.delivery_id),
+                     -- A sub-select for each unit, because PostgreSQL could join a whole table instead.
+                     AND (coalesce((SELECT d.state = 'pending' FROM deliveries d
+                                    WHERE d.delivery_id = (SELECT e.delivery_id FROM esims e
+                                                           WHERE e.topup_id = t.topup_id)),
                                    t.state <> 'failed')
                           OR EXISTS (SELECT FROM deliveries further
                                      WHERE further.delivery_id = ANY (ARRAY (
