@@ -1,0 +1,94 @@
+//! The spans of one attempt: the work on a delivery and the request to its endpoint. They hold ids
+//! only, never a path or a query, because those may hold a secret of the partner.
+
+use pipeline::{
+    messaging_span,
+    streams::READY,
+    trace,
+    worker::{Class, Trigger},
+};
+use store::deliveries::{Content, Delivery};
+use tracing::{Span, field::Empty, info_span};
+use url::Url;
+
+use crate::{outcome::LogIds, schedule::EndpointResponse, webhook::Unanswered};
+
+/// The trace context that the endpoint gets if no span is recorded here: that of the order for the
+/// first attempt of a topup, and otherwise a new one.
+pub(super) fn passed_on(delivery: &Delivery) -> Option<String> {
+    if let Content::Esim(esim) = &delivery.content
+        && delivery.attempt == 0
+    {
+        return esim.traceparent.clone();
+    }
+    let (trace, span): (u128, u64) = (rand::random(), rand::random());
+    Some(format!("00-{trace:032x}-{span:016x}-00"))
+}
+
+/// The span of one request. It omits the path and the query, because they may hold a secret of the
+/// partner.
+pub(super) fn request_span(url: &Url, attempt: u32) -> Span {
+    if !trace::is_recorded() {
+        return Span::none();
+    }
+    info_span!(
+        "POST webhook",
+        otel.kind = "client", otel.status_code = Empty, error.type = Empty,
+        http.request.method = "POST", http.response.status_code = Empty,
+        http.request.resend_count = (attempt > 0).then_some(attempt),
+        url.scheme = url.scheme(), server.address = url.host_str(),
+        server.port = url.port_or_known_default(),
+    )
+}
+
+/// Records the response of the endpoint, or why there is none, in the span of the request.
+pub(super) fn record_answer(span: &Span, answer: &Result<(EndpointResponse, Vec<u8>), Unanswered>) {
+    match answer {
+        Ok((response, _)) => {
+            span.record("http.response.status_code", response.status);
+            if response.status >= 400 {
+                span.record("error.type", tracing::field::display(response.status));
+                span.record("otel.status_code", "ERROR");
+            }
+        }
+        Err(unanswered) => {
+            span.record("error.type", unanswered.class());
+            span.record("otel.status_code", "ERROR");
+        }
+    }
+}
+
+/// The span of the work on a delivery. The first attempt belongs to the trace of the order. A later
+/// one starts a trace of its own, with a link to that of the order.
+pub(super) fn process_span(delivery: &Delivery, trigger: &Trigger) -> Span {
+    if !trace::is_recorded() {
+        return Span::none();
+    }
+    let esim = match &delivery.content {
+        Content::Esim(esim) => Some(esim),
+        Content::Event(_) => None,
+    };
+    let ids = LogIds::of(delivery);
+    let order_id = esim.map(|esim| tracing::field::display(esim.order_id));
+    let span = if trigger.class == Class::Fresh {
+        messaging_span!(INFO, "process", "consumer", "process", READY;
+            topup.id = ids.topup, event.id = ids.event, partner.id = %delivery.partner_id,
+            order.id = order_id, attempt = delivery.attempt,
+        )
+    } else {
+        // No message caused this work, because the delivery was due.
+        info_span!(
+            parent: None,
+            "due delivery",
+            otel.kind = "internal", topup.id = ids.topup, event.id = ids.event, order.id = order_id,
+            partner.id = %delivery.partner_id, attempt = delivery.attempt,
+        )
+    };
+    trace::follow(
+        &span,
+        trigger.traceparent.as_deref(),
+        esim.and_then(|esim| esim.traceparent.as_deref()),
+        delivery.attempt == 0,
+    );
+    span
+}
