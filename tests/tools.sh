@@ -71,10 +71,17 @@ find_kustomize() {
 }
 
 # `python_environment NAME REQUIREMENTS` sets PYTHON: an environment with these packages. pip checks the hash of each.
+# Stages that run side by side may need the same one, so one of them makes it and the others wait.
 python_environment() {
+  PYTHON=$TOOLS/$1/bin/python
+  mkdir -p "$TOOLS"
+  (
+    ! command -v flock >/dev/null || flock 6
+    cmp -s "$2" "$TOOLS/$1/complete" || make_python_environment "$@"
+  ) 6>"$TOOLS/$1.lock"
+}
+make_python_environment() {
   local target=$TOOLS/$1 requirements=$2
-  PYTHON=$target/bin/python
-  cmp -s "$requirements" "$target/complete" && return
   need python3 python3
   rm -rf "$target"
   # Debian splits venv off; pip can stand in for it.

@@ -31,7 +31,7 @@ from esim_partner.generated.api.orders import cancel_order
 from esim_partner.generated.api.sandbox import make_sandbox_event
 from esim_partner.generated.api.topups import list_deliveries, redeliver
 from esim_partner.generated.api.webhook import set_webhook
-from esim_partner.generated.models import ChangedEndpoint, Deliveries, Event, NewEndpoint, NewSandboxEvent
+from esim_partner.generated.models import ChangedEndpoint, Deliveries, Event, EventChoice, NewEndpoint, NewSandboxEvent
 from standardwebhooks.webhooks import Webhook as StandardWebhook
 
 pytestmark = pytest.mark.system
@@ -98,7 +98,7 @@ def endpoint() -> Endpoint:
 @pytest.fixture(scope="module")
 def partner(endpoint: Endpoint) -> Iterator[Partner]:
     partner = Partner(setting("BASE_URL"), setting("ACCESS_KEY"), setting("SECRET_KEY"), waits=Waits(first=(1, 1, 1)))
-    wanted = NewEndpoint(url=endpoint.url, events=["key.expiring"])
+    wanted = NewEndpoint(url=endpoint.url, events=[EventChoice.KEY_EXPIRING])
     assert isinstance(set_webhook.sync(client=partner.api, body=wanted), ChangedEndpoint)
     yield partner
     set_webhook.sync(client=partner.api, body=NewEndpoint(url=None))

@@ -29,7 +29,7 @@ use uuid::Uuid;
 
 use super::{
     endpoints::LONGEST_LEASE,
-    walk::{Matching, Order, Position, Source, Walk},
+    walk::{Kinds, Matching, Order, Position, Source, Walk},
 };
 use crate::{
     Result, age, count,
@@ -230,7 +230,7 @@ async fn count_matching(
                 state: Some(phase),
                 since: Some(wanted.since),
                 until: Some(until),
-                topups_only: false,
+                kinds: Kinds::WithoutNotices,
             },
             after: start(phase, now),
         };
@@ -376,7 +376,7 @@ async fn step_once(connection: &mut PgConnection, id: Uuid, most_due: u32) -> Re
             state: filter.state,
             since: filter.since,
             until: filter.until,
-            topups_only: false,
+            kinds: Kinds::WithoutNotices,
         },
         after,
     };

@@ -70,8 +70,28 @@ pub(crate) struct Matching<'a> {
     /// The range of the last attempt, or of the creation before the first one; the end is excluded.
     pub(crate) since: Option<OffsetDateTime>,
     pub(crate) until: Option<OffsetDateTime>,
-    /// Leaves out events.
-    pub(crate) topups_only: bool,
+    pub(crate) kinds: Kinds,
+}
+
+/// The kinds of deliveries that match.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Kinds {
+    #[default]
+    All,
+    /// All but notices, which tell nothing any more when they are old.
+    WithoutNotices,
+    /// The specified webhooks of ready topups only.
+    Topups,
+}
+
+impl Kinds {
+    fn matches(self, kind: Option<&str>) -> bool {
+        match self {
+            Self::All => true,
+            Self::WithoutNotices => kind.is_none_or(|kind| !kind.starts_with("notice.")),
+            Self::Topups => kind == Some("topup.ready"),
+        }
+    }
 }
 
 /// The columns that a filter compares, and the place of the row. The columns are `None` if the
@@ -102,7 +122,7 @@ impl Matching<'_> {
         let at = seen
             .attempted_at
             .map_or(created_at, |attempted_at| attempted_at.max(created_at));
-        (!self.topups_only || seen.kind.as_deref() == Some("topup.ready"))
+        self.kinds.matches(seen.kind.as_deref())
             && self.state.is_none_or(|wanted| wanted == state)
             && self.since.is_none_or(|since| at >= since)
             && self.until.is_none_or(|until| at < until)
@@ -147,7 +167,7 @@ impl Walk<'_> {
     ) -> Result<Found> {
         // A filter may leave out most rows, so more of them are read at once.
         let filtered = self.matching.since.or(self.matching.until).is_some()
-            || self.matching.topups_only
+            || self.matching.kinds != Kinds::All
             || (self.source == Source::All && self.matching.state.is_some());
         let at_once = if filtered {
             LOOK

@@ -21,7 +21,7 @@ use crate::{
         View,
         endpoints::LONGEST_LEASE,
         view,
-        walk::{Matching, Order, Position, Seen, Source, Walk},
+        walk::{Kinds, Matching, Order, Position, Seen, Source, Walk},
     },
     seconds,
 };
@@ -85,7 +85,7 @@ pub async fn list(
     filter: &Filter<'_>,
     limit: u32,
 ) -> Result<Vec<View>> {
-    let chosen = choose(connection, filter, Order::NewestFirst, true, limit).await?;
+    let chosen = choose(connection, filter, Order::NewestFirst, Kinds::Topups, limit).await?;
     view::read(connection, &chosen).await
 }
 
@@ -93,12 +93,12 @@ pub async fn list(
 const LOOK: i64 = 5_000;
 
 impl<'a> Filter<'a> {
-    fn matching(&self, topups_only: bool) -> Matching<'a> {
+    fn matching(&self, kinds: Kinds) -> Matching<'a> {
         Matching {
             state: self.state,
             since: self.since,
             until: self.until,
-            topups_only,
+            kinds,
         }
     }
 }
@@ -109,14 +109,14 @@ async fn choose(
     connection: &mut PgConnection,
     filter: &Filter<'_>,
     order: Order,
-    topups_only: bool,
+    kinds: Kinds,
     limit: u32,
 ) -> Result<Vec<Uuid>> {
     if let Some(id) = filter.id {
         return Ok(vec![id.uuid()]);
     }
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let matching = filter.matching(topups_only);
+    let matching = filter.matching(kinds);
     if let Some(partner_id) = filter.partner_id {
         let mut walk = Walk {
             partner_id,
@@ -305,7 +305,14 @@ pub async fn replay(
     mode: Mode<'_>,
 ) -> Result<Replayed> {
     let mut transaction = connection.begin().await?;
-    let ids = choose(&mut transaction, filter, Order::OldestFirst, false, limit).await?;
+    let ids = choose(
+        &mut transaction,
+        filter,
+        Order::OldestFirst,
+        Kinds::WithoutNotices,
+        limit,
+    )
+    .await?;
     let replayed = resend(&mut transaction, &ids, filter).await?;
     actions::finish(transaction, mode, replayed.replayed).await?;
     Ok(replayed)

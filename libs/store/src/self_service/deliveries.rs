@@ -12,7 +12,7 @@ use crate::{
     Result, age,
     deliveries::{
         Position, View, view,
-        walk::{Matching, Order, Source, Walk},
+        walk::{Kinds, Matching, Order, Source, Walk},
     },
     operator::{
         actions::{Action, Mode},
@@ -162,7 +162,7 @@ pub async fn deliveries(
             state: page.state,
             since: page.since,
             until: page.until,
-            topups_only: false,
+            kinds: Kinds::All,
         },
         after: page.after,
     };

@@ -337,11 +337,12 @@ pub(crate) enum Code {
     HeadersInvalid,
 
     /// The body has neither `url` nor `events`, so there is nothing to change. For a further endpoint
-    /// it has no `headers` either. To create one, `url` is required. Send a string as
-    /// `url` to set the URL, or `null` to remove it.
+    /// it has no `headers` either, and `null` counts as missing. To create one, `url` is required.
+    /// Send a string as `url` to set the URL. `null` removes your webhook URL; a further endpoint
+    /// has to be deleted instead.
     #[strum(props(
         status = 422,
-        message = "Url is missing; send a string to set it or null to remove it"
+        message = "Url is missing; send a string to set it, or null to remove your webhook URL"
     ))]
     UrlMissing,
 
@@ -545,7 +546,7 @@ pub(crate) enum Code {
     /// your last redelivery of many webhooks did. Ask again after `Retry-After` seconds.
     #[strum(props(
         status = 429,
-        message = "The last attempt of this webhook began a moment ago; try again after Retry-After seconds"
+        message = "The last attempt of this webhook, or your last redelivery, began a moment ago; try again after Retry-After seconds"
     ))]
     RedeliveredRecently,
 
@@ -553,7 +554,7 @@ pub(crate) enum Code {
     /// 10 s ago. Ask for the next one after `Retry-After` seconds.
     #[strum(props(
         status = 429,
-        message = "The last test was a moment ago; try again after Retry-After seconds"
+        message = "The last test or sandbox event was a moment ago; try again after Retry-After seconds"
     ))]
     TestedRecently,
 

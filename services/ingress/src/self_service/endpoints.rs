@@ -24,6 +24,7 @@ use webhooks::{headers, url::WebhookUrl};
 
 use super::{
     Id, OVERLAP, Session, events, json,
+    query::only_fields,
     webhook::{NewSecret, refused, replace_secret, resolved, url},
 };
 use crate::http::{
@@ -217,6 +218,7 @@ impl Wanted {
         let body = body::read(&session.app.limits, &parts.headers, body).await?;
         let body: Value =
             serde_json::from_slice(&body).map_err(|_| ApiError::from(Code::InvalidJson))?;
+        only_fields(&body, &["url", "events", "headers"])?;
         let given = |name: &str| body.get(name).filter(|given| !given.is_null());
         let url = match given("url") {
             Some(Value::String(text)) => {

@@ -15,7 +15,7 @@ use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 use webhooks::{guard::Guard, mail::EmailAddress, url::WebhookUrl};
 
-use super::{Session, json, webhook};
+use super::{Session, json, query::only_fields, webhook};
 use crate::http::{
     body,
     codes::Code,
@@ -168,6 +168,7 @@ enum Wanted {
 fn wanted(guard: &Guard, body: &[u8], environment: Environment) -> Result<Wanted, ApiError> {
     let body: Value =
         serde_json::from_slice(body).map_err(|_| ApiError::from(Code::InvalidJson))?;
+    only_fields(&body, &["url", "email"])?;
     let field = |name: &str| body.get(name).filter(|value| !value.is_null());
     let refused =
         |parameter, fault: Fault| Err(ApiError::Unprocessable(vec![fault.of_parameter(parameter)]));

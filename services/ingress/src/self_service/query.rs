@@ -12,6 +12,7 @@ use std::borrow::Cow;
 use axum::http::Uri;
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use domain::EndpointId;
+use serde_json::Value;
 use time::{OffsetDateTime, UtcOffset, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
@@ -116,22 +117,46 @@ impl<'a> Query<'a> {
     /// Returns a 422 with all faults, if there are any. Every parameter that was not read by now is
     /// one of them.
     pub(super) fn check(mut self) -> Result<(), ApiError> {
-        let mut unknown: Vec<&str> = Vec::new();
-        for (name, _) in &self.parameters {
-            if !self.known.contains(&&**name) && !unknown.contains(&&**name) {
-                unknown.push(name);
-            }
-        }
-        let faults = unknown.into_iter().take(MAX_UNKNOWN).map(|name| {
-            let name: String = name.chars().take(MAX_NAME).collect();
-            Fault::with(Code::ParameterUnknown, name)
-        });
-        self.faults.extend(faults);
+        let given = self.parameters.iter().map(|(name, _)| &**name);
+        let unknown = unknown(given, &self.known);
+        self.faults.extend(unknown);
         if self.faults.is_empty() {
             Ok(())
         } else {
             Err(ApiError::Unprocessable(self.faults))
         }
+    }
+}
+
+/// A fault for each of the first names that are not known, so that a spelling mistake does not
+/// change what a request means.
+fn unknown<'a>(given: impl Iterator<Item = &'a str>, known: &[&str]) -> Vec<Fault> {
+    let mut unknown: Vec<&str> = Vec::new();
+    for name in given {
+        if !known.contains(&name) && !unknown.contains(&name) {
+            unknown.push(name);
+        }
+    }
+    let fault = |name: &str| {
+        let name: String = name.chars().take(MAX_NAME).collect();
+        Fault::with(Code::ParameterUnknown, name)
+    };
+    unknown.into_iter().take(MAX_UNKNOWN).map(fault).collect()
+}
+
+/// The faults of the fields of a JSON body that are not known.
+pub(super) fn unknown_fields(body: &Value, known: &[&str]) -> Vec<Fault> {
+    let fields = body.as_object().into_iter().flatten();
+    unknown(fields.map(|(name, _)| name.as_str()), known)
+}
+
+/// Returns a 422 if a body has a field that is not known.
+pub(super) fn only_fields(body: &Value, known: &[&str]) -> Result<(), ApiError> {
+    let faults = unknown_fields(body, known);
+    if faults.is_empty() {
+        Ok(())
+    } else {
+        Err(ApiError::Unprocessable(faults))
     }
 }
 

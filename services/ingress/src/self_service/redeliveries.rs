@@ -21,7 +21,7 @@ use super::{
     Id, Search, Session,
     delivery_list::WebhookState,
     json,
-    query::{Query, moment, time_fault},
+    query::{Query, moment, time_fault, unknown_fields},
 };
 use crate::http::{
     body,
@@ -108,7 +108,7 @@ struct Asked {
 fn asked(body: &[u8]) -> Result<Asked, ApiError> {
     let body: Value =
         serde_json::from_slice(body).map_err(|_| ApiError::from(Code::InvalidJson))?;
-    let mut faults = Vec::new();
+    let mut faults = unknown_fields(&body, &["since", "until", "state"]);
     let mut given = |name: &'static str| {
         let value = body.get(name).filter(|value| !value.is_null())?;
         let read = value.as_str().and_then(moment);
@@ -285,6 +285,10 @@ mod tests {
             (
                 r#"{"since": "2026-01-01T00:00:00Z", "state": "no_endpoint"}"#,
                 vec![state],
+            ),
+            (
+                r#"{"since": "2026-01-01T00:00:00Z", "untill": "2026-01-02T00:00:00Z"}"#,
+                vec![(Code::ParameterUnknown, None)],
             ),
             (
                 r#"{"since": "2026-01-01T00:00:00Z", "until": null, "state": null}"#,

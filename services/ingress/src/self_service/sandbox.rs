@@ -16,6 +16,7 @@ use super::{
     Session,
     events::{Event, find},
     json,
+    query::only_fields,
 };
 use crate::http::{
     body,
@@ -44,6 +45,7 @@ pub(super) async fn make_event(session: Session, request: Request) -> Result<Res
     let body = body::read(&session.app.limits, &parts.headers, body).await?;
     let body: Value =
         serde_json::from_slice(&body).map_err(|_| ApiError::from(Code::InvalidJson))?;
+    only_fields(&body, &["type"])?;
     let kind = Kind::KeyExpiring.as_str();
     if body.get("type").and_then(Value::as_str) != Some(kind) {
         let fault = Fault::with(Code::EventTypeInvalid, kind);

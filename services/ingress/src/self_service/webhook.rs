@@ -28,7 +28,7 @@ use webhooks::{
     url::WebhookUrl,
 };
 
-use super::{OVERLAP, SelfService, Session, json};
+use super::{OVERLAP, SelfService, Session, json, query::only_fields};
 use crate::http::{
     body,
     codes::Code,
@@ -128,6 +128,7 @@ pub(super) fn refused<T>(parameter: &'static str, fault: Fault) -> Result<T, Api
 fn wanted(guard: &Guard, body: &[u8], environment: Environment) -> Result<Wanted, ApiError> {
     let body: Value =
         serde_json::from_slice(body).map_err(|_| ApiError::from(Code::InvalidJson))?;
+    only_fields(&body, &["url", "events"])?;
     let events = body
         .get("events")
         .filter(|given| !given.is_null())

@@ -147,7 +147,7 @@ pub const ROWS: &[Row] = &rows! {
         |w| w.post(r#"{"email": "Ops <ops@b.example>"}"#).method("PUT").path("/api/v1/api_partner/notices")
         => Unprocessable(&["Email is invalid: the part before the @ may have up to 64 letters, digits and the characters !#$%&'*+-/=?^_`{|}~, and single dots between them"]);
     "422: a URL for notices in our own network",
-        |w| w.post(r#"{"url": "http://10.1.2.3/"}"#).method("PUT").path("/api/v1/api_partner/notices")
+        |w| w.post(r#"{"url": "http://169.254.1.2/"}"#).method("PUT").path("/api/v1/api_partner/notices")
         => Unprocessable(&["Url has an address that webhooks are not sent to"]);
     "409: a code without a channel for notices",
         |w| w.post(r#"{"code": "7KQM-2XWB-9TRA"}"#).path("/api/v1/api_partner/notices/verify")
