@@ -192,7 +192,10 @@ const ENUM_FIELDS: [Field; 12] = [
 fn add_enums(document: &mut Value) {
     let codes: Vec<&str> = Code::VARIANTS.iter().map(|code| code.name()).collect();
     let choices = Kind::CHOICES.map(Kind::as_str);
-    let types = [Kind::TopupFailed, Kind::KeyExpiring, Kind::WebhookTest].map(Kind::as_str);
+    let events = [Kind::TopupFailed, Kind::KeyExpiring, Kind::WebhookTest];
+    let types: Vec<&str> = (events.into_iter().chain(Kind::NOTICES))
+        .map(Kind::as_str)
+        .collect();
     let schemas = &mut document["components"]["schemas"];
     for (name, description, values) in [
         (
@@ -222,7 +225,7 @@ fn add_enums(document: &mut Value) {
         ),
         (
             "EventType",
-            "The type of a further event, which is also in its header `webhook-type`.",
+            "The type of a further event or a notice, which is also in its header `webhook-type`.",
             &types,
         ),
         (

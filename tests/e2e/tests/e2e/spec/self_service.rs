@@ -80,7 +80,7 @@ pub const ROWS: &[Row] = &rows! {
         w.post("url").path("/api/v1/api_partner/endpoints")
     } => Error(400, "Invalid JSON format");
     "422: a new endpoint without a URL", |w| w.post("{}").path("/v1/api_partner/endpoints")
-        => Unprocessable(&["Url is missing; send a string to set it or null to remove it"]);
+        => Unprocessable(&["Url is missing; send a string to set it, or null to remove your webhook URL"]);
     "422: headers that frame the request",
         |w| w.post(r#"{"url": "https://partner.example/", "headers": {"Content-Length": "1"}}"#)
             .path("/api/v1/api_partner/endpoints")
@@ -134,7 +134,7 @@ pub const ROWS: &[Row] = &rows! {
     "400: a webhook URL that isn't JSON",
         |w| w.post("url").method("PUT").path("/api/v1/api_partner/webhook") => Error(400, "Invalid JSON format");
     "422: no webhook URL", |w| w.post("{}").method("PUT").path("/api/v1/api_partner/webhook")
-        => Unprocessable(&["Url is missing; send a string to set it or null to remove it"]);
+        => Unprocessable(&["Url is missing; send a string to set it, or null to remove your webhook URL"]);
     "400: a channel for notices that isn't JSON",
         |w| w.post("url").method("PUT").path("/api/v1/api_partner/notices") => Error(400, "Invalid JSON format");
     "422: no channel for notices", |w| w.post("{}").method("PUT").path("/api/v1/api_partner/notices")
