@@ -435,6 +435,13 @@ impl Stack {
         Ok(stored.fetch_all(&mut database).await?)
     }
 
+    /// The number that a query returns.
+    pub async fn count(&self, query: &'static str) -> Result<usize> {
+        let mut database = self.database.connect().await?;
+        let count: i64 = sqlx::query_scalar(query).fetch_one(&mut database).await?;
+        Ok(usize::try_from(count)?)
+    }
+
     /// Sets the faults that the sandbox provider plays, as the JSON that its `PUT /faults` takes.
     /// `{}` ends them.
     pub async fn set_faults(&self, json: &'static str) -> Result<()> {
