@@ -99,6 +99,9 @@ def check_values(chart):
     values, schema = yaml.safe_load((CHART / "values.yaml").read_text()), chart.schema
 
     def walk(path, one, there):
+        # A release that is pushed writes its images into values.yaml.
+        if path in (".images.registry", ".images.digests"):
+            return
         if "default" in one:
             if one["default"] != there:
                 wrong(f"values: {path} is {there!r} in values.yaml and {one['default']!r} in the schema")
@@ -131,7 +134,7 @@ def check_values(chart):
 # --- variants -----
 
 OPTIONS = {
-    "images": {"pullSecrets": ["esim-registry"], "digests": {"ingress": "sha256:" + "0" * 64}},
+    "images": {"registry": "registry.example.com/esim", "pullSecrets": ["esim-registry"], "digests": {"ingress": "sha256:" + "0" * 64}},
     "host": "orders.test",
     "http": {"kind": "Gateway", "parentRefs": [{"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": "own", "namespace": "gw"}]},
     "namespaces": {"http": "gw", "observability": "monitoring"},
