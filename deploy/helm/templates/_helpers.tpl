@@ -108,6 +108,10 @@
 {{- $_ := set $labels "app.kubernetes.io/managed-by" $root.Release.Service -}}
 {{- $_ := set $labels "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version) -}}
 {{- $_ := set $object.metadata "labels" $labels -}}
+{{- if has $object.kind (list "Cluster" "ObjectStore" "PersistentVolumeClaim") -}}
+{{- /* Otherwise `helm uninstall`, or postgres.enabled=false, would delete the database with all orders. */ -}}
+{{- $_ := set $object.metadata "annotations" (merge (dict "helm.sh/resource-policy" "keep") ($object.metadata.annotations | default dict)) -}}
+{{- end -}}
 {{- if eq $object.kind "ConfigMap" -}}
 {{- $_ := set $object "data" (include "esim.settings" (dict "root" $root "name" $name "data" $object.data) | fromYaml) -}}
 {{- else if eq $object.kind "Deployment" -}}

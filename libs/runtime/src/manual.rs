@@ -24,6 +24,9 @@ pub fn offer(command: Command) -> Command {
         .required(true)
         .value_parser(value_parser!(Shell))
         .help("The shell that should complete the arguments");
+    let file = Arg::new("file")
+        .value_parser(value_parser!(PathBuf))
+        .help("The file to write; without it the text is printed");
     let folder = Arg::new("folder")
         .required(true)
         .value_parser(value_parser!(PathBuf))
@@ -37,7 +40,8 @@ pub fn offer(command: Command) -> Command {
                      {name} completions zsh >/usr/local/share/zsh/site-functions/_{name}\n  \
                      {name} completions fish >~/.config/fish/completions/{name}.fish"
                 ))
-                .arg(shell),
+                .arg(shell)
+                .arg(file),
         )
         .subcommand(
             Command::new(MAN)
@@ -47,7 +51,7 @@ pub fn offer(command: Command) -> Command {
         )
 }
 
-/// What `completions` prints or `man` says, if one of them was given. The error is one line.
+/// What `completions` prints or says, or `man` says, if one of them was given. The error is one line.
 pub fn asked(command: &Command, matches: &ArgMatches) -> Option<Result<String, String>> {
     match matches.subcommand()? {
         (COMPLETIONS, chosen) => {
@@ -55,7 +59,13 @@ pub fn asked(command: &Command, matches: &ArgMatches) -> Option<Result<String, S
             let mut text = Vec::new();
             let name = command.get_name().to_owned();
             clap_complete::generate(shell, &mut command.clone(), name, &mut text);
-            Some(Ok(String::from_utf8_lossy(&text).trim_end().to_owned()))
+            // An image without a shell can't redirect what is printed.
+            Some(match chosen.get_one::<PathBuf>("file") {
+                Some(file) => fs::write(file, text)
+                    .map(|()| format!("the completions are in {}", file.display()))
+                    .map_err(|error| format!("{}: {error}", file.display())),
+                None => Ok(String::from_utf8_lossy(&text).trim_end().to_owned()),
+            })
         }
         (MAN, chosen) => {
             let folder = chosen.get_one::<PathBuf>("folder")?;
@@ -117,6 +127,17 @@ mod tests {
             assert!(text.contains("begin"), "{shell}: {text}");
         }
         let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("esimctl.bash");
+        let said = ask(&["esimctl", "completions", "bash", file.to_str().unwrap()]);
+        assert!(
+            said.unwrap()
+                .unwrap()
+                .starts_with("the completions are in ")
+        );
+        assert!(fs::read_to_string(&file).unwrap().contains("begin"));
+        let nowhere = folder.path().join("nowhere/esimctl.bash");
+        let said = ask(&["esimctl", "completions", "bash", nowhere.to_str().unwrap()]);
+        assert!(said.unwrap().is_err());
         let into = folder.path().join("man1");
         let said = ask(&["esimctl", "man", into.to_str().unwrap()]);
         assert!(said.unwrap().unwrap().starts_with("5 pages"));

@@ -59,6 +59,16 @@ const COUNTS: [(&str, &str); 2] = rows! {
     "SELECT (SELECT count(*) FROM work" => "partner erase: reads the narrow tables once, before it begins";
 };
 
+/// Statements for which `PostgreSQL` 18 reads a table whole while the statistics say that it is
+/// empty. It no longer lets `enable_seqscan` decide between two forms of a subquery, and takes a
+/// hash join of an empty table for the cheapest. `esimctl` runs them: it prepares them anew in each
+/// process, so such a plan does not outlive the first statistics.
+const EMPTY_SINCE_18: [(&str, &str); 3] = rows! {
+    "ORDER BY d.delivery_id FOR UPDATE OF d" => "archive run, which finds nothing in a new system";
+    "'settled by an operator as not bought'" => "placement resolve";
+    "error = CASE WHEN d.state <> 'delivered' THEN 'its order was erased' END" => "order erase, partner erase";
+};
+
 /// Statements that compare each row with each of a handful.
 const SMALL: [(&str, &str); 1] = rows! {
     "SELECT p.webhook_url AS url" => "one partner and its endpoint";
@@ -216,8 +226,12 @@ fn keyless(node: &Value, found: &mut Vec<String>) {
         .iter()
         .find_map(|name| node[*name].as_str())
         .unwrap_or_default();
-    let named =
-        |key: &str| condition.contains(&format!("({key} = ")) || condition.contains("(ctid = ");
+    // PostgreSQL 18 shows the two sides of a TID condition the other way round.
+    let named = |key: &str| {
+        condition.contains(&format!("({key} = "))
+            || condition.contains("(ctid = ")
+            || condition.contains("= ctid)")
+    };
     if GROWING.contains(&table) && kind.ends_with("Scan") && !KEYS.iter().any(|key| named(key)) {
         found.push(table.to_owned());
     }
@@ -329,7 +343,16 @@ async fn a_plan_for_empty_tables_also_serves_full_ones() {
             }
         }
     }
-    let faults = compare(&faults, &[&WALKS[..], &SMALL].concat());
+    let version: i32 = sqlx::query_scalar("SELECT current_setting('server_version_num')::integer")
+        .fetch_one(&mut connection)
+        .await
+        .unwrap();
+    let reviewed = if version >= 180_000 {
+        [&WALKS[..], &EMPTY_SINCE_18].concat()
+    } else {
+        [&WALKS[..], &SMALL].concat()
+    };
+    let faults = compare(&faults, &reviewed);
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
