@@ -5,7 +5,7 @@
 //! duration of each stage, and adds a line for whatever needed a retry, failed or waits. It never
 //! shows activation codes.
 
-use std::fmt::Write;
+use std::{fmt::Write, iter};
 
 use clap::{Subcommand, builder::NonEmptyStringValueParser};
 use domain::{PlacementState, TopupId};
@@ -192,7 +192,13 @@ fn notes(order: &OrderView, lanes: &[WaitingLane]) -> Vec<String> {
                 .map(|lane| format!("lane {} is held back: {}", lane.lane, why(lane)));
             (
                 format!("placement {} (option {})", index + 1, placement.lane),
-                list([placement.reason.clone(), reference, due, lane]),
+                list([
+                    placement.reason.clone().filter(|_| !is_rerouted(placement)),
+                    route(placement),
+                    reference,
+                    due,
+                    lane,
+                ]),
             )
         });
     let topups = order.topups.iter().map(|topup| {
@@ -209,6 +215,50 @@ fn notes(order: &OrderView, lanes: &[WaitingLane]) -> Vec<String> {
     stories
         .map(|(what, story)| printable(&format!("{what}: {story}")))
         .collect()
+}
+
+/// Whether the placement waits for the purchase at a further provider. Its reason is then that of
+/// the provider before, which [`route`] names.
+fn is_rerouted(placement: &PlacementView) -> bool {
+    let last = placement.tried.last();
+    last.is_some_and(|tried| tried.attempt == placement.attempt)
+}
+
+/// The providers that have rejected a placement and those that may follow, with the attempts of
+/// each. `None` if the placement has had one provider only and no other one follows.
+fn route(placement: &PlacementView) -> Option<String> {
+    if placement.tried.is_empty() && placement.alternatives.is_empty() {
+        return None;
+    }
+    let mut parts = Vec::new();
+    let firsts = iter::once(1).chain(placement.tried.iter().map(|tried| tried.attempt + 1));
+    let mut next = 1;
+    for (tried, first) in placement.tried.iter().zip(firsts) {
+        let attempts = attempts(first, tried.attempt);
+        let reason = &tried.reason;
+        parts.push(format!("{attempts} at {} ({})", tried.provider, tried.lane));
+        parts.push(format!("{reason} at {}", tried.at));
+        next = tried.attempt + 1;
+    }
+    parts.push(if placement.attempt >= next {
+        let attempts = attempts(next, placement.attempt);
+        format!("{attempts} at {} ({})", placement.provider, placement.lane)
+    } else {
+        format!("attempt {next} will be at {}", placement.provider)
+    });
+    if !placement.alternatives.is_empty() {
+        let providers = placement.alternatives.join(", ");
+        parts.push(format!("if it is rejected there, it goes to {providers}"));
+    }
+    Some(parts.join("; "))
+}
+
+fn attempts(first: i32, last: i32) -> String {
+    if first == last {
+        format!("attempt {first}")
+    } else {
+        format!("attempts {first} to {last}")
+    }
 }
 
 /// The option of a unit: its name in the catalogue, or its id if the catalogue no longer has it.

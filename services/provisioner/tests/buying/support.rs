@@ -283,6 +283,7 @@ impl Bench {
             placement_id: PlacementId::new(),
             provider: provider.into(),
             lane,
+            alternatives: Vec::new(),
             topups: topups.collect(),
         };
         NewOrder {
