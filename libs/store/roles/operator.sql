@@ -27,7 +27,7 @@ GRANT SELECT, UPDATE ON retention TO esim_operator;
 GRANT SELECT, UPDATE, DELETE ON retention_due TO esim_operator;
 GRANT UPDATE (profile, erased_at) ON esims TO esim_operator;
 GRANT UPDATE (traceparent, erased_at) ON orders TO esim_operator;
-GRANT UPDATE (reason, refusal_status, refusal_message) ON placements TO esim_operator;
+GRANT UPDATE (reason, refusal_status, refusal_message, tried) ON placements TO esim_operator;
 GRANT DELETE ON delivery_attempts, deliveries, further_endpoints, further_deliveries TO esim_operator;
 GRANT UPDATE (error) ON deliveries TO esim_operator;
 

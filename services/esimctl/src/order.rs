@@ -13,7 +13,7 @@ use serde_json::json;
 use store::{
     PgConnection,
     archive::{self, ArchivedOrder},
-    operator::orders::{self, OrderView, PlacementView, TopupView},
+    operator::orders::{self, OrderView, PlacementView, TopupView, TriedPair},
     provider_lanes::{self, WaitingLane},
 };
 use time::OffsetDateTime;
@@ -234,10 +234,17 @@ fn route(placement: &PlacementView) -> Option<String> {
     let firsts = iter::once(1).chain(placement.tried.iter().map(|tried| tried.attempt + 1));
     let mut next = 1;
     for (tried, first) in placement.tried.iter().zip(firsts) {
-        let attempts = attempts(first, tried.attempt);
-        let reason = &tried.reason;
-        parts.push(format!("{attempts} at {} ({})", tried.provider, tried.lane));
-        parts.push(format!("{reason} at {}", tried.at));
+        let TriedPair {
+            provider,
+            lane,
+            attempt,
+            reason,
+            at,
+        } = tried;
+        let attempts = attempts(first, *attempt);
+        parts.push(format!(
+            "{attempts} at {provider} ({lane}), until {at}: {reason}"
+        ));
         next = tried.attempt + 1;
     }
     parts.push(if placement.attempt >= next {
@@ -314,4 +321,56 @@ fn webhook_attempts(order: &OrderView, topup: &TopupView) -> Option<String> {
 
 fn list<const N: usize>(parts: [Option<String>; N]) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn placement(attempt: i32, tried: &[(&str, i32)], alternatives: &[&str]) -> PlacementView {
+        let tried = tried.iter().map(|(provider, attempt)| TriedPair {
+            provider: (*provider).to_owned(),
+            lane: "JP".into(),
+            attempt: *attempt,
+            reason: "sold out".into(),
+            at: "2026-11-24T10:00:00Z".into(),
+        });
+        PlacementView {
+            placement_id: Uuid::nil(),
+            provider: "airalo".into(),
+            state: "accepted".into(),
+            attempt,
+            reason: None,
+            attempted_at: None,
+            placed_at: None,
+            lane: "jp".into(),
+            provider_reference: None,
+            tried: tried.collect(),
+            alternatives: alternatives.iter().map(|name| (*name).to_owned()).collect(),
+            due_at: None,
+        }
+    }
+
+    #[test]
+    fn each_attempt_is_shown_with_its_provider() {
+        let shown = |attempt, tried, alternatives| route(&placement(attempt, tried, alternatives));
+        assert_eq!(shown(1, &[], &[]), None);
+        assert_eq!(
+            shown(1, &[], &["usimsa"]).unwrap(),
+            "attempt 1 at airalo (jp); if it is rejected there, it goes to usimsa"
+        );
+        let tried = [("sandbox", 2), ("usimsa", 3)];
+        assert_eq!(
+            shown(3, &tried, &[]).unwrap(),
+            "attempts 1 to 2 at sandbox (JP), until 2026-11-24T10:00:00Z: sold out; attempt 3 at usimsa \
+             (JP), until 2026-11-24T10:00:00Z: sold out; attempt 4 will be at airalo"
+        );
+        assert!(
+            shown(5, &tried, &[])
+                .unwrap()
+                .ends_with("; attempts 4 to 5 at airalo (jp)")
+        );
+    }
 }
