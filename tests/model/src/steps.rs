@@ -276,7 +276,8 @@ impl Protocol {
     fn claim(&self, state: &mut State, by: usize, index: usize) {
         let answering = state.answering && !state.late;
         let row = &mut state.rows[index];
-        if row.placement.attempt >= self.settings.attempts {
+        // The last attempt at one provider does not prevent the first one at the next.
+        if row.placement.attempt >= self.settings.attempts + u32::from(row.provider) {
             return;
         }
         let mut job = Job {
