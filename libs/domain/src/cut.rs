@@ -6,6 +6,26 @@
 
 use std::{collections::HashMap, num::NonZeroUsize};
 
+use serde::{Deserialize, Serialize};
+
+/// Where an option can be bought: the provider, and the provider's name of the option.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pair {
+    pub provider: String,
+    pub provider_option_id: String,
+}
+
+/// A unit of an order that is to be cut.
+#[derive(Clone, Copy, Debug)]
+pub struct Unit<'a> {
+    /// The provider that is asked first, and its name of the option.
+    pub provider: &'a str,
+    pub provider_option_id: &'a str,
+    /// The pairs that follow if it refuses the purchase, in order of preference.
+    pub alternatives: &'a [Pair],
+}
+
 /// What a provider takes in one purchase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
@@ -49,19 +69,53 @@ pub fn cut(provider: &str) -> Cut {
         .map_or(Cut::WHOLE, |(_, cut)| *cut)
 }
 
-/// Cuts the units of one order, in their order, into purchases. `units` names the provider and the
-/// provider's option of each unit. Returns the number of the purchase of each unit. Purchases are
-/// numbered in the order in which they are needed, from 0.
-pub fn into_purchases<'a>(units: impl IntoIterator<Item = (&'a str, &'a str)>) -> Vec<usize> {
+/// What may be bought in one purchase at each pair of the unit: the strictest rule of all of its
+/// providers, because a purchase that one provider has refused goes to the next one as it is.
+fn cut_of(unit: Unit<'_>) -> Cut {
+    let mut strictest = cut(unit.provider);
+    for pair in unit.alternatives {
+        let next = cut(&pair.provider);
+        strictest.one_option |= next.one_option;
+        strictest.units = match (strictest.units, next.units) {
+            (Some(one), Some(other)) => Some(one.min(other)),
+            (one, other) => one.or(other),
+        };
+    }
+    strictest
+}
+
+/// Units with equal keys may share a purchase.
+#[derive(PartialEq, Eq, Hash)]
+struct Key<'a> {
+    provider: &'a str,
+    /// The providers that follow. A purchase is moved as a whole, so all of its options must name
+    /// the same providers in the same order.
+    following: Vec<&'a str>,
+    /// The option, with its names at all providers, where one of them sells one option at a time.
+    option: Option<(&'a str, &'a [Pair])>,
+}
+
+/// Cuts the units of one order, in their order, into purchases. Returns the number of the purchase
+/// of each unit. Purchases are numbered in the order in which they are needed, from 0.
+pub fn into_purchases<'a>(units: impl IntoIterator<Item = Unit<'a>>) -> Vec<usize> {
     // The number of units of each purchase.
     let mut purchases: Vec<usize> = Vec::new();
-    // The last purchase of each provider and, where the provider sells one option at a time, of
-    // each option. Earlier ones of the same key are full.
-    let mut last: HashMap<(&str, Option<&str>), usize> = HashMap::new();
+    // The last purchase of each key. Earlier ones of the same key are full.
+    let mut last: HashMap<Key<'_>, usize> = HashMap::new();
     let mut numbers = Vec::new();
-    for (provider, option) in units {
-        let cut = cut(provider);
-        let key = (provider, cut.one_option.then_some(option));
+    for unit in units {
+        let cut = cut_of(unit);
+        let key = Key {
+            provider: unit.provider,
+            following: unit
+                .alternatives
+                .iter()
+                .map(|pair| &*pair.provider)
+                .collect(),
+            option: cut
+                .one_option
+                .then_some((unit.provider_option_id, unit.alternatives)),
+        };
         let open = last
             .get(&key)
             .copied()
@@ -82,7 +136,45 @@ mod tests {
     use super::*;
 
     fn purchases(units: &[(&'static str, &'static str)]) -> Vec<usize> {
-        into_purchases(units.iter().copied())
+        into_purchases(units.iter().map(|(provider, provider_option_id)| Unit {
+            provider,
+            provider_option_id,
+            alternatives: &[],
+        }))
+    }
+
+    fn pairs(pairs: &[(&str, &str)]) -> Vec<Pair> {
+        let pair = |(provider, option): &(&str, &str)| Pair {
+            provider: (*provider).to_owned(),
+            provider_option_id: (*option).to_owned(),
+        };
+        pairs.iter().map(pair).collect()
+    }
+
+    /// The purchases of units of `usimsa` with these alternatives.
+    fn routed(units: &[(&'static str, Vec<Pair>)]) -> Vec<usize> {
+        into_purchases(units.iter().map(|(provider_option_id, alternatives)| Unit {
+            provider: "usimsa",
+            provider_option_id,
+            alternatives,
+        }))
+    }
+
+    #[test]
+    fn a_purchase_can_be_moved_to_each_of_its_providers() {
+        let access = |option| pairs(&[("esim-access", option)]);
+        let airalo = |option| pairs(&[("airalo", option)]);
+        assert_eq!(routed(&[("a", access("x")), ("b", access("y"))]), [0, 0]);
+        // The options name different providers, or none.
+        assert_eq!(routed(&[("a", access("x")), ("b", airalo("y"))]), [0, 1]);
+        assert_eq!(routed(&[("a", access("x")), ("b", vec![])]), [0, 1]);
+        // One of the providers sells one option at a time.
+        assert_eq!(routed(&[("a", airalo("x")), ("b", airalo("y"))]), [0, 1]);
+        assert_eq!(routed(&[("a", airalo("x")), ("a", airalo("x"))]), [0, 0]);
+        assert_eq!(routed(&[("a", airalo("x")), ("a", airalo("y"))]), [0, 1]);
+        // One of them takes fewer units.
+        let many = vec![("a", access("x")); 51];
+        assert_eq!(routed(&many)[49..], [0, 1]);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! accepted   claim              placing, with the number of the next attempt
 //! accepted   refuse             refused
 //! placing    bought             placed
-//! placing    rejected           failed
+//! placing    rejected           accepted, at the provider of the next pair; failed if there is none
 //! placing    not bought         accepted
 //! placing    not found, twice   accepted, if the second look-up was after the settling delay
 //! placing    park, dispute      parked
@@ -22,7 +22,7 @@
 //! checker in `tests/model` runs this function itself. The statements add one transition: a
 //! purchase whose profiles have been missing for too long is recorded as placed and parked at once.
 //!
-//! Three rules prevent anything from being bought twice:
+//! Four rules prevent anything from being bought twice:
 //!
 //! - Only the process that recorded an attempt may send its purchase, and only after the record is
 //!   committed.
@@ -30,6 +30,9 @@
 //!   that certainly bought nothing goes back to `accepted`, where the next attempt can be recorded.
 //! - A purchase that nobody expected any more is parked, because money was spent. An operator
 //!   resolves it.
+//! - Only a rejection leads to the next pair, which is another provider. Once the outcome of any
+//!   attempt was unknown, no pair follows any more: the provider that may have the purchase is the
+//!   only one that is asked for it.
 
 use std::time::Duration;
 
@@ -46,6 +49,9 @@ pub struct Placement {
     /// The placement is parked although something is bought. Only an operator moves it; late and
     /// repeated outcomes do not.
     pub disputed: bool,
+    /// How many pairs of provider and option may still follow the present one. It is 0 after an
+    /// outcome that left the purchase in doubt.
+    pub alternatives: u32,
 }
 
 /// Something that happens to a placement. Events that concern an attempt carry its number, so that
@@ -57,7 +63,7 @@ pub enum Event {
     /// The provider has the purchase of this attempt. Its response or a look-up said so.
     Bought(u32),
     /// The provider rejected this attempt. It bought nothing, and a further attempt would be
-    /// rejected, too.
+    /// rejected, too. So the next pair follows, if there is one.
     Rejected(u32),
     /// This attempt certainly bought nothing, for example because the connection was refused. A
     /// further attempt may succeed.
@@ -105,6 +111,7 @@ impl Placement {
         attempt: 0,
         not_found: false,
         disputed: false,
+        alternatives: 0,
     };
 
     /// Returns the placement after `event`, or [`Ignored`] if the event changes nothing.
@@ -117,6 +124,7 @@ impl Placement {
                 attempt: self.attempt + 1,
                 not_found: false,
                 disputed: false,
+                ..self
             }),
             (_, Event::Bought(_)) if self.disputed => Err(Ignored),
             (Placing | Parked, Event::Bought(attempt)) if current(attempt) => to(Placed),
@@ -129,27 +137,45 @@ impl Placement {
                 disputed: true,
                 ..self
             }),
-            (Placing, Event::Rejected(attempt)) if current(attempt) => to(Failed),
+            (Placing, Event::Rejected(attempt)) if current(attempt) => {
+                match self.alternatives.checked_sub(1) {
+                    Some(alternatives) => Ok(Self {
+                        state: Accepted,
+                        not_found: false,
+                        alternatives,
+                        ..self
+                    }),
+                    None => to(Failed),
+                }
+            }
             (Placing, Event::NotBought(attempt)) if current(attempt) => to(Accepted),
             (Placing, Event::NotFound { attempt, settled }) if current(attempt) => {
-                if settled && self.not_found {
-                    to(Accepted)
+                let state = if settled && self.not_found {
+                    Accepted
                 } else {
-                    Ok(Self {
-                        not_found: true,
-                        ..self
-                    })
-                }
+                    Placing
+                };
+                Ok(Self {
+                    state,
+                    not_found: true,
+                    alternatives: 0,
+                    ..self
+                })
             }
             (Accepted | Failed, Event::Refuse) => to(Refused),
             // Only from `placing`. If the placement is `placed`, another look-up found the purchase
             // while this one gave up, and its result counts.
-            (Placing, Event::Park(attempt)) if current(attempt) => to(Parked),
+            (Placing, Event::Park(attempt)) if current(attempt) => Ok(Self {
+                state: Parked,
+                alternatives: 0,
+                ..self
+            }),
             // `disputed` is only set if something is known to be bought. From `placing` nothing is
             // known to be bought, so a later response may still move the placement to `placed`.
             (Placing | Placed, Event::Dispute(attempt)) if current(attempt) => Ok(Self {
                 state: Parked,
                 disputed: self.state == Placed,
+                alternatives: 0,
                 ..self
             }),
             (Parked, Event::Resolve(resolution)) => {
@@ -162,6 +188,7 @@ impl Placement {
                     state,
                     not_found: false,
                     disputed: false,
+                    alternatives: 0,
                     ..self
                 })
             }

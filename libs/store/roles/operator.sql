@@ -14,7 +14,8 @@ GRANT UPDATE (name, environment, access_key, secret_key, old_access_key, old_sec
               erased_at, version)
     ON partners TO esim_operator;
 GRANT UPDATE ON options, providers TO esim_operator;
-GRANT UPDATE (state, not_found_at, placed_at, reason, unknowns, disputed, provider_reference) ON placements TO esim_operator;
+GRANT UPDATE (state, not_found_at, placed_at, reason, unknowns, disputed, provider_reference, alternatives)
+    ON placements TO esim_operator;
 GRANT UPDATE (state, reason) ON topups TO esim_operator;
 GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_operator;
 GRANT INSERT ON delivery_attempts TO esim_operator;
@@ -26,7 +27,7 @@ GRANT SELECT, UPDATE ON retention TO esim_operator;
 GRANT SELECT, UPDATE, DELETE ON retention_due TO esim_operator;
 GRANT UPDATE (profile, erased_at) ON esims TO esim_operator;
 GRANT UPDATE (traceparent, erased_at) ON orders TO esim_operator;
-GRANT UPDATE (reason, refusal_status, refusal_message) ON placements TO esim_operator;
+GRANT UPDATE (reason, refusal_status, refusal_message, tried) ON placements TO esim_operator;
 GRANT DELETE ON delivery_attempts, deliveries, further_endpoints, further_deliveries TO esim_operator;
 GRANT UPDATE (error) ON deliveries TO esim_operator;
 

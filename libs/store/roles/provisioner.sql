@@ -8,8 +8,9 @@ GRANT SELECT (delivery_id) ON deliveries TO esim_provisioner;
 GRANT SELECT ON sweeps TO esim_provisioner;
 
 GRANT UPDATE (state, attempt, attempted_at, not_found_at, placed_at, reason, unknowns, hinted_at, refusal_status,
-              refusal_message, disputed, provider_reference) ON placements TO esim_provisioner;
-GRANT UPDATE (state, reason) ON topups TO esim_provisioner;
+              refusal_message, disputed, provider_reference, provider, lane, alternatives, tried)
+    ON placements TO esim_provisioner;
+GRANT UPDATE (state, reason, provider_option_id) ON topups TO esim_provisioner;
 GRANT INSERT (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id) ON esims TO esim_provisioner;
 GRANT UPDATE (iccid, profile, ready_at, delivery_id) ON esims TO esim_provisioner;
 GRANT INSERT (delivery_id, partner_id, kind, topup_id, order_id) ON deliveries TO esim_provisioner;

@@ -5,8 +5,8 @@
 //! change comes from one locked row (see the migration of `configuration_version`), so a reader
 //! that polls by version misses no change.
 
-use domain::{Environment, OptionId};
-use serde_json::{Map, Value};
+use domain::{Environment, OptionId, cut::Pair};
+use serde_json::{Map, Value, json};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -20,6 +20,10 @@ pub struct ProductOption {
     pub name: String,
     pub provider: String,
     pub provider_option_id: String,
+    /// The pairs that follow if this provider refuses a purchase, in order of preference. Each names
+    /// another provider.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub alternatives: Vec<Pair>,
     /// The environment whose partners may order the option.
     pub environment: Environment,
     /// Only enabled options can be ordered.
@@ -41,12 +45,19 @@ pub(crate) fn details(stored: &str) -> Result<Map<String, Value>> {
         .map_err(|error| Error::Unreadable(format!("details of an option: {error}")))
 }
 
+/// Parses the alternatives of an option as they are stored.
+fn alternatives(stored: &str) -> Result<Vec<Pair>> {
+    serde_json::from_str(stored)
+        .map_err(|error| Error::Unreadable(format!("alternatives of an option: {error}")))
+}
+
 /// Reads the options that match a condition, with `$details` as their details, each with the
 /// version of its last change.
 macro_rules! options {
     ($connection:expr, $details:literal, $condition:literal $(, $argument:expr)?) => {
         sqlx::query!(
-            "SELECT option_id, name, provider, provider_option_id, environment, enabled, version, "
+            r#"SELECT option_id, name, provider, provider_option_id, environment, enabled, version,
+                      alternatives::text AS "alternatives!", "#
                 + $details
                 + r#" AS "details!" FROM options "#
                 + $condition
@@ -61,6 +72,7 @@ macro_rules! options {
                 name: row.name,
                 provider: row.provider,
                 provider_option_id: row.provider_option_id,
+                alternatives: alternatives(&row.alternatives)?,
                 environment: row.environment.parse()?,
                 enabled: row.enabled,
                 details: details(&row.details)?,
@@ -75,13 +87,16 @@ macro_rules! options {
 /// written, so it gets no new version and no ingress reads it again.
 pub async fn import(connection: &mut PgConnection, option: &ProductOption) -> Result<bool> {
     let details = Value::from(option.details.clone()).to_string();
+    let alternatives = json!(option.alternatives).to_string();
     let changed = sqlx::query!(
-        "INSERT INTO options AS o (option_id, name, provider, provider_option_id, environment, enabled, details)
-         VALUES ($1, $2, $3, $4, $5, $6, $7::text::jsonb)
+        "INSERT INTO options AS o (option_id, name, provider, provider_option_id, environment, enabled, details,
+                                   alternatives)
+         VALUES ($1, $2, $3, $4, $5, $6, $7::text::jsonb, $8::text::jsonb)
          ON CONFLICT (option_id) DO UPDATE
-         SET name = $2, provider = $3, provider_option_id = $4, environment = $5, enabled = $6, details = $7::text::jsonb
-         WHERE (o.name, o.provider, o.provider_option_id, o.environment, o.enabled, o.details)
-            IS DISTINCT FROM ($2, $3, $4, $5, $6, $7::text::jsonb)",
+         SET name = $2, provider = $3, provider_option_id = $4, environment = $5, enabled = $6, details = $7::text::jsonb,
+             alternatives = $8::text::jsonb
+         WHERE (o.name, o.provider, o.provider_option_id, o.environment, o.enabled, o.details, o.alternatives)
+            IS DISTINCT FROM ($2, $3, $4, $5, $6, $7::text::jsonb, $8::text::jsonb)",
         option.option_id.uuid(),
         option.name,
         option.provider,
@@ -89,6 +104,7 @@ pub async fn import(connection: &mut PgConnection, option: &ProductOption) -> Re
         option.environment.as_str(),
         option.enabled,
         details,
+        alternatives,
     );
     Ok(changed.execute(connection).await?.rows_affected() > 0)
 }

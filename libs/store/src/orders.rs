@@ -9,9 +9,10 @@
 //! refused in one transaction, so nothing of it is bought now or later. Both rest on the row locks
 //! of PostgreSQL and not on what a process remembers.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupId};
+use serde_json::json;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -68,7 +69,19 @@ pub struct NewPlacement {
     pub provider: String,
     /// The lane: what may fail together at the provider, usually one option; see [`domain::lane`].
     pub lane: String,
+    /// Where it goes if this provider rejects it, in order of preference.
+    pub alternatives: Vec<Alternative>,
     pub topups: Vec<NewTopup>,
+}
+
+/// A further provider that sells all options of a placement. It is stored with the placement, so
+/// that a later change of the catalogue does not change accepted orders.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Alternative {
+    pub provider: String,
+    pub lane: String,
+    /// The provider's name of each option of the placement.
+    pub options: BTreeMap<OptionId, String>,
 }
 
 #[derive(Clone, Debug)]
@@ -113,6 +126,9 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
             placements.partners.push(order.partner_id.uuid());
             placements.providers.push(&placement.provider);
             placements.lanes.push(&placement.lane);
+            let alternatives = (!placement.alternatives.is_empty())
+                .then(|| json!(placement.alternatives).to_string());
+            placements.alternatives.push(alternatives);
             for topup in &placement.topups {
                 topups.ids.push(topup.topup_id.as_str());
                 topups.orders.push(order.order_id.uuid());
@@ -142,10 +158,11 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
                             AND NOT a.refused LIMIT 1) IS NULL
                    ON CONFLICT (external_order_id, partner_id, refused_at) DO NOTHING RETURNING order_id
                ), new_placements AS (
-                   INSERT INTO placements (placement_id, order_id, partner_id, provider, lane)
-                   SELECT new.placement_id, new.order_id, new.partner_id, new.provider, new.lane
-                   FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[])
-                       AS new (placement_id, order_id, partner_id, provider, lane)
+                   INSERT INTO placements (placement_id, order_id, partner_id, provider, lane, alternatives)
+                   SELECT new.placement_id, new.order_id, new.partner_id, new.provider, new.lane,
+                          new.alternatives::jsonb
+                   FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[], $18::text[])
+                       AS new (placement_id, order_id, partner_id, provider, lane, alternatives)
                    JOIN stored ON stored.order_id = new.order_id
                ), new_topups AS (
                    INSERT INTO topups (topup_id, placement_id, position, option_id, provider_option_id)
@@ -172,6 +189,7 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
             &traceparents as &[Option<&str>],
             &answers,
             &answering as &[Option<Uuid>],
+            &placements.alternatives as &[Option<String>],
         );
         Ok::<_, Error>(query.fetch_all(&mut *connection).await?)
     })?;
@@ -189,6 +207,7 @@ struct Placements<'a> {
     partners: Vec<Uuid>,
     providers: Vec<&'a str>,
     lanes: Vec<&'a str>,
+    alternatives: Vec<Option<String>>,
 }
 
 #[derive(Default)]

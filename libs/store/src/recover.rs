@@ -32,7 +32,8 @@ pub struct Recovered {
     /// Placements that were `placing`. They are looked up as if their attempt had been recorded
     /// now.
     pub placing: i64,
-    /// Placements of both kinds that were parked instead, because of `park_unanswered`.
+    /// Placements of both kinds that were parked instead, because of `park_unanswered`, or because
+    /// another provider may have sold them after the dump.
     pub parked: i64,
     /// Orders that were not answered yet at the time of the dump. They may have been refused after
     /// it.
@@ -134,22 +135,28 @@ pub async fn recover(
     // The steps of the statement:
     //
     // - `open` locks all unfinished placements. An order counts as unanswered if its deadline was
-    //   later than the newest order of the dump, which is about the time of the dump.
+    //   later than the newest order of the dump, which is about the time of the dump. A placement
+    //   with alternatives may have gone to another provider after the dump, and a look-up at the one
+    //   that the dump names would not find it. So an operator has to look at all of them.
     // - `moved` moves them to `placing`, or to `parked`. An `accepted` one gets the number of a new
     //   attempt, because the purchase that may exist was at least the next attempt.
     // - `done` deletes the work of parked placements, and `due` makes all others due for a look-up.
     // - `parked` makes the parked ones visible to operators.
     let query = sqlx::query!(
         r#"WITH open AS (
-               SELECT p.placement_id, p.order_id, p.state AS was, o.answer_by > $1 AS unanswered
+               SELECT p.placement_id, p.order_id, p.state AS was, o.answer_by > $1 AS unanswered,
+                      ($2 AND o.answer_by > $1) OR p.alternatives IS NOT NULL AS parks
                FROM placements p JOIN orders o ON o.order_id = p.order_id
                WHERE p.state IN ('accepted', 'placing') FOR UPDATE OF p
            ), moved AS (
                UPDATE placements p
-               SET state = CASE WHEN $2 AND open.unanswered THEN 'parked' ELSE 'placing' END,
+               SET state = CASE WHEN open.parks THEN 'parked' ELSE 'placing' END,
                    attempt = p.attempt + (open.was = 'accepted')::int,
                    attempted_at = now(), not_found_at = NULL, unknowns = 0,
-                   reason = CASE WHEN $2 AND open.unanswered
+                   alternatives = NULL,
+                   reason = CASE WHEN p.alternatives IS NOT NULL
+                                 THEN 'restored from a dump: may have been bought at any of its providers after it'
+                                 WHEN open.parks
                                  THEN 'restored from a dump: may have been bought, or refused with 422, after it'
                                  ELSE 'restored from a dump: may have been bought after it' END
                FROM open WHERE p.placement_id = open.placement_id
@@ -166,7 +173,7 @@ pub async fn recover(
                SELECT placement_id, 'parked', provider, partner_id FROM moved WHERE state = 'parked'
                ON CONFLICT DO NOTHING
            )
-           SELECT moved.was AS "was!", moved.unanswered AS "unanswered!", o.order_id, o.partner_id, o.external_order_id
+           SELECT moved.was AS "was!", moved.state AS "state!", moved.unanswered AS "unanswered!", o.order_id, o.partner_id, o.external_order_id
            FROM moved JOIN orders o ON o.order_id = moved.order_id"#,
         before.newest,
         park_unanswered,
@@ -184,7 +191,7 @@ pub async fn recover(
             external_order_id: row.external_order_id.clone(),
         })
         .collect();
-    let parked = if park_unanswered { unanswered.len() } else { 0 };
+    let parked = rows.iter().filter(|row| row.state == "parked").count();
     unanswered.sort_unstable_by_key(|order| order.order_id.uuid());
     unanswered.dedup_by_key(|order| order.order_id.uuid());
     Ok(Recovered {

@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
-use domain::OptionId;
+use domain::{OptionId, cut::Pair};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sqlx::Connection;
@@ -65,7 +65,9 @@ The file:
                 \"details\": {\"country\": \"JP\", \"days\": 7}}]}
 
 provider_option_id is the provider's name of the product. environment is sandbox or live. Partners see name and details;
-details is an optional JSON object of at most 4 KiB. The file may also be the list [{…}] alone, as `esimctl option list
+details is an optional JSON object of at most 4 KiB. An option that several providers sell has the others as
+\"alternatives\": [{\"provider\": \"airalo\", \"provider_option_id\": \"jp-7d-1gb@4.50\"}], in order of preference: if a
+provider refuses a purchase, the next one is asked. The file may also be the list [{…}] alone, as `esimctl option list
 --json` prints it. An option with \"enabled\": false cannot be ordered. Options that are
 not in the file stay as they are. A file with any fault imports nothing.";
 
@@ -74,6 +76,8 @@ const LARGEST: u64 = 64 << 20;
 /// The maximum number of faults that one error names.
 const MOST_FAULTS: usize = 10;
 const LONGEST_TEXT: usize = 255;
+/// The maximum number of alternatives of an option.
+const MOST_ALTERNATIVES: usize = 4;
 /// The longest details as JSON, in bytes.
 const LONGEST_DETAILS: usize = 4 << 10;
 
@@ -306,32 +310,32 @@ fn parse(text: &str) -> anyhow::Result<Vec<ProductOption>> {
 
 /// Checks what the types of the fields cannot express. Returns the first fault, with its field.
 fn fault(option: &ProductOption) -> Option<String> {
-    for (field, text) in [
-        ("name", &option.name),
-        ("provider", &option.provider),
-        ("provider_option_id", &option.provider_option_id),
-    ] {
-        if text.trim().is_empty() {
-            return Some(format!("{field}: must not be blank"));
+    if let Some(fault) = text_fault("name", &option.name) {
+        return Some(fault);
+    }
+    if let Some(fault) = pair_fault(&option.provider, &option.provider_option_id) {
+        return Some(fault);
+    }
+    if option.alternatives.len() > MOST_ALTERNATIVES {
+        return Some(format!("alternatives: must be at most {MOST_ALTERNATIVES}"));
+    }
+    let mut providers = vec![&option.provider];
+    for (index, pair) in option.alternatives.iter().enumerate() {
+        let Pair {
+            provider,
+            provider_option_id,
+        } = pair;
+        if let Some(fault) = pair_fault(provider, provider_option_id) {
+            return Some(format!("alternatives[{index}].{fault}"));
         }
-        if text.chars().any(char::is_control) {
-            return Some(format!("{field}: must have no control character"));
-        }
-        if text.chars().count() > LONGEST_TEXT {
+        // A provider knows all attempts of a placement by one id. So it may take a second product
+        // under this id for a repetition of the first one.
+        if providers.contains(&provider) {
             return Some(format!(
-                "{field}: must be at most {LONGEST_TEXT} characters long"
+                "alternatives[{index}].provider: {provider} is named before; each provider may be named once"
             ));
         }
-    }
-    // The name of a provider is part of the NATS subjects of its jobs, where for example `.` and
-    // `*` have a meaning.
-    let is_plain = |byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_');
-    if !option.provider.bytes().all(is_plain) {
-        let rule = "use lower case letters, digits, - and _ as in sandbox or usimsa";
-        return Some(format!(
-            "provider: {:?} is not a name; {rule}",
-            option.provider
-        ));
+        providers.push(provider);
     }
     let details = Value::from(option.details.clone()).to_string();
     // PostgreSQL cannot store a NUL, which JSON text contains as `\u0000`. If the backslash itself
@@ -343,9 +347,44 @@ fn fault(option: &ProductOption) -> Option<String> {
         .then(|| format!("details: must be at most {LONGEST_DETAILS} bytes of JSON"))
 }
 
-fn row(option: &ProductOption) -> Row<6> {
+/// The first fault of a provider and its name of an option.
+fn pair_fault(provider: &str, provider_option_id: &str) -> Option<String> {
+    let blank = text_fault("provider", provider)
+        .or_else(|| text_fault("provider_option_id", provider_option_id));
+    if blank.is_some() {
+        return blank;
+    }
+    // The name of a provider is part of the NATS subjects of its jobs, where for example `.` and
+    // `*` have a meaning.
+    let is_plain = |byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_');
+    (!provider.bytes().all(is_plain)).then(|| {
+        let rule = "use lower case letters, digits, - and _ as in sandbox or usimsa";
+        format!("provider: {provider:?} is not a name; {rule}")
+    })
+}
+
+fn text_fault(field: &str, text: &str) -> Option<String> {
+    if text.trim().is_empty() {
+        return Some(format!("{field}: must not be blank"));
+    }
+    if text.chars().any(char::is_control) {
+        return Some(format!("{field}: must have no control character"));
+    }
+    (text.chars().count() > LONGEST_TEXT)
+        .then(|| format!("{field}: must be at most {LONGEST_TEXT} characters long"))
+}
+
+fn row(option: &ProductOption) -> Row<7> {
     let enabled = if option.enabled { "yes" } else { "no" }.to_owned();
-    cells!(option: option_id, name, provider, provider_option_id, environment, enabled = enabled)
+    let alternatives: Vec<String> = option
+        .alternatives
+        .iter()
+        .map(|pair| format!("{} {}", pair.provider, pair.provider_option_id))
+        .collect();
+    cells!(option:
+        option_id, name, provider, provider_option_id, environment, enabled = enabled,
+        alternatives = alternatives.join(", "),
+    )
 }
 
 #[cfg(test)]
@@ -418,7 +457,15 @@ mod tests {
             "details", json!({"text": "\u{0}"}) => ".details: must hold no NUL";
             "price", json!(1)
                 => ".price: unknown field `price`, expected one of `option_id`, `name`, `provider`, \
-                    `provider_option_id`, `environment`, `enabled`, `details`";
+                    `provider_option_id`, `alternatives`, `environment`, `enabled`, `details`";
+            "alternatives", json!([{"provider": "airalo"}])
+                => ".alternatives[0]: missing field `provider_option_id`";
+            "alternatives", json!([{"provider": "airalo", "provider_option_id": "x"}, {"provider": "a b", "provider_option_id": "x"}])
+                => r#".alternatives[1].provider: "a b" is not a name; use lower case letters, digits, - and _ as in sandbox or usimsa"#;
+            "alternatives", json!([{"provider": "usimsa", "provider_option_id": "other"}])
+                => ".alternatives[0].provider: usimsa is named before; each provider may be named once";
+            "alternatives", json!([{"provider": "airalo", "provider_option_id": ""}])
+                => ".alternatives[0].provider_option_id: must not be blank";
         } {
             assert_eq!(
                 fault(&json!([with(field, value)])),

@@ -10,7 +10,7 @@ use anyhow::bail;
 use clap::Args;
 use domain::PlacementId;
 use provisioner::providers::{
-    Accounts, Balance, Capabilities, FindAnswer, Limits, LookUp, Provider, Sought, Trouble,
+    Accounts, Balance, Capabilities, FindAnswer, Limits, LookUp, Paced, Provider, Sought, Trouble,
 };
 use serde::Serialize;
 
@@ -66,7 +66,8 @@ pub async fn run(check: &Check, console: &Console) -> anyhow::Result<()> {
         timeout: check.timeout,
         answer_max: ANSWER_MAX,
     };
-    let provider = check.accounts.connect(&check.name, limits)?.provider;
+    let paced = Paced::without_rate(limits);
+    let provider = check.accounts.connect(&check.name, paced)?.provider;
     if let Err(trouble) = look_up(&*provider).await {
         bail!("{}: {}", check.name, describe(&trouble));
     }

@@ -65,7 +65,8 @@ use uuid::Uuid;
 use crate::{
     callbacks::{Callbacks, Callers},
     metrics::Metrics,
-    providers::{Accounts, Connected},
+    providers::{Accounts, Connected, Paced},
+    rate::Rate,
     reporter::Reporter,
 };
 
@@ -84,9 +85,10 @@ pub struct Config {
     #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:8083")]
     pub admin_listen: SocketAddr,
 
-    /// Providers to buy from, separated by commas: `airalo`, `esim-access`, `sandbox`, `usimsa`
+    /// Providers to buy from, separated by commas
     ///
-    /// Each named provider needs the settings of its account. Placements of other providers are
+    /// Each provider has a section of this help with the settings of its account, and each named
+    /// one needs them. Placements of other providers are
     /// left to provisioners that name them.
     #[arg(
         long,
@@ -266,27 +268,41 @@ const TURNS: Duration = Duration::from_secs(5);
 /// slow queue are deferred, so that ingress does not wait for their verdicts.
 const SLOW: Duration = Duration::from_secs(1);
 
-/// The configured providers by their names.
-type Providers = Vec<(String, Connected)>;
+/// A configured provider, by its name, with the pace of its calls.
+struct Configured {
+    name: String,
+    connected: Connected,
+    rate: Arc<Rate>,
+}
 
 impl Config {
     /// Creates the adapters of the configured providers. A name that is given twice is an error,
     /// because two workers would compete for the same rows.
-    fn connect(&self) -> anyhow::Result<Providers> {
+    /// `instance` names this replica, which shares `PROVIDER_RATE` with the others.
+    fn connect(&self, instance: &str) -> anyhow::Result<Vec<Configured>> {
         let limits = providers::Limits {
             timeout: self.provider_timeout,
             answer_max: usize::try_from(self.provider_answer_max).unwrap_or(usize::MAX),
         };
-        let mut connected = Providers::new();
+        let mut configured: Vec<Configured> = Vec::new();
         for name in &self.providers {
-            if connected.iter().any(|(other, _)| other == name) {
+            if configured.iter().any(|other| other.name == *name) {
                 return Err(BadSetting::error(format!(
                     "PROVIDERS names {name} twice: remove one of the two"
                 )));
             }
-            connected.push((name.clone(), self.accounts.connect(name, limits)?));
+            let rate = Arc::new(Rate::new(self.provider_rate, instance.to_owned()));
+            let paced = Paced {
+                limits,
+                rate: Arc::clone(&rate),
+            };
+            configured.push(Configured {
+                name: name.clone(),
+                connected: self.accounts.connect(name, paced)?,
+                rate,
+            });
         }
-        Ok(connected)
+        Ok(configured)
     }
 
     /// The limits of a provider's permits. A rate limit lowers them so that no call waits longer
@@ -345,7 +361,8 @@ struct Parts {
 /// Runs the stage until the soft stop, and then until the work in flight is finished.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     config.check()?;
-    let providers = config.connect()?;
+    let instance = Uuid::now_v7().simple().to_string();
+    let providers = config.connect(&instance)?;
     let parts = connect(&config).await?;
     let readiness = Readiness::new(&shutdown, &["database"]);
     health::serve(config.admin_listen, readiness.clone()).await?;
@@ -365,8 +382,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let checked = checked.transpose()?.is_some();
     let reporter = Arc::new(Reporter::start(&parts.nats, &shutdown));
     if checked {
-        let instance = Uuid::now_v7().simple().to_string();
-        let watched = start::providers(&config, providers, &instance, &reporter, &parts, &shutdown);
+        let watched = start::providers(&config, providers, &reporter, &parts, &shutdown);
         start::watches(&config, watched, instance, &parts, &shutdown);
         let pulse = pulse::run(parts.database.clone(), readiness, shutdown.clone());
         shutdown.spawn("pulse", pulse);
@@ -409,7 +425,7 @@ async fn connect(config: &Config) -> anyhow::Result<Parts> {
 /// that cannot be recorded gets 503, and its profiles are collected on schedule.
 async fn receive_callbacks(
     config: &Config,
-    providers: &Providers,
+    providers: &[Configured],
     parts: &Parts,
     shutdown: &Shutdown,
 ) -> anyhow::Result<()> {
@@ -434,10 +450,14 @@ async fn receive_callbacks(
 }
 
 /// The providers with a callback token.
-fn callers(providers: &Providers) -> Callers {
-    let callers = providers.iter().filter_map(|(name, connected)| {
-        let token = connected.callback_token.clone()?;
-        Some((name.clone(), (token, Arc::clone(&connected.provider))))
+fn callers(providers: &[Configured]) -> Callers {
+    let callers = providers.iter().filter_map(|configured| {
+        let Connected {
+            provider,
+            callback_token,
+        } = &configured.connected;
+        let token = callback_token.clone()?;
+        Some((configured.name.clone(), (token, Arc::clone(provider))))
     });
     callers.collect()
 }

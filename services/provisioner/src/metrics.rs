@@ -41,6 +41,7 @@ pub struct Metrics {
     server: ServerGauges,
     callbacks: Counter<u64>,
     topups: Counter<u64>,
+    rerouted: Counter<u64>,
     ready_duration: Histogram<f64>,
 }
 
@@ -86,6 +87,10 @@ impl Default for Metrics {
             topups: make.counter(
                 "esim.topups",
                 "Units that are ready, failed or parked, by outcome",
+            ),
+            rerouted: make.counter(
+                "esim.placements.rerouted",
+                "Placements that one provider rejected and that went to the next one",
             ),
             ready_duration: make.durations(
                 "esim.topup.ready.duration",
@@ -192,6 +197,12 @@ impl Metrics {
             self.topups
                 .add(units, &[provider(name), KeyValue::new("outcome", outcome)]);
         }
+    }
+
+    /// Counts a placement that the provider `from` rejected and that went to the provider `to`.
+    pub fn rerouted(&self, from: &str, to: &str) {
+        let to = KeyValue::new("to", to.to_owned());
+        self.rerouted.add(1, &[provider(from), to]);
     }
 
     /// Counts units whose profiles were stored, and records the time since their order was

@@ -297,12 +297,12 @@ impl ProviderWork {
                     "the provider rejected the purchase"
                 );
                 // The rejection is recorded before the verdict is sent, because ingress answers 422
-                // on the strength of what is stored.
-                if self
+                // on the strength of what is stored. A placement that has gone to another provider is
+                // not decided yet, so it gets its verdict there.
+                let settled = self
                     .settle(claimed, Outcome::Rejected { status, message })
-                    .await
-                    .moved
-                {
+                    .await;
+                if settled.moved && settled.rerouted.is_none() {
                     self.reporter
                         .verdict(claimed, Verdict::Rejected, provider_time);
                 }

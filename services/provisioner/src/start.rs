@@ -22,7 +22,7 @@ use store::{
 use tokio::sync::Semaphore;
 
 use crate::{
-    Config, Parts, Providers, balance,
+    Config, Configured, Parts, balance,
     breaker::Breaker,
     calls::Calls,
     heartbeat,
@@ -37,16 +37,20 @@ use crate::{
 /// Starts the work for every provider. Returns what [`watch`] has to refresh for each.
 pub(crate) fn providers(
     config: &Config,
-    providers: Providers,
-    instance: &str,
+    providers: Vec<Configured>,
     reporter: &Arc<Reporter>,
     parts: &Parts,
     shutdown: &Shutdown,
 ) -> Vec<Watched> {
     let settlements = Settlements::start(parts.database.clone(), shutdown);
     let mut all = Vec::new();
-    for (name, Connected { provider, .. }) in providers {
-        let watched = watched(config, &name, instance, parts);
+    for Configured {
+        name,
+        connected: Connected { provider, .. },
+        rate,
+    } in providers
+    {
+        let watched = watched(config, &name, rate, parts);
         let calls = Calls {
             name,
             provider,
@@ -75,7 +79,7 @@ pub(crate) fn providers(
 
 /// Creates what holds the calls to a provider back: the limits of its lanes, its breaker and its
 /// rate limit.
-fn watched(config: &Config, name: &str, instance: &str, parts: &Parts) -> Watched {
+fn watched(config: &Config, name: &str, rate: Arc<Rate>, parts: &Parts) -> Watched {
     let limiters = Arc::new(LaneLimiters::new(
         name.to_owned(),
         config.limits(config.provider_concurrency).permits,
@@ -92,7 +96,6 @@ fn watched(config: &Config, name: &str, instance: &str, parts: &Parts) -> Watche
         Arc::clone(&limiters),
         parts.metrics.clone(),
     );
-    let rate = Arc::new(Rate::new(config.provider_rate, instance.to_owned()));
     Watched::new(breaker, rate, limiters)
 }
 

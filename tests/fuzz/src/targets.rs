@@ -10,9 +10,8 @@ use notifier::{
     webhook::{self, Sender},
 };
 use provisioner::providers::{
-    FindAnswer, Hint, Limits, Provider, ProviderUnit, Purchase, PurchaseAnswer, Sought, Trouble,
-    UnitState,
-    usimsa::{Account, connect},
+    Accounts, FindAnswer, Hint, Limits, Paced, Provider, ProviderUnit, Purchase, PurchaseAnswer,
+    Sought, Trouble, UnitState,
 };
 use webhooks::{
     dns::NameServers,
@@ -78,13 +77,12 @@ fn account(base: &str) -> Arc<dyn Provider> {
         timeout: Duration::from_secs(5),
         answer_max: 64 * 1024,
     };
-    let account = Account {
-        url: Some(base.parse().expect("a URL")),
-        access_key: Some("key".into()),
-        secret_key: Some("c2VjcmV0LWtleQ==".into()),
-        ..Account::default()
-    };
-    connect(&account, limits).expect("a client").provider
+    let accounts = Accounts::default()
+        .with("usimsa", "URL", base)
+        .with("usimsa", "ACCESS_KEY", "key")
+        .with("usimsa", "SECRET_KEY", "c2VjcmV0LWtleQ==");
+    let connected = accounts.connect("usimsa", Paced::without_rate(limits));
+    connected.expect("a client").provider
 }
 
 /// Without a provider for TLS no client is built.

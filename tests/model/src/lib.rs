@@ -38,6 +38,8 @@ pub enum Safeguard {
     RecordedAttempt,
     /// Only an `accepted` placement can be claimed to buy it, so a repeated job claims nothing
     IdempotentClaim,
+    /// Only a rejection leads to the next provider, and an unknown outcome never does
+    CertainRouting,
     /// An attempt with an unknown outcome is looked up before anything is bought again
     LookUp,
     /// "No such purchase" allows another attempt only once SETTLE has passed
@@ -95,6 +97,9 @@ pub struct Settings {
     /// Number of placements of the one order, each bought from a provider of its own
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub placements: u8,
+    /// Number of providers that sell the option of a placement, in order of preference
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+    pub providers: u8,
     /// Maximum number of faults in one history: crashes, and requests that an endpoint fails
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(0..=4))]
     pub faults: u8,
@@ -113,6 +118,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             placements: 1,
+            providers: 1,
             faults: 2,
             attempts: 2,
             detects_duplicates: false,

@@ -139,7 +139,11 @@ impl Model for Protocol {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        vec![State::new(self.settings.placements, self.settings.faults)]
+        vec![State::new(
+            self.settings.placements,
+            self.settings.providers,
+            self.settings.faults,
+        )]
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {

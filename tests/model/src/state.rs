@@ -83,6 +83,8 @@ pub enum Answer {
 pub struct Row {
     /// The state machine's data.
     pub placement: Placement,
+    /// Which of its providers it is bought from, from 0.
+    pub provider: u8,
     /// The age of its attempt, in ticks; counted in state `placing`.
     pub age: u8,
     /// How a provisioner finds it without a message.
@@ -100,7 +102,7 @@ pub struct Row {
     pub event: bool,
     /// The number of purchases.
     pub bought: u8,
-    /// Whether a look-up finds the purchase.
+    /// Whether a look-up at its provider finds the purchase.
     pub shown: bool,
     /// The webhook was sent.
     pub told: bool,
@@ -195,6 +197,8 @@ pub struct Request {
     pub row: usize,
     /// The attempt.
     pub attempt: u32,
+    /// The provider that it is sent to.
+    pub provider: u8,
     /// It is bought, but look-ups do not show it yet.
     pub bought: bool,
     /// A tick has passed since it was sent.
@@ -214,9 +218,13 @@ pub enum Notifier {
 
 impl State {
     /// Before the order is stored.
-    pub fn new(placements: u8, faults: u8) -> Self {
+    pub fn new(placements: u8, providers: u8, faults: u8) -> Self {
         let row = Row {
-            placement: Placement::NEW,
+            placement: Placement {
+                alternatives: u32::from(providers - 1),
+                ..Placement::NEW
+            },
+            provider: 0,
             age: 0,
             turn: Turn::Young,
             ready: false,

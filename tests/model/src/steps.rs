@@ -75,7 +75,8 @@ impl Protocol {
             } => self.arrive(state, request, does, answered),
             Action::Show(request) => {
                 let shown = state.requests.remove(request);
-                state.rows[shown.row].shown = true;
+                let row = &mut state.rows[shown.row];
+                row.shown |= row.provider == shown.provider;
             }
             Action::Vanish { request, noticed } => {
                 let lost = state.requests.remove(request);
@@ -155,6 +156,7 @@ impl Protocol {
                 state.requests.push(Request {
                     row: job.row,
                     attempt: job.attempt,
+                    provider: state.rows[job.row].provider,
                     bought: false,
                     old: false,
                 });
@@ -274,7 +276,8 @@ impl Protocol {
     fn claim(&self, state: &mut State, by: usize, index: usize) {
         let answering = state.answering && !state.late;
         let row = &mut state.rows[index];
-        if row.placement.attempt >= self.settings.attempts {
+        // The last attempt at one provider does not prevent the first one at the next.
+        if row.placement.attempt >= self.settings.attempts + u32::from(row.provider) {
             return;
         }
         let mut job = Job {
@@ -314,6 +317,17 @@ impl Protocol {
                 Settlement::NotFound { settled }
             }
             Found::Unknown if row.age >= OVERDUE => Settlement::Hopeless,
+            Found::Nothing | Found::Unknown
+                if !self.has(Safeguard::CertainRouting) && row.placement.alternatives > 0 =>
+            {
+                // The provider gives no answer that settles the attempt, so the next one is asked.
+                let row = &mut state.rows[index];
+                row.placement.state = PlacementState::Accepted;
+                row.placement.alternatives -= 1;
+                row.provider += 1;
+                row.shown = false;
+                return;
+            }
             // This result only changes the time of the next look-up.
             Found::Nothing | Found::Unknown => return,
         };
@@ -373,6 +387,9 @@ impl Protocol {
         if let Some(mut placement) = self.after(row.placement, event) {
             if self.settings.one_look && outcome == (Settlement::NotFound { settled: true }) {
                 placement.state = PlacementState::Accepted;
+            }
+            if outcome == Settlement::Rejected && placement.state == PlacementState::Accepted {
+                row.provider += 1;
             }
             row.placement = placement;
             row.age = if placement.state == PlacementState::Placing {

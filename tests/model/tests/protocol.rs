@@ -3,6 +3,10 @@
 
 use std::collections::HashMap;
 
+use domain::{
+    PlacementState,
+    placement::{Event, Placement},
+};
 use model::{Assumption, Promise, Protocol, Report, Safeguard, Settings, State, check};
 use stateright::Model;
 
@@ -36,6 +40,15 @@ fn breaks(settings: &Settings) -> Promise {
 fn without(safeguard: Safeguard) -> Settings {
     Settings {
         without: vec![safeguard],
+        ..Settings::default()
+    }
+}
+
+/// An order of one option that two providers sell.
+fn routed() -> Settings {
+    Settings {
+        providers: 2,
+        faults: 1,
         ..Settings::default()
     }
 }
@@ -78,6 +91,30 @@ fn the_promise_holds_for_an_order_of_two_providers() {
         attempts: 1,
         ..Settings::default()
     });
+}
+
+/// A rejection leads to the next provider of the option, whose purchase is delivered like any other.
+#[test]
+fn the_promise_holds_for_an_option_that_two_providers_sell() {
+    let report = holds(&routed());
+    let at_the_second = Placement {
+        state: PlacementState::Placing,
+        attempt: 2,
+        ..Placement::NEW
+    };
+    let bought = (at_the_second, Event::Bought(2));
+    assert!(report.visited.contains(&bought), "nothing was rerouted");
+}
+
+/// After an unknown outcome the first provider may have the purchase, so the next one would sell it
+/// a second time.
+#[test]
+fn after_an_unknown_outcome_another_provider_would_sell_it_twice() {
+    let settings = Settings {
+        without: vec![Safeguard::CertainRouting],
+        ..routed()
+    };
+    assert_eq!(breaks(&settings), Promise::BoughtOnce);
 }
 
 #[test]

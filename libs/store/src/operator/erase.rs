@@ -202,9 +202,11 @@ async fn orders(connection: &mut PgConnection, orders: &[Uuid]) -> Result<Erased
            ), event_waiting AS (
                DELETE FROM held WHERE id = ANY (ARRAY (SELECT delivery_id FROM delivery WHERE is_event))
            ), texts AS (
-               UPDATE placements p SET reason = NULL, refusal_status = NULL, refusal_message = NULL
+               UPDATE placements p SET reason = NULL, refusal_status = NULL, refusal_message = NULL, tried = NULL,
+                                       alternatives = NULL
                WHERE p.order_id = ANY ($1)
-                 AND (p.reason IS NOT NULL OR p.refusal_status IS NOT NULL OR p.refusal_message IS NOT NULL)
+                 AND (p.reason IS NOT NULL OR p.refusal_status IS NOT NULL OR p.refusal_message IS NOT NULL
+                      OR p.tried IS NOT NULL OR p.alternatives IS NOT NULL)
            ), erased AS (
                UPDATE orders o SET traceparent = NULL, erased_at = now()
                WHERE o.order_id = ANY ($1) AND o.erased_at IS NULL RETURNING o.order_id

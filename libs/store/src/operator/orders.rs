@@ -6,7 +6,7 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::Result;
+use crate::{Error, Result};
 
 /// An order with its placements, units and deliveries. It holds no activation code.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -50,9 +50,26 @@ pub struct PlacementView {
     pub lane: String,
     /// The provider's own id of the purchase, if the provider has named one.
     pub provider_reference: Option<String>,
+    /// The providers that have rejected it, in the order in which they were asked.
+    pub tried: Vec<TriedPair>,
+    /// The providers to which it may still go.
+    pub alternatives: Vec<String>,
     /// When a provisioner looks at it next, if it has work.
     #[serde(with = "time::serde::rfc3339::option")]
     pub due_at: Option<OffsetDateTime>,
+}
+
+/// A provider that has rejected a placement, which then went to the next one.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+pub struct TriedPair {
+    pub provider: String,
+    pub lane: String,
+    /// The last attempt there.
+    pub attempt: i32,
+    /// Why it was rejected.
+    pub reason: String,
+    /// When it was rejected, in RFC 3339.
+    pub at: String,
 }
 
 /// One unit and its delivery, as operators see it.
@@ -123,15 +140,35 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderVi
     let heads = query.fetch_all(&mut *connection).await?;
     let mut orders = Vec::with_capacity(heads.len());
     for head in heads {
-        let query = sqlx::query_as!(
-            PlacementView,
+        let query = sqlx::query!(
             r#"SELECT placement_id, p.provider, state, attempt, reason, attempted_at, placed_at, lane,
-                      provider_reference, (SELECT at FROM work w WHERE w.id = p.placement_id) AS "due_at?"
+                      provider_reference, coalesce(tried, '[]')::text AS "tried!",
+                      ARRAY (SELECT jsonb_path_query(alternatives, '$[*].provider') #>> '{}') AS "alternatives!: Vec<String>",
+                      (SELECT at FROM work w WHERE w.id = p.placement_id) AS "due_at?"
                FROM placements p
                WHERE order_id = $1 ORDER BY placement_id"#,
             head.order_id,
         );
-        let placements = query.fetch_all(&mut *connection).await?;
+        let rows = query.fetch_all(&mut *connection).await?;
+        let placements = rows.into_iter().map(|row| {
+            Ok(PlacementView {
+                placement_id: row.placement_id,
+                provider: row.provider,
+                state: row.state,
+                attempt: row.attempt,
+                reason: row.reason,
+                attempted_at: row.attempted_at,
+                placed_at: row.placed_at,
+                lane: row.lane,
+                provider_reference: row.provider_reference,
+                tried: serde_json::from_str(&row.tried).map_err(|error| {
+                    Error::Unreadable(format!("the providers that were tried: {error}"))
+                })?,
+                alternatives: row.alternatives,
+                due_at: row.due_at,
+            })
+        });
+        let placements = placements.collect::<Result<_>>()?;
         let query = sqlx::query_as!(
             TopupView,
             r#"SELECT t.topup_id, t.option_id, t.placement_id,

@@ -229,7 +229,9 @@ pub async fn resolve(
                  placed_at = CASE WHEN $3 THEN now() END,
                  -- A retry is another purchase, so look-ups must not ask about the old one.
                  provider_reference = CASE WHEN $3 OR NOT $4 THEN p.provider_reference END,
-                 reason = CASE WHEN $4 THEN NULL ELSE 'settled by an operator as not bought' END
+                 reason = CASE WHEN $4 THEN NULL ELSE 'settled by an operator as not bought' END,
+                 -- The operator has looked at this provider only, so no other one may be asked.
+                 alternatives = NULL
              WHERE p.placement_id = $1
              RETURNING p.placement_id, p.provider, p.lane, p.partner_id
          ), due AS (

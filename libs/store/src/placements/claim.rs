@@ -138,7 +138,7 @@ pub async fn claim(
     let probe = which == Claim::Probe;
     let is_due = which != Claim::Fresh;
     if is_due {
-        ids = take_leases(connection, &ids, lease, probe).await?;
+        ids = take_leases(connection, provider, &ids, lease, probe).await?;
         if ids.is_empty() {
             return Ok(Vec::new());
         }
@@ -185,10 +185,12 @@ pub async fn claim(
 /// statement they have waited for a permit, so another process may have leased them, which moved
 /// `at` into the future, or the breaker may have opened. `SKIP LOCKED` leaves out rows that another
 /// process is leasing at this moment, so that no claim waits for another one. The `UPDATE` then
-/// takes the leases: it moves `at` to the end of the lease. `$3` is true for a probe, which an open
+/// takes the leases: it moves `at` to the end of the lease. A placement that has gone to another
+/// provider meanwhile is left to that provider. `$3` is true for a probe, which an open
 /// breaker does not stop.
 async fn take_leases(
     connection: &mut PgConnection,
+    provider: &str,
     placements: &[Uuid],
     lease: Duration,
     probe: bool,
@@ -196,7 +198,7 @@ async fn take_leases(
     let query = sqlx::query_scalar!(
         "WITH free AS (
              SELECT w.id FROM work w
-             WHERE w.id = ANY ($1) AND w.at <= now()
+             WHERE w.id = ANY ($1) AND w.provider = $4 AND w.at <= now()
                AND ($3 OR NOT EXISTS (
                    SELECT FROM providers p WHERE p.name = w.provider AND p.open_until IS NOT NULL))
              FOR UPDATE SKIP LOCKED
@@ -207,6 +209,7 @@ async fn take_leases(
         placements,
         seconds(lease),
         probe,
+        provider,
     );
     Ok(query.fetch_all(connection).await?)
 }

@@ -69,7 +69,8 @@ pub enum Outcome {
     },
     /// The attempt certainly bought nothing; a further attempt may follow.
     NotBought { retry_in: Duration, reason: String },
-    /// The provider rejected the purchase for good.
+    /// The provider rejected the purchase for good. It goes to the next pair, or fails if there is
+    /// none.
     Rejected { status: String, message: String },
     /// A look-up found no such purchase.
     NotFound {
@@ -122,6 +123,8 @@ pub struct Settled {
     pub moved: bool,
     /// The purchase was unexpected, so the placement is now parked and an operator must look at it.
     pub unexpected: bool,
+    /// The provider to which the placement went, because it was rejected and has a further pair.
+    pub rerouted: Option<String>,
     /// The deliveries of the units that the settlement made ready.
     pub ready: Vec<DeliveryId>,
 }
@@ -489,7 +492,7 @@ impl Bought {
                 Settled {
                     moved: true,
                     unexpected: true,
-                    ready: Vec::new(),
+                    ..Settled::default()
                 },
             );
         }

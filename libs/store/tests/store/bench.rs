@@ -379,6 +379,7 @@ pub fn part(provider: &str, positions: &[usize]) -> NewPlacement {
         placement_id: PlacementId::new(),
         provider: provider.to_owned(),
         lane: "lane".into(),
+        alternatives: Vec::new(),
         topups: positions.iter().map(topup).collect(),
     }
 }

@@ -20,6 +20,7 @@ fn option(name: &str) -> ProductOption {
         name: name.to_owned(),
         provider: "sandbox".into(),
         provider_option_id: name.to_owned(),
+        alternatives: Vec::new(),
         environment: Environment::Sandbox,
         enabled: true,
         details: serde_json::Map::new(),

@@ -4,7 +4,7 @@
 use domain::placement::{Event, Placement, Resolution};
 use domain::{PartnerId, PlacementId, PlacementState};
 use store::operator::placements::{self as operated, NotResolved};
-use store::orders::{Cancelled, NewOrder};
+use store::orders::{Alternative, Cancelled, NewOrder};
 use store::recover;
 
 use crate::bench::{
@@ -23,6 +23,26 @@ struct Start {
     placed: bool,
     /// It has a due row.
     due: bool,
+}
+
+/// The provider of the alternatives of a tested placement.
+const NEXT: &str = "next";
+
+/// Gives the order's placement this many alternatives.
+fn route(order: &mut NewOrder, alternatives: u32) {
+    let placement = &mut order.placements[0];
+    for rank in 1..=alternatives {
+        let options = placement.topups.iter().map(|topup| {
+            let option = format!("{NEXT}-{rank}-{}", topup.position);
+            (topup.option_id, option)
+        });
+        let options = options.collect();
+        placement.alternatives.push(Alternative {
+            provider: format!("{NEXT}-{rank}"),
+            lane: format!("lane-{rank}"),
+            options,
+        });
+    }
 }
 
 /// Every row that the machine maps to this placement.
@@ -53,12 +73,16 @@ fn starts() -> Vec<Start> {
                 if disputed && state != PlacementState::Parked {
                     continue;
                 }
-                placements.push(Placement {
-                    state,
-                    attempt: ATTEMPT,
-                    not_found,
-                    disputed,
-                });
+                // A look-up that found nothing leaves no alternatives.
+                for alternatives in 0..=u32::from(!not_found) {
+                    placements.push(Placement {
+                        state,
+                        attempt: ATTEMPT,
+                        not_found,
+                        disputed,
+                        alternatives,
+                    });
+                }
             }
         }
     }
@@ -96,7 +120,9 @@ fn events() -> Vec<Event> {
 impl Bench {
     /// A stored order of two units in this state, overdue if it is ever due.
     async fn at(&self, start: Start) -> NewOrder {
-        let order = self.stored(order(PartnerId::new(), 2)).await;
+        let mut order = order(PartnerId::new(), 2);
+        route(&mut order, start.placement.alternatives);
+        let order = self.stored(order).await;
         sqlx::query(
             "UPDATE placements SET state = $2, attempt = $3,
                  attempted_at = CASE WHEN $3 > 0 THEN now() - interval '15 minutes' END,
@@ -129,19 +155,22 @@ impl Bench {
 
     /// The machine's view of a row.
     pub async fn read(&self, placement: PlacementId) -> Placement {
-        let (state, attempt, not_found, disputed): (String, i32, bool, bool) = sqlx::query_as(
-            "SELECT state, attempt, not_found_at IS NOT NULL, disputed
+        let (state, attempt, not_found, disputed, alternatives): (String, i32, bool, bool, i32) =
+            sqlx::query_as(
+                "SELECT state, attempt, not_found_at IS NOT NULL, disputed,
+                    coalesce(jsonb_array_length(alternatives), 0)
              FROM placements WHERE placement_id = $1",
-        )
-        .bind(placement.uuid())
-        .fetch_one(&self.pool)
-        .await
-        .unwrap();
+            )
+            .bind(placement.uuid())
+            .fetch_one(&self.pool)
+            .await
+            .unwrap();
         Placement {
             state: state.parse().unwrap(),
             attempt: attempt.try_into().unwrap(),
             not_found,
             disputed,
+            alternatives: alternatives.try_into().unwrap(),
         }
     }
 
@@ -288,7 +317,14 @@ async fn a_recovery_claims_as_the_machine_says() {
             .placement
             .after(Event::Claim)
             .unwrap_or(start.placement);
-        after.not_found &= after.state != PlacementState::Placing;
+        if after.state == PlacementState::Placing {
+            after.not_found = false;
+            // Another provider may have sold it after the dump, so an operator looks at all of them.
+            if after.alternatives > 0 {
+                after.state = PlacementState::Parked;
+                after.alternatives = 0;
+            }
+        }
         assert_eq!(bench.read(placement(&order)).await, after, "{start:?}");
     }
 }
@@ -354,4 +390,91 @@ async fn what_is_open_is_due_and_what_is_closed_is_not() {
             );
         }
     }
+}
+
+/// A rejected placement goes to its next pair in the commit that records the rejection: the
+/// provider, the lane, the names of the options and the due work change together.
+#[tokio::test]
+async fn a_rejected_placement_goes_to_each_pair_in_turn() {
+    let bench = Bench::new().await;
+    let mut order = order(PartnerId::new(), 2);
+    route(&mut order, 2);
+    let order = bench.stored(order).await;
+    let id = placement(&order);
+    let first = bench.claim(&[id]).await;
+    assert_eq!(first.len(), 1);
+    let settled = bench.settle(&[rejected(id, 1)]).await;
+    assert!(settled[0].moved);
+    assert_eq!(settled[0].rerouted.as_deref(), Some("next-1"));
+    // The provider that has rejected it finds nothing to do, and takes no lease either.
+    assert!(bench.claim(&[id]).await.is_empty());
+    assert!(bench.claim_due(PROVIDER, 10).await.is_empty());
+    let second = bench.claim_due("next-1", 10).await;
+    assert_eq!(second[0].attempt, 2);
+    assert_eq!(second[0].lane, "lane-1");
+    let options: Vec<&str> = second[0]
+        .topups
+        .iter()
+        .map(|topup| topup.provider_option_id.as_str())
+        .collect();
+    assert_eq!(options, ["next-1-0", "next-1-1"]);
+    // A late settlement of the first attempt changes nothing.
+    assert!(!bench.settle(&[rejected(id, 1)]).await[0].moved);
+    bench.settle(&[not_bought(id, 2)]).await;
+    bench.due_in(&[id], -1.0).await;
+    assert_eq!(bench.claim_due("next-1", 10).await[0].attempt, 3);
+    let settled = bench.settle(&[rejected(id, 3)]).await;
+    assert_eq!(settled[0].rerouted.as_deref(), Some("next-2"));
+    let shown = store::operator::orders::find(&mut *bench.connection().await, &id.to_string())
+        .await
+        .unwrap();
+    let shown = &shown[0].placements[0];
+    let tried: Vec<(&str, i32)> = shown
+        .tried
+        .iter()
+        .map(|tried| (tried.provider.as_str(), tried.attempt))
+        .collect();
+    assert_eq!(tried, [(PROVIDER, 1), ("next-1", 3)]);
+    assert_eq!((&*shown.provider, &*shown.state), ("next-2", "accepted"));
+    assert!(shown.alternatives.is_empty());
+    assert_eq!(bench.claim_due("next-2", 10).await[0].attempt, 4);
+    let settled = bench.settle(&[rejected(id, 4)]).await;
+    assert_eq!(settled[0].rerouted, None);
+    assert_eq!(bench.read(id).await.state, PlacementState::Failed);
+}
+
+/// Once the outcome of an attempt was unknown, a later rejection ends the placement. The purchase
+/// that may exist is at this provider, so no other one is asked.
+#[tokio::test]
+async fn after_an_unknown_outcome_no_other_provider_is_asked() {
+    let bench = Bench::new().await;
+    let mut order = order(PartnerId::new(), 1);
+    route(&mut order, 1);
+    let order = bench.stored(order).await;
+    let id = placement(&order);
+    bench.claim(&[id]).await;
+    bench.settle(&[unknown(id, 1)]).await;
+    bench.settle(&[not_found(id, 1, false)]).await;
+    bench.settle(&[not_found(id, 1, true)]).await;
+    assert_eq!(bench.read(id).await.state, PlacementState::Accepted);
+    assert_eq!(bench.claim(&[id]).await[0].attempt, 2);
+    let settled = bench.settle(&[rejected(id, 2)]).await;
+    assert_eq!(settled[0].rerouted, None);
+    assert_eq!(bench.read(id).await.state, PlacementState::Failed);
+}
+
+/// The rejection that leads to another provider does not stop a refusal of the order, and what is
+/// refused goes nowhere.
+#[tokio::test]
+async fn a_refused_order_goes_to_no_other_provider() {
+    let bench = Bench::new().await;
+    let mut order = order(PartnerId::new(), 1);
+    route(&mut order, 1);
+    let order = bench.stored(order).await;
+    let id = placement(&order);
+    bench.claim(&[id]).await;
+    bench.settle(&[rejected(id, 1)]).await;
+    assert!(bench.refuse(&order).await.is_some());
+    bench.due_in(&[id], -1.0).await;
+    assert!(bench.claim_due("next-1", 10).await.is_empty());
 }

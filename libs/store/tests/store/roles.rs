@@ -51,7 +51,7 @@ const DENIED: [(&str, &[&str]); 4] = testkit::rows! {
         "UPDATE partners SET webhook_url = 'https://attacker.example/'", "UPDATE orders SET refused_at = now()",
         "INSERT INTO orders (order_id) VALUES (gen_random_uuid())",
         "INSERT INTO placements (placement_id) VALUES (gen_random_uuid())",
-        "UPDATE topups SET provider_option_id = 'dear'", "UPDATE options SET enabled = false",
+        "UPDATE topups SET option_id = gen_random_uuid()", "UPDATE options SET enabled = false",
         "DELETE FROM deliveries", "DELETE FROM esims", "SELECT close_placements(gen_random_uuid())",
         "SELECT url FROM further_endpoints",
     ];

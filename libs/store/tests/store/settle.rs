@@ -452,6 +452,35 @@ async fn a_mixed_batch_is_settled_in_one_transaction() {
     assert!(bench.settle(&[]).await.is_empty());
 }
 
+/// If the database has lost the commit that recorded an attempt, its purchase is reported all the
+/// same. It is parked, however ordinary the other purchases of the batch are.
+#[tokio::test]
+async fn a_purchase_of_a_lost_attempt_is_parked_beside_ordinary_ones() {
+    let bench = Bench::new().await;
+    for is_fresh in [false, true] {
+        let ordinary = bench.placing(1).await;
+        let lost = bench.placing(1).await;
+        let purchase = |order: &NewOrder, attempt| {
+            let units = vec![ready(&topups(order)[0])];
+            let purchase = bought(placement(order), attempt, units, true);
+            if is_fresh {
+                fresh(order, purchase)
+            } else {
+                purchase
+            }
+        };
+        let batch = [purchase(&ordinary, 1), purchase(&lost, 2)];
+        let settled = bench.settle(&batch).await;
+        assert_eq!((settled[0].moved, settled[0].unexpected), (true, false));
+        assert_eq!((settled[1].moved, settled[1].unexpected), (true, true));
+        assert!(settled[1].ready.is_empty());
+        assert_eq!(bench.state(placement(&ordinary)).await, "placed");
+        assert_eq!(bench.state(placement(&lost)).await, "parked");
+        let reason = bench.reason(&lost).await;
+        assert!(reason.starts_with("attempt 2 was bought"), "{reason}");
+    }
+}
+
 /// A batch may hold several outcomes of one placement; each of them counts.
 #[tokio::test]
 async fn a_batch_settles_one_placement_several_times() {

@@ -211,6 +211,7 @@ pub async fn store_order(
         placement_id: order.placement,
         provider: "sandbox".to_owned(),
         lane: "ready".to_owned(),
+        alternatives: Vec::new(),
         topups: vec![NewTopup {
             topup_id: order.topup.clone(),
             position: 0,

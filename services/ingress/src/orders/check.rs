@@ -6,10 +6,15 @@
 //!
 //! [`super::create`] calls [`Orders::check`] before it submits the order to [`super::accept`].
 
-use domain::{Environment, OptionId, PlacementId};
+use std::collections::BTreeMap;
+
+use domain::{
+    Environment, OptionId, PlacementId,
+    cut::{self, Pair},
+};
 use pipeline::{timing::ANSWER, trace};
 use runtime::clock;
-use store::orders::{NewOrder, NewPlacement, NewTopup};
+use store::orders::{Alternative, NewOrder, NewPlacement, NewTopup};
 use tracing::Span;
 
 use super::{
@@ -32,6 +37,8 @@ struct NewUnit<'a> {
     provider: &'a str,
     option_id: OptionId,
     provider_option_id: String,
+    /// Where else it can be bought.
+    alternatives: Vec<Pair>,
 }
 
 impl Orders {
@@ -112,24 +119,36 @@ impl Orders {
             };
             // Orders of a sandbox partner go only to the sandbox, which knows the options of other
             // providers by our option id.
-            let (provider, provider_option_id) = match partner.environment {
-                Environment::Sandbox if option.provider != SANDBOX => {
-                    (SANDBOX, option.option_id.to_string())
-                }
-                _ => (option.provider.as_str(), option.provider_option_id.clone()),
+            // They never go on to another one.
+            let sandbox = partner.environment == Environment::Sandbox;
+            let (provider, provider_option_id) = if sandbox && option.provider != SANDBOX {
+                (SANDBOX, option.option_id.to_string())
+            } else {
+                (option.provider.as_str(), option.provider_option_id.clone())
             };
+            // A provider that is not configured would never be asked, so the order would wait for it
+            // forever.
+            let is_served = |pair: &&Pair| !sandbox && self.providers.contains(&pair.provider);
+            let alternatives: Vec<Pair> = option
+                .alternatives
+                .iter()
+                .filter(is_served)
+                .cloned()
+                .collect();
             for _ in 0..item.quantity {
                 units.push(NewUnit {
                     provider,
                     option_id: option.option_id,
                     provider_option_id: provider_option_id.clone(),
+                    alternatives: alternatives.clone(),
                 });
             }
         }
-        let names = units
-            .iter()
-            .map(|unit| (unit.provider, unit.provider_option_id.as_str()));
-        let purchases = domain::cut::into_purchases(names);
+        let purchases = cut::into_purchases(units.iter().map(|unit| cut::Unit {
+            provider: unit.provider,
+            provider_option_id: &unit.provider_option_id,
+            alternatives: &unit.alternatives,
+        }));
         let mut placements: Vec<NewPlacement> = Vec::with_capacity(1);
         for (position, (unit, purchase)) in units.into_iter().zip(purchases).enumerate() {
             // Purchases are numbered in the order in which they are needed, so a new number is the
@@ -139,10 +158,17 @@ impl Orders {
                     placement_id: PlacementId::new(),
                     provider: unit.provider.to_owned(),
                     lane: String::new(),
+                    alternatives: unit.alternatives.iter().map(alternative).collect(),
                     topups: Vec::new(),
                 });
             }
-            placements[purchase].topups.push(NewTopup {
+            let placement = &mut placements[purchase];
+            for (alternative, pair) in placement.alternatives.iter_mut().zip(unit.alternatives) {
+                alternative
+                    .options
+                    .insert(unit.option_id, pair.provider_option_id);
+            }
+            placement.topups.push(NewTopup {
                 topup_id: self.topup_ids.next(now),
                 position,
                 option_id: unit.option_id,
@@ -152,8 +178,22 @@ impl Orders {
         for placement in &mut placements {
             let topups = placement.topups.iter();
             placement.lane = domain::lane(topups.map(|topup| topup.provider_option_id.as_str()));
+            for alternative in &mut placement.alternatives {
+                let options = alternative.options.values();
+                alternative.lane = domain::lane(options.map(String::as_str));
+            }
         }
         placements
+    }
+}
+
+/// The further provider of a placement, whose options are not filled in yet. All units of the
+/// placement name the same further providers.
+fn alternative(pair: &Pair) -> Alternative {
+    Alternative {
+        provider: pair.provider.clone(),
+        lane: String::new(),
+        options: BTreeMap::new(),
     }
 }
 

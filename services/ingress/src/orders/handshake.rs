@@ -390,6 +390,7 @@ mod tests {
             placement_id: PlacementId::new(),
             provider: "sandbox".into(),
             lane: "option".into(),
+            alternatives: Vec::new(),
             topups: vec![NewTopup {
                 topup_id: ids.next(runtime::clock::now()),
                 position,

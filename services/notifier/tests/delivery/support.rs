@@ -287,6 +287,7 @@ impl Bench {
             placement_id,
             provider: "sandbox".into(),
             lane: "option".into(),
+            alternatives: Vec::new(),
             topups: vec![topup],
         };
         let external_order_id = format!("order of {topup_id}");

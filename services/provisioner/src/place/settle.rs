@@ -247,6 +247,16 @@ impl ProviderWork {
                 "parked: a purchase was found that contradicts what is stored, for example one of \
                  a refused order; an operator must resolve it"
             );
+        } else if let Some(next) = &settled.rerouted {
+            tracing::info!(
+                placement.id = %placement,
+                order.id = %order,
+                attempt = claimed.attempt,
+                provider.name = self.calls.name,
+                provider.option = claimed.lane,
+                next,
+                "the rejected placement goes to the next provider of its option"
+            );
         } else if !settled.moved && matches!(outcome, Outcome::Bought { .. }) {
             // A stored placement takes every purchase, unless an operator already has to resolve it.
             tracing::warn!(
@@ -287,12 +297,16 @@ impl ProviderWork {
                 };
                 (units.iter().filter(failed).count(), parked)
             }
+            Outcome::Rejected { .. } if settled.rerouted.is_some() => (0, 0),
             Outcome::Rejected { .. } => (pending, 0),
             Outcome::Parked { .. } | Outcome::Disputed { .. } => (0, pending),
             Outcome::NotBought { .. } | Outcome::NotFound { .. } | Outcome::Unknown { .. } => {
                 (0, 0)
             }
         };
+        if let Some(next) = &settled.rerouted {
+            self.calls.metrics.rerouted(&self.calls.name, next);
+        }
         if settled.moved {
             self.calls
                 .metrics

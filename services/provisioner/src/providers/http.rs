@@ -5,7 +5,10 @@
 //! outcome unknown. The adapter classifies the rest.
 
 use std::{
-    sync::atomic::{AtomicI64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
     time::Duration,
 };
 
@@ -24,7 +27,8 @@ use time::{
 use tracing::{Instrument, Span, field, info_span};
 use uuid::Uuid;
 
-use super::{Limits, Trouble, text::one_line};
+use super::{Paced, Trouble, text::one_line};
+use crate::rate::Rate;
 
 /// The header `Date`, such as `Fri, 20 Nov 2026 06:00:00 GMT`.
 const DATE: StaticFormatDescription = format_description!(
@@ -38,6 +42,7 @@ pub(super) struct Http {
     /// Whether spans may show URLs: the base has no user, password or query, which could be secret.
     is_plain: bool,
     answer_max: usize,
+    rate: Arc<Rate>,
     /// The statuses whose bodies the protocol defines.
     defined: fn(StatusCode) -> bool,
     /// How far the provider's clock was ahead of ours, in seconds; `i64::MIN` if that is not known.
@@ -93,9 +98,10 @@ impl Http {
     /// purchase, or its signature, to a place that the operator did not choose.
     pub(super) fn new(
         base: &Url,
-        limits: Limits,
+        paced: Paced,
         defined: fn(StatusCode) -> bool,
     ) -> anyhow::Result<Self> {
+        let Paced { limits, rate } = paced;
         let client = Client::builder()
             .timeout(limits.timeout)
             .connect_timeout(limits.timeout.min(Duration::from_secs(3)))
@@ -112,9 +118,17 @@ impl Http {
                 && base.password().is_none()
                 && base.query().is_none(),
             answer_max: limits.answer_max,
+            rate,
             defined,
             clock_ahead: AtomicI64::new(i64::MIN),
         })
+    }
+
+    /// Waits for the turn of one more call under `PROVIDER_RATE`. [`crate::calls`] has waited for the
+    /// turn of the first call of an operation. An adapter that needs further ones, for example for
+    /// the next page of a list, calls this before each of them.
+    pub(super) async fn turn(&self) {
+        self.rate.turn().await;
     }
 
     /// How far the provider's clock was ahead of ours at its last response, in seconds.

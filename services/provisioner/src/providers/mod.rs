@@ -6,22 +6,24 @@
 //! for a failure is bought again, and a failure that is taken for a rejection loses the order.
 
 mod account;
-pub mod airalo;
-pub mod esim_access;
+mod airalo;
+mod esim_access;
 mod http;
 mod price;
-pub mod sandbox;
+mod sandbox;
 mod text;
-pub mod usimsa;
+mod usimsa;
 
 use std::{sync::Arc, time::Duration};
 
 use domain::{ActivationCode, Iccid, PlacementId};
 use futures_util::{FutureExt, future::BoxFuture};
-use runtime::config::BadSetting;
 use signing::Token;
 
+pub use account::{Account, Accounts, Setting};
 pub use text::ProviderId;
+
+use crate::rate::Rate;
 
 /// The limits of a call to a provider.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +34,24 @@ pub struct Limits {
     pub answer_max: usize,
 }
 
+/// The bounds of the calls to a provider, and their pace.
+#[derive(Clone)]
+pub struct Paced {
+    pub limits: Limits,
+    /// Gives each call of this process to this provider its turn under `PROVIDER_RATE`.
+    pub rate: Arc<Rate>,
+}
+
+impl Paced {
+    /// For tests, and for tools that make only a few calls.
+    pub fn without_rate(limits: Limits) -> Self {
+        Self {
+            limits,
+            rate: Arc::new(Rate::new(0, String::new())),
+        }
+    }
+}
+
 /// A configured provider.
 pub struct Connected {
     pub provider: Arc<dyn Provider>,
@@ -39,63 +59,27 @@ pub struct Connected {
     pub callback_token: Option<Token>,
 }
 
-/// A provider that can be named in `PROVIDERS`.
-struct KnownProvider {
+/// A provider that can be named in `PROVIDERS`. The module of each one owns its settings, its
+/// protocol and the reading of its callbacks.
+#[derive(Clone, Copy)]
+pub struct KnownProvider {
     /// Letters, digits and `-`.
     name: &'static str,
-    connect: fn(&Accounts, Limits) -> anyhow::Result<Connected>,
+    /// Above its settings in the help.
+    heading: &'static str,
+    /// The settings of our account.
+    settings: &'static [Setting],
+    /// Creates the adapter of an account. Errors name the setting.
+    connect: fn(&Account, Paced) -> anyhow::Result<Connected>,
 }
 
-/// All providers that can be configured. The module of each one owns its settings, its protocol and
-/// the reading of its callbacks.
+/// All providers that can be configured.
 const KNOWN: [KnownProvider; 4] = [
-    KnownProvider {
-        name: "airalo",
-        connect: |accounts, limits| airalo::connect(&accounts.airalo, limits),
-    },
-    KnownProvider {
-        name: "esim-access",
-        connect: |accounts, limits| esim_access::connect(&accounts.esim_access, limits),
-    },
-    KnownProvider {
-        name: "sandbox",
-        connect: |accounts, limits| sandbox::connect(&accounts.sandbox, limits),
-    },
-    KnownProvider {
-        name: "usimsa",
-        connect: |accounts, limits| usimsa::connect(&accounts.usimsa, limits),
-    },
+    airalo::KNOWN,
+    esim_access::KNOWN,
+    sandbox::KNOWN,
+    usimsa::KNOWN,
 ];
-
-/// The settings of our account at each provider.
-#[derive(clap::Args, Clone, Debug)]
-#[group(skip)]
-pub struct Accounts {
-    #[command(flatten)]
-    pub airalo: airalo::Account,
-
-    #[command(flatten)]
-    pub esim_access: esim_access::Account,
-
-    #[command(flatten)]
-    pub sandbox: sandbox::Account,
-
-    #[command(flatten)]
-    pub usimsa: usimsa::Account,
-}
-
-impl Accounts {
-    /// Creates the adapter of the provider with this name. Errors name the setting.
-    pub fn connect(&self, name: &str, limits: Limits) -> anyhow::Result<Connected> {
-        let Some(known) = KNOWN.iter().find(|known| known.name == name) else {
-            let names = KNOWN.map(|known| known.name).join(", ");
-            return Err(BadSetting::error(format!(
-                "PROVIDERS names {name:?}, which is not a known provider; known are {names}"
-            )));
-        };
-        (known.connect)(self, limits)
-    }
-}
 
 /// What a provider can do. The adapter declares it, and nothing is assumed of a provider that it
 /// has not declared. docs/providers.md shows the capabilities of all providers in one table.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use testkit::wait;
 
-use crate::support::Bench;
+use crate::support::{Bench, change_account};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_bought_without_an_answer_is_looked_up_and_never_bought_again() {
@@ -111,9 +111,9 @@ async fn what_is_refused_fails_and_is_never_asked_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_provider_that_is_not_reached_is_tried_again() {
     let mut bench = Bench::stopped(|_| {}).await;
-    let reachable = bench.config.accounts.sandbox.url.clone();
+    let reachable = bench.config.accounts.clone();
     // Nothing listens on this port.
-    bench.config.accounts.sandbox.url = Some("http://127.0.0.1:9".parse().unwrap());
+    change_account(&mut bench.config, "sandbox", "URL", "http://127.0.0.1:9");
     bench.run().await;
     let id = bench.accept(&["ready"]).await;
     let stored = bench
@@ -123,7 +123,7 @@ async fn a_provider_that_is_not_reached_is_tried_again() {
         .await;
     assert!(stored.due && stored.unknowns == 0, "{stored:?}");
     bench.stop().await;
-    bench.config.accounts.sandbox.url = reachable;
+    bench.config.accounts = reachable;
     bench.run().await;
     bench.hurry(id, |stored| stored.ready == 1).await;
     assert_eq!(bench.sandbox.bought(id).await, (1, 1));

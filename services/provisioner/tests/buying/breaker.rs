@@ -6,7 +6,7 @@ use futures_util::{FutureExt, StreamExt};
 use serde_json::json;
 use testkit::wait;
 
-use crate::support::{Bench, PATIENCE, Seller, WRONG_KEY};
+use crate::support::{Bench, PATIENCE, SECRET_KEY, Seller, WRONG_KEY, change_account};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_providers_work_is_kept_and_goes_on_when_it_is_back() {
@@ -14,7 +14,8 @@ async fn a_dead_providers_work_is_kept_and_goes_on_when_it_is_back() {
         config.breaker_failures = 3;
         // It gets no orders, so its heartbeats go on and show that time passes.
         config.providers.push("usimsa".into());
-        config.accounts.usimsa.url = config.accounts.sandbox.url.clone();
+        let sandbox = config.accounts.get("sandbox", "URL").unwrap().to_owned();
+        change_account(config, "usimsa", "URL", &sandbox);
     })
     .await;
     let subscribe = async |provider| {
@@ -112,7 +113,7 @@ async fn a_dead_providers_work_is_kept_and_goes_on_when_it_is_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn being_denied_opens_it_at_once() {
     let mut bench =
-        Bench::start(|config| config.accounts.sandbox.secret_key = Some(WRONG_KEY.into())).await;
+        Bench::start(|config| change_account(config, "sandbox", "SECRET_KEY", WRONG_KEY)).await;
     let id = bench.accept(&["ready"]).await;
     bench.until_breaker("sandbox", "open").await;
     let stored = bench.until(id, |stored| stored.state == "accepted").await;
@@ -120,13 +121,7 @@ async fn being_denied_opens_it_at_once() {
     assert_eq!(bench.sandbox.purchases().await, 0);
 
     bench.stop().await;
-    let good = Bench::stopped(|_| {})
-        .await
-        .config
-        .accounts
-        .sandbox
-        .secret_key;
-    bench.config.accounts.sandbox.secret_key = good;
+    change_account(&mut bench.config, "sandbox", "SECRET_KEY", SECRET_KEY);
     bench.run().await;
     bench.half_open("sandbox").await;
     assert_eq!(bench.hurry(id, |stored| stored.ready == 1).await.attempt, 2);
@@ -173,7 +168,7 @@ async fn a_dead_providers_backlog_does_not_slow_another_provider() {
     dead.faults(json!({ "latency_ms": 60_000 })).await;
     let bench = Bench::start(|config| {
         config.providers.push("usimsa".into());
-        config.accounts.usimsa.url = Some(dead.url());
+        change_account(config, "usimsa", "URL", dead.url().as_str());
         config.breaker_failures = 10;
         config.breaker_open = Duration::from_secs(1);
     })

@@ -6,9 +6,8 @@ use std::{sync::Arc, time::Duration};
 
 use domain::PlacementId;
 use provisioner::providers::{
-    Bought, FindAnswer, Limits, Provider, ProviderId, ProviderUnit, Purchase, PurchaseAnswer,
-    Sought, Trouble, UnitState,
-    usimsa::{Account, connect},
+    Accounts, Bought, FindAnswer, Limits, Paced, Provider, ProviderId, ProviderUnit, Purchase,
+    PurchaseAnswer, Sought, Trouble, UnitState,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -273,19 +272,23 @@ pub async fn replay(response: Vec<u8>) -> reqwest::Url {
     base.parse().unwrap()
 }
 
-pub const LIMITS: Limits = Limits {
-    timeout: Duration::from_secs(5),
-    answer_max: ANSWER_MAX,
-};
+/// The adapter of the provider `name` for an account with these keys.
+pub fn connect(name: &str, url: &str, access_key: &str, secret_key: &str) -> Arc<dyn Provider> {
+    let accounts = Accounts::default()
+        .with(name, "URL", url)
+        .with(name, "ACCESS_KEY", access_key)
+        .with(name, "SECRET_KEY", secret_key);
+    let limits = Limits {
+        timeout: Duration::from_secs(5),
+        answer_max: ANSWER_MAX,
+    };
+    let connected = accounts.connect(name, Paced::without_rate(limits));
+    connected.unwrap().provider
+}
 
 async fn provider(response: Vec<u8>) -> Arc<dyn Provider> {
-    let account = Account {
-        url: Some(replay(response).await),
-        access_key: Some("key".into()),
-        secret_key: Some("c2VjcmV0LWtleQ==".into()),
-        ..Account::default()
-    };
-    connect(&account, LIMITS).unwrap().provider
+    let url = replay(response).await;
+    connect("usimsa", url.as_str(), "key", "c2VjcmV0LWtleQ==")
 }
 
 /// A purchase of two units of the product `P`, and the question about it. `reference` is the

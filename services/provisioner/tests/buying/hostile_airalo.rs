@@ -5,22 +5,15 @@
 use std::sync::Arc;
 
 use domain::PlacementId;
-use provisioner::providers::{
-    LookUp, Provider,
-    airalo::{Account, connect},
-};
+use provisioner::providers::{LookUp, Provider};
 
-use crate::hostile::{LIMITS, asked, bought, found, http, replay};
+use crate::hostile::{asked, bought, connect, found, http, replay};
 
 const OURS: &str = "0199aabb-ccdd-7eee-8fff-001122334455";
 
 async fn provider(status: &str, body: &str) -> Arc<dyn Provider> {
-    let account = Account {
-        url: Some(replay(http(status, "", body.as_bytes())).await),
-        access_key: Some("id".into()),
-        secret_key: Some("secret".into()),
-    };
-    connect(&account, LIMITS).unwrap().provider
+    let url = replay(http(status, "", body.as_bytes())).await;
+    connect("airalo", url.as_str(), "id", "secret")
 }
 
 /// The purchase, the look-up by Airalo's id, and the search, each with one response.

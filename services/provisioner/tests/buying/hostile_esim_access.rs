@@ -5,23 +5,15 @@
 use std::sync::Arc;
 
 use domain::PlacementId;
-use provisioner::providers::{
-    Hint, LookUp, Provider,
-    esim_access::{Account, connect},
-};
+use provisioner::providers::{Hint, LookUp, Provider};
 
-use crate::hostile::{LIMITS, asked, bought, found, ok, replay};
+use crate::hostile::{asked, bought, connect, found, ok, replay};
 
 const OURS: &str = "0199aabb-ccdd-7eee-8fff-001122334455";
 
 async fn provider(body: &str) -> Arc<dyn Provider> {
-    let account = Account {
-        url: Some(replay(ok(body)).await),
-        access_key: Some("code".into()),
-        secret_key: Some("secret".into()),
-        ..Account::default()
-    };
-    connect(&account, LIMITS).unwrap().provider
+    let url = replay(ok(body)).await;
+    connect("esim-access", url.as_str(), "code", "secret")
 }
 
 fn error(code: &str) -> String {

@@ -8,6 +8,7 @@
 //! - [`lanes`]: lanes whose purchases are held back.
 //! - [`operator`]: parked placements and how they are resolved.
 //! - [`reports`]: what the ingress process that is answering an order is told.
+//! - [`routing`]: options that several providers sell.
 //! - [`upstreams`]: the providers that name a purchase by an id of their own and whose look-ups
 //!   prove no absence. [`hostile_esim_access`] and [`hostile_airalo`] have their responses.
 //! - [`unreadable`]: responses and outcomes that cannot be used.
@@ -23,6 +24,7 @@ mod hostile_esim_access;
 mod lanes;
 mod operator;
 mod reports;
+mod routing;
 mod seller;
 mod support;
 mod unreadable;

@@ -11,7 +11,7 @@ use runtime::{CommonConfig, Shutdown, clock};
 use sandbox::script;
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
-use store::orders::{self, NewOrder, NewPlacement, NewTopup};
+use store::orders::{self, Alternative, NewOrder, NewPlacement, NewTopup};
 use store::schema;
 use tempfile::TempDir;
 use testkit::process::{Process, Program};
@@ -81,6 +81,11 @@ pub struct Stored {
     pub failed: i64,
     /// The number of deliveries.
     pub deliveries: i64,
+}
+
+/// Changes one setting of our account at a provider.
+pub fn change_account(config: &mut Config, provider: &str, setting: &str, value: &str) {
+    config.accounts = config.accounts.clone().with(provider, setting, value);
 }
 
 pub fn address() -> SocketAddr {
@@ -283,6 +288,7 @@ impl Bench {
             placement_id: PlacementId::new(),
             provider: provider.into(),
             lane,
+            alternatives: Vec::new(),
             topups: topups.collect(),
         };
         NewOrder {
@@ -325,6 +331,27 @@ impl Bench {
     /// Stores an order for this provider and publishes its job.
     pub async fn accept_at(&self, provider: &str, options: &[&str]) -> PlacementId {
         let placement_id = self.store(provider, 1, options).await[0];
+        self.announce(provider, &[placement_id]).await;
+        placement_id
+    }
+
+    /// Stores an order of one unit that goes from each of these providers to the next one, with the
+    /// option of the sandbox that it gets there, and publishes its job.
+    pub async fn accept_routed(&self, pairs: &[(&str, &str)]) -> PlacementId {
+        let (provider, option) = pairs[0];
+        let mut order = self.order(provider, &[option]);
+        let placement = &mut order.placements[0];
+        let placement_id = placement.placement_id;
+        let option_id = placement.topups[0].option_id;
+        let alternative = |(provider, option): &(&str, &str)| Alternative {
+            provider: (*provider).to_owned(),
+            lane: (*option).to_owned(),
+            options: [(option_id, provider_option(option))].into(),
+        };
+        placement.alternatives = pairs[1..].iter().map(alternative).collect();
+        let mut connection = self.pool.acquire().await.unwrap();
+        let stored = orders::insert(&mut connection, &[order]).await.unwrap();
+        assert_eq!(stored, [true]);
         self.announce(provider, &[placement_id]).await;
         placement_id
     }

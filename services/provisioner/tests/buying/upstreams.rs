@@ -7,7 +7,7 @@ use domain::PlacementId;
 use serde_json::json;
 use testkit::wait;
 
-use crate::support::{Bench, TOKEN};
+use crate::support::{Bench, TOKEN, change_account};
 
 const UPSTREAMS: [&str; 2] = ["esim-access", "airalo"];
 
@@ -115,8 +115,9 @@ async fn a_busy_provider_is_asked_again_and_a_refusal_is_final() {
 #[tokio::test(flavor = "multi_thread")]
 async fn wrong_keys_open_the_breaker() {
     let bench = bench(|config| {
-        config.accounts.airalo.secret_key = Some("wrong".into());
-        config.accounts.esim_access.secret_key = Some("wrong".into());
+        for provider in UPSTREAMS {
+            change_account(config, provider, "SECRET_KEY", "wrong");
+        }
     })
     .await;
     for provider in UPSTREAMS {

@@ -13,6 +13,7 @@
 //! - [`archive`]: finished orders leave the system and come back.
 //! - [`recover`]: an old dump is restored. [`upgrade`]: newer schemas below older programs.
 //! - [`rotation`]: every secret is replaced while orders go on.
+//! - [`routing`]: options that several providers sell.
 //! - [`cells`]: a partner moves from one cell to another.
 //! - [`faults`], [`database_away`]: processes, servers and connections fail.
 //! - [`forged`]: messages of an attacker with a stage's credentials.
@@ -59,6 +60,7 @@ mod redeliveries;
 mod replicas;
 mod resilience;
 mod rotation;
+mod routing;
 mod settings;
 mod shares;
 mod shell;

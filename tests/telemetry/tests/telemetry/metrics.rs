@@ -159,6 +159,21 @@ async fn the_table_is_what_there_is() {
         .unwrap()
         .products()
         .unwrap();
+    // `sandbox` rejects it, and `airalo` sells it. The sandbox knows its options by the same ids in
+    // both protocols; at Airalo a price follows.
+    let airalo = async |name| {
+        let option = stack.esimctl.option_of("airalo", name).await.unwrap();
+        option.provider_option_id
+    };
+    let sold_out = airalo("out-of-stock").await;
+    let routed = "01990000-0000-7000-8000-000000000001";
+    let options = serde_json::json!({"options": [{
+        "option_id": routed, "name": "routed", "environment": "live", "provider": "sandbox",
+        "provider_option_id": sold_out.split('@').next(),
+        "alternatives": [{"provider": "airalo", "provider_option_id": airalo("ready").await}],
+    }]});
+    stack.esimctl.import(options.to_string()).await.unwrap();
+    shop.buy("routed", routed, 1).await.unwrap();
     let unsigned = shop.client.post("{}").header("x-service-signature", "00");
     assert_eq!(unsigned.send().await.unwrap().status, 401);
     let listen = stack.process(Stage::Provisioner).unwrap().program().env["LISTEN"].clone();
@@ -166,7 +181,7 @@ async fn the_table_is_what_there_is() {
     let callback = http.post(format!("http://{listen}/callbacks/sandbox/{TOKEN}"));
     assert_eq!(callback.body("{}").send().await.unwrap().status(), 400);
     shop.receiver
-        .wait_for(1, Duration::from_secs(20))
+        .wait_for(2, Duration::from_secs(20))
         .await
         .unwrap();
     // A block is told to a partner with a verified channel.

@@ -42,8 +42,8 @@ pub(super) async fn settle(
             Some(deliveries) => {
                 settled[index] = Settled {
                     moved: true,
-                    unexpected: false,
                     ready: deliveries,
+                    ..Settled::default()
                 }
             }
             None => remaining.push(index),

@@ -77,6 +77,10 @@ impl Moves {
     /// Moves each placement along the transition of its outcome, if the attempt is the current one
     /// and still open. `moved` names the two exceptions. All later steps concern only placements
     /// that it has moved.
+    #[expect(
+        clippy::too_many_lines,
+        reason = "it is one statement, whose steps are explained where they stand"
+    )]
     pub(super) async fn record(
         &self,
         connection: &mut PgConnection,
@@ -85,7 +89,7 @@ impl Moves {
         if self.placements.is_empty() {
             return Ok(());
         }
-        let query = sqlx::query_scalar!(
+        let query = sqlx::query!(
             r#"WITH moved AS (
                    -- A look-up that finds nothing allows the next attempt only if an earlier one found nothing,
                    -- too, and this one began after the settling delay.
@@ -93,6 +97,7 @@ impl Moves {
                    SET state = CASE
                            WHEN new.kind = 'not_bought' THEN 'accepted'
                            WHEN new.kind = 'not_found_after_delay' AND p.not_found_at IS NOT NULL THEN 'accepted'
+                           WHEN new.kind = 'rejected' AND p.alternatives IS NOT NULL THEN 'accepted'
                            WHEN new.kind = 'rejected' THEN 'failed'
                            WHEN new.kind IN ('parked', 'disputed') THEN 'parked'
                            ELSE p.state
@@ -102,11 +107,30 @@ impl Moves {
                        disputed = new.kind = 'disputed' AND p.state = 'placed',
                        not_found_at = CASE
                            WHEN new.kind IN ('not_found', 'not_found_after_delay') THEN coalesce(p.not_found_at, now())
+                           WHEN new.kind = 'rejected' THEN NULL
                            ELSE p.not_found_at
                        END,
                        unknowns = CASE WHEN new.kind = 'unknown' THEN p.unknowns + 1 ELSE 0 END,
                        reason = CASE WHEN p.state = 'parked' THEN p.reason ELSE coalesce(new.reason, p.reason) END,
-                       refusal_status = new.status, refusal_message = new.message
+                       refusal_status = new.status, refusal_message = new.message,
+                       -- A rejected placement goes to the provider of the next pair, if there is one: then this
+                       -- attempt has certainly bought nothing. In the same commit the old pair is noted.
+                       provider = CASE WHEN new.kind = 'rejected' THEN coalesce(p.alternatives->0->>'provider', p.provider)
+                                       ELSE p.provider END,
+                       lane = CASE WHEN new.kind = 'rejected' THEN coalesce(p.alternatives->0->>'lane', p.lane)
+                                   ELSE p.lane END,
+                       tried = CASE
+                           WHEN new.kind = 'rejected' AND p.alternatives IS NOT NULL THEN
+                               coalesce(p.tried, '[]') || jsonb_build_object(
+                                   'provider', p.provider, 'lane', p.lane, 'attempt', p.attempt,
+                                   'reason', new.reason, 'at', now())
+                           ELSE p.tried
+                       END,
+                       -- After an outcome that leaves a purchase in doubt no other provider may be asked any more.
+                       alternatives = CASE
+                           WHEN new.kind = 'rejected' THEN nullif(p.alternatives - 0, '[]')
+                           WHEN new.kind IN ('not_bought', 'unknown') THEN p.alternatives
+                       END
                    FROM unnest($1::uuid[], $2::int[], $3::text[], $4::float8[], $5::text[], $6::text[], $7::text[])
                        AS new (placement_id, attempt, kind, due_in, reason, status, message)
                    WHERE p.placement_id = new.placement_id AND p.attempt = new.attempt
@@ -116,7 +140,16 @@ impl Moves {
                           -- because PostgreSQL could execute that one by reading all of `work` into a hash.
                           OR (p.state IN ('placed', 'parked') AND new.kind = 'unknown'
                               AND (SELECT true FROM work w WHERE w.id = p.placement_id)))
-                   RETURNING p.placement_id, p.partner_id, p.provider, p.lane, p.state, p.reason, new.due_in
+                   RETURNING p.placement_id, p.partner_id, p.provider, p.lane, p.state, p.reason,
+                             CASE WHEN new.kind = 'rejected' AND p.state = 'accepted' THEN 0 ELSE new.due_in END AS due_in,
+                             new.kind = 'rejected' AND p.state = 'accepted' AS is_rerouted
+               ), renamed AS (
+                   -- The next provider has names of its own for the options. This reads the placement as it was
+                   -- before the statement, so its first alternative is the one that it goes to.
+                   UPDATE topups t SET provider_option_id = p.alternatives->0->'options'->>t.option_id::text
+                   FROM placements p
+                   WHERE p.placement_id = ANY (ARRAY (SELECT placement_id FROM moved WHERE is_rerouted))
+                     AND t.placement_id = p.placement_id
                ), failed AS (
                    -- The topups of rejected placements. The trigger `topup_failed` creates their events.
                    UPDATE topups t SET state = 'failed', reason = moved.reason
@@ -133,14 +166,15 @@ impl Moves {
                           CASE state WHEN 'accepted' THEN 'buy_again' WHEN 'placing' THEN 'find' ELSE 'collect' END,
                           provider, lane, partner_id, now() + make_interval(secs => due_in)
                    FROM moved WHERE due_in IS NOT NULL
-                   ON CONFLICT (id) DO UPDATE SET kind = excluded.kind, at = excluded.at
+                   ON CONFLICT (id) DO UPDATE
+                   SET kind = excluded.kind, at = excluded.at, provider = excluded.provider, lane = excluded.lane
                ), parked AS (
                    -- Makes parked placements visible to operators.
                    INSERT INTO held (id, state, provider, partner_id)
                    SELECT placement_id, 'parked', provider, partner_id FROM moved WHERE state = 'parked'
                    ON CONFLICT DO NOTHING
                )
-               SELECT placement_id AS "placement_id!" FROM moved"#,
+               SELECT placement_id AS "placement_id!", is_rerouted AS "is_rerouted!", provider FROM moved"#,
             &self.placements,
             &self.attempts,
             &self.kinds as &[&str],
@@ -149,8 +183,10 @@ impl Moves {
             &self.statuses as &[Option<String>],
             &self.messages as &[Option<String>],
         );
-        for placement in query.fetch_all(connection).await? {
-            changes.entry(placement.into()).or_default().moved = true;
+        for row in query.fetch_all(connection).await? {
+            let settled = changes.entry(row.placement_id.into()).or_default();
+            settled.moved = true;
+            settled.rerouted = row.is_rerouted.then_some(row.provider);
         }
         Ok(())
     }

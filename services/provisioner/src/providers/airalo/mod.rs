@@ -19,15 +19,13 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use anyhow::Context;
 use domain::PlacementId;
 use futures_util::{FutureExt, future::BoxFuture};
 use reqwest::{
-    Method, StatusCode, Url,
+    Method, StatusCode,
     header::{self, HeaderMap, HeaderValue},
 };
 use runtime::lock;
-use secrecy::SecretString;
 use url::form_urlencoded;
 
 use self::{
@@ -35,9 +33,8 @@ use self::{
     wire::{Listed, Order, Refusal},
 };
 use super::{
-    Balance, Capabilities, Connected, FindAnswer, Limits, LookUp, Provider, ProviderId, Purchase,
-    PurchaseAnswer, Sought, Trouble,
-    account::{self, Credentials},
+    Account, Balance, Capabilities, Connected, FindAnswer, KnownProvider, LookUp, Paced, Provider,
+    ProviderId, Purchase, PurchaseAnswer, Setting, Sought, Trouble,
     http::{Body, Call, Http, parse},
     price::{self, Price, Terms},
 };
@@ -54,56 +51,35 @@ const PAGES: usize = 5;
 /// The most options whose price has changed that are remembered.
 const CHANGED: usize = 10_000;
 
-/// The settings of our account.
-#[derive(clap::Args, Clone, Debug, Default)]
-#[group(skip)]
-#[command(next_help_heading = "Provider `airalo`")]
-pub struct Account {
-    /// Base URL of the Airalo Partner API: scheme and host, without `/v2`
-    #[arg(id = "airalo_url", long = "airalo-url", env = "AIRALO_URL")]
-    pub url: Option<Url>,
+pub(super) const KNOWN: KnownProvider = KnownProvider {
+    name: "airalo",
+    heading: "Provider `airalo`",
+    settings: &[
+        Setting {
+            variable: "AIRALO_URL",
+            option: "airalo-url",
+            help: "Base URL of the Airalo Partner API: scheme and host, without `/v2`",
+        },
+        Setting {
+            variable: "AIRALO_ACCESS_KEY",
+            option: "airalo-access-key",
+            help: "`client_id` of our account at Airalo",
+        },
+        Setting {
+            variable: "AIRALO_SECRET_KEY",
+            option: "airalo-secret-key",
+            help: "`client_secret` of our account at Airalo",
+        },
+    ],
+    connect,
+};
 
-    /// `client_id` of our account at Airalo
-    #[arg(
-        id = "airalo_access_key",
-        long = "airalo-access-key",
-        env = "AIRALO_ACCESS_KEY",
-        hide_env_values = true
-    )]
-    pub access_key: Option<String>,
-
-    /// `client_secret` of our account at Airalo
-    #[arg(
-        id = "airalo_secret_key",
-        long = "airalo-secret-key",
-        env = "AIRALO_SECRET_KEY",
-        hide_env_values = true
-    )]
-    pub secret_key: Option<SecretString>,
-}
-
-/// Connects to the account. Errors name the setting.
-pub fn connect(account: &Account, limits: Limits) -> anyhow::Result<Connected> {
-    let settings = account::Settings {
-        provider: "airalo",
-        prefix: "AIRALO",
-        url: account.url.as_ref(),
-        access_key: account.access_key.as_deref(),
-        secret_key: account.secret_key.as_ref(),
-        secret_form: account::SecretForm::Text,
-        callback_token: None,
-    };
-    let Credentials {
-        url,
-        access_key,
-        secret_key,
-        ..
-    } = settings.check()?;
-    let secret = String::from_utf8(secret_key.expose().to_vec())
-        .context("AIRALO_SECRET_KEY is not a text")?;
+fn connect(account: &Account, paced: Paced) -> anyhow::Result<Connected> {
+    let client_id = account.text("ACCESS_KEY")?.to_owned();
+    let client_secret = account.text("SECRET_KEY")?.trim();
     let provider = Airalo {
-        http: Http::new(&url, limits, is_defined)?,
-        tokens: Tokens::new(access_key, secret.into()),
+        http: Http::new(&account.url()?, paced, is_defined)?,
+        tokens: Tokens::new(client_id, client_secret.into()),
         changed_prices: Mutex::default(),
     };
     Ok(Connected {
@@ -209,6 +185,9 @@ impl Airalo {
                 .append_pair("limit", &PAGE.to_string())
                 .append_pair("page", &page.to_string())
                 .finish();
+            if page > 1 {
+                self.http.turn().await;
+            }
             let reply = self.call(Method::GET, ORDERS, ORDERS, Some(&query), None);
             let listed: Listed = match reply.await? {
                 Reply::Done(body) => parse(&body)?,

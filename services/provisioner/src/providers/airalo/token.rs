@@ -90,6 +90,9 @@ impl Tokens {
                 reason: "a token was asked for a moment ago; the provider allows few".into(),
             });
         }
+        // This call comes in addition to the one that needs the token.
+        http.turn().await;
+        let now = Instant::now();
         state.asked = Some(now);
         let kept = self.fetch(http, now).await?;
         let header = kept.header.clone();

@@ -15,14 +15,12 @@ mod wire;
 
 use std::{sync::Arc, time::Duration};
 
-use anyhow::Context;
 use domain::PlacementId;
 use futures_util::{FutureExt, future::BoxFuture};
 use reqwest::{
-    Method, Url,
+    Method,
     header::{HeaderMap, HeaderName, HeaderValue},
 };
-use secrecy::SecretString;
 use serde_json::{Value, json};
 use signing::{SecretKey, esim_access};
 use time::{
@@ -32,9 +30,8 @@ use uuid::Uuid;
 
 use self::wire::{Allocated, Page, Reply, order_number, units};
 use super::{
-    Balance, Bought, Capabilities, Connected, FindAnswer, Hint, Limits, LookUp, Provider,
-    ProviderId, Purchase, PurchaseAnswer, Sought, Trouble,
-    account::{self, Credentials},
+    Account, Balance, Bought, Capabilities, Connected, FindAnswer, Hint, KnownProvider, LookUp,
+    Paced, Provider, ProviderId, Purchase, PurchaseAnswer, Setting, Sought, Trouble,
     http::{Body, Call, Http, parse},
     price,
     text::one_line,
@@ -61,81 +58,40 @@ const SEARCH_AFTER: Duration = Duration::from_mins(30);
 const SEARCH_TIME: StaticFormatDescription =
     format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
 
-/// The settings of our account.
-#[derive(clap::Args, Clone, Debug, Default)]
-#[group(skip)]
-#[command(next_help_heading = "Provider `esim-access`")]
-pub struct Account {
-    /// Base URL of eSIM Access: scheme and host, without `/api`
-    #[arg(
-        id = "esim_access_url",
-        long = "esim-access-url",
-        env = "ESIM_ACCESS_URL"
-    )]
-    pub url: Option<Url>,
+pub(super) const KNOWN: KnownProvider = KnownProvider {
+    name: "esim-access",
+    heading: "Provider `esim-access`",
+    settings: &[
+        Setting {
+            variable: "ESIM_ACCESS_URL",
+            option: "esim-access-url",
+            help: "Base URL of eSIM Access: scheme and host, without `/api`",
+        },
+        Setting {
+            variable: "ESIM_ACCESS_ACCESS_KEY",
+            option: "esim-access-access-key",
+            help: "`AccessCode` of our account at eSIM Access",
+        },
+        Setting {
+            variable: "ESIM_ACCESS_SECRET_KEY",
+            option: "esim-access-secret-key",
+            help: "`SecretKey` of our account at eSIM Access, with which each call is signed",
+        },
+        Setting::callback_token("ESIM_ACCESS_CALLBACK_TOKEN", "esim-access-callback-token"),
+    ],
+    connect,
+};
 
-    /// `AccessCode` of our account at eSIM Access
-    #[arg(
-        id = "esim_access_access_key",
-        long = "esim-access-access-key",
-        env = "ESIM_ACCESS_ACCESS_KEY",
-        hide_env_values = true
-    )]
-    pub access_key: Option<String>,
-
-    /// `SecretKey` of our account at eSIM Access, with which each call is signed
-    #[arg(
-        id = "esim_access_secret_key",
-        long = "esim-access-secret-key",
-        env = "ESIM_ACCESS_SECRET_KEY",
-        hide_env_values = true
-    )]
-    pub secret_key: Option<SecretString>,
-
-    /// Token in the URL of callbacks from eSIM Access: at least 16 letters, digits, `-` or `_`
-    ///
-    /// It is the secret by which a callback is recognised, so make it random. Without a token this
-    /// provider cannot call back, and profiles are asked for on a schedule only.
-    #[arg(
-        id = "esim_access_callback_token",
-        long = "esim-access-callback-token",
-        env = "ESIM_ACCESS_CALLBACK_TOKEN",
-        hide_env_values = true
-    )]
-    pub callback_token: Option<SecretString>,
-}
-
-/// Connects to the account. Errors name the setting.
-pub fn connect(account: &Account, limits: Limits) -> anyhow::Result<Connected> {
-    let settings = account::Settings {
-        provider: "esim-access",
-        prefix: "ESIM_ACCESS",
-        url: account.url.as_ref(),
-        access_key: account.access_key.as_deref(),
-        secret_key: account.secret_key.as_ref(),
-        secret_form: account::SecretForm::Text,
-        callback_token: account.callback_token.as_ref(),
-    };
-    let Credentials {
-        url,
-        access_key,
-        secret_key,
-        callback_token,
-    } = settings.check()?;
-    let mut access_code_header = HeaderValue::from_str(&access_key).context(
-        "ESIM_ACCESS_ACCESS_KEY contains characters that an HTTP header may not have; check for \
-         line breaks and other invisible characters",
-    )?;
-    access_code_header.set_sensitive(true);
+fn connect(account: &Account, paced: Paced) -> anyhow::Result<Connected> {
     let provider = EsimAccess {
-        http: Http::new(&url, limits, |status| status.is_success())?,
-        access_code: access_key,
-        access_code_header,
-        secret_key,
+        http: Http::new(&account.url()?, paced, |status| status.is_success())?,
+        access_code: account.text("ACCESS_KEY")?.to_owned(),
+        access_code_header: account.header("ACCESS_KEY")?,
+        secret_key: account.text_key()?,
     };
     Ok(Connected {
         provider: Arc::new(provider),
-        callback_token,
+        callback_token: account.callback_token()?,
     })
 }
 
@@ -217,6 +173,9 @@ impl EsimAccess {
     async fn query(&self, filter: &Value) -> Result<Result<Vec<Allocated>, Failure>, Trouble> {
         let mut all: Vec<Allocated> = Vec::new();
         for number in 1..=PAGES {
+            if number > 1 {
+                self.http.turn().await;
+            }
             let mut request = filter.clone();
             request["pager"] = json!({ "pageNum": number, "pageSize": PAGE });
             let page: Page = match self.call(QUERY, &request).await? {

@@ -11,22 +11,20 @@
 
 use std::sync::Arc;
 
-use anyhow::Context;
 use domain::{ActivationCode, Iccid, PlacementId};
 use futures_util::{FutureExt, future::BoxFuture};
 use reqwest::{
-    Method, Url,
+    Method,
     header::{HeaderMap, HeaderName, HeaderValue},
 };
-use secrecy::SecretString;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use signing::{SecretKey, usimsa};
 
 use super::{
-    Bought, Capabilities, Connected, FindAnswer, Hint, Limits, LookUp, Provider, ProviderId,
-    ProviderUnit, Purchase, PurchaseAnswer, Sought, Trouble, UnitState,
-    account::{self, Credentials},
+    Account, Bought, Capabilities, Connected, FindAnswer, Hint, KnownProvider, LookUp, Paced,
+    Provider, ProviderId, ProviderUnit, Purchase, PurchaseAnswer, Setting, Sought, Trouble,
+    UnitState,
     http::{Body, Call, Http, parse},
     text::{BadId, day, one_line},
 };
@@ -37,77 +35,41 @@ const TIMESTAMP: HeaderName = HeaderName::from_static("x-gat-timestamp");
 const ACCESS_KEY: HeaderName = HeaderName::from_static("x-gat-access-key");
 const SIGNATURE: HeaderName = HeaderName::from_static("x-gat-signature");
 
-/// The settings of our account.
-#[derive(clap::Args, Clone, Debug, Default)]
-#[group(skip)]
-#[command(next_help_heading = "Provider `usimsa`")]
-pub struct Account {
-    /// Base URL of USIMSA: scheme and host, without `/api`
-    #[arg(id = "usimsa_url", long = "usimsa-url", env = "USIMSA_URL")]
-    pub url: Option<Url>,
+pub(super) const KNOWN: KnownProvider = KnownProvider {
+    name: "usimsa",
+    heading: "Provider `usimsa`",
+    settings: &[
+        Setting {
+            variable: "USIMSA_URL",
+            option: "usimsa-url",
+            help: "Base URL of USIMSA: scheme and host, without `/api`",
+        },
+        Setting {
+            variable: "USIMSA_ACCESS_KEY",
+            option: "usimsa-access-key",
+            help: "Access key of our account at USIMSA",
+        },
+        Setting {
+            variable: "USIMSA_SECRET_KEY",
+            option: "usimsa-secret-key",
+            help: "Secret key of our account at USIMSA, Base64",
+        },
+        Setting::callback_token("USIMSA_CALLBACK_TOKEN", "usimsa-callback-token"),
+    ],
+    connect,
+};
 
-    /// Access key of our account at USIMSA
-    #[arg(
-        id = "usimsa_access_key",
-        long = "usimsa-access-key",
-        env = "USIMSA_ACCESS_KEY",
-        hide_env_values = true
-    )]
-    pub access_key: Option<String>,
-
-    /// Secret key of our account at USIMSA, Base64
-    #[arg(
-        id = "usimsa_secret_key",
-        long = "usimsa-secret-key",
-        env = "USIMSA_SECRET_KEY",
-        hide_env_values = true
-    )]
-    pub secret_key: Option<SecretString>,
-
-    /// Token in the URL of callbacks from USIMSA: at least 16 letters, digits, `-` or `_`
-    ///
-    /// It is the secret by which a callback is recognised, so make it random. Without a token this
-    /// provider cannot call back, and profiles are asked for on a schedule only.
-    #[arg(
-        id = "usimsa_callback_token",
-        long = "usimsa-callback-token",
-        env = "USIMSA_CALLBACK_TOKEN",
-        hide_env_values = true
-    )]
-    pub callback_token: Option<SecretString>,
-}
-
-/// Connects to the account. Errors name the setting.
-pub fn connect(account: &Account, limits: Limits) -> anyhow::Result<Connected> {
-    let settings = account::Settings {
-        provider: "usimsa",
-        prefix: "USIMSA",
-        url: account.url.as_ref(),
-        access_key: account.access_key.as_deref(),
-        secret_key: account.secret_key.as_ref(),
-        secret_form: account::SecretForm::Base64,
-        callback_token: account.callback_token.as_ref(),
-    };
-    adapter(settings.check()?, limits)
-}
-
-/// Creates the adapter of an account at any provider that speaks this protocol. Fails if the access
-/// key contains characters that a header may not have.
-pub(super) fn adapter(account: Credentials, limits: Limits) -> anyhow::Result<Connected> {
-    let mut access_key_header = HeaderValue::from_str(&account.access_key).context(
-        "the access key contains characters that an HTTP header may not have; check \
-         for line breaks and other invisible characters",
-    )?;
-    access_key_header.set_sensitive(true);
+/// Creates the adapter of an account at any provider that speaks this protocol.
+pub(super) fn connect(account: &Account, paced: Paced) -> anyhow::Result<Connected> {
     let provider = Usimsa {
-        http: Http::new(&account.url, limits, |status| status.is_success())?,
-        access_key: account.access_key,
-        secret_key: account.secret_key,
-        access_key_header,
+        http: Http::new(&account.url()?, paced, |status| status.is_success())?,
+        access_key: account.text("ACCESS_KEY")?.to_owned(),
+        access_key_header: account.header("ACCESS_KEY")?,
+        secret_key: account.base64_key()?,
     };
     Ok(Connected {
         provider: Arc::new(provider),
-        callback_token: account.callback_token,
+        callback_token: account.callback_token()?,
     })
 }
 
