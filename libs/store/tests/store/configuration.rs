@@ -23,6 +23,7 @@ fn option(name: &str) -> ProductOption {
         environment: Environment::Sandbox,
         enabled: true,
         details: serde_json::Map::new(),
+        standard: None,
     }
 }
 
