@@ -25,9 +25,10 @@ use store::{
 };
 
 use crate::{
+    catalogue,
     confirm::{self, Confirm},
     console::Console,
-    output::{Row, cells},
+    output::{Row, cells, or_dash},
 };
 
 const LIST_EXAMPLES: &str = "Examples:
@@ -65,7 +66,9 @@ The file:
                 \"details\": {\"country\": \"JP\", \"days\": 7}}]}
 
 provider_option_id is the provider's name of the product. environment is sandbox or live. Partners see name and details;
-details is an optional JSON object of at most 4 KiB. The file may also be the list [{…}] alone, as `esimctl option list
+details is an optional JSON object of at most 4 KiB. standard is optional, too, and lets partners filter:
+{\"countries\": [\"JP\"], \"data_mb\": 5120, \"days\": 30, \"cost\": {\"price\": \"4.50\", \"currency\": \"USD\"}}; data_mb may be
+\"unlimited\", and cost, which partners do not see, may be left out. `esimctl catalogue pull` fills it in. The file may also be the list [{…}] alone, as `esimctl option list
 --json` prints it. An option with \"enabled\": false cannot be ordered. Options that are
 not in the file stay as they are. A file with any fault imports nothing.";
 
@@ -343,9 +346,12 @@ fn fault(option: &ProductOption) -> Option<String> {
         .then(|| format!("details: must be at most {LONGEST_DETAILS} bytes of JSON"))
 }
 
-fn row(option: &ProductOption) -> Row<6> {
+fn row(option: &ProductOption) -> Row<7> {
     let enabled = if option.enabled { "yes" } else { "no" }.to_owned();
-    cells!(option: option_id, name, provider, provider_option_id, environment, enabled = enabled)
+    let standard = or_dash(option.standard.as_ref().map(catalogue::of));
+    cells!(option:
+        option_id, name, provider, provider_option_id, environment, enabled = enabled, standard = standard,
+    )
 }
 
 #[cfg(test)]

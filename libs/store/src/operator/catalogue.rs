@@ -35,6 +35,12 @@ pub struct Pull {
     pub disable: Vec<OptionId>,
 }
 
+impl Pull {
+    pub fn is_empty(&self) -> bool {
+        self.new.is_empty() && self.updates.is_empty() && self.disable.is_empty()
+    }
+}
+
 /// What was written. It is less than what was asked for if somebody changed an option meanwhile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Pulled {

@@ -13,6 +13,8 @@
 //! - [`archive`]: finished orders leave the system and come back.
 //! - [`recover`]: an old dump is restored. [`upgrade`]: newer schemas below older programs.
 //! - [`rotation`]: every secret is replaced while orders go on.
+//! - [`catalogue`]: products, prices and purchases of a provider are compared with ours, and partners
+//!   filter what they are offered.
 //! - [`cells`]: a partner moves from one cell to another.
 //! - [`faults`], [`database_away`]: processes, servers and connections fail.
 //! - [`forged`]: messages of an attacker with a stage's credentials.
@@ -33,6 +35,7 @@
 
 mod account;
 mod archive;
+mod catalogue;
 mod cells;
 mod database_away;
 mod duplicates;

@@ -8,6 +8,7 @@ use serde_json::Value;
 use crate::providers::{
     Listed, Offer, Trouble, Unsuitable,
     lists::{name, needs_confirmation_code, number, product, text},
+    text::one_line,
 };
 
 /// A page of the catalogue.
@@ -63,7 +64,7 @@ fn full_name(place: &Place, operator: &Operator, package: &Value) -> String {
     let where_ = where_.parse::<Country>().map(|country| country.to_string());
     let parts = [brand, where_.unwrap_or_default(), name(package, "title")];
     let parts: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
-    parts.join(" ")
+    one_line(&parts.join(" "))
 }
 
 /// The texts about a product in which a condition may stand.
