@@ -15,7 +15,7 @@ use domain::{
     Environment, OptionId, option_of,
     product::{Country, Standard},
 };
-use provisioner::providers::{Offer, Provider, Unsuitable};
+use provisioner::providers::{Offer, Unsuitable};
 use serde::Serialize;
 use serde_json::{Map, json};
 use store::{
@@ -96,7 +96,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         .await?;
     let mut ours = options::all(&mut connection).await?;
     ours.retain(|option| option.provider == source.name);
-    let found = compare(asked, &*reader.provider, offers, &ours);
+    let found = compare(asked, |id| reader.provider.product(id), offers, &ours);
     if asked.disable_gone && !found.report.gone.is_empty() {
         ensure!(
             found.is_certain,
@@ -198,12 +198,13 @@ struct Found {
     is_certain: bool,
 }
 
-/// Compares what the provider sells with our options of it.
-fn compare(
+/// Compares what the provider sells with our options of it. `product_of` is the product for which an
+/// option stands.
+fn compare<'a>(
     asked: &Asked,
-    provider: &dyn Provider,
+    product_of: impl Fn(&'a str) -> &'a str,
     offers: Vec<Offer>,
-    ours: &[ProductOption],
+    ours: &'a [ProductOption],
 ) -> Found {
     let mut report = Report {
         provider: asked.source.name.clone(),
@@ -213,7 +214,7 @@ fn compare(
     let mut pull = Pull::default();
     let mut by_product: BTreeMap<&str, Vec<&ProductOption>> = BTreeMap::new();
     for option in ours {
-        let product = provider.product(&option.provider_option_id);
+        let product = product_of(&option.provider_option_id);
         by_product.entry(product).or_default().push(option);
     }
     let (listed, nameless) = merged(offers);
@@ -440,4 +441,108 @@ pub fn of(standard: &Standard) -> String {
         standard.data,
         standard.days
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use provisioner::providers::ProviderId;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        asked: Asked,
+    }
+
+    fn standard(country: &str, price: &str) -> Standard {
+        serde_json::from_value(json!({
+            "countries": [country], "data_mb": 1024, "days": 7, "cost": { "price": price, "currency": "USD" },
+        }))
+        .unwrap()
+    }
+
+    fn offer(product: &str, country: &str, price: &str) -> Offer {
+        Offer {
+            product: ProviderId::parse(product.to_owned()).ok(),
+            name: String::new(),
+            terms: Ok(standard(country, price)),
+        }
+    }
+
+    fn ours(product: &str, price: &str) -> ProductOption {
+        ProductOption {
+            option_id: option_of("airalo", product),
+            name: product.to_owned(),
+            provider: "airalo".into(),
+            provider_option_id: format!("{product}@{price}"),
+            environment: Environment::Live,
+            enabled: true,
+            details: Map::new(),
+            standard: Some(standard("JP", price)),
+        }
+    }
+
+    fn product_of(provider_option_id: &str) -> &str {
+        provider_option_id.split('@').next().unwrap()
+    }
+
+    fn found(arguments: &[&str], offers: Vec<Offer>, ours: &[ProductOption]) -> Found {
+        let arguments = [&["pull", "airalo", "--dry-run"][..], arguments].concat();
+        let Program { asked } = Program::parse_from(arguments);
+        compare(&asked, product_of, offers, ours)
+    }
+
+    #[test]
+    fn what_is_gone_is_certain_only_if_every_product_has_an_id() {
+        let known = [ours("a", "1.00"), ours("b", "1.00")];
+        let one = || offer("a", "JP", "1.00");
+        let whole = found(&["--disable-gone"], vec![one()], &known);
+        assert!(whole.is_certain);
+        assert_eq!(whole.pull.disable, [known[1].option_id]);
+        assert!(found(&[], vec![one()], &known).pull.disable.is_empty());
+        assert!(
+            !found(
+                &["--disable-gone"],
+                vec![one(), offer("", "JP", "1.00")],
+                &known
+            )
+            .is_certain
+        );
+        assert!(!found(&["--disable-gone"], vec![], &known).is_certain);
+        // One that is refused is not gone.
+        let mut refused = offer("b", "JP", "1.00");
+        refused.terms = Err(Unsuitable::ConfirmationCode);
+        let whole = found(&["--disable-gone"], vec![one(), refused], &known);
+        assert!(whole.report.gone.is_empty());
+        assert_eq!(whole.report.refused[0].on_sale, [known[1].option_id]);
+    }
+
+    #[test]
+    fn a_product_that_is_listed_twice_counts_once_or_not_at_all() {
+        let same = vec![offer("a", "JP", "1.00"), offer("a", "JP", "1.00")];
+        assert_eq!(found(&[], same, &[]).pull.new.len(), 1);
+        let differ = vec![offer("a", "JP", "1.00"), offer("a", "JP", "2.00")];
+        let differ = found(&[], differ, &[]);
+        assert!(differ.pull.is_empty());
+        assert_eq!(differ.report.refused[0].reason, "ambiguous");
+    }
+
+    #[test]
+    fn new_products_are_chosen_by_country_and_named() {
+        let offers = || vec![offer("a", "JP", "1.00"), offer("b", "KR", "1.00")];
+        let korea = found(&["--country", "KR", "--new-disabled"], offers(), &[]);
+        let [option] = korea.pull.new.as_slice() else {
+            panic!("{:?}", korea.report);
+        };
+        assert_eq!(
+            (&option.name[..], &option.provider_option_id[..]),
+            ("b", "b@1.00")
+        );
+        assert!(!option.enabled && korea.report.left_out == 1);
+        let known = found(&["--only-known"], offers(), &[ours("a", "3.00")]);
+        assert!(known.pull.new.is_empty() && known.report.priced.len() == 1);
+        assert_eq!(known.pull.updates[0].provider_option_id, "a@1.00");
+    }
 }
