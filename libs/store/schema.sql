@@ -177,6 +177,12 @@ TABLE options
     enabled boolean NOT NULL DEFAULT true
     details jsonb NOT NULL DEFAULT '{}'::jsonb
     version bigint NOT NULL
+    countries text[]
+    data_mb integer
+    unlimited boolean
+    days integer
+    cost bigint
+    cost_currency text
     CONSTRAINT options_details CHECK ((jsonb_typeof(details) = 'object'::text))
     CONSTRAINT options_environment_check CHECK ((environment = ANY (ARRAY['sandbox'::text, 'live'::text])))
     CONSTRAINT options_pkey PRIMARY KEY (option_id)

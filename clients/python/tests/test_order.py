@@ -212,6 +212,12 @@ def test_lists_are_read_to_their_end(shop: Shop) -> None:
     assert asked == ["limit=100", second, second, "limit=100&cursor=y"]
     assert shop.slept == [7]
 
+    shop.service.script = [page(["a"], None)]
+    filtered = shop.partner.options(country="JP", min_data_mb=1024, unlimited=False, min_days=7, max_days=30)
+    assert [option.name for option in filtered] == ["a"]
+    query = shop.service.requests[-1][1].partition("?")[2]
+    assert query == "country=JP&min_data_mb=1024&unlimited=false&min_days=7&max_days=30&limit=100"
+
 
 def test_a_state_that_this_version_does_not_know_is_kept(shop: Shop) -> None:
     shop.service.script = [stored(state="enchanted")]

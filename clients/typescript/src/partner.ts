@@ -159,10 +159,21 @@ export class Partner {
     });
   }
 
-  /** All options that this account may order. */
-  options(): AsyncGenerator<Schemas["Offered"]> {
+  /**
+   * The options that this account may order, and that match all filters. `country` is a code of ISO 3166-1 alpha-2 such
+   * as JP. Unlimited data is enough for every `min_data_mb`.
+   */
+  options(
+    query: {
+      country?: string;
+      min_data_mb?: number;
+      unlimited?: boolean;
+      min_days?: number;
+      max_days?: number;
+    } = {},
+  ): AsyncGenerator<Schemas["Offered"]> {
     return this.#pages(async (page) => {
-      const found = await this.#read(() => this.api.GET("/options", { params: { query: page } }));
+      const found = await this.#read(() => this.api.GET("/options", { params: { query: { ...query, ...page } } }));
       const { options, next_cursor } = success(found) as Schemas["Options"];
       return { entries: options, next: next_cursor };
     });

@@ -161,6 +161,12 @@ test("lists are read to their end", async () => {
   const second = "limit=100&cursor=x%2F%3D";
   deepStrictEqual(requests.map((request) => request.split("?")[1]), ["limit=100", second, second, "limit=100&cursor=y"]);
   deepStrictEqual(slept, [7]);
+
+  script = [page(["a"], null)];
+  const filters = { country: "JP", min_data_mb: 1024, unlimited: false, min_days: 7, max_days: 30 };
+  for await (const option of partner.options(filters)) strictEqual(option.name, "a");
+  const query = "country=JP&min_data_mb=1024&unlimited=false&min_days=7&max_days=30&limit=100";
+  strictEqual(requests.at(-1)?.split("?")[1], query);
 });
 
 test("ids are encoded in paths", async () => {

@@ -1,5 +1,6 @@
 //! The types and rules that every part of the pipeline shares: typed ids, the state machine of a
-//! placement, the names of lanes, how an order is cut into purchases, and the text forms of an eSIM profile.
+//! placement, the names of lanes, how an order is cut into purchases, the
+//! standard fields of a product, and the text forms of an eSIM profile.
 //!
 //! All crates of the workspace may depend on this one. It does no I/O and reads no clock: times and
 //! random numbers are passed in as values, so that each rule can be tested by property tests and
@@ -10,11 +11,14 @@ pub mod ids;
 pub mod lane;
 mod lpa;
 pub mod placement;
+pub mod product;
 pub mod states;
 pub mod topup_id;
 pub mod webhook_id;
 
-pub use ids::{DeliveryId, EndpointId, OptionId, OrderId, PartnerId, PlacementId, sandbox_option};
+pub use ids::{
+    DeliveryId, EndpointId, OptionId, OrderId, PartnerId, PlacementId, option_of, sandbox_option,
+};
 pub use lane::lane;
 pub use lpa::{ActivationCode, Iccid, InvalidProfile};
 pub use states::{Environment, PlacementState};

@@ -14,6 +14,8 @@ GRANT UPDATE (name, environment, access_key, secret_key, old_access_key, old_sec
               erased_at, version)
     ON partners TO esim_operator;
 GRANT UPDATE ON options, providers TO esim_operator;
+-- Lists of a provider are read at its rate, in which `esimctl` takes a share like a replica of the provisioner.
+GRANT INSERT, UPDATE, DELETE ON provider_replicas TO esim_operator;
 GRANT UPDATE (state, not_found_at, placed_at, reason, unknowns, disputed, provider_reference, alternatives)
     ON placements TO esim_operator;
 GRANT UPDATE (state, reason) ON topups TO esim_operator;

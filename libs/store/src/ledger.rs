@@ -1,5 +1,5 @@
 //! Compares a provider's own list of purchases, its ledger, with the placements (`esimctl recover
-//! --ledger`).
+//! --ledger` and `esimctl provider reconcile`).
 //!
 //! A database that has lost commits does not know what it has lost, but the provider does: it got
 //! our placement id with each purchase. So the list of the provider is copied into a temporary
@@ -10,13 +10,16 @@
 //! A placement that is being bought meanwhile is `placing` by then, because the attempt is recorded
 //! before the provider is called, so it is never taken for an orphan.
 
+use domain::product::Price;
 use serde::Serialize;
 use sqlx::{Connection, FromRow, PgConnection, Row, postgres::PgCopyIn};
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::{
     Result,
     operator::actions::{self, Action},
+    self_service::first_id,
 };
 
 /// How many bytes are collected before they are sent to the server.
@@ -26,7 +29,7 @@ const CHUNK: usize = 64 << 10;
 /// fields are shown to the operator as they stand in the list.
 #[derive(Clone, Debug, Default)]
 pub struct Purchase {
-    /// The line of the file, by which the operator finds it again.
+    /// The line of the file, or the place in the list, by which the operator finds it again.
     pub line: i64,
     /// The order id that we sent, which is our placement id.
     pub order_id: String,
@@ -40,6 +43,8 @@ pub struct Purchase {
     /// For whom it was bought, if the provider's record says so. Our order, which knows it, is gone
     /// if the purchase is an orphan.
     pub partner: Option<String>,
+    /// What we paid, for a unit or for the whole purchase.
+    pub paid: Option<Price>,
 }
 
 /// The copy of a list into the temporary table `ledger`. [`Loader::finish`] ends it; without that
@@ -55,7 +60,7 @@ impl<'c> Loader<'c> {
             "DROP TABLE IF EXISTS pg_temp.ledger;
              CREATE TEMPORARY TABLE ledger (
                  line bigint NOT NULL, order_id text NOT NULL, placement_id uuid, provider_order_id text, at text,
-                 units integer, option text, iccids text, partner text)",
+                 units integer, option text, iccids text, partner text, paid bigint)",
         )
         .execute(&mut *connection)
         .await?;
@@ -70,6 +75,7 @@ impl<'c> Loader<'c> {
         let line = purchase.line.to_string();
         let placement = placement.map(|id| id.to_string());
         let units = purchase.units.map(|units| units.to_string());
+        let paid = purchase.paid.map(|paid| paid.0.to_string());
         let fields = [
             Some(line.as_str()),
             Some(purchase.order_id.as_str()),
@@ -80,6 +86,7 @@ impl<'c> Loader<'c> {
             purchase.option.as_deref(),
             purchase.iccids.as_deref(),
             purchase.partner.as_deref(),
+            paid.as_deref(),
         ];
         for (index, field) in fields.into_iter().enumerate() {
             if index > 0 {
@@ -131,10 +138,12 @@ pub struct Finding {
     /// `not_bought_here`: the placement is refused or failed, and nothing of it counts as bought.
     /// `parked`: the placement is parked and does not count as bought. `forgotten`: the placement
     /// is `accepted`, so its attempt is not known here. `other_provider`: the placement belongs to
-    /// another provider. `units_differ`: the placement has another number of units. `not_ours`: the
-    /// order id has not the form of a placement id.
+    /// another provider. `units_differ`: the placement has another number of units. `price_differs`:
+    /// its units were accepted at another price. `not_ours`: the order id has not the form of a
+    /// placement id. `missing`: we have the purchase, and the list has it not.
     pub kind: String,
-    pub line: i64,
+    /// `None` if it is missing in the list.
+    pub line: Option<i64>,
     pub order_id: String,
     pub provider_order_id: Option<String>,
     pub at: Option<String>,
@@ -166,28 +175,43 @@ pub struct Comparison {
     pub placing: i64,
     /// Purchases under an order id that is no placement id, so they were not made by this system.
     pub not_ours: i64,
+    /// Purchases of ours that the list does not have. 0 if that was not compared.
+    pub missing: i64,
     /// Orphans first, then mismatches, in the order of the list.
     pub findings: Vec<Finding>,
 }
 
-/// Compares the loaded list with the placements, and returns at most `most` findings.
+/// The time of which the list is complete, so that a purchase of ours must be in it.
+#[derive(Clone, Copy, Debug)]
+pub struct Complete {
+    /// Placements that were accepted from this time on are compared.
+    pub since: OffsetDateTime,
+    /// Placements that were bought before this time are compared.
+    pub until: OffsetDateTime,
+}
+
+/// Compares the loaded list with the placements, and returns at most `most` findings. A list that is
+/// not known to be complete is not searched for what it lacks.
 pub async fn compare(
     connection: &mut PgConnection,
     provider: &str,
+    complete: Option<Complete>,
     most: i64,
 ) -> Result<Comparison> {
     sqlx::raw_sql(
         "ANALYZE ledger;
          DROP TABLE IF EXISTS pg_temp.findings;
          CREATE TEMPORARY TABLE findings (
-             kind text NOT NULL, line bigint NOT NULL, order_id text NOT NULL, provider_order_id text, at text,
+             kind text NOT NULL, line bigint, order_id text NOT NULL, provider_order_id text, at text,
              units integer, option text, iccids text, partner text, external_order_id text, state text,
              units_here bigint)",
     )
     .execute(&mut *connection)
     .await?;
-    // A row that agrees with its placement is no finding. The number of units is compared only if
-    // nothing else is wrong, because it explains nothing then.
+    // A row that agrees with its placement is no finding. The number of units and the price are
+    // compared only if nothing else is wrong, because they explain nothing then. The price at which an
+    // order was accepted stands behind the last `@` of each unit. What we paid may be the price of a
+    // unit or that of all, because providers write either.
     sqlx::query(
         "INSERT INTO findings
          SELECT judged.* FROM (
@@ -200,32 +224,41 @@ pub async fn compare(
                  WHEN p.placed_at IS NULL AND p.state = 'parked' THEN 'parked'
                  WHEN p.state = 'accepted' THEN 'forgotten'
                  WHEN l.units <> here.units THEN 'units_differ'
+                 WHEN here.priced = here.units AND l.paid <> here.total
+                     AND (l.paid <> here.least OR here.least <> here.most) THEN 'price_differs'
                  WHEN p.state = 'placing' THEN 'placing' END AS kind,
                  l.line, l.order_id, l.provider_order_id, l.at, l.units, l.option, l.iccids,
                  coalesce(p.partner_id::text, l.partner), o.external_order_id, p.state, here.units AS units_here
              FROM (SELECT *, count(*) OVER (PARTITION BY placement_id) AS times FROM ledger) l
              LEFT JOIN placements p ON p.placement_id = l.placement_id
              LEFT JOIN orders o ON o.order_id = p.order_id
-             LEFT JOIN LATERAL (SELECT count(*) AS units FROM topups t WHERE t.placement_id = p.placement_id) here
-                 ON p.placement_id IS NOT NULL
+             LEFT JOIN LATERAL (
+                 SELECT count(*) AS units, count(price) AS priced, sum(price) AS total, min(price) AS least, max(price) AS most
+                 FROM (SELECT 10000 * substring(provider_option_id FROM '@([0-9]{1,12}([.][0-9]{1,4})?)$')::numeric AS price
+                       FROM topups t WHERE t.placement_id = p.placement_id) one
+             ) here ON p.placement_id IS NOT NULL
          ) judged WHERE judged.kind IS NOT NULL",
     )
     .bind(provider)
     .execute(&mut *connection)
     .await?;
+    if let Some(complete) = complete {
+        find_missing(connection, provider, complete).await?;
+    }
     let counts = sqlx::query(
         "SELECT (SELECT count(*) FROM ledger) AS purchases,
                 count(*) FILTER (WHERE kind = 'orphan') AS orphans,
-                count(*) FILTER (WHERE kind NOT IN ('orphan', 'placing', 'not_ours')) AS mismatches,
+                count(*) FILTER (WHERE kind NOT IN ('orphan', 'placing', 'not_ours', 'missing')) AS mismatches,
                 count(*) FILTER (WHERE kind = 'placing') AS placing,
-                count(*) FILTER (WHERE kind = 'not_ours') AS not_ours
+                count(*) FILTER (WHERE kind = 'not_ours') AS not_ours,
+                count(*) FILTER (WHERE kind = 'missing') AS missing
          FROM findings",
     )
     .fetch_one(&mut *connection)
     .await?;
     let findings = sqlx::query_as(
         "SELECT * FROM findings WHERE kind <> 'placing'
-         ORDER BY CASE kind WHEN 'orphan' THEN 0 WHEN 'not_ours' THEN 2 ELSE 1 END, line LIMIT $1",
+         ORDER BY CASE kind WHEN 'orphan' THEN 0 WHEN 'not_ours' THEN 2 ELSE 1 END, line, order_id LIMIT $1",
     );
     let findings = findings.bind(most).fetch_all(connection).await?;
     Ok(Comparison {
@@ -235,8 +268,34 @@ pub async fn compare(
         mismatches: counts.try_get("mismatches")?,
         placing: counts.try_get("placing")?,
         not_ours: counts.try_get("not_ours")?,
+        missing: counts.try_get("missing")?,
         findings,
     })
+}
+
+/// Adds the purchases that the list does not have to the findings. A purchase is made after its
+/// placement was accepted, and ids of placements begin with that time, so the primary key finds them.
+async fn find_missing(
+    connection: &mut PgConnection,
+    provider: &str,
+    complete: Complete,
+) -> Result<()> {
+    let missing = sqlx::query(
+        "INSERT INTO findings
+         SELECT 'missing', NULL, p.placement_id::text, p.provider_reference,
+                to_char(p.placed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'), NULL, p.lane, NULL,
+                p.partner_id::text, o.external_order_id, p.state,
+                (SELECT count(*) FROM topups t WHERE t.placement_id = p.placement_id)
+         FROM placements p JOIN orders o ON o.order_id = p.order_id
+         WHERE p.placement_id >= $2 AND p.provider = $1 AND p.placed_at < $3
+             AND NOT EXISTS (SELECT FROM ledger l WHERE l.placement_id = p.placement_id)",
+    );
+    let missing = missing
+        .bind(provider)
+        .bind(first_id(complete.since))
+        .bind(complete.until);
+    missing.execute(connection).await?;
+    Ok(())
 }
 
 /// Records each orphan of the last comparison, so that it is known which purchases have to be

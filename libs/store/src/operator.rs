@@ -6,6 +6,7 @@
 //! are bounded, because operators use them while the system works under load.
 
 pub mod actions;
+pub mod catalogue;
 pub mod deliveries;
 pub mod erase;
 pub mod health;

@@ -1,11 +1,15 @@
 //! The catalogue: the options that partners may order.
 //!
-//! `esimctl option import` writes it. Ingress keeps it in memory, with the changes that
+//! `esimctl option import` and `esimctl catalogue pull` write it. Ingress keeps it in memory, with the changes that
 //! [`changed_since`] returns, and asks for unknown options with [`by_ids`]. The version of each
 //! change comes from one locked row (see the migration of `configuration_version`), so a reader
 //! that polls by version misses no change.
 
-use domain::{Environment, OptionId, cut::Pair};
+use domain::{
+    Environment, OptionId,
+    cut::Pair,
+    product::{Cost, Country, Data, Price, Standard},
+};
 use serde_json::{Map, Value, json};
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -33,6 +37,10 @@ pub struct ProductOption {
     /// read it, because orders do not need it.
     #[serde(default)]
     pub details: Map<String, Value>,
+    /// What is known of the product in the same form for all providers. It is `None` unless [`all`]
+    /// has read it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standard: Option<Standard>,
 }
 
 fn enabled() -> bool {
@@ -51,15 +59,70 @@ fn alternatives(stored: &str) -> Result<Vec<Pair>> {
         .map_err(|error| Error::Unreadable(format!("alternatives of an option: {error}")))
 }
 
-/// Reads the options that match a condition, with `$details` as their details, each with the
+/// The standard fields of an option as they are stored.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct StandardColumns {
+    pub(crate) countries: Option<Vec<String>>,
+    pub(crate) data_mb: Option<i32>,
+    pub(crate) unlimited: Option<bool>,
+    pub(crate) days: Option<i32>,
+    pub(crate) cost: Option<i64>,
+    pub(crate) cost_currency: Option<String>,
+}
+
+impl StandardColumns {
+    pub(crate) fn of(standard: Option<&Standard>) -> Self {
+        let Some(standard) = standard else {
+            return Self::default();
+        };
+        let megabytes = match standard.data {
+            Data::Megabytes(megabytes) => Some(megabytes),
+            Data::Unlimited => None,
+        };
+        let cost = standard.cost;
+        Self {
+            countries: Some(standard.countries.iter().map(Country::to_string).collect()),
+            data_mb: megabytes.and_then(|megabytes| megabytes.try_into().ok()),
+            unlimited: Some(megabytes.is_none()),
+            days: Some(standard.days.into()),
+            cost: cost.and_then(|cost| cost.price.0.try_into().ok()),
+            cost_currency: cost.map(|cost| cost.currency.to_string()),
+        }
+    }
+
+    fn read(self) -> Result<Option<Standard>> {
+        let Some(countries) = self.countries else {
+            return Ok(None);
+        };
+        let unreadable = || Error::Unreadable("the standard fields of an option".into());
+        let countries: std::result::Result<Vec<Country>, _> =
+            countries.iter().map(|code| code.parse()).collect();
+        let megabytes = self.data_mb.and_then(|megabytes| megabytes.try_into().ok());
+        let data = match self.unlimited {
+            Some(true) => Some(Data::Unlimited),
+            _ => megabytes.and_then(Data::megabytes),
+        };
+        let days = self.days.and_then(|days| days.try_into().ok());
+        let price = self.cost.and_then(|cost| cost.try_into().ok());
+        let currency = self.cost_currency.and_then(|code| code.parse().ok());
+        let cost = price.zip(currency).map(|(price, currency)| Cost {
+            price: Price(price),
+            currency,
+        });
+        let standard = data
+            .zip(days)
+            .and_then(|(data, days)| Standard::new(countries.ok()?, data, days, cost));
+        standard.map(Some).ok_or_else(unreadable)
+    }
+}
+
+/// Reads the options that match a condition, without details and standard fields, each with the
 /// version of its last change.
 macro_rules! options {
-    ($connection:expr, $details:literal, $condition:literal $(, $argument:expr)?) => {
+    ($connection:expr, $condition:literal $(, $argument:expr)?) => {
         sqlx::query!(
             r#"SELECT option_id, name, provider, provider_option_id, environment, enabled, version,
-                      alternatives::text AS "alternatives!", "#
-                + $details
-                + r#" AS "details!" FROM options "#
+                      alternatives::text AS "alternatives!" FROM options "#
                 + $condition
                 $(, $argument)?
         )
@@ -75,7 +138,8 @@ macro_rules! options {
                 alternatives: alternatives(&row.alternatives)?,
                 environment: row.environment.parse()?,
                 enabled: row.enabled,
-                details: details(&row.details)?,
+                details: Map::new(),
+                standard: None,
             };
             Ok((option, row.version))
         })
@@ -88,15 +152,18 @@ macro_rules! options {
 pub async fn import(connection: &mut PgConnection, option: &ProductOption) -> Result<bool> {
     let details = Value::from(option.details.clone()).to_string();
     let alternatives = json!(option.alternatives).to_string();
+    let standard = StandardColumns::of(option.standard.as_ref());
     let changed = sqlx::query!(
         "INSERT INTO options AS o (option_id, name, provider, provider_option_id, environment, enabled, details,
-                                   alternatives)
-         VALUES ($1, $2, $3, $4, $5, $6, $7::text::jsonb, $8::text::jsonb)
+                                   alternatives, countries, data_mb, unlimited, days, cost, cost_currency)
+         VALUES ($1, $2, $3, $4, $5, $6, $7::text::jsonb, $8::text::jsonb, $9, $10, $11, $12, $13, $14)
          ON CONFLICT (option_id) DO UPDATE
          SET name = $2, provider = $3, provider_option_id = $4, environment = $5, enabled = $6, details = $7::text::jsonb,
-             alternatives = $8::text::jsonb
-         WHERE (o.name, o.provider, o.provider_option_id, o.environment, o.enabled, o.details, o.alternatives)
-            IS DISTINCT FROM ($2, $3, $4, $5, $6, $7::text::jsonb, $8::text::jsonb)",
+             alternatives = $8::text::jsonb,
+             countries = $9, data_mb = $10, unlimited = $11, days = $12, cost = $13, cost_currency = $14
+         WHERE (o.name, o.provider, o.provider_option_id, o.environment, o.enabled, o.details, o.alternatives,
+                o.countries, o.data_mb, o.unlimited, o.days, o.cost, o.cost_currency)
+            IS DISTINCT FROM ($2, $3, $4, $5, $6, $7::text::jsonb, $8::text::jsonb, $9, $10, $11, $12, $13, $14)",
         option.option_id.uuid(),
         option.name,
         option.provider,
@@ -105,18 +172,45 @@ pub async fn import(connection: &mut PgConnection, option: &ProductOption) -> Re
         option.enabled,
         details,
         alternatives,
+        standard.countries.as_deref(),
+        standard.data_mb,
+        standard.unlimited,
+        standard.days,
+        standard.cost,
+        standard.cost_currency,
     );
     Ok(changed.execute(connection).await?.rows_affected() > 0)
 }
 
-/// All options, with their details.
+/// All options, with their details and standard fields.
 pub async fn all(connection: &mut PgConnection) -> Result<Vec<ProductOption>> {
-    let all: Result<Vec<(ProductOption, i64)>> = options!(
-        connection,
-        "details::text",
-        "ORDER BY environment, provider, name, option_id"
+    let rows = sqlx::query!(
+        r#"SELECT option_id, name, provider, provider_option_id, environment, enabled, details::text AS "details!",
+                  alternatives::text AS "alternatives!", countries, data_mb, unlimited, days, cost, cost_currency
+           FROM options ORDER BY environment, provider, name, option_id"#
     );
-    Ok(all?.into_iter().map(|(option, _)| option).collect())
+    let rows = rows.fetch_all(connection).await?;
+    let all = rows.into_iter().map(|row| {
+        let standard = StandardColumns {
+            countries: row.countries,
+            data_mb: row.data_mb,
+            unlimited: row.unlimited,
+            days: row.days,
+            cost: row.cost,
+            cost_currency: row.cost_currency,
+        };
+        Ok(ProductOption {
+            option_id: row.option_id.into(),
+            name: row.name,
+            provider: row.provider,
+            provider_option_id: row.provider_option_id,
+            environment: row.environment.parse()?,
+            enabled: row.enabled,
+            details: details(&row.details)?,
+            standard: standard.read()?,
+        })
+    });
+    all.collect()
 }
 
 /// The options that changed after `version`, without details, each with the version of its change.
@@ -124,7 +218,7 @@ pub async fn changed_since(
     connection: &mut PgConnection,
     version: i64,
 ) -> Result<Vec<(ProductOption, i64)>> {
-    options!(connection, "'{}'", "WHERE version > $1", version)
+    options!(connection, "WHERE version > $1", version)
 }
 
 /// The options with these ids, without details.
@@ -132,5 +226,5 @@ pub async fn by_ids(
     connection: &mut PgConnection,
     ids: &[Uuid],
 ) -> Result<Vec<(ProductOption, i64)>> {
-    options!(connection, "'{}'", "WHERE option_id = ANY($1)", ids)
+    options!(connection, "WHERE option_id = ANY($1)", ids)
 }

@@ -30,7 +30,7 @@ mod webhooks;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 use reqwest::Url;
 
 use crate::{
@@ -97,7 +97,9 @@ const LIST_EXAMPLES: &str = "Examples:
   esim-partner orders list --state ready";
 
 const OPTIONS_EXAMPLES: &str = "Examples:
-  esim-partner options";
+  esim-partner options
+  esim-partner options --country JP --min-data-mb 5120
+  esim-partner options --unlimited true --min-days 7 --max-days 30";
 
 const LISTEN_EXAMPLES: &str = "Examples:
   esim-partner listen --forward-to http://localhost:3000/hook
@@ -167,9 +169,9 @@ enum AccountCommand {
     /// Show or list your orders
     #[command(subcommand)]
     Orders(Orders),
-    /// List the options that you may order
+    /// List the options that you may order, one page at a time
     #[command(after_help = OPTIONS_EXAMPLES)]
-    Options,
+    Options(Options),
     /// Forward the webhooks of a sandbox account to an endpoint on this machine
     ///
     /// You need neither a tunnel nor a webhook URL for it. A forwarded webhook has the body and the
@@ -211,6 +213,50 @@ enum AccountCommand {
     /// stale and must be refused. Each fault is printed with its remedy.
     #[command(after_help = CERTIFY_EXAMPLES)]
     Certify(certify::Certify),
+}
+
+/// Which options are listed.
+#[derive(Args, Clone, Debug)]
+struct Options {
+    /// List only options that can be used in this country, a code of ISO 3166-1 alpha-2 such as `JP`
+    #[arg(long, value_name = "CODE")]
+    country: Option<String>,
+    /// List only options with at least so much data, in MB
+    #[arg(long, value_name = "MB")]
+    min_data_mb: Option<u32>,
+    /// List only options with unlimited data, or only the others
+    #[arg(long)]
+    unlimited: Option<bool>,
+    /// List only options whose data can be used for at least so many days
+    #[arg(long, value_name = "DAYS")]
+    min_days: Option<u32>,
+    /// List only options whose data can be used for at most so many days
+    #[arg(long, value_name = "DAYS")]
+    max_days: Option<u32>,
+    /// Continue after the page before: the value of its `next_cursor`
+    #[arg(long)]
+    cursor: Option<String>,
+}
+
+impl Options {
+    fn query(&self) -> String {
+        let number = |value: Option<u32>| value.map(|value| value.to_string());
+        let given = [
+            ("country", self.country.clone()),
+            ("min_data_mb", number(self.min_data_mb)),
+            (
+                "unlimited",
+                self.unlimited.map(|unlimited| unlimited.to_string()),
+            ),
+            ("min_days", number(self.min_days)),
+            ("max_days", number(self.max_days)),
+            ("cursor", self.cursor.clone()),
+        ];
+        let given = given
+            .into_iter()
+            .filter_map(|(name, value)| Some(format!("&{name}={}", encoded(&value?))));
+        given.fold("limit=100".to_owned(), |query, one| query + &one)
+    }
 }
 
 #[derive(Subcommand, Clone, Debug)]
@@ -295,7 +341,11 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
         }
         AccountCommand::Endpoints(endpoints) => endpoints.send(&account).await?,
         AccountCommand::Notices(notices) => notices.run(&account).await?,
-        AccountCommand::Options => account.send("GET", "/options", "limit=100", None).await?,
+        AccountCommand::Options(options) => {
+            account
+                .send("GET", "/options", &options.query(), None)
+                .await?
+        }
         AccountCommand::Redeliver { id, .. } => {
             let of = if listen::is_event(id) {
                 "webhook/events"

@@ -18,7 +18,7 @@ const EXAMPLES: &str = "Examples:
   esimctl action list --since 7d --json
 
 The record holds the commands that ask for a reason: `delivery replay`, `placement resolve`, `recover`, `option disable`,
-`option enable`, `order erase`, `partner erase`, `retention set`, `archive run` and `archive restore`. If the operator is `partner`, a partner made the change by a request of its own:
+`option enable`, `catalogue pull`, `order erase`, `partner erase`, `retention set`, `archive run` and `archive restore`. If the operator is `partner`, a partner made the change by a request of its own:
 `topup redeliver`, `event redeliver`, `webhooks redeliver`, `webhooks redeliver cancel`, `order cancel`, `webhook set`, `webhook secret rotate` or `keys rotate`.";
 
 #[derive(Subcommand, Clone, Debug)]

@@ -1,5 +1,6 @@
-//! `esimctl recover --ledger`: reads the provider's own list of purchases, has it compared with the
-//! placements (`store::ledger`), and shows what differs.
+//! `esimctl recover --ledger`: reads the provider's own list of purchases from a file, has it compared
+//! with the placements (`store::ledger`), and shows what differs. `esimctl provider reconcile` gets the
+//! list from the provider and uses the rest.
 //!
 //! After commits were lost, for example because an asynchronous standby was promoted, purchases may
 //! exist whose placement is gone. Only the provider knows them. USIMSA has no call that lists
@@ -12,10 +13,11 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
+use domain::product::Price;
 use serde_json::{Value, json};
 use store::{
     PgConnection,
-    ledger::{self, Comparison, Finding, Loader, Purchase},
+    ledger::{self, Comparison, Complete, Finding, Loader, Purchase},
     providers,
 };
 
@@ -34,25 +36,37 @@ const LONGEST_FIELD: usize = 10_000;
 /// The comparison found something. It is an error, so that a script sees it by the exit status.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "the list of {provider} has {orphans} purchases without a placement and {mismatches} that contradict the database; \
-     they are listed above, each with what to do"
+    "the list of {provider} has {orphans} purchases without a placement, {mismatches} that contradict the database, and \
+     lacks {missing} of ours; they are listed above, each with what to do"
 )]
 pub struct Discrepancies {
     provider: String,
     orphans: i64,
     mismatches: i64,
+    missing: i64,
 }
 
-/// Fails with [`Discrepancies`] if the comparison has found orphans or mismatches.
+/// Fails with [`Discrepancies`] if the comparison has found orphans or mismatches, or if something is
+/// missing.
 pub fn check(found: &Comparison) -> Result<(), Discrepancies> {
-    if found.orphans == 0 && found.mismatches == 0 {
+    if found.orphans == 0 && found.mismatches == 0 && found.missing == 0 {
         return Ok(());
     }
     Err(Discrepancies {
         provider: found.provider.clone(),
         orphans: found.orphans,
         mismatches: found.mismatches,
+        missing: found.missing,
     })
+}
+
+/// Compares the loaded list with the placements.
+pub async fn of_loaded(
+    connection: &mut PgConnection,
+    provider: &str,
+    complete: Option<Complete>,
+) -> anyhow::Result<Comparison> {
+    Ok(ledger::compare(connection, provider, complete, MOST).await?)
 }
 
 /// The name of the provider whose list it is. It may be left out if there is only one.
@@ -96,7 +110,7 @@ pub async fn compare(
     load(connection, Records::new(source))
         .await
         .with_context(|| format!("nothing was compared or changed: {file}"))?;
-    let found = ledger::compare(connection, provider, MOST).await?;
+    let found = of_loaded(connection, provider, None).await?;
     ensure!(
         found.purchases == 0 || found.not_ours < found.purchases,
         "none of the {} order ids in {file} has the form of a placement id (a UUID): the column order_id must hold the \
@@ -137,6 +151,7 @@ struct Columns {
     option: Option<usize>,
     iccids: Option<usize>,
     partner: Option<usize>,
+    paid: Option<usize>,
 }
 
 impl Columns {
@@ -169,6 +184,7 @@ impl Columns {
             option: place("option")?,
             iccids: place("iccids")?,
             partner: place("partner")?,
+            paid: place("paid")?,
         })
     }
 
@@ -205,6 +221,12 @@ impl Columns {
                 format!("units is {text:?}, which is not a number from 1 on; leave it blank if it is not known")
             })
         });
+        let paid = optional(self.paid).map(|text| {
+            let paid: Option<Price> = Price::parse(&text);
+            paid.with_context(|| {
+                format!("paid is {text:?}, which is not a price such as 1.50; write it without a currency, or leave it blank")
+            })
+        });
         Ok(Purchase {
             line: record.line,
             order_id,
@@ -214,6 +236,7 @@ impl Columns {
             option: optional(self.option),
             iccids: optional(self.iccids),
             partner: optional(self.partner),
+            paid: paid.transpose()?,
         })
     }
 }
@@ -221,7 +244,7 @@ impl Columns {
 /// The comparison as JSON, each finding with what to do about it.
 pub fn shown(found: &Comparison) -> Value {
     let mut shown = json!(found);
-    let listed = found.orphans + found.mismatches + found.not_ours;
+    let listed = found.orphans + found.mismatches + found.not_ours + found.missing;
     shown["all_findings_listed"] = json!(listed <= MOST);
     if let Some(findings) = shown["findings"].as_array_mut() {
         for (finding, of) in findings.iter_mut().zip(&found.findings) {
@@ -240,6 +263,7 @@ pub fn described(found: &Comparison) -> String {
         mismatches,
         placing,
         not_ours,
+        missing,
         findings,
     } = found;
     let mut lines = vec![format!(
@@ -249,6 +273,11 @@ pub fn described(found: &Comparison) -> String {
     if *not_ours > 0 {
         lines.push(format!(
             "{not_ours} more have an order id that is no placement id, so this system did not buy them"
+        ));
+    }
+    if *missing > 0 {
+        lines.push(format!(
+            "{missing} purchases of ours are missing in the list"
         ));
     }
     if findings.is_empty() {
@@ -274,7 +303,7 @@ pub fn described(found: &Comparison) -> String {
 
 fn row(finding: &Finding) -> Row<10> {
     cells!(finding:
-        kind, line, order_id, "bought at" = or_dash(finding.at.as_ref()),
+        kind, line = or_dash(finding.line), order_id, "bought at" = or_dash(finding.at.as_ref()),
         option = or_dash(finding.option.as_ref()), units = or_dash(finding.units),
         "units here" = or_dash(finding.units_here), state = or_dash(finding.state.as_ref()),
         partner = finding.partner.clone().unwrap_or_else(|| "unknown".to_owned()),
@@ -305,6 +334,14 @@ fn remedy(kind: &str) -> &'static str {
         }
         "other_provider" => {
             "the placement belongs to another provider. Check --provider; if it is right, cancel the purchase"
+        }
+        "price_differs" => {
+            "we paid another price than the option named when it was ordered. Compare the provider's invoice, and take the new \
+             price over with `esimctl catalogue pull`; a price that was raised unannounced is the provider's to give back"
+        }
+        "missing" => {
+            "we have recorded the purchase, and the provider's list does not have it. Look it up in the provider's portal by \
+             the order id. If it was not sold, its eSIMs may not work: ask the provider before partners notice"
         }
         "units_differ" => {
             "the provider has sold another number of units than the order has. Compare `esimctl order show ID` with the \

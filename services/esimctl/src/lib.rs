@@ -3,7 +3,7 @@
 //!
 //! Operators run it by hand, and deployments run it from scripts (`migrate`, `secrets create`). It
 //! talks to PostgreSQL and to files, never to the services: they notice a change because they read
-//! the same database. Only `provider check` talks to somebody else, the provider. It is the only program that migrates the schema and that creates partners. A
+//! the same database. Only `provider check`, `provider reconcile` and `catalogue pull` talk to somebody else, the provider. It is the only program that migrates the schema and that creates partners. A
 //! partner's secrets are stored encrypted and are shown only once, by the command that creates or
 //! replaces them.
 //!
@@ -25,6 +25,7 @@
 mod action;
 mod all_cells;
 mod archive;
+mod catalogue;
 mod cell;
 mod cell_file;
 mod confirm;
@@ -50,6 +51,8 @@ mod placement;
 mod progress;
 mod provider;
 mod provider_check;
+mod provider_lists;
+mod reconcile;
 mod recover;
 mod reencrypt;
 mod retention;
@@ -72,7 +75,7 @@ use crate::{
 const FAILED: u8 = 1;
 /// Exit status for wrong arguments or settings.
 const USAGE: u8 = 2;
-/// Exit status of `recover --ledger` that found orphans or mismatches.
+/// Exit status of a comparison with a provider's list of purchases that does not agree.
 const FOUND: u8 = 3;
 
 const EXAMPLES: &str = "Examples:
@@ -83,7 +86,7 @@ const EXAMPLES: &str = "Examples:
   esimctl order show acme-1001
 
 Exit status: 0 done, 1 failed (the reason is one line on standard error), 2 wrong arguments or settings, 3 `recover
---ledger` has found purchases that the database does not know or that contradict it. `doctor` has others: see its help";
+--ledger` or `provider reconcile` has found purchases that one side does not know or that contradict the database. `doctor` has others: see its help";
 
 /// The command line for operators of the eSIM ordering pipeline
 ///
@@ -127,6 +130,9 @@ enum Command {
     /// List and import the options that partners may order, and take one out of sale
     #[command(subcommand)]
     Option(option::Command),
+    /// Take products and prices of a provider over into the options
+    #[command(subcommand)]
+    Catalogue(catalogue::Command),
     /// Show webhooks with their attempts, and send them again
     #[command(subcommand)]
     Delivery(delivery::Command),
@@ -139,7 +145,7 @@ enum Command {
     /// List placements, each of which is one purchase, and resolve parked ones
     #[command(subcommand)]
     Placement(placement::Command),
-    /// List providers, open or close their breakers, and try their accounts
+    /// List providers, open or close their breakers, try and reconcile their accounts
     #[command(subcommand)]
     Provider(provider::Command),
     /// Create and replace the keys that encrypt the stored secrets
@@ -252,6 +258,7 @@ async fn dispatch(command: &Command, console: &Console) -> anyhow::Result<()> {
     match command {
         Command::Partner(command) => partner::run(command, console).await,
         Command::Option(command) => option::run(command, console).await,
+        Command::Catalogue(command) => catalogue::run(command, console).await,
         Command::Delivery(command) => delivery::run(command, console).await,
         Command::Endpoint(command) => endpoint::run(command, console).await,
         Command::Order(command) => order::run(command, console).await,

@@ -25,9 +25,10 @@ use store::{
 };
 
 use crate::{
+    catalogue,
     confirm::{self, Confirm},
     console::Console,
-    output::{Row, cells},
+    output::{Row, cells, or_dash},
 };
 
 const LIST_EXAMPLES: &str = "Examples:
@@ -65,9 +66,12 @@ The file:
                 \"details\": {\"country\": \"JP\", \"days\": 7}}]}
 
 provider_option_id is the provider's name of the product. environment is sandbox or live. Partners see name and details;
-details is an optional JSON object of at most 4 KiB. An option that several providers sell has the others as
-\"alternatives\": [{\"provider\": \"airalo\", \"provider_option_id\": \"jp-7d-1gb@4.50\"}], in order of preference: if a
-provider refuses a purchase, the next one is asked. The file may also be the list [{…}] alone, as `esimctl option list
+details is an optional JSON object of at most 4 KiB. standard is optional, too, and lets partners filter:
+{\"countries\": [\"JP\"], \"data_mb\": 5120, \"days\": 30, \"cost\": {\"price\": \"4.50\", \"currency\": \"USD\"}}; data_mb may be
+\"unlimited\", and cost, which partners do not see, may be left out. `esimctl catalogue pull` fills it in. An option that
+several providers sell has the others as \"alternatives\": [{\"provider\": \"airalo\", \"provider_option_id\":
+\"jp-7d-1gb@4.50\"}], in order of preference: if a provider refuses a purchase, the next one is asked. The file may also
+be the list [{…}] alone, as `esimctl option list
 --json` prints it. An option with \"enabled\": false cannot be ordered. Options that are
 not in the file stay as they are. A file with any fault imports nothing.";
 
@@ -374,16 +378,18 @@ fn text_fault(field: &str, text: &str) -> Option<String> {
         .then(|| format!("{field}: must be at most {LONGEST_TEXT} characters long"))
 }
 
-fn row(option: &ProductOption) -> Row<7> {
+fn row(option: &ProductOption) -> Row<8> {
     let enabled = if option.enabled { "yes" } else { "no" }.to_owned();
     let alternatives: Vec<String> = option
         .alternatives
         .iter()
         .map(|pair| format!("{} {}", pair.provider, pair.provider_option_id))
         .collect();
+    let standard = or_dash(option.standard.as_ref().map(catalogue::of));
     cells!(option:
         option_id, name, provider, provider_option_id, environment, enabled = enabled,
         alternatives = alternatives.join(", "),
+        standard = standard,
     )
 }
 

@@ -1,5 +1,6 @@
 //! `esimctl provider`: shows, opens and closes the breakers of the providers, lists the lanes whose
-//! purchases are held back, and tries an account ([`crate::provider_check`]).
+//! purchases are held back, tries an account ([`crate::provider_check`]), and compares the provider's
+//! list of purchases with ours ([`crate::reconcile`]).
 //!
 //! A breaker is a row that all provisioners read, so a change made here stops or resumes the work
 //! of every replica. While a breaker is open, orders are accepted and wait. A lane, which is
@@ -20,6 +21,7 @@ use crate::{
     console::{self, Console},
     output::{Row, cells, or_dash, printable, utc},
     provider_check::{self, Check},
+    reconcile::{self, Reconcile},
 };
 
 const LIST_EXAMPLES: &str = "Examples:
@@ -72,6 +74,9 @@ pub enum Command {
     /// Try our account at a provider: keys, balance and clock; nothing is bought
     #[command(after_help = provider_check::EXAMPLES)]
     Check(Box<Check>),
+    /// Compare the provider's list of purchases with ours: unknown, missing, twice, otherwise priced
+    #[command(after_help = reconcile::EXAMPLES)]
+    Reconcile(Box<Reconcile>),
     /// Close a provider's breaker, so that its work goes on at once
     #[command(after_help = CLOSE_EXAMPLES)]
     Close {
@@ -92,9 +97,12 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     if let Command::Check(check) = command {
         return provider_check::run(check, console).await;
     }
+    if let Command::Reconcile(reconcile) = command {
+        return reconcile::run(reconcile, console).await;
+    }
     let mut connection = console.connect().await?;
     let (name, changed) = match command {
-        Command::Check(_) => return Ok(()),
+        Command::Check(_) | Command::Reconcile(_) => return Ok(()),
         Command::List => {
             let all = providers::list(&mut connection).await?;
             let none = "There are no providers yet: a provisioner adds its own when it starts.";

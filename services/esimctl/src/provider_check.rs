@@ -133,7 +133,8 @@ fn meaning(capabilities: Capabilities) -> &'static str {
     }
 }
 
-fn describe(trouble: &Trouble) -> String {
+/// What a failed call means for the operator.
+pub fn describe(trouble: &Trouble) -> String {
     let reason = trouble.reason();
     match trouble {
         Trouble::Denied(_) => format!("our account is denied; check its keys: {reason}"),

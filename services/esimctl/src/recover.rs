@@ -35,8 +35,8 @@ provisioner is connected. A second run does no harm: it only starts the settling
 
 Orders that came after the dump are missing in the database, but may have been bought. --ledger finds them in the
 provider's own list of purchases. It is a CSV file with a header. The column order_id, the order id that we sent, is
-required. The columns provider_order_id, at, units, option, iccids and partner are shown if they are there, units are
-compared, and other columns are ignored:
+required. The columns provider_order_id, at, units, option, iccids and partner are shown if they are there. units and paid,
+the price of a unit or of all, are compared, and other columns are ignored:
 
   order_id,at,units,option
   0199aabb-ccdd-7eee-8fff-001122334455,2025-01-29T12:34:56Z,2,JP-7D-1G

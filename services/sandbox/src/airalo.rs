@@ -20,7 +20,7 @@ use rand::RngExt;
 use runtime::clock;
 use serde_json::{Value, json};
 use time::{
-    OffsetDateTime, UtcOffset, format_description::StaticFormatDescription,
+    Date, OffsetDateTime, UtcOffset, format_description::StaticFormatDescription,
     macros::format_description,
 };
 use url::form_urlencoded;
@@ -29,6 +29,7 @@ use crate::{
     form,
     garble::{self, Shape},
     ledger::Repeats,
+    products::{self, Kind},
     protocol::{Product, UnitStatus, code},
     purchase::Purchase,
     sale::{self, Protocol, Sale},
@@ -38,6 +39,7 @@ use crate::{
 
 pub const ORDERS: &str = "/v2/orders";
 
+const DAY: StaticFormatDescription = format_description!("[year]-[month]-[day]");
 const CREATED: StaticFormatDescription =
     format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
 /// The most units of an order.
@@ -65,6 +67,7 @@ pub fn routes() -> Router<Sandbox> {
         .route(ORDERS, post(order).get(list))
         .route("/v2/orders/{order_id}", get(show))
         .route("/v2/balance", get(balance))
+        .route("/v2/packages", get(packages))
 }
 
 /// A new token, which the process accepts until it ends.
@@ -240,44 +243,167 @@ async fn list(
     if let Err(denied) = authenticate(&sandbox, &headers) {
         return denied.into_response();
     }
-    let query = query.unwrap_or_default();
-    let parameters: HashMap<_, _> = form_urlencoded::parse(query.as_bytes()).collect();
-    let number = |name: &str, default: usize| match parameters.get(name) {
-        Some(text) => text.parse().ok().filter(|number| *number > 0),
-        None => Some(default),
-    };
-    let (Some(limit), Some(page)) = (number("limit", 25), number("page", 1)) else {
+    let Some(asked) = Asked::read(query.as_deref().unwrap_or_default(), 25) else {
         return invalid("limit", "The limit must be an integer.");
     };
-    let limit = limit.min(PAGE_MOST);
+    let days = match asked
+        .parameters
+        .get("filter[created_at]")
+        .map(|text| days(text))
+    {
+        Some(Some(days)) => Some(days),
+        None => None,
+        Some(None) => return invalid("filter", "The created at filter is invalid."),
+    };
     let now = clock::now();
     let mut purchases = sandbox.ledger.purchases();
-    if let Some(text) = parameters.get("filter[description]") {
-        purchases.retain(|purchase| purchase.order_id.contains(&**text));
+    if let Some(text) = asked.parameters.get("filter[description]") {
+        purchases.retain(|purchase| purchase.order_id.contains(text.as_str()));
+    }
+    if let Some((first, last)) = days {
+        purchases.retain(|purchase| {
+            (first..=last).contains(&purchase.at.to_offset(UtcOffset::UTC).date())
+        });
     }
     if let Some(faults) = sandbox.faults.faults() {
         let lag = std::time::Duration::from_millis(faults.not_found_lag_ms);
         purchases.retain(|purchase| now - purchase.at >= lag);
     }
-    let listed: Vec<Value> = purchases
+    let newest_first = purchases.iter().rev();
+    asked.page(newest_first.map(|purchase| shown(&sandbox, purchase, now)))
+}
+
+/// What a list was asked for.
+struct Asked {
+    parameters: HashMap<String, String>,
+    limit: usize,
+    page: usize,
+}
+
+impl Asked {
+    /// `None` if a number is none.
+    fn read(query: &str, limit: usize) -> Option<Self> {
+        let parameters: HashMap<String, String> = form_urlencoded::parse(query.as_bytes())
+            .into_owned()
+            .collect();
+        let number = |name: &str, default: usize| match parameters.get(name) {
+            Some(text) => text.parse().ok().filter(|number| *number > 0),
+            None => Some(default),
+        };
+        let limit = number("limit", limit)?;
+        let page = number("page", 1)?;
+        Some(Self {
+            limit: limit.min(PAGE_MOST),
+            page,
+            parameters,
+        })
+    }
+
+    /// The page of these entries.
+    fn page(&self, entries: impl ExactSizeIterator<Item = Value>) -> Response {
+        let total = entries.len();
+        let skipped = (self.page - 1).saturating_mul(self.limit);
+        let listed: Vec<Value> = entries.skip(skipped).take(self.limit).collect();
+        Json(json!({
+            "data": listed,
+            "meta": {
+                "message": "success",
+                "current_page": self.page,
+                "last_page": total.div_ceil(self.limit).max(1),
+                "per_page": self.limit.to_string(),
+                "total": total,
+            },
+        }))
+        .into_response()
+    }
+}
+
+/// The first and the last day of a filter such as `2026-11-20 - 2026-11-24`.
+fn days(text: &str) -> Option<(Date, Date)> {
+    let (first, last) = text.split_once(" - ")?;
+    Some((Date::parse(first, DAY).ok()?, Date::parse(last, DAY).ok()?))
+}
+
+/// Lists the products: places, each with its operator and the operator's packages.
+async fn packages(
+    State(sandbox): State<Sandbox>,
+    headers: HeaderMap,
+    RawQuery(query): RawQuery,
+) -> Response {
+    if let Err(denied) = authenticate(&sandbox, &headers) {
+        return denied.into_response();
+    }
+    let Some(asked) = Asked::read(query.as_deref().unwrap_or_default(), 25) else {
+        return invalid("limit", "The limit must be an integer.");
+    };
+    // Places come in the order of their first product.
+    let mut places: Vec<(&[&str], Vec<products::Product>)> = Vec::new();
+    let all = products::all();
+    for product in all.into_iter().filter(|one| one.kind != Kind::ByTheDay) {
+        match places
+            .iter_mut()
+            .find(|(countries, _)| *countries == product.countries)
+        {
+            Some((_, products)) => products.push(product),
+            None => places.push((product.countries, vec![product])),
+        }
+    }
+    let places: Vec<Value> = places
         .iter()
-        .rev()
-        .skip((page - 1) * limit)
-        .take(limit)
-        .map(|purchase| shown(&sandbox, purchase, now))
+        .map(|(countries, products)| place(countries, products))
         .collect();
-    let last_page = purchases.len().div_ceil(limit).max(1);
-    Json(json!({
-        "data": listed,
-        "meta": {
-            "message": "success",
-            "current_page": page,
-            "last_page": last_page,
-            "per_page": limit,
-            "total": purchases.len(),
-        },
-    }))
-    .into_response()
+    asked.page(places.into_iter())
+}
+
+fn place(countries: &[&str], products: &[products::Product]) -> Value {
+    let is_local = countries.len() == 1;
+    let any = |kind| products.iter().any(|product| product.kind == kind);
+    let listed = countries
+        .iter()
+        .map(|code| json!({ "country_code": code, "title": code }));
+    let packages: Vec<Value> = products.iter().map(package).collect();
+    let info = if any(Kind::NeedsConfirmationCode) {
+        "The installation asks for a confirmation code."
+    } else {
+        "Data-only eSIM."
+    };
+    json!({
+        "slug": countries.join("-").to_lowercase(),
+        "country_code": if is_local { countries[0] } else { "" },
+        "title": countries.join(", "),
+        "operators": [{
+            "id": 1,
+            "type": if is_local { "local" } else { "global" },
+            "is_prepaid": false,
+            "title": "Sandbox",
+            "esim_type": "Prepaid",
+            "warning": null,
+            "is_roaming": true,
+            "info": [info],
+            "plan_type": "data",
+            "activation_policy": "first-usage",
+            "is_kyc_verify": any(Kind::NeedsIdentity),
+            "rechargeability": true,
+            "other_info": null,
+            "countries": listed.collect::<Vec<_>>(),
+            "packages": packages,
+        }],
+    })
+}
+
+fn package(product: &products::Product) -> Value {
+    json!({
+        "id": product.id,
+        "type": if product.kind == Kind::TopUp { "topup" } else { "sim" },
+        "price": PRICE,
+        "amount": product.megabytes.unwrap_or_default(),
+        "day": product.days,
+        "is_unlimited": product.megabytes.is_none(),
+        "title": product.name,
+        "data": product.megabytes.map_or("Unlimited".to_owned(), |data| format!("{data} MB")),
+        "short_info": null,
+        "net_price": PRICE,
+    })
 }
 
 /// An order with its eSIMs. One that is not ready, or that fails, is listed without its profile,

@@ -27,6 +27,7 @@ use crate::{
     auth::Credentials,
     error::Error,
     garble::{self, Shape},
+    products::{self, Kind},
     profile::UnitNumber,
     protocol::{Product, UnitStatus, code},
     purchase::Purchase,
@@ -40,6 +41,8 @@ pub const ORDER: &str = "/api/v1/open/esim/order";
 
 const TIME: StaticFormatDescription =
     format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
+const CREATED: StaticFormatDescription =
+    format_description!("[year]-[month]-[day]T[hour]:[minute]:[second]+0000");
 /// The largest difference that is accepted between a caller's clock and ours, in milliseconds.
 const WINDOW_MS: u64 = 5 * 60 * 1000;
 /// The largest page of a query.
@@ -61,6 +64,7 @@ pub fn routes() -> Router<Sandbox> {
         .route(ORDER, post(order))
         .route("/api/v1/open/esim/query", post(query))
         .route("/api/v1/open/balance/query", post(balance))
+        .route("/api/v1/open/package/list", post(packages))
 }
 
 #[derive(Deserialize)]
@@ -340,7 +344,10 @@ fn allocated(sandbox: &Sandbox, purchase: &Purchase, now: OffsetDateTime) -> Vec
             "smdpStatus": "RELEASED",
             "esimStatus": if is_ready { "GOT_RESOURCE" } else { "CANCEL" },
             "expiredTime": format!("{}T00:00:00+0000", profile.expired_date),
-            "packageList": [{ "packageCode": shown.option_id }],
+            "packageList": [{
+                "packageCode": shown.option_id,
+                "createTime": purchase.at.format(CREATED).unwrap_or_default(),
+            }],
         })
     })
     .collect()
@@ -355,6 +362,54 @@ async fn balance(
         Ok(_) => Json(done(&json!({ "balance": BALANCE }))).into_response(),
         Err(failure) => failure.into_response(),
     }
+}
+
+/// Lists all products in one answer. Products of the type TOPUP are listed if they are asked for.
+async fn packages(
+    State(sandbox): State<Sandbox>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
+    let asked: Value = match read(&sandbox, &headers, body) {
+        Ok(asked) => asked,
+        Err(failure) => return failure.into_response(),
+    };
+    let top_ups = asked["type"] == "TOPUP";
+    let listed: Vec<Value> = products::all()
+        .into_iter()
+        .filter(|product| {
+            product.kind != Kind::NeedsIdentity && (product.kind == Kind::TopUp) == top_ups
+        })
+        .map(|product| {
+            let description = if product.kind == Kind::NeedsConfirmationCode {
+                "The installation asks for a confirmation code"
+            } else {
+                product.name
+            };
+            // An unlimited product counts by the day here.
+            let (data_type, megabytes) = match (product.megabytes, product.kind) {
+                (None, _) => (4, 1024),
+                (Some(megabytes), Kind::ByTheDay) => (2, megabytes),
+                (Some(megabytes), _) => (1, megabytes),
+            };
+            json!({
+                "packageCode": product.id,
+                "slug": product.name,
+                "name": product.name,
+                "price": PRICE,
+                "currencyCode": "USD",
+                "volume": u64::from(megabytes) << 20,
+                "dataType": data_type,
+                "unusedValidTime": 180,
+                "duration": product.days,
+                "durationUnit": "DAY",
+                "location": product.countries.join(","),
+                "description": description,
+                "activeType": 2,
+            })
+        })
+        .collect();
+    Json(done(&json!({ "packageList": listed }))).into_response()
 }
 
 /// The callback that says that profiles of a purchase are ready. It carries none.

@@ -32,6 +32,7 @@ mod journal;
 mod ledger;
 mod metrics;
 mod observe;
+mod products;
 mod profile;
 mod protocol;
 mod purchase;

@@ -14,7 +14,10 @@ use std::{collections::HashMap, sync::LazyLock, time::Duration};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::protocol::{Product, code};
+use crate::{
+    products,
+    protocol::{Product, code},
+};
 
 /// How the sandbox answers an order of an option, and what happens to its units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -222,6 +225,11 @@ pub fn option_id(name: &str) -> Uuid {
     domain::sandbox_option(name).uuid()
 }
 
+/// The names of all scripted options.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    SCRIPTS.iter().map(|(name, _)| *name)
+}
+
 pub fn is_scripted(name: &str) -> bool {
     SCRIPTS.iter().any(|(scripted, _)| *scripted == name)
 }
@@ -233,10 +241,12 @@ pub fn is_scripted(name: &str) -> bool {
 /// a partner can test how its program shows them.
 pub fn catalogue(provider: &str) -> Value {
     let price = match provider {
-        "airalo" => "@4.50",
-        "esim-access" => "@1.50",
-        _ => "",
+        "airalo" => Some("4.50"),
+        "esim-access" => Some("1.50"),
+        _ => None,
     };
+    let guard = price.map(|price| format!("@{price}")).unwrap_or_default();
+    let cost = price.map(|price| json!({ "price": price, "currency": "USD" }));
     let options = SCRIPTS.iter().map(|(name, script)| {
         let id = option_id(name);
         let is_sandbox = provider == "sandbox";
@@ -245,9 +255,15 @@ pub fn catalogue(provider: &str) -> Value {
             "option_id": if is_sandbox { id } else { live_id() },
             "name": name,
             "provider": provider,
-            "provider_option_id": format!("{id}{price}"),
+            "provider_option_id": format!("{id}{guard}"),
             "environment": if is_sandbox { "sandbox" } else { "live" },
             "details": {"country": "JP", "days": 30, "data_gb": 5, "outcome": script.outcome},
+            "standard": {
+                "countries": products::COUNTRIES,
+                "data_mb": products::MEGABYTES,
+                "days": products::DAYS,
+                "cost": cost,
+            },
         })
     });
     json!({ "options": options.collect::<Vec<_>>() })

@@ -1,4 +1,5 @@
-//! A server that sends given bytes, whatever it is asked.
+//! A server that sends given bytes, whatever it is asked; only a request for a token of Airalo gets a
+//! good one, because nothing else is sent without it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,6 +8,9 @@ use tokio::{
     net::TcpListener,
     runtime::{Builder, Runtime},
 };
+
+const TOKEN: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 64\r\nconnection: close\r\n\r\n\
+    {\"data\":{\"access_token\":\"token\",\"expires_in\":86400},\"meta\":{}}  ";
 
 /// The server, and the runtime that it needs.
 pub struct Replayed {
@@ -31,8 +35,11 @@ impl Replayed {
             while let Ok((mut connection, _)) = listener.accept().await {
                 let bytes = sent.lock().unwrap_or_else(PoisonError::into_inner).clone();
                 tokio::spawn(async move {
-                    let _ = connection.read(&mut [0; 8192]).await;
-                    let _ = connection.write_all(&bytes).await;
+                    let mut request = [0; 8192];
+                    let read = connection.read(&mut request).await.unwrap_or_default();
+                    let is_token = request[..read].starts_with(b"POST /v2/token");
+                    let sent = if is_token { TOKEN } else { &bytes };
+                    let _ = connection.write_all(sent).await;
                     let _ = connection.shutdown().await;
                 });
             }

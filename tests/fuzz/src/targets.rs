@@ -1,6 +1,9 @@
 //! The targets. Each panics if a rule is broken.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use domain::{ActivationCode, Iccid, PlacementId};
 use http::HeaderMap;
@@ -10,8 +13,8 @@ use notifier::{
     webhook::{self, Sender},
 };
 use provisioner::providers::{
-    Accounts, FindAnswer, Hint, Limits, Paced, Provider, ProviderUnit, Purchase, PurchaseAnswer,
-    Sought, Trouble, UnitState,
+    Accounts, FindAnswer, Hint, Limits, Paced, Provider, ProviderId, ProviderUnit, Purchase,
+    PurchaseAnswer, Sought, Span, Trouble, UnitState,
 };
 use webhooks::{
     dns::NameServers,
@@ -21,7 +24,9 @@ use webhooks::{
 
 use crate::replayed::Replayed;
 
-pub const ALL: [&str; 8] = [
+pub const ALL: [&str; 10] = [
+    "airalo",
+    "esim-access",
     "signature",
     "body",
     "lpa",
@@ -40,7 +45,9 @@ pub fn named(name: &str) -> Option<Target> {
         "body" => ingress(Harness::body),
         "lpa" => Box::new(lpa),
         "qr" => ingress(Harness::qr),
-        "provider" => provider(),
+        "provider" => provider("usimsa", &["9000", "9001", "9005"]),
+        "airalo" => provider("airalo", &["11", "33", "34", "422"]),
+        "esim-access" => provider("esim-access", &ESIM_ACCESS_REJECTS),
         "callback" => callback(),
         "endpoint" => endpoint(),
         "url" => Box::new(url),
@@ -71,17 +78,21 @@ fn lpa(data: &[u8]) {
     }
 }
 
-fn account(base: &str) -> Arc<dyn Provider> {
-    install_tls();
+/// The codes by which eSIM Access rejects a purchase.
+const ESIM_ACCESS_REJECTS: [&str; 6] = ["200005", "200006", "200007", "200011", "310241", "310243"];
+
+/// The adapter of the provider `name`, whose account is at `base`.
+fn account(name: &str, base: &str) -> Arc<dyn Provider> {
     let limits = Limits {
         timeout: Duration::from_secs(5),
         answer_max: 64 * 1024,
     };
+    // A key that each of the three reads, also as Base64.
     let accounts = Accounts::default()
-        .with("usimsa", "URL", base)
-        .with("usimsa", "ACCESS_KEY", "key")
-        .with("usimsa", "SECRET_KEY", "c2VjcmV0LWtleQ==");
-    let connected = accounts.connect("usimsa", Paced::without_rate(limits));
+        .with(name, "URL", base)
+        .with(name, "ACCESS_KEY", "key")
+        .with(name, "SECRET_KEY", "c2VjcmV0LWtleQ==");
+    let connected = accounts.connect(name, Paced::without_rate(limits));
     connected.expect("a client").provider
 }
 
@@ -90,38 +101,98 @@ fn install_tls() {
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
-/// No response is taken for a request that was not sent. What is said of it is short and clean.
-fn provider() -> Target {
+/// No response is taken for a request that was not sent, and only the `rejects` for a rejection. What
+/// is said of it is short and clean. This holds for the purchase, the look-ups, and the lists.
+fn provider(name: &'static str, rejects: &'static [&'static str]) -> Target {
+    install_tls();
     let server = Replayed::start();
-    let account = account(&server.url);
+    let connected = Mutex::new(account(name, &server.url));
     let purchase = Purchase {
         placement_id: PlacementId::new(),
         items: vec![("option".into(), 1)],
     };
-    let sought = Sought {
+    let sought = ["", "7"].map(|reference| Sought {
         placement_id: purchase.placement_id,
-        reference: None,
+        reference: ProviderId::parse(reference.to_owned()).ok(),
         attempt_age: Duration::ZERO,
-    };
+    });
     Box::new(move |data| {
         server.send(data);
+        let provider = Arc::clone(&connected.lock().unwrap_or_else(PoisonError::into_inner));
         let status = data.strip_prefix(b"HTTP/").and_then(|rest| rest.get(4..7));
         let is_ok =
             status.is_none_or(|status| status.starts_with(b"2") || status.starts_with(b"1"));
-        match server.tokio.block_on(account.purchase(&purchase)) {
+        let mut denied = false;
+        match server.tokio.block_on(provider.purchase(&purchase)) {
             Ok(PurchaseAnswer::Bought(bought)) => check_units(&bought.units),
             Ok(PurchaseAnswer::Rejected { status, message }) => {
-                assert!(is_ok && ["9000", "9001", "9005"].contains(&&status[..]));
+                assert!(
+                    (is_ok || status == "422" || status.len() == 2)
+                        && rejects.contains(&&status[..])
+                );
                 check_line(&message);
+            }
+            Err(trouble) => {
+                denied = matches!(trouble, Trouble::Denied(_));
+                check_trouble(&trouble);
+            }
+        }
+        for sought in &sought {
+            match server.tokio.block_on(provider.find(sought)) {
+                Ok(FindAnswer::Found(bought)) => check_units(&bought.units),
+                Ok(FindAnswer::NotFound) => assert!(is_ok),
+                Err(trouble) => check_trouble(&trouble),
+            }
+        }
+        check_lists(&server, &*provider);
+        if denied {
+            // A token that was denied is replaced after a while only, and until then nothing is sent.
+            *connected.lock().unwrap_or_else(PoisonError::into_inner) = account(name, &server.url);
+        }
+    })
+}
+
+/// A product has good standard fields or a reason why not, and an entry of a list is short and clean.
+fn check_lists(server: &Replayed, account: &dyn Provider) {
+    let can = account.capabilities();
+    if can.catalogue {
+        match server.tokio.block_on(account.products(1)) {
+            Ok(listed) => {
+                assert!(listed.next.is_none_or(|next| next == 2));
+                for offer in listed.entries {
+                    assert!(
+                        offer.name.chars().count() <= 200 && !offer.name.contains(char::is_control)
+                    );
+                    if let Ok(standard) = offer.terms {
+                        assert!(offer.product.is_some() && standard.cost.is_some());
+                        assert!(!standard.countries.is_empty() && standard.days > 0);
+                    }
+                }
             }
             Err(trouble) => check_trouble(&trouble),
         }
-        match server.tokio.block_on(account.find(&sought)) {
-            Ok(FindAnswer::Found(bought)) => check_units(&bought.units),
-            Ok(FindAnswer::NotFound) => assert!(is_ok),
+    }
+    if can.purchases {
+        let until = runtime::clock::now();
+        let since = until - Duration::from_hours(1);
+        match server
+            .tokio
+            .block_on(account.purchases(Span { since, until }, 1))
+        {
+            Ok(listed) => {
+                for sold in listed.entries {
+                    assert!(sold.order_id.chars().count() <= 200 && sold.units > 0);
+                    assert!(!sold.order_id.contains(char::is_control));
+                }
+            }
             Err(trouble) => check_trouble(&trouble),
         }
-    })
+    }
+    if can.balance
+        && let Err(trouble) = server.tokio.block_on(account.balance())
+    {
+        check_trouble(&trouble);
+    }
 }
 
 fn check_units(units: &[ProviderUnit]) {
@@ -152,7 +223,7 @@ fn check_line(text: &str) {
 
 /// A callback names one clean unit, or nothing.
 fn callback() -> Target {
-    let account = account("http://127.0.0.1:9/");
+    let account = account("usimsa", "http://127.0.0.1:9/");
     Box::new(move |data| {
         if let Some(Hint::Unit(unit)) = account.parse_callback(data) {
             check_line(unit.as_str());

@@ -97,6 +97,13 @@ impl Esimctl {
         self
     }
 
+    /// Adds settings, such as those of an account at a provider.
+    #[must_use]
+    pub fn with_settings(mut self, settings: impl IntoIterator<Item = (String, String)>) -> Self {
+        self.env.extend(settings);
+        self
+    }
+
     /// Runs `esimctl <args> --json` and parses its output.
     ///
     /// It is an error if the program fails, takes longer than 60 s, or prints something else. The

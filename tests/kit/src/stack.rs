@@ -29,8 +29,8 @@ use tokio::process::Command;
 use url::Url;
 use uuid::Uuid;
 
-const SANDBOX_SECRET_KEY: &str = "c2FuZGJveC1zZWNyZXQta2V5LW9mLXRoZS10ZXN0cw==";
-const SANDBOX_ACCESS_KEY: &str = "sandbox-test";
+pub const SANDBOX_SECRET_KEY: &str = "c2FuZGJveC1zZWNyZXQta2V5LW9mLXRoZS10ZXN0cw==";
+pub const SANDBOX_ACCESS_KEY: &str = "sandbox-test";
 const SANDBOX: &str = "sandbox";
 
 /// The token in the URL of the sandbox's callbacks, see [`Builder::callbacks`].
@@ -225,6 +225,7 @@ impl Builder {
             callback_port: self.callbacks.then(ports::free).transpose()?,
             provider,
         };
+        let esimctl = esimctl.with_settings(plan.account());
         let processes = self.processes(&plan, &database)?;
         let base_url = plan.base_url();
         let sandbox_url = plan.sandbox_url();
@@ -542,6 +543,32 @@ impl Plan<'_> {
         format!("http://127.0.0.1:{}", self.ingress_port)
     }
 
+    /// The settings of the account at the provider that the sandbox plays.
+    fn account(&self) -> Vec<(String, String)> {
+        let Some(provider) = self.provider else {
+            return Vec::new();
+        };
+        let account = provider.to_uppercase().replace('-', "_");
+        let mut settings = vec![
+            (format!("{account}_URL"), self.sandbox_url()),
+            (
+                format!("{account}_ACCESS_KEY"),
+                SANDBOX_ACCESS_KEY.to_owned(),
+            ),
+            (
+                format!("{account}_SECRET_KEY"),
+                SANDBOX_SECRET_KEY.to_owned(),
+            ),
+        ];
+        if self.callback_port.is_some() {
+            settings.push((
+                format!("{account}_CALLBACK_TOKEN"),
+                CALLBACK_TOKEN.to_owned(),
+            ));
+        }
+        settings
+    }
+
     fn program(&self, stage: Stage, replica: usize) -> Result<Program> {
         let name = format!("{}-{replica}", stage.name());
         let fixed = match (stage, replica) {
@@ -578,17 +605,8 @@ impl Plan<'_> {
                 if self.callback_port.is_some() {
                     set("SANDBOX_CALLBACK_TOKEN", CALLBACK_TOKEN.to_owned());
                 }
-                if let Some(provider) = self.provider {
-                    let account = provider.to_uppercase().replace('-', "_");
-                    let mut of_account = |setting: &str, value: String| {
-                        set(&format!("{account}_{setting}"), value);
-                    };
-                    of_account("URL", self.sandbox_url());
-                    of_account("ACCESS_KEY", SANDBOX_ACCESS_KEY.to_owned());
-                    of_account("SECRET_KEY", SANDBOX_SECRET_KEY.to_owned());
-                    if self.callback_port.is_some() {
-                        of_account("CALLBACK_TOKEN", CALLBACK_TOKEN.to_owned());
-                    }
+                for (name, value) in self.account() {
+                    set(&name, value);
                 }
             }
             Stage::Ingress | Stage::Notifier => {

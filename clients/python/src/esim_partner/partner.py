@@ -173,9 +173,28 @@ class Partner:
             parameters["state"] = state.value
         return (Summary.from_dict(one) for one in self._pages("/orders", "orders", parameters))
 
-    def options(self) -> Iterator[Offered]:
-        """All options that this account may order."""
-        return (Offered.from_dict(one) for one in self._pages("/options", "options", {}))
+    def options(
+        self,
+        *,
+        country: str | None = None,
+        min_data_mb: int | None = None,
+        unlimited: bool | None = None,
+        min_days: int | None = None,
+        max_days: int | None = None,
+    ) -> Iterator[Offered]:
+        """The options that this account may order, and that match all filters.
+
+        `country` is a code of ISO 3166-1 alpha-2 such as JP. Unlimited data is enough for every `min_data_mb`.
+        """
+        given = {
+            "country": country,
+            "min_data_mb": min_data_mb,
+            "unlimited": None if unlimited is None else str(unlimited).lower(),
+            "min_days": min_days,
+            "max_days": max_days,
+        }
+        parameters = {name: str(value) for name, value in given.items() if value is not None}
+        return (Offered.from_dict(one) for one in self._pages("/options", "options", parameters))
 
     def events(self) -> Iterator[Event]:
         """The further events of the last 30 days, the newest first."""

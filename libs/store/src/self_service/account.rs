@@ -1,6 +1,6 @@
 //! A partner's account: its keys and the options that it may order.
 
-use domain::{Environment, OptionId, PartnerId};
+use domain::{Environment, OptionId, PartnerId, product::Country};
 use serde_json::{Map, Value};
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
@@ -16,32 +16,73 @@ pub struct OfferedOption {
     pub name: String,
     /// The operator's description.
     pub details: Map<String, Value>,
+    /// The standard fields without what the option costs us; all are `None` if nothing is known.
+    pub countries: Option<Vec<String>>,
+    /// In MB; `None` if the data is unlimited or not known.
+    pub data_mb: Option<i32>,
+    pub unlimited: Option<bool>,
+    pub days: Option<i32>,
 }
 
-/// The options that a partner of this environment may order, by id, after `after` and at most
-/// `limit`. A live partner is offered the live options of `providers`, and a sandbox partner all
-/// options, because it buys nothing real.
+/// Which options a partner asks for. An option of which nothing is known matches no condition.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OptionFilter {
+    pub country: Option<Country>,
+    /// At least so much data, in MB. Unlimited data is always enough.
+    pub min_data_mb: Option<i32>,
+    pub unlimited: Option<bool>,
+    pub min_days: Option<i32>,
+    pub max_days: Option<i32>,
+}
+
+/// One page of the options that a partner of this environment may order.
+#[derive(Clone, Copy, Debug)]
+pub struct OptionPage<'a> {
+    pub environment: Environment,
+    /// The connected providers.
+    pub providers: &'a [String],
+    pub filter: OptionFilter,
+    /// The last option of the page before.
+    pub after: Option<OptionId>,
+    pub limit: i64,
+}
+
+/// The options of a page, by id. A live partner is offered the live options of the connected
+/// providers, and a sandbox partner all options, because it buys nothing real.
 pub async fn options(
     connection: &mut PgConnection,
-    environment: Environment,
-    providers: &[String],
-    after: Option<OptionId>,
-    limit: i64,
+    page: OptionPage<'_>,
 ) -> Result<Vec<OfferedOption>> {
+    let filter = page.filter;
+    let country = filter.country.map(|country| country.to_string());
     let rows = sqlx::query!(
-        r#"SELECT option_id, name, details::text AS "details!" FROM options
+        r#"SELECT option_id, name, details::text AS "details!", countries, data_mb, unlimited, days FROM options
          WHERE enabled AND option_id > $1 AND ($2 OR (environment = 'live' AND provider = ANY ($3)))
+           AND ($5::text IS NULL OR $5 = ANY (countries))
+           AND ($6::int IS NULL OR unlimited OR data_mb >= $6)
+           AND ($7::bool IS NULL OR unlimited = $7)
+           AND ($8::int IS NULL OR days >= $8)
+           AND ($9::int IS NULL OR days <= $9)
          ORDER BY option_id LIMIT $4"#,
-        after.map_or(Uuid::nil(), OptionId::uuid),
-        environment == Environment::Sandbox,
-        providers,
-        limit,
+        page.after.map_or(Uuid::nil(), OptionId::uuid),
+        page.environment == Environment::Sandbox,
+        page.providers,
+        page.limit,
+        country,
+        filter.min_data_mb,
+        filter.unlimited,
+        filter.min_days,
+        filter.max_days,
     );
     let offered = rows.fetch_all(connection).await?.into_iter().map(|row| {
         Ok(OfferedOption {
             option_id: row.option_id.into(),
             name: row.name,
             details: options::details(&row.details)?,
+            countries: row.countries,
+            data_mb: row.data_mb,
+            unlimited: row.unlimited,
+            days: row.days,
         })
     });
     offered.collect()

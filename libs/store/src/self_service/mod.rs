@@ -22,7 +22,7 @@ use sqlx::PgConnection;
 
 pub(crate) use self::orders::first_id;
 pub use self::{
-    account::{Account, OfferedOption, account, options, rotate},
+    account::{Account, OfferedOption, OptionFilter, OptionPage, account, options, rotate},
     deliveries::{
         Delivery, DeliveryPage, FurtherDelivery, Redelivered, attempts, deliveries, delivery,
         redeliver,

@@ -3,8 +3,10 @@
 
 use std::collections::HashMap;
 
-use domain::{Environment, OptionId, PartnerId};
+use domain::{Environment, OptionId, PartnerId, product::Standard};
 use sqlx::Connection;
+use store::operator::actions::{self, Action, Mode};
+use store::operator::catalogue::{self, Pull, Pulled, Update};
 use store::options::{self, ProductOption};
 use store::partners;
 use uuid::Uuid;
@@ -24,6 +26,7 @@ fn option(name: &str) -> ProductOption {
         environment: Environment::Sandbox,
         enabled: true,
         details: serde_json::Map::new(),
+        standard: None,
     }
 }
 
@@ -121,4 +124,90 @@ async fn importing_the_same_option_again_changes_nothing() {
     assert!(!changed[0].0.enabled && changed[0].1 > seen);
     let by_id = options::by_ids(&mut connection, &[option.option_id.uuid(), Uuid::nil()]).await;
     assert_eq!(by_id.unwrap().len(), 1);
+}
+
+/// An import by file may set the standard fields, and removes those that it does not name.
+#[tokio::test]
+async fn standard_fields_are_stored_and_read() {
+    let bench = Bench::new().await;
+    let mut connection = bench.connection().await;
+    let mut stored = option("ready");
+    for standard in [
+        serde_json::json!({ "countries": ["DE", "FR"], "data_mb": 1024, "days": 7,
+                            "cost": { "price": "1.50", "currency": "USD" } }),
+        serde_json::json!({ "countries": ["JP"], "data_mb": "unlimited", "days": 30 }),
+        serde_json::Value::Null,
+    ] {
+        stored.standard = serde_json::from_value(standard).unwrap();
+        assert!(options::import(&mut connection, &stored).await.unwrap());
+        assert!(!options::import(&mut connection, &stored).await.unwrap());
+        let read = options::all(&mut connection).await.unwrap();
+        assert_eq!(read[0].standard, stored.standard);
+    }
+}
+
+/// Somebody changes options after the catalogues were compared: a new name stays, and an option with
+/// another product is left alone.
+#[tokio::test]
+async fn a_pulled_catalogue_changes_only_what_was_compared() {
+    let bench = Bench::new().await;
+    let mut connection = bench.connection().await;
+    let mut same = option("same");
+    let mut other = option("other");
+    for option in [&same, &other] {
+        options::import(&mut connection, option).await.unwrap();
+    }
+    let standard: Standard = serde_json::from_value(serde_json::json!({
+        "countries": ["JP"], "data_mb": 1, "days": 1,
+    }))
+    .unwrap();
+    let update = |option: &ProductOption| Update {
+        option_id: option.option_id,
+        was: option.provider_option_id.clone(),
+        provider_option_id: format!("{}@2.00", option.name),
+        standard: standard.clone(),
+    };
+    let pull = Pull {
+        new: vec![same.clone()],
+        updates: vec![update(&same), update(&other)],
+        disable: vec![other.option_id],
+    };
+    same.enabled = false;
+    same.name = "renamed".into();
+    other.provider_option_id = "mended".into();
+    for option in [&same, &other] {
+        options::import(&mut connection, option).await.unwrap();
+    }
+    let expected = Pulled {
+        created: 0,
+        updated: 1,
+        disabled: 1,
+    };
+    let preview = catalogue::apply(&mut connection, &pull, Mode::Preview).await;
+    assert_eq!(preview.unwrap(), expected);
+    let action = Action {
+        operator: "o",
+        command: "catalogue pull",
+        target: "t",
+        reason: "r",
+    };
+    let applied = catalogue::apply(&mut connection, &pull, Mode::Apply(action)).await;
+    assert_eq!(applied.unwrap(), expected);
+    let read = options::all(&mut connection).await.unwrap();
+    let seen: Vec<_> = read
+        .iter()
+        .map(|option| {
+            (
+                &option.name[..],
+                &option.provider_option_id[..],
+                option.enabled,
+            )
+        })
+        .collect();
+    assert_eq!(
+        seen,
+        [("other", "mended", false), ("renamed", "same@2.00", false)]
+    );
+    let actions = actions::list(&mut connection, None, 10).await.unwrap();
+    assert_eq!((actions.len(), actions[0].affected), (1, 2));
 }

@@ -302,6 +302,26 @@ pub(crate) enum Code {
     ))]
     TimeInvalid,
 
+    /// `country` is not a country code of ISO 3166-1 alpha-2 in capital letters, such as `JP`. Regions
+    /// have no code; filter by one of their countries, and look at `countries` of what you get.
+    #[strum(props(
+        status = 422,
+        message = "Country must be a code of ISO 3166-1 alpha-2 such as JP"
+    ))]
+    CountryInvalid,
+
+    /// `min_data_mb`, `min_days` or `max_days` is not a whole number from 1 to 2147483647; `parameter`
+    /// names which of them.
+    #[strum(props(
+        status = 422,
+        message = "Parameter {} must be a whole number from 1 on"
+    ))]
+    OptionNumberInvalid,
+
+    /// `unlimited` is neither `true` nor `false`. Leave it out to get both.
+    #[strum(props(status = 422, message = "Unlimited must be true or false"))]
+    UnlimitedInvalid,
+
     /// `state` is not a state of webhooks that this request accepts. The states are `pending`,
     /// `exhausted`, `no_endpoint` and `delivered`. Webhooks that wait for a URL (`no_endpoint`)
     /// cannot be sent again by a redelivery; they are sent when you set one.

@@ -7,18 +7,21 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
-use domain::OptionId;
+use domain::{OptionId, product::Country};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
-use store::self_service;
+use store::self_service::{self, OptionFilter, OptionPage};
 use utoipa::ToSchema;
 
 use super::{
     Search,
     query::{Query, cursor, cut},
 };
-use crate::http::error::ApiError;
+use crate::http::{
+    codes::Code,
+    error::{ApiError, Fault},
+};
 
 /// An option that you may order.
 #[derive(Serialize, ToSchema)]
@@ -30,6 +33,20 @@ pub(super) struct Offered<'a> {
     /// if there is nothing.
     #[schema(value_type = Object)]
     details: &'a Map<String, Value>,
+    /// Where the eSIM can be used, as codes of ISO 3166-1 alpha-2 in alphabetical order, and `XK` for
+    /// Kosovo; null if we do not say it in this form.
+    #[schema(example = json!(["JP"]))]
+    countries: Option<&'a [String]>,
+    /// How much data the eSIM has, in MB, of which 1024 are a GB; null if it is unlimited, or if we do
+    /// not say it in this form.
+    #[schema(example = 5120, minimum = 1)]
+    data_mb: Option<i32>,
+    /// Whether the data is unlimited; null if we do not say it in this form.
+    #[schema(example = false)]
+    unlimited: Option<bool>,
+    /// For how many days the data can be used; null if we do not say it in this form.
+    #[schema(example = 30, minimum = 1)]
+    days: Option<i32>,
 }
 
 /// A page of options, sorted by `option_id`.
@@ -43,11 +60,17 @@ pub(super) struct Options<'a> {
 /// List the options that may be ordered
 ///
 /// Each page has an `ETag`. If you send it as `If-None-Match` and the page has not changed, the
-/// answer is a 304 without a body.
+/// answer is a 304 without a body. Filters can be combined; an option must then match all of them. An
+/// option of which we do not say `countries`, `data_mb` and `days` matches no filter.
 #[utoipa::path(get, path = "/options", operation_id = "list_options", tag = "Options",
     params(
         ("cursor" = Option<String>, Query, description = "`next_cursor` of the previous page; leave it out for the first page"),
         ("limit" = Option<u16>, Query, minimum = 1, maximum = 100, description = "Number of options of the page, from 1 to 100; the default is 20"),
+        ("country" = Option<String>, Query, pattern = "^[A-Z]{2}$", description = "Only options that can be used in this country, a code of ISO 3166-1 alpha-2 such as `JP`"),
+        ("min_data_mb" = Option<i32>, Query, minimum = 1, description = "Only options with at least so much data, in MB; unlimited data is always enough"),
+        ("unlimited" = Option<bool>, Query, description = "`true`: only options with unlimited data; `false`: only the others"),
+        ("min_days" = Option<i32>, Query, minimum = 1, description = "Only options whose data can be used for at least so many days"),
+        ("max_days" = Option<i32>, Query, minimum = 1, description = "Only options whose data can be used for at most so many days"),
         ("If-None-Match" = Option<String>, Header, description = "The `ETag` of the page that you already have")),
     responses(
         (status = 200, description = "A page of options", body = Options),
@@ -60,13 +83,20 @@ pub(super) async fn list(
     let mut query = Query::of(&uri);
     let limit = query.limit();
     let after = query.cursor().map(OptionId::from);
+    let filter = filter(&mut query);
     query.check()?;
     let environment = session.environment();
     let providers = &session.service().providers;
     let listing = session.run(async |connection, _| {
         // One more row than the page holds is read. If there is one, another page follows.
-        let most = i64::from(limit) + 1;
-        self_service::options(connection, environment, providers, after, most).await
+        let page = OptionPage {
+            environment,
+            providers,
+            filter,
+            after,
+            limit: i64::from(limit) + 1,
+        };
+        self_service::options(connection, page).await
     });
     let mut found = listing.await?;
     let page = Options {
@@ -79,6 +109,10 @@ pub(super) async fn list(
                 option_id: one.option_id,
                 name: &one.name,
                 details: &one.details,
+                countries: one.countries.as_deref(),
+                data_mb: one.data_mb,
+                unlimited: one.unlimited,
+                days: one.days,
             })
             .collect(),
     };
@@ -91,6 +125,31 @@ pub(super) async fn list(
     let json = HeaderValue::from_static("application/json");
     let headers = [(header::CONTENT_TYPE, json), (header::ETAG, etag)];
     Ok((headers, body).into_response())
+}
+
+/// Reads the filters.
+fn filter(query: &mut Query<'_>) -> OptionFilter {
+    let mut number = |name: &'static str| {
+        let fault = Fault::with(Code::OptionNumberInvalid, name);
+        query.read(name, fault, |text| {
+            let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+            text.parse()
+                .ok()
+                .filter(|number: &i32| digits && *number > 0)
+        })
+    };
+    let min_data_mb = number("min_data_mb");
+    let min_days = number("min_days");
+    let max_days = number("max_days");
+    let country = Fault::new(Code::CountryInvalid);
+    let unlimited = Fault::new(Code::UnlimitedInvalid);
+    OptionFilter {
+        country: query.read("country", country, |text| text.parse::<Country>().ok()),
+        min_data_mb,
+        unlimited: query.read("unlimited", unlimited, |text| text.parse().ok()),
+        min_days,
+        max_days,
+    }
 }
 
 /// Whether `If-None-Match` names the page, so that the client has it already.

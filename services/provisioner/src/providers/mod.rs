@@ -9,6 +9,7 @@ mod account;
 mod airalo;
 mod esim_access;
 mod http;
+mod lists;
 mod price;
 mod sandbox;
 mod text;
@@ -21,6 +22,7 @@ use futures_util::{FutureExt, future::BoxFuture};
 use signing::Token;
 
 pub use account::{Account, Accounts, Setting};
+pub use lists::{Listed, Offer, Sold, Span, Unsuitable};
 pub use text::ProviderId;
 
 use crate::rate::Rate;
@@ -309,6 +311,18 @@ pub trait Provider: Send + Sync + 'static {
     /// What is left in our account. Called only if [`Capabilities::balance`] is declared.
     fn balance(&self) -> BoxFuture<'_, Result<Balance, Trouble>> {
         let reason = "this provider does not show the balance".to_owned();
+        std::future::ready(Err(Trouble::NotSent(reason))).boxed()
+    }
+    /// A page of the products that the provider sells; the first page is 1. Called only if
+    /// [`Capabilities::catalogue`] is declared.
+    fn products(&self, _page: u32) -> BoxFuture<'_, Result<Listed<Offer>, Trouble>> {
+        let reason = "this provider does not list its products".to_owned();
+        std::future::ready(Err(Trouble::NotSent(reason))).boxed()
+    }
+    /// A page of what we have bought within a time; the first page is 1. Called only if
+    /// [`Capabilities::purchases`] is declared.
+    fn purchases(&self, _span: Span, _page: u32) -> BoxFuture<'_, Result<Listed<Sold>, Trouble>> {
+        let reason = "this provider does not list our purchases".to_owned();
         std::future::ready(Err(Trouble::NotSent(reason))).boxed()
     }
     /// How far the clock of the provider was ahead of ours at its last response, in seconds, by the

@@ -7,39 +7,7 @@
 //! even if the catalogue changes before it is bought. An option without a price is bought at any
 //! price.
 
-use std::fmt;
-
-/// How many parts of a currency's unit a price is counted in.
-const PARTS: u64 = 10_000;
-/// The longest whole part of a price, in digits. More would not fit.
-const WHOLE: usize = 12;
-
-/// A price in ten-thousandths of the currency's unit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Price(pub(super) u64);
-
-impl Price {
-    /// Parses a decimal number of at most four places, such as `1.5`.
-    pub(super) fn parse(text: &str) -> Option<Self> {
-        let (whole, part) = text.split_once('.').unwrap_or((text, "0"));
-        let is_number =
-            |digits: &str| !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit());
-        if !is_number(whole) || whole.len() > WHOLE || !is_number(part) || part.len() > 4 {
-            return None;
-        }
-        let whole: u64 = whole.parse().ok()?;
-        let part: u64 = format!("{part:0<4}").parse().ok()?;
-        Some(Self(whole * PARTS + part))
-    }
-}
-
-impl fmt::Display for Price {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let part = format!("{:04}", self.0 % PARTS);
-        let part = part.trim_end_matches('0');
-        write!(f, "{}.{part:0<2}", self.0 / PARTS)
-    }
-}
+pub(super) use domain::product::Price;
 
 /// A product and the most that we pay for one unit of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,12 +64,5 @@ mod tests {
         }
         assert_eq!(of("a@1234567890123"), Err(BadPrice));
         assert_eq!(product("JC016@x"), "JC016");
-    }
-
-    #[test]
-    fn a_price_is_shown_as_it_is_written() {
-        for text in ["1.50", "0.00", "12.3456", "7.05"] {
-            assert_eq!(Price::parse(text).unwrap().to_string(), text);
-        }
     }
 }

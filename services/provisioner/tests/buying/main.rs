@@ -4,6 +4,7 @@
 //! - [`answers`]: the classes of the failure taxonomy.
 //! - [`breaker`]: placements of a failing provider.
 //! - [`callbacks`]: hints and their tokens.
+//! - [`catalogues`]: the lists of products and purchases, with what a provider should not send.
 //! - [`hostile`]: responses that no provider should send, each with its class.
 //! - [`lanes`]: lanes whose purchases are held back.
 //! - [`operator`]: parked placements and how they are resolved.
@@ -18,6 +19,7 @@
 mod answers;
 mod breaker;
 mod callbacks;
+mod catalogues;
 mod hostile;
 mod hostile_airalo;
 mod hostile_esim_access;

@@ -27,7 +27,7 @@ async fn options_are_listed_and_cached() {
     }
     let ready = json!({"option_id": stack.option("ready").unwrap(), "name": "ready", "details": {
         "country": "JP", "days": 30, "data_gb": 5, "outcome": "201, and the webhook at once",
-    }});
+    }, "countries": ["JP"], "data_mb": 5120, "unlimited": false, "days": 30});
     assert!(offered.contains(&ready), "{offered:?}");
     let whole = ask(&shop.client, "GET", "/options?limit=100")
         .await

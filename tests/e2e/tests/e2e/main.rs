@@ -14,6 +14,8 @@
 //! - [`recover`]: an old dump is restored. [`upgrade`]: newer schemas below older programs.
 //! - [`rotation`]: every secret is replaced while orders go on.
 //! - [`routing`]: options that several providers sell.
+//! - [`catalogue`]: products, prices and purchases of a provider are compared with ours, and partners
+//!   filter what they are offered.
 //! - [`cells`]: a partner moves from one cell to another.
 //! - [`faults`], [`database_away`]: processes, servers and connections fail.
 //! - [`forged`]: messages of an attacker with a stage's credentials.
@@ -34,6 +36,7 @@
 
 mod account;
 mod archive;
+mod catalogue;
 mod cells;
 mod database_away;
 mod duplicates;

@@ -11,6 +11,7 @@
 //! docs/decisions/0029-three-upstreams.md says where each part of the protocol is known from, and
 //! what is a guess.
 
+mod packages;
 mod token;
 mod wire;
 
@@ -26,15 +27,17 @@ use reqwest::{
     header::{self, HeaderMap, HeaderValue},
 };
 use runtime::lock;
+use time::{UtcOffset, format_description::StaticFormatDescription, macros::format_description};
 use url::form_urlencoded;
 
 use self::{
+    packages::Packages,
     token::Tokens,
-    wire::{Listed, Order, Refusal},
+    wire::{Order, Orders, Refusal},
 };
 use super::{
-    Account, Balance, Capabilities, Connected, FindAnswer, KnownProvider, LookUp, Paced, Provider,
-    ProviderId, Purchase, PurchaseAnswer, Setting, Sought, Trouble,
+    Account, Balance, Capabilities, Connected, FindAnswer, KnownProvider, Listed, LookUp, Offer,
+    Paced, Provider, ProviderId, Purchase, PurchaseAnswer, Setting, Sold, Sought, Span, Trouble,
     http::{Body, Call, Http, parse},
     price::{self, Price, Terms},
 };
@@ -42,12 +45,17 @@ use super::{
 const ORDERS: &str = "/v2/orders";
 const ORDER: &str = "/v2/orders/{order_id}";
 const BALANCE: &str = "/v2/balance";
+const PACKAGES: &str = "/v2/packages";
 
 /// The most orders of one page of a list.
 const PAGE: usize = 50;
 /// The most pages of one search. A description contains our id in one order, so a second page is
 /// already odd. If a search has more, its outcome is unknown.
 const PAGES: usize = 5;
+/// The size of a page of the catalogue: countries and regions, each with all of its products.
+const PACKAGES_PAGE: usize = 25;
+/// A day in the filter of a list.
+const DAY: StaticFormatDescription = format_description!("[year]-[month]-[day]");
 /// The most options whose price has changed that are remembered.
 const CHANGED: usize = 10_000;
 
@@ -189,7 +197,7 @@ impl Airalo {
                 self.http.turn().await;
             }
             let reply = self.call(Method::GET, ORDERS, ORDERS, Some(&query), None);
-            let listed: Listed = match reply.await? {
+            let listed: Orders = match reply.await? {
                 Reply::Done(body) => parse(&body)?,
                 Reply::Refused(refusal) => return Err(trouble(&refusal)),
             };
@@ -204,6 +212,46 @@ impl Airalo {
         Err(Trouble::Unknown(format!(
             "the search has more than {PAGES} pages of {PAGE} orders, so it was not read to its end"
         )))
+    }
+
+    /// Reads one page of the catalogue.
+    async fn packages(&self, page: u32) -> Result<Listed<Offer>, Trouble> {
+        let query = form_urlencoded::Serializer::new(String::new())
+            .append_pair("limit", &PACKAGES_PAGE.to_string())
+            .append_pair("page", &page.to_string())
+            .finish();
+        let reply = self.call(Method::GET, PACKAGES, PACKAGES, Some(&query), None);
+        match reply.await? {
+            Reply::Done(body) => parse::<Packages>(&body)?.listed(page),
+            Reply::Refused(refusal) => Err(trouble(&refusal)),
+        }
+    }
+
+    /// Reads one page of the orders of some days. It does not ask for their eSIMs, so that no
+    /// activation code is on the way without need.
+    async fn orders_within(&self, span: Span, page: u32) -> Result<Listed<Sold>, Trouble> {
+        let day = |at: time::OffsetDateTime| {
+            at.to_offset(UtcOffset::UTC)
+                .format(DAY)
+                .map_err(|_| Trouble::NotSent("the day of the list cannot be written".into()))
+        };
+        let days = format!("{} - {}", day(span.since)?, day(span.until)?);
+        let query = form_urlencoded::Serializer::new(String::new())
+            .append_pair("filter[created_at]", &days)
+            .append_pair("limit", &PAGE.to_string())
+            .append_pair("page", &page.to_string())
+            .finish();
+        let reply = self.call(Method::GET, ORDERS, ORDERS, Some(&query), None);
+        let listed: Orders = match reply.await? {
+            Reply::Done(body) => parse(&body)?,
+            Reply::Refused(refusal) => return Err(trouble(&refusal)),
+        };
+        let is_last = listed.data.len() < PAGE;
+        let sold: Result<Vec<Sold>, Trouble> = listed.data.iter().map(Order::sold).collect();
+        Ok(Listed {
+            entries: sold?,
+            next: (!is_last).then(|| page.saturating_add(1)),
+        })
     }
 
     /// Asks for an order by Airalo's own id.
@@ -362,6 +410,14 @@ impl Provider for Airalo {
             }
         }
         .boxed()
+    }
+
+    fn products(&self, page: u32) -> BoxFuture<'_, Result<Listed<Offer>, Trouble>> {
+        self.packages(page).boxed()
+    }
+
+    fn purchases(&self, span: Span, page: u32) -> BoxFuture<'_, Result<Listed<Sold>, Trouble>> {
+        self.orders_within(span, page).boxed()
     }
 
     fn product<'a>(&self, provider_option_id: &'a str) -> &'a str {

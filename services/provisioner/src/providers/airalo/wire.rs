@@ -11,7 +11,7 @@ use time::{
 };
 
 use crate::providers::{
-    Balance, Bought, FindAnswer, ProviderId, ProviderUnit, Trouble, UnitState,
+    Balance, Bought, FindAnswer, ProviderId, ProviderUnit, Sold, Trouble, UnitState,
     price::Price,
     text::{BadId, one_line},
 };
@@ -46,7 +46,7 @@ pub(super) struct Single {
 }
 
 #[derive(Deserialize)]
-pub(super) struct Listed {
+pub(super) struct Orders {
     pub(super) data: Vec<Order>,
 }
 
@@ -56,6 +56,7 @@ pub(super) struct Order {
     id: u64,
     pub(super) package_id: String,
     pub(super) description: Option<String>,
+    quantity: Option<Amount>,
     created_at: Option<String>,
     /// Days.
     validity: Option<Amount>,
@@ -98,6 +99,30 @@ impl Order {
     pub(super) fn paid(&self) -> Option<Price> {
         let amount = self.net_price.as_ref().or(self.price.as_ref())?;
         Price::parse(&amount.text())
+    }
+
+    /// The order as an entry of the list of purchases.
+    pub(super) fn sold(&self) -> Result<Sold, Trouble> {
+        let bad = |field: &str| {
+            Trouble::Unknown(format!("the response is unreadable: {field} of an order"))
+        };
+        let quantity = self
+            .quantity
+            .as_ref()
+            .and_then(|units| units.text().parse().ok());
+        Ok(Sold {
+            order_id: one_line(self.description.as_deref().unwrap_or_default()),
+            reference: ProviderId::parse(self.number()).map_err(|_| bad("id"))?,
+            unit: None,
+            at: self.created_at.as_deref().map(one_line),
+            units: quantity
+                .filter(|units| *units > 0)
+                .ok_or_else(|| bad("quantity"))?,
+            option: Some(
+                ProviderId::parse(self.package_id.clone()).map_err(|_| bad("package_id"))?,
+            ),
+            price: self.paid(),
+        })
     }
 
     /// The last day on which the package can be used for certain. Airalo names none. A package is

@@ -24,14 +24,16 @@ use reqwest::{
 use serde_json::{Value, json};
 use signing::{SecretKey, esim_access};
 use time::{
-    OffsetDateTime, format_description::StaticFormatDescription, macros::format_description,
+    OffsetDateTime, UtcOffset, format_description::StaticFormatDescription,
+    macros::format_description,
 };
 use uuid::Uuid;
 
 use self::wire::{Allocated, Page, Reply, order_number, units};
 use super::{
-    Account, Balance, Bought, Capabilities, Connected, FindAnswer, Hint, KnownProvider, LookUp,
-    Paced, Provider, ProviderId, Purchase, PurchaseAnswer, Setting, Sought, Trouble,
+    Account, Balance, Bought, Capabilities, Connected, FindAnswer, Hint, KnownProvider, Listed,
+    LookUp, Offer, Paced, Provider, ProviderId, Purchase, PurchaseAnswer, Setting, Sold, Sought,
+    Span, Trouble,
     http::{Body, Call, Http, parse},
     price,
     text::one_line,
@@ -40,6 +42,7 @@ use super::{
 const ORDER: &str = "/api/v1/open/esim/order";
 const QUERY: &str = "/api/v1/open/esim/query";
 const BALANCE: &str = "/api/v1/open/balance/query";
+const PACKAGES: &str = "/api/v1/open/package/list";
 
 const ACCESS_CODE: HeaderName = HeaderName::from_static("rt-accesscode");
 const TIMESTAMP: HeaderName = HeaderName::from_static("rt-timestamp");
@@ -49,6 +52,8 @@ const SIGNATURE: HeaderName = HeaderName::from_static("rt-signature");
 /// The most eSIMs of one page of a query. It is the size that the documentation shows, and a
 /// purchase has at most as many units ([`domain::cut`]).
 const PAGE: usize = 50;
+/// The size of a page of the list of purchases. The documentation allows from 5 to 500.
+const LIST_PAGE: usize = 100;
 /// The most pages of one query. If a search has more, its outcome is unknown.
 const PAGES: usize = 20;
 /// How far a search begins before the attempt, and ends after it. It covers the difference between
@@ -176,11 +181,9 @@ impl EsimAccess {
             if number > 1 {
                 self.http.turn().await;
             }
-            let mut request = filter.clone();
-            request["pager"] = json!({ "pageNum": number, "pageSize": PAGE });
-            let page: Page = match self.call(QUERY, &request).await? {
-                Reply::Done(page) => wire::read(page)?,
-                Reply::Failed { code, message } => return Ok(Err(Failure { code, message })),
+            let page = match self.page(filter, number, PAGE).await? {
+                Ok(page) => page,
+                Err(failure) => return Ok(Err(failure)),
             };
             let is_last = page.esim_list.len() < PAGE;
             all.extend(page.esim_list);
@@ -191,6 +194,38 @@ impl EsimAccess {
         Err(Trouble::Unknown(format!(
             "the query has more than {PAGES} pages of {PAGE} eSIMs, so it was not read to its end"
         )))
+    }
+
+    /// Reads one page of the eSIMs that match a filter.
+    async fn page(
+        &self,
+        filter: &Value,
+        number: usize,
+        size: usize,
+    ) -> Result<Result<Page, Failure>, Trouble> {
+        let mut request = filter.clone();
+        request["pager"] = json!({ "pageNum": number, "pageSize": size });
+        match self.call(QUERY, &request).await? {
+            Reply::Done(page) => Ok(Ok(wire::read(page)?)),
+            Reply::Failed { code, message } => Ok(Err(Failure { code, message })),
+        }
+    }
+
+    /// Reads one page of what was bought within a time.
+    async fn bought_within(&self, span: Span, number: u32) -> Result<Listed<Sold>, Trouble> {
+        let filter = within(span.since, span.until)?;
+        let page = usize::try_from(number).unwrap_or(usize::MAX);
+        let page = match self.page(&filter, page, LIST_PAGE).await? {
+            Ok(page) => page,
+            Err(failure) => return Err(failure.trouble()),
+        };
+        let is_last = page.esim_list.len() < LIST_PAGE;
+        let sold: Result<Vec<Sold>, Trouble> =
+            page.esim_list.into_iter().map(Allocated::sold).collect();
+        Ok(Listed {
+            entries: sold?,
+            next: (!is_last).then(|| number.saturating_add(1)),
+        })
     }
 
     /// Asks for the eSIMs of a purchase by the provider's order number.
@@ -235,14 +270,7 @@ impl EsimAccess {
     /// Searches the eSIMs that were made around the time of the attempt for our id.
     async fn by_time(&self, sought: &Sought) -> Result<FindAnswer, Trouble> {
         let attempted = runtime::clock::now() - sought.attempt_age;
-        let time = |at: OffsetDateTime| {
-            at.format(SEARCH_TIME)
-                .map_err(|_| Trouble::NotSent("the time of the search cannot be written".into()))
-        };
-        let filter = json!({
-            "startTime": time(attempted - SEARCH_BEFORE)?,
-            "endTime": time(attempted + SEARCH_AFTER)?,
-        });
+        let filter = within(attempted - SEARCH_BEFORE, attempted + SEARCH_AFTER)?;
         let mut allocated = match self.query(&filter).await? {
             Ok(allocated) => allocated,
             Err(failure) => return Err(failure.trouble()),
@@ -257,6 +285,16 @@ impl EsimAccess {
             units: units(allocated)?,
         }))
     }
+}
+
+/// The filter of the eSIMs that were made within a time.
+fn within(since: OffsetDateTime, until: OffsetDateTime) -> Result<Value, Trouble> {
+    let time = |at: OffsetDateTime| {
+        at.to_offset(UtcOffset::UTC)
+            .format(SEARCH_TIME)
+            .map_err(|_| Trouble::NotSent("the time of the search cannot be written".into()))
+    };
+    Ok(json!({ "startTime": time(since)?, "endTime": time(until)? }))
 }
 
 /// An error of the protocol.
@@ -383,6 +421,26 @@ impl Provider for EsimAccess {
             }
         }
         .boxed()
+    }
+
+    /// The protocol lists all products in one response.
+    fn products(&self, _page: u32) -> BoxFuture<'_, Result<Listed<Offer>, Trouble>> {
+        async move {
+            let request = json!({ "type": "BASE" });
+            let packages: wire::Packages = match self.call(PACKAGES, &request).await? {
+                Reply::Done(result) => wire::read(result)?,
+                Reply::Failed { code, message } => return Err(Failure { code, message }.trouble()),
+            };
+            Ok(Listed {
+                entries: packages.package_list.iter().map(wire::offer).collect(),
+                next: None,
+            })
+        }
+        .boxed()
+    }
+
+    fn purchases(&self, span: Span, page: u32) -> BoxFuture<'_, Result<Listed<Sold>, Trouble>> {
+        self.bought_within(span, page).boxed()
     }
 
     fn product<'a>(&self, provider_option_id: &'a str) -> &'a str {

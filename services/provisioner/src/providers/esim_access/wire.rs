@@ -1,11 +1,15 @@
 //! The messages of the eSIM Access protocol. What is not exactly as expected is unknown.
 
-use domain::{ActivationCode, Iccid, PlacementId};
+use domain::{
+    ActivationCode, Iccid, PlacementId,
+    product::{Cost, Data, Price, Standard},
+};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use crate::providers::{
-    Balance, Hint, ProviderId, ProviderUnit, Trouble, UnitState,
+    Balance, Hint, Offer, ProviderId, ProviderUnit, Sold, Trouble, UnitState, Unsuitable,
+    lists::{name, needs_confirmation_code, number, product, text},
     text::{BadId, day, one_line},
 };
 
@@ -130,12 +134,37 @@ pub(super) struct Allocated {
 #[serde(rename_all = "camelCase")]
 struct Package {
     package_code: Option<String>,
+    create_time: Option<String>,
 }
 
 impl Allocated {
     /// Whether the eSIM belongs to the purchase with our id; `None` if it does not say so.
     pub(super) fn belongs_to(&self, placement_id: PlacementId) -> Option<bool> {
         belongs(self.transaction_id.as_deref(), placement_id)
+    }
+
+    /// The eSIM as a part of its purchase.
+    pub(super) fn sold(self) -> Result<Sold, Trouble> {
+        let unit = ProviderId::parse(self.esim_tran_no).map_err(|error| {
+            Trouble::Unknown(format!("the response is unreadable: esimTranNo {error}"))
+        })?;
+        let package = self.package_list.into_iter().next();
+        let code = package.as_ref().and_then(|one| one.package_code.clone());
+        let option = code.filter(|code| !code.is_empty()).map(ProviderId::parse);
+        let option = option.transpose().map_err(|error| {
+            Trouble::Unknown(format!("the response is unreadable: packageCode {error}"))
+        })?;
+        Ok(Sold {
+            order_id: one_line(&self.transaction_id.unwrap_or_default()),
+            reference: order_number(self.order_no.unwrap_or_default())?,
+            unit: Some(unit),
+            at: package
+                .and_then(|one| one.create_time)
+                .map(|at| one_line(&at)),
+            units: 1,
+            option,
+            price: None,
+        })
     }
 
     /// Reads the state of the eSIM; the error is the name of the field that is unreadable.
@@ -206,6 +235,72 @@ pub(super) fn units(allocated: Vec<Allocated>) -> Result<Vec<ProviderUnit>, Trou
     }
     Ok(units)
 }
+
+/// The products, each of which is read by itself.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Packages {
+    pub(super) package_list: Vec<Value>,
+}
+
+/// The bytes of a MB.
+const MEGABYTE: u64 = 1 << 20;
+
+pub(super) fn offer(package: &Value) -> Offer {
+    Offer {
+        product: product(package, "packageCode"),
+        name: name(package, "name"),
+        terms: terms(package),
+    }
+}
+
+/// Reads what a product is; the price is in ten-thousandths already.
+fn terms(package: &Value) -> Result<Standard, Unsuitable> {
+    let code = product(package, "packageCode").ok_or(Unsuitable::Unreadable("packageCode"))?;
+    if code.as_str().starts_with("TOPUP_") {
+        return Err(Unsuitable::TopUp);
+    }
+    let texts = ["name", "description"].map(|field| text(package, field));
+    if needs_confirmation_code(texts.into_iter().flatten()) {
+        return Err(Unsuitable::ConfirmationCode);
+    }
+    // 1 is an amount of data for the whole time. The other types count by the day, and their orders
+    // need a number of days.
+    match number(package, "dataType") {
+        Some(1) => {}
+        Some(_) => return Err(Unsuitable::DailyData),
+        None => return Err(Unsuitable::Unreadable("dataType")),
+    }
+    let unit = text(package, "durationUnit").ok_or(Unsuitable::Unreadable("durationUnit"))?;
+    if !unit.eq_ignore_ascii_case("day") {
+        return Err(Unsuitable::Period);
+    }
+    let location = text(package, "location").ok_or(Unsuitable::Unreadable("location"))?;
+    // Some products name parts of a country, too, such as an island, by codes of their own. These
+    // are left out, because what a partner is promised must be certain.
+    let countries = location
+        .split(',')
+        .filter_map(|code| code.trim().parse().ok());
+    let countries: Vec<_> = countries.collect();
+    if countries.is_empty() {
+        return Err(Unsuitable::Unreadable("location"));
+    }
+    let volume = number(package, "volume").and_then(|bytes| Data::megabytes(bytes / MEGABYTE));
+    let data = volume.ok_or(Unsuitable::Unreadable("volume"))?;
+    let price = number(package, "price").map(Price);
+    let price = price.filter(|price| price.0 <= MOST_PRICE);
+    let currency = text(package, "currencyCode").and_then(|code| code.parse().ok());
+    let cost = Cost {
+        price: price.ok_or(Unsuitable::Unreadable("price"))?,
+        currency: currency.ok_or(Unsuitable::Unreadable("currencyCode"))?,
+    };
+    let days = number(package, "duration").and_then(|days| days.try_into().ok());
+    days.and_then(|days| Standard::new(countries, data, days, Some(cost)))
+        .ok_or(Unsuitable::Unreadable("duration"))
+}
+
+/// The highest price that makes sense, in ten-thousandths. A higher one is a mistake.
+const MOST_PRICE: u64 = 1_000_000 * 10_000;
 
 /// A callback. It names the purchase by our id, and carries no profile.
 #[derive(Deserialize)]

@@ -98,6 +98,17 @@ pub const ROWS: &[Row] = &rows! {
     "422: a cursor of options that is none",
         |w| get(w, "/options").query("cursor=%00")
         => Unprocessable(&["Cursor is invalid; send next_cursor unchanged or leave it out"]);
+    "422: all filters of options at fault are named",
+        |w| get(w, "/options").query("country=jp&min_data_mb=0&unlimited=yes&min_days=-1&max_days=%2B7")
+        => Unprocessable(&["Parameter min_data_mb must be a whole number from 1 on",
+            "Parameter min_days must be a whole number from 1 on",
+            "Parameter max_days must be a whole number from 1 on",
+            "Country must be a code of ISO 3166-1 alpha-2 such as JP",
+            "Unlimited must be true or false"]);
+    "422: a region is no country", |w| get(w, "/options").query("country=EU")
+        => Unprocessable(&["Country must be a code of ISO 3166-1 alpha-2 such as JP"]);
+    "422: options are not filtered by what they cost us", |w| get(w, "/options").query("max_cost=1")
+        => Unprocessable(&["Parameter max_cost is unknown; this request does not have it"]);
     "422: all parameters at fault are named",
         |w| get(w, "/orders").query("limit=101&created_after=today&state=lost")
         => Unprocessable(&["Limit must be an integer from 1 to 100",

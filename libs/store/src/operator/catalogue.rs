@@ -1,0 +1,105 @@
+//! Takes a provider's catalogue over into ours (`esimctl catalogue pull`).
+//!
+//! The caller has compared both catalogues before. Somebody may have changed an option since then, so
+//! each statement changes only what it has found in the state that was compared, and leaves all that
+//! belongs to the operator alone: the name, the details, and whether the option is on sale.
+
+use domain::{OptionId, product::Standard};
+use serde::Serialize;
+use sqlx::{Connection, PgConnection};
+use uuid::Uuid;
+
+use super::actions::{self, Mode};
+use crate::{
+    Result,
+    options::{ProductOption, StandardColumns},
+};
+
+/// An option whose product has changed at the provider.
+#[derive(Clone, Debug)]
+pub struct Update {
+    pub option_id: OptionId,
+    /// The provider's option id when the catalogues were compared. An option that has another one by
+    /// now is not changed.
+    pub was: String,
+    pub provider_option_id: String,
+    pub standard: Standard,
+}
+
+/// What is taken over.
+#[derive(Clone, Debug, Default)]
+pub struct Pull {
+    pub new: Vec<ProductOption>,
+    pub updates: Vec<Update>,
+    /// Options that are taken out of sale.
+    pub disable: Vec<OptionId>,
+}
+
+impl Pull {
+    pub fn is_empty(&self) -> bool {
+        self.new.is_empty() && self.updates.is_empty() && self.disable.is_empty()
+    }
+}
+
+/// What was written. It is less than what was asked for if somebody changed an option meanwhile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Pulled {
+    pub created: u64,
+    pub updated: u64,
+    pub disabled: u64,
+}
+
+/// Writes everything in one transaction, which also records the action.
+pub async fn apply(connection: &mut PgConnection, pull: &Pull, mode: Mode<'_>) -> Result<Pulled> {
+    let mut transaction = connection.begin().await?;
+    let mut pulled = Pulled::default();
+    for option in &pull.new {
+        let standard = StandardColumns::of(option.standard.as_ref());
+        let created = sqlx::query!(
+            "INSERT INTO options (option_id, name, provider, provider_option_id, environment, enabled,
+                                  countries, data_mb, unlimited, days, cost, cost_currency)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) ON CONFLICT (option_id) DO NOTHING",
+            option.option_id.uuid(),
+            option.name,
+            option.provider,
+            option.provider_option_id,
+            option.environment.as_str(),
+            option.enabled,
+            standard.countries.as_deref(),
+            standard.data_mb,
+            standard.unlimited,
+            standard.days,
+            standard.cost,
+            standard.cost_currency,
+        );
+        pulled.created += created.execute(&mut *transaction).await?.rows_affected();
+    }
+    for update in &pull.updates {
+        let standard = StandardColumns::of(Some(&update.standard));
+        let updated = sqlx::query!(
+            "UPDATE options SET provider_option_id = $3, countries = $4, data_mb = $5, unlimited = $6, days = $7,
+                                cost = $8, cost_currency = $9
+             WHERE option_id = $1 AND provider_option_id = $2",
+            update.option_id.uuid(),
+            update.was,
+            update.provider_option_id,
+            standard.countries.as_deref(),
+            standard.data_mb,
+            standard.unlimited,
+            standard.days,
+            standard.cost,
+            standard.cost_currency,
+        );
+        pulled.updated += updated.execute(&mut *transaction).await?.rows_affected();
+    }
+    let gone: Vec<Uuid> = pull.disable.iter().map(|option| option.uuid()).collect();
+    let disabled = sqlx::query!(
+        "UPDATE options SET enabled = false WHERE option_id = ANY ($1) AND enabled",
+        &gone,
+    );
+    pulled.disabled = disabled.execute(&mut *transaction).await?.rows_affected();
+    let affected = pulled.created + pulled.updated + pulled.disabled;
+    let affected = i64::try_from(affected).unwrap_or(i64::MAX);
+    actions::finish(transaction, mode, affected).await?;
+    Ok(pulled)
+}

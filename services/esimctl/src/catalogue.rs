@@ -1,0 +1,548 @@
+//! `esimctl catalogue pull`: compares what a provider sells with our options of it, and takes new
+//! products, changed prices and changed fields over.
+//!
+//! What belongs to the operator stays: the name and the details of an option, and whether it is on
+//! sale. An option whose product is gone is only named, unless the command is told to take such
+//! options out of sale. The price of each product is taken over as the most that we pay
+//! (`PRODUCT@PRICE`), so that a later rise is not paid silently. Products that could not be delivered
+//! are refused, each with its reason.
+
+use std::collections::BTreeMap;
+
+use anyhow::ensure;
+use clap::{Args, Subcommand};
+use domain::{
+    Environment, OptionId, option_of,
+    product::{Country, Standard},
+};
+use provisioner::providers::{Offer, Unsuitable};
+use serde::Serialize;
+use serde_json::{Map, json};
+use store::{
+    operator::{
+        actions::Mode,
+        catalogue::{self, Pull, Pulled, Update},
+    },
+    options::{self, ProductOption},
+};
+
+use crate::{
+    confirm::{Change, Confirm},
+    console::Console,
+    output::{Row, cells, or_dash, table},
+    provider_lists::Source,
+};
+
+const EXAMPLES: &str = "Examples:
+  esimctl catalogue pull airalo --dry-run
+  esimctl catalogue pull airalo --only-known --reason 'new prices of November'
+  esimctl catalogue pull esim-access --country JP --country KR --new-disabled --reason 'start with two countries' --yes
+  esimctl catalogue pull airalo --only-known --disable-gone --reason 'products that ended' --yes --json
+
+It reads the account from the settings of the provisioner, so run it where these are set, for example with the file that
+the provisioner gets: set -a; . ./providers.env. It shows what is new, gone, or priced otherwise than our options say, asks,
+and imports: new products become live options, and known ones get the new price as the most that we pay (PRODUCT@PRICE)
+and the standard fields (countries, data, days, cost). Names, details and whether an option is on sale stay as they are.
+Products that our webhook could not deliver, for example because they need a confirmation code, are refused with a reason.
+
+--json prints {\"provider\":…,\"products\":…,\"new\":[…],\"priced\":[…],\"changed\":[…],\"gone\":[…],\"refused\":[…],\"unchanged\":…,
+\"created\":…,\"updated\":…,\"disabled\":…,\"dry_run\":…}.";
+
+/// The maximum number of rows of each kind that the text lists.
+const NAMED: usize = 50;
+/// What to do about a provider without a catalogue.
+const REMEDY: &str = "export it from the portal, and import it with `esimctl option import FILE`";
+
+#[derive(Subcommand, Clone, Debug)]
+pub enum Command {
+    /// Compare the products of a provider with our options, and import new products and prices
+    #[command(after_help = EXAMPLES)]
+    Pull(Box<Asked>),
+}
+
+#[derive(Args, Clone, Debug)]
+pub struct Asked {
+    #[command(flatten)]
+    source: Source,
+    /// Import no new products, only prices and fields of products that we have
+    #[arg(long, conflicts_with_all = ["country", "new_disabled"])]
+    only_known: bool,
+    /// Import new products only if they can be used in this country, such as `JP`; may be repeated
+    #[arg(long, value_name = "CODE")]
+    country: Vec<Country>,
+    /// Import new products out of sale, so that you can add details before partners see them
+    #[arg(long)]
+    new_disabled: bool,
+    /// Take options out of sale whose product the provider does not list any more
+    #[arg(long)]
+    disable_gone: bool,
+    #[command(flatten)]
+    confirm: Confirm,
+}
+
+pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
+    let Command::Pull(asked) = command;
+    let source = &asked.source;
+    let reader = source.connect(|can| can.catalogue, "products", REMEDY)?;
+    let mut connection = console.connect().await?;
+    let mut offers = Vec::new();
+    reader
+        .read(
+            &mut connection,
+            "products",
+            async |provider, page| provider.products(page).await,
+            |offer| offers.push(offer),
+        )
+        .await?;
+    let mut ours = options::all(&mut connection).await?;
+    ours.retain(|option| option.provider == source.name);
+    let found = compare(asked, |id| reader.provider.product(id), offers, &ours);
+    if asked.disable_gone && !found.report.gone.is_empty() {
+        ensure!(
+            found.is_certain,
+            "nothing was changed: the list of {} has no product, or products whose id is unreadable, so it is not certain \
+             which options are gone; look at them without --disable-gone",
+            source.name
+        );
+    }
+    if found.pull.is_empty() && !asked.confirm.dry_run {
+        return print(console, &found.report, Pulled::default(), false);
+    }
+    let run =
+        async |mode: Mode<'_>| Ok(catalogue::apply(&mut connection, &found.pull, mode).await?);
+    let command = if asked.disable_gone {
+        "catalogue pull --disable-gone"
+    } else {
+        "catalogue pull"
+    };
+    let change = Change {
+        run,
+        describe: |pulled: &Pulled| found.report.text(*pulled, true),
+        print: |pulled: &Pulled, dry_run| print(console, &found.report, *pulled, dry_run),
+    };
+    let target = format!("catalogue of {}", source.name);
+    asked.confirm.carry_out(command, &target, change).await
+}
+
+fn print(console: &Console, report: &Report, pulled: Pulled, dry_run: bool) -> anyhow::Result<()> {
+    let mut shown = json!(report);
+    shown["created"] = json!(pulled.created);
+    shown["updated"] = json!(pulled.updated);
+    shown["disabled"] = json!(pulled.disabled);
+    shown["dry_run"] = json!(dry_run);
+    console.print(&shown, || report.text(pulled, dry_run))
+}
+
+/// What the two catalogues have in common, and what not.
+#[derive(Debug, Default, Serialize)]
+struct Report {
+    provider: String,
+    /// The number of products that the provider lists.
+    products: usize,
+    /// Products that become options.
+    new: Vec<New>,
+    /// Products that are not imported, because other countries or only known products were asked for.
+    left_out: usize,
+    /// Options whose product costs something else than they say.
+    priced: Vec<Changed>,
+    /// Options with the same price, whose other fields have changed.
+    changed: Vec<Changed>,
+    /// Options on sale whose product is not listed any more.
+    gone: Vec<Gone>,
+    refused: Vec<Refused>,
+    /// Options that agree with their product.
+    unchanged: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct New {
+    option_id: OptionId,
+    product: String,
+    name: String,
+    standard: Standard,
+}
+
+#[derive(Debug, Serialize)]
+struct Changed {
+    option_id: OptionId,
+    name: String,
+    /// The product with the price, as the option has it now.
+    was: String,
+    /// The same with the price of the provider.
+    becomes: String,
+    standard: Standard,
+}
+
+#[derive(Debug, Serialize)]
+struct Gone {
+    option_id: OptionId,
+    name: String,
+    product: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Refused {
+    /// The product's id; blank if it is unreadable.
+    product: String,
+    name: String,
+    reason: &'static str,
+    why: String,
+    /// The options on sale that sell this product although it is refused.
+    on_sale: Vec<OptionId>,
+}
+
+struct Found {
+    report: Report,
+    pull: Pull,
+    /// Whether what is not listed is certainly gone.
+    is_certain: bool,
+}
+
+/// Compares what the provider sells with our options of it. `product_of` is the product for which an
+/// option stands.
+fn compare<'a>(
+    asked: &Asked,
+    product_of: impl Fn(&'a str) -> &'a str,
+    offers: Vec<Offer>,
+    ours: &'a [ProductOption],
+) -> Found {
+    let mut report = Report {
+        provider: asked.source.name.clone(),
+        products: offers.len(),
+        ..Report::default()
+    };
+    let mut pull = Pull::default();
+    let mut by_product: BTreeMap<&str, Vec<&ProductOption>> = BTreeMap::new();
+    for option in ours {
+        let product = product_of(&option.provider_option_id);
+        by_product.entry(product).or_default().push(option);
+    }
+    let (listed, nameless) = merged(offers);
+    let is_certain = nameless.is_empty() && !listed.is_empty();
+    report.refused = nameless;
+    for (product, offer) in &listed {
+        let options = by_product.remove(product.as_str()).unwrap_or_default();
+        let standard = match &offer.terms {
+            Ok(standard) => standard,
+            Err(unsuitable) => {
+                report
+                    .refused
+                    .push(refused(product, offer, *unsuitable, &options));
+                continue;
+            }
+        };
+        let becomes = match standard.cost {
+            Some(cost) => format!("{product}@{}", cost.price),
+            None => product.clone(),
+        };
+        if options.is_empty() {
+            let wanted = asked.country.is_empty()
+                || asked
+                    .country
+                    .iter()
+                    .any(|country| standard.countries.contains(country));
+            if asked.only_known || !wanted {
+                report.left_out += 1;
+                continue;
+            }
+            let option = new_option(asked, product, offer, standard, &becomes);
+            report.new.push(New {
+                option_id: option.option_id,
+                product: product.clone(),
+                name: option.name.clone(),
+                standard: standard.clone(),
+            });
+            pull.new.push(option);
+        }
+        for option in options {
+            let same_price = option.provider_option_id == becomes;
+            if same_price && option.standard.as_ref() == Some(standard) {
+                report.unchanged += 1;
+                continue;
+            }
+            let changed = Changed {
+                option_id: option.option_id,
+                name: option.name.clone(),
+                was: option.provider_option_id.clone(),
+                becomes: becomes.clone(),
+                standard: standard.clone(),
+            };
+            pull.updates.push(Update {
+                option_id: option.option_id,
+                was: option.provider_option_id.clone(),
+                provider_option_id: becomes.clone(),
+                standard: standard.clone(),
+            });
+            if same_price {
+                report.changed.push(changed);
+            } else {
+                report.priced.push(changed);
+            }
+        }
+    }
+    // What is left has no product in the list.
+    for (product, options) in by_product {
+        for option in options.into_iter().filter(|option| option.enabled) {
+            report.gone.push(Gone {
+                option_id: option.option_id,
+                name: option.name.clone(),
+                product: product.to_owned(),
+            });
+            if asked.disable_gone {
+                pull.disable.push(option.option_id);
+            }
+        }
+    }
+    Found {
+        report,
+        pull,
+        is_certain,
+    }
+}
+
+/// The products by their ids, each once, and those without a readable id.
+fn merged(offers: Vec<Offer>) -> (BTreeMap<String, Offer>, Vec<Refused>) {
+    let mut listed: BTreeMap<String, Offer> = BTreeMap::new();
+    let mut nameless = Vec::new();
+    for offer in offers {
+        let Some(product) = offer.product.clone().map(String::from) else {
+            let reason = offer.terms.as_ref().err().copied();
+            let reason = reason.unwrap_or(Unsuitable::Unreadable("id"));
+            nameless.push(refused("", &offer, reason, &[]));
+            continue;
+        };
+        match listed.get_mut(&product) {
+            Some(known) if known.terms != offer.terms => known.terms = Err(Unsuitable::Ambiguous),
+            Some(_) => {}
+            None => drop(listed.insert(product, offer)),
+        }
+    }
+    (listed, nameless)
+}
+
+fn refused(product: &str, offer: &Offer, why: Unsuitable, options: &[&ProductOption]) -> Refused {
+    let on_sale = options.iter().filter(|option| option.enabled);
+    Refused {
+        product: product.to_owned(),
+        name: offer.name.clone(),
+        reason: why.code(),
+        why: why.to_string(),
+        on_sale: on_sale.map(|option| option.option_id).collect(),
+    }
+}
+
+fn new_option(
+    asked: &Asked,
+    product: &str,
+    offer: &Offer,
+    standard: &Standard,
+    provider_option_id: &str,
+) -> ProductOption {
+    let name = if offer.name.is_empty() {
+        product
+    } else {
+        &offer.name
+    };
+    ProductOption {
+        option_id: option_of(&asked.source.name, product),
+        name: name.to_owned(),
+        provider: asked.source.name.clone(),
+        provider_option_id: provider_option_id.to_owned(),
+        environment: Environment::Live,
+        enabled: !asked.new_disabled,
+        details: Map::new(),
+        standard: Some(standard.clone()),
+    }
+}
+
+impl Report {
+    fn text(&self, pulled: Pulled, dry_run: bool) -> String {
+        let Pulled {
+            created,
+            updated,
+            disabled,
+        } = pulled;
+        let are = if dry_run { "would be" } else { "were" };
+        let mut lines = vec![format!(
+            "{} lists {} products. {created} options {are} created, {updated} updated and {disabled} taken out of sale; {} \
+             agree already, and {} products are left out",
+            self.provider, self.products, self.unchanged, self.left_out
+        )];
+        section(
+            &mut lines,
+            "new",
+            &self.new,
+            |one| cells!(one: product, name, option_id, standard = of(&one.standard)),
+        );
+        section(
+            &mut lines,
+            "priced otherwise",
+            &self.priced,
+            |one| cells!(one: name, option_id, was, becomes),
+        );
+        section(
+            &mut lines,
+            "with other fields",
+            &self.changed,
+            |one| cells!(one: name, option_id, product = one.becomes.clone(), standard = of(&one.standard)),
+        );
+        section(
+            &mut lines,
+            "gone, and still on sale here",
+            &self.gone,
+            |one| cells!(one: name, option_id, product, remedy = "esimctl option disable".to_owned()),
+        );
+        section(
+            &mut lines,
+            "refused",
+            &self.refused,
+            |one| cells!(one: product, name, why, "on sale here" = or_dash(one.on_sale.first())),
+        );
+        lines.join("\n")
+    }
+}
+
+fn section<T, const N: usize>(
+    lines: &mut Vec<String>,
+    title: &str,
+    rows: &[T],
+    row: impl Fn(&T) -> Row<N>,
+) {
+    if rows.is_empty() {
+        return;
+    }
+    lines.push(format!("\n{} {title}:", rows.len()));
+    lines.push(table(rows.iter().take(NAMED).map(row)));
+    if rows.len() > NAMED {
+        lines.push("… and more; --json lists all".to_owned());
+    }
+}
+
+/// The standard fields in a few words.
+pub fn of(standard: &Standard) -> String {
+    let countries: Vec<&str> = standard
+        .countries
+        .iter()
+        .map(Country::as_str)
+        .take(3)
+        .collect();
+    let more = if standard.countries.len() > 3 {
+        "…"
+    } else {
+        ""
+    };
+    let cost = standard
+        .cost
+        .map(|cost| format!(", {cost}"))
+        .unwrap_or_default();
+    format!(
+        "{}{more}, {}, {} days{cost}",
+        countries.join(" "),
+        standard.data,
+        standard.days
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use provisioner::providers::ProviderId;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        asked: Asked,
+    }
+
+    fn standard(country: &str, price: &str) -> Standard {
+        serde_json::from_value(json!({
+            "countries": [country], "data_mb": 1024, "days": 7, "cost": { "price": price, "currency": "USD" },
+        }))
+        .unwrap()
+    }
+
+    fn offer(product: &str, country: &str, price: &str) -> Offer {
+        Offer {
+            product: ProviderId::parse(product.to_owned()).ok(),
+            name: String::new(),
+            terms: Ok(standard(country, price)),
+        }
+    }
+
+    fn ours(product: &str, price: &str) -> ProductOption {
+        ProductOption {
+            option_id: option_of("airalo", product),
+            name: product.to_owned(),
+            provider: "airalo".into(),
+            provider_option_id: format!("{product}@{price}"),
+            environment: Environment::Live,
+            enabled: true,
+            details: Map::new(),
+            standard: Some(standard("JP", price)),
+        }
+    }
+
+    fn product_of(provider_option_id: &str) -> &str {
+        provider_option_id.split('@').next().unwrap()
+    }
+
+    fn found(arguments: &[&str], offers: Vec<Offer>, ours: &[ProductOption]) -> Found {
+        let arguments = [&["pull", "airalo", "--dry-run"][..], arguments].concat();
+        let Program { asked } = Program::parse_from(arguments);
+        compare(&asked, product_of, offers, ours)
+    }
+
+    #[test]
+    fn what_is_gone_is_certain_only_if_every_product_has_an_id() {
+        let known = [ours("a", "1.00"), ours("b", "1.00")];
+        let one = || offer("a", "JP", "1.00");
+        let whole = found(&["--disable-gone"], vec![one()], &known);
+        assert!(whole.is_certain);
+        assert_eq!(whole.pull.disable, [known[1].option_id]);
+        assert!(found(&[], vec![one()], &known).pull.disable.is_empty());
+        assert!(
+            !found(
+                &["--disable-gone"],
+                vec![one(), offer("", "JP", "1.00")],
+                &known
+            )
+            .is_certain
+        );
+        assert!(!found(&["--disable-gone"], vec![], &known).is_certain);
+        // One that is refused is not gone.
+        let mut refused = offer("b", "JP", "1.00");
+        refused.terms = Err(Unsuitable::ConfirmationCode);
+        let whole = found(&["--disable-gone"], vec![one(), refused], &known);
+        assert!(whole.report.gone.is_empty());
+        assert_eq!(whole.report.refused[0].on_sale, [known[1].option_id]);
+    }
+
+    #[test]
+    fn a_product_that_is_listed_twice_counts_once_or_not_at_all() {
+        let same = vec![offer("a", "JP", "1.00"), offer("a", "JP", "1.00")];
+        assert_eq!(found(&[], same, &[]).pull.new.len(), 1);
+        let differ = vec![offer("a", "JP", "1.00"), offer("a", "JP", "2.00")];
+        let differ = found(&[], differ, &[]);
+        assert!(differ.pull.is_empty());
+        assert_eq!(differ.report.refused[0].reason, "ambiguous");
+    }
+
+    #[test]
+    fn new_products_are_chosen_by_country_and_named() {
+        let offers = || vec![offer("a", "JP", "1.00"), offer("b", "KR", "1.00")];
+        let korea = found(&["--country", "KR", "--new-disabled"], offers(), &[]);
+        let [option] = korea.pull.new.as_slice() else {
+            panic!("{:?}", korea.report);
+        };
+        assert_eq!(
+            (&option.name[..], &option.provider_option_id[..]),
+            ("b", "b@1.00")
+        );
+        assert!(!option.enabled && korea.report.left_out == 1);
+        let known = found(&["--only-known"], offers(), &[ours("a", "3.00")]);
+        assert!(known.pull.new.is_empty() && known.report.priced.len() == 1);
+        assert_eq!(known.pull.updates[0].provider_option_id, "a@1.00");
+    }
+}
