@@ -141,7 +141,6 @@ impl Placement {
                 match self.alternatives.checked_sub(1) {
                     Some(alternatives) => Ok(Self {
                         state: Accepted,
-                        not_found: false,
                         alternatives,
                         ..self
                     }),

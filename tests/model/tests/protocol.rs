@@ -114,7 +114,11 @@ fn after_an_unknown_outcome_another_provider_would_sell_it_twice() {
         without: vec![Safeguard::CertainRouting],
         ..routed()
     };
-    assert_eq!(breaks(&settings), Promise::BoughtOnce);
+    // Or it sells it while the order is refused. Both counterexamples are equally short, so the
+    // checker may find either.
+    let promise = breaks(&settings);
+    let bought = [Promise::BoughtOnce, Promise::NothingForRefused];
+    assert!(bought.contains(&promise), "{promise:?}");
 }
 
 #[test]

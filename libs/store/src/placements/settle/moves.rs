@@ -107,7 +107,6 @@ impl Moves {
                        disputed = new.kind = 'disputed' AND p.state = 'placed',
                        not_found_at = CASE
                            WHEN new.kind IN ('not_found', 'not_found_after_delay') THEN coalesce(p.not_found_at, now())
-                           WHEN new.kind = 'rejected' THEN NULL
                            ELSE p.not_found_at
                        END,
                        unknowns = CASE WHEN new.kind = 'unknown' THEN p.unknowns + 1 ELSE 0 END,
