@@ -72,8 +72,10 @@ async fn options_are_listed_and_cached() {
         );
     }
     let whole = since(&etag).await.json().unwrap();
-    let ready =
-        json!({"option_id": stack.option("ready").unwrap(), "name": "ready", "details": details});
+    let ready = json!({
+        "option_id": stack.option("ready").unwrap(), "name": "ready", "details": details,
+        "countries": null, "data_mb": null, "unlimited": null, "days": null,
+    });
     assert!(
         whole["options"].as_array().unwrap().contains(&ready),
         "{whole}"
