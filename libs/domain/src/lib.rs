@@ -1,11 +1,12 @@
 //! The types and rules that every part of the pipeline shares: typed ids, the state machine of a
-//! placement, the names of lanes, how an order is cut into purchases, and the text forms of an eSIM profile.
+//! placement and that of a give-back, the names of lanes, how an order is cut into purchases, and the text forms of an eSIM profile.
 //!
 //! All crates of the workspace may depend on this one. It does no I/O and reads no clock: times and
 //! random numbers are passed in as values, so that each rule can be tested by property tests and
 //! explored by the model checker in `tests/model`.
 
 pub mod cut;
+pub mod give_back;
 pub mod ids;
 pub mod lane;
 mod lpa;
@@ -14,6 +15,7 @@ pub mod states;
 pub mod topup_id;
 pub mod webhook_id;
 
+pub use give_back::GiveBackState;
 pub use ids::{DeliveryId, EndpointId, OptionId, OrderId, PartnerId, PlacementId, sandbox_option};
 pub use lane::lane;
 pub use lpa::{ActivationCode, Iccid, InvalidProfile};

@@ -13,7 +13,10 @@ use crate::{
     breaker::Breaker,
     limiter::{LaneLimiters, PurchaseResult},
     metrics::Metrics,
-    providers::{Balance, FindAnswer, Provider, Purchase, PurchaseAnswer, Sought, Trouble},
+    providers::{
+        Balance, DeliveredEsim, EsimStatus, FindAnswer, GiveBackAnswer, Provider, Purchase,
+        PurchaseAnswer, Sought, Trouble,
+    },
     rate::Rate,
 };
 
@@ -100,6 +103,40 @@ impl Calls {
         self.metrics
             .call(&self.name, "balance", outcome, began.elapsed());
         answer
+    }
+
+    /// Asks what became of a delivered eSIM. Like [`Self::balance`], it concerns no breaker.
+    pub async fn status(&self, esim: &DeliveredEsim) -> Result<EsimStatus, Trouble> {
+        self.rate.turn().await;
+        let began = Instant::now();
+        let answer = self.provider.status(esim).await;
+        let outcome = answer.as_ref().map_or_else(Trouble::class, |_| "answered");
+        self.metrics
+            .call(&self.name, "status", outcome, began.elapsed());
+        answer
+    }
+
+    /// Gives a delivered eSIM back. Returns `None`, and sends nothing, if its turn under the rate
+    /// limit comes after `send_by`. Like [`Self::balance`], it concerns no breaker.
+    pub async fn give_back(
+        &self,
+        esim: &DeliveredEsim,
+        send_by: Instant,
+    ) -> Option<Result<GiveBackAnswer, Trouble>> {
+        self.rate.turn().await;
+        if Instant::now() > send_by {
+            return None;
+        }
+        let began = Instant::now();
+        let answer = perform(Effect::GiveBack, self.provider.give_back(esim)).await;
+        let outcome = match &answer {
+            Ok(GiveBackAnswer::Returned) => "returned",
+            Ok(GiveBackAnswer::Refused(_)) => "refused",
+            Err(trouble) => trouble.class(),
+        };
+        self.metrics
+            .call(&self.name, "give_back", outcome, began.elapsed());
+        Some(answer)
     }
 
     /// Awaits a call, and reports its duration and its result to the metrics and the breaker.

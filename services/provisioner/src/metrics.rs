@@ -41,6 +41,8 @@ pub struct Metrics {
     server: ServerGauges,
     callbacks: Counter<u64>,
     topups: Counter<u64>,
+    give_backs: Counter<u64>,
+    give_backs_parked: Gauge<u64>,
     ready_duration: Histogram<f64>,
 }
 
@@ -86,6 +88,14 @@ impl Default for Metrics {
             topups: make.counter(
                 "esim.topups",
                 "Units that are ready, failed or parked, by outcome",
+            ),
+            give_backs: make.counter(
+                "esim.give_backs",
+                "Give-backs that have ended, by outcome",
+            ),
+            give_backs_parked: make.gauge(
+                "esim.give_backs.parked",
+                "Parked give-backs; read every 15 s",
             ),
             ready_duration: make.durations(
                 "esim.topup.ready.duration",
@@ -194,6 +204,11 @@ impl Metrics {
         }
     }
 
+    pub fn give_back(&self, name: &str, outcome: &'static str) {
+        self.give_backs
+            .add(1, &[provider(name), KeyValue::new("outcome", outcome)]);
+    }
+
     /// Counts units whose profiles were stored, and records the time since their order was
     /// accepted.
     pub fn ready(&self, name: &str, units: usize, since_order: Duration) {
@@ -207,6 +222,8 @@ impl Metrics {
     fn backlog(&self, backlog: &Backlog) {
         let name = &backlog.provider;
         self.parked.record(backlog.parked, &[provider(name)]);
+        self.give_backs_parked
+            .record(backlog.give_backs_parked, &[provider(name)]);
         self.due.show(Some(name.clone()), backlog.due);
         let of = [provider(name), KeyValue::new("stage", "provisioner")];
         self.oldest_overdue

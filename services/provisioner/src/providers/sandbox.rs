@@ -57,5 +57,5 @@ pub fn connect(account: &Account, limits: Limits) -> anyhow::Result<Connected> {
         secret_form: account::SecretForm::Base64,
         callback_token: account.callback_token.as_ref(),
     };
-    usimsa::adapter(settings.check()?, limits)
+    usimsa::adapter(settings.check()?, limits, usimsa::Dialect::Sandbox)
 }

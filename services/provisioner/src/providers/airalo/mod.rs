@@ -35,7 +35,7 @@ use self::{
     wire::{Listed, Order, Refusal},
 };
 use super::{
-    Balance, Capabilities, Connected, FindAnswer, Limits, LookUp, Provider, ProviderId, Purchase,
+    Balance, Capabilities, Connected, DeliveredEsim, EsimStatus, FindAnswer, Limits, LookUp, Provider, ProviderId, Purchase,
     PurchaseAnswer, Sought, Trouble,
     account::{self, Credentials},
     http::{Body, Call, Http, parse},
@@ -45,6 +45,7 @@ use super::{
 const ORDERS: &str = "/v2/orders";
 const ORDER: &str = "/v2/orders/{order_id}";
 const BALANCE: &str = "/v2/balance";
+const USAGE: &str = "/v2/sims/{iccid}/usage";
 
 /// The most orders of one page of a list.
 const PAGE: usize = 50;
@@ -379,6 +380,20 @@ impl Provider for Airalo {
         async move {
             match self.call(Method::GET, BALANCE, BALANCE, None, None).await? {
                 Reply::Done(body) => Ok(parse::<wire::Account>(&body)?.balance()),
+                Reply::Refused(refusal) => Err(trouble(&refusal)),
+            }
+        }
+        .boxed()
+    }
+
+    fn status<'a>(
+        &'a self,
+        esim: &'a DeliveredEsim,
+    ) -> BoxFuture<'a, Result<EsimStatus, Trouble>> {
+        async move {
+            let path = USAGE.replace("{iccid}", esim.iccid.as_str());
+            match self.call(Method::GET, &path, USAGE, None, None).await? {
+                Reply::Done(body) => parse::<wire::Used>(&body)?.status(),
                 Reply::Refused(refusal) => Err(trouble(&refusal)),
             }
         }

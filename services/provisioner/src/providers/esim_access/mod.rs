@@ -32,8 +32,9 @@ use uuid::Uuid;
 
 use self::wire::{Allocated, Page, Reply, order_number, units};
 use super::{
-    Balance, Bought, Capabilities, Connected, FindAnswer, Hint, Limits, LookUp, Provider,
-    ProviderId, Purchase, PurchaseAnswer, Sought, Trouble,
+    Balance, Bought, Capabilities, Connected, DeliveredEsim, EsimStatus, FindAnswer,
+    GiveBackAnswer, Hint, Limits, LookUp, Provider, ProviderId, Purchase, PurchaseAnswer, Sought,
+    Trouble,
     account::{self, Credentials},
     http::{Body, Call, Http, parse},
     price,
@@ -42,6 +43,7 @@ use super::{
 
 const ORDER: &str = "/api/v1/open/esim/order";
 const QUERY: &str = "/api/v1/open/esim/query";
+const CANCEL: &str = "/api/v1/open/esim/cancel";
 const BALANCE: &str = "/api/v1/open/balance/query";
 
 const ACCESS_CODE: HeaderName = HeaderName::from_static("rt-accesscode");
@@ -420,6 +422,42 @@ impl Provider for EsimAccess {
         async move {
             match self.call(BALANCE, &json!({})).await? {
                 Reply::Done(result) => Ok(wire::read::<wire::Account>(result)?.balance()),
+                Reply::Failed { code, message } => Err(Failure { code, message }.trouble()),
+            }
+        }
+        .boxed()
+    }
+
+    fn status<'a>(
+        &'a self,
+        esim: &'a DeliveredEsim,
+    ) -> BoxFuture<'a, Result<EsimStatus, Trouble>> {
+        async move {
+            let filter = json!({ "esimTranNo": esim.unit_id.as_str() });
+            let mut allocated = match self.query(&filter).await? {
+                Ok(allocated) => allocated,
+                Err(failure) => return Err(failure.trouble()),
+            };
+            match (allocated.pop(), allocated.is_empty()) {
+                (Some(one), true) if one.is(&esim.unit_id) => one.status(),
+                _ => Err(Trouble::Unknown(
+                    "the response does not list exactly the eSIM that it was asked for".into(),
+                )),
+            }
+        }
+        .boxed()
+    }
+
+    /// The codes by which the provider refuses are not documented, so none is taken for a refusal:
+    /// the outcome of any failure is unknown, and a look at the eSIM settles it.
+    fn give_back<'a>(
+        &'a self,
+        esim: &'a DeliveredEsim,
+    ) -> BoxFuture<'a, Result<GiveBackAnswer, Trouble>> {
+        async move {
+            let request = json!({ "esimTranNo": esim.unit_id.as_str() });
+            match self.call(CANCEL, &request).await? {
+                Reply::Done(_) => Ok(GiveBackAnswer::Returned),
                 Reply::Failed { code, message } => Err(Failure { code, message }.trouble()),
             }
         }
