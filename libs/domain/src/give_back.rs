@@ -234,7 +234,11 @@ mod tests {
     #[test]
     fn attempts_are_counted_on_after_a_refusal() {
         let refused = SENDING.after(Event::Refused(2)).unwrap();
-        let again = refused.after(Event::Ask).unwrap().after(Event::Begin).unwrap();
+        let again = refused
+            .after(Event::Ask)
+            .unwrap()
+            .after(Event::Begin)
+            .unwrap();
         assert_eq!((again.state, again.attempt), (GiveBackState::Sending, 3));
     }
 }

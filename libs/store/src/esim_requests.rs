@@ -280,10 +280,7 @@ pub async fn settle(
 
 /// Marks a unit as given back and erases its profile, which nobody can install any more. So its
 /// webhook is neither sent nor sent again.
-pub(crate) async fn mark_returned(
-    connection: &mut PgConnection,
-    topup_id: &TopupId,
-) -> Result<()> {
+pub(crate) async fn mark_returned(connection: &mut PgConnection, topup_id: &TopupId) -> Result<()> {
     let statement = sqlx::query!(
         "UPDATE esims SET profile = NULL, erased_at = coalesce(erased_at, now()), returned_at = now()
          WHERE topup_id = $1 AND returned_at IS NULL",

@@ -178,7 +178,8 @@ impl ProviderWork {
             Ok(_) => {
                 let left = self.settle_delay.saturating_sub(open.attempt_age);
                 let event = Event::NotReturned { attempt, settled };
-                self.go_on(claimed, Some(event), left.max(AGAIN_LEAST)).await
+                self.go_on(claimed, Some(event), left.max(AGAIN_LEAST))
+                    .await
             }
             Err(trouble) if open.attempt_age >= self.park_after => {
                 let event = Event::Park(attempt);
@@ -240,7 +241,8 @@ impl ProviderWork {
             }
             Some(Err(trouble)) => {
                 let wait = trouble.after(AGAIN_MOST).max(pause(open.asked_age));
-                self.go_on(claimed, Some(Event::NotSent(attempt)), wait).await
+                self.go_on(claimed, Some(Event::NotSent(attempt)), wait)
+                    .await
             }
             // Only this process may send the attempt, and it will not.
             None => {

@@ -124,7 +124,8 @@ impl Calls {
         send_by: Instant,
     ) -> Option<Result<GiveBackAnswer, Trouble>> {
         self.rate.turn().await;
-        if Instant::now() > send_by {
+        let is_too_late = |send_by| Instant::now() > send_by;
+        if is_too_late(send_by) {
             return None;
         }
         let began = Instant::now();
@@ -184,7 +185,7 @@ mod tests {
     use store::providers::BreakerLimits;
 
     use super::*;
-    use crate::providers::Capabilities;
+    use crate::providers::{Capabilities, ProviderId};
 
     /// A provider that must not be called.
     struct Untouched;
@@ -257,5 +258,10 @@ mod tests {
                 .await
                 .is_none()
         );
+        let esim = DeliveredEsim {
+            unit_id: ProviderId::parse("1".to_owned()).unwrap(),
+            iccid: domain::Iccid::parse("8982123456789012345").unwrap(),
+        };
+        assert!(calls.give_back(&esim, send_by).await.is_none());
     }
 }

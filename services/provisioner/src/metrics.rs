@@ -89,10 +89,7 @@ impl Default for Metrics {
                 "esim.topups",
                 "Units that are ready, failed or parked, by outcome",
             ),
-            give_backs: make.counter(
-                "esim.give_backs",
-                "Give-backs that have ended, by outcome",
-            ),
+            give_backs: make.counter("esim.give_backs", "Give-backs that have ended, by outcome"),
             give_backs_parked: make.gauge(
                 "esim.give_backs.parked",
                 "Parked give-backs; read every 15 s",

@@ -478,7 +478,11 @@ impl Move<'_> {
             "UPDATE work SET at = at - {INERT} WHERE partner_id = '{partner}' AND at > now() + {INERT} / 2 AND at < 'infinity'"
         );
         copy::run(self.target, &due).await?;
-        copy::run(self.target, &due.replace("UPDATE work", "UPDATE esim_requests")).await?;
+        copy::run(
+            self.target,
+            &due.replace("UPDATE work", "UPDATE esim_requests"),
+        )
+        .await?;
         actions::record(self.target, action, orders).await?;
         Ok(copy::run(self.target, "COMMIT").await?)
     }

@@ -32,6 +32,7 @@
 )]
 
 mod account;
+mod after_delivery;
 mod archive;
 mod cells;
 mod database_away;

@@ -35,8 +35,8 @@ use self::{
     wire::{Listed, Order, Refusal},
 };
 use super::{
-    Balance, Capabilities, Connected, DeliveredEsim, EsimStatus, FindAnswer, Limits, LookUp, Provider, ProviderId, Purchase,
-    PurchaseAnswer, Sought, Trouble,
+    Balance, Capabilities, Connected, DeliveredEsim, EsimStatus, FindAnswer, Limits, LookUp,
+    Provider, ProviderId, Purchase, PurchaseAnswer, Sought, Trouble,
     account::{self, Credentials},
     http::{Body, Call, Http, parse},
     price::{self, Price, Terms},
@@ -386,10 +386,7 @@ impl Provider for Airalo {
         .boxed()
     }
 
-    fn status<'a>(
-        &'a self,
-        esim: &'a DeliveredEsim,
-    ) -> BoxFuture<'a, Result<EsimStatus, Trouble>> {
+    fn status<'a>(&'a self, esim: &'a DeliveredEsim) -> BoxFuture<'a, Result<EsimStatus, Trouble>> {
         async move {
             let path = USAGE.replace("{iccid}", esim.iccid.as_str());
             match self.call(Method::GET, &path, USAGE, None, None).await? {

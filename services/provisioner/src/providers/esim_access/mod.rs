@@ -428,10 +428,7 @@ impl Provider for EsimAccess {
         .boxed()
     }
 
-    fn status<'a>(
-        &'a self,
-        esim: &'a DeliveredEsim,
-    ) -> BoxFuture<'a, Result<EsimStatus, Trouble>> {
+    fn status<'a>(&'a self, esim: &'a DeliveredEsim) -> BoxFuture<'a, Result<EsimStatus, Trouble>> {
         async move {
             let filter = json!({ "esimTranNo": esim.unit_id.as_str() });
             let mut allocated = match self.query(&filter).await? {

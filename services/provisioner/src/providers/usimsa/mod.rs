@@ -26,8 +26,8 @@ use store::esim_requests::Reading;
 
 use super::{
     Bought, Capabilities, Connected, Custody, DeliveredEsim, EsimStatus, FindAnswer,
-    GiveBackAnswer, Hint, Limits, LookUp, Provider, ProviderId,
-    ProviderUnit, Purchase, PurchaseAnswer, Sought, Trouble, UnitState,
+    GiveBackAnswer, Hint, Limits, LookUp, Provider, ProviderId, ProviderUnit, Purchase,
+    PurchaseAnswer, Sought, Trouble, UnitState,
     account::{self, Credentials},
     http::{Body, Call, Http, parse},
     text::{BadId, day, moment, one_line},
@@ -283,10 +283,7 @@ impl Provider for Usimsa {
         self.get(sought.placement_id).boxed()
     }
 
-    fn status<'a>(
-        &'a self,
-        esim: &'a DeliveredEsim,
-    ) -> BoxFuture<'a, Result<EsimStatus, Trouble>> {
+    fn status<'a>(&'a self, esim: &'a DeliveredEsim) -> BoxFuture<'a, Result<EsimStatus, Trouble>> {
         async move {
             let path = of_unit(USAGE, esim)?;
             let answer = self.call(Method::GET, &path, USAGE, None).await?;
@@ -329,7 +326,9 @@ fn of_unit(route: &str, esim: &DeliveredEsim) -> Result<String, Trouble> {
     if id.bytes().all(|byte| byte.is_ascii_digit()) {
         Ok(route.replace("{topupId}", id))
     } else {
-        Err(Trouble::NotSent("the id of the unit is not a number".into()))
+        Err(Trouble::NotSent(
+            "the id of the unit is not a number".into(),
+        ))
     }
 }
 
