@@ -33,7 +33,8 @@ impl Bench {
         let id = placement(&order);
         let topup = topups(&order).remove(0);
         assert_eq!(self.claim(&[id]).await.len(), 1);
-        self.settle(&[bought(id, 1, vec![ready(&topup)])]).await;
+        self.settle(&[bought(id, 1, vec![ready(&topup)], false)])
+            .await;
         topup
     }
 

@@ -41,7 +41,7 @@ struct Unit {
 
 impl Bench {
     /// Buys one unit of an option and waits for its profile.
-    async fn unit(&self, provider: &str, option: &str) -> Unit {
+    async fn delivered(&self, provider: &str, option: &str) -> Unit {
         let placement = self.accept_at(provider, &[option]).await;
         self.ready(placement).await;
         let (topup, partner): (String, uuid::Uuid) = sqlx::query_as(
@@ -134,7 +134,7 @@ async fn a_question_about_the_use_is_answered_by_each_provider_that_can() {
     ] {
         for (option, used, installed) in [("ready", 0, unused), ("in-use", gib * 3 / 2, Some(true))]
         {
-            let unit = bench.unit(provider, option).await;
+            let unit = bench.delivered(provider, option).await;
             bench.ask_usage(&unit).await;
             let row = bench.row(&unit, |row| !row.usage_open).await;
             assert_eq!(row.failure, None, "{provider} {option}");
@@ -146,7 +146,7 @@ async fn a_question_about_the_use_is_answered_by_each_provider_that_can() {
         }
     }
     // Without an answer the question is not open for ever.
-    let unit = bench.unit("sandbox", "ready").await;
+    let unit = bench.delivered("sandbox", "ready").await;
     bench.sandbox.faults(json!({ "error_rate": 1.0 })).await;
     bench.ask_usage(&unit).await;
     let row = bench.row(&unit, |row| !row.usage_open).await;
@@ -159,7 +159,7 @@ async fn an_unused_esim_is_given_back_and_a_used_one_is_not() {
     for provider in ["sandbox", "esim-access"] {
         // The second one gets no answer to its give-back, and a look shows that it was carried out.
         for option in ["ready", "return-lost"] {
-            let unit = bench.unit(provider, option).await;
+            let unit = bench.delivered(provider, option).await;
             bench.ask_give_back(&unit).await;
             // A second request changes nothing.
             bench.ask_give_back(&unit).await;
@@ -172,7 +172,7 @@ async fn an_unused_esim_is_given_back_and_a_used_one_is_not() {
             assert!(row.returned && !row.has_profile, "{provider} {option}");
             assert_eq!(bench.canceled(&unit).await, 1, "{provider} {option}");
         }
-        let unit = bench.unit(provider, "in-use").await;
+        let unit = bench.delivered(provider, "in-use").await;
         bench.ask_give_back(&unit).await;
         let row = bench.ended(&unit).await;
         assert_eq!(
@@ -182,7 +182,7 @@ async fn an_unused_esim_is_given_back_and_a_used_one_is_not() {
         );
         assert!(!row.returned && row.has_profile);
     }
-    let unit = bench.unit("airalo", "ready").await;
+    let unit = bench.delivered("airalo", "ready").await;
     bench.ask_give_back(&unit).await;
     let row = bench.ended(&unit).await;
     assert_eq!(row.reason.as_deref(), Some("not_available"));
@@ -193,7 +193,7 @@ async fn an_unused_esim_is_given_back_and_a_used_one_is_not() {
 async fn a_give_back_without_an_outcome_is_parked_and_never_guessed() {
     let bench = bench(|config| config.park_after = Duration::from_secs(4)).await;
     for provider in ["sandbox", "esim-access"] {
-        let unit = bench.unit(provider, "return-unclear").await;
+        let unit = bench.delivered(provider, "return-unclear").await;
         bench.ask_give_back(&unit).await;
         let row = bench.ended(&unit).await;
         assert_eq!(
@@ -212,7 +212,7 @@ async fn an_attempt_of_a_dead_process_is_settled_by_what_the_esim_shows() {
     let bench = bench(|_| {}).await;
     for provider in ["sandbox", "esim-access"] {
         for (option, attempts) in [("ready", 2), ("in-use", 1)] {
-            let unit = bench.unit(provider, option).await;
+            let unit = bench.delivered(provider, option).await;
             sqlx::query(
                 "INSERT INTO esim_requests (topup_id, partner_id, provider, at, give_back, give_back_asked_at, attempt,
                                             attempted_at)
