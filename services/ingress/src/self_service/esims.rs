@@ -81,6 +81,7 @@ impl<'a> Usage<'a> {
 /// The state of a give-back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[schema(as = GiveBackState)]
 enum State {
     /// You have not asked for it.
     NotAsked,
@@ -97,6 +98,7 @@ enum State {
 
 /// A give-back.
 #[derive(Serialize, ToSchema)]
+#[schema(as = GiveBack)]
 pub(super) struct GivenBack<'a> {
     #[schema(value_type = String, example = "20250129123456123456789012")]
     topup_id: &'a TopupId,
