@@ -72,7 +72,7 @@ pub fn of(purchase: &Purchase, after: AfterDelivery, is_canceled: bool) -> Esim 
         is_canceled,
         used: if is_installed { USED } else { 0 },
         total: TOTAL,
-        ends_at: purchase.at.saturating_add(LASTS),
+        ends_at: purchase.at.saturating_add(LASTS).truncate_to_second(),
     }
 }
 

@@ -13,7 +13,7 @@ use store::{
     self_service::{self, UnitState, esims},
 };
 
-use crate::bench::{Bench, PROVIDER, answered, applied, bought, placement, ready, topups};
+use crate::bench::{Bench, PROVIDER, answered, applied, bought, execute, placement, ready, topups};
 
 const ATTEMPT: u32 = 2;
 const MINUTE: Duration = Duration::from_mins(1);
@@ -143,6 +143,8 @@ async fn each_statement_moves_a_give_back_as_the_machine_does() {
                         );
                         let is_parked = state == GiveBackState::Parked;
                         assert_eq!(resolved.await.is_ok(), is_parked, "{start:?}");
+                        // A dropped transaction is rolled back before the next statement.
+                        execute(&mut connection, "SELECT 1").await;
                     }
                     _ => {
                         let settlement = Settlement {

@@ -16,6 +16,10 @@ use crate::support::{Bench, PATIENCE};
 
 /// The row of a unit.
 #[derive(Clone, Debug, sqlx::FromRow)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent facts, as the row's columns are"
+)]
 struct Row {
     usage_open: bool,
     installed: Option<bool>,
