@@ -124,7 +124,7 @@ impl Calls {
         send_by: Instant,
     ) -> Option<Result<GiveBackAnswer, Trouble>> {
         self.rate.turn().await;
-        let is_too_late = |send_by| Instant::now() > send_by;
+        let is_too_late = |send_by: Instant| Instant::now() > send_by;
         if is_too_late(send_by) {
             return None;
         }
