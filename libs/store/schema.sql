@@ -99,6 +99,31 @@ TABLE endpoints
     CONSTRAINT endpoints_pkey PRIMARY KEY (partner_id)
     CREATE INDEX endpoints_moving ON public.endpoints USING btree (partner_id) WHERE (moving_since IS NOT NULL)
 
+TABLE esim_requests
+    topup_id text COLLATE "C" NOT NULL
+    partner_id uuid NOT NULL
+    provider text NOT NULL
+    at timestamp with time zone
+    usage_asked_at timestamp with time zone
+    installed boolean
+    data_used bigint
+    data_total bigint
+    ends_at timestamp with time zone
+    read_at timestamp with time zone
+    usage_failure text
+    usage_failed_at timestamp with time zone
+    give_back text
+    give_back_asked_at timestamp with time zone
+    attempt integer NOT NULL DEFAULT 0
+    attempted_at timestamp with time zone
+    not_returned_at timestamp with time zone
+    reason text
+    message text
+    ended_at timestamp with time zone
+    CONSTRAINT esim_requests_pkey PRIMARY KEY (topup_id)
+    CREATE INDEX esim_requests_due ON public.esim_requests USING btree (provider, at) WHERE (at IS NOT NULL)
+    CREATE INDEX esim_requests_parked ON public.esim_requests USING btree (provider, ended_at) WHERE (give_back = 'parked'::text)
+
 TABLE esims
     topup_id text COLLATE "C" NOT NULL
     provider text NOT NULL
@@ -108,6 +133,7 @@ TABLE esims
     ready_at timestamp with time zone
     delivery_id uuid
     erased_at timestamp with time zone
+    returned_at timestamp with time zone
     CONSTRAINT esims_pkey PRIMARY KEY (topup_id)
     CREATE UNIQUE INDEX esims_iccid_key ON public.esims USING btree (provider, iccid) WHERE (iccid IS NOT NULL)
     CREATE UNIQUE INDEX esims_provider_unit_key ON public.esims USING btree (provider, provider_unit_id)
@@ -463,7 +489,8 @@ VIEW partner_units AS
     d.attempt,
     d.attempted_at,
     d.delivered_at,
-    d.created_at AS delivery_created_at
+    d.created_at AS delivery_created_at,
+    e.returned_at
    FROM ((((orders o
      JOIN placements p ON ((p.order_id = o.order_id)))
      JOIN topups t ON ((t.placement_id = p.placement_id)))

@@ -1,5 +1,5 @@
 //! The types and rules that every part of the pipeline shares: typed ids, the state machine of a
-//! placement, the names of lanes, how an order is cut into purchases, the
+//! placement and that of a give-back, the names of lanes, how an order is cut into purchases, the
 //! standard fields of a product, and the text forms of an eSIM profile.
 //!
 //! All crates of the workspace may depend on this one. It does no I/O and reads no clock: times and
@@ -7,6 +7,7 @@
 //! explored by the model checker in `tests/model`.
 
 pub mod cut;
+pub mod give_back;
 pub mod ids;
 pub mod lane;
 mod lpa;
@@ -16,6 +17,7 @@ pub mod states;
 pub mod topup_id;
 pub mod webhook_id;
 
+pub use give_back::GiveBackState;
 pub use ids::{
     DeliveryId, EndpointId, OptionId, OrderId, PartnerId, PlacementId, option_of, sandbox_option,
 };

@@ -46,6 +46,12 @@ pub enum Effect {
     CommitHealth,
     /// The claim of one placement through an open breaker, as a probe.
     CommitProbe,
+    /// The commit that records an attempt of a give-back.
+    CommitGiveBack,
+    /// The give-back at the provider.
+    GiveBack,
+    /// The commit of what became of a give-back.
+    CommitReturned,
     /// The group commit of the outcomes of purchases, look-ups and collects.
     CommitOutcomes,
 
@@ -75,6 +81,9 @@ impl Effect {
             | Self::CommitHint
             | Self::CommitHealth
             | Self::CommitProbe
+            | Self::CommitGiveBack
+            | Self::GiveBack
+            | Self::CommitReturned
             | Self::CommitOutcomes => &["provisioner"],
             Self::Webhook
             | Self::CommitAttempts

@@ -3,7 +3,7 @@
 GRANT SELECT ON configuration_version, partners, options, orders, placements, topups, work, held, deliveries,
     delivery_attempts, endpoints, further_endpoints, further_deliveries, providers, provider_lanes, provider_replicas, pulses, commit_losses, sweeps, operator_actions
     TO esim_operator;
-GRANT SELECT (topup_id, provider, provider_unit_id, iccid, ready_at, delivery_id, erased_at) ON esims
+GRANT SELECT (topup_id, provider, provider_unit_id, iccid, ready_at, delivery_id, erased_at, returned_at) ON esims
     TO esim_operator;
 
 GRANT UPDATE ON configuration_version TO esim_operator;
@@ -35,3 +35,7 @@ GRANT UPDATE (error) ON deliveries TO esim_operator;
 
 -- Where archived orders are.
 GRANT SELECT ON archives, archive_partners, archived_orders TO esim_operator;
+
+-- What partners asked about delivered eSIMs, and parked give-backs.
+GRANT SELECT, DELETE, UPDATE (give_back, ended_at, reason, message, not_returned_at) ON esim_requests TO esim_operator;
+GRANT UPDATE (returned_at) ON esims TO esim_operator;

@@ -22,3 +22,7 @@ GRANT UPDATE ON sweeps TO esim_provisioner;
 -- Its pulse, and what it does if the server has lost commits.
 GRANT SELECT, INSERT, UPDATE, DELETE ON pulses TO esim_provisioner;
 GRANT EXECUTE ON FUNCTION commits_lost(text, bigint) TO esim_provisioner;
+
+-- It answers what partners ask about delivered eSIMs, and marks those that were given back.
+GRANT SELECT, UPDATE ON esim_requests TO esim_provisioner;
+GRANT UPDATE (erased_at, returned_at) ON esims TO esim_provisioner;

@@ -25,6 +25,7 @@ pub mod cells;
 pub mod config;
 pub mod database;
 pub mod deliveries;
+pub mod esim_requests;
 pub mod ledger;
 pub mod master_key;
 mod nodelay;
@@ -151,6 +152,7 @@ macro_rules! store_errors {
 store_errors!(
     archive::NotRestored,
     operator::erase::NotErased,
+    operator::give_backs::NotResolved,
     operator::placements::NotResolved
 );
 store_errors!(recover::NotRecovered, cells::moving::NotMoved);

@@ -9,6 +9,7 @@ pub mod actions;
 pub mod catalogue;
 pub mod deliveries;
 pub mod erase;
+pub mod give_backs;
 pub mod health;
 pub mod options;
 pub mod orders;

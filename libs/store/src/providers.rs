@@ -371,6 +371,8 @@ pub async fn unsettled(
 pub struct Backlog {
     pub provider: String,
     pub parked: u64,
+    /// Parked give-backs.
+    pub give_backs_parked: u64,
     pub due: u64,
     /// How long the oldest due placement has been due; zero if none is due.
     pub oldest_overdue: Duration,
@@ -385,6 +387,9 @@ pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Resul
                   (SELECT count(*) FROM (SELECT FROM held h
                                          WHERE h.state = 'parked' AND h.provider = known.provider
                                          LIMIT 100000) parked) AS "parked!",
+                  (SELECT count(*) FROM (SELECT FROM esim_requests r
+                                         WHERE r.give_back = 'parked' AND r.provider = known.provider
+                                         LIMIT 100000) parked) AS "give_backs_parked!",
                   due.due AS "due!", due.overdue
            FROM (SELECT provider FROM options UNION SELECT unnest($1::text[])) known (provider)
            CROSS JOIN LATERAL (
@@ -409,6 +414,7 @@ pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Resul
         .map(|row| Backlog {
             provider: row.provider,
             parked: count(row.parked),
+            give_backs_parked: count(row.give_backs_parked),
             due: count(row.due),
             oldest_overdue: age(row.overdue.unwrap_or_default()),
         });

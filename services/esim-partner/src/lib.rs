@@ -110,6 +110,15 @@ const REDELIVER_EXAMPLES: &str = "Examples:
   esim-partner redeliver evt_019a0000000070008000000000000001
   esim-partner redeliver 20250129123456123456789012 --forward-to http://localhost:3000/hook";
 
+const USAGE_EXAMPLES: &str = "Examples:
+  esim-partner usage 20250129123456123456789012";
+
+const GIVE_BACK_EXAMPLES: &str = "Examples:
+  esim-partner give-back 20250129123456123456789012
+  esim-partner give-back 20250129123456123456789012 --state
+
+After a success nobody can install the eSIM any more. If the give-back is still under way, ask for its state later.";
+
 const CERTIFY_EXAMPLES: &str = "Examples:
   esim-partner certify https://shop.example.com/webhooks
   esim-partner certify https://shop.example.com/webhooks --json
@@ -200,6 +209,21 @@ enum AccountCommand {
         /// cannot be sent in this way.
         #[arg(long, value_name = "URL", value_parser = listen::endpoint)]
         forward_to: Option<Url>,
+    },
+    /// Show whether an eSIM is installed, and how much of its data is used
+    #[command(after_help = USAGE_EXAMPLES)]
+    Usage {
+        /// The topup id of 26 digits
+        topup_id: String,
+    },
+    /// Give an eSIM back that nobody has installed, if its provider takes it back
+    #[command(after_help = GIVE_BACK_EXAMPLES)]
+    GiveBack {
+        /// The topup id of 26 digits
+        topup_id: String,
+        /// Only show the state of the give-back
+        #[arg(long)]
+        state: bool,
     },
     /// List and change the endpoints that receive your webhooks
     #[command(subcommand)]
@@ -338,6 +362,15 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
                 given.map(|(name, value)| Some(format!("{name}={}", encoded(value.as_deref()?))));
             let query = query.into_iter().flatten().collect::<Vec<_>>().join("&");
             account.send("GET", "/orders", &query, None).await?
+        }
+        AccountCommand::Usage { topup_id } => {
+            let path = format!("/topups/{}/usage", encoded(topup_id));
+            account.send("GET", &path, "", None).await?
+        }
+        AccountCommand::GiveBack { topup_id, state } => {
+            let method = if *state { "GET" } else { "POST" };
+            let path = format!("/topups/{}/give-back", encoded(topup_id));
+            account.send(method, &path, "", None).await?
         }
         AccountCommand::Endpoints(endpoints) => endpoints.send(&account).await?,
         AccountCommand::Notices(notices) => notices.run(&account).await?,

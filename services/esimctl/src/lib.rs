@@ -37,6 +37,7 @@ mod doctor;
 mod endpoint;
 mod erase;
 mod event;
+mod give_back;
 mod ledger;
 mod lookup;
 mod master_key;
@@ -145,6 +146,9 @@ enum Command {
     /// List placements, each of which is one purchase, and resolve parked ones
     #[command(subcommand)]
     Placement(placement::Command),
+    /// List give-backs of delivered eSIMs that are parked, and resolve them
+    #[command(subcommand)]
+    GiveBack(give_back::Command),
     /// List providers, open or close their breakers, try and reconcile their accounts
     #[command(subcommand)]
     Provider(provider::Command),
@@ -263,6 +267,7 @@ async fn dispatch(command: &Command, console: &Console) -> anyhow::Result<()> {
         Command::Endpoint(command) => endpoint::run(command, console).await,
         Command::Order(command) => order::run(command, console).await,
         Command::Placement(command) => placement::run(command, console).await,
+        Command::GiveBack(command) => give_back::run(command, console).await,
         Command::Provider(command) => provider::run(command, console).await,
         Command::Retention(command) => retention::run(command, console).await,
         Command::Archive(command) => archive::run(command, console).await,

@@ -13,7 +13,10 @@ use crate::{
     breaker::Breaker,
     limiter::{LaneLimiters, PurchaseResult},
     metrics::Metrics,
-    providers::{Balance, FindAnswer, Provider, Purchase, PurchaseAnswer, Sought, Trouble},
+    providers::{
+        Balance, DeliveredEsim, EsimStatus, FindAnswer, GiveBackAnswer, Provider, Purchase,
+        PurchaseAnswer, Sought, Trouble,
+    },
     rate::Rate,
 };
 
@@ -102,6 +105,41 @@ impl Calls {
         answer
     }
 
+    /// Asks what became of a delivered eSIM. Like [`Self::balance`], it concerns no breaker.
+    pub async fn status(&self, esim: &DeliveredEsim) -> Result<EsimStatus, Trouble> {
+        self.rate.turn().await;
+        let began = Instant::now();
+        let answer = self.provider.status(esim).await;
+        let outcome = answer.as_ref().map_or_else(Trouble::class, |_| "answered");
+        self.metrics
+            .call(&self.name, "status", outcome, began.elapsed());
+        answer
+    }
+
+    /// Gives a delivered eSIM back. Returns `None`, and sends nothing, if its turn under the rate
+    /// limit comes after `send_by`. Like [`Self::balance`], it concerns no breaker.
+    pub async fn give_back(
+        &self,
+        esim: &DeliveredEsim,
+        send_by: Instant,
+    ) -> Option<Result<GiveBackAnswer, Trouble>> {
+        self.rate.turn().await;
+        let is_too_late = |send_by: Instant| Instant::now() > send_by;
+        if is_too_late(send_by) {
+            return None;
+        }
+        let began = Instant::now();
+        let answer = perform(Effect::GiveBack, self.provider.give_back(esim)).await;
+        let outcome = match &answer {
+            Ok(GiveBackAnswer::Returned) => "returned",
+            Ok(GiveBackAnswer::Refused(_)) => "refused",
+            Err(trouble) => trouble.class(),
+        };
+        self.metrics
+            .call(&self.name, "give_back", outcome, began.elapsed());
+        Some(answer)
+    }
+
     /// Awaits a call, and reports its duration and its result to the metrics and the breaker.
     /// `lane` is that of a purchase; other calls have none.
     async fn measure<T>(
@@ -147,7 +185,7 @@ mod tests {
     use store::providers::BreakerLimits;
 
     use super::*;
-    use crate::providers::Capabilities;
+    use crate::providers::{Capabilities, ProviderId};
 
     /// A provider that must not be called.
     struct Untouched;
@@ -220,5 +258,10 @@ mod tests {
                 .await
                 .is_none()
         );
+        let esim = DeliveredEsim {
+            unit_id: ProviderId::parse("1".to_owned()).unwrap(),
+            iccid: domain::Iccid::parse("8982123456789012345").unwrap(),
+        };
+        assert!(calls.give_back(&esim, send_by).await.is_none());
     }
 }

@@ -24,12 +24,14 @@
 //!   about lanes and providers, and writes there which lanes this process holds back.
 //! - [`reporter`] sends verdicts and readiness events. [`heartbeat`] tells ingress that this
 //!   process can buy from a provider now; ingress waits for verdicts only while it hears that.
+//! - [`after_delivery`] answers what partners ask about delivered eSIMs, and gives eSIMs back.
 //! - [`balance`] reads what is left in our account at a provider, for the metric.
 //! - [`callbacks`] receives the calls by which providers report that profiles are ready.
 //!
 //! [`run`] connects these parts, starts their tasks (`start`), and returns after the soft stop,
 //! which takes no new work and finishes the work in flight ([`runtime::Shutdown`]).
 
+pub mod after_delivery;
 pub mod assign;
 pub mod balance;
 pub mod breaker;
@@ -124,6 +126,18 @@ pub struct Config {
         value_parser = clap::value_parser!(u16).range(1..=4096)
     )]
     pub provider_lookup_concurrency: Option<u16>,
+
+    /// Maximum number of requests about delivered eSIMs in flight, per provider and process
+    ///
+    /// These are questions about the data use of an eSIM, and give-backs. Further ones wait. The limit
+    /// is low, because they share `PROVIDER_RATE` with purchases, which come first.
+    #[arg(
+        long,
+        env = "PROVIDER_ESIM_REQUESTS",
+        default_value_t = 4,
+        value_parser = clap::value_parser!(u16).range(1..=1024)
+    )]
+    pub provider_esim_requests: u16,
 
     /// Timeout of a whole call to a provider
     ///

@@ -42,6 +42,8 @@ pub struct Metrics {
     callbacks: Counter<u64>,
     topups: Counter<u64>,
     rerouted: Counter<u64>,
+    give_backs: Counter<u64>,
+    give_backs_parked: Gauge<u64>,
     ready_duration: Histogram<f64>,
 }
 
@@ -91,6 +93,11 @@ impl Default for Metrics {
             rerouted: make.counter(
                 "esim.placements.rerouted",
                 "Placements that one provider rejected and that went to the next one",
+            ),
+            give_backs: make.counter("esim.give_backs", "Give-backs that have ended, by outcome"),
+            give_backs_parked: make.gauge(
+                "esim.give_backs.parked",
+                "Parked give-backs; read every 15 s",
             ),
             ready_duration: make.durations(
                 "esim.topup.ready.duration",
@@ -205,6 +212,11 @@ impl Metrics {
         self.rerouted.add(1, &[provider(from), to]);
     }
 
+    pub fn give_back(&self, name: &str, outcome: &'static str) {
+        self.give_backs
+            .add(1, &[provider(name), KeyValue::new("outcome", outcome)]);
+    }
+
     /// Counts units whose profiles were stored, and records the time since their order was
     /// accepted.
     pub fn ready(&self, name: &str, units: usize, since_order: Duration) {
@@ -218,6 +230,8 @@ impl Metrics {
     fn backlog(&self, backlog: &Backlog) {
         let name = &backlog.provider;
         self.parked.record(backlog.parked, &[provider(name)]);
+        self.give_backs_parked
+            .record(backlog.give_backs_parked, &[provider(name)]);
         self.due.show(Some(name.clone()), backlog.due);
         let of = [provider(name), KeyValue::new("stage", "provisioner")];
         self.oldest_overdue

@@ -22,7 +22,7 @@ use store::{
 use tokio::sync::Semaphore;
 
 use crate::{
-    Config, Configured, Parts, balance,
+    Config, Configured, Parts, after_delivery, balance,
     breaker::Breaker,
     calls::Calls,
     heartbeat,
@@ -136,6 +136,12 @@ fn stages(config: &Config, work: &Arc<ProviderWork>, nats: &Nats, shutdown: &Shu
         worker::start(Arc::new(stage), nats, settings, shutdown);
     }
     shutdown.spawn("probes", Arc::clone(work).probe());
+    let answering = after_delivery::answer(
+        Arc::clone(work),
+        config.provider_esim_requests.into(),
+        shutdown.clone(),
+    );
+    shutdown.spawn("requests about eSIMs", answering);
     if work.calls.provider.capabilities().balance {
         let watching = balance::watch(Arc::clone(work), shutdown.clone());
         shutdown.spawn("balance", watching);

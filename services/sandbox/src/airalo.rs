@@ -26,10 +26,11 @@ use time::{
 use url::form_urlencoded;
 
 use crate::{
-    form,
+    after, form,
     garble::{self, Shape},
     ledger::Repeats,
     products::{self, Kind},
+    profile,
     protocol::{Product, UnitStatus, code},
     purchase::Purchase,
     sale::{self, Protocol, Sale},
@@ -52,6 +53,7 @@ const VALIDITY: u32 = 30;
 const PRICE: f64 = 4.5;
 /// What our account holds. It never gets less, because nothing here is real.
 const BALANCE: f64 = 100_000.0;
+const MB: u64 = 1024 * 1024;
 const TOKEN_LASTS: u64 = 24 * 60 * 60;
 
 const SHAPE: Shape = Shape {
@@ -66,6 +68,7 @@ pub fn routes() -> Router<Sandbox> {
         .route("/v2/token", post(give_token))
         .route(ORDERS, post(order).get(list))
         .route("/v2/orders/{order_id}", get(show))
+        .route("/v2/sims/{iccid}/usage", get(usage))
         .route("/v2/balance", get(balance))
         .route("/v2/packages", get(packages))
 }
@@ -442,6 +445,35 @@ fn shown(sandbox: &Sandbox, purchase: &Purchase, now: OffsetDateTime) -> Value {
         "sims": sims,
         "status": { "name": "Completed", "slug": "completed" },
     })
+}
+
+/// Shows how much of its data an eSIM has used, in MB.
+async fn usage(
+    State(sandbox): State<Sandbox>,
+    headers: HeaderMap,
+    Path(iccid): Path<String>,
+) -> Response {
+    if let Err(denied) = authenticate(&sandbox, &headers) {
+        return denied.into_response();
+    }
+    let unit = profile::unit(&iccid);
+    let esim = match unit.map(|unit| after::look(&sandbox, unit)) {
+        Some(Ok(Some(esim))) => esim,
+        Some(Err(error)) => return error.into_response(),
+        Some(Ok(None)) | None => {
+            let body = json!({ "data": [], "meta": { "message": "Sim not found" } });
+            return (StatusCode::NOT_FOUND, Json(body)).into_response();
+        }
+    };
+    let ends = esim.ends_at.to_offset(UtcOffset::UTC).format(CREATED);
+    Json(data(&json!({
+        "remaining": (esim.total - esim.used) / MB,
+        "total": esim.total / MB,
+        "expired_at": ends.unwrap_or_default(),
+        "is_unlimited": false,
+        "status": if esim.is_installed { "ACTIVE" } else { "NOT_ACTIVE" },
+    })))
+    .into_response()
 }
 
 async fn balance(State(sandbox): State<Sandbox>, headers: HeaderMap) -> Response {

@@ -24,6 +24,7 @@ use time::{
 };
 
 use crate::{
+    after::{self, GiveBack},
     auth::Credentials,
     error::Error,
     garble::{self, Shape},
@@ -33,6 +34,7 @@ use crate::{
     purchase::Purchase,
     routes::MAX_UNITS,
     sale::{self, Protocol, Sale},
+    script,
     state::Sandbox,
     units,
 };
@@ -63,6 +65,7 @@ pub fn routes() -> Router<Sandbox> {
     Router::new()
         .route(ORDER, post(order))
         .route("/api/v1/open/esim/query", post(query))
+        .route("/api/v1/open/esim/cancel", post(cancel))
         .route("/api/v1/open/balance/query", post(balance))
         .route("/api/v1/open/package/list", post(packages))
 }
@@ -88,6 +91,7 @@ struct Package {
 #[serde(rename_all = "camelCase")]
 struct Query {
     order_no: Option<String>,
+    esim_tran_no: Option<String>,
     start_time: Option<String>,
     end_time: Option<String>,
     pager: Pager,
@@ -114,6 +118,8 @@ const NOT_ALLOCATED: Failure = Failure("200010", "The profiles are not allocated
 const SOLD_OUT: Failure = Failure("200011", "There are not enough profiles");
 const NO_PACKAGE: Failure = Failure("310241", "The packageCode does not exist");
 const NO_ORDER: Failure = Failure("310272", "The orderNo does not exist");
+const BAD_STATE: Failure = Failure("200002", "The eSIM is in use, so it cannot be cancelled");
+const NO_ESIM: Failure = Failure("310211", "The esimTranNo does not exist");
 const BUSY: Failure = Failure("900001", "The system is busy");
 
 impl Failure {
@@ -275,6 +281,9 @@ async fn query(
         Err(failure) => return failure.into_response(),
     };
     let now = clock::now();
+    if let Some(unit) = &query.esim_tran_no {
+        return one(&sandbox, unit, now);
+    }
     let mut purchases = if let Some(number) = &query.order_no {
         let first = number.strip_prefix('B').and_then(|unit| unit.parse().ok());
         let found = first.and_then(|unit: UnitNumber| sandbox.ledger.beginning_with(unit));
@@ -320,6 +329,49 @@ async fn query(
     garble::garbled(garble, &SHAPE, listed)
 }
 
+/// Lists one eSIM.
+fn one(sandbox: &Sandbox, number: &str, now: OffsetDateTime) -> Response {
+    let unit = number.parse().ok();
+    let purchase = unit.and_then(|unit| sandbox.ledger.containing(unit));
+    let Some(purchase) = purchase else {
+        return NO_ESIM.into_response();
+    };
+    if let Some(Err(error)) = unit.map(|unit| after::look(sandbox, unit)) {
+        return failed(error);
+    }
+    let mut listed = allocated(sandbox, &purchase, now);
+    listed.retain(|esim| esim["esimTranNo"] == number);
+    let pager = json!({ "pageNum": 1, "pageSize": 1, "total": listed.len() });
+    Json(done(&json!({ "esimList": listed, "pager": pager }))).into_response()
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Cancel {
+    esim_tran_no: String,
+}
+
+/// Takes an eSIM back that nobody has begun to install.
+async fn cancel(
+    State(sandbox): State<Sandbox>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
+    let cancel: Cancel = match read(&sandbox, &headers, body) {
+        Ok(cancel) => cancel,
+        Err(failure) => return failure.into_response(),
+    };
+    let Ok(unit) = cancel.esim_tran_no.parse() else {
+        return NO_ESIM.into_response();
+    };
+    match after::give_back(&sandbox, unit) {
+        Ok(GiveBack::Done) => Json(done(&json!({}))).into_response(),
+        Ok(GiveBack::Installed) => BAD_STATE.into_response(),
+        Ok(GiveBack::Unknown) => NO_ESIM.into_response(),
+        Err(error) => failed(error),
+    }
+}
+
 fn time(text: Option<&String>) -> Option<OffsetDateTime> {
     let time = PrimitiveDateTime::parse(text?, TIME).ok()?;
     Some(time.assume_utc())
@@ -334,6 +386,12 @@ fn allocated(sandbox: &Sandbox, purchase: &Purchase, now: OffsetDateTime) -> Vec
     made.map(|shown| {
         let profile = sandbox.ledger.profile(shown.unit, purchase.at);
         let is_ready = shown.status == UnitStatus::Ready;
+        let esim = after::of(purchase, script::of(shown.option_id).after, !is_ready);
+        let status = match (is_ready, esim.is_installed) {
+            (false, _) => "CANCEL",
+            (true, false) => "GOT_RESOURCE",
+            (true, true) => "IN_USE",
+        };
         json!({
             "esimTranNo": shown.unit.to_string(),
             "orderNo": order_number(purchase),
@@ -341,8 +399,10 @@ fn allocated(sandbox: &Sandbox, purchase: &Purchase, now: OffsetDateTime) -> Vec
             "iccid": profile.iccid,
             "ac": is_ready.then_some(profile.download_link),
             "qrCodeUrl": null,
-            "smdpStatus": "RELEASED",
-            "esimStatus": if is_ready { "GOT_RESOURCE" } else { "CANCEL" },
+            "smdpStatus": if esim.is_installed { "ENABLED" } else { "RELEASED" },
+            "esimStatus": status,
+            "totalVolume": esim.total,
+            "orderUsage": esim.used,
             "expiredTime": format!("{}T00:00:00+0000", profile.expired_date),
             "packageList": [{
                 "packageCode": shown.option_id,

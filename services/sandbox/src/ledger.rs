@@ -281,6 +281,16 @@ impl Ledger {
         place.ok().map(|place| Arc::clone(&purchases[place]))
     }
 
+    /// The purchase that has bought this unit.
+    pub fn containing(&self, unit: UnitNumber) -> Option<Arc<Purchase>> {
+        let books = self.lock();
+        let purchases = &books.accounts.purchases;
+        let after = purchases.partition_point(|purchase| purchase.first_unit <= unit);
+        let purchase = purchases.get(after.checked_sub(1)?)?;
+        let is_in = purchase.unit_numbers().contains(&unit);
+        is_in.then(|| Arc::clone(purchase))
+    }
+
     /// All purchases, oldest first.
     pub fn purchases(&self) -> Vec<Arc<Purchase>> {
         self.lock().accounts.purchases.clone()

@@ -19,6 +19,7 @@
 //! test or operator ───▶ /ledger, /faults (without authentication)
 //! ```
 
+mod after;
 mod airalo;
 mod attempts;
 mod auth;

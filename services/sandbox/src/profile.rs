@@ -41,6 +41,12 @@ fn iccid(unit: UnitNumber) -> String {
     format!("{digits}{check}")
 }
 
+/// The unit that has this ICCID, whether it was ever bought or not.
+pub fn unit(iccid: &str) -> Option<UnitNumber> {
+    let unit = iccid.strip_prefix("8982")?.get(..15)?.parse().ok()?;
+    (self::iccid(unit) == iccid).then_some(unit)
+}
+
 /// The Luhn sum. Digit `p` from the right, counted from 0, is doubled if `p + shift` is odd. With
 /// `shift` 1 it is the sum for digits whose check digit is still missing.
 fn luhn_sum(digits: &str, shift: usize) -> u32 {
@@ -75,6 +81,7 @@ mod tests {
             let iccid = iccid(unit);
             assert_eq!(iccid.len(), 20);
             assert!(iccid.starts_with("8982"));
+            assert_eq!(super::unit(&iccid), Some(unit));
             assert_eq!(luhn_sum(&iccid, 0) % 10, 0, "{iccid}");
         }
         // A published example of the algorithm.

@@ -23,6 +23,8 @@ pub mod code {
     pub const DUPLICATE: &str = "9003";
     /// A product is out of stock. Made up.
     pub const OUT_OF_STOCK: &str = "9005";
+    /// The eSIM is installed, so it cannot be given back. Made up.
+    pub const INSTALLED: &str = "9006";
     /// Too many requests; HTTP status 429 with `Retry-After`. Made up.
     pub const RATE_LIMITED: &str = "9011";
     /// Authentication failed; the only code with HTTP status 401. Made up.
@@ -109,6 +111,26 @@ pub struct Callback<'a> {
     pub profile: Profile,
     /// The answer to `GET` spells this field `qrCodeImgUrl`.
     pub qrcode_img_url: String,
+}
+
+/// The body of the answer to `GET /api/v2/usage/{topupId}`, which only the sandbox has.
+#[derive(Serialize)]
+pub struct UsageAnswer {
+    pub code: &'static str,
+    pub message: &'static str,
+    pub usage: Usage,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Usage {
+    pub topup_id: String,
+    pub installed: bool,
+    pub canceled: bool,
+    pub used_bytes: u64,
+    pub total_bytes: u64,
+    #[serde(with = "time::serde::rfc3339")]
+    pub ends_at: OffsetDateTime,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -28,6 +28,7 @@ use tracing::Instrument;
 use url::form_urlencoded;
 
 use crate::{
+    after::{self, GiveBack},
     airalo,
     auth::Authenticated,
     error::Error,
@@ -35,7 +36,9 @@ use crate::{
     faults::{Ending, Faults},
     garble,
     observe::observe,
-    protocol::{BoughtUnit, NewOrder, ProductList, Status, Unit, UnitStatus, code},
+    protocol::{
+        BoughtUnit, NewOrder, ProductList, Status, Unit, UnitStatus, Usage, UsageAnswer, code,
+    },
     sale::{self, Protocol, Sale},
     server::{self, NoAnswer},
     state::Sandbox,
@@ -54,6 +57,7 @@ pub fn router(sandbox: Sandbox) -> Router {
         .route(ORDER, post(order))
         .route("/api/v2/order/{order_id}", get(fetch))
         .route("/api/v2/cancel/{topup_id}", post(cancel))
+        .route("/api/v2/usage/{topup_id}", get(usage))
         .merge(esim_access::routes())
         .merge(airalo::routes())
         .route_layer(middleware::from_fn_with_state(sandbox.clone(), suffer));
@@ -181,7 +185,8 @@ async fn fetch(
     Ok(garble::answer(sandbox.garble(ordered), answer))
 }
 
-/// Cancels a unit, whose profile is then no longer shown. A second cancellation succeeds too.
+/// Cancels a unit, whose profile is then no longer shown. A second cancellation succeeds too. A unit
+/// that is installed cannot be cancelled.
 async fn cancel(
     State(sandbox): State<Sandbox>,
     _: Authenticated,
@@ -191,16 +196,37 @@ async fn cancel(
         .ok()
         .and_then(|Path(id)| id.parse().ok())
         .ok_or(Error::UnknownTopup)?;
-    if !sandbox
-        .ledger
-        .cancel(unit, clock::now())
-        .map_err(Error::Ledger)?
-    {
-        return Err(Error::UnknownTopup);
-    }
+    let (code, message) = match after::give_back(&sandbox, unit)? {
+        GiveBack::Done => (code::OK, ""),
+        GiveBack::Installed => (code::INSTALLED, "The eSIM is installed"),
+        GiveBack::Unknown => return Err(Error::UnknownTopup),
+    };
     Ok(Json(Status {
+        code,
+        message: message.into(),
+    }))
+}
+
+/// Shows what became of a unit. USIMSA has no such call.
+async fn usage(
+    State(sandbox): State<Sandbox>,
+    _: Authenticated,
+    topup_id: Result<Path<String>, PathRejection>,
+) -> Result<Json<UsageAnswer>, Error> {
+    let unit = topup_id.ok().and_then(|Path(id)| id.parse().ok());
+    let unit = unit.ok_or(Error::UnknownTopup)?;
+    let esim = after::look(&sandbox, unit)?.ok_or(Error::UnknownTopup)?;
+    Ok(Json(UsageAnswer {
         code: code::OK,
-        message: "".into(),
+        message: "",
+        usage: Usage {
+            topup_id: unit.to_string(),
+            installed: esim.is_installed,
+            canceled: esim.is_canceled,
+            used_bytes: esim.used,
+            total_bytes: esim.total,
+            ends_at: esim.ends_at,
+        },
     }))
 }
 

@@ -26,6 +26,7 @@ pub struct Script {
     pub at_get: AtGet,
     /// The number of callbacks for each unit that becomes ready.
     pub callbacks: u8,
+    pub after: AfterDelivery,
     /// What a partner sees after it has ordered the option, for the catalogue. `esim-partner
     /// trigger` shows it, and expects a 422 if it begins with one.
     pub outcome: &'static str,
@@ -67,6 +68,19 @@ pub enum AtGet {
     Never,
 }
 
+/// What becomes of a unit after its delivery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AfterDelivery {
+    /// Nobody installs it, so it can be given back.
+    Unused,
+    /// It is installed, and some of its data is used. It cannot be given back.
+    InUse,
+    /// Like [`Self::Unused`], but a give-back is carried out and then answered with 500.
+    LostReturn,
+    /// Like [`Self::LostReturn`], and from then on each question about the unit gets 500, too.
+    UnclearReturn,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
     pub code: &'static str,
@@ -79,6 +93,7 @@ const READY: Script = Script {
     at_post: AtPost::Buys,
     at_get: AtGet::Ready,
     callbacks: 0,
+    after: AfterDelivery::Unused,
     outcome: "201, and the webhook at once",
 };
 
@@ -194,6 +209,30 @@ const SCRIPTS: &[(&str, Script)] = &[
                 retry_after: 60,
             },
             outcome: "201; the provider is busy for a minute, in which the order can be cancelled",
+            ..READY
+        },
+    ),
+    (
+        "in-use",
+        Script {
+            after: AfterDelivery::InUse,
+            outcome: "201, and the webhook at once; the eSIM is installed and has used data",
+            ..READY
+        },
+    ),
+    (
+        "return-lost",
+        Script {
+            after: AfterDelivery::LostReturn,
+            outcome: "201, and the webhook at once; a give-back succeeds after a moment",
+            ..READY
+        },
+    ),
+    (
+        "return-unclear",
+        Script {
+            after: AfterDelivery::UnclearReturn,
+            outcome: "201, and the webhook at once; a give-back stays under way, and then on hold",
             ..READY
         },
     ),

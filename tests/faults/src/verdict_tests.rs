@@ -62,6 +62,7 @@ fn good() -> Evidence {
         order_id: "placement".into(),
         units: 2,
         purchased_times: 1,
+        canceled: 0,
     };
     Evidence {
         provider: "sandbox",

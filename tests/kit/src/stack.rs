@@ -78,6 +78,8 @@ pub struct LedgerOrder {
     pub order_id: String,
     pub units: u64,
     pub purchased_times: u64,
+    /// The units that the provider has back.
+    pub canceled: u64,
 }
 
 /// A topup as it is stored, with the states of its parts.

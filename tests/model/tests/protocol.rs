@@ -3,11 +3,12 @@
 
 use std::collections::HashMap;
 
+use clap::ValueEnum;
 use domain::{
     PlacementState,
     placement::{Event, Placement},
 };
-use model::{Assumption, Promise, Protocol, Report, Safeguard, Settings, State, check};
+use model::{Assumption, Promise, Protocol, Report, Safeguard, Settings, State, check, give_back};
 use stateright::Model;
 
 fn holds(settings: &Settings) -> Report {
@@ -228,5 +229,30 @@ fn no_way_goes_round_in_circles() {
                 way.push((next, after));
             }
         }
+    }
+}
+
+#[test]
+fn a_give_back_is_certain_or_parked() {
+    let report = give_back::check(&[]);
+    assert!(report.counterexample.is_none(), "{report:#?}");
+    assert_eq!(
+        report.unreached,
+        Vec::<&str>::new(),
+        "the model is too small"
+    );
+}
+
+#[test]
+fn without_any_one_safeguard_a_give_back_is_called_refused_that_happens() {
+    for safeguard in give_back::Safeguard::value_variants() {
+        let report = give_back::check(&[*safeguard]);
+        let broken = report.counterexample.map(|(promise, _)| promise);
+        assert_eq!(
+            broken,
+            Some(give_back::Promise::RefusedStays),
+            "{safeguard:?}, {} states",
+            report.states
+        );
     }
 }

@@ -115,8 +115,8 @@ impl Table {
 ///
 /// An order is finished when nothing will happen to it by itself, and nobody is expected to act:
 /// each placement is placed, failed or refused; each unit has failed or has its eSIM; each webhook
-/// about it is delivered, or was given up because the order was erased; and nothing of it is in
-/// `work` or `held`. So parked placements, exhausted webhooks and webhooks without a URL keep an
+/// about it is delivered, or was given up because the order was erased; nothing of it is in
+/// `work` or `held`; and no question about an eSIM of it is open. So parked placements, exhausted webhooks and webhooks without a URL keep an
 /// order in the tables until somebody resolves them.
 ///
 /// If profiles or attempts have a term, an order with one waits until retention has erased it,
@@ -128,7 +128,7 @@ pub(super) async fn finished(connection: &mut PgConnection, ids: &[Uuid]) -> Res
                       bool_or(class = 'attempts' AND days IS NOT NULL) AS attempts_end
                FROM retention
            ), unit AS MATERIALIZED (
-               SELECT p.order_id, p.placement_id, p.state AS placement, t.state, e.ready_at, e.delivery_id,
+               SELECT p.order_id, p.placement_id, t.topup_id, p.state AS placement, t.state, e.ready_at, e.delivery_id,
                       ARRAY (SELECT f.delivery_id FROM further_deliveries f WHERE f.topup_id = t.topup_id) AS further,
                       e.profile IS NOT NULL AS has_profile,
                       -- The id of the event `topup.failed` is derived from the topup.
@@ -147,6 +147,8 @@ pub(super) async fn finished(connection: &mut PgConnection, ids: &[Uuid]) -> Res
                   OR (has_profile AND (SELECT profiles_end FROM term))
                   OR (SELECT true FROM work w WHERE w.id = unit.placement_id)
                   OR (SELECT true FROM held h WHERE h.id = unit.placement_id)
+                  OR (SELECT r.at IS NOT NULL OR r.give_back = 'parked' FROM esim_requests r
+                      WHERE r.topup_id = unit.topup_id)
                UNION ALL
                SELECT order_id FROM webhook
                WHERE state NOT IN ('delivered', 'exhausted')
@@ -315,8 +317,8 @@ pub async fn delete(
                DELETE FROM deliveries WHERE delivery_id = ANY (ARRAY (SELECT id FROM webhook)) RETURNING 1
            ), links AS (
                DELETE FROM further_deliveries WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM unit)) RETURNING 1
-           ), late AS (
-               DELETE FROM retention_due WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM unit))
+           ), late AS (DELETE FROM retention_due WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM unit))
+           ), asked AS (DELETE FROM esim_requests WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM unit))
            ), esims AS (
                DELETE FROM esims WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM unit)) RETURNING 1
            ), topups AS (

@@ -25,6 +25,8 @@ pub struct Moved {
     pub work: usize,
     pub held: usize,
     pub retention_due: usize,
+    /// What the partner has asked about delivered eSIMs.
+    pub esim_requests: usize,
 }
 
 impl Moved {
@@ -39,6 +41,7 @@ impl Moved {
         self.work += other.work;
         self.held += other.held;
         self.retention_due += other.retention_due;
+        self.esim_requests += other.esim_requests;
     }
 }
 
@@ -110,9 +113,11 @@ impl Ids {
         let (column, ids) = match part {
             Part::Orders => ("order_id", array(&self.orders, "uuid")),
             Part::Placements => ("placement_id", array(&self.placements, "uuid")),
-            Part::Topups | Part::Esims | Part::RetentionDue | Part::FurtherDeliveries => {
-                ("topup_id", array(&self.topups, "text"))
-            }
+            Part::Topups
+            | Part::Esims
+            | Part::RetentionDue
+            | Part::EsimRequests
+            | Part::FurtherDeliveries => ("topup_id", array(&self.topups, "text")),
             Part::Deliveries | Part::DeliveryAttempts => {
                 ("delivery_id", array(&self.deliveries, "uuid"))
             }
@@ -133,6 +138,7 @@ pub(super) enum Part {
     Topups,
     Esims,
     RetentionDue,
+    EsimRequests,
     Deliveries,
     DeliveryAttempts,
     FurtherDeliveries,
@@ -142,12 +148,13 @@ pub(super) enum Part {
 
 impl Part {
     /// In the order in which they are copied.
-    pub(super) const ALL: [Self; 10] = [
+    pub(super) const ALL: [Self; 11] = [
         Self::Orders,
         Self::Placements,
         Self::Topups,
         Self::Esims,
         Self::RetentionDue,
+        Self::EsimRequests,
         Self::Deliveries,
         Self::DeliveryAttempts,
         Self::FurtherDeliveries,
@@ -162,6 +169,7 @@ impl Part {
             Self::Topups => "topups",
             Self::Esims => "esims",
             Self::RetentionDue => "retention_due",
+            Self::EsimRequests => "esim_requests",
             Self::Deliveries => "deliveries",
             Self::DeliveryAttempts => "delivery_attempts",
             Self::FurtherDeliveries => "further_deliveries",
@@ -177,6 +185,7 @@ impl Part {
             Self::Topups => &mut moved.topups,
             Self::Esims => &mut moved.esims,
             Self::RetentionDue => &mut moved.retention_due,
+            Self::EsimRequests => &mut moved.esim_requests,
             Self::Deliveries => &mut moved.deliveries,
             Self::DeliveryAttempts => &mut moved.delivery_attempts,
             Self::FurtherDeliveries => &mut moved.further_deliveries,

@@ -109,7 +109,9 @@ pub async fn order(
                    JOIN topups t ON t.placement_id = p.placement_id
                    WHERE p.order_id = $1
                      -- A sub-select for each unit, because PostgreSQL could join a whole table instead.
-                     AND (coalesce((SELECT d.state = 'pending' FROM deliveries d
+                     AND ((SELECT r.give_back IN ('asked', 'sending', 'parked') FROM esim_requests r
+                           WHERE r.topup_id = t.topup_id)
+                          OR coalesce((SELECT d.state = 'pending' FROM deliveries d
                                     WHERE d.delivery_id = (SELECT e.delivery_id FROM esims e
                                                            WHERE e.topup_id = t.topup_id)),
                                    t.state <> 'failed')
@@ -135,7 +137,8 @@ pub async fn order(
 ///
 /// - `unit` lists their units, and `delivery` the deliveries of their eSIMs to all endpoints and the
 ///   events about them, which are known by their kind or by their derived id.
-/// - `profiles` removes the profiles, and `late` their rows in the work of retention.
+/// - `profiles` removes the profiles, `late` their rows in the work of retention, and `asked` what was
+///   asked about the eSIMs.
 /// - `reasons` and `texts` remove the texts of topups and placements.
 /// - `attempts` deletes the recorded attempts, and `waiting` and `webhooks` end deliveries that
 ///   still waited; their states and times stay.
@@ -173,6 +176,8 @@ async fn orders(connection: &mut PgConnection, orders: &[Uuid]) -> Result<Erased
                FROM unit WHERE t.topup_id = unit.topup_id AND t.reason IS NOT NULL
            ), late AS (
                DELETE FROM retention_due WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM unit))
+           ), asked AS (
+               DELETE FROM esim_requests WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM unit))
            ), attempts AS (
                DELETE FROM delivery_attempts
                WHERE delivery_id = ANY (ARRAY (SELECT delivery_id FROM delivery WHERE NOT is_event))

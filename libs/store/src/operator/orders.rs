@@ -84,7 +84,7 @@ pub struct TopupView {
     pub provider_option_id: String,
     /// The placement that holds the unit.
     pub placement_id: Uuid,
-    /// `pending`, `ready`, `failed` or `parked`.
+    /// `pending`, `ready`, `returned`, `failed` or `parked`.
     pub state: String,
     /// Why the unit failed or its placement is parked.
     pub reason: Option<String>,
@@ -172,7 +172,7 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderVi
         let query = sqlx::query_as!(
             TopupView,
             r#"SELECT t.topup_id, t.option_id, t.placement_id,
-                      CASE WHEN e.ready_at IS NOT NULL THEN 'ready'
+                      CASE WHEN e.returned_at IS NOT NULL THEN 'returned' WHEN e.ready_at IS NOT NULL THEN 'ready'
                            WHEN t.state = 'pending' AND p.state = 'parked' THEN 'parked' ELSE t.state END AS "state!",
                       coalesce(t.reason, p.reason) AS reason, e.iccid AS "iccid?", e.ready_at AS "ready_at?",
                       e.erased_at AS "erased_at?",

@@ -12,6 +12,7 @@
 mod account;
 mod deliveries;
 mod endpoints;
+pub mod esims;
 mod notices;
 mod orders;
 mod sandbox;

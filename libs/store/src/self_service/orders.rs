@@ -26,6 +26,8 @@ pub enum UnitState {
     OnHold,
     /// The eSIM is ready.
     Ready,
+    /// You have given the eSIM back, so it can no longer be installed.
+    Returned,
     /// There will be no eSIM. In rare cases it becomes ready after all, because the provider turns
     /// out to have sold it.
     Failed,
@@ -37,7 +39,7 @@ pub enum UnitState {
 pub enum OrderState {
     /// At least one topup is `processing` or `on_hold`.
     Processing,
-    /// All topups are ready.
+    /// All topups are ready. Those that you have given back count as ready.
     Ready,
     /// Some topups are ready, the others have failed.
     PartlyFailed,
@@ -59,28 +61,31 @@ pub struct OrderHead {
     pub created_at: OffsetDateTime,
 }
 
-/// How many units an order has, and how many of them are ready, failed or on hold.
+/// How many units an order has, and how many of them are ready, given back, failed or on hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Units {
     pub total: i64,
     pub ready: i64,
+    pub returned: i64,
     pub failed: i64,
     pub on_hold: i64,
 }
 
 impl OrderHead {
     /// The state of the order, which follows from the numbers of its units. Units that are neither
-    /// ready nor failed keep it `processing`.
+    /// ready nor failed keep it `processing`. A unit that was given back has been ready, and the order
+    /// stays what it was.
     pub fn state(&self, units: Units) -> OrderState {
+        let ready = units.ready + units.returned;
         if self.cancelled_at.is_some() {
             OrderState::Cancelled
         } else if self.refused {
             OrderState::Refused
-        } else if units.ready + units.failed < units.total {
+        } else if ready + units.failed < units.total {
             OrderState::Processing
         } else if units.failed == 0 {
             OrderState::Ready
-        } else if units.ready == 0 {
+        } else if ready == 0 {
             OrderState::Failed
         } else {
             OrderState::PartlyFailed
@@ -102,6 +107,7 @@ pub struct Unit {
     /// When its profile was stored.
     pub ready_at: Option<OffsetDateTime>,
     pub erased_at: Option<OffsetDateTime>,
+    pub returned_at: Option<OffsetDateTime>,
     /// The state of its delivery: `pending`, `delivered`, `exhausted` or `no_endpoint`. `None`
     /// before the unit is ready.
     pub delivery: Option<String>,
@@ -115,6 +121,7 @@ pub fn count(units: &[Unit]) -> Units {
     Units {
         total: i64::try_from(units.len()).unwrap_or(i64::MAX),
         ready: of(UnitState::Ready),
+        returned: of(UnitState::Returned),
         failed: of(UnitState::Failed),
         on_hold: of(UnitState::OnHold),
     }
@@ -125,7 +132,7 @@ macro_rules! units {
     ($connection:expr, $condition:literal $(, $argument:expr)*) => {
         sqlx::query!(
             r#"SELECT topup_id AS "topup_id!", external_order_id AS "external_order_id!", option_id AS "option_id!",
-                      state AS "state!", refusal_status, refusal_message, iccid, profile, ready_at, erased_at, delivery,
+                      state AS "state!", refusal_status, refusal_message, iccid, profile, ready_at, erased_at, returned_at, delivery,
                       delivered_at
                FROM partner_units WHERE "# + $condition
             $(, $argument)*
@@ -138,12 +145,17 @@ macro_rules! units {
                 topup_id: row.topup_id.try_into()?,
                 external_order_id: row.external_order_id,
                 option_id: row.option_id.into(),
-                state: row.state.parse().unwrap_or(UnitState::Processing),
+                state: if row.returned_at.is_some() {
+                    UnitState::Returned
+                } else {
+                    row.state.parse().unwrap_or(UnitState::Processing)
+                },
                 refusal: row.refusal_status.zip(row.refusal_message),
                 iccid: row.iccid,
                 profile: row.profile,
                 ready_at: row.ready_at,
                 erased_at: row.erased_at,
+                returned_at: row.returned_at,
                 delivery: row.delivery,
                 delivered_at: row.delivered_at,
             })
@@ -221,7 +233,7 @@ pub async fn orders(
 ) -> Result<Vec<(OrderHead, Units)>> {
     let query = sqlx::query!(
         r#"SELECT o.order_id, o.external_order_id, o.refused_at IS NOT NULL AS "refused!", o.cancelled_at, o.created_at,
-                  units.total AS "total!", units.ready AS "ready!", units.failed AS "failed!",
+                  units.total AS "total!", units.ready AS "ready!", units.returned AS "returned!", units.failed AS "failed!",
                   units.on_hold AS "on_hold!"
            FROM (SELECT * FROM orders
                  -- Pairs, so that only the partner's index fits, however narrow the range is.
@@ -229,7 +241,8 @@ pub async fn orders(
                    AND created_at > coalesce($4, '-infinity'::timestamptz)
                  ORDER BY order_id DESC LIMIT $5) o
            CROSS JOIN LATERAL (
-               SELECT count(*) AS total, count(e.ready_at) AS ready,
+               SELECT count(*) AS total, count(e.ready_at) - count(e.returned_at) AS ready,
+                      count(e.returned_at) AS returned,
                       count(*) FILTER (WHERE t.state = 'failed' AND e.ready_at IS NULL) AS failed,
                       count(*) FILTER (WHERE t.state = 'pending' AND p.state = 'parked' AND e.ready_at IS NULL)
                           AS on_hold
@@ -259,6 +272,7 @@ pub async fn orders(
             Units {
                 total: row.total,
                 ready: row.ready,
+                returned: row.returned,
                 failed: row.failed,
                 on_hold: row.on_hold,
             },
@@ -297,16 +311,20 @@ mod tests {
             cancelled_at: None,
             created_at: OffsetDateTime::UNIX_EPOCH,
         };
-        for (ready, failed, state) in [
-            (0, 0, OrderState::Processing),
-            (1, 1, OrderState::Processing),
-            (3, 0, OrderState::Ready),
-            (0, 3, OrderState::Failed),
-            (2, 1, OrderState::PartlyFailed),
+        for (ready, returned, failed, state) in [
+            (0, 0, 0, OrderState::Processing),
+            (1, 0, 1, OrderState::Processing),
+            (3, 0, 0, OrderState::Ready),
+            (1, 2, 0, OrderState::Ready),
+            (0, 3, 0, OrderState::Ready),
+            (0, 0, 3, OrderState::Failed),
+            (2, 0, 1, OrderState::PartlyFailed),
+            (0, 2, 1, OrderState::PartlyFailed),
         ] {
             let units = Units {
                 total: 3,
                 ready,
+                returned,
                 failed,
                 on_hold: 0,
             };

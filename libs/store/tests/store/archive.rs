@@ -604,7 +604,8 @@ async fn an_interrupted_run_finds_what_it_has_reserved() {
 }
 
 /// Tables with a column that leads to an order, and why an archive leaves them out.
-const LEFT_OUT: [(&str, &str); 2] = testkit::rows! {
+const LEFT_OUT: [(&str, &str); 3] = testkit::rows! {
+    "esim_requests" => "Only finished requests are left then, and a unit that was given back is marked in `esims`.";
     "retention_due" => "A restore makes its rows again.";
     "archived_orders" => "It is what remains of an archived order.";
 };

@@ -6,6 +6,7 @@
 //!   processes at once.
 //! - [`providers`]: breakers and hints. [`provider_lanes`]: lanes that are held back, shares of a
 //!   rate limit. [`operator`]: operators' lists, searches and changes.
+//! - [`esim_requests`]: what partners ask about delivered eSIMs, and give-backs against the machine.
 //! - [`events`]: further events of an endpoint, and new URLs.
 //! - [`redeliveries`]: the list of a partner's webhooks, and many of them sent again.
 //! - [`notices`]: what partners are told on another channel.
@@ -39,6 +40,7 @@ mod deliveries;
 mod described;
 mod drill;
 mod endpoints;
+mod esim_requests;
 mod events;
 mod further;
 mod machine;

@@ -170,6 +170,8 @@ fn wrong_statement(
         "create or replace function ",
         "create trigger ",
         "create view ",
+        // PostgreSQL only lets it add columns at the end, which older programs do not read.
+        "create or replace view ",
         "insert into ",
         "comment on ",
         "revoke execute on function ",

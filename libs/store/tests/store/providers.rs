@@ -256,6 +256,7 @@ async fn the_queue_reports_its_lag() {
     let idle = |provider: &str| Backlog {
         provider: provider.to_owned(),
         parked: 0,
+        give_backs_parked: 0,
         due: 0,
         oldest_overdue: Duration::ZERO,
     };

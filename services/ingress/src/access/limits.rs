@@ -167,6 +167,29 @@ pub struct LimitsConfig {
     #[arg(long, env = "REDELIVER_INTERVAL", default_value = "60s", value_parser = positive_duration)]
     pub redeliver_interval: Duration,
 
+    /// Maximum number of questions per second of one partner that go to a provider
+    ///
+    /// These are `GET …/topups/{topup_id}/usage` without an answer that is new enough, and
+    /// `POST …/topups/{topup_id}/give-back`. Further ones get a 429 with Retry-After. The calls to a
+    /// provider are few (`PROVIDER_RATE`), and purchases need them, too.
+    #[arg(long, env = "PARTNER_ESIM_REQUESTS_PER_SECOND", default_value = "5")]
+    pub partner_esim_requests_per_second: NonZeroU32,
+
+    /// How old a provider's answer about the data use of an eSIM may be to be served again
+    ///
+    /// An older one is served only if the provider does not answer now. Providers count the data with
+    /// a delay of an hour or more, so asking more often shows nothing new.
+    #[arg(long, env = "USAGE_FRESH", default_value = "5m", value_parser = positive_duration)]
+    pub usage_fresh: Duration,
+
+    /// Maximum time that a request about a delivered eSIM waits for the provider
+    ///
+    /// After this time a question about the data use gets the last answer, or a 503 with Retry-After
+    /// if there is none. A give-back gets a 202 and goes on. It should be longer than
+    /// `PROVIDER_TIMEOUT` of the provisioner.
+    #[arg(long, env = "ESIM_REQUEST_WAIT", default_value = "12s", value_parser = positive_duration)]
+    pub esim_request_wait: Duration,
+
     /// Maximum number of sandbox accounts' requests that wait for webhooks
     ///
     /// These are requests of `GET …/webhook/listen`. Each of them stays open for up to

@@ -1,4 +1,4 @@
-//! The rate limits of each partner: requests, orders and units per second.
+//! The rate limits of each partner: requests, orders, units and questions about eSIMs per second.
 //!
 //! Guarantees: each limit allows a burst of one second's worth, and a request beyond it gets a 429
 //! that says when to come back. The state of a partner that has sent nothing for a minute may be
@@ -55,6 +55,7 @@ pub(crate) struct PartnerRates {
     requests: Rate,
     orders: Rate,
     units: Rate,
+    esim_requests: Rate,
 }
 
 /// The limits that hold for a partner: its own where an operator has set one, otherwise those of
@@ -135,6 +136,12 @@ impl Rates {
             requests: Rate::new("requests", "requests_per_second", requests, 1),
             orders: Rate::new("orders", "orders_per_second", orders, 1),
             units: Rate::new("units", "units_per_second", units, self.max_units),
+            esim_requests: Rate::new(
+                "questions to providers about eSIMs",
+                "esim_requests_per_second",
+                all.partner_esim_requests_per_second,
+                1,
+            ),
         }
     }
 }
@@ -142,6 +149,11 @@ impl Rates {
 impl PartnerRates {
     pub(crate) fn request(&self) -> Result<Left, ApiError> {
         self.requests.check(NonZeroU32::MIN)
+    }
+
+    /// Counts a question to a provider about a delivered eSIM.
+    pub(crate) fn esim_request(&self) -> Result<Left, ApiError> {
+        self.esim_requests.check(NonZeroU32::MIN)
     }
 
     pub(crate) fn per_second(&self) -> PerSecond {

@@ -430,7 +430,8 @@ pub(crate) enum Code {
     ))]
     OrderRefused,
 
-    /// The eSIM of this topup is not ready, so there is no webhook to send again. Look the topup up
+    /// The eSIM of this topup is not ready, so there is no webhook to send again, no use to show and
+    /// nothing to give back. Look the topup up
     /// to see its state. While it is `processing` or `on_hold`, you need do nothing: the webhook is
     /// sent as soon as the eSIM is ready. If it is `failed`, there is no eSIM and no webhook.
     #[strum(props(
@@ -440,12 +441,50 @@ pub(crate) enum Code {
     TopupNotReady,
 
     /// We have erased the fields of this eSIM, usually because 90 days have passed since its
-    /// delivery. We can neither show nor send them again, so use the copy that you stored.
+    /// delivery. We can neither show nor send them again, so use the copy that you stored. Its data use
+    /// can no longer be shown, and it can no longer be given back.
     #[strum(props(
         status = 409,
         message = "The eSIM's fields were erased and cannot be sent again"
     ))]
     TopupErased,
+
+    /// You have given the eSIM of this topup back, so nobody can install it any more. There is nothing
+    /// to send again and no use to show.
+    #[strum(props(status = 409, message = "The eSIM was given back"))]
+    TopupReturned,
+
+    /// The provider of this eSIM does not show its data use. Asking again does not help.
+    #[strum(props(
+        status = 409,
+        message = "The provider of this eSIM does not show its data use"
+    ))]
+    UsageNotAvailable,
+
+    /// The provider of this eSIM takes no eSIM back. It stays yours.
+    #[strum(props(
+        status = 409,
+        message = "The provider of this eSIM does not take eSIMs back"
+    ))]
+    GiveBackNotAvailable,
+
+    /// The eSIM is installed on a device, or its installation has begun, so it cannot be given back.
+    /// It stays yours.
+    #[strum(props(
+        status = 409,
+        message = "The eSIM is installed, so it cannot be given back"
+    ))]
+    EsimInstalled,
+
+    /// The provider does not take this eSIM back; the message says why if the provider did. For
+    /// example, it has expired. It stays yours.
+    #[strum(props(status = 409, message = "The provider does not take the eSIM back: {}"))]
+    GiveBackRefused,
+
+    /// The eSIM is not given back, because its provider could not be asked for half an hour, or
+    /// because we looked into it and found it in its place. It stays yours. Ask again later.
+    #[strum(props(status = 409, message = "The eSIM is not given back; ask again later"))]
+    GiveBackFailed,
 
     /// The event cannot be sent again. Either it is a test, and `POST /webhook/test` sends a new
     /// one. Or you no longer ask for events of its type. Or it is no longer true, because the
@@ -531,8 +570,8 @@ pub(crate) enum Code {
     ))]
     OrderUndecided,
 
-    /// Your account sends more requests, orders or units per second than it may; the message says
-    /// which. This request stored nothing. Send it again after `Retry-After` seconds.
+    /// Your account sends more requests, orders or units per second than it may, or asks providers
+    /// about eSIMs more often; the message says which. This request stored nothing. Send it again after `Retry-After` seconds.
     /// `RateLimit-Limit` is the limit per second.
     #[strum(props(
         status = 429,
@@ -540,6 +579,14 @@ pub(crate) enum Code {
         message = "Rate limit exceeded: at most {} per second"
     ))]
     RateLimited,
+
+    /// The provider of this eSIM does not answer now, and we have no earlier answer about its data use.
+    /// Ask again after `Retry-After` seconds.
+    #[strum(props(
+        status = 503,
+        message = "The provider does not answer; try again after Retry-After seconds"
+    ))]
+    UsageUnanswered,
 
     /// Too many create-order requests of your account are waiting for their answers at the same
     /// time. This request stored nothing. Send it again after `Retry-After` seconds, and send fewer

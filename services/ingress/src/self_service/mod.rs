@@ -19,6 +19,7 @@ mod account;
 mod delivery_list;
 pub(crate) mod described;
 mod endpoints;
+mod esims;
 mod events;
 mod listen;
 mod notices;
@@ -118,6 +119,11 @@ fn routes() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
         ("/topups/{topup_id}", get(topups::show)),
         ("/topups/{topup_id}/deliveries", get(topups::deliveries)),
         ("/topups/{topup_id}/redeliver", post(topups::redeliver)),
+        ("/topups/{topup_id}/usage", get(esims::usage)),
+        (
+            "/topups/{topup_id}/give-back",
+            get(esims::give_back_state).post(esims::give_back),
+        ),
         ("/options", get(options::list)),
         ("/account", get(account::show)),
         ("/webhook", get(webhook::show).put(webhook::set)),

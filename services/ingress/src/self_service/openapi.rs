@@ -21,7 +21,8 @@ use super::{
         NotFound, NoticeEvent, Overloaded, TooManyRequests, TopupFailed, Unauthorized,
         Unprocessable, WebhookTest,
     },
-    endpoints, events, listen, notices, options, orders, redeliveries, sandbox, topups, webhook,
+    endpoints, esims, events, listen, notices, options, orders, redeliveries, sandbox, topups,
+    webhook,
 };
 use crate::{http::codes::Code, orders::create};
 
@@ -42,7 +43,8 @@ const PREFIX: &str = "X-Service-";
     ),
     paths(
         create::create_order, orders::list, orders::show, orders::cancel, topups::show, topups::deliveries,
-        topups::redeliver, options::list, account::show, account::rotate, webhook::show, webhook::set,
+        topups::redeliver, esims::usage, esims::give_back,
+        esims::give_back_state, options::list, account::show, account::rotate, webhook::show, webhook::set,
         webhook::rotate_secret, listen::listen, events::test, events::list, events::show,
         events::redeliver, delivery_list::list, redeliveries::list, redeliveries::begin, redeliveries::show,
         redeliveries::cancel, endpoints::list, endpoints::create, endpoints::show, endpoints::change,

@@ -45,6 +45,7 @@ struct Counts {
     processing: i64,
     on_hold: i64,
     ready: i64,
+    returned: i64,
     failed: i64,
 }
 
@@ -54,13 +55,15 @@ impl From<Units> for Counts {
             total,
             on_hold,
             ready,
+            returned,
             failed,
         } = units;
         Self {
             total,
-            processing: total - ready - failed - on_hold,
+            processing: total - ready - returned - failed - on_hold,
             on_hold,
             ready,
+            returned,
             failed,
         }
     }
@@ -214,7 +217,7 @@ pub(super) async fn cancel(session: Session, Id(id): Id<ExternalId>) -> Result<R
 }
 
 /// An error with the seconds after which to send the request again, rounded up.
-fn retry_after(code: Code, rest: Duration) -> Response {
+pub(super) fn retry_after(code: Code, rest: Duration) -> Response {
     let seconds = (rest.as_secs() + u64::from(rest.subsec_nanos() > 0)).max(1);
     let mut answer = ApiError::from(code).into_response();
     answer

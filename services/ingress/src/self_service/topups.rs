@@ -47,6 +47,9 @@ pub(super) struct Topup<'a> {
     /// again.
     #[serde(with = "rfc3339::option")]
     erased_at: Option<OffsetDateTime>,
+    /// When you gave the eSIM back; null unless you did. Its fields are erased at the same time.
+    #[serde(with = "rfc3339::option")]
+    returned_at: Option<OffsetDateTime>,
     /// The fields of the webhook: null before the eSIM is ready, and again after they were erased.
     esim: Option<Body<'a>>,
     /// Links to pass on to the customer: null whenever `esim` is.
@@ -100,6 +103,7 @@ impl<'a> Topup<'a> {
             delivery: unit.delivery.as_deref(),
             delivered_at: unit.delivered_at,
             erased_at: unit.erased_at,
+            returned_at: unit.returned_at,
             esim: profile.map(esim),
             install_links: profile.map(|profile| InstallLinks::new(&profile.code)),
         }
@@ -315,7 +319,18 @@ pub(super) async fn send_again(
         (Redelivered::Again | Redelivered::Due, _) => Ok(()),
         (Redelivered::TooSoon(wait), _) => Err(ApiError::too_soon(Code::RedeliveredRecently, wait)),
         (Redelivered::NotReady, _) => Err(Code::TopupNotReady.into()),
-        (Redelivered::Gone, WebhookId::Topup(_)) => Err(Code::TopupErased.into()),
+        (Redelivered::Gone, WebhookId::Topup(topup)) => {
+            let unit = session.run(async |connection, partner| {
+                self_service::unit(connection, partner, topup).await
+            });
+            let returned = unit.await?.is_some_and(|unit| unit.returned_at.is_some());
+            Err(if returned {
+                Code::TopupReturned
+            } else {
+                Code::TopupErased
+            }
+            .into())
+        }
         (Redelivered::Gone, WebhookId::Event(_)) => Err(Code::EventVoid.into()),
         (Redelivered::NoEndpoint, _) => Err(Code::WebhookUrlMissing.into()),
         (Redelivered::Unknown, WebhookId::Topup(topup)) => Err(session.no_topup(topup).await),

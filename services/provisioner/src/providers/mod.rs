@@ -20,6 +20,7 @@ use std::{sync::Arc, time::Duration};
 use domain::{ActivationCode, Iccid, PlacementId};
 use futures_util::{FutureExt, future::BoxFuture};
 use signing::Token;
+use store::esim_requests::Reading;
 
 pub use account::{Account, Accounts, Setting};
 pub use lists::{Listed, Offer, Sold, Span, Unsuitable};
@@ -102,7 +103,8 @@ pub struct Capabilities {
     pub cancel: bool,
     /// A delivered eSIM that nobody has installed can be given back.
     pub give_back: bool,
-    /// The provider shows how much of its data an eSIM has used.
+    /// The provider shows what became of an eSIM: how much of its data is used, and, if it takes eSIMs
+    /// back, whether this one is installed or given back.
     pub usage: bool,
     /// The provider shows how much money is left in our account.
     pub balance: bool,
@@ -281,6 +283,43 @@ pub struct Balance {
     pub currency: String,
 }
 
+/// A delivered eSIM, as its provider names it.
+#[derive(Clone, Debug)]
+pub struct DeliveredEsim {
+    /// The provider's id of the unit.
+    pub unit_id: ProviderId,
+    pub iccid: Iccid,
+}
+
+/// What the provider says about a delivered eSIM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EsimStatus {
+    pub reading: Reading,
+    pub custody: Custody,
+}
+
+/// Whether an eSIM can be given back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Custody {
+    /// The provider would take it back now.
+    Returnable,
+    /// The provider has it back.
+    Returned,
+    /// The provider does not take it back, with its word for the state of the eSIM: one short line.
+    Kept(String),
+}
+
+/// A definite response to a give-back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GiveBackAnswer {
+    /// The provider has the eSIM back.
+    Returned,
+    /// The provider refuses it, and the eSIM stays as it is. The message is one short line. A
+    /// response "it was given back before" is no refusal but [`Trouble::Unknown`], and a look at the
+    /// eSIM settles it.
+    Refused(String),
+}
+
 /// What a callback tells us to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hint {
@@ -323,6 +362,25 @@ pub trait Provider: Send + Sync + 'static {
     /// [`Capabilities::purchases`] is declared.
     fn purchases(&self, _span: Span, _page: u32) -> BoxFuture<'_, Result<Listed<Sold>, Trouble>> {
         let reason = "this provider does not list our purchases".to_owned();
+        std::future::ready(Err(Trouble::NotSent(reason))).boxed()
+    }
+    /// What became of a delivered eSIM. Called only if [`Capabilities::usage`] is declared. An eSIM
+    /// that the provider does not know is [`Trouble::Unknown`].
+    fn status<'a>(
+        &'a self,
+        _esim: &'a DeliveredEsim,
+    ) -> BoxFuture<'a, Result<EsimStatus, Trouble>> {
+        let reason = "this provider does not show what became of an eSIM".to_owned();
+        std::future::ready(Err(Trouble::NotSent(reason))).boxed()
+    }
+    /// Gives a delivered eSIM back. Called once for each recorded attempt, by the process that
+    /// recorded it, and only if [`Capabilities::give_back`] and [`Capabilities::usage`] are declared,
+    /// because an outcome that is unknown is settled by looks at the eSIM.
+    fn give_back<'a>(
+        &'a self,
+        _esim: &'a DeliveredEsim,
+    ) -> BoxFuture<'a, Result<GiveBackAnswer, Trouble>> {
+        let reason = "this provider takes no eSIM back".to_owned();
         std::future::ready(Err(Trouble::NotSent(reason))).boxed()
     }
     /// How far the clock of the provider was ahead of ours at its last response, in seconds, by the

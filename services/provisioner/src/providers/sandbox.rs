@@ -24,5 +24,5 @@ pub(super) const KNOWN: KnownProvider = KnownProvider {
         },
         Setting::callback_token("SANDBOX_CALLBACK_TOKEN", "sandbox-callback-token"),
     ],
-    connect: usimsa::connect,
+    connect: |account, paced| usimsa::adapter(account, paced, usimsa::Dialect::Sandbox),
 };

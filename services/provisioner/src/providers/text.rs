@@ -1,9 +1,14 @@
 //! Checks the texts that come from a provider before they reach PostgreSQL, logs and, as the
 //! message of a refusal, partners.
 
-use time::{Date, format_description::StaticFormatDescription, macros::format_description};
+use time::{
+    Date, OffsetDateTime, PrimitiveDateTime, format_description::StaticFormatDescription,
+    macros::format_description,
+};
 
 const DAY: StaticFormatDescription = format_description!("[year]-[month]-[day]");
+const MOMENT: StaticFormatDescription =
+    format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
 /// No eSIM expires before this year.
 const FIRST_YEAR: i32 = 2000;
 /// The longest message that is kept, in characters.
@@ -63,6 +68,17 @@ pub fn day(text: &str) -> Option<String> {
     (date.year() >= FIRST_YEAR).then(|| day.to_owned())
 }
 
+/// The moment of a time such as `2026-11-20T06:00:00+0000`, with a space instead of the `T`, and with
+/// `Z` or nothing instead of the zone, which all mean UTC. `None` for any other text.
+pub fn moment(text: &str) -> Option<OffsetDateTime> {
+    let (time, zone) = text.split_at_checked(19)?;
+    if !matches!(zone, "" | "Z" | "+0000" | "+00:00") {
+        return None;
+    }
+    let time = PrimitiveDateTime::parse(&time.replacen('T', " ", 1), MOMENT).ok()?;
+    (time.year() >= FIRST_YEAR).then(|| time.assume_utc())
+}
+
 /// An id that a provider gave to a unit or an option: 1 to 128 visible ASCII characters.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ProviderId(String);
@@ -120,6 +136,28 @@ mod tests {
     fn control_and_format_characters_are_removed() {
         let odd = "sold\0 out\u{1b}[31m \u{202e}gnp\u{200b}.exe\u{feff} \u{2028}now\u{e0041}";
         assert_eq!(one_line(odd), "sold out [31m gnp.exe now");
+    }
+
+    #[test]
+    fn a_moment_is_in_utc() {
+        for text in [
+            "2026-11-20T06:00:00+0000",
+            "2026-11-20 06:00:00",
+            "2026-11-20T06:00:00Z",
+        ] {
+            let read = moment(text).map(OffsetDateTime::unix_timestamp);
+            assert_eq!(read, Some(1_795_154_400), "{text}");
+        }
+        for odd in [
+            "",
+            "2026-11-20",
+            "2026-11-20T06:00:00+0900",
+            "2026-02-30T06:00:00Z",
+            "0000-11-20T06:00:00Z",
+            "2026-11-20T06:00:0ä",
+        ] {
+            assert_eq!(moment(odd), None, "{odd}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The provisioner against the real sandbox provider, PostgreSQL and NATS: what each response of a
 //! provider leads to in the database and in the sandbox's ledger of purchases.
 //!
+//! - [`after_delivery`]: questions about delivered eSIMs, and give-backs.
 //! - [`answers`]: the classes of the failure taxonomy.
 //! - [`breaker`]: placements of a failing provider.
 //! - [`callbacks`]: hints and their tokens.
@@ -16,6 +17,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
+mod after_delivery;
 mod answers;
 mod breaker;
 mod callbacks;

@@ -82,6 +82,12 @@ impl Seller {
         )
     }
 
+    /// How many units of a placement were given back.
+    pub async fn canceled(&self, placement: PlacementId) -> u64 {
+        let ledger = self.ledger(&format!("?order_id={placement}")).await;
+        ledger["canceled"].as_u64().unwrap()
+    }
+
     /// The number of all purchases.
     pub async fn purchases(&self) -> u64 {
         self.ledger("").await["purchases"].as_u64().unwrap()

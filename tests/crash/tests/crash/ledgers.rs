@@ -85,6 +85,37 @@ pub async fn compare(walk: &Walk) -> Result<Vec<String>> {
     Ok(wrong)
 }
 
+/// Returns every give-back about which the partner and the provider disagree.
+pub async fn given_back(walk: &Walk) -> Result<Vec<String>> {
+    let mut wrong = Vec::new();
+    let stored = walk.stack.stored().await?;
+    for topup_id in &walk.given_back {
+        let mut last = String::new();
+        let ended = wait::until(QUIET, "the end of a give-back", async || {
+            last = walk.give_back_state(topup_id).await?;
+            Ok((last != "under_way").then_some(()))
+        });
+        let ended = ended.await.is_ok();
+        let row = stored.iter().find(|row| row.topup_id == *topup_id);
+        let placement = row.map_or("", |row| row.placement_id.as_str());
+        let ledger = walk.stack.ledger().await?;
+        let order = ledger
+            .orders
+            .iter()
+            .find(|order| order.order_id == placement);
+        let canceled = order.map_or(0, |order| order.canceled);
+        // Only a give-back that is on hold may be either.
+        let agrees = last == "on_hold" || canceled == u64::from(last == "returned");
+        if !ended || !agrees {
+            wrong.push(format!(
+                "topup {topup_id}: the partner sees {last}, and the provider has {canceled} units back"
+            ));
+        }
+    }
+    println!("{} eSIMs given back", walk.given_back.len());
+    Ok(wrong)
+}
+
 /// Returns the answers that contradict the stored state.
 fn answers(walk: &Walk, stored: &[Stored]) -> Vec<String> {
     let mut standing: BTreeMap<(&str, &str), BTreeSet<String>> = BTreeMap::new();

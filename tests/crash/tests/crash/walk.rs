@@ -56,6 +56,9 @@ pub struct Walk {
     pub partners: [Partner; 2],
     clients: [Client; 2],
     pub asked: Vec<Asked>,
+    /// The topups that the first partner has asked to give back.
+    pub given_back: BTreeSet<String>,
+    takes_back: bool,
     jetstream: jetstream::Context,
 }
 
@@ -75,6 +78,7 @@ impl Walk {
             .callbacks()
             .env(Stage::Notifier, "WEBHOOK_TIMEOUT", "2s")
             .env(Stage::Ingress, "REDELIVER_INTERVAL", "100ms")
+            .env(Stage::Ingress, "ESIM_REQUEST_WAIT", "100ms")
             .start()
             .await?;
         let receiver = Receiver::start().await?;
@@ -112,8 +116,15 @@ impl Walk {
             partners: [with_url, without],
             clients,
             asked: Vec::new(),
+            given_back: BTreeSet::new(),
+            takes_back: provider != "airalo",
             jetstream: jetstream::new(nats),
         })
+    }
+
+    /// Whether the provider of this walk never makes the pipeline reach a point.
+    pub fn never_reaches(&self, point: Point) -> bool {
+        matches!(point.effect, Effect::CommitGiveBack | Effect::GiveBack) && !self.takes_back
     }
 
     /// Lets the process of `point` die there while orders arrive, and starts it again. Returns the
@@ -192,6 +203,13 @@ impl Walk {
                     .await?;
             }
         }
+        let is_give_back = matches!(
+            point.effect,
+            Effect::CommitGiveBack | Effect::GiveBack | Effect::CommitReturned
+        );
+        if is_give_back {
+            self.give_back().await?;
+        }
         if point.effect == Effect::CommitRedelivery {
             self.redeliver().await?;
         }
@@ -216,6 +234,44 @@ impl Walk {
         let asked: Result<Vec<Asked>> = futures_util::future::try_join_all(sent).await;
         self.asked.extend(asked?);
         Ok(())
+    }
+
+    /// Gives an eSIM of the first partner back that has reached all its endpoints.
+    async fn give_back(&mut self) -> Result<()> {
+        let further = self.webhooks(true)?;
+        let client = &self.clients[0];
+        for (topup_id, _) in self.webhooks(false)?.intersection(&further) {
+            if self.given_back.contains(topup_id) {
+                continue;
+            }
+            let path = format!("/api/v1/api_partner/topups/{topup_id}");
+            let shown = client.post(String::new()).method("GET").path(&path);
+            let shown = shown.send().await?;
+            if shown.status != 200 || shown.json()?["delivery"] != "delivered" {
+                continue;
+            }
+            let path = format!("{path}/give-back");
+            let answer = client.post(String::new()).path(&path).send().await?;
+            ensure!(
+                matches!(answer.status, 200 | 202 | 409),
+                "a give-back was answered with {}",
+                answer.status
+            );
+            self.given_back.insert(topup_id.clone());
+            return Ok(());
+        }
+        Ok(())
+    }
+
+    /// What the first partner sees of a give-back.
+    pub async fn give_back_state(&self, topup_id: &str) -> Result<String> {
+        let path = format!("/api/v1/api_partner/topups/{topup_id}/give-back");
+        let request = self.clients[0]
+            .post(String::new())
+            .method("GET")
+            .path(&path);
+        let state = request.send().await?.json()?["state"].clone();
+        Ok(state.as_str().unwrap_or_default().to_owned())
     }
 
     /// Asks for all webhooks of the first partner again, unless that is under way already.

@@ -76,6 +76,9 @@ async fn an_archived_order_is_gone_for_its_partner_and_its_id_stays_taken() {
         ("GET", format!("/topups/{topup}")),
         ("GET", format!("/topups/{topup}/deliveries")),
         ("POST", format!("/topups/{topup}/redeliver")),
+        ("GET", format!("/topups/{topup}/usage")),
+        ("GET", format!("/topups/{topup}/give-back")),
+        ("POST", format!("/topups/{topup}/give-back")),
     ] {
         let answer = ask(&shop.client, method, &path).await.unwrap();
         assert_refused(&answer, 410, "order_archived");

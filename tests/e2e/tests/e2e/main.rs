@@ -35,6 +35,7 @@
 )]
 
 mod account;
+mod after_delivery;
 mod archive;
 mod catalogue;
 mod cells;

@@ -153,12 +153,8 @@ async fn the_table_is_what_there_is() {
     // Verdicts, refusals, deliveries, a wrong signature, a callback that is none.
     verdicts_come(&stack, &shop.client).await.unwrap();
     let ready = stack.option("ready").unwrap().to_owned();
-    shop.client
-        .order("one", &[(&ready, 1)])
-        .await
-        .unwrap()
-        .products()
-        .unwrap();
+    let bought = shop.client.order("one", &[(&ready, 1)]).await.unwrap();
+    let bought = bought.products().unwrap();
     // `sandbox` rejects it, and `airalo` sells it. The sandbox knows its options by the same ids in
     // both protocols; at Airalo a price follows.
     let airalo = async |name| {
@@ -184,6 +180,13 @@ async fn the_table_is_what_there_is() {
         .wait_for(2, Duration::from_secs(20))
         .await
         .unwrap();
+    // Airalo takes no eSIM back, which ends the give-back.
+    let path = format!(
+        "/api/v1/api_partner/topups/{}/give-back",
+        bought[0].topup_id
+    );
+    let give_back = shop.client.post(String::new()).path(&path);
+    assert_eq!(give_back.send().await.unwrap().status, 409);
     // A block is told to a partner with a verified channel.
     let mut database = stack.database.connect().await.unwrap();
     let channel = "INSERT INTO further_endpoints (endpoint_id, partner_id, purpose, url, secret, events, verified_at)

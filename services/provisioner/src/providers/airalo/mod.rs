@@ -36,8 +36,9 @@ use self::{
     wire::{Order, Orders, Refusal},
 };
 use super::{
-    Account, Balance, Capabilities, Connected, FindAnswer, KnownProvider, Listed, LookUp, Offer,
-    Paced, Provider, ProviderId, Purchase, PurchaseAnswer, Setting, Sold, Sought, Span, Trouble,
+    Account, Balance, Capabilities, Connected, DeliveredEsim, EsimStatus, FindAnswer,
+    KnownProvider, Listed, LookUp, Offer, Paced, Provider, ProviderId, Purchase, PurchaseAnswer,
+    Setting, Sold, Sought, Span, Trouble,
     http::{Body, Call, Http, parse},
     price::{self, Price, Terms},
 };
@@ -46,6 +47,7 @@ const ORDERS: &str = "/v2/orders";
 const ORDER: &str = "/v2/orders/{order_id}";
 const BALANCE: &str = "/v2/balance";
 const PACKAGES: &str = "/v2/packages";
+const USAGE: &str = "/v2/sims/{iccid}/usage";
 
 /// The most orders of one page of a list.
 const PAGE: usize = 50;
@@ -418,6 +420,17 @@ impl Provider for Airalo {
 
     fn purchases(&self, span: Span, page: u32) -> BoxFuture<'_, Result<Listed<Sold>, Trouble>> {
         self.orders_within(span, page).boxed()
+    }
+
+    fn status<'a>(&'a self, esim: &'a DeliveredEsim) -> BoxFuture<'a, Result<EsimStatus, Trouble>> {
+        async move {
+            let path = USAGE.replace("{iccid}", esim.iccid.as_str());
+            match self.call(Method::GET, &path, USAGE, None, None).await? {
+                Reply::Done(body) => parse::<wire::Used>(&body)?.status(),
+                Reply::Refused(refusal) => Err(trouble(&refusal)),
+            }
+        }
+        .boxed()
     }
 
     fn product<'a>(&self, provider_option_id: &'a str) -> &'a str {

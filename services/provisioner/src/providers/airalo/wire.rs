@@ -5,15 +5,17 @@ use std::collections::BTreeMap;
 use domain::{ActivationCode, Iccid, PlacementId};
 use serde::Deserialize;
 use serde_json::Number;
+use store::esim_requests::Reading;
 use time::{
     Date, Duration, PrimitiveDateTime, format_description::StaticFormatDescription,
     macros::format_description,
 };
 
 use crate::providers::{
-    Balance, Bought, FindAnswer, ProviderId, ProviderUnit, Sold, Trouble, UnitState,
+    Balance, Bought, Custody, EsimStatus, FindAnswer, ProviderId, ProviderUnit, Sold, Trouble,
+    UnitState,
     price::Price,
-    text::{BadId, one_line},
+    text::{BadId, moment, one_line},
 };
 
 /// `created_at` of an order.
@@ -228,6 +230,61 @@ impl Account {
             amount,
             currency: one_line(&currency),
         }
+    }
+}
+
+/// The data of an eSIM. Airalo counts in MB, and a package of 1 GB has 1024 of them.
+const MB: f64 = 1_048_576.0;
+
+#[derive(Deserialize)]
+pub(super) struct Used {
+    data: Usage,
+}
+
+#[derive(Deserialize)]
+struct Usage {
+    /// MB.
+    remaining: f64,
+    total: f64,
+    expired_at: Option<String>,
+    #[serde(default)]
+    is_unlimited: bool,
+    status: String,
+}
+
+impl Used {
+    /// What became of the eSIM. Airalo says whether its package was activated, which needs an
+    /// installed eSIM; a package that is not active says nothing about the installation.
+    pub(super) fn status(self) -> Result<EsimStatus, Trouble> {
+        let Usage {
+            remaining,
+            total,
+            expired_at,
+            is_unlimited,
+            status,
+        } = self.data;
+        let is_amount = |amount: f64| amount.is_finite() && (0.0..1e12).contains(&amount);
+        if !is_amount(remaining) || !is_amount(total) {
+            return Err(Trouble::Unknown(
+                "the response is unreadable: remaining or total is no amount of data".into(),
+            ));
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "the amount is not negative and far from the largest number"
+        )]
+        let bytes = |megabytes: f64| (megabytes * MB).round() as u64;
+        let is_active = matches!(status.as_str(), "ACTIVE" | "FINISHED");
+        Ok(EsimStatus {
+            reading: Reading {
+                installed: is_active.then_some(true),
+                data_used: Some(bytes((total - remaining).max(0.0))),
+                data_total: (!is_unlimited).then(|| bytes(total)),
+                ends_at: expired_at.as_deref().and_then(moment),
+            },
+            custody: Custody::Kept("Airalo takes no eSIM back".to_owned()),
+        })
     }
 }
 

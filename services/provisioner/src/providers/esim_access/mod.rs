@@ -31,9 +31,9 @@ use uuid::Uuid;
 
 use self::wire::{Allocated, Page, Reply, order_number, units};
 use super::{
-    Account, Balance, Bought, Capabilities, Connected, FindAnswer, Hint, KnownProvider, Listed,
-    LookUp, Offer, Paced, Provider, ProviderId, Purchase, PurchaseAnswer, Setting, Sold, Sought,
-    Span, Trouble,
+    Account, Balance, Bought, Capabilities, Connected, DeliveredEsim, EsimStatus, FindAnswer,
+    GiveBackAnswer, Hint, KnownProvider, Listed, LookUp, Offer, Paced, Provider, ProviderId,
+    Purchase, PurchaseAnswer, Setting, Sold, Sought, Span, Trouble,
     http::{Body, Call, Http, parse},
     price,
     text::one_line,
@@ -41,6 +41,7 @@ use super::{
 
 const ORDER: &str = "/api/v1/open/esim/order";
 const QUERY: &str = "/api/v1/open/esim/query";
+const CANCEL: &str = "/api/v1/open/esim/cancel";
 const BALANCE: &str = "/api/v1/open/balance/query";
 const PACKAGES: &str = "/api/v1/open/package/list";
 
@@ -439,8 +440,41 @@ impl Provider for EsimAccess {
         .boxed()
     }
 
+    fn status<'a>(&'a self, esim: &'a DeliveredEsim) -> BoxFuture<'a, Result<EsimStatus, Trouble>> {
+        async move {
+            let filter = json!({ "esimTranNo": esim.unit_id.as_str() });
+            let mut allocated = match self.query(&filter).await? {
+                Ok(allocated) => allocated,
+                Err(failure) => return Err(failure.trouble()),
+            };
+            match (allocated.pop(), allocated.is_empty()) {
+                (Some(one), true) if one.is(&esim.unit_id) => one.status(),
+                _ => Err(Trouble::Unknown(
+                    "the response does not list exactly the eSIM that it was asked for".into(),
+                )),
+            }
+        }
+        .boxed()
+    }
+
     fn purchases(&self, span: Span, page: u32) -> BoxFuture<'_, Result<Listed<Sold>, Trouble>> {
         self.bought_within(span, page).boxed()
+    }
+
+    /// The codes by which the provider refuses are not documented, so none is taken for a refusal:
+    /// the outcome of any failure is unknown, and a look at the eSIM settles it.
+    fn give_back<'a>(
+        &'a self,
+        esim: &'a DeliveredEsim,
+    ) -> BoxFuture<'a, Result<GiveBackAnswer, Trouble>> {
+        async move {
+            let request = json!({ "esimTranNo": esim.unit_id.as_str() });
+            match self.call(CANCEL, &request).await? {
+                Reply::Done(_) => Ok(GiveBackAnswer::Returned),
+                Reply::Failed { code, message } => Err(Failure { code, message }.trouble()),
+            }
+        }
+        .boxed()
     }
 
     fn product<'a>(&self, provider_option_id: &'a str) -> &'a str {

@@ -7,10 +7,13 @@ use domain::{
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
+use store::esim_requests::Reading;
+
 use crate::providers::{
-    Balance, Hint, Offer, ProviderId, ProviderUnit, Sold, Trouble, UnitState, Unsuitable,
+    Balance, Custody, EsimStatus, Hint, Offer, ProviderId, ProviderUnit, Sold, Trouble, UnitState,
+    Unsuitable,
     lists::{name, needs_confirmation_code, number, product, text},
-    text::{BadId, day, one_line},
+    text::{BadId, day, moment, one_line},
 };
 
 /// The shape of each response.
@@ -126,6 +129,9 @@ pub(super) struct Allocated {
     ac: Option<String>,
     expired_time: Option<String>,
     esim_status: Option<String>,
+    smdp_status: Option<String>,
+    total_volume: Option<u64>,
+    order_usage: Option<u64>,
     #[serde(default)]
     package_list: Vec<Package>,
 }
@@ -164,6 +170,41 @@ impl Allocated {
             units: 1,
             option,
             price: None,
+        })
+    }
+
+    /// Whether this is the eSIM with the provider's id.
+    pub(super) fn is(&self, unit_id: &ProviderId) -> bool {
+        self.esim_tran_no == unit_id.as_str()
+    }
+
+    /// What became of the eSIM after its delivery. It can be given back exactly if it is allocated and
+    /// nobody has begun to download it.
+    pub(super) fn status(&self) -> Result<EsimStatus, Trouble> {
+        let (Some(esim), Some(smdp)) = (self.esim_status.as_deref(), self.smdp_status.as_deref())
+        else {
+            return Err(Trouble::Unknown(
+                "the response is unreadable: it does not say the state of the eSIM".into(),
+            ));
+        };
+        let installed = match smdp {
+            "RELEASED" => Some(false),
+            "DOWNLOAD" | "INSTALLATION" | "ENABLED" | "DISABLED" | "DELETED" => Some(true),
+            _ => None,
+        };
+        let custody = match (esim, installed) {
+            ("CANCEL", _) => Custody::Returned,
+            ("GOT_RESOURCE", Some(false)) => Custody::Returnable,
+            _ => Custody::Kept(one_line(&format!("the provider says {esim}, {smdp}"))),
+        };
+        Ok(EsimStatus {
+            reading: Reading {
+                installed,
+                data_used: self.order_usage,
+                data_total: self.total_volume,
+                ends_at: self.expired_time.as_deref().and_then(moment),
+            },
+            custody,
         })
     }
 

@@ -1,7 +1,7 @@
 //! The adapter of USIMSA. The sandbox speaks the same protocol, so it shares this adapter.
 //!
 //! The body of each response has a code. `0000` means ok, `9001` invalid product, `9003` order id
-//! already processed, and `9999` server error. The codes `9000` (malformed), `9002` (no such order)
+//! already processed, and `9999` server error. The codes `9006` (installed), `9000` (malformed), `9002` (no such order)
 //! and `9005` (out of stock) are those of the sandbox, because the codes of the real service for
 //! these cases are not documented.
 //!
@@ -20,17 +20,21 @@ use reqwest::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 use signing::{SecretKey, usimsa};
+use store::esim_requests::Reading;
 
 use super::{
-    Account, Bought, Capabilities, Connected, FindAnswer, Hint, KnownProvider, LookUp, Paced,
-    Provider, ProviderId, ProviderUnit, Purchase, PurchaseAnswer, Setting, Sought, Trouble,
-    UnitState,
+    Account, Bought, Capabilities, Connected, Custody, DeliveredEsim, EsimStatus, FindAnswer,
+    GiveBackAnswer, Hint, KnownProvider, LookUp, Paced, Provider, ProviderId, ProviderUnit,
+    Purchase, PurchaseAnswer, Setting, Sought, Trouble, UnitState,
     http::{Body, Call, Http, parse},
-    text::{BadId, day, one_line},
+    text::{BadId, day, moment, one_line},
 };
 
 const ORDER: &str = "/api/v2/order";
 const FETCH: &str = "/api/v2/order/{orderId}";
+/// The sandbox shows what became of an eSIM; USIMSA does not.
+const USAGE: &str = "/api/v2/usage/{topupId}";
+const CANCEL: &str = "/api/v2/cancel/{topupId}";
 const TIMESTAMP: HeaderName = HeaderName::from_static("x-gat-timestamp");
 const ACCESS_KEY: HeaderName = HeaderName::from_static("x-gat-access-key");
 const SIGNATURE: HeaderName = HeaderName::from_static("x-gat-signature");
@@ -56,16 +60,29 @@ pub(super) const KNOWN: KnownProvider = KnownProvider {
         },
         Setting::callback_token("USIMSA_CALLBACK_TOKEN", "usimsa-callback-token"),
     ],
-    connect,
+    connect: |account, paced| adapter(account, paced, Dialect::Usimsa),
 };
 
+/// Who speaks the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dialect {
+    Usimsa,
+    /// The sandbox also shows what became of an eSIM, and takes it back.
+    Sandbox,
+}
+
 /// Creates the adapter of an account at any provider that speaks this protocol.
-pub(super) fn connect(account: &Account, paced: Paced) -> anyhow::Result<Connected> {
+pub(super) fn adapter(
+    account: &Account,
+    paced: Paced,
+    dialect: Dialect,
+) -> anyhow::Result<Connected> {
     let provider = Usimsa {
         http: Http::new(&account.url()?, paced, |status| status.is_success())?,
         access_key: account.text("ACCESS_KEY")?.to_owned(),
         access_key_header: account.header("ACCESS_KEY")?,
         secret_key: account.base64_key()?,
+        dialect,
     };
     Ok(Connected {
         provider: Arc::new(provider),
@@ -79,6 +96,7 @@ struct Usimsa {
     access_key: String,
     access_key_header: HeaderValue,
     secret_key: SecretKey,
+    dialect: Dialect,
 }
 
 #[derive(Deserialize)]
@@ -86,6 +104,20 @@ struct Answer {
     code: String,
     message: Option<String>,
     products: Option<Vec<Product>>,
+    usage: Option<Usage>,
+}
+
+/// What became of an eSIM of the sandbox.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Usage {
+    #[serde(rename = "topupId")]
+    unit_id: String,
+    installed: bool,
+    canceled: bool,
+    used_bytes: u64,
+    total_bytes: u64,
+    ends_at: String,
 }
 
 #[derive(Deserialize)]
@@ -162,13 +194,15 @@ impl Usimsa {
 
 impl Provider for Usimsa {
     fn capabilities(&self) -> Capabilities {
+        let is_sandbox = self.dialect == Dialect::Sandbox;
         Capabilities {
             purchase_key: true,
             look_up: LookUp::Exact,
             callbacks: true,
             cancel: true,
-            give_back: false,
-            usage: false,
+            // USIMSA only cancels units that have no profile yet, and says nothing about the others.
+            give_back: is_sandbox,
+            usage: is_sandbox,
             balance: false,
             catalogue: false,
             purchases: false,
@@ -210,9 +244,76 @@ impl Provider for Usimsa {
         self.get(sought.placement_id).boxed()
     }
 
+    fn status<'a>(&'a self, esim: &'a DeliveredEsim) -> BoxFuture<'a, Result<EsimStatus, Trouble>> {
+        async move {
+            let path = of_unit(USAGE, esim)?;
+            let answer = self.call(Method::GET, &path, USAGE, None).await?;
+            match (answer.code.as_str(), &answer.usage) {
+                ("0000", Some(usage)) => usage.status(esim),
+                _ => Err(unknown_code(&answer)),
+            }
+        }
+        .boxed()
+    }
+
+    fn give_back<'a>(
+        &'a self,
+        esim: &'a DeliveredEsim,
+    ) -> BoxFuture<'a, Result<GiveBackAnswer, Trouble>> {
+        async move {
+            let path = of_unit(CANCEL, esim)?;
+            let answer = self.call(Method::POST, &path, CANCEL, None).await?;
+            match answer.code.as_str() {
+                "0000" => Ok(GiveBackAnswer::Returned),
+                "9006" => Ok(GiveBackAnswer::Refused(one_line(
+                    &answer.message.unwrap_or_default(),
+                ))),
+                _ => Err(unknown_code(&answer)),
+            }
+        }
+        .boxed()
+    }
+
     fn parse_callback(&self, body: &[u8]) -> Option<Hint> {
         let callback: Callback = serde_json::from_slice(body).ok()?;
         ProviderId::parse(callback.unit_id).ok().map(Hint::Unit)
+    }
+}
+
+/// The path of a call about an eSIM. The ids of the sandbox are digits; anything else must not get
+/// into a path.
+fn of_unit(route: &str, esim: &DeliveredEsim) -> Result<String, Trouble> {
+    let id = esim.unit_id.as_str();
+    if id.bytes().all(|byte| byte.is_ascii_digit()) {
+        Ok(route.replace("{topupId}", id))
+    } else {
+        Err(Trouble::NotSent(
+            "the id of the unit is not a number".into(),
+        ))
+    }
+}
+
+impl Usage {
+    fn status(&self, esim: &DeliveredEsim) -> Result<EsimStatus, Trouble> {
+        if self.unit_id != esim.unit_id.as_str() {
+            return Err(Trouble::Unknown("the response is another eSIM".into()));
+        }
+        let custody = if self.canceled {
+            Custody::Returned
+        } else if self.installed {
+            Custody::Kept("the eSIM is installed".to_owned())
+        } else {
+            Custody::Returnable
+        };
+        Ok(EsimStatus {
+            reading: Reading {
+                installed: Some(self.installed),
+                data_used: Some(self.used_bytes),
+                data_total: Some(self.total_bytes),
+                ends_at: moment(&self.ends_at),
+            },
+            custody,
+        })
     }
 }
 

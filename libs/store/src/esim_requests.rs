@@ -1,0 +1,291 @@
+//! What partners ask about delivered eSIMs, for the provisioner: it claims the open requests of its
+//! provider, and records what the provider says. Ingress writes the requests
+//! ([`crate::self_service::esims`]), and operators resolve parked give-backs
+//! ([`crate::operator::give_backs`]).
+//!
+//! Guarantees: a give-back moves by [`domain::give_back`] only, because each statement reads the row
+//! under its lock and asks that function for the next state. An attempt is recorded ([`begin`])
+//! before the provider is called. A unit that is given back is marked and its profile erased in the
+//! transaction that ends its give-back.
+//!
+//! A lease saves double effort and guarantees nothing: two processes may ask the provider the same,
+//! but only the one that recorded an attempt sends it.
+
+use std::time::Duration;
+
+use domain::{
+    GiveBackState, Iccid, OrderId, PartnerId, TopupId,
+    give_back::{Event, GiveBack},
+};
+use sqlx::{Connection, PgConnection};
+use time::OffsetDateTime;
+
+use crate::{Error, Result, age, seconds, unsigned};
+
+/// What a provider says about a delivered eSIM. Each part is `None` if it does not say it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reading {
+    pub installed: Option<bool>,
+    /// The data that was used, in bytes.
+    pub data_used: Option<u64>,
+    /// The data that was bought, in bytes; `None` for an eSIM without a limit, too.
+    pub data_total: Option<u64>,
+    pub ends_at: Option<OffsetDateTime>,
+}
+
+/// Why a question about the use has no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::EnumString, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+pub enum UsageFailure {
+    /// The provider does not show it.
+    NotAvailable,
+    /// The provider could not be asked, or its response was not understood.
+    Failed,
+}
+
+/// Why a give-back was refused or parked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::EnumString, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+pub enum Reason {
+    /// The provider takes no eSIM back.
+    NotAvailable,
+    /// The eSIM is installed.
+    Installed,
+    /// The provider does not take this eSIM back.
+    Refused,
+    /// The provider could not be asked for too long; nothing was sent, or certainly without effect.
+    Unreachable,
+    /// The outcome is unknown.
+    Unknown,
+    /// An operator has found out that the provider does not have it back.
+    Resolved,
+}
+
+/// The row of a unit that needs work now.
+#[derive(Clone, Debug)]
+pub struct Claimed {
+    pub topup_id: TopupId,
+    pub order_id: OrderId,
+    pub partner_id: PartnerId,
+    /// The provider's id of the unit.
+    pub unit_id: String,
+    pub iccid: Iccid,
+    /// The provider's own id of the purchase.
+    pub reference: Option<String>,
+    /// Whether a partner waits for the data use.
+    pub usage_asked: bool,
+    pub give_back: Option<Open>,
+}
+
+/// A give-back that is not over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Open {
+    pub now: GiveBack,
+    /// The time since the partner asked for it.
+    pub asked_age: Duration,
+    /// The time since its last attempt was recorded.
+    pub attempt_age: Duration,
+}
+
+/// Claims due rows of a provider, the oldest first, and leases them. While the breaker of the
+/// provider is open it returns nothing.
+pub async fn claim(
+    connection: &mut PgConnection,
+    provider: &str,
+    limit: usize,
+    lease: Duration,
+) -> Result<Vec<Claimed>> {
+    let query = sqlx::query!(
+        r#"WITH free AS (
+               SELECT topup_id FROM esim_requests
+               WHERE provider = $1 AND at <= now()
+                 AND NOT EXISTS (SELECT FROM providers WHERE name = $1 AND open_until > now())
+               ORDER BY at LIMIT $2
+               FOR UPDATE SKIP LOCKED
+           ), leased AS (
+               UPDATE esim_requests r SET at = now() + make_interval(secs => $3)
+               WHERE r.topup_id = ANY (ARRAY (SELECT topup_id FROM free))
+               RETURNING r.*
+           )
+           SELECT l.topup_id, l.partner_id, p.order_id, e.provider_unit_id, e.iccid AS "iccid!",
+                  p.provider_reference AS reference, l.usage_asked_at IS NOT NULL AS "usage_asked!",
+                  l.give_back, l.attempt, l.not_returned_at IS NOT NULL AS "not_returned!",
+                  coalesce(extract(epoch FROM now() - l.give_back_asked_at), 0)::float8 AS "asked_age!",
+                  coalesce(extract(epoch FROM now() - l.attempted_at), 0)::float8 AS "attempt_age!"
+           FROM leased l
+           JOIN esims e ON e.topup_id = l.topup_id
+           JOIN topups t ON t.topup_id = l.topup_id
+           JOIN placements p ON p.placement_id = t.placement_id
+           WHERE e.iccid IS NOT NULL"#,
+        provider,
+        i64::try_from(limit).unwrap_or(i64::MAX),
+        seconds(lease),
+    );
+    let rows = query.fetch_all(connection).await?.into_iter().map(|row| {
+        let state = row
+            .give_back
+            .map(|name| name.parse::<GiveBackState>())
+            .transpose()?;
+        let open = state.filter(|state| !state.is_over()).map(|state| Open {
+            now: GiveBack {
+                state,
+                attempt: unsigned(row.attempt),
+                not_returned: row.not_returned,
+            },
+            asked_age: age(row.asked_age),
+            attempt_age: age(row.attempt_age),
+        });
+        Ok(Claimed {
+            topup_id: row.topup_id.try_into()?,
+            order_id: row.order_id.into(),
+            partner_id: row.partner_id.into(),
+            unit_id: row.provider_unit_id,
+            iccid: Iccid::parse(&row.iccid)
+                .map_err(|_| Error::Unreadable("an ICCID of a delivered eSIM".into()))?,
+            reference: row.reference,
+            usage_asked: row.usage_asked,
+            give_back: open,
+        })
+    });
+    rows.collect()
+}
+
+/// Records what the provider says of a unit. It answers the question about its use.
+pub async fn record_reading(
+    connection: &mut PgConnection,
+    topup_id: &TopupId,
+    reading: &Reading,
+) -> Result<()> {
+    let bytes = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+    let statement = sqlx::query!(
+        "UPDATE esim_requests
+         SET installed = $2, data_used = $3, data_total = $4, ends_at = $5, read_at = now(),
+             usage_asked_at = NULL, usage_failure = NULL, usage_failed_at = NULL,
+             at = CASE WHEN give_back IN ('asked', 'sending') THEN at END
+         WHERE topup_id = $1",
+        topup_id.as_str(),
+        reading.installed,
+        reading.data_used.map(bytes),
+        reading.data_total.map(bytes),
+        reading.ends_at,
+    );
+    statement.execute(connection).await?;
+    Ok(())
+}
+
+/// Records that the question about the use of a unit has no answer.
+pub async fn record_failure(
+    connection: &mut PgConnection,
+    topup_id: &TopupId,
+    failure: UsageFailure,
+) -> Result<()> {
+    let name: &str = failure.into();
+    let statement = sqlx::query!(
+        "UPDATE esim_requests
+         SET usage_asked_at = NULL, usage_failure = $2, usage_failed_at = now(),
+             at = CASE WHEN give_back IN ('asked', 'sending') THEN at END
+         WHERE topup_id = $1",
+        topup_id.as_str(),
+        name,
+    );
+    statement.execute(connection).await?;
+    Ok(())
+}
+
+/// Records the next attempt of a give-back, and returns its number. `None` means that the give-back
+/// has changed since it was read, so this caller must not send anything.
+pub async fn begin(
+    connection: &mut PgConnection,
+    topup_id: &TopupId,
+    read: GiveBack,
+) -> Result<Option<u32>> {
+    let Ok(begun) = read.after(Event::Begin) else {
+        return Ok(None);
+    };
+    let statement = sqlx::query!(
+        "UPDATE esim_requests
+         SET give_back = $2, attempt = $3, attempted_at = now(), not_returned_at = NULL
+         WHERE topup_id = $1 AND give_back = $4 AND attempt = $5",
+        topup_id.as_str(),
+        begun.state.as_str(),
+        crate::signed(begun.attempt),
+        read.state.as_str(),
+        crate::signed(read.attempt),
+    );
+    let moved = statement.execute(connection).await?.rows_affected() > 0;
+    Ok(moved.then_some(begun.attempt))
+}
+
+/// What a settlement of a give-back says beside its event.
+#[derive(Clone, Debug)]
+pub struct Settlement {
+    /// `None` if nothing is known, so that only the time of the next look changes.
+    pub event: Option<Event>,
+    /// Why it is refused or parked, and what the provider said: one short line.
+    pub reason: Option<(Reason, Option<String>)>,
+    /// When the give-back is looked at next if it is not over.
+    pub again_in: Duration,
+}
+
+/// Moves a give-back by an event, and sets the time of its next look. Returns its state now, and whether the event has changed it.
+pub async fn settle(
+    connection: &mut PgConnection,
+    topup_id: &TopupId,
+    settlement: &Settlement,
+) -> Result<(Option<GiveBackState>, bool)> {
+    let mut transaction = connection.begin().await?;
+    let query = sqlx::query!(
+        r#"SELECT give_back AS "give_back!", attempt, not_returned_at IS NOT NULL AS "not_returned!"
+           FROM esim_requests WHERE topup_id = $1 AND give_back IS NOT NULL FOR UPDATE"#,
+        topup_id.as_str(),
+    );
+    let Some(row) = query.fetch_optional(&mut *transaction).await? else {
+        return Ok((None, false));
+    };
+    let before = GiveBack {
+        state: row.give_back.parse()?,
+        attempt: unsigned(row.attempt),
+        not_returned: row.not_returned,
+    };
+    let after = settlement.event.and_then(|event| before.after(event).ok());
+    let now = after.unwrap_or(before);
+    let name = |reason: Reason| -> &'static str { reason.into() };
+    let reason = settlement.reason.as_ref();
+    let statement = sqlx::query!(
+        "UPDATE esim_requests
+         SET give_back = $2,
+             not_returned_at = CASE WHEN $3 THEN coalesce(not_returned_at, now()) END,
+             reason = CASE WHEN $4 THEN $5 ELSE reason END,
+             message = CASE WHEN $4 THEN $6 ELSE message END,
+             ended_at = CASE WHEN $7 THEN coalesce(ended_at, now()) END,
+             at = CASE WHEN NOT $7 THEN now() + make_interval(secs => $8)
+                       WHEN usage_asked_at IS NOT NULL THEN now() END
+         WHERE topup_id = $1",
+        topup_id.as_str(),
+        now.state.as_str(),
+        now.not_returned,
+        after.is_some() && now.state.is_over(),
+        reason.map(|(reason, _)| name(*reason)),
+        reason.and_then(|(_, message)| message.as_deref()),
+        now.state.is_over(),
+        seconds(settlement.again_in),
+    );
+    statement.execute(&mut *transaction).await?;
+    if after.is_some() && now.state == GiveBackState::Returned {
+        mark_returned(&mut transaction, topup_id).await?;
+    }
+    transaction.commit().await?;
+    Ok((Some(now.state), after.is_some()))
+}
+
+/// Marks a unit as given back and erases its profile, which nobody can install any more. So its
+/// webhook is neither sent nor sent again.
+pub(crate) async fn mark_returned(connection: &mut PgConnection, topup_id: &TopupId) -> Result<()> {
+    let statement = sqlx::query!(
+        "UPDATE esims SET profile = NULL, erased_at = coalesce(erased_at, now()), returned_at = now()
+         WHERE topup_id = $1 AND returned_at IS NULL",
+        topup_id.as_str(),
+    );
+    statement.execute(connection).await?;
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! The parked give-backs, and their resolution (`esimctl give-back`).
+//!
+//! A give-back is parked when the provider did not say for too long whether it has the eSIM back.
+//! [`resolve`] records what the operator has found out there, by the transitions of
+//! [`domain::give_back`].
+
+use domain::{
+    GiveBackState, PartnerId, TopupId,
+    give_back::{Event, GiveBack},
+};
+use serde::Serialize;
+use sqlx::{Connection, PgConnection};
+use time::OffsetDateTime;
+
+use super::actions::{self, Mode};
+use crate::{Error, Result, esim_requests, unsigned};
+
+/// A row of [`list`].
+#[derive(Clone, Debug, Serialize)]
+pub struct Listed {
+    pub topup_id: String,
+    pub partner_id: PartnerId,
+    pub provider: String,
+    /// The provider's id of the unit, by which the portal finds it.
+    pub provider_unit_id: String,
+    pub attempt: i32,
+    /// What the provider said last.
+    pub message: Option<String>,
+    #[serde(with = "time::serde::rfc3339")]
+    pub asked_at: OffsetDateTime,
+    #[serde(with = "time::serde::rfc3339")]
+    pub parked_at: OffsetDateTime,
+}
+
+/// Lists at most `limit` parked give-backs, the oldest first.
+pub async fn list(
+    connection: &mut PgConnection,
+    provider: Option<&str>,
+    limit: i64,
+) -> Result<Vec<Listed>> {
+    let rows = sqlx::query_as!(
+        Listed,
+        r#"SELECT r.topup_id, r.partner_id, r.provider, e.provider_unit_id, r.attempt, r.message,
+                  r.give_back_asked_at AS "asked_at!", r.ended_at AS "parked_at!"
+           FROM esim_requests r JOIN esims e ON e.topup_id = r.topup_id
+           WHERE r.give_back = 'parked' AND ($1::text IS NULL OR r.provider = $1)
+           ORDER BY r.ended_at LIMIT $2"#,
+        provider,
+        limit,
+    );
+    Ok(rows.fetch_all(connection).await?)
+}
+
+/// What an operator has found at the provider.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// The provider has the eSIM back.
+    Returned,
+    /// The provider does not have it back, so it stays with the partner.
+    NotReturned,
+}
+
+/// A give-back after [`resolve`].
+#[derive(Clone, Debug, Serialize)]
+pub struct Resolved {
+    pub topup_id: String,
+    pub state: GiveBackState,
+}
+
+/// Why a give-back was not resolved.
+#[derive(Debug, thiserror::Error)]
+pub enum NotResolved {
+    #[error("nobody has asked to give this topup back")]
+    Unknown,
+    #[error("it is {}; only a parked give-back can be resolved", .0.as_str())]
+    NotParked(GiveBackState),
+    #[error(transparent)]
+    Store(#[from] Error),
+}
+
+pub async fn resolve(
+    connection: &mut PgConnection,
+    topup_id: &TopupId,
+    found: Found,
+    mode: Mode<'_>,
+) -> Result<Resolved, NotResolved> {
+    let mut transaction = connection.begin().await?;
+    let query = sqlx::query!(
+        r#"SELECT give_back AS "give_back!", attempt FROM esim_requests
+           WHERE topup_id = $1 AND give_back IS NOT NULL FOR UPDATE"#,
+        topup_id.as_str(),
+    );
+    let row = query
+        .fetch_optional(&mut *transaction)
+        .await?
+        .ok_or(NotResolved::Unknown)?;
+    let parked = GiveBack {
+        state: row.give_back.parse().map_err(Error::from)?,
+        attempt: unsigned(row.attempt),
+        not_returned: false,
+    };
+    if parked.state != GiveBackState::Parked {
+        return Err(NotResolved::NotParked(parked.state));
+    }
+    let event = match found {
+        Found::Returned => Event::Returned,
+        Found::NotReturned => Event::NotGivenBack,
+    };
+    let resolved = parked
+        .after(event)
+        .map_err(|_| NotResolved::NotParked(parked.state))?;
+    let statement = sqlx::query!(
+        "UPDATE esim_requests
+         SET give_back = $2, ended_at = now(), reason = 'resolved', message = NULL, not_returned_at = NULL
+         WHERE topup_id = $1",
+        topup_id.as_str(),
+        resolved.state.as_str(),
+    );
+    statement.execute(&mut *transaction).await?;
+    if resolved.state == GiveBackState::Returned {
+        esim_requests::mark_returned(&mut transaction, topup_id).await?;
+    }
+    actions::finish(transaction, mode, 1).await?;
+    Ok(Resolved {
+        topup_id: topup_id.as_str().to_owned(),
+        state: resolved.state,
+    })
+}

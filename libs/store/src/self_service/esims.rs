@@ -1,0 +1,154 @@
+//! What a partner asks about its delivered eSIMs: their data use, and to give them back. Ingress
+//! stores the request and waits for the answer; a provisioner asks the provider
+//! ([`crate::esim_requests`]), because only provisioners hold the credentials of providers.
+
+use std::time::Duration;
+
+use domain::{GiveBackState, PartnerId, TopupId};
+use sqlx::{Connection, PgConnection};
+use time::OffsetDateTime;
+
+use super::{PARTNER, REASON, UnitState};
+use crate::{
+    Result, age,
+    esim_requests::{Reading, Reason, UsageFailure},
+    operator::actions::{self, Action},
+};
+
+/// A unit of the partner, with what was asked about its eSIM.
+#[derive(Clone, Debug)]
+pub struct Requests {
+    pub state: UnitState,
+    pub erased: bool,
+    pub returned_at: Option<OffsetDateTime>,
+    /// Whether a question about its use waits for an answer.
+    pub usage_open: bool,
+    /// The last answer of the provider, and its age.
+    pub reading: Option<(Reading, OffsetDateTime, Duration)>,
+    /// Why the last question has no answer, and how long ago that was recorded.
+    pub failure: Option<(UsageFailure, Duration)>,
+    pub give_back: Option<GiveBack>,
+}
+
+/// A give-back as its partner sees it.
+#[derive(Clone, Debug)]
+pub struct GiveBack {
+    pub state: GiveBackState,
+    pub asked_at: OffsetDateTime,
+    pub ended_at: Option<OffsetDateTime>,
+    pub reason: Option<Reason>,
+    /// What the provider said.
+    pub message: Option<String>,
+}
+
+/// Reads what was asked about one of the partner's units; `None` if the partner has no such unit.
+pub async fn requests(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    topup_id: &TopupId,
+) -> Result<Option<Requests>> {
+    let query = sqlx::query!(
+        r#"SELECT u.state AS "state!", u.erased_at IS NOT NULL AS "erased!", u.returned_at,
+                  r.usage_asked_at IS NOT NULL AS "usage_open!", r.installed, r.data_used, r.data_total, r.ends_at,
+                  r.read_at AS "read_at?", extract(epoch FROM now() - r.read_at)::float8 AS read_age,
+                  r.usage_failure AS "usage_failure?",
+                  extract(epoch FROM now() - r.usage_failed_at)::float8 AS failure_age,
+                  r.give_back AS "give_back?", r.give_back_asked_at AS "give_back_asked_at?", r.ended_at AS "ended_at?",
+                  r.reason AS "reason?", r.message AS "message?"
+           FROM partner_units u LEFT JOIN esim_requests r ON r.topup_id = u.topup_id
+           WHERE u.topup_id = $2 AND u.partner_id = $1"#,
+        partner_id.uuid(),
+        topup_id.as_str(),
+    );
+    let Some(row) = query.fetch_optional(connection).await? else {
+        return Ok(None);
+    };
+    let bytes = |bytes: Option<i64>| bytes.and_then(|bytes| u64::try_from(bytes).ok());
+    let reading = row.read_at.map(|read_at| {
+        let reading = Reading {
+            installed: row.installed,
+            data_used: bytes(row.data_used),
+            data_total: bytes(row.data_total),
+            ends_at: row.ends_at,
+        };
+        (reading, read_at, age(row.read_age.unwrap_or_default()))
+    });
+    let failure = row
+        .usage_failure
+        .and_then(|name| name.parse().ok())
+        .zip(row.failure_age.map(age));
+    let give_back = match (row.give_back, row.give_back_asked_at) {
+        (Some(state), Some(asked_at)) => Some(GiveBack {
+            state: state.parse()?,
+            asked_at,
+            ended_at: row.ended_at,
+            reason: row.reason.and_then(|name| name.parse().ok()),
+            message: row.message,
+        }),
+        _ => None,
+    };
+    Ok(Some(Requests {
+        state: row.state.parse().unwrap_or(UnitState::Processing),
+        erased: row.erased,
+        returned_at: row.returned_at,
+        usage_open: row.usage_open,
+        reading,
+        failure,
+        give_back,
+    }))
+}
+
+/// Asks for the use of a ready unit of the partner. An open question stays as it is.
+pub async fn ask_usage(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    topup_id: &TopupId,
+) -> Result<()> {
+    let statement = sqlx::query!(
+        "INSERT INTO esim_requests AS r (topup_id, partner_id, provider, at, usage_asked_at)
+         SELECT u.topup_id, u.partner_id, e.provider, now(), now()
+         FROM partner_units u JOIN esims e ON e.topup_id = u.topup_id
+         WHERE u.topup_id = $2 AND u.partner_id = $1 AND u.ready_at IS NOT NULL AND u.erased_at IS NULL
+         ON CONFLICT (topup_id) DO UPDATE
+         SET usage_asked_at = now(), at = least(r.at, now()), usage_failure = NULL, usage_failed_at = NULL
+         WHERE r.usage_asked_at IS NULL",
+        partner_id.uuid(),
+        topup_id.as_str(),
+    );
+    statement.execute(connection).await?;
+    Ok(())
+}
+
+/// Asks to give a ready unit of the partner back, by [`domain::give_back::Event::Ask`] if it was
+/// refused before. A give-back that is under way, parked or done stays as it is.
+pub async fn ask_give_back(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    topup_id: &TopupId,
+) -> Result<()> {
+    let mut transaction = connection.begin().await?;
+    let statement = sqlx::query!(
+        "INSERT INTO esim_requests AS r (topup_id, partner_id, provider, at, give_back, give_back_asked_at)
+         SELECT u.topup_id, u.partner_id, e.provider, now(), 'asked', now()
+         FROM partner_units u JOIN esims e ON e.topup_id = u.topup_id
+         WHERE u.topup_id = $2 AND u.partner_id = $1 AND u.ready_at IS NOT NULL AND u.erased_at IS NULL
+         ON CONFLICT (topup_id) DO UPDATE
+         SET give_back = 'asked', give_back_asked_at = now(), at = least(r.at, now()),
+             not_returned_at = NULL, reason = NULL, message = NULL, ended_at = NULL
+         WHERE r.give_back IS NULL OR r.give_back = 'refused'",
+        partner_id.uuid(),
+        topup_id.as_str(),
+    );
+    let asked = statement.execute(&mut *transaction).await?.rows_affected() > 0;
+    if asked {
+        let action = Action {
+            operator: PARTNER,
+            command: "give back",
+            target: &format!("topup {}", topup_id.as_str()),
+            reason: REASON,
+        };
+        actions::record(&mut transaction, action, 1).await?;
+    }
+    transaction.commit().await?;
+    Ok(())
+}

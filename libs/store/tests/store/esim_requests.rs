@@ -1,0 +1,293 @@
+//! What partners ask about delivered eSIMs. Every statement that moves a give-back is executed in
+//! every state, and its effect is compared with [`GiveBack::after`].
+
+use std::time::Duration;
+
+use domain::{
+    GiveBackState, PartnerId, TopupId,
+    give_back::{Event, GiveBack},
+};
+use store::{
+    esim_requests::{self, Claimed, Reading, Reason, Settlement, UsageFailure},
+    operator::give_backs::{self, Found},
+    self_service::{self, UnitState, esims},
+};
+
+use crate::bench::{Bench, PROVIDER, answered, applied, bought, execute, placement, ready, topups};
+
+const ATTEMPT: u32 = 2;
+const MINUTE: Duration = Duration::from_mins(1);
+
+const STATES: [GiveBackState; 5] = [
+    GiveBackState::Asked,
+    GiveBackState::Sending,
+    GiveBackState::Returned,
+    GiveBackState::Refused,
+    GiveBackState::Parked,
+];
+
+impl Bench {
+    /// A ready unit of a partner.
+    async fn esim(&self, partner: PartnerId) -> TopupId {
+        let order = self.stored(answered(partner, 1)).await;
+        let id = placement(&order);
+        let topup = topups(&order).remove(0);
+        assert_eq!(self.claim(&[id]).await.len(), 1);
+        self.settle(&[bought(id, 1, vec![ready(&topup)], false)])
+            .await;
+        topup
+    }
+
+    /// Sets the give-back of a unit.
+    async fn put(&self, topup: &TopupId, start: GiveBack) {
+        let not_returned = if start.not_returned { "now()" } else { "NULL" };
+        self.sql(&format!(
+            "UPDATE esim_requests SET give_back = '{}', attempt = {}, not_returned_at = {not_returned},
+                    ended_at = now() WHERE topup_id = '{topup}';
+             UPDATE esims SET returned_at = NULL WHERE topup_id = '{topup}'",
+            start.state.as_str(),
+            start.attempt,
+        ))
+        .await;
+    }
+
+    async fn give_back(&self, topup: &TopupId) -> GiveBack {
+        let (state, attempt, not_returned): (String, i32, bool) = sqlx::query_as(
+            "SELECT give_back, attempt, not_returned_at IS NOT NULL FROM esim_requests WHERE topup_id = $1",
+        )
+        .bind(topup.as_str())
+        .fetch_one(&self.pool)
+        .await
+        .unwrap();
+        GiveBack {
+            state: state.parse().unwrap(),
+            attempt: attempt.try_into().unwrap(),
+            not_returned,
+        }
+    }
+
+    async fn is_returned(&self, topup: &TopupId) -> bool {
+        self.value(
+            "SELECT returned_at IS NOT NULL FROM esims WHERE topup_id = $1",
+            topup,
+        )
+        .await
+    }
+
+    async fn claim_requests(&self) -> Vec<Claimed> {
+        let mut connection = self.connection().await;
+        esim_requests::claim(&mut connection, PROVIDER, 10, MINUTE)
+            .await
+            .unwrap()
+    }
+}
+
+#[tokio::test]
+async fn each_statement_moves_a_give_back_as_the_machine_does() {
+    let bench = Bench::new().await;
+    let partner = PartnerId::new();
+    let topup = bench.esim(partner).await;
+    let mut connection = bench.connection().await;
+    esims::ask_give_back(&mut connection, partner, &topup)
+        .await
+        .unwrap();
+    assert_eq!(bench.give_back(&topup).await, GiveBack::NEW);
+    let mut events = vec![
+        Event::Ask,
+        Event::Begin,
+        Event::Refuse,
+        Event::Returned,
+        Event::NotGivenBack,
+    ];
+    for attempt in ATTEMPT - 1..=ATTEMPT + 1 {
+        events.extend([
+            Event::Refused(attempt),
+            Event::Installed(attempt),
+            Event::NotSent(attempt),
+            Event::Park(attempt),
+        ]);
+        let look = |settled| Event::NotReturned { attempt, settled };
+        events.extend([look(false), look(true)]);
+    }
+    for state in STATES {
+        for not_returned in [false, true] {
+            let start = GiveBack {
+                state,
+                attempt: ATTEMPT,
+                not_returned,
+            };
+            for event in events.clone() {
+                bench.put(&topup, start).await;
+                let expected = start.after(event).unwrap_or(start);
+                match event {
+                    Event::Ask => {
+                        esims::ask_give_back(&mut connection, partner, &topup)
+                            .await
+                            .unwrap();
+                        // The profile is erased once the unit was given back, and then nothing is
+                        // asked any more.
+                    }
+                    Event::Begin => {
+                        let begun = esim_requests::begin(&mut connection, &topup, start)
+                            .await
+                            .unwrap();
+                        let is_begun = expected.attempt > ATTEMPT;
+                        assert_eq!(begun, is_begun.then_some(expected.attempt), "{start:?}");
+                    }
+                    Event::NotGivenBack => {
+                        let resolved = give_backs::resolve(
+                            &mut connection,
+                            &topup,
+                            Found::NotReturned,
+                            applied(),
+                        );
+                        let is_parked = state == GiveBackState::Parked;
+                        assert_eq!(resolved.await.is_ok(), is_parked, "{start:?}");
+                        // A dropped transaction is rolled back before the next statement.
+                        execute(&mut connection, "SELECT 1").await;
+                    }
+                    _ => {
+                        let settlement = Settlement {
+                            event: Some(event),
+                            reason: Some((Reason::Refused, Some("why".to_owned()))),
+                            again_in: MINUTE,
+                        };
+                        let (now, moved) =
+                            esim_requests::settle(&mut connection, &topup, &settlement)
+                                .await
+                                .unwrap();
+                        assert_eq!(now, Some(expected.state), "{start:?} {event:?}");
+                        assert_eq!(moved, start.after(event).is_ok(), "{start:?} {event:?}");
+                        assert_eq!(
+                            bench.is_returned(&topup).await,
+                            moved && expected.state == GiveBackState::Returned,
+                            "{start:?} {event:?}"
+                        );
+                    }
+                }
+                let stored = bench.give_back(&topup).await;
+                assert_eq!(
+                    (stored.state, stored.attempt),
+                    (expected.state, expected.attempt),
+                    "{start:?} {event:?}"
+                );
+                let is_open = !expected.state.is_over();
+                assert!(
+                    !is_open || stored.not_returned == expected.not_returned,
+                    "{start:?} {event:?}"
+                );
+                // An erased unit is not asked about, so the next round begins with a profile again.
+                bench
+                    .sql("UPDATE esims SET profile = 'x', erased_at = NULL")
+                    .await;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn only_one_process_sends_an_attempt() {
+    let bench = Bench::new().await;
+    let partner = PartnerId::new();
+    let topup = bench.esim(partner).await;
+    let mut connection = bench.connection().await;
+    for _ in 0..2 {
+        esims::ask_give_back(&mut connection, partner, &topup)
+            .await
+            .unwrap();
+    }
+    let claimed = bench.claim_requests().await;
+    assert_eq!(claimed.len(), 1);
+    assert_eq!(claimed[0].topup_id, topup);
+    assert!(bench.claim_requests().await.is_empty(), "it is leased");
+    let read = claimed[0].give_back.unwrap().now;
+    for expected in [Some(1), None] {
+        let begun = esim_requests::begin(&mut connection, &topup, read).await;
+        assert_eq!(begun.unwrap(), expected);
+    }
+}
+
+#[tokio::test]
+async fn a_partner_sees_and_asks_only_what_is_its_own() {
+    let bench = Bench::new().await;
+    let partner = PartnerId::new();
+    let stranger = PartnerId::new();
+    let topup = bench.esim(partner).await;
+    let mut connection = bench.connection().await;
+    for asking in [stranger, partner] {
+        let seen = esims::requests(&mut connection, asking, &topup)
+            .await
+            .unwrap();
+        assert_eq!(seen.is_some(), asking == partner);
+        esims::ask_usage(&mut connection, asking, &topup)
+            .await
+            .unwrap();
+        esims::ask_give_back(&mut connection, asking, &topup)
+            .await
+            .unwrap();
+        let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM esim_requests")
+            .fetch_one(&bench.pool)
+            .await
+            .unwrap();
+        assert_eq!(rows, i64::from(asking == partner));
+    }
+    let reading = Reading {
+        installed: Some(true),
+        data_used: Some(1),
+        data_total: Some(2),
+        ends_at: None,
+    };
+    let seen = async |connection: &mut _| {
+        esims::requests(connection, partner, &topup)
+            .await
+            .unwrap()
+            .unwrap()
+    };
+    assert!(seen(&mut connection).await.usage_open);
+    esim_requests::record_reading(&mut connection, &topup, &reading)
+        .await
+        .unwrap();
+    let row = seen(&mut connection).await;
+    assert!(!row.usage_open && row.failure.is_none());
+    assert_eq!(row.reading.unwrap().0, reading);
+    esims::ask_usage(&mut connection, partner, &topup)
+        .await
+        .unwrap();
+    esim_requests::record_failure(&mut connection, &topup, UsageFailure::Failed)
+        .await
+        .unwrap();
+    let row = seen(&mut connection).await;
+    assert_eq!(row.failure.unwrap().0, UsageFailure::Failed);
+    assert_eq!(row.reading.unwrap().0, reading, "the last answer stays");
+}
+
+/// The operator says that the provider has it back.
+#[tokio::test]
+async fn a_unit_that_was_given_back_is_erased_and_seen_as_returned() {
+    let bench = Bench::new().await;
+    let partner = PartnerId::new();
+    let topup = bench.esim(partner).await;
+    let mut connection = bench.connection().await;
+    esims::ask_give_back(&mut connection, partner, &topup)
+        .await
+        .unwrap();
+    let parked = GiveBack {
+        state: GiveBackState::Parked,
+        attempt: 1,
+        not_returned: false,
+    };
+    bench.put(&topup, parked).await;
+    let listed = give_backs::list(&mut connection, None, 10).await.unwrap();
+    assert_eq!(listed.len(), 1);
+    give_backs::resolve(&mut connection, &topup, Found::Returned, applied())
+        .await
+        .unwrap();
+    let unit = self_service::unit(&mut connection, partner, &topup)
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(unit.state, UnitState::Returned);
+    assert!(unit.profile.is_none() && unit.erased_at.is_some());
+    let listed = give_backs::list(&mut connection, None, 10).await.unwrap();
+    assert!(listed.is_empty());
+}

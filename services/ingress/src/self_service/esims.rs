@@ -1,0 +1,304 @@
+//! What became of a delivered eSIM: its data use, and giving it back.
+//!
+//! Ingress holds no credentials of providers. It stores the question in a row, and a provisioner asks
+//! the provider. The handlers look at the row until the answer is there, as the test of a webhook
+//! does.
+//!
+//! Guarantees: an answer about the use says how old it is. A give-back is `returned` or `refused` only
+//! once that is certain; until then it is under way, or on hold while an operator looks into it.
+//! Repeating a request changes nothing while a give-back is under way or done.
+
+use std::time::Duration;
+
+use axum::{http::StatusCode, response::Response};
+use domain::{GiveBackState, TopupId};
+use serde::Serialize;
+use store::{
+    esim_requests::{Reading, Reason, UsageFailure},
+    self_service::{
+        UnitState,
+        esims::{self, GiveBack, Requests},
+    },
+};
+use time::{OffsetDateTime, serde::rfc3339};
+use tokio::time::Instant;
+use utoipa::ToSchema;
+
+use super::{Id, Session, json, orders::retry_after};
+use crate::http::{codes::Code, error::ApiError};
+
+/// The pause between two looks for the answer.
+const LOOK: Duration = Duration::from_millis(200);
+/// What `Retry-After` says if a provider does not answer.
+const UNANSWERED: Duration = Duration::from_secs(30);
+
+/// What the provider says about a delivered eSIM. Each value is null if the provider does not say it.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Usage<'a> {
+    #[schema(value_type = String, example = "20250129123456123456789012")]
+    topup_id: &'a TopupId,
+    /// Whether the eSIM is installed on a device, or its installation has begun.
+    installed: Option<bool>,
+    /// The data that was bought, in bytes; null for an eSIM without a limit, too.
+    data_total_bytes: Option<u64>,
+    data_used_bytes: Option<u64>,
+    data_left_bytes: Option<u64>,
+    /// When the eSIM ends, or, before its first use, by when it must be used.
+    #[serde(with = "rfc3339::option")]
+    ends_at: Option<OffsetDateTime>,
+    /// When the provider said this.
+    #[serde(with = "rfc3339")]
+    read_at: OffsetDateTime,
+    /// How long ago that was, in seconds.
+    age_seconds: u64,
+}
+
+impl<'a> Usage<'a> {
+    fn new(
+        topup_id: &'a TopupId,
+        (reading, read_at, age): (Reading, OffsetDateTime, Duration),
+    ) -> Self {
+        let Reading {
+            installed,
+            data_used,
+            data_total,
+            ends_at,
+        } = reading;
+        let left = data_total.zip(data_used);
+        Self {
+            topup_id,
+            installed,
+            data_total_bytes: data_total,
+            data_used_bytes: data_used,
+            data_left_bytes: left.map(|(total, used)| total.saturating_sub(used)),
+            ends_at,
+            read_at,
+            age_seconds: age.as_secs(),
+        }
+    }
+}
+
+/// The state of a give-back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = GiveBackState)]
+enum State {
+    /// You have not asked for it.
+    NotAsked,
+    /// The provider is being asked.
+    UnderWay,
+    /// It is not certain whether the provider has the eSIM back. We look into it; it becomes
+    /// `returned` or `refused`. Do not sell the eSIM meanwhile.
+    OnHold,
+    /// The provider has the eSIM back. Nobody can install it any more.
+    Returned,
+    /// The eSIM is not given back and stays yours.
+    Refused,
+}
+
+/// A give-back.
+#[derive(Serialize, ToSchema)]
+#[schema(as = GiveBack)]
+pub(super) struct GivenBack<'a> {
+    #[schema(value_type = String, example = "20250129123456123456789012")]
+    topup_id: &'a TopupId,
+    state: State,
+    /// The error code of a refusal, such as `esim_installed`; null unless it is `refused`.
+    code: Option<&'static str>,
+    /// What the refusal says; null unless it is `refused`.
+    message: Option<String>,
+    #[serde(with = "rfc3339::option")]
+    asked_at: Option<OffsetDateTime>,
+    /// When it became `returned`, `refused` or `on_hold`.
+    #[serde(with = "rfc3339::option")]
+    ended_at: Option<OffsetDateTime>,
+}
+
+impl<'a> GivenBack<'a> {
+    fn new(topup_id: &'a TopupId, asked: Option<&GiveBack>) -> Self {
+        let state = asked.map_or(State::NotAsked, |asked| match asked.state {
+            GiveBackState::Asked | GiveBackState::Sending => State::UnderWay,
+            GiveBackState::Parked => State::OnHold,
+            GiveBackState::Returned => State::Returned,
+            GiveBackState::Refused => State::Refused,
+        });
+        let refusal = asked.filter(|_| state == State::Refused).map(refusal);
+        Self {
+            topup_id,
+            state,
+            code: refusal.as_ref().map(|(code, _)| code.name()),
+            message: refusal.map(|(_, message)| message),
+            asked_at: asked.map(|asked| asked.asked_at),
+            ended_at: asked.and_then(|asked| asked.ended_at),
+        }
+    }
+}
+
+/// The code and the message of a refused give-back.
+fn refusal(refused: &GiveBack) -> (Code, String) {
+    let code = match refused.reason {
+        Some(Reason::NotAvailable) => Code::GiveBackNotAvailable,
+        Some(Reason::Installed) => Code::EsimInstalled,
+        Some(Reason::Refused) => Code::GiveBackRefused,
+        Some(Reason::Unreachable | Reason::Unknown | Reason::Resolved) | None => {
+            Code::GiveBackFailed
+        }
+    };
+    let said = refused.message.as_deref().filter(|said| !said.is_empty());
+    (
+        code,
+        code.message_with(said.unwrap_or("it does not say why")),
+    )
+}
+
+/// Reads what was asked about a unit of the partner.
+async fn read(session: &Session, id: &TopupId) -> Result<Requests, ApiError> {
+    let reading =
+        session.run(async |connection, partner| esims::requests(connection, partner, id).await);
+    match reading.await? {
+        Some(requests) => Ok(requests),
+        None => Err(session.no_topup(id).await),
+    }
+}
+
+/// Refuses a question about a unit that is not with the partner.
+fn delivered(requests: &Requests) -> Result<(), ApiError> {
+    let error = |code: Code, message: &str| ApiError::Plain {
+        code,
+        message: message.into(),
+    };
+    if requests.returned_at.is_some() {
+        Err(Code::TopupReturned.into())
+    } else if requests.state != UnitState::Ready {
+        Err(error(Code::TopupNotReady, "The eSIM is not ready"))
+    } else if requests.erased {
+        Err(error(Code::TopupErased, "The eSIM's fields were erased"))
+    } else {
+        Ok(())
+    }
+}
+
+/// Looks at the row until `is_answered`, the time is over or the process stops.
+async fn wait(
+    session: &Session,
+    id: &TopupId,
+    is_answered: impl Fn(&Requests) -> bool,
+) -> Result<Requests, ApiError> {
+    let stop = &session.service().stop;
+    let deadline = Instant::now() + session.app.limits.esim_request_wait;
+    loop {
+        let late = Instant::now() >= deadline || stop.is_cancelled();
+        match read(session, id).await {
+            Ok(requests) if late || is_answered(&requests) => return Ok(requests),
+            Err(error) if late => return Err(error),
+            // A database that is busy delays only this answer, so an error is tolerated until the
+            // time is over.
+            Ok(_) | Err(_) => {}
+        }
+        stop.run_until_cancelled(tokio::time::sleep(LOOK)).await;
+    }
+}
+
+/// Show the data use of an eSIM
+///
+/// What the provider says about the eSIM: whether it is installed, how much of its data is used, and
+/// when it ends. Providers count with a delay of an hour or more. An answer of the provider is kept
+/// for some minutes and served again; `age_seconds` says how old it is. If the provider does not
+/// answer, you get its last answer, however old it is.
+#[utoipa::path(get, path = "/topups/{topup_id}/usage", operation_id = "show_usage", tag = "Topups",
+    params(("topup_id" = String, Path, description = "The id of the topup, 26 digits")),
+    responses(
+        (status = 200, description = "The data use", body = Usage),
+        (status = 404, response = super::described::NotFound),
+        (status = 410, response = super::described::Archived),
+        (status = 409, description = "The provider does not show it (`usage_not_available`), the eSIM is not ready (`topup_not_ready`), you gave it back (`topup_returned`), or its fields were erased (`topup_erased`)", body = super::described::Message),
+        (status = 503, description = "The provider does not answer, and there is no earlier answer (`usage_unanswered`); `Retry-After` says when to try again", body = super::described::Message)))]
+pub(super) async fn usage(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
+    let fresh = session.app.limits.usage_fresh;
+    let before = read(&session, &id).await?;
+    delivered(&before)?;
+    match (before.reading, before.failure) {
+        (_, Some((UsageFailure::NotAvailable, age))) if age <= fresh => {
+            return Err(Code::UsageNotAvailable.into());
+        }
+        (Some(reading), _) if reading.2 <= fresh => {
+            return Ok(json(StatusCode::OK, &Usage::new(&id, reading)));
+        }
+        _ => {}
+    }
+    let rates = session.app.admission.rates.of(&session.partner);
+    rates.esim_request()?;
+    let asking =
+        session.run(async |connection, partner| esims::ask_usage(connection, partner, &id).await);
+    asking.await?;
+    let after = wait(&session, &id, |requests| !requests.usage_open).await?;
+    match (after.reading, after.failure) {
+        (_, Some((UsageFailure::NotAvailable, _))) => Err(Code::UsageNotAvailable.into()),
+        (Some(reading), _) => Ok(json(StatusCode::OK, &Usage::new(&id, reading))),
+        (None, _) => Ok(retry_after(Code::UsageUnanswered, UNANSWERED)),
+    }
+}
+
+/// Give an eSIM back
+///
+/// Gives an eSIM back that nobody has installed, if its provider takes it back. We first ask the
+/// provider whether it can be given back. After a 200 it is certain that nobody can install the eSIM
+/// any more; its fields are erased here. After a 409 it is certain that the eSIM stays yours. After a
+/// 202 neither is certain yet: look at the state until it is. Repeating the request while it is under
+/// way, or when it is done, changes nothing.
+#[utoipa::path(post, path = "/topups/{topup_id}/give-back", operation_id = "give_back", tag = "Topups",
+    params(("topup_id" = String, Path, description = "The id of the topup, 26 digits")),
+    responses(
+        (status = 200, description = "The provider has the eSIM back", body = GivenBack),
+        (status = 202, description = "The give-back is under way or on hold", body = GivenBack),
+        (status = 404, response = super::described::NotFound),
+        (status = 410, response = super::described::Archived),
+        (status = 409, description = "The eSIM stays yours: it is installed (`esim_installed`), its provider takes no eSIM back (`give_back_not_available`) or not this one (`give_back_refused`), or the provider could not be asked (`give_back_failed`). Or it is not ready (`topup_not_ready`), or its fields were erased (`topup_erased`)", body = super::described::Message)))]
+pub(super) async fn give_back(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
+    let before = read(&session, &id).await?;
+    let state = before.give_back.as_ref().map(|asked| asked.state);
+    if matches!(state, None | Some(GiveBackState::Refused)) {
+        delivered(&before)?;
+        let rates = session.app.admission.rates.of(&session.partner);
+        rates.esim_request()?;
+        let asking = session
+            .run(async |connection, partner| esims::ask_give_back(connection, partner, &id).await);
+        asking.await?;
+    }
+    let is_over = |asked: &GiveBack| asked.state.is_over();
+    let after = wait(&session, &id, |requests| {
+        requests.give_back.as_ref().is_some_and(is_over)
+    })
+    .await?;
+    let Some(asked) = &after.give_back else {
+        // Its fields were erased after the first look.
+        return Err(Code::TopupErased.into());
+    };
+    match asked.state {
+        GiveBackState::Returned => Ok(json(StatusCode::OK, &GivenBack::new(&id, Some(asked)))),
+        GiveBackState::Refused => {
+            let (code, message) = refusal(asked);
+            Err(ApiError::Plain { code, message })
+        }
+        GiveBackState::Asked | GiveBackState::Sending | GiveBackState::Parked => Ok(json(
+            StatusCode::ACCEPTED,
+            &GivenBack::new(&id, Some(asked)),
+        )),
+    }
+}
+
+/// Show the state of a give-back
+#[utoipa::path(get, path = "/topups/{topup_id}/give-back", operation_id = "show_give_back", tag = "Topups",
+    params(("topup_id" = String, Path, description = "The id of the topup, 26 digits")),
+    responses(
+        (status = 200, description = "The state; `not_asked` if you have not asked for it", body = GivenBack),
+        (status = 404, response = super::described::NotFound),
+        (status = 410, response = super::described::Archived)))]
+pub(super) async fn give_back_state(
+    session: Session,
+    Id(id): Id<TopupId>,
+) -> Result<Response, ApiError> {
+    let requests = read(&session, &id).await?;
+    let shown = GivenBack::new(&id, requests.give_back.as_ref());
+    Ok(json(StatusCode::OK, &shown))
+}

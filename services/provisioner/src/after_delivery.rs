@@ -1,0 +1,367 @@
+//! Answers what partners ask about delivered eSIMs, and gives eSIMs back.
+//!
+//! Ingress stores the request in a row, because only this service holds the credentials of
+//! providers. A loop looks for due rows twice a second, as the stages do. Each row costs one call
+//! that asks the provider what became of the eSIM. Its answer serves the question about the data
+//! use, and decides whether the eSIM can be given back.
+//!
+//! Guarantee: the partner hears that its eSIM is given back, or that it is not, only if that is
+//! certain ([`domain::give_back`]). An attempt is recorded before the provider is called, and only
+//! the process that recorded it sends it. If the outcome is unknown, the eSIM is looked at until it
+//! shows the outcome; after `PARK_AFTER` without one the give-back is parked for an operator.
+//!
+//! Nothing here is recorded by group commit, because partners ask rarely, and a record that is lost
+//! with a process costs one more look. These calls neither open nor close the breaker, so that a
+//! failing look at eSIMs stops no purchase.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use domain::{
+    GiveBackState,
+    give_back::{Event, GiveBack},
+};
+use pipeline::{Effect, perform};
+use runtime::{Shutdown, outage};
+use store::esim_requests::{self, Claimed, Open, Reason, Settlement, UsageFailure};
+use tokio::sync::Semaphore;
+
+use crate::{
+    place::ProviderWork,
+    providers::{Custody, DeliveredEsim, EsimStatus, GiveBackAnswer, ProviderId, Trouble},
+};
+
+/// The pause between two looks for due rows.
+const LOOK: Duration = Duration::from_millis(500);
+/// The shortest and the longest pause before an eSIM is looked at again.
+const AGAIN_LEAST: Duration = Duration::from_secs(1);
+const AGAIN_MOST: Duration = Duration::from_mins(5);
+
+/// Works on due rows until the soft stop, at most `most` at a time.
+pub async fn answer(
+    work: Arc<ProviderWork>,
+    most: usize,
+    shutdown: Shutdown,
+) -> anyhow::Result<()> {
+    let room = Arc::new(Semaphore::new(most));
+    let mut ticks = shutdown.ticks(LOOK);
+    while ticks.next().await {
+        let free = room.available_permits();
+        if free == 0 {
+            continue;
+        }
+        let name = &work.calls.name;
+        let lease = work.lease;
+        // An attempt is sent within a time that counts from before the claim.
+        let claim_began = Instant::now();
+        let claimed = work
+            .database
+            .run(async |connection| esim_requests::claim(connection, name, free, lease).await);
+        match claimed.await {
+            Ok(claimed) => {
+                for one in claimed {
+                    let Ok(permit) = Arc::clone(&room).acquire_owned().await else {
+                        return Ok(());
+                    };
+                    let work = Arc::clone(&work);
+                    shutdown.tracker().spawn(async move {
+                        work.answer(&one, claim_began).await;
+                        drop(permit);
+                    });
+                }
+            }
+            Err(error) => {
+                if let Some(others) = outage::DATABASE.failed() {
+                    tracing::error!(
+                        %error,
+                        others,
+                        "cannot look for requests about delivered eSIMs; trying again"
+                    );
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+impl ProviderWork {
+    async fn answer(&self, claimed: &Claimed, claim_began: Instant) {
+        if let Err(error) = self.try_answer(claimed, claim_began).await {
+            tracing::warn!(
+                topup.id = %claimed.topup_id,
+                order.id = %claimed.order_id,
+                %error,
+                "cannot record the answer to a request about a delivered eSIM; the eSIM is looked \
+                 at again when the lease of the request ends"
+            );
+        }
+    }
+
+    async fn try_answer(
+        &self,
+        claimed: &Claimed,
+        claim_began: Instant,
+    ) -> Result<(), store::Error> {
+        let capabilities = self.calls.provider.capabilities();
+        if !capabilities.usage {
+            if claimed.usage_asked {
+                self.fail(claimed, UsageFailure::NotAvailable).await?;
+            }
+            if claimed.give_back.is_some() {
+                self.refuse(claimed, Reason::NotAvailable, None).await?;
+            }
+            return Ok(());
+        }
+        let Ok(unit_id) = ProviderId::parse(claimed.unit_id.clone()) else {
+            return Ok(());
+        };
+        let esim = DeliveredEsim {
+            unit_id,
+            iccid: claimed.iccid.clone(),
+        };
+        let status = self.calls.status(&esim).await;
+        match &status {
+            Ok(status) => {
+                let reading = status.reading;
+                self.database
+                    .run(async |connection| {
+                        esim_requests::record_reading(connection, &claimed.topup_id, &reading).await
+                    })
+                    .await?;
+            }
+            Err(trouble) => {
+                tracing::info!(
+                    topup.id = %claimed.topup_id,
+                    provider.name = self.calls.name,
+                    class = trouble.class(),
+                    reason = trouble.reason(),
+                    "the provider does not say what became of a delivered eSIM"
+                );
+                if claimed.usage_asked {
+                    self.fail(claimed, UsageFailure::Failed).await?;
+                }
+            }
+        }
+        match claimed.give_back {
+            Some(_) if !capabilities.give_back => {
+                self.refuse(claimed, Reason::NotAvailable, None).await
+            }
+            Some(open) if open.now.state == GiveBackState::Sending => {
+                self.settle_attempt(claimed, open, status).await
+            }
+            Some(open) => {
+                self.begin_attempt(claimed, open, status, &esim, claim_began)
+                    .await
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Settles an attempt whose outcome is not known by what the eSIM shows.
+    async fn settle_attempt(
+        &self,
+        claimed: &Claimed,
+        open: Open,
+        status: Result<EsimStatus, Trouble>,
+    ) -> Result<(), store::Error> {
+        let attempt = open.now.attempt;
+        let settled = open.attempt_age >= self.settle_delay;
+        let again_in = pause(open.attempt_age);
+        match status.map(|status| (status.custody, status.reading.installed)) {
+            Ok((Custody::Returned, _)) => self.returned(claimed).await,
+            Ok((_, Some(true))) => {
+                let event = Event::Installed(attempt);
+                self.end(claimed, event, Reason::Installed, None).await
+            }
+            Ok(_) => {
+                let left = self.settle_delay.saturating_sub(open.attempt_age);
+                let event = Event::NotReturned { attempt, settled };
+                self.go_on(claimed, Some(event), left.max(AGAIN_LEAST))
+                    .await
+            }
+            Err(trouble) if open.attempt_age >= self.park_after => {
+                let event = Event::Park(attempt);
+                let said = Some(trouble.reason().to_owned());
+                self.end(claimed, event, Reason::Unknown, said).await
+            }
+            Err(_) => self.go_on(claimed, None, again_in).await,
+        }
+    }
+
+    /// Gives an eSIM back of which the provider says that it would take it now.
+    async fn begin_attempt(
+        &self,
+        claimed: &Claimed,
+        open: Open,
+        status: Result<EsimStatus, Trouble>,
+        esim: &DeliveredEsim,
+        claim_began: Instant,
+    ) -> Result<(), store::Error> {
+        let is_late = open.asked_age >= self.park_after;
+        match status.map(|status| (status.custody, status.reading.installed)) {
+            Ok((Custody::Returned, _)) => return self.returned(claimed).await,
+            Ok((_, Some(true))) => return self.refuse(claimed, Reason::Installed, None).await,
+            Ok((Custody::Kept(said), _)) => {
+                return self.refuse(claimed, Reason::Refused, Some(said)).await;
+            }
+            // No attempt is open here, so it is certain that the eSIM stays with the partner.
+            Ok((Custody::Returnable, _)) if is_late => {
+                return self.refuse(claimed, Reason::Unreachable, None).await;
+            }
+            Err(trouble) if is_late => {
+                let said = Some(trouble.reason().to_owned());
+                return self.refuse(claimed, Reason::Unreachable, said).await;
+            }
+            Err(_) => {
+                return self.go_on(claimed, None, pause(open.asked_age)).await;
+            }
+            Ok((Custody::Returnable, _)) => {}
+        }
+        let Some(attempt) = self.record_attempt(claimed, open.now).await? else {
+            return Ok(());
+        };
+        let send_by = claim_began + self.settle_delay / 2;
+        match self.calls.give_back(esim, send_by).await {
+            Some(Ok(GiveBackAnswer::Returned)) => self.returned(claimed).await,
+            Some(Ok(GiveBackAnswer::Refused(said))) => {
+                let event = Event::Refused(attempt);
+                self.end(claimed, event, Reason::Refused, Some(said)).await
+            }
+            Some(Err(Trouble::Unknown(reason))) => {
+                tracing::warn!(
+                    topup.id = %claimed.topup_id,
+                    provider.name = self.calls.name,
+                    attempt,
+                    reason,
+                    "the outcome of a give-back is unknown; the eSIM is looked at until it shows it"
+                );
+                self.go_on(claimed, None, AGAIN_LEAST).await
+            }
+            Some(Err(trouble)) => {
+                let wait = trouble.after(AGAIN_MOST).max(pause(open.asked_age));
+                self.go_on(claimed, Some(Event::NotSent(attempt)), wait)
+                    .await
+            }
+            // Only this process may send the attempt, and it will not.
+            None => {
+                self.go_on(claimed, Some(Event::NotSent(attempt)), AGAIN_LEAST)
+                    .await
+            }
+        }
+    }
+
+    async fn record_attempt(
+        &self,
+        claimed: &Claimed,
+        read: GiveBack,
+    ) -> Result<Option<u32>, store::Error> {
+        let recording = self.database.run(async |connection| {
+            esim_requests::begin(connection, &claimed.topup_id, read).await
+        });
+        perform(Effect::CommitGiveBack, recording).await
+    }
+
+    async fn fail(&self, claimed: &Claimed, failure: UsageFailure) -> Result<(), store::Error> {
+        self.database
+            .run(async |connection| {
+                esim_requests::record_failure(connection, &claimed.topup_id, failure).await
+            })
+            .await
+    }
+
+    /// Refuses a give-back of which no attempt is open.
+    async fn refuse(
+        &self,
+        claimed: &Claimed,
+        reason: Reason,
+        said: Option<String>,
+    ) -> Result<(), store::Error> {
+        self.end(claimed, Event::Refuse, reason, said).await
+    }
+
+    async fn returned(&self, claimed: &Claimed) -> Result<(), store::Error> {
+        self.settle_give_back(claimed, Some(Event::Returned), None, AGAIN_LEAST)
+            .await
+    }
+
+    /// Ends a give-back without success.
+    async fn end(
+        &self,
+        claimed: &Claimed,
+        event: Event,
+        reason: Reason,
+        said: Option<String>,
+    ) -> Result<(), store::Error> {
+        self.settle_give_back(claimed, Some(event), Some((reason, said)), AGAIN_LEAST)
+            .await
+    }
+
+    /// Records an event after which the give-back is not over, or only the time of the next look.
+    async fn go_on(
+        &self,
+        claimed: &Claimed,
+        event: Option<Event>,
+        again_in: Duration,
+    ) -> Result<(), store::Error> {
+        self.settle_give_back(claimed, event, None, again_in).await
+    }
+
+    async fn settle_give_back(
+        &self,
+        claimed: &Claimed,
+        event: Option<Event>,
+        reason: Option<(Reason, Option<String>)>,
+        again_in: Duration,
+    ) -> Result<(), store::Error> {
+        let settlement = Settlement {
+            event,
+            reason,
+            again_in,
+        };
+        let settling = self.database.run(async |connection| {
+            esim_requests::settle(connection, &claimed.topup_id, &settlement).await
+        });
+        let (state, moved) = perform(Effect::CommitReturned, settling).await?;
+        let Some(state) = state.filter(|state| moved && state.is_over()) else {
+            return Ok(());
+        };
+        self.calls
+            .metrics
+            .give_back(&self.calls.name, state.as_str());
+        let topup = &claimed.topup_id;
+        let order = claimed.order_id;
+        let partner = claimed.partner_id;
+        let provider = &self.calls.name;
+        let said = settlement.reason.and_then(|(_, said)| said);
+        if state == GiveBackState::Parked {
+            tracing::error!(
+                topup.id = %topup,
+                order.id = %order,
+                partner.id = %partner,
+                provider.name = provider,
+                provider.unit.id = claimed.unit_id,
+                said,
+                "a give-back is parked, because the provider does not say whether it has the eSIM \
+                 back; find out there, and settle it with `esimctl give-back resolve`"
+            );
+        } else {
+            tracing::info!(
+                topup.id = %topup,
+                order.id = %order,
+                partner.id = %partner,
+                provider.name = provider,
+                state = state.as_str(),
+                said,
+                "a give-back has ended"
+            );
+        }
+        Ok(())
+    }
+}
+
+/// The pause before the next look at something that began this long ago.
+fn pause(age: Duration) -> Duration {
+    (age / 4).clamp(AGAIN_LEAST, AGAIN_MOST)
+}

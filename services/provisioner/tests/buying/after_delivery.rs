@@ -1,0 +1,363 @@
+//! What partners ask about delivered eSIMs: the data use, and giving them back, at each provider that
+//! can do it. After any crash our state and that of the provider agree.
+
+use std::time::Duration;
+
+use domain::{PartnerId, PlacementId, TopupId};
+use provisioner::providers::{
+    Custody, DeliveredEsim, EsimStatus, GiveBackAnswer, ProviderId, Trouble, airalo, esim_access,
+};
+use serde_json::json;
+use store::self_service::esims;
+use testkit::wait;
+
+use crate::hostile::{LIMITS, ok, replay};
+use crate::support::{Bench, PATIENCE};
+
+/// The row of a unit.
+#[derive(Clone, Debug, sqlx::FromRow)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent facts, as the row's columns are"
+)]
+struct Row {
+    usage_open: bool,
+    installed: Option<bool>,
+    data_used: Option<i64>,
+    data_total: Option<i64>,
+    failure: Option<String>,
+    give_back: Option<String>,
+    attempt: i32,
+    reason: Option<String>,
+    due: bool,
+    returned: bool,
+    has_profile: bool,
+    /// The seconds from the request for a give-back to its last attempt.
+    pause: f64,
+}
+
+/// A delivered unit.
+struct Unit {
+    topup: TopupId,
+    partner: PartnerId,
+    placement: PlacementId,
+}
+
+impl Bench {
+    /// Buys one unit of an option and waits for its profile.
+    async fn delivered(&self, provider: &str, option: &str) -> Unit {
+        let placement = self.accept_at(provider, &[option]).await;
+        self.ready(placement).await;
+        let (topup, partner): (String, uuid::Uuid) = sqlx::query_as(
+            "SELECT topup_id, partner_id FROM topups JOIN placements USING (placement_id) WHERE placement_id = $1",
+        )
+        .bind(placement.uuid())
+        .fetch_one(&self.pool)
+        .await
+        .unwrap();
+        Unit {
+            topup: topup.try_into().unwrap(),
+            partner: partner.into(),
+            placement,
+        }
+    }
+
+    async fn ask_give_back(&self, unit: &Unit) {
+        let mut connection = self.pool.acquire().await.unwrap();
+        esims::ask_give_back(&mut connection, unit.partner, &unit.topup)
+            .await
+            .unwrap();
+    }
+
+    async fn ask_usage(&self, unit: &Unit) {
+        let mut connection = self.pool.acquire().await.unwrap();
+        esims::ask_usage(&mut connection, unit.partner, &unit.topup)
+            .await
+            .unwrap();
+    }
+
+    /// Reads the row of a unit when `condition` holds; every wait is due at once.
+    async fn row(&self, unit: &Unit, condition: impl Fn(&Row) -> bool) -> Row {
+        let mut last = None;
+        let found = wait::until(PATIENCE, "a request about an eSIM", async || {
+            sqlx::query(
+                "UPDATE esim_requests SET at = now() WHERE topup_id = $1 AND at < now() + interval '8 seconds'",
+            )
+            .bind(unit.topup.as_str())
+            .execute(&self.pool)
+            .await?;
+            let row: Row = sqlx::query_as(
+                "SELECT usage_asked_at IS NOT NULL AS usage_open, installed, data_used, data_total,
+                        usage_failure AS failure, give_back, attempt, reason, at IS NOT NULL AS due,
+                        returned_at IS NOT NULL AS returned, profile IS NOT NULL AS has_profile,
+                        coalesce(extract(epoch FROM attempted_at - give_back_asked_at), 0)::float8 AS pause
+                 FROM esim_requests JOIN esims USING (topup_id) WHERE topup_id = $1",
+            )
+            .bind(unit.topup.as_str())
+            .fetch_one(&self.pool)
+            .await?;
+            last = Some(row.clone());
+            Ok(condition(&row).then_some(row))
+        });
+        found
+            .await
+            .unwrap_or_else(|error| panic!("{error}: {last:?}"))
+    }
+
+    async fn ended(&self, unit: &Unit) -> Row {
+        let is_over = |state: &str| matches!(state, "returned" | "refused" | "parked");
+        self.row(unit, |row| row.give_back.as_deref().is_some_and(is_over))
+            .await
+    }
+
+    /// The number of eSIMs that the provider has back of the purchase of this unit.
+    async fn canceled(&self, unit: &Unit) -> u64 {
+        self.sandbox.canceled(unit.placement).await
+    }
+}
+
+async fn bench(change: impl FnOnce(&mut provisioner::Config)) -> Bench {
+    Bench::start(|config| {
+        config.providers = ["sandbox", "esim-access", "airalo"]
+            .map(str::to_owned)
+            .into();
+        change(config);
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_question_about_the_use_is_answered_by_each_provider_that_can() {
+    let bench = bench(|_| {}).await;
+    let gib = 1024 * 1024 * 1024;
+    for (provider, unused) in [
+        ("sandbox", Some(false)),
+        ("esim-access", Some(false)),
+        // Airalo does not say that an eSIM is not installed.
+        ("airalo", None),
+    ] {
+        for (option, used, installed) in [("ready", 0, unused), ("in-use", gib * 3 / 2, Some(true))]
+        {
+            let unit = bench.delivered(provider, option).await;
+            bench.ask_usage(&unit).await;
+            let row = bench.row(&unit, |row| !row.usage_open).await;
+            assert_eq!(row.failure, None, "{provider} {option}");
+            assert_eq!(
+                (row.installed, row.data_used, row.data_total, row.due),
+                (installed, Some(used), Some(5 * gib), false),
+                "{provider} {option}"
+            );
+        }
+    }
+    // Without an answer the question is not open for ever.
+    let unit = bench.delivered("sandbox", "ready").await;
+    bench.sandbox.faults(json!({ "error_rate": 1.0 })).await;
+    bench.ask_usage(&unit).await;
+    let row = bench.row(&unit, |row| !row.usage_open).await;
+    assert_eq!((row.failure.as_deref(), row.due), (Some("failed"), false));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unused_esim_is_given_back_and_a_used_one_is_not() {
+    let bench = bench(|_| {}).await;
+    for provider in ["sandbox", "esim-access"] {
+        // The second one gets no answer to its give-back, and a look shows that it was carried out.
+        for option in ["ready", "return-lost"] {
+            let unit = bench.delivered(provider, option).await;
+            bench.ask_give_back(&unit).await;
+            // A second request changes nothing.
+            bench.ask_give_back(&unit).await;
+            let row = bench.ended(&unit).await;
+            assert_eq!(
+                (row.give_back.as_deref(), row.attempt, row.due),
+                (Some("returned"), 1, false),
+                "{provider} {option}"
+            );
+            assert!(row.returned && !row.has_profile, "{provider} {option}");
+            assert_eq!(bench.canceled(&unit).await, 1, "{provider} {option}");
+        }
+        let unit = bench.delivered(provider, "in-use").await;
+        bench.ask_give_back(&unit).await;
+        let row = bench.ended(&unit).await;
+        assert_eq!(
+            (row.give_back.as_deref(), row.reason.as_deref(), row.attempt),
+            (Some("refused"), Some("installed"), 0),
+            "{provider}: it was asked first, and nothing was sent"
+        );
+        assert!(!row.returned && row.has_profile);
+    }
+    let unit = bench.delivered("airalo", "ready").await;
+    bench.ask_give_back(&unit).await;
+    let row = bench.ended(&unit).await;
+    assert_eq!(row.reason.as_deref(), Some("not_available"));
+    assert!(!row.returned && row.has_profile);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_give_back_without_an_outcome_is_parked_and_never_guessed() {
+    let bench = bench(|config| config.park_after = Duration::from_secs(4)).await;
+    for provider in ["sandbox", "esim-access"] {
+        let unit = bench.delivered(provider, "return-unclear").await;
+        bench.ask_give_back(&unit).await;
+        let row = bench.ended(&unit).await;
+        assert_eq!(
+            (row.give_back.as_deref(), row.reason.as_deref(), row.attempt),
+            (Some("parked"), Some("unknown"), 1),
+            "{provider}"
+        );
+        assert!(!row.returned && row.has_profile && !row.due, "{provider}");
+        assert_eq!(bench.canceled(&unit).await, 1, "{provider}");
+    }
+}
+
+/// A process has recorded an attempt and died, before the call or after it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_of_a_dead_process_is_settled_by_what_the_esim_shows() {
+    let bench = bench(|_| {}).await;
+    for provider in ["sandbox", "esim-access"] {
+        for (option, attempts) in [("ready", 2), ("in-use", 1)] {
+            let unit = bench.delivered(provider, option).await;
+            sqlx::query(
+                "INSERT INTO esim_requests (topup_id, partner_id, provider, at, give_back, give_back_asked_at, attempt,
+                                            attempted_at)
+                 VALUES ($1, $2, $3, now(), 'sending', now(), 1, now())",
+            )
+            .bind(unit.topup.as_str())
+            .bind(unit.partner.uuid())
+            .bind(provider)
+            .execute(&bench.pool)
+            .await
+            .unwrap();
+            let row = bench.ended(&unit).await;
+            let expected = if option == "ready" {
+                "returned"
+            } else {
+                "refused"
+            };
+            assert_eq!(
+                (row.give_back.as_deref(), row.attempt),
+                (Some(expected), attempts),
+                "{provider} {option}"
+            );
+            // The second attempt follows only once the first one cannot arrive any more.
+            let settle = bench.config.settle.as_secs_f64();
+            assert!(attempts == 1 || row.pause >= settle, "{provider}: {row:?}");
+            let canceled = bench.canceled(&unit).await;
+            assert_eq!(
+                canceled,
+                u64::from(expected == "returned"),
+                "{provider} {option}"
+            );
+        }
+    }
+}
+
+fn esim() -> DeliveredEsim {
+    DeliveredEsim {
+        unit_id: ProviderId::parse("25".to_owned()).unwrap(),
+        iccid: domain::Iccid::parse("8982123456789012345").unwrap(),
+    }
+}
+
+/// The custody that a response means, or the class of the trouble.
+fn custody(status: &Result<EsimStatus, Trouble>) -> String {
+    match status {
+        Ok(status) => match &status.custody {
+            Custody::Returnable => "returnable".to_owned(),
+            Custody::Returned => "returned".to_owned(),
+            Custody::Kept(_) => "kept".to_owned(),
+        },
+        Err(trouble) => trouble.class().to_owned(),
+    }
+}
+
+#[tokio::test]
+async fn only_what_esim_access_says_clearly_is_believed() {
+    testkit::http::client().unwrap(); // This installs the TLS provider.
+    let connect = async |body: &str| {
+        let account = esim_access::Account {
+            url: Some(replay(ok(body)).await),
+            access_key: Some("code".into()),
+            secret_key: Some("secret".into()),
+            ..esim_access::Account::default()
+        };
+        esim_access::connect(&account, LIMITS).unwrap().provider
+    };
+    let one = |id: &str, esim: &str, smdp: &str| {
+        format!(
+            r#"{{"esimTranNo":"{id}","esimStatus":"{esim}","smdpStatus":"{smdp}","totalVolume":5,"orderUsage":2,"expiredTime":"2026-12-31T00:00:00+0000"}}"#
+        )
+    };
+    let page =
+        |list: &str| format!(r#"{{"success":true,"errorCode":"0","obj":{{"esimList":[{list}]}}}}"#);
+    let failed = r#"{"success":false,"errorCode":"310211","errorMsg":"none"}"#.to_owned();
+    let ours = one("25", "GOT_RESOURCE", "RELEASED");
+    for (body, expected) in [
+        (page(&ours), "returnable"),
+        (page(&one("25", "CANCEL", "RELEASED")), "returned"),
+        (page(&one("25", "REVOKED", "RELEASED")), "kept"),
+        (page(&one("25", "UNUSED_EXPIRED", "RELEASED")), "kept"),
+        (page(&one("25", "GOT_RESOURCE", "DOWNLOAD")), "kept"),
+        (page(&one("25", "GOT_RESOURCE", "ODD")), "kept"),
+        (page(&one("25", "IN_USE", "ENABLED")), "kept"),
+        (page(&one("26", "GOT_RESOURCE", "RELEASED")), "unknown"),
+        (page(&format!("{ours},{ours}")), "unknown"),
+        (page(""), "unknown"),
+        (page(r#"{"esimTranNo":"25"}"#), "unknown"),
+        (page(&ours.replace("5,", "-5,")), "unknown"),
+        (failed.clone(), "unknown"),
+    ] {
+        let status = connect(&body).await.status(&esim()).await;
+        assert_eq!(custody(&status), expected, "{body}");
+    }
+    let status = connect(&page(&ours)).await.status(&esim()).await.unwrap();
+    assert_eq!(
+        (
+            status.reading.data_used,
+            status.reading.data_total,
+            status.reading.installed
+        ),
+        (Some(2), Some(5), Some(false))
+    );
+    // No code of a failed cancellation is documented, so a look has to settle it.
+    let done = r#"{"success":true,"errorCode":"0","obj":{}}"#;
+    let answer = connect(done).await.give_back(&esim()).await;
+    assert_eq!(answer, Ok(GiveBackAnswer::Returned));
+    let answer = connect(&failed).await.give_back(&esim()).await;
+    assert!(matches!(answer, Err(Trouble::Unknown(_))), "{answer:?}");
+}
+
+#[tokio::test]
+async fn only_what_airalo_says_clearly_is_believed() {
+    testkit::http::client().unwrap();
+    let connect = async |body: &str| {
+        let account = airalo::Account {
+            url: Some(replay(ok(body)).await),
+            access_key: Some("id".into()),
+            secret_key: Some("secret".into()),
+        };
+        airalo::connect(&account, LIMITS).unwrap().provider
+    };
+    let usage = |remaining: &str, status: &str| {
+        format!(
+            r#"{{"data":{{"remaining":{remaining},"total":2048,"expired_at":"2026-12-31 00:00:00","is_unlimited":false,"status":"{status}"}}}}"#
+        )
+    };
+    for (body, expected) in [
+        (usage("1024", "ACTIVE"), Some((Some(true), Some(1 << 30)))),
+        (usage("2048", "NOT_ACTIVE"), Some((None, Some(0)))),
+        (usage("4096", "FINISHED"), Some((Some(true), Some(0)))),
+        (usage("-1", "ACTIVE"), None),
+        (usage("1e40", "ACTIVE"), None),
+        (usage("null", "ACTIVE"), None),
+        ("{}".to_owned(), None),
+    ] {
+        let status = connect(&body).await.status(&esim()).await;
+        let read = status.ok();
+        if let Some(read) = &read {
+            assert!(matches!(read.custody, Custody::Kept(_)), "{body}");
+        }
+        let read = read.map(|read| (read.reading.installed, read.reading.data_used));
+        assert_eq!(read, expected, "{body}");
+    }
+}

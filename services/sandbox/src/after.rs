@@ -1,0 +1,95 @@
+//! What becomes of a unit after its delivery: how much of its data is used, and whether it can be
+//! given back. It follows from the script of its option, from its age and from the ledger, so all
+//! protocols and a restarted sandbox agree on it.
+
+use std::sync::Arc;
+
+use runtime::clock;
+use time::{Duration, OffsetDateTime};
+
+use crate::{
+    error::Error,
+    profile::UnitNumber,
+    purchase::Purchase,
+    script::{self, AfterDelivery},
+    state::Sandbox,
+};
+
+const GIB: u64 = 1024 * 1024 * 1024;
+/// The data of each unit, in bytes. The catalogue says the same.
+const TOTAL: u64 = 5 * GIB;
+/// What an installed unit has used, in bytes.
+const USED: u64 = 3 * GIB / 2;
+/// How long a unit can be used.
+const LASTS: Duration = Duration::days(30);
+
+/// A unit after its delivery.
+pub struct Esim {
+    pub is_installed: bool,
+    pub is_canceled: bool,
+    /// Bytes.
+    pub used: u64,
+    pub total: u64,
+    pub ends_at: OffsetDateTime,
+}
+
+/// How a give-back ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GiveBack {
+    Done,
+    Installed,
+    /// There is no such unit.
+    Unknown,
+}
+
+/// The purchase of a unit, and what its option says.
+fn find(sandbox: &Sandbox, unit: UnitNumber) -> Option<(Arc<Purchase>, AfterDelivery)> {
+    let purchase = sandbox.ledger.containing(unit)?;
+    let after = purchase
+        .units()
+        .find(|(number, _)| *number == unit)
+        .map(|(_, option_id)| script::of(option_id).after)?;
+    Some((purchase, after))
+}
+
+/// Looks at a unit; `None` if it was never bought.
+pub fn look(sandbox: &Sandbox, unit: UnitNumber) -> Result<Option<Esim>, Error> {
+    let Some((purchase, after)) = find(sandbox, unit) else {
+        return Ok(None);
+    };
+    let is_canceled = sandbox.ledger.is_canceled(unit);
+    if is_canceled && after == AfterDelivery::UnclearReturn {
+        return Err(Error::Failed);
+    }
+    Ok(Some(of(&purchase, after, is_canceled)))
+}
+
+/// A unit of a purchase, without the faults of its script.
+pub fn of(purchase: &Purchase, after: AfterDelivery, is_canceled: bool) -> Esim {
+    let is_installed = after == AfterDelivery::InUse;
+    Esim {
+        is_installed,
+        is_canceled,
+        used: if is_installed { USED } else { 0 },
+        total: TOTAL,
+        ends_at: purchase.at.saturating_add(LASTS).truncate_to_second(),
+    }
+}
+
+/// Takes a unit back. A second time succeeds, too.
+pub fn give_back(sandbox: &Sandbox, unit: UnitNumber) -> Result<GiveBack, Error> {
+    let Some((_, after)) = find(sandbox, unit) else {
+        return Ok(GiveBack::Unknown);
+    };
+    if after == AfterDelivery::InUse {
+        return Ok(GiveBack::Installed);
+    }
+    let is_known = sandbox.ledger.cancel(unit, clock::now());
+    if !is_known.map_err(Error::Ledger)? {
+        return Ok(GiveBack::Unknown);
+    }
+    match after {
+        AfterDelivery::LostReturn | AfterDelivery::UnclearReturn => Err(Error::Failed),
+        AfterDelivery::Unused | AfterDelivery::InUse => Ok(GiveBack::Done),
+    }
+}
