@@ -136,7 +136,7 @@ def search(walk, page, order):
 
 def every_page(walk, name, order, partner, folder):
     listed = {"overview": "/", "order": order, "needs": "/needs", "partner": partner, "partners": "/partners",
-              "operations": "actions": "/actions", "nothing-found": "/find?q=nothing"}
+              "actions": "/actions", "nothing-found": "/find?q=nothing"}
     for scheme in SCHEMES:
         for width, height in SIZES:
             context = walk.context(viewport={"width": width, "height": height}, color_scheme=scheme)
