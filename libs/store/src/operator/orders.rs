@@ -1,13 +1,12 @@
 //! Looks an order up by any of its ids, with its placements, units and deliveries (`esimctl order
 //! show`).
 
-use domain::{Iccid, TopupId};
-use sqlx::{Connection, PgConnection};
+use domain::Iccid;
+use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::actions::{self, Mode};
-use crate::{Result, profile::Profile, vault::Vault};
+use crate::Result;
 
 /// An order with its placements, units and deliveries. It holds no activation code.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -166,28 +165,6 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderVi
         });
     }
     Ok(orders)
-}
-
-/// The profile of a ready eSIM, opened. That it was shown is recorded in the same transaction, so
-/// nobody sees a code without a record. `None` if there is no such eSIM, or it was erased.
-pub async fn activation_code(
-    connection: &mut PgConnection,
-    vault: &Vault,
-    topup_id: &TopupId,
-    mode: Mode<'_>,
-) -> Result<Option<Profile>> {
-    let mut transaction = connection.begin().await?;
-    let query = sqlx::query_scalar!(
-        r#"SELECT profile AS "profile!" FROM esims
-           WHERE topup_id = $1 AND ready_at IS NOT NULL AND profile IS NOT NULL"#,
-        topup_id.as_str(),
-    );
-    let Some(sealed) = query.fetch_optional(&mut *transaction).await? else {
-        return Ok(None);
-    };
-    let profile = Profile::open(vault, topup_id, &sealed)?;
-    actions::finish(transaction, mode, 0).await?;
-    Ok(Some(profile))
 }
 
 /// The text without spaces and dashes, which people and documents put between the digits of an

@@ -11,6 +11,7 @@ use store::{
     PgConnection,
     operator::{
         actions::Mode,
+        activation,
         deliveries::{self, Filter},
         orders::{self, OrderView, PlacementView, TopupView},
         placements::{self, NotResolved, Resolved},
@@ -467,7 +468,7 @@ pub(crate) async fn code(
     let mode = Mode::Apply(act.action("topup show-code", &target, reason));
     let profile = app
         .database()
-        .run(async |connection| orders::activation_code(connection, vault, &topup, mode).await)
+        .run(async |connection| activation::code(connection, vault, &topup, mode).await)
         .await?
         .ok_or_else(unknown)?;
     let secrets = vec![
