@@ -71,8 +71,8 @@ SERVERS=(postgres nats-server)
 SERVICES=(sandbox provisioner notifier ingress console)
 PROCESSES=("${SERVERS[@]}" "${SERVICES[@]}")
 
-# The database roles, one per stage and one for operators.
-ROLES=(ingress provisioner notifier operator)
+# The database roles: one per stage, one for operators and one for the console.
+ROLES=(ingress provisioner notifier operator console)
 # What master keys are for.
 PURPOSES=(partners webhooks profiles)
 

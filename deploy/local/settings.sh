@@ -57,6 +57,7 @@ gather_settings() {
     [[ -f $LOCAL_DIR/master.key ]] || derived "MASTER_KEY_$(upper "$name")_FILE" "$LOCAL_DIR/master-$name.key"
   done
   for name in "${ROLES[@]}"; do
+    [[ $name != console ]] || continue # it talks to PostgreSQL only
     password=$(upper "$name")_NATS_PASSWORD
     secret "$password" "$(random_hex 16)"
     derived "$(upper "$name")_NATS_URL" "nats://$name:${!password}@127.0.0.1:$NATS_PORT"

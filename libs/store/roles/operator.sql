@@ -1,7 +1,7 @@
 -- Operators, through esimctl. They read no profile. `migrate`, `recover`, `master-key` and `archive` need
 -- the owner.
 GRANT SELECT ON configuration_version, partners, options, orders, placements, topups, work, held, deliveries,
-    delivery_attempts, endpoints, further_endpoints, further_deliveries, providers, provider_lanes, provider_replicas, pulses, commit_losses, sweeps, operator_actions
+    provider_references, hourly, delivery_attempts, endpoints, further_endpoints, further_deliveries, providers, provider_lanes, provider_replicas, pulses, commit_losses, sweeps, operator_actions
     TO esim_operator;
 GRANT SELECT (topup_id, provider, provider_unit_id, iccid, ready_at, delivery_id, erased_at) ON esims
     TO esim_operator;
@@ -29,6 +29,10 @@ GRANT UPDATE (traceparent, erased_at) ON orders TO esim_operator;
 GRANT UPDATE (reason, refusal_status, refusal_message) ON placements TO esim_operator;
 GRANT DELETE ON delivery_attempts, deliveries, further_endpoints, further_deliveries TO esim_operator;
 GRANT UPDATE (error) ON deliveries TO esim_operator;
+
+-- Operators who sign in at the console.
+GRANT SELECT, INSERT, UPDATE (role, password, setup_digest, setup_until, disabled_at) ON operators TO esim_operator;
+GRANT SELECT (operator_id), DELETE ON operator_sessions TO esim_operator;
 
 -- Where archived orders are.
 GRANT SELECT ON archives, archive_partners, archived_orders TO esim_operator;

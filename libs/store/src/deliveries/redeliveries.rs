@@ -34,11 +34,11 @@ use super::{
 use crate::{
     Result, age, count,
     operator::{
-        actions::{self, Action},
+        actions::{self, Action, Actor},
         deliveries::{Filter, resend},
     },
     retry_conflicts, seconds,
-    self_service::{PARTNER, REASON},
+    self_service::REASON,
 };
 
 /// The most matching deliveries that are counted when a redelivery begins.
@@ -204,7 +204,7 @@ async fn record(
     affected: i64,
 ) -> Result<()> {
     let action = Action {
-        operator: PARTNER,
+        actor: Actor::PARTNER,
         command,
         target,
         reason: REASON,
