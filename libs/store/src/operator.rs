@@ -7,6 +7,7 @@
 
 pub mod accounts;
 pub mod actions;
+pub mod activation;
 pub mod attention;
 pub mod breakers;
 pub mod deliveries;

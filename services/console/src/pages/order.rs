@@ -428,22 +428,20 @@ pub(crate) async fn replay(
         let replayed = deliveries::replay(connection, &filter, 1, mode).await?;
         Ok::<_, store::Error>(Some(replayed.replayed))
     };
-    match app.database().run(sent).await?.ok_or_else(unknown)? {
-        0 => Err(Problem::Conflict(format!(
-            "The webhook was {seen} when the page was shown, and cannot be sent again now: it has changed, an attempt is due or \
-             under way, or its eSIM was erased. Look at it again."
-        ))),
-        _ => {
-            let text = "It is sent now, with the same webhook-id, and its retries begin anew.";
-            finish(
-                &act.session,
-                &act.fields,
-                "Sent again",
-                text.into(),
-                Vec::new(),
-            )
-        }
+    if app.database().run(sent).await?.ok_or_else(unknown)? == 0 {
+        return Err(Problem::Conflict(format!(
+            "The webhook was {seen} when the page was shown, and cannot be sent again now: it has changed, an attempt is due \
+             or under way, or its eSIM was erased. Look at it again."
+        )));
     }
+    let text = "It is sent now, with the same webhook-id, and its retries begin anew.";
+    finish(
+        &act.session,
+        &act.fields,
+        "Sent again",
+        text.into(),
+        Vec::new(),
+    )
 }
 
 /// Shows an activation code, and records that.

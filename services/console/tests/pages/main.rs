@@ -1,6 +1,8 @@
 //! The console over HTTP, on a real database and in its own role: who may do what, and what the pages
 //! say.
 
+#![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
+
 mod pages;
 mod support;
 

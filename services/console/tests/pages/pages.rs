@@ -1,5 +1,7 @@
 //! What the pages say, and what their actions do.
 
+#![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
+
 use console::access::Role;
 use reqwest::header;
 

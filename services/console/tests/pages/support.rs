@@ -1,10 +1,6 @@
 //! A console on a database of the test's own, with something to show, and browsers of each role.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a helper that fails fails its test"
-)]
+#![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
 use std::{collections::BTreeMap, time::Duration};
 
