@@ -27,3 +27,6 @@ GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_console
 GRANT INSERT ON delivery_attempts TO esim_console;
 GRANT INSERT, UPDATE, DELETE ON work, held, endpoints TO esim_console;
 GRANT UPDATE ON providers TO esim_console;
+GRANT INSERT, UPDATE (ended_at, cancelled_at) ON redeliveries TO esim_console;
+GRANT SELECT, INSERT, UPDATE (cancelled_at) ON operations TO esim_console;
+GRANT SELECT, INSERT ON operation_parts TO esim_console;

@@ -19,7 +19,9 @@ GRANT UPDATE (state, reason) ON topups TO esim_operator;
 GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_operator;
 GRANT INSERT ON delivery_attempts TO esim_operator;
 GRANT INSERT, UPDATE, DELETE ON work, held, endpoints TO esim_operator;
-GRANT SELECT, DELETE ON redeliveries TO esim_operator;
+GRANT SELECT, DELETE, INSERT, UPDATE (ended_at, cancelled_at) ON redeliveries TO esim_operator;
+GRANT SELECT, INSERT, UPDATE (cancelled_at) ON operations TO esim_operator;
+GRANT SELECT, INSERT ON operation_parts TO esim_operator;
 
 -- Retention and erasure.
 GRANT SELECT, UPDATE ON retention TO esim_operator;

@@ -157,6 +157,7 @@ store_errors!(recover::NotRecovered, cells::moving::NotMoved);
 store_errors!(
     operator::accounts::NotChanged,
     operator::accounts::NotSet,
+    operator::operations::NotStarted,
     operator::sessions::NotSignedIn
 );
 

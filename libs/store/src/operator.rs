@@ -16,6 +16,7 @@ pub mod erase;
 pub mod figures;
 pub mod health;
 pub mod hourly;
+pub mod operations;
 pub mod options;
 pub mod orders;
 pub mod placements;

@@ -43,6 +43,7 @@ mod lookup;
 mod master_key;
 mod migrate;
 mod moment;
+mod operation;
 mod operator;
 mod option;
 mod order;
@@ -164,6 +165,9 @@ enum Command {
     /// Show what operators and partners changed, and why
     #[command(subcommand)]
     Action(action::Command),
+    /// Send webhooks of many partners again, and watch or cancel that
+    #[command(subcommand)]
+    Operation(operation::Command),
     /// Create operators who sign in at the console, and change what they may do
     #[command(subcommand)]
     Operator(operator::Command),
@@ -277,6 +281,7 @@ async fn dispatch(command: &Command, console: &Console) -> anyhow::Result<()> {
         Command::Archive(command) => archive::run(command, console).await,
         Command::Cell(command) => cell::run(command, console).await,
         Command::Action(command) => action::run(command, console).await,
+        Command::Operation(command) => operation::run(command, console).await,
         Command::Operator(command) => operator::run(command, console).await,
         Command::Find(command) => find::run(command, console).await,
         Command::Attention(command) => attention::run(command, console).await,
