@@ -136,6 +136,7 @@ def search(walk, page, order):
 
 def every_page(walk, name, order, partner, folder):
     listed = {"overview": "/", "order": order, "needs": "/needs", "partner": partner, "partners": "/partners",
+              "operations": "/operations", "preview": "/operations/preview?since=1h&state=delivered",
               "actions": "/actions", "nothing-found": "/find?q=nothing"}
     for scheme in SCHEMES:
         for width, height in SIZES:

@@ -97,6 +97,19 @@ pub fn routes() -> Vec<Route> {
         ),
         page("/partners", viewer, get(pages::partner::list)),
         page("/partners/{id}", viewer, get(pages::partner::show)),
+        page("/operations", viewer, get(pages::operations::list)),
+        page(
+            "/operations/preview",
+            operator,
+            get(pages::operations::preview),
+        ),
+        action("/operations", operator, post(pages::operations::start)),
+        page("/operations/{id}", viewer, get(pages::operations::show)),
+        action(
+            "/operations/{id}/cancel",
+            operator,
+            post(pages::operations::cancel),
+        ),
         page("/actions", viewer, get(pages::actions::show)),
     ]
 }

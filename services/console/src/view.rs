@@ -9,10 +9,11 @@ use axum::{
 use crate::{access::Session, problem::Problem};
 
 /// The pages of the navigation: their names and paths.
-const LINKS: [(&str, &str); 4] = [
+const LINKS: [(&str, &str); 5] = [
     ("Overview", "/"),
     ("Needs a person", "/needs"),
     ("Partners", "/partners"),
+    ("Bulk operations", "/operations"),
     ("Actions", "/actions"),
 ];
 

@@ -5,6 +5,7 @@ pub(crate) mod assets;
 pub(crate) mod find;
 pub(crate) mod forms;
 pub(crate) mod needs;
+pub(crate) mod operations;
 pub(crate) mod order;
 pub(crate) mod overview;
 pub(crate) mod partner;

@@ -105,7 +105,7 @@ const GROUPS: [(&str, &str); 4] = [
     ),
     (
         "Exhausted webhooks",
-        "All attempts failed. First see on the partner's page that its endpoint works again, then send them again.",
+        "All attempts failed. When the endpoint works again, send them again by a bulk operation.",
     ),
 ];
 
@@ -148,7 +148,14 @@ fn item(item: &Item, session: &Session, now: OffsetDateTime) -> (usize, Row) {
             };
             (2, row)
         }
-        Item::Exhausted(endpoint) => (3, of_endpoint(endpoint, why)),
+        Item::Exhausted(endpoint) => {
+            let row = Row {
+                // The preview of an operation begins with this partner.
+                path: Some(format!("/operations?partner={}", endpoint.partner_id)),
+                ..of_endpoint(endpoint, why)
+            };
+            (3, row)
+        }
     }
 }
 

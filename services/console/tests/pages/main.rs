@@ -14,7 +14,8 @@ use support::{Bench, Browser, PASSWORD, token_of};
 /// The path of a route with the ids of something that is stored.
 fn path(bench: &Bench, route: &str) -> String {
     let id = match route.split('/').nth(1).unwrap_or_default() {
-        "orders" => bench.order.to_string(),
+        // There is no operation yet, so its pages answer that.
+        "orders" | "operations" => bench.order.to_string(),
         "placements" => bench.parked.to_string(),
         "deliveries" | "topups" => bench.topup.to_string(),
         "partners" | "endpoints" => bench.partner.to_string(),
