@@ -30,3 +30,6 @@ GRANT UPDATE ON providers TO esim_console;
 GRANT INSERT, UPDATE (ended_at, cancelled_at) ON redeliveries TO esim_console;
 GRANT SELECT, INSERT, UPDATE (cancelled_at) ON operations TO esim_console;
 GRANT SELECT, INSERT ON operation_parts TO esim_console;
+
+-- If the server has lost commits, whoever notices it first stops all buying.
+GRANT EXECUTE ON FUNCTION commits_lost(text, bigint) TO esim_console;
