@@ -44,7 +44,7 @@ struct List {
 #[template(path = "operation.html")]
 struct One {
     shell: Shell,
-    one: View,
+    operation: View,
     form: Option<ReasonForm>,
 }
 
@@ -247,7 +247,7 @@ pub(crate) async fn show(
     });
     page(&One {
         shell: Shell::new(&visit.session, "/operations", "Operation"),
-        one: view(found),
+        operation: view(found),
         form,
     })
 }
