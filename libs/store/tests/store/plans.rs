@@ -62,8 +62,9 @@ const COUNTS: [(&str, &str); 2] = rows! {
 };
 
 /// Statements that compare each row with each of a handful.
-const SMALL: [(&str, &str); 1] = rows! {
+const SMALL: [(&str, &str); 2] = rows! {
     "SELECT p.webhook_url AS url" => "one partner and its endpoint";
+    "FROM operator_sessions s JOIN operators o" => "one session and the operators, who are few";
 };
 
 /// Statements that name no key. Each runs once for each cell: a loop of a stage, a gauge, or an
