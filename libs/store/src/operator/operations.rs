@@ -91,9 +91,7 @@ pub async fn preview(
     wanted: &Wanted<'_>,
 ) -> Result<Preview> {
     let query = sqlx::query!(
-        r#"SELECT partner_id, name, now() AS "now!",
-                  EXISTS (SELECT FROM redeliveries r WHERE r.partner_id = p.partner_id AND r.ended_at IS NULL) AS "running!"
-           FROM partners p
+        r#"SELECT partner_id, name, now() AS "now!" FROM partners p
            WHERE ($1::uuid IS NULL OR partner_id = $1)
              AND (webhook_url IS NOT NULL OR EXISTS (SELECT FROM further_endpoints f WHERE f.partner_id = p.partner_id))
            ORDER BY name, partner_id LIMIT $2"#,
@@ -109,14 +107,19 @@ pub async fn preview(
         if matching == Some(0) {
             continue;
         }
-        if !row.running {
+        let running = sqlx::query_scalar!(
+            r#"SELECT EXISTS (SELECT FROM redeliveries WHERE partner_id = $1 AND ended_at IS NULL) AS "running!""#,
+            row.partner_id,
+        );
+        let running = running.fetch_one(&mut *connection).await?;
+        if !running {
             all = all.zip(matching).map(|(all, matching)| all + matching);
         }
         parts.push(Part {
             partner_id: row.partner_id,
             name: row.name,
             matching,
-            skipped: row.running,
+            skipped: running,
         });
     }
     Ok(Preview {

@@ -104,9 +104,9 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Hits> {
            )
            SELECT o.order_id AS "order_id!", o.external_order_id AS "external_order_id!", o.partner_id AS "partner_id!",
                   (SELECT name FROM partners a WHERE a.partner_id = o.partner_id) AS partner,
-                  o.created_at AS "created_at!", min(found.by) AS "by!"
-           FROM found JOIN orders o ON o.order_id = found.order_id
-           GROUP BY o.order_id ORDER BY o.order_id DESC LIMIT $4"#,
+                  o.created_at AS "created_at!", (SELECT min(by) FROM found WHERE found.order_id = o.order_id) AS "by!"
+           FROM orders o WHERE o.order_id = ANY (ARRAY (SELECT order_id FROM found))
+           ORDER BY o.order_id DESC LIMIT $4"#,
         uuid,
         id,
         iccid.as_ref().map(Iccid::as_str),

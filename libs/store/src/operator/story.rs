@@ -158,13 +158,13 @@ async fn webhooks(connection: &mut PgConnection, order: &OrderView) -> Result<Ve
                UNION SELECT md5('topup.failed ' || topup)::uuid FROM unnest($1::text[]) topup
            ), attempts AS (
                SELECT d.topup_id, d.kind, d.endpoint_id, a.attempt, a.at, a.duration_ms, a.status, a.class
-               FROM ids
-               JOIN deliveries d ON d.delivery_id = ids.delivery_id
-               JOIN delivery_attempts a ON a.delivery_id = ids.delivery_id
+               FROM deliveries d JOIN delivery_attempts a ON a.delivery_id = d.delivery_id
+               WHERE d.delivery_id = ANY (ARRAY (SELECT delivery_id FROM ids))
+                 AND a.delivery_id = ANY (ARRAY (SELECT delivery_id FROM ids))
                UNION ALL
                SELECT topup_id, kind, endpoint_id, attempt - 1, attempted_at, coalesce(duration_ms, 0), status, 'delivered'
-               FROM ids JOIN deliveries d ON d.delivery_id = ids.delivery_id
-               WHERE kind = 'topup.ready' AND state = 'delivered' AND attempted_at IS NOT NULL
+               FROM deliveries
+               WHERE delivery_id = ANY (ARRAY (SELECT delivery_id FROM ids)) AND kind = 'topup.ready' AND state = 'delivered' AND attempted_at IS NOT NULL
            )
            SELECT topup_id, kind AS "kind!", endpoint_id, attempt AS "attempt!", at AS "at!",
                   duration_ms AS "duration_ms!", status, class AS "class!"
