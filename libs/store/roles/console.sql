@@ -1,11 +1,10 @@
 -- The console: what it shows, and what its operators do there. What it reads of a profile is sealed, and only a console that
--- may show activation codes has the master key that opens it. Of a partner's secret key it reads whether there is one; it is
--- sealed, too, and the console never has the master key for it.
+-- may show activation codes has the master key that opens it. It reads no other key or secret.
 GRANT SELECT ON configuration_version, options, orders, placements, topups, work, held, deliveries, delivery_attempts,
     endpoints, further_deliveries, providers, provider_lanes, provider_replicas, pulses, sweeps, retention, operator_actions,
     redeliveries, archives, archived_orders, provider_references, hourly
     TO esim_console;
-GRANT SELECT (partner_id, name, environment, access_key, secret_key, old_access_key, old_keys_until, webhook_url, webhook_host,
+GRANT SELECT (partner_id, name, environment, access_key, old_access_key, old_keys_until, webhook_url, webhook_host,
               webhook_events, old_webhook_secret_until, disabled_at, max_in_flight, requests_per_second,
               orders_per_second, units_per_second, signed_body_required, has_further_endpoints, moved_to, erased_at,
               created_at, version)

@@ -1,4 +1,4 @@
-//! A partner: its endpoints, its recent orders and webhooks, what we refused, its limits and keys.
+//! A partner: its endpoints, its recent orders and webhooks, its limits and keys.
 //!
 //! The hosts of webhook URLs are shown, not the URLs, because partners put secrets into them.
 
@@ -30,7 +30,7 @@ use crate::{
     view::{Done, Shell, local_path, page},
 };
 
-/// How many orders, webhooks and refused requests the page shows.
+/// How many orders and webhooks the page shows.
 const RECENT: u32 = 25;
 
 #[derive(Template)]
@@ -57,7 +57,6 @@ struct Page {
     endpoints: Vec<EndpointRow>,
     orders: Vec<OrderRow>,
     webhooks: Vec<WebhookRow>,
-    refused: Vec<RefusedRow>,
 }
 
 struct PartnerView {
@@ -102,14 +101,6 @@ struct WebhookRow {
     at: String,
     response: String,
     took: String,
-}
-
-struct RefusedRow {
-    at: String,
-    status: i32,
-    code: String,
-    external_order_id: String,
-    request_id: String,
 }
 
 /// Whether a partner may order, and how that is coloured.
@@ -168,7 +159,6 @@ pub(crate) async fn show(
             .collect(),
         orders: found.orders,
         webhooks: found.webhooks,
-        refused: Vec::new(),
     })
 }
 
@@ -264,8 +254,8 @@ fn describe(partner: &Partner, now: OffsetDateTime) -> PartnerView {
         Some(until) => format!("ended {} UTC", utc(until)),
     };
     let limit = |name: &str, own: Option<i32>| match own {
-        Some(own) => format!("{} {name}", number(own)),
-        None => format!("the default of {name}"),
+        Some(own) => format!("{name} {}", number(own)),
+        None => format!("{name} as set for all"),
     };
     PartnerView {
         id: partner.partner_id.to_string(),
