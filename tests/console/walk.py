@@ -6,6 +6,7 @@ It finds the system by the variables of .local/env (CONSOLE_URL, DATABASE_URL, D
 import json
 import os
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
@@ -198,9 +199,9 @@ def store_orders(number):
         ), e AS (INSERT INTO esims (topup_id, provider, provider_unit_id, iccid, ready_at, delivery_id)
                  SELECT topup_id, 'sandbox', 'm' || n, '89' || lpad(n::text, 17, '0'), at, delivery_id FROM new)
         INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, state, attempt, attempted_at, delivered_at, status, duration_ms, created_at)
-        SELECT delivery_id, partner_id, 'topup.ready', topup_id, order_id, 'delivered', 1, at, at, 200, 12, at FROM new;
-        ANALYZE"""
-    psql = [f"{os.environ['PG_BIN']}/psql", os.environ["DATABASE_URL"], "-XqAt", "-v", "ON_ERROR_STOP=1", "-c", sql.rsplit(";", 1)[0], "-c", "ANALYZE"]
+        SELECT delivery_id, partner_id, 'topup.ready', topup_id, order_id, 'delivered', 1, at, at, 200, 12, at FROM new"""
+    program = os.environ["PG_BIN"] + "/psql"
+    psql = [program, os.environ["DATABASE_URL"], "-XqAt", "-v", "ON_ERROR_STOP=1", "-c", sql, "-c", "ANALYZE"]
     subprocess.run(psql, check=True)
 
 
@@ -208,7 +209,7 @@ def main(program, axe, *options):
     name = f"walker-{os.getpid()}"
     made = esimctl(program, "operator", "create", name, "--role", "operator")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         walk = Walk(axe, browser)
         context = walk.context()
         page = context.new_page()
