@@ -200,9 +200,12 @@ def store_orders(number):
                  SELECT topup_id, 'sandbox', 'm' || n, '89' || lpad(n::text, 17, '0'), at, delivery_id FROM new)
         INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, state, attempt, attempted_at, delivered_at, status, duration_ms, created_at)
         SELECT delivery_id, partner_id, 'topup.ready', topup_id, order_id, 'delivered', 1, at, at, 200, 12, at FROM new"""
-    program = os.environ["PG_BIN"] + "/psql"
-    psql = [program, os.environ["DATABASE_URL"], "-XqAt", "-v", "ON_ERROR_STOP=1", "-c", sql, "-c", "ANALYZE"]
-    subprocess.run(psql, check=True)
+    # The password goes through the environment, because all users of the machine can see arguments.
+    url = urllib.parse.urlsplit(os.environ["DATABASE_URL"])
+    login = {"PGHOST": url.hostname, "PGPORT": str(url.port), "PGUSER": url.username, "PGPASSWORD": url.password,
+             "PGDATABASE": url.path.lstrip("/")}
+    psql = [os.environ["PG_BIN"] + "/psql", "-XqAt", "-v", "ON_ERROR_STOP=1", "-c", sql, "-c", "ANALYZE"]
+    subprocess.run(psql, check=True, env={**os.environ, **login})
 
 
 def main(program, axe, *options):
