@@ -68,11 +68,11 @@ build_programs() {
 # --- the processes, in the order of their start --------------------------------------------------
 
 SERVERS=(postgres nats-server)
-SERVICES=(sandbox provisioner notifier ingress)
+SERVICES=(sandbox provisioner notifier ingress console)
 PROCESSES=("${SERVERS[@]}" "${SERVICES[@]}")
 
-# The database roles, one per stage and one for operators.
-ROLES=(ingress provisioner notifier operator)
+# The database roles: one per stage, one for operators and one for the console.
+ROLES=(ingress provisioner notifier operator console)
 # What master keys are for.
 PURPOSES=(partners webhooks profiles)
 
@@ -87,6 +87,8 @@ PORTS=(
   'PROVISIONER_PORT 18082 82'
   'PROVISIONER_ADMIN_PORT 18083 83'
   'NOTIFIER_ADMIN_PORT 18084 84'
+  'CONSOLE_PORT 18085 85'
+  'CONSOLE_ADMIN_PORT 18086 86'
   'SANDBOX_PORT 18090 90'
   'SANDBOX_ADMIN_PORT 18091 91'
   'POSTGRES_PORT 15432 32'
@@ -126,11 +128,12 @@ WEBHOOK_SETTINGS=(WEBHOOK_ALLOW WEBHOOK_DENY WEBHOOK_PORTS WEBHOOK_RESOLVERS QR_
 NOTIFIER_SETTINGS=(WEBHOOK_HEAD_MAX WEBHOOK_TIMEOUT RETRY_SCHEDULE DELIVERY_CONCURRENCY ENDPOINT_CONCURRENCY
   ENDPOINT_SLOW HOST_CONCURRENCY ENDPOINT_FAILURES ENDPOINT_BLOCK ENDPOINT_BLOCK_LONGEST KEY_EXPIRING_NOTICE REDELIVERY_DUE RETENTION_RATE
   NOTICES_PER_DAY SMTP_URL_FILE SMTP_CA_FILE)
+CONSOLE_SETTINGS=(CONSOLE_SESSION CONSOLE_IDLE CONSOLE_TRACE_URL CONSOLE_ACTIVATION_CODES)
 DATABASE_SETTINGS=(DATABASE_CONNECTIONS DATABASE_TIMEOUT REQUIRE_SYNCHRONOUS ALLOW_ASYNCHRONOUS_COMMIT)
 COMMON_SETTINGS=(LOG LOG_FORMAT SHUTDOWN_TIMEOUT WORKER_THREADS OTEL_EXPORTER_OTLP_ENDPOINT OTEL_EXPORTER_OTLP_PROTOCOL OTEL_TRACES_SAMPLER
   OTEL_TRACES_SAMPLER_ARG)
 SERVICE_SETTINGS=("${INGRESS_SETTINGS[@]}" "${PROVISIONER_SETTINGS[@]}" "${WEBHOOK_SETTINGS[@]}" "${NOTIFIER_SETTINGS[@]}"
-  SANDBOX_DETECT_DUPLICATES "${DATABASE_SETTINGS[@]}" "${COMMON_SETTINGS[@]}")
+  "${CONSOLE_SETTINGS[@]}" SANDBOX_DETECT_DUPLICATES "${DATABASE_SETTINGS[@]}" "${COMMON_SETTINGS[@]}")
 
 # `settings_of SERVICE`: its settings, except LISTEN and ADMIN_LISTEN, and no other service's secrets.
 settings_of() {
@@ -141,8 +144,14 @@ settings_of() {
       ;;
     notifier) echo PUBLIC_URL "${WEBHOOK_SETTINGS[@]}" "${NOTIFIER_SETTINGS[@]}" MASTER_KEY_{WEBHOOKS,PROFILES}_FILE ;;
     ingress) echo PUBLIC_URL "${WEBHOOK_SETTINGS[@]}" "${INGRESS_SETTINGS[@]}" MASTER_KEY_{PARTNERS,WEBHOOKS,PROFILES}_FILE ;;
+    console)
+      echo CONSOLE_URL "${CONSOLE_SETTINGS[@]}"
+      # It holds no key unless it shows activation codes.
+      [[ ${CONSOLE_ACTIVATION_CODES-} != true ]] || echo MASTER_KEY_PROFILES_FILE MASTER_KEY_FILE
+      ;;
   esac
-  [[ $1 == sandbox ]] || echo "${DATABASE_SETTINGS[@]}" MASTER_KEY_FILE
+  [[ $1 == sandbox ]] || echo "${DATABASE_SETTINGS[@]}"
+  [[ $1 == sandbox || $1 == console ]] || echo MASTER_KEY_FILE
   echo "${COMMON_SETTINGS[@]}"
 }
 

@@ -161,6 +161,7 @@ configure_nats() {
   (
     umask 077
     for name in "${ROLES[@]}"; do
+      [[ $name != console ]] || continue # it talks to PostgreSQL only
       password=$(upper "$name")_NATS_PASSWORD
       printf '%s_PASSWORD: "%s"\n' "$(upper "$name")" "${!password}"
     done >"$folder/secrets/passwords.conf"

@@ -57,6 +57,7 @@ gather_settings() {
     [[ -f $LOCAL_DIR/master.key ]] || derived "MASTER_KEY_$(upper "$name")_FILE" "$LOCAL_DIR/master-$name.key"
   done
   for name in "${ROLES[@]}"; do
+    [[ $name != console ]] || continue # it talks to PostgreSQL only
     password=$(upper "$name")_NATS_PASSWORD
     secret "$password" "$(random_hex 16)"
     derived "$(upper "$name")_NATS_URL" "nats://$name:${!password}@127.0.0.1:$NATS_PORT"
@@ -64,7 +65,7 @@ gather_settings() {
 
   derived BASE_URL "$url:$INGRESS_PORT"
   derived PUBLIC_URL "$BASE_URL"
-  for name in INGRESS_ADMIN PROVISIONER PROVISIONER_ADMIN NOTIFIER_ADMIN SANDBOX SANDBOX_ADMIN NATS_MONITOR; do
+  for name in INGRESS_ADMIN PROVISIONER PROVISIONER_ADMIN NOTIFIER_ADMIN CONSOLE CONSOLE_ADMIN SANDBOX SANDBOX_ADMIN NATS_MONITOR; do
     port=${name}_PORT
     derived "${name}_URL" "$url:${!port}"
   done
@@ -129,7 +130,7 @@ check_service_settings() {
   for name in "${SERVICE_SETTINGS[@]}"; do
     [[ -n ${!name-} && ${!name} != *[[:cntrl:]]* ]] || continue
     case $name in
-      PLACEMENT_WAIT | QUEUE_DEADLINE | QR_WAIT | *_TIMEOUT | SETTLE | PARK_AFTER | BREAKER_OPEN* | ENDPOINT_BLOCK*)
+      PLACEMENT_WAIT | QUEUE_DEADLINE | QR_WAIT | CONSOLE_SESSION | CONSOLE_IDLE | *_TIMEOUT | SETTLE | PARK_AFTER | BREAKER_OPEN* | ENDPOINT_BLOCK*)
         pattern="(0|$span)" meaning='a duration, such as 2s or 500ms'
         ;;
       RETRY_SCHEDULE) pattern="$span(, ?$span)*" meaning='durations with commas between them, such as 5s,5m' ;;
@@ -138,7 +139,7 @@ check_service_settings() {
       OTEL_EXPORTER_OTLP_ENDPOINT) pattern='https?://[^ ]+' meaning='an http or https address' ;;
       OTEL_EXPORTER_OTLP_PROTOCOL) pattern='(grpc|http/protobuf)' meaning='grpc or http/protobuf' ;;
       LOG_FORMAT) pattern='(auto|text|json)' meaning='auto, text or json' ;;
-      SANDBOX_DETECT_DUPLICATES | WEBHOOK_HTTP_LIVE) pattern='(true|false)' meaning='true or false' ;;
+      SANDBOX_DETECT_DUPLICATES | WEBHOOK_HTTP_LIVE | CONSOLE_ACTIVATION_CODES) pattern='(true|false)' meaning='true or false' ;;
       BRAND) pattern='[A-Za-z0-9-]+' meaning='letters, digits and -' ;;
       *_URL) pattern='https?://[^ ]+' meaning='an http or https address' ;;
       SANDBOX_SECRET_KEY | USIMSA_SECRET_KEY) pattern='[A-Za-z0-9+/]+=*' meaning='Base64' ;;

@@ -182,6 +182,32 @@ CASE CURRENT_USER
 END
     POLICY held_readable USING ((CURRENT_USER <> 'esim_provisioner'::name) OR (state = 'parked'::text))
 
+TABLE hourly
+    hour timestamp with time zone NOT NULL
+    stage text NOT NULL
+    created bigint NOT NULL
+    done bigint NOT NULL
+    failed bigint NOT NULL
+    CONSTRAINT hourly_pkey PRIMARY KEY (hour, stage)
+
+TABLE operation_parts
+    operation_id uuid NOT NULL
+    redelivery_id uuid NOT NULL
+    CONSTRAINT operation_parts_pkey PRIMARY KEY (operation_id, redelivery_id)
+
+TABLE operations
+    operation_id uuid NOT NULL
+    kind text NOT NULL
+    filter jsonb NOT NULL
+    operator text NOT NULL
+    via text NOT NULL
+    reason text NOT NULL
+    skipped bigint NOT NULL
+    created_at timestamp with time zone NOT NULL DEFAULT now()
+    cancelled_at timestamp with time zone
+    CONSTRAINT operations_pkey PRIMARY KEY (operation_id)
+    CREATE INDEX operations_created ON public.operations USING btree (created_at)
+
 TABLE operator_actions
     action_id uuid NOT NULL
     at timestamp with time zone NOT NULL DEFAULT now()
@@ -191,8 +217,41 @@ TABLE operator_actions
     target text NOT NULL
     affected bigint NOT NULL
     reason text NOT NULL
+    via text
+    source text
+    before jsonb
+    after jsonb
     CONSTRAINT operator_actions_pkey PRIMARY KEY (action_id)
     CREATE INDEX operator_actions_at ON public.operator_actions USING btree (at)
+
+TABLE operator_sessions
+    token_digest bytea NOT NULL
+    operator_id uuid NOT NULL
+    source text NOT NULL
+    created_at timestamp with time zone NOT NULL DEFAULT now()
+    used_at timestamp with time zone NOT NULL DEFAULT now()
+    ends_at timestamp with time zone NOT NULL
+    CONSTRAINT operator_sessions_pkey PRIMARY KEY (token_digest)
+    CREATE INDEX operator_sessions_operator ON public.operator_sessions USING btree (operator_id)
+
+TABLE operator_sign_ins
+    subject text NOT NULL
+    attempts integer NOT NULL
+    until timestamp with time zone NOT NULL
+    CONSTRAINT operator_sign_ins_pkey PRIMARY KEY (subject)
+
+TABLE operators
+    operator_id uuid NOT NULL
+    name text NOT NULL
+    role text NOT NULL
+    password text
+    setup_digest bytea
+    setup_until timestamp with time zone
+    disabled_at timestamp with time zone
+    signed_in_at timestamp with time zone
+    created_at timestamp with time zone NOT NULL DEFAULT now()
+    CONSTRAINT operators_name_key UNIQUE (name)
+    CONSTRAINT operators_pkey PRIMARY KEY (operator_id)
 
 TABLE options
     option_id uuid NOT NULL
@@ -286,6 +345,9 @@ TABLE placements
     CONSTRAINT placements_pkey PRIMARY KEY (placement_id)
     CREATE INDEX placements_created ON public.placements USING btree (created_at)
     CREATE INDEX placements_order ON public.placements USING btree (order_id)
+    CREATE TRIGGER placement_deleted AFTER DELETE ON public.placements FOR EACH ROW WHEN ((old.provider_reference IS NOT NULL)) EXECUTE FUNCTION note_provider_reference()
+    CREATE TRIGGER placement_inserted AFTER INSERT ON public.placements FOR EACH ROW WHEN ((new.provider_reference IS NOT NULL)) EXECUTE FUNCTION note_provider_reference()
+    CREATE TRIGGER placement_named AFTER UPDATE OF provider_reference ON public.placements FOR EACH ROW WHEN ((new.provider_reference IS DISTINCT FROM old.provider_reference)) EXECUTE FUNCTION note_provider_reference()
     WITH (fillfactor=60)
 
 TABLE provider_lanes
@@ -298,6 +360,11 @@ TABLE provider_lanes
     since timestamp with time zone NOT NULL
     updated_at timestamp with time zone NOT NULL DEFAULT now()
     CONSTRAINT provider_lanes_pkey PRIMARY KEY (provider, lane, instance)
+
+TABLE provider_references
+    reference text NOT NULL
+    placement_id uuid NOT NULL
+    CONSTRAINT provider_references_pkey PRIMARY KEY (reference, placement_id)
 
 TABLE provider_replicas
     provider text NOT NULL
@@ -462,6 +529,24 @@ AS $function$
 BEGIN
     UPDATE configuration_version SET version = version + 1 RETURNING version INTO NEW.version;
     RETURN NEW;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.note_provider_reference()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    IF TG_OP <> 'INSERT' AND OLD.provider_reference IS NOT NULL THEN
+        DELETE FROM provider_references
+        WHERE reference = OLD.provider_reference AND placement_id = OLD.placement_id;
+    END IF;
+    IF TG_OP <> 'DELETE' AND NEW.provider_reference IS NOT NULL THEN
+        INSERT INTO provider_references VALUES (NEW.provider_reference, NEW.placement_id) ON CONFLICT DO NOTHING;
+    END IF;
+    RETURN NULL;
 END
 $function$
 

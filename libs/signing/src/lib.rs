@@ -1,8 +1,9 @@
 //! All signatures of the system, and the keys and secrets for them. It signs or verifies partners'
 //! requests ([`request`]), webhooks ([`webhook`]), calls to the providers USIMSA ([`usimsa`]) and
 //! eSIM Access ([`esim_access`]), and the URLs of QR pictures ([`qr`]). It also computes the form in
-//! which PostgreSQL stores passwords ([`scram`]), because that is made of MACs, too, and the one-time
-//! [`code`]s that verify a channel for notices.
+//! which PostgreSQL stores passwords ([`scram`]), because that is made of MACs, too, the one-time
+//! [`code`]s that verify a channel for notices, and the [`password`]s and [`token`]s with which
+//! operators sign in at the console.
 //!
 //! No other crate computes or compares a MAC, so what has to be right about it can be reviewed
 //! here. A signature is compared in constant time, so that the time of a refusal does not show an
@@ -12,9 +13,11 @@
 pub mod code;
 pub mod esim_access;
 pub mod generate;
+pub mod password;
 pub mod qr;
 pub mod request;
 pub mod scram;
+pub mod token;
 pub mod usimsa;
 pub mod webhook;
 

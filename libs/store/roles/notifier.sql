@@ -20,6 +20,7 @@ GRANT SELECT, INSERT, DELETE ON further_deliveries TO esim_notifier;
 GRANT SELECT, INSERT, UPDATE, DELETE ON work, held, endpoints TO esim_notifier;
 GRANT SELECT, INSERT ON delivery_attempts TO esim_notifier;
 GRANT UPDATE ON sweeps TO esim_notifier;
+GRANT SELECT, INSERT, UPDATE, DELETE ON hourly TO esim_notifier;
 
 -- Redeliveries: it works them off, and deletes old ones.
 GRANT SELECT, DELETE, UPDATE (phase, after_at, after_id, redelivered, ended_at) ON redeliveries TO esim_notifier;

@@ -1,7 +1,7 @@
 -- Operators, through esimctl. They read no profile. `migrate`, `recover`, `master-key` and `archive` need
 -- the owner.
 GRANT SELECT ON configuration_version, partners, options, orders, placements, topups, work, held, deliveries,
-    delivery_attempts, endpoints, further_endpoints, further_deliveries, providers, provider_lanes, provider_replicas, pulses, commit_losses, sweeps, operator_actions
+    provider_references, hourly, delivery_attempts, endpoints, further_endpoints, further_deliveries, providers, provider_lanes, provider_replicas, pulses, commit_losses, sweeps, operator_actions
     TO esim_operator;
 GRANT SELECT (topup_id, provider, provider_unit_id, iccid, ready_at, delivery_id, erased_at, returned_at) ON esims
     TO esim_operator;
@@ -22,7 +22,9 @@ GRANT UPDATE (state, reason) ON topups TO esim_operator;
 GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_operator;
 GRANT INSERT ON delivery_attempts TO esim_operator;
 GRANT INSERT, UPDATE, DELETE ON work, held, endpoints TO esim_operator;
-GRANT SELECT, DELETE ON redeliveries TO esim_operator;
+GRANT SELECT, DELETE, INSERT, UPDATE (ended_at, cancelled_at) ON redeliveries TO esim_operator;
+GRANT SELECT, INSERT, UPDATE (cancelled_at) ON operations TO esim_operator;
+GRANT SELECT, INSERT ON operation_parts TO esim_operator;
 
 -- Retention and erasure.
 GRANT SELECT, UPDATE ON retention TO esim_operator;
@@ -32,6 +34,10 @@ GRANT UPDATE (traceparent, erased_at) ON orders TO esim_operator;
 GRANT UPDATE (reason, refusal_status, refusal_message, tried) ON placements TO esim_operator;
 GRANT DELETE ON delivery_attempts, deliveries, further_endpoints, further_deliveries TO esim_operator;
 GRANT UPDATE (error) ON deliveries TO esim_operator;
+
+-- Operators who sign in at the console.
+GRANT SELECT, INSERT, UPDATE (role, password, setup_digest, setup_until, disabled_at) ON operators TO esim_operator;
+GRANT SELECT (operator_id), DELETE ON operator_sessions TO esim_operator;
 
 -- Where archived orders are.
 GRANT SELECT ON archives, archive_partners, archived_orders TO esim_operator;

@@ -18,6 +18,7 @@ GRANT INSERT (delivery_id, partner_id, kind, topup_id, order_id) ON deliveries T
 GRANT SELECT, INSERT, UPDATE, DELETE ON work, held, provider_replicas, provider_lanes TO esim_provisioner;
 GRANT INSERT, UPDATE ON providers TO esim_provisioner;
 GRANT UPDATE ON sweeps TO esim_provisioner;
+GRANT SELECT, INSERT, UPDATE, DELETE ON hourly TO esim_provisioner;
 
 -- Its pulse, and what it does if the server has lost commits.
 GRANT SELECT, INSERT, UPDATE, DELETE ON pulses TO esim_provisioner;

@@ -313,7 +313,7 @@ pub async fn record_orphans(
                     || coalesce(', partner ' || partner, ', partner unknown'), 0, $3
          FROM findings WHERE kind = 'orphan' ORDER BY line",
     )
-    .bind(action.operator)
+    .bind(action.actor.name)
     .bind(provider)
     .bind(action.reason)
     .execute(&mut *transaction)

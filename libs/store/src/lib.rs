@@ -156,6 +156,12 @@ store_errors!(
     operator::placements::NotResolved
 );
 store_errors!(recover::NotRecovered, cells::moving::NotMoved);
+store_errors!(
+    operator::accounts::NotChanged,
+    operator::accounts::NotSet,
+    operator::operations::NotStarted,
+    operator::sessions::NotSignedIn
+);
 
 impl From<domain::states::UnknownName> for Error {
     fn from(error: domain::states::UnknownName) -> Self {

@@ -1,17 +1,28 @@
-//! The queries and changes of `esimctl`.
+//! The queries and changes of operators, through `esimctl` and the console.
 //!
 //! Each change runs in one transaction, which ends as its [`Mode`](actions::Mode) says. A preview
 //! makes the change and rolls it back, so its counts are exact. Otherwise the change is committed
 //! together with a record of who made it and why, so there is no change without a record. Queries
 //! are bounded, because operators use them while the system works under load.
 
+pub mod accounts;
 pub mod actions;
+pub mod activation;
+pub mod attention;
+pub mod breakers;
 pub mod catalogue;
 pub mod deliveries;
+pub mod endpoints;
 pub mod erase;
+pub mod figures;
 pub mod give_backs;
 pub mod health;
+pub mod hourly;
+pub mod operations;
 pub mod options;
 pub mod orders;
 pub mod placements;
+pub mod search;
+pub mod sessions;
+pub mod story;
 pub mod terms;

@@ -18,9 +18,9 @@ use uuid::Uuid;
 
 use crate::{
     Error, Result, age,
-    operator::actions::{self, Action, Mode},
+    operator::actions::{self, Action, Actor, Mode},
     retry_conflicts, seconds,
-    self_service::{PARTNER, REASON},
+    self_service::REASON,
     signed,
 };
 
@@ -440,7 +440,7 @@ pub async fn cancel(
     }
     finish_refusal(&mut transaction, order_id, &closed, true).await?;
     let action = Action {
-        operator: PARTNER,
+        actor: Actor::PARTNER,
         command: "order cancel",
         target: &format!("order {}", order.order_id),
         reason: REASON,

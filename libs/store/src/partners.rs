@@ -144,7 +144,7 @@ async fn find(
 ) -> Result<Vec<Partner>> {
     let partners = sqlx::query_as!(
         Partner,
-        r#"SELECT partner_id, name, environment, access_key, secret_key IS NOT NULL AS "has_secret_key!",
+        r#"SELECT partner_id, name, environment, access_key, erased_at IS NULL AS "has_secret_key!",
                   CASE WHEN old_keys_until > now() THEN old_access_key END AS old_access_key,
                   CASE WHEN old_keys_until > now() THEN old_keys_until END AS old_keys_until, webhook_url,
                   webhook_events,

@@ -4,21 +4,26 @@
 //! `confirm`), so there is no change without a record. This module only reads it.
 
 use clap::{Args, Subcommand};
-use store::operator::actions::{self, Recorded};
+use store::operator::actions::{self, Filter, Recorded};
 use time::OffsetDateTime;
 
 use crate::{
     console::Console,
     moment::past,
-    output::{Row, cells, utc},
+    output::{Row, cells, or_dash, utc},
 };
 
 const EXAMPLES: &str = "Examples:
   esimctl action list
   esimctl action list --since 7d --json
+  esimctl action list --by ana --since 2025-01-29T00:00:00Z --until 2025-01-30T00:00:00Z
+
+The console records what is done there under the name of the same command. The column `from` says through which program
+and from which address an action came: for esimctl, the address that the database saw.
 
 The record holds the commands that ask for a reason: `delivery replay`, `placement resolve`, `recover`, `option disable`,
-`option enable`, `catalogue pull`, `order erase`, `partner erase`, `retention set`, `archive run` and `archive restore`. If the operator is `partner`, a partner made the change by a request of its own:
+`option enable`, `catalogue pull`, `order erase`, `partner erase`, `retention set`, `archive run` and `archive restore`. It also holds
+`provider open`, `provider close`, `endpoint pause`, `endpoint resume`, and the changes of `operator` and `operation`. If the operator is `partner`, a partner made the change by a request of its own:
 `topup redeliver`, `event redeliver`, `webhooks redeliver`, `webhooks redeliver cancel`, `order cancel`, `webhook set`, `webhook secret rotate` or `keys rotate`.";
 
 #[derive(Subcommand, Clone, Debug)]
@@ -38,6 +43,12 @@ pub struct List {
     /// It is a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`.
     #[arg(long, value_name = "TIME", value_parser = past)]
     since: Option<OffsetDateTime>,
+    /// List only actions before this time
+    #[arg(long, value_name = "TIME", value_parser = past)]
+    until: Option<OffsetDateTime>,
+    /// List only the actions of this operator; `partner` stands for all partners
+    #[arg(long, value_name = "NAME")]
+    by: Option<String>,
     /// The maximum number of actions to list
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     limit: u32,
@@ -45,11 +56,23 @@ pub struct List {
 
 pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let Command::List(asked) = command;
-    let found = actions::list(&mut console.connect().await?, asked.since, asked.limit).await?;
+    let filter = Filter {
+        since: asked.since,
+        until: asked.until,
+        operator: asked.by.as_deref(),
+    };
+    let found = actions::list(&mut console.connect().await?, &filter, asked.limit).await?;
     console.print_list(&found, "There are no recorded actions.", row)
 }
 
-fn row(action: &Recorded) -> Row<6> {
+fn row(action: &Recorded) -> Row<9> {
     let operator = format!("{} ({})", action.operator, action.database_role);
-    cells!(action: at = utc(action.at), operator = operator, command, target, affected, reason)
+    let from = match (&action.via, &action.source) {
+        (Some(via), Some(source)) => format!("{via} at {source}"),
+        (via, _) => or_dash(via.as_ref()),
+    };
+    cells!(action:
+        at = utc(action.at), operator = operator, from = from, command, target, affected,
+        before = or_dash(action.before.as_ref()), after = or_dash(action.after.as_ref()), reason,
+    )
 }

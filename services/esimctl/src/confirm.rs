@@ -13,7 +13,7 @@ use std::io::{IsTerminal, Write};
 
 use anyhow::{Context, bail};
 use clap::{Args, builder::NonEmptyStringValueParser};
-use store::operator::actions::{Action, Mode};
+use store::operator::actions::{Action, Actor, Mode};
 
 use crate::output::one_line;
 
@@ -40,6 +40,29 @@ pub struct Confirm {
     operator: Option<String>,
     #[arg(long, env = "USER", hide = true, default_value = "unknown")]
     account: String,
+}
+
+/// Who makes a change that needs no confirmation, and why.
+#[derive(Args, Clone, Debug)]
+pub struct By {
+    /// Your own name, which is recorded with the change [default: the value of USER]
+    #[arg(long = "operator", id = "by", value_name = "NAME", env = "ESIMCTL_OPERATOR", value_parser = NonEmptyStringValueParser::new())]
+    by: Option<String>,
+    #[arg(long, env = "USER", hide = true, default_value = "unknown")]
+    account: String,
+}
+
+impl By {
+    /// The record of a change.
+    pub fn action<'a>(&'a self, command: &'a str, target: &'a str, reason: &'a str) -> Action<'a> {
+        let actor = Actor::esimctl(self.by.as_deref().unwrap_or(&self.account));
+        Action {
+            actor,
+            command,
+            target,
+            reason,
+        }
+    }
 }
 
 /// A change that [`Confirm::carry_out`] previews and makes.
@@ -111,7 +134,7 @@ impl Confirm {
     /// The record of the change.
     pub fn action<'a>(&'a self, command: &'a str, target: &'a str) -> Action<'a> {
         Action {
-            operator: self.operator.as_deref().unwrap_or(&self.account),
+            actor: Actor::esimctl(self.operator.as_deref().unwrap_or(&self.account)),
             command,
             target,
             reason: self.reason.as_deref().unwrap_or_default(),

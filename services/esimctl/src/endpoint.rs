@@ -10,9 +10,11 @@ use serde_json::json;
 use store::{
     PgConnection,
     deliveries::endpoints::{self, Endpoint, EndpointKey},
+    operator,
 };
 
 use crate::{
+    confirm::By,
     console::Console,
     lookup::find,
     output::{Row, cells, or_dash, printable, utc},
@@ -34,7 +36,7 @@ ones. Each of them is blocked and paused by itself.";
 
 const PAUSE_EXAMPLES: &str = "Examples:
   esimctl endpoint pause ak_0123456789abcdef01234567
-  esimctl endpoint pause 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e
+  esimctl endpoint pause 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e --reason 'the partner moves its server'
 
 A partner's access key names its first endpoint. The webhooks to the endpoint wait until `esimctl endpoint resume`, also
 if the partner resumes it. Its other endpoints go on. No webhook is lost, and none uses up an attempt while it
@@ -64,6 +66,11 @@ pub struct WhichEndpoint {
     /// The endpoint's id, or the partner's id or access key for its first endpoint
     #[arg(value_name = "ID|ACCESS_KEY")]
     endpoint: String,
+    /// Why you make the change, which is recorded
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    reason: String,
+    #[command(flatten)]
+    by: By,
 }
 
 /// The endpoint that an argument names. A name that is no endpoint is looked up as a partner, so
@@ -99,13 +106,17 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let partner = find(&mut connection, &id.to_string()).await?;
     let name = printable(&partner.name);
     if let Command::Pause(_) = command {
-        endpoints::pause(&mut connection, endpoint.id).await?;
+        let target = format!("endpoint {} of partner {id}", endpoint.id);
+        let action = which.by.action("endpoint pause", &target, &which.reason);
+        operator::endpoints::pause(&mut connection, endpoint, action).await?;
         let result = json!({ "partner_id": id, "endpoint_id": endpoint.id, "state": "paused" });
         console.print(&result, || {
             format!("webhooks of {name} wait until `esimctl endpoint resume`")
         })
     } else {
-        let due = endpoints::resume(&mut connection, endpoint).await?;
+        let target = format!("endpoint {} of partner {id}", endpoint.id);
+        let action = which.by.action("endpoint resume", &target, &which.reason);
+        let due = operator::endpoints::resume(&mut connection, endpoint, action).await?;
         let result = json!({
             "partner_id": id, "endpoint_id": endpoint.id, "state": "open", "deliveries_due": due,
         });

@@ -25,6 +25,7 @@
 mod action;
 mod all_cells;
 mod archive;
+mod attention;
 mod catalogue;
 mod cell;
 mod cell_file;
@@ -37,12 +38,15 @@ mod doctor;
 mod endpoint;
 mod erase;
 mod event;
+mod find;
 mod give_back;
 mod ledger;
 mod lookup;
 mod master_key;
 mod migrate;
 mod moment;
+mod operation;
+mod operator;
 mod option;
 mod order;
 mod output;
@@ -60,6 +64,7 @@ mod retention;
 mod rotate;
 mod secret_file;
 mod secret_set;
+mod status;
 mod webhook_url;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -170,6 +175,21 @@ enum Command {
     /// Show what operators and partners changed, and why
     #[command(subcommand)]
     Action(action::Command),
+    /// Send webhooks of many partners again, and watch or cancel that
+    #[command(subcommand)]
+    Operation(operation::Command),
+    /// Create operators who sign in at the console, and change what they may do
+    #[command(subcommand)]
+    Operator(operator::Command),
+    /// Find orders and partners by any id, number or name
+    #[command(after_help = find::EXAMPLES)]
+    Find(find::Command),
+    /// List what needs a person: parked purchases, exhausted webhooks, blocked endpoints, open breakers
+    #[command(after_help = attention::EXAMPLES)]
+    Attention(attention::Command),
+    /// Show what waits at each provider and endpoint, and the figures of the last hours
+    #[command(after_help = status::EXAMPLES)]
+    Status(status::Command),
     /// Look for what is wrong, and say how to mend it
     ///
     /// It looks at PostgreSQL, roles, keys, NATS, stages, waiting work, name servers and backups, and
@@ -273,6 +293,11 @@ async fn dispatch(command: &Command, console: &Console) -> anyhow::Result<()> {
         Command::Archive(command) => archive::run(command, console).await,
         Command::Cell(command) => cell::run(command, console).await,
         Command::Action(command) => action::run(command, console).await,
+        Command::Operation(command) => operation::run(command, console).await,
+        Command::Operator(command) => operator::run(command, console).await,
+        Command::Find(command) => find::run(command, console).await,
+        Command::Attention(command) => attention::run(command, console).await,
+        Command::Status(command) => status::run(command, console).await,
         Command::MasterKey(command) => master_key::run(command, console).await,
         Command::Secrets(command) => secret_set::run(command, console),
         // Its exit status says more than success or failure, so `execute` runs it.

@@ -37,7 +37,7 @@ pub const EXAMPLES: &str = "Examples:
   esimctl migrate --await-roles 5m   where an operator of PostgreSQL creates the roles
 
 DATABASE_URL must name the owner of the tables. After the migrations the command grants each role what its program
-needs. The roles are esim_ingress, esim_provisioner, esim_notifier and esim_operator; one that does not exist is left
+needs. The roles are esim_ingress, esim_provisioner, esim_notifier, esim_operator and esim_console; one that does not exist is left
 out. With --roles, their passwords are read from the files database-ingress, database-provisioner, database-notifier
 and database-operator of the folder.
 

@@ -9,11 +9,15 @@ use std::{fmt::Write, iter};
 
 use clap::{Subcommand, builder::NonEmptyStringValueParser};
 use domain::{PlacementState, TopupId};
+use serde::Serialize;
 use serde_json::json;
 use store::{
     PgConnection,
     archive::{self, ArchivedOrder},
-    operator::orders::{self, OrderView, PlacementView, TopupView, TriedPair},
+    operator::{
+        orders::{self, OrderView, PlacementView, TopupView, TriedPair},
+        story::{self, Moment, What},
+    },
     provider_lanes::{self, WaitingLane},
 };
 use time::OffsetDateTime;
@@ -31,10 +35,12 @@ const SHOW_EXAMPLES: &str = "Examples:
   esimctl order show 20250129123456618033988749              a topup_id
   esimctl order show 8981000000000000001                     an ICCID
   esimctl order show '8981 0000 0000 0000 001'               an ICCID as people paste it, with spaces or dashes
+  esimctl order show 4711                                    the provider's number of the purchase or of the unit
   esimctl order show 0199aabb-ccdd-7eee-8fff-001122334455    our order id, as API connection errors name it,
                                                              or a placement id, the order id at the provider
 
-The command never shows activation codes. --json prints {\"orders\":[…],\"lanes\":[…],\"archived\":[…]}: the orders, the lanes
+The command never shows activation codes. --json prints {\"orders\":[…],\"stories\":[…],\"lanes\":[…],\"archived\":[…]}: the orders,
+for each of them the sentence for its partner and the timeline, the lanes
 (usually single options) that hold back purchases of these orders, and in which archive other orders with this id are.";
 
 /// The maximum number of orders that the store returns for one id. Several partners may use the
@@ -51,7 +57,7 @@ pub enum Command {
         /// An id of the order
         ///
         /// It is our order id, a placement id (the order id at the provider), a topup id, an ICCID,
-        /// or the partner's external order id.
+        /// the provider's number of the purchase or of the unit, or the partner's external order id.
         #[arg(value_parser = NonEmptyStringValueParser::new())]
         id: String,
     },
@@ -72,11 +78,25 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         return Err(NotFound(unknown(&mut connection, id).await?).into());
     }
     let mut lanes = provider_lanes::list(&mut connection).await?;
+    let mut stories = Vec::with_capacity(found.len());
+    for order in &found {
+        stories.push(Story {
+            sentence: story::sentence(order),
+            timeline: story::timeline(&mut connection, order).await?,
+        });
+    }
     lanes.retain(|lane| {
         let mut placements = found.iter().flat_map(|order| &order.placements);
         placements.any(|placement| lane_of(placement, std::slice::from_ref(lane)).is_some())
     });
-    print(console, &found, &lanes, &archived)
+    print(console, &found, &stories, &lanes, &archived)
+}
+
+/// What became of an order: in a sentence that support can paste to a partner, and step by step.
+#[derive(Serialize)]
+pub struct Story {
+    sentence: String,
+    timeline: Vec<Moment>,
 }
 
 /// Why no order was found. A topup id begins with the time of its order, so the archives that may
@@ -104,12 +124,14 @@ async fn unknown(connection: &mut PgConnection, id: &str) -> anyhow::Result<Stri
 pub fn print(
     console: &Console,
     found: &[OrderView],
+    stories: &[Story],
     lanes: &[WaitingLane],
     archived: &[ArchivedOrder],
 ) -> anyhow::Result<()> {
-    let json = json!({ "orders": found, "lanes": lanes, "archived": archived });
+    let json = json!({ "orders": found, "stories": stories, "lanes": lanes, "archived": archived });
     console.print(&json, || {
-        let mut parts: Vec<String> = found.iter().map(|order| describe(order, lanes)).collect();
+        let told = |(index, order)| describe(order, stories.get(index), lanes);
+        let mut parts: Vec<String> = found.iter().enumerate().map(told).collect();
         if found.len() >= MOST {
             parts.push(format!(
                 "Only the newest {MOST} orders with this id are shown."
@@ -123,7 +145,7 @@ pub fn print(
 }
 
 /// An order as text. `lanes` are the lanes that are held back now.
-fn describe(order: &OrderView, lanes: &[WaitingLane]) -> String {
+fn describe(order: &OrderView, story: Option<&Story>, lanes: &[WaitingLane]) -> String {
     let refused = if order.refused {
         " (refused with 422; nothing was bought)"
     } else {
@@ -142,6 +164,14 @@ fn describe(order: &OrderView, lanes: &[WaitingLane]) -> String {
         table(placements.map(|(index, placement)| placement_row(order, index, placement)));
     let topups = table(order.topups.iter().map(|topup| topup_row(order, topup)));
     let mut parts = vec![head, placements, topups];
+    if let Some(story) = story {
+        let attempts = story.timeline.iter();
+        let attempts: Vec<_> = attempts.filter_map(|one| webhook_row(order, one)).collect();
+        if !attempts.is_empty() {
+            parts.push(table(attempts));
+        }
+        parts.push(format!("For the partner: {}", printable(&story.sentence)));
+    }
     let notes = notes(order, lanes);
     if !notes.is_empty() {
         parts.push(notes.join("\n"));
@@ -172,6 +202,33 @@ fn topup_row(order: &OrderView, topup: &TopupView) -> Row<8> {
         delivered = stage(order, topup.ready_at, topup.delivered_at),
         total = or_dash(topup.delivered_at.map(|at| took(at - order.created_at))),
     )
+}
+
+/// An attempt to send a webhook.
+fn webhook_row(order: &OrderView, moment: &Moment) -> Option<Row<6>> {
+    let What::Webhook {
+        topup_id,
+        kind,
+        attempt,
+        duration_ms,
+        status,
+        class,
+        ..
+    } = &moment.what
+    else {
+        return None;
+    };
+    Some([
+        ("webhook", kind.clone()),
+        ("topup_id", or_dash(topup_id.as_ref())),
+        ("attempt", attempt.to_string()),
+        ("at", moment_after(order.created_at, moment.at)),
+        ("took", format!("{duration_ms} ms")),
+        (
+            "result",
+            status.map_or_else(|| class.clone(), |status| format!("{class} ({status})")),
+        ),
+    ])
 }
 
 /// One line for each placement or topup that needed a retry, has failed, or waits for something.

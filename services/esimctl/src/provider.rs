@@ -13,11 +13,13 @@ use anyhow::Context;
 use clap::{Subcommand, builder::NonEmptyStringValueParser};
 use serde_json::json;
 use store::{
+    operator::breakers,
     provider_lanes::{self, MOST_UNSETTLED, WaitingLane},
     providers::{self, ProviderBreaker},
 };
 
 use crate::{
+    confirm::By,
     console::{self, Console},
     output::{Row, cells, or_dash, printable, utc},
     provider_check::{self, Check},
@@ -70,6 +72,8 @@ pub enum Command {
         /// The reason, which `esimctl provider list` shows
         #[arg(long, value_parser = NonEmptyStringValueParser::new())]
         reason: String,
+        #[command(flatten)]
+        by: By,
     },
     /// Try our account at a provider: keys, balance and clock; nothing is bought
     #[command(after_help = provider_check::EXAMPLES)]
@@ -82,6 +86,11 @@ pub enum Command {
     Close {
         /// The provider's name, as `esimctl provider list` shows it
         name: String,
+        /// Why you make the change, which is recorded
+        #[arg(long, value_name = "TEXT", default_value = "")]
+        reason: String,
+        #[command(flatten)]
+        by: By,
     },
 }
 
@@ -121,11 +130,18 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             name,
             duration,
             reason,
-        } => (
-            name,
-            providers::open(&mut connection, name, *duration, reason).await?,
-        ),
-        Command::Close { name } => (name, providers::close(&mut connection, name).await?),
+            by,
+        } => {
+            let target = format!("provider {name}");
+            let action = by.action("provider open", &target, reason);
+            let opened = breakers::open(&mut connection, name, *duration, action);
+            (name, opened.await?)
+        }
+        Command::Close { name, reason, by } => {
+            let target = format!("provider {name}");
+            let action = by.action("provider close", &target, reason);
+            (name, breakers::close(&mut connection, name, action).await?)
+        }
     };
     let breaker = changed
         .with_context(|| format!("there is no provider {name:?}; see `esimctl provider list`"))?;

@@ -22,7 +22,7 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use clap::{Args, Subcommand};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
-use store::schema::ROLES;
+use store::schema::{ROLES, Role};
 use url::Url;
 
 use crate::{console::Console, database_password, master_key, secret_file};
@@ -104,13 +104,19 @@ fn database_at(text: &str) -> Result<Url, String> {
 /// The purposes of master keys, which are part of the names of their files.
 const PURPOSES: [&str; 3] = ["partners", "webhooks", "profiles"];
 
+/// The console talks to PostgreSQL only.
+fn speaks_nats(role: Role) -> bool {
+    role.of != "console"
+}
+
 pub fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let Command::Create(asked) = command;
     let folder = &asked.folder;
     database_password::ensure(folder, asked.postgres_password.as_ref())?;
     for role in ROLES {
-        for server in ["database", "nats"] {
-            random(folder, &format!("{server}-{}", role.of))?;
+        random(folder, &format!("database-{}", role.of))?;
+        if speaks_nats(role) {
+            random(folder, &format!("nats-{}", role.of))?;
         }
     }
     master_keys(folder, asked.master_key.as_ref())?;
@@ -304,6 +310,10 @@ fn share(
     operator.pgpass("operator")?;
     operator.database_url("operator", database)?;
     operator.keys(&PURPOSES)?;
+    // The console gets no master key: it shows nothing that is encrypted.
+    let console = of("console", OWNER)?;
+    console.pgpass("console")?;
+    console.database_url("console", database)?;
 
     // The owner of the tables runs migrations and maintenance, so it gets all passwords of roles
     // and all master keys.
@@ -330,7 +340,7 @@ fn share(
     of("postgres", SERVER)?.copy("password", "password")?;
     of("grafana", SERVER)?.copy("grafana-password", "password")?;
     let mut passwords = String::new();
-    for role in ROLES {
+    for role in ROLES.into_iter().filter(|role| speaks_nats(*role)) {
         let password = read(&folder.join(format!("nats-{}", role.of)))?;
         let name = role.of.to_uppercase();
         let password = password.trim_end();
@@ -418,6 +428,7 @@ mod tests {
             "provisioner"
                 => "master-profiles.key nats-password pgpass sandbox-access-key sandbox-callback-token sandbox-secret-key";
             "notifier" => "master-profiles.key master-webhooks.key nats-password pgpass qr.key";
+            "console" => "pgpass";
             "postgres" => "password";
             "nats" => "passwords.conf";
             "sandbox" => "sandbox-access-key sandbox-callback-url sandbox-secret-key";

@@ -7,8 +7,8 @@ use std::{env, sync::LazyLock};
 use url::Url;
 use uuid::Uuid;
 
-/// Who has a role of its own in the database: the stages and the operator.
-const ROLES: [&str; 4] = ["ingress", "provisioner", "notifier", "operator"];
+/// Who has a role of its own in the database: the stages, the operator and the console.
+const ROLES: [&str; 5] = ["ingress", "provisioner", "notifier", "operator", "console"];
 
 /// A database with a random name. It is dropped together with this value, even if connections to it
 /// are open.

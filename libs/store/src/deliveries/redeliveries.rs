@@ -34,11 +34,11 @@ use super::{
 use crate::{
     Result, age, count,
     operator::{
-        actions::{self, Action},
+        actions::{self, Action, Actor},
         deliveries::{Filter, resend},
     },
     retry_conflicts, seconds,
-    self_service::{PARTNER, REASON},
+    self_service::REASON,
 };
 
 /// The most matching deliveries that are counted when a redelivery begins.
@@ -166,24 +166,15 @@ pub async fn begin(
     }
     let until = wanted.until.map_or(now, |until| until.min(now));
     let matching = count_matching(&mut transaction, partner_id, wanted, until, now).await?;
-    let first = phases(wanted.state).next().unwrap_or(SENDING);
-    let after = start(first, now);
-    let begun = sqlx::query_as!(
-        Redelivery,
-        "INSERT INTO redeliveries (redelivery_id, partner_id, state, since, until, matching, phase, after_at, after_id)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
-         RETURNING redelivery_id, partner_id, state, since, until, matching, redelivered, created_at, ended_at, cancelled_at",
-        Uuid::now_v7(),
-        partner_id.uuid(),
-        wanted.state,
-        wanted.since,
-        until,
-        matching,
-        first,
-        after.map(|after| after.at),
-        after.map(|after| after.id),
-    );
-    let begun = begun.fetch_one(&mut *transaction).await?;
+    let wanted = Wanted {
+        until: Some(until),
+        ..*wanted
+    };
+    let begun = insert(&mut transaction, partner_id, &wanted, matching).await?;
+    // The lock keeps others from beginning one, except for an operator, who takes no lock.
+    let Some(begun) = begun else {
+        return Ok(Begun::TooSoon(Duration::from_secs(1)));
+    };
     let target = format!("redelivery {} of partner {partner_id}", begun.redelivery_id);
     record(
         &mut transaction,
@@ -196,6 +187,36 @@ pub async fn begin(
     Ok(Begun::Begun(begun))
 }
 
+/// Stores a redelivery; `None` if one of the partner runs. The index on running ones decides.
+pub(crate) async fn insert(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    wanted: &Wanted<'_>,
+    matching: Option<i64>,
+) -> Result<Option<Redelivery>> {
+    let now = sqlx::query_scalar!(r#"SELECT now() AS "now!""#);
+    let now = now.fetch_one(&mut *connection).await?;
+    let first = phases(wanted.state).next().unwrap_or(SENDING);
+    let after = start(first, now);
+    let begun = sqlx::query_as!(
+        Redelivery,
+        "INSERT INTO redeliveries (redelivery_id, partner_id, state, since, until, matching, phase, after_at, after_id)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+         ON CONFLICT (partner_id) WHERE ended_at IS NULL DO NOTHING
+         RETURNING redelivery_id, partner_id, state, since, until, matching, redelivered, created_at, ended_at, cancelled_at",
+        Uuid::now_v7(),
+        partner_id.uuid(),
+        wanted.state,
+        wanted.since,
+        wanted.until.map_or(now, |until| until.min(now)),
+        matching,
+        first,
+        after.map(|after| after.at),
+        after.map(|after| after.id),
+    );
+    Ok(begun.fetch_optional(connection).await?)
+}
+
 /// Records what the partner has done, in the transaction of the change.
 async fn record(
     connection: &mut PgConnection,
@@ -204,7 +225,7 @@ async fn record(
     affected: i64,
 ) -> Result<()> {
     let action = Action {
-        operator: PARTNER,
+        actor: Actor::PARTNER,
         command,
         target,
         reason: REASON,
@@ -213,7 +234,7 @@ async fn record(
 }
 
 /// The number of webhooks that match now; `None` if they are too many to count.
-async fn count_matching(
+pub(crate) async fn count_matching(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     wanted: &Wanted<'_>,

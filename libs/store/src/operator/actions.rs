@@ -1,21 +1,81 @@
 //! The record of what operators have changed, and why. Changes that partners make themselves are
 //! recorded here, too, with `partner` as the operator.
 
+use serde_json::Value;
 use sqlx::{PgConnection, Postgres, Transaction};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::Result;
 
+/// The operator that is recorded for changes that partners make themselves.
+const PARTNER: &str = "partner";
+
+/// Through which program somebody acts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
+pub enum Via {
+    Esimctl,
+    Console,
+    /// The requests that partners sign.
+    Api,
+}
+
+/// Who acts.
+#[derive(Clone, Copy, Debug)]
+pub struct Actor<'a> {
+    /// The operator's name, or `partner`.
+    pub name: &'a str,
+    pub via: Via,
+    /// The address of the browser. For `esimctl` it is the address that the database sees, so none is
+    /// given.
+    pub source: Option<&'a str>,
+}
+
+impl<'a> Actor<'a> {
+    /// A partner, by a request of its own.
+    pub const PARTNER: Actor<'static> = Actor {
+        name: PARTNER,
+        via: Via::Api,
+        source: None,
+    };
+
+    /// Somebody with a shell.
+    pub const fn esimctl(name: &'a str) -> Self {
+        Self {
+            name,
+            via: Via::Esimctl,
+            source: None,
+        }
+    }
+
+    /// An operator who has signed in at the console, with the address of the browser.
+    pub const fn console(name: &'a str, source: &'a str) -> Self {
+        Self {
+            name,
+            via: Via::Console,
+            source: Some(source),
+        }
+    }
+}
+
 /// A command that changes something, as it is recorded.
 #[derive(Clone, Copy, Debug)]
 pub struct Action<'a> {
-    pub operator: &'a str,
-    /// The command with its subcommand and flags, such as `placement resolve --retry`.
+    pub actor: Actor<'a>,
+    /// The command of `esimctl` with its subcommand and flags, such as `placement resolve --retry`.
+    /// The console records its actions under the same names.
     pub command: &'a str,
     /// What the command named, such as `placement 0199…`.
     pub target: &'a str,
     pub reason: &'a str,
+}
+
+/// What an action changed, without secrets.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Changed<'a> {
+    pub before: Option<&'a Value>,
+    pub after: Option<&'a Value>,
 }
 
 /// Whether a command previews its change or commits it.
@@ -29,14 +89,24 @@ pub enum Mode<'a> {
 
 /// Ends the transaction of a command as its mode says. `affected` is the number of changed rows.
 pub(crate) async fn finish(
+    transaction: Transaction<'_, Postgres>,
+    mode: Mode<'_>,
+    affected: i64,
+) -> Result<(), sqlx::Error> {
+    finish_with(transaction, mode, affected, Changed::default()).await
+}
+
+/// The same, with what was changed.
+pub(crate) async fn finish_with(
     mut transaction: Transaction<'_, Postgres>,
     mode: Mode<'_>,
     affected: i64,
+    changed: Changed<'_>,
 ) -> Result<(), sqlx::Error> {
     let Mode::Apply(action) = mode else {
         return transaction.rollback().await;
     };
-    record(&mut transaction, action, affected).await?;
+    record_with(&mut transaction, action, affected, changed).await?;
     transaction.commit().await
 }
 
@@ -46,15 +116,31 @@ pub async fn record(
     action: Action<'_>,
     affected: i64,
 ) -> Result<(), sqlx::Error> {
+    record_with(connection, action, affected, Changed::default()).await
+}
+
+/// The same, with what was changed.
+pub async fn record_with(
+    connection: &mut PgConnection,
+    action: Action<'_>,
+    affected: i64,
+    changed: Changed<'_>,
+) -> Result<(), sqlx::Error> {
+    let via: &'static str = action.actor.via.into();
     let statement = sqlx::query!(
-        "INSERT INTO operator_actions (action_id, operator, command, target, affected, reason)
-         VALUES ($1, $2, $3, $4, $5, $6)",
+        "INSERT INTO operator_actions (action_id, operator, command, target, affected, reason, via, source, before, after)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, coalesce($8, CASE WHEN $7 = 'esimctl' THEN host(inet_client_addr()) END),
+                 $9::text::jsonb, $10::text::jsonb)",
         Uuid::now_v7(),
-        action.operator,
+        action.actor.name,
         action.command,
         action.target,
         affected,
         action.reason,
+        via,
+        action.actor.source,
+        changed.before.map(ToString::to_string),
+        changed.after.map(ToString::to_string),
     );
     statement.execute(connection).await?;
     Ok(())
@@ -73,20 +159,42 @@ pub struct Recorded {
     /// The number of changed rows.
     pub affected: i64,
     pub reason: String,
+    /// `esimctl`, `console` or `api`; `None` if an older version recorded it.
+    pub via: Option<String>,
+    /// The address of the browser, or from which the database saw `esimctl`.
+    pub source: Option<String>,
+    /// What was changed, as JSON without secrets.
+    pub before: Option<String>,
+    pub after: Option<String>,
 }
 
-/// The newest actions since a time, at most `limit`.
+/// Which recorded actions to list; `None` matches all.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Filter<'a> {
+    pub since: Option<OffsetDateTime>,
+    /// The end of the range of time, exclusive: a page begins where the one before it ended.
+    pub until: Option<OffsetDateTime>,
+    pub operator: Option<&'a str>,
+}
+
+/// The newest actions that match, at most `limit`.
 pub async fn list(
     connection: &mut PgConnection,
-    since: Option<OffsetDateTime>,
+    filter: &Filter<'_>,
     limit: u32,
 ) -> Result<Vec<Recorded>> {
     let actions = sqlx::query_as!(
         Recorded,
-        "SELECT at, operator, database_role, command, target, affected, reason
-         FROM operator_actions WHERE at >= coalesce($1, '-infinity'::timestamptz) ORDER BY at DESC LIMIT $2",
-        since,
+        "SELECT at, operator, database_role, command, target, affected, reason, via, source,
+                before::text AS before, after::text AS after
+         FROM operator_actions
+         WHERE at >= coalesce($1, '-infinity'::timestamptz) AND at < coalesce($3, 'infinity'::timestamptz)
+           AND ($4::text IS NULL OR operator = $4)
+         ORDER BY at DESC LIMIT $2",
+        filter.since,
         i64::from(limit),
+        filter.until,
+        filter.operator,
     );
     Ok(actions.fetch_all(connection).await?)
 }

@@ -1,11 +1,11 @@
 //! Looks an order up by any of its ids, with its placements, units and deliveries (`esimctl order
 //! show`).
 
-use domain::Iccid;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
+use super::search;
 use crate::{Error, Result};
 
 /// An order with its placements, units and deliveries. It holds no activation code.
@@ -108,34 +108,20 @@ pub struct TopupView {
     pub delivery_due_at: Option<OffsetDateTime>,
 }
 
-/// The newest 20 orders that match an id: of an order, a placement or a topup, an external order id
-/// of any partner, or an ICCID.
-///
-/// `found` looks in each table by its index. ICCIDs are indexed together with their provider, so
-/// this look-up goes through all known providers. An ICCID may have spaces or dashes between its
-/// digits.
+/// The newest orders that match an id of any kind, at most [`search::MOST`]. See [`search::find`].
 pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderView>> {
-    let uuid: Option<Uuid> = id.parse().ok();
-    let iccid = Iccid::parse(&without_separators(id)).ok();
+    let hits = search::find(connection, id).await?;
+    let ids: Vec<Uuid> = hits.orders.iter().map(|hit| hit.order_id).collect();
+    read(connection, &ids).await
+}
+
+/// These orders, the newest first.
+pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<OrderView>> {
     let query = sqlx::query!(
-        r#"WITH found AS (
-               SELECT order_id FROM orders WHERE order_id = $1
-               UNION SELECT order_id FROM placements WHERE placement_id = $1
-               UNION SELECT p.order_id FROM topups t JOIN placements p ON p.placement_id = t.placement_id
-                     WHERE t.topup_id = $2
-               UNION SELECT p.order_id
-                     FROM (SELECT name FROM providers UNION SELECT provider FROM options) known
-                     JOIN esims e ON e.provider = known.name AND e.iccid = $3
-                     JOIN topups t ON t.topup_id = e.topup_id
-                     JOIN placements p ON p.placement_id = t.placement_id
-               UNION SELECT order_id FROM orders WHERE external_order_id = $2
-           )
-           SELECT order_id, partner_id, external_order_id, refused_at IS NOT NULL AS "refused!", traceparent, created_at, erased_at
-           FROM orders WHERE order_id = ANY (ARRAY (SELECT order_id FROM found))
-           ORDER BY created_at DESC LIMIT 20"#,
-        uuid,
-        id,
-        iccid.as_ref().map(Iccid::as_str),
+        r#"SELECT order_id, partner_id, external_order_id, refused_at IS NOT NULL AS "refused!", traceparent, created_at, erased_at
+           FROM orders WHERE order_id = ANY ($1)
+           ORDER BY created_at DESC"#,
+        ids,
     );
     let heads = query.fetch_all(&mut *connection).await?;
     let mut orders = Vec::with_capacity(heads.len());
@@ -206,7 +192,7 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderVi
 
 /// The text without spaces and dashes, which people and documents put between the digits of an
 /// ICCID so that it is easier to read. For example, `8981 0000-0000 0000 001` is pasted from a PDF.
-fn without_separators(id: &str) -> String {
+pub(super) fn without_separators(id: &str) -> String {
     let dash = |character| matches!(character, '-' | '\u{2010}'..='\u{2014}' | '\u{2212}');
     id.chars()
         .filter(|character| !character.is_whitespace() && !dash(*character))

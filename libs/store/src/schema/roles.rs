@@ -1,4 +1,5 @@
-//! The database roles: one for each stage and one for operators. Each has the privileges that its
+//! The database roles: one for each stage, one for operators with a shell, and one for
+//! the console. Each has the privileges that its
 //! own statements need (`libs/store/roles`), so that whoever steals the credentials of one stage
 //! cannot do the work of another.
 //!
@@ -114,11 +115,12 @@ macro_rules! role {
     };
 }
 
-pub const ROLES: [Role; 4] = [
+pub const ROLES: [Role; 5] = [
     role!("ingress"),
     role!("provisioner"),
     role!("notifier"),
     role!("operator"),
+    role!("console"),
 ];
 
 /// How often a grant is tried again after a conflict. PostgreSQL refuses to change a row of its

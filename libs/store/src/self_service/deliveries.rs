@@ -7,7 +7,7 @@ use domain::{DeliveryId, EndpointId, PartnerId, TopupId, WebhookId};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 
-use super::{PARTNER, REASON};
+use super::REASON;
 use crate::{
     Result, age,
     deliveries::{
@@ -15,7 +15,7 @@ use crate::{
         walk::{Kinds, Matching, Order, Source, Walk},
     },
     operator::{
-        actions::{Action, Mode},
+        actions::{Action, Actor, Mode},
         deliveries::{self, AttemptView, Filter, resendable},
     },
 };
@@ -224,7 +224,7 @@ pub async fn redeliver(
         WebhookId::Event(_) => ("event redeliver", format!("event {webhook_id}")),
     };
     let mode = Mode::Apply(Action {
-        operator: PARTNER,
+        actor: Actor::PARTNER,
         command,
         target: &target,
         reason: REASON,

@@ -48,11 +48,9 @@ pub use self::{
 pub use crate::operator::deliveries::AttemptView as Attempt;
 use crate::{
     Result,
-    operator::actions::{self, Action},
+    operator::actions::{self, Action, Actor},
 };
 
-/// The name of the operator under which changes by a partner itself are recorded.
-pub(crate) const PARTNER: &str = "partner";
 /// The reason that is recorded for these changes.
 pub(crate) const REASON: &str = "requested by the partner";
 
@@ -63,7 +61,7 @@ async fn record_change(
     partner_id: PartnerId,
 ) -> Result<()> {
     let action = Action {
-        operator: PARTNER,
+        actor: Actor::PARTNER,
         command,
         target: &format!("partner {partner_id}"),
         reason: REASON,

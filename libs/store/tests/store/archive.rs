@@ -6,7 +6,7 @@ use domain::{OrderId, PartnerId, TopupIds};
 use sqlx::{AssertSqlSafe, Connection};
 use store::archive::{self, Archive, Copied, FileState, NotRestored, Part};
 use store::deliveries;
-use store::operator::actions::Action;
+use store::operator::actions::{Action, Actor};
 use store::orders::{self, NewOrder};
 use store::retention::{self, Class};
 use store::{operator::terms, self_service};
@@ -21,7 +21,7 @@ use crate::bench::{
 use crate::further::READY;
 
 const ACTION: Action<'_> = Action {
-    operator: "tester",
+    actor: Actor::esimctl("tester"),
     command: "archive run",
     target: "archive",
     reason: "a test",

@@ -11,7 +11,7 @@ use signing::{SecretKey, webhook};
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, pool::PoolConnection};
 use store::config::{DatabaseConfig, PoolConfig};
 use store::deliveries::{self, Content, Delivery, Esim, events::Kind};
-use store::operator::actions::{Action, Mode};
+use store::operator::actions::{Action, Actor, Mode};
 use store::orders::{self, NewOrder, NewPlacement, NewTopup};
 use store::partners::{self, NewPartner};
 use store::placements::{
@@ -42,7 +42,7 @@ pub fn vault(keys: &str) -> Vault {
 /// An operator's command that commits.
 pub fn applied() -> Mode<'static> {
     Mode::Apply(Action {
-        operator: "tester",
+        actor: Actor::esimctl("tester"),
         command: "placement resolve --retry",
         target: "placement",
         reason: "a test",

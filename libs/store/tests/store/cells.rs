@@ -14,7 +14,7 @@ use store::{
         moving::{Move, Moved, NotMoved, Phase, Ready},
     },
     deliveries,
-    operator::actions::Action,
+    operator::actions::{Action, Actor},
     orders::{self, NewOrder},
     placements::Claim,
     self_service::{self, PauseChanged},
@@ -29,7 +29,7 @@ use crate::bench::{
 use crate::further::READY;
 
 const ACTION: Action<'static> = Action {
-    operator: "test",
+    actor: Actor::esimctl("test"),
     command: "partner move",
     target: "test",
     reason: "test",

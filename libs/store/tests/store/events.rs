@@ -128,9 +128,13 @@ impl Bench {
     }
 
     async fn actions(&self) -> Vec<Recorded> {
-        actions::list(&mut *self.connection().await, None, 100)
-            .await
-            .unwrap()
+        actions::list(
+            &mut *self.connection().await,
+            &actions::Filter::default(),
+            100,
+        )
+        .await
+        .unwrap()
     }
 }
 

@@ -23,6 +23,7 @@
 //! - [`further`]: several endpoints of one partner.
 //! - [`rotation`]: replaced keys and secrets, and re-encryption under another master key.
 //! - [`sweep`]: rows without an outcome after their first lease.
+//! - [`console`]: what the console needs below its pages.
 //! - [`configuration`]: operators' changes, as services see them.
 //! - [`schema`], [`migrations`]: migrations beside live traffic and older programs. [`snapshot`]:
 //!   the committed `schema.sql` is current. [`pooler`]: poolers are refused.
@@ -35,6 +36,7 @@ mod bench;
 mod cells;
 mod claim;
 mod configuration;
+mod console;
 mod database;
 mod deliveries;
 mod described;

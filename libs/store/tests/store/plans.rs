@@ -14,7 +14,7 @@ use testkit::{database::Database, rows};
 use crate::bench::execute;
 
 /// Tables that grow with the orders.
-const GROWING: [&str; 13] = [
+const GROWING: [&str; 14] = [
     "orders",
     "placements",
     "topups",
@@ -22,6 +22,7 @@ const GROWING: [&str; 13] = [
     "deliveries",
     "delivery_attempts",
     "further_deliveries",
+    "provider_references",
     "work",
     "held",
     "retention_due",
@@ -31,7 +32,7 @@ const GROWING: [&str; 13] = [
 ];
 
 /// Columns that name one order, or one partner.
-const KEYS: [&str; 9] = [
+const KEYS: [&str; 10] = [
     "partner_id",
     "order_id",
     "placement_id",
@@ -41,6 +42,7 @@ const KEYS: [&str; 9] = [
     "provider_unit_id",
     "iccid",
     "redelivery_id",
+    "reference",
 ];
 
 /// Rows that a scan may be expected to find without a `LIMIT`.
@@ -70,13 +72,14 @@ const EMPTY_SINCE_18: [(&str, &str); 3] = rows! {
 };
 
 /// Statements that compare each row with each of a handful.
-const SMALL: [(&str, &str); 1] = rows! {
+const SMALL: [(&str, &str); 2] = rows! {
     "SELECT p.webhook_url AS url" => "one partner and its endpoint";
+    "FROM operator_sessions s JOIN operators o" => "one session and the operators, who are few";
 };
 
 /// Statements that name no key. Each runs once for each cell: a loop of a stage, a gauge, or an
 /// operator's list.
-const PER_CELL: [(&str, &str); 24] = rows! {
+const PER_CELL: [(&str, &str); 25] = rows! {
     "FROM (SELECT topup_id, profile FROM esims ORDER BY topup_id DESC LIMIT 1000)"
         => "start: the newest profiles check the master key";
     "WITH RECURSIVE pair (lane, partner_id, nth)" => "a look at due placements";
@@ -102,7 +105,8 @@ const PER_CELL: [(&str, &str); 24] = rows! {
     "SELECT placement_id, state, provider FROM placements" => "an operator's list";
     "FROM deliveries\n           WHERE kind = 'topup.ready'\n             AND created_at >= $1" => "an operator's list";
     "SELECT id FROM held WHERE state = $1" => "an operator's list";
-    "UNION SELECT order_id FROM orders WHERE external_order_id = $2" => "an operator's search";
+    "UNION ALL (SELECT order_id, 'external_order_id' FROM orders" => "an operator's search";
+    "SELECT date_trunc('hour', created_at, 'UTC')" => "the hours of a sweep";
 };
 
 /// The same for statements that read everything, in pages.

@@ -15,6 +15,7 @@ SELECT id, partner_id, 'o-' || n, at, at, CASE WHEN n % 100 = 0 THEN at END FROM
 INSERT INTO placements (placement_id, order_id, partner_id, provider, lane, state, attempt, attempted_at, placed_at, created_at)
 SELECT id, id, partner_id, CASE n % 2 WHEN 0 THEN 'sandbox' ELSE 'usimsa' END, 'lane ' || n % 20, 'placed', 1, at, at, at
 FROM filled;
+INSERT INTO provider_references (reference, placement_id) SELECT 'reference-' || n, id FROM filled;
 INSERT INTO topups (topup_id, placement_id, position, option_id, provider_option_id)
 SELECT to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), id, 0, partner_id, 'option' FROM filled;
 INSERT INTO esims (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id)

@@ -29,7 +29,7 @@ async fn refused(connection: &mut PgConnection, statement: &'static str) -> Stri
 }
 
 /// What somebody with the credentials of one stage may not do.
-const DENIED: [(&str, &[&str]); 4] = testkit::rows! {
+const DENIED: [(&str, &[&str]); 5] = testkit::rows! {
     "ingress" => &[
         "UPDATE partners SET disabled_at = NULL",
         "UPDATE partners SET max_in_flight = NULL", "UPDATE partners SET signed_body_required = false",
@@ -75,6 +75,19 @@ const DENIED: [(&str, &[&str]); 4] = testkit::rows! {
         "SELECT profile FROM esims", "UPDATE operator_actions SET reason = ''",
         "DELETE FROM operator_actions", "INSERT INTO orders (order_id) VALUES (gen_random_uuid())",
         "UPDATE placements SET attempt = 0", "DELETE FROM partners",
+        "SELECT token_digest FROM operator_sessions", "INSERT INTO operator_sessions (operator_id) VALUES (gen_random_uuid())",
+    ];
+    "console" => &[
+        // It may read profiles, which are sealed: docs/decisions/0033-console.md.
+        "UPDATE esims SET profile = NULL", "SELECT secret_key FROM partners", "SELECT webhook_secret FROM partners",
+        "SELECT headers FROM further_endpoints", "SELECT secret FROM further_endpoints",
+        "UPDATE partners SET webhook_url = 'https://attacker.example/'", "UPDATE partners SET disabled_at = NULL",
+        "UPDATE operators SET role = 'operator'", "UPDATE operators SET disabled_at = NULL",
+        "INSERT INTO operators (operator_id) VALUES (gen_random_uuid())", "DELETE FROM operators",
+        "UPDATE operator_actions SET reason = ''", "DELETE FROM operator_actions",
+        "UPDATE operator_sessions SET ends_at = 'infinity'",
+        "INSERT INTO orders (order_id) VALUES (gen_random_uuid())", "UPDATE placements SET attempt = 0",
+        "UPDATE options SET enabled = true", "UPDATE retention SET days = 1", "DELETE FROM delivery_attempts",
     ];
 };
 /// What no stage may do.

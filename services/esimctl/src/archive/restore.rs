@@ -102,7 +102,7 @@ pub async fn show(asked: &Show, console: &Console) -> anyhow::Result<()> {
         found.extend(orders::find(&mut transaction, &id.to_string()).await?);
     }
     transaction.rollback().await?;
-    order::print(console, &found, &[], &[])
+    order::print(console, &found, &[], &[], &[])
 }
 
 fn describe(archive: &Archive) -> String {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use store::deliveries::endpoints;
-use store::operator::actions::{Action, Mode};
+use store::operator::actions::{Action, Actor, Mode};
 use store::operator::deliveries::{self, Filter};
 use testkit::receiver::Answer;
 
@@ -106,7 +106,7 @@ async fn a_replay_starts_the_schedule_again_and_keeps_the_attempts() {
         };
         let mut connection = bench.pool.acquire().await.unwrap();
         let action = Action {
-            operator: "tester",
+            actor: Actor::esimctl("tester"),
             command: "delivery replay",
             target: "partner",
             reason: "a test",

@@ -1,0 +1,34 @@
+-- The console: what it shows, and what its operators do there. What it reads of a profile is sealed, and only a console that
+-- may show activation codes has the master key that opens it. It reads no other key or secret.
+GRANT SELECT ON configuration_version, options, orders, placements, topups, work, held, deliveries, delivery_attempts,
+    endpoints, further_deliveries, providers, provider_lanes, provider_replicas, pulses, sweeps, retention, operator_actions,
+    redeliveries, archives, archived_orders, provider_references, hourly
+    TO esim_console;
+GRANT SELECT (partner_id, name, environment, access_key, old_access_key, old_keys_until, webhook_url, webhook_host,
+              webhook_events, old_webhook_secret_until, disabled_at, max_in_flight, requests_per_second,
+              orders_per_second, units_per_second, signed_body_required, has_further_endpoints, moved_to, erased_at,
+              created_at, version)
+    ON partners TO esim_console;
+GRANT SELECT (endpoint_id, partner_id, purpose, url, host, old_secret_until, events, verified_at, created_at)
+    ON further_endpoints TO esim_console;
+GRANT SELECT (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id, erased_at) ON esims TO esim_console;
+
+-- Signing in. A password is set by its link only, and roles are given with a shell only.
+GRANT SELECT, UPDATE (password, setup_digest, setup_until, signed_in_at) ON operators TO esim_console;
+GRANT SELECT, INSERT, DELETE, UPDATE (used_at) ON operator_sessions TO esim_console;
+GRANT SELECT, INSERT, UPDATE, DELETE ON operator_sign_ins TO esim_console;
+
+-- What its operators change, each together with its record.
+GRANT INSERT ON operator_actions TO esim_console;
+GRANT UPDATE (state, not_found_at, placed_at, reason, unknowns, disputed, provider_reference) ON placements TO esim_console;
+GRANT UPDATE (state, reason) ON topups TO esim_console;
+GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_console;
+GRANT INSERT ON delivery_attempts TO esim_console;
+GRANT INSERT, UPDATE, DELETE ON work, held, endpoints TO esim_console;
+GRANT UPDATE ON providers TO esim_console;
+GRANT INSERT, UPDATE (ended_at, cancelled_at) ON redeliveries TO esim_console;
+GRANT SELECT, INSERT, UPDATE (cancelled_at) ON operations TO esim_console;
+GRANT SELECT, INSERT ON operation_parts TO esim_console;
+
+-- If the server has lost commits, whoever notices it first stops all buying.
+GRANT EXECUTE ON FUNCTION commits_lost(text, bigint) TO esim_console;

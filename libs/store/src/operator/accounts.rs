@@ -1,0 +1,332 @@
+//! Operators who sign in at the console (`esimctl operator`).
+//!
+//! Nobody but an operator ever knows the password: whoever creates the account passes on a one-time
+//! link, and with it the operator sets the password. Only the digest of the link's token is stored.
+//! The link ends when it is used, when another one is made, and after [`SETUP_LASTS`].
+
+use std::time::Duration;
+
+use secrecy::SecretString;
+use serde::Serialize;
+use serde_json::json;
+use signing::{generate::NotGenerated, password, token};
+use sqlx::{Connection, PgConnection};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::actions::{self, Action, Changed, Mode};
+use crate::{Error, Result, seconds};
+
+/// How long a link is valid.
+pub const SETUP_LASTS: Duration = Duration::from_hours(24);
+/// The most characters of a name.
+pub const LONGEST_NAME: usize = 100;
+
+/// What an operator may do. Each role may do what the ones before it may.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    strum::IntoStaticStr,
+    strum::EnumString,
+    strum::VariantArray,
+)]
+#[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
+pub enum Role {
+    /// Looks at everything but activation codes.
+    Viewer,
+    /// Sends webhooks again and sees activation codes, if the console shows them.
+    Support,
+    /// Does everything that the console can do.
+    Operator,
+}
+
+impl Role {
+    /// The name in the database and in `esimctl`.
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+}
+
+/// An operator's account.
+#[derive(Clone, Debug, Serialize)]
+pub struct Account {
+    pub operator_id: Uuid,
+    pub name: String,
+    pub role: Role,
+    /// Whether the operator has set a password.
+    pub has_password: bool,
+    /// Until when a link to set the password is valid, if there is one.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub setup_until: Option<OffsetDateTime>,
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub disabled_at: Option<OffsetDateTime>,
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub signed_in_at: Option<OffsetDateTime>,
+    #[serde(with = "time::serde::rfc3339")]
+    pub created_at: OffsetDateTime,
+}
+
+/// A new link to set a password. The token is shown once and is not stored.
+#[derive(Debug)]
+pub struct SetUp {
+    pub name: String,
+    pub token: SecretString,
+    pub until: OffsetDateTime,
+}
+
+/// Why an account was not created or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum NotChanged {
+    #[error("there is no operator of this name; see `esimctl operator list`")]
+    Unknown,
+    #[error("there is an operator of this name already; `esimctl operator reset` makes a new link")]
+    Exists,
+    #[error(
+        "a name has 1 to {LONGEST_NAME} characters, and none of them is a blank or a control character"
+    )]
+    BadName,
+    #[error(transparent)]
+    NotGenerated(#[from] NotGenerated),
+    #[error(transparent)]
+    Store(#[from] Error),
+}
+
+/// Why a link did not set a password.
+#[derive(Debug, thiserror::Error)]
+pub enum NotSet {
+    #[error(
+        "the link was used, was replaced or has ended; ask for a new one (`esimctl operator reset`)"
+    )]
+    Invalid,
+    #[error(transparent)]
+    Password(#[from] password::NotHashed),
+    #[error(transparent)]
+    Store(#[from] Error),
+}
+
+fn role(name: &str) -> Result<Role> {
+    let unknown = || Error::Unreadable(format!("the operator's role {name:?}"));
+    name.parse().map_err(|_| unknown())
+}
+
+/// Whether a name can be typed and is recognised in a record.
+fn is_name(name: &str) -> bool {
+    let strange = |one: char| one.is_whitespace() || one.is_control();
+    (1..=LONGEST_NAME).contains(&name.chars().count()) && !name.contains(strange)
+}
+
+/// Creates an operator without a password, and a link to set it.
+pub async fn create(
+    connection: &mut PgConnection,
+    name: &str,
+    role: Role,
+    action: Action<'_>,
+) -> Result<SetUp, NotChanged> {
+    if !is_name(name) {
+        return Err(NotChanged::BadName);
+    }
+    let token = token::generate()?;
+    let mut transaction = connection.begin().await?;
+    let statement = sqlx::query_scalar!(
+        r#"INSERT INTO operators (operator_id, name, role, setup_digest, setup_until)
+           VALUES ($1, $2, $3, $4, now() + make_interval(secs => $5))
+           ON CONFLICT (name) DO NOTHING RETURNING setup_until AS "until!""#,
+        Uuid::now_v7(),
+        name,
+        role.as_str(),
+        &token::digest(&token)[..],
+        seconds(SETUP_LASTS),
+    );
+    let until = statement.fetch_optional(&mut *transaction).await?;
+    let until = until.ok_or(NotChanged::Exists)?;
+    let after = json!({ "role": role });
+    let changed = Changed {
+        before: None,
+        after: Some(&after),
+    };
+    actions::finish_with(transaction, Mode::Apply(action), 1, changed).await?;
+    Ok(SetUp {
+        name: name.to_owned(),
+        token,
+        until,
+    })
+}
+
+/// Makes a new link. The password and the sessions of the operator end at once, because a reset is
+/// also what helps after a theft.
+pub async fn reset(
+    connection: &mut PgConnection,
+    name: &str,
+    action: Action<'_>,
+) -> Result<SetUp, NotChanged> {
+    let token = token::generate()?;
+    let mut transaction = connection.begin().await?;
+    let statement = sqlx::query!(
+        r#"UPDATE operators SET password = NULL, setup_digest = $2, setup_until = now() + make_interval(secs => $3)
+           WHERE name = $1 RETURNING operator_id, setup_until AS "until!""#,
+        name,
+        &token::digest(&token)[..],
+        seconds(SETUP_LASTS),
+    );
+    let row = statement.fetch_optional(&mut *transaction).await?;
+    let row = row.ok_or(NotChanged::Unknown)?;
+    end_sessions(&mut transaction, row.operator_id).await?;
+    actions::finish(transaction, Mode::Apply(action), 1).await?;
+    Ok(SetUp {
+        name: name.to_owned(),
+        token,
+        until: row.until,
+    })
+}
+
+/// Lets an operator sign in no more, or again. Disabling ends the sessions at once.
+pub async fn set_disabled(
+    connection: &mut PgConnection,
+    name: &str,
+    disabled: bool,
+    action: Action<'_>,
+) -> Result<Account, NotChanged> {
+    let mut transaction = connection.begin().await?;
+    let before = locked(&mut transaction, name).await?;
+    let statement = sqlx::query!(
+        "UPDATE operators SET disabled_at = CASE WHEN $2 THEN coalesce(disabled_at, now()) END WHERE name = $1",
+        name,
+        disabled,
+    );
+    statement.execute(&mut *transaction).await?;
+    if disabled {
+        end_sessions(&mut transaction, before.operator_id).await?;
+    }
+    let after = locked(&mut transaction, name).await?;
+    let was = json!({ "disabled": before.disabled_at.is_some() });
+    let is = json!({ "disabled": disabled });
+    let changed = Changed {
+        before: Some(&was),
+        after: Some(&is),
+    };
+    actions::finish_with(transaction, Mode::Apply(action), 1, changed).await?;
+    Ok(after)
+}
+
+/// Gives an operator another role. It holds from the next request of its sessions on.
+pub async fn set_role(
+    connection: &mut PgConnection,
+    name: &str,
+    role: Role,
+    action: Action<'_>,
+) -> Result<Account, NotChanged> {
+    let mut transaction = connection.begin().await?;
+    let before = locked(&mut transaction, name).await?;
+    let statement = sqlx::query!(
+        "UPDATE operators SET role = $2 WHERE name = $1",
+        name,
+        role.as_str()
+    );
+    statement.execute(&mut *transaction).await?;
+    let was = json!({ "role": before.role });
+    let is = json!({ "role": role });
+    let changed = Changed {
+        before: Some(&was),
+        after: Some(&is),
+    };
+    actions::finish_with(transaction, Mode::Apply(action), 1, changed).await?;
+    Ok(Account { role, ..before })
+}
+
+async fn end_sessions(connection: &mut PgConnection, operator_id: Uuid) -> Result<()> {
+    let statement = sqlx::query!(
+        "DELETE FROM operator_sessions WHERE operator_id = $1",
+        operator_id
+    );
+    statement.execute(connection).await?;
+    Ok(())
+}
+
+/// The account of this name, locked for a change.
+async fn locked(connection: &mut PgConnection, name: &str) -> Result<Account, NotChanged> {
+    let query = sqlx::query!(
+        r#"SELECT operator_id, name, role, password IS NOT NULL AS "has_password!",
+                  CASE WHEN setup_digest IS NOT NULL AND setup_until > now() THEN setup_until END AS setup_until,
+                  disabled_at, signed_in_at, created_at
+           FROM operators WHERE name = $1 FOR UPDATE"#,
+        name,
+    );
+    let row = query
+        .fetch_optional(connection)
+        .await?
+        .ok_or(NotChanged::Unknown)?;
+    Ok(Account {
+        operator_id: row.operator_id,
+        name: row.name,
+        role: role(&row.role)?,
+        has_password: row.has_password,
+        setup_until: row.setup_until,
+        disabled_at: row.disabled_at,
+        signed_in_at: row.signed_in_at,
+        created_at: row.created_at,
+    })
+}
+
+/// All accounts, by name.
+pub async fn list(connection: &mut PgConnection) -> Result<Vec<Account>> {
+    let query = sqlx::query!(
+        r#"SELECT operator_id, name, role, password IS NOT NULL AS "has_password!",
+                  CASE WHEN setup_digest IS NOT NULL AND setup_until > now() THEN setup_until END AS setup_until,
+                  disabled_at, signed_in_at, created_at
+           FROM operators ORDER BY name"#,
+    );
+    let rows = query.fetch_all(connection).await?;
+    let accounts = rows.into_iter().map(|row| {
+        Ok(Account {
+            operator_id: row.operator_id,
+            name: row.name,
+            role: role(&row.role)?,
+            has_password: row.has_password,
+            setup_until: row.setup_until,
+            disabled_at: row.disabled_at,
+            signed_in_at: row.signed_in_at,
+            created_at: row.created_at,
+        })
+    });
+    accounts.collect()
+}
+
+/// The name of the operator whose password this link sets; `None` if the link is not valid.
+pub async fn of_link(
+    connection: &mut PgConnection,
+    token: &SecretString,
+) -> Result<Option<String>> {
+    let query = sqlx::query_scalar!(
+        "SELECT name FROM operators WHERE setup_digest = $1 AND setup_until > now() AND disabled_at IS NULL",
+        &token::digest(token)[..],
+    );
+    Ok(query.fetch_optional(connection).await?)
+}
+
+/// Sets the password by a link, and uses the link up. Returns the operator's name. The password is
+/// hashed before the link is looked up, on a thread that may block.
+pub async fn set_up(
+    connection: &mut PgConnection,
+    token: &SecretString,
+    password: SecretString,
+) -> Result<String, NotSet> {
+    if of_link(connection, token).await?.is_none() {
+        return Err(NotSet::Invalid);
+    }
+    let hashed = super::sessions::blocking(move || password::hash(&password)).await??;
+    let statement = sqlx::query_scalar!(
+        "UPDATE operators SET password = $2, setup_digest = NULL, setup_until = NULL
+         WHERE setup_digest = $1 AND setup_until > now() AND disabled_at IS NULL RETURNING name",
+        &token::digest(token)[..],
+        hashed,
+    );
+    let name = statement.fetch_optional(connection).await?;
+    name.ok_or(NotSet::Invalid)
+}

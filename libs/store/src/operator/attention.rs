@@ -1,0 +1,125 @@
+//! What needs a person, in one list: parked placements, exhausted webhooks, endpoints to which
+//! nothing is sent, and breakers that are not closed. Each item has one action.
+
+use domain::PlacementState;
+use serde::Serialize;
+use sqlx::PgConnection;
+
+use super::placements::{self, Listed};
+use crate::{
+    Result,
+    deliveries::endpoints::{self, Endpoint},
+    providers::{self, BreakerState, ProviderBreaker},
+};
+
+/// Something that waits for a person.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Item {
+    /// The breaker of a provider is open or half open, so its orders wait.
+    Breaker(ProviderBreaker),
+    /// A purchase whose outcome a person has to find out.
+    Parked(Box<Listed>),
+    /// Nothing is sent to this endpoint.
+    Stopped(Endpoint),
+    /// Webhooks to this endpoint have used up their retries.
+    Exhausted(Endpoint),
+}
+
+/// What to do about an item.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Remedy {
+    CloseBreaker(String),
+    ResolvePlacement(domain::PlacementId),
+    ResumeEndpoint(uuid::Uuid),
+    ReplayExhausted(uuid::Uuid),
+}
+
+impl Remedy {
+    /// The command of `esimctl` that does it.
+    pub fn command(&self) -> String {
+        match self {
+            Self::CloseBreaker(name) => format!("esimctl provider close {name}"),
+            Self::ResolvePlacement(id) => format!("esimctl placement resolve {id}"),
+            Self::ResumeEndpoint(id) => format!("esimctl endpoint resume {id}"),
+            Self::ReplayExhausted(id) => format!("esimctl delivery replay --partner {id}"),
+        }
+    }
+}
+
+impl Item {
+    /// What to do, once the cause is gone or known.
+    pub fn remedy(&self) -> Remedy {
+        match self {
+            Self::Breaker(breaker) => Remedy::CloseBreaker(breaker.name.clone()),
+            Self::Parked(placement) => Remedy::ResolvePlacement(placement.placement_id),
+            Self::Stopped(endpoint) => Remedy::ResumeEndpoint(endpoint.endpoint_id),
+            Self::Exhausted(endpoint) => Remedy::ReplayExhausted(endpoint.partner_id),
+        }
+    }
+
+    /// What it is, in one sentence.
+    pub fn sentence(&self) -> String {
+        match self {
+            Self::Breaker(breaker) => format!(
+                "the breaker of {} is {}, so its orders wait: {}",
+                breaker.name,
+                breaker.state.as_str().replace('_', " "),
+                breaker.reason.as_deref().unwrap_or("no reason is recorded")
+            ),
+            Self::Parked(placement) => format!(
+                "placement {} of order {} at {} is parked: {}",
+                placement.placement_id,
+                placement.external_order_id,
+                placement.provider,
+                placement
+                    .reason
+                    .as_deref()
+                    .unwrap_or("no reason is recorded")
+            ),
+            Self::Stopped(endpoint) => {
+                let by = if endpoint.paused_by_partner {
+                    " by the partner"
+                } else {
+                    ""
+                };
+                format!(
+                    "endpoint {} of {} is {}{by} after {} failures; {} webhooks wait",
+                    endpoint.endpoint_id,
+                    endpoint.name,
+                    endpoint.state,
+                    endpoint.failures,
+                    endpoint.pending
+                )
+            }
+            Self::Exhausted(endpoint) => format!(
+                "{} webhooks to endpoint {} of {} have used up their retries",
+                endpoint.exhausted, endpoint.endpoint_id, endpoint.name
+            ),
+        }
+    }
+}
+
+/// The list. It holds at most `most` parked placements, the oldest ones, ordered by their reasons.
+pub async fn list(connection: &mut PgConnection, most: i64) -> Result<Vec<Item>> {
+    let breakers = providers::list(connection).await?;
+    let open = breakers
+        .into_iter()
+        .filter(|one| one.state != BreakerState::Closed);
+    let mut items: Vec<Item> = open.map(Item::Breaker).collect();
+    let parked = Some(PlacementState::Parked);
+    let mut parked = placements::list(connection, parked, None, most).await?;
+    // The sort keeps the age within a reason.
+    parked
+        .sort_by(|one, other| (&one.reason, &one.provider).cmp(&(&other.reason, &other.provider)));
+    items.extend(parked.into_iter().map(|one| Item::Parked(Box::new(one))));
+    let endpoints = endpoints::list(connection, None).await?;
+    for endpoint in &endpoints {
+        if matches!(endpoint.state.as_str(), "blocked" | "probing" | "paused") {
+            items.push(Item::Stopped(endpoint.clone()));
+        }
+    }
+    let exhausted = endpoints.into_iter().filter(|one| one.exhausted > 0);
+    items.extend(exhausted.map(Item::Exhausted));
+    Ok(items)
+}

@@ -1,0 +1,562 @@
+//! What the console needs below its pages: operators who sign in, the search, the story of an order,
+//! what needs a person, and figures.
+
+use std::time::Duration;
+
+use domain::PartnerId;
+use secrecy::SecretString;
+use sqlx::Connection;
+use store::deliveries::redeliveries::{self, Wanted};
+use store::operator::{
+    accounts::{self, NotChanged, NotSet, Role},
+    actions::{self, Action, Actor},
+    attention::{self, Item, Remedy},
+    breakers, figures, hourly,
+    operations::{self, NotStarted},
+    orders,
+    search::{self, By},
+    sessions::{self, Lifetime, NotSignedIn, Opened},
+    story::{self, What},
+};
+use store::placements::{self, Outcome};
+use testkit::wait::until;
+
+use crate::bench::{
+    Bench, PROVIDER, bought, iccid, order, parked, placement, ready, settlement, topups,
+};
+
+const LIFETIME: Lifetime = Lifetime {
+    idle: Duration::from_mins(30),
+    most: Duration::from_hours(8),
+};
+const PASSWORD: &str = "correct horse battery";
+
+fn action(command: &'static str) -> Action<'static> {
+    Action {
+        actor: Actor::esimctl("tester"),
+        command,
+        target: "operator ana",
+        reason: "a test",
+    }
+}
+
+impl Bench {
+    /// A connection with the privileges of a role.
+    async fn as_role(&self, role: &str) -> sqlx::PgConnection {
+        let url = self.database.url_of(role).unwrap();
+        sqlx::PgConnection::connect(&url).await.unwrap()
+    }
+
+    async fn sign_in(&self, name: &str, password: &str) -> Result<Opened, NotSignedIn> {
+        let mut console = self.as_role("console").await;
+        let password = SecretString::from(password);
+        sessions::sign_in(&mut console, name, password, "192.0.2.1", LIFETIME).await
+    }
+
+    /// An operator with a password.
+    async fn ana(&self, role: Role) {
+        let mut shell = self.as_role("operator").await;
+        let made = accounts::create(&mut shell, "ana", role, action("operator create")).await;
+        let mut console = self.as_role("console").await;
+        let token = made.unwrap().token;
+        let name = accounts::set_up(&mut console, &token, PASSWORD.into()).await;
+        assert_eq!(name.unwrap(), "ana");
+    }
+}
+
+/// All of it with the privileges of the roles that do it.
+#[tokio::test]
+async fn an_operator_sets_a_password_by_the_link_once_and_signs_in() {
+    let bench = Bench::new().await;
+    let mut shell = bench.as_role("operator").await;
+    let mut console = bench.as_role("console").await;
+    let made = accounts::create(&mut shell, "ana", Role::Support, action("operator create")).await;
+    let token = made.unwrap().token;
+    let again = accounts::create(&mut shell, "ana", Role::Viewer, action("operator create")).await;
+    assert!(matches!(again, Err(NotChanged::Exists)));
+    assert!(matches!(
+        bench.sign_in("ana", PASSWORD).await,
+        Err(NotSignedIn::Wrong)
+    ));
+
+    let found = accounts::of_link(&mut console, &token).await.unwrap();
+    assert_eq!(found.as_deref(), Some("ana"));
+    let short = accounts::set_up(&mut console, &token, "short".into()).await;
+    assert!(matches!(short, Err(NotSet::Password(_))));
+    accounts::set_up(&mut console, &token, PASSWORD.into())
+        .await
+        .unwrap();
+    let used = accounts::set_up(&mut console, &token, "another long password".into()).await;
+    assert!(matches!(used, Err(NotSet::Invalid)));
+
+    let opened = bench.sign_in("ana", PASSWORD).await.unwrap();
+    assert_eq!(
+        (opened.session.name.as_str(), opened.session.role),
+        ("ana", Role::Support)
+    );
+    let session = sessions::find(&mut console, &opened.token, LIFETIME)
+        .await
+        .unwrap();
+    assert_eq!(session.unwrap().source, "192.0.2.1");
+    let other = SecretString::from("no such token");
+    assert!(
+        sessions::find(&mut console, &other, LIFETIME)
+            .await
+            .unwrap()
+            .is_none()
+    );
+
+    // A role holds at once, and a disabled operator is signed out at once.
+    accounts::set_role(&mut shell, "ana", Role::Viewer, action("operator role"))
+        .await
+        .unwrap();
+    let session = sessions::find(&mut console, &opened.token, LIFETIME)
+        .await
+        .unwrap();
+    assert_eq!(session.unwrap().role, Role::Viewer);
+    accounts::set_disabled(&mut shell, "ana", true, action("operator disable"))
+        .await
+        .unwrap();
+    accounts::set_disabled(&mut shell, "ana", false, action("operator enable"))
+        .await
+        .unwrap();
+    assert!(
+        sessions::find(&mut console, &opened.token, LIFETIME)
+            .await
+            .unwrap()
+            .is_none()
+    );
+
+    // So is one whose password was reset.
+    let opened = bench.sign_in("ana", PASSWORD).await.unwrap();
+    accounts::reset(&mut shell, "ana", action("operator reset"))
+        .await
+        .unwrap();
+    assert!(
+        sessions::find(&mut console, &opened.token, LIFETIME)
+            .await
+            .unwrap()
+            .is_none()
+    );
+    assert!(matches!(
+        bench.sign_in("ana", PASSWORD).await,
+        Err(NotSignedIn::Wrong)
+    ));
+
+    let recorded = actions::list(&mut shell, &actions::Filter::default(), 100)
+        .await
+        .unwrap();
+    let role = recorded
+        .iter()
+        .find(|one| one.command == "operator role")
+        .unwrap();
+    assert_eq!(role.via.as_deref(), Some("esimctl"));
+    assert_eq!(role.before.as_deref(), Some(r#"{"role": "support"}"#));
+    assert_eq!(role.after.as_deref(), Some(r#"{"role": "viewer"}"#));
+    let all = format!("{recorded:?}");
+    assert!(!all.contains("argon2") && !all.contains(PASSWORD), "{all}");
+}
+
+#[tokio::test]
+async fn a_session_ends_when_it_is_closed_unused_or_old() {
+    let bench = Bench::new().await;
+    bench.ana(Role::Viewer).await;
+    let mut console = bench.as_role("console").await;
+    for end in [
+        "UPDATE operator_sessions SET used_at = now() - interval '31 minutes'",
+        "UPDATE operator_sessions SET ends_at = now() - interval '1 second'",
+    ] {
+        let opened = bench.sign_in("ana", PASSWORD).await.unwrap();
+        assert!(
+            sessions::find(&mut console, &opened.token, LIFETIME)
+                .await
+                .unwrap()
+                .is_some()
+        );
+        bench.sql(end).await;
+        assert!(
+            sessions::find(&mut console, &opened.token, LIFETIME)
+                .await
+                .unwrap()
+                .is_none()
+        );
+    }
+    let opened = bench.sign_in("ana", PASSWORD).await.unwrap();
+    sessions::close(&mut console, &opened.token).await.unwrap();
+    assert!(
+        sessions::find(&mut console, &opened.token, LIFETIME)
+            .await
+            .unwrap()
+            .is_none()
+    );
+}
+
+#[tokio::test]
+async fn guesses_are_limited_for_a_name_whether_or_not_it_exists() {
+    let bench = Bench::new().await;
+    bench.ana(Role::Viewer).await;
+    for name in ["ana", "nobody"] {
+        for _ in 0..sessions::PER_NAME {
+            let guess = bench.sign_in(name, "a wrong password").await;
+            assert!(matches!(guess, Err(NotSignedIn::Wrong)), "{name}");
+        }
+        let guess = bench.sign_in(name, PASSWORD).await;
+        assert!(matches!(guess, Err(NotSignedIn::TooMany)), "{name}");
+    }
+    bench
+        .sql("UPDATE operator_sign_ins SET until = now() - interval '1 second'")
+        .await;
+    bench.sign_in("ana", PASSWORD).await.unwrap();
+}
+
+#[tokio::test]
+async fn one_search_finds_an_order_by_each_of_its_ids() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some("https://partner.example/")).await;
+    bench
+        .sql("INSERT INTO providers (name) VALUES ('sandbox')")
+        .await;
+    let external = "acme/1001?&#";
+    let mut new = order(partner, 1);
+    new.external_order_id = external.into();
+    let stored = bench.stored(new).await;
+    let topup = topups(&stored)[0].clone();
+    bench.claim(&[placement(&stored)]).await;
+    let outcome = Outcome::Bought {
+        reference: Some("NO/4711?&#".into()),
+        units: vec![ready(&topup)],
+        collect_in: None,
+        park: None,
+        announced: true,
+    };
+    bench
+        .settle(&[settlement(placement(&stored), 1, outcome)])
+        .await;
+    let iccid = iccid(&topup).as_str().to_owned();
+    let spaced = format!(" {} {} ", &iccid[..4], &iccid[4..]);
+    let mut console = bench.as_role("console").await;
+    for (id, by) in [
+        (external.to_owned(), By::ExternalOrderId),
+        (stored.order_id.to_string(), By::Order),
+        (placement(&stored).to_string(), By::Placement),
+        (topup.to_string(), By::Topup),
+        (iccid, By::Iccid),
+        (spaced, By::Iccid),
+        (format!("unit-{topup}"), By::Provider),
+        ("NO/4711?&#".to_owned(), By::Provider),
+    ] {
+        let hits = search::find(&mut console, &id).await.unwrap();
+        let found: Vec<_> = hits
+            .orders
+            .iter()
+            .map(|hit| (hit.order_id, hit.by))
+            .collect();
+        assert_eq!(found, [(stored.order_id.uuid(), by)], "{id}");
+    }
+    let name: String = bench
+        .value(
+            "SELECT name FROM partners WHERE partner_id::text = $1",
+            partner,
+        )
+        .await;
+    let hits = search::find(&mut console, &name.to_uppercase())
+        .await
+        .unwrap();
+    assert_eq!(hits.partners[0].partner_id, partner.uuid());
+    assert!(
+        search::find(&mut console, "nothing")
+            .await
+            .unwrap()
+            .is_empty()
+    );
+
+    // A purchase that is retried has another number.
+    bench
+        .sql("UPDATE placements SET provider_reference = NULL")
+        .await;
+    assert!(
+        search::find(&mut console, "NO/4711?&#")
+            .await
+            .unwrap()
+            .is_empty()
+    );
+}
+
+#[tokio::test]
+async fn an_order_tells_its_story() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some("https://partner.example/")).await;
+    let stored = bench.stored(order(partner, 2)).await;
+    let topups = topups(&stored);
+    let mut console = bench.as_role("console").await;
+    let mut sentence = async || {
+        let read = orders::read(&mut console, &[stored.order_id.uuid()])
+            .await
+            .unwrap();
+        let timeline = story::timeline(&mut console, &read[0]).await.unwrap();
+        (story::sentence(&read[0]), timeline)
+    };
+    let (told, timeline) = sentence().await;
+    assert!(
+        told.ends_with("2 of 2 are being bought or prepared by the provider."),
+        "{told}"
+    );
+    assert_eq!(timeline[0].what, What::Accepted);
+
+    bench.claim(&[placement(&stored)]).await;
+    bench
+        .settle(&[bought(
+            placement(&stored),
+            1,
+            topups.iter().map(ready).collect(),
+            true,
+        )])
+        .await;
+    bench
+        .sql("UPDATE deliveries SET state = 'exhausted', attempt = 1, status = 503, error = 'status 503', attempted_at = now()")
+        .await;
+    bench
+        .sql(
+            "INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, status, class)
+             SELECT delivery_id, 0, now(), 12, 503, 'status_5xx' FROM deliveries",
+        )
+        .await;
+    let (told, timeline) = sentence().await;
+    assert!(
+        told.contains("2 of 2 are ready, but the webhook was not acknowledged"),
+        "{told}"
+    );
+    assert!(told.contains("last responded 503"), "{told}");
+    let placement_id = placement(&stored).uuid();
+    let has = |what: &What| timeline.iter().any(|moment| moment.what == *what);
+    assert!(
+        has(&What::Attempted {
+            placement_id,
+            attempt: 1
+        }),
+        "{timeline:?}"
+    );
+    assert!(
+        has(&What::Placed {
+            placement_id,
+            provider: PROVIDER.into()
+        }),
+        "{timeline:?}"
+    );
+    let webhooks = timeline.iter().filter(|moment| {
+        matches!(
+            &moment.what,
+            What::Webhook {
+                status: Some(503),
+                duration_ms: 12,
+                attempt: 1,
+                ..
+            }
+        )
+    });
+    assert_eq!(webhooks.count(), 2, "{timeline:?}");
+    assert!(timeline.is_sorted_by_key(|moment| moment.at));
+
+    // Without the breakdown, a mixture of states would read as one.
+    bench.sql("UPDATE deliveries SET state = 'delivered', delivered_at = now() WHERE delivery_id = (SELECT min(delivery_id::text)::uuid FROM deliveries)").await;
+    let (told, _) = sentence().await;
+    assert!(told.contains(": 1 of 2 is ready and delivered"), "{told}");
+    assert!(told.contains("; 1 of 2 is ready, but"), "{told}");
+}
+
+#[tokio::test]
+async fn what_needs_a_person_is_one_list_with_one_action_each() {
+    let bench = Bench::new().await;
+    let mut console = bench.as_role("console").await;
+    assert!(attention::list(&mut console, 10).await.unwrap().is_empty());
+    bench
+        .sql("INSERT INTO providers (name) VALUES ('sandbox')")
+        .await;
+    let stored = bench.placing(1).await;
+    bench.settle(&[parked(placement(&stored), 1)]).await;
+    // An open breaker lets nothing be claimed, so it opens last.
+    let open = Action {
+        command: "provider open",
+        target: "provider sandbox",
+        ..action("")
+    };
+    let opened = breakers::open(&mut console, PROVIDER, Duration::from_hours(1), open).await;
+    assert!(opened.unwrap().is_some());
+    let partner = bench.partner(Some("https://partner.example/")).await;
+    let pause = "INSERT INTO endpoints (partner_id, blocked_until) VALUES ($1::uuid, 'infinity')";
+    bench.set(pause, partner).await;
+    let hold = "INSERT INTO held (id, state, provider, partner_id) VALUES (gen_random_uuid(), 'exhausted', '', $1::uuid)";
+    bench.set(hold, partner).await;
+
+    let items = attention::list(&mut console, 10).await.unwrap();
+    let remedies: Vec<Remedy> = items.iter().map(Item::remedy).collect();
+    let expected = [
+        Remedy::CloseBreaker(PROVIDER.into()),
+        Remedy::ResolvePlacement(placement(&stored)),
+        Remedy::ResumeEndpoint(partner.uuid()),
+        Remedy::ReplayExhausted(partner.uuid()),
+    ];
+    assert_eq!(remedies, expected);
+
+    let recorded = actions::list(&mut console, &actions::Filter::default(), 1)
+        .await
+        .unwrap();
+    let before: serde_json::Value = recorded[0].before.as_deref().unwrap().parse().unwrap();
+    let after: serde_json::Value = recorded[0].after.as_deref().unwrap().parse().unwrap();
+    assert_eq!(
+        (&before["state"], &after["state"]),
+        (&"closed".into(), &"open".into())
+    );
+}
+
+/// Sweeps read a range several times, until no row of it can appear any more.
+#[tokio::test]
+async fn each_row_is_counted_in_its_hour_once() {
+    let bench = Bench::new().await;
+    let finished = bench.placing(1).await;
+    bench
+        .settle(&[bought(
+            placement(&finished),
+            1,
+            topups(&finished).iter().map(ready).collect(),
+            true,
+        )])
+        .await;
+    bench.stored(order(PartnerId::new(), 1)).await;
+    bench
+        .sql("UPDATE placements SET created_at = created_at - interval '30 s'")
+        .await;
+    bench
+        .sql("UPDATE sweeps SET up_to = up_to - interval '31 s'")
+        .await;
+    let lag = Duration::from_secs(10);
+    let counted = async || {
+        hourly::list(&mut *bench.connection().await, 24)
+            .await
+            .unwrap()
+    };
+    until(
+        Duration::from_mins(1),
+        "the hour to be counted",
+        async || {
+            let mut provisioner = bench.as_role("provisioner").await;
+            placements::sweep(&mut provisioner, lag).await.unwrap();
+            let created: i64 = counted().await.iter().map(|hour| hour.created).sum();
+            Ok((created > 0).then_some(()))
+        },
+    )
+    .await
+    .unwrap();
+    for _ in 0..5 {
+        placements::sweep(&mut *bench.connection().await, lag)
+            .await
+            .unwrap();
+    }
+    let hours = counted().await;
+    let of = |of: fn(&hourly::Hour) -> i64| hours.iter().map(of).sum::<i64>();
+    assert_eq!(
+        (
+            of(|hour| hour.created),
+            of(|hour| hour.done),
+            of(|hour| hour.failed)
+        ),
+        (2, 1, 0)
+    );
+}
+
+#[tokio::test]
+async fn the_backlog_of_each_provider_and_endpoint_is_read() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some("https://partner.example/")).await;
+    let stored = bench.stored(order(partner, 1)).await;
+    bench.due_in(&[placement(&stored)], -5.0).await;
+    bench.deliveries(partner, 3, false).await;
+    bench
+        .sql("UPDATE work SET at = now() - interval '7 s' WHERE kind = 'deliver'")
+        .await;
+    bench.sql("INSERT INTO options (option_id, provider, provider_option_id, name, environment) VALUES (gen_random_uuid(), 'sandbox', 'a', 'a', 'sandbox')").await;
+    let mut console = bench.as_role("console").await;
+    let read = figures::read(&mut console).await.unwrap();
+    let provider = figures::Queue::Provider {
+        name: PROVIDER.into(),
+    };
+    let endpoint = figures::Queue::Endpoint {
+        endpoint_id: partner.uuid(),
+        partner_id: partner.uuid(),
+    };
+    assert_eq!(read.queues[&provider].due, 1);
+    assert_eq!(read.queues[&endpoint].due, 3);
+    assert!(read.queues[&endpoint].oldest_overdue >= 7.0);
+}
+
+/// The work is done by the notifiers, whatever becomes of the program that started it.
+#[tokio::test]
+async fn an_operation_sends_what_matches_at_several_partners_and_can_be_cancelled() {
+    let bench = Bench::new().await;
+    let mut partners = Vec::new();
+    for _ in 0..3 {
+        let partner = bench.partner(Some("https://partner.example/")).await;
+        bench.deliveries(partner, 2, false).await;
+        partners.push(partner);
+    }
+    bench
+        .sql("UPDATE deliveries SET state = 'exhausted', attempt = 1, attempted_at = now()")
+        .await;
+    bench.sql("DELETE FROM work").await;
+    bench
+        .sql("INSERT INTO held (id, state, provider, partner_id) SELECT delivery_id, 'exhausted', '', partner_id FROM deliveries")
+        .await;
+    let wanted = Wanted {
+        state: Some("exhausted"),
+        since: time::OffsetDateTime::UNIX_EPOCH,
+        until: None,
+    };
+    // The third partner has a redelivery of its own.
+    let own = redeliveries::begin(
+        &mut *bench.connection().await,
+        partners[2],
+        &wanted,
+        Duration::ZERO,
+    )
+    .await
+    .unwrap();
+    assert!(matches!(own, redeliveries::Begun::Begun(_)));
+
+    let mut console = bench.as_role("console").await;
+    let preview = operations::preview(&mut console, None, &wanted)
+        .await
+        .unwrap();
+    assert_eq!((preview.matching, preview.parts.len()), (Some(4), 3));
+    let start = Action {
+        actor: Actor::console("ana", "192.0.2.1"),
+        ..action("operation start")
+    };
+    let started = operations::start(&mut console, None, &wanted, start)
+        .await
+        .unwrap();
+    assert_eq!((started.parts, started.skipped, started.done), (2, 1, 0));
+    assert!(started.ended_at.is_none());
+    let again = operations::start(&mut console, None, &wanted, start).await;
+    assert!(matches!(again, Err(NotStarted::Nothing)));
+
+    let found = operations::find(&mut console, started.operation_id)
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(
+        (found.operator.as_str(), found.via.as_str()),
+        ("ana", "console")
+    );
+    let cancel = action("operation cancel");
+    let ended = operations::cancel(&mut console, started.operation_id, cancel)
+        .await
+        .unwrap();
+    let ended = ended.unwrap();
+    assert!(ended.cancelled_at.is_some() && ended.ended_at.is_some());
+    assert_eq!((ended.parts, ended.ended), (2, 2));
+    // The partner's own one goes on.
+    let running = redeliveries::running(&mut console, None, 10).await.unwrap();
+    assert_eq!(running.len(), 1);
+    assert_eq!(running[0].partner_id, partners[2].uuid());
+    assert_eq!(operations::list(&mut console, 10).await.unwrap().len(), 1);
+}

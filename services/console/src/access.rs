@@ -1,0 +1,347 @@
+//! Who may do what, as types.
+//!
+//! A handler of a page takes a [`Visit`], and a handler of an action an [`Act`]. Both name the role
+//! that is needed, and exist only for a request with a live session of an account that has this role
+//! or a higher one. An [`Act`] exists only if the form also has the token of this session. So a
+//! handler cannot forget a check, because without it there is nothing to call it with.
+//!
+//! The token of a form is made from the secret of the cookie, so nothing has to be stored for it,
+//! and a page of another site can neither read nor guess it. Forms before sign-in are bound in the
+//! same way to a cookie of their own ([`Outside`]), so that nobody can be signed in to an account of
+//! somebody else.
+
+use std::marker::PhantomData;
+
+use axum::{
+    body::{Body, to_bytes},
+    extract::{FromRequest, FromRequestParts, Request},
+    http::{Method, header, request::Parts},
+};
+use secrecy::{ExposeSecret, SecretString};
+use sha2::{Digest, Sha256};
+pub use store::operator::accounts::Role;
+use store::operator::{
+    actions::{Action, Actor},
+    sessions,
+};
+use subtle::ConstantTimeEq;
+use url::form_urlencoded;
+
+use crate::{App, problem::Problem, server::Peer};
+
+/// The largest form. Reasons and filters are short.
+const MOST_FORM: usize = 64 * 1024;
+/// The name of the field with the token.
+pub(crate) const TOKEN: &str = "token";
+
+/// A role that a handler demands.
+pub trait Rank: Send + Sync + 'static {
+    const ROLE: Role;
+}
+
+/// Sees everything but credentials, and changes nothing.
+pub struct Viewer;
+/// May also send webhooks again, and see activation codes if the console shows them.
+pub struct Support;
+/// May do everything that the console offers.
+pub struct Operator;
+
+impl Rank for Viewer {
+    const ROLE: Role = Role::Viewer;
+}
+
+impl Rank for Support {
+    const ROLE: Role = Role::Support;
+}
+
+impl Rank for Operator {
+    const ROLE: Role = Role::Operator;
+}
+
+/// The session of a request.
+#[derive(Clone, Debug)]
+pub struct Session {
+    operator: String,
+    role: Role,
+    /// The secret in the cookie.
+    secret: SecretString,
+    /// Where the request came from.
+    from: String,
+}
+
+impl Session {
+    /// The name of the account.
+    pub(crate) fn name(&self) -> &str {
+        &self.operator
+    }
+
+    pub(crate) fn role(&self) -> Role {
+        self.role
+    }
+
+    pub(crate) fn may(&self, role: Role) -> bool {
+        self.role >= role
+    }
+
+    pub(crate) fn form_token(&self) -> String {
+        form_token(&self.secret)
+    }
+
+    pub(crate) fn secret(&self) -> &SecretString {
+        &self.secret
+    }
+
+    pub(crate) fn from(&self) -> &str {
+        &self.from
+    }
+}
+
+/// A request for a page by somebody whose role may see it.
+pub struct Visit<R> {
+    pub(crate) session: Session,
+    pub(crate) query: Fields,
+    role: PhantomData<R>,
+}
+
+/// An action by somebody whose role may do it, in a form of this session.
+pub struct Act<R> {
+    pub(crate) session: Session,
+    pub(crate) fields: Fields,
+    role: PhantomData<R>,
+}
+
+impl<R> Act<R> {
+    /// The record of this action, under the name of the command of `esimctl` that does the same.
+    pub(crate) fn action<'a>(
+        &'a self,
+        command: &'a str,
+        target: &'a str,
+        reason: &'a str,
+    ) -> Action<'a> {
+        Action {
+            actor: Actor::console(self.session.name(), self.session.from()),
+            command,
+            target,
+            reason,
+        }
+    }
+}
+
+/// A form that needs no session.
+pub struct Outside {
+    pub(crate) fields: Fields,
+    /// The secret of the cookie.
+    pub(crate) secret: SecretString,
+    pub(crate) from: String,
+}
+
+impl<R: Rank> FromRequestParts<App> for Visit<R> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
+        let Some(session) = session(parts, app).await? else {
+            // After a form without a session, its answer could not be shown.
+            let is_page = matches!(parts.method, Method::GET | Method::HEAD);
+            let path = parts.uri.path_and_query();
+            let back = path.filter(|_| is_page).map_or("/", |path| path.as_str());
+            return Err(Problem::SignIn { back: back.into() });
+        };
+        if !session.may(R::ROLE) {
+            return Err(Problem::Forbidden {
+                needs: R::ROLE.as_str(),
+                has: session.role.as_str(),
+            });
+        }
+        Ok(Self {
+            session,
+            query: Fields::parse(parts.uri.query().unwrap_or_default().as_bytes()),
+            role: PhantomData,
+        })
+    }
+}
+
+impl<R: Rank> FromRequest<App> for Act<R> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, Problem> {
+        let (mut parts, body) = request.into_parts();
+        let visit = Visit::<R>::from_request_parts(&mut parts, app).await?;
+        let fields = form(body).await?;
+        check(&fields, &visit.session.secret)?;
+        Ok(Self {
+            session: visit.session,
+            fields,
+            role: PhantomData,
+        })
+    }
+}
+
+impl FromRequest<App> for Outside {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, Problem> {
+        let (parts, body) = request.into_parts();
+        let secret = cookie(&parts, app.guest_cookie()).ok_or(Problem::ForeignForm)?;
+        let fields = form(body).await?;
+        check(&fields, &secret)?;
+        Ok(Self {
+            fields,
+            secret,
+            from: source(&parts, app),
+        })
+    }
+}
+
+/// The live session of the request's cookie.
+async fn session(parts: &Parts, app: &App) -> Result<Option<Session>, Problem> {
+    let Some(secret) = cookie(parts, app.session_cookie()) else {
+        return Ok(None);
+    };
+    let lifetime = app.settings().lifetime;
+    let found = app
+        .database()
+        .run(async |connection| sessions::find(connection, &secret, lifetime).await)
+        .await?;
+    Ok(found.map(|found| Session {
+        operator: found.name,
+        role: found.role,
+        secret,
+        from: source(parts, app),
+    }))
+}
+
+impl App {
+    /// The name of the session's cookie. Browsers accept the prefix only from this host by TLS, so
+    /// that a neighbouring host cannot set one.
+    pub(crate) fn session_cookie(&self) -> &'static str {
+        if self.settings().tls {
+            "__Host-console"
+        } else {
+            "console"
+        }
+    }
+
+    /// The name of the cookie that forms before sign-in are bound to.
+    pub(crate) fn guest_cookie(&self) -> &'static str {
+        if self.settings().tls {
+            "__Host-console-guest"
+        } else {
+            "console-guest"
+        }
+    }
+}
+
+/// The value of a cookie. Secrets that are too long to be ours are not looked at.
+pub(crate) fn cookie(parts: &Parts, name: &str) -> Option<SecretString> {
+    let lines = parts.headers.get_all(header::COOKIE).into_iter();
+    let mut pairs = lines
+        .filter_map(|line| line.to_str().ok())
+        .flat_map(|line| line.split(';'))
+        .filter_map(|pair| pair.trim().split_once('='));
+    let (_, value) = pairs.find(|(known, _)| *known == name)?;
+    (!value.is_empty() && value.len() <= 200).then(|| value.into())
+}
+
+/// The address of the client.
+pub(crate) fn source(parts: &Parts, app: &App) -> String {
+    if app.settings().forwarded {
+        let forwarded = parts
+            .headers
+            .get_all("x-forwarded-for")
+            .into_iter()
+            .next_back();
+        let last = forwarded
+            .and_then(|line| line.to_str().ok())
+            .and_then(|line| line.rsplit(',').next())
+            .and_then(|address| address.trim().parse::<std::net::IpAddr>().ok());
+        if let Some(address) = last {
+            return address.to_string();
+        }
+    }
+    let peer = parts.extensions.get::<Peer>();
+    peer.map_or_else(String::new, |peer| peer.0.ip().to_canonical().to_string())
+}
+
+/// The token of the forms that a cookie with this secret may send.
+pub(crate) fn form_token(secret: &SecretString) -> String {
+    let digest = Sha256::new()
+        .chain_update(b"form of the console\0")
+        .chain_update(secret.expose_secret().as_bytes())
+        .finalize();
+    hex::encode(digest)
+}
+
+async fn form(body: Body) -> Result<Fields, Problem> {
+    let bytes = to_bytes(body, MOST_FORM)
+        .await
+        .map_err(|_| Problem::Invalid(format!("a form may have at most {MOST_FORM} bytes")))?;
+    Ok(Fields::parse(&bytes))
+}
+
+fn check(fields: &Fields, secret: &SecretString) -> Result<(), Problem> {
+    let given = fields.get(TOKEN).unwrap_or_default();
+    let expected = form_token(secret);
+    if bool::from(given.as_bytes().ct_eq(expected.as_bytes())) {
+        Ok(())
+    } else {
+        Err(Problem::ForeignForm)
+    }
+}
+
+/// The fields of a form or of a query. Of a field that is repeated, the first value counts.
+#[derive(Clone, Debug, Default)]
+pub struct Fields(Vec<(String, String)>);
+
+impl Fields {
+    pub(crate) fn parse(text: &[u8]) -> Self {
+        Self(form_urlencoded::parse(text).into_owned().collect())
+    }
+
+    /// The value of a field without blanks around it, if it has one.
+    pub(crate) fn get(&self, name: &str) -> Option<&str> {
+        let (_, value) = self.0.iter().find(|(known, _)| known == name)?;
+        let value = value.trim();
+        (!value.is_empty()).then_some(value)
+    }
+
+    /// The value as it was typed, with its blanks. Passwords may have some.
+    pub(crate) fn exact(&self, name: &str) -> &str {
+        let found = self.0.iter().find(|(known, _)| known == name);
+        found.map_or("", |(_, value)| value)
+    }
+
+    /// The reason of an action, which each form asks for.
+    pub(crate) fn reason(&self) -> Result<&str, Problem> {
+        match self.get("reason") {
+            Some(reason) if reason.chars().count() <= 500 => Ok(reason),
+            Some(_) => Err(Problem::Invalid(
+                "a reason may have at most 500 characters".into(),
+            )),
+            None => Err(Problem::Invalid(
+                "say why: the reason is recorded together with the action".into(),
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_token_of_a_form_belongs_to_one_secret() {
+        let mine: SecretString = "mine".into();
+        let fields = Fields::parse(format!("a=b&token={}", form_token(&mine)).as_bytes());
+        assert!(check(&fields, &mine).is_ok());
+        assert!(check(&fields, &"other".into()).is_err());
+        assert!(check(&Fields::parse(b"a=b"), &mine).is_err());
+    }
+
+    #[test]
+    fn fields_with_reserved_characters_are_read_as_typed() {
+        let fields = Fields::parse(b"q=a%2Fb%3Fc%23d%26e+%25&password=+x+");
+        assert_eq!(fields.get("q"), Some("a/b?c#d&e %"));
+        assert_eq!(fields.exact("password"), " x ");
+        assert!(fields.reason().is_err());
+    }
+}

@@ -1,0 +1,82 @@
+//! How times, durations and numbers are written on the pages.
+
+use time::{Duration, OffsetDateTime, macros::format_description};
+
+/// A UTC time to the second: `2025-01-29 12:34:56`.
+pub(crate) fn utc(at: OffsetDateTime) -> String {
+    let format = format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
+    at.format(format).unwrap_or_else(|_| at.to_string())
+}
+
+/// A duration in its two largest units: `0.12 s`, `12 s`, `2m 5s`, `3h 20m`, `5d 2h`.
+pub(crate) fn took(duration: Duration) -> String {
+    let seconds = duration.whole_seconds();
+    match seconds {
+        i64::MIN..10 => format!("{:.2} s", duration.as_seconds_f64().max(0.0)),
+        10..60 => format!("{seconds} s"),
+        60..3600 => format!("{}m {}s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{}h {}m", seconds / 3600, seconds / 60 % 60),
+        _ => format!("{}d {}h", seconds / 86_400, seconds / 3600 % 24),
+    }
+}
+
+/// How long ago something was, or how far away it is: `3m 20s ago`, `in 5 s`.
+pub(crate) fn relative(now: OffsetDateTime, at: OffsetDateTime) -> String {
+    if at > now {
+        format!("in {}", took(at - now))
+    } else {
+        format!("{} ago", took(now - at))
+    }
+}
+
+/// A number with its thousands set apart: `1 234 567`, with narrow no-break spaces.
+pub(crate) fn number(number: impl TryInto<i128>) -> String {
+    let number = number.try_into().unwrap_or_default();
+    let digits = number.unsigned_abs().to_string();
+    let mut text = String::new();
+    if number < 0 {
+        text.push('-');
+    }
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push('\u{202f}');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use time::macros::datetime;
+
+    use super::*;
+
+    #[test]
+    fn durations_read_well() {
+        for (duration, text) in [
+            (Duration::milliseconds(123), "0.12 s"),
+            (Duration::milliseconds(-5), "0.00 s"),
+            (Duration::seconds(59), "59 s"),
+            (Duration::seconds(125), "2m 5s"),
+            (Duration::minutes(200), "3h 20m"),
+            (Duration::hours(50), "2d 2h"),
+        ] {
+            assert_eq!(took(duration), text);
+        }
+        let now = datetime!(2026-01-29 12:00 UTC);
+        assert_eq!(relative(now, now + Duration::minutes(2)), "in 2m 0s");
+        assert_eq!(relative(now, now - Duration::minutes(2)), "2m 0s ago");
+        assert_eq!(utc(now), "2026-01-29 12:00:00");
+    }
+
+    #[test]
+    fn numbers_beyond_those_of_a_browser_are_exact() {
+        assert_eq!(
+            number(9_007_199_254_740_993_i64),
+            "9\u{202f}007\u{202f}199\u{202f}254\u{202f}740\u{202f}993"
+        );
+        assert_eq!(number(-1_000), "-1\u{202f}000");
+        assert_eq!(number(999_u64), "999");
+    }
+}

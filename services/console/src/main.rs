@@ -1,0 +1,5 @@
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    runtime::main("console", console::run, |config| &config.common)
+}

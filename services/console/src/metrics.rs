@@ -1,0 +1,33 @@
+//! The metrics of the console. Labels are bounded, and none holds an id or a name.
+
+use opentelemetry::{KeyValue, metrics::Counter};
+use runtime::{http::Requests, metrics::Instruments};
+
+pub(crate) struct Metrics {
+    /// The durations of requests.
+    pub(crate) requests: Requests,
+    sign_ins: Counter<u64>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let sign_ins = Instruments::of("console").counter(
+            "esim.console.sign_ins",
+            "Attempts to sign in to the console, by what came of them",
+        );
+        for outcome in ["signed_in", "refused", "limited"] {
+            sign_ins.add(0, &[KeyValue::new("outcome", outcome)]);
+        }
+        Self {
+            requests: Requests::default(),
+            sign_ins,
+        }
+    }
+}
+
+impl Metrics {
+    /// Counts an attempt: `signed_in`, `refused` or `limited`.
+    pub(crate) fn sign_in(&self, outcome: &'static str) {
+        self.sign_ins.add(1, &[KeyValue::new("outcome", outcome)]);
+    }
+}

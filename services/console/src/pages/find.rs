@@ -1,0 +1,109 @@
+//! Find: one box for every id that somebody may have at hand. A single hit leads to its page at
+//! once, and several become a list.
+
+use askama::Template;
+use axum::{
+    extract::State,
+    response::{IntoResponse, Redirect, Response},
+};
+use store::{
+    PgConnection, archive,
+    operator::search::{self, By, MOST},
+};
+
+use crate::{
+    App,
+    access::{Viewer, Visit},
+    format::utc,
+    problem::Problem,
+    view::{Shell, page},
+};
+
+#[derive(Template)]
+#[template(path = "found.html")]
+struct Page {
+    shell: Shell,
+    hits: Vec<HitRow>,
+    archived: Vec<String>,
+    most: i64,
+}
+
+struct HitRow {
+    name: String,
+    path: String,
+    by: &'static str,
+    partner: String,
+    at: String,
+}
+
+pub(crate) async fn show(
+    State(app): State<App>,
+    visit: Visit<Viewer>,
+) -> Result<Response, Problem> {
+    let Some(asked) = visit.query.get("q") else {
+        return Ok(Redirect::to("/").into_response());
+    };
+    let read = async |connection: &mut PgConnection| read(connection, asked).await;
+    let found = app.database().run(read).await?;
+    if let ([only], []) = (found.hits.as_slice(), found.archived.as_slice()) {
+        return Ok(Redirect::to(&only.path).into_response());
+    }
+    let mut shell = Shell::new(&visit.session, "", format!("Found for {asked}"));
+    asked.clone_into(&mut shell.query);
+    page(&Page {
+        shell,
+        hits: found.hits,
+        archived: found.archived,
+        most: MOST,
+    })
+}
+
+struct Found {
+    hits: Vec<HitRow>,
+    archived: Vec<String>,
+}
+
+async fn read(connection: &mut PgConnection, asked: &str) -> Result<Found, store::Error> {
+    let found = search::find(&mut *connection, asked).await?;
+    let archived = archive::find(connection, asked).await?;
+    let orders = found.orders.into_iter().map(|order| HitRow {
+        path: format!("/orders/{}", order.order_id),
+        by: by(order.by),
+        partner: order.partner.unwrap_or_default(),
+        at: utc(order.created_at),
+        name: order.external_order_id,
+    });
+    let partners = found.partners.into_iter().map(|partner| HitRow {
+        path: format!("/partners/{}", partner.partner_id),
+        by: "partner",
+        partner: partner.environment,
+        at: String::new(),
+        name: partner.name,
+    });
+    let archived = archived.into_iter().map(|order| {
+        format!(
+            "Order {} ({}) was archived on {} UTC. With a shell: esimctl archive show {} --from {}",
+            order.external_order_id,
+            order.order_id,
+            utc(order.archived_at),
+            order.order_id,
+            order.folder
+        )
+    });
+    Ok(Found {
+        hits: orders.chain(partners).collect(),
+        archived: archived.collect(),
+    })
+}
+
+/// What an order was found by.
+fn by(by: By) -> &'static str {
+    match by {
+        By::ExternalOrderId => "external order id",
+        By::Order => "order id",
+        By::Placement => "placement id",
+        By::Topup => "topup id",
+        By::Iccid => "ICCID",
+        By::Provider => "provider's number",
+    }
+}

@@ -1,0 +1,36 @@
+//! The form of an action that asks for a reason, which several pages have. It is a part of a page
+//! and works without JavaScript.
+
+use crate::access::Session;
+
+/// An action that one row offers.
+pub(crate) struct ReasonForm {
+    /// What the button says.
+    pub(crate) label: &'static str,
+    pub(crate) path: String,
+    pub(crate) token: String,
+    /// The state of the row that the page showed. The action is refused if it has changed.
+    pub(crate) seen: String,
+    pub(crate) back: String,
+    /// What the action does, in one sentence.
+    pub(crate) consequence: String,
+    /// Whether the form asks for how long.
+    pub(crate) duration: bool,
+    /// Whether it stops or buys something, so that its button has another colour.
+    pub(crate) grave: bool,
+}
+
+impl ReasonForm {
+    pub(crate) fn new(session: &Session, label: &'static str, path: String) -> Self {
+        Self {
+            label,
+            path,
+            token: session.form_token(),
+            seen: String::new(),
+            back: "/".to_owned(),
+            consequence: String::new(),
+            duration: false,
+            grave: false,
+        }
+    }
+}

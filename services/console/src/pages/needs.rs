@@ -1,0 +1,289 @@
+//! Needs a person: everything that the system cannot end by itself, each row with its one action.
+
+use std::time::Duration;
+
+use askama::Template;
+use axum::{
+    extract::{Path, State},
+    response::Response,
+};
+use store::{
+    deliveries::endpoints::Endpoint,
+    operator::{
+        attention::{self, Item},
+        breakers,
+    },
+    providers::{self, BreakerState, ProviderBreaker},
+};
+use time::OffsetDateTime;
+use url::form_urlencoded::byte_serialize;
+
+use crate::{
+    App,
+    access::{Act, Operator, Role, Session, Viewer, Visit},
+    format::{relative, utc},
+    pages::{
+        forms::ReasonForm,
+        partner::{endpoint_form, host},
+    },
+    problem::Problem,
+    view::{Done, Shell, local_path, page},
+};
+
+/// The longest time for which the console opens a breaker.
+const LONGEST: Duration = Duration::from_hours(24);
+/// The most parked placements of the page.
+const MOST: i64 = 200;
+
+#[derive(Template)]
+#[template(path = "needs.html")]
+struct Page {
+    shell: Shell,
+    groups: Vec<Group>,
+    most: i64,
+}
+
+struct Group {
+    title: &'static str,
+    hint: &'static str,
+    rows: Vec<Row>,
+}
+
+struct Row {
+    what: String,
+    path: Option<String>,
+    partner: String,
+    since: String,
+    age: String,
+    why: String,
+    form: Option<ReasonForm>,
+}
+
+pub(crate) async fn show(
+    State(app): State<App>,
+    visit: Visit<Viewer>,
+) -> Result<Response, Problem> {
+    let items = app
+        .database()
+        .run(async |connection| attention::list(connection, MOST).await)
+        .await?;
+    let now = runtime::clock::now();
+    let session = &visit.session;
+    let mut groups: Vec<Group> = GROUPS
+        .into_iter()
+        .map(|(title, hint)| Group {
+            title,
+            hint,
+            rows: Vec::new(),
+        })
+        .collect();
+    for (of, row) in items.iter().map(|one| item(one, session, now)) {
+        groups[of].rows.push(row);
+    }
+    groups.retain(|group| !group.rows.is_empty());
+    page(&Page {
+        shell: Shell::new(session, "/needs", "Needs a person"),
+        groups,
+        most: MOST,
+    })
+}
+
+/// The groups of the page: their titles and what they mean.
+const GROUPS: [(&str, &str); 4] = [
+    (
+        "Open breakers",
+        "Nothing new is bought from these providers. Orders are accepted, and wait.",
+    ),
+    (
+        "Parked purchases",
+        "Something about the purchase is unknown or contradicts what is stored, so nothing more is bought for it. Look the \
+         placement id up at the provider, then say on the order's page what became of it.",
+    ),
+    (
+        "Blocked and paused endpoints",
+        "A block tests itself and ends when the endpoint works. A pause ends only by a person.",
+    ),
+    (
+        "Exhausted webhooks",
+        "All attempts failed. When the endpoint works again, send them again by a bulk operation.",
+    ),
+];
+
+/// The group of an item, and its row.
+fn item(item: &Item, session: &Session, now: OffsetDateTime) -> (usize, Row) {
+    let why = item.sentence();
+    match item {
+        Item::Breaker(breaker) => {
+            let row = Row {
+                what: breaker.name.clone(),
+                path: None,
+                partner: "all".into(),
+                since: utc(breaker.changed_at),
+                age: relative(now, breaker.changed_at),
+                why,
+                form: breaker_form(breaker, session, "/needs"),
+            };
+            (0, row)
+        }
+        Item::Parked(placement) => {
+            let row = Row {
+                what: placement.placement_id.to_string(),
+                path: Some(format!("/orders/{}", placement.order_id)),
+                partner: placement.external_order_id.clone(),
+                since: utc(placement.created_at),
+                age: relative(now, placement.created_at),
+                why,
+                form: None,
+            };
+            (1, row)
+        }
+        Item::Stopped(endpoint) => {
+            let next = endpoint
+                .blocked_until
+                .map(|until| format!("next test {}", relative(now, until)));
+            let row = Row {
+                form: endpoint_form(endpoint, session, "/needs"),
+                age: next.unwrap_or_default(),
+                ..of_endpoint(endpoint, why)
+            };
+            (2, row)
+        }
+        Item::Exhausted(endpoint) => {
+            let row = Row {
+                // The preview of an operation begins with this partner.
+                path: Some(format!("/operations?partner={}", endpoint.partner_id)),
+                ..of_endpoint(endpoint, why)
+            };
+            (3, row)
+        }
+    }
+}
+
+fn of_endpoint(endpoint: &Endpoint, why: String) -> Row {
+    Row {
+        what: host(endpoint.webhook_url.as_deref()),
+        path: Some(format!("/partners/{}", endpoint.partner_id)),
+        partner: endpoint.name.clone(),
+        since: "-".into(),
+        age: String::new(),
+        why,
+        form: None,
+    }
+}
+
+/// The action that a breaker offers to this session.
+pub(crate) fn breaker_form(
+    breaker: &ProviderBreaker,
+    session: &Session,
+    back: &str,
+) -> Option<ReasonForm> {
+    if !session.may(Role::Operator) {
+        return None;
+    }
+    let name: String = byte_serialize(breaker.name.as_bytes()).collect();
+    let form = if breaker.state == BreakerState::Closed {
+        ReasonForm {
+            consequence: format!(
+                "Nothing new is sent to {} for this long. Orders are still accepted, and wait.",
+                breaker.name
+            ),
+            duration: true,
+            grave: true,
+            ..ReasonForm::new(session, "Open", format!("/providers/{name}/open"))
+        }
+    } else {
+        ReasonForm {
+            consequence: format!(
+                "The waiting work of {} goes on at once. If calls fail, the breaker opens again by itself.",
+                breaker.name
+            ),
+            ..ReasonForm::new(session, "Close", format!("/providers/{name}/close"))
+        }
+    };
+    Some(ReasonForm {
+        seen: breaker.state.as_str().to_owned(),
+        back: back.to_owned(),
+        ..form
+    })
+}
+
+pub(crate) async fn open(
+    State(app): State<App>,
+    Path(name): Path<String>,
+    act: Act<Operator>,
+) -> Result<Response, Problem> {
+    let target = format!("provider {name}");
+    let action = act.action("provider open", &target, act.fields.reason()?);
+    unchanged(&app, &name, &act).await?;
+    let asked = act.fields.get("for").unwrap_or("1h");
+    let duration = runtime::config::positive_duration(asked).map_err(Problem::Invalid)?;
+    if duration > LONGEST {
+        return Err(Problem::Invalid("a breaker may be opened for at most a day here; `esimctl provider open` opens it for longer".into()));
+    }
+    let opened = app
+        .database()
+        .run(async |connection| breakers::open(connection, &name, duration, action).await)
+        .await?;
+    done(
+        &act,
+        opened,
+        "Opened",
+        "Nothing new is sent to the provider until then. A probe follows by itself.",
+    )
+}
+
+pub(crate) async fn close(
+    State(app): State<App>,
+    Path(name): Path<String>,
+    act: Act<Operator>,
+) -> Result<Response, Problem> {
+    let target = format!("provider {name}");
+    let action = act.action("provider close", &target, act.fields.reason()?);
+    unchanged(&app, &name, &act).await?;
+    let closed = app
+        .database()
+        .run(async |connection| breakers::close(connection, &name, action).await)
+        .await?;
+    done(
+        &act,
+        closed,
+        "Closed",
+        "The waiting work of the provider goes on.",
+    )
+}
+
+fn no_provider() -> Problem {
+    Problem::NotFound("There is no such provider in this cell.".into())
+}
+
+/// Refuses an action on a breaker that has changed since the page was shown.
+async fn unchanged(app: &App, name: &str, act: &Act<Operator>) -> Result<(), Problem> {
+    let all = app.database().run(providers::list).await?;
+    let now = all
+        .iter()
+        .find(|one| one.name == name)
+        .ok_or_else(no_provider)?;
+    let seen = act.fields.get("seen").unwrap_or_default();
+    if now.state.as_str() != seen {
+        return Err(Problem::Conflict(format!(
+            "The breaker was {seen} when the page was shown, and is {} now. Nothing was changed: look at it again.",
+            now.state.as_str()
+        )));
+    }
+    Ok(())
+}
+
+fn done(
+    act: &Act<Operator>,
+    changed: Option<ProviderBreaker>,
+    title: &str,
+    text: &str,
+) -> Result<Response, Problem> {
+    changed.ok_or_else(no_provider)?;
+    page(&Done {
+        shell: Shell::new(&act.session, "", title),
+        text: text.to_owned(),
+        secrets: Vec::new(),
+        back: local_path(act.fields.get("back")),
+    })
+}

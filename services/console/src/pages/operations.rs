@@ -1,0 +1,274 @@
+//! Bulk operations: a filter, a preview of everything that matches, a reason, and then a recorded
+//! operation with its progress. The notifiers carry it out ([`store::operator::operations`]), so it
+//! does not end with the console.
+
+use askama::Template;
+use axum::{
+    extract::{Path, State},
+    response::{IntoResponse, Redirect, Response},
+};
+use domain::PartnerId;
+use store::{
+    deliveries::redeliveries::Wanted,
+    operator::operations::{self, NotStarted, Operation},
+};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use uuid::Uuid;
+
+use crate::{
+    App,
+    access::{Act, Fields, Operator, Role, Viewer, Visit},
+    format::{number, utc},
+    pages::forms::ReasonForm,
+    problem::Problem,
+    view::{Shell, page},
+};
+
+/// The most operations of the list.
+const MOST: i64 = 50;
+/// The states that a filter may name. Without one it means all that were not delivered.
+const STATES: [&str; 2] = ["exhausted", "delivered"];
+
+#[derive(Template)]
+#[template(path = "operations.html")]
+struct List {
+    shell: Shell,
+    may: bool,
+    /// Whether the form is open, because another page led here.
+    asked: bool,
+    partner: String,
+    operations: Vec<View>,
+}
+
+#[derive(Template)]
+#[template(path = "operation.html")]
+struct One {
+    shell: Shell,
+    operation: View,
+    form: Option<ReasonForm>,
+}
+
+#[derive(Template)]
+#[template(path = "preview.html")]
+struct Preview {
+    shell: Shell,
+    token: String,
+    matching: String,
+    what: String,
+    parts: Vec<Part>,
+    partner: String,
+    state: String,
+    from: String,
+    until: String,
+}
+
+struct Part {
+    id: String,
+    name: String,
+    matching: String,
+    skipped: bool,
+}
+
+struct View {
+    id: String,
+    began: String,
+    by: String,
+    reason: String,
+    filter: String,
+    state: &'static str,
+    class: &'static str,
+    progress: String,
+    done: u64,
+    most: u64,
+    ended: String,
+    parts: String,
+    skipped: String,
+}
+
+fn view(operation: Operation) -> View {
+    let (state, class) = match (operation.cancelled_at, operation.ended_at) {
+        (Some(_), _) => ("cancelled", "note"),
+        (None, Some(_)) => ("ended", "good"),
+        (None, None) => ("runs", "note"),
+    };
+    View {
+        id: operation.operation_id.to_string(),
+        began: utc(operation.created_at),
+        by: format!("{} ({})", operation.operator, operation.via),
+        reason: operation.reason,
+        filter: operation.filter,
+        state,
+        class,
+        progress: format!(
+            "{} of {}",
+            number(operation.done),
+            number(operation.matching)
+        ),
+        done: operation.done,
+        most: operation.matching,
+        ended: number(operation.ended),
+        parts: number(operation.parts),
+        skipped: number(operation.skipped),
+    }
+}
+
+pub(crate) async fn list(
+    State(app): State<App>,
+    visit: Visit<Viewer>,
+) -> Result<Response, Problem> {
+    let found = app
+        .database()
+        .run(async |connection| operations::list(connection, MOST).await)
+        .await?;
+    let partner = visit.query.get("partner");
+    page(&List {
+        shell: Shell::new(&visit.session, "/operations", "Bulk operations"),
+        may: visit.session.may(Role::Operator),
+        asked: partner.is_some(),
+        partner: partner.unwrap_or_default().to_owned(),
+        operations: found.into_iter().map(view).collect(),
+    })
+}
+
+/// The partner of a filter; `None` means all.
+fn partner(fields: &Fields) -> Result<Option<PartnerId>, Problem> {
+    let id = fields.get("partner").map(str::parse);
+    id.transpose()
+        .map_err(|_| Problem::Invalid("a partner is named by its id, which its page shows".into()))
+}
+
+/// The state of a filter.
+fn state(fields: &Fields) -> Result<Option<&str>, Problem> {
+    let state = fields.get("state");
+    if state.is_none_or(|state| STATES.contains(&state)) {
+        Ok(state)
+    } else {
+        Err(Problem::Invalid(
+            "there is no such state of webhooks".into(),
+        ))
+    }
+}
+
+pub(crate) async fn preview(
+    State(app): State<App>,
+    visit: Visit<Operator>,
+) -> Result<Response, Problem> {
+    let query = &visit.query;
+    let partner = partner(query)?;
+    let state = state(query)?;
+    let age = runtime::config::positive_duration(query.get("since").unwrap_or("6h"));
+    let until = runtime::clock::now();
+    let since = until - age.map_err(Problem::Invalid)?;
+    // The operation that follows has this end, so that webhooks of later are not among its own.
+    let wanted = Wanted {
+        state,
+        since,
+        until: Some(until),
+    };
+    let found = app
+        .database()
+        .run(async |connection| operations::preview(connection, partner, &wanted).await)
+        .await?;
+    let counted =
+        |matching: Option<i64>| matching.map_or_else(|| "more than 10 000".into(), number);
+    let parts = found.parts.into_iter().map(|part| Part {
+        id: part.partner_id.to_string(),
+        matching: counted(part.matching),
+        name: part.name,
+        skipped: part.skipped,
+    });
+    let moment = |at: OffsetDateTime| at.format(&Rfc3339).unwrap_or_default();
+    page(&Preview {
+        shell: Shell::new(&visit.session, "/operations", "Preview"),
+        token: visit.session.form_token(),
+        matching: counted(found.matching),
+        what: format!(
+            "{}, last attempted between {} and {} UTC",
+            state.unwrap_or("not delivered"),
+            utc(since),
+            utc(until)
+        ),
+        parts: parts.collect(),
+        partner: partner.map_or_else(String::new, |id| id.to_string()),
+        state: state.unwrap_or_default().to_owned(),
+        from: moment(since),
+        until: moment(until),
+    })
+}
+
+pub(crate) async fn start(State(app): State<App>, act: Act<Operator>) -> Result<Response, Problem> {
+    let fields = &act.fields;
+    let action = act.action("operation start", "operation", fields.reason()?);
+    let partner = partner(fields)?;
+    let moment = |name: &str| {
+        let at = OffsetDateTime::parse(fields.get(name).unwrap_or_default(), &Rfc3339);
+        at.map_err(|_| {
+            Problem::Invalid("begin with a preview, which names the range of time".into())
+        })
+    };
+    let wanted = Wanted {
+        state: state(fields)?,
+        since: moment("from")?,
+        until: Some(moment("until")?),
+    };
+    let started = app
+        .database()
+        .run(async |connection| operations::start(connection, partner, &wanted, action).await)
+        .await
+        .map_err(|error| match error {
+            NotStarted::Nothing => Problem::Conflict(format!("No operation was started: {error}.")),
+            NotStarted::Store(error) => error.into(),
+        })?;
+    Ok(Redirect::to(&format!("/operations/{}", started.operation_id)).into_response())
+}
+
+fn no_operation() -> Problem {
+    Problem::NotFound("There is no such operation in this cell.".into())
+}
+
+pub(crate) async fn show(
+    State(app): State<App>,
+    Path(id): Path<String>,
+    visit: Visit<Viewer>,
+) -> Result<Response, Problem> {
+    let id: Uuid = id.parse().map_err(|_| no_operation())?;
+    let found = app
+        .database()
+        .run(async |connection| operations::find(connection, id).await)
+        .await?
+        .ok_or_else(no_operation)?;
+    let runs = found.ended_at.is_none() && found.cancelled_at.is_none();
+    let form = (runs && visit.session.may(Role::Operator)).then(|| ReasonForm {
+        consequence: "No further webhook is made due. Those that are due already are still sent."
+            .into(),
+        back: format!("/operations/{id}"),
+        grave: true,
+        ..ReasonForm::new(&visit.session, "Cancel", format!("/operations/{id}/cancel"))
+    });
+    page(&One {
+        shell: Shell::new(&visit.session, "/operations", "Operation"),
+        operation: view(found),
+        form,
+    })
+}
+
+pub(crate) async fn cancel(
+    State(app): State<App>,
+    Path(id): Path<String>,
+    act: Act<Operator>,
+) -> Result<Response, Problem> {
+    let id: Uuid = id.parse().map_err(|_| no_operation())?;
+    let target = format!("operation {id}");
+    let action = act.action("operation cancel", &target, act.fields.reason()?);
+    let ended = app
+        .database()
+        .run(async |connection| operations::cancel(connection, id, action).await)
+        .await?
+        .ok_or_else(no_operation)?;
+    if ended.cancelled_at.is_none() {
+        return Err(Problem::Conflict(
+            "The operation had ended before it could be cancelled.".into(),
+        ));
+    }
+    Ok(Redirect::to(&format!("/operations/{id}")).into_response())
+}

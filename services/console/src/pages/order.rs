@@ -1,0 +1,488 @@
+//! An order from its acceptance to the partner's 200: its sentence, its timeline, its purchases and
+//! units, and the actions on them.
+
+use askama::Template;
+use axum::{
+    extract::{Path, State},
+    response::Response,
+};
+use domain::{OrderId, PlacementId, PlacementState, TopupId, WebhookId, placement::Resolution};
+use store::{
+    PgConnection,
+    operator::{
+        actions::Mode,
+        activation,
+        deliveries::{self, Filter},
+        orders::{self, OrderView, PlacementView, TopupView},
+        placements::{self, NotResolved, Resolved},
+        story::{self, Moment, What},
+    },
+    partners,
+};
+use time::Duration;
+
+use crate::{
+    App,
+    access::{Act, Operator, Role, Session, Support, Viewer, Visit},
+    format::{number, relative, took, utc},
+    pictures::{self, Step, Went},
+    problem::Problem,
+    view::{Done, Named, Shell, local_path, page},
+};
+
+/// How many units the page shows. An order may have a thousand; the raw detail has all of them.
+const UNITS: usize = 50;
+/// How many steps the list shows.
+const STEPS: usize = 200;
+
+#[derive(Template)]
+#[template(path = "order.html")]
+struct Page {
+    shell: Shell,
+    token: String,
+    order: OrderView,
+    partner: String,
+    sentence: String,
+    accepted: String,
+    age: String,
+    trace: Option<Trace>,
+    picture: String,
+    steps: Vec<StepRow>,
+    more_steps: usize,
+    placements: Vec<PlacementRow>,
+    may_resolve: bool,
+    units: Vec<UnitRow>,
+    all_units: String,
+    raw: String,
+}
+
+struct Trace {
+    id: String,
+    link: Option<String>,
+}
+
+struct StepRow {
+    class: &'static str,
+    at: String,
+    /// The time since the step before.
+    age: String,
+    text: String,
+    took: String,
+}
+
+struct PlacementRow {
+    id: String,
+    provider: String,
+    lane: String,
+    state: String,
+    class: &'static str,
+    attempt: i32,
+    reference: String,
+    reason: String,
+    parked: bool,
+    /// The state and attempt that the page shows, which the action compares.
+    seen: String,
+}
+
+struct UnitRow {
+    id: String,
+    option: String,
+    state: String,
+    class: &'static str,
+    iccid: String,
+    webhook: String,
+    delivered: String,
+    reason: String,
+    delivery: String,
+    /// The state of the delivery that the page shows.
+    seen: String,
+    /// Whether this session may send its webhook again.
+    replay: bool,
+    /// Whether this session may see its activation code.
+    code: bool,
+}
+
+fn or_none<T: ToString>(value: Option<T>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}
+
+fn no_order() -> Problem {
+    Problem::NotFound(
+        "There is no such order in this cell. It may be archived: search for its id.".into(),
+    )
+}
+
+pub(crate) async fn show(
+    State(app): State<App>,
+    Path(id): Path<String>,
+    visit: Visit<Viewer>,
+) -> Result<Response, Problem> {
+    // Only our own id names the page; the box finds orders by every other one.
+    let id: OrderId = id.parse().map_err(|_| no_order())?;
+    let read = async |connection: &mut PgConnection| read(connection, id).await;
+    let Some(found) = app.database().run(read).await? else {
+        return Err(no_order());
+    };
+    let now = runtime::clock::now();
+    let order = found.order;
+    let accepted = order.created_at;
+    let steps = found.steps;
+    let rows = steps.iter().take(STEPS).scan(accepted, |before, step| {
+        let age = format!("+{}", took(step.at - *before));
+        *before = step.at;
+        Some(StepRow {
+            class: step.went.class(),
+            at: utc(step.at),
+            age,
+            text: step.text.clone(),
+            took: step.took.map_or_else(String::new, took),
+        })
+    });
+    let session = &visit.session;
+    let shell = Shell::new(session, "", format!("Order {}", order.external_order_id));
+    page(&Page {
+        token: session.form_token(),
+        partner: found.partner,
+        sentence: found.sentence,
+        accepted: utc(accepted),
+        age: relative(now, accepted),
+        trace: trace(&app, &order),
+        picture: pictures::timeline(accepted, &steps),
+        steps: rows.collect(),
+        more_steps: steps.len().saturating_sub(STEPS),
+        placements: order.placements.iter().map(placement_row).collect(),
+        may_resolve: session.may(Role::Operator),
+        units: order
+            .topups
+            .iter()
+            .take(UNITS)
+            .map(|unit| unit_row(&app, unit, session))
+            .collect(),
+        all_units: number(order.topups.len()),
+        raw: serde_json::to_string_pretty(&order).map_err(|error| Problem::Broken(error.into()))?,
+        order,
+        shell,
+    })
+}
+
+/// The trace of the create-order request, with its link if one is configured.
+fn trace(app: &App, order: &OrderView) -> Option<Trace> {
+    let id = order.traceparent.as_ref()?.split('-').nth(1)?.to_owned();
+    // Only our own id becomes part of a link.
+    let is_id = id.len() == 32 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let url = app.settings().trace_url.as_ref().filter(|_| is_id);
+    Some(Trace {
+        link: url.map(|url| url.replace("{trace_id}", &id)),
+        id,
+    })
+}
+
+/// The state of a placement as forms carry it. An attempt more is a change, too.
+fn seen(placement: &PlacementView) -> String {
+    format!("{}, attempt {}", placement.state, placement.attempt)
+}
+
+fn placement_row(placement: &PlacementView) -> PlacementRow {
+    PlacementRow {
+        id: placement.placement_id.to_string(),
+        provider: placement.provider.clone(),
+        lane: placement.lane.clone(),
+        class: match placement.state.as_str() {
+            "placed" => "good",
+            "parked" | "failed" => "bad",
+            _ => "note",
+        },
+        state: placement.state.clone(),
+        attempt: placement.attempt,
+        reference: or_none(placement.provider_reference.as_ref()),
+        reason: or_none(placement.reason.as_ref()),
+        parked: placement.state == PlacementState::Parked.as_str(),
+        seen: seen(placement),
+    }
+}
+
+fn unit_row(app: &App, unit: &TopupView, session: &Session) -> UnitRow {
+    let delivery = unit.delivery.as_deref();
+    let is_ready = unit.ready_at.is_some() && unit.erased_at.is_none();
+    UnitRow {
+        id: unit.topup_id.clone(),
+        option: unit
+            .option_name
+            .clone()
+            .unwrap_or_else(|| unit.provider_option_id.clone()),
+        class: match unit.state.as_str() {
+            "ready" => "good",
+            "failed" | "parked" => "bad",
+            _ => "note",
+        },
+        state: unit.state.clone(),
+        iccid: or_none(unit.iccid.as_ref()),
+        webhook: match (delivery, unit.delivery_attempts) {
+            (Some(state), Some(attempts)) => format!("{state}, attempts {attempts}"),
+            _ => "-".into(),
+        },
+        delivered: or_none(unit.delivered_at.map(utc)),
+        reason: or_none(unit.reason.as_ref().or(unit.delivery_error.as_ref())),
+        delivery: unit.topup_id.clone(),
+        seen: delivery.unwrap_or_default().to_owned(),
+        replay: is_ready
+            && session.may(Role::Support)
+            && matches!(delivery, Some("delivered" | "exhausted" | "pending")),
+        code: is_ready && session.may(Role::Support) && app.vault().is_some(),
+    }
+}
+
+pub(crate) async fn resolve(
+    State(app): State<App>,
+    Path(id): Path<String>,
+    act: Act<Operator>,
+) -> Result<Response, Problem> {
+    let unknown = || Problem::NotFound("There is no such placement in this cell.".into());
+    let id: PlacementId = id.parse().map_err(|_| unknown())?;
+    let reason = act.fields.reason()?;
+    let (resolution, command) = match act.fields.get("found") {
+        Some("bought") => (Resolution::Bought, "placement resolve --bought"),
+        Some("not-bought") => (Resolution::NotBought, "placement resolve --not-bought"),
+        Some("retry") => (Resolution::Retry, "placement resolve --retry"),
+        _ => {
+            return Err(Problem::Invalid(
+                "say what you found at the provider".into(),
+            ));
+        }
+    };
+    let target = format!("placement {id}");
+    let mode = Mode::Apply(act.action(command, &target, reason));
+    let resolved = app
+        .database()
+        .run(async |connection| placements::resolve(connection, id, resolution, mode).await)
+        .await
+        .map_err(|error| match error {
+            NotResolved::Unknown => unknown(),
+            NotResolved::Store(error) => error.into(),
+            changed => Problem::Conflict(format!(
+                "The placement was not resolved: {changed}. Nothing was changed: look at its order again."
+            )),
+        })?;
+    finish(
+        &act.session,
+        &act.fields,
+        "Recorded",
+        describe(&resolved),
+        Vec::new(),
+    )
+}
+
+fn describe(resolved: &Resolved) -> String {
+    let what = match resolved.state {
+        PlacementState::Placed => "It is bought; its profiles are collected now.".to_owned(),
+        PlacementState::Accepted => {
+            format!("It will be bought by attempt {}.", resolved.attempt + 1)
+        }
+        _ => "It is given up as not bought.".to_owned(),
+    };
+    format!(
+        "{what} Units of the placement now: {} pending, {} failed, {} ready.",
+        resolved.pending, resolved.failed, resolved.ready
+    )
+}
+
+fn finish(
+    session: &Session,
+    fields: &crate::access::Fields,
+    title: &str,
+    text: String,
+    secrets: Vec<Named>,
+) -> Result<Response, Problem> {
+    page(&Done {
+        shell: Shell::new(session, "", title),
+        text,
+        secrets,
+        back: local_path(fields.get("back")),
+    })
+}
+
+struct Found {
+    order: OrderView,
+    partner: String,
+    sentence: String,
+    steps: Vec<Step>,
+}
+
+async fn read(connection: &mut PgConnection, id: OrderId) -> Result<Option<Found>, store::Error> {
+    let found = orders::find(&mut *connection, &id.to_string()).await?;
+    let Some(order) = found.into_iter().find(|order| order.order_id == id.uuid()) else {
+        return Ok(None);
+    };
+    let timeline = story::timeline(&mut *connection, &order).await?;
+    let partner = partners::show(connection, &order.partner_id.to_string()).await?;
+    Ok(Some(Found {
+        partner: partner.map_or_else(|| order.partner_id.to_string(), |partner| partner.name),
+        sentence: story::sentence(&order),
+        steps: timeline.into_iter().map(step).collect(),
+        order,
+    }))
+}
+
+/// A moment of the story as the picture and the list show it.
+fn step(moment: Moment) -> Step {
+    let mut lasted = None;
+    let (row, went, text) = match moment.what {
+        What::Accepted => ("accepted", Went::Well, "accepted".to_owned()),
+        What::Refused => (
+            "accepted",
+            Went::Neutral,
+            "refused or cancelled; nothing was bought".into(),
+        ),
+        What::Erased => ("accepted", Went::Neutral, "erased".into()),
+        What::Attempted { attempt, .. } => (
+            "purchase",
+            Went::Neutral,
+            format!("attempt {attempt} of the purchase was recorded and sent"),
+        ),
+        What::NotFound { .. } => (
+            "purchase",
+            Went::Neutral,
+            "a look-up found no such purchase at the provider".into(),
+        ),
+        What::Placed { provider, .. } => (
+            "purchase",
+            Went::Well,
+            format!("{provider} confirmed the purchase"),
+        ),
+        What::Parked { reason, .. } => {
+            let why = reason.unwrap_or_else(|| "no reason is recorded".into());
+            ("purchase", Went::Badly, format!("parked: {why}"))
+        }
+        What::Ready { topup_id } => (
+            "profiles",
+            Went::Well,
+            format!("the profile of {topup_id} was stored"),
+        ),
+        What::Webhook {
+            topup_id,
+            kind,
+            endpoint_id,
+            attempt,
+            duration_ms,
+            status,
+            class,
+        } => {
+            lasted = Some(Duration::milliseconds(duration_ms.into()));
+            let went = if class == "delivered" {
+                Went::Well
+            } else {
+                Went::Badly
+            };
+            let status = status.map_or(class, |status| format!("status {status}"));
+            let of = topup_id.map_or_else(String::new, |topup| format!(" of {topup}"));
+            let to = endpoint_id.map_or_else(String::new, |id| format!(" to endpoint {id}"));
+            (
+                "webhooks",
+                went,
+                format!("{kind}{of}{to}, attempt {attempt}: {status}"),
+            )
+        }
+        What::Due { topup_id, .. } => match topup_id {
+            Some(topup) => (
+                "webhooks",
+                Went::Neutral,
+                format!("next attempt for {topup}"),
+            ),
+            None => (
+                "purchase",
+                Went::Neutral,
+                "next step of the purchase".into(),
+            ),
+        },
+    };
+    Step {
+        row,
+        at: moment.at,
+        took: lasted,
+        went,
+        text,
+    }
+}
+
+/// Starts the retries of a webhook again, if it is still in the state that the page showed.
+pub(crate) async fn replay(
+    State(app): State<App>,
+    Path(id): Path<String>,
+    act: Act<Support>,
+) -> Result<Response, Problem> {
+    let unknown = || Problem::NotFound("There is no such webhook in this cell.".into());
+    let webhook: WebhookId = id.parse().map_err(|_| unknown())?;
+    let reason = act.fields.reason()?;
+    let seen = act.fields.get("seen").unwrap_or_default();
+    let target = format!("delivery {webhook}");
+    let mode = Mode::Apply(act.action("delivery replay", &target, reason));
+    let sent = async |connection: &mut PgConnection| {
+        let Some(id) = deliveries::find(&mut *connection, &webhook).await? else {
+            return Ok(None);
+        };
+        let filter = Filter {
+            id: Some(id),
+            state: Some(seen),
+            ..Filter::default()
+        };
+        let replayed = deliveries::replay(connection, &filter, 1, mode).await?;
+        Ok::<_, store::Error>(Some(replayed.replayed))
+    };
+    if app.database().run(sent).await?.ok_or_else(unknown)? == 0 {
+        return Err(Problem::Conflict(format!(
+            "The webhook was {seen} when the page was shown, and cannot be sent again now: it has changed, an attempt is due \
+             or under way, or its eSIM was erased. Look at it again."
+        )));
+    }
+    let text = "It is sent now, with the same webhook-id, and its retries begin anew.";
+    finish(
+        &act.session,
+        &act.fields,
+        "Sent again",
+        text.into(),
+        Vec::new(),
+    )
+}
+
+/// Shows an activation code, and records that.
+pub(crate) async fn code(
+    State(app): State<App>,
+    Path(id): Path<String>,
+    act: Act<Support>,
+) -> Result<Response, Problem> {
+    let unknown = || {
+        Problem::NotFound(
+            "There is no ready eSIM of this topup in this cell, or it was erased.".into(),
+        )
+    };
+    let Some(vault) = app.vault() else {
+        return Err(Problem::NotFound(
+            "This console shows no activation codes (CONSOLE_ACTIVATION_CODES).".into(),
+        ));
+    };
+    let topup: TopupId = id.parse().map_err(|_| unknown())?;
+    let reason = act.fields.reason()?;
+    let target = format!("topup {topup}");
+    let mode = Mode::Apply(act.action("topup show-code", &target, reason));
+    let profile = app
+        .database()
+        .run(async |connection| activation::code(connection, vault, &topup, mode).await)
+        .await?
+        .ok_or_else(unknown)?;
+    let secrets = vec![
+        Named {
+            name: "SM-DP+ address",
+            value: profile.code.smdp().to_owned(),
+        },
+        Named {
+            name: "Activation code",
+            value: profile.code.matching_id().to_owned(),
+        },
+        Named {
+            name: "Valid until",
+            value: profile.expired_date.clone(),
+        },
+    ];
+    let text = format!("The eSIM of topup {topup}. Give it to nobody but its owner.");
+    finish(&act.session, &act.fields, "Activation code", text, secrets)
+}

@@ -1,0 +1,418 @@
+//! A partner: its endpoints, its recent orders and webhooks, its limits and keys.
+//!
+//! The hosts of webhook URLs are shown, not the URLs, because partners put secrets into them.
+
+use askama::Template;
+use axum::{
+    extract::{Path, State},
+    response::Response,
+};
+use domain::{EndpointId, PartnerId};
+use store::{
+    PgConnection,
+    deliveries::endpoints::{self, Endpoint, EndpointKey},
+    operator::{
+        self,
+        deliveries::{self, Filter},
+    },
+    partners::{self, Partner},
+    self_service::{self, OrderPage, OrderState},
+};
+use time::OffsetDateTime;
+use url::Url;
+
+use crate::{
+    App,
+    access::{Act, Operator, Role, Session, Viewer, Visit},
+    format::{number, relative, took, utc},
+    pages::forms::ReasonForm,
+    problem::Problem,
+    view::{Done, Shell, local_path, page},
+};
+
+/// How many orders and webhooks the page shows.
+const RECENT: u32 = 25;
+
+#[derive(Template)]
+#[template(path = "partners.html")]
+struct Partners {
+    shell: Shell,
+    partners: Vec<PartnerRow>,
+}
+
+struct PartnerRow {
+    id: String,
+    name: String,
+    environment: String,
+    state: &'static str,
+    class: &'static str,
+    created: String,
+}
+
+#[derive(Template)]
+#[template(path = "partner.html")]
+struct Page {
+    shell: Shell,
+    partner: PartnerView,
+    endpoints: Vec<EndpointRow>,
+    orders: Vec<OrderRow>,
+    webhooks: Vec<WebhookRow>,
+}
+
+struct PartnerView {
+    id: String,
+    name: String,
+    environment: String,
+    state: &'static str,
+    class: &'static str,
+    access_key: String,
+    old_keys: String,
+    old_secret: String,
+    limits: String,
+    events: String,
+}
+
+struct EndpointRow {
+    host: String,
+    state: String,
+    class: &'static str,
+    until: String,
+    failures: String,
+    waiting: String,
+    exhausted: String,
+    form: Option<ReasonForm>,
+}
+
+struct OrderRow {
+    id: String,
+    external_order_id: String,
+    accepted: String,
+    state: &'static str,
+    class: &'static str,
+    units: String,
+}
+
+struct WebhookRow {
+    topup: String,
+    path: String,
+    state: String,
+    class: &'static str,
+    attempts: i32,
+    at: String,
+    response: String,
+    took: String,
+}
+
+/// Whether a partner may order, and how that is coloured.
+fn standing(partner: &Partner) -> (&'static str, &'static str) {
+    if partner.disabled_at.is_some() {
+        ("disabled", "bad")
+    } else if partner.moved_to.is_some() {
+        ("moved to another cell", "note")
+    } else {
+        ("enabled", "good")
+    }
+}
+
+pub(crate) async fn list(
+    State(app): State<App>,
+    visit: Visit<Viewer>,
+) -> Result<Response, Problem> {
+    let all = app.database().run(partners::list).await?;
+    let rows = all.iter().map(|partner| {
+        let (state, class) = standing(partner);
+        PartnerRow {
+            id: partner.partner_id.to_string(),
+            name: partner.name.clone(),
+            environment: partner.environment.clone(),
+            state,
+            class,
+            created: utc(partner.created_at),
+        }
+    });
+    page(&Partners {
+        shell: Shell::new(&visit.session, "/partners", "Partners"),
+        partners: rows.collect(),
+    })
+}
+
+pub(crate) async fn show(
+    State(app): State<App>,
+    Path(id): Path<String>,
+    visit: Visit<Viewer>,
+) -> Result<Response, Problem> {
+    let id: PartnerId = id.parse().map_err(|_| no_partner())?;
+    let read = async |connection: &mut PgConnection| read(connection, id).await;
+    let Some(found) = app.database().run(read).await? else {
+        return Err(no_partner());
+    };
+    let now = runtime::clock::now();
+    let back = format!("/partners/{id}");
+    let partner = describe(&found.partner, now);
+    page(&Page {
+        shell: Shell::new(&visit.session, "/partners", &partner.name),
+        partner,
+        endpoints: found
+            .endpoints
+            .iter()
+            .map(|endpoint| endpoint_row(endpoint, &visit.session, &back, now))
+            .collect(),
+        orders: found.orders,
+        webhooks: found.webhooks,
+    })
+}
+
+fn no_partner() -> Problem {
+    Problem::NotFound("There is no such partner in this cell.".into())
+}
+
+struct Found {
+    partner: Partner,
+    endpoints: Vec<Endpoint>,
+    orders: Vec<OrderRow>,
+    webhooks: Vec<WebhookRow>,
+}
+
+async fn read(connection: &mut PgConnection, id: PartnerId) -> Result<Option<Found>, store::Error> {
+    let Some(partner) = partners::show(&mut *connection, &id.to_string()).await? else {
+        return Ok(None);
+    };
+    let endpoints = endpoints::list(&mut *connection, Some(id)).await?;
+    let newest = OrderPage {
+        limit: RECENT.into(),
+        ..OrderPage::default()
+    };
+    let orders = self_service::orders(&mut *connection, id, &newest).await?;
+    let orders = orders.into_iter().map(|(head, units)| {
+        let (state, class) = match head.state(units) {
+            OrderState::Processing => ("under way", "note"),
+            OrderState::Ready => ("ready", "good"),
+            OrderState::PartlyFailed => ("partly failed", "bad"),
+            OrderState::Failed => ("failed", "bad"),
+            OrderState::Refused => ("refused", "note"),
+            OrderState::Cancelled => ("cancelled", "note"),
+        };
+        OrderRow {
+            id: head.order_id.to_string(),
+            accepted: utc(head.created_at),
+            state,
+            class,
+            units: format!("{} of {}", number(units.ready), number(units.total)),
+            external_order_id: head.external_order_id,
+        }
+    });
+    let orders = orders.collect();
+    let filter = Filter {
+        partner_id: Some(id),
+        ..Filter::default()
+    };
+    let webhooks = deliveries::list(connection, &filter, RECENT).await?;
+    let webhooks = webhooks.into_iter().map(|view| WebhookRow {
+        path: view.order_id.map_or_else(
+            || format!("/find?q={}", view.topup_id.as_deref().unwrap_or_default()),
+            |order| format!("/orders/{order}"),
+        ),
+        topup: view.topup_id.clone().unwrap_or_default(),
+        class: webhook_class(&view.state),
+        state: view.state,
+        attempts: view.attempts,
+        at: view.attempted_at.map_or_else(|| "-".into(), utc),
+        response: match (view.status, view.class) {
+            (Some(status), _) => format!("status {status}"),
+            (None, Some(class)) => class,
+            (None, None) => "-".into(),
+        },
+        took: view.duration_ms.map_or_else(
+            || "-".into(),
+            |ms| took(time::Duration::milliseconds(ms.into())),
+        ),
+    });
+    Ok(Some(Found {
+        partner,
+        endpoints,
+        orders,
+        webhooks: webhooks.collect(),
+    }))
+}
+
+/// How the state of a delivery is coloured.
+pub(crate) fn webhook_class(state: &str) -> &'static str {
+    match state {
+        "delivered" => "good",
+        "exhausted" | "no_endpoint" => "bad",
+        _ => "note",
+    }
+}
+
+fn describe(partner: &Partner, now: OffsetDateTime) -> PartnerView {
+    let (state, class) = standing(partner);
+    let ends = |until: Option<OffsetDateTime>| match until {
+        None => "none".to_owned(),
+        Some(until) if until > now => {
+            format!("valid until {} UTC, {}", utc(until), relative(now, until))
+        }
+        Some(until) => format!("ended {} UTC", utc(until)),
+    };
+    let limit = |name: &str, own: Option<i32>| match own {
+        Some(own) => format!("{name} {}", number(own)),
+        None => format!("{name} as set for all"),
+    };
+    PartnerView {
+        id: partner.partner_id.to_string(),
+        name: partner.name.clone(),
+        environment: partner.environment.clone(),
+        state,
+        class,
+        access_key: partner.access_key.clone(),
+        old_keys: ends(partner.old_keys_until),
+        old_secret: ends(partner.old_webhook_secret_until),
+        limits: format!(
+            "For each ingress process: {}, {}, {}, {}",
+            limit("orders in flight", partner.max_in_flight),
+            limit("requests per second", partner.requests_per_second),
+            limit("orders per second", partner.orders_per_second),
+            limit("units per second", partner.units_per_second),
+        ),
+        events: if partner.webhook_events.is_empty() {
+            "none".into()
+        } else {
+            partner.webhook_events.join(", ")
+        },
+    }
+}
+
+/// How the state of an endpoint is coloured.
+pub(crate) fn endpoint_class(state: &str) -> &'static str {
+    match state {
+        "open" => "good",
+        "blocked" | "no_url" => "bad",
+        _ => "note",
+    }
+}
+
+/// The host of a webhook URL.
+pub(crate) fn host(url: Option<&str>) -> String {
+    let parsed: Option<Url> = url.and_then(|url| url.parse().ok());
+    let host = parsed.as_ref().and_then(Url::host_str);
+    host.map_or_else(|| "no URL".into(), str::to_owned)
+}
+
+/// The action that an endpoint offers to this session.
+pub(crate) fn endpoint_form(
+    endpoint: &Endpoint,
+    session: &Session,
+    back: &str,
+) -> Option<ReasonForm> {
+    if !session.may(Role::Operator) || endpoint.state == "no_url" {
+        return None;
+    }
+    let id = endpoint.endpoint_id;
+    let form = if endpoint.state == "open" {
+        ReasonForm {
+            consequence:
+                "Nothing is sent to this endpoint until it is resumed. No webhook is lost.".into(),
+            grave: true,
+            ..ReasonForm::new(session, "Pause", format!("/endpoints/{id}/pause"))
+        }
+    } else {
+        ReasonForm {
+            consequence: "The pause or block ends, and all its waiting webhooks are sent now."
+                .into(),
+            ..ReasonForm::new(session, "Resume", format!("/endpoints/{id}/resume"))
+        }
+    };
+    Some(ReasonForm {
+        seen: endpoint.state.clone(),
+        back: back.to_owned(),
+        ..form
+    })
+}
+
+fn endpoint_row(
+    endpoint: &Endpoint,
+    session: &Session,
+    back: &str,
+    now: OffsetDateTime,
+) -> EndpointRow {
+    EndpointRow {
+        host: host(endpoint.webhook_url.as_deref()),
+        class: endpoint_class(&endpoint.state),
+        state: if endpoint.paused_by_partner {
+            "paused by the partner".into()
+        } else {
+            endpoint.state.clone()
+        },
+        until: endpoint.blocked_until.map_or_else(String::new, |until| {
+            format!("next test {}", relative(now, until))
+        }),
+        failures: number(endpoint.failures),
+        waiting: number(endpoint.pending),
+        exhausted: number(endpoint.exhausted),
+        form: endpoint_form(endpoint, session, back),
+    }
+}
+
+pub(crate) async fn pause(
+    State(app): State<App>,
+    Path(id): Path<String>,
+    act: Act<Operator>,
+) -> Result<Response, Problem> {
+    let endpoint = changed(&app, &id, &act).await?;
+    let target = format!("endpoint {}", endpoint.id);
+    let action = act.action("endpoint pause", &target, act.fields.reason()?);
+    app.database()
+        .run(async |connection| operator::endpoints::pause(connection, endpoint, action).await)
+        .await?;
+    done(
+        &act,
+        "Paused",
+        "Its webhooks wait until the endpoint is resumed.".into(),
+    )
+}
+
+pub(crate) async fn resume(
+    State(app): State<App>,
+    Path(id): Path<String>,
+    act: Act<Operator>,
+) -> Result<Response, Problem> {
+    let endpoint = changed(&app, &id, &act).await?;
+    let target = format!("endpoint {}", endpoint.id);
+    let action = act.action("endpoint resume", &target, act.fields.reason()?);
+    let due = app
+        .database()
+        .run(async |connection| operator::endpoints::resume(connection, endpoint, action).await)
+        .await?;
+    let text = format!("Webhooks are sent to it again; due now: {}.", number(due));
+    done(&act, "Resumed", text)
+}
+
+/// The endpoint that a form is about, if it is still in the state that the page showed.
+async fn changed(app: &App, id: &str, act: &Act<Operator>) -> Result<EndpointKey, Problem> {
+    let unknown = || Problem::NotFound("There is no such endpoint in this cell.".into());
+    let id: EndpointId = id.parse().map_err(|_| unknown())?;
+    let read = async |connection: &mut PgConnection| {
+        let Some(key) = endpoints::key(&mut *connection, id).await? else {
+            return Ok(None);
+        };
+        let all = endpoints::list(connection, Some(key.partner_id)).await?;
+        let state = all.into_iter().find(|one| one.endpoint_id == id.uuid());
+        Ok::<_, store::Error>(state.map(|endpoint| (key, endpoint.state)))
+    };
+    let (key, state) = app.database().run(read).await?.ok_or_else(unknown)?;
+    let seen = act.fields.get("seen").unwrap_or_default();
+    if state != seen {
+        return Err(Problem::Conflict(format!(
+            "The endpoint was {seen} when the page was shown, and is {state} now. Nothing was changed: look at it again."
+        )));
+    }
+    Ok(key)
+}
+
+fn done(act: &Act<Operator>, title: &str, text: String) -> Result<Response, Problem> {
+    page(&Done {
+        shell: Shell::new(&act.session, "", title),
+        text,
+        secrets: Vec::new(),
+        back: local_path(act.fields.get("back")),
+    })
+}

@@ -1,0 +1,165 @@
+//! All routes in one list, with the role that each one needs. The router is made from the list, and
+//! the tests try every route of it in every role, so a new route cannot be forgotten there.
+//!
+//! The list says what a route needs, and the type of its handler enforces it ([`crate::access`]).
+//! The tests fail if the two differ.
+
+use std::any::Any;
+
+use axum::{
+    Router,
+    extract::{Request, State},
+    http::{HeaderValue, Method, StatusCode, header},
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::{MethodRouter, get, post},
+};
+use tower_http::catch_panic::CatchPanicLayer;
+use tracing::Instrument;
+
+use crate::{App, access::Role, pages, problem::Problem, sign_in};
+
+/// What the pages may load and send: everything from and to this console only, no script or style
+/// in the page itself, and no frame around it.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+    base-uri 'none'; form-action 'self'; frame-ancestors 'none'";
+
+/// A route of the console.
+pub struct Route {
+    pub method: Method,
+    /// As axum writes it, such as `/orders/{id}`.
+    pub path: &'static str,
+    /// The lowest role that may use it; `None` needs no session.
+    pub needs: Option<Role>,
+    handler: MethodRouter<App>,
+}
+
+fn page(path: &'static str, needs: Option<Role>, handler: MethodRouter<App>) -> Route {
+    Route {
+        method: Method::GET,
+        path,
+        needs,
+        handler,
+    }
+}
+
+fn action(path: &'static str, needs: Option<Role>, handler: MethodRouter<App>) -> Route {
+    Route {
+        method: Method::POST,
+        path,
+        needs,
+        handler,
+    }
+}
+
+/// All routes.
+pub fn routes() -> Vec<Route> {
+    let viewer = Some(Role::Viewer);
+    let support = Some(Role::Support);
+    let operator = Some(Role::Operator);
+    vec![
+        page("/assets/{file}", None, get(pages::assets::show)),
+        page("/sign-in", None, get(sign_in::form)),
+        action("/sign-in", None, post(sign_in::sign_in)),
+        page("/set-up", None, get(sign_in::set_up_form)),
+        action("/set-up", None, post(sign_in::set_up)),
+        action("/sign-out", viewer, post(sign_in::sign_out)),
+        page("/", viewer, get(pages::overview::show)),
+        page("/find", viewer, get(pages::find::show)),
+        page("/orders/{id}", viewer, get(pages::order::show)),
+        action(
+            "/placements/{id}/resolve",
+            operator,
+            post(pages::order::resolve),
+        ),
+        action(
+            "/deliveries/{id}/replay",
+            support,
+            post(pages::order::replay),
+        ),
+        action("/topups/{id}/code", support, post(pages::order::code)),
+        page("/needs", viewer, get(pages::needs::show)),
+        action(
+            "/endpoints/{id}/pause",
+            operator,
+            post(pages::partner::pause),
+        ),
+        action(
+            "/endpoints/{id}/resume",
+            operator,
+            post(pages::partner::resume),
+        ),
+        action("/providers/{name}/open", operator, post(pages::needs::open)),
+        action(
+            "/providers/{name}/close",
+            operator,
+            post(pages::needs::close),
+        ),
+        page("/partners", viewer, get(pages::partner::list)),
+        page("/partners/{id}", viewer, get(pages::partner::show)),
+        page("/operations", viewer, get(pages::operations::list)),
+        page(
+            "/operations/preview",
+            operator,
+            get(pages::operations::preview),
+        ),
+        action("/operations", operator, post(pages::operations::start)),
+        page("/operations/{id}", viewer, get(pages::operations::show)),
+        action(
+            "/operations/{id}/cancel",
+            operator,
+            post(pages::operations::cancel),
+        ),
+        page("/actions", viewer, get(pages::actions::show)),
+    ]
+}
+
+/// Makes the router of all routes.
+pub fn router(app: App) -> Router {
+    let mut router = Router::new();
+    for route in routes() {
+        router = router.route(route.path, route.handler);
+    }
+    router
+        .fallback(|| async { Problem::NotFound("The console has no such page.".into()) })
+        .with_state(app.clone())
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(middleware::from_fn_with_state(app, observe))
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the layer's signature")]
+fn panicked(panic: Box<dyn Any + Send>) -> Response {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text
+        .or(panic.downcast_ref::<&str>().copied())
+        .unwrap_or("unknown panic");
+    Problem::Broken(anyhow::anyhow!("a handler panicked: {text}")).into_response()
+}
+
+/// Measures each request, and gives each response the headers that keep browsers from doing more
+/// than it is for. A request with two `Host` headers, or none, is refused.
+async fn observe(State(app): State<App>, request: Request, next: Next) -> Response {
+    let requests = &app.metrics().requests;
+    let underway = requests.begin(&request);
+    let one_host = request.headers().get_all(header::HOST).iter().count() == 1;
+    let mut response = if one_host {
+        next.run(request).instrument(underway.span.clone()).await
+    } else {
+        StatusCode::BAD_REQUEST.into_response()
+    };
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::X_FRAME_OPTIONS, "DENY"),
+        (header::REFERRER_POLICY, "no-referrer"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    if app.settings().tls {
+        let year = HeaderValue::from_static("max-age=31536000");
+        headers.insert(header::STRICT_TRANSPORT_SECURITY, year);
+    }
+    requests.end(&underway, Some(response.status()));
+    response
+}

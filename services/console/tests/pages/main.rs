@@ -1,0 +1,163 @@
+//! The console over HTTP, on a real database and in its own role: who may do what, and what the pages
+//! say.
+
+#![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
+
+mod pages;
+mod support;
+
+use console::{access::Role, routes::routes};
+use reqwest::Method;
+
+use support::{Bench, Browser, PASSWORD, token_of};
+
+/// The path of a route with the ids of something that is stored.
+fn path(bench: &Bench, route: &str) -> String {
+    let id = match route.split('/').nth(1).unwrap_or_default() {
+        // There is no operation yet, so its pages answer that.
+        "orders" | "operations" => bench.order.to_string(),
+        "placements" => bench.parked.to_string(),
+        "deliveries" | "topups" => bench.topup.to_string(),
+        "partners" | "endpoints" => bench.partner.to_string(),
+        _ => String::new(),
+    };
+    let path = route.replace("{id}", &id).replace("{name}", "sandbox");
+    match route {
+        "/find" => format!("{path}?q=x"),
+        _ => path,
+    }
+}
+
+/// The fields of a form that would do something, with this token.
+fn fields(token: &str) -> Vec<(&str, &str)> {
+    vec![
+        ("token", token),
+        ("reason", "a test"),
+        ("found", "not-bought"),
+        ("for", "1h"),
+    ]
+}
+
+async fn ask(browser: &mut Browser, method: &Method, path: &str, token: &str) -> (u16, String) {
+    let answer = if method == Method::GET {
+        browser.get(path).await
+    } else {
+        browser.post(path, &fields(token)).await
+    };
+    let to = answer.headers().get("location");
+    let to = to.map_or("", |to| to.to_str().unwrap()).to_owned();
+    (answer.status().as_u16(), to)
+}
+
+#[tokio::test]
+async fn every_route_without_a_session_leads_to_the_sign_in() {
+    let bench = Bench::start().await;
+    let mut protected = 0;
+    for route in routes() {
+        let path = path(&bench, route.path);
+        let mut browser = bench.browser();
+        let (status, to) = ask(&mut browser, &route.method, &path, "").await;
+        let leads = status == 303 && to.starts_with("/sign-in?back=");
+        // Set-up and sign-in refuse a form without the token of their own cookie.
+        assert_eq!(
+            leads,
+            route.needs.is_some(),
+            "{} {path}: {status} {to}",
+            route.method
+        );
+        protected += usize::from(leads);
+    }
+    assert!(protected > 10, "only {protected}");
+    assert_eq!(bench.recorded().await, Vec::<String>::new());
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn every_route_answers_those_whose_role_may_use_it_and_nobody_else() {
+    let bench = Bench::start().await;
+    for role in [Role::Viewer, Role::Support, Role::Operator] {
+        let name = role.as_str();
+        let mut browser = bench.sign_in(name, role).await;
+        // Signing out ends the session, so it is last.
+        let (last, rest): (Vec<_>, Vec<_>) = routes()
+            .into_iter()
+            .partition(|route| route.path == "/sign-out");
+        for route in rest.iter().chain(&last) {
+            let Some(needs) = route.needs else { continue };
+            let path = path(&bench, route.path);
+            let token = browser.token.clone();
+            let (status, to) = ask(&mut browser, &route.method, &path, &token).await;
+            let what = format!("{name}: {} {path}: {status} {to}", route.method);
+            assert!(!to.starts_with("/sign-in?"), "{what}");
+            assert_eq!(status == 403, role < needs, "{what}");
+            assert!(status < 500, "{what}");
+        }
+    }
+    let recorded = bench.recorded().await;
+    assert!(
+        recorded.iter().all(|one| !one.starts_with("viewer")),
+        "{recorded:?}"
+    );
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn every_form_with_a_foreign_token_is_refused_and_changes_nothing() {
+    let bench = Bench::start().await;
+    let other = bench.sign_in("other", Role::Operator).await;
+    let mut browser = bench.sign_in("mine", Role::Operator).await;
+    let mut guest = bench.browser();
+    let outside = token_of(&guest.get("/sign-in").await.text().await.unwrap());
+    let mut forms = 0;
+    for route in routes() {
+        if route.method != Method::POST {
+            continue;
+        }
+        forms += 1;
+        let path = path(&bench, route.path);
+        for foreign in ["", "x", other.token.as_str(), outside.as_str()] {
+            let (status, _) = ask(&mut browser, &route.method, &path, foreign).await;
+            assert_eq!(status, 403, "{path} with the token {foreign:?}");
+        }
+    }
+    assert!(forms > 8, "only {forms}");
+    assert_eq!(bench.recorded().await, Vec::<String>::new());
+    assert_eq!(browser.get("/").await.status(), 200, "the session goes on");
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn a_link_sets_the_password_once_and_a_wrong_password_opens_nothing() {
+    let bench = Bench::start().await;
+    bench.sign_in("ana", Role::Viewer).await;
+    let mut browser = bench.browser();
+    let page = browser.get("/sign-in?back=%2Fneeds").await;
+    let page = page.text().await.unwrap();
+    let token = token_of(&page);
+    assert!(page.contains("value=\"/needs\""), "{page}");
+    let mut attempt = async |name: &str, password: &str, back: &str| {
+        let form = [
+            ("token", token.as_str()),
+            ("name", name),
+            ("password", password),
+            ("back", back),
+        ];
+        let answer = browser.post("/sign-in", &form).await;
+        let to = answer.headers().get("location").cloned();
+        (answer.status().as_u16(), to)
+    };
+    assert_eq!(
+        attempt("ana", "wrong horse battery staple", "/").await.0,
+        422
+    );
+    assert_eq!(attempt("nobody", PASSWORD, "/").await.0, 422);
+    let (status, to) = attempt("ana", PASSWORD, "https://evil.example/").await;
+    assert_eq!((status, to.unwrap().to_str().unwrap()), (303, "/"));
+    for _ in 0..30 {
+        if attempt("bob", "wrong horse battery staple", "/").await.0 == 429 {
+            bench.stop().await;
+            return;
+        }
+    }
+    panic!("attempts are not limited");
+}

@@ -1,0 +1,207 @@
+//! What the pages say, and what their actions do.
+
+#![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
+
+use console::access::Role;
+use reqwest::header;
+
+use crate::support::{Bench, Browser, CODE, EXTERNAL, ICCID, URL_SECRET};
+
+async fn text(browser: &mut Browser, path: &str) -> String {
+    let answer = browser.get(path).await;
+    assert_eq!(answer.status(), 200, "{path}");
+    answer.text().await.unwrap()
+}
+
+/// Where the box leads for this text.
+async fn find(browser: &mut Browser, what: &str) -> String {
+    let query: String = url::form_urlencoded::byte_serialize(what.as_bytes()).collect();
+    let answer = browser.get(&format!("/find?q={query}")).await;
+    let to = answer.headers().get(header::LOCATION);
+    to.map_or_else(String::new, |to| to.to_str().unwrap().to_owned())
+}
+
+#[tokio::test]
+async fn the_box_finds_an_order_by_each_of_the_seven_ids() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let order = format!("/orders/{}", bench.order);
+    let page = text(&mut browser, &order).await;
+    let (_, placement) = page.split_once("<h2>Purchases").unwrap();
+    let (_, placement) = placement.split_once("<td class=\"id\">").unwrap();
+    let placement = placement.split('<').next().unwrap();
+    for id in [
+        EXTERNAL,
+        &bench.order.to_string(),
+        placement,
+        bench.topup.as_str(),
+        ICCID,
+        "8981 0000 0000 0000 001",
+        "P-4711",
+    ] {
+        assert_eq!(find(&mut browser, id).await, order, "{id}");
+    }
+    let partner = format!("/partners/{}", bench.partner);
+    assert_eq!(find(&mut browser, "Acme & <Sons>").await, partner);
+    assert_eq!(find(&mut browser, "nothing").await, "");
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn no_page_shows_a_credential_or_markup_of_others() {
+    let bench = Bench::start_with(&[(
+        "CONSOLE_TRACE_URL",
+        "https://jaeger.example/trace/{trace_id}",
+    )])
+    .await;
+    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    for path in [
+        "/".to_owned(),
+        format!("/orders/{}", bench.order),
+        "/needs".to_owned(),
+        "/partners".to_owned(),
+        format!("/partners/{}", bench.partner),
+        "/actions".to_owned(),
+        "/find?q=nothing".to_owned(),
+    ] {
+        let answer = browser.get(&path).await;
+        assert_eq!(answer.status(), 200, "{path}");
+        let policy = answer.headers()["content-security-policy"]
+            .to_str()
+            .unwrap();
+        assert!(
+            policy.contains("default-src 'none'") && !policy.contains("unsafe"),
+            "{policy}"
+        );
+        assert_eq!(answer.headers()["cache-control"], "no-store", "{path}");
+        let page = answer.text().await.unwrap();
+        for secret in [CODE, URL_SECRET] {
+            assert!(!page.contains(secret), "{path} shows {secret}");
+        }
+        assert!(!page.contains("<Sons>"), "{path} does not escape");
+        for inline in [" style=", "<style", " onclick=", "javascript:"] {
+            assert!(!page.contains(inline), "{path} has {inline}");
+        }
+        assert_eq!(page.matches("<script").count(), 1, "{path}");
+    }
+    let order = text(&mut browser, &format!("/orders/{}", bench.order)).await;
+    assert!(order.contains("https://jaeger.example/trace/4bf92f3577b34da6a3ce929d0e0e4736"));
+    assert!(
+        !order.contains("Show its activation code"),
+        "no key is configured"
+    );
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn an_action_on_a_changed_row_is_a_readable_conflict() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let token = browser.token.clone();
+    let mut act = async |path: &str, more: &[(&str, &str)]| {
+        let mut form = vec![("token", token.as_str()), ("reason", "a test")];
+        form.extend(more);
+        let answer = browser.post(path, &form).await;
+        (answer.status().as_u16(), answer.text().await.unwrap())
+    };
+    let resolve = format!("/placements/{}/resolve", bench.parked);
+    let (status, page) = act(&resolve, &[("found", "not-bought")]).await;
+    assert_eq!(status, 200, "{page}");
+    let (status, page) = act(&resolve, &[("found", "retry")]).await;
+    assert_eq!(status, 409, "{page}");
+    assert!(
+        page.contains("only a parked placement can be resolved"),
+        "{page}"
+    );
+
+    let replay = format!("/deliveries/{}/replay", bench.topup);
+    let (status, page) = act(&replay, &[("seen", "exhausted")]).await;
+    assert_eq!(status, 200, "{page}");
+    let (status, page) = act(&replay, &[("seen", "exhausted")]).await;
+    assert_eq!(status, 409, "{page}");
+
+    let (status, page) = act(
+        "/providers/sandbox/open",
+        &[("seen", "closed"), ("for", "1h")],
+    )
+    .await;
+    assert_eq!(status, 200, "{page}");
+    let (status, page) = act(
+        "/providers/sandbox/open",
+        &[("seen", "closed"), ("for", "1h")],
+    )
+    .await;
+    assert_eq!(status, 409, "{page}");
+    assert!(page.contains("is open now"), "{page}");
+    let (status, _) = act("/providers/sandbox/close", &[("seen", "open")]).await;
+    assert_eq!(status, 200);
+
+    let pause = format!("/endpoints/{}/pause", bench.partner);
+    assert_eq!(act(&pause, &[("seen", "open")]).await.0, 200);
+    assert_eq!(act(&pause, &[("seen", "open")]).await.0, 409);
+    let resume = format!("/endpoints/{}/resume", bench.partner);
+    assert_eq!(act(&resume, &[("seen", "paused")]).await.0, 200);
+    assert_eq!(
+        bench.recorded().await,
+        [
+            "ana placement resolve --not-bought",
+            "ana delivery replay",
+            // The second one found nothing to send: it is recorded with 0 rows.
+            "ana delivery replay",
+            "ana provider open",
+            "ana provider close",
+            "ana endpoint pause",
+            "ana endpoint resume",
+        ]
+    );
+    let page = text(&mut browser, "/actions").await;
+    assert!(page.contains("console at 127.0.0.1"), "{page}");
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn an_activation_code_is_shown_with_a_reason_only_and_is_recorded() {
+    let bench = Bench::start_with(&[
+        ("CONSOLE_ACTIVATION_CODES", "true"),
+        ("MASTER_KEY", testkit::settings::MASTER_KEY),
+    ])
+    .await;
+    let mut browser = bench.sign_in("ana", Role::Support).await;
+    let path = format!("/topups/{}/code", bench.topup);
+    let token = browser.token.clone();
+    let without = browser.post(&path, &[("token", &token)]).await;
+    assert_eq!(without.status(), 422);
+    assert_eq!(bench.recorded().await, Vec::<String>::new());
+    let form = [("token", token.as_str()), ("reason", "ticket 4711")];
+    let shown = browser.post(&path, &form).await.text().await.unwrap();
+    assert!(shown.contains(CODE), "{shown}");
+    assert_eq!(bench.recorded().await, ["ana topup show-code"]);
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn the_figures_alone_answer_htmx_and_no_cache_mixes_the_two_up() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let page = browser.get("/").await;
+    assert_eq!(page.headers()[header::VARY], "hx-request");
+    let page = page.text().await.unwrap();
+    assert!(
+        page.contains("<!doctype html>") && page.contains("Figures are"),
+        "{page}"
+    );
+    let request = testkit::http::client()
+        .unwrap()
+        .get(format!("{}/", bench.base))
+        .header("HX-Request", "true");
+    let part = browser.send(request).await;
+    assert_eq!(part.headers()[header::VARY], "hx-request");
+    let part = part.text().await.unwrap();
+    assert!(
+        part.contains("Figures are") && !part.contains("<html"),
+        "{part}"
+    );
+    let paused = text(&mut browser, "/?paused=1").await;
+    assert!(!paused.contains("hx-trigger"), "{paused}");
+    bench.stop().await;
+}

@@ -1,0 +1,239 @@
+"""walk.py ESIMCTL AXE [--pictures FOLDER | --measure N]: see tests/console/run.
+
+It finds the system by the variables of .local/env (CONSOLE_URL, DATABASE_URL, DATABASE_ADMIN_URL, PG_BIN).
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+import urllib.parse
+
+from playwright.sync_api import sync_playwright
+
+BASE = os.environ["CONSOLE_URL"].rstrip("/")
+PASSWORD = "correct horse battery staple"
+# Serious faults of accessibility end the walk; lesser ones are printed.
+GRAVE = {"serious", "critical"}
+SIZES = [(360, 740), (1440, 900)]
+SCHEMES = ["light", "dark"]
+
+
+def esimctl(program, *arguments):
+    output = subprocess.run([program, *arguments, "--json"], check=True, stdout=subprocess.PIPE, text=True).stdout
+    return json.loads(output)
+
+
+class Walk:
+    def __init__(self, axe, browser):
+        self.axe = pathlib.Path(axe).read_text()
+        self.browser = browser
+        self.problems = []
+        self.checked = 0
+
+    def context(self, **settings):
+        context = self.browser.new_context(**settings)
+        context.on("request", self.request)
+        context.on("console", self.message)
+        context.on("weberror", lambda error: self.problems.append(f"error in a page: {error.error}"))
+        return context
+
+    def request(self, request):
+        if not request.url.startswith((BASE + "/", "data:")):
+            self.problems.append(f"a request to another host: {request.url}")
+
+    def message(self, message):
+        if message.type in ("error", "warning"):
+            self.problems.append(f"{message.page.url if message.page else ''}: {message.type} on the console: {message.text}")
+
+    def check(self, page, name):
+        """What must hold for every page."""
+        self.checked += 1
+        page.evaluate(self.axe)
+        found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+        for one in found["violations"]:
+            where = one["nodes"][0]["html"][:120]
+            line = f"{name}: axe {one['impact']}: {one['id']}: {one['help']}: {where}"
+            if one["impact"] in GRAVE:
+                self.problems.append(line)
+            else:
+                print(line)
+        width = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+        if width[0] > width[1]:
+            self.problems.append(f"{name}: {width[0]} pixels wide in a window of {width[1]}")
+
+
+def sign_in(context, name):
+    page = context.new_page()
+    page.goto(BASE + "/")
+    page.fill("input[name=name]", name)
+    page.fill("input[name=password]", PASSWORD)
+    page.click("main button")
+    page.wait_for_selector("h1:has-text('Overview')")
+    return page
+
+
+def set_up(walk, page, link):
+    """The way of a new operator, from the link to the overview."""
+    page.goto(link)
+    walk.check(page, "set-up")
+    page.fill("input[name=password]", PASSWORD)
+    page.fill("input[name=again]", PASSWORD)
+    page.click("main button")
+    page.wait_for_selector("h1:has-text('Overview')")
+
+
+def act(page, summary, button):
+    """Opens a form by its summary, gives a reason and sends it."""
+    details = page.locator("details.action", has_text=summary).first
+    details.locator("summary").click()
+    details.locator("input[name=reason]").fill("the walk of tests/console")
+    details.get_by_role("button", name=button).click()
+    page.wait_for_selector("text=It is recorded under")
+
+
+def actions(walk, page, order, partner):
+    """Each kind of action, and that the screen of actions has it."""
+    page.goto(BASE + order)
+    act(page, "Send its webhook again", "Send again")
+    walk.check(page, "done")
+    page.goto(BASE + partner)
+    act(page, "Pause", "Pause")
+    page.goto(BASE + "/needs")
+    walk.check(page, "needs with a paused endpoint")
+    act(page, "Resume", "Resume")
+    page.goto(BASE + "/actions")
+    for command in ("delivery replay", "endpoint pause", "endpoint resume"):
+        if page.locator("td", has_text=command).count() == 0:
+            walk.problems.append(f"the screen of actions lacks {command}")
+
+
+def pages(page):
+    """The paths of the pages: the newest order of the newest partner, found by clicks."""
+    page.goto(BASE + "/partners")
+    page.locator("tbody tr").last.locator("a").click()
+    page.wait_for_selector("h2:has-text('Recent orders')")
+    partner = urllib.parse.urlsplit(page.url).path
+    page.locator("tbody a[href^='/orders/']").first.click()
+    page.wait_for_selector("h2:has-text('Timeline')")
+    order = urllib.parse.urlsplit(page.url).path
+    return order, partner
+
+
+def search(walk, page, order):
+    """One search from the box leads to the order."""
+    page.goto(BASE + order)
+    external = page.locator("h1").inner_text().removeprefix("Order ")
+    page.fill("input[name=q]", external)
+    page.keyboard.press("Enter")
+    page.wait_for_selector("h2:has-text('Timeline')")
+    if urllib.parse.urlsplit(page.url).path != order:
+        walk.problems.append(f"the search for {external} led to {page.url}")
+
+
+def every_page(walk, name, order, partner, folder):
+    listed = {"overview": "/", "order": order, "needs": "/needs", "partner": partner, "partners": "/partners",
+              "operations": "/operations", "preview": "/operations/preview?since=1h&state=delivered",
+              "actions": "/actions", "nothing-found": "/find?q=nothing"}
+    for scheme in SCHEMES:
+        for width, height in SIZES:
+            context = walk.context(viewport={"width": width, "height": height}, color_scheme=scheme)
+            page = sign_in(context, name)
+            for title, path in listed.items():
+                page.goto(BASE + path)
+                walk.check(page, f"{title} at {width}, {scheme}")
+                if folder and (width, scheme) in ((1440, "light"), (360, "dark")):
+                    page.screenshot(path=str(folder / f"console-{title}-{width}.png"))
+            context.close()
+
+
+def without_script(walk, name, order):
+    """The pages say the same without JavaScript, and a form works."""
+    context = walk.context(java_script_enabled=False)
+    page = sign_in(context, name)
+    page.goto(BASE + order)
+    if page.locator("ol.steps li").count() == 0:
+        walk.problems.append("without JavaScript the order has no steps")
+    context.close()
+
+
+def measure(program, browser, name, number):
+    """How long each page takes with many orders stored, as the browser's network sees it."""
+    store_orders(number)
+    context = browser.new_context()
+    page = sign_in(context, name)
+    order, partner = pages(page)
+    print(f"{number} orders stored; milliseconds to the whole page: best, median, worst of 20")
+    external = page.locator("h1").inner_text().removeprefix("Order ")
+    query = urllib.parse.quote(external, safe="")
+    for path in ("/", order, "/needs", partner, "/partners", "/actions", f"/find?q={query}"):
+        took = []
+        for _ in range(20):
+            began = time.perf_counter()
+            answer = context.request.get(BASE + path)
+            answer.body()
+            took.append((time.perf_counter() - began) * 1000)
+            assert answer.ok, (path, answer.status)
+        took.sort()
+        print(f"{path[:60]:60} {took[0]:7.1f} {statistics.median(took):7.1f} {took[-1]:7.1f}")
+    context.close()
+
+
+def store_orders(number):
+    """Copies of the demo's order, with ids and times of their own, written by one statement."""
+    sql = f"""
+        WITH partner AS (SELECT partner_id FROM partners ORDER BY created_at DESC LIMIT 1), new AS MATERIALIZED (
+            SELECT gen_random_uuid() AS order_id, gen_random_uuid() AS placement_id, gen_random_uuid() AS delivery_id,
+                   '2024' || lpad(n::text, 22, '0') AS topup_id, n, now() - n * interval '1 second' AS at, partner_id
+            FROM generate_series(1, {int(number)}) n, partner
+        ), o AS (INSERT INTO orders (order_id, partner_id, external_order_id, answer_by, created_at)
+                 SELECT order_id, partner_id, 'measured-' || n, at, at FROM new
+        ), p AS (INSERT INTO placements (placement_id, order_id, partner_id, provider, lane, state, attempt, attempted_at, placed_at, created_at)
+                 SELECT placement_id, order_id, partner_id, 'sandbox', 'ready', 'placed', 1, at, at, at FROM new
+        ), t AS (INSERT INTO topups (topup_id, placement_id, position, option_id, provider_option_id)
+                 SELECT topup_id, placement_id, 0, placement_id, 'ready' FROM new
+        ), e AS (INSERT INTO esims (topup_id, provider, provider_unit_id, iccid, ready_at, delivery_id)
+                 SELECT topup_id, 'sandbox', 'm' || n, '89' || lpad(n::text, 17, '0'), at, delivery_id FROM new)
+        INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, state, attempt, attempted_at, delivered_at, status, duration_ms, created_at)
+        SELECT delivery_id, partner_id, 'topup.ready', topup_id, order_id, 'delivered', 1, at, at, 200, 12, at FROM new"""
+    # The password goes through the environment, because all users of the machine can see arguments.
+    url = urllib.parse.urlsplit(os.environ["DATABASE_URL"])
+    login = {"PGHOST": url.hostname, "PGPORT": str(url.port), "PGUSER": url.username, "PGPASSWORD": url.password,
+             "PGDATABASE": url.path.lstrip("/")}
+    psql = [os.environ["PG_BIN"] + "/psql", "-XqAt", "-v", "ON_ERROR_STOP=1", "-c", sql, "-c", "ANALYZE"]
+    subprocess.run(psql, check=True, env={**os.environ, **login})
+
+
+def main(program, axe, *options):
+    name = f"walker-{os.getpid()}"
+    made = esimctl(program, "operator", "create", name, "--role", "operator")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        walk = Walk(axe, browser)
+        context = walk.context()
+        page = context.new_page()
+        set_up(walk, page, made["link"])
+        if options[:1] == ("--measure",):
+            measure(program, browser, name, options[1])
+            return
+        order, partner = pages(page)
+        search(walk, page, order)
+        actions(walk, page, order, partner)
+        context.close()
+        folder = pathlib.Path(options[1]) if options[:1] == ("--pictures",) else None
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+        every_page(walk, name, order, partner, folder)
+        without_script(walk, name, order)
+        browser.close()
+    if walk.problems:
+        sys.exit("\n".join(dict.fromkeys(walk.problems)))
+    print(f"console: {walk.checked} pages checked, nothing serious")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
