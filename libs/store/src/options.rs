@@ -204,6 +204,7 @@ pub async fn all(connection: &mut PgConnection) -> Result<Vec<ProductOption>> {
             name: row.name,
             provider: row.provider,
             provider_option_id: row.provider_option_id,
+            alternatives: alternatives(&row.alternatives)?,
             environment: row.environment.parse()?,
             enabled: row.enabled,
             details: details(&row.details)?,

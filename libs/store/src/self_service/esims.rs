@@ -8,11 +8,11 @@ use domain::{GiveBackState, PartnerId, TopupId};
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 
-use super::{PARTNER, REASON, UnitState};
+use super::{REASON, UnitState};
 use crate::{
     Result, age,
     esim_requests::{Reading, Reason, UsageFailure},
-    operator::actions::{self, Action},
+    operator::actions::{self, Action, Actor},
 };
 
 /// A unit of the partner, with what was asked about its eSIM.
@@ -142,7 +142,7 @@ pub async fn ask_give_back(
     let asked = statement.execute(&mut *transaction).await?.rows_affected() > 0;
     if asked {
         let action = Action {
-            operator: PARTNER,
+            actor: Actor::PARTNER,
             command: "give back",
             target: &format!("topup {}", topup_id.as_str()),
             reason: REASON,

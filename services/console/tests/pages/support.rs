@@ -264,6 +264,7 @@ async fn store_order(
         placement_id: PlacementId::new(),
         provider: "sandbox".to_owned(),
         lane: "ready".to_owned(),
+        alternatives: Vec::new(),
         topups: vec![NewTopup {
             topup_id: topup.clone(),
             position: 0,
