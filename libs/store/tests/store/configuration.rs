@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use domain::{Environment, OptionId, PartnerId, product::Standard};
 use sqlx::Connection;
-use store::operator::actions::{self, Action, Mode};
+use store::operator::actions::{self, Action, Actor, Mode};
 use store::operator::catalogue::{self, Pull, Pulled, Update};
 use store::options::{self, ProductOption};
 use store::partners;
@@ -186,7 +186,7 @@ async fn a_pulled_catalogue_changes_only_what_was_compared() {
     let preview = catalogue::apply(&mut connection, &pull, Mode::Preview).await;
     assert_eq!(preview.unwrap(), expected);
     let action = Action {
-        operator: "o",
+        actor: Actor::esimctl("o"),
         command: "catalogue pull",
         target: "t",
         reason: "r",
@@ -208,6 +208,8 @@ async fn a_pulled_catalogue_changes_only_what_was_compared() {
         seen,
         [("other", "mended", false), ("renamed", "same@2.00", false)]
     );
-    let actions = actions::list(&mut connection, None, 10).await.unwrap();
+    let actions = actions::list(&mut connection, &actions::Filter::default(), 10)
+        .await
+        .unwrap();
     assert_eq!((actions.len(), actions[0].affected), (1, 2));
 }
