@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use domain::{PartnerId, PlacementId, TopupId};
 use provisioner::providers::{
-    Custody, DeliveredEsim, EsimStatus, GiveBackAnswer, ProviderId, Trouble, airalo, esim_access,
+    Custody, DeliveredEsim, EsimStatus, GiveBackAnswer, ProviderId, Trouble,
 };
 use serde_json::json;
 use store::self_service::esims;
 use testkit::wait;
 
-use crate::hostile::{LIMITS, ok, replay};
+use crate::hostile::{connect, ok, replay};
 use crate::support::{Bench, PATIENCE};
 
 /// The row of a unit.
@@ -274,14 +274,9 @@ fn custody(status: &Result<EsimStatus, Trouble>) -> String {
 #[tokio::test]
 async fn only_what_esim_access_says_clearly_is_believed() {
     testkit::http::client().unwrap(); // This installs the TLS provider.
-    let connect = async |body: &str| {
-        let account = esim_access::Account {
-            url: Some(replay(ok(body)).await),
-            access_key: Some("code".into()),
-            secret_key: Some("secret".into()),
-            ..esim_access::Account::default()
-        };
-        esim_access::connect(&account, LIMITS).unwrap().provider
+    let account = async |body: &str| {
+        let url = replay(ok(body)).await;
+        connect("esim-access", url.as_str(), "code", "secret")
     };
     let one = |id: &str, esim: &str, smdp: &str| {
         format!(
@@ -307,10 +302,10 @@ async fn only_what_esim_access_says_clearly_is_believed() {
         (page(&ours.replace("5,", "-5,")), "unknown"),
         (failed.clone(), "unknown"),
     ] {
-        let status = connect(&body).await.status(&esim()).await;
+        let status = account(&body).await.status(&esim()).await;
         assert_eq!(custody(&status), expected, "{body}");
     }
-    let status = connect(&page(&ours)).await.status(&esim()).await.unwrap();
+    let status = account(&page(&ours)).await.status(&esim()).await.unwrap();
     assert_eq!(
         (
             status.reading.data_used,
@@ -323,20 +318,16 @@ async fn only_what_esim_access_says_clearly_is_believed() {
     let done = r#"{"success":true,"errorCode":"0","obj":{}}"#;
     let answer = connect(done).await.give_back(&esim()).await;
     assert_eq!(answer, Ok(GiveBackAnswer::Returned));
-    let answer = connect(&failed).await.give_back(&esim()).await;
+    let answer = account(&failed).await.give_back(&esim()).await;
     assert!(matches!(answer, Err(Trouble::Unknown(_))), "{answer:?}");
 }
 
 #[tokio::test]
 async fn only_what_airalo_says_clearly_is_believed() {
     testkit::http::client().unwrap();
-    let connect = async |body: &str| {
-        let account = airalo::Account {
-            url: Some(replay(ok(body)).await),
-            access_key: Some("id".into()),
-            secret_key: Some("secret".into()),
-        };
-        airalo::connect(&account, LIMITS).unwrap().provider
+    let account = async |body: &str| {
+        let url = replay(ok(body)).await;
+        connect("airalo", url.as_str(), "id", "secret")
     };
     let usage = |remaining: &str, status: &str| {
         format!(
@@ -352,7 +343,7 @@ async fn only_what_airalo_says_clearly_is_believed() {
         (usage("null", "ACTIVE"), None),
         ("{}".to_owned(), None),
     ] {
-        let status = connect(&body).await.status(&esim()).await;
+        let status = account(&body).await.status(&esim()).await;
         let read = status.ok();
         if let Some(read) = &read {
             assert!(matches!(read.custody, Custody::Kept(_)), "{body}");
