@@ -316,7 +316,7 @@ async fn only_what_esim_access_says_clearly_is_believed() {
     );
     // No code of a failed cancellation is documented, so a look has to settle it.
     let done = r#"{"success":true,"errorCode":"0","obj":{}}"#;
-    let answer = connect(done).await.give_back(&esim()).await;
+    let answer = account(done).await.give_back(&esim()).await;
     assert_eq!(answer, Ok(GiveBackAnswer::Returned));
     let answer = account(&failed).await.give_back(&esim()).await;
     assert!(matches!(answer, Err(Trouble::Unknown(_))), "{answer:?}");
