@@ -262,6 +262,7 @@ TABLE options
     enabled boolean NOT NULL DEFAULT true
     details jsonb NOT NULL DEFAULT '{}'::jsonb
     version bigint NOT NULL
+    alternatives jsonb NOT NULL DEFAULT '[]'::jsonb
     countries text[]
     data_mb integer
     unlimited boolean
@@ -342,6 +343,8 @@ TABLE placements
     disputed boolean NOT NULL DEFAULT false
     created_at timestamp with time zone NOT NULL DEFAULT now()
     provider_reference text
+    alternatives jsonb
+    tried jsonb
     CONSTRAINT placements_pkey PRIMARY KEY (placement_id)
     CREATE INDEX placements_created ON public.placements USING btree (created_at)
     CREATE INDEX placements_order ON public.placements USING btree (order_id)
