@@ -2,7 +2,7 @@
 -- may show activation codes has the master key that opens it. It reads no other key or secret.
 GRANT SELECT ON configuration_version, options, orders, placements, topups, work, held, deliveries, delivery_attempts,
     endpoints, further_deliveries, providers, provider_lanes, provider_replicas, pulses, sweeps, retention, operator_actions,
-    redeliveries, archives, archived_orders, provider_references, hourly
+    redeliveries, archives, archived_orders, provider_references, hourly, esim_requests
     TO esim_console;
 GRANT SELECT (partner_id, name, environment, access_key, old_access_key, old_keys_until, webhook_url, webhook_host,
               webhook_events, old_webhook_secret_until, disabled_at, max_in_flight, requests_per_second,
@@ -11,7 +11,8 @@ GRANT SELECT (partner_id, name, environment, access_key, old_access_key, old_key
     ON partners TO esim_console;
 GRANT SELECT (endpoint_id, partner_id, purpose, url, host, old_secret_until, events, verified_at, created_at)
     ON further_endpoints TO esim_console;
-GRANT SELECT (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id, erased_at) ON esims TO esim_console;
+GRANT SELECT (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id, erased_at, returned_at)
+    ON esims TO esim_console;
 
 -- Signing in. A password is set by its link only, and roles are given with a shell only.
 GRANT SELECT, UPDATE (password, setup_digest, setup_until, signed_in_at) ON operators TO esim_console;
@@ -20,7 +21,8 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON operator_sign_ins TO esim_console;
 
 -- What its operators change, each together with its record.
 GRANT INSERT ON operator_actions TO esim_console;
-GRANT UPDATE (state, not_found_at, placed_at, reason, unknowns, disputed, provider_reference) ON placements TO esim_console;
+GRANT UPDATE (state, not_found_at, placed_at, reason, unknowns, disputed, provider_reference, alternatives)
+    ON placements TO esim_console;
 GRANT UPDATE (state, reason) ON topups TO esim_console;
 GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_console;
 GRANT INSERT ON delivery_attempts TO esim_console;

@@ -8,6 +8,7 @@
 //! of a newer version is left alone if it serves this version, so that a rollback can run it too.
 
 use std::{
+    io::ErrorKind,
     path::{Path, PathBuf},
     pin::pin,
     time::Duration,
@@ -38,8 +39,8 @@ pub const EXAMPLES: &str = "Examples:
 
 DATABASE_URL must name the owner of the tables. After the migrations the command grants each role what its program
 needs. The roles are esim_ingress, esim_provisioner, esim_notifier, esim_operator and esim_console; one that does not exist is left
-out. With --roles, their passwords are read from the files database-ingress, database-provisioner, database-notifier
-and database-operator of the folder.
+out. With --roles, their passwords are read from the files database-ingress, database-provisioner, database-notifier,
+database-operator and database-console of the folder; the last one may be missing if there is no console.
 
 Orders continue while the command runs. If a lock is not free within --lock-timeout, the command tries again after a
 pause, and a line names the oldest open transaction, which probably holds the lock. While an index is built, a line says
@@ -154,8 +155,19 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
 async fn set_passwords(connection: &mut PgConnection, folder: &Path) -> anyhow::Result<()> {
     for role in schema::ROLES {
         let file = folder.join(format!("database-{}", role.of));
-        let text = std::fs::read_to_string(&file)
-            .with_context(|| format!("cannot read {}", file.display()))?;
+        let text = match std::fs::read_to_string(&file) {
+            // A folder from before the console existed has no password of it, and the rest works without.
+            Err(error) if error.kind() == ErrorKind::NotFound && role.of == "console" => {
+                eprintln!(
+                    "esimctl: {} does not exist, so {} is left out and the console cannot log in: write a password into the \
+                     file, for example with `openssl rand -hex 32`, and run the command again",
+                    file.display(),
+                    role.name
+                );
+                continue;
+            }
+            read => read.with_context(|| format!("cannot read {}", file.display()))?,
+        };
         let password = text.trim_end_matches('\n');
         if password.is_empty() || !password.bytes().all(|byte| byte.is_ascii_graphic()) {
             bail!(

@@ -463,7 +463,7 @@ mod tests {
             "details", json!({"text": "\u{0}"}) => ".details: must hold no NUL";
             "price", json!(1)
                 => ".price: unknown field `price`, expected one of `option_id`, `name`, `provider`, \
-                    `provider_option_id`, `alternatives`, `environment`, `enabled`, `details`";
+                    `provider_option_id`, `alternatives`, `environment`, `enabled`, `details`, `standard`";
             "alternatives", json!([{"provider": "airalo"}])
                 => ".alternatives[0]: missing field `provider_option_id`";
             "alternatives", json!([{"provider": "airalo", "provider_option_id": "x"}, {"provider": "a b", "provider_option_id": "x"}])

@@ -73,9 +73,18 @@ impl Hits {
     }
 }
 
-/// Searches for an id. Blanks around it do not count.
+/// Searches for an id. If nothing has it as it is, blanks around it are left out, because an external
+/// order id may begin or end with one, and a copied id often does by accident.
 pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Hits> {
-    let id = id.trim();
+    let hits = exactly(connection, id).await?;
+    let trimmed = id.trim();
+    if hits.is_empty() && trimmed != id {
+        return exactly(connection, trimmed).await;
+    }
+    Ok(hits)
+}
+
+async fn exactly(connection: &mut PgConnection, id: &str) -> Result<Hits> {
     let uuid: Option<Uuid> = id.parse().ok();
     let iccid = Iccid::parse(&without_separators(id)).ok();
     let query = sqlx::query!(

@@ -49,6 +49,12 @@ async fn an_owner_that_is_no_superuser_creates_the_roles() {
     let without = migrate(&owner, &passwords).await;
     assert_eq!(without.json()["roles"], json!([]), "{without:?}");
     assert!(without.stderr.contains("CREATEROLE"), "{without:?}");
+    // A folder from before the console existed is enough.
+    assert!(
+        without.stderr.contains("esim_console is left out"),
+        "{without:?}"
+    );
+    password("console", "first");
 
     sqlx::raw_sql("ALTER ROLE owner CREATEROLE")
         .execute(&mut admin)

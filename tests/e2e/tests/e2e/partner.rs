@@ -141,7 +141,8 @@ async fn a_lost_answer_and_a_lost_webhook_are_cured_by_the_order() {
 
     let order = reach(&shop.client, path, "ready").await.unwrap();
     assert_eq!(order["external_order_id"], id.as_str());
-    let counts = json!({"total": 2, "processing": 0, "on_hold": 0, "ready": 2, "failed": 0});
+    let counts =
+        json!({"total": 2, "processing": 0, "on_hold": 0, "ready": 2, "failed": 0, "returned": 0});
     assert_eq!(order["topup_counts"], counts);
     let shown: Vec<&Value> = order["topups"].as_array().unwrap().iter().collect();
     for (topup, product) in shown.iter().zip(&bought) {
