@@ -245,10 +245,11 @@ pub async fn cancel(
     action: Action<'_>,
 ) -> Result<Option<Operation>> {
     let mut transaction = connection.begin().await?;
+    // `IS NULL` alone would let the planner read all running redeliveries instead of these.
     let statement = sqlx::query!(
         "UPDATE redeliveries SET ended_at = now(), cancelled_at = now()
          WHERE redelivery_id = ANY (ARRAY (SELECT redelivery_id FROM operation_parts WHERE operation_id = $1))
-           AND ended_at IS NULL",
+           AND coalesce(ended_at, 'infinity') = 'infinity'",
         id,
     );
     let ended = statement.execute(&mut *transaction).await?.rows_affected();

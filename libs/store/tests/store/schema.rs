@@ -312,8 +312,10 @@ async fn the_progress_of_a_build_names_the_session_that_it_waits_for() {
     let watch = async {
         let seen = loop {
             let seen = schema::index_build(&mut observer, pid).await.unwrap();
-            if let Some(seen) = seen.filter(|seen| seen.waits_for.is_some()) {
-                break seen.to_string();
+            // For a moment it may also wait for the session that looks.
+            let seen = seen.map(|seen| seen.to_string());
+            if let Some(seen) = seen.filter(|seen| seen.contains("pg_dump")) {
+                break seen;
             }
             tokio::task::yield_now().await;
         };
