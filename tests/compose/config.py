@@ -15,6 +15,7 @@ NETWORKS = {
     "provisioner": {"edge", "data", "provider", "observability"},
     "notifier": {"outbound", "data", "observability"},
     "sandbox": {"provider", "observability"},
+    "console": {"console", "data", "observability"},
     "proxy": {"edge"},
     "otel-collector": {"observability"},
     "jaeger": {"observability"},
@@ -23,10 +24,10 @@ NETWORKS = {
     "secrets": set(),
 }
 # The share of secrets that a service mounts; the one-shot `secrets` mounts all.
-SHARES = {name: name for name in ("postgres", "nats", "ingress", "provisioner", "notifier", "sandbox", "grafana")}
+SHARES = {name: name for name in ("postgres", "nats", "ingress", "provisioner", "notifier", "sandbox", "console", "grafana")}
 SHARES |= {"migrate": "owner", "maintenance": "owner", "esimctl": "operator"}
 # Only this machine reaches them, unless the operator says otherwise.
-PUBLISHED = {"proxy", "jaeger", "prometheus", "grafana"}
+PUBLISHED = {"proxy", "console", "jaeger", "prometheus", "grafana"}
 SECRET = re.compile(r"PASSWORD|SECRET_KEY|ACCESS_KEY|TOKEN|MASTER_KEY|QR_KEYS")
 
 config = json.load(sys.stdin)

@@ -379,8 +379,9 @@ async fn finish_refusal(
          )
          UPDATE topups t
          SET state = 'failed',
-             reason = coalesce(p.reason, CASE WHEN $3 THEN 'its order was cancelled' ELSE 'its order was refused' END)
-         FROM placements p WHERE t.placement_id = ANY ($2) AND p.placement_id = t.placement_id",
+             reason = coalesce((SELECT p.reason FROM placements p WHERE p.placement_id = t.placement_id),
+                               CASE WHEN $3 THEN 'its order was cancelled' ELSE 'its order was refused' END)
+         WHERE t.placement_id = ANY ($2)",
         order_id.uuid(),
         &placements,
         cancelled,

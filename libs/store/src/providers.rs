@@ -68,6 +68,14 @@ pub struct ProviderBreaker {
     pub changed_at: OffsetDateTime,
 }
 
+impl ProviderBreaker {
+    /// Whether it is open because commits were lost. Then it stays open until an operator closes it,
+    /// after `esimctl recover`.
+    pub fn lost_commits(&self) -> bool {
+        self.open_until.is_some_and(|until| until.year() == 9999)
+    }
+}
+
 /// A statement that returns breakers. `$before` and `$after` are its text before and after the
 /// columns.
 macro_rules! breakers {

@@ -294,7 +294,14 @@ pub struct Fields(Vec<(String, String)>);
 
 impl Fields {
     pub(crate) fn parse(text: &[u8]) -> Self {
-        Self(form_urlencoded::parse(text).into_owned().collect())
+        // PostgreSQL stores no NUL, so the database would refuse the whole statement.
+        let without_nul = |text: String| text.replace('\0', "\u{fffd}");
+        let pairs = form_urlencoded::parse(text).into_owned();
+        Self(
+            pairs
+                .map(|(name, value)| (name, without_nul(value)))
+                .collect(),
+        )
     }
 
     /// The value of a field without blanks around it, if it has one.

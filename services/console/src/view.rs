@@ -114,7 +114,8 @@ pub(crate) fn local_path(path: Option<&str>) -> String {
     let path = path.unwrap_or("/");
     let is_local = path.starts_with('/')
         && !path.starts_with("//")
-        && !path.contains(['\\', '\r', '\n'])
+        // Browsers leave control characters out, so that `/<tab>/host` would become `//host`.
+        && !path.contains(|of: char| of == '\\' || of.is_control())
         && path.len() <= 2_000;
     if is_local { path } else { "/" }.to_owned()
 }
@@ -130,6 +131,7 @@ mod tests {
             "//evil.example",
             "https://evil.example",
             "/\\evil.example",
+            "/\t/evil.example",
             "",
             "javascript:alert(1)",
         ] {

@@ -127,7 +127,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             let target = format!("placement {placement_id}");
             let run = async |mode: Mode<'_>| {
                 let resolved =
-                    placements::resolve(&mut connection, *placement_id, resolution, mode);
+                    placements::resolve(&mut connection, *placement_id, None, resolution, mode);
                 resolved
                     .await
                     .map_err(|error| not_resolved(*placement_id, &error))

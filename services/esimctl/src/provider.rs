@@ -13,7 +13,7 @@ use anyhow::Context;
 use clap::{Subcommand, builder::NonEmptyStringValueParser};
 use serde_json::json;
 use store::{
-    operator::breakers,
+    operator::breakers::{self, Closing},
     provider_lanes::{self, MOST_UNSETTLED, WaitingLane},
     providers::{self, ProviderBreaker},
 };
@@ -140,7 +140,11 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         Command::Close { name, reason, by } => {
             let target = format!("provider {name}");
             let action = by.action("provider close", &target, reason);
-            (name, breakers::close(&mut connection, name, action).await?)
+            let closed = match breakers::close(&mut connection, name, None, action).await? {
+                Closing::Closed(breaker) => Some(breaker),
+                Closing::Changed | Closing::Unknown => None,
+            };
+            (name, closed)
         }
     };
     let breaker = changed

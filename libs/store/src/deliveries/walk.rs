@@ -165,16 +165,8 @@ impl Walk<'_> {
         limit: usize,
         most: usize,
     ) -> Result<Found> {
-        // A filter may leave out most rows, so more of them are read at once.
-        let filtered = self.matching.since.or(self.matching.until).is_some()
-            || self.matching.kinds != Kinds::All
-            || (self.source == Source::All && self.matching.state.is_some());
-        let at_once = if filtered {
-            LOOK
-        } else {
-            limit.saturating_add(1).min(LOOK)
-        }
-        .min(most);
+        // A filter may leave out most rows, so each further look reads more of them.
+        let mut at_once = limit.saturating_add(1).min(LOOK).min(most);
         let mut found = Found::default();
         let mut looked_at = 0;
         while found.ids.len() < limit && looked_at < most {
@@ -195,6 +187,7 @@ impl Walk<'_> {
                 found.ended = true;
                 break;
             }
+            at_once = (at_once * 4).min(LOOK).min(most);
         }
         Ok(found)
     }

@@ -30,6 +30,9 @@ pub enum Item {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Remedy {
     CloseBreaker(String),
+    /// Commits were lost. Closing the breaker before `esimctl recover` could buy again what the
+    /// database has forgotten.
+    Recover,
     ResolvePlacement(domain::PlacementId),
     ResumeEndpoint(uuid::Uuid),
     ReplayExhausted(uuid::Uuid),
@@ -40,6 +43,7 @@ impl Remedy {
     pub fn command(&self) -> String {
         match self {
             Self::CloseBreaker(name) => format!("esimctl provider close {name}"),
+            Self::Recover => "esimctl recover".to_owned(),
             Self::ResolvePlacement(id) => format!("esimctl placement resolve {id}"),
             Self::ResumeEndpoint(id) => format!("esimctl endpoint resume {id}"),
             Self::ReplayExhausted(id) => format!("esimctl delivery replay --partner {id}"),
@@ -51,6 +55,7 @@ impl Item {
     /// What to do, once the cause is gone or known.
     pub fn remedy(&self) -> Remedy {
         match self {
+            Self::Breaker(breaker) if breaker.lost_commits() => Remedy::Recover,
             Self::Breaker(breaker) => Remedy::CloseBreaker(breaker.name.clone()),
             Self::Parked(placement) => Remedy::ResolvePlacement(placement.placement_id),
             Self::Stopped(endpoint) => Remedy::ResumeEndpoint(endpoint.endpoint_id),

@@ -42,22 +42,38 @@ pub async fn open(
     Ok(Some(breaker))
 }
 
-/// Closes a breaker; `None` if there is no such provider. See [`providers::close`].
+/// What became of closing a breaker.
+pub enum Closing {
+    Closed(ProviderBreaker),
+    /// It has changed since the operator looked at it, so nothing was done.
+    Changed,
+    /// There is no such provider.
+    Unknown,
+}
+
+/// Closes a breaker. `seen` is the version that the operator has looked at, if that is known. See
+/// [`providers::close`].
 pub async fn close(
     connection: &mut PgConnection,
     name: &str,
+    seen: Option<i64>,
     action: Action<'_>,
-) -> Result<Option<ProviderBreaker>> {
+) -> Result<Closing> {
     let mut transaction = connection.begin().await?;
     let before = state(&mut transaction, name).await?;
     let Some(breaker) = providers::close(&mut transaction, name).await? else {
-        return Ok(None);
+        return Ok(Closing::Unknown);
     };
+    // The update has counted on from the version that it found.
+    if seen.is_some_and(|seen| breaker.version != seen + 1) {
+        transaction.rollback().await?;
+        return Ok(Closing::Changed);
+    }
     let after = shown(&breaker);
     let changed = Changed {
         before: before.as_ref(),
         after: Some(&after),
     };
     actions::finish_with(transaction, Mode::Apply(action), 1, changed).await?;
-    Ok(Some(breaker))
+    Ok(Closing::Closed(breaker))
 }

@@ -250,7 +250,11 @@ pub async fn partner_orders(
     }
     let query = sqlx::query!(
         r#"SELECT (SELECT count(*) FROM work WHERE partner_id = $1 AND kind <> 'deliver')
-                  + (SELECT count(*) FROM held WHERE partner_id = $1 AND state = 'parked') AS "placements!",
+                  + (SELECT count(*) FROM held WHERE partner_id = $1 AND state = 'parked')
+                  -- Give-backs that are under way or parked: the provider may have taken the eSIM back.
+                  + (SELECT count(*) FROM esim_requests
+                     WHERE (at IS NOT NULL OR give_back = 'parked') AND partner_id = $1
+                       AND give_back IN ('asked', 'sending', 'parked')) AS "placements!",
                   (SELECT count(*) FROM work WHERE partner_id = $1 AND kind = 'deliver')
                   -- Within its first lease, a delivery has no work.
                   + (SELECT count(*) FROM deliveries

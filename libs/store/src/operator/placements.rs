@@ -170,6 +170,10 @@ pub enum NotResolved {
     Unknown,
     #[error("it is {}; only a parked placement can be resolved", .0.as_str())]
     NotParked(PlacementState),
+    /// It was parked again since the operator looked at it, so what the operator has found out may be
+    /// about another attempt.
+    #[error("it has changed since it was shown, and is at {0} now")]
+    Changed(String),
     #[error(
         "its order was answered with 422, so nothing may be delivered for it: cancel the purchase at the provider, \
          then settle it with --not-bought"
@@ -183,17 +187,25 @@ pub enum NotResolved {
     Store(#[from] Error),
 }
 
+/// What distinguishes one parking of a placement from the next one: the attempt, and why it is parked.
+pub fn parking(attempt: i32, reason: Option<&str>) -> String {
+    let reason = reason.unwrap_or("no reason is recorded");
+    format!("attempt {attempt}, {reason}")
+}
+
 /// Resolves a parked placement by [`Event::Resolve`]. If it is bought or retried, failed units to
-/// which the provider has assigned nothing become pending again.
+/// which the provider has assigned nothing become pending again. `seen` is the [`parking`] that the
+/// operator has looked into: if the placement was parked anew since then, nothing is changed.
 pub async fn resolve(
     connection: &mut PgConnection,
     placement_id: PlacementId,
+    seen: Option<&str>,
     resolution: Resolution,
     mode: Mode<'_>,
 ) -> Result<Resolved, NotResolved> {
     let mut transaction = connection.begin().await?;
     let query = sqlx::query!(
-        r#"SELECT p.order_id, p.provider, p.state, p.attempt, o.refused_at IS NOT NULL AS "refused!",
+        r#"SELECT p.order_id, p.provider, p.state, p.attempt, p.reason, o.refused_at IS NOT NULL AS "refused!",
                   EXISTS (SELECT FROM topups t JOIN esims e ON e.topup_id = t.topup_id
                           WHERE t.placement_id = p.placement_id) AS "has_units!"
            FROM placements p JOIN orders o ON o.order_id = p.order_id
@@ -212,6 +224,10 @@ pub async fn resolve(
     let settled = parked
         .after(Event::Resolve(resolution))
         .map_err(|_| NotResolved::NotParked(parked.state))?;
+    let now = parking(row.attempt, row.reason.as_deref());
+    if seen.is_some_and(|seen| seen != now) {
+        return Err(NotResolved::Changed(now));
+    }
     if row.refused && resolution != Resolution::NotBought {
         return Err(NotResolved::Refused);
     }

@@ -66,7 +66,7 @@ pub enum NotSignedIn {
     #[error("the name or the password is wrong")]
     Wrong,
     /// The limit of attempts is reached, for the name or the address.
-    #[error("too many attempts; wait {} minutes, or ask for `esimctl operator reset`", WINDOW.as_secs() / 60)]
+    #[error("too many attempts for this name or from this address; wait up to {} minutes", WINDOW.as_secs() / 60)]
     TooMany,
     #[error(transparent)]
     NotGenerated(#[from] NotGenerated),
@@ -93,9 +93,11 @@ pub async fn sign_in(
     let name = name.get(..LONGEST.min(name.len())).unwrap_or_default();
     let by_name = format!("name {name}");
     let by_source = format!("source {source}");
-    let source_attempts = counted(connection, &by_source).await?;
-    let name_attempts = counted(connection, &by_name).await?;
-    if name_attempts > PER_NAME || source_attempts > PER_SOURCE {
+    // An address that is over its limit adds no names, because a flood of names would push the counts
+    // of others out of the bounded table.
+    if counted(connection, &by_source).await? > PER_SOURCE
+        || counted(connection, &by_name).await? > PER_NAME
+    {
         return Err(NotSignedIn::TooMany);
     }
     let query = sqlx::query!(

@@ -181,9 +181,14 @@ impl Bench {
             Event::Claim => return !self.claim(&[id]).await.is_empty(),
             Event::Refuse => return self.refuse(order).await.is_some(),
             Event::Resolve(resolution) => {
-                let resolved =
-                    operated::resolve(&mut *self.connection().await, id, resolution, applied())
-                        .await;
+                let resolved = operated::resolve(
+                    &mut *self.connection().await,
+                    id,
+                    None,
+                    resolution,
+                    applied(),
+                )
+                .await;
                 return match resolved {
                     Ok(_) => true,
                     Err(NotResolved::NotParked(_)) => false,

@@ -16,7 +16,14 @@ impl Bench {
         id: PlacementId,
         resolution: Resolution,
     ) -> Result<Resolved, NotResolved> {
-        placements::resolve(&mut *self.connection().await, id, resolution, applied()).await
+        placements::resolve(
+            &mut *self.connection().await,
+            id,
+            None,
+            resolution,
+            applied(),
+        )
+        .await
     }
 
     /// An order whose purchase has an unknown outcome.

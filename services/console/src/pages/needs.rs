@@ -11,7 +11,7 @@ use store::{
     deliveries::endpoints::Endpoint,
     operator::{
         attention::{self, Item},
-        breakers,
+        breakers::{self, Closing},
     },
     providers::{self, BreakerState, ProviderBreaker},
 };
@@ -177,7 +177,8 @@ pub(crate) fn breaker_form(
     session: &Session,
     back: &str,
 ) -> Option<ReasonForm> {
-    if !session.may(Role::Operator) {
+    // After lost commits, `esimctl recover` comes first. It needs a shell, and so does closing then.
+    if !session.may(Role::Operator) || breaker.lost_commits() {
         return None;
     }
     let name: String = byte_serialize(breaker.name.as_bytes()).collect();
@@ -201,7 +202,7 @@ pub(crate) fn breaker_form(
         }
     };
     Some(ReasonForm {
-        seen: breaker.state.as_str().to_owned(),
+        seen: format!("{} {}", breaker.state.as_str(), breaker.version),
         back: back.to_owned(),
         ..form
     })
@@ -239,11 +240,20 @@ pub(crate) async fn close(
 ) -> Result<Response, Problem> {
     let target = format!("provider {name}");
     let action = act.action("provider close", &target, act.fields.reason()?);
-    unchanged(&app, &name, &act).await?;
+    let seen = unchanged(&app, &name, &act).await?;
     let closed = app
         .database()
-        .run(async |connection| breakers::close(connection, &name, action).await)
+        .run(async |connection| breakers::close(connection, &name, Some(seen), action).await)
         .await?;
+    let closed = match closed {
+        Closing::Closed(breaker) => Some(breaker),
+        Closing::Unknown => None,
+        Closing::Changed => {
+            return Err(Problem::Conflict(
+                "The breaker has changed just now. Nothing was changed: look at it again.".into(),
+            ));
+        }
+    };
     done(
         &act,
         closed,
@@ -256,21 +266,30 @@ fn no_provider() -> Problem {
     Problem::NotFound("There is no such provider in this cell.".into())
 }
 
-/// Refuses an action on a breaker that has changed since the page was shown.
-async fn unchanged(app: &App, name: &str, act: &Act<Operator>) -> Result<(), Problem> {
+/// Refuses an action on a breaker that has changed since the page was shown. Returns its version.
+async fn unchanged(app: &App, name: &str, act: &Act<Operator>) -> Result<i64, Problem> {
     let all = app.database().run(providers::list).await?;
     let now = all
         .iter()
         .find(|one| one.name == name)
         .ok_or_else(no_provider)?;
     let seen = act.fields.get("seen").unwrap_or_default();
-    if now.state.as_str() != seen {
+    if now.lost_commits() {
+        return Err(Problem::Conflict(
+            "The breaker is open because the database has lost commits. Closing it before `esimctl recover` could buy again \
+             what was forgotten, so it is closed with a shell only. Nothing was changed."
+                .into(),
+        ));
+    }
+    if format!("{} {}", now.state.as_str(), now.version) != seen {
+        let (was, _) = seen.split_once(' ').unwrap_or((seen, ""));
         return Err(Problem::Conflict(format!(
-            "The breaker was {seen} when the page was shown, and is {} now. Nothing was changed: look at it again.",
+            "The breaker was {was} when the page was shown, has changed since, and is {} now. Nothing was changed: look at it \
+             again.",
             now.state.as_str()
         )));
     }
-    Ok(())
+    Ok(now.version)
 }
 
 fn done(

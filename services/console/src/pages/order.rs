@@ -177,11 +177,6 @@ fn trace(app: &App, order: &OrderView) -> Option<Trace> {
     })
 }
 
-/// The state of a placement as forms carry it. An attempt more is a change, too.
-fn seen(placement: &PlacementView) -> String {
-    format!("{}, attempt {}", placement.state, placement.attempt)
-}
-
 fn placement_row(placement: &PlacementView) -> PlacementRow {
     PlacementRow {
         id: placement.placement_id.to_string(),
@@ -197,7 +192,7 @@ fn placement_row(placement: &PlacementView) -> PlacementRow {
         reference: or_none(placement.provider_reference.as_ref()),
         reason: or_none(placement.reason.as_ref()),
         parked: placement.state == PlacementState::Parked.as_str(),
-        seen: seen(placement),
+        seen: placements::parking(placement.attempt, placement.reason.as_deref()),
     }
 }
 
@@ -252,9 +247,10 @@ pub(crate) async fn resolve(
     };
     let target = format!("placement {id}");
     let mode = Mode::Apply(act.action(command, &target, reason));
+    let seen = Some(act.fields.get("seen").unwrap_or_default());
     let resolved = app
         .database()
-        .run(async |connection| placements::resolve(connection, id, resolution, mode).await)
+        .run(async |connection| placements::resolve(connection, id, seen, resolution, mode).await)
         .await
         .map_err(|error| match error {
             NotResolved::Unknown => unknown(),

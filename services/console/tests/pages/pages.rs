@@ -4,6 +4,7 @@
 
 use console::access::Role;
 use reqwest::header;
+use store::{PgConnection, operator::placements::parking};
 
 use crate::support::{Bench, Browser, CODE, EXTERNAL, ICCID, URL_SECRET};
 
@@ -105,9 +106,22 @@ async fn an_action_on_a_changed_row_is_a_readable_conflict() {
         (answer.status().as_u16(), answer.text().await.unwrap())
     };
     let resolve = format!("/placements/{}/resolve", bench.parked);
-    let (status, page) = act(&resolve, &[("found", "not-bought")]).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    let (attempt, reason): (i32, Option<String>) =
+        sqlx::query_as("SELECT attempt, reason FROM placements WHERE placement_id = $1")
+            .bind(bench.parked.uuid())
+            .fetch_one(&mut connection)
+            .await
+            .unwrap();
+    // The page was shown before the placement was bought again and parked again.
+    let before = parking(attempt - 1, reason.as_deref());
+    let (status, page) = act(&resolve, &[("found", "retry"), ("seen", &before)]).await;
+    assert_eq!(status, 409, "{page}");
+    assert!(page.contains("has changed since it was shown"), "{page}");
+    let seen = parking(attempt, reason.as_deref());
+    let (status, page) = act(&resolve, &[("found", "not-bought"), ("seen", &seen)]).await;
     assert_eq!(status, 200, "{page}");
-    let (status, page) = act(&resolve, &[("found", "retry")]).await;
+    let (status, page) = act(&resolve, &[("found", "retry"), ("seen", &seen)]).await;
     assert_eq!(status, 409, "{page}");
     assert!(
         page.contains("only a parked placement can be resolved"),
@@ -120,21 +134,43 @@ async fn an_action_on_a_changed_row_is_a_readable_conflict() {
     let (status, page) = act(&replay, &[("seen", "exhausted")]).await;
     assert_eq!(status, 409, "{page}");
 
-    let (status, page) = act(
-        "/providers/sandbox/open",
-        &[("seen", "closed"), ("for", "1h")],
-    )
-    .await;
+    let version = async |connection: &mut PgConnection| -> i64 {
+        sqlx::query_scalar("SELECT version FROM providers WHERE name = 'sandbox'")
+            .fetch_one(connection)
+            .await
+            .unwrap()
+    };
+    let closed = format!("closed {}", version(&mut connection).await);
+    let open = [("seen", &closed[..]), ("for", "1h")];
+    let (status, page) = act("/providers/sandbox/open", &open).await;
     assert_eq!(status, 200, "{page}");
-    let (status, page) = act(
-        "/providers/sandbox/open",
-        &[("seen", "closed"), ("for", "1h")],
-    )
-    .await;
+    let (status, page) = act("/providers/sandbox/open", &open).await;
     assert_eq!(status, 409, "{page}");
     assert!(page.contains("is open now"), "{page}");
-    let (status, _) = act("/providers/sandbox/close", &[("seen", "open")]).await;
-    assert_eq!(status, 200);
+    let opened = format!("open {}", version(&mut connection).await);
+    // Lost commits open the breaker for ever. What was seen before is no longer true, and what is
+    // seen now leads to a shell.
+    sqlx::query(
+        "UPDATE providers SET open_until = '9999-12-31 00:00:00+00', version = version + 1",
+    )
+    .execute(&mut connection)
+    .await
+    .unwrap();
+    let lost = format!("open {}", version(&mut connection).await);
+    for seen in [&opened, &lost] {
+        let (status, page) = act("/providers/sandbox/close", &[("seen", seen)]).await;
+        assert_eq!(status, 409, "{page}");
+        assert!(page.contains("esimctl recover"), "{page}");
+    }
+    sqlx::query(
+        "UPDATE providers SET open_until = now() + interval '1 hour', version = version + 1",
+    )
+    .execute(&mut connection)
+    .await
+    .unwrap();
+    let opened = format!("open {}", version(&mut connection).await);
+    let (status, page) = act("/providers/sandbox/close", &[("seen", &opened)]).await;
+    assert_eq!(status, 200, "{page}");
 
     let pause = format!("/endpoints/{}/pause", bench.partner);
     assert_eq!(act(&pause, &[("seen", "open")]).await.0, 200);

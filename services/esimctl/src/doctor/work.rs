@@ -87,10 +87,14 @@ async fn breakers(connection: &mut PgConnection, lines: &mut Lines<'_>) {
                 provider.name,
                 provider.state.as_str().replace('_', " ")
             ),
-            format!(
-                "when the cause is gone: `esimctl provider close {}`",
-                provider.name
-            ),
+            if provider.lost_commits() {
+                "run `esimctl recover` first; closing the breaker before could buy again what was forgotten".into()
+            } else {
+                format!(
+                    "when the cause is gone: `esimctl provider close {}`",
+                    provider.name
+                )
+            },
             "docs/operations.md#providerbreakeropen",
         );
     }

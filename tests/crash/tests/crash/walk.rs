@@ -59,6 +59,8 @@ pub struct Walk {
     /// The topups that the first partner has asked to give back.
     pub given_back: BTreeSet<String>,
     takes_back: bool,
+    /// Whether the provider tells us when profiles are ready.
+    calls_back: bool,
     jetstream: jetstream::Context,
 }
 
@@ -118,13 +120,18 @@ impl Walk {
             asked: Vec::new(),
             given_back: BTreeSet::new(),
             takes_back: provider != "airalo",
+            calls_back: provider != "airalo",
             jetstream: jetstream::new(nats),
         })
     }
 
     /// Whether the provider of this walk never makes the pipeline reach a point.
     pub fn never_reaches(&self, point: Point) -> bool {
-        matches!(point.effect, Effect::CommitGiveBack | Effect::GiveBack) && !self.takes_back
+        match point.effect {
+            Effect::CommitGiveBack | Effect::GiveBack => !self.takes_back,
+            Effect::CommitHint => !self.calls_back,
+            _ => false,
+        }
     }
 
     /// Lets the process of `point` die there while orders arrive, and starts it again. Returns the
