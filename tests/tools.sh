@@ -13,8 +13,16 @@ debian_sources() {
 }
 
 # `unpack_debian SUITE PACKAGE` downloads the package and unpacks it into .local/tools/PACKAGE. It uses package lists
-# of its own and does not touch the machine's apt and its locks.
+# of its own and does not touch the machine's apt and its locks. Of stages that run side by side, one fetches it, and the
+# others wait.
 unpack_debian() {
+  mkdir -p "$TOOLS"
+  (
+    ! command -v flock >/dev/null || flock 6
+    [[ -d $TOOLS/$2 ]] || fetch_debian "$@"
+  ) 6>"$TOOLS/apt-$2.lock"
+}
+fetch_debian() {
   local suite=$1 package=$2 root=$TOOLS/apt-$2 target=$TOOLS/$2 options
   [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null || return 1
   say "fetching $package from Debian $suite"

@@ -37,8 +37,11 @@ usage() { sed -n '2,/^[^#]/{s/^# \{0,1\}//p;}' "$1"; }
 apt_install() {
   [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null || return 1
   say "installing $* with apt-get"
-  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"; } \
-    </dev/null >"$LOCAL_DIR/log/apt-get.log" 2>&1 ||
+  # apt-get does not wait for another one, and stages that run side by side may install at the same time.
+  (
+    ! command -v flock >/dev/null || flock 9
+    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
+  ) 9>/var/lock/esim-apt-get.lock </dev/null >"$LOCAL_DIR/log/apt-get.log" 2>&1 ||
     fail "apt-get could not install $*; see $LOCAL_DIR/log/apt-get.log"
 }
 

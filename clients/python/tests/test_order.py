@@ -45,7 +45,7 @@ def stored(option: UUID = OPTION, state: str = "processing") -> Scripted:
         "state": "processing", "error": None, "ready_at": None, "delivery": None, "delivered_at": None,
         "erased_at": None, "esim": None, "option_id": str(option), "external_order_id": "A-1",
     }  # fmt: skip
-    counts = {"total": 2, "processing": 2, "on_hold": 0, "ready": 0, "failed": 0}
+    counts = {"total": 2, "processing": 2, "on_hold": 0, "ready": 0, "failed": 0, "returned": 0}
     order = {
         "external_order_id": "A-1", "order_id": str(OPTION), "state": state, "cancelled_at": None,
         "created_at": "2026-11-22T04:00:00.1Z", "topup_counts": counts,
