@@ -6,7 +6,7 @@
 # package for a stand-in, so `docker compose config` only validates them.
 OFFICIAL=(POSTGRES_IMAGE NATS_IMAGE PROXY_IMAGE PROMETHEUS_IMAGE RUNTIME_IMAGE)
 STANDINS=(runtime postgres nats haproxy prometheus)
-PROGRAMS=(ingress provisioner notifier sandbox esimctl esim-partner)
+PROGRAMS=(ingress provisioner notifier console sandbox esimctl esim-partner)
 
 # `image_of VARIABLE`: the default in docker-compose.yml.
 image_of() { sed -n "s/.*\${$1:-\([^}]*\)}.*/\1/p" "$ROOT/docker-compose.yml" | head -n 1; }

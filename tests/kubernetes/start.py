@@ -326,7 +326,7 @@ def start(cluster, folder, rendered):
             "SANDBOX_URL": f"http://{port('SANDBOX_PORT')}",
             "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1",
         }
-        for name in ("migrate", "sandbox", "provisioner", "notifier", "ingress"):
+        for name in ("migrate", "sandbox", "provisioner", "notifier", "ingress", "console"):
             pod = pods.pop(name)
             pod.environment.update(
                 {key: value for key, value in replaced.items() if key in pod.environment}

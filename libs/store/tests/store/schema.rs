@@ -314,7 +314,9 @@ async fn the_progress_of_a_build_names_the_session_that_it_waits_for() {
             let seen = schema::index_build(&mut observer, pid).await.unwrap();
             // For a moment it may also wait for the session that looks.
             let seen = seen.map(|seen| seen.to_string());
-            if let Some(seen) = seen.filter(|seen| seen.contains("pg_dump")) {
+            if let Some(seen) =
+                seen.filter(|seen| seen.contains("pg_dump") && seen.contains("waiting for "))
+            {
                 break seen;
             }
             tokio::task::yield_now().await;
