@@ -274,7 +274,7 @@ every_replica_scraped() {
     python3 -c 'import collections, json, sys
 targets = json.load(sys.stdin)["data"]["activeTargets"]
 up = collections.Counter(target["labels"]["job"] for target in targets if target["health"] == "up")
-sys.exit(up != {"ingress": 2, "provisioner": 2, "notifier": 3, "sandbox": 1, "prometheus": 1})'
+sys.exit(up != {"ingress": 2, "provisioner": 2, "notifier": 3, "console": 1, "sandbox": 1, "prometheus": 1})'
 }
 
 # `crash CONTAINER` kills its process, so that the restart policy applies.
