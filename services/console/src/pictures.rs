@@ -134,7 +134,10 @@ fn draw(svg: &mut String, step: &Step, (began, ended): (f64, f64), longest: f64,
     let _ = match step.went {
         // Colour alone must not tell a failure, so its shape differs, too.
         Went::Badly => {
-            let (left, right, top, bottom) = (to - 5.0, to + 5.0, y - 5.0, y + 5.0);
+            let left = to - 5.0;
+            let right = to + 5.0;
+            let top = y - 5.0;
+            let bottom = y + 5.0;
             write!(
                 svg,
                 "<path class=\"cross\" d=\"M{left:.1} {top:.1}L{right:.1} {bottom:.1}M{left:.1} {bottom:.1}L{right:.1} {top:.1}\"/>"

@@ -9,11 +9,11 @@
 
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::anyhow;
 use clap::{Subcommand, builder::NonEmptyStringValueParser};
 use serde_json::json;
 use store::{
-    operator::breakers::{self, Closing},
+    operator::breakers::{self, NotChanged},
     provider_lanes::{self, MOST_UNSETTLED, WaitingLane},
     providers::{self, ProviderBreaker},
 };
@@ -134,21 +134,22 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         } => {
             let target = format!("provider {name}");
             let action = by.action("provider open", &target, reason);
-            let opened = breakers::open(&mut connection, name, *duration, action);
-            (name, opened.await?)
+            let opened = breakers::open(&mut connection, name, None, *duration, action);
+            (name, opened.await)
         }
         Command::Close { name, reason, by } => {
             let target = format!("provider {name}");
             let action = by.action("provider close", &target, reason);
-            let closed = match breakers::close(&mut connection, name, None, action).await? {
-                Closing::Closed(breaker) => Some(breaker),
-                Closing::Changed | Closing::Unknown => None,
-            };
-            (name, closed)
+            let closed = breakers::close(&mut connection, name, None, action);
+            (name, closed.await)
         }
     };
-    let breaker = changed
-        .with_context(|| format!("there is no provider {name:?}; see `esimctl provider list`"))?;
+    let breaker = changed.map_err(|error| match error {
+        NotChanged::Unknown => {
+            anyhow!("there is no provider {name:?}; see `esimctl provider list`")
+        }
+        error => error.into(),
+    })?;
     console.print(&breaker, || describe(&breaker))
 }
 

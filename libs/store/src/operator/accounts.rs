@@ -111,11 +111,6 @@ pub enum NotSet {
     Store(#[from] Error),
 }
 
-fn role(name: &str) -> Result<Role> {
-    let unknown = || Error::Unreadable(format!("the operator's role {name:?}"));
-    name.parse().map_err(|_| unknown())
-}
-
 /// Whether a name can be typed and is recognised in a record.
 fn is_name(name: &str) -> bool {
     let strange = |one: char| one.is_whitespace() || one.is_control();
@@ -146,12 +141,8 @@ pub async fn create(
     );
     let until = statement.fetch_optional(&mut *transaction).await?;
     let until = until.ok_or(NotChanged::Exists)?;
-    let after = json!({ "role": role });
-    let changed = Changed {
-        before: None,
-        after: Some(&after),
-    };
-    actions::finish_with(transaction, Mode::Apply(action), 1, changed).await?;
+    let changed = Changed::created(json!({ "role": role }));
+    actions::commit(transaction, action, 1, changed).await?;
     Ok(SetUp {
         name: name.to_owned(),
         token,
@@ -205,13 +196,11 @@ pub async fn set_disabled(
         end_sessions(&mut transaction, before.operator_id).await?;
     }
     let after = locked(&mut transaction, name).await?;
-    let was = json!({ "disabled": before.disabled_at.is_some() });
-    let is = json!({ "disabled": disabled });
-    let changed = Changed {
-        before: Some(&was),
-        after: Some(&is),
-    };
-    actions::finish_with(transaction, Mode::Apply(action), 1, changed).await?;
+    let changed = Changed::between(
+        json!({ "disabled": before.disabled_at.is_some() }),
+        json!({ "disabled": disabled }),
+    );
+    actions::commit(transaction, action, 1, changed).await?;
     Ok(after)
 }
 
@@ -230,13 +219,8 @@ pub async fn set_role(
         role.as_str()
     );
     statement.execute(&mut *transaction).await?;
-    let was = json!({ "role": before.role });
-    let is = json!({ "role": role });
-    let changed = Changed {
-        before: Some(&was),
-        after: Some(&is),
-    };
-    actions::finish_with(transaction, Mode::Apply(action), 1, changed).await?;
+    let changed = Changed::between(json!({ "role": before.role }), json!({ "role": role }));
+    actions::commit(transaction, action, 1, changed).await?;
     Ok(Account { role, ..before })
 }
 
@@ -249,53 +233,45 @@ async fn end_sessions(connection: &mut PgConnection, operator_id: Uuid) -> Resul
     Ok(())
 }
 
+/// Reads the accounts that match a condition.
+macro_rules! accounts {
+    ($condition:literal $(, $argument:expr)*) => {
+        sqlx::query!(
+            r#"SELECT operator_id, name, role, password IS NOT NULL AS "has_password!",
+                      CASE WHEN setup_digest IS NOT NULL AND setup_until > now() THEN setup_until END AS setup_until,
+                      disabled_at, signed_in_at, created_at
+               FROM operators "# + $condition
+            $(, $argument)*
+        )
+        .try_map(|row| {
+            let role = row
+                .role
+                .parse()
+                .map_err(|_| sqlx::Error::Decode(format!("the role {:?}", row.role).into()))?;
+            Ok(Account {
+                operator_id: row.operator_id,
+                name: row.name,
+                role,
+                has_password: row.has_password,
+                setup_until: row.setup_until,
+                disabled_at: row.disabled_at,
+                signed_in_at: row.signed_in_at,
+                created_at: row.created_at,
+            })
+        })
+    };
+}
+
 /// The account of this name, locked for a change.
 async fn locked(connection: &mut PgConnection, name: &str) -> Result<Account, NotChanged> {
-    let query = sqlx::query!(
-        r#"SELECT operator_id, name, role, password IS NOT NULL AS "has_password!",
-                  CASE WHEN setup_digest IS NOT NULL AND setup_until > now() THEN setup_until END AS setup_until,
-                  disabled_at, signed_in_at, created_at
-           FROM operators WHERE name = $1 FOR UPDATE"#,
-        name,
-    );
-    let row = query
-        .fetch_optional(connection)
-        .await?
-        .ok_or(NotChanged::Unknown)?;
-    Ok(Account {
-        operator_id: row.operator_id,
-        name: row.name,
-        role: role(&row.role)?,
-        has_password: row.has_password,
-        setup_until: row.setup_until,
-        disabled_at: row.disabled_at,
-        signed_in_at: row.signed_in_at,
-        created_at: row.created_at,
-    })
+    let found = accounts!("WHERE name = $1 FOR UPDATE", name);
+    let found = found.fetch_optional(connection).await?;
+    found.ok_or(NotChanged::Unknown)
 }
 
 /// All accounts, by name.
 pub async fn list(connection: &mut PgConnection) -> Result<Vec<Account>> {
-    let query = sqlx::query!(
-        r#"SELECT operator_id, name, role, password IS NOT NULL AS "has_password!",
-                  CASE WHEN setup_digest IS NOT NULL AND setup_until > now() THEN setup_until END AS setup_until,
-                  disabled_at, signed_in_at, created_at
-           FROM operators ORDER BY name"#,
-    );
-    let rows = query.fetch_all(connection).await?;
-    let accounts = rows.into_iter().map(|row| {
-        Ok(Account {
-            operator_id: row.operator_id,
-            name: row.name,
-            role: role(&row.role)?,
-            has_password: row.has_password,
-            setup_until: row.setup_until,
-            disabled_at: row.disabled_at,
-            signed_in_at: row.signed_in_at,
-            created_at: row.created_at,
-        })
-    });
-    accounts.collect()
+    Ok(accounts!("ORDER BY name").fetch_all(connection).await?)
 }
 
 /// The name of the operator whose password this link sets; `None` if the link is not valid.

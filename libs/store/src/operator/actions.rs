@@ -72,10 +72,27 @@ pub struct Action<'a> {
 }
 
 /// What an action changed, without secrets.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Changed<'a> {
-    pub before: Option<&'a Value>,
-    pub after: Option<&'a Value>,
+#[derive(Clone, Debug, Default)]
+pub struct Changed {
+    before: Option<Value>,
+    after: Option<Value>,
+}
+
+impl Changed {
+    pub fn between(before: Value, after: Value) -> Self {
+        Self {
+            before: Some(before),
+            after: Some(after),
+        }
+    }
+
+    /// Something that was not there before.
+    pub fn created(after: Value) -> Self {
+        Self {
+            before: None,
+            after: Some(after),
+        }
+    }
 }
 
 /// Whether a command previews its change or commits it.
@@ -93,19 +110,19 @@ pub(crate) async fn finish(
     mode: Mode<'_>,
     affected: i64,
 ) -> Result<(), sqlx::Error> {
-    finish_with(transaction, mode, affected, Changed::default()).await
+    match mode {
+        Mode::Preview => transaction.rollback().await,
+        Mode::Apply(action) => commit(transaction, action, affected, Changed::default()).await,
+    }
 }
 
-/// The same, with what was changed.
-pub(crate) async fn finish_with(
+/// Commits a change together with its record.
+pub(crate) async fn commit(
     mut transaction: Transaction<'_, Postgres>,
-    mode: Mode<'_>,
+    action: Action<'_>,
     affected: i64,
-    changed: Changed<'_>,
+    changed: Changed,
 ) -> Result<(), sqlx::Error> {
-    let Mode::Apply(action) = mode else {
-        return transaction.rollback().await;
-    };
     record_with(&mut transaction, action, affected, changed).await?;
     transaction.commit().await
 }
@@ -119,12 +136,11 @@ pub async fn record(
     record_with(connection, action, affected, Changed::default()).await
 }
 
-/// The same, with what was changed.
-pub async fn record_with(
+async fn record_with(
     connection: &mut PgConnection,
     action: Action<'_>,
     affected: i64,
-    changed: Changed<'_>,
+    changed: Changed,
 ) -> Result<(), sqlx::Error> {
     let via: &'static str = action.actor.via.into();
     let statement = sqlx::query!(
@@ -139,8 +155,8 @@ pub async fn record_with(
         action.reason,
         via,
         action.actor.source,
-        changed.before.map(ToString::to_string),
-        changed.after.map(ToString::to_string),
+        changed.before.map(|value| value.to_string()),
+        changed.after.map(|value| value.to_string()),
     );
     statement.execute(connection).await?;
     Ok(())

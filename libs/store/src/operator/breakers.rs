@@ -3,77 +3,95 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use sqlx::{Connection, PgConnection};
+use sqlx::{Connection, PgConnection, Postgres, Transaction};
 
-use super::actions::{self, Action, Changed, Mode};
+use super::actions::{self, Action, Changed};
 use crate::{
-    Result,
-    providers::{self, ProviderBreaker},
+    Error,
+    providers::{self, BreakerState, ProviderBreaker},
 };
 
-fn shown(breaker: &ProviderBreaker) -> Value {
-    json!({ "state": breaker.state.as_str(), "reason": breaker.reason })
+/// Why a breaker stays as it is.
+#[derive(Debug, thiserror::Error)]
+pub enum NotChanged {
+    #[error("there is no such provider")]
+    Unknown,
+    /// What an operator who has only seen the breaker may not know.
+    #[error(
+        "the breaker is open because the database has lost commits. Closing it before `esimctl recover` could buy again what \
+         was forgotten, so it is closed with a shell only"
+    )]
+    LostCommits,
+    #[error("the breaker has changed since it was shown, and is {} now", .0.as_str())]
+    Changed(BreakerState),
+    #[error(transparent)]
+    Store(#[from] Error),
 }
 
-async fn state(connection: &mut PgConnection, name: &str) -> Result<Option<Value>> {
-    let all = providers::list(connection).await?;
-    Ok(all.iter().find(|one| one.name == name).map(shown))
-}
-
-/// Opens a breaker for a time; `None` if there is no such provider. See [`providers::open`].
+/// Opens a breaker for a time. `seen` is the version that the operator has looked at: if there is
+/// one, a breaker that has changed since or is open because of lost commits stays as it is. See
+/// [`providers::open`].
 pub async fn open(
     connection: &mut PgConnection,
     name: &str,
+    seen: Option<i64>,
     duration: Duration,
     action: Action<'_>,
-) -> Result<Option<ProviderBreaker>> {
+) -> Result<ProviderBreaker, NotChanged> {
     let mut transaction = connection.begin().await?;
-    let before = state(&mut transaction, name).await?;
-    let Some(breaker) = providers::open(&mut transaction, name, duration, action.reason).await?
-    else {
-        return Ok(None);
-    };
-    let after = shown(&breaker);
-    let changed = Changed {
-        before: before.as_ref(),
-        after: Some(&after),
-    };
-    actions::finish_with(transaction, Mode::Apply(action), 1, changed).await?;
-    Ok(Some(breaker))
+    let before = find(&mut transaction, name, seen).await?;
+    let opened = providers::open(&mut transaction, name, duration, action.reason).await?;
+    commit(transaction, seen, &before, opened, action).await
 }
 
-/// What became of closing a breaker.
-pub enum Closing {
-    Closed(ProviderBreaker),
-    /// It has changed since the operator looked at it, so nothing was done.
-    Changed,
-    /// There is no such provider.
-    Unknown,
-}
-
-/// Closes a breaker. `seen` is the version that the operator has looked at, if that is known. See
-/// [`providers::close`].
+/// Closes a breaker; `seen` as for [`open`]. See [`providers::close`].
 pub async fn close(
     connection: &mut PgConnection,
     name: &str,
     seen: Option<i64>,
     action: Action<'_>,
-) -> Result<Closing> {
+) -> Result<ProviderBreaker, NotChanged> {
     let mut transaction = connection.begin().await?;
-    let before = state(&mut transaction, name).await?;
-    let Some(breaker) = providers::close(&mut transaction, name).await? else {
-        return Ok(Closing::Unknown);
-    };
-    // The update has counted on from the version that it found.
-    if seen.is_some_and(|seen| breaker.version != seen + 1) {
-        transaction.rollback().await?;
-        return Ok(Closing::Changed);
+    let before = find(&mut transaction, name, seen).await?;
+    let closed = providers::close(&mut transaction, name).await?;
+    commit(transaction, seen, &before, closed, action).await
+}
+
+/// The breaker before the change.
+async fn find(
+    connection: &mut PgConnection,
+    name: &str,
+    seen: Option<i64>,
+) -> Result<ProviderBreaker, NotChanged> {
+    let all = providers::list(connection).await?;
+    let found = all.into_iter().find(|one| one.name == name);
+    let found = found.ok_or(NotChanged::Unknown)?;
+    match seen {
+        Some(_) if found.lost_commits() => Err(NotChanged::LostCommits),
+        Some(version) if version != found.version => Err(NotChanged::Changed(found.state)),
+        _ => Ok(found),
     }
-    let after = shown(&breaker);
-    let changed = Changed {
-        before: before.as_ref(),
-        after: Some(&after),
-    };
-    actions::finish_with(transaction, Mode::Apply(action), 1, changed).await?;
-    Ok(Closing::Closed(breaker))
+}
+
+/// Commits the change, unless the breaker has changed between the look and the update, which counts
+/// on from the version that it finds.
+async fn commit(
+    transaction: Transaction<'_, Postgres>,
+    seen: Option<i64>,
+    before: &ProviderBreaker,
+    after: Option<ProviderBreaker>,
+    action: Action<'_>,
+) -> Result<ProviderBreaker, NotChanged> {
+    let after = after.ok_or(NotChanged::Unknown)?;
+    if seen.is_some() && after.version != before.version + 1 {
+        transaction.rollback().await?;
+        return Err(NotChanged::Changed(after.state));
+    }
+    let changed = Changed::between(shown(before), shown(&after));
+    actions::commit(transaction, action, 1, changed).await?;
+    Ok(after)
+}
+
+fn shown(breaker: &ProviderBreaker) -> Value {
+    json!({ "state": breaker.state.as_str(), "reason": breaker.reason })
 }

@@ -4,7 +4,7 @@
 use serde_json::json;
 use sqlx::{Connection, PgConnection};
 
-use super::actions::{self, Action, Changed, Mode};
+use super::actions::{self, Action, Changed};
 use crate::{
     Result,
     deliveries::endpoints::{self, EndpointKey},
@@ -28,13 +28,8 @@ pub async fn pause(
     let mut transaction = connection.begin().await?;
     let before = state(&mut transaction, endpoint).await?;
     endpoints::pause(&mut transaction, endpoint.id).await?;
-    let before = json!({ "state": before });
-    let after = json!({ "state": "paused" });
-    let changed = Changed {
-        before: Some(&before),
-        after: Some(&after),
-    };
-    Ok(actions::finish_with(transaction, Mode::Apply(action), 1, changed).await?)
+    let changed = Changed::between(json!({ "state": before }), json!({ "state": "paused" }));
+    Ok(actions::commit(transaction, action, 1, changed).await?)
 }
 
 /// Ends a pause or a block. Returns how many deliveries are due now because of it.
@@ -46,13 +41,11 @@ pub async fn resume(
     let mut transaction = connection.begin().await?;
     let before = state(&mut transaction, endpoint).await?;
     let due = endpoints::resume(&mut transaction, endpoint).await?;
-    let before = json!({ "state": before });
-    let after = json!({ "state": "open", "deliveries_due": due });
-    let changed = Changed {
-        before: Some(&before),
-        after: Some(&after),
-    };
+    let changed = Changed::between(
+        json!({ "state": before }),
+        json!({ "state": "open", "deliveries_due": due }),
+    );
     let affected = i64::try_from(due).unwrap_or(i64::MAX);
-    actions::finish_with(transaction, Mode::Apply(action), affected, changed).await?;
+    actions::commit(transaction, action, affected, changed).await?;
     Ok(due)
 }

@@ -178,12 +178,8 @@ pub async fn start(
         target: &target,
         ..action
     };
-    let changed = Changed {
-        before: None,
-        after: Some(&filter),
-    };
     let affected = preview.matching.unwrap_or_default();
-    actions::finish_with(transaction, Mode::Apply(action), affected, changed).await?;
+    actions::commit(transaction, action, affected, Changed::created(filter)).await?;
     find(connection, id).await?.ok_or(NotStarted::Nothing)
 }
 

@@ -380,8 +380,8 @@ async fn what_needs_a_person_is_one_list_with_one_action_each() {
         target: "provider sandbox",
         ..action("")
     };
-    let opened = breakers::open(&mut console, PROVIDER, Duration::from_hours(1), open).await;
-    assert!(opened.unwrap().is_some());
+    let opened = breakers::open(&mut console, PROVIDER, None, Duration::from_hours(1), open).await;
+    opened.unwrap();
     let partner = bench.partner(Some("https://partner.example/")).await;
     let pause = "INSERT INTO endpoints (partner_id, blocked_until) VALUES ($1::uuid, 'infinity')";
     bench.set(pause, partner).await;

@@ -12,7 +12,8 @@
 //! - [`notices`]: what partners are told on another channel.
 //! - [`self_service`]: what partners see and change themselves.
 //! - [`recover`]: recovery after an old dump is restored. [`cells`]: a partner moves to another cell.
-//! - [`archive`]: finished orders leave the tables and come back as they were.
+//! - [`archive`]: finished orders leave the tables and come back as they were. [`archived_tables`]: no
+//!   table is forgotten there.
 //! - [`backup`]: a base backup and its log are restored.
 //! - [`retention`]: what is erased after its term or on request, and a search for it in a dump.
 //! - [`plans`]: the plans of all statements on large tables. [`described`]: the committed `.sqlx`
@@ -31,6 +32,7 @@
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
 mod archive;
+mod archived_tables;
 mod backup;
 mod bench;
 mod cells;

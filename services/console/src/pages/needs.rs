@@ -11,9 +11,9 @@ use store::{
     deliveries::endpoints::Endpoint,
     operator::{
         attention::{self, Item},
-        breakers::{self, Closing},
+        breakers::{self, NotChanged},
     },
-    providers::{self, BreakerState, ProviderBreaker},
+    providers::{BreakerState, ProviderBreaker},
 };
 use time::OffsetDateTime;
 use url::form_urlencoded::byte_serialize;
@@ -202,7 +202,7 @@ pub(crate) fn breaker_form(
         }
     };
     Some(ReasonForm {
-        seen: format!("{} {}", breaker.state.as_str(), breaker.version),
+        seen: breaker.version.to_string(),
         back: back.to_owned(),
         ..form
     })
@@ -215,16 +215,16 @@ pub(crate) async fn open(
 ) -> Result<Response, Problem> {
     let target = format!("provider {name}");
     let action = act.action("provider open", &target, act.fields.reason()?);
-    unchanged(&app, &name, &act).await?;
     let asked = act.fields.get("for").unwrap_or("1h");
     let duration = runtime::config::positive_duration(asked).map_err(Problem::Invalid)?;
     if duration > LONGEST {
         return Err(Problem::Invalid("a breaker may be opened for at most a day here; `esimctl provider open` opens it for longer".into()));
     }
+    let seen = seen(&act);
     let opened = app
         .database()
-        .run(async |connection| breakers::open(connection, &name, duration, action).await)
-        .await?;
+        .run(async |connection| breakers::open(connection, &name, seen, duration, action).await)
+        .await;
     done(
         &act,
         opened,
@@ -240,20 +240,11 @@ pub(crate) async fn close(
 ) -> Result<Response, Problem> {
     let target = format!("provider {name}");
     let action = act.action("provider close", &target, act.fields.reason()?);
-    let seen = unchanged(&app, &name, &act).await?;
+    let seen = seen(&act);
     let closed = app
         .database()
-        .run(async |connection| breakers::close(connection, &name, Some(seen), action).await)
-        .await?;
-    let closed = match closed {
-        Closing::Closed(breaker) => Some(breaker),
-        Closing::Unknown => None,
-        Closing::Changed => {
-            return Err(Problem::Conflict(
-                "The breaker has changed just now. Nothing was changed: look at it again.".into(),
-            ));
-        }
-    };
+        .run(async |connection| breakers::close(connection, &name, seen, action).await)
+        .await;
     done(
         &act,
         closed,
@@ -262,43 +253,25 @@ pub(crate) async fn close(
     )
 }
 
-fn no_provider() -> Problem {
-    Problem::NotFound("There is no such provider in this cell.".into())
-}
-
-/// Refuses an action on a breaker that has changed since the page was shown. Returns its version.
-async fn unchanged(app: &App, name: &str, act: &Act<Operator>) -> Result<i64, Problem> {
-    let all = app.database().run(providers::list).await?;
-    let now = all
-        .iter()
-        .find(|one| one.name == name)
-        .ok_or_else(no_provider)?;
-    let seen = act.fields.get("seen").unwrap_or_default();
-    if now.lost_commits() {
-        return Err(Problem::Conflict(
-            "The breaker is open because the database has lost commits. Closing it before `esimctl recover` could buy again \
-             what was forgotten, so it is closed with a shell only. Nothing was changed."
-                .into(),
-        ));
-    }
-    if format!("{} {}", now.state.as_str(), now.version) != seen {
-        let (was, _) = seen.split_once(' ').unwrap_or((seen, ""));
-        return Err(Problem::Conflict(format!(
-            "The breaker was {was} when the page was shown, has changed since, and is {} now. Nothing was changed: look at it \
-             again.",
-            now.state.as_str()
-        )));
-    }
-    Ok(now.version)
+/// The version of the breaker that the page has shown. A form without one has seen none that exists.
+fn seen(act: &Act<Operator>) -> Option<i64> {
+    let seen = act.fields.get("seen").and_then(|seen| seen.parse().ok());
+    seen.or(Some(-1))
 }
 
 fn done(
     act: &Act<Operator>,
-    changed: Option<ProviderBreaker>,
+    changed: Result<ProviderBreaker, NotChanged>,
     title: &str,
     text: &str,
 ) -> Result<Response, Problem> {
-    changed.ok_or_else(no_provider)?;
+    changed.map_err(|error| match error {
+        NotChanged::Unknown => Problem::NotFound("There is no such provider in this cell.".into()),
+        NotChanged::Store(error) => error.into(),
+        changed => Problem::Conflict(format!(
+            "Nothing was done: {changed}. Look at it again before you repeat it."
+        )),
+    })?;
     page(&Done {
         shell: Shell::new(&act.session, "", title),
         text: text.to_owned(),

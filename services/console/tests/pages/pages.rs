@@ -140,14 +140,14 @@ async fn an_action_on_a_changed_row_is_a_readable_conflict() {
             .await
             .unwrap()
     };
-    let closed = format!("closed {}", version(&mut connection).await);
+    let closed = version(&mut connection).await.to_string();
     let open = [("seen", &closed[..]), ("for", "1h")];
     let (status, page) = act("/providers/sandbox/open", &open).await;
     assert_eq!(status, 200, "{page}");
     let (status, page) = act("/providers/sandbox/open", &open).await;
     assert_eq!(status, 409, "{page}");
     assert!(page.contains("is open now"), "{page}");
-    let opened = format!("open {}", version(&mut connection).await);
+    let opened = version(&mut connection).await.to_string();
     // Lost commits open the breaker for ever. What was seen before is no longer true, and what is
     // seen now leads to a shell.
     sqlx::query(
@@ -156,7 +156,7 @@ async fn an_action_on_a_changed_row_is_a_readable_conflict() {
     .execute(&mut connection)
     .await
     .unwrap();
-    let lost = format!("open {}", version(&mut connection).await);
+    let lost = version(&mut connection).await.to_string();
     for seen in [&opened, &lost] {
         let (status, page) = act("/providers/sandbox/close", &[("seen", seen)]).await;
         assert_eq!(status, 409, "{page}");
@@ -168,7 +168,7 @@ async fn an_action_on_a_changed_row_is_a_readable_conflict() {
     .execute(&mut connection)
     .await
     .unwrap();
-    let opened = format!("open {}", version(&mut connection).await);
+    let opened = version(&mut connection).await.to_string();
     let (status, page) = act("/providers/sandbox/close", &[("seen", &opened)]).await;
     assert_eq!(status, 200, "{page}");
 
