@@ -419,13 +419,17 @@ impl Bench {
 
     /// Makes a placement due, leased or not, and also during its first lease. The lease of an
     /// attempt ends, too.
+    ///
+    /// These are two statements, because one statement that locks both rows could deadlock with the
+    /// end of a look, which locks the placement first.
     pub async fn due_now(&self, id: PlacementId) {
+        self.sql(&format!(
+            "UPDATE placements SET attempted_at = attempted_at - interval '50 seconds'
+             WHERE placement_id = '{id}' AND state = 'placing'"
+        ))
+        .await;
         self.set(
-            "WITH aged AS (
-                 UPDATE placements SET attempted_at = attempted_at - interval '50 seconds'
-                 WHERE placement_id = $1 AND state = 'placing'
-             )
-             INSERT INTO work (id, kind, provider, lane, partner_id, at)
+            "INSERT INTO work (id, kind, provider, lane, partner_id, at)
              SELECT placement_id, CASE state WHEN 'accepted' THEN 'buy' WHEN 'placing' THEN 'find' ELSE 'collect' END,
                     provider, lane, partner_id, now()
              FROM placements WHERE placement_id = $1
