@@ -7,6 +7,7 @@
 //! placing    bought             placed
 //! placing    rejected           accepted, at the provider of the next pair; failed if there is none
 //! placing    not bought         accepted
+//! placing    unknown            placing, and no other provider is asked any more
 //! placing    not found, twice   accepted, if the second look-up was after the settling delay
 //! placing    park, dispute      parked
 //! placed     dispute            parked, and disputed
@@ -68,6 +69,8 @@ pub enum Event {
     /// This attempt certainly bought nothing, for example because the connection was refused. A
     /// further attempt may succeed.
     NotBought(u32),
+    /// The outcome of this attempt is unknown, so only its provider may have the purchase.
+    Unknown(u32),
     /// A look-up found no purchase.
     NotFound {
         /// The attempt that was looked up.
@@ -148,6 +151,10 @@ impl Placement {
                 }
             }
             (Placing, Event::NotBought(attempt)) if current(attempt) => to(Accepted),
+            (Placing, Event::Unknown(attempt)) if current(attempt) => Ok(Self {
+                alternatives: 0,
+                ..self
+            }),
             (Placing, Event::NotFound { attempt, settled }) if current(attempt) => {
                 let state = if settled && self.not_found {
                     Accepted

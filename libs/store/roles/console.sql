@@ -21,9 +21,12 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON operator_sign_ins TO esim_console;
 
 -- What its operators change, each together with its record.
 GRANT INSERT ON operator_actions TO esim_console;
-GRANT UPDATE (state, not_found_at, placed_at, reason, unknowns, disputed, provider_reference, alternatives)
+GRANT UPDATE (state, not_found_at, placed_at, reason, unknowns, disputed, provider_reference, alternatives, provider, lane)
     ON placements TO esim_console;
-GRANT UPDATE (state, reason) ON topups TO esim_console;
+GRANT UPDATE (state, reason, provider_option_id) ON topups TO esim_console;
+-- A parked give-back that is resolved as returned erases the profile in the same transaction. Only the function can do that.
+GRANT UPDATE (give_back, ended_at, reason, message, not_returned_at) ON esim_requests TO esim_console;
+GRANT EXECUTE ON FUNCTION mark_returned(text) TO esim_console;
 GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_console;
 GRANT INSERT ON delivery_attempts TO esim_console;
 GRANT INSERT, UPDATE, DELETE ON work, held, endpoints TO esim_console;

@@ -16,9 +16,9 @@ GRANT UPDATE (name, environment, access_key, secret_key, old_access_key, old_sec
 GRANT UPDATE ON options, providers TO esim_operator;
 -- Lists of a provider are read at its rate, in which `esimctl` takes a share like a replica of the provisioner.
 GRANT INSERT, UPDATE, DELETE ON provider_replicas TO esim_operator;
-GRANT UPDATE (state, not_found_at, placed_at, reason, unknowns, disputed, provider_reference, alternatives)
+GRANT UPDATE (state, not_found_at, placed_at, reason, unknowns, disputed, provider_reference, alternatives, provider, lane)
     ON placements TO esim_operator;
-GRANT UPDATE (state, reason) ON topups TO esim_operator;
+GRANT UPDATE (state, reason, provider_option_id) ON topups TO esim_operator;
 GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_operator;
 GRANT INSERT ON delivery_attempts TO esim_operator;
 GRANT INSERT, UPDATE, DELETE ON work, held, endpoints TO esim_operator;
@@ -44,4 +44,4 @@ GRANT SELECT ON archives, archive_partners, archived_orders TO esim_operator;
 
 -- What partners asked about delivered eSIMs, and parked give-backs.
 GRANT SELECT, DELETE, UPDATE (give_back, ended_at, reason, message, not_returned_at) ON esim_requests TO esim_operator;
-GRANT UPDATE (returned_at) ON esims TO esim_operator;
+GRANT EXECUTE ON FUNCTION mark_returned(text) TO esim_operator;

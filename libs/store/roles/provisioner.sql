@@ -26,4 +26,5 @@ GRANT EXECUTE ON FUNCTION commits_lost(text, bigint) TO esim_provisioner;
 
 -- It answers what partners ask about delivered eSIMs, and marks those that were given back.
 GRANT SELECT, UPDATE ON esim_requests TO esim_provisioner;
+GRANT EXECUTE ON FUNCTION mark_returned(text) TO esim_provisioner;
 GRANT UPDATE (erased_at, returned_at) ON esims TO esim_provisioner;

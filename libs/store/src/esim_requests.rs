@@ -19,6 +19,7 @@ use domain::{
 };
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
+use uuid::Uuid;
 
 use crate::{Error, Result, age, seconds, unsigned};
 
@@ -59,6 +60,8 @@ pub enum Reason {
     Unknown,
     /// An operator has found out that the provider does not have it back.
     Resolved,
+    /// What is stored about the eSIM cannot be read, so the provider cannot be asked.
+    Unreadable,
 }
 
 /// The row of a unit that needs work now.
@@ -88,14 +91,16 @@ pub struct Open {
 }
 
 /// Claims due rows of a provider, the oldest first, and leases them. While the breaker of the
-/// provider is open it returns nothing.
+/// provider is open it returns nothing. A row that cannot be read is [set aside](set_aside), so that it
+/// does not keep the others from being answered.
 pub async fn claim(
     connection: &mut PgConnection,
     provider: &str,
     limit: usize,
     lease: Duration,
 ) -> Result<Vec<Claimed>> {
-    let query = sqlx::query!(
+    let query = sqlx::query_as!(
+        Row,
         r#"WITH free AS (
                SELECT topup_id FROM esim_requests
                WHERE provider = $1 AND at <= now()
@@ -107,47 +112,103 @@ pub async fn claim(
                WHERE r.topup_id = ANY (ARRAY (SELECT topup_id FROM free))
                RETURNING r.*
            )
-           SELECT l.topup_id, l.partner_id, p.order_id, e.provider_unit_id, e.iccid AS "iccid!",
-                  p.provider_reference AS reference, l.usage_asked_at IS NOT NULL AS "usage_asked!",
-                  l.give_back, l.attempt, l.not_returned_at IS NOT NULL AS "not_returned!",
+           SELECT l.topup_id AS "topup_id!", l.partner_id AS "partner_id!", p.order_id AS "order_id?", e.provider_unit_id AS "provider_unit_id?", e.iccid AS "iccid?",
+                  p.provider_reference AS "reference?", l.usage_asked_at IS NOT NULL AS "usage_asked!",
+                  l.give_back AS "give_back?", l.attempt AS "attempt!", l.not_returned_at IS NOT NULL AS "not_returned!",
                   coalesce(extract(epoch FROM now() - l.give_back_asked_at), 0)::float8 AS "asked_age!",
                   coalesce(extract(epoch FROM now() - l.attempted_at), 0)::float8 AS "attempt_age!"
            FROM leased l
-           JOIN esims e ON e.topup_id = l.topup_id
-           JOIN topups t ON t.topup_id = l.topup_id
-           JOIN placements p ON p.placement_id = t.placement_id
-           WHERE e.iccid IS NOT NULL"#,
+           LEFT JOIN esims e ON e.topup_id = l.topup_id
+           LEFT JOIN topups t ON t.topup_id = l.topup_id
+           LEFT JOIN placements p ON p.placement_id = t.placement_id"#,
         provider,
         i64::try_from(limit).unwrap_or(i64::MAX),
         seconds(lease),
     );
-    let rows = query.fetch_all(connection).await?.into_iter().map(|row| {
-        let state = row
-            .give_back
-            .map(|name| name.parse::<GiveBackState>())
-            .transpose()?;
-        let open = state.filter(|state| !state.is_over()).map(|state| Open {
-            now: GiveBack {
-                state,
-                attempt: unsigned(row.attempt),
-                not_returned: row.not_returned,
-            },
-            asked_age: age(row.asked_age),
-            attempt_age: age(row.attempt_age),
-        });
-        Ok(Claimed {
-            topup_id: row.topup_id.try_into()?,
-            order_id: row.order_id.into(),
-            partner_id: row.partner_id.into(),
-            unit_id: row.provider_unit_id,
-            iccid: Iccid::parse(&row.iccid)
-                .map_err(|_| Error::Unreadable("an ICCID of a delivered eSIM".into()))?,
-            reference: row.reference,
-            usage_asked: row.usage_asked,
-            give_back: open,
-        })
+    let mut claimed = Vec::new();
+    for row in query.fetch_all(&mut *connection).await? {
+        let topup_id = row.topup_id.clone();
+        match read(row) {
+            Ok(one) => claimed.push(one),
+            Err(error) => set_aside(connection, &topup_id, &error.to_string()).await?,
+        }
+    }
+    Ok(claimed)
+}
+
+/// A row of [`claim`].
+struct Row {
+    topup_id: String,
+    partner_id: Uuid,
+    order_id: Option<Uuid>,
+    provider_unit_id: Option<String>,
+    iccid: Option<String>,
+    reference: Option<String>,
+    usage_asked: bool,
+    give_back: Option<String>,
+    attempt: i32,
+    not_returned: bool,
+    asked_age: f64,
+    attempt_age: f64,
+}
+
+fn read(row: Row) -> Result<Claimed> {
+    let missing = || Error::Unreadable("its eSIM, of which a part is missing".into());
+    let state = row
+        .give_back
+        .map(|name| name.parse::<GiveBackState>())
+        .transpose()?;
+    let open = state.filter(|state| !state.is_over()).map(|state| Open {
+        now: GiveBack {
+            state,
+            attempt: unsigned(row.attempt),
+            not_returned: row.not_returned,
+        },
+        asked_age: age(row.asked_age),
+        attempt_age: age(row.attempt_age),
     });
-    rows.collect()
+    Ok(Claimed {
+        topup_id: row.topup_id.try_into()?,
+        order_id: row.order_id.ok_or_else(missing)?.into(),
+        partner_id: row.partner_id.into(),
+        unit_id: row.provider_unit_id.ok_or_else(missing)?,
+        iccid: Iccid::parse(&row.iccid.ok_or_else(missing)?)
+            .map_err(|_| Error::Unreadable("the ICCID of its eSIM".into()))?,
+        reference: row.reference,
+        usage_asked: row.usage_asked,
+        give_back: open,
+    })
+}
+
+/// Ends the work on a row that cannot be read, for example because it is damaged or a newer version
+/// has written it. A question about the use has failed. A give-back of which nothing was sent is
+/// refused, because that is certain; any other one that is open is parked for an operator.
+pub async fn set_aside(connection: &mut PgConnection, topup_id: &str, why: &str) -> Result<()> {
+    tracing::error!(
+        topup.id = topup_id,
+        why,
+        "a request about a delivered eSIM is set aside, because its row cannot be read"
+    );
+    let name: &str = Reason::Unreadable.into();
+    let statement = sqlx::query!(
+        "UPDATE esim_requests
+         SET at = NULL,
+             usage_failure = CASE WHEN usage_asked_at IS NOT NULL THEN 'failed' ELSE usage_failure END,
+             usage_failed_at = CASE WHEN usage_asked_at IS NOT NULL THEN now() ELSE usage_failed_at END,
+             usage_asked_at = NULL,
+             give_back = CASE WHEN give_back IN ('returned', 'refused') THEN give_back
+                              WHEN give_back = 'asked' THEN 'refused'
+                              WHEN give_back IS NOT NULL THEN 'parked' END,
+             reason = CASE WHEN give_back NOT IN ('returned', 'refused', 'parked') THEN $2 ELSE reason END,
+             message = CASE WHEN give_back NOT IN ('returned', 'refused', 'parked') THEN $3 ELSE message END,
+             ended_at = CASE WHEN give_back NOT IN ('returned', 'refused', 'parked') THEN now() ELSE ended_at END
+         WHERE topup_id = $1",
+        topup_id,
+        name,
+        why,
+    );
+    statement.execute(connection).await?;
+    Ok(())
 }
 
 /// Records what the provider says of a unit. It answers the question about its use.
@@ -279,13 +340,9 @@ pub async fn settle(
 }
 
 /// Marks a unit as given back and erases its profile, which nobody can install any more. So its
-/// webhook is neither sent nor sent again.
+/// webhook is neither sent nor sent again. Its give-back has ended as returned in this transaction.
 pub(crate) async fn mark_returned(connection: &mut PgConnection, topup_id: &TopupId) -> Result<()> {
-    let statement = sqlx::query!(
-        "UPDATE esims SET profile = NULL, erased_at = coalesce(erased_at, now()), returned_at = now()
-         WHERE topup_id = $1 AND returned_at IS NULL",
-        topup_id.as_str(),
-    );
-    statement.execute(connection).await?;
+    let marking = sqlx::query_scalar!("SELECT mark_returned($1)", topup_id.as_str());
+    marking.fetch_one(connection).await?;
     Ok(())
 }

@@ -208,7 +208,10 @@ pub async fn compare(
     )
     .execute(&mut *connection)
     .await?;
-    // A row that agrees with its placement is no finding. The number of units and the price are
+    // A purchase at another provider than the one of its placement is expected where the placement names
+    // that one, too: an accepted or parked one may have been sold there after a restored dump, and a
+    // parked one may contradict a rejection. A row that agrees with its placement is no finding. Units that
+    // were given back may be missing in the list. The number of units and the price are
     // compared only if nothing else is wrong, because they explain nothing then. The price at which an
     // order was accepted stands behind the last `@` of each unit. What we paid may be the price of a
     // unit or that of all, because providers write either.
@@ -218,12 +221,12 @@ pub async fn compare(
              SELECT CASE
                  WHEN l.placement_id IS NULL THEN 'not_ours'
                  WHEN p.placement_id IS NULL THEN 'orphan'
-                 WHEN p.provider <> $1 THEN 'other_provider'
+                 WHEN p.provider <> $1 AND NOT (named.here AND p.placed_at IS NULL) THEN 'other_provider'
                  WHEN l.times > 1 THEN 'bought_twice'
                  WHEN p.placed_at IS NULL AND p.state IN ('refused', 'failed') THEN 'not_bought_here'
                  WHEN p.placed_at IS NULL AND p.state = 'parked' THEN 'parked'
-                 WHEN p.state = 'accepted' THEN 'forgotten'
-                 WHEN l.units <> here.units THEN 'units_differ'
+                 WHEN p.state = 'accepted' OR p.provider <> $1 THEN 'forgotten'
+                 WHEN l.units NOT BETWEEN here.units - here.returned AND here.units THEN 'units_differ'
                  WHEN here.priced = here.units AND l.paid <> here.total
                      AND (l.paid <> here.least OR here.least <> here.most) THEN 'price_differs'
                  WHEN p.state = 'placing' THEN 'placing' END AS kind,
@@ -233,10 +236,18 @@ pub async fn compare(
              LEFT JOIN placements p ON p.placement_id = l.placement_id
              LEFT JOIN orders o ON o.order_id = p.order_id
              LEFT JOIN LATERAL (
-                 SELECT count(*) AS units, count(price) AS priced, sum(price) AS total, min(price) AS least, max(price) AS most
-                 FROM (SELECT 10000 * substring(provider_option_id FROM '@([0-9]{1,12}([.][0-9]{1,4})?)$')::numeric AS price
+                 SELECT count(*) AS units, count(returned_at) AS returned, count(price) AS priced, sum(price) AS total,
+                        min(price) AS least, max(price) AS most
+                 FROM (SELECT 10000 * substring(provider_option_id FROM '@([0-9]{1,12}([.][0-9]{1,4})?)$')::numeric AS price,
+                              (SELECT e.returned_at FROM esims e WHERE e.topup_id = t.topup_id) AS returned_at
                        FROM topups t WHERE t.placement_id = p.placement_id) one
              ) here ON p.placement_id IS NOT NULL
+             LEFT JOIN LATERAL (
+                 SELECT EXISTS (SELECT FROM jsonb_array_elements(
+                                    CASE WHEN p.state IN ('accepted', 'placing', 'parked') THEN coalesce(p.alternatives, '[]') ELSE '[]' END
+                                    || CASE WHEN p.state = 'parked' THEN coalesce(p.tried, '[]') ELSE '[]' END) pair
+                                WHERE pair->>'provider' = $1) AS here
+             ) named ON p.placement_id IS NOT NULL
          ) judged WHERE judged.kind IS NOT NULL",
     )
     .bind(provider)
@@ -288,6 +299,9 @@ async fn find_missing(
                 (SELECT count(*) FROM topups t WHERE t.placement_id = p.placement_id)
          FROM placements p JOIN orders o ON o.order_id = p.order_id
          WHERE p.placement_id >= $2 AND p.provider = $1 AND p.placed_at < $3
+             -- A list may leave out what was given back.
+             AND NOT (SELECT coalesce(bool_and(e.returned_at IS NOT NULL), false)
+                      FROM topups t LEFT JOIN esims e ON e.topup_id = t.topup_id WHERE t.placement_id = p.placement_id)
              AND NOT EXISTS (SELECT FROM ledger l WHERE l.placement_id = p.placement_id)",
     );
     let missing = missing

@@ -386,9 +386,9 @@ pub struct Backlog {
     pub oldest_overdue: Duration,
 }
 
-/// Reads the backlogs of the `served` providers and of all in the catalogue, so that work of a
-/// provider that no provisioner serves is visible, too. All counts are made by an index and
-/// bounded.
+/// Reads the backlogs of the `served` providers, of all that were ever served, and of all in the
+/// catalogue, also as alternatives, so that work of a provider that no provisioner serves is visible,
+/// too. All counts are made by an index and bounded.
 pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Result<Vec<Backlog>> {
     let query = sqlx::query!(
         r#"SELECT known.provider AS "provider!",
@@ -399,7 +399,10 @@ pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Resul
                                          WHERE r.give_back = 'parked' AND r.provider = known.provider
                                          LIMIT 100000) parked) AS "give_backs_parked!",
                   due.due AS "due!", due.overdue
-           FROM (SELECT provider FROM options UNION SELECT unnest($1::text[])) known (provider)
+           FROM (SELECT provider FROM options
+                 UNION SELECT pair->>'provider' FROM options, jsonb_array_elements(alternatives) pair
+                 UNION SELECT name FROM providers
+                 UNION SELECT unnest($1::text[])) known (provider)
            CROSS JOIN LATERAL (
                -- By index, and bounded for each kind of work.
                SELECT coalesce(sum(of_kind.due), 0)::int8 AS due, max(of_kind.overdue)::float8 AS overdue

@@ -9,7 +9,7 @@
 //! It relies on being alone: no provisioner may run, because it might be buying. Orders that were
 //! stored after the dump are lost, and the command can only say from when on.
 
-use domain::{OrderId, PartnerId};
+use domain::{OrderId, PartnerId, PlacementId};
 use serde::Serialize;
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
@@ -38,6 +38,8 @@ pub struct Recovered {
     /// Orders that were not answered yet at the time of the dump. They may have been refused after
     /// it.
     pub unanswered: Vec<Unanswered>,
+    /// Parked placements that any of several providers may have sold after the dump.
+    pub routed: Vec<Routed>,
     /// Placements that are parked in the dump. Operators may have resolved them after it, so each
     /// one should be compared with the provider.
     pub parked_before: i64,
@@ -52,6 +54,16 @@ pub struct Unanswered {
     pub order_id: OrderId,
     pub partner_id: PartnerId,
     pub external_order_id: String,
+}
+
+/// A placement whose option names several providers.
+#[derive(Clone, Debug, Serialize)]
+pub struct Routed {
+    pub placement_id: PlacementId,
+    pub order_id: OrderId,
+    /// The providers at which it has to be looked up: that of the dump, and those that may have
+    /// followed.
+    pub providers: Vec<String>,
 }
 
 /// Why nothing was moved.
@@ -111,14 +123,7 @@ pub async fn recover(
         let holder = sessions::writer_of(connection, "placements").await?;
         return Err(NotRecovered::Locked(holder));
     }
-    let query = sqlx::query_scalar!(
-        r#"SELECT count(*) AS "count!" FROM pg_stat_activity
-           WHERE datname = current_database() AND application_name = 'provisioner'"#
-    );
-    let provisioners = query.fetch_one(&mut *transaction).await?;
-    if provisioners > 0 {
-        return Err(NotRecovered::Provisioners(provisioners));
-    }
+    no_provisioner(&mut transaction).await?;
     // What was lost before this timeline is dealt with here, so stages that start afterwards must not
     // open the breakers because of it.
     let dealt_with = sqlx::query!(
@@ -137,7 +142,9 @@ pub async fn recover(
     // - `open` locks all unfinished placements. An order counts as unanswered if its deadline was
     //   later than the newest order of the dump, which is about the time of the dump. A placement
     //   with alternatives may have gone to another provider after the dump, and a look-up at the one
-    //   that the dump names would not find it. So an operator has to look at all of them.
+    //   that the dump names would not find it. So an operator has to look at all of them. The
+    //   alternatives stay in the row, so that the operator can name the one that has the purchase;
+    //   nothing leads from `parked` to another attempt without clearing them.
     // - `moved` moves them to `placing`, or to `parked`. An `accepted` one gets the number of a new
     //   attempt, because the purchase that may exist was at least the next attempt.
     // - `done` deletes the work of parked placements, and `due` makes all others due for a look-up.
@@ -145,7 +152,10 @@ pub async fn recover(
     let query = sqlx::query!(
         r#"WITH open AS (
                SELECT p.placement_id, p.order_id, p.state AS was, o.answer_by > $1 AS unanswered,
-                      ($2 AND o.answer_by > $1) OR p.alternatives IS NOT NULL AS parks
+                      ($2 AND o.answer_by > $1) OR p.alternatives IS NOT NULL AS parks,
+                      CASE WHEN p.alternatives IS NOT NULL
+                           THEN p.provider || ARRAY (SELECT pair->>'provider' FROM jsonb_array_elements(p.alternatives) pair)
+                      END AS providers
                FROM placements p JOIN orders o ON o.order_id = p.order_id
                WHERE p.state IN ('accepted', 'placing') FOR UPDATE OF p
            ), moved AS (
@@ -153,15 +163,15 @@ pub async fn recover(
                SET state = CASE WHEN open.parks THEN 'parked' ELSE 'placing' END,
                    attempt = p.attempt + (open.was = 'accepted')::int,
                    attempted_at = now(), not_found_at = NULL, unknowns = 0,
-                   alternatives = NULL,
                    reason = CASE WHEN p.alternatives IS NOT NULL
-                                 THEN 'restored from a dump: may have been bought at any of its providers after it'
+                                 THEN 'restored from a dump: may have been bought after it at '
+                                     || array_to_string(open.providers, ' or ')
                                  WHEN open.parks
                                  THEN 'restored from a dump: may have been bought, or refused with 422, after it'
                                  ELSE 'restored from a dump: may have been bought after it' END
                FROM open WHERE p.placement_id = open.placement_id
                RETURNING p.placement_id, p.order_id, p.partner_id, p.provider, p.lane, p.state, open.was,
-                         open.unanswered
+                         open.unanswered, open.providers
            ), done AS (
                DELETE FROM work WHERE id = ANY (ARRAY (SELECT placement_id FROM moved WHERE state = 'parked'))
            ), due AS (
@@ -173,7 +183,8 @@ pub async fn recover(
                SELECT placement_id, 'parked', provider, partner_id FROM moved WHERE state = 'parked'
                ON CONFLICT DO NOTHING
            )
-           SELECT moved.was AS "was!", moved.state AS "state!", moved.unanswered AS "unanswered!", o.order_id, o.partner_id, o.external_order_id
+           SELECT moved.was AS "was!", moved.state AS "state!", moved.unanswered AS "unanswered!", o.order_id, o.partner_id, o.external_order_id,
+                  moved.placement_id AS "placement_id!", moved.providers
            FROM moved JOIN orders o ON o.order_id = moved.order_id"#,
         before.newest,
         park_unanswered,
@@ -194,10 +205,19 @@ pub async fn recover(
     let parked = rows.iter().filter(|row| row.state == "parked").count();
     unanswered.sort_unstable_by_key(|order| order.order_id.uuid());
     unanswered.dedup_by_key(|order| order.order_id.uuid());
+    let moved = rows.len();
+    let routed = rows.into_iter().filter_map(|row| {
+        Some(Routed {
+            placement_id: row.placement_id.into(),
+            order_id: row.order_id.into(),
+            providers: row.providers?,
+        })
+    });
     Ok(Recovered {
         accepted: count(accepted),
-        placing: count(rows.len() - accepted),
+        placing: count(moved - accepted),
         parked: count(parked),
+        routed: routed.collect(),
         unanswered,
         parked_before: before.parked,
         newest_order_at: before.newest,
@@ -213,5 +233,18 @@ async fn lock(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     sqlx::query!("LOCK TABLE placements IN SHARE ROW EXCLUSIVE MODE")
         .execute(connection)
         .await?;
+    Ok(())
+}
+
+/// Refuses while a provisioner is connected.
+async fn no_provisioner(connection: &mut PgConnection) -> Result<(), NotRecovered> {
+    let query = sqlx::query_scalar!(
+        r#"SELECT count(*) AS "count!" FROM pg_stat_activity
+           WHERE datname = current_database() AND application_name = 'provisioner'"#
+    );
+    let provisioners = query.fetch_one(connection).await?;
+    if provisioners > 0 {
+        return Err(NotRecovered::Provisioners(provisioners));
+    }
     Ok(())
 }

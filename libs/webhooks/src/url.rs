@@ -69,6 +69,13 @@ impl FromStr for WebhookUrl {
         if !matches!(scheme.as_deref(), Some("http" | "https")) {
             return Err(BadWebhookUrl::Scheme);
         }
+        // The parser skips further slashes, so that `http:///hooks` would name the host `hooks`.
+        if text
+            .split_once("://")
+            .is_some_and(|(_, rest)| rest.starts_with(['/', '\\']))
+        {
+            return Err(BadWebhookUrl::NoUrl(url::ParseError::EmptyHost));
+        }
         if !url.username().is_empty() || url.password().is_some() {
             return Err(BadWebhookUrl::Credentials);
         }
@@ -116,6 +123,9 @@ mod tests {
             ("example.com/hooks", NoUrl(RelativeUrlWithoutBase)),
             ("https://", NoUrl(EmptyHost)),
             ("https://?a", NoUrl(EmptyHost)),
+            ("http:///x", NoUrl(EmptyHost)),
+            ("https:////example.com/hooks", NoUrl(EmptyHost)),
+            (r"https://\example.com", NoUrl(EmptyHost)),
             ("https://example.com:99999", NoUrl(InvalidPort)),
             ("ftp://example.com", Scheme),
             ("http:example.com", Scheme),

@@ -73,6 +73,11 @@ pub fn routes() -> Vec<Route> {
             post(pages::order::resolve),
         ),
         action(
+            "/give-backs/{id}/resolve",
+            operator,
+            post(pages::order::resolve_give_back),
+        ),
+        action(
             "/deliveries/{id}/replay",
             support,
             post(pages::order::replay),

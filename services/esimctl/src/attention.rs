@@ -14,12 +14,12 @@ pub const EXAMPLES: &str = "Examples:
   esimctl attention
   esimctl attention --json
 
-First come breakers that are not closed, then parked placements by their reasons, then endpoints to which nothing is sent,
-and last webhooks that have used up their retries. Look into the cause before you run a command.";
+First come breakers that are not closed, then parked placements by their reasons and parked give-backs, then endpoints to
+which nothing is sent, and last webhooks that have used up their retries. Look into the cause before you run a command.";
 
 #[derive(Args, Clone, Debug)]
 pub struct Command {
-    /// The maximum number of parked placements to list; the oldest come first
+    /// The maximum number of parked placements, and of parked give-backs, to list; the oldest come first
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(i64).range(1..=10_000))]
     limit: i64,
 }

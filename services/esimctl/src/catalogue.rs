@@ -4,7 +4,8 @@
 //! What belongs to the operator stays: the name and the details of an option, and whether it is on
 //! sale. An option whose product is gone is only named, unless the command is told to take such
 //! options out of sale. The price of each product is taken over as the most that we pay
-//! (`PRODUCT@PRICE`), so that a later rise is not paid silently. Products that could not be delivered
+//! (`PRODUCT@PRICE`), so that a later rise is not paid silently. That holds for an option whose further
+//! provider sells the product, too; its standard fields are those of its first provider and stay. Products that could not be delivered
 //! are refused, each with its reason.
 
 use std::collections::BTreeMap;
@@ -21,7 +22,7 @@ use serde_json::{Map, json};
 use store::{
     operator::{
         actions::Mode,
-        catalogue::{self, Pull, Pulled, Update},
+        catalogue::{self, Place, Pull, Pulled, Update},
     },
     options::{self, ProductOption},
 };
@@ -94,8 +95,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             |offer| offers.push(offer),
         )
         .await?;
-    let mut ours = options::all(&mut connection).await?;
-    ours.retain(|option| option.provider == source.name);
+    let ours = options::all(&mut connection).await?;
     let found = compare(asked, |id| reader.provider.product(id), offers, &ours);
     if asked.disable_gone && !found.report.gone.is_empty() {
         ensure!(
@@ -166,6 +166,8 @@ struct New {
 struct Changed {
     option_id: OptionId,
     name: String,
+    /// Whether the provider is one of the option's alternatives, and not its first one.
+    is_alternative: bool,
     /// The product with the price, as the option has it now.
     was: String,
     /// The same with the price of the provider.
@@ -178,6 +180,40 @@ struct Gone {
     option_id: OptionId,
     name: String,
     product: String,
+    /// Whether the provider is one of the option's alternatives, so that the option still sells at
+    /// another one.
+    is_alternative: bool,
+}
+
+/// What one of our options buys at the provider.
+#[derive(Clone, Copy)]
+struct OurPair<'a> {
+    option: &'a ProductOption,
+    provider_option_id: &'a str,
+    is_alternative: bool,
+}
+
+/// What our options buy at this provider, which is the first one of an option or a further one.
+fn pairs_at<'a>(provider: &str, ours: &'a [ProductOption]) -> Vec<OurPair<'a>> {
+    let mut pairs = Vec::new();
+    for option in ours {
+        if option.provider == provider {
+            pairs.push(OurPair {
+                option,
+                provider_option_id: &option.provider_option_id,
+                is_alternative: false,
+            });
+        }
+        let further = option.alternatives.iter();
+        for pair in further.filter(|pair| pair.provider == provider) {
+            pairs.push(OurPair {
+                option,
+                provider_option_id: &pair.provider_option_id,
+                is_alternative: true,
+            });
+        }
+    }
+    pairs
 }
 
 #[derive(Debug, Serialize)]
@@ -212,22 +248,22 @@ fn compare<'a>(
         ..Report::default()
     };
     let mut pull = Pull::default();
-    let mut by_product: BTreeMap<&str, Vec<&ProductOption>> = BTreeMap::new();
-    for option in ours {
-        let product = product_of(&option.provider_option_id);
-        by_product.entry(product).or_default().push(option);
+    let mut by_product: BTreeMap<&str, Vec<OurPair<'_>>> = BTreeMap::new();
+    for pair in pairs_at(&asked.source.name, ours) {
+        let product = product_of(pair.provider_option_id);
+        by_product.entry(product).or_default().push(pair);
     }
     let (listed, nameless) = merged(offers);
     let is_certain = nameless.is_empty() && !listed.is_empty();
     report.refused = nameless;
     for (product, offer) in &listed {
-        let options = by_product.remove(product.as_str()).unwrap_or_default();
+        let pairs = by_product.remove(product.as_str()).unwrap_or_default();
         let standard = match &offer.terms {
             Ok(standard) => standard,
             Err(unsuitable) => {
                 report
                     .refused
-                    .push(refused(product, offer, *unsuitable, &options));
+                    .push(refused(product, offer, *unsuitable, &pairs));
                 continue;
             }
         };
@@ -235,7 +271,7 @@ fn compare<'a>(
             Some(cost) => format!("{product}@{}", cost.price),
             None => product.clone(),
         };
-        if options.is_empty() {
+        if pairs.is_empty() {
             let wanted = asked.country.is_empty()
                 || asked
                     .country
@@ -254,24 +290,30 @@ fn compare<'a>(
             });
             pull.new.push(option);
         }
-        for option in options {
-            let same_price = option.provider_option_id == becomes;
-            if same_price && option.standard.as_ref() == Some(standard) {
+        for pair in pairs {
+            let option = pair.option;
+            let same_price = pair.provider_option_id == becomes;
+            if same_price && (pair.is_alternative || option.standard.as_ref() == Some(standard)) {
                 report.unchanged += 1;
                 continue;
             }
             let changed = Changed {
                 option_id: option.option_id,
                 name: option.name.clone(),
-                was: option.provider_option_id.clone(),
+                is_alternative: pair.is_alternative,
+                was: pair.provider_option_id.to_owned(),
                 becomes: becomes.clone(),
                 standard: standard.clone(),
             };
             pull.updates.push(Update {
                 option_id: option.option_id,
-                was: option.provider_option_id.clone(),
+                was: pair.provider_option_id.to_owned(),
                 provider_option_id: becomes.clone(),
-                standard: standard.clone(),
+                place: if pair.is_alternative {
+                    Place::Alternative(asked.source.name.clone())
+                } else {
+                    Place::First(standard.clone())
+                },
             });
             if same_price {
                 report.changed.push(changed);
@@ -281,14 +323,17 @@ fn compare<'a>(
         }
     }
     // What is left has no product in the list.
-    for (product, options) in by_product {
-        for option in options.into_iter().filter(|option| option.enabled) {
+    for (product, pairs) in by_product {
+        for pair in pairs.into_iter().filter(|pair| pair.option.enabled) {
+            let option = pair.option;
             report.gone.push(Gone {
                 option_id: option.option_id,
                 name: option.name.clone(),
                 product: product.to_owned(),
+                is_alternative: pair.is_alternative,
             });
-            if asked.disable_gone {
+            // Its first provider still sells it.
+            if asked.disable_gone && !pair.is_alternative {
                 pull.disable.push(option.option_id);
             }
         }
@@ -320,8 +365,9 @@ fn merged(offers: Vec<Offer>) -> (BTreeMap<String, Offer>, Vec<Refused>) {
     (listed, nameless)
 }
 
-fn refused(product: &str, offer: &Offer, why: Unsuitable, options: &[&ProductOption]) -> Refused {
-    let on_sale = options.iter().filter(|option| option.enabled);
+fn refused(product: &str, offer: &Offer, why: Unsuitable, pairs: &[OurPair<'_>]) -> Refused {
+    let on_sale = pairs.iter().map(|pair| pair.option);
+    let on_sale = on_sale.filter(|option| option.enabled);
     Refused {
         product: product.to_owned(),
         name: offer.name.clone(),
@@ -379,7 +425,7 @@ impl Report {
             &mut lines,
             "priced otherwise",
             &self.priced,
-            |one| cells!(one: name, option_id, was, becomes),
+            |one| cells!(one: name, option_id, place = place(one.is_alternative), was, becomes),
         );
         section(
             &mut lines,
@@ -391,7 +437,14 @@ impl Report {
             &mut lines,
             "gone, and still on sale here",
             &self.gone,
-            |one| cells!(one: name, option_id, product, remedy = "esimctl option disable".to_owned()),
+            |one| {
+                let remedy = if one.is_alternative {
+                    "import it without this alternative"
+                } else {
+                    "esimctl option disable"
+                };
+                cells!(one: name, option_id, product, remedy = remedy.to_owned())
+            },
         );
         section(
             &mut lines,
@@ -401,6 +454,16 @@ impl Report {
         );
         lines.join("\n")
     }
+}
+
+/// Which of an option's pairs a row is about.
+fn place(is_alternative: bool) -> String {
+    if is_alternative {
+        "alternative"
+    } else {
+        "first"
+    }
+    .to_owned()
 }
 
 fn section<T, const N: usize>(
@@ -447,6 +510,7 @@ pub fn of(standard: &Standard) -> String {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use domain::cut::Pair;
     use provisioner::providers::ProviderId;
 
     use super::*;
@@ -486,6 +550,13 @@ mod tests {
         }
     }
 
+    fn pair(provider: &str, provider_option_id: &str) -> Pair {
+        Pair {
+            provider: provider.to_owned(),
+            provider_option_id: provider_option_id.to_owned(),
+        }
+    }
+
     fn product_of(provider_option_id: &str) -> &str {
         provider_option_id.split('@').next().unwrap()
     }
@@ -519,6 +590,30 @@ mod tests {
         let whole = found(&["--disable-gone"], vec![one(), refused], &known);
         assert!(whole.report.gone.is_empty());
         assert_eq!(whole.report.refused[0].on_sale, [known[1].option_id]);
+    }
+
+    #[test]
+    fn an_alternative_gets_the_price_and_no_second_option() {
+        let mut option = ours("sandbox-a", "3.00");
+        option.provider = "sandbox".into();
+        option.alternatives = vec![pair("usimsa", "a@1.00"), pair("airalo", "a@1.00")];
+        let known = [option];
+        let raised = found(&[], vec![offer("a", "KR", "2.00")], &known);
+        assert!(raised.pull.new.is_empty(), "{:?}", raised.report);
+        let [update] = raised.pull.updates.as_slice() else {
+            panic!("{:?}", raised.report);
+        };
+        assert_eq!(
+            (&*update.was, &*update.provider_option_id),
+            ("a@1.00", "a@2.00")
+        );
+        assert!(matches!(&update.place, Place::Alternative(name) if name == "airalo"));
+        assert!(raised.report.priced[0].is_alternative);
+        // The standard fields are those of the first provider, so they are not compared.
+        let same = found(&[], vec![offer("a", "KR", "1.00")], &known);
+        assert!(same.pull.is_empty() && same.report.unchanged == 1);
+        let gone = found(&["--disable-gone"], vec![offer("b", "JP", "1.00")], &known);
+        assert!(gone.report.gone[0].is_alternative && gone.pull.disable.is_empty());
     }
 
     #[test]

@@ -128,7 +128,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
 
 fn row(one: &Listed) -> Row<7> {
     cells!(one:
-        topup_id, provider, provider_unit_id, attempt, asked = utc(one.asked_at), parked = utc(one.parked_at),
+        topup_id, provider, provider_unit_id = or_dash(one.provider_unit_id.as_ref()), attempt, asked = utc(one.asked_at), parked = utc(one.parked_at),
         message = or_dash(one.message.as_ref()),
     )
 }

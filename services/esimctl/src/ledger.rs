@@ -326,11 +326,12 @@ fn remedy(kind: &str) -> &'static str {
         }
         "parked" => {
             "the placement waits for an operator, and the provider has the purchase: run `esimctl placement resolve ID \
-             --bought`, or cancel the purchase and run it with --not-bought"
+             --bought` (with --provider NAME if the placement is at another provider now), or cancel the purchase and run it with --not-bought"
         }
         "forgotten" => {
             "the placement is accepted, so this database does not know the attempt that bought it, and would buy it again. \
-             `esimctl recover` without --dry-run has it looked up, and adopts the purchase"
+             `esimctl recover` without --dry-run has it looked up, and adopts the purchase; one that could go to several \
+             providers is parked instead, for `esimctl placement resolve ID --bought --provider NAME`"
         }
         "other_provider" => {
             "the placement belongs to another provider. Check --provider; if it is right, cancel the purchase"

@@ -5,7 +5,7 @@
 //! duration of each stage, and adds a line for whatever needed a retry, failed or waits. It never
 //! shows activation codes.
 
-use std::{fmt::Write, iter};
+use std::fmt::Write;
 
 use clap::{Subcommand, builder::NonEmptyStringValueParser};
 use domain::{PlacementState, TopupId};
@@ -15,7 +15,7 @@ use store::{
     PgConnection,
     archive::{self, ArchivedOrder},
     operator::{
-        orders::{self, OrderView, PlacementView, TopupView, TriedPair},
+        orders::{self, OrderView, PlacementView, TopupView},
         story::{self, Moment, What},
     },
     provider_lanes::{self, WaitingLane},
@@ -250,8 +250,11 @@ fn notes(order: &OrderView, lanes: &[WaitingLane]) -> Vec<String> {
             (
                 format!("placement {} (option {})", index + 1, placement.lane),
                 list([
-                    placement.reason.clone().filter(|_| !is_rerouted(placement)),
-                    route(placement),
+                    placement
+                        .reason
+                        .clone()
+                        .filter(|_| !story::is_rerouted(placement)),
+                    story::route(placement),
                     reference,
                     due,
                     lane,
@@ -262,7 +265,12 @@ fn notes(order: &OrderView, lanes: &[WaitingLane]) -> Vec<String> {
         let erased = topup
             .erased_at
             .map(|at| format!("profile erased {}", utc(at)));
-        let story = list([topup.reason.clone(), webhook_attempts(order, topup), erased]);
+        let story = list([
+            topup.reason.clone(),
+            webhook_attempts(order, topup),
+            story::give_back(topup),
+            erased,
+        ]);
         let unit = format!("topup {} (option {})", topup.topup_id, option_of(topup));
         (unit, story)
     });
@@ -272,57 +280,6 @@ fn notes(order: &OrderView, lanes: &[WaitingLane]) -> Vec<String> {
     stories
         .map(|(what, story)| printable(&format!("{what}: {story}")))
         .collect()
-}
-
-/// Whether the placement waits for the purchase at a further provider. Its reason is then that of
-/// the provider before, which [`route`] names.
-fn is_rerouted(placement: &PlacementView) -> bool {
-    let last = placement.tried.last();
-    last.is_some_and(|tried| tried.attempt == placement.attempt)
-}
-
-/// The providers that have rejected a placement and those that may follow, with the attempts of
-/// each. `None` if the placement has had one provider only and no other one follows.
-fn route(placement: &PlacementView) -> Option<String> {
-    if placement.tried.is_empty() && placement.alternatives.is_empty() {
-        return None;
-    }
-    let mut parts = Vec::new();
-    let firsts = iter::once(1).chain(placement.tried.iter().map(|tried| tried.attempt + 1));
-    let mut next = 1;
-    for (tried, first) in placement.tried.iter().zip(firsts) {
-        let TriedPair {
-            provider,
-            lane,
-            attempt,
-            reason,
-            at,
-        } = tried;
-        let attempts = attempts(first, *attempt);
-        parts.push(format!(
-            "{attempts} at {provider} ({lane}), until {at}: {reason}"
-        ));
-        next = tried.attempt + 1;
-    }
-    parts.push(if placement.attempt >= next {
-        let attempts = attempts(next, placement.attempt);
-        format!("{attempts} at {} ({})", placement.provider, placement.lane)
-    } else {
-        format!("attempt {next} will be at {}", placement.provider)
-    });
-    if !placement.alternatives.is_empty() {
-        let providers = placement.alternatives.join(", ");
-        parts.push(format!("if it is rejected there, it goes to {providers}"));
-    }
-    Some(parts.join("; "))
-}
-
-fn attempts(first: i32, last: i32) -> String {
-    if first == last {
-        format!("attempt {first}")
-    } else {
-        format!("attempts {first} to {last}")
-    }
 }
 
 /// The option of a unit: its name in the catalogue, or its id if the catalogue no longer has it.
@@ -378,56 +335,4 @@ fn webhook_attempts(order: &OrderView, topup: &TopupView) -> Option<String> {
 
 fn list<const N: usize>(parts: [Option<String>; N]) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
-}
-
-#[cfg(test)]
-mod tests {
-    use uuid::Uuid;
-
-    use super::*;
-
-    fn placement(attempt: i32, tried: &[(&str, i32)], alternatives: &[&str]) -> PlacementView {
-        let tried = tried.iter().map(|(provider, attempt)| TriedPair {
-            provider: (*provider).to_owned(),
-            lane: "JP".into(),
-            attempt: *attempt,
-            reason: "sold out".into(),
-            at: "2026-11-24T10:00:00Z".into(),
-        });
-        PlacementView {
-            placement_id: Uuid::nil(),
-            provider: "airalo".into(),
-            state: "accepted".into(),
-            attempt,
-            reason: None,
-            attempted_at: None,
-            placed_at: None,
-            lane: "jp".into(),
-            provider_reference: None,
-            tried: tried.collect(),
-            alternatives: alternatives.iter().map(|name| (*name).to_owned()).collect(),
-            due_at: None,
-        }
-    }
-
-    #[test]
-    fn each_attempt_is_shown_with_its_provider() {
-        let shown = |attempt, tried, alternatives| route(&placement(attempt, tried, alternatives));
-        assert_eq!(shown(1, &[], &[]), None);
-        assert_eq!(
-            shown(1, &[], &["usimsa"]).unwrap(),
-            "attempt 1 at airalo (jp); if it is rejected there, it goes to usimsa"
-        );
-        let tried = [("sandbox", 2), ("usimsa", 3)];
-        assert_eq!(
-            shown(3, &tried, &[]).unwrap(),
-            "attempts 1 to 2 at sandbox (JP), until 2026-11-24T10:00:00Z: sold out; attempt 3 at usimsa \
-             (JP), until 2026-11-24T10:00:00Z: sold out; attempt 4 will be at airalo"
-        );
-        assert!(
-            shown(5, &tried, &[])
-                .unwrap()
-                .ends_with("; attempts 4 to 5 at airalo (jp)")
-        );
-    }
 }

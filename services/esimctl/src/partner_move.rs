@@ -277,8 +277,8 @@ async fn move_orders(
         }
         if began.elapsed() > asked.give_up {
             bail!(
-                "{left} orders may not move yet after {:?}: their purchases at a provider at which the cells have different accounts are not settled. \
-                 The partner stays frozen. `esimctl placement list` shows what they wait for; run the command again when they have ended",
+                "{left} orders may not move yet after {:?}: their purchases or give-backs at a provider at which the cells have different accounts are not settled. \
+                 The partner stays frozen. `esimctl placement list` and `esimctl give-back list` show what they wait for; run the command again when they have ended",
                 asked.give_up
             );
         }

@@ -15,7 +15,7 @@ use domain::{PlacementId, PlacementState, placement::Resolution};
 use serde_json::json;
 use store::operator::{
     actions::Mode,
-    placements::{self, Listed, NotResolved, Resolved},
+    placements::{self, Decision, Listed, NotResolved, Resolved},
 };
 
 use crate::{
@@ -34,6 +34,7 @@ With `--state parked` the oldest placement comes first, because it has waited lo
 
 const RESOLVE_EXAMPLES: &str = "Examples:
   esimctl placement resolve 0199aabb-ccdd-7eee-8fff-001122334455 --bought --reason 'their portal lists it'
+  esimctl placement resolve 0199aabb-ccdd-7eee-8fff-001122334455 --bought --provider airalo --reason 'found there'
   esimctl placement resolve 0199aabb-ccdd-7eee-8fff-001122334455 --not-bought --reason 'refunded, ticket 4711'
   esimctl placement resolve 0199aabb-ccdd-7eee-8fff-001122334455 --retry --dry-run
 
@@ -41,7 +42,10 @@ Before you run it, look the placement id up at the provider, where it is the ord
   --bought      the provider has the purchase: its profiles are collected and delivered
   --not-bought  the provider does not have it, or refunded it: units without a profile fail for good
   --retry       the provider does not have it: a new attempt buys it. If the provider has it after all, it is bought twice,
-                unless the provider refuses an order id that it knows";
+                unless the provider refuses an order id that it knows
+
+If `esimctl placement list` names further providers (elsewhere), look the placement id up at each of them. After a restored
+dump any of them may have sold it. --bought --provider NAME says which one has it.";
 
 const MOST: i64 = 10_000;
 
@@ -73,6 +77,11 @@ pub enum Command {
         placement_id: PlacementId,
         #[command(flatten)]
         found: Found,
+        /// The provider that has the purchase, if the option names several
+        ///
+        /// Without it, that is the provider which `esimctl placement list` shows.
+        #[arg(long, value_name = "NAME", conflicts_with_all = ["not_bought", "retry"])]
+        provider: Option<String>,
         #[command(flatten)]
         confirm: Confirm,
     },
@@ -121,13 +130,21 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         Command::Resolve {
             placement_id,
             found,
+            provider,
             confirm,
         } => {
             let (resolution, command) = found.resolution();
-            let target = format!("placement {placement_id}");
+            let target = match provider {
+                Some(provider) => format!("placement {placement_id} at {provider}"),
+                None => format!("placement {placement_id}"),
+            };
+            let decision = Decision {
+                resolution,
+                bought_at: provider.as_deref(),
+                seen: None,
+            };
             let run = async |mode: Mode<'_>| {
-                let resolved =
-                    placements::resolve(&mut connection, *placement_id, None, resolution, mode);
+                let resolved = placements::resolve(&mut connection, *placement_id, decision, mode);
                 resolved
                     .await
                     .map_err(|error| not_resolved(*placement_id, &error))
@@ -197,9 +214,10 @@ fn list(found: &[Listed], limit: i64) -> String {
     }
 }
 
-fn row(one: &Listed) -> Row<10> {
+fn row(one: &Listed) -> Row<11> {
+    let elsewhere = Some(one.elsewhere.join(", ")).filter(|names| !names.is_empty());
     cells!(one:
-        placement_id, provider, option = one.lane.clone(), state, attempt, bought = if one.bought { "yes" } else { "-" }.to_owned(),
+        placement_id, provider, elsewhere = or_dash(elsewhere), option = one.lane.clone(), state, attempt, bought = if one.bought { "yes" } else { "-" }.to_owned(),
         pending = format!("{}/{}", one.pending, one.units), accepted = utc(one.created_at), external_order_id,
         reason = or_dash(one.reason.as_ref()),
     )

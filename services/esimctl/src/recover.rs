@@ -33,6 +33,9 @@ yet bought in the dump. So every placement that is accepted or placing is looked
 bought only if the provider still does not have it after the settling delay (SETTLE). The command refuses to run while a
 provisioner is connected. A second run does no harm: it only starts the settling delay again.
 
+A placement whose option names further providers may have been sold by any of them, so it is parked, and the output names
+the providers at which to look it up.
+
 Orders that came after the dump are missing in the database, but may have been bought. --ledger finds them in the
 provider's own list of purchases. It is a CSV file with a header. The column order_id, the order id that we sent, is
 required. The columns provider_order_id, at, units, option, iccids and partner are shown if they are there. units and paid,
@@ -150,6 +153,7 @@ fn described(recovered: &Recovered, treatment: Treatment, moved: &str) -> String
         accepted,
         placing,
         parked,
+        routed,
         unanswered,
         parked_before,
         newest_order_at,
@@ -175,6 +179,22 @@ fn described(recovered: &Recovered, treatment: Treatment, moved: &str) -> String
             "{placements} parked in the dump, and an operator may have resolved that after it: look \
              each one up at the provider again"
         ));
+    }
+    if !routed.is_empty() {
+        let count = i64::try_from(routed.len()).unwrap_or(i64::MAX);
+        let placements = counted(count, "parked placement", "parked placements");
+        lines.push(format!(
+            "{placements} may have been bought at any of several providers after the dump. Look each one up at all of \
+             them, then run `esimctl placement resolve ID --bought --provider NAME`, or --not-bought or --retry if none \
+             has it:"
+        ));
+        let rows = routed.iter().take(NAMED);
+        lines.push(table(rows.map(
+            |one| cells!(one: placement_id, order_id, providers = one.providers.join(", ")),
+        )));
+        if routed.len() > NAMED {
+            lines.push("… and more; --json lists all".to_owned());
+        }
     }
     if !unanswered.is_empty() {
         let orders = counted(

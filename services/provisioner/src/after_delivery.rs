@@ -38,6 +38,8 @@ const LOOK: Duration = Duration::from_millis(500);
 /// The shortest and the longest pause before an eSIM is looked at again.
 const AGAIN_LEAST: Duration = Duration::from_secs(1);
 const AGAIN_MOST: Duration = Duration::from_mins(5);
+/// Why a request is set aside whose eSIM no call can name.
+const BAD_UNIT_ID: &str = "the stored id of the unit is no id of a provider";
 
 /// Works on due rows until the soft stop, at most `most` at a time.
 pub async fn answer(
@@ -115,7 +117,13 @@ impl ProviderWork {
             return Ok(());
         }
         let Ok(unit_id) = ProviderId::parse(claimed.unit_id.clone()) else {
-            return Ok(());
+            return self
+                .database
+                .run(async |connection| {
+                    let topup_id = claimed.topup_id.as_str();
+                    esim_requests::set_aside(connection, topup_id, BAD_UNIT_ID).await
+                })
+                .await;
         };
         let esim = DeliveredEsim {
             unit_id,

@@ -147,7 +147,7 @@ pub(super) async fn finished(connection: &mut PgConnection, ids: &[Uuid]) -> Res
                   OR (has_profile AND (SELECT profiles_end FROM term))
                   OR (SELECT true FROM work w WHERE w.id = unit.placement_id)
                   OR (SELECT true FROM held h WHERE h.id = unit.placement_id)
-                  OR (SELECT r.at IS NOT NULL OR r.give_back = 'parked' FROM esim_requests r
+                  OR (SELECT r.at IS NOT NULL OR r.give_back IN ('asked', 'sending', 'parked') FROM esim_requests r
                       WHERE r.topup_id = unit.topup_id)
                UNION ALL
                SELECT order_id FROM webhook

@@ -48,7 +48,9 @@ pub async fn catalogue(connection: &mut PgConnection) -> Result<Vec<CatalogueOpt
 /// The providers of which this cell may have eSIMs.
 pub async fn providers(connection: &mut PgConnection) -> Result<Vec<String>> {
     let providers = sqlx::query_scalar(
-        "SELECT provider FROM options UNION SELECT name FROM providers ORDER BY 1",
+        "SELECT provider FROM options
+         UNION SELECT pair->>'provider' FROM options, jsonb_array_elements(alternatives) pair
+         UNION SELECT name FROM providers ORDER BY 1",
     );
     Ok(providers.fetch_all(connection).await?)
 }

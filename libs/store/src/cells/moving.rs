@@ -101,6 +101,14 @@ pub enum NotMoved {
     )]
     Catalogue { cell: String, options: i64 },
     #[error(
+        "no provisioner of cell {cell} has ever served {providers}, at which orders of this partner may be bought: start the provisioners there with the same PROVIDERS first"
+    )]
+    Providers { cell: String, providers: String },
+    #[error(
+        "operation {0} is sending webhooks of this partner again: wait until `esimctl operation show {0}` says that it has ended, or end it with `esimctl operation cancel {0}`"
+    )]
+    Operation(Uuid),
+    #[error(
         "another partner of cell {0} has an access key of this partner: rotate the keys of one of them"
     )]
     KeyTaken(String),
@@ -215,6 +223,8 @@ impl Move<'_> {
         self.check_clocks().await?;
         self.check_columns().await?;
         self.check_catalogue().await?;
+        self.check_providers().await?;
+        self.check_operations().await?;
         self.check_keys().await?;
         Ok(phase)
     }
@@ -272,7 +282,11 @@ impl Move<'_> {
                      AND (($3 AND p.state IN ('accepted', 'placing'))
                           OR (p.provider = ANY ($4)
                               AND (p.state IN ('placing', 'parked') OR (p.state = 'accepted' AND p.attempt > 0)
-                                   OR (p.state = 'placed' AND EXISTS (SELECT FROM work w WHERE w.id = p.placement_id))))))
+                                   OR (p.state = 'placed' AND EXISTS (SELECT FROM work w WHERE w.id = p.placement_id))
+                                   OR EXISTS (
+                                       SELECT FROM topups t JOIN esim_requests r ON r.topup_id = t.topup_id
+                                       WHERE t.placement_id = p.placement_id
+                                         AND r.give_back IN ('asked', 'sending', 'parked'))))))
              ORDER BY order_id LIMIT $5",
         );
         Ok(orders
@@ -514,11 +528,22 @@ impl Move<'_> {
              DELETE FROM delivery_attempts WHERE delivery_id = ANY (ARRAY (
                  SELECT delivery_id FROM deliveries WHERE partner_id = '{partner}'));"
         );
+        // What operations have sent again stays with them; it has ended.
+        if !copy::columns(self.source, "operation_parts", &[])
+            .await?
+            .is_empty()
+        {
+            let _ = write!(
+                statements,
+                "DELETE FROM redeliveries WHERE partner_id = '{partner}'
+                     AND redelivery_id <> ALL (ARRAY (SELECT redelivery_id FROM operation_parts));"
+            );
+        }
         for table in [
             "deliveries",
             "work",
             "held",
-            "redeliveries",
+            "esim_requests",
             "further_endpoints",
             "archived_orders",
         ] {

@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 
 use time::OffsetDateTime;
+use uuid::Uuid;
 
 use super::{
     copy,
@@ -52,10 +53,12 @@ impl Move<'_> {
     }
 
     /// Every option that the partner's environment offers must be the same in the target, because
-    /// its units name options, and webhooks and look-ups read them.
+    /// its units name options, and webhooks and look-ups read them. A further provider that only one
+    /// of the cells asks is a difference, too.
     pub(super) async fn check_catalogue(&mut self) -> Result<(), NotMoved> {
-        let query = "SELECT option_id::text || ' ' || provider || ' ' || provider_option_id || ' ' || environment FROM options
-                     WHERE environment = $1 OR environment = 'sandbox'";
+        let query = "SELECT option_id::text || ' ' || provider || ' ' || provider_option_id || ' ' || environment
+                            || ' ' || alternatives
+                     FROM options WHERE environment = $1 OR environment = 'sandbox'";
         let environment: String =
             sqlx::query_scalar("SELECT environment FROM partners WHERE partner_id = $1")
                 .bind(self.partner_id.uuid())
@@ -82,6 +85,55 @@ impl Move<'_> {
             });
         }
         Ok(())
+    }
+
+    /// A provisioner of the target must have served every provider of the catalogue that one of the
+    /// source has served. Otherwise an order that moves, or goes to its next provider there, would wait
+    /// for ever.
+    pub(super) async fn check_providers(&mut self) -> Result<(), NotMoved> {
+        let source: Vec<String> = sqlx::query_scalar(
+            "SELECT name FROM providers WHERE name = ANY (ARRAY (
+                 SELECT provider FROM options
+                 UNION SELECT pair->>'provider' FROM options, jsonb_array_elements(alternatives) pair))
+             ORDER BY name",
+        )
+        .fetch_all(&mut *self.source)
+        .await?;
+        let target: Vec<String> = sqlx::query_scalar("SELECT name FROM providers")
+            .fetch_all(&mut *self.target)
+            .await?;
+        let missing = source.into_iter().filter(|name| !target.contains(name));
+        let missing: Vec<String> = missing.collect();
+        if !missing.is_empty() {
+            return Err(NotMoved::Providers {
+                cell: self.to.clone(),
+                providers: missing.join(", "),
+            });
+        }
+        Ok(())
+    }
+
+    /// No operation of operators may be sending webhooks of the partner again. It would go on in the
+    /// target, where nobody could see or cancel it as a part of the operation.
+    pub(super) async fn check_operations(&mut self) -> Result<(), NotMoved> {
+        if copy::columns(self.source, "operation_parts", &[])
+            .await?
+            .is_empty()
+        {
+            // This schema has no operations.
+            return Ok(());
+        }
+        let operation: Option<Uuid> = sqlx::query_scalar(
+            "SELECT p.operation_id FROM redeliveries r JOIN operation_parts p ON p.redelivery_id = r.redelivery_id
+             WHERE r.partner_id = $1 AND r.ended_at IS NULL",
+        )
+        .bind(self.partner_id.uuid())
+        .fetch_optional(&mut *self.source)
+        .await?;
+        match operation {
+            Some(id) => Err(NotMoved::Operation(id)),
+            None => Ok(()),
+        }
     }
 
     /// No other partner of the target may have one of the access keys, because the activation would

@@ -1,11 +1,14 @@
-//! What needs a person, in one list: parked placements, exhausted webhooks, endpoints to which
+//! What needs a person, in one list: parked placements and give-backs, exhausted webhooks, endpoints to which
 //! nothing is sent, and breakers that are not closed. Each item has one action.
 
 use domain::PlacementState;
 use serde::Serialize;
 use sqlx::PgConnection;
 
-use super::placements::{self, Listed};
+use super::{
+    give_backs,
+    placements::{self, Listed},
+};
 use crate::{
     Result,
     deliveries::endpoints::{self, Endpoint},
@@ -20,6 +23,8 @@ pub enum Item {
     Breaker(ProviderBreaker),
     /// A purchase whose outcome a person has to find out.
     Parked(Box<Listed>),
+    /// A give-back of which a person has to find out whether the provider has the eSIM back.
+    GiveBack(Box<give_backs::Listed>),
     /// Nothing is sent to this endpoint.
     Stopped(Endpoint),
     /// Webhooks to this endpoint have used up their retries.
@@ -34,6 +39,8 @@ pub enum Remedy {
     /// database has forgotten.
     Recover,
     ResolvePlacement(domain::PlacementId),
+    /// That of the eSIM of this topup.
+    ResolveGiveBack(String),
     ResumeEndpoint(uuid::Uuid),
     ReplayExhausted(uuid::Uuid),
 }
@@ -45,6 +52,7 @@ impl Remedy {
             Self::CloseBreaker(name) => format!("esimctl provider close {name}"),
             Self::Recover => "esimctl recover".to_owned(),
             Self::ResolvePlacement(id) => format!("esimctl placement resolve {id}"),
+            Self::ResolveGiveBack(id) => format!("esimctl give-back resolve {id}"),
             Self::ResumeEndpoint(id) => format!("esimctl endpoint resume {id}"),
             Self::ReplayExhausted(id) => format!("esimctl delivery replay --partner {id}"),
         }
@@ -58,6 +66,7 @@ impl Item {
             Self::Breaker(breaker) if breaker.lost_commits() => Remedy::Recover,
             Self::Breaker(breaker) => Remedy::CloseBreaker(breaker.name.clone()),
             Self::Parked(placement) => Remedy::ResolvePlacement(placement.placement_id),
+            Self::GiveBack(one) => Remedy::ResolveGiveBack(one.topup_id.clone()),
             Self::Stopped(endpoint) => Remedy::ResumeEndpoint(endpoint.endpoint_id),
             Self::Exhausted(endpoint) => Remedy::ReplayExhausted(endpoint.partner_id),
         }
@@ -72,15 +81,30 @@ impl Item {
                 breaker.state.as_str().replace('_', " "),
                 breaker.reason.as_deref().unwrap_or("no reason is recorded")
             ),
-            Self::Parked(placement) => format!(
-                "placement {} of order {} at {} is parked: {}",
-                placement.placement_id,
-                placement.external_order_id,
-                placement.provider,
-                placement
-                    .reason
-                    .as_deref()
-                    .unwrap_or("no reason is recorded")
+            Self::Parked(placement) => {
+                let elsewhere = placement.elsewhere.join(", ");
+                let elsewhere = if elsewhere.is_empty() {
+                    String::new()
+                } else {
+                    format!(" (look it up at {elsewhere}, too)")
+                };
+                format!(
+                    "placement {} of order {} at {} is parked: {}{elsewhere}",
+                    placement.placement_id,
+                    placement.external_order_id,
+                    placement.provider,
+                    placement
+                        .reason
+                        .as_deref()
+                        .unwrap_or("no reason is recorded")
+                )
+            }
+            Self::GiveBack(one) => format!(
+                "the give-back of topup {} to {} is parked, where the unit is {}: {}",
+                one.topup_id,
+                one.provider,
+                one.provider_unit_id.as_deref().unwrap_or("not known"),
+                one.message.as_deref().unwrap_or("no reason is recorded")
             ),
             Self::Stopped(endpoint) => {
                 let by = if endpoint.paused_by_partner {
@@ -105,7 +129,8 @@ impl Item {
     }
 }
 
-/// The list. It holds at most `most` parked placements, the oldest ones, ordered by their reasons.
+/// The list. It holds at most `most` parked placements and as many parked give-backs, the oldest ones;
+/// the placements are ordered by their reasons.
 pub async fn list(connection: &mut PgConnection, most: i64) -> Result<Vec<Item>> {
     let breakers = providers::list(connection).await?;
     let open = breakers
@@ -118,6 +143,12 @@ pub async fn list(connection: &mut PgConnection, most: i64) -> Result<Vec<Item>>
     parked
         .sort_by(|one, other| (&one.reason, &one.provider).cmp(&(&other.reason, &other.provider)));
     items.extend(parked.into_iter().map(|one| Item::Parked(Box::new(one))));
+    let give_backs = give_backs::list(connection, None, most).await?;
+    items.extend(
+        give_backs
+            .into_iter()
+            .map(|one| Item::GiveBack(Box::new(one))),
+    );
     let endpoints = endpoints::list(connection, None).await?;
     for endpoint in &endpoints {
         if matches!(endpoint.state.as_str(), "blocked" | "probing" | "paused") {

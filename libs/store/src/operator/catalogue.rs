@@ -23,7 +23,16 @@ pub struct Update {
     /// now is not changed.
     pub was: String,
     pub provider_option_id: String,
-    pub standard: Standard,
+    pub place: Place,
+}
+
+/// Which pair of an option changes.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// Its first provider, whose standard fields are those of the option.
+    First(Standard),
+    /// This further provider.
+    Alternative(String),
 }
 
 /// What is taken over.
@@ -75,7 +84,14 @@ pub async fn apply(connection: &mut PgConnection, pull: &Pull, mode: Mode<'_>) -
         pulled.created += created.execute(&mut *transaction).await?.rows_affected();
     }
     for update in &pull.updates {
-        let standard = StandardColumns::of(Some(&update.standard));
+        let standard = match &update.place {
+            Place::First(standard) => standard,
+            Place::Alternative(provider) => {
+                pulled.updated += set_alternative(&mut transaction, update, provider).await?;
+                continue;
+            }
+        };
+        let standard = StandardColumns::of(Some(standard));
         let updated = sqlx::query!(
             "UPDATE options SET provider_option_id = $3, countries = $4, data_mb = $5, unlimited = $6, days = $7,
                                 cost = $8, cost_currency = $9
@@ -102,4 +118,26 @@ pub async fn apply(connection: &mut PgConnection, pull: &Pull, mode: Mode<'_>) -
     let affected = i64::try_from(affected).unwrap_or(i64::MAX);
     actions::finish(transaction, mode, affected).await?;
     Ok(pulled)
+}
+
+/// Changes what an option buys at a further provider, and returns the number of changed options.
+async fn set_alternative(
+    connection: &mut PgConnection,
+    update: &Update,
+    provider: &str,
+) -> Result<u64> {
+    let statement = sqlx::query!(
+        "UPDATE options o SET alternatives = (
+             SELECT jsonb_agg(CASE WHEN pair->>'provider' = $2
+                                   THEN jsonb_set(pair, '{provider_option_id}', to_jsonb($4::text)) ELSE pair END
+                              ORDER BY place)
+             FROM jsonb_array_elements(o.alternatives) WITH ORDINALITY AS all_pairs (pair, place))
+         WHERE option_id = $1
+           AND alternatives @> jsonb_build_array(jsonb_build_object('provider', $2::text, 'provider_option_id', $3::text))",
+        update.option_id.uuid(),
+        provider,
+        update.was,
+        update.provider_option_id,
+    );
+    Ok(statement.execute(connection).await?.rows_affected())
 }

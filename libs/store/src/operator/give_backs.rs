@@ -11,6 +11,7 @@ use domain::{
 use serde::Serialize;
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
+use uuid::Uuid;
 
 use super::actions::{self, Mode};
 use crate::{Error, Result, esim_requests, unsigned};
@@ -19,10 +20,12 @@ use crate::{Error, Result, esim_requests, unsigned};
 #[derive(Clone, Debug, Serialize)]
 pub struct Listed {
     pub topup_id: String,
+    /// `None` if the order is gone, for example archived by hand.
+    pub order_id: Option<Uuid>,
     pub partner_id: PartnerId,
     pub provider: String,
     /// The provider's id of the unit, by which the portal finds it.
-    pub provider_unit_id: String,
+    pub provider_unit_id: Option<String>,
     pub attempt: i32,
     /// What the provider said last.
     pub message: Option<String>,
@@ -40,9 +43,12 @@ pub async fn list(
 ) -> Result<Vec<Listed>> {
     let rows = sqlx::query_as!(
         Listed,
-        r#"SELECT r.topup_id, r.partner_id, r.provider, e.provider_unit_id, r.attempt, r.message,
-                  r.give_back_asked_at AS "asked_at!", r.ended_at AS "parked_at!"
-           FROM esim_requests r JOIN esims e ON e.topup_id = r.topup_id
+        r#"SELECT r.topup_id, r.partner_id, r.provider, e.provider_unit_id AS "provider_unit_id?", r.attempt, r.message,
+                  r.give_back_asked_at AS "asked_at!", r.ended_at AS "parked_at!", p.order_id AS "order_id?"
+           FROM esim_requests r
+           LEFT JOIN esims e ON e.topup_id = r.topup_id
+           LEFT JOIN topups t ON t.topup_id = r.topup_id
+           LEFT JOIN placements p ON p.placement_id = t.placement_id
            WHERE r.give_back = 'parked' AND ($1::text IS NULL OR r.provider = $1)
            ORDER BY r.ended_at LIMIT $2"#,
         provider,

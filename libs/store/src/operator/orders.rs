@@ -1,6 +1,8 @@
 //! Looks an order up by any of its ids, with its placements, units and deliveries (`esimctl order
 //! show`).
 
+use std::collections::BTreeMap;
+
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -52,7 +54,7 @@ pub struct PlacementView {
     pub provider_reference: Option<String>,
     /// The providers that have rejected it, in the order in which they were asked.
     pub tried: Vec<TriedPair>,
-    /// The providers to which it may still go.
+    /// The providers to which it may still go. If it is parked: at which it may be bought, too.
     pub alternatives: Vec<String>,
     /// When a provisioner looks at it next, if it has work.
     #[serde(with = "time::serde::rfc3339::option")]
@@ -68,6 +70,9 @@ pub struct TriedPair {
     pub attempt: i32,
     /// Why it was rejected.
     pub reason: String,
+    /// Its names of the options by ours.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub options: BTreeMap<String, String>,
     /// When it was rejected, in RFC 3339.
     pub at: String,
 }
@@ -106,6 +111,18 @@ pub struct TopupView {
     pub delivered_at: Option<OffsetDateTime>,
     #[serde(with = "time::serde::rfc3339::option")]
     pub delivery_due_at: Option<OffsetDateTime>,
+    /// The state of its give-back: `asked`, `sending`, `returned`, `refused` or `parked`. `None` if
+    /// its partner has not asked for it.
+    pub give_back: Option<String>,
+    /// Why it was refused or parked: a code, and what the provider said.
+    pub give_back_reason: Option<String>,
+    pub give_back_message: Option<String>,
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub give_back_asked_at: Option<OffsetDateTime>,
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub give_back_ended_at: Option<OffsetDateTime>,
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub returned_at: Option<OffsetDateTime>,
 }
 
 /// The newest orders that match an id of any kind, at most [`search::MOST`]. See [`search::find`].
@@ -164,12 +181,15 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Ord
                       e.erased_at AS "erased_at?",
                       d.state AS "delivery?", d.attempt AS "delivery_attempts?", d.status AS "delivery_status?",
                       d.error AS "delivery_error?", d.delivered_at AS "delivered_at?", due.at AS "delivery_due_at?",
-                      t.provider_option_id, o.name AS "option_name?"
+                      t.provider_option_id, o.name AS "option_name?", e.returned_at AS "returned_at?",
+                      r.give_back AS "give_back?", r.reason AS "give_back_reason?", r.message AS "give_back_message?",
+                      r.give_back_asked_at AS "give_back_asked_at?", r.ended_at AS "give_back_ended_at?"
                FROM placements p
                JOIN topups t ON t.placement_id = p.placement_id
                LEFT JOIN esims e ON e.topup_id = t.topup_id
                LEFT JOIN deliveries d ON d.delivery_id = e.delivery_id
                LEFT JOIN work due ON due.id = e.delivery_id
+               LEFT JOIN esim_requests r ON r.topup_id = t.topup_id
                LEFT JOIN options o ON o.option_id = t.option_id
                WHERE p.order_id = $1 ORDER BY t.position"#,
             head.order_id,

@@ -26,6 +26,10 @@ pub struct Listed {
     pub partner_id: PartnerId,
     pub external_order_id: String,
     pub provider: String,
+    /// The further providers at which a parked placement may be bought: those of its other pairs
+    /// after a restored dump, and those that have rejected it before, if a purchase came that
+    /// contradicts that.
+    pub elsewhere: Vec<String>,
     /// What is bought: the provider's name of the option, or of the set of options. It is the lane
     /// of the placement.
     pub lane: String,
@@ -66,7 +70,11 @@ pub async fn list(
                   p.reason, p.placed_at IS NOT NULL AS "bought!", p.created_at,
                   (SELECT at FROM work w WHERE w.id = p.placement_id) AS "due_at?",
                   count(t.topup_id) AS "units!", count(t.topup_id) FILTER (WHERE t.state = 'pending' AND e.ready_at IS NULL) AS "pending!",
-                  p.lane
+                  p.lane,
+                  ARRAY (SELECT pair->>'provider'
+                         FROM jsonb_array_elements(coalesce(p.alternatives, '[]')
+                                                   || CASE WHEN p.disputed THEN coalesce(p.tried, '[]') ELSE '[]' END) pair
+                         WHERE p.state = 'parked' AND pair->>'provider' <> p.provider) AS "elsewhere!: Vec<String>"
            FROM placements p
            JOIN orders o ON o.order_id = p.order_id
            JOIN topups t ON t.placement_id = p.placement_id
@@ -183,6 +191,15 @@ pub enum NotResolved {
     /// time.
     #[error("the provider has named units for it, so it is bought; a retry would buy it twice")]
     HasUnits,
+    /// Another provider was named than those that may have sold it.
+    #[error("it cannot be at that provider; it can be at {0}")]
+    NotItsProvider(String),
+    /// The provider of the placement has named units, so the purchase there is certain, too.
+    #[error(
+        "{0} has named units for it, so it is bought there, too: cancel the purchase at the other provider, and settle \
+         this one with --bought alone"
+    )]
+    BoughtHere(String),
     #[error(transparent)]
     Store(#[from] Error),
 }
@@ -193,16 +210,65 @@ pub fn parking(attempt: i32, reason: Option<&str>) -> String {
     format!("attempt {attempt}, {reason}")
 }
 
+/// What an operator has found out about a parked placement.
+#[derive(Clone, Copy, Debug)]
+pub struct Decision<'a> {
+    pub resolution: Resolution,
+    /// The provider that has the purchase, if it is bought; `None` is the one that the placement is
+    /// at. It may be one of the placement's other pairs, or one that has rejected it.
+    pub bought_at: Option<&'a str>,
+    /// The [`parking`] that the operator has looked into: if the placement was parked anew since
+    /// then, nothing is changed.
+    pub seen: Option<&'a str>,
+}
+
+/// The names of a placement at another provider.
+#[derive(Default)]
+struct Pair {
+    provider: Option<String>,
+    lane: Option<String>,
+    /// The provider's names of the options by ours, as JSON.
+    options: Option<String>,
+}
+
+/// The pair of a placement at `provider`, which is not the present one.
+async fn pair(
+    connection: &mut PgConnection,
+    placement_id: PlacementId,
+    provider: &str,
+) -> Result<Pair, NotResolved> {
+    let query = sqlx::query!(
+        r#"SELECT pair->>'provider' AS "provider!", pair->>'lane' AS "lane!", (pair->'options')::text AS options
+           FROM placements p
+           CROSS JOIN jsonb_array_elements(coalesce(p.alternatives, '[]') || coalesce(p.tried, '[]')) pair
+           WHERE p.placement_id = $1"#,
+        placement_id.uuid(),
+    );
+    let pairs = query.fetch_all(connection).await?;
+    let known: Vec<&str> = pairs.iter().map(|pair| pair.provider.as_str()).collect();
+    let known = known.join(", ");
+    let found = pairs.into_iter().find(|pair| pair.provider == provider);
+    let found = found.ok_or(NotResolved::NotItsProvider(known))?;
+    Ok(Pair {
+        provider: Some(found.provider),
+        lane: Some(found.lane),
+        options: found.options,
+    })
+}
+
 /// Resolves a parked placement by [`Event::Resolve`]. If it is bought or retried, failed units to
-/// which the provider has assigned nothing become pending again. `seen` is the [`parking`] that the
-/// operator has looked into: if the placement was parked anew since then, nothing is changed.
+/// which the provider has assigned nothing become pending again.
 pub async fn resolve(
     connection: &mut PgConnection,
     placement_id: PlacementId,
-    seen: Option<&str>,
-    resolution: Resolution,
+    decision: Decision<'_>,
     mode: Mode<'_>,
 ) -> Result<Resolved, NotResolved> {
+    let Decision {
+        resolution,
+        bought_at,
+        seen,
+    } = decision;
     let mut transaction = connection.begin().await?;
     let query = sqlx::query!(
         r#"SELECT p.order_id, p.provider, p.state, p.attempt, p.reason, o.refused_at IS NOT NULL AS "refused!",
@@ -236,6 +302,22 @@ pub async fn resolve(
     }
     let due = settled.state != PlacementState::Failed;
     let placed = settled.state == PlacementState::Placed;
+    let other = bought_at.filter(|other| placed && *other != row.provider);
+    let pair = match other {
+        Some(_) if row.has_units => return Err(NotResolved::BoughtHere(row.provider)),
+        Some(other) => pair(&mut transaction, placement_id, other).await?,
+        None => Pair::default(),
+    };
+    // The other provider has names of its own for the options.
+    if let Some(options) = &pair.options {
+        let statement = sqlx::query!(
+            "UPDATE topups SET provider_option_id = coalesce($2::text::jsonb->>option_id::text, provider_option_id)
+             WHERE placement_id = $1",
+            placement_id.uuid(),
+            options,
+        );
+        statement.execute(&mut *transaction).await?;
+    }
     // `settled` moves the placement. `due` makes its collect or its next attempt due, or `done`
     // deletes its work if it was not bought. In any case it no longer waits in `held`.
     let statement = sqlx::query!(
@@ -243,8 +325,11 @@ pub async fn resolve(
              UPDATE placements p
              SET state = $2, not_found_at = NULL, unknowns = 0, disputed = false,
                  placed_at = CASE WHEN $3 THEN now() END,
-                 -- A retry is another purchase, so look-ups must not ask about the old one.
-                 provider_reference = CASE WHEN $3 OR NOT $4 THEN p.provider_reference END,
+                 -- A retry is another purchase, so look-ups must not ask about the old one. At another provider it
+                 -- has another reference, too; a disputed one has that of the purchase that nobody expected.
+                 provider_reference = CASE WHEN ($3 OR NOT $4) AND ($5::text IS NULL OR p.disputed)
+                                           THEN p.provider_reference END,
+                 provider = coalesce($5, p.provider), lane = coalesce($6, p.lane),
                  reason = CASE WHEN $4 THEN NULL ELSE 'settled by an operator as not bought' END,
                  -- The operator has looked at this provider only, so no other one may be asked.
                  alternatives = NULL
@@ -254,7 +339,8 @@ pub async fn resolve(
              INSERT INTO work AS w (id, kind, provider, lane, partner_id, at)
              SELECT placement_id, CASE WHEN $3 THEN 'collect' ELSE 'buy_again' END, provider, lane, partner_id, now()
              FROM settled WHERE $4
-             ON CONFLICT (id) DO UPDATE SET kind = excluded.kind, at = excluded.at
+             ON CONFLICT (id) DO UPDATE
+             SET kind = excluded.kind, at = excluded.at, provider = excluded.provider, lane = excluded.lane
          ), done AS (
              DELETE FROM work WHERE id = ANY (ARRAY (SELECT placement_id FROM settled WHERE NOT $4))
          )
@@ -263,8 +349,37 @@ pub async fn resolve(
         settled.state.as_str(),
         placed,
         due,
+        pair.provider,
+        pair.lane,
     );
     statement.execute(&mut *transaction).await?;
+    let units = settle_units(&mut transaction, placement_id, due).await?;
+    actions::finish(transaction, mode, 1).await?;
+    Ok(Resolved {
+        placement_id,
+        order_id: row.order_id.into(),
+        provider: pair.provider.unwrap_or(row.provider),
+        state: settled.state,
+        attempt: settled.attempt,
+        pending: units.pending,
+        failed: units.failed,
+        ready: units.ready,
+    })
+}
+
+/// The units of a placement by their states.
+struct Units {
+    pending: i64,
+    failed: i64,
+    ready: i64,
+}
+
+/// Moves the units of a placement that goes on (`due`) or is given up, and counts them.
+async fn settle_units(
+    connection: &mut PgConnection,
+    placement_id: PlacementId,
+    due: bool,
+) -> Result<Units> {
     // Units follow their placement. A unit with a profile stays ready. If the placement goes on,
     // failed units without an eSIM get another chance; otherwise all units without a profile fail.
     let statement = sqlx::query!(
@@ -278,24 +393,14 @@ pub async fn resolve(
         placement_id.uuid(),
         due,
     );
-    statement.execute(&mut *transaction).await?;
-    let query = sqlx::query!(
+    statement.execute(&mut *connection).await?;
+    let query = sqlx::query_as!(
+        Units,
         r#"SELECT count(*) FILTER (WHERE state = 'pending' AND e.ready_at IS NULL) AS "pending!",
                   count(*) FILTER (WHERE state = 'failed') AS "failed!",
                   count(e.ready_at) AS "ready!"
            FROM topups LEFT JOIN esims e USING (topup_id) WHERE placement_id = $1"#,
         placement_id.uuid(),
     );
-    let units = query.fetch_one(&mut *transaction).await?;
-    actions::finish(transaction, mode, 1).await?;
-    Ok(Resolved {
-        placement_id,
-        order_id: row.order_id.into(),
-        provider: row.provider,
-        state: settled.state,
-        attempt: settled.attempt,
-        pending: units.pending,
-        failed: units.failed,
-        ready: units.ready,
-    })
+    Ok(query.fetch_one(connection).await?)
 }

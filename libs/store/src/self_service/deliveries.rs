@@ -16,7 +16,7 @@ use crate::{
     },
     operator::{
         actions::{Action, Actor, Mode},
-        deliveries::{self, AttemptView, Filter, resendable},
+        deliveries::{self, AttemptView, Filter, Resendable, resendable},
     },
 };
 
@@ -190,7 +190,8 @@ pub enum Redelivered {
 /// Replays one delivery of a partner, unless its last attempt is younger than `interval`. A unit has
 /// a delivery to each endpoint; without `endpoint` the one to the first endpoint is meant. The facts
 /// are read first, so that the partner gets the right reason for a refusal. The replay then checks
-/// the interval once more under the lock of the row.
+/// the interval once more under the lock of the row. If another request was faster, this one gets the
+/// answer that it would have got right after that one.
 pub async fn redeliver(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -206,18 +207,8 @@ pub async fn redeliver(
     let Some(delivery) = resendable(connection, id).await? else {
         return Ok(Redelivered::Unknown);
     };
-    if delivery.pointless {
-        return Ok(Redelivered::Gone);
-    }
-    if !delivery.has_url || delivery.state == "no_endpoint" {
-        return Ok(Redelivered::NoEndpoint);
-    }
-    if delivery.due {
-        return Ok(Redelivered::Due);
-    }
-    let age = age(delivery.age);
-    if age < interval {
-        return Ok(Redelivered::TooSoon(interval.saturating_sub(age)));
+    if let Some(answer) = without_replay(&delivery, interval) {
+        return Ok(answer);
     }
     let (command, target) = match webhook_id {
         WebhookId::Topup(id) => ("topup redeliver", format!("topup {id}")),
@@ -236,13 +227,31 @@ pub async fn redeliver(
         ..Filter::default()
     };
     let replayed = deliveries::replay(connection, &filter, 1, mode).await?;
-    Ok(if replayed.replayed > 0 {
-        Redelivered::Again
-    } else {
-        // The facts have changed in the meantime: another request, an operator or the notifier was
-        // faster.
-        Redelivered::Due
+    if replayed.replayed > 0 {
+        return Ok(Redelivered::Again);
+    }
+    // The facts have changed in the meantime: another request, an operator or the notifier was faster.
+    let now = resendable(connection, id).await?;
+    Ok(match now {
+        Some(now) => without_replay(&now, interval).unwrap_or(Redelivered::Due),
+        None => Redelivered::Unknown,
     })
+}
+
+/// Why a delivery is not made due; `None` if it can be.
+fn without_replay(delivery: &Resendable, interval: Duration) -> Option<Redelivered> {
+    let age = age(delivery.age);
+    if delivery.pointless {
+        Some(Redelivered::Gone)
+    } else if !delivery.has_url || delivery.state == "no_endpoint" {
+        Some(Redelivered::NoEndpoint)
+    } else if delivery.due {
+        Some(Redelivered::Due)
+    } else if age < interval {
+        Some(Redelivered::TooSoon(interval.saturating_sub(age)))
+    } else {
+        None
+    }
 }
 
 /// What a `webhook-id` names, as far as this partner may see.

@@ -98,12 +98,30 @@ pub async fn requests(
     }))
 }
 
+/// Keeps the order of a unit in the tables until the end of the transaction. An archive run and an
+/// erasure lock the order, too, before they judge whether anything of it is open. So either they see
+/// the request that this transaction makes, and leave the order alone, or this waits for them, and the
+/// next statement finds no unit, or an erased one.
+async fn keep_order(connection: &mut PgConnection, topup_id: &TopupId) -> Result<()> {
+    let query = sqlx::query_scalar!(
+        "SELECT o.order_id FROM topups t
+         JOIN placements p ON p.placement_id = t.placement_id
+         JOIN orders o ON o.order_id = p.order_id
+         WHERE t.topup_id = $1 FOR KEY SHARE OF o",
+        topup_id.as_str(),
+    );
+    query.fetch_optional(connection).await?;
+    Ok(())
+}
+
 /// Asks for the use of a ready unit of the partner. An open question stays as it is.
 pub async fn ask_usage(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     topup_id: &TopupId,
 ) -> Result<()> {
+    let mut transaction = connection.begin().await?;
+    keep_order(&mut transaction, topup_id).await?;
     let statement = sqlx::query!(
         "INSERT INTO esim_requests AS r (topup_id, partner_id, provider, at, usage_asked_at)
          SELECT u.topup_id, u.partner_id, e.provider, now(), now()
@@ -115,7 +133,8 @@ pub async fn ask_usage(
         partner_id.uuid(),
         topup_id.as_str(),
     );
-    statement.execute(connection).await?;
+    statement.execute(&mut *transaction).await?;
+    transaction.commit().await?;
     Ok(())
 }
 
@@ -127,6 +146,7 @@ pub async fn ask_give_back(
     topup_id: &TopupId,
 ) -> Result<()> {
     let mut transaction = connection.begin().await?;
+    keep_order(&mut transaction, topup_id).await?;
     let statement = sqlx::query!(
         "INSERT INTO esim_requests AS r (topup_id, partner_id, provider, at, give_back, give_back_asked_at)
          SELECT u.topup_id, u.partner_id, e.provider, now(), 'asked', now()

@@ -3,10 +3,10 @@
 
 use std::collections::HashMap;
 
-use domain::{Environment, OptionId, PartnerId, product::Standard};
+use domain::{Environment, OptionId, PartnerId, cut::Pair, product::Standard};
 use sqlx::Connection;
 use store::operator::actions::{self, Action, Actor, Mode};
-use store::operator::catalogue::{self, Pull, Pulled, Update};
+use store::operator::catalogue::{self, Place, Pull, Pulled, Update};
 use store::options::{self, ProductOption};
 use store::partners;
 use uuid::Uuid;
@@ -146,6 +146,45 @@ async fn standard_fields_are_stored_and_read() {
     }
 }
 
+/// The price at a further provider is a part of its pair. The other pairs and the standard fields stay.
+#[tokio::test]
+async fn a_pulled_price_of_an_alternative_changes_that_pair_alone() {
+    let bench = Bench::new().await;
+    let mut connection = bench.connection().await;
+    let pair = |provider: &str, provider_option_id: &str| Pair {
+        provider: provider.to_owned(),
+        provider_option_id: provider_option_id.to_owned(),
+    };
+    let mut routed = option("routed");
+    routed.alternatives = vec![pair("airalo", "a@1.00"), pair("usimsa", "a@1.00")];
+    options::import(&mut connection, &routed).await.unwrap();
+    let update = |was: &str| Update {
+        option_id: routed.option_id,
+        was: was.to_owned(),
+        provider_option_id: "a@2.00".to_owned(),
+        place: Place::Alternative("usimsa".to_owned()),
+    };
+    for (was, updated) in [("a@1.00", 1), ("a@1.00", 0)] {
+        let pull = Pull {
+            updates: vec![update(was)],
+            ..Pull::default()
+        };
+        let action = Mode::Apply(Action {
+            actor: Actor::esimctl("o"),
+            command: "catalogue pull",
+            target: "t",
+            reason: "r",
+        });
+        let pulled = catalogue::apply(&mut connection, &pull, action).await;
+        assert_eq!(pulled.unwrap().updated, updated, "{was}");
+    }
+    let read = options::all(&mut connection).await.unwrap();
+    let expected = [pair("airalo", "a@1.00"), pair("usimsa", "a@2.00")];
+    assert_eq!(read[0].alternatives, expected);
+    assert_eq!(read[0].provider_option_id, routed.provider_option_id);
+    assert_eq!(read[0].standard, None);
+}
+
 /// Somebody changes options after the catalogues were compared: a new name stays, and an option with
 /// another product is left alone.
 #[tokio::test]
@@ -165,7 +204,7 @@ async fn a_pulled_catalogue_changes_only_what_was_compared() {
         option_id: option.option_id,
         was: option.provider_option_id.clone(),
         provider_option_id: format!("{}@2.00", option.name),
-        standard: standard.clone(),
+        place: Place::First(standard.clone()),
     };
     let pull = Pull {
         new: vec![same.clone()],

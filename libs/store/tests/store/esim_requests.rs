@@ -9,7 +9,10 @@ use domain::{
 };
 use store::{
     esim_requests::{self, Claimed, Reading, Reason, Settlement, UsageFailure},
-    operator::give_backs::{self, Found},
+    operator::{
+        give_backs::{self, Found},
+        orders, story,
+    },
     self_service::{self, UnitState, esims},
 };
 
@@ -261,6 +264,85 @@ async fn a_partner_sees_and_asks_only_what_is_its_own() {
     assert_eq!(row.reading.unwrap().0, reading, "the last answer stays");
 }
 
+/// A damaged row does not keep the others from being answered, and does not come again. What was
+/// certainly not sent is refused, and what may be on its way is parked.
+#[tokio::test]
+async fn a_row_that_cannot_be_read_is_set_aside_alone() {
+    let bench = Bench::new().await;
+    let partner = PartnerId::new();
+    let mut connection = bench.connection().await;
+    let mut units = Vec::new();
+    for _ in 0..4 {
+        let topup = bench.esim(partner).await;
+        esims::ask_give_back(&mut connection, partner, &topup)
+            .await
+            .unwrap();
+        units.push(topup);
+    }
+    let [good, asked, sending, strange] = units.as_slice() else {
+        panic!("{units:?}");
+    };
+    for topup in [asked, sending] {
+        bench
+            .set(
+                "UPDATE esims SET iccid = 'none of ' || topup_id WHERE topup_id = $1",
+                topup,
+            )
+            .await;
+    }
+    for (state, topup) in [("sending", sending), ("lent", strange)] {
+        bench
+            .sql(&format!(
+                "UPDATE esim_requests SET give_back = '{state}', attempt = 1 WHERE topup_id = '{topup}'"
+            ))
+            .await;
+    }
+    // A question whose eSIM is gone.
+    bench
+        .sql(
+            "INSERT INTO esim_requests (topup_id, partner_id, provider, at, usage_asked_at)
+             VALUES ('gone', gen_random_uuid(), 'sandbox', now(), now())",
+        )
+        .await;
+    let claimed = bench.claim_requests().await;
+    let claimed: Vec<&TopupId> = claimed.iter().map(|one| &one.topup_id).collect();
+    assert_eq!(claimed, [good]);
+    let left: i64 = bench
+        .value(
+            "SELECT count(*) FROM esim_requests WHERE at IS NOT NULL AND topup_id <> $1",
+            good,
+        )
+        .await;
+    assert_eq!(left, 0, "they are not due again");
+    for (topup, state) in [
+        (asked, GiveBackState::Refused),
+        (sending, GiveBackState::Parked),
+        (strange, GiveBackState::Parked),
+    ] {
+        let row = esims::requests(&mut connection, partner, topup)
+            .await
+            .unwrap()
+            .unwrap();
+        let give_back = row.give_back.unwrap();
+        assert_eq!(
+            (give_back.state, give_back.reason),
+            (state, Some(Reason::Unreadable)),
+            "{topup}"
+        );
+        assert!(give_back.ended_at.is_some() && give_back.message.is_some());
+    }
+    let failure: Option<String> = bench
+        .value(
+            "SELECT usage_failure FROM esim_requests WHERE topup_id = $1",
+            "gone",
+        )
+        .await;
+    assert_eq!(failure.as_deref(), Some("failed"));
+    let listed = give_backs::list(&mut connection, None, 10).await.unwrap();
+    assert_eq!(listed.len(), 2);
+    assert!(listed.iter().all(|one| one.order_id.is_some()));
+}
+
 /// The operator says that the provider has it back.
 #[tokio::test]
 async fn a_unit_that_was_given_back_is_erased_and_seen_as_returned() {
@@ -288,6 +370,13 @@ async fn a_unit_that_was_given_back_is_erased_and_seen_as_returned() {
         .unwrap();
     assert_eq!(unit.state, UnitState::Returned);
     assert!(unit.profile.is_none() && unit.erased_at.is_some());
+    let order = orders::find(&mut connection, topup.as_str()).await.unwrap();
+    let sentence = story::sentence(&order[0]);
+    assert!(
+        sentence
+            .ends_with(": 1 of 1 is given back to the provider, so that nobody can install it."),
+        "{sentence}"
+    );
     let listed = give_backs::list(&mut connection, None, 10).await.unwrap();
     assert!(listed.is_empty());
 }

@@ -3,7 +3,7 @@
 
 use domain::placement::{Event, Placement, Resolution};
 use domain::{PartnerId, PlacementId, PlacementState};
-use store::operator::placements::{self as operated, NotResolved};
+use store::operator::placements::{self as operated, Decision, NotResolved};
 use store::orders::{Alternative, Cancelled, NewOrder};
 use store::recover;
 
@@ -29,7 +29,7 @@ struct Start {
 const NEXT: &str = "next";
 
 /// Gives the order's placement this many alternatives.
-fn route(order: &mut NewOrder, alternatives: u32) {
+pub fn route(order: &mut NewOrder, alternatives: u32) {
     let placement = &mut order.placements[0];
     for rank in 1..=alternatives {
         let options = placement.topups.iter().map(|topup| {
@@ -181,14 +181,13 @@ impl Bench {
             Event::Claim => return !self.claim(&[id]).await.is_empty(),
             Event::Refuse => return self.refuse(order).await.is_some(),
             Event::Resolve(resolution) => {
-                let resolved = operated::resolve(
-                    &mut *self.connection().await,
-                    id,
-                    None,
+                let decision = Decision {
                     resolution,
-                    applied(),
-                )
-                .await;
+                    bought_at: None,
+                    seen: None,
+                };
+                let mut connection = self.connection().await;
+                let resolved = operated::resolve(&mut connection, id, decision, applied()).await;
                 return match resolved {
                     Ok(_) => true,
                     Err(NotResolved::NotParked(_)) => false,
@@ -199,6 +198,7 @@ impl Bench {
             Event::Rejected(attempt) => rejected(id, attempt),
             Event::NotBought(attempt) => not_bought(id, attempt),
             Event::NotFound { attempt, settled } => not_found(id, attempt, settled),
+            Event::Unknown(attempt) => unknown(id, attempt),
             Event::Park(attempt) => parked(id, attempt),
             Event::Dispute(attempt) => disputed(id, attempt),
         };
@@ -324,17 +324,18 @@ async fn a_recovery_claims_as_the_machine_says() {
             .unwrap_or(start.placement);
         if after.state == PlacementState::Placing {
             after.not_found = false;
-            // Another provider may have sold it after the dump, so an operator looks at all of them.
+            // Another provider may have sold it after the dump, so an operator looks at all of them, and
+            // the row still names them.
             if after.alternatives > 0 {
                 after.state = PlacementState::Parked;
-                after.alternatives = 0;
             }
         }
         assert_eq!(bench.read(placement(&order)).await, after, "{start:?}");
     }
 }
 
-/// Not an event: an unknown outcome changes only the time of the next look-up, if there is one.
+/// An unknown outcome changes the time of the next look-up, if there is one, and keeps an attempt that
+/// is open from going to another provider.
 #[tokio::test]
 async fn an_unknown_outcome_moves_only_the_next_look() {
     let bench = Bench::new().await;
@@ -350,7 +351,11 @@ async fn an_unknown_outcome_moves_only_the_next_look() {
             };
             let applies = looked_at && attempt == ATTEMPT;
             assert_eq!(settled[0].moved, applies, "{start:?}");
-            assert_eq!(bench.read(placement(&order)).await, start.placement);
+            let after = start.placement.after(Event::Unknown(attempt));
+            assert_eq!(
+                bench.read(placement(&order)).await,
+                after.unwrap_or(start.placement)
+            );
             assert_eq!(
                 bench.everything(order.order_id).await != before,
                 applies,

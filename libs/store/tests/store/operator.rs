@@ -2,13 +2,14 @@
 //! bought twice, or delivered for an order that was answered with 422.
 
 use domain::{PartnerId, PlacementId, PlacementState, placement::Resolution};
-use store::operator::placements::{self, NotResolved, Resolved};
-use store::{orders::NewOrder, placements::Progress};
+use store::operator::placements::{self, Decision, NotResolved, Resolved};
+use store::{orders::NewOrder, placements::Progress, recover};
 
 use crate::bench::{
     Bench, PROVIDER, applied, bought, bought_pending, disputed, iccid, order, parked, placement,
     ready, rejected, topups, unit,
 };
+use crate::machine::route;
 
 impl Bench {
     async fn resolve(
@@ -16,14 +17,21 @@ impl Bench {
         id: PlacementId,
         resolution: Resolution,
     ) -> Result<Resolved, NotResolved> {
-        placements::resolve(
-            &mut *self.connection().await,
-            id,
-            None,
+        self.resolve_at(id, resolution, None).await
+    }
+
+    async fn resolve_at(
+        &self,
+        id: PlacementId,
+        resolution: Resolution,
+        bought_at: Option<&str>,
+    ) -> Result<Resolved, NotResolved> {
+        let decision = Decision {
             resolution,
-            applied(),
-        )
-        .await
+            bought_at,
+            seen: None,
+        };
+        placements::resolve(&mut *self.connection().await, id, decision, applied()).await
     }
 
     /// An order whose purchase has an unknown outcome.
@@ -185,6 +193,93 @@ async fn nothing_is_delivered_for_an_order_that_was_answered_with_422() {
         assert!(matches!(error, NotResolved::Refused), "{error}");
     }
     assert!(bench.resolve(id, Resolution::NotBought).await.is_ok());
+}
+
+/// After a restored dump, any provider of a routed placement may have it. The operator names the one
+/// that has it, and its profiles are collected there.
+#[tokio::test]
+async fn a_purchase_at_another_provider_of_a_restored_placement_is_collected_there() {
+    let bench = Bench::new().await;
+    let mut order = order(PartnerId::new(), 2);
+    route(&mut order, 2);
+    let order = bench.stored(order).await;
+    let id = placement(&order);
+    let mut connection = bench.connection().await;
+    let recovered = recover::recover(&mut connection, false, applied())
+        .await
+        .unwrap();
+    let [routed] = recovered.routed.as_slice() else {
+        panic!("{recovered:?}");
+    };
+    assert_eq!(routed.placement_id, id);
+    assert_eq!(routed.providers, [PROVIDER, "next-1", "next-2"]);
+    let parked = Some(PlacementState::Parked);
+    let listed = placements::list(&mut connection, parked, None, 10)
+        .await
+        .unwrap();
+    assert_eq!(listed[0].elsewhere, ["next-1", "next-2"]);
+    let reason = listed[0].reason.as_deref().unwrap();
+    assert!(
+        reason.ends_with("at sandbox or next-1 or next-2"),
+        "{reason}"
+    );
+
+    let strange = bench
+        .resolve_at(id, Resolution::Bought, Some("elsewhere"))
+        .await;
+    let text = strange.unwrap_err().to_string();
+    assert!(text.contains("next-1, next-2"), "{text}");
+    let resolved = bench
+        .resolve_at(id, Resolution::Bought, Some("next-2"))
+        .await
+        .unwrap();
+    assert_eq!(resolved.provider, "next-2");
+    assert!(bench.claim_due(PROVIDER, 10).await.is_empty());
+    let claimed = bench.claim_due("next-2", 10).await;
+    assert_eq!(claimed[0].was, PlacementState::Placed);
+    assert_eq!(claimed[0].lane, "lane-2");
+    let options: Vec<&str> = claimed[0]
+        .topups
+        .iter()
+        .map(|topup| topup.provider_option_id.as_str())
+        .collect();
+    assert_eq!(options, ["next-2-0", "next-2-1"]);
+    assert_eq!(bench.read(id).await.alternatives, 0);
+}
+
+/// A provider that has rejected a placement may turn out to have sold it.
+#[tokio::test]
+async fn a_purchase_that_a_provider_had_rejected_can_be_taken_there() {
+    let bench = Bench::new().await;
+    let mut order = order(PartnerId::new(), 1);
+    route(&mut order, 1);
+    let order = bench.stored(order).await;
+    let id = placement(&order);
+    let option: String = bench
+        .value(
+            "SELECT provider_option_id FROM topups WHERE placement_id::text = $1",
+            id,
+        )
+        .await;
+    bench.claim(&[id]).await;
+    bench.settle(&[rejected(id, 1)]).await;
+    bench.settle(&[bought_pending(id, 1)]).await;
+    assert_eq!(bench.state(id).await, "parked");
+    let mut connection = bench.connection().await;
+    let parked = Some(PlacementState::Parked);
+    let listed = placements::list(&mut connection, parked, None, 10)
+        .await
+        .unwrap();
+    assert_eq!(
+        (&*listed[0].provider, &listed[0].elsewhere[..]),
+        ("next-1", &[PROVIDER.to_owned()][..])
+    );
+    bench
+        .resolve_at(id, Resolution::Bought, Some(PROVIDER))
+        .await
+        .unwrap();
+    let claimed = bench.claim_due(PROVIDER, 10).await;
+    assert_eq!(claimed[0].topups[0].provider_option_id, option);
 }
 
 #[tokio::test]

@@ -248,6 +248,9 @@ async fn the_queue_reports_its_lag() {
     let sql = "INSERT INTO options (option_id, name, provider, provider_option_id, environment)
              VALUES (gen_random_uuid(), $1, $1, 'x', 'live')";
     bench.set(sql, "nobody").await;
+    bench
+        .sql(r#"UPDATE options SET alternatives = '[{"provider": "second", "provider_option_id": "x"}]'"#)
+        .await;
     let backlogs = async || {
         providers::backlogs(&mut *bench.connection().await, &[PROVIDER.to_owned()])
             .await
@@ -262,7 +265,8 @@ async fn the_queue_reports_its_lag() {
     };
     let mut before = backlogs().await;
     before.sort_by(|a, b| a.provider.cmp(&b.provider));
-    assert_eq!(before, [idle("nobody"), idle(PROVIDER)]);
+    let known = ["nobody", "other", PROVIDER, "second"].map(idle);
+    assert_eq!(before, known, "an alternative is known, too");
     bench.overdue().await;
     let order = bench.placing(1).await;
     bench.settle(&[parked(placement(&order), 1)]).await;

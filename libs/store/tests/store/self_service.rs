@@ -19,6 +19,9 @@ use crate::bench::{
 const MINUTE: Duration = Duration::from_mins(1);
 const DELIVERED: &str = "UPDATE deliveries SET state = 'delivered', attempt = 1, attempted_at = now() WHERE topup_id = $1";
 
+const LONG_AGO: &str = "UPDATE deliveries SET attempted_at = now() - interval '2 min',
+                               created_at = now() - interval '3 min' WHERE topup_id = $1";
+
 impl Bench {
     pub async fn cancel(&self, order: &NewOrder) -> Cancelled {
         let mut connection = self.connection().await;
@@ -229,6 +232,46 @@ async fn units_are_shown_as_they_are() {
     }
 }
 
+/// Both requests have seen that the webhook can be sent again. One of them sends it, and the other one
+/// gets the answer of a repeat.
+#[tokio::test]
+async fn of_two_redeliveries_at_once_one_sends_and_the_other_one_repeats() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some("https://partner.example/")).await;
+    let topup = bench.deliveries(partner, 1, true).await.remove(0);
+    bench.set(DELIVERED, &topup).await;
+    bench.set(LONG_AGO, &topup).await;
+    let mut blocker = bench.connection().await;
+    let mut blocking = sqlx::Connection::begin(&mut *blocker).await.unwrap();
+    sqlx::query("SELECT FROM deliveries FOR UPDATE")
+        .execute(&mut *blocking)
+        .await
+        .unwrap();
+    let unblock = async {
+        testkit::wait::soon("both requests to wait", async || {
+            let waiting: i64 = sqlx::query_scalar(
+                "SELECT count(*) FROM pg_stat_activity
+                 WHERE datname = current_database() AND wait_event_type = 'Lock'",
+            )
+            .fetch_one(&bench.pool)
+            .await?;
+            Ok((waiting == 2).then_some(()))
+        })
+        .await;
+        blocking.commit().await.unwrap();
+    };
+    let (one, other, ()) = tokio::join!(
+        bench.redeliver(partner, &topup),
+        bench.redeliver(partner, &topup),
+        unblock
+    );
+    let mut both = [one, other];
+    both.sort_by_key(|answer| *answer == Redelivered::Due);
+    assert_eq!(both, [Redelivered::Again, Redelivered::Due]);
+    // A third one, right afterwards.
+    assert_eq!(bench.redeliver(partner, &topup).await, Redelivered::Due);
+}
+
 #[tokio::test]
 async fn one_redelivery_in_an_interval() {
     let bench = Bench::new().await;
@@ -249,9 +292,7 @@ async fn one_redelivery_in_an_interval() {
         panic!("it was not too soon");
     };
     assert!(wait <= MINUTE && wait > Duration::from_secs(50), "{wait:?}");
-    let earlier = "UPDATE deliveries SET attempted_at = now() - interval '2 min',
-                   created_at = now() - interval '3 min' WHERE topup_id = $1";
-    bench.set(earlier, &topup).await;
+    bench.set(LONG_AGO, &topup).await;
     assert_eq!(bench.redeliver(partner, &topup).await, Redelivered::Again);
     assert_eq!(
         bench.states(&topup).await,

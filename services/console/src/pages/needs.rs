@@ -32,7 +32,7 @@ use crate::{
 
 /// The longest time for which the console opens a breaker.
 const LONGEST: Duration = Duration::from_hours(24);
-/// The most parked placements of the page.
+/// The most parked placements, and the most parked give-backs, of the page.
 const MOST: i64 = 200;
 
 #[derive(Template)]
@@ -89,7 +89,7 @@ pub(crate) async fn show(
 }
 
 /// The groups of the page: their titles and what they mean.
-const GROUPS: [(&str, &str); 4] = [
+const GROUPS: [(&str, &str); 5] = [
     (
         "Open breakers",
         "Nothing new is bought from these providers. Orders are accepted, and wait.",
@@ -98,6 +98,11 @@ const GROUPS: [(&str, &str); 4] = [
         "Parked purchases",
         "Something about the purchase is unknown or contradicts what is stored, so nothing more is bought for it. Look the \
          placement id up at the provider, then say on the order's page what became of it.",
+    ),
+    (
+        "Parked give-backs",
+        "The provider did not say whether it has the eSIM back. Look the unit up there, then say on the order's page what \
+         became of it.",
     ),
     (
         "Blocked and paused endpoints",
@@ -137,6 +142,18 @@ fn item(item: &Item, session: &Session, now: OffsetDateTime) -> (usize, Row) {
             };
             (1, row)
         }
+        Item::GiveBack(one) => {
+            let row = Row {
+                what: one.topup_id.clone(),
+                path: one.order_id.map(|id| format!("/orders/{id}")),
+                partner: one.partner_id.to_string(),
+                since: utc(one.parked_at),
+                age: relative(now, one.parked_at),
+                why,
+                form: None,
+            };
+            (2, row)
+        }
         Item::Stopped(endpoint) => {
             let next = endpoint
                 .blocked_until
@@ -146,7 +163,7 @@ fn item(item: &Item, session: &Session, now: OffsetDateTime) -> (usize, Row) {
                 age: next.unwrap_or_default(),
                 ..of_endpoint(endpoint, why)
             };
-            (2, row)
+            (3, row)
         }
         Item::Exhausted(endpoint) => {
             let row = Row {
@@ -154,7 +171,7 @@ fn item(item: &Item, session: &Session, now: OffsetDateTime) -> (usize, Row) {
                 path: Some(format!("/operations?partner={}", endpoint.partner_id)),
                 ..of_endpoint(endpoint, why)
             };
-            (3, row)
+            (4, row)
         }
     }
 }

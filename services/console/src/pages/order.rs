@@ -6,15 +6,18 @@ use axum::{
     extract::{Path, State},
     response::Response,
 };
-use domain::{OrderId, PlacementId, PlacementState, TopupId, WebhookId, placement::Resolution};
+use domain::{
+    GiveBackState, OrderId, PlacementId, PlacementState, TopupId, WebhookId, placement::Resolution,
+};
 use store::{
     PgConnection,
     operator::{
         actions::Mode,
         activation,
         deliveries::{self, Filter},
+        give_backs::{self, Found as Returned},
         orders::{self, OrderView, PlacementView, TopupView},
-        placements::{self, NotResolved, Resolved},
+        placements::{self, Decision, NotResolved, Resolved},
         story::{self, Moment, What},
     },
     partners,
@@ -79,7 +82,11 @@ struct PlacementRow {
     attempt: i32,
     reference: String,
     reason: String,
+    /// The providers that have rejected it, and those that may follow or may have it.
+    route: Option<String>,
     parked: bool,
+    /// The further providers that a person may find to have it.
+    others: Vec<String>,
     /// The state and attempt that the page shows, which the action compares.
     seen: String,
 }
@@ -93,6 +100,9 @@ struct UnitRow {
     webhook: String,
     delivered: String,
     reason: String,
+    give_back: Option<String>,
+    /// Whether this session may say what became of its parked give-back.
+    resolve: bool,
     delivery: String,
     /// The state of the delivery that the page shows.
     seen: String,
@@ -191,9 +201,24 @@ fn placement_row(placement: &PlacementView) -> PlacementRow {
         attempt: placement.attempt,
         reference: or_none(placement.provider_reference.as_ref()),
         reason: or_none(placement.reason.as_ref()),
+        route: story::route(placement),
+        others: others(placement),
         parked: placement.state == PlacementState::Parked.as_str(),
         seen: placements::parking(placement.attempt, placement.reason.as_deref()),
     }
+}
+
+/// The further providers of a placement, each once.
+fn others(placement: &PlacementView) -> Vec<String> {
+    let tried = placement.tried.iter().map(|tried| &tried.provider);
+    let mut others: Vec<String> = placement
+        .alternatives
+        .iter()
+        .chain(tried)
+        .cloned()
+        .collect();
+    others.retain(|name| *name != placement.provider);
+    others
 }
 
 fn unit_row(app: &App, unit: &TopupView, session: &Session) -> UnitRow {
@@ -218,6 +243,9 @@ fn unit_row(app: &App, unit: &TopupView, session: &Session) -> UnitRow {
         },
         delivered: or_none(unit.delivered_at.map(utc)),
         reason: or_none(unit.reason.as_ref().or(unit.delivery_error.as_ref())),
+        give_back: story::give_back(unit),
+        resolve: unit.give_back.as_deref() == Some(GiveBackState::Parked.as_str())
+            && session.may(Role::Operator),
         delivery: unit.topup_id.clone(),
         seen: delivery.unwrap_or_default().to_owned(),
         replay: is_ready
@@ -245,12 +273,22 @@ pub(crate) async fn resolve(
             ));
         }
     };
-    let target = format!("placement {id}");
+    // The list always names one. It counts only if the purchase was found.
+    let provider = act.fields.get("provider");
+    let bought_at = provider.filter(|_| resolution == Resolution::Bought);
+    let target = match bought_at {
+        Some(provider) => format!("placement {id} at {provider}"),
+        None => format!("placement {id}"),
+    };
     let mode = Mode::Apply(act.action(command, &target, reason));
-    let seen = Some(act.fields.get("seen").unwrap_or_default());
+    let decision = Decision {
+        resolution,
+        bought_at,
+        seen: Some(act.fields.get("seen").unwrap_or_default()),
+    };
     let resolved = app
         .database()
-        .run(async |connection| placements::resolve(connection, id, seen, resolution, mode).await)
+        .run(async |connection| placements::resolve(connection, id, decision, mode).await)
         .await
         .map_err(|error| match error {
             NotResolved::Unknown => unknown(),
@@ -398,6 +436,54 @@ fn step(moment: Moment) -> Step {
         went,
         text,
     }
+}
+
+/// Records what became of a parked give-back.
+pub(crate) async fn resolve_give_back(
+    State(app): State<App>,
+    Path(id): Path<String>,
+    act: Act<Operator>,
+) -> Result<Response, Problem> {
+    let unknown =
+        || Problem::NotFound("There is no give-back of such a topup in this cell.".into());
+    let topup: TopupId = id.parse().map_err(|_| unknown())?;
+    let reason = act.fields.reason()?;
+    let (found, command, text) = match act.fields.get("found") {
+        Some("returned") => (
+            Returned::Returned,
+            "give-back resolve --returned",
+            "The partner sees it as given back, and its fields are erased here.",
+        ),
+        Some("not-returned") => (
+            Returned::NotReturned,
+            "give-back resolve --not-returned",
+            "The eSIM stays with the partner, who may ask again.",
+        ),
+        _ => {
+            return Err(Problem::Invalid(
+                "say what you found at the provider".into(),
+            ));
+        }
+    };
+    let target = format!("topup {topup}");
+    let mode = Mode::Apply(act.action(command, &target, reason));
+    app.database()
+        .run(async |connection| give_backs::resolve(connection, &topup, found, mode).await)
+        .await
+        .map_err(|error| match error {
+            give_backs::NotResolved::Unknown => unknown(),
+            give_backs::NotResolved::Store(error) => error.into(),
+            changed @ give_backs::NotResolved::NotParked(_) => Problem::Conflict(format!(
+                "The give-back was not resolved: {changed}. Nothing was changed: look at its order again."
+            )),
+        })?;
+    finish(
+        &act.session,
+        &act.fields,
+        "Recorded",
+        text.into(),
+        Vec::new(),
+    )
 }
 
 /// Starts the retries of a webhook again, if it is still in the state that the page showed.

@@ -17,7 +17,7 @@ fn path(bench: &Bench, route: &str) -> String {
         // There is no operation yet, so its pages answer that.
         "orders" | "operations" => bench.order.to_string(),
         "placements" => bench.parked.to_string(),
-        "deliveries" | "topups" => bench.topup.to_string(),
+        "deliveries" | "topups" | "give-backs" => bench.topup.to_string(),
         "partners" | "endpoints" => bench.partner.to_string(),
         _ => String::new(),
     };

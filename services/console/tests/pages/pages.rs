@@ -195,6 +195,104 @@ async fn an_action_on_a_changed_row_is_a_readable_conflict() {
     bench.stop().await;
 }
 
+/// A person says which provider has a purchase that several may have, and what became of a give-back.
+/// Both are done in the console's own database role.
+#[tokio::test]
+async fn a_routed_purchase_and_a_parked_give_back_are_resolved_on_the_page_of_their_order() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    let parked_order: uuid::Uuid = sqlx::query_scalar(
+        r#"UPDATE placements SET alternatives = '[{"provider": "airalo", "lane": "jp", "options": {}}]'
+           WHERE placement_id = $1 RETURNING order_id"#,
+    )
+    .bind(bench.parked.uuid())
+    .fetch_one(&mut connection)
+    .await
+    .unwrap();
+    sqlx::query(
+        "INSERT INTO esim_requests (topup_id, partner_id, provider, give_back, give_back_asked_at, attempt, reason,
+                                    message, ended_at)
+         VALUES ($1, $2, 'sandbox', 'parked', now(), 1, 'unknown', 'timeout', now())",
+    )
+    .bind(bench.topup.as_str())
+    .bind(bench.partner.uuid())
+    .execute(&mut connection)
+    .await
+    .unwrap();
+    let needs = text(&mut browser, "/needs").await;
+    for part in [
+        "Parked give-backs",
+        &format!("<a href=\"/orders/{}\">{}</a>", bench.order, bench.topup),
+        "where the unit is unit-1: timeout",
+        "look it up at airalo, too",
+    ] {
+        assert!(needs.contains(part), "no {part:?} in {needs}");
+    }
+
+    let page = text(&mut browser, &format!("/orders/{parked_order}")).await;
+    for part in [
+        "<option>sandbox</option><option>airalo</option>",
+        "it may be bought there, or at airalo",
+    ] {
+        assert!(page.contains(part), "no {part:?} in {page}");
+    }
+    let token = browser.token.clone();
+    let seen = parking(1, Some("the outcome stays unknown"));
+    let mut form = vec![
+        ("token", token.as_str()),
+        ("reason", "a test"),
+        ("found", "bought"),
+        ("seen", &seen),
+        ("provider", "nobody"),
+    ];
+    let path = format!("/placements/{}/resolve", bench.parked);
+    let answer = browser.post(&path, &form).await;
+    assert_eq!(answer.status(), 409);
+    form[4].1 = "airalo";
+    let answer = browser.post(&path, &form).await;
+    assert_eq!(answer.status(), 200, "{:?}", answer.text().await);
+    let (provider, lane): (String, String) =
+        sqlx::query_as("SELECT provider, lane FROM placements WHERE placement_id = $1")
+            .bind(bench.parked.uuid())
+            .fetch_one(&mut connection)
+            .await
+            .unwrap();
+    assert_eq!((&*provider, &*lane), ("airalo", "jp"));
+
+    let page = text(&mut browser, &format!("/orders/{}", bench.order)).await;
+    assert!(
+        page.contains("is parked: find out at the provider"),
+        "{page}"
+    );
+    let path = format!("/give-backs/{}/resolve", bench.topup);
+    let form = [
+        ("token", token.as_str()),
+        ("reason", "a test"),
+        ("found", "returned"),
+    ];
+    let answer = browser.post(&path, &form).await;
+    assert_eq!(answer.status(), 200, "{:?}", answer.text().await);
+    let answer = browser.post(&path, &form).await;
+    assert_eq!(answer.status(), 409);
+    let returned: bool = sqlx::query_scalar(
+        "SELECT returned_at IS NOT NULL AND profile IS NULL FROM esims WHERE topup_id = $1",
+    )
+    .bind(bench.topup.as_str())
+    .fetch_one(&mut connection)
+    .await
+    .unwrap();
+    assert!(returned);
+    assert_eq!(
+        bench.recorded().await,
+        [
+            "ana placement resolve --bought",
+            "ana give-back resolve --returned"
+        ]
+    );
+    bench.stop().await;
+}
+
 #[tokio::test]
 async fn an_activation_code_is_shown_with_a_reason_only_and_is_recorded() {
     let bench = Bench::start_with(&[

@@ -6,7 +6,7 @@ use store::{
     PgConnection,
     deliveries::endpoints,
     operator::health,
-    providers::{self, BreakerState},
+    providers::{self, Backlog, BreakerState},
     retention,
 };
 
@@ -119,6 +119,18 @@ async fn placements(connection: &mut PgConnection, lines: &mut Lines<'_>) {
     } else {
         lines.fine("parked", "no placement waits for a person");
     }
+    let give_backs: u64 = backlogs.iter().map(|one| one.give_backs_parked).sum();
+    if give_backs > 0 {
+        lines.warning(
+            "parked give-backs",
+            format!("{give_backs} wait for a person"),
+            "`esimctl give-back list`, then `esimctl give-back resolve`",
+            "docs/operations.md#givebacksparked",
+        );
+    } else {
+        lines.fine("parked give-backs", "none waits for a person");
+    }
+    unserved(connection, &backlogs, lines).await;
     let mut late = false;
     for one in &backlogs {
         if one.oldest_overdue < LATE {
@@ -146,6 +158,36 @@ async fn placements(connection: &mut PgConnection, lines: &mut Lines<'_>) {
     if !late {
         let due: u64 = backlogs.iter().map(|one| one.due).sum();
         lines.fine("due placements", format!("{due}, none for long"));
+    }
+}
+
+/// Providers that the catalogue names, first or as alternatives, and that no provisioner has ever
+/// served. Orders that come to them wait for ever.
+async fn unserved(connection: &mut PgConnection, backlogs: &[Backlog], lines: &mut Lines<'_>) {
+    let served = match providers::list(connection).await {
+        Ok(served) => served,
+        Err(error) => return unread("providers", &error, lines),
+    };
+    let missing = backlogs
+        .iter()
+        .map(|one| one.provider.as_str())
+        .filter(|name| served.iter().all(|one| one.name != *name));
+    let missing: Vec<&str> = missing.collect();
+    if missing.is_empty() {
+        lines.fine(
+            "providers",
+            format!("all {} of the catalogue are served", backlogs.len()),
+        );
+    } else {
+        lines.warning(
+            "providers",
+            format!(
+                "options name {}, which no provisioner has ever served",
+                missing.join(", ")
+            ),
+            "add it to PROVIDERS of ingress and provisioner, or import the options without it",
+            "docs/operations.md#provisionerdown",
+        );
     }
 }
 

@@ -4,7 +4,10 @@ use std::fmt::Write;
 
 use domain::PlacementId;
 use serde_json::{Value, json};
-use store::PgConnection;
+use store::{
+    PgConnection,
+    ledger::{Complete, Loader, Purchase, compare},
+};
 
 use crate::support::{CONFIRMED, Ended, Operator, Order, store_order};
 use crate::text;
@@ -178,4 +181,89 @@ async fn a_bad_list_is_refused_with_its_line_and_a_long_one_is_read() {
         .run(&command)
         .await
         .fails(1, "cannot open /nowhere");
+}
+
+/// What is missing in a complete list, and what is said about the purchases of one.
+async fn kinds_in(
+    connection: &mut PgConnection,
+    provider: &str,
+    list: &[&Order],
+) -> Vec<(String, String)> {
+    let mut loader = Loader::begin(&mut *connection).await.unwrap();
+    for order in list {
+        let purchase = Purchase {
+            order_id: order.placement.to_string(),
+            units: Some(1),
+            ..Purchase::default()
+        };
+        loader.add(&purchase).await.unwrap();
+    }
+    loader.finish().await.unwrap();
+    let now = runtime::clock::now();
+    let complete = Complete {
+        since: now - time::Duration::HOUR,
+        until: now + time::Duration::HOUR,
+    };
+    let found = compare(connection, provider, Some(complete), 100).await;
+    let findings = found.unwrap().findings.into_iter();
+    findings.map(|one| (one.kind, one.order_id)).collect()
+}
+
+/// A provider may leave out of its list what it has taken back.
+#[tokio::test]
+async fn a_purchase_that_was_given_back_is_not_missing() {
+    let (operator, mut connection, partner) = system().await;
+    let (_, kept) = operator.ready_order(&partner, "o-1").await;
+    let id = text(&partner, "partner_id").parse().unwrap();
+    let given_back = store_order(&mut connection, id, "o-2").await;
+    crate::make_unit_ready(&mut connection, &given_back, 2).await;
+    sqlx::query("UPDATE esims SET returned_at = now() WHERE topup_id = $1")
+        .bind(given_back.topup.as_str())
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    let missing = vec![("missing".to_owned(), kept.placement.to_string())];
+    assert_eq!(kinds_in(&mut connection, "sandbox", &[]).await, missing);
+    let both = [&kept, &given_back];
+    assert_eq!(kinds_in(&mut connection, "sandbox", &both).await, []);
+}
+
+/// A purchase at a further provider of a placement is one that a restored dump does not know.
+#[tokio::test]
+async fn a_purchase_at_a_further_provider_is_forgotten_or_resolved_and_not_cancelled() {
+    let (_operator, mut connection, partner) = system().await;
+    let id = text(&partner, "partner_id").parse().unwrap();
+    let mut orders = Vec::new();
+    for (number, state) in ["accepted", "placing", "parked", "failed", "accepted"]
+        .into_iter()
+        .enumerate()
+    {
+        let order = store_order(&mut connection, id, &format!("o-{number}")).await;
+        set(&mut connection, &order, state).await;
+        orders.push(order);
+    }
+    // All but the last one name a further provider.
+    sqlx::query(
+        r#"UPDATE placements SET alternatives = '[{"provider": "airalo", "lane": "jp", "options": {}}]'
+           WHERE placement_id <> $1"#,
+    )
+    .bind(orders[4].placement.uuid())
+    .execute(&mut connection)
+    .await
+    .unwrap();
+    let list: Vec<&Order> = orders.iter().collect();
+    let found = kinds_in(&mut connection, "airalo", &list).await;
+    let kinds: Vec<&str> = found.iter().map(|(kind, _)| kind.as_str()).collect();
+    let ids: Vec<&str> = found.iter().map(|(_, id)| id.as_str()).collect();
+    for (order, kind) in orders.iter().zip([
+        "forgotten",
+        "forgotten",
+        "parked",
+        "other_provider",
+        "other_provider",
+    ]) {
+        let id = order.placement.to_string();
+        let place = ids.iter().position(|one| *one == id);
+        assert_eq!(place.map(|place| kinds[place]), Some(kind), "{found:?}");
+    }
 }

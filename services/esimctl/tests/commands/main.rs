@@ -8,6 +8,7 @@ mod deliveries;
 mod doctor;
 mod erasure;
 mod ledger;
+mod operators;
 mod options;
 mod roles;
 mod rotation;

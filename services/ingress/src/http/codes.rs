@@ -265,6 +265,15 @@ pub(crate) enum Code {
     ))]
     ParameterUnknown,
 
+    /// The query or an object of the body has this parameter twice. Send it once: we could only guess
+    /// which of the two you mean, and a program between us may guess otherwise. Orders are the
+    /// exception, because their specification does not say it: of a repeated key the last one counts.
+    #[strum(props(
+        status = 422,
+        message = "Parameter {} is given more than once; send it once"
+    ))]
+    ParameterRepeated,
+
     /// `limit` is not an integer from 1 to 100. Leave it out to get pages of 20 entries.
     #[strum(props(status = 422, message = "Limit must be an integer from 1 to {}"))]
     LimitInvalid,

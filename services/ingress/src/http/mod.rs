@@ -10,5 +10,6 @@ pub(crate) mod connection;
 pub(crate) mod error;
 pub(crate) mod named;
 pub(crate) mod observe;
+pub(crate) mod repeated;
 pub(crate) mod routes;
 pub(crate) mod server;

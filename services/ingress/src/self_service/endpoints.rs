@@ -24,7 +24,7 @@ use webhooks::{headers, url::WebhookUrl};
 
 use super::{
     Id, OVERLAP, Session, events, json,
-    query::only_fields,
+    query::{json_body, only_fields},
     webhook::{NewSecret, refused, replace_secret, resolved, url},
 };
 use crate::http::{
@@ -216,8 +216,7 @@ impl Wanted {
     async fn read(session: &Session, request: Request) -> Result<Self, ApiError> {
         let (parts, body) = request.into_parts();
         let body = body::read(&session.app.limits, &parts.headers, body).await?;
-        let body: Value =
-            serde_json::from_slice(&body).map_err(|_| ApiError::from(Code::InvalidJson))?;
+        let body = json_body(&body)?;
         only_fields(&body, &["url", "events", "headers"])?;
         let given = |name: &str| body.get(name).filter(|given| !given.is_null());
         let url = match given("url") {

@@ -140,9 +140,8 @@ fn refusal(refused: &GiveBack) -> (Code, String) {
         Some(Reason::NotAvailable) => Code::GiveBackNotAvailable,
         Some(Reason::Installed) => Code::EsimInstalled,
         Some(Reason::Refused) => Code::GiveBackRefused,
-        Some(Reason::Unreachable | Reason::Unknown | Reason::Resolved) | None => {
-            Code::GiveBackFailed
-        }
+        Some(Reason::Unreachable | Reason::Unknown | Reason::Resolved | Reason::Unreadable)
+        | None => Code::GiveBackFailed,
     };
     let said = refused.message.as_deref().filter(|said| !said.is_empty());
     (

@@ -15,7 +15,11 @@ use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 use webhooks::{guard::Guard, mail::EmailAddress, url::WebhookUrl};
 
-use super::{Session, json, query::only_fields, webhook};
+use super::{
+    Session, json,
+    query::{json_body, only_fields},
+    webhook,
+};
 use crate::http::{
     body,
     codes::Code,
@@ -166,8 +170,7 @@ enum Wanted {
 
 /// Reads the channel from a body, and checks what can be checked without a name server.
 fn wanted(guard: &Guard, body: &[u8], environment: Environment) -> Result<Wanted, ApiError> {
-    let body: Value =
-        serde_json::from_slice(body).map_err(|_| ApiError::from(Code::InvalidJson))?;
+    let body = json_body(body)?;
     only_fields(&body, &["url", "email"])?;
     let field = |name: &str| body.get(name).filter(|value| !value.is_null());
     let refused =
@@ -217,8 +220,7 @@ pub(super) async fn remove(session: Session) -> Result<Response, ApiError> {
 pub(super) async fn verify(session: Session, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
     let body = body::read(&session.app.limits, &parts.headers, body).await?;
-    let body: Value =
-        serde_json::from_slice(&body).map_err(|_| ApiError::from(Code::InvalidJson))?;
+    let body = json_body(&body)?;
     let refused = |detail: String| {
         let fault = Fault::with(Code::NoticeCodeInvalid, detail).of_parameter("code");
         Err(ApiError::Unprocessable(vec![fault]))

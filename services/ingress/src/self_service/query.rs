@@ -19,6 +19,7 @@ use uuid::Uuid;
 use crate::http::{
     codes::Code,
     error::{ApiError, Fault},
+    repeated::repeated_key,
 };
 
 /// The number of entries of a page if the request has no `limit`.
@@ -31,8 +32,7 @@ const MAX_UNKNOWN: usize = 10;
 /// The maximum number of characters of an unknown parameter that a response repeats.
 const MAX_NAME: usize = 64;
 
-/// The parameters of a request's query, and the faults that were found in them. If a parameter
-/// appears twice, the first one counts.
+/// The parameters of a request's query, and the faults that were found in them.
 pub(super) struct Query<'a> {
     parameters: Vec<(Cow<'a, str>, Cow<'a, str>)>,
     /// The names of the parameters that the request can have.
@@ -115,11 +115,19 @@ impl<'a> Query<'a> {
     }
 
     /// Returns a 422 with all faults, if there are any. Every parameter that was not read by now is
-    /// one of them.
+    /// one of them, and each one that appears twice, because we could only guess which one is meant.
     pub(super) fn check(mut self) -> Result<(), ApiError> {
         let given = self.parameters.iter().map(|(name, _)| &**name);
         let unknown = unknown(given, &self.known);
         self.faults.extend(unknown);
+        let times = |name: &&&str| {
+            let given = self.parameters.iter();
+            given.filter(|(given, _)| given == **name).count()
+        };
+        let repeated = self.known.iter().filter(|name| times(name) > 1);
+        let fault =
+            |name: &&'static str| Fault::with(Code::ParameterRepeated, name).of_parameter(name);
+        self.faults.extend(repeated.map(fault));
         if self.faults.is_empty() {
             Ok(())
         } else {
@@ -142,6 +150,19 @@ fn unknown<'a>(given: impl Iterator<Item = &'a str>, known: &[&str]) -> Vec<Faul
         Fault::with(Code::ParameterUnknown, name)
     };
     unknown.into_iter().take(MAX_UNKNOWN).map(fault).collect()
+}
+
+/// Reads a JSON body. Returns a 400 if it is no JSON, and a 422 if an object in it has a key twice.
+pub(super) fn json_body(body: &[u8]) -> Result<Value, ApiError> {
+    let value = serde_json::from_slice(body).map_err(|_| ApiError::from(Code::InvalidJson))?;
+    match repeated_key(body) {
+        None => Ok(value),
+        Some(name) => {
+            let name: String = name.chars().take(MAX_NAME).collect();
+            let fault = Fault::with(Code::ParameterRepeated, name);
+            Err(ApiError::Unprocessable(vec![fault]))
+        }
+    }
 }
 
 /// The faults of the fields of a JSON body that are not known.
@@ -280,6 +301,29 @@ mod tests {
                 Code::CreatedAfterInvalid
             ]
         );
+    }
+
+    #[test]
+    fn what_is_given_twice_is_refused_once() {
+        let uri: Uri = "/?limit=5&limit=5&limit=x".parse().unwrap();
+        let mut query = Query::of(&uri);
+        assert_eq!(query.limit(), 5);
+        let Err(ApiError::Unprocessable(faults)) = query.check() else {
+            panic!("it passed");
+        };
+        let found: Vec<_> = faults.iter().map(|one| (one.code, one.parameter)).collect();
+        assert_eq!(found, [(Code::ParameterRepeated, Some("limit"))]);
+        assert_eq!(
+            faults[0].message,
+            "Parameter limit is given more than once; send it once"
+        );
+        let body = br#"{"url": "https://a.example", "url": "https://b.example"}"#;
+        let Err(ApiError::Unprocessable(faults)) = json_body(body) else {
+            panic!("it passed");
+        };
+        assert_eq!(faults[0].code, Code::ParameterRepeated);
+        assert!(json_body(b"{\"url\": null}").is_ok());
+        assert!(matches!(json_body(b"{"), Err(ApiError::Plain { .. })));
     }
 
     #[test]

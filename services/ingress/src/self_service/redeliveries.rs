@@ -21,7 +21,7 @@ use super::{
     Id, Search, Session,
     delivery_list::WebhookState,
     json,
-    query::{Query, moment, time_fault, unknown_fields},
+    query::{Query, json_body, moment, time_fault, unknown_fields},
 };
 use crate::http::{
     body,
@@ -106,8 +106,7 @@ struct Asked {
 
 /// Reads the body, and names all faults at once.
 fn asked(body: &[u8]) -> Result<Asked, ApiError> {
-    let body: Value =
-        serde_json::from_slice(body).map_err(|_| ApiError::from(Code::InvalidJson))?;
+    let body = json_body(body)?;
     let mut faults = unknown_fields(&body, &["since", "until", "state"]);
     let mut given = |name: &'static str| {
         let value = body.get(name).filter(|value| !value.is_null())?;

@@ -16,7 +16,7 @@ use super::{
     Session,
     events::{Event, find},
     json,
-    query::only_fields,
+    query::{json_body, only_fields},
 };
 use crate::http::{
     body,
@@ -43,8 +43,7 @@ pub(super) async fn make_event(session: Session, request: Request) -> Result<Res
     }
     let (parts, body) = request.into_parts();
     let body = body::read(&session.app.limits, &parts.headers, body).await?;
-    let body: Value =
-        serde_json::from_slice(&body).map_err(|_| ApiError::from(Code::InvalidJson))?;
+    let body = json_body(&body)?;
     only_fields(&body, &["type"])?;
     let kind = Kind::KeyExpiring.as_str();
     if body.get("type").and_then(Value::as_str) != Some(kind) {

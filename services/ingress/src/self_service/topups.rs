@@ -273,8 +273,9 @@ pub(super) struct Redelivery<'a> {
 ///
 /// Starts the retries of the webhook from the beginning, with the same `webhook-id`, so that your
 /// program can recognise the repeat. This is not possible within a minute of the last attempt of the
-/// webhook at that endpoint, whoever caused that attempt. Without `endpoint_id` the webhook is sent
-/// to your first endpoint.
+/// webhook at that endpoint, whoever caused that attempt. While the webhook waits to be sent, repeating
+/// the request changes nothing and gets the same answer; so does one of two requests at once. Without
+/// `endpoint_id` the webhook is sent to your first endpoint.
 #[utoipa::path(post, path = "/topups/{topup_id}/redeliver", operation_id = "redeliver", tag = "Topups",
     params(
         ("topup_id" = String, Path, description = "The id of the topup, 26 digits"),

@@ -28,7 +28,10 @@ use webhooks::{
     url::WebhookUrl,
 };
 
-use super::{OVERLAP, SelfService, Session, json, query::only_fields};
+use super::{
+    OVERLAP, SelfService, Session, json,
+    query::{json_body, only_fields},
+};
 use crate::http::{
     body,
     codes::Code,
@@ -126,8 +129,7 @@ pub(super) fn refused<T>(parameter: &'static str, fault: Fault) -> Result<T, Api
 
 /// Reads the changes from a body, and checks what can be checked without a name server.
 fn wanted(guard: &Guard, body: &[u8], environment: Environment) -> Result<Wanted, ApiError> {
-    let body: Value =
-        serde_json::from_slice(body).map_err(|_| ApiError::from(Code::InvalidJson))?;
+    let body = json_body(body)?;
     only_fields(&body, &["url", "events"])?;
     let events = body
         .get("events")

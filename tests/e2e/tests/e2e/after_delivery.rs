@@ -176,3 +176,34 @@ async fn a_give_back_without_an_outcome_waits_for_an_operator() {
         }
     }
 }
+
+/// A damaged row answers its partner, and keeps no other one from being answered.
+#[tokio::test]
+async fn an_esim_that_no_call_can_name_is_refused_and_the_others_are_answered() {
+    let (stack, shop) = open().await;
+    let damaged = esim(&stack, &shop, "ready").await;
+    let other = esim(&stack, &shop, "in-use").await;
+    let mut database = stack.database.connect().await.unwrap();
+    sqlx::query("UPDATE esims SET provider_unit_id = 'no id' WHERE topup_id = $1")
+        .bind(&damaged)
+        .execute(&mut database)
+        .await
+        .unwrap();
+    let refused = give_back(&shop.client, &damaged).await;
+    assert_refused(&refused, 409, "give_back_failed");
+    let usage = format!("/topups/{damaged}/usage");
+    let unanswered = ask(&shop.client, "GET", &usage).await.unwrap();
+    assert_refused(&unanswered, 503, "usage_unanswered");
+    let usage = get(&shop.client, &format!("/topups/{other}/usage"))
+        .await
+        .unwrap();
+    assert_eq!(usage["installed"], true);
+    let left: i64 = sqlx::query_scalar(
+        "SELECT count(*) FROM esim_requests WHERE topup_id = $1 AND at IS NOT NULL",
+    )
+    .bind(&damaged)
+    .fetch_one(&mut database)
+    .await
+    .unwrap();
+    assert_eq!(left, 0, "it is not looked at again and again");
+}

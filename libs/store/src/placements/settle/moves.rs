@@ -122,13 +122,16 @@ impl Moves {
                            WHEN new.kind = 'rejected' AND p.alternatives IS NOT NULL THEN
                                coalesce(p.tried, '[]') || jsonb_build_object(
                                    'provider', p.provider, 'lane', p.lane, 'attempt', p.attempt,
-                                   'reason', new.reason, 'at', now())
+                                   'reason', new.reason, 'at', now(),
+                                   -- The names of the options there, in case it has sold the placement after all.
+                                   'options', (SELECT jsonb_object_agg(t.option_id, t.provider_option_id)
+                                               FROM topups t WHERE t.placement_id = p.placement_id))
                            ELSE p.tried
                        END,
                        -- After an outcome that leaves a purchase in doubt no other provider may be asked any more.
                        alternatives = CASE
                            WHEN new.kind = 'rejected' THEN nullif(p.alternatives - 0, '[]')
-                           WHEN new.kind IN ('not_bought', 'unknown') THEN p.alternatives
+                           WHEN new.kind = 'not_bought' OR (new.kind = 'unknown' AND p.state <> 'placing') THEN p.alternatives
                        END
                    FROM unnest($1::uuid[], $2::int[], $3::text[], $4::float8[], $5::text[], $6::text[], $7::text[])
                        AS new (placement_id, attempt, kind, due_in, reason, status, message)

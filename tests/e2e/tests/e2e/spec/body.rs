@@ -35,6 +35,12 @@ pub const ROWS: &[Row] = &rows! {
         => NOT_JSON;
     "UTF-16",
         |w| w.post(w.body().to_string().encode_utf16().flat_map(u16::to_le_bytes).collect::<Vec<u8>>()) => NOT_JSON;
+    // The specification does not say what a repeated key means, and old clients may rely on the last value.
+    "a repeated key of an order: the last one counts", |w| {
+        let taken = format!(r#"{{"external_order_id":"{}","#, w.taken);
+        w.post(w.body().to_string().replacen('{', &taken, 1))
+    } => ONE;
+    "a repeated key of an item: the last one counts", |w| w.qty("0,\"qty\":1") => ONE;
     // JSON that is no object
     "an empty object", |w| w.post("{}") => NOTHING;
     "an array", |w| w.post("[]") => NOTHING;

@@ -88,6 +88,16 @@ pub const ROWS: &[Row] = &rows! {
     // Environments
     "for a live partner sandbox options don't exist", |w| live(w, w.ready()) => NOT_FOUND;
     "for a live partner options of unconfigured providers don't exist", |w| live(w, w.option("live")) => NOT_FOUND;
+    // Options of several providers.
+    "for a live partner an option whose first provider isn't configured doesn't exist, although the second one is",
+        |w| live(w, w.option("sold-elsewhere")) => NOT_FOUND;
+    "a provider that isn't configured is left out: the refusal of the first one is the answer",
+        |w| live(w, w.option("sold-out-here"))
+        => Unprocessable(&["eSIM Request failed - Status: 9005, Message: Out of stock"]);
+    "an order of a sandbox partner goes to no further provider", |w| w.items(&[("sold-out-here", 1)])
+        => Unprocessable(&["eSIM Request failed - Status: 9005, Message: Out of stock"]);
+    "a sandbox partner may order it, as any option", |w| w.items(&[("sold-elsewhere", 1)])
+        => Created(&[("sold-elsewhere", 1)]);
     "a sandbox partner may order any option", |w| w.items(&[("live", 1)]) => Created(&[("live", 1)]);
     "and the sandbox provider sells it",
         |w| w.items(&[("live", 1), ("ready", 1)]) => Created(&[("live", 1), ("ready", 1)]);

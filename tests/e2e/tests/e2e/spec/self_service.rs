@@ -9,6 +9,8 @@ use testkit::rows;
 
 const REDELIVERY: &str = "/webhook/events/evt_019a0000000070008000000000000001/redeliver";
 
+const UNKNOWN_TOPUP: &str = "/topups/20200101000000000000000000";
+
 const UNKNOWN_ENDPOINT: &str = "/endpoints/0199aabb-ccdd-7eee-8fff-001122334455";
 
 fn get(w: &World, path: &str) -> Request {
@@ -88,6 +90,36 @@ pub const ROWS: &[Row] = &rows! {
     "422: an endpoint id of a redelivery that is none",
         |w| ask(w, "POST", "/topups/20200101000000000000000000/redeliver").query("endpoint_id=first")
         => Unprocessable(&["Endpoint id must be a UUID"]);
+    // Data use and giving back.
+    "401 on the data use: a wrong signature", |w| get(w, &format!("{UNKNOWN_TOPUP}/usage")).header(SIGNATURE, "no")
+        => Denied("Invalid signature.");
+    "401 on a give-back: no signature", |w| ask(w, "POST", &format!("{UNKNOWN_TOPUP}/give-back")).without(SIGNATURE)
+        => Denied("Missing required authentication headers.");
+    "404: the data use of no topup", |w| get(w, "/topups/1/usage") => NOT_FOUND;
+    "404: the data use of an unknown topup", |w| get(w, &format!("{UNKNOWN_TOPUP}/usage")) => NOT_FOUND;
+    "404: an unknown topup is given back", |w| ask(w, "POST", &format!("{UNKNOWN_TOPUP}/give-back")) => NOT_FOUND;
+    "404: the give-back of an unknown topup", |w| get(w, &format!("{UNKNOWN_TOPUP}/give-back")) => NOT_FOUND;
+    "405: POST on the data use", |w| ask(w, "POST", &format!("{UNKNOWN_TOPUP}/usage")) => NOT_ALLOWED;
+    "405: DELETE on a give-back", |w| ask(w, "DELETE", &format!("{UNKNOWN_TOPUP}/give-back")) => NOT_ALLOWED;
+    "422: a parameter of the data use", |w| get(w, &format!("{UNKNOWN_TOPUP}/usage")).query("fresh=1")
+        => Unprocessable(&["Parameter fresh is unknown; this request does not have it"]);
+    "422: a parameter of a give-back", |w| ask(w, "POST", &format!("{UNKNOWN_TOPUP}/give-back")).query("force=1")
+        => Unprocessable(&["Parameter force is unknown; this request does not have it"]);
+    "HEAD on the data use of an unknown topup has no body",
+        |w| ask(w, "HEAD", &format!("{UNKNOWN_TOPUP}/usage")) => Bare(404);
+    // What is given twice.
+    "422: a parameter that is given twice", |w| get(w, "/orders").query("limit=5&limit=6")
+        => Unprocessable(&["Parameter limit is given more than once; send it once"]);
+    "422: a parameter that is given twice, although both are the same", |w| get(w, "/options").query("country=JP&country=JP")
+        => Unprocessable(&["Parameter country is given more than once; send it once"]);
+    "422: a key that a body has twice", |w| {
+        let body = r#"{"url": "https://one.example/", "url": "https://two.example/"}"#;
+        w.post(body).method("PUT").path("/api/v1/api_partner/webhook")
+    } => Unprocessable(&["Parameter url is given more than once; send it once"]);
+    "422: a header that an endpoint has twice", |w| {
+        let body = r#"{"url": "https://one.example/", "headers": {"X-A": "1", "X-A": "2"}}"#;
+        w.post(body).path("/api/v1/api_partner/endpoints")
+    } => Unprocessable(&["Parameter X-A is given more than once; send it once"]);
     "405: POST on options", |w| ask(w, "POST", "/options") => NOT_ALLOWED;
     "405: GET on keys", |w| get(w, "/keys") => NOT_ALLOWED;
     "405: DELETE on the webhook", |w| ask(w, "DELETE", "/webhook") => NOT_ALLOWED;

@@ -7,10 +7,15 @@ use serde_json::{Value, json};
 use std::{collections::BTreeMap, time::Duration};
 use testkit::client::{Client, ORDERS, Request, SIGNATURE};
 use testkit::{esimctl::Partner, stack::Stack, wait};
-use uuid::Uuid;
 
 /// A live option of a provider that isn't configured.
 const LIVE: &str = "7a1c1f6e-2d0e-4b51-9c06-1d7f3b6c8a11";
+/// Live options of two providers: one of which only the second provider is configured, and one whose
+/// first provider has none left, and whose second one is not configured.
+const ROUTED: [(&str, &str); 2] = [
+    ("sold-elsewhere", "7a1c1f6e-2d0e-4b51-9c06-1d7f3b6c8a12"),
+    ("sold-out-here", "7a1c1f6e-2d0e-4b51-9c06-1d7f3b6c8a13"),
+];
 /// An id that no option has.
 pub const NO_OPTION: &str = "00000000-0000-4000-8000-000000000000";
 
@@ -40,8 +45,9 @@ impl World {
     }
 
     pub async fn on(stack: Stack) -> Result<Self> {
-        import_live_option(&stack).await?;
+        import_options(&stack).await?;
         let mut options = BTreeMap::from([("live", LIVE.to_owned())]);
+        options.extend(ROUTED.map(|(name, id)| (name, id.to_owned())));
         for name in ["ready", "delayed", "refused", "out-of-stock"] {
             options.insert(name, stack.option(name)?.to_owned());
         }
@@ -149,16 +155,27 @@ impl World {
     }
 }
 
-async fn import_live_option(stack: &Stack) -> Result<()> {
-    let option = json!({
-        "option_id": LIVE, "name": "live", "provider": "usimsa",
-        "provider_option_id": Uuid::now_v7(), "environment": "live",
-    });
+async fn import_options(stack: &Stack) -> Result<()> {
+    let sold_out = stack.esimctl.sandbox_option("out-of-stock").await?;
+    let sold_out = sold_out.provider_option_id;
+    let further = |provider: &str| json!([{"provider": provider, "provider_option_id": sold_out}]);
+    let option = |id: &str, provider: &str, alternatives: Value| {
+        json!({
+            "option_id": id, "name": id, "provider": provider, "provider_option_id": sold_out,
+            "environment": "live", "alternatives": alternatives,
+        })
+    };
+    let [(_, elsewhere), (_, sold_out_here)] = ROUTED;
+    let options = [
+        option(LIVE, "usimsa", json!([])),
+        option(elsewhere, "usimsa", further("sandbox")),
+        option(sold_out_here, "sandbox", further("usimsa")),
+    ];
     let imported = stack
         .esimctl
-        .import(json!({"options": [option]}).to_string())
+        .import(json!({ "options": options }).to_string())
         .await?;
-    anyhow::ensure!(imported["imported"] == 1, "{imported}");
+    anyhow::ensure!(imported["imported"] == 3, "{imported}");
     Ok(())
 }
 

@@ -1,0 +1,380 @@
+//! What operators look at all day, and their accounts: `find`, `attention`, `status`, `operator` and
+//! `operation`; and `placement resolve` of a purchase that several providers may have.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use store::{PgConnection, deliveries::redeliveries};
+
+use super::*;
+use crate::support::{CONFIRMED, record};
+
+/// The commands of recorded actions, oldest first.
+async fn recorded(operator: &Operator) -> Vec<String> {
+    let actions = operator.json(&["action", "list"]).await;
+    let actions = actions.as_array().unwrap();
+    let commands = actions.iter().rev();
+    commands
+        .map(|action| text(action, "command").to_owned())
+        .collect()
+}
+
+/// An order whose placement is parked, and may be bought at `airalo`, too.
+async fn parked(operator: &Operator, connection: &mut PgConnection) -> Order {
+    let partner = operator.create_partner().await;
+    let id = text(&partner, "partner_id").parse().unwrap();
+    let order = store_order(connection, id, "o-parked").await;
+    sqlx::query(
+        r#"WITH parked AS (
+               UPDATE placements
+               SET state = 'parked', attempt = 1, reason = 'restored from a dump',
+                   alternatives = '[{"provider": "airalo", "lane": "jp", "options": {}}]'
+               WHERE placement_id = $1)
+           INSERT INTO held (id, state, provider, partner_id) VALUES ($1, 'parked', 'sandbox', $2)"#,
+    )
+    .bind(order.placement.uuid())
+    .bind(order.partner.uuid())
+    .execute(connection)
+    .await
+    .unwrap();
+    order
+}
+
+/// A give-back of this unit that is parked.
+async fn park_give_back(connection: &mut PgConnection, order: &Order) {
+    sqlx::query(
+        "INSERT INTO esim_requests (topup_id, partner_id, provider, give_back, give_back_asked_at, attempt, reason,
+                                    message, ended_at)
+         VALUES ($1, $2, 'sandbox', 'parked', now(), 1, 'unknown', 'timeout', now())",
+    )
+    .bind(order.topup.as_str())
+    .bind(order.partner.uuid())
+    .execute(connection)
+    .await
+    .unwrap();
+}
+
+#[tokio::test]
+async fn a_purchase_at_another_provider_is_resolved_with_its_name() {
+    let operator = Operator::new().await;
+    let mut connection = operator.database.connect().await.unwrap();
+    let order = parked(&operator, &mut connection).await;
+    let id = order.placement.to_string();
+    operator
+        .run(&["placement", "list", "--state", "parked"])
+        .await
+        .says("airalo");
+    operator
+        .run(&["order", "show", &id])
+        .await
+        .says("it may be bought there, or at airalo");
+    let resolve = |found: &'static str, provider: &'static str| {
+        let asked = ["placement", "resolve", &id, found, "--provider", provider];
+        [&asked[..], &CONFIRMED].concat()
+    };
+    let ended = operator.run(&resolve("--retry", "airalo")).await;
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    operator
+        .run(&resolve("--bought", "usimsa"))
+        .await
+        .fails(1, "it can be at airalo");
+    let resolved = operator.json(&resolve("--bought", "airalo")).await;
+    assert_eq!(
+        (text(&resolved, "provider"), text(&resolved, "state")),
+        ("airalo", "placed")
+    );
+    let work: Vec<(String, String, String)> =
+        sqlx::query_as("SELECT kind, provider, lane FROM work WHERE id = $1")
+            .bind(order.placement.uuid())
+            .fetch_all(&mut connection)
+            .await
+            .unwrap();
+    assert_eq!(work, [("collect".into(), "airalo".into(), "jp".into())]);
+    let actions = operator.json(&["action", "list"]).await;
+    assert_eq!(
+        text(&actions[0], "target"),
+        format!("placement {id} at airalo")
+    );
+}
+
+#[tokio::test]
+async fn what_needs_a_person_is_listed_with_the_command_that_ends_it() {
+    let operator = Operator::new().await;
+    operator
+        .run(&["attention"])
+        .await
+        .says("Nothing waits for a person");
+    let made = operator.create_partner().await;
+    let (mut connection, ready) = operator.ready_order(&made, "o-1").await;
+    sqlx::query("INSERT INTO providers (name, open_until, reason) VALUES ('sandbox', now() + interval '1 hour', 'busy')")
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    record(&mut connection, &ready, 0, None).await;
+    park_give_back(&mut connection, &ready).await;
+    let placement = parked(&operator, &mut connection).await;
+    let partner = text(&made, "partner_id");
+    let topup = ready.topup.to_string();
+    let expected = [
+        ("breaker", "esimctl provider close sandbox".to_owned()),
+        (
+            "parked",
+            format!("esimctl placement resolve {}", placement.placement),
+        ),
+        ("give_back", format!("esimctl give-back resolve {topup}")),
+        (
+            "exhausted",
+            format!("esimctl delivery replay --partner {partner}"),
+        ),
+    ];
+    let listed = operator.json(&["attention"]).await;
+    let listed: Vec<(&str, String)> = listed
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| (text(&one["item"], "kind"), text(one, "command").to_owned()))
+        .collect();
+    assert_eq!(listed, expected);
+    operator
+        .run(&["attention"])
+        .await
+        .says("look it up at airalo, too")
+        .says("where the unit is unit-1: timeout");
+    operator.run(&["order", "show", &topup]).await.says(
+        "is parked: find out at the provider whether it has the eSIM back (unknown: timeout)",
+    );
+    // Without the other areas, which ask servers that this test does not have.
+    let doctor = "doctor --without nats,backup,keys,stages,names,database --json";
+    let ended = operator.run(&words(doctor)).await;
+    let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let lines = report["lines"].as_array().unwrap();
+    let line = |check: &str| {
+        let found = lines.iter().find(|line| line["check"] == check);
+        text(found.unwrap(), "found").to_owned()
+    };
+    assert_eq!(line("parked give-backs"), "1 wait for a person");
+
+    let resolve = ["give-back", "resolve", &topup, "--not-returned"];
+    let resolved = operator.json(&[&resolve[..], &CONFIRMED].concat()).await;
+    assert_eq!(text(&resolved, "state"), "refused");
+    let left = operator.json(&["attention"]).await;
+    assert_eq!(left.as_array().unwrap().len(), expected.len() - 1);
+}
+
+/// A provider that only an alternative names is known to all who look for work that nobody does.
+#[tokio::test]
+async fn a_provider_that_nobody_serves_is_found_although_it_is_an_alternative() {
+    let operator = Operator::new().await;
+    let mut routed = option("routed");
+    routed["alternatives"] = json!([{ "provider": "second", "provider_option_id": "x" }]);
+    let catalogue = json!({ "options": [routed] }).to_string();
+    operator
+        .run_with_input(&["option", "import", "-"], catalogue)
+        .await
+        .text();
+    let mut connection = operator.database.connect().await.unwrap();
+    sqlx::query("INSERT INTO providers (name) VALUES ('sandbox')")
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    let doctor = "doctor --without nats,backup,keys,stages,names,database --json";
+    let ended = operator.run(&words(doctor)).await;
+    assert!(
+        ended
+            .stdout
+            .contains("options name second, which no provisioner"),
+        "{ended:?}"
+    );
+    let status = operator.json(&words("status --over 0s")).await;
+    let queues = status["queues"].as_array().unwrap();
+    let names: Vec<&Value> = queues.iter().map(|one| &one["queue"]["name"]).collect();
+    assert_eq!(names, ["sandbox", "second"]);
+}
+
+#[tokio::test]
+async fn status_shows_what_waits_and_the_last_hours() {
+    let operator = Operator::new().await;
+    operator
+        .run(&words("status --over 0s"))
+        .await
+        .says("No provider and no endpoint has work")
+        .says("No hour has figures yet");
+    let made = operator.create_partner().await;
+    let (mut connection, order) = operator.ready_order(&made, "o-1").await;
+    record(&mut connection, &order, 0, Some(Duration::from_hours(1))).await;
+    sqlx::query(
+        "WITH due AS (UPDATE work SET at = now() - interval '1 minute')
+         INSERT INTO hourly (hour, stage, created, done, failed)
+         VALUES (date_trunc('hour', now()), 'deliveries', 3, 2, 1)",
+    )
+    .execute(&mut connection)
+    .await
+    .unwrap();
+    let status = operator.json(&words("status --over 0s --hours 1")).await;
+    let endpoint = &status["queues"][0];
+    assert_eq!(endpoint["queue"]["of"], "endpoint");
+    assert_eq!(endpoint["queue"]["partner_id"], made["partner_id"]);
+    assert_eq!(endpoint["backlog"]["due"], 1);
+    assert!(endpoint["drain"].is_null(), "one look estimates nothing");
+    assert_eq!(status["hours"][0]["done"], 2);
+    // The second look finds as much as the first one.
+    let status = operator.json(&words("status --over 1100ms")).await;
+    assert_eq!(status["queues"][0]["drain"]["drain"], "never");
+    operator
+        .run(&words("status --over 1100ms"))
+        .await
+        .says("does not become less");
+}
+
+#[tokio::test]
+async fn find_says_by_which_id_an_order_was_found() {
+    let operator = Operator::new().await;
+    let made = operator.create_partner().await;
+    let (mut connection, order) = operator.ready_order(&made, "o-1").await;
+    sqlx::query("UPDATE placements SET provider_reference = 'P-4711'")
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    sqlx::query("INSERT INTO providers (name) VALUES ('sandbox')")
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    for (id, by) in [
+        ("o-1".to_owned(), "external_order_id"),
+        (order.id.to_string(), "order"),
+        (order.placement.to_string(), "placement"),
+        (order.topup.to_string(), "topup"),
+        ("8981 0000 0000 0000 001".to_owned(), "iccid"),
+        ("P-4711".to_owned(), "provider"),
+        ("unit-1".to_owned(), "provider"),
+    ] {
+        let found = operator.json(&["find", &id]).await;
+        let hit = &found["orders"][0];
+        assert_eq!(text(hit, "order_id"), order.id.to_string(), "{id}");
+        assert_eq!(text(hit, "by"), by, "{id}");
+    }
+    for id in ["Acme", text(&made, "access_key")] {
+        let found = operator.json(&["find", id]).await;
+        assert_eq!(
+            found["partners"][0]["partner_id"], made["partner_id"],
+            "{id}"
+        );
+    }
+    operator
+        .run(&["find", "unit-1"])
+        .await
+        .says("provider")
+        .says("o-1");
+    operator
+        .run(&["find", "o-2"])
+        .await
+        .fails(1, r#"nothing has the id or name "o-2""#);
+}
+
+#[tokio::test]
+async fn an_account_of_an_operator_is_made_changed_and_never_shows_a_password() {
+    let operator = Operator::new().await;
+    operator
+        .run(&words("operator list"))
+        .await
+        .says("There are no operators");
+    let create = "operator create ana --role viewer --console-url https://console.example/";
+    let made = operator.json(&words(create)).await;
+    let link = text(&made, "link");
+    assert!(
+        link.starts_with("https://console.example/set-up?token="),
+        "{link}"
+    );
+    let token = link.split('=').nth(1).unwrap();
+    operator
+        .run(&words(create))
+        .await
+        .fails(1, r#"operator "ana""#);
+    operator
+        .run(&words("operator role nobody support"))
+        .await
+        .fails(1, r#"operator "nobody""#);
+    operator
+        .run(&words("operator role ana operator"))
+        .await
+        .says("ana is operator now");
+    operator
+        .run(&words("operator disable ana"))
+        .await
+        .says("disabled");
+    let listed = operator.run(&words("operator list")).await;
+    listed.says("disabled").says("operator");
+    operator
+        .run(&words("operator enable ana"))
+        .await
+        .says("enabled");
+    let again = operator.json(&words("operator reset ana")).await;
+    assert_ne!(again["link"], made["link"]);
+    let listed = operator.run(&words("operator list --json")).await;
+    assert!(!listed.text().contains(token), "{listed:?}");
+    assert_eq!(
+        recorded(&operator).await,
+        [
+            "operator create",
+            "operator role",
+            "operator disable",
+            "operator enable",
+            "operator reset"
+        ]
+    );
+}
+
+#[tokio::test]
+async fn an_operation_is_previewed_started_shown_and_cancelled() {
+    let operator = Operator::new().await;
+    let made = operator.create_partner().await;
+    let start = ["operation", "start", "--since", "1h"];
+    let confirmed = [&start[..], &CONFIRMED].concat();
+    operator
+        .run(&confirmed)
+        .await
+        .fails(1, "no operation was started: nothing matches");
+    let (mut connection, order) = operator.ready_order(&made, "o-1").await;
+    sqlx::query("UPDATE partners SET webhook_url = 'https://partner.example/hooks'")
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    record(&mut connection, &order, 0, None).await;
+    let preview = operator.json(&[&start[..], &["--dry-run"]].concat()).await;
+    assert_eq!(
+        (&preview["matching"], &preview["parts"][0]["name"]),
+        (&json!(1), &json!("Acme"))
+    );
+    assert_eq!(operator.json(&["operation", "list"]).await, json!([]));
+    let started = operator.json(&confirmed).await;
+    let id = text(&started, "operation_id");
+    assert_eq!(
+        (&started["parts"], &started["matching"]),
+        (&json!(1), &json!(1))
+    );
+    // An endpoint gets one redelivery at a time.
+    operator
+        .run(&confirmed)
+        .await
+        .fails(1, "no operation was started");
+    let running = redeliveries::running(&mut connection, None, 10).await;
+    assert_eq!(running.unwrap().len(), 1);
+    operator
+        .run(&["operation", "show", id])
+        .await
+        .says("running")
+        .says("0 of 1 have ended");
+    let cancel = ["operation", "cancel", id, "--reason", "a test"];
+    let cancelled = operator.json(&cancel).await;
+    assert!(cancelled["cancelled_at"].is_string(), "{cancelled}");
+    operator.run(&["operation", "list"]).await.says("cancelled");
+    let none = "operation show 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e";
+    operator
+        .run(&words(none))
+        .await
+        .fails(1, "there is no operation");
+    assert_eq!(
+        recorded(&operator).await,
+        ["operation start", "operation cancel"]
+    );
+}
