@@ -60,6 +60,7 @@ mod provider_lanes;
 mod providers;
 mod recover;
 mod redeliveries;
+mod refused;
 mod retention;
 mod roles;
 mod rotation;

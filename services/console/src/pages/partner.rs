@@ -16,6 +16,7 @@ use store::{
         deliveries::{self, Filter},
     },
     partners::{self, Partner},
+    refused::{self, Kind, Refused},
     self_service::{self, OrderPage, OrderState},
 };
 use time::OffsetDateTime;
@@ -32,6 +33,8 @@ use crate::{
 
 /// How many orders and webhooks the page shows.
 const RECENT: u32 = 25;
+/// How many refused requests of each kind the page shows.
+const REFUSED: u32 = 15;
 
 #[derive(Template)]
 #[template(path = "partners.html")]
@@ -57,6 +60,21 @@ struct Page {
     endpoints: Vec<EndpointRow>,
     orders: Vec<OrderRow>,
     webhooks: Vec<WebhookRow>,
+    refused: Vec<RefusedRow>,
+    most_refused: u32,
+}
+
+/// A refused request.
+pub(crate) struct RefusedRow {
+    pub(crate) partner: String,
+    pub(crate) at: String,
+    pub(crate) status: i32,
+    pub(crate) errors: String,
+    pub(crate) external_order_id: String,
+    pub(crate) request: String,
+    pub(crate) request_id: String,
+    /// What is known of its sender, and how many like it are missing.
+    pub(crate) note: String,
 }
 
 struct PartnerView {
@@ -159,6 +177,8 @@ pub(crate) async fn show(
             .collect(),
         orders: found.orders,
         webhooks: found.webhooks,
+        refused: found.refused,
+        most_refused: REFUSED,
     })
 }
 
@@ -171,6 +191,7 @@ struct Found {
     endpoints: Vec<Endpoint>,
     orders: Vec<OrderRow>,
     webhooks: Vec<WebhookRow>,
+    refused: Vec<RefusedRow>,
 }
 
 async fn read(connection: &mut PgConnection, id: PartnerId) -> Result<Option<Found>, store::Error> {
@@ -206,6 +227,7 @@ async fn read(connection: &mut PgConnection, id: PartnerId) -> Result<Option<Fou
         partner_id: Some(id),
         ..Filter::default()
     };
+    let refused = refused::list(&mut *connection, id, REFUSED).await?;
     let webhooks = deliveries::list(connection, &filter, RECENT).await?;
     let webhooks = webhooks.into_iter().map(|view| WebhookRow {
         path: view.order_id.map_or_else(
@@ -232,7 +254,32 @@ async fn read(connection: &mut PgConnection, id: PartnerId) -> Result<Option<Fou
         endpoints,
         orders,
         webhooks: webhooks.collect(),
+        refused: refused.into_iter().map(refused_row).collect(),
     }))
+}
+
+pub(crate) fn refused_row(one: Refused) -> RefusedRow {
+    let unproven = (one.kind == Kind::Unsigned.as_str())
+        .then(|| "no valid signature, so anybody may have sent it".to_owned());
+    let limit = (!one.errors.starts_with(&one.reason)).then(|| format!("limit: {}", one.reason));
+    let unrecorded = (one.unrecorded > 0).then(|| {
+        let number = number(one.unrecorded);
+        format!("{number} more of this kind right before it were not kept")
+    });
+    let notes: Vec<String> = [unproven, limit, unrecorded]
+        .into_iter()
+        .flatten()
+        .collect();
+    RefusedRow {
+        partner: one.partner_id.to_string(),
+        at: utc(one.at),
+        status: one.status,
+        request: format!("{} {}", one.method, one.path),
+        request_id: one.request(),
+        note: notes.join("; "),
+        errors: one.errors,
+        external_order_id: one.external_order_id.unwrap_or_else(|| "-".into()),
+    }
 }
 
 /// How the state of a delivery is coloured.
