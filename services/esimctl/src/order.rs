@@ -81,7 +81,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let mut stories = Vec::with_capacity(found.len());
     for order in &found {
         stories.push(Story {
-            sentence: story::sentence(order),
+            sentence: story::sentence(order, runtime::clock::now()),
             timeline: story::timeline(&mut connection, order).await?,
         });
     }
@@ -146,7 +146,9 @@ pub fn print(
 
 /// An order as text. `lanes` are the lanes that are held back now.
 fn describe(order: &OrderView, story: Option<&Story>, lanes: &[WaitingLane]) -> String {
-    let refused = if order.refused {
+    let refused = if order.cancelled {
+        " (cancelled by the partner; nothing was bought)"
+    } else if order.refused {
         " (refused with 422; nothing was bought)"
     } else {
         ""

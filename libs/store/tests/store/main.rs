@@ -68,4 +68,5 @@ mod schema;
 mod self_service;
 mod settle;
 mod snapshot;
+mod story;
 mod sweep;

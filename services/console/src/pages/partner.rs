@@ -10,7 +10,10 @@ use axum::{
 use domain::{EndpointId, PartnerId};
 use store::{
     PgConnection,
-    deliveries::endpoints::{self, Endpoint, EndpointKey},
+    deliveries::{
+        View,
+        endpoints::{self, Endpoint, EndpointKey},
+    },
     operator::{
         self,
         deliveries::{self, Filter},
@@ -60,6 +63,7 @@ struct Page {
     endpoints: Vec<EndpointRow>,
     orders: Vec<OrderRow>,
     webhooks: Vec<WebhookRow>,
+    exhausted: Vec<WebhookRow>,
     refused: Vec<RefusedRow>,
     most_refused: u32,
 }
@@ -177,6 +181,7 @@ pub(crate) async fn show(
             .collect(),
         orders: found.orders,
         webhooks: found.webhooks,
+        exhausted: found.exhausted,
         refused: found.refused,
         most_refused: REFUSED,
     })
@@ -191,6 +196,7 @@ struct Found {
     endpoints: Vec<Endpoint>,
     orders: Vec<OrderRow>,
     webhooks: Vec<WebhookRow>,
+    exhausted: Vec<WebhookRow>,
     refused: Vec<RefusedRow>,
 }
 
@@ -228,8 +234,24 @@ async fn read(connection: &mut PgConnection, id: PartnerId) -> Result<Option<Fou
         ..Filter::default()
     };
     let refused = refused::list(&mut *connection, id, REFUSED).await?;
-    let webhooks = deliveries::list(connection, &filter, RECENT).await?;
-    let webhooks = webhooks.into_iter().map(|view| WebhookRow {
+    let webhooks = deliveries::list(&mut *connection, &filter, RECENT).await?;
+    let exhausted = Filter {
+        state: Some("exhausted"),
+        ..filter
+    };
+    let exhausted = deliveries::list(connection, &exhausted, RECENT).await?;
+    Ok(Some(Found {
+        partner,
+        endpoints,
+        orders,
+        webhooks: webhooks.into_iter().map(webhook_row).collect(),
+        exhausted: exhausted.into_iter().map(webhook_row).collect(),
+        refused: refused.into_iter().map(refused_row).collect(),
+    }))
+}
+
+fn webhook_row(view: View) -> WebhookRow {
+    WebhookRow {
         path: view.order_id.map_or_else(
             || format!("/find?q={}", view.topup_id.as_deref().unwrap_or_default()),
             |order| format!("/orders/{order}"),
@@ -248,14 +270,7 @@ async fn read(connection: &mut PgConnection, id: PartnerId) -> Result<Option<Fou
             || "-".into(),
             |ms| took(time::Duration::milliseconds(ms.into())),
         ),
-    });
-    Ok(Some(Found {
-        partner,
-        endpoints,
-        orders,
-        webhooks: webhooks.collect(),
-        refused: refused.into_iter().map(refused_row).collect(),
-    }))
+    }
 }
 
 pub(crate) fn refused_row(one: Refused) -> RefusedRow {
@@ -344,6 +359,16 @@ pub(crate) fn host(url: Option<&str>) -> String {
     host.map_or_else(|| "no URL".into(), str::to_owned)
 }
 
+/// When a blocked endpoint is tested next. A time that has passed means that the test is due.
+pub(crate) fn next_test(endpoint: &Endpoint, now: OffsetDateTime) -> Option<String> {
+    let until = endpoint.blocked_until?;
+    Some(if until > now {
+        format!("next test {}", relative(now, until))
+    } else {
+        "a test is due now or under way".to_owned()
+    })
+}
+
 /// The action that an endpoint offers to this session.
 pub(crate) fn endpoint_form(
     endpoint: &Endpoint,
@@ -389,9 +414,7 @@ fn endpoint_row(
         } else {
             endpoint.state.clone()
         },
-        until: endpoint.blocked_until.map_or_else(String::new, |until| {
-            format!("next test {}", relative(now, until))
-        }),
+        until: next_test(endpoint, now).unwrap_or_default(),
         failures: number(endpoint.failures),
         waiting: number(endpoint.pending),
         exhausted: number(endpoint.exhausted),
