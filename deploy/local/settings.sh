@@ -135,7 +135,7 @@ check_service_settings() {
         ;;
       RETRY_SCHEDULE) pattern="$span(, ?$span)*" meaning='durations with commas between them, such as 5s,5m' ;;
       MAX_* | *_CONCURRENCY | *_CONNECTIONS) pattern='[1-9][0-9]{0,8}' meaning='a number of at least 1' ;;
-      *_FAILURES | *_RATE | *_PER_SECOND | REFUSALS_LOGGED) pattern='[0-9]{1,9}' meaning='a number' ;;
+      *_FAILURES | *_RATE | *_PER_SECOND | *_PER_MINUTE | REFUSALS_LOGGED | *_KEPT) pattern='[0-9]{1,9}' meaning='a number' ;;
       OTEL_EXPORTER_OTLP_ENDPOINT) pattern='https?://[^ ]+' meaning='an http or https address' ;;
       OTEL_EXPORTER_OTLP_PROTOCOL) pattern='(grpc|http/protobuf)' meaning='grpc or http/protobuf' ;;
       LOG_FORMAT) pattern='(auto|text|json)' meaning='auto, text or json' ;;

@@ -1,6 +1,6 @@
 """walk.py ESIMCTL AXE [--pictures FOLDER | --measure N]: see tests/console/run.
 
-It finds the system by the variables of .local/env (CONSOLE_URL, DATABASE_URL, DATABASE_ADMIN_URL, PG_BIN).
+It finds the system by the variables of .local/env (CONSOLE_URL, BASE_URL, DATABASE_URL, DATABASE_ADMIN_URL, PG_BIN).
 """
 
 import json
@@ -11,7 +11,9 @@ import statistics
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.parse
+import urllib.request
 
 from playwright.sync_api import sync_playwright
 
@@ -135,6 +137,29 @@ def search(walk, page, order):
         walk.problems.append(f"the search for {external} led to {page.url}")
 
 
+def refused(walk, page, partner):
+    """A request that ingress refused is on the page of its partner, with the id that the partner got."""
+    page.goto(BASE + partner)
+    access_key = page.locator("dt:has-text('Access key') + dd").inner_text()
+    brand = os.environ.get("BRAND") or "Service"
+    headers = {"Access-Key": access_key, "Timestamp": str(int(time.time())), "Signature": "bm9uZQ=="}
+    url = os.environ["BASE_URL"] + "/api/v1/api_partner/orders"
+    request = urllib.request.Request(url, b"{}", {f"X-{brand}-{name}": value for name, value in headers.items()})
+    try:
+        urllib.request.urlopen(request)
+        walk.problems.append("a request with a wrong signature was accepted")
+        return
+    except urllib.error.HTTPError as error:
+        request_id = error.headers["X-Request-Id"]
+    # Ingress writes what it refused some seconds later.
+    for _ in range(200):
+        page.goto(BASE + partner)
+        if page.locator("tr", has_text=request_id).locator("text=signature_invalid").count() > 0:
+            return
+        page.wait_for_timeout(100)
+    walk.problems.append(f"the page of the partner lacks the refused request {request_id}")
+
+
 def every_page(walk, name, order, partner, folder):
     listed = {"overview": "/", "order": order, "needs": "/needs", "partner": partner, "partners": "/partners",
               "operations": "/operations", "preview": "/operations/preview?since=1h&state=delivered",
@@ -170,7 +195,8 @@ def measure(program, browser, name, number):
     print(f"{number} orders stored; milliseconds to the whole page: best, median, worst of 20")
     external = page.locator("h1").inner_text().removeprefix("Order ")
     query = urllib.parse.quote(external, safe="")
-    for path in ("/", order, "/needs", partner, "/partners", "/actions", f"/find?q={query}"):
+    previews = ["/operations/preview?since=7days", "/operations/preview?since=1h&state=delivered"]
+    for path in ("/", order, "/needs", partner, "/partners", "/operations", *previews, "/actions", f"/find?q={query}"):
         took = []
         for _ in range(20):
             began = time.perf_counter()
@@ -200,11 +226,17 @@ def store_orders(number):
                  SELECT topup_id, 'sandbox', 'm' || n, '89' || lpad(n::text, 17, '0'), at, delivery_id FROM new)
         INSERT INTO deliveries (delivery_id, partner_id, kind, topup_id, order_id, state, attempt, attempted_at, delivered_at, status, duration_ms, created_at)
         SELECT delivery_id, partner_id, 'topup.ready', topup_id, order_id, 'delivered', 1, at, at, 200, 12, at FROM new"""
+    refused = """
+        INSERT INTO refused_requests (request_id, partner_id, kind, at, status, reason, errors, method, path, external_order_id, unrecorded)
+        SELECT gen_random_uuid(), partner_id, kind, now() - n * interval '1 minute', 422, 'qty_invalid', 'qty_invalid; item=0', 'POST',
+               '/api/v1/api_partner/orders', 'refused-' || n, 0
+        FROM (SELECT partner_id FROM partners ORDER BY created_at DESC LIMIT 1) partner, generate_series(1, 1000) n,
+             unnest(ARRAY['order', 'other', 'unsigned']) kind"""
     # The password goes through the environment, because all users of the machine can see arguments.
     url = urllib.parse.urlsplit(os.environ["DATABASE_URL"])
     login = {"PGHOST": url.hostname, "PGPORT": str(url.port), "PGUSER": url.username, "PGPASSWORD": url.password,
              "PGDATABASE": url.path.lstrip("/")}
-    psql = [os.environ["PG_BIN"] + "/psql", "-XqAt", "-v", "ON_ERROR_STOP=1", "-c", sql, "-c", "ANALYZE"]
+    psql = [os.environ["PG_BIN"] + "/psql", "-XqAt", "-v", "ON_ERROR_STOP=1", "-c", sql, "-c", refused, "-c", "ANALYZE"]
     subprocess.run(psql, check=True, env={**os.environ, **login})
 
 
@@ -222,6 +254,7 @@ def main(program, axe, *options):
             return
         order, partner = pages(page)
         search(walk, page, order)
+        refused(walk, page, partner)
         actions(walk, page, order, partner)
         context.close()
         folder = pathlib.Path(options[1]) if options[:1] == ("--pictures",) else None

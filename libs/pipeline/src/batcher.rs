@@ -5,7 +5,8 @@
 //!
 //! [`crate::publish`] and [`crate::reports`] start one batcher for each kind of message. If the
 //! queue is full or the process dies, items are dropped. That costs time but loses nothing, because
-//! the rows that an item names are in PostgreSQL.
+//! the rows that an item names are in PostgreSQL. Ingress also writes its refused requests with one,
+//! of which some may be missing.
 
 use std::{sync::Arc, time::Duration};
 
@@ -71,9 +72,14 @@ impl<T: Send + 'static> Batcher<T> {
         }
     }
 
-    /// Queues one item, or drops it if the queue is full.
+    /// Queues one item. Returns false if the queue is full and the item was dropped.
+    pub fn try_push(&self, item: T) -> bool {
+        self.queue.try_send((item, self.unsent.token())).is_ok()
+    }
+
+    /// Queues one item that names rows, or drops it if the queue is full.
     pub fn push(&self, item: T) {
-        if self.queue.try_send((item, self.unsent.token())).is_err()
+        if !self.try_push(item)
             && let Some(others) = self.overflow.pass()
         {
             tracing::warn!(

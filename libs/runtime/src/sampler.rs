@@ -49,9 +49,14 @@ impl Sampler {
 
     /// Makes a sampler that lets one line per period pass.
     pub fn every(period: Duration) -> Self {
+        Self::within(1, period)
+    }
+
+    /// Makes a sampler that lets at most `limit` lines per period pass.
+    pub fn within(limit: u32, period: Duration) -> Self {
         Self {
             period,
-            ..Self::new(1)
+            ..Self::new(limit)
         }
     }
 

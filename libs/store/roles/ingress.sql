@@ -50,6 +50,9 @@ GRANT EXECUTE ON FUNCTION commits_lost(text, bigint) TO esim_ingress;
 -- The external id of an archived order stays taken, and look-ups say that the order is archived.
 GRANT SELECT ON archived_orders TO esim_ingress;
 
+-- Requests that it refused: it keeps the newest ones of each partner.
+GRANT SELECT, INSERT, DELETE ON refused_requests TO esim_ingress;
+
 -- What partners ask about delivered eSIMs. A provisioner answers.
 GRANT SELECT, INSERT (topup_id, partner_id, provider, at, usage_asked_at, give_back, give_back_asked_at),
     UPDATE (at, usage_asked_at, usage_failure, usage_failed_at, give_back, give_back_asked_at, not_returned_at, reason, message,

@@ -31,7 +31,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON retention_due TO esim_notifier;
 GRANT UPDATE (profile, erased_at) ON esims TO esim_notifier;
 GRANT DELETE ON delivery_attempts TO esim_notifier;
 GRANT SELECT, DELETE ON operator_actions TO esim_notifier;
-GRANT SELECT, DELETE ON archived_orders TO esim_notifier;
+GRANT SELECT, DELETE ON archived_orders, refused_requests TO esim_notifier;
 
 -- Its pulse, and what it does if the server has lost commits.
 GRANT SELECT, INSERT, UPDATE, DELETE ON pulses TO esim_notifier;

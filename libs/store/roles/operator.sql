@@ -29,6 +29,7 @@ GRANT SELECT, INSERT ON operation_parts TO esim_operator;
 -- Retention and erasure.
 GRANT SELECT, UPDATE ON retention TO esim_operator;
 GRANT SELECT, UPDATE, DELETE ON retention_due TO esim_operator;
+GRANT SELECT, DELETE ON refused_requests TO esim_operator;
 GRANT UPDATE (profile, erased_at) ON esims TO esim_operator;
 GRANT UPDATE (traceparent, erased_at) ON orders TO esim_operator;
 GRANT UPDATE (reason, refusal_status, refusal_message, tried) ON placements TO esim_operator;

@@ -39,6 +39,7 @@ pub mod profile;
 pub mod provider_lanes;
 pub mod providers;
 pub mod recover;
+pub mod refused;
 pub mod retention;
 pub mod schema;
 pub mod self_service;

@@ -22,6 +22,7 @@ pub mod operations;
 pub mod options;
 pub mod orders;
 pub mod placements;
+pub mod route;
 pub mod search;
 pub mod sessions;
 pub mod story;

@@ -39,22 +39,31 @@ pub enum Class {
     Audit,
     /// What is remembered of archived orders, from the archiving on.
     Archived,
+    /// Refused requests of partners, from the request on.
+    Refusals,
     /// Orders, from the order on. No walk erases them: `esimctl archive run` moves them into files
     /// ([`crate::archive`]).
     Orders,
 }
 
 impl Class {
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Profiles,
         Self::Attempts,
         Self::Audit,
         Self::Archived,
+        Self::Refusals,
         Self::Orders,
     ];
 
     /// The classes that [`step`] erases.
-    pub const ERASED: [Self; 4] = [Self::Profiles, Self::Attempts, Self::Audit, Self::Archived];
+    pub const ERASED: [Self; 5] = [
+        Self::Profiles,
+        Self::Attempts,
+        Self::Audit,
+        Self::Archived,
+        Self::Refusals,
+    ];
 
     /// The name in the database, in metrics and in `esimctl`.
     pub fn as_str(self) -> &'static str {
@@ -65,7 +74,9 @@ impl Class {
     fn lag(self) -> Duration {
         match self {
             Self::Profiles => LAG,
-            Self::Attempts | Self::Audit | Self::Archived | Self::Orders => Duration::ZERO,
+            Self::Attempts | Self::Audit | Self::Archived | Self::Refusals | Self::Orders => {
+                Duration::ZERO
+            }
         }
     }
 }
@@ -77,7 +88,7 @@ impl std::str::FromStr for Class {
         let found = Self::ALL.into_iter().find(|class| class.as_str() == name);
         found.ok_or_else(|| {
             format!(
-                "there is no class {name:?}; the classes are profiles, attempts, audit, archived and orders"
+                "there is no class {name:?}; the classes are profiles, attempts, audit, archived, refusals and orders"
             )
         })
     }
@@ -117,7 +128,9 @@ pub async fn step(connection: &mut PgConnection, class: Class, limit: u32) -> Re
     let step = walk(connection, class, limit).await?;
     match class {
         Class::Profiles => Ok(step.and(late_profiles(connection, limit).await?)),
-        Class::Attempts | Class::Audit | Class::Archived | Class::Orders => Ok(step),
+        Class::Attempts | Class::Audit | Class::Archived | Class::Refusals | Class::Orders => {
+            Ok(step)
+        }
     }
 }
 
@@ -146,6 +159,7 @@ async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result
         Class::Profiles => walk.profiles(&mut transaction, limit).await?,
         Class::Attempts => walk.attempts(&mut transaction, limit).await?,
         Class::Audit => walk.audit(&mut transaction, limit).await?,
+        Class::Refusals => walk.refusals(&mut transaction, limit).await?,
         Class::Archived | Class::Orders => walk.archived(&mut transaction, limit).await?,
     };
     let step = Step::of(batch.seen, batch.erased, limit);
@@ -270,6 +284,22 @@ impl Walk {
         Ok(batch.fetch_one(connection).await?)
     }
 
+    /// A batch of the walk of refused requests. It works like that of recorded actions.
+    async fn refusals(&self, connection: &mut PgConnection, limit: u32) -> Result<Batch> {
+        let batch = sqlx::query_as!(
+            Batch,
+            r#"WITH erased AS (
+                   DELETE FROM refused_requests WHERE request_id = ANY (ARRAY (
+                       SELECT request_id FROM refused_requests WHERE at < $1 ORDER BY at LIMIT $2))
+                   RETURNING at
+               )
+               SELECT count(*) AS "seen!", count(*) AS "erased!", NULL::text AS after, max(at) AS at FROM erased"#,
+            self.until,
+            i64::from(limit),
+        );
+        Ok(batch.fetch_one(connection).await?)
+    }
+
     /// A batch of the walk of archived orders. It works like that of recorded actions.
     async fn archived(&self, connection: &mut PgConnection, limit: u32) -> Result<Batch> {
         let batch = sqlx::query_as!(
@@ -336,7 +366,7 @@ async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<Step
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Backlog {
     /// How long the oldest row has been past its term, in the order of [`Class::ERASED`].
-    pub overdue: [Duration; 4],
+    pub overdue: [Duration; 5],
     /// The number of profiles that are past the term, counted from their order, and are kept
     /// because they are not delivered, or not for long enough. Counted up to 100,000.
     pub waiting: u64,

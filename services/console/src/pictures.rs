@@ -53,6 +53,8 @@ pub(crate) struct Step {
 
 /// The rows of a timeline from top to bottom.
 pub(crate) const ROWS: [&str; 4] = ["accepted", "purchase", "profiles", "webhooks"];
+/// A further row, only of orders on which somebody has acted.
+pub(crate) const ACTIONS: &str = "actions";
 
 /// The place of a time on the axis.
 fn place(after: f64, longest: f64) -> f64 {
@@ -79,7 +81,9 @@ pub(crate) fn timeline(accepted: OffsetDateTime, steps: &[Step]) -> String {
     let seconds = |step: &Step| (step.at - accepted).as_seconds_f64();
     let end = |step: &Step| seconds(step) + step.took.map_or(0.0, Duration::as_seconds_f64);
     let longest = steps.iter().map(end).fold(1.0, f64::max);
-    let height = HEAD + ROW * 4.0 + 8.0;
+    let acted = steps.iter().any(|step| step.row == ACTIONS);
+    let rows = ROWS.into_iter().chain(acted.then_some(ACTIONS));
+    let height = HEAD + ROW * if acted { 5.0 } else { 4.0 } + 8.0;
     let mut svg = format!(
         "<svg class=\"timeline\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"Timeline of the order; the list \
          below has the same steps\">"
@@ -99,7 +103,7 @@ pub(crate) fn timeline(accepted: OffsetDateTime, steps: &[Step]) -> String {
         );
     }
     let mut y = HEAD + ROW / 2.0;
-    for row in ROWS {
+    for row in rows {
         let _ = write!(
             svg,
             "<text class=\"row\" x=\"0\" y=\"{:.1}\">{row}</text><line class=\"lane\" x1=\"{LEFT}\" x2=\"{RIGHT}\" \

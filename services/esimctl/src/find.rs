@@ -6,6 +6,7 @@ use store::operator::search::{self, OrderHit, PartnerHit};
 use crate::{
     console::{Console, NotFound, list},
     output::{Row, cells, or_dash, utc},
+    refused,
 };
 
 pub const EXAMPLES: &str = "Examples:
@@ -15,7 +16,7 @@ pub const EXAMPLES: &str = "Examples:
   esimctl find 'Acme Travel'                            a partner, whose id or access key is found, too
 
 Ids are matched exactly. Order, placement and topup ids are found, too. `esimctl order show` shows an order that was
-found.";
+found. Refused requests are found by their external order id, and by the X-Request-Id that the partner got.";
 
 #[derive(Args, Clone, Debug)]
 pub struct Command {
@@ -34,11 +35,15 @@ pub async fn run(asked: &Command, console: &Console) -> anyhow::Result<()> {
         .into());
     }
     console.print(&hits, || {
-        let orders = list(&hits.orders, "No order has this id.", order_row);
-        if hits.partners.is_empty() {
-            return orders;
+        let mut text = list(&hits.orders, "No order has this id.", order_row);
+        if !hits.partners.is_empty() {
+            text = format!("{text}\n\n{}", list(&hits.partners, "", partner_row));
         }
-        format!("{orders}\n\n{}", list(&hits.partners, "", partner_row))
+        if !hits.refused.is_empty() {
+            let refused = list(&hits.refused, "", refused::row);
+            text = format!("{text}\n\nRefused requests:\n{refused}");
+        }
+        text
     })
 }
 

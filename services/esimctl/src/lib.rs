@@ -60,6 +60,7 @@ mod provider_lists;
 mod reconcile;
 mod recover;
 mod reencrypt;
+mod refused;
 mod retention;
 mod rotate;
 mod secret_file;

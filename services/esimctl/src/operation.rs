@@ -4,7 +4,7 @@
 //! worked off by the notifiers in batches, at the pace of each endpoint. It goes on when this program
 //! ends. The console starts and shows the same operations.
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use clap::{Args, Subcommand, builder::PossibleValuesParser};
 use serde_json::json;
 use store::{
@@ -138,12 +138,17 @@ async fn start(
             json!({ "parts": preview.parts, "matching": preview.matching, "dry_run": true });
         return console.print(&shown, || describe(&preview));
     }
+    if preview.unseen > 0 {
+        bail!("{}", describe(&preview));
+    }
     asked.confirm.ask(&describe(&preview))?;
     let action = asked.confirm.action("operation start", "operation");
     let started = operations::start(connection, partner, &wanted, action).await;
     let started = started.map_err(|error| match error {
         NotStarted::Store(error) => error.into(),
-        error @ NotStarted::Nothing => anyhow!("no operation was started: {error}"),
+        error @ (NotStarted::Nothing | NotStarted::TooMany(_)) => {
+            anyhow!("no operation was started: {error}")
+        }
     })?;
     print(console, &started)
 }
@@ -159,10 +164,16 @@ fn describe(preview: &Preview) -> String {
         "No partner has webhooks that match.",
         part_row,
     );
-    format!(
-        "{parts}\n\nWebhooks that are sent again: {}",
-        counted(preview.matching)
-    )
+    let matching = counted(preview.matching);
+    if preview.unseen > 0 {
+        return format!(
+            "{parts}\n\nWebhooks that match: at least {matching}. {} more partners may have some and could not be looked at \
+             in time, so no operation can start with this filter: choose a state that fewer webhooks have, a shorter time, \
+             or one partner after the other.",
+            preview.unseen
+        );
+    }
+    format!("{parts}\n\nWebhooks that are sent again: {matching}")
 }
 
 fn part_row(part: &Part) -> Row<4> {

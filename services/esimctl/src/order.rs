@@ -16,6 +16,7 @@ use store::{
     archive::{self, ArchivedOrder},
     operator::{
         orders::{self, OrderView, PlacementView, TopupView},
+        route,
         story::{self, Moment, What},
     },
     provider_lanes::{self, WaitingLane},
@@ -81,7 +82,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let mut stories = Vec::with_capacity(found.len());
     for order in &found {
         stories.push(Story {
-            sentence: story::sentence(order),
+            sentence: story::sentence(order, runtime::clock::now()),
             timeline: story::timeline(&mut connection, order).await?,
         });
     }
@@ -146,7 +147,9 @@ pub fn print(
 
 /// An order as text. `lanes` are the lanes that are held back now.
 fn describe(order: &OrderView, story: Option<&Story>, lanes: &[WaitingLane]) -> String {
-    let refused = if order.refused {
+    let refused = if order.cancelled {
+        " (cancelled by the partner; nothing was bought)"
+    } else if order.refused {
         " (refused with 422; nothing was bought)"
     } else {
         ""
@@ -253,8 +256,8 @@ fn notes(order: &OrderView, lanes: &[WaitingLane]) -> Vec<String> {
                     placement
                         .reason
                         .clone()
-                        .filter(|_| !story::is_rerouted(placement)),
-                    story::route(placement),
+                        .filter(|_| !route::is_rerouted(placement)),
+                    route::route(placement),
                     reference,
                     due,
                     lane,
@@ -268,7 +271,7 @@ fn notes(order: &OrderView, lanes: &[WaitingLane]) -> Vec<String> {
         let story = list([
             topup.reason.clone(),
             webhook_attempts(order, topup),
-            story::give_back(topup),
+            route::give_back(topup),
             erased,
         ]);
         let unit = format!("topup {} (option {})", topup.topup_id, option_of(topup));

@@ -32,6 +32,7 @@ use crate::{
     lookup::{Which, find},
     output::{Row, cells, or_dash, printable, properties, utc},
     partner_move::{self, MovePartner},
+    refused,
     rotate::{self, Rotate},
     webhook_url::WebhookUrlParser,
 };
@@ -104,6 +105,9 @@ pub enum Command {
     /// Show a partner, without its secrets
     #[command(after_help = SHOW_EXAMPLES)]
     Show(Which),
+    /// List the newest refused requests of a partner
+    #[command(after_help = refused::EXAMPLES)]
+    Refused(refused::Command),
     /// Set or remove a partner's webhook URL, and send the waiting webhooks
     #[command(after_help = SET_WEBHOOK_EXAMPLES)]
     SetWebhook {
@@ -284,6 +288,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             };
             console.print(&shown, || shown.describe())
         }
+        Command::Refused(asked) => refused::run(asked, console).await,
         Command::SetWebhook {
             which,
             endpoint,

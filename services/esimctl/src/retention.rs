@@ -28,6 +28,7 @@ The classes:
   profiles  the eSIMs; the term begins when the webhook is delivered
   attempts  the attempts of webhooks with the responses of endpoints, and events
   audit     the actions that `esimctl action list` shows
+  refusals  requests of partners that were refused, which `esimctl partner refused` shows
   orders    finished orders, from the order on; `esimctl archive run` moves them into files
   archived  what is remembered of archived orders: their external ids stay taken for this long after the archiving
 Unless `orders` has a term, orders themselves are kept for ever, without the data of the other classes.";
@@ -52,8 +53,8 @@ pub enum Command {
 
 #[derive(Args, Clone, Debug)]
 pub struct Set {
-    /// The class of data: `profiles`, `attempts` (of webhooks), `audit` (recorded actions), `orders`
-    /// or `archived` (what is remembered of archived orders)
+    /// The class of data: `profiles`, `attempts` (of webhooks), `audit` (recorded actions),
+    /// `refusals` (refused requests), `orders` or `archived` (what is remembered of archived orders)
     #[arg(value_parser = str::parse::<Class>)]
     class: Class,
     #[command(flatten)]

@@ -70,6 +70,7 @@ use crate::{
     },
     http::{
         observe::Observer,
+        refusals::Refusals,
         routes::{self, App},
         server::Server,
     },
@@ -269,12 +270,27 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         jobs,
         &shutdown,
     );
-    let router = router(&config, &parts, directory, orders, &shutdown)?;
+    let refusals = Refusals::start(
+        parts.database.clone(),
+        &config.limits,
+        parts.metrics.clone(),
+        &shutdown,
+    );
+    let observer = Observer::new(
+        parts.metrics.clone(),
+        Some(Arc::clone(&refusals)),
+        config.limits.refusals_logged,
+        &config.brand,
+        &config.public_url,
+    );
+    let router = router(&config, &parts, directory, orders, observer, &shutdown)?;
     let server = Server::new(&config.limits, router, shutdown.clone());
     tracing::info!(listen = %config.listen, admin = %config.admin_listen, "ingress is listening");
     shutdown.spawn("server", server.serve(listener));
 
-    finish(&parts.nats, &handshake, listening, &shutdown).await
+    let finished = finish(&parts.nats, &handshake, listening, &shutdown).await;
+    refusals.finish().await;
+    finished
 }
 
 /// Opens what several parts of the process share. Invalid keys and URLs end the start here, before
@@ -414,6 +430,7 @@ fn router(
     parts: &Parts,
     directory: Arc<Directory>,
     orders: Arc<Orders>,
+    observer: Arc<Observer>,
     shutdown: &Shutdown,
 ) -> anyhow::Result<Router> {
     let limits = &config.limits;
@@ -430,12 +447,6 @@ fn router(
         metrics: parts.metrics.clone(),
         self_service: self_service(config, parts, shutdown)?,
     };
-    let observer = Observer::new(
-        parts.metrics.clone(),
-        limits.refusals_logged,
-        &config.brand,
-        &config.public_url,
-    );
     let gate = QrGate::new(
         parts.qr_keys.clone(),
         config.qr_bare_until.map(OffsetDateTime::unix_timestamp),

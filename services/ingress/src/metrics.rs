@@ -31,6 +31,7 @@ pub(crate) struct Metrics {
     auth_failures: Counter<u64>,
     verdicts: Counter<u64>,
     refused: Counter<u64>,
+    refusals: Counter<u64>,
     /// The partners that have a series of their own.
     partners: Arc<Mutex<HashSet<PartnerId>>>,
 }
@@ -61,6 +62,20 @@ pub(crate) enum OrderResult {
     Error,
 }
 
+/// What became of the record of a refused request.
+#[derive(Clone, Copy, Debug, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+pub(crate) enum Recorded {
+    /// It is stored.
+    Kept,
+    /// Too many of this partner and kind came within a minute.
+    Limited,
+    /// The queue was full.
+    Dropped,
+    /// The database did not take it.
+    Failed,
+}
+
 impl Default for Metrics {
     fn default() -> Self {
         let make = Instruments::of("ingress");
@@ -82,6 +97,10 @@ impl Default for Metrics {
                 "esim.requests.refused",
                 "Requests answered with 4xx or 503, by partner and reason",
             ),
+            refusals: make.counter(
+                "esim.refusals.recorded",
+                "Refused requests of known partners, by what became of their records",
+            ),
             partners: Arc::default(),
         }
     }
@@ -96,6 +115,13 @@ impl Metrics {
             self.units
                 .add(u64::try_from(units).unwrap_or(u64::MAX), &[]);
         }
+    }
+
+    /// Counts the records of refused requests.
+    pub(crate) fn refusals(&self, outcome: Recorded, number: usize) {
+        let outcome = KeyValue::new("outcome", <&str>::from(outcome));
+        self.refusals
+            .add(u64::try_from(number).unwrap_or(u64::MAX), &[outcome]);
     }
 
     pub(crate) fn auth_failure(&self, reason: &'static str) {

@@ -233,6 +233,15 @@ async fn record(
     Ok(actions::record(connection, action, affected).await?)
 }
 
+/// The earliest creation of a delivery that matches, except of those that were sent again much later.
+pub(crate) fn reach(wanted: &Wanted<'_>) -> OffsetDateTime {
+    Matching {
+        since: Some(wanted.since),
+        ..Matching::default()
+    }
+    .reach()
+}
+
 /// The number of webhooks that match now; `None` if they are too many to count.
 pub(crate) async fn count_matching(
     connection: &mut PgConnection,

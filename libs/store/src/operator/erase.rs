@@ -287,8 +287,8 @@ pub async fn partner(
     let mut transaction = connection.begin().await?;
     // Checked again, because the state may have changed since the preview.
     partner_orders(&mut transaction, partner_id).await?;
-    // `endpoint` removes what is known of the endpoints, `further` the further ones, and `again` the partner's
-    // redeliveries. `events`, `attempts` and `waiting` delete
+    // `endpoint` removes what is known of the endpoints, `further` the further ones, `again` the partner's
+    // redeliveries, and `refused` its refused requests. `events`, `attempts` and `waiting` delete
     // the events with their attempts and their rows in `held`; they have no work any more, as was
     // checked above. The last step clears the row of the partner. Its access key becomes `erased-`
     // and its id, because the column must stay filled and unique.
@@ -300,6 +300,8 @@ pub async fn partner(
              DELETE FROM further_endpoints WHERE partner_id = $1
          ), again AS (
              DELETE FROM redeliveries WHERE partner_id = $1
+         ), refused AS (
+             DELETE FROM refused_requests WHERE partner_id = $1
          ), events AS (
              DELETE FROM deliveries WHERE partner_id = $1 AND kind <> 'topup.ready' RETURNING delivery_id, topup_id
          ), unlinked AS (

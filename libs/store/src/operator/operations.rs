@@ -11,6 +11,8 @@
 //! A partner whose own redelivery runs already is skipped, because an endpoint gets one redelivery at
 //! a time. The partner sees a redelivery of an operator in its own list, and may cancel it there.
 
+use std::time::{Duration, Instant};
+
 use domain::PartnerId;
 use serde::Serialize;
 use serde_json::json;
@@ -24,8 +26,11 @@ use crate::{
     deliveries::redeliveries::{self, Wanted},
 };
 
-/// The most partners that an operation looks at.
-pub const MOST_PARTNERS: i64 = 1_000;
+/// The most partners that an operation may have something to send for.
+pub const MOST_PARTNERS: usize = 10_000;
+/// How long a preview counts. A use of a connection must end within `DATABASE_TIMEOUT`, and an
+/// operator waits for it.
+const BUDGET: Duration = Duration::from_secs(3);
 
 /// What an operation would do, or does, for one partner.
 #[derive(Clone, Debug, Serialize)]
@@ -45,6 +50,9 @@ pub struct Preview {
     pub parts: Vec<Part>,
     /// The number of webhooks, without those of skipped partners; `None` if they are too many to count.
     pub matching: Option<i64>,
+    /// How many partners that may have something to send were not looked at, because there are too
+    /// many of them for one operation. `matching` is then without theirs, and no operation starts.
+    pub unseen: usize,
 }
 
 /// An operation with its progress.
@@ -80,11 +88,19 @@ pub struct Operation {
 pub enum NotStarted {
     #[error("nothing matches, or the partners that match have a running redelivery already")]
     Nothing,
+    #[error(
+        "{0} partners that may have webhooks to send again could not be looked at in time, so it would be incomplete: \
+         choose a state that fewer webhooks have, a shorter time, or one partner after the other"
+    )]
+    TooMany(usize),
     #[error(transparent)]
     Store(#[from] Error),
 }
 
 /// What an operation would do now: for one partner, or for all.
+///
+/// Partners that cannot have anything to send are left out by one statement, so that the rest, which
+/// is counted one by one, is usually small. If it is not, the counting ends after a while.
 pub async fn preview(
     connection: &mut PgConnection,
     partner: Option<PartnerId>,
@@ -93,14 +109,32 @@ pub async fn preview(
     let query = sqlx::query!(
         r#"SELECT partner_id, name, now() AS "now!" FROM partners p
            WHERE ($1::uuid IS NULL OR partner_id = $1)
-             AND (webhook_url IS NOT NULL OR EXISTS (SELECT FROM further_endpoints f WHERE f.partner_id = p.partner_id))
+             AND (has_further_endpoints
+                  OR (webhook_url IS NOT NULL
+                      AND CASE WHEN $3 = 'delivered'
+                               THEN (SELECT true FROM deliveries d
+                                     WHERE d.partner_id = p.partner_id AND d.created_at >= $4 LIMIT 1)
+                               ELSE coalesce(
+                                   (SELECT true FROM held h WHERE h.partner_id = p.partner_id AND h.state = 'exhausted' LIMIT 1),
+                                   (SELECT true FROM work w WHERE w.kind = 'deliver' AND w.provider = '' AND w.lane = ''
+                                                              AND w.partner_id = p.partner_id LIMIT 1))
+                          END))
            ORDER BY name, partner_id LIMIT $2"#,
         partner.map(PartnerId::uuid),
-        MOST_PARTNERS,
+        i64::try_from(MOST_PARTNERS + 1).unwrap_or(i64::MAX),
+        wanted.state,
+        redeliveries::reach(wanted),
     );
     let mut parts = Vec::new();
     let mut all = Some(0);
-    for row in query.fetch_all(&mut *connection).await? {
+    let began = Instant::now();
+    let candidates = query.fetch_all(&mut *connection).await?;
+    let mut unseen = candidates.len();
+    for row in candidates.into_iter().take(MOST_PARTNERS) {
+        if began.elapsed() > BUDGET {
+            break;
+        }
+        unseen -= 1;
         let until = wanted.until.map_or(row.now, |until| until.min(row.now));
         let id = row.partner_id.into();
         let matching = redeliveries::count_matching(connection, id, wanted, until, row.now).await?;
@@ -125,6 +159,7 @@ pub async fn preview(
     Ok(Preview {
         parts,
         matching: all,
+        unseen,
     })
 }
 
@@ -136,6 +171,9 @@ pub async fn start(
     action: Action<'_>,
 ) -> Result<Operation, NotStarted> {
     let preview = preview(connection, partner, wanted).await?;
+    if preview.unseen > 0 {
+        return Err(NotStarted::TooMany(preview.unseen));
+    }
     let mut transaction = connection.begin().await?;
     let id = Uuid::now_v7();
     let mut begun = Vec::new();

@@ -18,6 +18,14 @@ pub struct OrderView {
     pub external_order_id: String,
     /// The order was answered with 422 or cancelled, so nothing of it was bought.
     pub refused: bool,
+    /// The partner cancelled it.
+    pub cancelled: bool,
+    /// Whether webhooks to the partner's first endpoint are sent now: `open`, `blocked`, `probing`,
+    /// `paused`, `paused_by_partner` or `no_url`.
+    pub endpoint: String,
+    /// When a blocked endpoint is tested next.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub endpoint_until: Option<OffsetDateTime>,
     /// The W3C trace context of the create-order request.
     pub traceparent: Option<String>,
     #[serde(with = "time::serde::rfc3339")]
@@ -123,6 +131,8 @@ pub struct TopupView {
     pub give_back_ended_at: Option<OffsetDateTime>,
     #[serde(with = "time::serde::rfc3339::option")]
     pub returned_at: Option<OffsetDateTime>,
+    /// Whether the webhook was delivered before and is, or was, sent again.
+    pub delivered_before: bool,
 }
 
 /// The newest orders that match an id of any kind, at most [`search::MOST`]. See [`search::find`].
@@ -135,9 +145,21 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderVi
 /// These orders, the newest first.
 pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<OrderView>> {
     let query = sqlx::query!(
-        r#"SELECT order_id, partner_id, external_order_id, refused_at IS NOT NULL AS "refused!", traceparent, created_at, erased_at
-           FROM orders WHERE order_id = ANY ($1)
-           ORDER BY created_at DESC"#,
+        r#"SELECT o.order_id, o.partner_id, o.external_order_id, o.refused_at IS NOT NULL AS "refused!",
+                  o.cancelled_at IS NOT NULL AS "cancelled!", o.traceparent, o.created_at, o.erased_at,
+                  -- The states are those of the list of endpoints (`deliveries::endpoints`).
+                  CASE WHEN e.blocked_until = 'infinity'
+                       THEN CASE WHEN e.paused_by_partner THEN 'paused_by_partner' ELSE 'paused' END
+                       WHEN p.webhook_url IS NULL THEN 'no_url'
+                       WHEN e.probe IS NOT NULL OR e.blocked_until <= now() THEN 'probing'
+                       WHEN e.blocked_until IS NOT NULL THEN 'blocked'
+                       ELSE 'open' END AS "endpoint!",
+                  nullif(e.blocked_until, 'infinity') AS "endpoint_until?"
+           FROM orders o
+           LEFT JOIN partners p ON p.partner_id = o.partner_id
+           LEFT JOIN endpoints e ON e.partner_id = o.partner_id
+           WHERE o.order_id = ANY ($1)
+           ORDER BY o.created_at DESC"#,
         ids,
     );
     let heads = query.fetch_all(&mut *connection).await?;
@@ -181,6 +203,11 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Ord
                       e.erased_at AS "erased_at?",
                       d.state AS "delivery?", d.attempt AS "delivery_attempts?", d.status AS "delivery_status?",
                       d.error AS "delivery_error?", d.delivered_at AS "delivered_at?", due.at AS "delivery_due_at?",
+                      -- The attempt that delivered it was kept when it was sent again.
+                      coalesce(d.state <> 'delivered'
+                               AND (SELECT true FROM delivery_attempts a
+                                    WHERE a.delivery_id = d.delivery_id AND a.class = 'delivered' LIMIT 1), false)
+                          AS "delivered_before!",
                       t.provider_option_id, o.name AS "option_name?", e.returned_at AS "returned_at?",
                       r.give_back AS "give_back?", r.reason AS "give_back_reason?", r.message AS "give_back_message?",
                       r.give_back_asked_at AS "give_back_asked_at?", r.ended_at AS "give_back_ended_at?"
@@ -200,6 +227,9 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Ord
             partner_id: head.partner_id,
             external_order_id: head.external_order_id,
             refused: head.refused,
+            cancelled: head.cancelled,
+            endpoint: head.endpoint,
+            endpoint_until: head.endpoint_until,
             traceparent: head.traceparent,
             created_at: head.created_at,
             erased_at: head.erased_at,

@@ -24,6 +24,8 @@ pub struct Listed {
     pub placement_id: PlacementId,
     pub order_id: OrderId,
     pub partner_id: PartnerId,
+    /// The partner's name.
+    pub partner: Option<String>,
     pub external_order_id: String,
     pub provider: String,
     /// The further providers at which a parked placement may be bought: those of its other pairs
@@ -46,6 +48,9 @@ pub struct Listed {
     pub pending: i64,
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
+    /// Since when it has been parked.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub parked_at: Option<OffsetDateTime>,
     /// When a provisioner looks at it next, if it has work.
     #[serde(with = "time::serde::rfc3339::option")]
     pub due_at: Option<OffsetDateTime>,
@@ -68,6 +73,8 @@ pub async fn list(
         Listed,
         r#"SELECT p.placement_id, p.order_id, o.partner_id, o.external_order_id, p.provider, p.state, p.attempt,
                   p.reason, p.placed_at IS NOT NULL AS "bought!", p.created_at,
+                  (SELECT name FROM partners a WHERE a.partner_id = o.partner_id) AS partner,
+                  (SELECT at FROM held h WHERE h.id = p.placement_id) AS "parked_at?",
                   (SELECT at FROM work w WHERE w.id = p.placement_id) AS "due_at?",
                   count(t.topup_id) AS "units!", count(t.topup_id) FILTER (WHERE t.state = 'pending' AND e.ready_at IS NULL) AS "pending!",
                   p.lane,

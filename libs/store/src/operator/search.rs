@@ -4,6 +4,7 @@
 //! id, an order, placement or topup id, an ICCID (with blanks or dashes between its digits), the
 //! provider's number of a purchase or of a unit, and the name, id or access key of a partner. Ids of
 //! units are indexed together with their provider, so these look-ups go through all known providers.
+//! Refused requests are found by their external order id or request id, too.
 
 use domain::Iccid;
 use serde::Serialize;
@@ -12,7 +13,10 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::orders::without_separators;
-use crate::{Error, Result};
+use crate::{
+    Error, Result,
+    refused::{self, Refused},
+};
 
 /// The most orders, and the most partners, that a search returns.
 pub const MOST: i64 = 20;
@@ -65,11 +69,13 @@ pub struct Hits {
     /// The newest first, at most [`MOST`].
     pub orders: Vec<OrderHit>,
     pub partners: Vec<PartnerHit>,
+    /// Refused requests with this external order id or request id, the newest first.
+    pub refused: Vec<Refused>,
 }
 
 impl Hits {
     pub fn is_empty(&self) -> bool {
-        self.orders.is_empty() && self.partners.is_empty()
+        self.orders.is_empty() && self.partners.is_empty() && self.refused.is_empty()
     }
 }
 
@@ -143,6 +149,7 @@ async fn exactly(connection: &mut PgConnection, id: &str) -> Result<Hits> {
         id,
         MOST,
     );
-    hits.partners = query.fetch_all(connection).await?;
+    hits.partners = query.fetch_all(&mut *connection).await?;
+    hits.refused = refused::find(connection, id).await?;
     Ok(hits)
 }

@@ -1,18 +1,23 @@
 //! The story of an order: its state in one sentence, which support can paste to a partner, and its
 //! timeline. `esimctl order show` and the console show both.
 
-use std::iter;
-
 use serde::Serialize;
 use sqlx::PgConnection;
-use time::{OffsetDateTime, macros::format_description};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339, macros::format_description};
 use uuid::Uuid;
 
-use super::orders::{OrderView, PlacementView, TopupView, TriedPair};
+use super::orders::{OrderView, TopupView};
 use crate::Result;
 
 /// The most attempts of webhooks that a timeline holds; the newest ones.
 pub const MOST_ATTEMPTS: i64 = 500;
+/// The most recorded actions since the order that are searched for those on it. Actions have no index
+/// by what they are about, and those on an order follow it soon.
+const MOST_ACTIONS: i64 = 5_000;
+/// How the resolution of a parked purchase as not bought is recorded.
+const NOT_BOUGHT: &str = "placement resolve --not-bought";
+/// The reason of units that were given up in this way ([`super::placements::resolve`]).
+const GIVEN_UP: &str = "settled by an operator as not bought";
 
 /// What happened at a moment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -20,16 +25,43 @@ pub const MOST_ATTEMPTS: i64 = 500;
 pub enum What {
     /// The order was stored.
     Accepted,
-    /// The order was answered with 422 or cancelled.
+    /// The order was answered with 422.
     Refused,
+    /// The partner cancelled the order.
+    Cancelled,
     /// An attempt of purchase was recorded, right before it was sent. Only the last one is stored.
     Attempted { placement_id: Uuid, attempt: i32 },
     /// A look-up found no purchase for the first time after that attempt.
     NotFound { placement_id: Uuid },
-    /// The provider confirmed the purchase.
+    /// The provider confirmed the purchase, or an operator found that it has it.
     Placed {
         placement_id: Uuid,
         provider: String,
+        /// The operator who found that.
+        by: Option<String>,
+    },
+    /// A provider rejected the purchase, which then went to the next provider.
+    Rejected {
+        placement_id: Uuid,
+        provider: String,
+        reason: String,
+    },
+    /// Units of a placement failed for good.
+    Failed {
+        placement_id: Uuid,
+        units: usize,
+        reason: Option<String>,
+        /// Whether `at` is the time of the failure. Otherwise it is that of the last attempt of the
+        /// purchase, because no other time is stored.
+        is_exact: bool,
+    },
+    /// An operator, or the partner itself, acted on the order or on a part of it.
+    Acted {
+        operator: String,
+        via: Option<String>,
+        command: String,
+        target: String,
+        reason: String,
     },
     /// The placement waits for an operator.
     Parked {
@@ -80,6 +112,7 @@ pub async fn timeline(connection: &mut PgConnection, order: &OrderView) -> Resul
         moments.extend(at.map(|at| Moment { at, what }));
     };
     add(order.erased_at, What::Erased);
+    let acted = actions(&mut *connection, order).await?;
     let query = sqlx::query!(
         r#"SELECT p.placement_id, p.not_found_at, o.refused_at,
                   (SELECT at FROM held h WHERE h.id = p.placement_id) AS "parked_at?"
@@ -87,7 +120,12 @@ pub async fn timeline(connection: &mut PgConnection, order: &OrderView) -> Resul
         order.order_id,
     );
     let stored = query.fetch_all(&mut *connection).await?;
-    add(stored.iter().find_map(|one| one.refused_at), What::Refused);
+    let refused = if order.cancelled {
+        What::Cancelled
+    } else {
+        What::Refused
+    };
+    add(stored.iter().find_map(|one| one.refused_at), refused);
     for placement in &order.placements {
         let placement_id = placement.placement_id;
         let attempt = placement.attempt;
@@ -99,13 +137,26 @@ pub async fn timeline(connection: &mut PgConnection, order: &OrderView) -> Resul
             },
         );
         let provider = placement.provider.clone();
+        // An operator's resolution sets the time in its own transaction, whose record has it, too.
+        let resolved = acted
+            .iter()
+            .find(|one| Some(one.at) == placement.placed_at && one.is_about(placement_id));
         add(
             placement.placed_at,
             What::Placed {
                 placement_id,
                 provider,
+                by: resolved.map(|one| one.operator.clone()),
             },
         );
+        for tried in &placement.tried {
+            let rejected = What::Rejected {
+                placement_id,
+                provider: tried.provider.clone(),
+                reason: tried.reason.clone(),
+            };
+            add(OffsetDateTime::parse(&tried.at, &Rfc3339).ok(), rejected);
+        }
         let due = What::Due {
             placement_id: Some(placement_id),
             topup_id: None,
@@ -138,9 +189,118 @@ pub async fn timeline(connection: &mut PgConnection, order: &OrderView) -> Resul
         };
         add(topup.delivery_due_at, due);
     }
+    moments.extend(failures(&mut *connection, order, &acted).await?);
+    moments.extend(acted.into_iter().map(ActedOn::moment));
     moments.extend(webhooks(connection, order).await?);
     moments.sort_by_key(|moment| moment.at);
     Ok(moments)
+}
+
+/// A recorded action on an order or on a part of it.
+struct ActedOn {
+    at: OffsetDateTime,
+    operator: String,
+    via: Option<String>,
+    command: String,
+    target: String,
+    reason: String,
+}
+
+impl ActedOn {
+    fn is_about(&self, placement_id: Uuid) -> bool {
+        self.target == format!("placement {placement_id}")
+    }
+
+    fn moment(self) -> Moment {
+        let what = What::Acted {
+            operator: self.operator,
+            via: self.via,
+            command: self.command,
+            target: self.target,
+            reason: self.reason,
+        };
+        Moment { at: self.at, what }
+    }
+}
+
+/// The recorded actions on an order, its placements and its units, oldest first.
+async fn actions(connection: &mut PgConnection, order: &OrderView) -> Result<Vec<ActedOn>> {
+    let placements = order.placements.iter();
+    let topups = order.topups.iter();
+    let targets: Vec<String> = std::iter::once(order.order_id.to_string())
+        .chain(placements.map(|one| one.placement_id.to_string()))
+        .chain(topups.map(|one| one.topup_id.clone()))
+        .collect();
+    let query = sqlx::query_as!(
+        ActedOn,
+        r#"SELECT at AS "at!", operator AS "operator!", via, command AS "command!", target AS "target!",
+                  reason AS "reason!"
+           FROM (SELECT at, operator, via, command, target, reason FROM operator_actions
+                 WHERE at >= $1 ORDER BY at LIMIT $3) since
+           WHERE split_part(target, ' ', 2) = ANY ($2) ORDER BY at"#,
+        order.created_at,
+        &targets,
+        MOST_ACTIONS,
+    );
+    Ok(query.fetch_all(connection).await?)
+}
+
+/// The units that failed, by placement and reason.
+async fn failures(
+    connection: &mut PgConnection,
+    order: &OrderView,
+    acted: &[ActedOn],
+) -> Result<Vec<Moment>> {
+    let failed = order.topups.iter().filter(|one| one.state == "failed");
+    let failed: Vec<&TopupView> = failed.filter(|_| !order.refused).collect();
+    if failed.is_empty() {
+        return Ok(Vec::new());
+    }
+    let ids: Vec<String> = failed.iter().map(|one| one.topup_id.clone()).collect();
+    // The event about a failed topup is stored together with the failure, if the partner wants it. Its
+    // id is derived from the topup.
+    let query = sqlx::query!(
+        r#"SELECT topup_id AS "topup_id!", created_at FROM deliveries
+           WHERE delivery_id = ANY (ARRAY (SELECT md5('topup.failed ' || topup)::uuid FROM unnest($1::text[]) topup))
+             AND topup_id IS NOT NULL"#,
+        &ids,
+    );
+    let events = query.fetch_all(connection).await?;
+    let mut groups: Vec<(Uuid, Option<&str>, Vec<&TopupView>)> = Vec::new();
+    for unit in failed {
+        let reason = unit.reason.as_deref();
+        let known = groups
+            .iter_mut()
+            .find(|(placement, why, _)| *placement == unit.placement_id && *why == reason);
+        match known {
+            Some((_, _, units)) => units.push(unit),
+            None => groups.push((unit.placement_id, reason, vec![unit])),
+        }
+    }
+    let moments = groups.into_iter().map(|(placement_id, reason, units)| {
+        let given_up = acted
+            .iter()
+            .rfind(|one| one.command == NOT_BOUGHT && one.is_about(placement_id))
+            .map(|one| one.at);
+        let reported = events
+            .iter()
+            .filter(|event| units.iter().any(|unit| unit.topup_id == event.topup_id));
+        let exact = given_up.or(reported.map(|event| event.created_at).max());
+        let mut placements = order.placements.iter();
+        let placement = placements.find(|one| one.placement_id == placement_id);
+        let attempted = placement.and_then(|one| one.attempted_at);
+        let what = What::Failed {
+            placement_id,
+            units: units.len(),
+            reason: reason.map(str::to_owned),
+            is_exact: exact.is_some(),
+        };
+        Moment {
+            at: exact.or(attempted).unwrap_or(order.created_at),
+            what,
+        }
+    });
+    Ok(moments.collect())
 }
 
 /// The attempts to send the webhooks of an order, the newest [`MOST_ATTEMPTS`].
@@ -191,7 +351,7 @@ async fn webhooks(connection: &mut PgConnection, order: &OrderView) -> Result<Ve
 }
 
 /// A UTC time to the minute, such as `2025-01-29 12:34 UTC`.
-fn minute(at: OffsetDateTime) -> String {
+pub(super) fn minute(at: OffsetDateTime) -> String {
     let format = format_description!("[year]-[month]-[day] [hour]:[minute] UTC");
     let at = at.to_offset(time::UtcOffset::UTC);
     at.format(format).unwrap_or_else(|_| at.to_string())
@@ -201,6 +361,8 @@ fn minute(at: OffsetDateTime) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Standing {
     Delivered,
+    SentAgain,
+    NotSentAgain,
     Sending,
     Failing,
     Exhausted,
@@ -214,8 +376,10 @@ enum Standing {
 fn standing(topup: &TopupView) -> Standing {
     match (topup.state.as_str(), topup.delivery.as_deref()) {
         ("ready", Some("delivered")) => Standing::Delivered,
+        ("ready", Some("exhausted")) if topup.delivered_before => Standing::NotSentAgain,
         ("ready", Some("exhausted")) => Standing::Exhausted,
         ("ready", Some("no_endpoint")) => Standing::NoUrl,
+        ("ready", _) if topup.delivered_before => Standing::SentAgain,
         ("ready", _) if topup.delivery_attempts.unwrap_or_default() > 0 => Standing::Failing,
         ("ready", _) => Standing::Sending,
         ("returned", _) => Standing::Returned,
@@ -225,16 +389,122 @@ fn standing(topup: &TopupView) -> Standing {
     }
 }
 
+/// When the webhooks that wait are sent, for the partner: the next attempt, or what holds all of
+/// them up.
+fn next(order: &OrderView, units: &[&TopupView], now: OffsetDateTime) -> String {
+    match order.endpoint.as_str() {
+        "paused" => "your endpoint is paused by us, and nothing is sent until we resume it".into(),
+        "paused_by_partner" => {
+            "you have paused your endpoint, and nothing is sent until you resume it".into()
+        }
+        "blocked" | "probing" => {
+            let test = order.endpoint_until.filter(|until| *until > now);
+            let test = test.map_or_else(
+                || "now".to_owned(),
+                |until| format!("at {} or soon after", minute(until)),
+            );
+            format!(
+                "your endpoint failed many times in a row, so it only gets a test now and then, the next one {test}; \
+                 everything that waits is sent once a test is acknowledged"
+            )
+        }
+        _ => {
+            let next = units.iter().filter_map(|one| one.delivery_due_at).min();
+            match next {
+                Some(at) if at > now => format!("the next attempt is at {}", minute(at)),
+                _ => "the next attempt is due now".into(),
+            }
+        }
+    }
+}
+
+/// What a group of units of an order is at, for the partner.
+fn told(
+    order: &OrderView,
+    standing: Standing,
+    units: &[&TopupView],
+    now: OffsetDateTime,
+) -> String {
+    let last = units.iter().filter_map(|one| one.delivered_at).max();
+    let status = units.iter().find_map(|one| one.delivery_status);
+    let error = units.iter().find_map(|one| one.delivery_error.as_deref());
+    let response = match (status, error) {
+        (Some(status), _) => format!("your endpoint last responded {status}"),
+        (None, Some(error)) => format!("the last attempt failed: {error}"),
+        (None, None) => "no attempt was acknowledged".to_owned(),
+    };
+    let is = if units.len() == 1 { "is" } else { "are" };
+    let was = if units.len() == 1 { "was" } else { "were" };
+    let next = next(order, units, now);
+    let is_held = order.endpoint != "open" && order.endpoint != "no_url";
+    match standing {
+        Standing::Delivered => {
+            let at = last.map_or_else(String::new, |at| {
+                format!(", the last one at {}", minute(at))
+            });
+            format!("{is} ready and delivered to your endpoint{at}")
+        }
+        Standing::SentAgain => {
+            let held = if is_held {
+                format!(" ({next})")
+            } else {
+                String::new()
+            };
+            format!(
+                "{is} ready and {was} delivered to your endpoint before, and the webhook is being sent again{held}"
+            )
+        }
+        Standing::NotSentAgain => format!(
+            "{is} ready and {was} delivered to your endpoint before; sending the webhook again failed ({response})"
+        ),
+        Standing::Sending if is_held => format!("{is} ready, and the webhook waits: {next}"),
+        Standing::Sending => format!("{is} ready, and the webhook is being sent"),
+        Standing::Failing => {
+            format!("{is} ready, but the webhook did not arrive yet ({response}; {next})")
+        }
+        Standing::Exhausted => format!(
+            "{is} ready, but the webhook was not acknowledged in any of its attempts ({response}); you can look the eSIM up, or ask for the webhook again"
+        ),
+        Standing::NoUrl => {
+            format!(
+                "{is} ready and waits for a webhook URL in your account; you can look the eSIM up"
+            )
+        }
+        Standing::Waiting => format!("{is} being bought or prepared by the provider"),
+        Standing::OnHold => {
+            format!("{is} on hold: we are clarifying the purchase with the provider")
+        }
+        Standing::Returned => format!("{was} given back at your request"),
+        Standing::Failed => {
+            let by_operator = units
+                .iter()
+                .all(|one| one.reason.as_deref() == Some(GIVEN_UP));
+            let why = if by_operator {
+                "the provider does not have the purchase, or has refunded it"
+            } else {
+                "the provider could not supply them"
+            };
+            format!("failed for good and will not be delivered, because {why}")
+        }
+    }
+}
+
 /// The state of an order in one sentence, without any credential, in words of the partner guide.
-pub fn sentence(order: &OrderView) -> String {
+/// `now` is the time of the database or close to it.
+pub fn sentence(order: &OrderView, now: OffsetDateTime) -> String {
     let head = format!(
         "Order {} of {}",
         order.external_order_id,
         minute(order.created_at)
     );
+    if order.cancelled {
+        return format!(
+            "{head} was cancelled at your request: nothing of it was bought, and its external_order_id is free again."
+        );
+    }
     if order.refused {
         return format!(
-            "{head} was refused or cancelled: nothing of it was bought, and its external_order_id is free again."
+            "{head} was refused with a 422, because the provider rejected the purchase or could not be reached: nothing of it was bought or will be, and its external_order_id is free again, so you can order anew with it."
         );
     }
     let mut groups: Vec<(Standing, Vec<&TopupView>)> = Vec::new();
@@ -247,181 +517,12 @@ pub fn sentence(order: &OrderView) -> String {
     }
     groups.sort_by_key(|(standing, _)| *standing);
     let all = order.topups.len();
-    let told = groups.iter().map(|(standing, of)| {
-        let last = of.iter().filter_map(|one| one.delivered_at).max();
-        let status = of.iter().find_map(|one| one.delivery_status);
-        let error = of.iter().find_map(|one| one.delivery_error.as_deref());
-        let next = of.iter().filter_map(|one| one.delivery_due_at).min();
-        let response = match (status, error) {
-            (Some(status), _) => format!("your endpoint last responded {status}"),
-            (None, Some(error)) => format!("the last attempt failed: {error}"),
-            (None, None) => "no attempt was acknowledged".to_owned(),
-        };
-        let (is, them) = if of.len() == 1 { ("is", "it") } else { ("are", "them") };
-        let what = match standing {
-            Standing::Delivered => {
-                let at = last.map_or_else(String::new, |at| format!(", the last one at {}", minute(at)));
-                format!("{is} ready and delivered to your endpoint{at}")
-            }
-            Standing::Sending => format!("{is} ready, and the webhook is being sent"),
-            Standing::Failing => {
-                let next = next.map_or_else(String::new, |at| format!("; the next attempt is at {}", minute(at)));
-                format!("{is} ready, but the webhook did not arrive yet ({response}{next})")
-            }
-            Standing::Exhausted => format!(
-                "{is} ready, but the webhook was not acknowledged in any of its attempts ({response}); you can look the eSIM up, or ask for the webhook again"
-            ),
-            Standing::NoUrl => format!("{is} ready and waits for a webhook URL in your account; you can look the eSIM up"),
-            Standing::Waiting => format!("{is} being bought or prepared by the provider"),
-            Standing::OnHold => format!("{is} on hold: we are clarifying the purchase with the provider"),
-            Standing::Returned => format!("{is} given back to the provider, so that nobody can install {them}"),
-            Standing::Failed => "could not be bought and will not be delivered".to_owned(),
-        };
-        format!("{} of {all} {what}", of.len())
-    });
-    let told: Vec<String> = told.collect();
-    format!("{head}: {}.", told.join("; "))
-}
-
-/// Whether the placement waits for the purchase at a further provider. Its reason is then that of
-/// the provider before, which [`route`] names.
-pub fn is_rerouted(placement: &PlacementView) -> bool {
-    let last = placement.tried.last();
-    last.is_some_and(|tried| tried.attempt == placement.attempt)
-}
-
-/// The providers that have rejected a placement and those that may follow or may have it, with the
-/// attempts of each. `None` if the placement has had one provider only and no other one matters.
-pub fn route(placement: &PlacementView) -> Option<String> {
-    // What is bought, failed or refused goes nowhere any more.
-    let further = match placement.state.as_str() {
-        "accepted" | "placing" => Some("if it is rejected there, it goes to"),
-        "parked" => Some("it may be bought there, or at"),
-        _ => None,
-    };
-    let further = further.filter(|_| !placement.alternatives.is_empty());
-    if placement.tried.is_empty() && further.is_none() {
-        return None;
-    }
-    let mut parts = Vec::new();
-    let firsts = iter::once(1).chain(placement.tried.iter().map(|tried| tried.attempt + 1));
-    let mut next = 1;
-    for (tried, first) in placement.tried.iter().zip(firsts) {
-        let TriedPair {
-            provider,
-            lane,
-            attempt,
-            reason,
-            at,
-            ..
-        } = tried;
-        let attempts = attempts(first, *attempt);
-        parts.push(format!(
-            "{attempts} at {provider} ({lane}), until {at}: {reason}"
-        ));
-        next = tried.attempt + 1;
-    }
-    parts.push(if placement.attempt >= next {
-        let attempts = attempts(next, placement.attempt);
-        format!("{attempts} at {} ({})", placement.provider, placement.lane)
-    } else {
-        format!("attempt {next} will be at {}", placement.provider)
-    });
-    if let Some(further) = further {
-        let providers = placement.alternatives.join(", ");
-        parts.push(format!("{further} {providers}"));
-    }
-    Some(parts.join("; "))
-}
-
-fn attempts(first: i32, last: i32) -> String {
-    if first == last {
-        format!("attempt {first}")
-    } else {
-        format!("attempts {first} to {last}")
-    }
-}
-
-/// The give-back of a unit in words; `None` if its partner has not asked for it.
-pub fn give_back(topup: &TopupView) -> Option<String> {
-    let state = match topup.give_back.as_deref()? {
-        "asked" | "sending" => "is under way",
-        "returned" => "has ended: the provider has the eSIM back",
-        "refused" => "was refused, so the eSIM stays with the partner",
-        _ => "is parked: find out at the provider whether it has the eSIM back",
-    };
-    let asked = topup.give_back_asked_at.map_or_else(String::new, |at| {
-        format!(", which was asked for at {}", minute(at))
-    });
-    let why = [&topup.give_back_reason, &topup.give_back_message];
-    let why: Vec<&str> = why.into_iter().flatten().map(String::as_str).collect();
-    let why = if why.is_empty() {
-        String::new()
-    } else {
-        format!(" ({})", why.join(": "))
-    };
-    Some(format!("its give-back{asked}, {state}{why}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn placement(attempt: i32, tried: &[(&str, i32)], alternatives: &[&str]) -> PlacementView {
-        let tried = tried.iter().map(|(provider, attempt)| TriedPair {
-            provider: (*provider).to_owned(),
-            lane: "JP".into(),
-            attempt: *attempt,
-            reason: "sold out".into(),
-            options: [].into(),
-            at: "2026-11-24T10:00:00Z".into(),
-        });
-        PlacementView {
-            placement_id: Uuid::nil(),
-            provider: "airalo".into(),
-            state: "accepted".into(),
-            attempt,
-            reason: None,
-            attempted_at: None,
-            placed_at: None,
-            lane: "jp".into(),
-            provider_reference: None,
-            tried: tried.collect(),
-            alternatives: alternatives.iter().map(|name| (*name).to_owned()).collect(),
-            due_at: None,
-        }
-    }
-
-    #[test]
-    fn each_attempt_is_shown_with_its_provider() {
-        let shown = |attempt, tried, alternatives| route(&placement(attempt, tried, alternatives));
-        assert_eq!(shown(1, &[], &[]), None);
-        assert_eq!(
-            shown(1, &[], &["usimsa"]).unwrap(),
-            "attempt 1 at airalo (jp); if it is rejected there, it goes to usimsa"
-        );
-        let tried = [("sandbox", 2), ("usimsa", 3)];
-        assert_eq!(
-            shown(3, &tried, &[]).unwrap(),
-            "attempts 1 to 2 at sandbox (JP), until 2026-11-24T10:00:00Z: sold out; attempt 3 at usimsa \
-             (JP), until 2026-11-24T10:00:00Z: sold out; attempt 4 will be at airalo"
-        );
-        assert!(
-            shown(5, &tried, &[])
-                .unwrap()
-                .ends_with("; attempts 4 to 5 at airalo (jp)")
-        );
-    }
-
-    #[test]
-    fn what_is_parked_may_be_at_each_provider_and_what_is_bought_goes_nowhere() {
-        let mut placement = placement(1, &[], &["usimsa"]);
-        placement.state = "parked".into();
-        assert_eq!(
-            route(&placement).unwrap(),
-            "attempt 1 at airalo (jp); it may be bought there, or at usimsa"
-        );
-        placement.state = "placed".into();
-        assert_eq!(route(&placement), None);
-    }
+    let parts: Vec<String> = groups
+        .iter()
+        .map(|(standing, units)| {
+            let what = told(order, *standing, units, now);
+            format!("{} of {all} {what}", units.len())
+        })
+        .collect();
+    format!("{head}: {}.", parts.join("; "))
 }

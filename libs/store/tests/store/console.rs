@@ -13,10 +13,8 @@ use store::operator::{
     attention::{self, Item, Remedy},
     breakers, figures, hourly,
     operations::{self, NotStarted},
-    orders,
     search::{self, By},
     sessions::{self, Lifetime, NotSignedIn, Opened},
-    story::{self, What},
 };
 use store::placements::{self, Outcome};
 use testkit::wait::until;
@@ -31,7 +29,7 @@ const LIFETIME: Lifetime = Lifetime {
 };
 const PASSWORD: &str = "correct horse battery";
 
-fn action(command: &'static str) -> Action<'static> {
+pub fn action(command: &'static str) -> Action<'static> {
     Action {
         actor: Actor::esimctl("tester"),
         command,
@@ -42,7 +40,7 @@ fn action(command: &'static str) -> Action<'static> {
 
 impl Bench {
     /// A connection with the privileges of a role.
-    async fn as_role(&self, role: &str) -> sqlx::PgConnection {
+    pub async fn as_role(&self, role: &str) -> sqlx::PgConnection {
         let url = self.database.url_of(role).unwrap();
         sqlx::PgConnection::connect(&url).await.unwrap()
     }
@@ -280,88 +278,6 @@ async fn one_search_finds_an_order_by_each_of_its_ids() {
             .unwrap()
             .is_empty()
     );
-}
-
-#[tokio::test]
-async fn an_order_tells_its_story() {
-    let bench = Bench::new().await;
-    let partner = bench.partner(Some("https://partner.example/")).await;
-    let stored = bench.stored(order(partner, 2)).await;
-    let topups = topups(&stored);
-    let mut console = bench.as_role("console").await;
-    let mut sentence = async || {
-        let read = orders::read(&mut console, &[stored.order_id.uuid()])
-            .await
-            .unwrap();
-        let timeline = story::timeline(&mut console, &read[0]).await.unwrap();
-        (story::sentence(&read[0]), timeline)
-    };
-    let (told, timeline) = sentence().await;
-    assert!(
-        told.ends_with("2 of 2 are being bought or prepared by the provider."),
-        "{told}"
-    );
-    assert_eq!(timeline[0].what, What::Accepted);
-
-    bench.claim(&[placement(&stored)]).await;
-    bench
-        .settle(&[bought(
-            placement(&stored),
-            1,
-            topups.iter().map(ready).collect(),
-            true,
-        )])
-        .await;
-    bench
-        .sql("UPDATE deliveries SET state = 'exhausted', attempt = 1, status = 503, error = 'status 503', attempted_at = now()")
-        .await;
-    bench
-        .sql(
-            "INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, status, class)
-             SELECT delivery_id, 0, now(), 12, 503, 'status_5xx' FROM deliveries",
-        )
-        .await;
-    let (told, timeline) = sentence().await;
-    assert!(
-        told.contains("2 of 2 are ready, but the webhook was not acknowledged"),
-        "{told}"
-    );
-    assert!(told.contains("last responded 503"), "{told}");
-    let placement_id = placement(&stored).uuid();
-    let has = |what: &What| timeline.iter().any(|moment| moment.what == *what);
-    assert!(
-        has(&What::Attempted {
-            placement_id,
-            attempt: 1
-        }),
-        "{timeline:?}"
-    );
-    assert!(
-        has(&What::Placed {
-            placement_id,
-            provider: PROVIDER.into()
-        }),
-        "{timeline:?}"
-    );
-    let webhooks = timeline.iter().filter(|moment| {
-        matches!(
-            &moment.what,
-            What::Webhook {
-                status: Some(503),
-                duration_ms: 12,
-                attempt: 1,
-                ..
-            }
-        )
-    });
-    assert_eq!(webhooks.count(), 2, "{timeline:?}");
-    assert!(timeline.is_sorted_by_key(|moment| moment.at));
-
-    // Without the breakdown, a mixture of states would read as one.
-    bench.sql("UPDATE deliveries SET state = 'delivered', delivered_at = now() WHERE delivery_id = (SELECT min(delivery_id::text)::uuid FROM deliveries)").await;
-    let (told, _) = sentence().await;
-    assert!(told.contains(": 1 of 2 is ready and delivered"), "{told}");
-    assert!(told.contains("; 1 of 2 is ready, but"), "{told}");
 }
 
 #[tokio::test]

@@ -371,10 +371,9 @@ async fn a_unit_that_was_given_back_is_erased_and_seen_as_returned() {
     assert_eq!(unit.state, UnitState::Returned);
     assert!(unit.profile.is_none() && unit.erased_at.is_some());
     let order = orders::find(&mut connection, topup.as_str()).await.unwrap();
-    let sentence = story::sentence(&order[0]);
+    let sentence = story::sentence(&order[0], runtime::clock::now());
     assert!(
-        sentence
-            .ends_with(": 1 of 1 is given back to the provider, so that nobody can install it."),
+        sentence.ends_with(": 1 of 1 was given back at your request."),
         "{sentence}"
     );
     let listed = give_backs::list(&mut connection, None, 10).await.unwrap();

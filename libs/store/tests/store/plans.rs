@@ -14,7 +14,7 @@ use testkit::{database::Database, rows};
 use crate::bench::execute;
 
 /// Tables that grow with the orders.
-const GROWING: [&str; 14] = [
+const GROWING: [&str; 15] = [
     "orders",
     "placements",
     "topups",
@@ -29,10 +29,11 @@ const GROWING: [&str; 14] = [
     "operator_actions",
     "archived_orders",
     "redeliveries",
+    "refused_requests",
 ];
 
 /// Columns that name one order, or one partner.
-const KEYS: [&str; 10] = [
+const KEYS: [&str; 11] = [
     "partner_id",
     "order_id",
     "placement_id",
@@ -43,6 +44,7 @@ const KEYS: [&str; 10] = [
     "iccid",
     "redelivery_id",
     "reference",
+    "request_id",
 ];
 
 /// Rows that a scan may be expected to find without a `LIMIT`.
@@ -83,7 +85,7 @@ const SMALL_UNTIL_17: [(&str, &str); 1] = rows! {
 
 /// Statements that name no key. Each runs once for each cell: a loop of a stage, a gauge, or an
 /// operator's list.
-const PER_CELL: [(&str, &str); 25] = rows! {
+const PER_CELL: [(&str, &str); 28] = rows! {
     "FROM (SELECT topup_id, profile FROM esims ORDER BY topup_id DESC LIMIT 1000)"
         => "start: the newest profiles check the master key";
     "WITH RECURSIVE pair (lane, partner_id, nth)" => "a look at due placements";
@@ -98,12 +100,15 @@ const PER_CELL: [(&str, &str); 25] = rows! {
     "SELECT extract(epoch FROM now() - (SELECT at FROM retention_due" => "the gauges of retention";
     "SELECT action_id FROM operator_actions WHERE at" => "retention";
     "SELECT order_id FROM archived_orders WHERE archived_at" => "retention";
+    "SELECT request_id FROM refused_requests WHERE at" => "retention";
+    "SELECT request_id FROM refused_requests WHERE request_id = $1" => "an operator's search";
     "SELECT order_id FROM orders WHERE order_id > $1 AND order_id < $2" => "a run of archive";
     "FROM archived_orders WHERE order_id > $2 AND order_id <= $3" => "a run of archive that was interrupted";
     "FROM archived_orders WHERE order_id >= $2 AND order_id < $3 AND partner_id = $1"
         => "a partner's topup: the archived orders of twenty seconds";
     "UNION SELECT order_id FROM archived_orders WHERE external_order_id = $2" => "an operator's search";
     "FROM redeliveries WHERE ended_at IS NULL" => "the running redeliveries, for the notifiers";
+    "WHERE at >= $1 ORDER BY at LIMIT $3) since" => "the first actions since an order";
     "SELECT at, operator, database_role, command" => "an operator's list";
     "SELECT parked.id AS" => "an operator's list";
     "SELECT placement_id, state, provider FROM placements" => "an operator's list";

@@ -229,7 +229,8 @@ async fn a_shorter_term_reaches_back_and_for_ever_erases_nothing() {
             ("attempts", Some(30)),
             ("audit", None),
             ("orders", None),
-            ("profiles", Some(5))
+            ("profiles", Some(5)),
+            ("refusals", Some(30)),
         ]
     );
 }

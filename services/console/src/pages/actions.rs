@@ -14,8 +14,12 @@ use crate::{
 
 /// The most actions of the page.
 const MOST: u32 = 200;
-/// The windows that the page offers.
-const WINDOWS: [&str; 3] = ["1h", "1day", "7days"];
+/// The windows that the page offers, and their names.
+const WINDOWS: [(&str, &str); 3] = [
+    ("1h", "last hour"),
+    ("1day", "last day"),
+    ("7days", "last 7 days"),
+];
 
 #[derive(Template)]
 #[template(path = "actions.html")]
@@ -23,7 +27,7 @@ struct Page {
     shell: Shell,
     most: u32,
     since: Option<String>,
-    windows: [&'static str; 3],
+    windows: [(&'static str, &'static str); 3],
     actions: Vec<Row>,
 }
 
@@ -44,7 +48,7 @@ pub(crate) async fn show(
     visit: Visit<Viewer>,
 ) -> Result<Response, Problem> {
     let window = visit.query.get("window");
-    let window = window.filter(|asked| WINDOWS.contains(asked));
+    let window = window.filter(|asked| WINDOWS.iter().any(|(window, _)| window == asked));
     let window = window.and_then(|window| runtime::config::duration(window).ok());
     let since = window.map(|window| runtime::clock::now() - window);
     let by = visit.query.get("by").map(str::to_owned);

@@ -15,6 +15,7 @@ use crate::{
     App,
     access::{Viewer, Visit},
     format::utc,
+    pages::partner::{RefusedRow, refused_row},
     problem::Problem,
     view::{Shell, page},
 };
@@ -25,6 +26,7 @@ struct Page {
     shell: Shell,
     hits: Vec<HitRow>,
     archived: Vec<String>,
+    refused: Vec<RefusedRow>,
     most: i64,
 }
 
@@ -54,6 +56,7 @@ pub(crate) async fn show(
         shell,
         hits: found.hits,
         archived: found.archived,
+        refused: found.refused,
         most: MOST,
     })
 }
@@ -61,6 +64,7 @@ pub(crate) async fn show(
 struct Found {
     hits: Vec<HitRow>,
     archived: Vec<String>,
+    refused: Vec<RefusedRow>,
 }
 
 async fn read(connection: &mut PgConnection, asked: &str) -> Result<Found, store::Error> {
@@ -93,6 +97,7 @@ async fn read(connection: &mut PgConnection, asked: &str) -> Result<Found, store
     Ok(Found {
         hits: orders.chain(partners).collect(),
         archived: archived.collect(),
+        refused: found.refused.into_iter().map(refused_row).collect(),
     })
 }
 

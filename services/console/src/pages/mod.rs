@@ -9,3 +9,4 @@ pub(crate) mod operations;
 pub(crate) mod order;
 pub(crate) mod overview;
 pub(crate) mod partner;
+mod steps;

@@ -24,7 +24,7 @@ use crate::{
     format::{relative, utc},
     pages::{
         forms::ReasonForm,
-        partner::{endpoint_form, host},
+        partner::{endpoint_form, host, next_test},
     },
     problem::Problem,
     view::{Done, Shell, local_path, page},
@@ -110,7 +110,8 @@ const GROUPS: [(&str, &str); 5] = [
     ),
     (
         "Exhausted webhooks",
-        "All attempts failed. When the endpoint works again, send them again by a bulk operation.",
+        "All attempts failed. When the endpoint works again, an operator sends all of them by a bulk operation. Support sends \
+         single ones again on the pages of their orders, which the partner's page lists.",
     ),
 ];
 
@@ -131,12 +132,13 @@ fn item(item: &Item, session: &Session, now: OffsetDateTime) -> (usize, Row) {
             (0, row)
         }
         Item::Parked(placement) => {
+            let since = placement.parked_at.unwrap_or(placement.created_at);
             let row = Row {
-                what: placement.placement_id.to_string(),
+                what: format!("order {}", placement.external_order_id),
                 path: Some(format!("/orders/{}", placement.order_id)),
-                partner: placement.external_order_id.clone(),
-                since: utc(placement.created_at),
-                age: relative(now, placement.created_at),
+                partner: placement.partner.clone().unwrap_or_default(),
+                since: utc(since),
+                age: relative(now, since),
                 why,
                 form: None,
             };
@@ -155,20 +157,22 @@ fn item(item: &Item, session: &Session, now: OffsetDateTime) -> (usize, Row) {
             (2, row)
         }
         Item::Stopped(endpoint) => {
-            let next = endpoint
-                .blocked_until
-                .map(|until| format!("next test {}", relative(now, until)));
             let row = Row {
                 form: endpoint_form(endpoint, session, "/needs"),
-                age: next.unwrap_or_default(),
+                age: next_test(endpoint, now).unwrap_or_default(),
                 ..of_endpoint(endpoint, why)
             };
             (3, row)
         }
         Item::Exhausted(endpoint) => {
             let row = Row {
-                // The preview of an operation begins with this partner.
-                path: Some(format!("/operations?partner={}", endpoint.partner_id)),
+                // The preview of an operation begins with this partner. Only an operator may start it;
+                // others find the single webhooks on the partner's page.
+                path: Some(if session.may(Role::Operator) {
+                    format!("/operations?partner={}", endpoint.partner_id)
+                } else {
+                    format!("/partners/{}#exhausted", endpoint.partner_id)
+                }),
                 ..of_endpoint(endpoint, why)
             };
             (4, row)

@@ -8,6 +8,7 @@ use axum::{
     response::{IntoResponse, Redirect, Response},
 };
 use domain::PartnerId;
+use serde_json::Value;
 use store::{
     deliveries::redeliveries::Wanted,
     operator::operations::{self, NotStarted, Operation},
@@ -56,6 +57,8 @@ struct Preview {
     matching: String,
     what: String,
     parts: Vec<Part>,
+    /// How many partners could not be looked at in time.
+    unseen: usize,
     partner: String,
     state: String,
     from: String,
@@ -96,7 +99,7 @@ fn view(operation: Operation) -> View {
         began: utc(operation.created_at),
         by: format!("{} ({})", operation.operator, operation.via),
         reason: operation.reason,
-        filter: operation.filter,
+        filter: in_words(&operation.filter),
         state,
         class,
         progress: format!(
@@ -110,6 +113,29 @@ fn view(operation: Operation) -> View {
         parts: number(operation.parts),
         skipped: number(operation.skipped),
     }
+}
+
+/// The filter of an operation in words; as JSON if it has another form than those started here.
+fn in_words(filter: &str) -> String {
+    let parsed: Value = serde_json::from_str(filter).unwrap_or_default();
+    let text = |name: &str| parsed[name].as_str();
+    let moment = |name: &str| OffsetDateTime::parse(text(name)?, &Rfc3339).ok();
+    let Some(since) = moment("since") else {
+        return filter.to_owned();
+    };
+    let until = moment("until").map_or_else(
+        || "its beginning".to_owned(),
+        |until| format!("{} UTC", utc(until)),
+    );
+    let of = text("partner_id").map_or_else(
+        || "all partners".to_owned(),
+        |partner| format!("partner {partner}"),
+    );
+    format!(
+        "webhooks of {of} that are {}, last attempted from {} UTC until {until}",
+        text("state").unwrap_or("not delivered"),
+        utc(since)
+    )
 }
 
 pub(crate) async fn list(
@@ -189,6 +215,7 @@ pub(crate) async fn preview(
             utc(until)
         ),
         parts: parts.collect(),
+        unseen: found.unseen,
         partner: partner.map_or_else(String::new, |id| id.to_string()),
         state: state.unwrap_or_default().to_owned(),
         from: moment(since),
@@ -216,8 +243,8 @@ pub(crate) async fn start(State(app): State<App>, act: Act<Operator>) -> Result<
         .run(async |connection| operations::start(connection, partner, &wanted, action).await)
         .await
         .map_err(|error| match error {
-            NotStarted::Nothing => Problem::Conflict(format!("No operation was started: {error}.")),
             NotStarted::Store(error) => error.into(),
+            error => Problem::Conflict(format!("No operation was started: {error}.")),
         })?;
     Ok(Redirect::to(&format!("/operations/{}", started.operation_id)).into_response())
 }

@@ -18,17 +18,18 @@ use store::{
         give_backs::{self, Found as Returned},
         orders::{self, OrderView, PlacementView, TopupView},
         placements::{self, Decision, NotResolved, Resolved},
-        story::{self, Moment, What},
+        route, story,
     },
     partners,
 };
-use time::Duration;
+use time::{Duration, OffsetDateTime};
 
 use crate::{
     App,
     access::{Act, Operator, Role, Session, Support, Viewer, Visit},
     format::{number, relative, took, utc},
-    pictures::{self, Step, Went},
+    pages::steps::step,
+    pictures::{self, Step},
     problem::Problem,
     view::{Done, Named, Shell, local_path, page},
 };
@@ -37,6 +38,8 @@ use crate::{
 const UNITS: usize = 50;
 /// How many steps the list shows.
 const STEPS: usize = 200;
+/// A webhook that is due within this time is not sent again by hand: an attempt may be under way.
+const AT_ONCE: Duration = Duration::seconds(30);
 
 #[derive(Template)]
 #[template(path = "order.html")]
@@ -108,6 +111,8 @@ struct UnitRow {
     seen: String,
     /// Whether this session may send its webhook again.
     replay: bool,
+    /// Why it cannot be sent again now, although it is not delivered.
+    held: Option<String>,
     /// Whether this session may see its activation code.
     code: bool,
 }
@@ -166,7 +171,7 @@ pub(crate) async fn show(
             .topups
             .iter()
             .take(UNITS)
-            .map(|unit| unit_row(&app, unit, session))
+            .map(|unit| unit_row(&app, &order, unit, session, now))
             .collect(),
         all_units: number(order.topups.len()),
         raw: serde_json::to_string_pretty(&order).map_err(|error| Problem::Broken(error.into()))?,
@@ -201,7 +206,7 @@ fn placement_row(placement: &PlacementView) -> PlacementRow {
         attempt: placement.attempt,
         reference: or_none(placement.provider_reference.as_ref()),
         reason: or_none(placement.reason.as_ref()),
-        route: story::route(placement),
+        route: route::route(placement),
         others: others(placement),
         parked: placement.state == PlacementState::Parked.as_str(),
         seen: placements::parking(placement.attempt, placement.reason.as_deref()),
@@ -221,8 +226,40 @@ fn others(placement: &PlacementView) -> Vec<String> {
     others
 }
 
-fn unit_row(app: &App, unit: &TopupView, session: &Session) -> UnitRow {
+/// Why a webhook that waits cannot be sent at once; `None` if it can.
+fn held(order: &OrderView, unit: &TopupView, now: OffsetDateTime) -> Option<String> {
+    if unit.delivery.as_deref() != Some("pending") {
+        return None;
+    }
+    let why = match order.endpoint.as_str() {
+        "paused" => {
+            "Its endpoint is paused by an operator, so it waits until an operator resumes the endpoint."
+        }
+        "paused_by_partner" => {
+            "Its endpoint is paused by the partner, so it waits until the partner resumes it."
+        }
+        "blocked" | "probing" => {
+            "Its endpoint is blocked, so it waits, and is sent by itself as soon as a test is acknowledged. An operator can \
+             resume the endpoint on the partner's page."
+        }
+        "no_url" => "The account has no webhook URL, so it waits for one.",
+        _ if unit.delivery_due_at.is_none_or(|due| due <= now + AT_ONCE) => {
+            "It is being sent, or is due within seconds."
+        }
+        _ => return None,
+    };
+    Some(why.to_owned())
+}
+
+fn unit_row(
+    app: &App,
+    order: &OrderView,
+    unit: &TopupView,
+    session: &Session,
+    now: OffsetDateTime,
+) -> UnitRow {
     let delivery = unit.delivery.as_deref();
+    let held = held(order, unit, now);
     let is_ready = unit.ready_at.is_some() && unit.erased_at.is_none();
     UnitRow {
         id: unit.topup_id.clone(),
@@ -238,19 +275,24 @@ fn unit_row(app: &App, unit: &TopupView, session: &Session) -> UnitRow {
         state: unit.state.clone(),
         iccid: or_none(unit.iccid.as_ref()),
         webhook: match (delivery, unit.delivery_attempts) {
+            (Some(_), Some(attempts)) if unit.delivered_before => {
+                format!("delivered before, sent again, attempts {attempts}")
+            }
             (Some(state), Some(attempts)) => format!("{state}, attempts {attempts}"),
             _ => "-".into(),
         },
         delivered: or_none(unit.delivered_at.map(utc)),
         reason: or_none(unit.reason.as_ref().or(unit.delivery_error.as_ref())),
-        give_back: story::give_back(unit),
+        give_back: route::give_back(unit),
         resolve: unit.give_back.as_deref() == Some(GiveBackState::Parked.as_str())
             && session.may(Role::Operator),
         delivery: unit.topup_id.clone(),
         seen: delivery.unwrap_or_default().to_owned(),
         replay: is_ready
+            && held.is_none()
             && session.may(Role::Support)
             && matches!(delivery, Some("delivered" | "exhausted" | "pending")),
+        held: held.filter(|_| is_ready),
         code: is_ready && session.may(Role::Support) && app.vault().is_some(),
     }
 }
@@ -351,91 +393,13 @@ async fn read(connection: &mut PgConnection, id: OrderId) -> Result<Option<Found
     let partner = partners::show(connection, &order.partner_id.to_string()).await?;
     Ok(Some(Found {
         partner: partner.map_or_else(|| order.partner_id.to_string(), |partner| partner.name),
-        sentence: story::sentence(&order),
-        steps: timeline.into_iter().map(step).collect(),
+        sentence: story::sentence(&order, runtime::clock::now()),
+        steps: timeline
+            .into_iter()
+            .map(|moment| step(moment, &order.endpoint))
+            .collect(),
         order,
     }))
-}
-
-/// A moment of the story as the picture and the list show it.
-fn step(moment: Moment) -> Step {
-    let mut lasted = None;
-    let (row, went, text) = match moment.what {
-        What::Accepted => ("accepted", Went::Well, "accepted".to_owned()),
-        What::Refused => (
-            "accepted",
-            Went::Neutral,
-            "refused or cancelled; nothing was bought".into(),
-        ),
-        What::Erased => ("accepted", Went::Neutral, "erased".into()),
-        What::Attempted { attempt, .. } => (
-            "purchase",
-            Went::Neutral,
-            format!("attempt {attempt} of the purchase was recorded and sent"),
-        ),
-        What::NotFound { .. } => (
-            "purchase",
-            Went::Neutral,
-            "a look-up found no such purchase at the provider".into(),
-        ),
-        What::Placed { provider, .. } => (
-            "purchase",
-            Went::Well,
-            format!("{provider} confirmed the purchase"),
-        ),
-        What::Parked { reason, .. } => {
-            let why = reason.unwrap_or_else(|| "no reason is recorded".into());
-            ("purchase", Went::Badly, format!("parked: {why}"))
-        }
-        What::Ready { topup_id } => (
-            "profiles",
-            Went::Well,
-            format!("the profile of {topup_id} was stored"),
-        ),
-        What::Webhook {
-            topup_id,
-            kind,
-            endpoint_id,
-            attempt,
-            duration_ms,
-            status,
-            class,
-        } => {
-            lasted = Some(Duration::milliseconds(duration_ms.into()));
-            let went = if class == "delivered" {
-                Went::Well
-            } else {
-                Went::Badly
-            };
-            let status = status.map_or(class, |status| format!("status {status}"));
-            let of = topup_id.map_or_else(String::new, |topup| format!(" of {topup}"));
-            let to = endpoint_id.map_or_else(String::new, |id| format!(" to endpoint {id}"));
-            (
-                "webhooks",
-                went,
-                format!("{kind}{of}{to}, attempt {attempt}: {status}"),
-            )
-        }
-        What::Due { topup_id, .. } => match topup_id {
-            Some(topup) => (
-                "webhooks",
-                Went::Neutral,
-                format!("next attempt for {topup}"),
-            ),
-            None => (
-                "purchase",
-                Went::Neutral,
-                "next step of the purchase".into(),
-            ),
-        },
-    };
-    Step {
-        row,
-        at: moment.at,
-        took: lasted,
-        went,
-        text,
-    }
 }
 
 /// Records what became of a parked give-back.
@@ -516,7 +480,8 @@ pub(crate) async fn replay(
              or under way, or its eSIM was erased. Look at it again."
         )));
     }
-    let text = "It is sent now, with the same webhook-id, and its retries begin anew.";
+    let text = "It is due now, with the same webhook-id, and its retries begin anew. If its endpoint is blocked or paused, it \
+                waits until that ends. Its order's page shows what becomes of it.";
     finish(
         &act.session,
         &act.fields,

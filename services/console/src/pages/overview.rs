@@ -98,6 +98,7 @@ struct EndpointView {
     host: String,
     state: String,
     class: &'static str,
+    due: String,
     waiting: String,
     drain: String,
     exhausted: String,
@@ -168,7 +169,7 @@ async fn look(connection: &mut PgConnection) -> Result<Look, store::Error> {
 /// How long the oldest row has been overdue.
 fn overdue(seconds: f64) -> String {
     if seconds <= 0.0 {
-        "nothing is".into()
+        "nothing is overdue".into()
     } else {
         took(time::Duration::seconds_f64(seconds))
     }
@@ -185,7 +186,7 @@ fn drains(newest: &Look, earlier: Option<&Look>, queue: &Queue) -> String {
             let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
             format!("about {}", took(time::Duration::seconds(seconds)))
         }
-        Drain::Never => "it does not become less".into(),
+        Drain::Never => "does not become less".into(),
         Drain::Unknown => "not known yet".into(),
     }
 }
@@ -207,7 +208,7 @@ fn spark(look: &Look, stage: &str, what: &str, counted: Counted) -> Spark {
     let sum: i64 = hours.iter().sum();
     let most = hours.iter().copied().max().unwrap_or_default();
     let caption = format!(
-        "{what}: {} in the last {HOURS} hours (UTC), at most {} in one",
+        "{what}: {} in the last {HOURS} hours, at most {} in one hour",
         number(sum),
         number(most)
     );
@@ -219,6 +220,11 @@ fn spark(look: &Look, stage: &str, what: &str, counted: Counted) -> Spark {
 
 /// How many rows of a stage came within the hour that is not over yet, as a rate.
 fn rate(look: &Look, stage: &str) -> String {
+    let what = if stage == "placements" {
+        "purchases"
+    } else {
+        "webhooks"
+    };
     let hour = look.now.unix_timestamp() / 3_600;
     let seconds = look.now.unix_timestamp() % 3_600;
     let created = look
@@ -227,7 +233,7 @@ fn rate(look: &Look, stage: &str) -> String {
         .find(|one| one.stage == stage && one.hour.unix_timestamp() / 3_600 == hour);
     let created = created.map_or(0, |one| one.created);
     format!(
-        "{} since {} ago, when this hour began",
+        "{} {what} in this hour, which began {} ago",
         number(created),
         took(time::Duration::seconds(seconds))
     )
@@ -333,6 +339,12 @@ fn endpoint(endpoint: &Endpoint, look: &Look, earlier: Option<&Look>) -> Endpoin
         host: host(endpoint.webhook_url.as_deref()),
         class: endpoint_class(&endpoint.state),
         state: endpoint.state.clone(),
+        due: number(
+            look.backlogs
+                .queues
+                .get(&queue)
+                .map_or(0, |backlog| backlog.due),
+        ),
         waiting: number(endpoint.pending),
         drain: drains(look, earlier, &queue),
         exhausted: number(endpoint.exhausted),

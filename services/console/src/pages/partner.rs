@@ -10,12 +10,16 @@ use axum::{
 use domain::{EndpointId, PartnerId};
 use store::{
     PgConnection,
-    deliveries::endpoints::{self, Endpoint, EndpointKey},
+    deliveries::{
+        View,
+        endpoints::{self, Endpoint, EndpointKey},
+    },
     operator::{
         self,
         deliveries::{self, Filter},
     },
     partners::{self, Partner},
+    refused::{self, Kind, Refused},
     self_service::{self, OrderPage, OrderState},
 };
 use time::OffsetDateTime;
@@ -32,6 +36,8 @@ use crate::{
 
 /// How many orders and webhooks the page shows.
 const RECENT: u32 = 25;
+/// How many refused requests of each kind the page shows.
+const REFUSED: u32 = 15;
 
 #[derive(Template)]
 #[template(path = "partners.html")]
@@ -57,6 +63,22 @@ struct Page {
     endpoints: Vec<EndpointRow>,
     orders: Vec<OrderRow>,
     webhooks: Vec<WebhookRow>,
+    exhausted: Vec<WebhookRow>,
+    refused: Vec<RefusedRow>,
+    most_refused: u32,
+}
+
+/// A refused request.
+pub(crate) struct RefusedRow {
+    pub(crate) partner: String,
+    pub(crate) at: String,
+    pub(crate) status: i32,
+    pub(crate) errors: String,
+    pub(crate) external_order_id: String,
+    pub(crate) request: String,
+    pub(crate) request_id: String,
+    /// What is known of its sender, and how many like it are missing.
+    pub(crate) note: String,
 }
 
 struct PartnerView {
@@ -159,6 +181,9 @@ pub(crate) async fn show(
             .collect(),
         orders: found.orders,
         webhooks: found.webhooks,
+        exhausted: found.exhausted,
+        refused: found.refused,
+        most_refused: REFUSED,
     })
 }
 
@@ -171,6 +196,8 @@ struct Found {
     endpoints: Vec<Endpoint>,
     orders: Vec<OrderRow>,
     webhooks: Vec<WebhookRow>,
+    exhausted: Vec<WebhookRow>,
+    refused: Vec<RefusedRow>,
 }
 
 async fn read(connection: &mut PgConnection, id: PartnerId) -> Result<Option<Found>, store::Error> {
@@ -206,8 +233,25 @@ async fn read(connection: &mut PgConnection, id: PartnerId) -> Result<Option<Fou
         partner_id: Some(id),
         ..Filter::default()
     };
-    let webhooks = deliveries::list(connection, &filter, RECENT).await?;
-    let webhooks = webhooks.into_iter().map(|view| WebhookRow {
+    let refused = refused::list(&mut *connection, id, REFUSED).await?;
+    let webhooks = deliveries::list(&mut *connection, &filter, RECENT).await?;
+    let exhausted = Filter {
+        state: Some("exhausted"),
+        ..filter
+    };
+    let exhausted = deliveries::list(connection, &exhausted, RECENT).await?;
+    Ok(Some(Found {
+        partner,
+        endpoints,
+        orders,
+        webhooks: webhooks.into_iter().map(webhook_row).collect(),
+        exhausted: exhausted.into_iter().map(webhook_row).collect(),
+        refused: refused.into_iter().map(refused_row).collect(),
+    }))
+}
+
+fn webhook_row(view: View) -> WebhookRow {
+    WebhookRow {
         path: view.order_id.map_or_else(
             || format!("/find?q={}", view.topup_id.as_deref().unwrap_or_default()),
             |order| format!("/orders/{order}"),
@@ -226,13 +270,31 @@ async fn read(connection: &mut PgConnection, id: PartnerId) -> Result<Option<Fou
             || "-".into(),
             |ms| took(time::Duration::milliseconds(ms.into())),
         ),
+    }
+}
+
+pub(crate) fn refused_row(one: Refused) -> RefusedRow {
+    let unproven = (one.kind == Kind::Unsigned.as_str())
+        .then(|| "no valid signature, so anybody may have sent it".to_owned());
+    let limit = (!one.errors.starts_with(&one.reason)).then(|| format!("limit: {}", one.reason));
+    let unrecorded = (one.unrecorded > 0).then(|| {
+        let number = number(one.unrecorded);
+        format!("{number} more of this kind right before it were not kept")
     });
-    Ok(Some(Found {
-        partner,
-        endpoints,
-        orders,
-        webhooks: webhooks.collect(),
-    }))
+    let notes: Vec<String> = [unproven, limit, unrecorded]
+        .into_iter()
+        .flatten()
+        .collect();
+    RefusedRow {
+        partner: one.partner_id.to_string(),
+        at: utc(one.at),
+        status: one.status,
+        request: format!("{} {}", one.method, one.path),
+        request_id: one.request(),
+        note: notes.join("; "),
+        errors: one.errors,
+        external_order_id: one.external_order_id.unwrap_or_else(|| "-".into()),
+    }
 }
 
 /// How the state of a delivery is coloured.
@@ -297,6 +359,16 @@ pub(crate) fn host(url: Option<&str>) -> String {
     host.map_or_else(|| "no URL".into(), str::to_owned)
 }
 
+/// When a blocked endpoint is tested next. A time that has passed means that the test is due.
+pub(crate) fn next_test(endpoint: &Endpoint, now: OffsetDateTime) -> Option<String> {
+    let until = endpoint.blocked_until?;
+    Some(if until > now {
+        format!("next test {}", relative(now, until))
+    } else {
+        "a test is due now or under way".to_owned()
+    })
+}
+
 /// The action that an endpoint offers to this session.
 pub(crate) fn endpoint_form(
     endpoint: &Endpoint,
@@ -342,9 +414,7 @@ fn endpoint_row(
         } else {
             endpoint.state.clone()
         },
-        until: endpoint.blocked_until.map_or_else(String::new, |until| {
-            format!("next test {}", relative(now, until))
-        }),
+        until: next_test(endpoint, now).unwrap_or_default(),
         failures: number(endpoint.failures),
         waiting: number(endpoint.pending),
         exhausted: number(endpoint.exhausted),

@@ -23,7 +23,10 @@
 
 use std::sync::Arc;
 
-use axum::http::{HeaderValue, request::Parts};
+use axum::{
+    http::{HeaderValue, request::Parts},
+    response::{IntoResponse, Response},
+};
 
 use crate::{
     access::directory::{Directory, Key, KnownPartner},
@@ -31,6 +34,7 @@ use crate::{
         codes::Code,
         connection::Connection,
         error::{ApiError, PARTNER_MOVING},
+        refusals::Sender,
     },
     metrics::Metrics,
 };
@@ -53,6 +57,25 @@ pub(crate) struct Signed {
     pub(crate) partner: Arc<KnownPartner>,
     /// The digest of the body in the signature; `None` if the signature does not cover the body.
     pub(crate) body_digest: Option<HeaderValue>,
+}
+
+/// Why the head of a request is not authentic.
+#[derive(Debug)]
+pub(crate) struct Denied {
+    error: ApiError,
+    /// The partner whose access key the request has. Its response must not depend on it, because
+    /// whoever sent the request did not prove to be the partner.
+    sender: Option<Sender>,
+}
+
+impl IntoResponse for Denied {
+    fn into_response(self) -> Response {
+        let mut response = self.error.into_response();
+        if let Some(sender) = self.sender {
+            response.extensions_mut().insert(sender);
+        }
+        response
+    }
 }
 
 pub(crate) struct Authenticator {
@@ -94,7 +117,14 @@ impl Authenticator {
 
     /// Checks the head of a request: steps 1 to 6 of the module's list, and whether the signature
     /// covers the body if it must. [`Authenticator::body`] checks the body itself.
-    pub(crate) async fn head(&self, parts: &Parts) -> Result<Signed, ApiError> {
+    pub(crate) async fn head(&self, parts: &Parts) -> Result<Signed, Denied> {
+        let mut sender = None;
+        let checked = self.check(parts, &mut sender).await;
+        checked.map_err(|error| Denied { error, sender })
+    }
+
+    /// See [`Self::head`]. Notes the partner as soon as the access key shows it.
+    async fn check(&self, parts: &Parts, sender: &mut Option<Sender>) -> Result<Signed, ApiError> {
         let names = &self.names;
         for name in [
             &names.access_key,
@@ -122,7 +152,13 @@ impl Authenticator {
         ) else {
             return Err(self.denied(Code::AuthenticationHeaderMissing));
         };
-        let timestamp = recent(timestamp).ok_or_else(|| self.denied(Code::TimestampInvalid))?;
+        let Some(timestamp) = recent(timestamp) else {
+            // The key is looked up only to note whose request it is, so the cache must do.
+            let known = access_key.to_str().ok();
+            let known = known.and_then(|access_key| self.directory.cached(access_key));
+            *sender = known.map(|partner| Sender::unproven(partner.id));
+            return Err(self.denied(Code::TimestampInvalid));
+        };
 
         // A disabled partner gets the same answer as an unknown one, so that nobody can find out
         // which keys exist.
@@ -135,6 +171,7 @@ impl Authenticator {
             .partner(access_key)
             .await
             .map_err(ApiError::internal)?;
+        *sender = partner.as_ref().map(|partner| Sender::unproven(partner.id));
         let partner = partner
             .filter(|partner| !partner.disabled)
             .ok_or_else(unknown)?;
@@ -172,6 +209,10 @@ impl Authenticator {
         if let Some(connection) = parts.extensions.get::<Arc<Connection>>() {
             connection.place.authenticated();
         }
+        *sender = Some(Sender {
+            partner: partner.id,
+            signed: true,
+        });
         if partner.moved {
             return Err(PARTNER_MOVING);
         }

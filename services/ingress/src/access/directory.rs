@@ -225,6 +225,11 @@ impl Directory {
         Ok(self.known_partner(access_key).and_then(valid))
     }
 
+    /// Returns the partner with this valid access key, if it is in the cache.
+    pub(crate) fn cached(&self, access_key: &str) -> Option<Arc<KnownPartner>> {
+        self.known_partner(access_key).and_then(valid)
+    }
+
     /// Adds a partner that is in no database, for the fuzz targets.
     #[cfg(fuzzing)]
     pub(crate) fn learn_for_fuzzing(

@@ -274,6 +274,21 @@ pub struct LimitsConfig {
     /// metrics count all of them, and the next line has the number of missing ones in `suppressed`.
     #[arg(long, env = "REFUSALS_LOGGED", default_value_t = 20)]
     pub refusals_logged: u32,
+
+    /// Maximum number of refused requests of one partner that are kept for operators
+    ///
+    /// `esimctl partner refused` and the console show them. The number holds for each of three
+    /// kinds: orders, other requests, and requests without a valid signature. Of these, the newest
+    /// ones are kept, for as long as `esimctl retention` says.
+    #[arg(long, env = "PARTNER_REFUSALS_KEPT", default_value_t = 1000, value_parser = value_parser!(u32).range(1..=100_000))]
+    pub partner_refusals_kept: u32,
+
+    /// Maximum number of refused requests of one partner and kind per minute that are kept
+    ///
+    /// So a flood of refused requests costs the database little, and pushes out the older ones
+    /// slowly. The next one that is kept has the number of those that were not. With 0 none are kept.
+    #[arg(long, env = "PARTNER_REFUSALS_PER_MINUTE", default_value_t = 60)]
+    pub partner_refusals_per_minute: u32,
 }
 
 impl LimitsConfig {

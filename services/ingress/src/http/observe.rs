@@ -7,7 +7,9 @@
 //! - An error is logged once, here, with the cause of a 500. A flood of refused requests, or of
 //!   requests that fail because the database does, is sampled in the log, and counted in full by
 //!   the metrics.
-//! - No path, query or header of a request is logged, because they can hold secrets.
+//! - No path, query or header of a request is logged, because they can hold secrets. Of a refused
+//!   request with the access key of a partner, the path is stored for operators
+//!   ([`super::refusals`]); only signed routes have such requests, and their paths hold no secrets.
 //!
 //! [`super::routes`] wraps all routes in [`observe`]. The module relies on [`ErrorRecord`], which
 //! [`super::error`] attaches to each error response.
@@ -36,6 +38,7 @@ use crate::{
         connection::Connection,
         error::ErrorRecord,
         named::{self, Named},
+        refusals::{Answered, Asked, ExternalOrderId, Refusals, Sender},
     },
     metrics::Metrics,
     pages,
@@ -53,16 +56,18 @@ pub(crate) struct Observer {
     requests: Requests,
     metrics: Metrics,
     log: Sampler,
+    /// `None` keeps no refused requests.
+    refusals: Option<Arc<Refusals>>,
     /// The name of the response header with the codes of the errors: `x-<brand>-error`.
     error_header: HeaderName,
     /// The URL of the page that explains the codes.
     errors_page: String,
 }
 
-/// Creates the id of a request, which consists of letters and digits.
-fn request_id() -> HeaderValue {
+/// The id of a request in its header, which consists of letters and digits.
+fn header_of(request_id: Uuid) -> HeaderValue {
     let mut text = Uuid::encode_buffer();
-    let text = Uuid::now_v7().simple().encode_lower(&mut text);
+    let text = request_id.simple().encode_lower(&mut text);
     HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static("none"))
 }
 
@@ -70,20 +75,27 @@ impl Observer {
     /// Creates the observer. It logs at most `logged` refused requests per second. `brand` is part
     /// of the name of the error header. `public_url`, without a final slash, is the base URL of the
     /// page that explains errors.
-    pub(crate) fn new(metrics: Metrics, logged: u32, brand: &str, public_url: &str) -> Arc<Self> {
+    pub(crate) fn new(
+        metrics: Metrics,
+        refusals: Option<Arc<Refusals>>,
+        logged: u32,
+        brand: &str,
+        public_url: &str,
+    ) -> Arc<Self> {
         let named = HeaderName::try_from(format!("x-{brand}-error").to_ascii_lowercase());
         Arc::new(Self {
             requests: Requests::default(),
             metrics,
             log: Sampler::new(logged),
+            refusals,
             error_header: named.unwrap_or(HeaderName::from_static("x-service-error")),
             errors_page: format!("{public_url}{}", pages::ERRORS),
         })
     }
 
-    /// The headers that name and explain errors.
-    fn explanation(&self, errors: &[Named]) -> Vec<(HeaderName, HeaderValue)> {
-        let codes = (self.error_header.clone(), named::header(errors));
+    /// The headers that name and explain errors. `codes` is the value of the first one.
+    fn explanation(&self, errors: &[Named], codes: HeaderValue) -> Vec<(HeaderName, HeaderValue)> {
+        let codes = (self.error_header.clone(), codes);
         let links = named::links(&self.errors_page, errors).map(|links| (header::LINK, links));
         std::iter::once(codes).chain(links).collect()
     }
@@ -111,6 +123,38 @@ impl Observer {
                 "request refused"
             );
         }
+    }
+
+    /// Keeps a refused request for operators, if its access key belongs to a partner.
+    fn keep(&self, response: &mut Response, request_id: Uuid, asked: &Asked, errors: &HeaderValue) {
+        let Some(refusals) = &self.refusals else {
+            return;
+        };
+        let status = response.status();
+        let extensions = response.extensions_mut();
+        let authentic = extensions.get::<PartnerId>().map(|partner| Sender {
+            partner: *partner,
+            signed: true,
+        });
+        let Some(sender) = authentic.or_else(|| extensions.get::<Sender>().copied()) else {
+            return;
+        };
+        let Some(reason) = extensions
+            .get::<ErrorRecord>()
+            .map(|record| record.reason)
+            .filter(|_| status != StatusCode::INTERNAL_SERVER_ERROR)
+        else {
+            return;
+        };
+        let external = extensions.remove::<ExternalOrderId>();
+        let answered = Answered {
+            request_id,
+            status,
+            reason,
+            errors,
+            external_order_id: external.map(|ExternalOrderId(id)| id),
+        };
+        refusals.note(sender, asked, answered);
     }
 
     /// Records the error of a response, if it has one.
@@ -147,7 +191,9 @@ pub(crate) async fn observe(
     request: Request,
     next: Next,
 ) -> Response {
-    let id = request_id();
+    let request_id = Uuid::now_v7();
+    let id = header_of(request_id);
+    let asked = Asked::by(&request);
     let underway = observer.requests.begin(&request);
     let span = &underway.span;
     span.record("request.id", id.to_str().unwrap_or_default());
@@ -162,8 +208,12 @@ pub(crate) async fn observe(
         span.in_scope(|| observer.answered(&response, &id, connection.peer));
     }
     if let Some(ErrorRecord { errors, .. }) = response.extensions().get() {
-        let explanation = observer.explanation(errors);
+        let codes = named::header(errors);
+        let explanation = observer.explanation(errors, codes.clone());
         response.headers_mut().extend(explanation);
+        if instead.is_none() {
+            observer.keep(&mut response, request_id, &asked, &codes);
+        }
     }
     response.headers_mut().insert(REQUEST_ID, id);
     response

@@ -26,7 +26,8 @@ use crate::{
     http::{
         body,
         connection::{Connection, answer_body},
-        error::{self, ApiError},
+        error::{self, ApiError, ErrorRecord},
+        refusals::ExternalOrderId,
         routes::App,
     },
     metrics::OrderResult,
@@ -73,7 +74,9 @@ pub(crate) async fn create_order(
     };
     let partner = &signed.partner;
     Span::current().record("partner.id", field::display(partner.id));
-    let mut response = match receive(&app, &signed, &parts.headers, body).await {
+    let mut external_order_id = None;
+    let received = receive(&app, &signed, &parts.headers, body, &mut external_order_id).await;
+    let mut response = match received {
         Ok(received) => {
             let mishap = mishap::wanted(partner, &received.draft);
             let location = location(
@@ -115,22 +118,30 @@ pub(crate) async fn create_order(
     // [`crate::http::observe`], outside of this handler, so the response carries the partner's id
     // there.
     response.extensions_mut().insert(partner.id);
+    if response.extensions().get::<ErrorRecord>().is_some()
+        && let Some(id) = external_order_id
+    {
+        response.extensions_mut().insert(ExternalOrderId(id));
+    }
     response
 }
 
 /// Admits an order, reads its body and parses it. Each step is cheaper than the next one, so that a
-/// request that will be refused costs as little as possible.
+/// request that will be refused costs as little as possible. Notes the external id once it is known,
+/// for the record of a refused order.
 async fn receive(
     app: &App,
     signed: &Signed,
     headers: &HeaderMap,
     body: Body,
+    external_order_id: &mut Option<String>,
 ) -> Result<Received, ApiError> {
     let length = body::content_length(&app.limits, headers)?;
     let mut admitted = app.admission.order(&signed.partner, length as u64)?;
     let body = body::read_stream(&app.limits, body).await?;
     app.authenticator.body(signed, &body)?;
     let draft = request::read(&body, app.max_order)?;
+    external_order_id.clone_from(&draft.external_order_id);
     // An order with errors is refused by [`create`] anyway, so it does not use up any of the orders
     // and units per second that the partner may send.
     let units = draft.units().filter(|_| draft.errors.is_empty());

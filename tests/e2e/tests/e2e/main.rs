@@ -6,6 +6,7 @@
 //! - [`partner`], [`account`], [`events`]: what they look up and change themselves, and what they
 //!   are notified of; [`notices`]: also on another channel. [`pages`]: what they read.
 //! - [`redeliveries`]: missed webhooks are listed, and sent again by one request.
+//! - [`refused`]: refused requests are kept for operators.
 //! - [`resilience`], [`stop`]: the promise under load: hang-ups, a wiped JetStream, two providers,
 //!   restarts.
 //! - [`esim_partner`]: the partners' command line, and listening.
@@ -61,6 +62,7 @@ mod pulse;
 mod qr;
 mod recover;
 mod redeliveries;
+mod refused;
 mod replicas;
 mod resilience;
 mod rotation;

@@ -45,7 +45,13 @@ async fn serve(deadline: Duration, settings: &[&str]) -> Served {
     };
     let refuse = |_: Request| async { (StatusCode::FORBIDDEN, "refused") };
     let limits = Program::parse_from(["program"].iter().chain(settings)).limits;
-    let observer = Observer::new(Metrics::default(), 1, "Service", "https://esim.example.com");
+    let observer = Observer::new(
+        Metrics::default(),
+        None,
+        1,
+        "Service",
+        "https://esim.example.com",
+    );
     let router = Router::new()
         .route("/", get(answer(Bytes::from_static(b"answer"))))
         .route("/large", get(answer(vec![b'x'; LARGE].into())))

@@ -1,0 +1,227 @@
+//! The story of an order: its sentence for the partner, and its timeline.
+
+use domain::{PartnerId, placement::Resolution};
+use store::operator::{
+    actions::{self, Action},
+    orders, placements,
+    story::{self, What},
+};
+
+use crate::bench::{Bench, PROVIDER, bought, order, parked, placement, ready, topups};
+use crate::console::action;
+
+#[tokio::test]
+async fn an_order_tells_its_story() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some("https://partner.example/")).await;
+    let stored = bench.stored(order(partner, 2)).await;
+    let topups = topups(&stored);
+    let mut console = bench.as_role("console").await;
+    let mut sentence = async || {
+        let read = orders::read(&mut console, &[stored.order_id.uuid()])
+            .await
+            .unwrap();
+        let timeline = story::timeline(&mut console, &read[0]).await.unwrap();
+        (story::sentence(&read[0], runtime::clock::now()), timeline)
+    };
+    let (told, timeline) = sentence().await;
+    assert!(
+        told.ends_with("2 of 2 are being bought or prepared by the provider."),
+        "{told}"
+    );
+    assert_eq!(timeline[0].what, What::Accepted);
+
+    bench.claim(&[placement(&stored)]).await;
+    bench
+        .settle(&[bought(
+            placement(&stored),
+            1,
+            topups.iter().map(ready).collect(),
+            true,
+        )])
+        .await;
+    bench
+        .sql("UPDATE deliveries SET state = 'exhausted', attempt = 1, status = 503, error = 'status 503', attempted_at = now()")
+        .await;
+    bench
+        .sql(
+            "INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, status, class)
+             SELECT delivery_id, 0, now(), 12, 503, 'status_5xx' FROM deliveries",
+        )
+        .await;
+    let (told, timeline) = sentence().await;
+    assert!(
+        told.contains("2 of 2 are ready, but the webhook was not acknowledged"),
+        "{told}"
+    );
+    assert!(told.contains("last responded 503"), "{told}");
+    let placement_id = placement(&stored).uuid();
+    let has = |what: &What| timeline.iter().any(|moment| moment.what == *what);
+    assert!(
+        has(&What::Attempted {
+            placement_id,
+            attempt: 1
+        }),
+        "{timeline:?}"
+    );
+    assert!(
+        has(&What::Placed {
+            placement_id,
+            provider: PROVIDER.into(),
+            by: None,
+        }),
+        "{timeline:?}"
+    );
+    let webhooks = timeline.iter().filter(|moment| {
+        matches!(
+            &moment.what,
+            What::Webhook {
+                status: Some(503),
+                duration_ms: 12,
+                attempt: 1,
+                ..
+            }
+        )
+    });
+    assert_eq!(webhooks.count(), 2, "{timeline:?}");
+    assert!(timeline.is_sorted_by_key(|moment| moment.at));
+
+    // Without the breakdown, a mixture of states would read as one.
+    bench.sql("UPDATE deliveries SET state = 'delivered', delivered_at = now() WHERE delivery_id = (SELECT min(delivery_id::text)::uuid FROM deliveries)").await;
+    let (told, _) = sentence().await;
+    assert!(told.contains(": 1 of 2 is ready and delivered"), "{told}");
+    assert!(told.contains("; 1 of 2 is ready, but"), "{told}");
+}
+
+/// An order whose webhooks have failed once and wait.
+async fn failing(bench: &Bench, partner: PartnerId) -> store::orders::NewOrder {
+    let stored = bench.stored(order(partner, 1)).await;
+    bench.claim(&[placement(&stored)]).await;
+    let units = topups(&stored).iter().map(ready).collect();
+    bench
+        .settle(&[bought(placement(&stored), 1, units, true)])
+        .await;
+    bench
+        .sql("UPDATE deliveries SET attempt = 1, status = 503, error = 'status 503', attempted_at = now()")
+        .await;
+    bench
+        .sql(
+            "INSERT INTO work (id, kind, provider, lane, partner_id, at)
+             SELECT delivery_id, 'deliver', '', '', partner_id, now() - interval '1 minute' FROM deliveries
+             ON CONFLICT (id) DO UPDATE SET at = excluded.at",
+        )
+        .await;
+    stored
+}
+
+#[tokio::test]
+async fn the_sentence_says_what_holds_a_webhook_up_and_names_no_time_in_the_past() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some("https://partner.example/")).await;
+    let stored = failing(&bench, partner).await;
+    let mut console = bench.as_role("console").await;
+    let mut told = async |endpoint: &str| {
+        bench
+            .sql(&format!(
+                "DELETE FROM endpoints; INSERT INTO endpoints (partner_id, blocked_until, paused_by_partner) VALUES {endpoint}"
+            ))
+            .await;
+        let read = orders::read(&mut console, &[stored.order_id.uuid()]).await;
+        story::sentence(&read.unwrap()[0], runtime::clock::now())
+    };
+    let id = partner.uuid();
+    for (endpoint, says) in [
+        (
+            format!("('{id}', NULL, false)"),
+            "the next attempt is due now",
+        ),
+        (
+            format!("('{id}', now() + interval '4 minutes', false)"),
+            "the next one at 2",
+        ),
+        (
+            format!("('{id}', now() - interval '1 minute', false)"),
+            "the next one now",
+        ),
+        (format!("('{id}', 'infinity', false)"), "paused by us"),
+        (
+            format!("('{id}', 'infinity', true)"),
+            "you have paused your endpoint",
+        ),
+    ] {
+        let told = told(&endpoint).await;
+        assert!(
+            told.contains(says) && told.contains("last responded 503"),
+            "{endpoint}: {told}"
+        );
+    }
+
+    // A webhook that is sent again was delivered before, and the sentence does not deny it.
+    bench
+        .sql(
+            "INSERT INTO delivery_attempts (delivery_id, attempt, at, duration_ms, status, class)
+             SELECT delivery_id, 0, now(), 12, 200, 'delivered' FROM deliveries",
+        )
+        .await;
+    let told = told(&format!("('{id}', NULL, false)")).await;
+    assert!(
+        told.contains("was delivered to your endpoint before, and the webhook is being sent again"),
+        "{told}"
+    );
+}
+
+#[tokio::test]
+async fn the_timeline_has_failed_units_and_what_operators_did() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some("https://partner.example/")).await;
+    let mut console = bench.as_role("console").await;
+    for (resolution, command) in [
+        (Resolution::Bought, "placement resolve --bought"),
+        (Resolution::NotBought, "placement resolve --not-bought"),
+    ] {
+        let stored = bench.stored(order(partner, 2)).await;
+        bench.claim(&[placement(&stored)]).await;
+        bench.settle(&[parked(placement(&stored), 1)]).await;
+        let target = format!("placement {}", placement(&stored));
+        let action = Action {
+            target: &target,
+            ..action(command)
+        };
+        let mode = actions::Mode::Apply(action);
+        let id = placement(&stored);
+        placements::resolve(&mut console, id, None, resolution, mode)
+            .await
+            .unwrap();
+        let read = orders::read(&mut console, &[stored.order_id.uuid()])
+            .await
+            .unwrap();
+        let timeline = story::timeline(&mut console, &read[0]).await.unwrap();
+        let has = |matches: &dyn Fn(&What) -> bool| timeline.iter().any(|one| matches(&one.what));
+        assert!(
+            has(
+                &|what| matches!(what, What::Acted { command: done, operator, .. } if done == command && operator == "tester")
+            ),
+            "{timeline:?}"
+        );
+        let told = story::sentence(&read[0], runtime::clock::now());
+        if resolution == Resolution::Bought {
+            assert!(
+                has(&|what| matches!(what, What::Placed { by: Some(by), .. } if by == "tester")),
+                "{timeline:?}"
+            );
+        } else {
+            assert!(
+                has(&|what| matches!(
+                    what,
+                    What::Failed {
+                        units: 2,
+                        is_exact: true,
+                        ..
+                    }
+                )),
+                "{timeline:?}"
+            );
+            assert!(told.contains("2 of 2 failed for good"), "{told}");
+        }
+    }
+}

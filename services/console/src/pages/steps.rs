@@ -1,0 +1,138 @@
+//! The moments of an order's story in words, as its picture and its list of steps show them.
+
+use store::operator::story::{Moment, What};
+use time::Duration;
+
+use crate::{
+    format::number,
+    pictures::{ACTIONS, Step, Went},
+};
+
+/// What a step says: its row in the picture, how it went, and its text.
+type Told = (&'static str, Went, String);
+
+/// A moment as a step. `endpoint` is the state of the partner's first endpoint.
+pub(super) fn step(moment: Moment, endpoint: &str) -> Step {
+    let mut lasted = None;
+    if let What::Webhook { duration_ms, .. } = moment.what {
+        lasted = Some(Duration::milliseconds(duration_ms.into()));
+    }
+    let (row, went, text) = told(moment.what, endpoint);
+    Step {
+        row,
+        at: moment.at,
+        took: lasted,
+        went,
+        text,
+    }
+}
+
+fn told(what: What, endpoint: &str) -> Told {
+    let neutral = |row, text: &str| (row, Went::Neutral, text.to_owned());
+    match what {
+        What::Accepted => ("accepted", Went::Well, "accepted".to_owned()),
+        What::Refused => neutral("accepted", "refused with a 422; nothing was bought"),
+        What::Cancelled => neutral("accepted", "cancelled by the partner; nothing was bought"),
+        What::Erased => neutral("accepted", "erased: ids, states and times are left"),
+        What::Ready { topup_id } => (
+            "profiles",
+            Went::Well,
+            format!("the profile of {topup_id} was stored"),
+        ),
+        What::Webhook {
+            topup_id,
+            kind,
+            endpoint_id,
+            attempt,
+            status,
+            class,
+            ..
+        } => {
+            let went = if class == "delivered" {
+                Went::Well
+            } else {
+                Went::Badly
+            };
+            let status = status.map_or(class, |status| format!("status {status}"));
+            let of = topup_id.map_or_else(String::new, |topup| format!(" of {topup}"));
+            let to = endpoint_id.map_or_else(String::new, |id| format!(" to endpoint {id}"));
+            let text = format!("webhook {kind}{of}{to}, attempt {attempt}: {status}");
+            ("webhooks", went, text)
+        }
+        What::Due {
+            topup_id: Some(topup),
+            ..
+        } => {
+            let text = if endpoint == "open" {
+                format!("next webhook attempt for {topup}")
+            } else {
+                let state = endpoint.replace('_', " ");
+                format!("the webhook of {topup} waits, because its endpoint is {state}")
+            };
+            ("webhooks", Went::Neutral, text)
+        }
+        What::Due { topup_id: None, .. } => neutral("purchase", "next step of the purchase"),
+        What::Acted {
+            operator,
+            via,
+            command,
+            target,
+            reason,
+        } => {
+            let via = via.map_or_else(String::new, |via| format!(" ({via})"));
+            let text = format!("{operator}{via}: {command}, {target}; reason: {reason}");
+            (ACTIONS, Went::Neutral, text)
+        }
+        purchase => of_purchase(purchase),
+    }
+}
+
+/// The steps of a purchase.
+fn of_purchase(what: What) -> Told {
+    let row = "purchase";
+    let because = |reason: Option<String>| reason.unwrap_or_else(|| "no reason is recorded".into());
+    match what {
+        What::Attempted { attempt, .. } => {
+            let text = format!("attempt {attempt} of the purchase was recorded and sent");
+            (row, Went::Neutral, text)
+        }
+        What::Placed { provider, by, .. } => {
+            let text = match by {
+                Some(by) => format!("{by} found that {provider} has the purchase"),
+                None => format!("{provider} confirmed the purchase"),
+            };
+            (row, Went::Well, text)
+        }
+        What::Rejected {
+            provider, reason, ..
+        } => {
+            let text = format!(
+                "{provider} rejected the purchase, and the next provider follows: {reason}"
+            );
+            (row, Went::Badly, text)
+        }
+        What::Parked { reason, .. } => (row, Went::Badly, format!("parked: {}", because(reason))),
+        What::Failed {
+            units,
+            reason,
+            is_exact,
+            ..
+        } => {
+            let plural = if units == 1 { "" } else { "s" };
+            let when = if is_exact {
+                ""
+            } else {
+                " (the time is that of the last attempt; that of the failure is not stored)"
+            };
+            let reason = because(reason);
+            let text = format!("{} unit{plural} failed: {reason}{when}", number(units));
+            (row, Went::Badly, text)
+        }
+        // Everything else is told above.
+        _ => (
+            row,
+            Went::Neutral,
+            "a look-up found no such purchase at the provider".to_owned(),
+        ),
+    }
+}

@@ -1,0 +1,112 @@
+//! What support staff without a shell find on the pages.
+
+#![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
+
+use console::access::Role;
+use runtime::clock;
+use store::refused::{self, Kind, Refusal};
+use uuid::Uuid;
+
+use crate::support::{Bench, Browser};
+
+async fn text(browser: &mut Browser, path: &str) -> String {
+    let answer = browser.get(path).await;
+    assert_eq!(answer.status(), 200, "{path}");
+    answer.text().await.unwrap()
+}
+
+#[tokio::test]
+async fn a_refused_request_is_on_the_page_of_its_partner_and_found_by_its_ids() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let partner = format!("/partners/{}", bench.partner);
+    assert!(text(&mut browser, &partner).await.contains("None is kept."));
+    let request_id = Uuid::now_v7();
+    let refusal = |request_id, kind, external_order_id: Option<&str>, unrecorded| Refusal {
+        request_id,
+        partner_id: bench.partner,
+        kind,
+        at: clock::now(),
+        status: 422,
+        reason: "qty_invalid",
+        errors: "qty_invalid; item=0".to_owned(),
+        method: "POST".to_owned(),
+        path: "/api/v1/api_partner/orders".to_owned(),
+        external_order_id: external_order_id.map(str::to_owned),
+        unrecorded,
+    };
+    let mut connection = bench.database.connect().await.unwrap();
+    let kept = [
+        refusal(request_id, Kind::Order, Some("never <came>"), 0),
+        refusal(Uuid::now_v7(), Kind::Unsigned, None, 1234),
+    ];
+    refused::keep(&mut connection, &kept, 100).await.unwrap();
+
+    let page = text(&mut browser, &partner).await;
+    for part in [
+        "never &#60;came&#62;",
+        "qty_invalid; item=0",
+        &request_id.simple().to_string(),
+        "no valid signature, so anybody may have sent it",
+        "1\u{202f}234 more of this kind",
+    ] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+    for id in ["never%20%3Ccame%3E", &request_id.simple().to_string()] {
+        let found = text(&mut browser, &format!("/find?q={id}")).await;
+        assert!(found.contains(&format!("href=\"{partner}\"")), "{found}");
+        assert!(found.contains("qty_invalid"), "{found}");
+        assert!(!found.contains("Nothing stored here"), "{found}");
+    }
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn support_is_led_to_what_it_may_do_and_offered_nothing_that_would_be_refused() {
+    let bench = Bench::start().await;
+    let mut support = bench.sign_in("sue", Role::Support).await;
+    let mut operator = bench.sign_in("ana", Role::Operator).await;
+    let needs = text(&mut support, "/needs").await;
+    let exhausted = format!("/partners/{}#exhausted", bench.partner);
+    assert!(needs.contains(&exhausted), "{needs}");
+    assert!(!needs.contains("/operations?partner="), "{needs}");
+    // A parked purchase names its order and its partner.
+    assert!(
+        needs.contains(">order parked</a></td><td>Acme &#38; &#60;Sons&#62;</td>"),
+        "{needs}"
+    );
+    let needs = text(&mut operator, "/needs").await;
+    assert!(needs.contains("/operations?partner="), "{needs}");
+    let partner = text(&mut support, &format!("/partners/{}", bench.partner)).await;
+    assert!(partner.contains("id=\"exhausted\""), "{partner}");
+
+    let order = format!("/orders/{}", bench.order);
+    assert!(
+        text(&mut support, &order)
+            .await
+            .contains("Send its webhook again")
+    );
+    let mut connection = bench.database.connect().await.unwrap();
+    for sql in [
+        "UPDATE deliveries SET state = 'pending', attempt = 2",
+        "DELETE FROM held WHERE state = 'exhausted'",
+        "INSERT INTO work (id, kind, provider, lane, partner_id, at)
+         SELECT delivery_id, 'deliver', '', '', partner_id, now() + interval '1 hour' FROM deliveries",
+    ] {
+        sqlx::query(sql).execute(&mut connection).await.unwrap();
+    }
+    let page = text(&mut support, &order).await;
+    assert!(page.contains("Send its webhook again"), "{page}");
+    let blocked = "INSERT INTO endpoints (partner_id, failures, blocks, blocked_until)
+                   VALUES ($1, 20, 1, now() + interval '3 minutes')";
+    let blocked = sqlx::query(blocked).bind(bench.partner.uuid());
+    blocked.execute(&mut connection).await.unwrap();
+    let page = text(&mut support, &order).await;
+    assert!(!page.contains("Send its webhook again"), "{page}");
+    assert!(
+        page.contains("Its endpoint is blocked, so it waits"),
+        "{page}"
+    );
+    assert!(page.contains("it only gets a test now and then"), "{page}");
+    bench.stop().await;
+}
