@@ -19,6 +19,7 @@ use domain::{
 };
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
+use uuid::Uuid;
 
 use crate::{Error, Result, age, seconds, unsigned};
 
@@ -87,18 +88,20 @@ pub struct Open {
     pub attempt_age: Duration,
 }
 
-/// Claims due rows of a provider, the oldest first, and leases them. While the breaker of the
-/// provider is open it returns nothing.
+/// Claims due rows of a provider, the oldest first, and leases them. Those of `busy` partners are
+/// left for later. While the breaker of the provider is open it returns nothing.
 pub async fn claim(
     connection: &mut PgConnection,
     provider: &str,
     limit: usize,
+    busy: &[PartnerId],
     lease: Duration,
 ) -> Result<Vec<Claimed>> {
+    let busy: Vec<Uuid> = busy.iter().map(|partner| partner.uuid()).collect();
     let query = sqlx::query!(
         r#"WITH free AS (
                SELECT topup_id FROM esim_requests
-               WHERE provider = $1 AND at <= now()
+               WHERE provider = $1 AND at <= now() AND partner_id <> ALL ($4)
                  AND NOT EXISTS (SELECT FROM providers WHERE name = $1 AND open_until > now())
                ORDER BY at LIMIT $2
                FOR UPDATE SKIP LOCKED
@@ -120,6 +123,7 @@ pub async fn claim(
         provider,
         i64::try_from(limit).unwrap_or(i64::MAX),
         seconds(lease),
+        &busy,
     );
     let rows = query.fetch_all(connection).await?.into_iter().map(|row| {
         let state = row
