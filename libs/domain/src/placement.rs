@@ -220,6 +220,13 @@ pub fn next_look(age: Duration) -> Duration {
     (age / 2).clamp(Duration::from_secs(2), Duration::from_mins(1))
 }
 
+/// The delay before the next search of a list for an attempt that was not found there, so long
+/// after it was recorded. It grows longer than that of [`next_look`], because a search costs several
+/// calls, and a purchase that has arrived is nearly always found by the first ones.
+pub fn next_search(age: Duration) -> Duration {
+    (age / 2).clamp(Duration::from_secs(2), Duration::from_mins(5))
+}
+
 /// The delay before the next attempt, after an attempt that certainly bought nothing. It is 2 s
 /// after the first attempt and doubles each time, up to 2 min.
 pub fn next_attempt(attempt: u32) -> Duration {

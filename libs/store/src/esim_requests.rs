@@ -90,20 +90,22 @@ pub struct Open {
     pub attempt_age: Duration,
 }
 
-/// Claims due rows of a provider, the oldest first, and leases them. While the breaker of the
-/// provider is open it returns nothing. A row that cannot be read is [set aside](set_aside), so that it
-/// does not keep the others from being answered.
+/// Claims due rows of a provider, the oldest first, and leases them. Those of `busy` partners are
+/// left for later. While the breaker of the provider is open it returns nothing. A row that cannot be
+/// read is [set aside](set_aside), so that it does not keep the others from being answered.
 pub async fn claim(
     connection: &mut PgConnection,
     provider: &str,
     limit: usize,
+    busy: &[PartnerId],
     lease: Duration,
 ) -> Result<Vec<Claimed>> {
+    let busy: Vec<Uuid> = busy.iter().map(|partner| partner.uuid()).collect();
     let query = sqlx::query_as!(
         Row,
         r#"WITH free AS (
                SELECT topup_id FROM esim_requests
-               WHERE provider = $1 AND at <= now()
+               WHERE provider = $1 AND at <= now() AND partner_id <> ALL ($4)
                  AND NOT EXISTS (SELECT FROM providers WHERE name = $1 AND open_until > now())
                ORDER BY at LIMIT $2
                FOR UPDATE SKIP LOCKED
@@ -124,6 +126,7 @@ pub async fn claim(
         provider,
         i64::try_from(limit).unwrap_or(i64::MAX),
         seconds(lease),
+        &busy,
     );
     let mut claimed = Vec::new();
     for row in query.fetch_all(&mut *connection).await? {

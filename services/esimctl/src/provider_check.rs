@@ -105,6 +105,7 @@ async fn look_up(provider: &dyn Provider) -> Result<(), Trouble> {
         placement_id: PlacementId::new(),
         reference: None,
         attempt_age: Duration::ZERO,
+        arrives_within: Duration::from_mins(1),
     };
     match provider.find(&sought).await? {
         FindAnswer::NotFound => Ok(()),

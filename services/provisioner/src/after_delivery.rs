@@ -15,16 +15,17 @@
 //! failing look at eSIMs stops no purchase.
 
 use std::{
-    sync::Arc,
+    collections::{HashMap, hash_map::Entry},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
 use domain::{
-    GiveBackState,
+    GiveBackState, PartnerId,
     give_back::{Event, GiveBack},
 };
 use pipeline::{Effect, perform};
-use runtime::{Shutdown, outage};
+use runtime::{Shutdown, lock, outage};
 use store::esim_requests::{self, Claimed, Open, Reason, Settlement, UsageFailure};
 use tokio::sync::Semaphore;
 
@@ -41,46 +42,47 @@ const AGAIN_MOST: Duration = Duration::from_mins(5);
 /// Why a request is set aside whose eSIM no call can name.
 const BAD_UNIT_ID: &str = "the stored id of the unit is no id of a provider";
 
-/// Works on due rows until the soft stop, at most `most` at a time.
+/// The number of requests in progress, by partner.
+type InProgress = Arc<Mutex<HashMap<PartnerId, usize>>>;
+
+/// Works on due rows until the soft stop, at most `most` at a time. Those of one partner use at most
+/// half of this number, so that a partner that asks about many eSIMs does not keep the others
+/// waiting.
 pub async fn answer(
     work: Arc<ProviderWork>,
     most: usize,
     shutdown: Shutdown,
 ) -> anyhow::Result<()> {
     let room = Arc::new(Semaphore::new(most));
+    let in_progress = InProgress::default();
     let mut ticks = shutdown.ticks(LOOK);
     while ticks.next().await {
-        let free = room.available_permits();
-        if free == 0 {
-            continue;
-        }
-        let name = &work.calls.name;
-        let lease = work.lease;
-        // An attempt is sent within a time that counts from before the claim.
-        let claim_began = Instant::now();
-        let claimed = work
-            .database
-            .run(async |connection| esim_requests::claim(connection, name, free, lease).await);
-        match claimed.await {
-            Ok(claimed) => {
-                for one in claimed {
-                    let Ok(permit) = Arc::clone(&room).acquire_owned().await else {
-                        return Ok(());
-                    };
+        // Each claim takes one row, because it may be the one that uses a partner's share up.
+        while let Ok(permit) = Arc::clone(&room).try_acquire_owned() {
+            // An attempt is sent within a time that counts from before the claim.
+            let claim_began = Instant::now();
+            let busy = at_their_share(&in_progress, most.div_ceil(2));
+            match work.claim_request(&busy).await {
+                Ok(Some(one)) => {
+                    *lock(&in_progress).entry(one.partner_id).or_default() += 1;
                     let work = Arc::clone(&work);
+                    let in_progress = Arc::clone(&in_progress);
                     shutdown.tracker().spawn(async move {
                         work.answer(&one, claim_began).await;
+                        end(&in_progress, one.partner_id);
                         drop(permit);
                     });
                 }
-            }
-            Err(error) => {
-                if let Some(others) = outage::DATABASE.failed() {
-                    tracing::error!(
-                        %error,
-                        others,
-                        "cannot look for requests about delivered eSIMs; trying again"
-                    );
+                Ok(None) => break,
+                Err(error) => {
+                    if let Some(others) = outage::DATABASE.failed() {
+                        tracing::error!(
+                            %error,
+                            others,
+                            "cannot look for requests about delivered eSIMs; trying again"
+                        );
+                    }
+                    break;
                 }
             }
         }
@@ -88,7 +90,32 @@ pub async fn answer(
     Ok(())
 }
 
+fn at_their_share(in_progress: &InProgress, share: usize) -> Vec<PartnerId> {
+    let in_progress = lock(in_progress);
+    let busy = in_progress.iter().filter(|(_, number)| **number >= share);
+    busy.map(|(partner, _)| *partner).collect()
+}
+
+fn end(in_progress: &InProgress, partner: PartnerId) {
+    if let Entry::Occupied(mut number) = lock(in_progress).entry(partner) {
+        *number.get_mut() -= 1;
+        if *number.get() == 0 {
+            number.remove();
+        }
+    }
+}
+
 impl ProviderWork {
+    /// Claims the oldest due row, but none of a busy partner.
+    async fn claim_request(&self, busy: &[PartnerId]) -> Result<Option<Claimed>, store::Error> {
+        let name = &self.calls.name;
+        let lease = self.lease;
+        let claiming = self
+            .database
+            .run(async |connection| esim_requests::claim(connection, name, 1, busy, lease).await);
+        Ok(claiming.await?.pop())
+    }
+
     async fn answer(&self, claimed: &Claimed, claim_began: Instant) {
         if let Err(error) = self.try_answer(claimed, claim_began).await {
             tracing::warn!(

@@ -105,9 +105,10 @@ impl Calls {
         answer
     }
 
-    /// Asks what became of a delivered eSIM. Like [`Self::balance`], it concerns no breaker.
+    /// Asks what became of a delivered eSIM. Its turn comes behind the calls of orders. Like
+    /// [`Self::balance`], it concerns no breaker.
     pub async fn status(&self, esim: &DeliveredEsim) -> Result<EsimStatus, Trouble> {
-        self.rate.turn().await;
+        self.rate.turn_behind().await;
         let began = Instant::now();
         let answer = self.provider.status(esim).await;
         let outcome = answer.as_ref().map_or_else(Trouble::class, |_| "answered");
@@ -116,14 +117,14 @@ impl Calls {
         answer
     }
 
-    /// Gives a delivered eSIM back. Returns `None`, and sends nothing, if its turn under the rate
-    /// limit comes after `send_by`. Like [`Self::balance`], it concerns no breaker.
+    /// Gives a delivered eSIM back. Returns `None`, and sends nothing, if its turn, which comes behind
+    /// the calls of orders, comes after `send_by`. Like [`Self::balance`], it concerns no breaker.
     pub async fn give_back(
         &self,
         esim: &DeliveredEsim,
         send_by: Instant,
     ) -> Option<Result<GiveBackAnswer, Trouble>> {
-        self.rate.turn().await;
+        self.rate.turn_behind().await;
         let is_too_late = |send_by: Instant| Instant::now() > send_by;
         if is_too_late(send_by) {
             return None;

@@ -129,8 +129,9 @@ pub struct Config {
 
     /// Maximum number of requests about delivered eSIMs in flight, per provider and process
     ///
-    /// These are questions about the data use of an eSIM, and give-backs. Further ones wait. The limit
-    /// is low, because they share `PROVIDER_RATE` with purchases, which come first.
+    /// These are questions about the data use of an eSIM, and give-backs. Further ones wait. Those of
+    /// one partner use at most half of this number. The limit is low, because they share
+    /// `PROVIDER_RATE` with purchases, which come first.
     #[arg(
         long,
         env = "PROVIDER_ESIM_REQUESTS",
@@ -188,7 +189,8 @@ pub struct Config {
     /// Maximum number of calls per second to each provider, of all replicas together; 0: no limit
     ///
     /// The replicas share it in equal parts through PostgreSQL. All calls count: purchases,
-    /// look-ups and requests for profiles. A call beyond the limit waits for its turn.
+    /// look-ups with each page of a list, requests for profiles and for tokens, and requests about
+    /// delivered eSIMs, which come last. A call beyond the limit waits for its turn.
     #[arg(
         long,
         env = "PROVIDER_RATE",

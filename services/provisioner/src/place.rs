@@ -323,7 +323,7 @@ impl ProviderWork {
         }
         let sought = Sought {
             reference: bought.reference.clone(),
-            ..sought(claimed)
+            ..self.sought(claimed)
         };
         match self.calls.collect(&sought).await {
             Ok(FindAnswer::Found(collected)) => Bought {
@@ -387,7 +387,7 @@ impl ProviderWork {
     ) {
         let answer = self
             .calls
-            .find(lane, &sought(claimed), claimed.unknowns > 0)
+            .find(lane, &self.sought(claimed), claimed.unknowns > 0)
             .await;
         let _room = self.release_once_recordable(permit).await;
         let outcome = match answer {
@@ -449,7 +449,7 @@ impl ProviderWork {
         }
         Outcome::NotFound {
             after_settling_delay: false,
-            look_in: placement::next_look(claimed.attempt_age),
+            look_in: placement::next_search(claimed.attempt_age),
         }
     }
 
@@ -457,7 +457,7 @@ impl ProviderWork {
     /// whose profiles are missing for `park_after` is parked. The provider is still asked about it,
     /// but rarely, because a late response can resolve it.
     async fn collect(&self, claimed: &Claimed, trigger: &Trigger, permit: Option<Permit>) {
-        let answer = self.calls.collect(&sought(claimed)).await;
+        let answer = self.calls.collect(&self.sought(claimed)).await;
         let _room = self.release_once_recordable(permit).await;
         match answer {
             Ok(FindAnswer::Found(bought)) => {
@@ -511,6 +511,19 @@ impl ProviderWork {
         }
     }
 
+    /// What the provider is asked about this placement.
+    fn sought(&self, claimed: &Claimed) -> Sought {
+        // A reference comes from an adapter, which has checked it. One that cannot be read is left
+        // out, and the provider is asked by our id.
+        let reference = claimed.reference.clone();
+        Sought {
+            placement_id: claimed.placement_id,
+            reference: reference.and_then(|id| ProviderId::parse(id).ok()),
+            attempt_age: claimed.attempt_age,
+            arrives_within: self.settle_delay,
+        }
+    }
+
     /// Records the units that the provider returned, and announces those that became ready. `late`
     /// says why the placement is parked if units are overdue.
     async fn record_units(&self, claimed: &Claimed, trigger: &Trigger, bought: Bought, late: &str) {
@@ -525,18 +538,6 @@ impl ProviderWork {
         if announced {
             self.reporter.ready(claimed, settled.ready);
         }
-    }
-}
-
-/// What the provider is asked about this placement.
-fn sought(claimed: &Claimed) -> Sought {
-    // A reference comes from an adapter, which has checked it. One that cannot be read is left out,
-    // and the provider is asked by our id.
-    let reference = claimed.reference.clone();
-    Sought {
-        placement_id: claimed.placement_id,
-        reference: reference.and_then(|id| ProviderId::parse(id).ok()),
-        attempt_age: claimed.attempt_age,
     }
 }
 

@@ -259,21 +259,19 @@ async fn list(
         Some(None) => return invalid("filter", "The created at filter is invalid."),
     };
     let now = clock::now();
-    let mut purchases = sandbox.ledger.purchases();
-    if let Some(text) = asked.parameters.get("filter[description]") {
-        purchases.retain(|purchase| purchase.order_id.contains(text.as_str()));
-    }
-    if let Some((first, last)) = days {
-        purchases.retain(|purchase| {
-            (first..=last).contains(&purchase.at.to_offset(UtcOffset::UTC).date())
-        });
-    }
+    let text = asked.parameters.get("filter[description]");
+    let mut purchases = sandbox.ledger.purchases(|purchase| {
+        let day = purchase.at.to_offset(UtcOffset::UTC).date();
+        text.is_none_or(|text| purchase.order_id.contains(text.as_str()))
+            && days.is_none_or(|(first, last)| (first..=last).contains(&day))
+    });
     if let Some(faults) = sandbox.faults.faults() {
         let lag = std::time::Duration::from_millis(faults.not_found_lag_ms);
         purchases.retain(|purchase| now - purchase.at >= lag);
     }
-    let newest_first = purchases.iter().rev();
-    asked.page(newest_first.map(|purchase| shown(&sandbox, purchase, now)))
+    asked.page(purchases.iter().rev(), |purchase| {
+        shown(&sandbox, purchase, now)
+    })
 }
 
 /// What a list was asked for.
@@ -302,11 +300,16 @@ impl Asked {
         })
     }
 
-    /// The page of these entries.
-    fn page(&self, entries: impl ExactSizeIterator<Item = Value>) -> Response {
+    /// The page of these entries, each of which is shown only if it is on the page.
+    fn page<T>(
+        &self,
+        entries: impl ExactSizeIterator<Item = T>,
+        show: impl Fn(T) -> Value,
+    ) -> Response {
         let total = entries.len();
         let skipped = (self.page - 1).saturating_mul(self.limit);
-        let listed: Vec<Value> = entries.skip(skipped).take(self.limit).collect();
+        let listed = entries.skip(skipped).take(self.limit);
+        let listed: Vec<Value> = listed.map(show).collect();
         Json(json!({
             "data": listed,
             "meta": {
@@ -351,11 +354,9 @@ async fn packages(
             None => places.push((product.countries, vec![product])),
         }
     }
-    let places: Vec<Value> = places
-        .iter()
-        .map(|(countries, products)| place(countries, products))
-        .collect();
-    asked.page(places.into_iter())
+    asked.page(places.iter(), |(countries, products)| {
+        place(countries, products)
+    })
 }
 
 fn place(countries: &[&str], products: &[products::Product]) -> Value {

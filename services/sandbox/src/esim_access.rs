@@ -36,7 +36,7 @@ use crate::{
     sale::{self, Protocol, Sale},
     script,
     state::Sandbox,
-    units,
+    units::{self, Shown},
 };
 
 pub const ORDER: &str = "/api/v1/open/esim/order";
@@ -297,9 +297,8 @@ async fn query(
         let (Some(from), Some(until)) = (from, until) else {
             return BAD_PARAMETER.into_response();
         };
-        let mut purchases = sandbox.ledger.purchases();
-        purchases.retain(|purchase| (from..=until).contains(&purchase.at));
-        purchases
+        let is_within = |purchase: &Purchase| (from..=until).contains(&purchase.at);
+        sandbox.ledger.purchases(is_within)
     };
     if let Some(faults) = sandbox.faults.faults() {
         let lag = std::time::Duration::from_millis(faults.not_found_lag_ms);
@@ -314,16 +313,19 @@ async fn query(
         .order_no
         .as_ref()
         .and_then(|_| sandbox.garble(products));
-    let all: Vec<Value> = purchases
+    let all: Vec<(&Purchase, Shown)> = purchases
         .iter()
-        .flat_map(|purchase| allocated(&sandbox, purchase, now))
+        .flat_map(|purchase| made(&sandbox, purchase, now).map(|unit| (&**purchase, unit)))
         .collect();
     if query.order_no.is_some() && all.is_empty() {
         return NOT_ALLOCATED.into_response();
     }
     let size = query.pager.page_size.min(PAGE_MOST);
-    let skipped = query.pager.page_num.saturating_sub(1) * size;
-    let page: Vec<&Value> = all.iter().skip(skipped).take(size).collect();
+    let skipped = query.pager.page_num.saturating_sub(1).saturating_mul(size);
+    let listed = all.iter().skip(skipped).take(size);
+    let page: Vec<Value> = listed
+        .map(|(purchase, unit)| allocated(&sandbox, purchase, unit))
+        .collect();
     let pager = json!({ "pageNum": query.pager.page_num, "pageSize": size, "total": all.len() });
     let listed = done(&json!({ "esimList": page, "pager": pager }));
     garble::garbled(garble, &SHAPE, listed)
@@ -339,8 +341,10 @@ fn one(sandbox: &Sandbox, number: &str, now: OffsetDateTime) -> Response {
     if let Some(Err(error)) = unit.map(|unit| after::look(sandbox, unit)) {
         return failed(error);
     }
-    let mut listed = allocated(sandbox, &purchase, now);
-    listed.retain(|esim| esim["esimTranNo"] == number);
+    let listed: Vec<Value> = made(sandbox, &purchase, now)
+        .filter(|shown| Some(shown.unit) == unit)
+        .map(|shown| allocated(sandbox, &purchase, &shown))
+        .collect();
     let pager = json!({ "pageNum": 1, "pageSize": 1, "total": listed.len() });
     Json(done(&json!({ "esimList": listed, "pager": pager }))).into_response()
 }
@@ -377,40 +381,43 @@ fn time(text: Option<&String>) -> Option<OffsetDateTime> {
     Some(time.assume_utc())
 }
 
-/// The eSIMs of a purchase that are made by now. One that fails counts as cancelled.
-fn allocated(sandbox: &Sandbox, purchase: &Purchase, now: OffsetDateTime) -> Vec<Value> {
-    let shown = units::shown(sandbox, purchase, now);
-    let made = shown
-        .into_iter()
-        .filter(|unit| unit.status != UnitStatus::Pending);
-    made.map(|shown| {
-        let profile = sandbox.ledger.profile(shown.unit, purchase.at);
-        let is_ready = shown.status == UnitStatus::Ready;
-        let esim = after::of(purchase, script::of(shown.option_id).after, !is_ready);
-        let status = match (is_ready, esim.is_installed) {
-            (false, _) => "CANCEL",
-            (true, false) => "GOT_RESOURCE",
-            (true, true) => "IN_USE",
-        };
-        json!({
-            "esimTranNo": shown.unit.to_string(),
-            "orderNo": order_number(purchase),
-            "transactionId": purchase.order_id,
-            "iccid": profile.iccid,
-            "ac": is_ready.then_some(profile.download_link),
-            "qrCodeUrl": null,
-            "smdpStatus": if esim.is_installed { "ENABLED" } else { "RELEASED" },
-            "esimStatus": status,
-            "totalVolume": esim.total,
-            "orderUsage": esim.used,
-            "expiredTime": format!("{}T00:00:00+0000", profile.expired_date),
-            "packageList": [{
-                "packageCode": shown.option_id,
-                "createTime": purchase.at.format(CREATED).unwrap_or_default(),
-            }],
-        })
+/// The units of a purchase whose eSIMs are made by now.
+fn made<'a>(
+    sandbox: &Sandbox,
+    purchase: &'a Purchase,
+    now: OffsetDateTime,
+) -> impl Iterator<Item = Shown<'a>> {
+    let shown = units::shown(sandbox, purchase, now).into_iter();
+    shown.filter(|unit| unit.status != UnitStatus::Pending)
+}
+
+/// A unit that is made. One that fails counts as cancelled.
+fn allocated(sandbox: &Sandbox, purchase: &Purchase, shown: &Shown) -> Value {
+    let profile = sandbox.ledger.profile(shown.unit, purchase.at);
+    let is_ready = shown.status == UnitStatus::Ready;
+    let esim = after::of(purchase, script::of(shown.option_id).after, !is_ready);
+    let status = match (is_ready, esim.is_installed) {
+        (false, _) => "CANCEL",
+        (true, false) => "GOT_RESOURCE",
+        (true, true) => "IN_USE",
+    };
+    json!({
+        "esimTranNo": shown.unit.to_string(),
+        "orderNo": order_number(purchase),
+        "transactionId": purchase.order_id,
+        "iccid": profile.iccid,
+        "ac": is_ready.then_some(profile.download_link),
+        "qrCodeUrl": null,
+        "smdpStatus": if esim.is_installed { "ENABLED" } else { "RELEASED" },
+        "esimStatus": status,
+        "totalVolume": esim.total,
+        "orderUsage": esim.used,
+        "expiredTime": format!("{}T00:00:00+0000", profile.expired_date),
+        "packageList": [{
+            "packageCode": shown.option_id,
+            "createTime": purchase.at.format(CREATED).unwrap_or_default(),
+        }],
     })
-    .collect()
 }
 
 async fn balance(

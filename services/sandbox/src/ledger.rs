@@ -250,6 +250,13 @@ impl Ledger {
         profile::profile(self.seed, unit, bought_at)
     }
 
+    /// The units of a purchase that are cancelled.
+    pub fn canceled(&self, purchase: &Purchase) -> BTreeSet<UnitNumber> {
+        let books = self.lock();
+        let canceled = books.accounts.canceled.range(purchase.unit_numbers());
+        canceled.copied().collect()
+    }
+
     pub fn is_canceled(&self, unit: UnitNumber) -> bool {
         self.lock().accounts.canceled.contains(&unit)
     }
@@ -291,9 +298,11 @@ impl Ledger {
         is_in.then(|| Arc::clone(purchase))
     }
 
-    /// All purchases, oldest first.
-    pub fn purchases(&self) -> Vec<Arc<Purchase>> {
-        self.lock().accounts.purchases.clone()
+    /// The purchases that are wanted, oldest first.
+    pub fn purchases(&self, is_wanted: impl Fn(&Purchase) -> bool) -> Vec<Arc<Purchase>> {
+        let books = self.lock();
+        let purchases = books.accounts.purchases.iter();
+        purchases.filter(|one| is_wanted(one)).cloned().collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Books> {

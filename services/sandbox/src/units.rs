@@ -49,15 +49,24 @@ pub fn fates(purchase: &Purchase) -> impl Iterator<Item = (UnitNumber, &str, Fat
         waiting += 1;
         Fate::Ready(first + later)
     };
-    purchase.units().map(move |(unit, option_id)| {
-        let fate = match script::of(option_id).at_get {
-            AtGet::Ready => Fate::Ready(Duration::ZERO),
-            AtGet::FirstFails(after) if !mem::replace(&mut one_failed, true) => Fate::Failed(after),
-            AtGet::ReadyAfter(after) | AtGet::FirstFails(after) => one_by_one(after),
-            AtGet::Never => Fate::Pending,
-        };
-        (unit, option_id, fate)
-    })
+    // The script of an option is looked for once, and not for each of what may be thousands of units.
+    let scripted = purchase.products.iter().flat_map(|product| {
+        let at_get = script::of(&product.option_id).at_get;
+        (0..product.qty).map(move |_| (product.option_id.as_str(), at_get))
+    });
+    (purchase.first_unit..)
+        .zip(scripted)
+        .map(move |(unit, (option_id, at_get))| {
+            let fate = match at_get {
+                AtGet::Ready => Fate::Ready(Duration::ZERO),
+                AtGet::FirstFails(after) if !mem::replace(&mut one_failed, true) => {
+                    Fate::Failed(after)
+                }
+                AtGet::ReadyAfter(after) | AtGet::FirstFails(after) => one_by_one(after),
+                AtGet::Never => Fate::Pending,
+            };
+            (unit, option_id, fate)
+        })
 }
 
 /// A unit as its provider shows it at a moment.
@@ -69,8 +78,9 @@ pub struct Shown<'a> {
 
 /// The units of a purchase as they are now.
 pub fn shown<'a>(sandbox: &Sandbox, purchase: &'a Purchase, now: OffsetDateTime) -> Vec<Shown<'a>> {
+    let canceled = sandbox.ledger.canceled(purchase);
     let status = |unit, fate: Fate| {
-        if sandbox.ledger.is_canceled(unit) {
+        if canceled.contains(&unit) {
             UnitStatus::Canceled
         } else {
             fate.status(now - purchase.at)

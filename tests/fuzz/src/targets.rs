@@ -115,6 +115,7 @@ fn provider(name: &'static str, rejects: &'static [&'static str]) -> Target {
         placement_id: purchase.placement_id,
         reference: ProviderId::parse(reference.to_owned()).ok(),
         attempt_age: Duration::ZERO,
+        arrives_within: Duration::from_mins(1),
     });
     Box::new(move |data| {
         server.send(data);

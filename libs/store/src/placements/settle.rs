@@ -464,9 +464,13 @@ impl Bought {
                    -- `disputed` leaves the placement to an operator: no outcome moves it any more.
                    UPDATE placements p
                    SET state = 'parked', disputed = true, placed_at = coalesce(p.placed_at, now()),
-                       provider_reference = coalesce(new.reference, p.provider_reference),
+                       -- The stored id belongs to the purchase at the placement's provider. A placement that has
+                       -- been at other providers may have this purchase from one of them, so its id is only named.
+                       provider_reference = CASE WHEN p.tried IS NULL THEN coalesce(p.provider_reference, new.reference)
+                                                 ELSE p.provider_reference END,
                        reason = 'attempt ' || new.attempt || ' was bought although this placement was ' || p.state
                                 || ' at attempt ' || p.attempt
+                                || coalesce('; the provider of that attempt knows the purchase as ' || new.reference, '')
                    FROM unnest($1::uuid[], $2::int[], $3::text[]) AS new (placement_id, attempt, reference)
                    WHERE p.placement_id = new.placement_id
                      AND (p.state IN ('accepted', 'refused', 'failed')

@@ -1,15 +1,18 @@
 //! Every statement that moves a placement is executed in every state, and its effect is compared
 //! with [`Placement::after`]. So the SQL and the state machine of `libs/domain` cannot drift apart.
 
+use std::time::Duration;
+
 use domain::placement::{Event, Placement, Resolution};
 use domain::{PartnerId, PlacementId, PlacementState};
 use store::operator::placements::{self as operated, Decision, NotResolved};
 use store::orders::{Alternative, Cancelled, NewOrder};
+use store::placements::Outcome;
 use store::recover;
 
 use crate::bench::{
     Bench, PROVIDER, applied, bought_pending, disputed, not_bought, not_found, order, parked,
-    placement, rejected, unknown,
+    placement, rejected, settlement, unknown,
 };
 
 /// The recorded attempt; events name it, an earlier or a later one.
@@ -451,6 +454,41 @@ async fn a_rejected_placement_goes_to_each_pair_in_turn() {
     let settled = bench.settle(&[rejected(id, 4)]).await;
     assert_eq!(settled[0].rerouted, None);
     assert_eq!(bench.read(id).await.state, PlacementState::Failed);
+}
+
+/// The first provider has the purchase after all, although it rejected it. Its id is named to the
+/// operator, and does not take the place of the id that the next provider has given.
+#[tokio::test]
+async fn a_late_purchase_at_another_provider_leaves_the_reference_as_it_is() {
+    let bench = Bench::new().await;
+    let bought = |reference: &str| Outcome::Bought {
+        reference: Some(reference.to_owned()),
+        units: Vec::new(),
+        collect_in: Some(Duration::from_mins(1)),
+        park: None,
+        announced: true,
+    };
+    for is_bought_there in [false, true] {
+        let mut order = order(PartnerId::new(), 1);
+        route(&mut order, 1);
+        let order = bench.stored(order).await;
+        let id = placement(&order);
+        bench.claim(&[id]).await;
+        bench.settle(&[rejected(id, 1)]).await;
+        if is_bought_there {
+            assert_eq!(bench.claim_due("next-1", 1).await[0].attempt, 2);
+            bench.settle(&[settlement(id, 2, bought("N7"))]).await;
+        }
+        let settled = bench.settle(&[settlement(id, 1, bought("A1"))]).await;
+        assert!(settled[0].unexpected);
+        let sql = "SELECT coalesce(provider_reference, 'none') || ' ' || provider FROM placements
+                   WHERE placement_id::text = $1";
+        let stored: String = bench.value(sql, id).await;
+        let expected = if is_bought_there { "N7" } else { "none" };
+        assert_eq!(stored, format!("{expected} next-1"));
+        let reason = bench.reason(&order).await;
+        assert!(reason.ends_with("knows the purchase as A1"), "{reason}");
+    }
 }
 
 /// Once the outcome of an attempt was unknown, a later rejection ends the placement. The purchase

@@ -19,6 +19,7 @@ const GROWING: [&str; 15] = [
     "placements",
     "topups",
     "esims",
+    "esim_requests",
     "deliveries",
     "delivery_attempts",
     "further_deliveries",
@@ -73,9 +74,10 @@ const EMPTY_SINCE_18: [(&str, &str); 3] = rows! {
     "error = CASE WHEN d.state <> 'delivered' THEN 'its order was erased' END" => "order erase, partner erase";
 };
 
-/// Statements that compare each row with each of a handful.
-const SMALL: [(&str, &str); 1] = rows! {
+/// Statements that read all of a handful of rows, or compare each row with each of them.
+const SMALL: [(&str, &str); 2] = rows! {
     "FROM operator_sessions s JOIN operators o" => "one session and the operators, who are few";
+    "FROM esim_requests r JOIN esims e" => "the parked give-backs, which are few and have an index of their own";
 };
 
 /// The same until `PostgreSQL` 17.
@@ -85,7 +87,7 @@ const SMALL_UNTIL_17: [(&str, &str); 1] = rows! {
 
 /// Statements that name no key. Each runs once for each cell: a loop of a stage, a gauge, or an
 /// operator's list.
-const PER_CELL: [(&str, &str); 28] = rows! {
+const PER_CELL: [(&str, &str); 30] = rows! {
     "FROM (SELECT topup_id, profile FROM esims ORDER BY topup_id DESC LIMIT 1000)"
         => "start: the newest profiles check the master key";
     "WITH RECURSIVE pair (lane, partner_id, nth)" => "a look at due placements";
@@ -116,6 +118,8 @@ const PER_CELL: [(&str, &str); 28] = rows! {
     "SELECT id FROM held WHERE state = $1" => "an operator's list";
     "UNION ALL (SELECT order_id, 'external_order_id' FROM orders" => "an operator's search";
     "SELECT date_trunc('hour', created_at, 'UTC')" => "the hours of a sweep";
+    "SELECT topup_id FROM esim_requests" => "a look at due requests about eSIMs";
+    "FROM esim_requests r JOIN esims e" => "an operator's list";
 };
 
 /// The same for statements that read everything, in pages.

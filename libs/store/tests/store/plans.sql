@@ -65,3 +65,8 @@ SELECT md5('endpoint ' || n)::uuid, ('00000000-0000-7000-8000-' || lpad(n::text,
 FROM generate_series(1, 50) n;
 INSERT INTO further_deliveries (topup_id, delivery_id)
 SELECT to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), id FROM filled WHERE n > 30000;
+INSERT INTO esim_requests (topup_id, partner_id, provider, at, usage_asked_at, read_at, give_back, give_back_asked_at, ended_at)
+SELECT to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), partner_id,
+       CASE n % 2 WHEN 0 THEN 'sandbox' ELSE 'usimsa' END, CASE WHEN n > 59000 THEN now() + make_interval(secs => n - 59500) END,
+       CASE WHEN n > 59000 THEN at END, at, CASE n % 100 WHEN 0 THEN 'returned' WHEN 1 THEN 'parked' END, at, at
+FROM filled;

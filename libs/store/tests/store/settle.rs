@@ -20,7 +20,7 @@ impl Bench {
         self.value(statement, &topups(order)[0]).await
     }
 
-    async fn reason(&self, order: &NewOrder) -> String {
+    pub async fn reason(&self, order: &NewOrder) -> String {
         let statement = "SELECT coalesce(reason, '') FROM placements WHERE placement_id::text = $1";
         self.value(statement, placement(order)).await
     }

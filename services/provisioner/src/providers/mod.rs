@@ -144,6 +144,9 @@ pub struct Sought {
     /// How long ago the last attempt was recorded. The purchase is not older, apart from the
     /// difference between our clock and that of the provider.
     pub attempt_age: Duration,
+    /// How long after the record of an attempt its purchase may still arrive at the provider
+    /// (`SETTLE`).
+    pub arrives_within: Duration,
 }
 
 /// What the provider has sold us in one purchase.

@@ -210,6 +210,57 @@ async fn a_give_back_without_an_outcome_is_parked_and_never_guessed() {
     }
 }
 
+/// A partner asks about many eSIMs at once, and then another one about one of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partner_that_asks_a_lot_does_not_keep_another_one_waiting() {
+    let bench = bench(|_| {}).await;
+    let placement = bench.accept(&["ready"; 24]).await;
+    bench.ready(placement).await;
+    let units: Vec<(String, uuid::Uuid)> = sqlx::query_as(
+        "SELECT topup_id, partner_id FROM topups JOIN placements USING (placement_id) WHERE placement_id = $1",
+    )
+    .bind(placement.uuid())
+    .fetch_all(&bench.pool)
+    .await
+    .unwrap();
+    let other = bench.delivered("sandbox", "ready").await;
+    bench.sandbox.faults(json!({ "latency_ms": 300 })).await;
+    let partner = units[0].1;
+    for (topup, partner) in units {
+        let unit = Unit {
+            topup: topup.try_into().unwrap(),
+            partner: partner.into(),
+            placement,
+        };
+        bench.ask_usage(&unit).await;
+    }
+    bench.ask_usage(&other).await;
+    let open = async || -> anyhow::Result<i64> {
+        let open = "SELECT count(*) FROM esim_requests WHERE partner_id = $1 AND usage_asked_at IS NOT NULL";
+        Ok(sqlx::query_scalar(open)
+            .bind(partner)
+            .fetch_one(&bench.pool)
+            .await?)
+    };
+    let still_open = wait::until(PATIENCE, "the other partner's answer", async || {
+        let is_open = "SELECT usage_asked_at IS NOT NULL FROM esim_requests WHERE topup_id = $1";
+        let is_open: bool = sqlx::query_scalar(is_open)
+            .bind(other.topup.as_str())
+            .fetch_one(&bench.pool)
+            .await?;
+        let open = open().await?;
+        Ok((!is_open).then_some(open))
+    });
+    // By age it would have come last.
+    let still_open = still_open.await.unwrap();
+    assert!(still_open >= 6, "{still_open} of 24 were still open");
+    wait::until(PATIENCE, "all answers", async || {
+        Ok((open().await? == 0).then_some(()))
+    })
+    .await
+    .unwrap();
+}
+
 /// A process has recorded an attempt and died, before the call or after it.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_attempt_of_a_dead_process_is_settled_by_what_the_esim_shows() {

@@ -16,7 +16,7 @@ use tokio::net::TcpListener;
 const LEAST: usize = 60;
 const ANSWER_MAX: usize = 64 * 1024;
 /// The longest message of a rejection, and reason of a trouble, in bytes.
-const LONGEST: usize = 300;
+pub const LONGEST: usize = 300;
 
 /// A name, a response, and its class as a purchase and as a look-up.
 type Row = (String, Vec<u8>, &'static str, &'static str);
@@ -302,6 +302,7 @@ pub fn asked(placement_id: PlacementId, reference: Option<&str>) -> (Purchase, S
         placement_id,
         reference: reference.map(|id| ProviderId::parse(id.to_owned()).unwrap()),
         attempt_age: Duration::ZERO,
+        arrives_within: Duration::from_mins(1),
     };
     (purchase, sought)
 }
@@ -353,6 +354,7 @@ async fn no_response_is_taken_for_what_it_is_not() {
         placement_id: purchase.placement_id,
         reference: None,
         attempt_age: Duration::ZERO,
+        arrives_within: Duration::from_mins(1),
     };
     let mut wrong = Vec::new();
     for (name, response, purchase_expected, find_expected) in rows {

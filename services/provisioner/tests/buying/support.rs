@@ -554,7 +554,7 @@ impl Bench {
 }
 
 /// The provider's id of an option of the sandbox. A price behind `@` stays.
-fn provider_option(option: &str) -> String {
+pub fn provider_option(option: &str) -> String {
     let id = |name| script::option_id(name).to_string();
     match option.split_once('@') {
         Some((name, price)) => format!("{}@{price}", id(name)),

@@ -4,10 +4,12 @@
 use std::time::Duration;
 
 use domain::PlacementId;
+use provisioner::providers::{Purchase, PurchaseAnswer};
 use serde_json::json;
 use testkit::wait;
 
-use crate::support::{Bench, TOKEN, change_account};
+use crate::hostile::connect;
+use crate::support::{ACCESS_KEY, Bench, SECRET_KEY, TOKEN, change_account, provider_option};
 
 const UPSTREAMS: [&str; 2] = ["esim-access", "airalo"];
 
@@ -58,6 +60,38 @@ async fn what_is_bought_without_an_answer_is_found_by_a_search() {
             "{provider} {option}"
         );
     }
+}
+
+/// Thousands of eSIMs are made around the attempt, before it and after it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_purchase_is_found_among_those_of_a_busy_account() {
+    let bench = bench(|_| {}).await;
+    let url = bench.sandbox.url();
+    let account = connect("esim-access", url.as_str(), ACCESS_KEY, SECRET_KEY);
+    let others = async || {
+        let purchase = Purchase {
+            placement_id: PlacementId::new(),
+            items: vec![(provider_option("ready"), 1_200)],
+        };
+        let answer = account.purchase(&purchase).await;
+        assert!(
+            matches!(answer, Ok(PurchaseAnswer::Bought(_))),
+            "{answer:?}"
+        );
+    };
+    others().await;
+    let options = ["bought-then-error", "bought-then-silent"];
+    let placements = [
+        bench.accept_at("esim-access", &options[..1]).await,
+        bench.accept_at("esim-access", &options[1..]).await,
+    ];
+    others().await;
+    for id in placements {
+        let stored = bench.ready(id).await;
+        assert_eq!((stored.state.as_str(), stored.attempt), ("placed", 1));
+        assert_eq!(bench.sandbox.bought(id).await, (1, 1));
+    }
+    assert_eq!(bench.breaker("esim-access").await, ("closed", 0));
 }
 
 /// The first attempt gets an error and buys nothing. USIMSA would be asked twice and then bought

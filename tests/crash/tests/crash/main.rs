@@ -21,20 +21,41 @@ use crate::walk::Walk;
 use pipeline::effect::Point;
 use std::time::Instant;
 
+/// The whole walk, with the protocol of the sandbox or of `CRASH_PROVIDER`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs binaries with fail points: tests/run crash"]
 async fn whatever_dies_anywhere_nothing_is_bought_twice_and_nothing_lost() {
-    let mut walk = Walk::begin().await.unwrap();
+    let provider = std::env::var("CRASH_PROVIDER").unwrap_or_else(|_| "sandbox".into());
+    walk(&provider, Point::all()).await;
+}
+
+/// The points around the calls to the provider, with the two protocols whose look-ups prove no
+/// absence. The other points do not know which protocol is spoken.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs binaries with fail points: tests/run crash"]
+async fn whatever_dies_around_a_call_to_another_provider_nothing_is_bought_twice_and_nothing_lost()
+{
+    tokio::join!(
+        walk("esim-access", Point::all().filter(Walk::concerns_provider)),
+        walk("airalo", Point::all().filter(Walk::concerns_provider)),
+    );
+}
+
+async fn walk(provider: &str, points: impl Iterator<Item = Point>) {
+    let mut walk = Walk::begin(provider).await.unwrap();
     let mut wrong = Vec::new();
-    for point in Point::all() {
+    for point in points {
         if walk.never_reaches(point) {
             continue;
         }
         let began = Instant::now();
         match walk.die_at(point).await {
-            Ok(waves) => println!("{point:<28} {waves} waves, {:?}", began.elapsed()),
+            Ok(waves) => println!(
+                "{provider}: {point:<28} {waves} waves, {:?}",
+                began.elapsed()
+            ),
             Err(error) => {
-                println!("{point:<28} {error:#}");
+                println!("{provider}: {point:<28} {error:#}");
                 wrong.push(format!("{point}: {error:#}"));
             }
         }
@@ -45,7 +66,7 @@ async fn whatever_dies_anywhere_nothing_is_bought_twice_and_nothing_lost() {
     wrong.extend(ledgers::given_back(&walk).await.unwrap());
     assert!(
         wrong.is_empty(),
-        "{} wrong:\n{}",
+        "{provider}: {} wrong:\n{}",
         wrong.len(),
         wrong.join("\n")
     );

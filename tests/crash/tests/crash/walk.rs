@@ -67,10 +67,9 @@ pub struct Walk {
 impl Walk {
     /// Starts the system. The provider does not detect duplicates, so only the pipeline's own
     /// safeguards prevent a second purchase.
-    pub async fn begin() -> Result<Self> {
-        let provider = std::env::var("CRASH_PROVIDER").unwrap_or_else(|_| "sandbox".into());
+    pub async fn begin(provider: &str) -> Result<Self> {
         let stack = Stack::builder()
-            .provider(&provider)
+            .provider(provider)
             .env(Stage::Provisioner, "PARK_AFTER", "20s")
             .env(Stage::Sandbox, "SANDBOX_DETECT_DUPLICATES", "false")
             .env(Stage::Provisioner, "PROVIDER_TIMEOUT", "1s")
@@ -112,7 +111,7 @@ impl Walk {
             receiver.verify(path, secret.as_str().unwrap_or_default())?;
         }
         Ok(Self {
-            searches: matches!(provider.as_str(), "airalo" | "esim-access"),
+            searches: matches!(provider, "airalo" | "esim-access"),
             stack,
             receiver,
             partners: [with_url, without],
@@ -123,6 +122,15 @@ impl Walk {
             calls_back: provider != "airalo",
             jetstream: jetstream::new(nats),
         })
+    }
+
+    /// Whether what happens at a point depends on the provider's protocol.
+    pub fn concerns_provider(point: &Point) -> bool {
+        point.stage == Stage::Provisioner.name()
+            && !matches!(
+                point.effect,
+                Effect::Publish | Effect::Send | Effect::Sweep | Effect::ClaimDue | Effect::Bury
+            )
     }
 
     /// Whether the provider of this walk never makes the pipeline reach a point.

@@ -50,17 +50,19 @@ const TIMESTAMP: HeaderName = HeaderName::from_static("rt-timestamp");
 const REQUEST_ID: HeaderName = HeaderName::from_static("rt-requestid");
 const SIGNATURE: HeaderName = HeaderName::from_static("rt-signature");
 
-/// The most eSIMs of one page of a query. It is the size that the documentation shows, and a
-/// purchase has at most as many units ([`domain::cut`]).
-const PAGE: usize = 50;
-/// The size of a page of the list of purchases. The documentation allows from 5 to 500.
-const LIST_PAGE: usize = 100;
-/// The most pages of one query. If a search has more, its outcome is unknown.
-const PAGES: usize = 20;
-/// How far a search begins before the attempt, and ends after it. It covers the difference between
-/// our clock and the provider's, and the time that the provider takes to make the eSIMs.
-const SEARCH_BEFORE: Duration = Duration::from_mins(10);
-const SEARCH_AFTER: Duration = Duration::from_mins(30);
+/// The size of a page. It is the largest one that every documentation of the protocol allows, and a
+/// purchase has fewer units ([`domain::cut`]), so its eSIMs are always on the first page.
+const PAGE: usize = 100;
+/// The most pages of one search. They hold what an account makes at 50 eSIMs per second in the three
+/// minutes of a search with the default `SETTLE`. See [`EsimAccess::by_time`].
+const PAGES: usize = 100;
+/// A search begins with the eSIMs that were made from this long before the attempt until this long
+/// after it. Nearly every purchase is among them, because the clocks are seldom seconds apart.
+const NEAR_BEFORE: Duration = Duration::from_secs(5);
+const NEAR_AFTER: Duration = Duration::from_secs(15);
+/// How far a search goes beyond the time in which the purchase may have arrived. It covers the
+/// difference between our clock and the provider's.
+const MARGIN: Duration = Duration::from_mins(1);
 const SEARCH_TIME: StaticFormatDescription =
     format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
 
@@ -175,37 +177,21 @@ impl EsimAccess {
         parse::<wire::Envelope>(&body)?.open()
     }
 
-    /// Reads all eSIMs that match a filter, page by page.
+    /// Reads all eSIMs that match a filter, which must fit on one page.
     async fn query(&self, filter: &Value) -> Result<Result<Vec<Allocated>, Failure>, Trouble> {
-        let mut all: Vec<Allocated> = Vec::new();
-        for number in 1..=PAGES {
-            if number > 1 {
-                self.http.turn().await;
-            }
-            let page = match self.page(filter, number, PAGE).await? {
-                Ok(page) => page,
-                Err(failure) => return Ok(Err(failure)),
-            };
-            let is_last = page.esim_list.len() < PAGE;
-            all.extend(page.esim_list);
-            if is_last {
-                return Ok(Ok(all));
-            }
+        match self.page(filter, 1).await? {
+            Ok(page) if page.is_last() => Ok(Ok(page.esim_list)),
+            Ok(_) => Err(Trouble::Unknown(format!(
+                "the response lists {PAGE} eSIMs, and there should be fewer"
+            ))),
+            Err(failure) => Ok(Err(failure)),
         }
-        Err(Trouble::Unknown(format!(
-            "the query has more than {PAGES} pages of {PAGE} eSIMs, so it was not read to its end"
-        )))
     }
 
     /// Reads one page of the eSIMs that match a filter.
-    async fn page(
-        &self,
-        filter: &Value,
-        number: usize,
-        size: usize,
-    ) -> Result<Result<Page, Failure>, Trouble> {
+    async fn page(&self, filter: &Value, number: u32) -> Result<Result<Page, Failure>, Trouble> {
         let mut request = filter.clone();
-        request["pager"] = json!({ "pageNum": number, "pageSize": size });
+        request["pager"] = json!({ "pageNum": number, "pageSize": PAGE });
         match self.call(QUERY, &request).await? {
             Reply::Done(page) => Ok(Ok(wire::read(page)?)),
             Reply::Failed { code, message } => Ok(Err(Failure { code, message })),
@@ -215,12 +201,11 @@ impl EsimAccess {
     /// Reads one page of what was bought within a time.
     async fn bought_within(&self, span: Span, number: u32) -> Result<Listed<Sold>, Trouble> {
         let filter = within(span.since, span.until)?;
-        let page = usize::try_from(number).unwrap_or(usize::MAX);
-        let page = match self.page(&filter, page, LIST_PAGE).await? {
+        let page = match self.page(&filter, number).await? {
             Ok(page) => page,
             Err(failure) => return Err(failure.trouble()),
         };
-        let is_last = page.esim_list.len() < LIST_PAGE;
+        let is_last = page.is_last();
         let sold: Result<Vec<Sold>, Trouble> =
             page.esim_list.into_iter().map(Allocated::sold).collect();
         Ok(Listed {
@@ -269,23 +254,67 @@ impl EsimAccess {
     }
 
     /// Searches the eSIMs that were made around the time of the attempt for our id.
+    ///
+    /// A busy account makes thousands of eSIMs within the time in which the purchase may have
+    /// arrived, and each page costs a call. So the search reads from the attempt outward and ends
+    /// with the first page that has the purchase. The first looks, soon after the attempt, read
+    /// only what is nearest to it. A search that ends at [`PAGES`] has found nothing, like one that
+    /// was read to its end: neither proves an absence.
     async fn by_time(&self, sought: &Sought) -> Result<FindAnswer, Trouble> {
-        let attempted = runtime::clock::now() - sought.attempt_age;
-        let filter = within(attempted - SEARCH_BEFORE, attempted + SEARCH_AFTER)?;
-        let mut allocated = match self.query(&filter).await? {
-            Ok(allocated) => allocated,
-            Err(failure) => return Err(failure.trouble()),
-        };
-        allocated.retain(|one| one.belongs_to(sought.placement_id) == Some(true));
-        if allocated.is_empty() {
-            return Ok(FindAnswer::NotFound);
+        let mut pages = 0;
+        for (since, until) in spans(sought) {
+            let filter = within(since, until)?;
+            for number in 1.. {
+                if pages == PAGES {
+                    tracing::warn!(
+                        placement.id = %sought.placement_id,
+                        "the search for a purchase was not read to its end, because the provider \
+                         has made too many eSIMs around the time of the attempt"
+                    );
+                    return Ok(FindAnswer::NotFound);
+                }
+                if pages > 0 {
+                    self.http.turn().await;
+                }
+                pages += 1;
+                let page = match self.page(&filter, number).await? {
+                    Ok(page) => page,
+                    Err(failure) => return Err(failure.trouble()),
+                };
+                let is_last = page.is_last();
+                let mut ours = page.esim_list;
+                ours.retain(|one| one.belongs_to(sought.placement_id) == Some(true));
+                if !ours.is_empty() {
+                    return found(ours);
+                }
+                if is_last {
+                    break;
+                }
+            }
         }
-        let number = allocated.iter().find_map(|one| one.order_no.clone());
-        Ok(FindAnswer::Found(Bought {
-            reference: number.map(order_number).transpose()?,
-            units: units(allocated)?,
-        }))
+        Ok(FindAnswer::NotFound)
     }
+}
+
+/// The times whose eSIMs a search reads, one after the other, by our clock.
+fn spans(sought: &Sought) -> Vec<(OffsetDateTime, OffsetDateTime)> {
+    let attempted = runtime::clock::now() - sought.attempt_age;
+    let near = (attempted - NEAR_BEFORE, attempted + NEAR_AFTER);
+    if sought.attempt_age < NEAR_AFTER {
+        return vec![near];
+    }
+    let last = attempted + sought.arrives_within + MARGIN;
+    vec![near, (near.1, last), (attempted - MARGIN, near.0)]
+}
+
+/// A purchase of which a search has found these eSIMs. Others may be on another page; a collect
+/// brings them by the number of the order.
+fn found(ours: Vec<Allocated>) -> Result<FindAnswer, Trouble> {
+    let number = ours.iter().find_map(|one| one.order_no.clone());
+    Ok(FindAnswer::Found(Bought {
+        reference: number.map(order_number).transpose()?,
+        units: units(ours)?,
+    }))
 }
 
 /// The filter of the eSIMs that were made within a time.

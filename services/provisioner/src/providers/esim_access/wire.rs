@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use store::esim_requests::Reading;
 
+use super::PAGE;
 use crate::providers::{
     Balance, Custody, EsimStatus, Hint, Offer, ProviderId, ProviderUnit, Sold, Trouble, UnitState,
     Unsuitable,
@@ -116,6 +117,13 @@ impl Account {
 #[serde(rename_all = "camelCase")]
 pub(super) struct Page {
     pub(super) esim_list: Vec<Allocated>,
+}
+
+impl Page {
+    /// Whether no page follows.
+    pub(super) fn is_last(&self) -> bool {
+        self.esim_list.len() < PAGE
+    }
 }
 
 /// An eSIM that the provider has made for a purchase.
