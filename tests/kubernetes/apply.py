@@ -79,12 +79,12 @@ def check_upgrade(folder):
     forward, back = ["notifier", "provisioner", "ingress"], ["ingress", "provisioner", "notifier"]
 
     def resumes(order):
-        return [call for stage in order for call in (pause(stage, "false"), f"rollout status --timeout=15m deployment/{stage}")]
+        return [call for stage in order for call in (pause(stage, "false"), f"rollout status --timeout=20m deployment/{stage}")]
 
     cases = {
-        upgrade: [pause("provisioner", "true"), pause("ingress", "true"), "helm upgrade esim deploy/helm --values mine.yaml --namespace esim", *resumes(forward)],
+        upgrade: [pause("provisioner", "true"), pause("ingress", "true"), "helm upgrade esim --namespace esim --timeout 20m deploy/helm --values mine.yaml", *resumes(forward)],
         ("deploy/helm/upgrade", "--resume"): resumes(forward),
-        ("deploy/helm/upgrade", "--rollback", "3"): [pause("provisioner", "true"), pause("notifier", "true"), "helm rollback esim 3 --namespace esim", *resumes(back)],
+        ("deploy/helm/upgrade", "--rollback", "3"): [pause("provisioner", "true"), pause("notifier", "true"), "helm rollback esim 3 --namespace esim --timeout 20m", *resumes(back)],
     }
     for command, expected in cases.items():
         done, calls = run(folder, "", command=command)
