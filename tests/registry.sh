@@ -20,8 +20,10 @@ publishing_tools() {
 
 # `start_registry FOLDER PORT` sets REGISTRY and REGISTRY_PID, which the caller ends.
 start_registry() {
-  local folder=$1 began=$SECONDS
+  local folder=$1 began
   debian_tool docker-registry docker-registry docker-registry
+  # The time that fetching it took is none of its start.
+  began=$SECONDS
   REGISTRY=127.0.0.1:$2
   mkdir -p "$folder"
   printf 'version: 0.1\nstorage: { filesystem: { rootdirectory: %s }, delete: { enabled: true } }\nhttp: { addr: "%s" }\n' "$folder/data" "$REGISTRY" >"$folder/config.yml"

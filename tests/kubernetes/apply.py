@@ -1,6 +1,7 @@
-"""apply.py LOCAL PRODUCTION: deploy/kubernetes/apply with a stand-in for kubectl; see tests/kubernetes/run.
+"""apply.py LOCAL PRODUCTION: deploy/kubernetes/apply and deploy/helm/upgrade, with stand-ins for kubectl and helm; see
+tests/kubernetes/run.
 
-The stand-in renders by the real kustomize's output, notes what it is asked for, and fails where the test says so.
+The stand-ins render by the real kustomize's output, note what they are asked for, and fail where the test says so.
 """
 
 import os
@@ -27,13 +28,18 @@ esac
 case "$*" in *"$FAILS"*) exit 1 ;; esac
 """
 
+HELM = """#!/bin/sh
+echo "helm $*" >>"$CALLS"
+case "helm $*" in *"$FAILS"*) exit 1 ;; esac
+"""
 
-def run(folder, rendered, fails="nothing"):
+
+def run(folder, rendered, fails="nothing", command=("deploy/kubernetes/apply", "overlays/production")):
     calls = folder / "calls"
     calls.write_text("")
     environment = {"PATH": f"{folder}:{os.environ['PATH']}", "RENDERED": str(rendered), "CALLS": str(calls), "FAILS": fails}
     done = subprocess.run(
-        ["deploy/kubernetes/apply", "overlays/production"],
+        command,
         env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, check=False,
     )
     return done, calls.read_text().splitlines()
@@ -63,11 +69,51 @@ def check(folder, rendered):
     print(f"well: {rendered.stem}: apply migrates, then replaces notifier, provisioner and ingress, and stops at a failure")
 
 
+def pause(stage, whether):
+    return f'patch deployment {stage} --type merge --patch {{"spec":{{"paused":{whether}}}}}'
+
+
+def check_upgrade(folder):
+    """deploy/helm/upgrade keeps the sequence by pauses; helm itself would replace all stages at once."""
+    upgrade = ("deploy/helm/upgrade", "deploy/helm", "--values", "mine.yaml")
+    forward, back = ["notifier", "provisioner", "ingress"], ["ingress", "provisioner", "notifier"]
+
+    def resumes(order):
+        return [call for stage in order for call in (pause(stage, "false"), f"rollout status --timeout=20m deployment/{stage}")]
+
+    cases = {
+        upgrade: [pause("provisioner", "true"), pause("ingress", "true"), "helm upgrade esim --namespace esim --timeout 20m deploy/helm --values mine.yaml", *resumes(forward)],
+        ("deploy/helm/upgrade", "--resume"): resumes(forward),
+        ("deploy/helm/upgrade", "--rollback", "3"): [pause("provisioner", "true"), pause("notifier", "true"), "helm rollback esim 3 --namespace esim --timeout 20m", *resumes(back)],
+    }
+    for command, expected in cases.items():
+        done, calls = run(folder, "", command=command)
+        if done.returncode or calls != expected:
+            raise SystemExit(f"{command} asks for {calls}, not {expected}: {done.stdout}")
+    expected = cases[upgrade]
+    # Where it fails, what is its last call, and what it says.
+    for fails, last, says in (
+        ("helm upgrade", 2, "--rollback"),
+        ("deployment/notifier", 4, "upgrade --resume"),
+        ("deployment/provisioner", 6, "upgrade --resume"),
+    ):
+        done, calls = run(folder, "", fails, upgrade)
+        if done.returncode == 0 or calls != expected[: last + 1] or says not in done.stdout:
+            raise SystemExit(f"after a failure of {fails} upgrade asks for {calls} and says {done.stdout}")
+    for refused in ("--wait", "--atomic", "--install"):
+        done, calls = run(folder, "", command=(*upgrade, refused))
+        if done.returncode == 0 or calls:
+            raise SystemExit(f"upgrade takes {refused}, by which helm waits for paused stages: {calls}")
+    print("well: deploy/helm/upgrade migrates, then replaces notifier, provisioner and ingress, goes back in the opposite sequence, and stops at a failure")
+
+
 def main():
     with tempfile.TemporaryDirectory(prefix="esim-apply-") as folder:
         folder = pathlib.Path(folder)
-        (folder / "kubectl").write_text(KUBECTL)
-        (folder / "kubectl").chmod(0o755)
+        for name, text in (("kubectl", KUBECTL), ("helm", HELM)):
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o755)
+        check_upgrade(folder)
         for rendered in map(pathlib.Path, sys.argv[1:]):
             check(folder, rendered)
 

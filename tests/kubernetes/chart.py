@@ -206,6 +206,22 @@ def check_upgrade(chart):
         wrong("changed settings don't replace the pods")
 
 
+def check_combinations(chart):
+    """Values that belong together."""
+    for backup, archived in ((True, ["esim-db"]), (False, [])):
+        objects = rendered(chart, {"postgres": {"backup": {"enabled": backup}}})
+        cluster = [one for one in objects if one["kind"] == "Cluster"][0]
+        stores = [plugin["parameters"]["barmanObjectName"] for plugin in cluster["spec"].get("plugins", [])]
+        if stores != archived or [one["metadata"]["name"] for one in objects if one["kind"] == "ObjectStore"] != archived:
+            wrong(f"with postgres.backup.enabled {backup} the database archives to {stores}")
+    try:
+        rendered(chart, {"providers": ["usimsa"]})
+        wrong("a sandbox is run from which nothing is bought")
+    except helm_python.HelmError as error:
+        if "sandbox.enabled" not in str(error):
+            wrong(f"a sandbox that `providers` does not name: {error}")
+
+
 def check_kept(objects):
     """`helm uninstall` leaves what holds data."""
     for one in objects:
@@ -262,6 +278,7 @@ def main():
         check_options(objects)
         check_monitoring(chart, [one for one in yaml.safe_load_all(pathlib.Path(sys.argv[4]).read_text()) if one])
         check_upgrade(chart)
+        check_combinations(chart)
         check_package(chart)
         test = chart.render({}, name="esim", namespace="esim")["esim/templates/test.yaml"]
         save(folder, "test", [one for one in yaml.safe_load_all(test) if one])

@@ -144,6 +144,12 @@
 {{- range $key, $value := $values.postgres.spec -}}
 {{- if not (kindIs "invalid" $value) }}{{ $_ := set $spec $key $value }}{{ end -}}
 {{- end -}}
+{{- if not $values.postgres.backup.enabled -}}
+{{- /* Without an ObjectStore nothing would ever be archived, and PostgreSQL would keep its WAL until the disk is full. */ -}}
+{{- $plugins := list -}}
+{{- range $plugin := $spec.plugins }}{{ if ne (dig "parameters" "barmanObjectName" "" $plugin) "esim-db" }}{{ $plugins = append $plugins $plugin }}{{ end }}{{ end -}}
+{{- if $plugins }}{{ $_ := set $spec "plugins" $plugins }}{{ else }}{{ $_ := unset $spec "plugins" }}{{ end -}}
+{{- end -}}
 {{- else if eq $object.kind "ObjectStore" -}}
 {{- $_ := set $object.spec "configuration" (mergeOverwrite $object.spec.configuration $values.postgres.backup.configuration) -}}
 {{- end -}}
