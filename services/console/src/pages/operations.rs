@@ -5,7 +5,7 @@
 use askama::Template;
 use axum::{
     extract::{Path, State},
-    response::{IntoResponse, Redirect, Response},
+    response::Response,
 };
 use domain::PartnerId;
 use store::{
@@ -21,6 +21,7 @@ use crate::{
     format::{number, utc},
     pages::forms::ReasonForm,
     problem::Problem,
+    said,
     view::{Shell, page},
 };
 
@@ -219,7 +220,8 @@ pub(crate) async fn start(State(app): State<App>, act: Act<Operator>) -> Result<
             NotStarted::Nothing => Problem::Conflict(format!("No operation was started: {error}.")),
             NotStarted::Store(error) => error.into(),
         })?;
-    Ok(Redirect::to(&format!("/operations/{}", started.operation_id)).into_response())
+    let path = format!("/operations/{}", started.operation_id);
+    Ok(said::after(&app, &path, "The operation has begun."))
 }
 
 fn no_operation() -> Problem {
@@ -270,5 +272,6 @@ pub(crate) async fn cancel(
             "The operation had ended before it could be cancelled.".into(),
         ));
     }
-    Ok(Redirect::to(&format!("/operations/{id}")).into_response())
+    let path = format!("/operations/{id}");
+    Ok(said::after(&app, &path, "The operation is cancelled."))
 }

@@ -27,7 +27,7 @@ use crate::{
     format::{number, relative, took, utc},
     pictures::{self, Step, Went},
     problem::Problem,
-    view::{Done, Named, Shell, local_path, page},
+    view::{Named, Once, Shell, local_path, page},
 };
 
 /// How many units the page shows. An order may have a thousand; the raw detail has all of them.
@@ -259,13 +259,7 @@ pub(crate) async fn resolve(
                 "The placement was not resolved: {changed}. Nothing was changed: look at its order again."
             )),
         })?;
-    finish(
-        &act.session,
-        &act.fields,
-        "Recorded",
-        describe(&resolved),
-        Vec::new(),
-    )
+    Ok(act.done(&app, &describe(&resolved)))
 }
 
 fn describe(resolved: &Resolved) -> String {
@@ -280,21 +274,6 @@ fn describe(resolved: &Resolved) -> String {
         "{what} Units of the placement now: {} pending, {} failed, {} ready.",
         resolved.pending, resolved.failed, resolved.ready
     )
-}
-
-fn finish(
-    session: &Session,
-    fields: &crate::access::Fields,
-    title: &str,
-    text: String,
-    secrets: Vec<Named>,
-) -> Result<Response, Problem> {
-    page(&Done {
-        shell: Shell::new(session, "", title),
-        text,
-        secrets,
-        back: local_path(fields.get("back")),
-    })
 }
 
 struct Found {
@@ -430,14 +409,8 @@ pub(crate) async fn replay(
              or under way, or its eSIM was erased. Look at it again."
         )));
     }
-    let text = "It is sent now, with the same webhook-id, and its retries begin anew.";
-    finish(
-        &act.session,
-        &act.fields,
-        "Sent again",
-        text.into(),
-        Vec::new(),
-    )
+    let text = "The webhook is sent now, with the same webhook-id, and its retries begin anew.";
+    Ok(act.done(&app, text))
 }
 
 /// Shows an activation code, and records that.
@@ -480,5 +453,10 @@ pub(crate) async fn code(
         },
     ];
     let text = format!("The eSIM of topup {topup}. Give it to nobody but its owner.");
-    finish(&act.session, &act.fields, "Activation code", text, secrets)
+    page(&Once {
+        shell: Shell::new(&act.session, "", "Activation code"),
+        text,
+        secrets,
+        back: local_path(act.fields.get("back")),
+    })
 }
