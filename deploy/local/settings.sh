@@ -139,7 +139,7 @@ check_service_settings() {
       OTEL_EXPORTER_OTLP_ENDPOINT) pattern='https?://[^ ]+' meaning='an http or https address' ;;
       OTEL_EXPORTER_OTLP_PROTOCOL) pattern='(grpc|http/protobuf)' meaning='grpc or http/protobuf' ;;
       LOG_FORMAT) pattern='(auto|text|json)' meaning='auto, text or json' ;;
-      SANDBOX_DETECT_DUPLICATES | WEBHOOK_HTTP_LIVE | CONSOLE_ACTIVATION_CODES) pattern='(true|false)' meaning='true or false' ;;
+      SANDBOX_DETECT_DUPLICATES | WEBHOOK_HTTP_LIVE | CONSOLE_ACTIVATION_CODES | CONSOLE_PASSWORDS) pattern='(true|false)' meaning='true or false' ;;
       BRAND) pattern='[A-Za-z0-9-]+' meaning='letters, digits and -' ;;
       *_URL) pattern='https?://[^ ]+' meaning='an http or https address' ;;
       SANDBOX_SECRET_KEY | USIMSA_SECRET_KEY) pattern='[A-Za-z0-9+/]+=*' meaning='Base64' ;;

@@ -231,6 +231,9 @@ TABLE operator_sessions
     created_at timestamp with time zone NOT NULL DEFAULT now()
     used_at timestamp with time zone NOT NULL DEFAULT now()
     ends_at timestamp with time zone NOT NULL
+    issuer text
+    name text
+    role text
     CONSTRAINT operator_sessions_pkey PRIMARY KEY (token_digest)
     CREATE INDEX operator_sessions_operator ON public.operator_sessions USING btree (operator_id)
 

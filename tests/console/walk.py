@@ -1,6 +1,7 @@
 """walk.py ESIMCTL AXE [--pictures FOLDER | --measure N]: see tests/console/run.
 
-It finds the system by the variables of .local/env (CONSOLE_URL, BASE_URL, DATABASE_URL, DATABASE_ADMIN_URL, PG_BIN).
+It finds the system by the variables of .local/env (CONSOLE_URL, BASE_URL, DATABASE_URL, DATABASE_ADMIN_URL, PG_BIN),
+and the OpenID provider by OIDC_ISSUER.
 """
 
 import json
@@ -18,6 +19,7 @@ import urllib.request
 from playwright.sync_api import sync_playwright
 
 BASE = os.environ["CONSOLE_URL"].rstrip("/")
+ISSUER = os.environ["OIDC_ISSUER"]
 PASSWORD = "correct horse battery staple"
 # Serious faults of accessibility end the walk; lesser ones are printed.
 GRAVE = {"serious", "critical"}
@@ -31,7 +33,8 @@ def esimctl(program, *arguments):
 
 
 class Walk:
-    def __init__(self, axe, browser):
+    def __init__(self, axe, browser, name):
+        self.name = name
         self.axe = pathlib.Path(axe).read_text()
         self.browser = browser
         self.problems = []
@@ -45,12 +48,17 @@ class Walk:
         return context
 
     def request(self, request):
-        if not request.url.startswith((BASE + "/", "data:")):
+        # The pages of the OpenID provider are not ours.
+        frame = "" if request.is_navigation_request() else request.frame.url
+        if not request.url.startswith((BASE + "/", ISSUER + "/", "data:")) and not frame.startswith(ISSUER):
             self.problems.append(f"a request to another host: {request.url}")
 
     def message(self, message):
-        if message.type in ("error", "warning"):
-            self.problems.append(f"{message.page.url if message.page else ''}: {message.type} on the console: {message.text}")
+        where = message.page.url if message.page else ""
+        # A browser reports the status of a page itself. A stranger gets a 403 on purpose.
+        refused = "/sign-in/openid/callback" in where and "status of 403" in message.text
+        if message.type in ("error", "warning") and not where.startswith(ISSUER) and not refused:
+            self.problems.append(f"{where}: {message.type} on the console: {message.text}")
 
     def check(self, page, name):
         """What must hold for every page."""
@@ -98,18 +106,126 @@ def act(page, summary, button):
     page.wait_for_selector("text=It is recorded under")
 
 
+def by_provider(context, name, path="/"):
+    """The way of somebody whom the OpenID provider knows. The browser comes back to the page that it asked for."""
+    page = context.new_page()
+    page.goto(BASE + path)
+    page.click("text=Sign in with")
+    page.fill("input[name=login]", name)
+    page.fill("input[name=password]", "any")
+    page.get_by_role("button", name="Sign-in").click()
+    # The provider asks whether the console may know the name.
+    page.get_by_role("button", name="Continue").click()
+    page.wait_for_url(BASE + "/**")
+    return page
+
+
+def signed_in_by_provider(walk, order, partner):
+    """Who has a group sees the pages of its role, and who has none is told so."""
+    for name, role, path, offered in (
+        ("guest", "viewer", order, []),
+        ("on-call", "operator", partner, ["Pause"]),
+    ):
+        context = walk.context()
+        page = by_provider(context, name, path)
+        if urllib.parse.urlsplit(page.url).path != path:
+            walk.problems.append(f"{name} came back to {page.url}, not to {path}")
+        who = page.locator(".who").inner_text()
+        if f"oidc:{name}@example.com ({role})" not in who:
+            walk.problems.append(f"{name} is signed in as {who}")
+        offers(walk, page, role, offered)
+        context.close()
+    context = walk.context()
+    page = by_provider(context, "stranger")
+    if page.locator("text=in none of the groups").count() == 0:
+        walk.problems.append(f"a stranger is not told why there is no way in: {page.url}")
+    walk.check(page, "sign-in of a stranger")
+    context.close()
+
+
+def offers(walk, page, role, expected):
+    """The actions of a page: those that the role may use, and no others."""
+    found = page.locator("details.action > summary").all_inner_texts()
+    if sorted(set(found)) != sorted(expected):
+        walk.problems.append(f"{page.url} offers {found} to {role}, not {expected}")
+
+
+def support(walk, program, order, partner):
+    """Support sends webhooks again and sees activation codes, and does nothing else."""
+    name = f"support-{os.getpid()}"
+    made = esimctl(program, "operator", "create", name, "--role", "support")
+    context = walk.context()
+    page = context.new_page()
+    set_up(walk, page, made["link"])
+    page.goto(BASE + order)
+    offers(walk, page, "support", ["Send its webhook again", "Show its activation code"])
+    act(page, "Show its activation code", "Show")
+    if page.locator("dt", has_text="Activation code").count() == 0:
+        walk.problems.append("no activation code is shown")
+    walk.check(page, "activation code")
+    for path in (partner, "/needs", "/operations"):
+        page.goto(BASE + path)
+        offers(walk, page, "support", [])
+    context.close()
+
+
+def ended(walk, program, order):
+    """A form whose session has ended comes back to its page, and says that nothing was done."""
+    context = walk.context()
+    page = by_provider(context, "on-call", order)
+    esimctl(program, "operator", "sign-out", "oidc:on-call@example.com")
+    details = page.locator("details.action", has_text="Send its webhook again").first
+    details.locator("summary").click()
+    details.locator("input[name=reason]").fill("the walk of tests/console")
+    details.get_by_role("button", name="Send again").click()
+    page.wait_for_selector("text=was not carried out")
+    walk.check(page, "sign-in after the end of a session")
+    page.fill("input[name=name]", walk.name)
+    page.fill("input[name=password]", PASSWORD)
+    page.click("main button")
+    page.wait_for_selector("h2:has-text('Timeline')")
+    context.close()
+
+
 def actions(walk, page, order, partner):
-    """Each kind of action, and that the screen of actions has it."""
+    """Each action once, and that the screen of actions has it."""
+    parked = store_orders(3_000)
     page.goto(BASE + order)
     act(page, "Send its webhook again", "Send again")
-    walk.check(page, "done")
+    walk.check(page, "an order after an action")
+    act(page, "Show its activation code", "Show")
+    page.goto(BASE + parked)
+    details = page.locator("details.action", has_text="Say what became of this purchase").first
+    details.locator("summary").click()
+    details.locator("input[value=not-bought]").check()
+    details.locator("input[name=reason]").fill("the walk of tests/console")
+    details.get_by_role("button", name="Record and go on").click()
+    page.wait_for_selector("text=It is recorded under")
+
+    page.goto(BASE + "/needs")
+    act(page, "Open", "Open")
+    walk.check(page, "needs with an open breaker")
+    act(page, "Close", "Close")
     page.goto(BASE + partner)
     act(page, "Pause", "Pause")
+
+    # The webhooks of a paused endpoint are not sent, so the operation cannot end before it is cancelled.
+    page.goto(BASE + "/operations")
+    page.locator("details.action summary").click()
+    page.select_option("select[name=state]", "delivered")
+    page.select_option("select[name=since]", "7days")
+    page.get_by_role("button", name="Preview").click()
+    page.fill("input[name=reason]", "the walk of tests/console")
+    page.get_by_role("button", name="Send them again").click()
+    page.wait_for_selector("text=It is recorded under")
+    walk.check(page, "operation")
+    act(page, "Cancel", "Cancel")
     page.goto(BASE + "/needs")
     walk.check(page, "needs with a paused endpoint")
     act(page, "Resume", "Resume")
     page.goto(BASE + "/actions")
-    for command in ("delivery replay", "endpoint pause", "endpoint resume"):
+    for command in ("delivery replay", "topup show-code", "placement resolve --not-bought", "provider open", "provider close",
+                    "endpoint pause", "endpoint resume", "operation start", "operation cancel"):
         if page.locator("td", has_text=command).count() == 0:
             walk.problems.append(f"the screen of actions lacks {command}")
 
@@ -210,7 +326,8 @@ def measure(program, browser, name, number):
 
 
 def store_orders(number):
-    """Copies of the demo's order, with ids and times of their own, written by one statement."""
+    """Copies of the demo's order, with ids and times of their own, written by one statement. The oldest one is parked; its path
+    is returned."""
     sql = f"""
         WITH partner AS (SELECT partner_id FROM partners ORDER BY created_at DESC LIMIT 1), new AS MATERIALIZED (
             SELECT gen_random_uuid() AS order_id, gen_random_uuid() AS placement_id, gen_random_uuid() AS delivery_id,
@@ -236,8 +353,16 @@ def store_orders(number):
     url = urllib.parse.urlsplit(os.environ["DATABASE_URL"])
     login = {"PGHOST": url.hostname, "PGPORT": str(url.port), "PGUSER": url.username, "PGPASSWORD": url.password,
              "PGDATABASE": url.path.lstrip("/")}
-    psql = [os.environ["PG_BIN"] + "/psql", "-XqAt", "-v", "ON_ERROR_STOP=1", "-c", sql, "-c", refused, "-c", "ANALYZE"]
-    subprocess.run(psql, check=True, env={**os.environ, **login})
+    psql = [os.environ["PG_BIN"] + "/psql", "-XqAt", "-v", "ON_ERROR_STOP=1"]
+    subprocess.run([*psql, "-c", sql, "-c", refused, "-c", "ANALYZE"], check=True, env={**os.environ, **login})
+    parked = f"""
+        WITH parked AS (UPDATE placements p SET state = 'parked', placed_at = NULL, reason = 'the outcome stays unknown'
+                        FROM orders o WHERE o.order_id = p.order_id AND o.external_order_id = 'measured-{int(number)}'
+                        RETURNING p.placement_id, p.order_id, p.partner_id
+        ), held AS (INSERT INTO held (id, state, provider, partner_id) SELECT placement_id, 'parked', 'sandbox', partner_id FROM parked)
+        SELECT order_id FROM parked"""
+    found = subprocess.run([*psql, "-c", parked], check=True, env={**os.environ, **login}, stdout=subprocess.PIPE, text=True)
+    return f"/orders/{found.stdout.strip()}"
 
 
 def main(program, axe, *options):
@@ -245,7 +370,7 @@ def main(program, axe, *options):
     made = esimctl(program, "operator", "create", name, "--role", "operator")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        walk = Walk(axe, browser)
+        walk = Walk(axe, browser, name)
         context = walk.context()
         page = context.new_page()
         set_up(walk, page, made["link"])
@@ -255,6 +380,9 @@ def main(program, axe, *options):
         order, partner = pages(page)
         search(walk, page, order)
         refused(walk, page, partner)
+        support(walk, program, order, partner)
+        signed_in_by_provider(walk, order, partner)
+        ended(walk, program, order)
         actions(walk, page, order, partner)
         context.close()
         folder = pathlib.Path(options[1]) if options[:1] == ("--pictures",) else None

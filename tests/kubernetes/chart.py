@@ -142,6 +142,7 @@ OPTIONS = {
     "http": {"kind": "Gateway", "parentRefs": [{"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": "own", "namespace": "gw"}]},
     "namespaces": {"http": "gw", "observability": "monitoring"},
     "settings": {"ingress": {"QR_KEYS_FILE": "/run/secrets/esim/qr.key"}, "notifier": {"QR_KEYS_FILE": "/run/secrets/esim/qr.key"}},
+    "openid": True,
     "priorityClassName": "orders",
     "resources": {"ingress": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "1Gi"}}},
     "monitoring": {"enabled": True, "labels": {"release": "own"}},
@@ -162,6 +163,7 @@ def check_options(objects):
         "namespaces": '"traefik"' not in text and '"monitoring"' in text,
         "Gateway": by["HTTPRoute", "orders"]["spec"]["parentRefs"][0]["name"] == "own" and not any(kind == "Ingress" for kind, _ in by),
         "the label of monitors": by["PodMonitor", "esim"]["metadata"]["labels"]["release"] == "own",
+        "the way to an OpenID provider": ("NetworkPolicy", "console-openid") in by and ("ExternalSecret", "esim-openid") in by,
         "the store": by["ExternalSecret", "esim-qr"]["spec"]["secretStoreRef"] == {"name": "own", "kind": "SecretStore"},
     }.items():
         if not holds:

@@ -14,8 +14,11 @@ GRANT SELECT (endpoint_id, partner_id, purpose, url, host, old_secret_until, eve
 GRANT SELECT (topup_id, provider, provider_unit_id, iccid, profile, ready_at, delivery_id, erased_at, returned_at)
     ON esims TO esim_console;
 
--- Signing in. A password is set by its link only, and roles are given with a shell only.
-GRANT SELECT, UPDATE (password, setup_digest, setup_until, signed_in_at) ON operators TO esim_console;
+-- Signing in. A password is set by its link only. Accounts and their roles are given with a shell only; whom an OpenID
+-- provider sends has a session, and no account.
+GRANT SELECT (operator_id, name, role, password, setup_digest, setup_until, disabled_at),
+      UPDATE (password, setup_digest, setup_until, signed_in_at)
+    ON operators TO esim_console;
 GRANT SELECT, INSERT, DELETE, UPDATE (used_at) ON operator_sessions TO esim_console;
 GRANT SELECT, INSERT, UPDATE, DELETE ON operator_sign_ins TO esim_console;
 
@@ -28,9 +31,12 @@ GRANT UPDATE (state, reason, provider_option_id) ON topups TO esim_console;
 GRANT UPDATE (give_back, ended_at, reason, message, not_returned_at) ON esim_requests TO esim_console;
 GRANT EXECUTE ON FUNCTION mark_returned(text) TO esim_console;
 GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_console;
-GRANT INSERT ON delivery_attempts TO esim_console;
-GRANT INSERT, UPDATE, DELETE ON work, held, endpoints TO esim_console;
-GRANT UPDATE ON providers TO esim_console;
+GRANT INSERT (delivery_id, attempt, at, duration_ms, status, class) ON delivery_attempts TO esim_console;
+GRANT INSERT, UPDATE (kind, at), DELETE ON work TO esim_console;
+GRANT DELETE ON held TO esim_console;
+GRANT INSERT (partner_id, blocked_until), UPDATE (failures, blocks, blocked_until, probe, paused_by_partner)
+    ON endpoints TO esim_console;
+GRANT UPDATE (open_until, reason, openings, version, changed_at) ON providers TO esim_console;
 GRANT INSERT, UPDATE (ended_at, cancelled_at) ON redeliveries TO esim_console;
 GRANT SELECT, INSERT, UPDATE (cancelled_at) ON operations TO esim_console;
 GRANT SELECT, INSERT ON operation_parts TO esim_console;

@@ -38,7 +38,7 @@ GRANT UPDATE (error) ON deliveries TO esim_operator;
 
 -- Operators who sign in at the console.
 GRANT SELECT, INSERT, UPDATE (role, password, setup_digest, setup_until, disabled_at) ON operators TO esim_operator;
-GRANT SELECT (operator_id), DELETE ON operator_sessions TO esim_operator;
+GRANT SELECT (operator_id, issuer, name), DELETE ON operator_sessions TO esim_operator;
 
 -- Where archived orders are.
 GRANT SELECT ON archives, archive_partners, archived_orders TO esim_operator;

@@ -159,6 +159,7 @@ store_errors!(
 store_errors!(recover::NotRecovered, cells::moving::NotMoved);
 store_errors!(
     operator::accounts::NotChanged,
+    operator::endpoints::NotChanged,
     operator::accounts::NotSet,
     operator::breakers::NotChanged,
     operator::operations::NotStarted,

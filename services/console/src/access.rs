@@ -15,19 +15,21 @@ use std::marker::PhantomData;
 use axum::{
     body::{Body, to_bytes},
     extract::{FromRequest, FromRequestParts, Request},
-    http::{Method, header, request::Parts},
+    http::{HeaderMap, HeaderValue, Method, header, request::Parts},
+    response::Response,
 };
+use axum_htmx::HX_REQUEST;
 use secrecy::{ExposeSecret, SecretString};
 use sha2::{Digest, Sha256};
 pub use store::operator::accounts::Role;
 use store::operator::{
     actions::{Action, Actor},
-    sessions,
+    sessions::{self, Accepted},
 };
 use subtle::ConstantTimeEq;
 use url::form_urlencoded;
 
-use crate::{App, problem::Problem, server::Peer};
+use crate::{App, openid::Provider, problem::Problem, said, server::Peer, view::local_path};
 
 /// The largest form. Reasons and filters are short.
 const MOST_FORM: usize = 64 * 1024;
@@ -67,6 +69,8 @@ pub struct Session {
     secret: SecretString,
     /// Where the request came from.
     from: String,
+    /// What the last action led to, for the next page to show.
+    said: Option<String>,
 }
 
 impl Session {
@@ -93,6 +97,10 @@ impl Session {
 
     pub(crate) fn from(&self) -> &str {
         &self.from
+    }
+
+    pub(crate) fn said(&self) -> Option<&str> {
+        self.said.as_deref()
     }
 }
 
@@ -127,6 +135,13 @@ impl<R> Act<R> {
     }
 }
 
+impl<R> Act<R> {
+    /// The answer to an action that was carried out: the page that the form was on, with a sentence.
+    pub(crate) fn done(&self, app: &App, text: &str) -> Response {
+        said::after(app, &local_path(self.fields.get("back")), text)
+    }
+}
+
 /// A form that needs no session.
 pub struct Outside {
     pub(crate) fields: Fields,
@@ -144,7 +159,11 @@ impl<R: Rank> FromRequestParts<App> for Visit<R> {
             let is_page = matches!(parts.method, Method::GET | Method::HEAD);
             let path = parts.uri.path_and_query();
             let back = path.filter(|_| is_page).map_or("/", |path| path.as_str());
-            return Err(Problem::SignIn { back: back.into() });
+            return Err(Problem::SignIn {
+                back: back.into(),
+                lost: false,
+                by_htmx: is_by_htmx(&parts.headers),
+            });
         };
         if !session.may(R::ROLE) {
             return Err(Problem::Forbidden {
@@ -165,7 +184,17 @@ impl<R: Rank> FromRequest<App> for Act<R> {
 
     async fn from_request(request: Request, app: &App) -> Result<Self, Problem> {
         let (mut parts, body) = request.into_parts();
-        let visit = Visit::<R>::from_request_parts(&mut parts, app).await?;
+        let visit = Visit::<R>::from_request_parts(&mut parts, app).await;
+        if let Err(Problem::SignIn { by_htmx, .. }) = visit {
+            // The form names its page, to which its sender comes back after signing in.
+            let fields = form(body).await?;
+            return Err(Problem::SignIn {
+                back: local_path(fields.get("back")),
+                lost: fields.get("reason").is_some(),
+                by_htmx,
+            });
+        }
+        let visit = visit?;
         let fields = form(body).await?;
         check(&fields, &visit.session.secret)?;
         Ok(Self {
@@ -181,7 +210,7 @@ impl FromRequest<App> for Outside {
 
     async fn from_request(request: Request, app: &App) -> Result<Self, Problem> {
         let (parts, body) = request.into_parts();
-        let secret = cookie(&parts, app.guest_cookie()).ok_or(Problem::ForeignForm)?;
+        let secret = secret(&parts.headers, app.guest_cookie()).ok_or(Problem::ForeignForm)?;
         let fields = form(body).await?;
         check(&fields, &secret)?;
         Ok(Self {
@@ -194,20 +223,32 @@ impl FromRequest<App> for Outside {
 
 /// The live session of the request's cookie.
 async fn session(parts: &Parts, app: &App) -> Result<Option<Session>, Problem> {
-    let Some(secret) = cookie(parts, app.session_cookie()) else {
+    let Some(secret) = secret(&parts.headers, app.session_cookie()) else {
         return Ok(None);
     };
-    let lifetime = app.settings().lifetime;
+    let accepted = Accepted {
+        idle: app.settings().lifetime.idle,
+        local: app.settings().passwords,
+        issuer: app.provider().map(Provider::issuer),
+        // htmx only refreshes what is on the screen.
+        by_person: !is_by_htmx(&parts.headers),
+    };
     let found = app
         .database()
-        .run(async |connection| sessions::find(connection, &secret, lifetime).await)
+        .run(async |connection| sessions::find(connection, &secret, accepted).await)
         .await?;
     Ok(found.map(|found| Session {
         operator: found.name,
         role: found.role,
         secret,
         from: source(parts, app),
+        said: said::of(&parts.headers, app),
     }))
+}
+
+/// Whether htmx sends the request, and not a person who has followed a link or sent a form.
+pub(crate) fn is_by_htmx(headers: &HeaderMap) -> bool {
+    headers.contains_key(HX_REQUEST)
 }
 
 impl App {
@@ -221,6 +262,15 @@ impl App {
         }
     }
 
+    /// The name of the cookie of a sign-in by the OpenID provider that is under way.
+    pub(crate) fn attempt_cookie(&self) -> &'static str {
+        if self.settings().tls {
+            "__Host-console-openid"
+        } else {
+            "console-openid"
+        }
+    }
+
     /// The name of the cookie that forms before sign-in are bound to.
     pub(crate) fn guest_cookie(&self) -> &'static str {
         if self.settings().tls {
@@ -231,15 +281,27 @@ impl App {
     }
 }
 
-/// The value of a cookie. Secrets that are too long to be ours are not looked at.
-pub(crate) fn cookie(parts: &Parts, name: &str) -> Option<SecretString> {
-    let lines = parts.headers.get_all(header::COOKIE).into_iter();
+/// The value of a cookie. One that is too long to be ours is not looked at.
+pub(crate) fn cookie(headers: &HeaderMap, name: &str, longest: usize) -> Option<String> {
+    let lines = headers.get_all(header::COOKIE).into_iter();
     let mut pairs = lines
         .filter_map(|line| line.to_str().ok())
         .flat_map(|line| line.split(';'))
         .filter_map(|pair| pair.trim().split_once('='));
     let (_, value) = pairs.find(|(known, _)| *known == name)?;
-    (!value.is_empty() && value.len() <= 200).then(|| value.into())
+    (!value.is_empty() && value.len() <= longest).then(|| value.to_owned())
+}
+
+/// The secret in a cookie.
+pub(crate) fn secret(headers: &HeaderMap, name: &str) -> Option<SecretString> {
+    Some(cookie(headers, name, 200)?.into())
+}
+
+/// A cookie that scripts cannot read. `how` begins with the value of `SameSite`.
+pub(crate) fn set_cookie(app: &App, name: &str, value: &str, how: &str) -> HeaderValue {
+    let secure = if app.settings().tls { "; Secure" } else { "" };
+    let text = format!("{name}={value}; Path=/; HttpOnly; SameSite={how}{secure}");
+    HeaderValue::from_str(&text).unwrap_or_else(|_| HeaderValue::from_static("console="))
 }
 
 /// The address of the client.

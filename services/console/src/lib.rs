@@ -21,10 +21,12 @@
 pub mod access;
 mod format;
 mod metrics;
+mod openid;
 mod pages;
 mod pictures;
 mod problem;
 pub mod routes;
+mod said;
 mod server;
 mod sign_in;
 mod view;
@@ -53,8 +55,9 @@ const LONGEST_SESSION: Duration = Duration::from_hours(24 * 30);
 
 /// Shows operators where orders are and what waits for them, in a browser
 ///
-/// Operators sign in with accounts that `esimctl operator create` makes. Put a proxy with TLS in
-/// front: the console speaks plain HTTP and refuses a public `CONSOLE_URL` without `https`.
+/// Operators sign in with accounts that `esimctl operator create` makes, or by an OpenID provider
+/// (`OIDC_ISSUER`). Put a proxy with TLS in front: the console speaks plain HTTP and refuses a public
+/// `CONSOLE_URL` without `https`.
 #[derive(Parser, Clone, Debug)]
 #[command(name = "console", version)]
 pub struct Config {
@@ -76,9 +79,17 @@ pub struct Config {
     /// How long a session lasts, whatever its operator does
     #[arg(long, env = "CONSOLE_SESSION", default_value = "12h", value_parser = session)]
     pub console_session: Duration,
-    /// How long a session lasts without a request
+    /// How long a session lasts without a request of a person
+    ///
+    /// A page that refreshes itself does not count as one.
     #[arg(long, env = "CONSOLE_IDLE", default_value = "1h", value_parser = session)]
     pub console_idle: Duration,
+    /// Let accounts of `esimctl operator` sign in with their passwords
+    ///
+    /// Switch it off if everybody signs in by OpenID Connect. Then sessions of accounts end, too. If the
+    /// provider fails, switch it on again, so that somebody with a shell can make an account.
+    #[arg(long, env = "CONSOLE_PASSWORDS", default_value_t = true, action = clap::ArgAction::Set)]
+    pub console_passwords: bool,
     /// Take the client's address from the last entry of `X-Forwarded-For`
     ///
     /// The address is recorded with sessions and actions, and failed sign-ins are counted by it. Set
@@ -100,6 +111,8 @@ pub struct Config {
     #[arg(long, env = "MAX_CONNECTIONS", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
     pub max_connections: u16,
     #[command(flatten)]
+    pub openid: openid::OpenIdConfig,
+    #[command(flatten)]
     pub database: PoolConfig,
     #[command(flatten)]
     pub master_key: MasterKeyConfig,
@@ -115,19 +128,23 @@ fn session(text: &str) -> Result<Duration, String> {
     Ok(duration)
 }
 
-/// Parses `CONSOLE_URL`, and refuses one that would send the session over the network in clear.
-fn console_url(text: &str) -> Result<Url, String> {
-    let url: Url = text
-        .parse()
-        .map_err(|error| format!("{error}; write it like https://console.example"))?;
+/// Whether nobody on the way can read what is sent to this URL: by TLS, or on this machine only.
+fn is_private_transport(url: &Url) -> bool {
     let loopback = match url.host() {
         Some(Host::Domain(name)) => name == "localhost",
         Some(Host::Ipv4(address)) => address.is_loopback(),
         Some(Host::Ipv6(address)) => address.is_loopback(),
         None => false,
     };
-    let safe = url.scheme() == "https" || (url.scheme() == "http" && loopback);
-    if !safe {
+    url.scheme() == "https" || (url.scheme() == "http" && loopback)
+}
+
+/// Parses `CONSOLE_URL`, and refuses one that would send the session over the network in clear.
+fn console_url(text: &str) -> Result<Url, String> {
+    let url: Url = text
+        .parse()
+        .map_err(|error| format!("{error}; write it like https://console.example"))?;
+    if !is_private_transport(&url) {
         return Err(
             "it must begin with https://, because the session cookie would be readable on the network otherwise; http:// \
              is accepted for a loopback address"
@@ -162,6 +179,8 @@ struct Parts {
     vault: Option<Vault>,
     settings: Settings,
     metrics: metrics::Metrics,
+    /// Who else may say who somebody is.
+    provider: Option<openid::Provider>,
     /// What the overview shows.
     figures: pages::overview::Shared,
 }
@@ -171,6 +190,8 @@ struct Settings {
     /// Browsers reach the console by TLS.
     tls: bool,
     lifetime: Lifetime,
+    /// Accounts may sign in with their passwords.
+    passwords: bool,
     forwarded: bool,
     trace_url: Option<String>,
 }
@@ -183,6 +204,12 @@ impl App {
             .transpose()
             .map_err(BadSetting::error)?;
         let database = config.database.open("console").map_err(BadSetting::error)?;
+        let provider = openid::Provider::open(&config.openid, &config.console_url)?;
+        if provider.is_none() && !config.console_passwords {
+            return Err(BadSetting::error(
+                "nobody could sign in: switch CONSOLE_PASSWORDS on, or set OIDC_ISSUER",
+            ));
+        }
         Ok(Self(Arc::new(Parts {
             database,
             vault,
@@ -192,10 +219,12 @@ impl App {
                     idle: config.console_idle,
                     most: config.console_session,
                 },
+                passwords: config.console_passwords,
                 forwarded: config.console_forwarded,
                 trace_url: config.console_trace_url.clone(),
             },
             metrics: metrics::Metrics::default(),
+            provider,
             figures: pages::overview::Shared::default(),
         })))
     }
@@ -210,6 +239,10 @@ impl App {
 
     fn settings(&self) -> &Settings {
         &self.0.settings
+    }
+
+    fn provider(&self) -> Option<&openid::Provider> {
+        self.0.provider.as_ref()
     }
 
     fn figures(&self) -> &pages::overview::Shared {
@@ -235,6 +268,14 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         "database",
         watch(app.database().clone(), readiness, shutdown.clone()),
     );
+    if app.provider().is_some() {
+        let app = app.clone();
+        shutdown.tracker().spawn(async move {
+            if let Some(provider) = app.provider() {
+                provider.look().await;
+            }
+        });
+    }
     tracing::info!(
         listen = %listener.local_addr()?,
         admin = %config.admin_listen,

@@ -15,7 +15,7 @@ impl Default for Metrics {
             "esim.console.sign_ins",
             "Attempts to sign in to the console, by what came of them",
         );
-        for outcome in ["signed_in", "refused", "limited"] {
+        for outcome in ["signed_in", "refused", "limited", "unavailable"] {
             sign_ins.add(0, &[KeyValue::new("outcome", outcome)]);
         }
         Self {
@@ -26,7 +26,8 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Counts an attempt: `signed_in`, `refused` or `limited`.
+    /// Counts an attempt: `signed_in`, `refused`, `limited`, or `unavailable` if the OpenID provider does
+    /// not respond.
     pub(crate) fn sign_in(&self, outcome: &'static str) {
         self.sign_ins.add(1, &[KeyValue::new("outcome", outcome)]);
     }

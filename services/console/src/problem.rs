@@ -6,6 +6,7 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Redirect, Response},
 };
+use axum_htmx::HxRedirect;
 use url::form_urlencoded::byte_serialize;
 
 use crate::view::{Shell, with_status};
@@ -14,7 +15,13 @@ use crate::view::{Shell, with_status};
 pub enum Problem {
     /// There is no session, or it has ended. After signing in, this page is shown.
     #[error("sign in to see {back}")]
-    SignIn { back: String },
+    SignIn {
+        back: String,
+        /// Whether an action was sent, which was not carried out.
+        lost: bool,
+        /// Whether htmx has asked, which would put the sign-in into the middle of the page.
+        by_htmx: bool,
+    },
     /// The role may not do this.
     #[error("this needs the role {needs}; your account has the role {has}")]
     Forbidden {
@@ -27,6 +34,12 @@ pub enum Problem {
          repeat what you did"
     )]
     ForeignForm,
+    /// The address takes forms only.
+    #[error(
+        "this address takes the forms of the console's pages and shows nothing by itself, so nothing was done: go to the page \
+         that the action is on, and use its form"
+    )]
+    OnlyForms,
     #[error("{0}")]
     NotFound(String),
     /// What the form was about has changed since the page was shown.
@@ -54,6 +67,7 @@ impl Problem {
         match self {
             Self::SignIn { .. } => StatusCode::SEE_OTHER,
             Self::Forbidden { .. } | Self::ForeignForm => StatusCode::FORBIDDEN,
+            Self::OnlyForms => StatusCode::METHOD_NOT_ALLOWED,
             Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::Conflict(_) => StatusCode::CONFLICT,
             Self::Invalid(_) => StatusCode::UNPROCESSABLE_ENTITY,
@@ -67,6 +81,7 @@ impl Problem {
             Self::SignIn { .. } => "Sign in",
             Self::Forbidden { .. } => "Your role may not do this",
             Self::ForeignForm => "The form has expired",
+            Self::OnlyForms => "There is no page here",
             Self::NotFound(_) => "Not found",
             Self::Conflict(_) => "It has changed meanwhile",
             Self::Invalid(_) => "That does not work",
@@ -88,9 +103,20 @@ impl Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        if let Self::SignIn { back } = &self {
+        if let Self::SignIn {
+            back,
+            lost,
+            by_htmx,
+        } = &self
+        {
             let back: String = byte_serialize(back.as_bytes()).collect();
-            return Redirect::to(&format!("/sign-in?back={back}")).into_response();
+            let lost = if *lost { "&lost=1" } else { "" };
+            let sign_in = format!("/sign-in?back={back}{lost}");
+            return if *by_htmx {
+                (HxRedirect(sign_in), ()).into_response()
+            } else {
+                Redirect::to(&sign_in).into_response()
+            };
         }
         match &self {
             Self::Store(error) => {

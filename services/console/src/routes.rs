@@ -17,7 +17,14 @@ use axum::{
 use tower_http::catch_panic::CatchPanicLayer;
 use tracing::Instrument;
 
-use crate::{App, access::Role, pages, problem::Problem, sign_in};
+use crate::{
+    App,
+    access::{Role, is_by_htmx},
+    openid::CALLBACK,
+    pages,
+    problem::Problem,
+    said, sign_in,
+};
 
 /// What the pages may load and send: everything from and to this console only, no script or style
 /// in the page itself, and no frame around it.
@@ -61,6 +68,8 @@ pub fn routes() -> Vec<Route> {
         page("/assets/{file}", None, get(pages::assets::show)),
         page("/sign-in", None, get(sign_in::form)),
         action("/sign-in", None, post(sign_in::sign_in)),
+        page("/sign-in/openid", None, get(sign_in::openid::begin)),
+        page(CALLBACK, None, get(sign_in::openid::finish)),
         page("/set-up", None, get(sign_in::set_up_form)),
         action("/set-up", None, post(sign_in::set_up)),
         action("/sign-out", viewer, post(sign_in::sign_out)),
@@ -127,6 +136,7 @@ pub fn router(app: App) -> Router {
     }
     router
         .fallback(|| async { Problem::NotFound("The console has no such page.".into()) })
+        .method_not_allowed_fallback(|| async { Problem::OnlyForms })
         .with_state(app.clone())
         .layer(CatchPanicLayer::custom(panicked))
         .layer(middleware::from_fn_with_state(app, observe))
@@ -146,13 +156,22 @@ fn panicked(panic: Box<dyn Any + Send>) -> Response {
 async fn observe(State(app): State<App>, request: Request, next: Next) -> Response {
     let requests = &app.metrics().requests;
     let underway = requests.begin(&request);
+    // The page that follows an action shows its sentence, and a reload does not.
+    let says = request.method() == Method::GET
+        && !request.uri().path().starts_with("/assets/")
+        && !is_by_htmx(request.headers())
+        && said::of(request.headers(), &app).is_some();
     let one_host = request.headers().get_all(header::HOST).iter().count() == 1;
     let mut response = if one_host {
         next.run(request).instrument(underway.span.clone()).await
     } else {
         StatusCode::BAD_REQUEST.into_response()
     };
+    let shown = response.status() == StatusCode::OK;
     let headers = response.headers_mut();
+    if says && shown {
+        said::forget(&app, headers);
+    }
     for (name, value) in [
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),

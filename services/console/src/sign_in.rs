@@ -1,5 +1,9 @@
 //! Signing in and out, and the page of a set-up link, which sets the first password.
 
+pub(crate) mod openid;
+
+use std::time::Duration;
+
 use askama::Template;
 use axum::{
     extract::{FromRequestParts, State},
@@ -11,12 +15,12 @@ use secrecy::{ExposeSecret, SecretString};
 use signing::password;
 use store::operator::{
     accounts::{self, NotSet},
-    sessions::{self, NotSignedIn},
+    sessions::{self, NotSignedIn, Opened},
 };
 
 use crate::{
     App,
-    access::{Act, Fields, Outside, Viewer, cookie, form_token},
+    access::{Act, Fields, Outside, Viewer, form_token, secret, set_cookie},
     problem::Problem,
     view::{Shell, local_path, with_status},
 };
@@ -28,6 +32,23 @@ struct SignIn {
     problem: Option<String>,
     token: String,
     back: String,
+    /// Whether accounts sign in with their passwords.
+    passwords: bool,
+    /// The host of the OpenID provider, if there is one.
+    provider: Option<String>,
+}
+
+impl SignIn {
+    fn new(app: &App, secret: &SecretString, back: String, problem: Option<String>) -> Self {
+        Self {
+            shell: Shell::outside("Sign in"),
+            problem,
+            token: form_token(secret),
+            back,
+            passwords: app.settings().passwords,
+            provider: app.provider().map(|provider| provider.host().to_owned()),
+        }
+    }
 }
 
 #[derive(Template)]
@@ -36,6 +57,7 @@ struct SetUp {
     shell: Shell,
     problem: Option<String>,
     token: String,
+    /// The token of the link, if the form was sent before.
     link: String,
     least: usize,
 }
@@ -50,11 +72,8 @@ impl FromRequestParts<App> for Guest {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
-        let secret = cookie(parts, app.guest_cookie()).unwrap_or_else(|| {
-            let mut secret = [0; 32];
-            rand::rng().fill_bytes(&mut secret);
-            hex::encode(secret).into()
-        });
+        let secret = secret(&parts.headers, app.guest_cookie())
+            .unwrap_or_else(|| secret_of_browser().into());
         Ok(Self {
             secret,
             query: Fields::parse(parts.uri.query().unwrap_or_default().as_bytes()),
@@ -62,11 +81,11 @@ impl FromRequestParts<App> for Guest {
     }
 }
 
-/// A cookie that scripts cannot read and that other sites cannot send along with a form.
-fn set_cookie(app: &App, name: &str, value: &str, same_site: &str) -> HeaderValue {
-    let secure = if app.settings().tls { "; Secure" } else { "" };
-    let text = format!("{name}={value}; Path=/; HttpOnly; SameSite={same_site}{secure}");
-    HeaderValue::from_str(&text).unwrap_or_else(|_| HeaderValue::from_static("console="))
+/// A new secret that only one browser gets.
+fn secret_of_browser() -> String {
+    let mut secret = [0; 32];
+    rand::rng().fill_bytes(&mut secret);
+    hex::encode(secret)
 }
 
 impl Guest {
@@ -86,17 +105,30 @@ impl Guest {
 }
 
 pub(crate) async fn form(State(app): State<App>, guest: Guest) -> Result<Response, Problem> {
-    let page = SignIn {
-        shell: Shell::outside("Sign in"),
-        problem: None,
-        token: form_token(&guest.secret),
-        back: local_path(guest.query.get("back")),
-    };
+    let back = local_path(guest.query.get("back"));
+    let lost = guest.query.get("lost").map(|_| {
+        "Your session had ended, so what you sent was not carried out. After you have signed in, its page opens again: look \
+         whether it still applies, and repeat it."
+            .to_owned()
+    });
+    let page = SignIn::new(&app, &guest.secret, back, lost);
     guest.answer(&app, StatusCode::OK, &page)
+}
+
+/// Passwords may be switched off.
+fn with_passwords(app: &App) -> Result<(), Problem> {
+    if app.settings().passwords {
+        Ok(())
+    } else {
+        Err(Problem::NotFound(
+            "Nobody signs in here with a password (CONSOLE_PASSWORDS): sign in by the OpenID provider.".into(),
+        ))
+    }
 }
 
 /// Checks a name and a password, and shows the page that was asked for before.
 pub(crate) async fn sign_in(State(app): State<App>, outside: Outside) -> Result<Response, Problem> {
+    with_passwords(&app)?;
     let fields = &outside.fields;
     let back = local_path(fields.get("back"));
     let password = fields.exact("password").into();
@@ -104,14 +136,14 @@ pub(crate) async fn sign_in(State(app): State<App>, outside: Outside) -> Result<
     match open(&app, name, password, &outside.from).await {
         Ok(cookie) => Ok(signed_in(cookie, &back)),
         Err(problem) => {
-            let (status, problem) = refused(&app, problem)?;
-            let page = SignIn {
-                shell: Shell::outside("Sign in"),
-                problem: Some(problem),
-                token: form_token(&outside.secret),
-                back,
-            };
-            with_status(status, &page)
+            let refused = refused(&app, problem)?;
+            let page = SignIn::new(&app, &outside.secret, back, Some(refused.sentence));
+            let mut response = with_status(refused.status, &page)?;
+            if let Some(wait) = refused.wait {
+                let wait = HeaderValue::from(wait.as_secs().max(1));
+                response.headers_mut().insert(header::RETRY_AFTER, wait);
+            }
+            Ok(response)
         }
     }
 }
@@ -129,33 +161,46 @@ async fn open(
         .database()
         .run(async |connection| sessions::sign_in(connection, name, password, from, lifetime).await)
         .await?;
+    Ok(opened_cookie(app, &opened, from))
+}
+
+/// Counts and logs a new session, and makes its cookie. Neither holds a password or a token of others.
+fn opened_cookie(app: &App, opened: &Opened, from: &str) -> HeaderValue {
     app.metrics().sign_in("signed_in");
     tracing::info!(
         operator = opened.session.name,
+        role = opened.session.role.as_str(),
         from,
         "an operator has signed in to the console"
     );
     let token = opened.token.expose_secret();
     // Lax, because a link to an order in a ticket or a chat should open the order and not the
     // sign-in. Such a link is a GET, which changes nothing.
-    Ok(set_cookie(app, app.session_cookie(), token, "Lax"))
+    set_cookie(app, app.session_cookie(), token, "Lax")
 }
 
-/// The status and the sentence for somebody who was not signed in.
-fn refused(app: &App, problem: NotSignedIn) -> Result<(StatusCode, String), Problem> {
+/// What somebody who was not signed in is told.
+struct Refused {
+    status: StatusCode,
+    sentence: String,
+    /// When another attempt may succeed.
+    wait: Option<Duration>,
+}
+
+fn refused(app: &App, problem: NotSignedIn) -> Result<Refused, Problem> {
     let sentence = problem.to_string();
-    match problem {
-        NotSignedIn::Wrong => {
-            app.metrics().sign_in("refused");
-            Ok((StatusCode::UNPROCESSABLE_ENTITY, sentence))
-        }
-        NotSignedIn::TooMany => {
-            app.metrics().sign_in("limited");
-            Ok((StatusCode::TOO_MANY_REQUESTS, sentence))
-        }
-        NotSignedIn::Store(error) => Err(error.into()),
-        error @ NotSignedIn::NotGenerated(_) => Err(Problem::Broken(error.into())),
-    }
+    let (outcome, status, wait) = match problem {
+        NotSignedIn::Wrong => ("refused", StatusCode::UNPROCESSABLE_ENTITY, None),
+        NotSignedIn::TooMany { wait } => ("limited", StatusCode::TOO_MANY_REQUESTS, Some(wait)),
+        NotSignedIn::Store(error) => return Err(error.into()),
+        error @ NotSignedIn::NotGenerated(_) => return Err(Problem::Broken(error.into())),
+    };
+    app.metrics().sign_in(outcome);
+    Ok(Refused {
+        status,
+        sentence,
+        wait,
+    })
 }
 
 fn signed_in(cookie: HeaderValue, back: &str) -> Response {
@@ -173,34 +218,18 @@ pub(crate) async fn sign_out(
     app.database()
         .run(async |connection| sessions::close(connection, secret).await)
         .await?;
-    let text = format!(
-        "{}=; Path=/; HttpOnly; Max-Age=0; SameSite=Lax",
-        app.session_cookie()
-    );
-    let secure = if app.settings().tls { "; Secure" } else { "" };
     let mut response = Redirect::to("/sign-in").into_response();
-    if let Ok(gone) = HeaderValue::from_str(&format!("{text}{secure}")) {
-        response.headers_mut().append(header::SET_COOKIE, gone);
-    }
+    let gone = set_cookie(&app, app.session_cookie(), "", "Lax; Max-Age=0");
+    response.headers_mut().append(header::SET_COOKIE, gone);
     Ok(response)
 }
 
-/// The page of a set-up link.
+/// The page of a set-up link. The token of the link is behind its `#`, so the browser sends it with the
+/// form only, and neither a proxy's log nor this program's has it.
 pub(crate) async fn set_up_form(State(app): State<App>, guest: Guest) -> Result<Response, Problem> {
-    let link = guest.query.get("token").unwrap_or_default().to_owned();
-    let token = SecretString::from(link.as_str());
-    let known = app
-        .database()
-        .run(async |connection| accounts::of_link(connection, &token).await)
-        .await?;
-    if known.is_none() {
-        return Err(Problem::NotFound(NotSet::Invalid.to_string()));
-    }
-    guest.answer(
-        &app,
-        StatusCode::OK,
-        &set_up_page(&guest.secret, link, None),
-    )
+    with_passwords(&app)?;
+    let page = set_up_page(&guest.secret, String::new(), None);
+    guest.answer(&app, StatusCode::OK, &page)
 }
 
 fn set_up_page(secret: &SecretString, link: String, problem: Option<String>) -> SetUp {
@@ -215,8 +244,11 @@ fn set_up_page(secret: &SecretString, link: String, problem: Option<String>) -> 
 
 /// Sets the password by the link, which is used up by that, and signs in.
 pub(crate) async fn set_up(State(app): State<App>, outside: Outside) -> Result<Response, Problem> {
+    with_passwords(&app)?;
     let fields = &outside.fields;
-    let link = fields.get("link").unwrap_or_default().to_owned();
+    // Without JavaScript the whole link is pasted.
+    let link = fields.get("link").unwrap_or_default();
+    let link = link.rsplit('#').next().unwrap_or_default().to_owned();
     let again = |problem: String| {
         let page = set_up_page(&outside.secret, link.clone(), Some(problem));
         with_status(StatusCode::UNPROCESSABLE_ENTITY, &page)

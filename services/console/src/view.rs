@@ -27,6 +27,8 @@ pub(crate) struct Shell {
     here: &'static str,
     /// What was searched for.
     pub(crate) query: String,
+    /// What the last action led to.
+    pub(crate) said: Option<String>,
 }
 
 pub(crate) struct Who {
@@ -53,6 +55,7 @@ impl Shell {
             }),
             here,
             query: String::new(),
+            said: session.said().map(str::to_owned),
         }
     }
 
@@ -91,13 +94,12 @@ pub(crate) fn with_status(
     Ok((status, [(header::CACHE_CONTROL, "no-store")], Html(text)).into_response())
 }
 
-/// What an action led to.
+/// What an action shows once, and not again after a reload, such as an activation code.
 #[derive(Template)]
-#[template(path = "done.html")]
-pub(crate) struct Done {
+#[template(path = "once.html")]
+pub(crate) struct Once {
     pub(crate) shell: Shell,
     pub(crate) text: String,
-    /// What this page shows once, such as an activation code.
     pub(crate) secrets: Vec<Named>,
     /// The path of the page that the action was on.
     pub(crate) back: String,

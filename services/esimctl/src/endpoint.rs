@@ -108,7 +108,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     if let Command::Pause(_) = command {
         let target = format!("endpoint {} of partner {id}", endpoint.id);
         let action = which.by.action("endpoint pause", &target, &which.reason);
-        operator::endpoints::pause(&mut connection, endpoint, action).await?;
+        operator::endpoints::pause(&mut connection, endpoint, None, action).await?;
         let result = json!({ "partner_id": id, "endpoint_id": endpoint.id, "state": "paused" });
         console.print(&result, || {
             format!("webhooks of {name} wait until `esimctl endpoint resume`")
@@ -116,7 +116,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     } else {
         let target = format!("endpoint {} of partner {id}", endpoint.id);
         let action = which.by.action("endpoint resume", &target, &which.reason);
-        let due = operator::endpoints::resume(&mut connection, endpoint, action).await?;
+        let due = operator::endpoints::resume(&mut connection, endpoint, None, action).await?;
         let result = json!({
             "partner_id": id, "endpoint_id": endpoint.id, "state": "open", "deliveries_due": due,
         });

@@ -50,6 +50,13 @@ const RESET_EXAMPLES: &str = "Examples:
 
 It prints a new link. The old password, an older link and the operator's sessions end at once.";
 
+const SIGN_OUT_EXAMPLES: &str = "Examples:
+  esimctl operator sign-out ana
+  esimctl operator sign-out oidc:ana@example.com --reason 'has left the team'
+
+People who sign in by OpenID Connect have no account here. First take the console's groups from them at the OpenID
+provider, then sign them out, because a session keeps its role until it ends.";
+
 const ROLE_EXAMPLES: &str = "Examples:
   esimctl operator role ana operator --reason 'on call from today on'
 
@@ -85,6 +92,9 @@ pub enum Command {
         #[command(flatten)]
         link: Link,
     },
+    /// End all sessions of an operator, or of a person who signs in by OpenID Connect
+    #[command(after_help = SIGN_OUT_EXAMPLES)]
+    SignOut(Who),
     /// Give an operator another role
     #[command(after_help = ROLE_EXAMPLES)]
     Role {
@@ -129,8 +139,8 @@ impl Link {
     /// The link of a token.
     fn of(&self, set_up: &SetUp) -> anyhow::Result<String> {
         let mut link = self.console_url.join("set-up").context("CONSOLE_URL")?;
-        link.query_pairs_mut()
-            .append_pair("token", set_up.token.expose_secret());
+        // Browsers send no server what is behind the "#", so no log on the way has the token.
+        link.set_fragment(Some(set_up.token.expose_secret()));
         Ok(link.into())
     }
 }
@@ -186,6 +196,18 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
                 "enabled"
             };
             console.print(&account, || format!("{} is {now}", printable(&who.name)))
+        }
+        Command::SignOut(who) => {
+            let target = target(who);
+            let action = who.action("operator sign-out", &target);
+            let ended = accounts::sign_out(&mut connection, &who.name, action).await?;
+            let result = json!({ "name": who.name, "sessions_ended": ended });
+            console.print(&result, || {
+                format!(
+                    "{} has no session now; ended: {ended}",
+                    printable(&who.name)
+                )
+            })
         }
         Command::Role { who, role } => {
             let target = target(who);

@@ -21,6 +21,9 @@ use crate::{Error, Result, seconds};
 pub const SETUP_LASTS: Duration = Duration::from_hours(24);
 /// The most characters of a name.
 pub const LONGEST_NAME: usize = 100;
+/// How the names of people whom an OpenID provider knows begin. No account has such a name, so that
+/// a record cannot be mistaken.
+pub const OF_PROVIDER: &str = "oidc:";
 
 /// What an operator may do. Each role may do what the ones before it may.
 #[derive(
@@ -89,7 +92,8 @@ pub enum NotChanged {
     #[error("there is an operator of this name already; `esimctl operator reset` makes a new link")]
     Exists,
     #[error(
-        "a name has 1 to {LONGEST_NAME} characters, and none of them is a blank or a control character"
+        "a name has 1 to {LONGEST_NAME} characters, none of them is a blank or a control character, and it does not begin \
+         with {OF_PROVIDER}, because recorded actions of people who sign in by OpenID Connect do"
     )]
     BadName,
     #[error(transparent)]
@@ -114,7 +118,9 @@ pub enum NotSet {
 /// Whether a name can be typed and is recognised in a record.
 fn is_name(name: &str) -> bool {
     let strange = |one: char| one.is_whitespace() || one.is_control();
-    (1..=LONGEST_NAME).contains(&name.chars().count()) && !name.contains(strange)
+    (1..=LONGEST_NAME).contains(&name.chars().count())
+        && !name.contains(strange)
+        && !name.starts_with(OF_PROVIDER)
 }
 
 /// Creates an operator without a password, and a link to set it.
@@ -222,6 +228,25 @@ pub async fn set_role(
     let changed = Changed::between(json!({ "role": before.role }), json!({ "role": role }));
     actions::commit(transaction, action, 1, changed).await?;
     Ok(Account { role, ..before })
+}
+
+/// Ends all sessions of an operator or of a person whom an OpenID provider knows, and returns their
+/// number. An account may sign in again at once, and so may a person whom the provider still sends.
+pub async fn sign_out(
+    connection: &mut PgConnection,
+    name: &str,
+    action: Action<'_>,
+) -> Result<u64> {
+    let mut transaction = connection.begin().await?;
+    let statement = sqlx::query!(
+        "DELETE FROM operator_sessions
+         WHERE name = $1 OR (issuer IS NULL AND operator_id = (SELECT operator_id FROM operators WHERE name = $1))",
+        name,
+    );
+    let ended = statement.execute(&mut *transaction).await?.rows_affected();
+    let affected = i64::try_from(ended).unwrap_or(i64::MAX);
+    actions::finish(transaction, Mode::Apply(action), affected).await?;
+    Ok(ended)
 }
 
 async fn end_sessions(connection: &mut PgConnection, operator_id: Uuid) -> Result<()> {

@@ -6,10 +6,15 @@
 //!   work, so that nobody learns which names exist.
 //! - An attempt is counted before its password is checked, so that attempts at the same time do not
 //!   get around the limits: [`PER_NAME`] for a name and [`PER_SOURCE`] for an address within
-//!   [`WINDOW`]. A success ends the count of its name.
+//!   [`WINDOW`]. A success ends the count of its name, and does not count for its address, so that
+//!   many operators behind one address do not lock each other out.
 //! - At most [`MOST_COUNTED`] counts are stored. Beyond that the one that ends first is given up, so
 //!   that a flood of made-up names fills no disk.
 //! - The database holds digests of tokens only, so that a copy of it opens no session.
+//!
+//! People whom an OpenID provider knows have no account here. Their session names the issuer, so that
+//! it ends with the setting that trusts this issuer, and it keeps the role that the provider gave
+//! them when it began.
 
 use std::time::Duration;
 
@@ -42,6 +47,32 @@ pub struct Lifetime {
     pub most: Duration,
 }
 
+/// Which sessions count for a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Accepted<'a> {
+    /// How long a session lasts without a request.
+    pub idle: Duration,
+    /// Sessions of accounts, whose operators sign in with a password.
+    pub local: bool,
+    /// Sessions that this OpenID provider has opened.
+    pub issuer: Option<&'a str>,
+    /// Whether a person made the request. A page that refreshes itself must not keep a session alive
+    /// for as long as it is open.
+    pub by_person: bool,
+}
+
+/// Somebody whom an OpenID provider knows.
+#[derive(Clone, Debug)]
+pub struct Person {
+    pub issuer: String,
+    /// The provider's lasting id of the person.
+    pub subject: String,
+    /// What recorded actions name. It begins with [`super::accounts::OF_PROVIDER`], which no account
+    /// does.
+    pub name: String,
+    pub role: Role,
+}
+
 /// A new session. The token goes into the browser's cookie and is not stored.
 #[derive(Debug)]
 pub struct Opened {
@@ -66,8 +97,11 @@ pub enum NotSignedIn {
     #[error("the name or the password is wrong")]
     Wrong,
     /// The limit of attempts is reached, for the name or the address.
-    #[error("too many attempts for this name or from this address; wait up to {} minutes", WINDOW.as_secs() / 60)]
-    TooMany,
+    #[error("too many attempts for this name or from this address; wait {} min", .wait.as_secs().div_ceil(60))]
+    TooMany {
+        /// How long until attempts count anew.
+        wait: Duration,
+    },
     #[error(transparent)]
     NotGenerated(#[from] NotGenerated),
     #[error(transparent)]
@@ -95,11 +129,8 @@ pub async fn sign_in(
     let by_source = format!("source {source}");
     // An address that is over its limit adds no names, because a flood of names would push the counts
     // of others out of the bounded table.
-    if counted(connection, &by_source).await? > PER_SOURCE
-        || counted(connection, &by_name).await? > PER_NAME
-    {
-        return Err(NotSignedIn::TooMany);
-    }
+    within(connection, &by_source, PER_SOURCE).await?;
+    within(connection, &by_name, PER_NAME).await?;
     let query = sqlx::query!(
         "SELECT operator_id, name, role, password FROM operators WHERE name = $1 AND disabled_at IS NULL",
         name,
@@ -122,19 +153,16 @@ pub async fn sign_in(
     if statement.execute(&mut *transaction).await?.rows_affected() == 0 {
         return Err(NotSignedIn::Wrong);
     }
-    let statement = sqlx::query_scalar!(
-        "INSERT INTO operator_sessions (token_digest, operator_id, source, ends_at)
-         VALUES ($1, $2, $3, now() + make_interval(secs => $4)) RETURNING ends_at",
-        &token::digest(&token)[..],
+    let ends_at = begin(
+        &mut transaction,
+        &token,
         row.operator_id,
+        None,
         source,
-        seconds(lifetime.most),
-    );
-    let ends_at = statement.fetch_one(&mut *transaction).await?;
+        lifetime,
+    )
+    .await?;
     let statement = sqlx::query!("DELETE FROM operator_sign_ins WHERE subject = $1", by_name);
-    statement.execute(&mut *transaction).await?;
-    // Ended sessions of anybody go with the next one that begins, so no other program tidies up.
-    let statement = sqlx::query!("DELETE FROM operator_sessions WHERE ends_at < now()");
     statement.execute(&mut *transaction).await?;
     transaction.commit().await?;
     let session = Session {
@@ -147,15 +175,89 @@ pub async fn sign_in(
     Ok(Opened { token, session })
 }
 
+/// Counts an attempt to sign in by an OpenID provider. It is counted before the provider is asked, so
+/// that nobody uses the console to flood the provider.
+pub async fn attempt(connection: &mut PgConnection, source: &str) -> Result<(), NotSignedIn> {
+    within(connection, &format!("source {source}"), PER_SOURCE).await
+}
+
+/// Opens a session for somebody whom an OpenID provider has named, after [`attempt`].
+pub async fn open(
+    connection: &mut PgConnection,
+    person: &Person,
+    source: &str,
+    lifetime: Lifetime,
+) -> Result<Opened, NotSignedIn> {
+    // The subject alone is unique at its issuer only.
+    let identity = format!("{} {}", person.issuer, person.subject);
+    let operator_id = Uuid::new_v5(&Uuid::NAMESPACE_URL, identity.as_bytes());
+    let token = token::generate()?;
+    let mut transaction = connection.begin().await?;
+    let ends_at = begin(
+        &mut transaction,
+        &token,
+        operator_id,
+        Some(person),
+        source,
+        lifetime,
+    )
+    .await?;
+    transaction.commit().await?;
+    let session = Session {
+        operator_id,
+        name: person.name.clone(),
+        role: person.role,
+        source: source.to_owned(),
+        ends_at,
+    };
+    Ok(Opened { token, session })
+}
+
+/// Stores a session, and takes its success out of the count of its address. Returns its end.
+async fn begin(
+    connection: &mut PgConnection,
+    token: &SecretString,
+    operator_id: Uuid,
+    person: Option<&Person>,
+    source: &str,
+    lifetime: Lifetime,
+) -> Result<OffsetDateTime> {
+    let statement = sqlx::query_scalar!(
+        "INSERT INTO operator_sessions (token_digest, operator_id, source, ends_at, issuer, name, role)
+         VALUES ($1, $2, $3, now() + make_interval(secs => $4), $5, $6, $7) RETURNING ends_at",
+        &token::digest(token)[..],
+        operator_id,
+        source,
+        seconds(lifetime.most),
+        person.map(|person| person.issuer.as_str()),
+        person.map(|person| person.name.as_str()),
+        person.map(|person| person.role.as_str()),
+    );
+    let ends_at = statement.fetch_one(&mut *connection).await?;
+    let statement = sqlx::query!(
+        "UPDATE operator_sign_ins SET attempts = attempts - 1 WHERE subject = $1 AND attempts > 0",
+        format!("source {source}"),
+    );
+    statement.execute(&mut *connection).await?;
+    // Ended sessions of anybody go with the next one that begins, so no other program tidies up.
+    let statement = sqlx::query!("DELETE FROM operator_sessions WHERE ends_at < now()");
+    statement.execute(connection).await?;
+    Ok(ends_at)
+}
+
 fn unknown(role: &str) -> Error {
     Error::Unreadable(format!("the operator's role {role:?}"))
 }
 
-/// Counts an attempt, and returns the number within the window.
-async fn counted(connection: &mut PgConnection, subject: &str) -> Result<i32> {
+/// Counts an attempt, and refuses it if there were too many within the window.
+async fn within(
+    connection: &mut PgConnection,
+    subject: &str,
+    most: i32,
+) -> Result<(), NotSignedIn> {
     // `ended` and `surplus` bound the table before the row is added.
-    let statement = sqlx::query_scalar!(
-        "WITH ended AS (
+    let statement = sqlx::query!(
+        r#"WITH ended AS (
              DELETE FROM operator_sign_ins WHERE until < now() AND subject <> $1
          ), surplus AS (
              DELETE FROM operator_sign_ins WHERE subject = ANY (ARRAY (
@@ -166,34 +268,43 @@ async fn counted(connection: &mut PgConnection, subject: &str) -> Result<i32> {
          ON CONFLICT (subject) DO UPDATE
          SET attempts = CASE WHEN s.until < now() THEN 1 ELSE least(s.attempts, 1000000) + 1 END,
              until = CASE WHEN s.until < now() THEN excluded.until ELSE s.until END
-         RETURNING attempts",
+         RETURNING attempts, extract(epoch FROM until - now())::float8 AS "left!""#,
         subject,
         seconds(WINDOW),
         MOST_COUNTED - 1,
     );
-    Ok(statement.fetch_one(connection).await?)
+    let counted = statement.fetch_one(connection).await?;
+    if counted.attempts > most {
+        let wait = Duration::try_from_secs_f64(counted.left).unwrap_or_default();
+        return Err(NotSignedIn::TooMany { wait });
+    }
+    Ok(())
 }
 
-/// The session of a token, if it has not ended and its operator is not disabled. It notes the use,
-/// at most once a minute.
+/// The session of a token, if it has not ended, is accepted, and its operator is not disabled. It
+/// notes the use by a person, at most once a minute.
 pub async fn find(
     connection: &mut PgConnection,
     token: &SecretString,
-    lifetime: Lifetime,
+    accepted: Accepted<'_>,
 ) -> Result<Option<Session>> {
     let digest = token::digest(token);
     let query = sqlx::query!(
-        r#"SELECT o.operator_id, o.name, o.role, s.source, s.ends_at, s.used_at < now() - interval '1 minute' AS "note!"
-           FROM operator_sessions s JOIN operators o ON o.operator_id = s.operator_id
+        r#"SELECT s.operator_id, coalesce(s.name, o.name) AS "name!", coalesce(s.role, o.role) AS "role!", s.source, s.ends_at,
+                  s.used_at < now() - interval '1 minute' AS "note!"
+           FROM operator_sessions s LEFT JOIN operators o ON o.operator_id = s.operator_id AND s.issuer IS NULL
            WHERE s.token_digest = $1 AND s.ends_at > now() AND s.used_at > now() - make_interval(secs => $2)
-             AND o.disabled_at IS NULL"#,
+             AND CASE WHEN s.issuer IS NULL THEN $3 AND o.operator_id IS NOT NULL AND o.disabled_at IS NULL
+                      ELSE s.issuer = $4 END"#,
         &digest[..],
-        seconds(lifetime.idle),
+        seconds(accepted.idle),
+        accepted.local,
+        accepted.issuer,
     );
     let Some(row) = query.fetch_optional(&mut *connection).await? else {
         return Ok(None);
     };
-    if row.note {
+    if row.note && accepted.by_person {
         let statement = sqlx::query!(
             "UPDATE operator_sessions SET used_at = now() WHERE token_digest = $1",
             &digest[..],

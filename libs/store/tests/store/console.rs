@@ -14,7 +14,7 @@ use store::operator::{
     breakers, figures, hourly,
     operations::{self, NotStarted},
     search::{self, By},
-    sessions::{self, Lifetime, NotSignedIn, Opened},
+    sessions::{self, Accepted, Lifetime, NotSignedIn, Opened, Person},
 };
 use store::placements::{self, Outcome};
 use testkit::wait::until;
@@ -27,6 +27,13 @@ const LIFETIME: Lifetime = Lifetime {
     idle: Duration::from_mins(30),
     most: Duration::from_hours(8),
 };
+const ACCEPTED: Accepted<'static> = Accepted {
+    idle: LIFETIME.idle,
+    local: true,
+    issuer: Some(ISSUER),
+    by_person: true,
+};
+const ISSUER: &str = "https://id.example";
 const PASSWORD: &str = "correct horse battery";
 
 pub fn action(command: &'static str) -> Action<'static> {
@@ -92,13 +99,13 @@ async fn an_operator_sets_a_password_by_the_link_once_and_signs_in() {
         (opened.session.name.as_str(), opened.session.role),
         ("ana", Role::Support)
     );
-    let session = sessions::find(&mut console, &opened.token, LIFETIME)
+    let session = sessions::find(&mut console, &opened.token, ACCEPTED)
         .await
         .unwrap();
     assert_eq!(session.unwrap().source, "192.0.2.1");
     let other = SecretString::from("no such token");
     assert!(
-        sessions::find(&mut console, &other, LIFETIME)
+        sessions::find(&mut console, &other, ACCEPTED)
             .await
             .unwrap()
             .is_none()
@@ -108,7 +115,7 @@ async fn an_operator_sets_a_password_by_the_link_once_and_signs_in() {
     accounts::set_role(&mut shell, "ana", Role::Viewer, action("operator role"))
         .await
         .unwrap();
-    let session = sessions::find(&mut console, &opened.token, LIFETIME)
+    let session = sessions::find(&mut console, &opened.token, ACCEPTED)
         .await
         .unwrap();
     assert_eq!(session.unwrap().role, Role::Viewer);
@@ -119,7 +126,7 @@ async fn an_operator_sets_a_password_by_the_link_once_and_signs_in() {
         .await
         .unwrap();
     assert!(
-        sessions::find(&mut console, &opened.token, LIFETIME)
+        sessions::find(&mut console, &opened.token, ACCEPTED)
             .await
             .unwrap()
             .is_none()
@@ -131,7 +138,7 @@ async fn an_operator_sets_a_password_by_the_link_once_and_signs_in() {
         .await
         .unwrap();
     assert!(
-        sessions::find(&mut console, &opened.token, LIFETIME)
+        sessions::find(&mut console, &opened.token, ACCEPTED)
             .await
             .unwrap()
             .is_none()
@@ -166,14 +173,14 @@ async fn a_session_ends_when_it_is_closed_unused_or_old() {
     ] {
         let opened = bench.sign_in("ana", PASSWORD).await.unwrap();
         assert!(
-            sessions::find(&mut console, &opened.token, LIFETIME)
+            sessions::find(&mut console, &opened.token, ACCEPTED)
                 .await
                 .unwrap()
                 .is_some()
         );
         bench.sql(end).await;
         assert!(
-            sessions::find(&mut console, &opened.token, LIFETIME)
+            sessions::find(&mut console, &opened.token, ACCEPTED)
                 .await
                 .unwrap()
                 .is_none()
@@ -182,11 +189,85 @@ async fn a_session_ends_when_it_is_closed_unused_or_old() {
     let opened = bench.sign_in("ana", PASSWORD).await.unwrap();
     sessions::close(&mut console, &opened.token).await.unwrap();
     assert!(
-        sessions::find(&mut console, &opened.token, LIFETIME)
+        sessions::find(&mut console, &opened.token, ACCEPTED)
             .await
             .unwrap()
             .is_none()
     );
+}
+
+#[tokio::test]
+async fn a_page_that_refreshes_itself_keeps_no_session_alive() {
+    let bench = Bench::new().await;
+    bench.ana(Role::Viewer).await;
+    let mut console = bench.as_role("console").await;
+    let opened = bench.sign_in("ana", PASSWORD).await.unwrap();
+    let used = async || {
+        let sql = "SELECT used_at > now() - interval '1 minute' FROM operator_sessions";
+        let mut connection = bench.connection().await;
+        let used: bool = sqlx::query_scalar(sql)
+            .fetch_one(&mut *connection)
+            .await
+            .unwrap();
+        used
+    };
+    for by_person in [false, true] {
+        bench
+            .sql("UPDATE operator_sessions SET used_at = now() - interval '20 minutes'")
+            .await;
+        let accepted = Accepted {
+            by_person,
+            ..ACCEPTED
+        };
+        let found = sessions::find(&mut console, &opened.token, accepted).await;
+        assert!(found.unwrap().is_some());
+        assert_eq!(used().await, by_person);
+    }
+}
+
+#[tokio::test]
+async fn a_session_of_an_openid_provider_lasts_while_its_issuer_is_trusted() {
+    let bench = Bench::new().await;
+    bench.ana(Role::Viewer).await;
+    let mut console = bench.as_role("console").await;
+    let person = Person {
+        issuer: ISSUER.into(),
+        subject: "7".into(),
+        name: "oidc:ana@example.com".into(),
+        role: Role::Support,
+    };
+    let source = "192.0.2.1";
+    sessions::attempt(&mut console, source).await.unwrap();
+    let opened = sessions::open(&mut console, &person, source, LIFETIME).await;
+    let opened = opened.unwrap();
+    let local = bench.sign_in("ana", PASSWORD).await.unwrap();
+    let mut find = async |opened: &Opened, accepted| {
+        let found = sessions::find(&mut console, &opened.token, accepted).await;
+        found.unwrap().map(|found| (found.name, found.role))
+    };
+    let named = Some((person.name.clone(), Role::Support));
+    assert_eq!(find(&opened, ACCEPTED).await, named);
+    for issuer in [None, Some("https://other.example")] {
+        let accepted = Accepted { issuer, ..ACCEPTED };
+        assert_eq!(find(&opened, accepted).await, None);
+        assert!(find(&local, accepted).await.is_some());
+    }
+    let accepted = Accepted {
+        local: false,
+        ..ACCEPTED
+    };
+    assert_eq!(find(&local, accepted).await, None);
+    assert_eq!(find(&opened, accepted).await, named);
+
+    // With a shell both are signed out, and no account can have such a name.
+    let mut shell = bench.as_role("operator").await;
+    for (name, opened) in [(person.name.as_str(), &opened), ("ana", &local)] {
+        let ended = accounts::sign_out(&mut shell, name, action("operator sign-out")).await;
+        assert_eq!(ended.unwrap(), 1, "{name}");
+        assert_eq!(find(opened, ACCEPTED).await, None);
+    }
+    let made = accounts::create(&mut shell, &person.name, Role::Viewer, action("x")).await;
+    assert!(matches!(made, Err(NotChanged::BadName)));
 }
 
 #[tokio::test]
@@ -199,7 +280,7 @@ async fn guesses_are_limited_for_a_name_whether_or_not_it_exists() {
             assert!(matches!(guess, Err(NotSignedIn::Wrong)), "{name}");
         }
         let guess = bench.sign_in(name, PASSWORD).await;
-        assert!(matches!(guess, Err(NotSignedIn::TooMany)), "{name}");
+        assert!(matches!(guess, Err(NotSignedIn::TooMany { .. })), "{name}");
     }
     bench
         .sql("UPDATE operator_sign_ins SET until = now() - interval '1 second'")

@@ -14,7 +14,7 @@ use testkit::{database::Database, rows};
 use crate::bench::execute;
 
 /// Tables that grow with the orders.
-const GROWING: [&str; 15] = [
+const GROWING: [&str; 16] = [
     "orders",
     "placements",
     "topups",

@@ -85,7 +85,10 @@ const DENIED: [(&str, &[&str]); 5] = testkit::rows! {
         "UPDATE operators SET role = 'operator'", "UPDATE operators SET disabled_at = NULL",
         "INSERT INTO operators (operator_id) VALUES (gen_random_uuid())", "DELETE FROM operators",
         "UPDATE operator_actions SET reason = ''", "DELETE FROM operator_actions",
-        "UPDATE operator_sessions SET ends_at = 'infinity'",
+        "UPDATE operator_sessions SET ends_at = 'infinity'", "UPDATE operator_sessions SET role = 'operator'",
+        "UPDATE providers SET name = 'another'", "UPDATE endpoints SET told = NULL",
+        "UPDATE work SET partner_id = gen_random_uuid()", "UPDATE held SET state = 'parked'",
+        "INSERT INTO held (id, state, provider, partner_id) VALUES (gen_random_uuid(), 'parked', '', gen_random_uuid())",
         "INSERT INTO orders (order_id) VALUES (gen_random_uuid())", "UPDATE placements SET attempt = 0",
         "UPDATE options SET enabled = true", "UPDATE retention SET days = 1", "DELETE FROM delivery_attempts",
     ];

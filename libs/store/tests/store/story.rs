@@ -3,7 +3,8 @@
 use domain::{PartnerId, placement::Resolution};
 use store::operator::{
     actions::{self, Action},
-    orders, placements,
+    orders,
+    placements::{self, Decision},
     story::{self, What},
 };
 
@@ -189,7 +190,12 @@ async fn the_timeline_has_failed_units_and_what_operators_did() {
         };
         let mode = actions::Mode::Apply(action);
         let id = placement(&stored);
-        placements::resolve(&mut console, id, None, resolution, mode)
+        let decision = Decision {
+            resolution,
+            bought_at: None,
+            seen: None,
+        };
+        placements::resolve(&mut console, id, decision, mode)
             .await
             .unwrap();
         let read = orders::read(&mut console, &[stored.order_id.uuid()])

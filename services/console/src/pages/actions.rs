@@ -38,6 +38,8 @@ struct Row {
     what: String,
     target: String,
     rows: String,
+    /// Whether it found nothing to change.
+    nothing: bool,
     reason: String,
     /// What it was before and after, as JSON.
     change: String,
@@ -71,6 +73,8 @@ pub(crate) async fn show(
 }
 
 fn row(action: Recorded) -> Row {
+    // Showing something changes nothing and is no failure.
+    let nothing = action.affected == 0 && !action.command.contains("show");
     let parts = [("before", &action.before), ("after", &action.after)];
     let change = parts
         .into_iter()
@@ -87,6 +91,7 @@ fn row(action: Recorded) -> Row {
         what: action.command,
         target: action.target,
         rows: number(action.affected),
+        nothing,
         reason: action.reason,
     }
 }

@@ -1,4 +1,4 @@
-//! The style sheet, the icon and htmx. They hold nothing secret, so they need no session.
+//! The style sheet, the icon and the scripts. They hold nothing secret, so they need no session.
 
 use axum::{
     extract::Path,
@@ -9,7 +9,7 @@ use axum::{
 use crate::problem::Problem;
 
 /// Each file: its name, its type and its content.
-const FILES: [(&str, &str, &str); 3] = [
+const FILES: [(&str, &str, &str); 4] = [
     (
         "style.css",
         "text/css; charset=utf-8",
@@ -19,6 +19,11 @@ const FILES: [(&str, &str, &str); 3] = [
         "icon.svg",
         "image/svg+xml",
         include_str!("../../assets/icon.svg"),
+    ),
+    (
+        "set-up.js",
+        "text/javascript; charset=utf-8",
+        include_str!("../../assets/set-up.js"),
     ),
     // The unchanged file of the npm package htmx.org; its licence is beside it.
     (

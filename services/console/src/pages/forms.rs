@@ -4,6 +4,7 @@
 use crate::access::Session;
 
 /// An action that one row offers.
+#[derive(Clone)]
 pub(crate) struct ReasonForm {
     /// What the button says.
     pub(crate) label: &'static str,

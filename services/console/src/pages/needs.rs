@@ -8,12 +8,13 @@ use axum::{
     response::Response,
 };
 use store::{
+    PgConnection,
     deliveries::endpoints::Endpoint,
     operator::{
         attention::{self, Item},
         breakers::{self, NotChanged},
     },
-    providers::{BreakerState, ProviderBreaker},
+    providers::{self, BreakerState, ProviderBreaker},
 };
 use time::OffsetDateTime;
 use url::form_urlencoded::byte_serialize;
@@ -27,7 +28,7 @@ use crate::{
         partner::{endpoint_form, host, next_test},
     },
     problem::Problem,
-    view::{Done, Shell, local_path, page},
+    view::{Shell, page},
 };
 
 /// The longest time for which the console opens a breaker.
@@ -41,6 +42,13 @@ struct Page {
     shell: Shell,
     groups: Vec<Group>,
     most: i64,
+    /// Providers that work, whose breakers an operator may open.
+    working: Vec<Working>,
+}
+
+struct Working {
+    name: String,
+    form: ReasonForm,
 }
 
 struct Group {
@@ -63,12 +71,21 @@ pub(crate) async fn show(
     State(app): State<App>,
     visit: Visit<Viewer>,
 ) -> Result<Response, Problem> {
-    let items = app
-        .database()
-        .run(async |connection| attention::list(connection, MOST).await)
-        .await?;
-    let now = runtime::clock::now();
     let session = &visit.session;
+    let read = async |connection: &mut PgConnection| {
+        let items = attention::list(connection, MOST).await?;
+        let providers = providers::list(connection).await?;
+        Ok::<_, store::Error>((items, providers))
+    };
+    let (items, providers) = app.database().run(read).await?;
+    let working = providers.iter().filter_map(|breaker| {
+        let form = breaker_form(breaker, session, "/needs")?;
+        (breaker.state == BreakerState::Closed).then(|| Working {
+            name: breaker.name.clone(),
+            form,
+        })
+    });
+    let now = runtime::clock::now();
     let mut groups: Vec<Group> = GROUPS
         .into_iter()
         .map(|(title, hint)| Group {
@@ -85,6 +102,7 @@ pub(crate) async fn show(
         shell: Shell::new(session, "/needs", "Needs a person"),
         groups,
         most: MOST,
+        working: working.collect(),
     })
 }
 
@@ -246,12 +264,11 @@ pub(crate) async fn open(
         .database()
         .run(async |connection| breakers::open(connection, &name, seen, duration, action).await)
         .await;
-    done(
-        &act,
-        opened,
-        "Opened",
-        "Nothing new is sent to the provider until then. A probe follows by itself.",
-    )
+    let text = format!(
+        "The breaker of {} is open for {asked}: nothing new is sent to it. A probe follows by itself.",
+        changed(opened)?.name
+    );
+    Ok(act.done(&app, &text))
 }
 
 pub(crate) async fn close(
@@ -266,12 +283,11 @@ pub(crate) async fn close(
         .database()
         .run(async |connection| breakers::close(connection, &name, seen, action).await)
         .await;
-    done(
-        &act,
-        closed,
-        "Closed",
-        "The waiting work of the provider goes on.",
-    )
+    let text = format!(
+        "The breaker of {} is closed: its waiting work goes on.",
+        changed(closed)?.name
+    );
+    Ok(act.done(&app, &text))
 }
 
 /// The version of the breaker that the page has shown. A form without one has seen none that exists.
@@ -280,23 +296,13 @@ fn seen(act: &Act<Operator>) -> Option<i64> {
     seen.or(Some(-1))
 }
 
-fn done(
-    act: &Act<Operator>,
-    changed: Result<ProviderBreaker, NotChanged>,
-    title: &str,
-    text: &str,
-) -> Result<Response, Problem> {
+/// The breaker after a change, or why there was none.
+fn changed(changed: Result<ProviderBreaker, NotChanged>) -> Result<ProviderBreaker, Problem> {
     changed.map_err(|error| match error {
         NotChanged::Unknown => Problem::NotFound("There is no such provider in this cell.".into()),
         NotChanged::Store(error) => error.into(),
         changed => Problem::Conflict(format!(
             "Nothing was done: {changed}. Look at it again before you repeat it."
         )),
-    })?;
-    page(&Done {
-        shell: Shell::new(&act.session, "", title),
-        text: text.to_owned(),
-        secrets: Vec::new(),
-        back: local_path(act.fields.get("back")),
     })
 }

@@ -5,7 +5,7 @@
 use askama::Template;
 use axum::{
     extract::{Path, State},
-    response::{IntoResponse, Redirect, Response},
+    response::Response,
 };
 use domain::PartnerId;
 use serde_json::Value;
@@ -22,6 +22,7 @@ use crate::{
     format::{number, utc},
     pages::forms::ReasonForm,
     problem::Problem,
+    said,
     view::{Shell, page},
 };
 
@@ -246,7 +247,8 @@ pub(crate) async fn start(State(app): State<App>, act: Act<Operator>) -> Result<
             NotStarted::Store(error) => error.into(),
             error => Problem::Conflict(format!("No operation was started: {error}.")),
         })?;
-    Ok(Redirect::to(&format!("/operations/{}", started.operation_id)).into_response())
+    let path = format!("/operations/{}", started.operation_id);
+    Ok(said::after(&app, &path, "The operation has begun."))
 }
 
 fn no_operation() -> Problem {
@@ -297,5 +299,6 @@ pub(crate) async fn cancel(
             "The operation had ended before it could be cancelled.".into(),
         ));
     }
-    Ok(Redirect::to(&format!("/operations/{id}")).into_response())
+    let path = format!("/operations/{id}");
+    Ok(said::after(&app, &path, "The operation is cancelled."))
 }

@@ -31,7 +31,7 @@ use crate::{
     pages::steps::step,
     pictures::{self, Step},
     problem::Problem,
-    view::{Done, Named, Shell, local_path, page},
+    view::{Named, Once, Shell, local_path, page},
 };
 
 /// How many units the page shows. An order may have a thousand; the raw detail has all of them.
@@ -339,13 +339,7 @@ pub(crate) async fn resolve(
                 "The placement was not resolved: {changed}. Nothing was changed: look at its order again."
             )),
         })?;
-    finish(
-        &act.session,
-        &act.fields,
-        "Recorded",
-        describe(&resolved),
-        Vec::new(),
-    )
+    Ok(act.done(&app, &describe(&resolved)))
 }
 
 fn describe(resolved: &Resolved) -> String {
@@ -360,21 +354,6 @@ fn describe(resolved: &Resolved) -> String {
         "{what} Units of the placement now: {} pending, {} failed, {} ready.",
         resolved.pending, resolved.failed, resolved.ready
     )
-}
-
-fn finish(
-    session: &Session,
-    fields: &crate::access::Fields,
-    title: &str,
-    text: String,
-    secrets: Vec<Named>,
-) -> Result<Response, Problem> {
-    page(&Done {
-        shell: Shell::new(session, "", title),
-        text,
-        secrets,
-        back: local_path(fields.get("back")),
-    })
 }
 
 struct Found {
@@ -441,13 +420,7 @@ pub(crate) async fn resolve_give_back(
                 "The give-back was not resolved: {changed}. Nothing was changed: look at its order again."
             )),
         })?;
-    finish(
-        &act.session,
-        &act.fields,
-        "Recorded",
-        text.into(),
-        Vec::new(),
-    )
+    Ok(act.done(&app, text))
 }
 
 /// Starts the retries of a webhook again, if it is still in the state that the page showed.
@@ -482,13 +455,7 @@ pub(crate) async fn replay(
     }
     let text = "It is due now, with the same webhook-id, and its retries begin anew. If its endpoint is blocked or paused, it \
                 waits until that ends. Its order's page shows what becomes of it.";
-    finish(
-        &act.session,
-        &act.fields,
-        "Sent again",
-        text.into(),
-        Vec::new(),
-    )
+    Ok(act.done(&app, text))
 }
 
 /// Shows an activation code, and records that.
@@ -531,5 +498,10 @@ pub(crate) async fn code(
         },
     ];
     let text = format!("The eSIM of topup {topup}. Give it to nobody but its owner.");
-    finish(&act.session, &act.fields, "Activation code", text, secrets)
+    page(&Once {
+        shell: Shell::new(&act.session, "", "Activation code"),
+        text,
+        secrets,
+        back: local_path(act.fields.get("back")),
+    })
 }

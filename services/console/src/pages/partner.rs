@@ -17,6 +17,7 @@ use store::{
     operator::{
         self,
         deliveries::{self, Filter},
+        endpoints::NotChanged,
     },
     partners::{self, Partner},
     refused::{self, Kind, Refused},
@@ -31,7 +32,7 @@ use crate::{
     format::{number, relative, took, utc},
     pages::forms::ReasonForm,
     problem::Problem,
-    view::{Done, Shell, local_path, page},
+    view::{Shell, page},
 };
 
 /// How many orders and webhooks the page shows.
@@ -388,8 +389,7 @@ pub(crate) fn endpoint_form(
         }
     } else {
         ReasonForm {
-            consequence: "The pause or block ends, and all its waiting webhooks are sent now."
-                .into(),
+            consequence: resuming(endpoint),
             ..ReasonForm::new(session, "Resume", format!("/endpoints/{id}/resume"))
         }
     };
@@ -398,6 +398,21 @@ pub(crate) fn endpoint_form(
         back: back.to_owned(),
         ..form
     })
+}
+
+/// What resuming an endpoint does, and what to know before.
+fn resuming(endpoint: &Endpoint) -> String {
+    let first = if endpoint.paused_by_partner {
+        "The partner has paused this endpoint itself, so ask the partner first. The pause ends"
+    } else if endpoint.state == "blocked" {
+        "The block ends now; if the endpoint still fails, it begins again"
+    } else {
+        "The pause, which an operator has set, ends"
+    };
+    format!(
+        "{first}. Webhooks that wait ({}) are sent at once; exhausted ones are not among them.",
+        number(endpoint.pending)
+    )
 }
 
 fn endpoint_row(
@@ -427,17 +442,20 @@ pub(crate) async fn pause(
     Path(id): Path<String>,
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
-    let endpoint = changed(&app, &id, &act).await?;
+    let endpoint = endpoint(&app, &id).await?;
     let target = format!("endpoint {}", endpoint.id);
     let action = act.action("endpoint pause", &target, act.fields.reason()?);
+    let seen = act.fields.get("seen").or(Some(""));
     app.database()
-        .run(async |connection| operator::endpoints::pause(connection, endpoint, action).await)
-        .await?;
-    done(
-        &act,
-        "Paused",
-        "Its webhooks wait until the endpoint is resumed.".into(),
-    )
+        .run(async |connection| {
+            operator::endpoints::pause(connection, endpoint, seen, action).await
+        })
+        .await
+        .map_err(not_changed)?;
+    Ok(act.done(
+        &app,
+        "The endpoint is paused: its webhooks wait until it is resumed.",
+    ))
 }
 
 pub(crate) async fn resume(
@@ -445,44 +463,43 @@ pub(crate) async fn resume(
     Path(id): Path<String>,
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
-    let endpoint = changed(&app, &id, &act).await?;
+    let endpoint = endpoint(&app, &id).await?;
     let target = format!("endpoint {}", endpoint.id);
     let action = act.action("endpoint resume", &target, act.fields.reason()?);
+    let seen = act.fields.get("seen").or(Some(""));
     let due = app
         .database()
-        .run(async |connection| operator::endpoints::resume(connection, endpoint, action).await)
-        .await?;
-    let text = format!("Webhooks are sent to it again; due now: {}.", number(due));
-    done(&act, "Resumed", text)
+        .run(async |connection| {
+            operator::endpoints::resume(connection, endpoint, seen, action).await
+        })
+        .await
+        .map_err(not_changed)?;
+    let text = format!(
+        "Webhooks are sent to the endpoint again; due now: {}.",
+        number(due)
+    );
+    Ok(act.done(&app, &text))
 }
 
-/// The endpoint that a form is about, if it is still in the state that the page showed.
-async fn changed(app: &App, id: &str, act: &Act<Operator>) -> Result<EndpointKey, Problem> {
-    let unknown = || Problem::NotFound("There is no such endpoint in this cell.".into());
-    let id: EndpointId = id.parse().map_err(|_| unknown())?;
-    let read = async |connection: &mut PgConnection| {
-        let Some(key) = endpoints::key(&mut *connection, id).await? else {
-            return Ok(None);
-        };
-        let all = endpoints::list(connection, Some(key.partner_id)).await?;
-        let state = all.into_iter().find(|one| one.endpoint_id == id.uuid());
-        Ok::<_, store::Error>(state.map(|endpoint| (key, endpoint.state)))
-    };
-    let (key, state) = app.database().run(read).await?.ok_or_else(unknown)?;
-    let seen = act.fields.get("seen").unwrap_or_default();
-    if state != seen {
-        return Err(Problem::Conflict(format!(
-            "The endpoint was {seen} when the page was shown, and is {state} now. Nothing was changed: look at it again."
-        )));
+fn no_endpoint() -> Problem {
+    Problem::NotFound("There is no such endpoint in this cell.".into())
+}
+
+fn not_changed(error: NotChanged) -> Problem {
+    match error {
+        NotChanged::Unknown => no_endpoint(),
+        NotChanged::Store(error) => error.into(),
+        changed @ NotChanged::Changed { .. } => Problem::Conflict(format!(
+            "Nothing was done: {changed}. Look at it again before you repeat it."
+        )),
     }
-    Ok(key)
 }
 
-fn done(act: &Act<Operator>, title: &str, text: String) -> Result<Response, Problem> {
-    page(&Done {
-        shell: Shell::new(&act.session, "", title),
-        text,
-        secrets: Vec::new(),
-        back: local_path(act.fields.get("back")),
-    })
+/// The endpoint that a form is about.
+async fn endpoint(app: &App, id: &str) -> Result<EndpointKey, Problem> {
+    let id: EndpointId = id.parse().map_err(|_| no_endpoint())?;
+    let key = app
+        .database()
+        .run(async |connection| endpoints::key(connection, id).await);
+    key.await?.ok_or_else(no_endpoint)
 }

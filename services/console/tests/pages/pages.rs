@@ -103,7 +103,18 @@ async fn an_action_on_a_changed_row_is_a_readable_conflict() {
         let mut form = vec![("token", token.as_str()), ("reason", "a test")];
         form.extend(more);
         let answer = browser.post(path, &form).await;
-        (answer.status().as_u16(), answer.text().await.unwrap())
+        let status = answer.status().as_u16();
+        let to = answer.headers().get(header::LOCATION).cloned();
+        let Some(to) = to else {
+            return (status, answer.text().await.unwrap());
+        };
+        // The next page says what was done, and a reload of it does not.
+        let to = to.to_str().unwrap();
+        let page = text(&mut browser, to).await;
+        assert!(page.contains("It is recorded under Actions"), "{page}");
+        let reloaded = text(&mut browser, to).await;
+        assert!(!reloaded.contains("It is recorded under"), "{reloaded}");
+        (status, page)
     };
     let resolve = format!("/placements/{}/resolve", bench.parked);
     let mut connection = bench.database.connect().await.unwrap();
@@ -120,7 +131,7 @@ async fn an_action_on_a_changed_row_is_a_readable_conflict() {
     assert!(page.contains("has changed since it was shown"), "{page}");
     let seen = parking(attempt, reason.as_deref());
     let (status, page) = act(&resolve, &[("found", "not-bought"), ("seen", &seen)]).await;
-    assert_eq!(status, 200, "{page}");
+    assert_eq!(status, 303, "{page}");
     let (status, page) = act(&resolve, &[("found", "retry"), ("seen", &seen)]).await;
     assert_eq!(status, 409, "{page}");
     assert!(
@@ -130,7 +141,7 @@ async fn an_action_on_a_changed_row_is_a_readable_conflict() {
 
     let replay = format!("/deliveries/{}/replay", bench.topup);
     let (status, page) = act(&replay, &[("seen", "exhausted")]).await;
-    assert_eq!(status, 200, "{page}");
+    assert_eq!(status, 303, "{page}");
     let (status, page) = act(&replay, &[("seen", "exhausted")]).await;
     assert_eq!(status, 409, "{page}");
 
@@ -143,7 +154,7 @@ async fn an_action_on_a_changed_row_is_a_readable_conflict() {
     let closed = version(&mut connection).await.to_string();
     let open = [("seen", &closed[..]), ("for", "1h")];
     let (status, page) = act("/providers/sandbox/open", &open).await;
-    assert_eq!(status, 200, "{page}");
+    assert_eq!(status, 303, "{page}");
     let (status, page) = act("/providers/sandbox/open", &open).await;
     assert_eq!(status, 409, "{page}");
     assert!(page.contains("is open now"), "{page}");
@@ -170,13 +181,13 @@ async fn an_action_on_a_changed_row_is_a_readable_conflict() {
     .unwrap();
     let opened = version(&mut connection).await.to_string();
     let (status, page) = act("/providers/sandbox/close", &[("seen", &opened)]).await;
-    assert_eq!(status, 200, "{page}");
+    assert_eq!(status, 303, "{page}");
 
     let pause = format!("/endpoints/{}/pause", bench.partner);
-    assert_eq!(act(&pause, &[("seen", "open")]).await.0, 200);
+    assert_eq!(act(&pause, &[("seen", "open")]).await.0, 303);
     assert_eq!(act(&pause, &[("seen", "open")]).await.0, 409);
     let resume = format!("/endpoints/{}/resume", bench.partner);
-    assert_eq!(act(&resume, &[("seen", "paused")]).await.0, 200);
+    assert_eq!(act(&resume, &[("seen", "paused")]).await.0, 303);
     assert_eq!(
         bench.recorded().await,
         [

@@ -125,7 +125,7 @@ impl Bench {
             .unwrap();
         let link = made.token.expose_secret().to_owned();
         let mut browser = self.browser();
-        let page = browser.get(&format!("/set-up?token={link}")).await;
+        let page = browser.get("/set-up").await;
         let token = token_of(&page.text().await.unwrap());
         let set = browser
             .post(
@@ -222,7 +222,11 @@ impl Browser {
                 "{text}"
             );
             let (name, value) = text.split(';').next().unwrap().split_once('=').unwrap();
-            self.cookies.insert(name.to_owned(), value.to_owned());
+            if text.contains("Max-Age=0") {
+                self.cookies.remove(name);
+            } else {
+                self.cookies.insert(name.to_owned(), value.to_owned());
+            }
         }
         answer
     }
