@@ -10,6 +10,7 @@ import hashlib
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -34,12 +35,15 @@ PLAIN = {
 def archive(name, version, digest):
     """The crate's archive, which cargo has fetched and compared with the hash of the registry's index."""
     home = pathlib.Path(os.environ.get("CARGO_HOME", pathlib.Path.home() / ".cargo"))
-    # Outside of this workspace, which has settings of its own.
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            ["cargo", "info", "--quiet", f"{name}@{version}"], cwd=folder, capture_output=True, text=True, timeout=300, check=False
-        )
     found = list(home.glob(f"registry/cache/*/{name}-{version}.crate"))
+    if not found and not shutil.which("cargo"):
+        raise SystemExit(f"cargo could not fetch {name} {version}: it is not installed")
+    if not found:
+        # Outside of this workspace, which has settings of its own.
+        with tempfile.TemporaryDirectory() as folder:
+            command = ["cargo", "info", "--quiet", f"{name}@{version}"]
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+        found = list(home.glob(f"registry/cache/*/{name}-{version}.crate"))
     if not found:
         raise SystemExit(f"cargo could not fetch {name} {version}: {done.stderr.strip()}")
     if hashlib.sha256(found[0].read_bytes()).hexdigest() != digest:
