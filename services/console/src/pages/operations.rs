@@ -39,6 +39,7 @@ struct List {
     asked: bool,
     partner: String,
     operations: Vec<View>,
+    most: i64,
 }
 
 #[derive(Template)]
@@ -153,6 +154,7 @@ pub(crate) async fn list(
         asked: partner.is_some(),
         partner: partner.unwrap_or_default().to_owned(),
         operations: found.into_iter().map(view).collect(),
+        most: MOST,
     })
 }
 

@@ -65,6 +65,7 @@ struct Page {
     webhooks: Vec<WebhookRow>,
     exhausted: Vec<WebhookRow>,
     refused: Vec<RefusedRow>,
+    recent: u32,
     most_refused: u32,
 }
 
@@ -183,6 +184,7 @@ pub(crate) async fn show(
         webhooks: found.webhooks,
         exhausted: found.exhausted,
         refused: found.refused,
+        recent: RECENT,
         most_refused: REFUSED,
     })
 }
