@@ -416,6 +416,23 @@ TABLE redeliveries
     CREATE INDEX redeliveries_partner ON public.redeliveries USING btree (partner_id, created_at)
     CREATE UNIQUE INDEX redeliveries_running ON public.redeliveries USING btree (partner_id) WHERE (ended_at IS NULL)
 
+TABLE refused_requests
+    request_id uuid NOT NULL
+    partner_id uuid NOT NULL
+    kind text NOT NULL
+    at timestamp with time zone NOT NULL
+    status integer NOT NULL
+    reason text NOT NULL
+    errors text NOT NULL
+    method text NOT NULL
+    path text NOT NULL
+    external_order_id text
+    unrecorded bigint NOT NULL
+    CONSTRAINT refused_requests_pkey PRIMARY KEY (request_id)
+    CREATE INDEX refused_requests_at ON public.refused_requests USING btree (at)
+    CREATE INDEX refused_requests_external ON public.refused_requests USING btree (external_order_id) WHERE (external_order_id IS NOT NULL)
+    CREATE INDEX refused_requests_partner ON public.refused_requests USING btree (partner_id, kind, request_id)
+
 TABLE retention
     class text NOT NULL
     days integer

@@ -482,7 +482,7 @@ fn told(
             let why = if by_operator {
                 "the provider does not have the purchase, or has refunded it"
             } else {
-                "the provider could not supply them"
+                "the provider rejected the purchase or could not supply the eSIM"
             };
             format!("failed for good and will not be delivered, because {why}")
         }

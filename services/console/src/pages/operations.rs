@@ -40,6 +40,7 @@ struct List {
     asked: bool,
     partner: String,
     operations: Vec<View>,
+    most: i64,
 }
 
 #[derive(Template)]
@@ -154,6 +155,7 @@ pub(crate) async fn list(
         asked: partner.is_some(),
         partner: partner.unwrap_or_default().to_owned(),
         operations: found.into_iter().map(view).collect(),
+        most: MOST,
     })
 }
 

@@ -57,6 +57,7 @@ struct Page {
     stages: Vec<StageView>,
     providers: Vec<ProviderView>,
     endpoints: Vec<EndpointView>,
+    most_endpoints: usize,
 }
 
 #[derive(Template)]
@@ -66,6 +67,7 @@ struct Figures {
     stages: Vec<StageView>,
     providers: Vec<ProviderView>,
     endpoints: Vec<EndpointView>,
+    most_endpoints: usize,
 }
 
 pub(crate) struct StageView {
@@ -233,7 +235,7 @@ fn rate(look: &Look, stage: &str) -> String {
         .find(|one| one.stage == stage && one.hour.unix_timestamp() / 3_600 == hour);
     let created = created.map_or(0, |one| one.created);
     format!(
-        "{} {what} in this hour, which began {} ago",
+        "{what} in this hour: {} (it began {} ago)",
         number(created),
         took(time::Duration::seconds(seconds))
     )
@@ -299,6 +301,7 @@ fn figures(look: &Look, earlier: Option<&Look>) -> Figures {
             .iter()
             .map(|one| endpoint(one, look, earlier))
             .collect(),
+        most_endpoints: ENDPOINTS,
     }
 }
 
@@ -367,6 +370,7 @@ pub(crate) async fn show(
             stages: figures.stages,
             providers: figures.providers,
             endpoints: figures.endpoints,
+            most_endpoints: figures.most_endpoints,
         })?
     };
     // A cache must not answer a whole page with the figures alone.

@@ -66,6 +66,7 @@ struct Page {
     webhooks: Vec<WebhookRow>,
     exhausted: Vec<WebhookRow>,
     refused: Vec<RefusedRow>,
+    recent: u32,
     most_refused: u32,
 }
 
@@ -184,6 +185,7 @@ pub(crate) async fn show(
         webhooks: found.webhooks,
         exhausted: found.exhausted,
         refused: found.refused,
+        recent: RECENT,
         most_refused: REFUSED,
     })
 }
