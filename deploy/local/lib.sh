@@ -114,13 +114,15 @@ INGRESS_SETTINGS=(BRAND PLACEMENT_WAIT QUEUE_DEADLINE DUPLICATES_WAITING MAX_ITE
   REFUSALS_LOGGED PARTNER_REFUSALS_KEPT PARTNER_REFUSALS_PER_MINUTE SELF_SERVICE_IN_FLIGHT SELF_SERVICE_WAITING SELF_SERVICE_WAIT SELF_SERVICE_CONCURRENCY REDELIVER_INTERVAL
   LISTENERS PARTNER_LISTENERS LISTEN_WAIT
   WEBHOOK_HTTP_LIVE QR_BARE_UNTIL WEBHOOK_TEST_INTERVAL WEBHOOK_TEST_WAIT NOTICE_VERIFY_INTERVAL NOTICE_VERIFICATIONS_PER_DAY)
-# The providers beside the sandbox, and the settings of our accounts there. A folder has `_` where the name of its
-# provider has `-`.
+# The providers beside the sandbox, and the settings of our accounts there, which each of them names in its code. A folder
+# has `_` where the name of its provider has `-`.
 ACCOUNTS=() ACCOUNT_SETTINGS=()
 for account in "$ROOT"/services/provisioner/src/providers/*/; do
+  mapfile -t -O "${#ACCOUNT_SETTINGS[@]}" ACCOUNT_SETTINGS < <(
+    grep -ohE "\"$(basename "${account^^}")_[A-Z_]+\"" "$account"mod.rs | tr -d '"' | sort -u
+  )
   account=$(basename "$account")
   ACCOUNTS+=("${account^^}")
-  ACCOUNT_SETTINGS+=("${account^^}"_{URL,ACCESS_KEY,SECRET_KEY,CALLBACK_TOKEN})
 done
 unset account
 PROVISIONER_SETTINGS=("${ACCOUNT_SETTINGS[@]}" PROVIDER_CONCURRENCY PROVIDER_LOOKUP_CONCURRENCY

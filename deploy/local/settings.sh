@@ -102,7 +102,7 @@ check_ports() {
 }
 
 check_providers() {
-  local provider rest=${PROVIDERS:-sandbox}, seen=, name known
+  local provider rest=${PROVIDERS:-sandbox}, seen=, name known prefix
   known=("${ACCOUNTS[@],,}")
   known=(sandbox "${known[@]//_/-}")
   while [[ -n $rest ]]; do
@@ -115,9 +115,10 @@ check_providers() {
     if [[ " ${known[*]} " != *" $provider "* ]]; then
       complain "PROVIDERS names \"$provider\": known are sandbox$(printf ' and %s' "${known[@]:1}")"
     elif [[ $provider != sandbox ]]; then
-      name=${provider//-/_}
-      for name in "${name^^}"_{URL,ACCESS_KEY,SECRET_KEY}; do
-        [[ -n ${!name-} ]] || complain "PROVIDERS names $provider, but $name is not set"
+      prefix=${provider//-/_}
+      for name in "${ACCOUNT_SETTINGS[@]}"; do
+        [[ $name == "${prefix^^}"_* && $name != *_CALLBACK_TOKEN && -z ${!name-} ]] || continue
+        complain "PROVIDERS names $provider, but $name is not set"
       done
     fi
   done

@@ -3,17 +3,18 @@
 //! Every call is a `POST`, and every response has status 200; an error is a code in the body. A
 //! purchase is answered with the provider's own order number, and its profiles are asked for by
 //! that number. If the response to a purchase is lost, there is no number, and the protocol has no
-//! look-up by our id. Then the adapter searches the eSIMs that were made around the time of the
-//! attempt for our id. A search proves no absence, so such a purchase is never sent again
+//! look-up by our id. Then [`search`] looks for our id among the eSIMs that were made around the time
+//! of the attempt. A search proves no absence, so such a purchase is never sent again
 //! ([`LookUp::Search`]).
 //!
 //! The failure table is [`outcome`]. A code that it does not name leaves the outcome unknown.
 //! docs/decisions/0029-three-upstreams.md says where each part of the protocol is known from, and
 //! what is a guess.
 
+mod search;
 mod wire;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use domain::PlacementId;
 use futures_util::{FutureExt, future::BoxFuture};
@@ -23,12 +24,10 @@ use reqwest::{
 };
 use serde_json::{Value, json};
 use signing::{SecretKey, esim_access};
-use time::{
-    OffsetDateTime, UtcOffset, format_description::StaticFormatDescription,
-    macros::format_description,
-};
+use time::{OffsetDateTime, UtcOffset};
 use uuid::Uuid;
 
+use self::search::Slots;
 use self::wire::{Allocated, Page, Reply, order_number, units};
 use super::{
     Account, Balance, Bought, Capabilities, Connected, DeliveredEsim, EsimStatus, FindAnswer,
@@ -53,18 +52,6 @@ const SIGNATURE: HeaderName = HeaderName::from_static("rt-signature");
 /// The size of a page. It is the largest one that every documentation of the protocol allows, and a
 /// purchase has fewer units ([`domain::cut`]), so its eSIMs are always on the first page.
 const PAGE: usize = 100;
-/// The most pages of one search. They hold what an account makes at 50 eSIMs per second in the three
-/// minutes of a search with the default `SETTLE`. See [`EsimAccess::by_time`].
-const PAGES: usize = 100;
-/// A search begins with the eSIMs that were made from this long before the attempt until this long
-/// after it. Nearly every purchase is among them, because the clocks are seldom seconds apart.
-const NEAR_BEFORE: Duration = Duration::from_secs(5);
-const NEAR_AFTER: Duration = Duration::from_secs(15);
-/// How far a search goes beyond the time in which the purchase may have arrived. It covers the
-/// difference between our clock and the provider's.
-const MARGIN: Duration = Duration::from_mins(1);
-const SEARCH_TIME: StaticFormatDescription =
-    format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
 
 pub(super) const KNOWN: KnownProvider = KnownProvider {
     name: "esim-access",
@@ -96,6 +83,7 @@ fn connect(account: &Account, paced: Paced) -> anyhow::Result<Connected> {
         access_code: account.text("ACCESS_KEY")?.to_owned(),
         access_code_header: account.header("ACCESS_KEY")?,
         secret_key: account.text_key()?,
+        slots: Slots::default(),
     };
     Ok(Connected {
         provider: Arc::new(provider),
@@ -109,6 +97,8 @@ struct EsimAccess {
     access_code: String,
     access_code_header: HeaderValue,
     secret_key: SecretKey,
+    /// What searches have read a moment ago.
+    slots: Slots,
 }
 
 /// What the code of an error means for the call that got it.
@@ -252,63 +242,10 @@ impl EsimAccess {
             units: units(allocated)?,
         }))
     }
-
-    /// Searches the eSIMs that were made around the time of the attempt for our id.
-    ///
-    /// A busy account makes thousands of eSIMs within the time in which the purchase may have
-    /// arrived, and each page costs a call. So the search reads from the attempt outward and ends
-    /// with the first page that has the purchase. The first looks, soon after the attempt, read
-    /// only what is nearest to it. A search that ends at [`PAGES`] has found nothing, like one that
-    /// was read to its end: neither proves an absence.
-    async fn by_time(&self, sought: &Sought) -> Result<FindAnswer, Trouble> {
-        let mut pages = 0;
-        for (since, until) in spans(sought) {
-            let filter = within(since, until)?;
-            for number in 1.. {
-                if pages == PAGES {
-                    tracing::warn!(
-                        placement.id = %sought.placement_id,
-                        "the search for a purchase was not read to its end, because the provider \
-                         has made too many eSIMs around the time of the attempt"
-                    );
-                    return Ok(FindAnswer::NotFound);
-                }
-                if pages > 0 {
-                    self.http.turn().await;
-                }
-                pages += 1;
-                let page = match self.page(&filter, number).await? {
-                    Ok(page) => page,
-                    Err(failure) => return Err(failure.trouble()),
-                };
-                let is_last = page.is_last();
-                let mut ours = page.esim_list;
-                ours.retain(|one| one.belongs_to(sought.placement_id) == Some(true));
-                if !ours.is_empty() {
-                    return found(ours);
-                }
-                if is_last {
-                    break;
-                }
-            }
-        }
-        Ok(FindAnswer::NotFound)
-    }
 }
 
-/// The times whose eSIMs a search reads, one after the other, by our clock.
-fn spans(sought: &Sought) -> Vec<(OffsetDateTime, OffsetDateTime)> {
-    let attempted = runtime::clock::now() - sought.attempt_age;
-    let near = (attempted - NEAR_BEFORE, attempted + NEAR_AFTER);
-    if sought.attempt_age < NEAR_AFTER {
-        return vec![near];
-    }
-    let last = attempted + sought.arrives_within + MARGIN;
-    vec![near, (near.1, last), (attempted - MARGIN, near.0)]
-}
-
-/// A purchase of which a search has found these eSIMs. Others may be on another page; a collect
-/// brings them by the number of the order.
+/// A purchase of which a search has found these eSIMs. Others may be in another slot; a collect brings
+/// them by the number of the order.
 fn found(ours: Vec<Allocated>) -> Result<FindAnswer, Trouble> {
     let number = ours.iter().find_map(|one| one.order_no.clone());
     Ok(FindAnswer::Found(Bought {
@@ -321,7 +258,7 @@ fn found(ours: Vec<Allocated>) -> Result<FindAnswer, Trouble> {
 fn within(since: OffsetDateTime, until: OffsetDateTime) -> Result<Value, Trouble> {
     let time = |at: OffsetDateTime| {
         at.to_offset(UtcOffset::UTC)
-            .format(SEARCH_TIME)
+            .format(search::TIME)
             .map_err(|_| Trouble::NotSent("the time of the search cannot be written".into()))
     };
     Ok(json!({ "startTime": time(since)?, "endTime": time(until)? }))

@@ -127,7 +127,7 @@ impl Page {
 }
 
 /// An eSIM that the provider has made for a purchase.
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Allocated {
     esim_tran_no: String,
@@ -144,7 +144,7 @@ pub(super) struct Allocated {
     package_list: Vec<Package>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Package {
     package_code: Option<String>,
@@ -152,6 +152,11 @@ struct Package {
 }
 
 impl Allocated {
+    /// The id of the purchase, as the eSIM names it.
+    pub(super) fn transaction_id(&self) -> Option<&str> {
+        self.transaction_id.as_deref().filter(|id| !id.is_empty())
+    }
+
     /// Whether the eSIM belongs to the purchase with our id; `None` if it does not say so.
     pub(super) fn belongs_to(&self, placement_id: PlacementId) -> Option<bool> {
         belongs(self.transaction_id.as_deref(), placement_id)

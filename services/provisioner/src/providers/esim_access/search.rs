@@ -1,0 +1,173 @@
+//! The search for a purchase by the time of its attempt, because eSIM Access has no look-up by our id.
+//!
+//! A busy account makes thousands of eSIMs within the time in which a purchase may have arrived, each
+//! page of them costs a call, and after an outage hundreds of purchases are searched at once. So the
+//! time is cut into slots. What was made in a slot is read once for all purchases that ask within
+//! [`FRESH`], and a search reads the slots from the attempt outward, until it has found the purchase.
+//! What it costs depends on the length of an outage, and not on the number of its purchases.
+//!
+//! A search that finds nothing proves nothing, so it does no harm that an answer is a little old, or
+//! that a slot with very many eSIMs is not read to its end.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use runtime::lock;
+use time::{
+    OffsetDateTime, UtcOffset, format_description::StaticFormatDescription,
+    macros::format_description,
+};
+
+use super::{EsimAccess, found, wire::Allocated, within};
+use crate::providers::{FindAnswer, Sought, Trouble};
+
+pub(super) const TIME: StaticFormatDescription =
+    format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
+/// The length of a slot, in seconds.
+const SLOT: i64 = 10;
+/// The most pages of a slot. They hold what an account makes at 200 eSIMs per second.
+const PAGES: u32 = 20;
+/// How long an answer serves other searches.
+const FRESH: Duration = Duration::from_secs(2);
+/// A search begins with the slots from this long before the attempt until this long after now. Nearly
+/// every purchase is there, because the clocks are seldom seconds apart.
+const NEAR: Duration = Duration::from_secs(5);
+/// From this age of an attempt on, a search also reads what is further away.
+const WIDE_FROM: Duration = Duration::from_secs(15);
+/// How far a wide search goes beyond the time in which the purchase may have arrived. It covers the
+/// difference between our clock and the provider's.
+const MARGIN: Duration = Duration::from_mins(1);
+
+/// What was made in a slot, by our ids of the purchases.
+type Made = Arc<HashMap<String, Vec<Allocated>>>;
+
+/// The last answer about a slot, and when it came. Whoever reads the slot holds the lock.
+type Slot = Arc<tokio::sync::Mutex<Option<(Instant, Result<Made, Trouble>)>>>;
+
+/// The slots that were read a moment ago, or are being read.
+#[derive(Default)]
+pub(super) struct Slots(Mutex<HashMap<i64, Slot>>);
+
+impl Slots {
+    fn get(&self, slot: i64) -> Slot {
+        let mut slots = lock(&self.0);
+        let is_fresh = |slot: &Slot| {
+            let read = slot.try_lock();
+            read.is_ok_and(|read| read.as_ref().is_some_and(|(at, _)| at.elapsed() < FRESH))
+        };
+        slots.retain(|_, slot| Arc::strong_count(slot) > 1 || is_fresh(slot));
+        Arc::clone(slots.entry(slot).or_default())
+    }
+}
+
+/// The slots that a search reads, one after the other.
+fn slots(sought: &Sought, now: OffsetDateTime) -> Vec<i64> {
+    let of = |at: OffsetDateTime| at.unix_timestamp().div_euclid(SLOT);
+    let attempted = now - sought.attempt_age;
+    let near = of(attempted - NEAR)..=of(now.min(attempted + WIDE_FROM) + NEAR);
+    let wide = of(attempted - MARGIN)..=of(attempted + sought.arrives_within + MARGIN);
+    let middle = of(attempted);
+    let is_wide = sought.attempt_age >= WIDE_FROM;
+    let mut all: Vec<i64> = if is_wide { wide } else { near.clone() }.collect();
+    // The near ones first, and of each kind the nearest first; a purchase is later than its attempt.
+    all.sort_by_key(|slot| (!near.contains(slot), (slot - middle).abs(), *slot < middle));
+    all
+}
+
+impl EsimAccess {
+    /// Searches the eSIMs that were made around the time of the attempt for our id.
+    pub(super) async fn by_time(&self, sought: &Sought) -> Result<FindAnswer, Trouble> {
+        let ours = sought.placement_id.to_string();
+        // The search has waited for the turn of its first call.
+        let mut has_turn = true;
+        for slot in slots(sought, runtime::clock::now()) {
+            let made = self.slot(slot, &mut has_turn).await?;
+            if let Some(esims) = made.get(&ours) {
+                return found(esims.clone());
+            }
+        }
+        Ok(FindAnswer::NotFound)
+    }
+
+    /// What was made in a slot, perhaps from the answer to another search.
+    async fn slot(&self, slot: i64, has_turn: &mut bool) -> Result<Made, Trouble> {
+        let kept = self.slots.get(slot);
+        let mut kept = kept.lock().await;
+        if let Some((at, made)) = &*kept
+            && at.elapsed() < FRESH
+        {
+            return made.clone();
+        }
+        let made = self.read_slot(slot, has_turn).await;
+        *kept = Some((Instant::now(), made.clone()));
+        made
+    }
+
+    async fn read_slot(&self, slot: i64, has_turn: &mut bool) -> Result<Made, Trouble> {
+        let at = |slot: i64| {
+            OffsetDateTime::from_unix_timestamp(slot.saturating_mul(SLOT))
+                .map(|at| at.to_offset(UtcOffset::UTC))
+                .map_err(|_| Trouble::NotSent("the time of the search is no time".into()))
+        };
+        let filter = within(at(slot)?, at(slot + 1)?)?;
+        let mut made: HashMap<String, Vec<Allocated>> = HashMap::new();
+        for number in 1..=PAGES {
+            if !std::mem::take(has_turn) {
+                self.http.turn().await;
+            }
+            let page = match self.page(&filter, number).await? {
+                Ok(page) => page,
+                Err(failure) => return Err(failure.trouble()),
+            };
+            let is_last = page.is_last();
+            for one in page.esim_list {
+                if let Some(id) = one.transaction_id() {
+                    made.entry(id.to_owned()).or_default().push(one);
+                }
+            }
+            if is_last {
+                return Ok(Arc::new(made));
+            }
+        }
+        tracing::warn!(
+            "more than {PAGES} pages of eSIMs were made within {SLOT} s, and the rest of them is not \
+             searched for purchases without an answer"
+        );
+        Ok(Arc::new(made))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use domain::PlacementId;
+    use time::macros::datetime;
+
+    use super::*;
+
+    #[test]
+    fn a_search_reads_from_the_attempt_outward() {
+        let attempted = datetime!(2026-11-24 12:00:07 UTC);
+        let middle = attempted.unix_timestamp() / SLOT;
+        let read = |age: u64| -> Vec<i64> {
+            let sought = Sought {
+                placement_id: PlacementId::new(),
+                reference: None,
+                attempt_age: Duration::from_secs(age),
+                arrives_within: Duration::from_secs(60),
+            };
+            let now = attempted + sought.attempt_age;
+            let slots = slots(&sought, now);
+            slots.into_iter().map(|slot| slot - middle).collect()
+        };
+        assert_eq!(read(2), [0, 1]);
+        assert_eq!(read(14), [0, 1, 2]);
+        let wide = read(15);
+        assert_eq!(wide[..6], [0, 1, 2, -1, -2, 3]);
+        let (first, last) = (wide.iter().min(), wide.iter().max());
+        assert_eq!((first, last), (Some(&-6), Some(&12)));
+        assert_eq!(read(3_000), wide);
+    }
+}
