@@ -545,6 +545,20 @@ BEGIN
 END
 $function$
 
+CREATE OR REPLACE FUNCTION public.mark_returned(returned_topup text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    UPDATE esims SET profile = NULL, erased_at = coalesce(erased_at, now()), returned_at = now()
+    WHERE topup_id = returned_topup AND returned_at IS NULL
+      AND (SELECT r.give_back = 'returned' FROM esim_requests r WHERE r.topup_id = returned_topup);
+    RETURN FOUND;
+END
+$function$
+
 CREATE OR REPLACE FUNCTION public.next_configuration_version()
  RETURNS trigger
  LANGUAGE plpgsql

@@ -293,11 +293,17 @@ class Traffic:
 
     def live_option(self):
         """A live partner buys from the sandbox too: pages look at live partners only."""
-        ready = next(one for one in esimctl("option", "list") if one["name"] == "ready")
-        live = {"option_id": str(uuid.uuid4()), "name": "ready, live", "environment": "live"}
-        live |= {name: ready[name] for name in ("provider", "provider_option_id")}
-        esimctl("option", "import", "-", given=json.dumps({"options": [live]}))
-        self.options[live["name"]] = live["option_id"]
+        ours = {one["name"]: one for one in esimctl("option", "list") if one["provider"] == "sandbox"}
+
+        def live(name, of, **more):
+            self.options[name] = str(uuid.uuid4())
+            pair = {field: ours[of][field] for field in ("provider", "provider_option_id")}
+            return {"option_id": self.options[name], "name": name, "environment": "live", **pair, **more}
+
+        # The second provider rejects it, too. What is counted is that it was asked.
+        further = [{"provider": "airalo", "provider_option_id": "none"}]
+        options = [live("ready, live", "ready"), live("sold out, live", "out-of-stock", alternatives=further)]
+        esimctl("option", "import", "-", given=json.dumps({"options": options}))
 
     def order(self, option, partner=0, external=None, qty=1, signature=None):
         body = {
@@ -324,6 +330,19 @@ class Traffic:
         want = [201, 422, 201, 422, 422, 401, 201, 201]
         if got != want:
             raise SystemExit(f"the orders were answered with {got}, expected {want}")
+        self.order("sold out, live", partner=2)
+        self.give_back(again)
+
+    def give_back(self, external):
+        """Gives a unit of this order back, once it is ready."""
+        ends = time.monotonic() + 20
+        while (topup := esimctl("order", "show", external)["orders"][0]["topups"][0])["state"] != "ready":
+            if time.monotonic() > ends:
+                raise SystemExit("for 20 s no eSIM was ready that could be given back")
+            time.sleep(0.2)  # between two looks
+        status = post(f"/api/v1/api_partner/topups/{topup['topup_id']}/give-back", b"", self.partners[0])
+        if status not in (200, 202):
+            raise SystemExit(f"a give-back was answered with {status}")
 
 
 def esimctl(*arguments, given=None):

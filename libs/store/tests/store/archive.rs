@@ -1,5 +1,7 @@
 //! Archives: finished orders leave the tables and come back, and their external ids stay taken.
 
+mod open;
+
 use std::time::Duration;
 
 use domain::{OrderId, PartnerId, TopupIds};
@@ -9,10 +11,7 @@ use store::deliveries;
 use store::operator::actions::{Action, Actor};
 use store::orders::{self, NewOrder};
 use store::retention::{self, Class};
-use store::{
-    operator::terms,
-    self_service::{self, esims},
-};
+use store::{operator::terms, self_service};
 use testkit::wait;
 use time::OffsetDateTime;
 use uuid::{NoContext, Timestamp, Uuid};
@@ -323,48 +322,6 @@ async fn deliveries_to_further_endpoints_are_archived_with_their_order() {
     assert_eq!(left, "its order was erased");
 }
 
-/// Each of these keeps an order in the tables until it is undone.
-const UNFINISHED: [(&str, &str); 9] = testkit::rows! {
-    // A give-back whose next look nobody has planned is as open as one that is due.
-    "INSERT INTO esim_requests (topup_id, partner_id, provider, give_back)
-     SELECT topup_id, gen_random_uuid(), 'sandbox', 'sending' FROM topups" => "DELETE FROM esim_requests";
-    "INSERT INTO esim_requests (topup_id, partner_id, provider, give_back)
-     SELECT topup_id, gen_random_uuid(), 'sandbox', 'parked' FROM topups"
-        => "UPDATE esim_requests SET give_back = 'refused'";
-    "INSERT INTO work SELECT placement_id, 'find', 'sandbox', '', partner_id, now() FROM placements"
-        => "DELETE FROM work";
-    "INSERT INTO held (id, state, provider, partner_id) SELECT placement_id, 'parked', 'sandbox', partner_id FROM placements" => "DELETE FROM held";
-    "INSERT INTO held (id, state, provider, partner_id) SELECT delivery_id, 'exhausted', '', partner_id FROM deliveries" => "DELETE FROM held";
-    "UPDATE deliveries SET state = 'pending'" => "UPDATE deliveries SET state = 'delivered'";
-    "UPDATE placements SET state = 'parked'" => "UPDATE placements SET state = 'placed'";
-    "UPDATE retention SET days = 90 WHERE class = 'profiles'" => "UPDATE esims SET profile = NULL";
-    "UPDATE retention SET days = 30 WHERE class = 'attempts'" => "DELETE FROM delivery_attempts";
-};
-
-#[tokio::test]
-async fn an_order_stays_while_anything_of_it_is_open() {
-    let bench = Bench::keeping_everything().await;
-    let partner = PartnerId::new();
-    let order = bench.delivered(partner, "o-1", 500).await;
-    let expected = vec![order.order_id.uuid()];
-    assert_eq!(bench.finished().await, expected);
-    for (opens, ends) in UNFINISHED {
-        bench.sql(opens).await;
-        assert_eq!(bench.finished().await, Vec::<Uuid>::new(), "{opens}");
-        bench.sql(ends).await;
-        assert_eq!(bench.finished().await, expected, "{ends}");
-    }
-    // Placements on their way.
-    for outcome in [Some(bought_pending as fn(_, _) -> _), Some(parked), None] {
-        let open = bench.stored(accepted_ago(partner, 500)).await;
-        if let Some(outcome) = outcome {
-            bench.claim(&[placement(&open)]).await;
-            bench.settle(&[outcome(placement(&open), 1)]).await;
-        }
-        assert_eq!(bench.finished().await, expected);
-    }
-}
-
 /// The race that the grace is for. A statement that stores orders waits for a lock, and meanwhile
 /// the order that has one of its external ids is reserved, and would be deleted.
 #[tokio::test]
@@ -459,90 +416,6 @@ async fn a_batch_waits_for_a_change_of_its_rows() {
     }
     bench.moved(&mut archive, &[order]).await;
     assert_eq!(archive.orders, 1);
-}
-
-/// Waits until a request waits for a batch or an erasure that has locked its order.
-async fn ends_after_a_wait<T>(
-    bench: &Bench,
-    asking: impl Future<Output = T>,
-    ending: impl Future<Output = ()>,
-) -> T {
-    let after_a_wait = async {
-        wait::soon("the request to wait", async || {
-            Ok(bench.waits_for_a_lock().await.then_some(()))
-        })
-        .await;
-        ending.await;
-    };
-    tokio::join!(asking, after_a_wait).0
-}
-
-/// A partner asks for something while its order is being archived. The batch has judged the order
-/// already, so a request that it does not see would be about an eSIM that is gone.
-#[tokio::test]
-async fn nothing_is_asked_about_an_order_that_is_being_archived() {
-    let bench = Bench::keeping_everything().await;
-    let partner = PartnerId::new();
-    for asks_to_give_back in [true, false] {
-        let order = bench
-            .delivered(partner, &format!("o-{asks_to_give_back}"), 500)
-            .await;
-        let topup = topups(&order).remove(0);
-        let mut archive = bench.ripe(10).await;
-        let mut connection = bench.connection().await;
-        let mut transaction = connection.begin().await.unwrap();
-        let ids = [order.order_id.uuid()];
-        let copied = archive::copy(&mut transaction, &archive, &ids)
-            .await
-            .unwrap();
-        let rows = counts(&copied.parts);
-        archive::delete(&mut transaction, &mut archive, &copied, &rows, &[])
-            .await
-            .unwrap();
-        let mut partners = bench.connection().await;
-        let asking = async {
-            if asks_to_give_back {
-                esims::ask_give_back(&mut partners, partner, &topup).await
-            } else {
-                esims::ask_usage(&mut partners, partner, &topup).await
-            }
-        };
-        let commit = async { transaction.commit().await.unwrap() };
-        ends_after_a_wait(&bench, asking, commit).await.unwrap();
-        assert_eq!(bench.count_of("esim_requests").await, 0);
-    }
-}
-
-/// The same with an erasure, and the other way round: an order that is asked about is not erased.
-#[tokio::test]
-async fn a_give_back_and_an_erasure_exclude_each_other() {
-    let bench = Bench::keeping_everything().await;
-    let partner = PartnerId::new();
-    let order = bench.delivered(partner, "o-1", 500).await;
-    let topup = topups(&order).remove(0);
-    let mut connection = bench.connection().await;
-    let mut asked = connection.begin().await.unwrap();
-    esims::ask_give_back(&mut asked, partner, &topup)
-        .await
-        .unwrap();
-    let mut operator = bench.connection().await;
-    let erasing = store::operator::erase::order(&mut operator, order.order_id, applied());
-    let commit = async { asked.commit().await.unwrap() };
-    let erased = ends_after_a_wait(&bench, erasing, commit).await;
-    assert!(erased.is_err(), "{erased:?}");
-    assert_eq!(bench.count_of("esim_requests").await, 1);
-
-    bench
-        .sql("UPDATE esim_requests SET give_back = NULL, at = NULL")
-        .await;
-    let mut erasing = operator.begin().await.unwrap();
-    store::operator::erase::order(&mut erasing, order.order_id, applied())
-        .await
-        .unwrap();
-    let asking = esims::ask_give_back(&mut connection, partner, &topup);
-    let commit = async { erasing.commit().await.unwrap() };
-    ends_after_a_wait(&bench, asking, commit).await.unwrap();
-    assert_eq!(bench.count_of("esim_requests").await, 0);
 }
 
 #[tokio::test]
