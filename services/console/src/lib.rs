@@ -270,11 +270,14 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     );
     if app.provider().is_some() {
         let app = app.clone();
-        shutdown.tracker().spawn(async move {
+        let look = async move {
             if let Some(provider) = app.provider() {
                 provider.look().await;
             }
-        });
+        };
+        // A stop does not wait for a provider that does not respond.
+        let looking = shutdown.soft().run_until_cancelled_owned(look);
+        shutdown.tracker().spawn(looking);
     }
     tracing::info!(
         listen = %listener.local_addr()?,

@@ -52,7 +52,8 @@ impl FromRequestParts<App> for Returned {
 /// Why somebody comes back without being signed in: a sentence, and what kind of failure it is.
 struct Failed {
     status: StatusCode,
-    outcome: &'static str,
+    /// How it is counted, if it was not counted already.
+    outcome: Option<&'static str>,
     sentence: String,
 }
 
@@ -60,7 +61,7 @@ impl Failed {
     fn refused(sentence: impl Into<String>) -> Self {
         Self {
             status: StatusCode::FORBIDDEN,
-            outcome: "refused",
+            outcome: Some("refused"),
             sentence: sentence.into(),
         }
     }
@@ -176,7 +177,7 @@ fn limited(app: &App, problem: NotSignedIn) -> Result<Result<Response, Failed>, 
     let refused = refused(app, problem)?;
     Ok(Err(Failed {
         status: refused.status,
-        outcome: "",
+        outcome: None,
         sentence: refused.sentence,
     }))
 }
@@ -193,7 +194,7 @@ fn failed(provider: &Provider, problem: NotNamed) -> Failed {
             );
             Failed {
                 status: StatusCode::SERVICE_UNAVAILABLE,
-                outcome: "unavailable",
+                outcome: Some("unavailable"),
                 sentence: format!(
                     "{host} does not respond as it should, so nobody can be signed in by it now: {cause}. Try it again in a \
                      moment. Whoever is on call and has a shell can sign in with an account: `esimctl operator create`."
@@ -224,8 +225,8 @@ fn failed(provider: &Provider, problem: NotNamed) -> Failed {
 
 /// Shows the sign-in again, with the reason.
 fn again(app: &App, guest: &Guest, back: String, failed: &Failed) -> Result<Response, Problem> {
-    if !failed.outcome.is_empty() {
-        app.metrics().sign_in(failed.outcome);
+    if let Some(outcome) = failed.outcome {
+        app.metrics().sign_in(outcome);
     }
     let sentence = Some(failed.sentence.clone());
     let page = SignIn::new(app, &guest.secret, back, sentence);

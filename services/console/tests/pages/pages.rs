@@ -94,14 +94,21 @@ async fn no_page_shows_a_credential_or_markup_of_others() {
     bench.stop().await;
 }
 
+/// The version of the breaker of the provider.
+async fn version(connection: &mut PgConnection) -> i64 {
+    sqlx::query_scalar("SELECT version FROM providers WHERE name = 'sandbox'")
+        .fetch_one(connection)
+        .await
+        .unwrap()
+}
+
 #[tokio::test]
 async fn an_action_on_a_changed_row_is_a_readable_conflict() {
     let bench = Bench::start().await;
     let mut browser = bench.sign_in("ana", Role::Operator).await;
     let token = browser.token.clone();
     let mut act = async |path: &str, more: &[(&str, &str)]| {
-        let mut form = vec![("token", token.as_str()), ("reason", "a test")];
-        form.extend(more);
+        let form = [&[("token", token.as_str()), ("reason", "a test")], more].concat();
         let answer = browser.post(path, &form).await;
         let status = answer.status().as_u16();
         let to = answer.headers().get(header::LOCATION).cloned();
@@ -145,12 +152,6 @@ async fn an_action_on_a_changed_row_is_a_readable_conflict() {
     let (status, page) = act(&replay, &[("seen", "exhausted")]).await;
     assert_eq!(status, 409, "{page}");
 
-    let version = async |connection: &mut PgConnection| -> i64 {
-        sqlx::query_scalar("SELECT version FROM providers WHERE name = 'sandbox'")
-            .fetch_one(connection)
-            .await
-            .unwrap()
-    };
     let closed = version(&mut connection).await.to_string();
     let open = [("seen", &closed[..]), ("for", "1h")];
     let (status, page) = act("/providers/sandbox/open", &open).await;
@@ -202,7 +203,11 @@ async fn an_action_on_a_changed_row_is_a_readable_conflict() {
         ]
     );
     let page = text(&mut browser, "/actions").await;
-    assert!(page.contains("console at 127.0.0.1"), "{page}");
+    let marked = page.matches("changed nothing").count();
+    assert!(
+        page.contains("console at 127.0.0.1") && marked == 1,
+        "{page}"
+    );
     bench.stop().await;
 }
 
