@@ -106,6 +106,16 @@ pub async fn preview(
     partner: Option<PartnerId>,
     wanted: &Wanted<'_>,
 ) -> Result<Preview> {
+    preview_within(connection, partner, wanted, BUDGET).await
+}
+
+/// The same, with another time for the counting.
+pub async fn preview_within(
+    connection: &mut PgConnection,
+    partner: Option<PartnerId>,
+    wanted: &Wanted<'_>,
+    budget: Duration,
+) -> Result<Preview> {
     let query = sqlx::query!(
         r#"SELECT partner_id, name, now() AS "now!" FROM partners p
            WHERE ($1::uuid IS NULL OR partner_id = $1)
@@ -131,7 +141,7 @@ pub async fn preview(
     let candidates = query.fetch_all(&mut *connection).await?;
     let mut unseen = candidates.len();
     for row in candidates.into_iter().take(MOST_PARTNERS) {
-        if began.elapsed() > BUDGET {
+        if began.elapsed() > budget {
             break;
         }
         unseen -= 1;

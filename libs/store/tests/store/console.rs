@@ -524,6 +524,13 @@ async fn an_operation_sends_what_matches_at_several_partners_and_can_be_cancelle
         .await
         .unwrap();
     assert_eq!((preview.matching, preview.parts.len()), (Some(4), 3));
+    assert_eq!(preview.unseen, 0);
+    // A partner without webhooks costs no count, and those that were not counted are named.
+    bench.partner(Some("https://idle.example/")).await;
+    let hasty = operations::preview_within(&mut console, None, &wanted, Duration::ZERO)
+        .await
+        .unwrap();
+    assert_eq!((hasty.parts.len(), hasty.unseen), (0, 3));
     let start = Action {
         actor: Actor::console("ana", "192.0.2.1"),
         ..action("operation start")
