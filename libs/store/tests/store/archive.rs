@@ -17,8 +17,7 @@ use time::OffsetDateTime;
 use uuid::{NoContext, Timestamp, Uuid};
 
 use crate::bench::{
-    Bench, VAULT, answered, applied, bought, bought_pending, delivery_id, ids, parked, placement,
-    ready, topups,
+    Bench, VAULT, answered, applied, bought, delivery_id, ids, placement, ready, topups,
 };
 use crate::further::READY;
 

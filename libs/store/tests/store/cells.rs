@@ -15,11 +15,8 @@ use store::{
         FENCE, check,
         moving::{Move, Moved, NotMoved, Phase, Ready},
     },
-    deliveries, esim_requests,
-    operator::{
-        actions::{Action, Actor},
-        operations,
-    },
+    deliveries,
+    operator::actions::{Action, Actor},
     orders::{self, NewOrder},
     placements::Claim,
     self_service::{self, PauseChanged},
