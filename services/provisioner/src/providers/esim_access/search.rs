@@ -156,7 +156,7 @@ mod tests {
                 placement_id: PlacementId::new(),
                 reference: None,
                 attempt_age: Duration::from_secs(age),
-                arrives_within: Duration::from_secs(60),
+                arrives_within: Duration::from_mins(1),
             };
             let now = attempted + sought.attempt_age;
             let slots = slots(&sought, now);
