@@ -32,7 +32,7 @@ GRANT UPDATE (give_back, ended_at, reason, message, not_returned_at) ON esim_req
 GRANT EXECUTE ON FUNCTION mark_returned(text) TO esim_console;
 GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_console;
 GRANT INSERT (delivery_id, attempt, at, duration_ms, status, class) ON delivery_attempts TO esim_console;
-GRANT INSERT, UPDATE (kind, at), DELETE ON work TO esim_console;
+GRANT INSERT, UPDATE (kind, at, provider, lane), DELETE ON work TO esim_console;
 GRANT DELETE ON held TO esim_console;
 GRANT INSERT (partner_id, blocked_until), UPDATE (failures, blocks, blocked_until, probe, paused_by_partner)
     ON endpoints TO esim_console;

@@ -44,11 +44,10 @@ pub async fn list(
     let rows = sqlx::query_as!(
         Listed,
         r#"SELECT r.topup_id, r.partner_id, r.provider, e.provider_unit_id AS "provider_unit_id?", r.attempt, r.message,
-                  r.give_back_asked_at AS "asked_at!", r.ended_at AS "parked_at!", p.order_id AS "order_id?"
-           FROM esim_requests r
-           LEFT JOIN esims e ON e.topup_id = r.topup_id
-           LEFT JOIN topups t ON t.topup_id = r.topup_id
-           LEFT JOIN placements p ON p.placement_id = t.placement_id
+                  r.give_back_asked_at AS "asked_at!", r.ended_at AS "parked_at!",
+                  (SELECT p.order_id FROM topups t JOIN placements p ON p.placement_id = t.placement_id
+                   WHERE t.topup_id = r.topup_id) AS "order_id?"
+           FROM esim_requests r LEFT JOIN esims e ON e.topup_id = r.topup_id
            WHERE r.give_back = 'parked' AND ($1::text IS NULL OR r.provider = $1)
            ORDER BY r.ended_at LIMIT $2"#,
         provider,

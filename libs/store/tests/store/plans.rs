@@ -76,8 +76,8 @@ const EMPTY_SINCE_18: [(&str, &str); 3] = rows! {
 
 /// Statements that read all of a handful of rows, or compare each row with each of them.
 const SMALL: [(&str, &str); 2] = rows! {
-    "FROM operator_sessions s JOIN operators o" => "one session and the operators, who are few";
-    "FROM esim_requests r JOIN esims e" => "the parked give-backs, which are few and have an index of their own";
+    "FROM operator_sessions s LEFT JOIN operators o" => "one session and the operators, who are few";
+    "WHERE r.give_back = 'parked' AND" => "the parked give-backs, which are few and have an index of their own";
 };
 
 /// The same until `PostgreSQL` 17.
@@ -119,7 +119,7 @@ const PER_CELL: [(&str, &str); 30] = rows! {
     "UNION ALL (SELECT order_id, 'external_order_id' FROM orders" => "an operator's search";
     "SELECT date_trunc('hour', created_at, 'UTC')" => "the hours of a sweep";
     "SELECT topup_id FROM esim_requests" => "a look at due requests about eSIMs";
-    "FROM esim_requests r JOIN esims e" => "an operator's list";
+    "WHERE r.give_back = 'parked' AND" => "an operator's list";
 };
 
 /// The same for statements that read everything, in pages.

@@ -267,7 +267,7 @@ async fn a_routed_purchase_and_a_parked_give_back_are_resolved_on_the_page_of_th
     assert_eq!(answer.status(), 409);
     form[4].1 = "airalo";
     let answer = browser.post(&path, &form).await;
-    assert_eq!(answer.status(), 200, "{:?}", answer.text().await);
+    assert_eq!(answer.status(), 303, "{:?}", answer.text().await);
     let (provider, lane): (String, String) =
         sqlx::query_as("SELECT provider, lane FROM placements WHERE placement_id = $1")
             .bind(bench.parked.uuid())
@@ -288,7 +288,7 @@ async fn a_routed_purchase_and_a_parked_give_back_are_resolved_on_the_page_of_th
         ("found", "returned"),
     ];
     let answer = browser.post(&path, &form).await;
-    assert_eq!(answer.status(), 200, "{:?}", answer.text().await);
+    assert_eq!(answer.status(), 303, "{:?}", answer.text().await);
     let answer = browser.post(&path, &form).await;
     assert_eq!(answer.status(), 409);
     let returned: bool = sqlx::query_scalar(
