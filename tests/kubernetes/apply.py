@@ -104,6 +104,9 @@ def check_upgrade(folder):
         done, calls = run(folder, "", command=(*upgrade, refused))
         if done.returncode == 0 or calls:
             raise SystemExit(f"upgrade takes {refused}, by which helm waits for paused stages: {calls}")
+    done, calls = run(folder, "", command=("deploy/helm/upgrade", "--rollback"))
+    if done.returncode == 0 or calls:
+        raise SystemExit(f"a rollback needs no revision, so a repeated one leads forward again: {calls}")
     print("well: deploy/helm/upgrade migrates, then replaces notifier, provisioner and ingress, goes back in the opposite sequence, and stops at a failure")
 
 

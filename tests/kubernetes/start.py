@@ -259,6 +259,8 @@ class Pod:
             secret = source["secret"]
             name = secret.get("secretName") or secret["name"]
             there = {file.name: file for file in (self.cluster.secrets / name).glob("*")}
+            if secret.get("optional") and not there:
+                continue
             for item in secret.get("items") or [{"key": key, "path": key} for key in there]:
                 if item["key"] not in there:
                     raise Wrong(

@@ -1,6 +1,6 @@
 -- serves: 9
 -- Marks a unit as given back, for every role that ends a give-back (docs/decisions/0032-after-delivery.md).
--- Programs of schema 9 do not know the function, and go on marking units by statements of their own.
+-- Programs of version 0.1.0 know no give-backs, so none of them marks units.
 
 -- Nobody can install a unit that its provider has back, so its profile is erased with the mark. The console may resolve
 -- give-backs, and must not be able to change any other profile. So the function has the owner's rights, and erases only the

@@ -102,7 +102,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             let (state, command) = found.state();
             let target = format!("topup {topup_id}");
             let run = async |mode: Mode<'_>| {
-                let resolved = give_backs::resolve(&mut connection, topup_id, state, mode);
+                let resolved = give_backs::resolve(&mut connection, topup_id, state, None, mode);
                 resolved.await.map_err(|error: NotResolved| {
                     anyhow!("the give-back of topup {topup_id} was not resolved: {error}")
                 })

@@ -45,7 +45,8 @@ Before you run it, look the placement id up at the provider, where it is the ord
                 unless the provider refuses an order id that it knows
 
 If `esimctl placement list` names further providers (elsewhere), look the placement id up at each of them. After a restored
-dump any of them may have sold it. --bought --provider NAME says which one has it.";
+dump any of them may have sold it. --bought --provider NAME says which one has it. A purchase at eSIM Access from
+before the restore needs --reference, too, because the time of its attempt is not known any more.";
 
 const MOST: i64 = 10_000;
 
@@ -82,6 +83,12 @@ pub enum Command {
         /// Without it, that is the provider which `esimctl placement list` shows.
         #[arg(long, value_name = "NAME", conflicts_with_all = ["not_bought", "retry"])]
         provider: Option<String>,
+        /// The provider's own number of the purchase, such as the order number in its portal
+        ///
+        /// eSIM Access finds a purchase by its number, or by the time of its attempt. After a restore of the
+        /// database this time is not known, so give the number.
+        #[arg(long, value_name = "NUMBER", conflicts_with_all = ["not_bought", "retry"])]
+        reference: Option<String>,
         #[command(flatten)]
         confirm: Confirm,
     },
@@ -131,6 +138,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             placement_id,
             found,
             provider,
+            reference,
             confirm,
         } => {
             let (resolution, command) = found.resolution();
@@ -141,6 +149,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             let decision = Decision {
                 resolution,
                 bought_at: provider.as_deref(),
+                reference: reference.as_deref(),
                 seen: None,
             };
             let run = async |mode: Mode<'_>| {

@@ -64,13 +64,11 @@ pub async fn answer(
             let busy = at_their_share(&in_progress, most.div_ceil(2));
             match work.claim_request(&busy).await {
                 Ok(Some(one)) => {
-                    *lock(&in_progress).entry(one.partner_id).or_default() += 1;
+                    let counted = Counted::new(&in_progress, one.partner_id);
                     let work = Arc::clone(&work);
-                    let in_progress = Arc::clone(&in_progress);
                     shutdown.tracker().spawn(async move {
                         work.answer(&one, claim_began).await;
-                        end(&in_progress, one.partner_id);
-                        drop(permit);
+                        drop((counted, permit));
                     });
                 }
                 Ok(None) => break,
@@ -96,11 +94,29 @@ fn at_their_share(in_progress: &InProgress, share: usize) -> Vec<PartnerId> {
     busy.map(|(partner, _)| *partner).collect()
 }
 
-fn end(in_progress: &InProgress, partner: PartnerId) {
-    if let Entry::Occupied(mut number) = lock(in_progress).entry(partner) {
-        *number.get_mut() -= 1;
-        if *number.get() == 0 {
-            number.remove();
+/// A request in progress. It ends when this is dropped, also if its task panics.
+struct Counted {
+    in_progress: InProgress,
+    partner: PartnerId,
+}
+
+impl Counted {
+    fn new(in_progress: &InProgress, partner: PartnerId) -> Self {
+        *lock(in_progress).entry(partner).or_default() += 1;
+        Self {
+            in_progress: Arc::clone(in_progress),
+            partner,
+        }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        if let Entry::Occupied(mut number) = lock(&self.in_progress).entry(self.partner) {
+            *number.get_mut() -= 1;
+            if *number.get() == 0 {
+                number.remove();
+            }
         }
     }
 }

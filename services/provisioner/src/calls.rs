@@ -72,7 +72,7 @@ impl Calls {
         sought: &Sought,
         was_unknown: bool,
     ) -> Result<FindAnswer, Trouble> {
-        self.rate.turn().await;
+        self.turn_of_look_up().await;
         let find = perform(Effect::Find, self.provider.find(sought));
         let answer = self.measure("find", None, find, found).await;
         match &answer {
@@ -88,9 +88,15 @@ impl Calls {
     /// Asks for the profiles of a purchase. Says nothing about the lane, because the purchase has
     /// already been confirmed.
     pub async fn collect(&self, sought: &Sought) -> Result<FindAnswer, Trouble> {
-        self.rate.turn().await;
+        self.turn_of_look_up().await;
         let collect = perform(Effect::Collect, self.provider.collect(sought));
         self.measure("collect", None, collect, found).await
+    }
+
+    async fn turn_of_look_up(&self) {
+        if !self.provider.paces_look_ups() {
+            self.rate.turn().await;
+        }
     }
 
     /// Asks for the balance of our account. It says nothing about purchases, so it neither opens nor
@@ -117,14 +123,15 @@ impl Calls {
         answer
     }
 
-    /// Gives a delivered eSIM back. Returns `None`, and sends nothing, if its turn, which comes behind
-    /// the calls of orders, comes after `send_by`. Like [`Self::balance`], it concerns no breaker.
+    /// Gives a delivered eSIM back. Returns `None`, and sends nothing, if its turn comes after `send_by`.
+    /// It queues like the calls of orders, because an attempt that waited behind them could never be
+    /// sent in time during a long backlog. Like [`Self::balance`], it concerns no breaker.
     pub async fn give_back(
         &self,
         esim: &DeliveredEsim,
         send_by: Instant,
     ) -> Option<Result<GiveBackAnswer, Trouble>> {
-        self.rate.turn_behind().await;
+        self.rate.turn().await;
         let is_too_late = |send_by: Instant| Instant::now() > send_by;
         if is_too_late(send_by) {
             return None;

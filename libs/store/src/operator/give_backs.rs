@@ -79,14 +79,19 @@ pub enum NotResolved {
     Unknown,
     #[error("it is {}; only a parked give-back can be resolved", .0.as_str())]
     NotParked(GiveBackState),
+    #[error("it has changed since it was shown; it waits for attempt {0} now")]
+    Changed(i32),
     #[error(transparent)]
     Store(#[from] Error),
 }
 
+/// Resolves a parked give-back. `seen` is the attempt that the operator has looked into: if the partner
+/// has asked anew since then, nothing is changed.
 pub async fn resolve(
     connection: &mut PgConnection,
     topup_id: &TopupId,
     found: Found,
+    seen: Option<i32>,
     mode: Mode<'_>,
 ) -> Result<Resolved, NotResolved> {
     let mut transaction = connection.begin().await?;
@@ -106,6 +111,9 @@ pub async fn resolve(
     };
     if parked.state != GiveBackState::Parked {
         return Err(NotResolved::NotParked(parked.state));
+    }
+    if seen.is_some_and(|seen| seen != row.attempt) {
+        return Err(NotResolved::Changed(row.attempt));
     }
     let event = match found {
         Found::Returned => Event::Returned,

@@ -122,6 +122,8 @@ pub struct TopupView {
     /// The state of its give-back: `asked`, `sending`, `returned`, `refused` or `parked`. `None` if
     /// its partner has not asked for it.
     pub give_back: Option<String>,
+    /// Its last attempt.
+    pub give_back_attempt: Option<i32>,
     /// Why it was refused or parked: a code, and what the provider said.
     pub give_back_reason: Option<String>,
     pub give_back_message: Option<String>,
@@ -209,7 +211,7 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Ord
                                     WHERE a.delivery_id = d.delivery_id AND a.class = 'delivered' LIMIT 1), false)
                           AS "delivered_before!",
                       t.provider_option_id, o.name AS "option_name?", e.returned_at AS "returned_at?",
-                      r.give_back AS "give_back?", r.reason AS "give_back_reason?", r.message AS "give_back_message?",
+                      r.give_back AS "give_back?", r.attempt AS "give_back_attempt?", r.reason AS "give_back_reason?", r.message AS "give_back_message?",
                       r.give_back_asked_at AS "give_back_asked_at?", r.ended_at AS "give_back_ended_at?"
                FROM placements p
                JOIN topups t ON t.placement_id = p.placement_id

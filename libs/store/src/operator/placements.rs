@@ -207,8 +207,20 @@ pub enum NotResolved {
          this one with --bought alone"
     )]
     BoughtHere(String),
+    #[error(
+        "the provider's number of the purchase must have 1 to {LONGEST_REFERENCE} visible ASCII characters and no blanks"
+    )]
+    BadReference,
     #[error(transparent)]
     Store(#[from] Error),
+}
+
+/// The longest number of a purchase that calls to a provider name.
+const LONGEST_REFERENCE: usize = 128;
+
+fn is_reference(text: &str) -> bool {
+    (1..=LONGEST_REFERENCE).contains(&text.len())
+        && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
 /// What distinguishes one parking of a placement from the next one: the attempt, and why it is parked.
@@ -224,6 +236,9 @@ pub struct Decision<'a> {
     /// The provider that has the purchase, if it is bought; `None` is the one that the placement is
     /// at. It may be one of the placement's other pairs, or one that has rejected it.
     pub bought_at: Option<&'a str>,
+    /// The provider's own number of the purchase, if it is bought and the operator knows it. A provider
+    /// without a look-up by our id finds an old purchase by nothing else.
+    pub reference: Option<&'a str>,
     /// The [`parking`] that the operator has looked into: if the placement was parked anew since
     /// then, nothing is changed.
     pub seen: Option<&'a str>,
@@ -263,6 +278,22 @@ async fn pair(
     })
 }
 
+/// Gives the units of a placement the names that another provider has for their options.
+async fn rename_options(
+    connection: &mut PgConnection,
+    placement_id: PlacementId,
+    options: &str,
+) -> Result<(), Error> {
+    let statement = sqlx::query!(
+        "UPDATE topups SET provider_option_id = coalesce($2::text::jsonb->>option_id::text, provider_option_id)
+             WHERE placement_id = $1",
+        placement_id.uuid(),
+        options,
+    );
+    statement.execute(connection).await?;
+    Ok(())
+}
+
 /// Resolves a parked placement by [`Event::Resolve`]. If it is bought or retried, failed units to
 /// which the provider has assigned nothing become pending again.
 pub async fn resolve(
@@ -274,8 +305,12 @@ pub async fn resolve(
     let Decision {
         resolution,
         bought_at,
+        reference,
         seen,
     } = decision;
+    if reference.is_some_and(|text| !is_reference(text)) {
+        return Err(NotResolved::BadReference);
+    }
     let mut transaction = connection.begin().await?;
     let query = sqlx::query!(
         r#"SELECT p.order_id, p.provider, p.state, p.attempt, p.reason, o.refused_at IS NOT NULL AS "refused!",
@@ -315,15 +350,8 @@ pub async fn resolve(
         Some(other) => pair(&mut transaction, placement_id, other).await?,
         None => Pair::default(),
     };
-    // The other provider has names of its own for the options.
     if let Some(options) = &pair.options {
-        let statement = sqlx::query!(
-            "UPDATE topups SET provider_option_id = coalesce($2::text::jsonb->>option_id::text, provider_option_id)
-             WHERE placement_id = $1",
-            placement_id.uuid(),
-            options,
-        );
-        statement.execute(&mut *transaction).await?;
+        rename_options(&mut transaction, placement_id, options).await?;
     }
     // `settled` moves the placement. `due` makes its collect or its next attempt due, or `done`
     // deletes its work if it was not bought. In any case it no longer waits in `held`.
@@ -332,10 +360,10 @@ pub async fn resolve(
              UPDATE placements p
              SET state = $2, not_found_at = NULL, unknowns = 0, disputed = false,
                  placed_at = CASE WHEN $3 THEN now() END,
-                 -- A retry is another purchase, so look-ups must not ask about the old one. At another provider it
-                 -- has another reference, too; a disputed one has that of the purchase that nobody expected.
-                 provider_reference = CASE WHEN ($3 OR NOT $4) AND ($5::text IS NULL OR p.disputed)
-                                           THEN p.provider_reference END,
+                 -- A retry is another purchase, so look-ups must not ask about the old one. The stored reference is
+                 -- that of the placement's own provider.
+                 provider_reference = CASE WHEN $3 AND $7::text IS NOT NULL THEN $7
+                                           WHEN ($3 OR NOT $4) AND $5::text IS NULL THEN p.provider_reference END,
                  provider = coalesce($5, p.provider), lane = coalesce($6, p.lane),
                  reason = CASE WHEN $4 THEN NULL ELSE 'settled by an operator as not bought' END,
                  -- The operator has looked at this provider only, so no other one may be asked.
@@ -358,6 +386,7 @@ pub async fn resolve(
         due,
         pair.provider,
         pair.lane,
+        reference,
     );
     statement.execute(&mut *transaction).await?;
     let units = settle_units(&mut transaction, placement_id, due).await?;

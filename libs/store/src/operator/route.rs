@@ -12,7 +12,7 @@ use super::{
 /// the provider before, which [`route`] names.
 pub fn is_rerouted(placement: &PlacementView) -> bool {
     let last = placement.tried.last();
-    last.is_some_and(|tried| tried.attempt == placement.attempt)
+    placement.state == "accepted" && last.is_some_and(|tried| tried.attempt == placement.attempt)
 }
 
 /// The providers that have rejected a placement and those that may follow or may have it, with the
@@ -49,8 +49,10 @@ pub fn route(placement: &PlacementView) -> Option<String> {
     parts.push(if placement.attempt >= next {
         let attempts = attempts(next, placement.attempt);
         format!("{attempts} at {} ({})", placement.provider, placement.lane)
-    } else {
+    } else if placement.state == "accepted" {
         format!("attempt {next} will be at {}", placement.provider)
+    } else {
+        format!("no attempt at {} yet", placement.provider)
     });
     if let Some(further) = further {
         let providers = placement.alternatives.join(", ");

@@ -142,6 +142,7 @@ async fn each_statement_moves_a_give_back_as_the_machine_does() {
                             &mut connection,
                             &topup,
                             Found::NotReturned,
+                            None,
                             applied(),
                         );
                         let is_parked = state == GiveBackState::Parked;
@@ -361,7 +362,7 @@ async fn a_unit_that_was_given_back_is_erased_and_seen_as_returned() {
     bench.put(&topup, parked).await;
     let listed = give_backs::list(&mut connection, None, 10).await.unwrap();
     assert_eq!(listed.len(), 1);
-    give_backs::resolve(&mut connection, &topup, Found::Returned, applied())
+    give_backs::resolve(&mut connection, &topup, Found::Returned, None, applied())
         .await
         .unwrap();
     let unit = self_service::unit(&mut connection, partner, &topup)

@@ -187,6 +187,7 @@ impl Bench {
                 let decision = Decision {
                     resolution,
                     bought_at: None,
+                    reference: None,
                     seen: None,
                 };
                 let mut connection = self.connection().await;

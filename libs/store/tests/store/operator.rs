@@ -17,7 +17,7 @@ impl Bench {
         id: PlacementId,
         resolution: Resolution,
     ) -> Result<Resolved, NotResolved> {
-        self.resolve_at(id, resolution, None).await
+        self.resolve_at(id, resolution, None, None).await
     }
 
     async fn resolve_at(
@@ -25,10 +25,12 @@ impl Bench {
         id: PlacementId,
         resolution: Resolution,
         bought_at: Option<&str>,
+        reference: Option<&str>,
     ) -> Result<Resolved, NotResolved> {
         let decision = Decision {
             resolution,
             bought_at,
+            reference,
             seen: None,
         };
         placements::resolve(&mut *self.connection().await, id, decision, applied()).await
@@ -225,15 +227,24 @@ async fn a_purchase_at_another_provider_of_a_restored_placement_is_collected_the
     );
 
     let strange = bench
-        .resolve_at(id, Resolution::Bought, Some("elsewhere"))
+        .resolve_at(id, Resolution::Bought, Some("elsewhere"), None)
         .await;
     let text = strange.unwrap_err().to_string();
     assert!(text.contains("next-1, next-2"), "{text}");
+    let strange = bench
+        .resolve_at(id, Resolution::Bought, Some("next-2"), Some("order 7"))
+        .await;
+    assert!(
+        matches!(strange, Err(NotResolved::BadReference)),
+        "{strange:?}"
+    );
     let resolved = bench
-        .resolve_at(id, Resolution::Bought, Some("next-2"))
+        .resolve_at(id, Resolution::Bought, Some("next-2"), Some("order-7"))
         .await
         .unwrap();
     assert_eq!(resolved.provider, "next-2");
+    let sql = "SELECT provider_reference FROM placements WHERE placement_id::text = $1";
+    assert_eq!(bench.value::<String>(sql, id).await, "order-7");
     assert!(bench.claim_due(PROVIDER, 10).await.is_empty());
     let claimed = bench.claim_due("next-2", 10).await;
     assert_eq!(claimed[0].was, PlacementState::Placed);
@@ -263,6 +274,13 @@ async fn a_purchase_that_a_provider_had_rejected_can_be_taken_there() {
         .await;
     bench.claim(&[id]).await;
     bench.settle(&[rejected(id, 1)]).await;
+    // The number of the purchase at the next provider, which says nothing about this one.
+    bench
+        .set(
+            "UPDATE placements SET provider_reference = 'N1' WHERE placement_id::text = $1",
+            id,
+        )
+        .await;
     bench.settle(&[bought_pending(id, 1)]).await;
     assert_eq!(bench.state(id).await, "parked");
     let mut connection = bench.connection().await;
@@ -275,9 +293,12 @@ async fn a_purchase_that_a_provider_had_rejected_can_be_taken_there() {
         ("next-1", &[PROVIDER.to_owned()][..])
     );
     bench
-        .resolve_at(id, Resolution::Bought, Some(PROVIDER))
+        .resolve_at(id, Resolution::Bought, Some(PROVIDER), None)
         .await
         .unwrap();
+    let sql =
+        "SELECT coalesce(provider_reference, 'none') FROM placements WHERE placement_id::text = $1";
+    assert_eq!(bench.value::<String>(sql, id).await, "none");
     let claimed = bench.claim_due(PROVIDER, 10).await;
     assert_eq!(claimed[0].topups[0].provider_option_id, option);
 }

@@ -193,6 +193,7 @@ async fn the_timeline_has_failed_units_and_what_operators_did() {
         let decision = Decision {
             resolution,
             bought_at: None,
+            reference: None,
             seen: None,
         };
         placements::resolve(&mut console, id, decision, mode)

@@ -72,7 +72,8 @@ impl OpenIdConfig {
         ];
         given
             .into_iter()
-            .filter_map(|(role, value)| Some((role, value.clone()?)))
+            // An empty value names no group: a claim that is empty must not make somebody an operator.
+            .filter_map(|(role, value)| Some((role, value.clone().filter(|one| !one.is_empty())?)))
             .collect()
     }
 }

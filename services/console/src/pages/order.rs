@@ -104,6 +104,8 @@ struct UnitRow {
     delivered: String,
     reason: String,
     give_back: Option<String>,
+    /// The attempt of its give-back.
+    give_back_attempt: i32,
     /// Whether this session may say what became of its parked give-back.
     resolve: bool,
     delivery: String,
@@ -284,6 +286,7 @@ fn unit_row(
         delivered: or_none(unit.delivered_at.map(utc)),
         reason: or_none(unit.reason.as_ref().or(unit.delivery_error.as_ref())),
         give_back: route::give_back(unit),
+        give_back_attempt: unit.give_back_attempt.unwrap_or_default(),
         resolve: unit.give_back.as_deref() == Some(GiveBackState::Parked.as_str())
             && session.may(Role::Operator),
         delivery: unit.topup_id.clone(),
@@ -318,6 +321,8 @@ pub(crate) async fn resolve(
     // The list always names one. It counts only if the purchase was found.
     let provider = act.fields.get("provider");
     let bought_at = provider.filter(|_| resolution == Resolution::Bought);
+    let reference = act.fields.get("reference").map(str::trim);
+    let reference = reference.filter(|text| !text.is_empty() && resolution == Resolution::Bought);
     let target = match bought_at {
         Some(provider) => format!("placement {id} at {provider}"),
         None => format!("placement {id}"),
@@ -326,6 +331,7 @@ pub(crate) async fn resolve(
     let decision = Decision {
         resolution,
         bought_at,
+        reference,
         seen: Some(act.fields.get("seen").unwrap_or_default()),
     };
     let resolved = app
@@ -408,15 +414,20 @@ pub(crate) async fn resolve_give_back(
             ));
         }
     };
+    let seen = act.fields.get("seen").and_then(|seen| seen.parse().ok());
+    let seen =
+        seen.ok_or_else(|| Problem::Invalid("the form does not say what it showed".into()))?;
     let target = format!("topup {topup}");
     let mode = Mode::Apply(act.action(command, &target, reason));
     app.database()
-        .run(async |connection| give_backs::resolve(connection, &topup, found, mode).await)
+        .run(async |connection| {
+            give_backs::resolve(connection, &topup, found, Some(seen), mode).await
+        })
         .await
         .map_err(|error| match error {
             give_backs::NotResolved::Unknown => unknown(),
             give_backs::NotResolved::Store(error) => error.into(),
-            changed @ give_backs::NotResolved::NotParked(_) => Problem::Conflict(format!(
+            changed => Problem::Conflict(format!(
                 "The give-back was not resolved: {changed}. Nothing was changed: look at its order again."
             )),
         })?;

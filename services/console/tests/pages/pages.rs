@@ -286,7 +286,13 @@ async fn a_routed_purchase_and_a_parked_give_back_are_resolved_on_the_page_of_th
         ("token", token.as_str()),
         ("reason", "a test"),
         ("found", "returned"),
+        ("seen", "1"),
     ];
+    // What a page showed before the partner asked anew resolves nothing.
+    let mut stale = form;
+    stale[3].1 = "0";
+    let answer = browser.post(&path, &stale).await;
+    assert_eq!(answer.status(), 409);
     let answer = browser.post(&path, &form).await;
     assert_eq!(answer.status(), 303, "{:?}", answer.text().await);
     let answer = browser.post(&path, &form).await;

@@ -345,6 +345,11 @@ pub trait Provider: Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<PurchaseAnswer, Trouble>>;
     /// Looks a purchase up by our id. Buys nothing.
     fn find<'a>(&'a self, sought: &'a Sought) -> BoxFuture<'a, Result<FindAnswer, Trouble>>;
+    /// Whether the adapter itself takes the turns of its look-ups, because one call may answer several
+    /// of them.
+    fn paces_look_ups(&self) -> bool {
+        false
+    }
     /// Asks for the profiles of a purchase that the provider has. By default this is a look-up.
     /// Buys nothing.
     fn collect<'a>(&'a self, sought: &'a Sought) -> BoxFuture<'a, Result<FindAnswer, Trouble>> {

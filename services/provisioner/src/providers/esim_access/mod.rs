@@ -373,11 +373,18 @@ impl Provider for EsimAccess {
     fn find<'a>(&'a self, sought: &'a Sought) -> BoxFuture<'a, Result<FindAnswer, Trouble>> {
         async move {
             match &sought.reference {
-                Some(number) => self.by_number(sought.placement_id, number).await,
+                Some(number) => {
+                    self.http.turn().await;
+                    self.by_number(sought.placement_id, number).await
+                }
                 None => self.by_time(sought).await,
             }
         }
         .boxed()
+    }
+
+    fn paces_look_ups(&self) -> bool {
+        true
     }
 
     fn balance(&self) -> BoxFuture<'_, Result<Balance, Trouble>> {

@@ -3,8 +3,10 @@
 //! A busy account makes thousands of eSIMs within the time in which a purchase may have arrived, each
 //! page of them costs a call, and after an outage hundreds of purchases are searched at once. So the
 //! time is cut into slots. What was made in a slot is read once for all purchases that ask within
-//! [`FRESH`], and a search reads the slots from the attempt outward, until it has found the purchase.
-//! What it costs depends on the length of an outage, and not on the number of its purchases.
+//! [`FRESH`], or within [`KEPT`] if nothing can arrive in it any more, and a search reads the slots from
+//! the attempt outward, until it has found the purchase. Only the calls take turns under
+//! `PROVIDER_RATE`. So what searches cost depends on the length of an outage, and hardly on the number
+//! of its purchases.
 //!
 //! A search that finds nothing proves nothing, so it does no harm that an answer is a little old, or
 //! that a slot with very many eSIMs is not read to its end.
@@ -32,6 +34,8 @@ const SLOT: i64 = 10;
 const PAGES: u32 = 20;
 /// How long an answer serves other searches.
 const FRESH: Duration = Duration::from_secs(2);
+/// How long it serves them if the slot is so old that no purchase can arrive in it any more.
+const KEPT: Duration = Duration::from_mins(1);
 /// A search begins with the slots from this long before the attempt until this long after now. Nearly
 /// every purchase is there, because the clocks are seldom seconds apart.
 const NEAR: Duration = Duration::from_secs(5);
@@ -44,7 +48,7 @@ const MARGIN: Duration = Duration::from_mins(1);
 /// What was made in a slot, by our ids of the purchases.
 type Made = Arc<HashMap<String, Vec<Allocated>>>;
 
-/// The last answer about a slot, and when it came. Whoever reads the slot holds the lock.
+/// The last answer about a slot, and how long it serves. Whoever reads the slot holds the lock.
 type Slot = Arc<tokio::sync::Mutex<Option<(Instant, Result<Made, Trouble>)>>>;
 
 /// The slots that were read a moment ago, or are being read.
@@ -56,7 +60,10 @@ impl Slots {
         let mut slots = lock(&self.0);
         let is_fresh = |slot: &Slot| {
             let read = slot.try_lock();
-            read.is_ok_and(|read| read.as_ref().is_some_and(|(at, _)| at.elapsed() < FRESH))
+            read.is_ok_and(|read| {
+                read.as_ref()
+                    .is_some_and(|(until, _)| Instant::now() < *until)
+            })
         };
         slots.retain(|_, slot| Arc::strong_count(slot) > 1 || is_fresh(slot));
         Arc::clone(slots.entry(slot).or_default())
@@ -81,10 +88,8 @@ impl EsimAccess {
     /// Searches the eSIMs that were made around the time of the attempt for our id.
     pub(super) async fn by_time(&self, sought: &Sought) -> Result<FindAnswer, Trouble> {
         let ours = sought.placement_id.to_string();
-        // The search has waited for the turn of its first call.
-        let mut has_turn = true;
         for slot in slots(sought, runtime::clock::now()) {
-            let made = self.slot(slot, &mut has_turn).await?;
+            let made = self.slot(slot, sought.arrives_within).await?;
             if let Some(esims) = made.get(&ours) {
                 return found(esims.clone());
             }
@@ -93,20 +98,24 @@ impl EsimAccess {
     }
 
     /// What was made in a slot, perhaps from the answer to another search.
-    async fn slot(&self, slot: i64, has_turn: &mut bool) -> Result<Made, Trouble> {
+    async fn slot(&self, slot: i64, arrives_within: Duration) -> Result<Made, Trouble> {
         let kept = self.slots.get(slot);
         let mut kept = kept.lock().await;
-        if let Some((at, made)) = &*kept
-            && at.elapsed() < FRESH
+        if let Some((until, made)) = &*kept
+            && Instant::now() < *until
         {
-            return made.clone();
+            return made.clone().map_err(shared);
         }
-        let made = self.read_slot(slot, has_turn).await;
-        *kept = Some((Instant::now(), made.clone()));
+        let made = self.read_slot(slot).await;
+        let end = (slot + 1).saturating_mul(SLOT);
+        let is_over = runtime::clock::now().unix_timestamp()
+            > end + (arrives_within + MARGIN).as_secs().cast_signed();
+        let serves = if is_over && made.is_ok() { KEPT } else { FRESH };
+        *kept = Some((Instant::now() + serves, made.clone()));
         made
     }
 
-    async fn read_slot(&self, slot: i64, has_turn: &mut bool) -> Result<Made, Trouble> {
+    async fn read_slot(&self, slot: i64) -> Result<Made, Trouble> {
         let at = |slot: i64| {
             OffsetDateTime::from_unix_timestamp(slot.saturating_mul(SLOT))
                 .map(|at| at.to_offset(UtcOffset::UTC))
@@ -115,9 +124,7 @@ impl EsimAccess {
         let filter = within(at(slot)?, at(slot + 1)?)?;
         let mut made: HashMap<String, Vec<Allocated>> = HashMap::new();
         for number in 1..=PAGES {
-            if !std::mem::take(has_turn) {
-                self.http.turn().await;
-            }
+            self.http.turn().await;
             let page = match self.page(&filter, number).await? {
                 Ok(page) => page,
                 Err(failure) => return Err(failure.trouble()),
@@ -137,6 +144,17 @@ impl EsimAccess {
              searched for purchases without an answer"
         );
         Ok(Arc::new(made))
+    }
+}
+
+/// The failure of another search's call. It counts towards the breaker once, and not for each search
+/// that has waited for it.
+fn shared(trouble: Trouble) -> Trouble {
+    match trouble {
+        Trouble::NotSent(reason) | Trouble::Denied(reason) => {
+            Trouble::Unknown(format!("the call of another search failed: {reason}"))
+        }
+        other => other,
     }
 }
 
