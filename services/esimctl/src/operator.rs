@@ -130,7 +130,7 @@ pub struct Link {
         long,
         value_name = "URL",
         env = "CONSOLE_URL",
-        default_value = "http://127.0.0.1:18070/"
+        default_value = "http://127.0.0.1:8085/"
     )]
     console_url: Url,
 }
@@ -203,10 +203,15 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             let ended = accounts::sign_out(&mut connection, &who.name, action).await?;
             let result = json!({ "name": who.name, "sessions_ended": ended });
             console.print(&result, || {
-                format!(
-                    "{} has no session now; ended: {ended}",
-                    printable(&who.name)
-                )
+                let name = printable(&who.name);
+                if ended == 0 {
+                    format!(
+                        "{name} had no session, so none was ended. Is the name right? Somebody of an OpenID provider is called \
+                         `oidc:NAME`, as in `esimctl action list`"
+                    )
+                } else {
+                    format!("{name} has no session now; ended: {ended}")
+                }
             })
         }
         Command::Role { who, role } => {

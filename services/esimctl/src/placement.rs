@@ -207,7 +207,9 @@ fn preview(preview: &Resolved) -> String {
             "BUYS {pending} units from {provider} by attempt {}; if {provider} has the purchase, it is bought twice",
             attempt + 1
         ),
-        _ => format!("{failed} units fail for good, and the partner gets no webhook for them"),
+        _ => format!(
+            "{failed} units fail for good; the partner gets `topup.failed` if it asked for that event, otherwise tell it yourself"
+        ),
     };
     format!("placement {placement_id}: {consequence} (units with a profile: {ready})")
 }

@@ -51,10 +51,18 @@ impl Remedy {
         match self {
             Self::CloseBreaker(name) => format!("esimctl provider close {name}"),
             Self::Recover => "esimctl recover".to_owned(),
-            Self::ResolvePlacement(id) => format!("esimctl placement resolve {id}"),
-            Self::ResolveGiveBack(id) => format!("esimctl give-back resolve {id}"),
+            Self::ResolvePlacement(id) => {
+                format!(
+                    "esimctl placement resolve {id} --bought|--not-bought|--retry --reason TEXT"
+                )
+            }
+            Self::ResolveGiveBack(id) => {
+                format!("esimctl give-back resolve {id} --returned|--not-returned --reason TEXT")
+            }
             Self::ResumeEndpoint(id) => format!("esimctl endpoint resume {id}"),
-            Self::ReplayExhausted(id) => format!("esimctl delivery replay --partner {id}"),
+            Self::ReplayExhausted(id) => {
+                format!("esimctl delivery replay --partner {id} --since 48h --reason TEXT")
+            }
         }
     }
 }
@@ -100,20 +108,22 @@ impl Item {
                 )
             }
             Self::GiveBack(one) => format!(
-                "the give-back of topup {} to {} is parked, where the unit is {}: {}",
+                "the give-back of topup {} to {} is parked. Look there for the unit {}; the last answer was: {}",
                 one.topup_id,
                 one.provider,
                 one.provider_unit_id.as_deref().unwrap_or("not known"),
                 one.message.as_deref().unwrap_or("no reason is recorded")
             ),
             Self::Stopped(endpoint) => {
-                let by = if endpoint.paused_by_partner {
-                    " by the partner"
-                } else {
-                    ""
-                };
+                if endpoint.paused_by_partner {
+                    return format!(
+                        "the partner has paused endpoint {} of {} itself, and {} webhooks wait: ask the partner before you \
+                         resume it",
+                        endpoint.endpoint_id, endpoint.name, endpoint.pending
+                    );
+                }
                 format!(
-                    "endpoint {} of {} is {}{by} after {} failures; {} webhooks wait",
+                    "endpoint {} of {} is {} after {} failures; {} webhooks wait",
                     endpoint.endpoint_id,
                     endpoint.name,
                     endpoint.state,

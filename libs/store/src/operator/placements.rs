@@ -5,6 +5,8 @@
 //! the transitions of [`domain::placement`], and refuses what could buy twice or deliver for an
 //! order that was answered with 422.
 
+use std::iter;
+
 use domain::{
     OrderId, PartnerId, PlacementId, PlacementState,
     placement::{Event, Placement, Resolution},
@@ -79,7 +81,7 @@ pub async fn list(
                   count(t.topup_id) AS "units!", count(t.topup_id) FILTER (WHERE t.state = 'pending' AND e.ready_at IS NULL) AS "pending!",
                   p.lane,
                   ARRAY (SELECT pair->>'provider'
-                         FROM jsonb_array_elements(coalesce(p.alternatives, '[]')
+                         FROM jsonb_array_elements(CASE WHEN p.placed_at IS NULL THEN coalesce(p.alternatives, '[]') ELSE '[]' END
                                                    || CASE WHEN p.disputed THEN coalesce(p.tried, '[]') ELSE '[]' END) pair
                          WHERE p.state = 'parked' AND pair->>'provider' <> p.provider) AS "elsewhere!: Vec<String>"
            FROM placements p
@@ -199,7 +201,9 @@ pub enum NotResolved {
     #[error("the provider has named units for it, so it is bought; a retry would buy it twice")]
     HasUnits,
     /// Another provider was named than those that may have sold it.
-    #[error("it cannot be at that provider; it can be at {0}")]
+    #[error(
+        "it cannot be at that provider, because it was never sent there and could not go there; it can be at {0}"
+    )]
     NotItsProvider(String),
     /// The provider of the placement has named units, so the purchase there is certain, too.
     #[error(
@@ -253,10 +257,11 @@ struct Pair {
     options: Option<String>,
 }
 
-/// The pair of a placement at `provider`, which is not the present one.
+/// The pair of a placement at `provider`, which is not the `present` one.
 async fn pair(
     connection: &mut PgConnection,
     placement_id: PlacementId,
+    present: &str,
     provider: &str,
 ) -> Result<Pair, NotResolved> {
     let query = sqlx::query!(
@@ -267,7 +272,8 @@ async fn pair(
         placement_id.uuid(),
     );
     let pairs = query.fetch_all(connection).await?;
-    let known: Vec<&str> = pairs.iter().map(|pair| pair.provider.as_str()).collect();
+    let others = pairs.iter().map(|pair| pair.provider.as_str());
+    let known: Vec<&str> = iter::once(present).chain(others).collect();
     let known = known.join(", ");
     let found = pairs.into_iter().find(|pair| pair.provider == provider);
     let found = found.ok_or(NotResolved::NotItsProvider(known))?;
@@ -346,8 +352,13 @@ pub async fn resolve(
     let placed = settled.state == PlacementState::Placed;
     let other = bought_at.filter(|other| placed && *other != row.provider);
     let pair = match other {
-        Some(_) if row.has_units => return Err(NotResolved::BoughtHere(row.provider)),
-        Some(other) => pair(&mut transaction, placement_id, other).await?,
+        Some(other) => {
+            let pair = pair(&mut transaction, placement_id, &row.provider, other).await?;
+            if row.has_units {
+                return Err(NotResolved::BoughtHere(row.provider));
+            }
+            pair
+        }
         None => Pair::default(),
     };
     if let Some(options) = &pair.options {

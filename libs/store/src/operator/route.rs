@@ -24,7 +24,9 @@ pub fn route(placement: &PlacementView) -> Option<String> {
         "parked" => Some("it may be bought there, or at"),
         _ => None,
     };
-    let further = further.filter(|_| !placement.alternatives.is_empty());
+    // A confirmed purchase is at this provider, also if its placement was parked later.
+    let is_open = placement.placed_at.is_none() && !placement.alternatives.is_empty();
+    let further = further.filter(|_| is_open);
     if placement.tried.is_empty() && further.is_none() {
         return None;
     }

@@ -47,7 +47,9 @@ pub(crate) async fn show(
     };
     let read = async |connection: &mut PgConnection| read(connection, asked).await;
     let found = app.database().run(read).await?;
-    if let ([only], []) = (found.hits.as_slice(), found.archived.as_slice()) {
+    // A refused request may be what was meant: it may be of another partner with the same external id.
+    let is_all = found.archived.is_empty() && found.refused.is_empty();
+    if let ([only], true) = (found.hits.as_slice(), is_all) {
         return Ok(Redirect::to(&only.path).into_response());
     }
     let mut shell = Shell::new(&visit.session, "", format!("Found for {asked}"));

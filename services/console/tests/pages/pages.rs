@@ -240,7 +240,7 @@ async fn a_routed_purchase_and_a_parked_give_back_are_resolved_on_the_page_of_th
     for part in [
         "Parked give-backs",
         &format!("<a href=\"/orders/{}\">{}</a>", bench.order, bench.topup),
-        "where the unit is unit-1: timeout",
+        "Look there for the unit unit-1; the last answer was: timeout",
         "look it up at airalo, too",
     ] {
         assert!(needs.contains(part), "no {part:?} in {needs}");

@@ -119,12 +119,18 @@ async fn what_needs_a_person_is_listed_with_the_command_that_ends_it() {
         ("breaker", "esimctl provider close sandbox".to_owned()),
         (
             "parked",
-            format!("esimctl placement resolve {}", placement.placement),
+            format!(
+                "esimctl placement resolve {} --bought|--not-bought|--retry --reason TEXT",
+                placement.placement
+            ),
         ),
-        ("give_back", format!("esimctl give-back resolve {topup}")),
+        (
+            "give_back",
+            format!("esimctl give-back resolve {topup} --returned|--not-returned --reason TEXT"),
+        ),
         (
             "exhausted",
-            format!("esimctl delivery replay --partner {partner}"),
+            format!("esimctl delivery replay --partner {partner} --since 48h --reason TEXT"),
         ),
     ];
     let listed = operator.json(&["attention"]).await;
