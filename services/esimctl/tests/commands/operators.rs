@@ -77,7 +77,7 @@ async fn a_purchase_at_another_provider_is_resolved_with_its_name() {
     operator
         .run(&resolve("--bought", "usimsa"))
         .await
-        .fails(1, "it can be at airalo");
+        .fails(1, "it can be at sandbox, airalo");
     let resolved = operator.json(&resolve("--bought", "airalo")).await;
     assert_eq!(
         (text(&resolved, "provider"), text(&resolved, "state")),
@@ -145,7 +145,7 @@ async fn what_needs_a_person_is_listed_with_the_command_that_ends_it() {
         .run(&["attention"])
         .await
         .says("look it up at airalo, too")
-        .says("where the unit is unit-1: timeout");
+        .says("Look there for the unit unit-1; the last answer was: timeout");
     operator.run(&["order", "show", &topup]).await.says(
         "is parked: find out at the provider whether it has the eSIM back (unknown: timeout)",
     );
