@@ -179,7 +179,7 @@ impl Accounts {
         let (Some(known), Some(account)) = (known, self.0.get(name)) else {
             let names = KNOWN.map(|known| known.name).join(", ");
             return Err(BadSetting::error(format!(
-                "{name:?} is not a known provider; known are {names}"
+                "{name:?} is not a provider that PROVIDERS can name; known are {names}"
             )));
         };
         (known.connect)(account, paced)
