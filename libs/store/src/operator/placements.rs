@@ -300,6 +300,24 @@ async fn rename_options(
     Ok(())
 }
 
+/// Gives the units of a placement the names of `provider`, which is not the `present` one.
+async fn take_at(
+    connection: &mut PgConnection,
+    placement_id: PlacementId,
+    present: &str,
+    has_units: bool,
+    provider: &str,
+) -> Result<Pair, NotResolved> {
+    let pair = pair(connection, placement_id, present, provider).await?;
+    if has_units {
+        return Err(NotResolved::BoughtHere(present.to_owned()));
+    }
+    if let Some(options) = &pair.options {
+        rename_options(connection, placement_id, options).await?;
+    }
+    Ok(pair)
+}
+
 /// Resolves a parked placement by [`Event::Resolve`]. If it is bought or retried, failed units to
 /// which the provider has assigned nothing become pending again.
 pub async fn resolve(
@@ -353,17 +371,17 @@ pub async fn resolve(
     let other = bought_at.filter(|other| placed && *other != row.provider);
     let pair = match other {
         Some(other) => {
-            let pair = pair(&mut transaction, placement_id, &row.provider, other).await?;
-            if row.has_units {
-                return Err(NotResolved::BoughtHere(row.provider));
-            }
-            pair
+            take_at(
+                &mut transaction,
+                placement_id,
+                &row.provider,
+                row.has_units,
+                other,
+            )
+            .await?
         }
         None => Pair::default(),
     };
-    if let Some(options) = &pair.options {
-        rename_options(&mut transaction, placement_id, options).await?;
-    }
     // `settled` moves the placement. `due` makes its collect or its next attempt due, or `done`
     // deletes its work if it was not bought. In any case it no longer waits in `held`.
     let statement = sqlx::query!(
