@@ -326,13 +326,7 @@ pub async fn resolve(
     decision: Decision<'_>,
     mode: Mode<'_>,
 ) -> Result<Resolved, NotResolved> {
-    let Decision {
-        resolution,
-        bought_at,
-        reference,
-        seen,
-    } = decision;
-    if reference.is_some_and(|text| !is_reference(text)) {
+    if decision.reference.is_some_and(|text| !is_reference(text)) {
         return Err(NotResolved::BadReference);
     }
     let mut transaction = connection.begin().await?;
@@ -354,21 +348,23 @@ pub async fn resolve(
         ..Placement::NEW
     };
     let settled = parked
-        .after(Event::Resolve(resolution))
+        .after(Event::Resolve(decision.resolution))
         .map_err(|_| NotResolved::NotParked(parked.state))?;
     let now = parking(row.attempt, row.reason.as_deref());
-    if seen.is_some_and(|seen| seen != now) {
+    if decision.seen.is_some_and(|seen| seen != now) {
         return Err(NotResolved::Changed(now));
     }
-    if row.refused && resolution != Resolution::NotBought {
+    if row.refused && decision.resolution != Resolution::NotBought {
         return Err(NotResolved::Refused);
     }
-    if row.has_units && resolution == Resolution::Retry {
+    if row.has_units && decision.resolution == Resolution::Retry {
         return Err(NotResolved::HasUnits);
     }
     let due = settled.state != PlacementState::Failed;
     let placed = settled.state == PlacementState::Placed;
-    let other = bought_at.filter(|other| placed && *other != row.provider);
+    let other = decision
+        .bought_at
+        .filter(|other| placed && *other != row.provider);
     let pair = match other {
         Some(other) => {
             take_at(
@@ -415,7 +411,7 @@ pub async fn resolve(
         due,
         pair.provider,
         pair.lane,
-        reference,
+        decision.reference,
     );
     statement.execute(&mut *transaction).await?;
     let units = settle_units(&mut transaction, placement_id, due).await?;
