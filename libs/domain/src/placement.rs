@@ -50,8 +50,8 @@ pub struct Placement {
     /// The placement is parked although something is bought. Only an operator moves it; late and
     /// repeated outcomes do not.
     pub disputed: bool,
-    /// How many pairs of provider and option may still follow the present one. It is 0 after an
-    /// outcome that left the purchase in doubt.
+    /// How many pairs of provider and option may still follow the present one. It is 0 once
+    /// something is bought, and after an outcome that left the purchase in doubt.
     pub alternatives: u32,
 }
 
@@ -130,7 +130,11 @@ impl Placement {
                 ..self
             }),
             (_, Event::Bought(_)) if self.disputed => Err(Ignored),
-            (Placing | Parked, Event::Bought(attempt)) if current(attempt) => to(Placed),
+            (Placing | Parked, Event::Bought(attempt)) if current(attempt) => Ok(Self {
+                state: Placed,
+                alternatives: 0,
+                ..self
+            }),
             (Placed, Event::Bought(attempt)) if current(attempt) => Err(Ignored),
             // A purchase that nobody expects in this state, or of another attempt. A later attempt
             // than the recorded one exists only if the database has lost the commit that recorded
@@ -138,6 +142,7 @@ impl Placement {
             (_, Event::Bought(_)) => Ok(Self {
                 state: Parked,
                 disputed: true,
+                alternatives: 0,
                 ..self
             }),
             (Placing, Event::Rejected(attempt)) if current(attempt) => {

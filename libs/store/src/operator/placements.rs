@@ -81,7 +81,7 @@ pub async fn list(
                   count(t.topup_id) AS "units!", count(t.topup_id) FILTER (WHERE t.state = 'pending' AND e.ready_at IS NULL) AS "pending!",
                   p.lane,
                   ARRAY (SELECT pair->>'provider'
-                         FROM jsonb_array_elements(CASE WHEN p.placed_at IS NULL THEN coalesce(p.alternatives, '[]') ELSE '[]' END
+                         FROM jsonb_array_elements(coalesce(p.alternatives, '[]')
                                                    || CASE WHEN p.disputed THEN coalesce(p.tried, '[]') ELSE '[]' END) pair
                          WHERE p.state = 'parked' AND pair->>'provider' <> p.provider) AS "elsewhere!: Vec<String>"
            FROM placements p

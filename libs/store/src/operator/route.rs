@@ -24,9 +24,7 @@ pub fn route(placement: &PlacementView) -> Option<String> {
         "parked" => Some("it may be bought there, or at"),
         _ => None,
     };
-    // A confirmed purchase is at this provider, also if its placement was parked later.
-    let is_open = placement.placed_at.is_none() && !placement.alternatives.is_empty();
-    let further = further.filter(|_| is_open);
+    let further = further.filter(|_| !placement.alternatives.is_empty());
     if placement.tried.is_empty() && further.is_none() {
         return None;
     }

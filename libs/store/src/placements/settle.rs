@@ -347,7 +347,7 @@ impl Bought {
                    UPDATE placements p
                    SET state = CASE WHEN new.park IS NULL THEN 'placed' ELSE 'parked' END,
                        reason = new.park,
-                       placed_at = coalesce(p.placed_at, now()), unknowns = 0,
+                       placed_at = coalesce(p.placed_at, now()), unknowns = 0, alternatives = NULL,
                        provider_reference = coalesce(new.reference, p.provider_reference)
                    FROM unnest($1::uuid[], $2::int[], $3::float8[], $4::text[], $12::text[])
                        AS new (placement_id, attempt, collect_in, park, reference)
@@ -463,7 +463,7 @@ impl Bought {
             r#"WITH moved AS (
                    -- `disputed` leaves the placement to an operator: no outcome moves it any more.
                    UPDATE placements p
-                   SET state = 'parked', disputed = true, placed_at = coalesce(p.placed_at, now()),
+                   SET state = 'parked', disputed = true, placed_at = coalesce(p.placed_at, now()), alternatives = NULL,
                        -- The stored id belongs to the purchase at the placement's provider. A placement that has
                        -- been at other providers may have this purchase from one of them, so its id is only named.
                        provider_reference = CASE WHEN p.tried IS NULL THEN coalesce(p.provider_reference, new.reference)

@@ -76,8 +76,9 @@ fn starts() -> Vec<Start> {
                 if disputed && state != PlacementState::Parked {
                     continue;
                 }
-                // A look-up that found nothing leaves no alternatives.
-                for alternatives in 0..=u32::from(!not_found) {
+                // A look-up that found nothing leaves no alternatives, and a purchase neither.
+                let may_go_on = !not_found && state != PlacementState::Placed;
+                for alternatives in 0..=u32::from(may_go_on) {
                     placements.push(Placement {
                         state,
                         attempt: ATTEMPT,

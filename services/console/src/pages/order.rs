@@ -218,10 +218,9 @@ fn placement_row(placement: &PlacementView) -> PlacementRow {
 /// The further providers of a placement, each once.
 fn others(placement: &PlacementView) -> Vec<String> {
     let tried = placement.tried.iter().map(|tried| &tried.provider);
-    // A confirmed purchase is at no provider that was not asked yet.
-    let further = placement.alternatives.iter();
-    let mut others: Vec<String> = further
-        .filter(|_| placement.placed_at.is_none())
+    let mut others: Vec<String> = placement
+        .alternatives
+        .iter()
         .chain(tried)
         .cloned()
         .collect();

@@ -142,7 +142,7 @@ impl CompletePurchases {
         let query = sqlx::query!(
             r#"WITH moved AS (
                    UPDATE placements p
-                   SET state = 'placed', placed_at = now(), unknowns = 0, reason = NULL
+                   SET state = 'placed', placed_at = now(), unknowns = 0, reason = NULL, alternatives = NULL
                    FROM unnest($1::uuid[], $2::int[]) AS new (placement_id, attempt)
                    WHERE p.placement_id = new.placement_id AND p.attempt = new.attempt AND p.state = 'placing'
                    RETURNING p.placement_id
