@@ -207,8 +207,10 @@ struct ActedOn {
 }
 
 impl ActedOn {
+    /// Whether the target names this placement, as its second word. The query of [`actions`] finds the
+    /// actions by the same word, because `placement ID at NAME` is a target, too.
     fn is_about(&self, placement_id: Uuid) -> bool {
-        self.target == format!("placement {placement_id}")
+        self.target.split(' ').nth(1) == Some(&placement_id.to_string())
     }
 
     fn moment(self) -> Moment {

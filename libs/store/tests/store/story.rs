@@ -176,14 +176,20 @@ async fn the_timeline_has_failed_units_and_what_operators_did() {
     let bench = Bench::new().await;
     let partner = bench.partner(Some("https://partner.example/")).await;
     let mut console = bench.as_role("console").await;
-    for (resolution, command) in [
-        (Resolution::Bought, "placement resolve --bought"),
-        (Resolution::NotBought, "placement resolve --not-bought"),
+    for (resolution, command, place) in [
+        (Resolution::Bought, "placement resolve --bought", ""),
+        // The record of `--provider` names the provider, too.
+        (
+            Resolution::Bought,
+            "placement resolve --bought",
+            " at sandbox",
+        ),
+        (Resolution::NotBought, "placement resolve --not-bought", ""),
     ] {
         let stored = bench.stored(order(partner, 2)).await;
         bench.claim(&[placement(&stored)]).await;
         bench.settle(&[parked(placement(&stored), 1)]).await;
-        let target = format!("placement {}", placement(&stored));
+        let target = format!("placement {}{place}", placement(&stored));
         let action = Action {
             target: &target,
             ..action(command)
