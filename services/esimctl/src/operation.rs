@@ -9,7 +9,7 @@ use clap::{Args, Subcommand, builder::PossibleValuesParser};
 use serde_json::json;
 use store::{
     PgConnection,
-    deliveries::redeliveries::Wanted,
+    deliveries::redeliveries::{Counted, Wanted},
     operator::operations::{self, NotStarted, Operation, Part, Preview},
 };
 use time::OffsetDateTime;
@@ -153,9 +153,10 @@ async fn start(
     print(console, &started)
 }
 
-/// A count, or that there are too many.
-fn counted(matching: Option<i64>) -> String {
-    matching.map_or_else(|| "too many to count".to_owned(), |count| count.to_string())
+/// A number that may be only the least one.
+fn counted(matching: Counted) -> String {
+    let least = if matching.all { "" } else { "at least " };
+    format!("{least}{}", matching.number)
 }
 
 fn describe(preview: &Preview) -> String {
@@ -167,7 +168,7 @@ fn describe(preview: &Preview) -> String {
     let matching = counted(preview.matching);
     if preview.unseen > 0 {
         return format!(
-            "{parts}\n\nWebhooks that match: at least {matching}. {} more partners may have some and could not be looked at \
+            "{parts}\n\nWebhooks that match: {matching}. {} more partners may have some and could not be looked at \
              in time, so no operation can start with this filter: choose a state that fewer webhooks have, a shorter time, \
              or one partner after the other.",
             preview.unseen

@@ -20,7 +20,7 @@
 //! Ingress calls [`begin`], [`list`], [`find`] and [`cancel`] for self-service, the notifier calls
 //! [`running`], [`step`] and [`forget`], and `esimctl` shows [`running`] and [`list`].
 
-use std::time::Duration;
+use std::{ops, time::Duration};
 
 use domain::PartnerId;
 use sqlx::{Connection, PgConnection};
@@ -41,9 +41,9 @@ use crate::{
     self_service::REASON,
 };
 
-/// The most matching deliveries that are counted when a redelivery begins.
+/// The most matching deliveries of a state that are counted when a redelivery begins.
 const MOST_COUNTED: usize = 10_000;
-/// The most rows that one step, or the count at the beginning, looks at.
+/// The most rows that one step, or the count of a state at the beginning, looks at.
 const MOST_LOOKED_AT: usize = 20_000;
 /// The most rows that one batch looks at.
 const BATCH_LOOK: usize = 1_000;
@@ -166,6 +166,7 @@ pub async fn begin(
     }
     let until = wanted.until.map_or(now, |until| until.min(now));
     let matching = count_matching(&mut transaction, partner_id, wanted, until, now).await?;
+    let matching = matching.exact();
     let wanted = Wanted {
         until: Some(until),
         ..*wanted
@@ -242,20 +243,54 @@ pub(crate) fn reach(wanted: &Wanted<'_>) -> OffsetDateTime {
     .reach()
 }
 
-/// The number of webhooks that match now; `None` if they are too many to count.
+/// A number of webhooks that match.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Counted {
+    pub number: i64,
+    /// Whether these are all. Otherwise the counting ended early, because it had found or looked at
+    /// too many, and there may be more.
+    pub all: bool,
+}
+
+impl Counted {
+    pub const NONE: Self = Self {
+        number: 0,
+        all: true,
+    };
+
+    /// The number, if it is exact.
+    pub(crate) fn exact(self) -> Option<i64> {
+        self.all.then_some(self.number)
+    }
+}
+
+impl ops::Add for Counted {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            number: self.number + other.number,
+            all: self.all && other.all,
+        }
+    }
+}
+
+/// The number of webhooks that match now.
 pub(crate) async fn count_matching(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     wanted: &Wanted<'_>,
     until: OffsetDateTime,
     now: OffsetDateTime,
-) -> Result<Option<i64>> {
-    let mut counted = 0;
+) -> Result<Counted> {
+    let mut counted = Counted::NONE;
     for phase in phases(wanted.state).filter(|phase| *phase != SENDING) {
         let mut walk = Walk {
             partner_id,
             source: Source::of(Some(phase)),
-            order: Order::OldestFirst,
+            // Delivered ones are read by their creation, from a week before the range on. The newest
+            // ones are those that are in it.
+            order: Order::NewestFirst,
             matching: Matching {
                 state: Some(phase),
                 since: Some(wanted.since),
@@ -265,12 +300,13 @@ pub(crate) async fn count_matching(
             after: start(phase, now),
         };
         let found = walk.find(connection, MOST_COUNTED, MOST_LOOKED_AT).await?;
-        if !found.ended {
-            return Ok(None);
-        }
-        counted += found.ids.len();
+        counted = counted
+            + Counted {
+                number: i64::try_from(found.ids.len()).unwrap_or(i64::MAX),
+                all: found.ended,
+            };
     }
-    Ok(i64::try_from(counted).ok())
+    Ok(counted)
 }
 
 /// The redeliveries of a partner, the newest first.

@@ -23,7 +23,7 @@ use uuid::Uuid;
 use super::actions::{self, Action, Changed, Mode};
 use crate::{
     Error, Result, count,
-    deliveries::redeliveries::{self, Wanted},
+    deliveries::redeliveries::{self, Counted, Wanted},
 };
 
 /// The most partners that an operation may have something to send for.
@@ -37,8 +37,8 @@ const BUDGET: Duration = Duration::from_secs(3);
 pub struct Part {
     pub partner_id: Uuid,
     pub name: String,
-    /// How many webhooks match now; `None` if they are too many to count.
-    pub matching: Option<i64>,
+    /// How many webhooks match now.
+    pub matching: Counted,
     /// Whether a redelivery of the partner runs already, so that this partner is skipped.
     pub skipped: bool,
 }
@@ -48,8 +48,8 @@ pub struct Part {
 pub struct Preview {
     /// The partners with something to send again.
     pub parts: Vec<Part>,
-    /// The number of webhooks, without those of skipped partners; `None` if they are too many to count.
-    pub matching: Option<i64>,
+    /// The number of webhooks, without those of skipped partners.
+    pub matching: Counted,
     /// How many partners that may have something to send were not looked at, because there are too
     /// many of them for one operation. `matching` is then without theirs, and no operation starts.
     pub unseen: usize,
@@ -136,7 +136,7 @@ pub async fn preview_within(
         redeliveries::reach(wanted),
     );
     let mut parts = Vec::new();
-    let mut all = Some(0);
+    let mut all = Counted::NONE;
     let began = Instant::now();
     let candidates = query.fetch_all(&mut *connection).await?;
     let mut unseen = candidates.len();
@@ -148,7 +148,7 @@ pub async fn preview_within(
         let until = wanted.until.map_or(row.now, |until| until.min(row.now));
         let id = row.partner_id.into();
         let matching = redeliveries::count_matching(connection, id, wanted, until, row.now).await?;
-        if matching == Some(0) {
+        if matching == Counted::NONE {
             continue;
         }
         let running = sqlx::query_scalar!(
@@ -157,7 +157,7 @@ pub async fn preview_within(
         );
         let running = running.fetch_one(&mut *connection).await?;
         if !running {
-            all = all.zip(matching).map(|(all, matching)| all + matching);
+            all = all + matching;
         }
         parts.push(Part {
             partner_id: row.partner_id,
@@ -168,7 +168,10 @@ pub async fn preview_within(
     }
     Ok(Preview {
         parts,
-        matching: all,
+        matching: Counted {
+            all: all.all && unseen == 0,
+            ..all
+        },
         unseen,
     })
 }
@@ -190,7 +193,8 @@ pub async fn start(
     let mut skipped = 0_i64;
     for part in &preview.parts {
         let partner_id = part.partner_id.into();
-        let new = redeliveries::insert(&mut transaction, partner_id, wanted, part.matching).await?;
+        let new = redeliveries::insert(&mut transaction, partner_id, wanted, part.matching.exact())
+            .await?;
         match new {
             Some(one) => begun.push(one.redelivery_id),
             None => skipped += 1,
@@ -226,7 +230,7 @@ pub async fn start(
         target: &target,
         ..action
     };
-    let affected = preview.matching.unwrap_or_default();
+    let affected = preview.matching.number;
     actions::commit(transaction, action, affected, Changed::created(filter)).await?;
     find(connection, id).await?.ok_or(NotStarted::Nothing)
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use domain::PartnerId;
 use secrecy::SecretString;
 use sqlx::Connection;
-use store::deliveries::redeliveries::{self, Wanted};
+use store::deliveries::redeliveries::{self, Counted, Wanted};
 use store::operator::{
     accounts::{self, NotChanged, NotSet, Role},
     actions::{self, Action, Actor},
@@ -523,7 +523,11 @@ async fn an_operation_sends_what_matches_at_several_partners_and_can_be_cancelle
     let preview = operations::preview(&mut console, None, &wanted)
         .await
         .unwrap();
-    assert_eq!((preview.matching, preview.parts.len()), (Some(4), 3));
+    let four = Counted {
+        number: 4,
+        all: true,
+    };
+    assert_eq!((preview.matching, preview.parts.len()), (four, 3));
     assert_eq!(preview.unseen, 0);
     // A partner without webhooks costs no count, and those that were not counted are named.
     bench.partner(Some("https://idle.example/")).await;
@@ -531,6 +535,7 @@ async fn an_operation_sends_what_matches_at_several_partners_and_can_be_cancelle
         .await
         .unwrap();
     assert_eq!((hasty.parts.len(), hasty.unseen), (0, 3));
+    assert!(!hasty.matching.all);
     let start = Action {
         actor: Actor::console("ana", "192.0.2.1"),
         ..action("operation start")
@@ -563,4 +568,34 @@ async fn an_operation_sends_what_matches_at_several_partners_and_can_be_cancelle
     assert_eq!(running.len(), 1);
     assert_eq!(running[0].partner_id, partners[2].uuid());
     assert_eq!(operations::list(&mut console, 10).await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_preview_that_can_not_count_all_webhooks_counts_the_newest_and_says_so() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some("https://partner.example/")).await;
+    // More than a count looks at were delivered three days ago, two a minute ago.
+    let sql = format!(
+        "INSERT INTO deliveries (delivery_id, partner_id, kind, state, attempt, attempted_at, created_at)
+         SELECT gen_random_uuid(), '{partner}', 'topup.ready', 'delivered', 1, at, at
+         FROM generate_series(1, 20002) n,
+              LATERAL (SELECT now() - CASE WHEN n > 2 THEN interval '3 days' ELSE interval '1 minute' END AS at) moment"
+    );
+    bench.sql(&sql).await;
+    let wanted = Wanted {
+        state: Some("delivered"),
+        since: time::OffsetDateTime::now_utc() - Duration::from_secs(3600),
+        until: None,
+    };
+    let mut console = bench.as_role("console").await;
+    let preview = operations::preview(&mut console, Some(partner), &wanted)
+        .await
+        .unwrap();
+    assert_eq!(
+        preview.matching,
+        Counted {
+            number: 2,
+            all: false,
+        }
+    );
 }

@@ -10,7 +10,7 @@ use axum::{
 use domain::PartnerId;
 use serde_json::Value;
 use store::{
-    deliveries::redeliveries::Wanted,
+    deliveries::redeliveries::{Counted, Wanted},
     operator::operations::{self, NotStarted, Operation},
 };
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
@@ -198,8 +198,10 @@ pub(crate) async fn preview(
         .database()
         .run(async |connection| operations::preview(connection, partner, &wanted).await)
         .await?;
-    let counted =
-        |matching: Option<i64>| matching.map_or_else(|| "more than 10 000".into(), number);
+    let counted = |matching: Counted| {
+        let least = if matching.all { "" } else { "at least " };
+        format!("{least}{}", number(matching.number))
+    };
     let parts = found.parts.into_iter().map(|part| Part {
         id: part.partner_id.to_string(),
         matching: counted(part.matching),

@@ -348,7 +348,7 @@ async fn an_operation_is_previewed_started_shown_and_cancelled() {
     record(&mut connection, &order, 0, None).await;
     let preview = operator.json(&[&start[..], &["--dry-run"]].concat()).await;
     assert_eq!(
-        (&preview["matching"], &preview["parts"][0]["name"]),
+        (&preview["matching"]["number"], &preview["parts"][0]["name"]),
         (&json!(1), &json!("Acme"))
     );
     assert_eq!(operator.json(&["operation", "list"]).await, json!([]));
