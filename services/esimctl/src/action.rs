@@ -9,7 +9,7 @@ use time::OffsetDateTime;
 
 use crate::{
     console::Console,
-    moment::past,
+    moment::{check_range, past},
     output::{Row, cells, or_dash, utc},
 };
 
@@ -56,6 +56,7 @@ pub struct List {
 
 pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let Command::List(asked) = command;
+    check_range(asked.since, asked.until)?;
     let filter = Filter {
         since: asked.since,
         until: asked.until,

@@ -31,7 +31,7 @@ use crate::{
     console::{Console, list},
     event,
     lookup::find_id,
-    moment::past,
+    moment::{check_range, past},
     output::{Row, cells, moment, or_dash, printable, properties},
 };
 
@@ -337,6 +337,7 @@ fn describe(head: String, attempts: &[AttemptView], answers: &[Option<String>]) 
 }
 
 async fn replay(asked: &Replay, console: &Console) -> anyhow::Result<()> {
+    check_range(asked.since, asked.until)?;
     let mut connection = console.connect().await?;
     let mut id = None;
     if let Some(webhook_id) = &asked.id {

@@ -40,6 +40,7 @@ mod erase;
 mod event;
 mod find;
 mod give_back;
+mod json;
 mod ledger;
 mod lookup;
 mod master_key;

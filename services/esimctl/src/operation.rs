@@ -19,7 +19,7 @@ use crate::{
     confirm::{By, Confirm},
     console::{Console, NotFound, list},
     lookup::find_id,
-    moment::past,
+    moment::{check_range, past},
     output::{Row, cells, or_dash, properties, utc},
 };
 
@@ -95,6 +95,9 @@ pub struct Start {
 }
 
 pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
+    if let Command::Start(asked) = command {
+        check_range(Some(asked.since), asked.until)?;
+    }
     let mut connection = console.connect().await?;
     match command {
         Command::Start(asked) => start(asked, &mut connection, console).await,

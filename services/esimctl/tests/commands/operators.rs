@@ -209,7 +209,8 @@ async fn status_shows_what_waits_and_the_last_hours() {
     let (mut connection, order) = operator.ready_order(&made, "o-1").await;
     record(&mut connection, &order, 0, Some(Duration::from_hours(1))).await;
     sqlx::query(
-        "WITH due AS (UPDATE work SET at = now() - interval '1 minute')
+        "WITH due AS (UPDATE work SET at = now() - interval '1 minute'),
+              url AS (UPDATE partners SET webhook_url = 'https://hooks.acme.example/secret-path?token=7')
          INSERT INTO hourly (hour, stage, created, done, failed)
          VALUES (date_trunc('hour', now()), 'deliveries', 3, 2, 1)",
     )
@@ -229,7 +230,11 @@ async fn status_shows_what_waits_and_the_last_hours() {
     operator
         .run(&words("status --over 1100ms"))
         .await
-        .says("does not become less");
+        .says("does not become less")
+        .says("Acme at hooks.acme.example");
+    let shown = format!("{status}");
+    assert!(!shown.contains("secret-path"), "{shown}");
+    assert_eq!(status["queues"][0]["host"], "hooks.acme.example");
 }
 
 #[tokio::test]
@@ -271,10 +276,12 @@ async fn find_says_by_which_id_an_order_was_found() {
         .await
         .says("provider")
         .says("o-1");
-    operator
-        .run(&["find", "o-2"])
-        .await
-        .fails(1, r#"nothing has the id or name "o-2""#);
+    operator.run(&["find", "o-2"]).await.fails(
+        1,
+        r#"nothing has exactly the id or name "o-2": looked for it as an order,"#,
+    );
+    let partner = operator.run(&["find", "Acme"]).await;
+    assert!(partner.text().starts_with("Partners:\n"), "{partner:?}");
 }
 
 #[tokio::test]
