@@ -40,7 +40,6 @@ mod erase;
 mod event;
 mod find;
 mod give_back;
-mod json;
 mod ledger;
 mod lookup;
 mod master_key;
@@ -194,10 +193,10 @@ enum Command {
     Status(status::Command),
     /// Look for what is wrong, and say how to mend it
     ///
-    /// It looks at PostgreSQL, roles, keys, NATS, stages, waiting work, name servers and backups, and
-    /// changes nothing.
+    /// It looks at PostgreSQL, roles, keys, NATS, stages, waiting work, name servers, the console's OpenID
+    /// provider and backups, and changes nothing.
     #[command(after_help = doctor::EXAMPLES)]
-    Doctor(doctor::Command),
+    Doctor(Box<doctor::Command>),
     /// Bring the database's schema to this version
     ///
     /// Run it before the services of this version start. If the database server cannot be reached

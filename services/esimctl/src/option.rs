@@ -15,8 +15,8 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
-use domain::{Environment, OptionId, cut::Pair};
-use serde::Deserialize;
+use domain::{Environment, OptionId, cut::Pair, distinct::Distinct};
+use serde::{Deserialize, de::DeserializeSeed};
 use serde_json::{Value, json};
 use sqlx::Connection;
 use store::{
@@ -30,7 +30,6 @@ use crate::{
     catalogue,
     confirm::{self, Confirm},
     console::Console,
-    json,
     output::{Row, cells, or_dash},
 };
 
@@ -308,7 +307,7 @@ struct Catalogue {
 fn parse(text: &str) -> anyhow::Result<Vec<ProductOption>> {
     const SHAPE: &str =
         "the file is not of the form {\"options\": […]} or […]; see `esimctl option import --help`";
-    json::check_keys(text).context("the file cannot be read")?;
+    check_keys(text)?;
     let file = if text.trim_start().starts_with('[') {
         serde_json::from_str(text).map(|options| Catalogue { options })
     } else {
@@ -349,6 +348,20 @@ fn parse(text: &str) -> anyhow::Result<Vec<ProductOption>> {
     }
     ensure!(faults.is_empty(), "{}", faults.join("; "));
     Ok(catalogue)
+}
+
+/// Refuses a key that stands twice in one object, because the parser would take the last one silently.
+fn check_keys(text: &str) -> anyhow::Result<()> {
+    let mut repeated = None;
+    let distinct = Distinct {
+        repeated: &mut repeated,
+    };
+    let read = distinct.deserialize(&mut serde_json::Deserializer::from_str(text));
+    // A text that is no JSON has another error, which follows.
+    match (repeated, read) {
+        (Some(_), Err(error)) => bail!("{error}: remove one of the two"),
+        _ => Ok(()),
+    }
 }
 
 /// Checks what the types of the fields cannot express. Returns the first fault, with its field.

@@ -95,6 +95,31 @@ async fn a_purchase_at_another_provider_is_resolved_with_its_name() {
         text(&actions[0], "target"),
         format!("placement {id} at airalo")
     );
+    // An order's text says who did what about it, and what of that found nothing to change.
+    sqlx::query(
+        "INSERT INTO operator_actions (action_id, operator, command, target, affected, reason, via)
+         VALUES (gen_random_uuid(), 'ana', 'delivery replay', 'delivery ' || $1, 0, 'ticket 7', 'console')",
+    )
+    .bind(order.topup.as_str())
+    .execute(&mut connection)
+    .await
+    .unwrap();
+    let shown = operator.run(&["order", "show", &id]).await;
+    let row = |command: &str| {
+        let mut lines = shown.text().lines();
+        let line = lines.find(|line| line.trim_start().starts_with(command));
+        line.unwrap_or_else(|| panic!("no {command} in {shown:?}"))
+    };
+    let resolved = row("placement resolve --bought");
+    assert!(
+        resolved.contains(" done ") && resolved.ends_with("a test"),
+        "{resolved}"
+    );
+    let replayed = row("delivery replay");
+    assert!(
+        replayed.contains("ana (console)") && replayed.contains("changed nothing"),
+        "{replayed}"
+    );
 }
 
 #[tokio::test]
