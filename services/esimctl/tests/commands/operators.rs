@@ -242,7 +242,7 @@ async fn status_shows_what_waits_and_the_last_hours() {
     .execute(&mut connection)
     .await
     .unwrap();
-    let status = operator.json(&words("status --over 0s --hours 1")).await;
+    let status = operator.json(&words("status --over 0s --hours 2")).await;
     let endpoint = &status["queues"][0];
     assert_eq!(endpoint["queue"]["of"], "endpoint");
     assert_eq!(endpoint["queue"]["partner_id"], made["partner_id"]);
