@@ -130,7 +130,7 @@ pub struct List {
     state: Option<String>,
     /// List only deliveries since this time
     ///
-    /// It is a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`.
+    /// It is a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`, of at most 365 days.
     #[arg(long, value_name = "TIME", value_parser = past)]
     since: Option<OffsetDateTime>,
     /// The maximum number of deliveries to list
@@ -150,7 +150,7 @@ pub struct Replay {
     partner: Option<String>,
     /// Replay only deliveries since this time
     ///
-    /// It is a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`.
+    /// It is a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`, of at most 365 days.
     #[arg(long, value_name = "TIME", value_parser = past)]
     since: Option<OffsetDateTime>,
     /// Replay only deliveries before this time, in the form of `--since`

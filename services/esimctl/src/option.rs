@@ -73,9 +73,8 @@ details is an optional JSON object of at most 4 KiB. standard is optional, too, 
 \"unlimited\", and cost, which partners do not see, may be left out. `esimctl catalogue pull` fills it in. An option that
 several providers sell has the others as \"alternatives\": [{\"provider\": \"airalo\", \"provider_option_id\":
 \"jp-7d-1gb@4.50\"}], in order of preference: if a provider refuses a purchase, the next one is asked. The file may also
-be the list [{…}] alone, as `esimctl option list
---json` prints it. An option with \"enabled\": false cannot be ordered. Options that are
-not in the file stay as they are. A file with any fault imports nothing; a key that stands twice in one object is a fault.
+be the list [{…}] alone, as `esimctl option list --json` prints it. An option with \"enabled\": false cannot be ordered.
+Options that are not in the file stay as they are. A file with any fault imports nothing; a key that stands twice in one object is a fault.
 A provider that no provisioner has ever served gets a warning, and `esimctl doctor` repeats it.";
 
 /// The largest file that is read, in bytes.

@@ -42,9 +42,9 @@ const SHOW_EXAMPLES: &str = "Examples:
 
 It also shows what operators and the partner did about the order, and which of that found nothing to change.
 
-The command never shows activation codes. --json prints {\"orders\":[…],\"stories\":[…],\"lanes\":[…],\"archived\":[…]}: the orders,
-for each of them the sentence for its partner and the timeline, the lanes
-(usually single options) that hold back purchases of these orders, and in which archive other orders with this id are.";
+The command never shows activation codes. --json prints {\"orders\":[…],\"stories\":[…],\"lanes\":[…],\"archived\":[…]}: the
+orders, for each of them the sentence for its partner and the timeline, the lanes (usually single options) that hold back
+purchases of these orders, and in which archive other orders with this id are.";
 
 /// The maximum number of orders that the store returns for one id. Several partners may use the
 /// same external order id.
