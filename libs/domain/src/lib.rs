@@ -1,12 +1,13 @@
 //! The types and rules that every part of the pipeline shares: typed ids, the state machine of a
 //! placement and that of a give-back, the names of lanes, how an order is cut into purchases, the
-//! standard fields of a product, and the text forms of an eSIM profile.
+//! standard fields of a product, the text forms of an eSIM profile, and keys that JSON repeats.
 //!
 //! All crates of the workspace may depend on this one. It does no I/O and reads no clock: times and
 //! random numbers are passed in as values, so that each rule can be tested by property tests and
 //! explored by the model checker in `tests/model`.
 
 pub mod cut;
+pub mod distinct;
 pub mod give_back;
 pub mod ids;
 pub mod lane;

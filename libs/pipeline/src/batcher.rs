@@ -72,14 +72,15 @@ impl<T: Send + 'static> Batcher<T> {
         }
     }
 
-    /// Queues one item. Returns false if the queue is full and the item was dropped.
-    pub fn try_push(&self, item: T) -> bool {
-        self.queue.try_send((item, self.unsent.token())).is_ok()
+    /// Queues one item. If the queue is full, the item comes back as the error.
+    pub fn try_push(&self, item: T) -> Result<(), T> {
+        let queued = self.queue.try_send((item, self.unsent.token()));
+        queued.map_err(|full| full.into_inner().0)
     }
 
     /// Queues one item that names rows, or drops it if the queue is full.
     pub fn push(&self, item: T) {
-        if !self.try_push(item)
+        if self.try_push(item).is_err()
             && let Some(others) = self.overflow.pass()
         {
             tracing::warn!(

@@ -93,7 +93,8 @@ impl Nats {
                             subject,
                             suppressed,
                             error,
-                            "ignored a message that cannot be read"
+                            "ignored a message of another process that cannot be read, as when two versions run side by side; nothing \
+                             is lost, because its rows are in PostgreSQL"
                         );
                     }
                 }

@@ -80,6 +80,9 @@ pub enum LogFormat {
 /// and the current time never overflows.
 const LONGEST: Duration = Duration::from_hours(365 * 24);
 
+/// The error of [`duration`] for a duration that is longer than it accepts.
+pub const TOO_LONG: &str = "it may be at most 365 days";
+
 /// Parses a duration like [`duration`], and refuses 0.
 pub fn positive_duration(text: &str) -> Result<Duration, String> {
     let duration = duration(text)?;
@@ -101,7 +104,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     let duration = humantime::parse_duration(text)
         .map_err(|error| format!("{error}; write it like `2s` or `500ms`"))?;
     if duration > LONGEST {
-        Err("it may be at most 365 days".into())
+        Err(TOO_LONG.into())
     } else {
         Ok(duration)
     }

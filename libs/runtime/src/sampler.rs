@@ -66,6 +66,13 @@ impl Sampler {
         self.pass_at(Instant::now())
     }
 
+    /// Counts lines that had passed and were lost after all, together with what they would have said, so
+    /// that the next one that passes says so.
+    pub fn lost(&self, lines: u64) {
+        let mut state = lock(&self.state);
+        state.suppressed = state.suppressed.saturating_add(lines);
+    }
+
     pub(crate) fn pass_at(&self, now: Instant) -> Option<u64> {
         let mut state = lock(&self.state);
         let is_over = |began| now.saturating_duration_since(began) >= self.period;
@@ -105,5 +112,18 @@ mod tests {
             passed,
             [Some(0), Some(0), None, None, Some(2), Some(0), None]
         );
+    }
+
+    #[test]
+    fn what_was_lost_on_its_way_is_counted_by_the_next_line() {
+        let sampler = Sampler::new(2);
+        let now = Instant::now();
+        assert_eq!(sampler.pass_at(now), Some(0));
+        sampler.lost(1);
+        assert_eq!(sampler.pass_at(now), Some(1));
+        assert_eq!(sampler.pass_at(now), None);
+        // The line that would have said 1 was lost, too.
+        sampler.lost(2);
+        assert_eq!(sampler.pass_at(now + Duration::from_secs(1)), Some(3));
     }
 }

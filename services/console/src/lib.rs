@@ -21,7 +21,7 @@
 pub mod access;
 mod format;
 mod metrics;
-mod openid;
+pub mod openid;
 mod pages;
 mod pictures;
 mod problem;

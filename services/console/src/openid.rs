@@ -14,6 +14,7 @@
 //! - No token is stored, logged or shown. What remains of a sign-in is the person's name and role.
 //! - The console needs the provider for a sign-in only, so it starts and serves sessions without it.
 
+mod examine;
 mod settings;
 
 use std::{pin::Pin, time::Duration};
@@ -21,9 +22,9 @@ use std::{pin::Pin, time::Duration};
 use anyhow::Context;
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use openidconnect::{
-    AuthType, AuthorizationCode, ClaimsVerificationError, ClientId, ClientSecret, CsrfToken,
-    HttpRequest, HttpResponse, IssuerUrl, Nonce, PkceCodeChallenge, PkceCodeVerifier, RedirectUrl,
-    RequestTokenError, Scope, TokenResponse,
+    AsyncHttpClient, AuthType, AuthorizationCode, ClaimsVerificationError, ClientId, ClientSecret,
+    CsrfToken, DiscoveryError, HttpRequest, HttpResponse, IssuerUrl, Nonce, PkceCodeChallenge,
+    PkceCodeVerifier, RedirectUrl, RequestTokenError, Scope, TokenResponse,
     core::{
         CoreAuthenticationFlow, CoreClient, CoreClientAuthMethod, CoreIdToken,
         CoreJwsSigningAlgorithm, CoreProviderMetadata,
@@ -40,7 +41,10 @@ use store::operator::{
 use tokio::{sync::Mutex, time::Instant};
 use url::Url;
 
-pub use self::settings::OpenIdConfig;
+pub use self::{
+    examine::{Examined, Roles, examine},
+    settings::OpenIdConfig,
+};
 
 /// The path to which the provider sends browsers back.
 pub(crate) const CALLBACK: &str = "/sign-in/openid/callback";
@@ -368,15 +372,7 @@ impl Provider {
         if let Some(known) = known {
             return known.metadata.clone().map_err(NotNamed::Unavailable);
         }
-        let metadata = CoreProviderMetadata::discover_async(self.issuer.clone(), &self.http())
-            .await
-            .map_err(|error| match error {
-                openidconnect::DiscoveryError::Request(error) => described(&error),
-                openidconnect::DiscoveryError::Response(status, ..) => {
-                    format!("it answered with status {status} where its metadata should be")
-                }
-                other => other.to_string(),
-            });
+        let metadata = discover(self.issuer.clone(), &self.http()).await;
         *fetched = Some(Fetched {
             at: Instant::now(),
             metadata: metadata.clone(),
@@ -392,6 +388,21 @@ impl Provider {
             Box::pin(async move { exchange(&client, request).await })
         }
     }
+}
+
+/// Fetches the metadata and the keys of a provider, and compares its issuer with ours.
+async fn discover<'c, C: AsyncHttpClient<'c, Error = Exchange>>(
+    issuer: IssuerUrl,
+    http: &'c C,
+) -> Result<CoreProviderMetadata, String> {
+    let discovered = CoreProviderMetadata::discover_async(issuer, http).await;
+    discovered.map_err(|error| match error {
+        DiscoveryError::Request(error) => described(&error),
+        DiscoveryError::Response(status, ..) => {
+            format!("it answered with status {status} where its metadata should be")
+        }
+        other => other.to_string(),
+    })
 }
 
 type Answer = Pin<Box<dyn Future<Output = Result<HttpResponse, Exchange>> + Send>>;

@@ -125,7 +125,7 @@ impl IntoResponse for Problem {
             Self::Broken(error) => {
                 tracing::error!(
                     error = format!("{error:#}"),
-                    "a page of the console could not be made"
+                    "a page of the console could not be made, and its reader was told so; this is a fault of the program, so report it"
                 );
             }
             _ => {}

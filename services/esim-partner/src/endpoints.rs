@@ -25,14 +25,30 @@ const ADD_EXAMPLES: &str = "Examples:
 The secret is shown only once, so it goes to a new file that only you can read. The file of headers has lines such as
   x-api-key: s3cret";
 
-const ID_EXAMPLES: &str = "The id is in `esim-partner endpoints list`.";
+/// Examples of a command that needs the id of an endpoint.
+macro_rules! with_id {
+    ($($example:literal),+) => {
+        concat!("Examples:", $("\n  esim-partner endpoints ", $example,)+ "\n\nThe id is in `esim-partner endpoints list`.")
+    };
+}
+
+pub(crate) const EXAMPLES: &str = "Examples:
+  esim-partner endpoints list
+  esim-partner endpoints add https://crm.example.com/esims --secret-file crm.secret
+  esim-partner endpoints test 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e
+  esim-partner endpoints pause 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e";
+
+const LIST_EXAMPLES: &str = "Examples:
+  esim-partner endpoints list
+  esim-partner endpoints list --json";
 
 #[derive(Subcommand, Clone, Debug)]
 pub(crate) enum Endpoints {
     /// List the endpoints with their states
+    #[command(after_help = LIST_EXAMPLES)]
     List,
     /// Show one endpoint
-    #[command(after_help = ID_EXAMPLES)]
+    #[command(after_help = with_id!("show 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e"))]
     Show(Which),
     /// Add an endpoint beside the account's webhook URL
     #[command(after_help = ADD_EXAMPLES)]
@@ -46,7 +62,7 @@ pub(crate) enum Endpoints {
         change: Change,
     },
     /// Change the URL, the events or the headers of an endpoint
-    #[command(after_help = ID_EXAMPLES)]
+    #[command(after_help = with_id!("set 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e --url https://crm.example.com/v2/esims", "set 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e --event topup.ready --event topup.failed", "set 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e --headers-file crm.headers"))]
     Set {
         #[command(flatten)]
         which: Which,
@@ -57,10 +73,10 @@ pub(crate) enum Endpoints {
         change: Change,
     },
     /// Delete an endpoint; what waits for it is not sent any more
-    #[command(after_help = ID_EXAMPLES)]
+    #[command(after_help = with_id!("remove 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e"))]
     Remove(Which),
     /// Replace the secret of an endpoint; for 24 hours the old one also signs
-    #[command(after_help = ID_EXAMPLES)]
+    #[command(after_help = with_id!("secret 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e --secret-file crm-new.secret"))]
     Secret {
         #[command(flatten)]
         which: Which,
@@ -69,13 +85,13 @@ pub(crate) enum Endpoints {
         secret_file: PathBuf,
     },
     /// Let the webhooks to an endpoint wait
-    #[command(after_help = ID_EXAMPLES)]
+    #[command(after_help = with_id!("pause 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e"))]
     Pause(Which),
     /// Send the webhooks that wait since a pause
-    #[command(after_help = ID_EXAMPLES)]
+    #[command(after_help = with_id!("resume 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e"))]
     Resume(Which),
     /// Send a test to an endpoint, and show the outcome
-    #[command(after_help = ID_EXAMPLES)]
+    #[command(after_help = with_id!("test 01994b7c-7d3e-7c3e-9c1d-0f6a5b4c3d2e"))]
     Test(Which),
 }
 

@@ -87,6 +87,10 @@ const TRIGGER_EXAMPLES: &str = "Examples:
 
 It needs a sandbox account, which buys nothing real.";
 
+const ORDERS_EXAMPLES: &str = "Examples:
+  esim-partner orders show A-1042
+  esim-partner orders list --state ready";
+
 const SHOW_EXAMPLES: &str = "Examples:
   esim-partner orders show A-1042
 
@@ -176,7 +180,7 @@ enum AccountCommand {
         qty: u32,
     },
     /// Show or list your orders
-    #[command(subcommand)]
+    #[command(subcommand, after_help = ORDERS_EXAMPLES)]
     Orders(Orders),
     /// List the options that you may order, one page at a time
     #[command(after_help = OPTIONS_EXAMPLES)]
@@ -190,10 +194,10 @@ enum AccountCommand {
     #[command(after_help = LISTEN_EXAMPLES)]
     Listen(listen::Listen),
     /// Follow the account's orders and webhook attempts as they happen
-    #[command(subcommand)]
+    #[command(subcommand, after_help = tail::EXAMPLES)]
     Logs(Logs),
     /// List the webhooks that your endpoint missed, and have them sent again
-    #[command(subcommand)]
+    #[command(subcommand, after_help = webhooks::EXAMPLES)]
     Webhooks(Webhooks),
     /// Send a topup's webhook, or an event, again
     ///
@@ -226,7 +230,7 @@ enum AccountCommand {
         state: bool,
     },
     /// List and change the endpoints that receive your webhooks
-    #[command(subcommand)]
+    #[command(subcommand, after_help = endpoints::EXAMPLES)]
     Endpoints(Endpoints),
     /// Show or change where you are told that an endpoint fails or that keys end
     #[command(subcommand, after_help = notices::EXAMPLES)]
@@ -294,7 +298,8 @@ enum Orders {
     /// List your orders, newest first, one page at a time
     #[command(after_help = LIST_EXAMPLES)]
     List {
-        /// List only orders in this state, such as `ready`
+        /// List only orders in this state: `processing`, `ready`, `partly_failed`, `failed`, `refused` or
+        /// `cancelled`
         #[arg(long)]
         state: Option<String>,
         /// Continue after the page before: the value of its `next_cursor`
@@ -409,4 +414,27 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
         );
     }
     Ok(answer.is_success())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn every_command_has_examples() {
+        fn check(command: &clap::Command, path: &str) {
+            let path = format!("{path} {}", command.get_name());
+            let help = command.get_after_help().map(ToString::to_string);
+            assert!(
+                help.unwrap_or_default().contains("esim-partner"),
+                "{path} has no examples"
+            );
+            for subcommand in command.get_subcommands() {
+                check(subcommand, &path);
+            }
+        }
+        check(&Config::command(), "");
+    }
 }

@@ -15,18 +15,24 @@ pub(crate) const EXAMPLES: &str = "Examples:
 #[derive(Subcommand, Clone, Debug)]
 pub(crate) enum Notices {
     /// Show the channel and its state
+    #[command(after_help = "Examples:\n  esim-partner notices show")]
     Show,
     /// Set a URL or an e-mail address, and have a code sent there
     ///
     /// The channel gets notices once you have given the code back with `verify`. For a new URL, the
     /// output has the secret that signs its notices, which is shown only once.
+    #[command(
+        after_help = "Examples:\n  esim-partner notices set --email ops@example.com\n  esim-partner notices set --url https://status.example.com/notices"
+    )]
     Set(Channel),
     /// Give back the code that was sent to the channel
+    #[command(after_help = "Examples:\n  esim-partner notices verify 7KQM-2XWB-9TRA")]
     Verify {
         /// The code, as it was sent
         code: String,
     },
     /// Remove the channel, so that no notices are sent any more
+    #[command(after_help = "Examples:\n  esim-partner notices remove")]
     Remove,
 }
 

@@ -34,7 +34,7 @@ const MOST_DELIVERIES: usize = 20;
 /// The number of failed rounds in a row after which the command gives up.
 const MOST_FAILURES: u32 = 30;
 
-const EXAMPLES: &str = "Examples:
+pub(crate) const EXAMPLES: &str = "Examples:
   esim-partner logs tail
   esim-partner logs tail --lines 20 --once";
 

@@ -21,6 +21,10 @@ const LOOK: Duration = Duration::from_secs(1);
 /// The number of failed requests in a row after which the command stops watching.
 const MOST_FAILURES: u32 = 30;
 
+pub(crate) const EXAMPLES: &str = "Examples:
+  esim-partner webhooks list --state exhausted
+  esim-partner webhooks redeliver --since 2h";
+
 const LIST_EXAMPLES: &str = "Examples:
   esim-partner webhooks list --state exhausted
   esim-partner webhooks list --since 2h

@@ -9,7 +9,7 @@ use time::OffsetDateTime;
 
 use crate::{
     console::Console,
-    moment::past,
+    moment::{check_range, past},
     output::{Row, cells, or_dash, utc},
 };
 
@@ -22,9 +22,11 @@ The console records what is done there under the name of the same command. The c
 and from which address an action came: for esimctl, the address that the database saw.
 
 The record holds the commands that ask for a reason: `delivery replay`, `placement resolve`, `recover`, `option disable`,
-`option enable`, `catalogue pull`, `give-back resolve`, `order erase`, `partner erase`, `retention set`, `archive run` and `archive restore`. It also holds
-`provider open`, `provider close`, `endpoint pause`, `endpoint resume`, and the changes of `operator` and `operation`. If the operator is `partner`, a partner made the change by a request of its own:
-`topup redeliver`, `event redeliver`, `webhooks redeliver`, `webhooks redeliver cancel`, `order cancel`, `webhook set`, `webhook secret rotate` or `keys rotate`.";
+`option enable`, `catalogue pull`, `give-back resolve`, `order erase`, `partner erase`, `retention set`, `archive run` and
+`archive restore`. It also holds `provider open`, `provider close`, `endpoint pause`, `endpoint resume`, and the changes of
+`operator` and `operation`. If the operator is `partner`, a partner made the change by a request of its own: `topup
+redeliver`, `event redeliver`, `webhooks redeliver`, `webhooks redeliver cancel`, `order cancel`, `webhook set`, `webhook
+secret rotate` or `keys rotate`.";
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
@@ -40,7 +42,7 @@ pub enum Command {
 pub struct List {
     /// List only actions since this time
     ///
-    /// It is a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`.
+    /// It is a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`, of at most 365 days.
     #[arg(long, value_name = "TIME", value_parser = past)]
     since: Option<OffsetDateTime>,
     /// List only actions before this time
@@ -56,6 +58,7 @@ pub struct List {
 
 pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let Command::List(asked) = command;
+    check_range(asked.since, asked.until)?;
     let filter = Filter {
         since: asked.since,
         until: asked.until,

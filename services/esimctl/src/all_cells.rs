@@ -25,7 +25,8 @@ enum Kind {
 
 fn kind(command: &Command) -> Kind {
     match command {
-        Command::Order(order::Command::Show { .. })
+        Command::Find(_)
+        | Command::Order(order::Command::Show { .. })
         | Command::Partner(partner::Command::Show(_)) => Kind::LookUp,
         Command::Partner(partner::Command::List)
         | Command::Option(option::Command::List | option::Command::Import { .. })
@@ -41,8 +42,8 @@ pub async fn run(command: &Command, console: &Console) -> u8 {
     let kind = kind(command);
     if kind == Kind::NotAllowed {
         let error = anyhow!(
-            "this command does not work with --all-cells; name the database of one cell in DATABASE_URL. It works with order \
-             show, partner list, partner show, option list, option import, provider list and migrate"
+            "this command does not work with --all-cells; name the database of one cell in DATABASE_URL. It works with find, \
+             order show, partner list, partner show, option list, option import, provider list and migrate"
         );
         return status(Err(error), "").max(USAGE);
     }

@@ -41,8 +41,8 @@ const EXAMPLES: &str = "Examples:
   esimctl catalogue pull airalo --only-known --disable-gone --reason 'products that ended' --yes --json
 
 It reads the account from the settings of the provisioner, so run it where these are set, for example with the file that
-the provisioner gets: set -a; . ./providers.env. It shows what is new, gone, or priced otherwise than our options say, asks,
-and imports: new products become live options, and known ones get the new price as the most that we pay (PRODUCT@PRICE)
+the provisioner gets: set -a; . ./providers.env. It shows what is new, gone, or priced otherwise than our options say,
+asks, and imports: new products become live options, and known ones get the new price as the most that we pay (PRODUCT@PRICE)
 and the standard fields (countries, data, days, cost). Names, details and whether an option is on sale stay as they are.
 Products that our webhook could not deliver, for example because they need a confirmation code, are refused with a reason.
 

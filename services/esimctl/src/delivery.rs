@@ -31,7 +31,7 @@ use crate::{
     console::{Console, list},
     event,
     lookup::find_id,
-    moment::past,
+    moment::{check_range, past},
     output::{Row, cells, moment, or_dash, printable, properties},
 };
 
@@ -130,7 +130,7 @@ pub struct List {
     state: Option<String>,
     /// List only deliveries since this time
     ///
-    /// It is a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`.
+    /// It is a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`, of at most 365 days.
     #[arg(long, value_name = "TIME", value_parser = past)]
     since: Option<OffsetDateTime>,
     /// The maximum number of deliveries to list
@@ -150,7 +150,7 @@ pub struct Replay {
     partner: Option<String>,
     /// Replay only deliveries since this time
     ///
-    /// It is a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`.
+    /// It is a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`, of at most 365 days.
     #[arg(long, value_name = "TIME", value_parser = past)]
     since: Option<OffsetDateTime>,
     /// Replay only deliveries before this time, in the form of `--since`
@@ -337,6 +337,7 @@ fn describe(head: String, attempts: &[AttemptView], answers: &[Option<String>]) 
 }
 
 async fn replay(asked: &Replay, console: &Console) -> anyhow::Result<()> {
+    check_range(asked.since, asked.until)?;
     let mut connection = console.connect().await?;
     let mut id = None;
     if let Some(webhook_id) = &asked.id {

@@ -29,22 +29,31 @@ pub async fn run(asked: &Command, console: &Console) -> anyhow::Result<()> {
     let hits = search::find(&mut console.connect().await?, &asked.id).await?;
     if hits.is_empty() {
         return Err(NotFound(format!(
-            "nothing has the id or name {:?}; archived orders are found by `esimctl order show`",
+            "nothing has exactly the id or name {:?}: looked for it as an order, placement or topup id, an external order id, an \
+             ICCID, a provider's number of a purchase or of a unit, a partner's id, access key or name, and the external order id \
+             or request id of a refused request; parts of ids are not found, and archived orders are found by `esimctl order \
+             show`",
             asked.id
         ))
         .into());
     }
     console.print(&hits, || {
-        let mut text = list(&hits.orders, "No order has this id.", order_row);
-        if !hits.partners.is_empty() {
-            text = format!("{text}\n\n{}", list(&hits.partners, "", partner_row));
-        }
-        if !hits.refused.is_empty() {
-            let refused = list(&hits.refused, "", refused::row);
-            text = format!("{text}\n\nRefused requests:\n{refused}");
-        }
-        text
+        let parts = [
+            part("Orders", &hits.orders, order_row),
+            part("Partners", &hits.partners, partner_row),
+            part("Refused requests", &hits.refused, refused::row),
+        ];
+        parts.into_iter().flatten().collect::<Vec<_>>().join("\n\n")
     })
+}
+
+/// The hits of one kind with their heading, if there are any.
+fn part<T, const N: usize>(
+    heading: &str,
+    hits: &[T],
+    row: impl Fn(&T) -> Row<N>,
+) -> Option<String> {
+    (!hits.is_empty()).then(|| format!("{heading}:\n{}", list(hits, "", row)))
 }
 
 fn order_row(hit: &OrderHit) -> Row<5> {

@@ -93,7 +93,8 @@ const EXAMPLES: &str = "Examples:
   esimctl order show acme-1001
 
 Exit status: 0 done, 1 failed (the reason is one line on standard error), 2 wrong arguments or settings, 3 `recover
---ledger` or `provider reconcile` has found purchases that one side does not know or that contradict the database. `doctor` has others: see its help";
+--ledger` or `provider reconcile` has found purchases that one side does not know or that contradict the database.
+`doctor` has others: see its help.";
 
 /// The command line for operators of the eSIM ordering pipeline
 ///
@@ -113,9 +114,10 @@ pub struct Config {
     json: bool,
     /// Run the command in every cell, and name the cell in the output
     ///
-    /// It works with `order show`, `partner list`, `partner show`, `option list`, `option import`,
+    /// It works with `find`, `order show`, `partner list`, `partner show`, `option list`, `option import`,
     /// `provider list` and `migrate`. With `--json` each cell gives a line `{"cell":…,"result":…}`. The
-    /// exit status is the worst of all cells. A `show` succeeds if one cell has what it looks for.
+    /// exit status is the worst of all cells. `find` and a `show` succeed if one cell has what they look
+    /// for.
     #[arg(long, global = true)]
     all_cells: bool,
     /// The file that lists the cells, for `cell`, `partner move` and `--all-cells`
@@ -193,10 +195,10 @@ enum Command {
     Status(status::Command),
     /// Look for what is wrong, and say how to mend it
     ///
-    /// It looks at PostgreSQL, roles, keys, NATS, stages, waiting work, name servers and backups, and
-    /// changes nothing.
+    /// It looks at PostgreSQL, roles, keys, NATS, stages, waiting work, name servers, the console's OpenID
+    /// provider and backups, and changes nothing.
     #[command(after_help = doctor::EXAMPLES)]
-    Doctor(doctor::Command),
+    Doctor(Box<doctor::Command>),
     /// Bring the database's schema to this version
     ///
     /// Run it before the services of this version start. If the database server cannot be reached

@@ -38,8 +38,8 @@ pub const EXAMPLES: &str = "Examples:
   esimctl migrate --await-roles 5m   where an operator of PostgreSQL creates the roles
 
 DATABASE_URL must name the owner of the tables. After the migrations the command grants each role what its program
-needs. The roles are esim_ingress, esim_provisioner, esim_notifier, esim_operator and esim_console; one that does not exist is left
-out. With --roles, their passwords are read from the files database-ingress, database-provisioner, database-notifier,
+needs. The roles are esim_ingress, esim_provisioner, esim_notifier, esim_operator and esim_console; one that does not
+exist is left out. With --roles, their passwords are read from the files database-ingress, database-provisioner, database-notifier,
 database-operator and database-console of the folder; the last one may be missing if there is no console.
 
 Orders continue while the command runs. If a lock is not free within --lock-timeout, the command tries again after a

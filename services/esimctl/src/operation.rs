@@ -19,7 +19,7 @@ use crate::{
     confirm::{By, Confirm},
     console::{Console, NotFound, list},
     lookup::find_id,
-    moment::past,
+    moment::{check_range, past},
     output::{Row, cells, or_dash, properties, utc},
 };
 
@@ -84,7 +84,8 @@ pub struct Start {
     /// Only webhooks in this state; `undelivered` stands for all that were not delivered
     #[arg(long, default_value = "exhausted", value_parser = PossibleValuesParser::new(["exhausted", "pending", "delivered", "undelivered"]))]
     state: String,
-    /// The start of the range of time of the last attempt, as a time or an age such as `2h`
+    /// The start of the range of time of the last attempt, as a time such as `2025-01-29T12:00:00Z`,
+    /// or an age such as `2h` of at most 365 days
     #[arg(long, value_name = "TIME", value_parser = past)]
     since: OffsetDateTime,
     /// The end of that range, exclusive [default: now]
@@ -95,6 +96,9 @@ pub struct Start {
 }
 
 pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
+    if let Command::Start(asked) = command {
+        check_range(Some(asked.since), asked.until)?;
+    }
     let mut connection = console.connect().await?;
     match command {
         Command::Start(asked) => start(asked, &mut connection, console).await,

@@ -8,20 +8,22 @@
 //! does not mention stay as they are. The output of `list --json` is such a file, too.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     fs::File,
     io::{self, Read},
 };
 
 use anyhow::{Context, bail, ensure};
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
-use domain::{OptionId, cut::Pair};
-use serde::Deserialize;
+use domain::{Environment, OptionId, cut::Pair, distinct::Distinct};
+use serde::{Deserialize, de::DeserializeSeed};
 use serde_json::{Value, json};
 use sqlx::Connection;
 use store::{
+    PgConnection,
     operator::{self, actions::Mode, options::Named},
     options::{self, ProductOption},
+    providers,
 };
 
 use crate::{
@@ -71,9 +73,9 @@ details is an optional JSON object of at most 4 KiB. standard is optional, too, 
 \"unlimited\", and cost, which partners do not see, may be left out. `esimctl catalogue pull` fills it in. An option that
 several providers sell has the others as \"alternatives\": [{\"provider\": \"airalo\", \"provider_option_id\":
 \"jp-7d-1gb@4.50\"}], in order of preference: if a provider refuses a purchase, the next one is asked. The file may also
-be the list [{…}] alone, as `esimctl option list
---json` prints it. An option with \"enabled\": false cannot be ordered. Options that are
-not in the file stay as they are. A file with any fault imports nothing.";
+be the list [{…}] alone, as `esimctl option list --json` prints it. An option with \"enabled\": false cannot be ordered.
+Options that are not in the file stay as they are. A file with any fault imports nothing; a key that stands twice in one object is a fault.
+A provider that no provisioner has ever served gets a warning, and `esimctl doctor` repeats it.";
 
 /// The largest file that is read, in bytes.
 const LARGEST: u64 = 64 << 20;
@@ -234,10 +236,44 @@ async fn import(file: &str, console: &Console) -> anyhow::Result<()> {
     }
     transaction.commit().await?;
     let unchanged = catalogue.len() - imported;
-    console.print(
-        &json!({ "imported": imported, "unchanged": unchanged }),
-        || format!("{imported} imported, {unchanged} unchanged"),
-    )
+    let unserved = unserved(&mut connection, &catalogue).await?;
+    let report = json!({ "imported": imported, "unchanged": unchanged, "unserved": unserved });
+    console.print(&report, || {
+        let done = format!("{imported} imported, {unchanged} unchanged");
+        if unserved.is_empty() {
+            return done;
+        }
+        format!(
+            "{done}\nwarning: no provisioner has ever served {}, so nothing is bought there; put what is missing into PROVIDERS of \
+             ingress and provisioner, or import the options without it",
+            unserved.join(", "),
+        )
+    })
+}
+
+/// The providers that live options on sale in the file name and that no provisioner has ever served. They
+/// are no fault of the file, because a catalogue may be imported before the provisioner that serves it
+/// starts for the first time. `esimctl doctor` warns of them for as long as that is so. Sandbox options
+/// do not count, because all orders of sandbox partners go to the sandbox.
+async fn unserved(
+    connection: &mut PgConnection,
+    catalogue: &[ProductOption],
+) -> anyhow::Result<Vec<String>> {
+    let is_live = |option: &&ProductOption| option.environment == Environment::Live;
+    let on_sale = catalogue
+        .iter()
+        .filter(|option| option.enabled)
+        .filter(is_live);
+    let mut named: BTreeSet<&str> = on_sale
+        .flat_map(|option| {
+            let others = option.alternatives.iter().map(|pair| &pair.provider);
+            others.chain([&option.provider]).map(String::as_str)
+        })
+        .collect();
+    for served in providers::list(connection).await? {
+        named.remove(served.name.as_str());
+    }
+    Ok(named.into_iter().map(str::to_owned).collect())
 }
 
 fn read(file: &str) -> anyhow::Result<String> {
@@ -268,14 +304,15 @@ struct Catalogue {
 /// Parses and checks the whole file. Each entry is parsed by itself, so that one error can name the
 /// faults of several entries.
 fn parse(text: &str) -> anyhow::Result<Vec<ProductOption>> {
+    const SHAPE: &str =
+        "the file is not of the form {\"options\": […]} or […]; see `esimctl option import --help`";
+    check_keys(text)?;
     let file = if text.trim_start().starts_with('[') {
         serde_json::from_str(text).map(|options| Catalogue { options })
     } else {
         serde_json::from_str(text)
     };
-    let file = file.context(
-        "the file is not of the form {\"options\": […]} or […]; see `esimctl option import --help`",
-    )?;
+    let file = file.context(SHAPE)?;
     let mut faults = Vec::new();
     let mut catalogue = Vec::with_capacity(file.options.len());
     let mut first_with: HashMap<OptionId, usize> = HashMap::with_capacity(file.options.len());
@@ -310,6 +347,20 @@ fn parse(text: &str) -> anyhow::Result<Vec<ProductOption>> {
     }
     ensure!(faults.is_empty(), "{}", faults.join("; "));
     Ok(catalogue)
+}
+
+/// Refuses a key that stands twice in one object, because the parser would take the last one silently.
+fn check_keys(text: &str) -> anyhow::Result<()> {
+    let mut repeated = None;
+    let distinct = Distinct {
+        repeated: &mut repeated,
+    };
+    let read = distinct.deserialize(&mut serde_json::Deserializer::from_str(text));
+    // A text that is no JSON has another error, which follows.
+    match (repeated, read) {
+        (Some(_), Err(error)) => bail!("{error}: remove one of the two"),
+        _ => Ok(()),
+    }
 }
 
 /// Checks what the types of the fields cannot express. Returns the first fault, with its field.

@@ -2,8 +2,8 @@
 //!
 //! `show` answers the question of every incident: where is this order, and what does it wait for?
 //! It takes any id that an operator may have at hand, shows each placement and topup with the
-//! duration of each stage, and adds a line for whatever needed a retry, failed or waits. It never
-//! shows activation codes.
+//! duration of each stage, each attempt of a webhook and each recorded action, and adds a line for
+//! whatever needed a retry, failed or waits. It never shows activation codes.
 
 use std::fmt::Write;
 
@@ -40,9 +40,11 @@ const SHOW_EXAMPLES: &str = "Examples:
   esimctl order show 0199aabb-ccdd-7eee-8fff-001122334455    our order id, as API connection errors name it,
                                                              or a placement id, the order id at the provider
 
-The command never shows activation codes. --json prints {\"orders\":[…],\"stories\":[…],\"lanes\":[…],\"archived\":[…]}: the orders,
-for each of them the sentence for its partner and the timeline, the lanes
-(usually single options) that hold back purchases of these orders, and in which archive other orders with this id are.";
+It also shows what operators and the partner did about the order, and which of that found nothing to change.
+
+The command never shows activation codes. --json prints {\"orders\":[…],\"stories\":[…],\"lanes\":[…],\"archived\":[…]}: the
+orders, for each of them the sentence for its partner and the timeline, the lanes (usually single options) that hold back
+purchases of these orders, and in which archive other orders with this id are.";
 
 /// The maximum number of orders that the store returns for one id. Several partners may use the
 /// same external order id.
@@ -173,6 +175,11 @@ fn describe(order: &OrderView, story: Option<&Story>, lanes: &[WaitingLane]) -> 
         if !attempts.is_empty() {
             parts.push(table(attempts));
         }
+        let actions = story.timeline.iter();
+        let actions: Vec<_> = actions.filter_map(|one| action_row(order, one)).collect();
+        if !actions.is_empty() {
+            parts.push(table(actions));
+        }
         parts.push(format!("For the partner: {}", printable(&story.sentence)));
     }
     let notes = notes(order, lanes);
@@ -231,6 +238,38 @@ fn webhook_row(order: &OrderView, moment: &Moment) -> Option<Row<6>> {
             "result",
             status.map_or_else(|| class.clone(), |status| format!("{class} ({status})")),
         ),
+    ])
+}
+
+/// What an operator, or the partner itself, did about the order or a part of it.
+fn action_row(order: &OrderView, moment: &Moment) -> Option<Row<6>> {
+    let What::Acted {
+        operator,
+        via,
+        command,
+        target,
+        reason,
+        changed_nothing,
+    } = &moment.what
+    else {
+        return None;
+    };
+    let result = if *changed_nothing {
+        "changed nothing"
+    } else {
+        "done"
+    };
+    let via = via.as_ref();
+    Some([
+        ("action", command.clone()),
+        ("of", target.clone()),
+        ("at", moment_after(order.created_at, moment.at)),
+        (
+            "by",
+            via.map_or_else(|| operator.clone(), |via| format!("{operator} ({via})")),
+        ),
+        ("result", result.to_owned()),
+        ("reason", reason.clone()),
     ])
 }
 

@@ -40,7 +40,7 @@ pub struct Reconcile {
     source: Source,
     /// Compare purchases of orders since this time
     ///
-    /// It is a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`. Archived orders are not in
+    /// It is a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`, of at most 365 days. Archived orders are not in
     /// the database any more, so take a time after which no order was archived.
     #[arg(long, value_name = "TIME", value_parser = past)]
     since: OffsetDateTime,

@@ -17,7 +17,8 @@ pub const EXAMPLES: &str = "Examples:
 Ingress keeps requests that it answered with a 4xx or 503 and whose access key is known: the newest PARTNER_REFUSALS_KEPT of
 each kind (orders, other requests, and requests without a valid signature), and no longer than the term `refusals` of
 `esimctl retention`. A request with an unknown access key, and one that a proxy refused, is not among them. `unrecorded`
-counts the requests of the same kind before this one that were not kept, because more than PARTNER_REFUSALS_PER_MINUTE came.";
+counts the requests of the same kind before this one that were not kept, because more than PARTNER_REFUSALS_PER_MINUTE
+came, or because they could not be stored.";
 
 #[derive(Args, Clone, Debug)]
 pub struct Command {

@@ -66,7 +66,7 @@ pub struct Set {
 #[derive(Args, Clone, Debug)]
 #[group(required = true, multiple = false)]
 pub struct NewTerm {
-    /// Erase the data after this many days, or archive it if the class is `orders`
+    /// Erase the data after this many days (1 to 36,500), or archive it if the class is `orders`
     #[arg(long, value_parser = clap::value_parser!(i32).range(1..=36_500))]
     days: Option<i32>,
     /// Keep the data for ever

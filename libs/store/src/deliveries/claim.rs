@@ -395,7 +395,8 @@ impl Row {
         let Some(content) = content else {
             tracing::error!(
                 delivery.id = %self.delivery_id, partner.id = %self.partner_id, kind = self.kind,
-                "a delivery cannot be read"
+                "a delivery cannot be read, so it is not sent now and is tried again after its lease; a notifier of a newer \
+                 version may have written it, and otherwise its row is damaged"
             );
             return None;
         };

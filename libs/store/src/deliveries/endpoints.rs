@@ -20,6 +20,7 @@ use std::{collections::BTreeMap, time::Duration};
 use domain::{EndpointId, PartnerId};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
+use url::Url;
 use uuid::Uuid;
 
 pub use self::backlog::{Backlog, backlog};
@@ -276,6 +277,17 @@ pub struct Endpoint {
     pub pending: i64,
     /// Deliveries of topups whose retries have ended. An operator can replay them.
     pub exhausted: i64,
+}
+
+impl Endpoint {
+    /// The host of its webhook URL, or `no URL`. Pages and lists that are about something else show no
+    /// more of the URL, because partners put secrets into it.
+    pub fn host(&self) -> String {
+        let url = self.webhook_url.as_deref();
+        let url = url.and_then(|url| url.parse::<Url>().ok());
+        let host = url.as_ref().and_then(Url::host_str);
+        host.map_or_else(|| "no URL".to_owned(), str::to_owned)
+    }
 }
 
 /// Lists the endpoints of all partners, or of one; the first endpoint of each partner comes first.

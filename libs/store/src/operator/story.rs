@@ -6,7 +6,10 @@ use sqlx::PgConnection;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339, macros::format_description};
 use uuid::Uuid;
 
-use super::orders::{OrderView, TopupView};
+use super::{
+    actions::changed_nothing,
+    orders::{OrderView, TopupView},
+};
 use crate::Result;
 
 /// The most attempts of webhooks that a timeline holds; the newest ones.
@@ -62,6 +65,8 @@ pub enum What {
         command: String,
         target: String,
         reason: String,
+        /// Whether it found nothing to change.
+        changed_nothing: bool,
     },
     /// The placement waits for an operator.
     Parked {
@@ -204,6 +209,8 @@ struct ActedOn {
     command: String,
     target: String,
     reason: String,
+    affected: i64,
+    has_after: bool,
 }
 
 impl ActedOn {
@@ -214,7 +221,9 @@ impl ActedOn {
     }
 
     fn moment(self) -> Moment {
+        let changed_nothing = changed_nothing(&self.command, self.affected, self.has_after);
         let what = What::Acted {
+            changed_nothing,
             operator: self.operator,
             via: self.via,
             command: self.command,
@@ -236,8 +245,8 @@ async fn actions(connection: &mut PgConnection, order: &OrderView) -> Result<Vec
     let query = sqlx::query_as!(
         ActedOn,
         r#"SELECT at AS "at!", operator AS "operator!", via, command AS "command!", target AS "target!",
-                  reason AS "reason!"
-           FROM (SELECT at, operator, via, command, target, reason FROM operator_actions
+                  reason AS "reason!", affected AS "affected!", has_after AS "has_after!"
+           FROM (SELECT at, operator, via, command, target, reason, affected, after IS NOT NULL AS has_after FROM operator_actions
                  WHERE at >= $1 ORDER BY at LIMIT $3) since
            WHERE split_part(target, ' ', 2) = ANY ($2) ORDER BY at"#,
         order.created_at,

@@ -10,10 +10,6 @@ use url::Url;
 /// Sign-in by OpenID Connect.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Sign-in by OpenID Connect")]
-#[expect(
-    clippy::struct_field_names,
-    reason = "each is a flag, which its name explains"
-)]
 pub struct OpenIdConfig {
     /// Issuer of the OpenID provider, such as `https://id.example/realms/staff` [default: none]
     ///

@@ -25,7 +25,7 @@ use crate::{
     format::{relative, utc},
     pages::{
         forms::ReasonForm,
-        partner::{endpoint_form, host, next_test},
+        partner::{endpoint_form, next_test},
     },
     problem::Problem,
     view::{Shell, page},
@@ -200,7 +200,7 @@ fn item(item: &Item, session: &Session, now: OffsetDateTime) -> (usize, Row) {
 
 fn of_endpoint(endpoint: &Endpoint, why: String) -> Row {
     Row {
-        what: host(endpoint.webhook_url.as_deref()),
+        what: endpoint.host(),
         path: Some(format!("/partners/{}", endpoint.partner_id)),
         partner: endpoint.name.clone(),
         since: "-".into(),

@@ -33,7 +33,7 @@ use crate::{
     App,
     access::{Viewer, Visit},
     format::{number, took},
-    pages::partner::{endpoint_class, host},
+    pages::partner::endpoint_class,
     pictures::sparkline,
     problem::Problem,
     view::{Shell, page},
@@ -339,7 +339,7 @@ fn endpoint(endpoint: &Endpoint, look: &Look, earlier: Option<&Look>) -> Endpoin
     EndpointView {
         partner_id: endpoint.partner_id.to_string(),
         partner: endpoint.name.clone(),
-        host: host(endpoint.webhook_url.as_deref()),
+        host: endpoint.host(),
         class: endpoint_class(&endpoint.state),
         state: endpoint.state.clone(),
         due: number(

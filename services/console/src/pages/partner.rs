@@ -24,7 +24,6 @@ use store::{
     self_service::{self, OrderPage, OrderState},
 };
 use time::OffsetDateTime;
-use url::Url;
 
 use crate::{
     App,
@@ -355,13 +354,6 @@ pub(crate) fn endpoint_class(state: &str) -> &'static str {
     }
 }
 
-/// The host of a webhook URL.
-pub(crate) fn host(url: Option<&str>) -> String {
-    let parsed: Option<Url> = url.and_then(|url| url.parse().ok());
-    let host = parsed.as_ref().and_then(Url::host_str);
-    host.map_or_else(|| "no URL".into(), str::to_owned)
-}
-
 /// When a blocked endpoint is tested next. A time that has passed means that the test is due.
 pub(crate) fn next_test(endpoint: &Endpoint, now: OffsetDateTime) -> Option<String> {
     let until = endpoint.blocked_until?;
@@ -424,7 +416,7 @@ fn endpoint_row(
     now: OffsetDateTime,
 ) -> EndpointRow {
     EndpointRow {
-        host: host(endpoint.webhook_url.as_deref()),
+        host: endpoint.host(),
         class: endpoint_class(&endpoint.state),
         state: if endpoint.paused_by_partner {
             "paused by the partner".into()

@@ -78,6 +78,7 @@ fn told(what: What, endpoint: &str) -> Told {
             command,
             target,
             reason,
+            ..
         } => {
             let via = via.map_or_else(String::new, |via| format!(" ({via})"));
             let text = format!("{operator}{via}: {command}, {target}; reason: {reason}");

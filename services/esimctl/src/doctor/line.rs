@@ -21,6 +21,8 @@ pub enum Area {
     Work,
     /// Name servers for webhooks
     Names,
+    /// Sign-in at the console by OpenID Connect
+    Openid,
     /// Last base backup, last tested restore, disks
     Backup,
 }

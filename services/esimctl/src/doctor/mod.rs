@@ -2,7 +2,7 @@
 //! the remedy and the section of the runbook.
 //!
 //! It runs on an operator's machine or in a pod, and changes nothing. It looks from outside: at
-//! PostgreSQL, at NATS and at files. It asks no process of the services, because their admin ports
+//! PostgreSQL, at NATS, at the OpenID provider of the console and at files. It asks no process of the services, because their admin ports
 //! are closed to most places, but each of them shows in the database that it runs. Each check is
 //! one line: fine, a warning or a fault. A check that cannot be made, because it was not told where
 //! to look, is a warning, so that nobody takes silence for health; `--without` leaves it out on
@@ -14,12 +14,14 @@ mod keys;
 mod line;
 mod names;
 mod nats;
+mod openid;
 mod roles;
 mod work;
 
 use std::path::PathBuf;
 
 use clap::Args;
+use console_pages::openid::OpenIdConfig;
 use pipeline::NatsAccess;
 use secrecy::SecretString;
 use serde_json::json;
@@ -38,7 +40,8 @@ pub const EXAMPLES: &str = "Examples:
   esimctl doctor --secrets secrets/ --metrics /var/lib/node_exporter/esim_backup.prom
 
 It needs DATABASE_URL of the operator's role. NATS_URL with NATS_PASSWORD, the master keys, and files of metrics are
-optional; what they would show is a warning without them, until --without leaves it out. The metrics of CloudNativePG's
+optional; what they would show is a warning without them, until --without leaves it out. Sign-in by OpenID Connect is
+checked if OIDC_ISSUER is set: give the doctor all OIDC_… settings of the console. The metrics of CloudNativePG's
 pod are such a file, too: kubectl get --raw /api/v1/namespaces/esim/pods/esim-db-1:9187/proxy/metrics >db.prom
 
 Exit status: 0 everything is fine, 1 there are warnings, 2 there are faults (or arguments or settings are wrong). --json
@@ -90,6 +93,9 @@ pub struct Command {
     /// With it, the doctor logs in to PostgreSQL and NATS as each stage.
     #[arg(long, value_name = "FOLDER")]
     secrets: Option<PathBuf>,
+    // The last one, because its heading would hold for all settings that follow.
+    #[command(flatten)]
+    openid: OpenIdConfig,
 }
 
 impl Command {
@@ -124,6 +130,9 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<u8> {
     }
     if command.wants(Area::Nats) {
         nats::check(command, &mut Lines::of(Area::Nats, &mut lines)).await;
+    }
+    if command.wants(Area::Openid) {
+        openid::check(&command.openid, &mut Lines::of(Area::Openid, &mut lines)).await;
     }
     if command.wants(Area::Backup) {
         files::check(&command.metrics, &mut Lines::of(Area::Backup, &mut lines));
@@ -200,6 +209,7 @@ mod tests {
             include_str!("roles.rs"),
             include_str!("keys.rs"),
             include_str!("nats.rs"),
+            include_str!("openid.rs"),
             include_str!("work.rs"),
             include_str!("names.rs"),
             include_str!("files.rs"),

@@ -22,8 +22,11 @@ async fn a_delivery_is_shown_with_its_attempts_and_replayed() {
     let listed = operator.json(&list).await;
     assert_eq!(listed[0]["topup_id"], topup);
     assert_eq!(listed[0]["attempts"], 2);
-    let none = format!("delivery list --partner {id} --since 2099-01-01T00:00:00Z");
-    assert_eq!(operator.json(&words(&none)).await, json!([]));
+    let future = format!("delivery list --partner {id} --since 2099-01-01T00:00:00Z");
+    operator
+        .run(&words(&future))
+        .await
+        .fails(2, "it is in the future, because now it is");
 
     let shown = operator.json(&["delivery", "show", &topup]).await;
     assert_eq!(shown["delivery"]["state"], "exhausted");
@@ -113,13 +116,13 @@ async fn a_replay_is_previewed_confirmed_bounded_and_recorded() {
         line.contains("nothing was changed: 3 webhooks") && line.contains("--yes"),
         "{line}"
     );
-    let before = with(&[
-        "--until",
-        "2020-01-01T00:00:00Z",
-        "--reason",
-        "lost",
-        "--yes",
-    ]);
+    let confirmed = ["--reason", "lost", "--yes"];
+    let long_ago = ["--until", "2020-01-01T00:00:00Z"];
+    operator
+        .run(&with(&[&long_ago[..], &confirmed].concat()))
+        .await
+        .fails(1, "so nothing lies between them: exchange the two");
+    let before = with(&[&["--until", "30m"][..], &confirmed].concat());
     assert_eq!(operator.json(&before).await["replayed"], 0);
     assert_eq!(exhausted().await, 3);
     assert_eq!(operator.json(&["action", "list"]).await, json!([]));

@@ -1,6 +1,7 @@
 //! `esimctl doctor` on a real PostgreSQL and a real NATS server: a healthy system, on which it says
 //! nothing, and each fault planted alone and taken away again.
 
+mod openid;
 mod system;
 
 use std::os::unix::fs::PermissionsExt;
@@ -20,6 +21,7 @@ async fn a_healthy_system_says_nothing_and_each_planted_fault_is_found() {
     of_settings(&system).await;
     of_nats(&mut system).await;
     of_backups(&system).await;
+    openid::faults(&system).await;
     system.says_nothing().await;
 
     let text = system.doctor(&[], &[]).await;

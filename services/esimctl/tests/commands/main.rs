@@ -302,8 +302,7 @@ async fn options_are_imported_whole_or_not_at_all() {
             .run_with_input(&["option", "import", "-", "--json"], text)
             .await
     };
-    let counts =
-        |imported: u32, unchanged: u32| json!({ "imported": imported, "unchanged": unchanged });
+    let counts = |imported: u32, unchanged: u32| json!({ "imported": imported, "unchanged": unchanged, "unserved": [] });
 
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("options.json");

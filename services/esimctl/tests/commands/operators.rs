@@ -95,6 +95,31 @@ async fn a_purchase_at_another_provider_is_resolved_with_its_name() {
         text(&actions[0], "target"),
         format!("placement {id} at airalo")
     );
+    // An order's text says who did what about it, and what of that found nothing to change.
+    sqlx::query(
+        "INSERT INTO operator_actions (action_id, operator, command, target, affected, reason, via)
+         VALUES (gen_random_uuid(), 'ana', 'delivery replay', 'delivery ' || $1, 0, 'ticket 7', 'console')",
+    )
+    .bind(order.topup.as_str())
+    .execute(&mut connection)
+    .await
+    .unwrap();
+    let shown = operator.run(&["order", "show", &id]).await;
+    let row = |command: &str| {
+        let mut lines = shown.text().lines();
+        let line = lines.find(|line| line.trim_start().starts_with(command));
+        line.unwrap_or_else(|| panic!("no {command} in {shown:?}"))
+    };
+    let resolved = row("placement resolve --bought");
+    assert!(
+        resolved.contains(" done ") && resolved.ends_with("a test"),
+        "{resolved}"
+    );
+    let replayed = row("delivery replay");
+    assert!(
+        replayed.contains("ana (console)") && replayed.contains("changed nothing"),
+        "{replayed}"
+    );
 }
 
 #[tokio::test]
@@ -209,14 +234,15 @@ async fn status_shows_what_waits_and_the_last_hours() {
     let (mut connection, order) = operator.ready_order(&made, "o-1").await;
     record(&mut connection, &order, 0, Some(Duration::from_hours(1))).await;
     sqlx::query(
-        "WITH due AS (UPDATE work SET at = now() - interval '1 minute')
+        "WITH due AS (UPDATE work SET at = now() - interval '1 minute'),
+              url AS (UPDATE partners SET webhook_url = 'https://hooks.acme.example/secret-path?token=7')
          INSERT INTO hourly (hour, stage, created, done, failed)
          VALUES (date_trunc('hour', now()), 'deliveries', 3, 2, 1)",
     )
     .execute(&mut connection)
     .await
     .unwrap();
-    let status = operator.json(&words("status --over 0s --hours 1")).await;
+    let status = operator.json(&words("status --over 0s --hours 2")).await;
     let endpoint = &status["queues"][0];
     assert_eq!(endpoint["queue"]["of"], "endpoint");
     assert_eq!(endpoint["queue"]["partner_id"], made["partner_id"]);
@@ -229,7 +255,11 @@ async fn status_shows_what_waits_and_the_last_hours() {
     operator
         .run(&words("status --over 1100ms"))
         .await
-        .says("does not become less");
+        .says("does not become less")
+        .says("Acme at hooks.acme.example");
+    let shown = format!("{status}");
+    assert!(!shown.contains("secret-path"), "{shown}");
+    assert_eq!(status["queues"][0]["host"], "hooks.acme.example");
 }
 
 #[tokio::test]
@@ -271,10 +301,12 @@ async fn find_says_by_which_id_an_order_was_found() {
         .await
         .says("provider")
         .says("o-1");
-    operator
-        .run(&["find", "o-2"])
-        .await
-        .fails(1, r#"nothing has the id or name "o-2""#);
+    operator.run(&["find", "o-2"]).await.fails(
+        1,
+        r#"nothing has exactly the id or name "o-2": looked for it as an order,"#,
+    );
+    let partner = operator.run(&["find", "Acme"]).await;
+    assert!(partner.text().starts_with("Partners:\n"), "{partner:?}");
 }
 
 #[tokio::test]

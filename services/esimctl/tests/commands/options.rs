@@ -98,11 +98,54 @@ async fn the_list_can_be_imported_again() {
     };
     assert_eq!(
         import(catalogue).await,
-        json!({ "imported": 2, "unchanged": 0 })
+        json!({ "imported": 2, "unchanged": 0, "unserved": [] })
     );
     let listed = operator.run(&["option", "list", "--json"]).await;
     let imported = import(listed.text().to_owned()).await;
-    assert_eq!(imported, json!({ "imported": 0, "unchanged": 2 }));
+    assert_eq!(
+        imported,
+        json!({ "imported": 0, "unchanged": 2, "unserved": [] })
+    );
+}
+
+/// A catalogue may be imported before its provisioner starts for the first time, so this is a warning.
+#[tokio::test]
+async fn an_import_warns_of_providers_that_nobody_serves() {
+    let operator = Operator::new().await;
+    let mut live = option("live");
+    live["environment"] = json!("live");
+    live["alternatives"] = json!([{ "provider": "airalo", "provider_option_id": "jp" }]);
+    let mut withdrawn = live.clone();
+    withdrawn["option_id"] = json!(domain::OptionId::new());
+    withdrawn["provider"] = json!("usimsa");
+    withdrawn["enabled"] = json!(false);
+    let catalogue = json!([live, withdrawn, option("test")]).to_string();
+    let import = async |more: &[&str]| {
+        let arguments = [&["option", "import", "-"], more].concat();
+        operator.run_with_input(&arguments, catalogue.clone()).await
+    };
+    let imported = import(&["--json"]).await.json();
+    assert_eq!(imported["unserved"], json!(["airalo", "sandbox"]));
+    let mut connection = operator.database.connect().await.unwrap();
+    sqlx::query("INSERT INTO providers (name) VALUES ('sandbox')")
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    import(&[])
+        .await
+        .says("warning: no provisioner has ever served airalo, so nothing is bought there");
+}
+
+#[tokio::test]
+async fn a_key_that_stands_twice_is_refused_with_its_line() {
+    let operator = Operator::new().await;
+    let one = option("one").to_string();
+    let twice = one.replace("\"name\":\"one\"", "\"name\":\"one\",\n\"name\":\"other\"");
+    assert_ne!(twice, one);
+    operator
+        .run_with_input(&["option", "import", "-"], format!("[{twice}]"))
+        .await
+        .fails(1, r#"the key "name" stands twice in one object at line 2"#);
 }
 
 #[tokio::test]

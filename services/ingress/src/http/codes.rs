@@ -256,9 +256,9 @@ pub(crate) enum Code {
     ProviderUnreachable,
 
     // Everything else that partners send.
-    /// The query has a parameter that this request does not have; the message names it. Correct its
-    /// spelling, or leave it out. We refuse such a request instead of ignoring the parameter,
-    /// because the answer would not be the one that you meant.
+    /// The query or the body has a parameter that this request does not have; the message names it.
+    /// Correct its spelling, or leave it out. We refuse such a request instead of ignoring the
+    /// parameter, because the answer would not be the one that you meant.
     #[strum(props(
         status = 422,
         message = "Parameter {} is unknown; this request does not have it"

@@ -12,6 +12,5 @@ pub(crate) mod error;
 pub(crate) mod named;
 pub(crate) mod observe;
 pub(crate) mod refusals;
-pub(crate) mod repeated;
 pub(crate) mod routes;
 pub(crate) mod server;

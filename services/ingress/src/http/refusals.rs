@@ -5,14 +5,16 @@
 //! - No request waits for this. A refusal is queued, and one task writes what has queued, with at
 //!   most one transaction per [`PACE`]. Refusals that do not fit are dropped and counted.
 //! - Nobody can make it expensive. Of each partner and kind at most `PARTNER_REFUSALS_PER_MINUTE`
-//!   are kept, and the next one that is kept says how many were not. The newest
-//!   `PARTNER_REFUSALS_KEPT` of them stay. Requests with an unknown access key are not kept at all.
+//!   are kept. The newest `PARTNER_REFUSALS_KEPT` of them stay. Requests with an unknown access key are
+//!   not kept at all.
+//! - The next one that is kept says how many of its partner and kind were not, for whatever reason:
+//!   there were too many, the queue was full, or the database did not take them.
 //! - Nothing secret is kept: no header, no query and no body. The external order id and the path of a
 //!   signed route hold none.
 //!
 //! [`super::observe`] calls [`Refusals::note`] for each refused request, and knows its sender by the
 //! [`Sender`] that [`crate::access::authentication`] found. While the database is away, refusals are
-//! lost; the log and the metrics still have them.
+//! lost; the log and the metrics still have them. What a process has not said when it ends is forgotten.
 
 use std::{
     collections::HashMap,
@@ -108,9 +110,47 @@ pub(crate) struct Answered<'a> {
 pub(crate) struct Refusals {
     queue: Batcher<Refusal>,
     unwritten: TaskTracker,
-    per_minute: u32,
-    counted: Mutex<HashMap<(PartnerId, Kind), Sampler>>,
+    counted: Arc<Counted>,
     metrics: Metrics,
+}
+
+/// How many refusals of each partner and kind are kept, and how many were not.
+struct Counted {
+    per_minute: u32,
+    samplers: Mutex<HashMap<(PartnerId, Kind), Sampler>>,
+}
+
+impl Counted {
+    fn new(per_minute: u32) -> Self {
+        Self {
+            per_minute,
+            samplers: Mutex::default(),
+        }
+    }
+
+    /// Whether one more request of this kind is kept; if so, how many were not since the last one.
+    fn pass(&self, partner: PartnerId, kind: Kind) -> Option<u64> {
+        self.with(partner, kind, Sampler::pass)
+    }
+
+    /// Counts a refusal that was to be kept and is lost, and those that it would have counted.
+    fn lost(&self, refusal: &Refusal) {
+        let missing = refusal.unrecorded.saturating_add(1);
+        self.with(refusal.partner_id, refusal.kind, |sampler| {
+            sampler.lost(missing);
+        });
+    }
+
+    fn with<T>(&self, partner: PartnerId, kind: Kind, act: impl FnOnce(&Sampler) -> T) -> T {
+        let mut samplers = lock(&self.samplers);
+        if samplers.len() >= COUNTED && !samplers.contains_key(&(partner, kind)) {
+            samplers.clear();
+        }
+        let sampler = samplers
+            .entry((partner, kind))
+            .or_insert_with(|| Sampler::within(self.per_minute, Duration::from_mins(1)));
+        act(sampler)
+    }
 }
 
 impl Refusals {
@@ -125,7 +165,10 @@ impl Refusals {
         let stop = shutdown.soft();
         let written = metrics.clone();
         let unwritten = TaskTracker::new();
+        let counted = Arc::new(Counted::new(limits.partner_refusals_per_minute));
+        let lost = Arc::clone(&counted);
         let write = move |refusals: Vec<Refusal>| {
+            let lost = Arc::clone(&lost);
             let database = database.clone();
             let metrics = written.clone();
             let stop = stop.clone();
@@ -135,12 +178,15 @@ impl Refusals {
                 let recorded = match kept.await {
                     Ok(()) => Recorded::Kept,
                     Err(error) => {
+                        for refusal in &refusals {
+                            lost.lost(refusal);
+                        }
                         if let Some(others) = outage::DATABASE.failed() {
                             tracing::warn!(
                                 %error,
                                 others,
                                 lost = refusals.len(),
-                                "cannot store refused requests, so operators will not see these ones; the metrics count them"
+                                "cannot store refused requests, so operators will not see these ones; the metrics count them, and so does the next one that is stored"
                             );
                         }
                         Recorded::Failed
@@ -156,8 +202,7 @@ impl Refusals {
         Arc::new(Self {
             queue: Batcher::start("refusals", BATCH, unwritten.clone(), shutdown, write),
             unwritten,
-            per_minute: limits.partner_refusals_per_minute,
-            counted: Mutex::default(),
+            counted,
             metrics,
         })
     }
@@ -165,11 +210,11 @@ impl Refusals {
     /// Keeps a refused request, unless there are too many of its kind.
     pub(crate) fn note(&self, sender: Sender, asked: &Asked, answered: Answered<'_>) {
         let kind = asked.kind(sender.signed);
-        let Some(unrecorded) = self.pass(sender.partner, kind) else {
+        let Some(unrecorded) = self.counted.pass(sender.partner, kind) else {
             self.metrics.refusals(Recorded::Limited, 1);
             return;
         };
-        let queued = self.queue.try_push(Refusal {
+        let refusal = Refusal {
             request_id: answered.request_id,
             partner_id: sender.partner,
             kind,
@@ -181,22 +226,11 @@ impl Refusals {
             path: shortened(asked.uri.path()),
             external_order_id: answered.external_order_id,
             unrecorded,
-        });
-        if !queued {
+        };
+        if let Err(dropped) = self.queue.try_push(refusal) {
+            self.counted.lost(&dropped);
             self.metrics.refusals(Recorded::Dropped, 1);
         }
-    }
-
-    /// Whether one more request of this kind is kept; if so, how many were not since the last one.
-    fn pass(&self, partner: PartnerId, kind: Kind) -> Option<u64> {
-        let mut counted = lock(&self.counted);
-        if counted.len() >= COUNTED && !counted.contains_key(&(partner, kind)) {
-            counted.clear();
-        }
-        let sampler = counted
-            .entry((partner, kind))
-            .or_insert_with(|| Sampler::within(self.per_minute, Duration::from_mins(1)));
-        sampler.pass()
     }
 
     /// Waits for a moment until everything that was queued is written. Called when no request can
@@ -211,4 +245,36 @@ impl Refusals {
 /// The beginning of a text that consists of ASCII characters, as paths and headers do.
 fn shortened(text: &str) -> String {
     text.chars().take(LONGEST).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_dropped_or_not_written_is_counted_by_the_next_one_of_its_kind() {
+        let counted = Counted::new(2);
+        let partner = PartnerId::from(Uuid::from_u128(1));
+        let refusal = |unrecorded| Refusal {
+            request_id: Uuid::from_u128(2),
+            partner_id: partner,
+            kind: Kind::Order,
+            at: clock::now(),
+            status: 422,
+            reason: "x",
+            errors: String::new(),
+            method: "POST".into(),
+            path: "/".into(),
+            external_order_id: None,
+            unrecorded,
+        };
+        assert_eq!(counted.pass(partner, Kind::Order), Some(0));
+        // It would have said that three others were not kept.
+        counted.lost(&refusal(3));
+        assert_eq!(counted.pass(partner, Kind::Other), Some(0));
+        assert_eq!(counted.pass(partner, Kind::Order), Some(4));
+        assert_eq!(counted.pass(partner, Kind::Order), None);
+        counted.lost(&refusal(4));
+        assert_eq!(counted.pass(partner, Kind::Order), None);
+    }
 }

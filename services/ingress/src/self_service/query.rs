@@ -11,7 +11,8 @@ use std::borrow::Cow;
 
 use axum::http::Uri;
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
-use domain::EndpointId;
+use domain::{EndpointId, distinct::Distinct};
+use serde::de::DeserializeSeed;
 use serde_json::Value;
 use time::{OffsetDateTime, UtcOffset, format_description::well_known::Rfc3339};
 use uuid::Uuid;
@@ -19,7 +20,6 @@ use uuid::Uuid;
 use crate::http::{
     codes::Code,
     error::{ApiError, Fault},
-    repeated::repeated_key,
 };
 
 /// The number of entries of a page if the request has no `limit`.
@@ -163,6 +163,17 @@ pub(super) fn json_body(body: &[u8]) -> Result<Value, ApiError> {
             Err(ApiError::Unprocessable(vec![fault]))
         }
     }
+}
+
+/// A key that some object of this JSON text has twice.
+fn repeated_key(json: &[u8]) -> Option<String> {
+    let mut repeated = None;
+    let distinct = Distinct {
+        repeated: &mut repeated,
+    };
+    // Its error is the repeated key, because the text was parsed before.
+    let _ = distinct.deserialize(&mut serde_json::Deserializer::from_slice(json));
+    repeated
 }
 
 /// The faults of the fields of a JSON body that are not known.

@@ -85,7 +85,8 @@ impl ProviderWork {
             provider.name = self.calls.name,
             provider.option = claimed.lane,
             reason,
-            "parked"
+            "the placement is parked, so nothing more happens to it until an operator decides: `esimctl placement list --state \
+             parked` shows it, and `esimctl placement resolve` ends the wait"
         );
     }
 

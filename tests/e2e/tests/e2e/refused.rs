@@ -133,3 +133,41 @@ async fn a_flood_of_forged_requests_is_counted_and_costs_few_rows() {
     };
     assert!(has("limited", " 18") && has("kept", " 3"), "{recorded:?}");
 }
+
+/// What could not be stored is missing, and the next one of its kind says so.
+#[tokio::test]
+async fn refusals_that_were_not_stored_are_counted_by_the_next_one() {
+    let mut stack = Stack::start().await.unwrap();
+    let partner = stack.create_partner("sandbox", None).await.unwrap();
+    let client = stack.client(&partner).unwrap();
+    let refused = async || {
+        assert_eq!(client.post("not JSON").send().await.unwrap().status, 400);
+    };
+    let mut owner = stack.database.connect().await.unwrap();
+    sqlx::raw_sql("ALTER TABLE refused_requests RENAME TO elsewhere")
+        .execute(&mut owner)
+        .await
+        .unwrap();
+    refused().await;
+    refused().await;
+    let process = stack.process(Stage::Ingress).unwrap();
+    let failed = "esim_refusals_recorded_total{outcome=\"failed\"";
+    wait::until(SOON, "two refusals that could not be stored", async || {
+        let metrics = process.metrics().await?;
+        let line = metrics.lines().find(|line| line.starts_with(failed));
+        Ok(line.filter(|line| line.ends_with(" 2")).map(drop))
+    })
+    .await
+    .unwrap();
+    sqlx::raw_sql("ALTER TABLE elsewhere RENAME TO refused_requests")
+        .execute(&mut owner)
+        .await
+        .unwrap();
+    refused().await;
+    let kept = kept(&stack, &partner, 1).await.unwrap();
+    assert_eq!(
+        (kept.len(), kept[0]["unrecorded"].as_u64()),
+        (1, Some(2)),
+        "{kept:?}"
+    );
+}
