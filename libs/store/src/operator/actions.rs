@@ -184,6 +184,20 @@ pub struct Recorded {
     pub after: Option<String>,
 }
 
+impl Recorded {
+    /// See [`changed_nothing`].
+    pub fn changed_nothing(&self) -> bool {
+        changed_nothing(&self.command, self.affected, self.after.is_some())
+    }
+}
+
+/// Whether an action found nothing to change, for example a webhook that was sent meanwhile. What is
+/// recorded with its state `after` was changed, even if no further row was, as when an endpoint is
+/// resumed for which no webhook waits. Showing something changes nothing on purpose.
+pub(super) fn changed_nothing(command: &str, affected: i64, has_after: bool) -> bool {
+    affected == 0 && !has_after && !command.contains("show")
+}
+
 /// Which recorded actions to list; `None` matches all.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Filter<'a> {

@@ -6,7 +6,12 @@ use sqlx::PgConnection;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339, macros::format_description};
 use uuid::Uuid;
 
-use super::orders::{OrderView, TopupView};
+use super::{
+    actions::changed_nothing,
+    orders::{OrderView, PlacementView, TopupView},
+    placements::GIVEN_UP,
+    route::is_rerouted,
+};
 use crate::Result;
 
 /// The most attempts of webhooks that a timeline holds; the newest ones.
@@ -16,8 +21,6 @@ pub const MOST_ATTEMPTS: i64 = 500;
 const MOST_ACTIONS: i64 = 5_000;
 /// How the resolution of a parked purchase as not bought is recorded.
 const NOT_BOUGHT: &str = "placement resolve --not-bought";
-/// The reason of units that were given up in this way ([`super::placements::resolve`]).
-const GIVEN_UP: &str = "settled by an operator as not bought";
 
 /// What happened at a moment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -30,7 +33,11 @@ pub enum What {
     /// The partner cancelled the order.
     Cancelled,
     /// An attempt of purchase was recorded, right before it was sent. Only the last one is stored.
-    Attempted { placement_id: Uuid, attempt: i32 },
+    Attempted {
+        placement_id: Uuid,
+        provider: String,
+        attempt: i32,
+    },
     /// A look-up found no purchase for the first time after that attempt.
     NotFound { placement_id: Uuid },
     /// The provider confirmed the purchase, or an operator found that it has it.
@@ -62,6 +69,8 @@ pub enum What {
         command: String,
         target: String,
         reason: String,
+        /// Whether it found nothing to change.
+        changed_nothing: bool,
     },
     /// The placement waits for an operator.
     Parked {
@@ -133,6 +142,7 @@ pub async fn timeline(connection: &mut PgConnection, order: &OrderView) -> Resul
             placement.attempted_at,
             What::Attempted {
                 placement_id,
+                provider: attempted_at(placement).to_owned(),
                 attempt,
             },
         );
@@ -196,6 +206,12 @@ pub async fn timeline(connection: &mut PgConnection, order: &OrderView) -> Resul
     Ok(moments)
 }
 
+/// The provider of the last attempt. A placement that was handed on names the next provider already.
+fn attempted_at(placement: &PlacementView) -> &str {
+    let before = placement.tried.last().filter(|_| is_rerouted(placement));
+    before.map_or(&placement.provider, |tried| &tried.provider)
+}
+
 /// A recorded action on an order or on a part of it.
 struct ActedOn {
     at: OffsetDateTime,
@@ -204,6 +220,8 @@ struct ActedOn {
     command: String,
     target: String,
     reason: String,
+    affected: i64,
+    has_after: bool,
 }
 
 impl ActedOn {
@@ -214,7 +232,9 @@ impl ActedOn {
     }
 
     fn moment(self) -> Moment {
+        let changed_nothing = changed_nothing(&self.command, self.affected, self.has_after);
         let what = What::Acted {
+            changed_nothing,
             operator: self.operator,
             via: self.via,
             command: self.command,
@@ -236,8 +256,8 @@ async fn actions(connection: &mut PgConnection, order: &OrderView) -> Result<Vec
     let query = sqlx::query_as!(
         ActedOn,
         r#"SELECT at AS "at!", operator AS "operator!", via, command AS "command!", target AS "target!",
-                  reason AS "reason!"
-           FROM (SELECT at, operator, via, command, target, reason FROM operator_actions
+                  reason AS "reason!", affected AS "affected!", has_after AS "has_after!"
+           FROM (SELECT at, operator, via, command, target, reason, affected, after IS NOT NULL AS has_after FROM operator_actions
                  WHERE at >= $1 ORDER BY at LIMIT $3) since
            WHERE split_part(target, ' ', 2) = ANY ($2) ORDER BY at"#,
         order.created_at,
@@ -371,11 +391,21 @@ enum Standing {
     NoUrl,
     Waiting,
     OnHold,
+    GivingBack,
+    GiveBackOnHold,
     Returned,
     Failed,
 }
 
 fn standing(topup: &TopupView) -> Standing {
+    // A give-back that has ended is told by the state of the unit.
+    if topup.state == "ready" {
+        match topup.give_back.as_deref() {
+            Some("asked" | "sending") => return Standing::GivingBack,
+            Some("parked") => return Standing::GiveBackOnHold,
+            _ => {}
+        }
+    }
     match (topup.state.as_str(), topup.delivery.as_deref()) {
         ("ready", Some("delivered")) => Standing::Delivered,
         ("ready", Some("exhausted")) if topup.delivered_before => Standing::NotSentAgain,
@@ -476,6 +506,12 @@ fn told(
         Standing::OnHold => {
             format!("{is} on hold: we are clarifying the purchase with the provider")
         }
+        Standing::GivingBack => {
+            format!("{is} being given back at your request, and the provider has not answered yet")
+        }
+        Standing::GiveBackOnHold => format!(
+            "{is} being given back at your request: we are clarifying with the provider whether it has the eSIM back"
+        ),
         Standing::Returned => format!("{was} given back at your request"),
         Standing::Failed => {
             let by_operator = units

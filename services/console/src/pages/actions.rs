@@ -73,8 +73,7 @@ pub(crate) async fn show(
 }
 
 fn row(action: Recorded) -> Row {
-    // Showing something changes nothing and is no failure.
-    let nothing = action.affected == 0 && !action.command.contains("show");
+    let nothing = action.changed_nothing();
     let parts = [("before", &action.before), ("after", &action.after)];
     let change = parts
         .into_iter()
