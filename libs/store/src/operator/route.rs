@@ -63,7 +63,7 @@ pub fn route(placement: &PlacementView) -> Option<String> {
         "accepted" if !made => format!("{provider} is asked next, by {attempts}"),
         "accepted" | "placing" => format!("{provider} is asked now, by {attempts}"),
         "placed" => format!("{provider} has it"),
-        "parked" if made => format!("{provider} may have it, by {attempts}"),
+        "parked" if made => format!("{provider} may have it since {attempts}"),
         _ if made => format!("{provider} was asked by {attempts}"),
         _ => format!("{provider} was not asked yet"),
     });
@@ -158,7 +158,7 @@ mod tests {
         placement.state = "parked".into();
         assert_eq!(
             route(&placement).unwrap(),
-            "airalo (jp) may have it, by attempt 1; it may also be at usimsa: look there, too"
+            "airalo (jp) may have it since attempt 1; it may also be at usimsa: look there, too"
         );
         placement.state = "placed".into();
         assert_eq!(route(&placement), None);

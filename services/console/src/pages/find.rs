@@ -53,11 +53,10 @@ pub(crate) async fn show(
     if let ([only], true) = (found.hits.as_slice(), is_all) {
         return Ok(Redirect::to(&only.path).into_response());
     }
-    let mut shell = Shell::new(
-        &visit.session,
-        "",
-        format!("Found for “{}”", shortened(asked)),
-    );
+    let nothing = found.hits.is_empty() && is_all;
+    let found_what = if nothing { "Nothing found" } else { "Found" };
+    let title = format!("{found_what} for “{}”", shortened(asked));
+    let mut shell = Shell::new(&visit.session, "", title);
     asked.clone_into(&mut shell.query);
     page(&Page {
         shell,

@@ -172,11 +172,14 @@ fn item(item: &Item, session: &Session, now: OffsetDateTime) -> (usize, Row) {
             (2, row)
         }
         Item::Stopped(endpoint) => {
-            let row = Row {
+            let mut row = Row {
                 form: endpoint_form(endpoint, session, "/needs"),
-                age: next_test(endpoint, now).unwrap_or_default(),
                 ..of_endpoint(endpoint, why)
             };
+            if let Some(test) = next_test(endpoint, now) {
+                row.since.clear();
+                row.age = test;
+            }
             (3, row)
         }
         Item::Exhausted(endpoint) => {
@@ -226,7 +229,11 @@ pub(crate) fn breaker_form(
             ),
             duration: true,
             grave: true,
-            ..ReasonForm::new(session, "Open", format!("/providers/{name}/open"))
+            ..ReasonForm::new(
+                session,
+                "Open its breaker",
+                format!("/providers/{name}/open"),
+            )
         }
     } else {
         ReasonForm {
@@ -234,7 +241,11 @@ pub(crate) fn breaker_form(
                 "The waiting work of {} goes on at once. If calls fail, the breaker opens again by itself.",
                 breaker.name
             ),
-            ..ReasonForm::new(session, "Close", format!("/providers/{name}/close"))
+            ..ReasonForm::new(
+                session,
+                "Close its breaker",
+                format!("/providers/{name}/close"),
+            )
         }
     };
     Some(ReasonForm {

@@ -512,11 +512,8 @@ pub(crate) async fn replay(
     if sent.ok_or_else(|| given.missing("webhook"))? == 0 {
         return Err(act.not_done(
             "It cannot be sent again now",
-            format!(
-                "The webhook was {seen} when the page was shown. Since then it has changed, an attempt is due or under way, \
-                 or its eSIM was erased. Its order's page shows which. If you have sent the form twice, the first one was \
-                 carried out."
-            ),
+            "Since the page was shown the webhook has changed, an attempt is due or under way, or its eSIM was erased. \
+             Its order's page shows which. If you have sent the form twice, the first one was carried out.",
         ));
     }
     let text = "It is due now, with the same webhook-id, and its retries begin anew. If its endpoint is blocked or paused, it \

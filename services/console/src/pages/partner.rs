@@ -525,7 +525,10 @@ fn not_changed(error: NotChanged, given: &Given, act: &Act<Operator>) -> Problem
     match error {
         NotChanged::Unknown => given.missing("endpoint"),
         NotChanged::Store(error) => error.into(),
-        changed @ NotChanged::Changed { .. } => act.changed(&changed.to_string()),
+        NotChanged::Changed { now, .. } => act.changed(&format!(
+            "the endpoint has changed since the page was shown, and is {} now",
+            now.replace('_', " ")
+        )),
     }
 }
 
