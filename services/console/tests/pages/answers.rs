@@ -196,3 +196,34 @@ async fn an_order_that_is_on_hold_or_given_back_says_so() {
     }
     bench.stop().await;
 }
+
+/// The form of a parked purchase carries why it is parked. Whatever a provider has written there, the
+/// form that comes back is about the same parking.
+#[tokio::test]
+async fn a_reason_with_control_characters_does_not_keep_a_purchase_from_being_resolved() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    let order: Uuid = sqlx::query_scalar(
+        "UPDATE placements SET reason = E' said \"no\"\\r\\n\\u202Ebecause \\u0007é ' WHERE placement_id = $1
+         RETURNING order_id",
+    )
+    .bind(bench.parked.uuid())
+    .fetch_one(&mut connection)
+    .await
+    .unwrap();
+    let page = text(&mut browser, &format!("/orders/{order}")).await;
+    let (_, seen) = page.split_once("name=\"seen\" value=\"").unwrap();
+    let seen = seen.split('"').next().unwrap().replace("&#34;", "\"");
+    let token = browser.token.clone();
+    let form = [
+        ("token", token.as_str()),
+        ("reason", "a test"),
+        ("found", "not-bought"),
+        ("seen", &seen),
+    ];
+    let path = format!("/placements/{}/resolve", bench.parked);
+    let answer = browser.post(&path, &form).await;
+    assert_eq!(answer.status(), 303, "{:?}", answer.text().await);
+    bench.stop().await;
+}
