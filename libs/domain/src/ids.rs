@@ -80,13 +80,14 @@ impl PartnerId {
 }
 
 impl<Kind> FromStr for Id<Kind> {
-    type Err = uuid::Error;
+    type Err = NotAnId;
 
     /// Parses the hyphenated form, in lower or upper case. The other forms that the crate `uuid`
     /// knows are refused.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         text.parse::<uuid::fmt::Hyphenated>()
             .map(|hyphenated| hyphenated.into_uuid().into())
+            .map_err(|_| NotAnId("an id of this kind is a UUID with its hyphens, such as 0199b2a0-7c1e-7d52-9b43-2f6a8c0d1e57"))
     }
 }
 

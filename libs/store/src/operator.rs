@@ -27,3 +27,4 @@ pub mod search;
 pub mod sessions;
 pub mod story;
 pub mod terms;
+pub mod words;

@@ -110,6 +110,8 @@ pub async fn keep(connection: &mut PgConnection, refusals: &[Refusal], newest: u
 pub struct Refused {
     pub request_id: Uuid,
     pub partner_id: Uuid,
+    /// The partner's name.
+    pub partner: Option<String>,
     /// `order`, `other` or `unsigned`: the names of [`Kind`].
     pub kind: String,
     #[serde(with = "time::serde::rfc3339")]
@@ -138,7 +140,8 @@ pub async fn list(
 ) -> Result<Vec<Refused>> {
     let query = sqlx::query_as!(
         Refused,
-        "SELECT newest.* FROM unnest(ARRAY['order', 'other', 'unsigned']) AS one (kind)
+        "SELECT newest.*, (SELECT name FROM partners a WHERE a.partner_id = newest.partner_id) AS partner
+         FROM unnest(ARRAY['order', 'other', 'unsigned']) AS one (kind)
          CROSS JOIN LATERAL (
              SELECT * FROM refused_requests r WHERE r.partner_id = $1 AND r.kind = one.kind
              ORDER BY r.request_id DESC LIMIT $2) newest
@@ -154,12 +157,13 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<Refused
     let request_id: Option<Uuid> = id.parse().ok();
     let query = sqlx::query_as!(
         Refused,
-        "SELECT * FROM refused_requests WHERE request_id = ANY (ARRAY (
+        "SELECT r.*, (SELECT name FROM partners a WHERE a.partner_id = r.partner_id) AS partner
+         FROM refused_requests r WHERE r.request_id = ANY (ARRAY (
              SELECT request_id FROM refused_requests WHERE request_id = $1
              UNION ALL
              (SELECT request_id FROM refused_requests WHERE external_order_id = $2
               ORDER BY at DESC LIMIT $3)))
-         ORDER BY request_id DESC LIMIT $3",
+         ORDER BY r.request_id DESC LIMIT $3",
         request_id,
         id,
         MOST_FOUND,

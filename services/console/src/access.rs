@@ -136,6 +136,26 @@ impl<R> Act<R> {
 }
 
 impl<R> Act<R> {
+    /// An action that cannot be done, with a title that says why.
+    pub(crate) fn not_done(&self, title: impl Into<String>, text: impl Into<String>) -> Problem {
+        Problem::NotDone {
+            title: title.into(),
+            text: text.into(),
+            back: local_path(self.fields.get("back")),
+        }
+    }
+
+    /// An action on something that has changed since its page was shown.
+    pub(crate) fn changed(&self, text: &str) -> Problem {
+        self.not_done(
+            "It has changed meanwhile",
+            format!(
+                "Nothing was done now: {text}. Look at it again before you repeat it. If you have sent the form twice, \
+                 the first one was carried out, and Actions has it."
+            ),
+        )
+    }
+
     /// The answer to an action that was carried out: the page that the form was on, with a sentence.
     pub(crate) fn done(&self, app: &App, text: &str) -> Response {
         said::after(app, &local_path(self.fields.get("back")), text)
@@ -222,7 +242,7 @@ impl FromRequest<App> for Outside {
 }
 
 /// The live session of the request's cookie.
-async fn session(parts: &Parts, app: &App) -> Result<Option<Session>, Problem> {
+pub(crate) async fn session(parts: &Parts, app: &App) -> Result<Option<Session>, Problem> {
     let Some(secret) = secret(&parts.headers, app.session_cookie()) else {
         return Ok(None);
     };

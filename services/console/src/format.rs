@@ -1,5 +1,6 @@
 //! How times, durations and numbers are written on the pages.
 
+use store::operator::words::noun;
 use time::{Duration, OffsetDateTime, macros::format_description};
 
 /// A UTC time to the second: `2025-01-29 12:34:56`.
@@ -8,11 +9,12 @@ pub(crate) fn utc(at: OffsetDateTime) -> String {
     at.format(format).unwrap_or_else(|_| at.to_string())
 }
 
-/// A duration in its two largest units: `0.12 s`, `12 s`, `2m 5s`, `3h 20m`, `5d 2h`.
+/// A duration in its two largest units: `120 ms`, `1.20 s`, `12 s`, `2m 5s`, `3h 20m`, `5d 2h`.
 pub(crate) fn took(duration: Duration) -> String {
     let seconds = duration.whole_seconds();
     match seconds {
-        i64::MIN..10 => format!("{:.2} s", duration.as_seconds_f64().max(0.0)),
+        i64::MIN..1 => format!("{} ms", duration.whole_milliseconds().max(0)),
+        1..10 => format!("{:.2} s", duration.as_seconds_f64()),
         10..60 => format!("{seconds} s"),
         60..3600 => format!("{}m {}s", seconds / 60, seconds % 60),
         3600..86_400 => format!("{}h {}m", seconds / 3600, seconds / 60 % 60),
@@ -46,6 +48,11 @@ pub(crate) fn number(number: impl TryInto<i128>) -> String {
     text
 }
 
+/// A number with its noun: `1 unit`, `1 234 units`.
+pub(crate) fn counted(count: impl TryInto<i128> + Copy, one: &str, several: &str) -> String {
+    format!("{} {}", number(count), noun(count, one, several))
+}
+
 #[cfg(test)]
 mod tests {
     use time::macros::datetime;
@@ -55,8 +62,9 @@ mod tests {
     #[test]
     fn durations_read_well() {
         for (duration, text) in [
-            (Duration::milliseconds(123), "0.12 s"),
-            (Duration::milliseconds(-5), "0.00 s"),
+            (Duration::milliseconds(123), "123 ms"),
+            (Duration::milliseconds(1_500), "1.50 s"),
+            (Duration::milliseconds(-5), "0 ms"),
             (Duration::seconds(59), "59 s"),
             (Duration::seconds(125), "2m 5s"),
             (Duration::minutes(200), "3h 20m"),
@@ -78,5 +86,8 @@ mod tests {
         );
         assert_eq!(number(-1_000), "-1\u{202f}000");
         assert_eq!(number(999_u64), "999");
+        assert_eq!(counted(0, "unit", "units"), "0 units");
+        assert_eq!(counted(1, "unit", "units"), "1 unit");
+        assert_eq!(counted(2_000, "unit", "units"), "2\u{202f}000 units");
     }
 }

@@ -4,10 +4,13 @@
 
 use std::fmt::Write;
 
-use askama::filters::{Html, escape};
+use askama::filters::escape;
 use time::{Duration, OffsetDateTime};
 
-use crate::format::{took, utc};
+use crate::{
+    format::{took, utc},
+    view::Visible,
+};
 
 /// The width of a timeline in its own units.
 const WIDTH: f64 = 720.0;
@@ -49,6 +52,8 @@ pub(crate) struct Step {
     pub(crate) took: Option<Duration>,
     pub(crate) went: Went,
     pub(crate) text: String,
+    /// Whether it is an action that found nothing to change.
+    pub(crate) changed_nothing: bool,
 }
 
 /// The rows of a timeline from top to bottom.
@@ -126,8 +131,13 @@ fn draw(svg: &mut String, step: &Step, (began, ended): (f64, f64), longest: f64,
     let lasted = step
         .took
         .map_or_else(String::new, |lasted| format!(" ({})", took(lasted)));
-    let title = format!("{} UTC: {}{lasted}", utc(step.at), step.text);
-    let title = escape(title, Html).map_or_else(|_| String::new(), |safe| safe.to_string());
+    let nothing = if step.changed_nothing {
+        " (changed nothing)"
+    } else {
+        ""
+    };
+    let title = format!("{} UTC: {}{lasted}{nothing}", utc(step.at), step.text);
+    let title = escape(title, Visible).map_or_else(|_| String::new(), |safe| safe.to_string());
     let _ = write!(svg, "<g class=\"{class}\"><title>{title}</title>");
     if to - from > 2.0 {
         let _ = write!(
@@ -157,7 +167,7 @@ fn draw(svg: &mut String, step: &Step, (began, ended): (f64, f64), longest: f64,
 /// Draws one bar for each hour. The name says what and which hours it shows.
 pub(crate) fn sparkline(name: &str, hours: &[i64]) -> String {
     let most = hours.iter().copied().max().unwrap_or_default().max(1);
-    let name = escape(name, Html).map_or_else(|_| String::new(), |safe| safe.to_string());
+    let name = escape(name, Visible).map_or_else(|_| String::new(), |safe| safe.to_string());
     let mut svg = format!(
         "<svg class=\"spark\" viewBox=\"0 0 {} 32\" role=\"img\" aria-label=\"{name}\" preserveAspectRatio=\"none\">",
         hours.len().max(1) * 5
@@ -189,6 +199,7 @@ mod tests {
             took: Some(Duration::milliseconds(300)),
             went,
             text: text.to_owned(),
+            changed_nothing: false,
         }
     }
 

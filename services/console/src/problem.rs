@@ -9,7 +9,10 @@ use axum::{
 use axum_htmx::HxRedirect;
 use url::form_urlencoded::byte_serialize;
 
-use crate::view::{Shell, with_status};
+use crate::{
+    access::Session,
+    view::{Shell, with_status},
+};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
@@ -42,9 +45,14 @@ pub enum Problem {
     OnlyForms,
     #[error("{0}")]
     NotFound(String),
-    /// What the form was about has changed since the page was shown.
-    #[error("{0}")]
-    Conflict(String),
+    /// An action that cannot be done, or not any more. Nothing was changed.
+    #[error("{text}")]
+    NotDone {
+        title: String,
+        text: String,
+        /// The page that the form was on.
+        back: String,
+    },
     /// The form's values make no sense.
     #[error("{0}")]
     Invalid(String),
@@ -55,11 +63,45 @@ pub enum Problem {
     Broken(anyhow::Error),
 }
 
+/// What the page of a problem says. It is an extension of the response until [`framed`] makes the page.
+#[derive(Clone)]
+struct Told {
+    title: String,
+    text: String,
+    back: Option<String>,
+}
+
 #[derive(Template)]
 #[template(path = "problem.html")]
 struct Page {
     shell: Shell,
-    text: String,
+    told: Told,
+}
+
+/// Makes the page of a problem. It has the frame of all pages if its reader is signed in, who then can
+/// search or go elsewhere from there. A problem itself does not know its session, because it may be
+/// found before one is looked for. Any other response stays as it is.
+pub(crate) async fn framed(
+    mut response: Response,
+    session: impl Future<Output = Option<Session>>,
+) -> Response {
+    let Some(told) = response.extensions_mut().remove::<Told>() else {
+        return response;
+    };
+    let session = session.await;
+    let page = Page {
+        shell: Shell::of_problem(session.as_ref(), &told.title),
+        told,
+    };
+    let (mut parts, empty) = response.into_parts();
+    match with_status(parts.status, &page) {
+        Ok(page) => {
+            let (made, body) = page.into_parts();
+            parts.headers.extend(made.headers);
+            Response::from_parts(parts, body)
+        }
+        Err(_) => Response::from_parts(parts, empty),
+    }
 }
 
 impl Problem {
@@ -69,21 +111,21 @@ impl Problem {
             Self::Forbidden { .. } | Self::ForeignForm => StatusCode::FORBIDDEN,
             Self::OnlyForms => StatusCode::METHOD_NOT_ALLOWED,
             Self::NotFound(_) => StatusCode::NOT_FOUND,
-            Self::Conflict(_) => StatusCode::CONFLICT,
+            Self::NotDone { .. } => StatusCode::CONFLICT,
             Self::Invalid(_) => StatusCode::UNPROCESSABLE_ENTITY,
             Self::Store(error) if error.is_transient() => StatusCode::SERVICE_UNAVAILABLE,
             Self::Store(_) | Self::Broken(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 
-    fn title(&self) -> &'static str {
+    fn title(&self) -> &str {
         match self {
             Self::SignIn { .. } => "Sign in",
             Self::Forbidden { .. } => "Your role may not do this",
             Self::ForeignForm => "The form has expired",
             Self::OnlyForms => "There is no page here",
             Self::NotFound(_) => "Not found",
-            Self::Conflict(_) => "It has changed meanwhile",
+            Self::NotDone { title, .. } => title,
             Self::Invalid(_) => "That does not work",
             Self::Store(_) | Self::Broken(_) => "The console cannot answer now",
         }
@@ -130,16 +172,32 @@ impl IntoResponse for Problem {
             }
             _ => {}
         }
-        let page = Page {
-            shell: Shell::outside(self.title()),
-            text: self.text(),
-        };
-        let mut response =
-            with_status(self.status(), &page).unwrap_or_else(|_| self.status().into_response());
+        let mut response = self.status().into_response();
         if self.status() == StatusCode::SERVICE_UNAVAILABLE {
             let headers = response.headers_mut();
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
+        let told = Told {
+            title: self.title().to_owned(),
+            text: sentence(&self.text()),
+            back: match self {
+                Self::NotDone { back, .. } => Some(back),
+                _ => None,
+            },
+        };
+        response.extensions_mut().insert(told);
         response
     }
+}
+
+/// An error as a sentence of a page.
+fn sentence(text: &str) -> String {
+    let mut letters = text.chars();
+    let first = letters.next().map(|first| first.to_uppercase().to_string());
+    let end = if text.ends_with(['.', '?', '!']) {
+        ""
+    } else {
+        "."
+    };
+    format!("{}{}{end}", first.unwrap_or_default(), letters.as_str())
 }

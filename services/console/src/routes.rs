@@ -19,10 +19,10 @@ use tracing::Instrument;
 
 use crate::{
     App,
-    access::{Role, is_by_htmx},
+    access::{self, Role, is_by_htmx},
     openid::CALLBACK,
     pages,
-    problem::Problem,
+    problem::{self, Problem},
     said, sign_in,
 };
 
@@ -163,7 +163,13 @@ async fn observe(State(app): State<App>, request: Request, next: Next) -> Respon
         && said::of(request.headers(), &app).is_some();
     let one_host = request.headers().get_all(header::HOST).iter().count() == 1;
     let mut response = if one_host {
-        next.run(request).instrument(underway.span.clone()).await
+        let (parts, body) = request.into_parts();
+        let asked = parts.clone();
+        let request = Request::from_parts(parts, body);
+        let response = next.run(request).instrument(underway.span.clone()).await;
+        // If the database does not answer, the page goes without its navigation.
+        let session = async { access::session(&asked, &app).await.ok().flatten() };
+        problem::framed(response, session).await
     } else {
         StatusCode::BAD_REQUEST.into_response()
     };

@@ -1,10 +1,18 @@
 //! What all pages share: their frame, and how a template becomes a response.
 
-use askama::Template;
-use axum::{
-    http::{StatusCode, header},
-    response::{Html, IntoResponse, Response},
+use std::{fmt, str::FromStr};
+
+use askama::{
+    Template,
+    filters::{Escaper, Html},
 };
+use axum::{
+    extract::{FromRequestParts, Path},
+    http::{StatusCode, header, request::Parts},
+    response::{self, IntoResponse, Response},
+};
+use domain::ids::NotAnId;
+use runtime::terminal::printable;
 
 use crate::{access::Session, problem::Problem};
 
@@ -59,6 +67,16 @@ impl Shell {
         }
     }
 
+    /// The frame of the page of a problem, for whoever may be signed in. What an action led to is left
+    /// for the page after it.
+    pub(crate) fn of_problem(session: Option<&Session>, title: &str) -> Self {
+        let signed_in = session.map(|session| Self::new(session, "", title));
+        Self {
+            said: None,
+            ..signed_in.unwrap_or_else(|| Self::outside(title))
+        }
+    }
+
     /// The frame of a page that needs no session.
     pub(crate) fn outside(title: impl Into<String>) -> Self {
         Self {
@@ -78,6 +96,71 @@ impl Shell {
     }
 }
 
+/// How the pages write what others have chosen, such as an id or a name: without markup, and with its
+/// control characters visible. `askama.toml` names it for all templates.
+#[derive(Clone, Copy)]
+pub(crate) struct Visible;
+
+impl Escaper for Visible {
+    fn write_escaped_str<W: fmt::Write>(&self, mut page: W, text: &str) -> fmt::Result {
+        for (index, line) in text.split('\n').enumerate() {
+            if index > 0 {
+                page.write_char('\n')?;
+            }
+            Html.write_escaped_str(&mut page, &printable(line))?;
+        }
+        Ok(())
+    }
+}
+
+/// The id or name in the path of a page.
+pub(crate) struct Given(pub(crate) String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Given {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let path = Path::<String>::from_request_parts(parts, state).await;
+        let path = path.map_err(|_| {
+            let text = "The address has bytes that are no text in UTF-8, so it names nothing.";
+            Problem::NotFound(format!("{text} {SEARCH}"))
+        })?;
+        Ok(Self(path.0))
+    }
+}
+
+/// What whoever has an id should do with it.
+const SEARCH: &str = "Put the id that you have into the box above: it takes ids of every kind.";
+
+impl Given {
+    /// The id, if it has the form of one. `what` is what it should be the id of, such as `an order`.
+    pub(crate) fn id<Id: FromStr<Err = NotAnId>>(&self, what: &str) -> Result<Id, Problem> {
+        self.0.parse().map_err(|error| {
+            let given = shortened(&self.0);
+            Problem::NotFound(format!(
+                "“{given}” is not the id of {what}: {error}. {SEARCH}"
+            ))
+        })
+    }
+
+    /// What to say if nothing has the id. `what` is what it should be the id of, such as `order`.
+    pub(crate) fn missing(&self, what: &str) -> Problem {
+        let given = shortened(&self.0);
+        Problem::NotFound(format!(
+            "No {what} in this cell has the id “{given}”. {SEARCH} It also says whether an order was archived."
+        ))
+    }
+}
+
+/// A text that somebody has typed, short enough for a title or a sentence.
+pub(crate) fn shortened(text: &str) -> String {
+    const MOST: usize = 100;
+    match text.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
 /// Renders a page.
 pub(crate) fn page(template: &impl Template) -> Result<Response, Problem> {
     with_status(StatusCode::OK, template)
@@ -91,7 +174,12 @@ pub(crate) fn with_status(
         .render()
         .map_err(|error| Problem::Broken(error.into()))?;
     // A page must not be shown from a cache after its operator has signed out.
-    Ok((status, [(header::CACHE_CONTROL, "no-store")], Html(text)).into_response())
+    Ok((
+        status,
+        [(header::CACHE_CONTROL, "no-store")],
+        response::Html(text),
+    )
+        .into_response())
 }
 
 /// What an action shows once, and not again after a reload, such as an activation code.
@@ -125,6 +213,15 @@ pub(crate) fn local_path(path: Option<&str>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn control_characters_of_others_are_shown_and_do_nothing() {
+        let shown = askama::filters::escape("a\u{202e}<b>\n\u{7}e\u{301} 👩\u{200d}🚀", Visible);
+        assert_eq!(
+            shown.unwrap().to_string(),
+            "a\\u{202e}&#60;b&#62;\n\\u{7}e\u{301} 👩\u{200d}🚀"
+        );
+    }
 
     #[test]
     fn a_form_leads_back_to_this_console_only() {

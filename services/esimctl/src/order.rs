@@ -18,6 +18,7 @@ use store::{
         orders::{self, OrderView, PlacementView, TopupView},
         route,
         story::{self, Moment, What},
+        words::counted,
     },
     provider_lanes::{self, WaitingLane},
 };
@@ -362,9 +363,12 @@ fn webhook_attempts(order: &OrderView, topup: &TopupView) -> Option<String> {
     if delivered && attempts == 1 {
         return None;
     }
-    let plural = if attempts == 1 { "" } else { "s" };
     Some(list([
-        Some(format!("{attempts} webhook attempt{plural}")),
+        Some(counted(
+            attempts.into(),
+            "webhook attempt",
+            "webhook attempts",
+        )),
         topup
             .delivery_status
             .map(|status| format!("answered {status}")),

@@ -11,6 +11,7 @@ use clap::Args;
 use serde_json::json;
 use store::{
     operator::actions::Mode,
+    operator::words::counted,
     recover::{self, Recovered},
 };
 
@@ -218,10 +219,4 @@ fn described(recovered: &Recovered, treatment: Treatment, moved: &str) -> String
         }
     }
     lines.join("\n")
-}
-
-/// A number with its noun.
-fn counted(number: i64, one: &str, several: &str) -> String {
-    let noun = if number == 1 { one } else { several };
-    format!("{number} {noun}")
 }

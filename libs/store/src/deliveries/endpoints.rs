@@ -290,20 +290,36 @@ impl Endpoint {
     }
 }
 
+/// A query for rows of this type, with the state of an endpoint between its two parts, in the words of
+/// [`Endpoint::state`]. `e` is its row in `endpoints`, which is missing until it fails for the first
+/// time, and the second text is the column of its URL. Operators and partners see the same state,
+/// because all queries for it are made here.
+macro_rules! with_state {
+    ($row:ident, $head:literal, $url:literal, $tail:literal $(, $argument:expr)* $(,)?) => {
+        sqlx::query_as!(
+            $row,
+            $head + "CASE WHEN e.blocked_until = 'infinity' THEN 'paused' WHEN " + $url + " IS NULL THEN 'no_url'
+                          WHEN e.probe IS NOT NULL OR e.blocked_until <= now() THEN 'probing'
+                          WHEN e.blocked_until IS NOT NULL THEN 'blocked'
+                          ELSE 'open' END" + $tail
+            $(, $argument)*
+        )
+    };
+}
+pub(crate) use with_state;
+
 /// Lists the endpoints of all partners, or of one; the first endpoint of each partner comes first.
 pub async fn list(
     connection: &mut PgConnection,
     partner_id: Option<PartnerId>,
 ) -> Result<Vec<Endpoint>> {
-    let endpoints = sqlx::query_as!(
+    let endpoints = with_state!(
         Endpoint,
         r#"SELECT c.endpoint_id AS "endpoint_id!", p.partner_id, p.name, c.url AS webhook_url,
                   coalesce(e.paused_by_partner AND e.blocked_until = 'infinity', false) AS "paused_by_partner!",
-                  CASE WHEN e.blocked_until = 'infinity' THEN 'paused'
-                       WHEN c.url IS NULL THEN 'no_url'
-                       WHEN e.probe IS NOT NULL OR e.blocked_until <= now() THEN 'probing'
-                       WHEN e.blocked_until IS NOT NULL THEN 'blocked'
-                       ELSE 'open' END AS "state!",
+                  "#,
+        "c.url",
+        r#" AS "state!",
                   nullif(e.blocked_until, 'infinity') AS blocked_until,
                   coalesce(e.failures, 0) AS "failures!",
                   (SELECT count(*) FROM work w

@@ -228,3 +228,16 @@ pub async fn list(
     );
     Ok(actions.fetch_all(connection).await?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_left_everything_as_it_was_is_marked() {
+        assert!(changed_nothing("delivery replay", 0, false));
+        assert!(!changed_nothing("delivery replay", 2, false));
+        assert!(!changed_nothing("endpoint resume", 0, true));
+        assert!(!changed_nothing("topup show-code", 0, false));
+    }
+}

@@ -8,6 +8,7 @@ use sqlx::PgConnection;
 use super::{
     give_backs,
     placements::{self, Listed},
+    words::{counted, noun},
 };
 use crate::{
     Result,
@@ -117,23 +118,35 @@ impl Item {
             Self::Stopped(endpoint) => {
                 if endpoint.paused_by_partner {
                     return format!(
-                        "the partner has paused endpoint {} of {} itself, and {} webhooks wait: ask the partner before you \
-                         resume it",
-                        endpoint.endpoint_id, endpoint.name, endpoint.pending
+                        "the partner has paused endpoint {} of {} itself, and {} {}: ask the partner before you resume it",
+                        endpoint.endpoint_id,
+                        endpoint.name,
+                        counted(endpoint.pending, "webhook", "webhooks"),
+                        noun(endpoint.pending, "waits", "wait")
                     );
                 }
+                let why = if endpoint.state == "paused" {
+                    " by an operator".to_owned()
+                } else {
+                    let failures = counted(endpoint.failures.into(), "failure", "failures");
+                    format!(" after {failures} in a row")
+                };
                 format!(
-                    "endpoint {} of {} is {} after {} failures; {} webhooks wait",
+                    "endpoint {} of {} is {}{why}; {} {}",
                     endpoint.endpoint_id,
                     endpoint.name,
                     endpoint.state,
-                    endpoint.failures,
-                    endpoint.pending
+                    counted(endpoint.pending, "webhook", "webhooks"),
+                    noun(endpoint.pending, "waits", "wait")
                 )
             }
             Self::Exhausted(endpoint) => format!(
-                "{} webhooks to endpoint {} of {} have used up their retries",
-                endpoint.exhausted, endpoint.endpoint_id, endpoint.name
+                "{} to endpoint {} of {} {} used up {} retries",
+                counted(endpoint.exhausted, "webhook", "webhooks"),
+                endpoint.endpoint_id,
+                endpoint.name,
+                noun(endpoint.exhausted, "has", "have"),
+                noun(endpoint.exhausted, "its", "their")
             ),
         }
     }

@@ -23,6 +23,8 @@ pub struct Listed {
     /// `None` if the order is gone, for example archived by hand.
     pub order_id: Option<Uuid>,
     pub partner_id: PartnerId,
+    /// The partner's name.
+    pub partner: Option<String>,
     pub provider: String,
     /// The provider's id of the unit, by which the portal finds it.
     pub provider_unit_id: Option<String>,
@@ -45,6 +47,7 @@ pub async fn list(
         Listed,
         r#"SELECT r.topup_id, r.partner_id, r.provider, e.provider_unit_id AS "provider_unit_id?", r.attempt, r.message,
                   r.give_back_asked_at AS "asked_at!", r.ended_at AS "parked_at!",
+                  (SELECT name FROM partners a WHERE a.partner_id = r.partner_id) AS partner,
                   (SELECT p.order_id FROM topups t JOIN placements p ON p.placement_id = t.placement_id
                    WHERE t.topup_id = r.topup_id) AS "order_id?"
            FROM esim_requests r LEFT JOIN esims e ON e.topup_id = r.topup_id

@@ -8,7 +8,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::search;
-use crate::{Error, Result};
+use crate::{Error, Result, deliveries::endpoints::with_state};
 
 /// An order with its placements, units and deliveries. It holds no activation code.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -144,18 +144,31 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderVi
     read(connection, &ids).await
 }
 
+/// An order without its parts.
+struct Head {
+    order_id: Uuid,
+    partner_id: Uuid,
+    external_order_id: String,
+    refused: bool,
+    cancelled: bool,
+    traceparent: Option<String>,
+    created_at: OffsetDateTime,
+    erased_at: Option<OffsetDateTime>,
+    paused_by_partner: bool,
+    endpoint: String,
+    endpoint_until: Option<OffsetDateTime>,
+}
+
 /// These orders, the newest first.
 pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<OrderView>> {
-    let query = sqlx::query!(
+    let query = with_state!(
+        Head,
         r#"SELECT o.order_id, o.partner_id, o.external_order_id, o.refused_at IS NOT NULL AS "refused!",
                   o.cancelled_at IS NOT NULL AS "cancelled!", o.traceparent, o.created_at, o.erased_at,
-                  -- The states are those of the list of endpoints (`deliveries::endpoints`).
-                  CASE WHEN e.blocked_until = 'infinity'
-                       THEN CASE WHEN e.paused_by_partner THEN 'paused_by_partner' ELSE 'paused' END
-                       WHEN p.webhook_url IS NULL THEN 'no_url'
-                       WHEN e.probe IS NOT NULL OR e.blocked_until <= now() THEN 'probing'
-                       WHEN e.blocked_until IS NOT NULL THEN 'blocked'
-                       ELSE 'open' END AS "endpoint!",
+                  coalesce(e.paused_by_partner AND e.blocked_until = 'infinity', false) AS "paused_by_partner!",
+                  "#,
+        "p.webhook_url",
+        r#" AS "endpoint!",
                   nullif(e.blocked_until, 'infinity') AS "endpoint_until?"
            FROM orders o
            LEFT JOIN partners p ON p.partner_id = o.partner_id
@@ -230,7 +243,11 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Ord
             external_order_id: head.external_order_id,
             refused: head.refused,
             cancelled: head.cancelled,
-            endpoint: head.endpoint,
+            endpoint: if head.paused_by_partner {
+                "paused_by_partner".to_owned()
+            } else {
+                head.endpoint
+            },
             endpoint_until: head.endpoint_until,
             traceparent: head.traceparent,
             created_at: head.created_at,

@@ -219,6 +219,9 @@ pub enum NotResolved {
     Store(#[from] Error),
 }
 
+/// The reason of a placement and of its units that were given up by [`Resolution::NotBought`].
+pub(super) const GIVEN_UP: &str = "settled by an operator as not bought";
+
 /// The longest number of a purchase that calls to a provider name.
 const LONGEST_REFERENCE: usize = 128;
 
@@ -230,7 +233,11 @@ fn is_reference(text: &str) -> bool {
 /// What distinguishes one parking of a placement from the next one: the attempt, and why it is parked.
 pub fn parking(attempt: i32, reason: Option<&str>) -> String {
     let reason = reason.unwrap_or("no reason is recorded");
-    format!("attempt {attempt}, {reason}")
+    // A form carries this text. Browsers change line breaks in it, and pages show control characters
+    // in another form, so that it would never be the same again.
+    let carried = |of: &char| of.is_alphanumeric() || of.is_ascii_graphic() || *of == ' ';
+    let reason: String = reason.chars().filter(carried).collect();
+    format!("attempt {attempt}, {}", reason.trim())
 }
 
 /// What an operator has found out about a parked placement.
@@ -246,6 +253,15 @@ pub struct Decision<'a> {
     /// The [`parking`] that the operator has looked into: if the placement was parked anew since
     /// then, nothing is changed.
     pub seen: Option<&'a str>,
+}
+
+impl Decision<'_> {
+    fn check(&self) -> Result<(), NotResolved> {
+        if self.reference.is_some_and(|text| !is_reference(text)) {
+            return Err(NotResolved::BadReference);
+        }
+        Ok(())
+    }
 }
 
 /// The names of a placement at another provider.
@@ -326,9 +342,7 @@ pub async fn resolve(
     decision: Decision<'_>,
     mode: Mode<'_>,
 ) -> Result<Resolved, NotResolved> {
-    if decision.reference.is_some_and(|text| !is_reference(text)) {
-        return Err(NotResolved::BadReference);
-    }
+    decision.check()?;
     let mut transaction = connection.begin().await?;
     let query = sqlx::query!(
         r#"SELECT p.order_id, p.provider, p.state, p.attempt, p.reason, o.refused_at IS NOT NULL AS "refused!",
@@ -390,7 +404,7 @@ pub async fn resolve(
                  provider_reference = CASE WHEN $3 AND $7::text IS NOT NULL THEN $7
                                            WHEN ($3 OR NOT $4) AND $5::text IS NULL THEN p.provider_reference END,
                  provider = coalesce($5, p.provider), lane = coalesce($6, p.lane),
-                 reason = CASE WHEN $4 THEN NULL ELSE 'settled by an operator as not bought' END,
+                 reason = CASE WHEN $4 THEN NULL ELSE $8 END,
                  -- The operator has looked at this provider only, so no other one may be asked.
                  alternatives = NULL
              WHERE p.placement_id = $1
@@ -412,6 +426,7 @@ pub async fn resolve(
         pair.provider,
         pair.lane,
         decision.reference,
+        GIVEN_UP,
     );
     statement.execute(&mut *transaction).await?;
     let units = settle_units(&mut transaction, placement_id, due).await?;
@@ -446,13 +461,14 @@ async fn settle_units(
     let statement = sqlx::query!(
         "UPDATE topups t
          SET state = CASE WHEN $2 THEN 'pending' ELSE 'failed' END,
-             reason = CASE WHEN $2 THEN NULL ELSE 'settled by an operator as not bought' END
+             reason = CASE WHEN $2 THEN NULL ELSE $3 END
          WHERE placement_id = $1
            AND CASE WHEN $2 THEN state = 'failed' AND NOT EXISTS (SELECT FROM esims e WHERE e.topup_id = t.topup_id)
                     ELSE state = 'pending' AND NOT EXISTS (
                         SELECT FROM esims e WHERE e.topup_id = t.topup_id AND e.ready_at IS NOT NULL) END",
         placement_id.uuid(),
         due,
+        GIVEN_UP,
     );
     statement.execute(&mut *connection).await?;
     let query = sqlx::query_as!(

@@ -1,7 +1,7 @@
 //! What several providers had to do with a placement, and what became of a give-back, in words.
 //! `esimctl order show` and the console show both.
 
-use std::iter;
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use super::{
     orders::{PlacementView, TopupView, TriedPair},
@@ -18,20 +18,30 @@ pub fn is_rerouted(placement: &PlacementView) -> bool {
 /// The providers that have rejected a placement and those that may follow or may have it, with the
 /// attempts of each. `None` if the placement has had one provider only and no other one matters.
 pub fn route(placement: &PlacementView) -> Option<String> {
+    let state = placement.state.as_str();
+    let provider = format!("{} ({})", placement.provider, placement.lane);
+    let others = placement.alternatives.join(", ");
     // What is bought, failed or refused goes nowhere any more.
-    let further = match placement.state.as_str() {
-        "accepted" | "placing" => Some("if it is rejected there, it goes to"),
-        "parked" => Some("it may be bought there, or at"),
+    let further = match state {
+        _ if others.is_empty() => None,
+        "accepted" | "placing" => Some(format!(
+            "if {} rejects it{}, it goes to {others}",
+            placement.provider,
+            if placement.tried.is_empty() {
+                ""
+            } else {
+                ", too"
+            },
+        )),
+        "parked" => Some(format!("it may also be at {others}: look there, too")),
         _ => None,
     };
-    let further = further.filter(|_| !placement.alternatives.is_empty());
     if placement.tried.is_empty() && further.is_none() {
         return None;
     }
     let mut parts = Vec::new();
-    let firsts = iter::once(1).chain(placement.tried.iter().map(|tried| tried.attempt + 1));
     let mut next = 1;
-    for (tried, first) in placement.tried.iter().zip(firsts) {
+    for tried in &placement.tried {
         let TriedPair {
             provider,
             lane,
@@ -40,24 +50,24 @@ pub fn route(placement: &PlacementView) -> Option<String> {
             at,
             ..
         } = tried;
-        let attempts = attempts(first, *attempt);
+        let at = OffsetDateTime::parse(at, &Rfc3339).map_or_else(|_| at.clone(), minute);
+        let attempts = attempts(next, *attempt);
         parts.push(format!(
-            "{attempts} at {provider} ({lane}), until {at}: {reason}"
+            "{provider} ({lane}) rejected it at {at}, in {attempts}: {reason}"
         ));
         next = tried.attempt + 1;
     }
-    parts.push(if placement.attempt >= next {
-        let attempts = attempts(next, placement.attempt);
-        format!("{attempts} at {} ({})", placement.provider, placement.lane)
-    } else if placement.state == "accepted" {
-        format!("attempt {next} will be at {}", placement.provider)
-    } else {
-        format!("no attempt at {} yet", placement.provider)
+    let made = placement.attempt >= next;
+    let attempts = attempts(next, placement.attempt.max(next));
+    parts.push(match state {
+        "accepted" if !made => format!("{provider} is asked next, by {attempts}"),
+        "accepted" | "placing" => format!("{provider} is asked now, by {attempts}"),
+        "placed" => format!("{provider} has it"),
+        "parked" if made => format!("{provider} may have it since {attempts}"),
+        _ if made => format!("{provider} was asked by {attempts}"),
+        _ => format!("{provider} was not asked yet"),
     });
-    if let Some(further) = further {
-        let providers = placement.alternatives.join(", ");
-        parts.push(format!("{further} {providers}"));
-    }
+    parts.extend(further);
     Some(parts.join("; "))
 }
 
@@ -127,18 +137,18 @@ mod tests {
         assert_eq!(shown(1, &[], &[]), None);
         assert_eq!(
             shown(1, &[], &["usimsa"]).unwrap(),
-            "attempt 1 at airalo (jp); if it is rejected there, it goes to usimsa"
+            "airalo (jp) is asked now, by attempt 1; if airalo rejects it, it goes to usimsa"
         );
         let tried = [("sandbox", 2), ("usimsa", 3)];
         assert_eq!(
             shown(3, &tried, &[]).unwrap(),
-            "attempts 1 to 2 at sandbox (JP), until 2026-11-24T10:00:00Z: sold out; attempt 3 at usimsa \
-             (JP), until 2026-11-24T10:00:00Z: sold out; attempt 4 will be at airalo"
+            "sandbox (JP) rejected it at 2026-11-24 10:00 UTC, in attempts 1 to 2: sold out; usimsa (JP) rejected it at \
+             2026-11-24 10:00 UTC, in attempt 3: sold out; airalo (jp) is asked next, by attempt 4"
         );
         assert!(
             shown(5, &tried, &[])
                 .unwrap()
-                .ends_with("; attempts 4 to 5 at airalo (jp)")
+                .ends_with("; airalo (jp) is asked now, by attempts 4 to 5")
         );
     }
 
@@ -148,7 +158,7 @@ mod tests {
         placement.state = "parked".into();
         assert_eq!(
             route(&placement).unwrap(),
-            "attempt 1 at airalo (jp); it may be bought there, or at usimsa"
+            "airalo (jp) may have it since attempt 1; it may also be at usimsa: look there, too"
         );
         placement.state = "placed".into();
         assert_eq!(route(&placement), None);

@@ -8,7 +8,9 @@ use uuid::Uuid;
 
 use super::{
     actions::changed_nothing,
-    orders::{OrderView, TopupView},
+    orders::{OrderView, PlacementView, TopupView},
+    placements::GIVEN_UP,
+    route::is_rerouted,
 };
 use crate::Result;
 
@@ -19,8 +21,6 @@ pub const MOST_ATTEMPTS: i64 = 500;
 const MOST_ACTIONS: i64 = 5_000;
 /// How the resolution of a parked purchase as not bought is recorded.
 const NOT_BOUGHT: &str = "placement resolve --not-bought";
-/// The reason of units that were given up in this way ([`super::placements::resolve`]).
-const GIVEN_UP: &str = "settled by an operator as not bought";
 
 /// What happened at a moment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -33,7 +33,11 @@ pub enum What {
     /// The partner cancelled the order.
     Cancelled,
     /// An attempt of purchase was recorded, right before it was sent. Only the last one is stored.
-    Attempted { placement_id: Uuid, attempt: i32 },
+    Attempted {
+        placement_id: Uuid,
+        provider: String,
+        attempt: i32,
+    },
     /// A look-up found no purchase for the first time after that attempt.
     NotFound { placement_id: Uuid },
     /// The provider confirmed the purchase, or an operator found that it has it.
@@ -138,6 +142,7 @@ pub async fn timeline(connection: &mut PgConnection, order: &OrderView) -> Resul
             placement.attempted_at,
             What::Attempted {
                 placement_id,
+                provider: attempted_at(placement).to_owned(),
                 attempt,
             },
         );
@@ -199,6 +204,12 @@ pub async fn timeline(connection: &mut PgConnection, order: &OrderView) -> Resul
     moments.extend(webhooks(connection, order).await?);
     moments.sort_by_key(|moment| moment.at);
     Ok(moments)
+}
+
+/// The provider of the last attempt. A placement that was handed on names the next provider already.
+fn attempted_at(placement: &PlacementView) -> &str {
+    let before = placement.tried.last().filter(|_| is_rerouted(placement));
+    before.map_or(&placement.provider, |tried| &tried.provider)
 }
 
 /// A recorded action on an order or on a part of it.
@@ -380,11 +391,21 @@ enum Standing {
     NoUrl,
     Waiting,
     OnHold,
+    GivingBack,
+    GiveBackOnHold,
     Returned,
     Failed,
 }
 
 fn standing(topup: &TopupView) -> Standing {
+    // A give-back that has ended is told by the state of the unit.
+    if topup.state == "ready" {
+        match topup.give_back.as_deref() {
+            Some("asked" | "sending") => return Standing::GivingBack,
+            Some("parked") => return Standing::GiveBackOnHold,
+            _ => {}
+        }
+    }
     match (topup.state.as_str(), topup.delivery.as_deref()) {
         ("ready", Some("delivered")) => Standing::Delivered,
         ("ready", Some("exhausted")) if topup.delivered_before => Standing::NotSentAgain,
@@ -485,6 +506,12 @@ fn told(
         Standing::OnHold => {
             format!("{is} on hold: we are clarifying the purchase with the provider")
         }
+        Standing::GivingBack => {
+            format!("{is} being given back at your request, and the provider has not answered yet")
+        }
+        Standing::GiveBackOnHold => format!(
+            "{is} being given back at your request: we are clarifying with the provider whether it has the eSIM back"
+        ),
         Standing::Returned => format!("{was} given back at your request"),
         Standing::Failed => {
             let by_operator = units

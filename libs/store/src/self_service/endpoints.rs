@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::{record_change, webhooks::MOST_COUNTED};
 use crate::{
     Result,
-    deliveries::endpoints::{self, EndpointKey},
+    deliveries::endpoints::{self, EndpointKey, with_state},
     partners::further::{self, Change, NewEndpoint},
     vault::Vault,
 };
@@ -58,14 +58,12 @@ pub async fn endpoints(
     partner_id: PartnerId,
     only: Option<EndpointId>,
 ) -> Result<Vec<AnyEndpoint>> {
-    let rows = sqlx::query_as!(
+    let rows = with_state!(
         Row,
         r#"SELECT c.endpoint_id AS "endpoint_id!", c.url, c.events AS "events!", c.headers,
-                  CASE WHEN e.blocked_until = 'infinity' THEN 'paused'
-                       WHEN c.url IS NULL THEN 'no_url'
-                       WHEN e.probe IS NOT NULL OR e.blocked_until <= now() THEN 'probing'
-                       WHEN e.blocked_until IS NOT NULL THEN 'blocked'
-                       ELSE 'open' END AS "state!",
+                  "#,
+        "c.url",
+        r#" AS "state!",
                   coalesce(e.paused_by_partner AND e.blocked_until = 'infinity', false) AS "paused_by_partner!",
                   nullif(e.blocked_until, 'infinity') AS blocked_until,
                   coalesce(e.failures, 0) AS "failures!",

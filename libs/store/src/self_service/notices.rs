@@ -16,7 +16,7 @@ use uuid::Uuid;
 use super::record_change;
 use crate::{
     Result, age,
-    deliveries::notices::PURPOSE,
+    deliveries::{endpoints::with_state, notices::PURPOSE},
     seconds,
     vault::{Purpose, Vault},
 };
@@ -44,15 +44,13 @@ pub async fn channel(
     connection: &mut PgConnection,
     partner_id: PartnerId,
 ) -> Result<Option<Channel>> {
-    let channel = sqlx::query_as!(
+    let channel = with_state!(
         Channel,
         r#"SELECT f.endpoint_id, f.url AS target, f.created_at, f.verified_at,
                   CASE WHEN f.verified_at IS NULL AND f.code_until > now() THEN f.code_until END AS code_until,
-                  CASE WHEN f.verified_at IS NULL THEN 'unverified'
-                       WHEN e.blocked_until = 'infinity' THEN 'paused'
-                       WHEN e.probe IS NOT NULL OR e.blocked_until <= now() THEN 'probing'
-                       WHEN e.blocked_until IS NOT NULL THEN 'blocked'
-                       ELSE 'open' END AS "state!",
+                  CASE WHEN f.verified_at IS NULL THEN 'unverified' ELSE "#,
+        "f.url",
+        r#" END AS "state!",
                   coalesce(e.failures, 0) AS "failures!"
            FROM further_endpoints f LEFT JOIN endpoints e ON e.partner_id = f.endpoint_id
            WHERE f.partner_id = $1 AND f.purpose = 'notices'"#,

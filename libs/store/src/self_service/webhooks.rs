@@ -13,7 +13,7 @@ use super::record_change;
 use crate::{
     Result,
     deliveries::{
-        endpoints::Block,
+        endpoints::{Block, with_state},
         events::{Event, Subject},
     },
     partners::{self, NewWebhook},
@@ -67,14 +67,12 @@ pub async fn endpoint(
     connection: &mut PgConnection,
     partner_id: PartnerId,
 ) -> Result<Option<Endpoint>> {
-    let endpoint = sqlx::query_as!(
+    let endpoint = with_state!(
         Endpoint,
         r#"SELECT p.webhook_url AS url, p.webhook_events AS events,
-                  CASE WHEN e.blocked_until = 'infinity' THEN 'paused'
-                       WHEN p.webhook_url IS NULL THEN 'no_url'
-                       WHEN e.probe IS NOT NULL OR e.blocked_until <= now() THEN 'probing'
-                       WHEN e.blocked_until IS NOT NULL THEN 'blocked'
-                       ELSE 'open' END AS "state!",
+                  "#,
+        "p.webhook_url",
+        r#" AS "state!",
                   nullif(e.blocked_until, 'infinity') AS blocked_until,
                   coalesce(e.failures, 0) AS "failures!",
                   (SELECT count(*)

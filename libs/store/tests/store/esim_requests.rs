@@ -362,6 +362,27 @@ async fn a_unit_that_was_given_back_is_erased_and_seen_as_returned() {
     bench.put(&topup, parked).await;
     let listed = give_backs::list(&mut connection, None, 10).await.unwrap();
     assert_eq!(listed.len(), 1);
+    let mut told = async || {
+        let order = orders::find(&mut connection, topup.as_str()).await.unwrap();
+        story::sentence(&order[0], runtime::clock::now())
+    };
+    let sentence = told().await;
+    assert!(
+        sentence.contains("is being given back at your request: we are clarifying"),
+        "{sentence}"
+    );
+    let sending = GiveBack {
+        state: GiveBackState::Sending,
+        ..parked
+    };
+    bench.put(&topup, sending).await;
+    let sentence = told().await;
+    assert!(
+        sentence
+            .contains("is being given back at your request, and the provider has not answered yet"),
+        "{sentence}"
+    );
+    bench.put(&topup, parked).await;
     give_backs::resolve(&mut connection, &topup, Found::Returned, None, applied())
         .await
         .unwrap();

@@ -70,7 +70,7 @@ const COUNTS: [(&str, &str); 2] = rows! {
 /// process, so such a plan does not outlive the first statistics.
 const EMPTY_SINCE_18: [(&str, &str); 3] = rows! {
     "ORDER BY d.delivery_id FOR UPDATE OF d" => "archive run, which finds nothing in a new system";
-    "'settled by an operator as not bought'" => "placement resolve";
+    "SET state = CASE WHEN $2 THEN 'pending' ELSE 'failed' END" => "placement resolve";
     "error = CASE WHEN d.state <> 'delivered' THEN 'its order was erased' END" => "order erase, partner erase";
 };
 

@@ -61,6 +61,7 @@ async fn an_order_tells_its_story() {
     assert!(
         has(&What::Attempted {
             placement_id,
+            provider: PROVIDER.into(),
             attempt: 1
         }),
         "{timeline:?}"

@@ -1,15 +1,14 @@
 //! The style sheet, the icon and the scripts. They hold nothing secret, so they need no session.
 
 use axum::{
-    extract::Path,
     http::header,
     response::{IntoResponse, Response},
 };
 
-use crate::problem::Problem;
+use crate::{problem::Problem, view::Given};
 
 /// Each file: its name, its type and its content.
-const FILES: [(&str, &str, &str); 4] = [
+const FILES: [(&str, &str, &str); 5] = [
     (
         "style.css",
         "text/css; charset=utf-8",
@@ -19,6 +18,11 @@ const FILES: [(&str, &str, &str); 4] = [
         "icon.svg",
         "image/svg+xml",
         include_str!("../../assets/icon.svg"),
+    ),
+    (
+        "forms.js",
+        "text/javascript; charset=utf-8",
+        include_str!("../../assets/forms.js"),
     ),
     (
         "set-up.js",
@@ -33,7 +37,7 @@ const FILES: [(&str, &str, &str); 4] = [
     ),
 ];
 
-pub(crate) async fn show(Path(file): Path<String>) -> Result<Response, Problem> {
+pub(crate) async fn show(Given(file): Given) -> Result<Response, Problem> {
     let found = FILES.iter().find(|(name, ..)| *name == file);
     let Some((_, kind, content)) = found else {
         return Err(Problem::NotFound("The console has no such file.".into()));

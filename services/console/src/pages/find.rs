@@ -17,13 +17,14 @@ use crate::{
     format::utc,
     pages::partner::{RefusedRow, refused_row},
     problem::Problem,
-    view::{Shell, page},
+    view::{Shell, page, shortened},
 };
 
 #[derive(Template)]
 #[template(path = "found.html")]
 struct Page {
     shell: Shell,
+    asked: String,
     hits: Vec<HitRow>,
     archived: Vec<String>,
     refused: Vec<RefusedRow>,
@@ -52,10 +53,14 @@ pub(crate) async fn show(
     if let ([only], true) = (found.hits.as_slice(), is_all) {
         return Ok(Redirect::to(&only.path).into_response());
     }
-    let mut shell = Shell::new(&visit.session, "", format!("Found for {asked}"));
+    let nothing = found.hits.is_empty() && is_all;
+    let found_what = if nothing { "Nothing found" } else { "Found" };
+    let title = format!("{found_what} for “{}”", shortened(asked));
+    let mut shell = Shell::new(&visit.session, "", title);
     asked.clone_into(&mut shell.query);
     page(&Page {
         shell,
+        asked: shortened(asked),
         hits: found.hits,
         archived: found.archived,
         refused: found.refused,

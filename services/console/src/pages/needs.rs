@@ -3,10 +3,7 @@
 use std::time::Duration;
 
 use askama::Template;
-use axum::{
-    extract::{Path, State},
-    response::Response,
-};
+use axum::{extract::State, response::Response};
 use store::{
     PgConnection,
     deliveries::endpoints::Endpoint,
@@ -28,7 +25,7 @@ use crate::{
         partner::{endpoint_form, next_test},
     },
     problem::Problem,
-    view::{Shell, page},
+    view::{Given, Shell, page, shortened},
 };
 
 /// The longest time for which the console opens a breaker.
@@ -164,9 +161,9 @@ fn item(item: &Item, session: &Session, now: OffsetDateTime) -> (usize, Row) {
         }
         Item::GiveBack(one) => {
             let row = Row {
-                what: one.topup_id.clone(),
+                what: format!("topup {}", one.topup_id),
                 path: one.order_id.map(|id| format!("/orders/{id}")),
-                partner: one.partner_id.to_string(),
+                partner: (one.partner.clone()).unwrap_or_else(|| one.partner_id.to_string()),
                 since: utc(one.parked_at),
                 age: relative(now, one.parked_at),
                 why,
@@ -175,11 +172,14 @@ fn item(item: &Item, session: &Session, now: OffsetDateTime) -> (usize, Row) {
             (2, row)
         }
         Item::Stopped(endpoint) => {
-            let row = Row {
+            let mut row = Row {
                 form: endpoint_form(endpoint, session, "/needs"),
-                age: next_test(endpoint, now).unwrap_or_default(),
                 ..of_endpoint(endpoint, why)
             };
+            if let Some(test) = next_test(endpoint, now) {
+                row.since.clear();
+                row.age = test;
+            }
             (3, row)
         }
         Item::Exhausted(endpoint) => {
@@ -229,7 +229,11 @@ pub(crate) fn breaker_form(
             ),
             duration: true,
             grave: true,
-            ..ReasonForm::new(session, "Open", format!("/providers/{name}/open"))
+            ..ReasonForm::new(
+                session,
+                "Open its breaker",
+                format!("/providers/{name}/open"),
+            )
         }
     } else {
         ReasonForm {
@@ -237,7 +241,11 @@ pub(crate) fn breaker_form(
                 "The waiting work of {} goes on at once. If calls fail, the breaker opens again by itself.",
                 breaker.name
             ),
-            ..ReasonForm::new(session, "Close", format!("/providers/{name}/close"))
+            ..ReasonForm::new(
+                session,
+                "Close its breaker",
+                format!("/providers/{name}/close"),
+            )
         }
     };
     Some(ReasonForm {
@@ -249,7 +257,7 @@ pub(crate) fn breaker_form(
 
 pub(crate) async fn open(
     State(app): State<App>,
-    Path(name): Path<String>,
+    Given(name): Given,
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
     let target = format!("provider {name}");
@@ -266,14 +274,14 @@ pub(crate) async fn open(
         .await;
     let text = format!(
         "The breaker of {} is open for {asked}: nothing new is sent to it. A probe follows by itself.",
-        changed(opened)?.name
+        changed(opened, &name, &act)?.name
     );
     Ok(act.done(&app, &text))
 }
 
 pub(crate) async fn close(
     State(app): State<App>,
-    Path(name): Path<String>,
+    Given(name): Given,
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
     let target = format!("provider {name}");
@@ -285,7 +293,7 @@ pub(crate) async fn close(
         .await;
     let text = format!(
         "The breaker of {} is closed: its waiting work goes on.",
-        changed(closed)?.name
+        changed(closed, &name, &act)?.name
     );
     Ok(act.done(&app, &text))
 }
@@ -297,12 +305,27 @@ fn seen(act: &Act<Operator>) -> Option<i64> {
 }
 
 /// The breaker after a change, or why there was none.
-fn changed(changed: Result<ProviderBreaker, NotChanged>) -> Result<ProviderBreaker, Problem> {
+fn changed(
+    changed: Result<ProviderBreaker, NotChanged>,
+    name: &str,
+    act: &Act<Operator>,
+) -> Result<ProviderBreaker, Problem> {
     changed.map_err(|error| match error {
-        NotChanged::Unknown => Problem::NotFound("There is no such provider in this cell.".into()),
-        NotChanged::Store(error) => error.into(),
-        changed => Problem::Conflict(format!(
-            "Nothing was done: {changed}. Look at it again before you repeat it."
+        NotChanged::Unknown => Problem::NotFound(format!(
+            "No provider of this cell is named “{}”. Needs a person lists all of them.",
+            shortened(name)
         )),
+        NotChanged::Store(error) => error.into(),
+        NotChanged::LostCommits => act.not_done(
+            "This breaker needs somebody with a shell",
+            "It is open because the database has lost commits. Buying now could buy again what was forgotten, so \
+             somebody with a shell compares with the provider first, by `esimctl recover`, and then closes the breaker.",
+        ),
+        NotChanged::Changed(state) => {
+            let state = state.as_str().replace('_', " ");
+            act.changed(&format!(
+                "the breaker of {name} has changed since the page was shown, and is {state} now"
+            ))
+        }
     })
 }

@@ -3,15 +3,15 @@
 //! does not end with the console.
 
 use askama::Template;
-use axum::{
-    extract::{Path, State},
-    response::Response,
-};
+use axum::{extract::State, response::Response};
 use domain::PartnerId;
 use serde_json::Value;
 use store::{
     deliveries::redeliveries::{Counted, Wanted},
-    operator::operations::{self, NotStarted, Operation},
+    operator::{
+        operations::{self, NotStarted, Operation},
+        words::noun,
+    },
 };
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
@@ -19,11 +19,11 @@ use uuid::Uuid;
 use crate::{
     App,
     access::{Act, Fields, Operator, Role, Viewer, Visit},
-    format::{number, utc},
+    format::{counted, number, utc},
     pages::forms::ReasonForm,
     problem::Problem,
     said,
-    view::{Shell, page},
+    view::{Given, Shell, page, shortened},
 };
 
 /// The most operations of the list.
@@ -59,8 +59,8 @@ struct Preview {
     matching: String,
     what: String,
     parts: Vec<Part>,
-    /// How many partners could not be looked at in time.
-    unseen: usize,
+    /// How many partners could not be looked at in time, if any.
+    unseen: Option<String>,
     partner: String,
     state: String,
     from: String,
@@ -86,7 +86,6 @@ struct View {
     done: u64,
     most: u64,
     ended: String,
-    parts: String,
     skipped: String,
 }
 
@@ -107,12 +106,15 @@ fn view(operation: Operation) -> View {
         progress: format!(
             "{} of {}",
             number(operation.done),
-            number(operation.matching)
+            counted(operation.matching, "webhook", "webhooks")
         ),
         done: operation.done,
         most: operation.matching,
-        ended: number(operation.ended),
-        parts: number(operation.parts),
+        ended: format!(
+            "{} of {}",
+            number(operation.ended),
+            counted(operation.parts, "partner", "partners")
+        ),
         skipped: number(operation.skipped),
     }
 }
@@ -198,13 +200,13 @@ pub(crate) async fn preview(
         .database()
         .run(async |connection| operations::preview(connection, partner, &wanted).await)
         .await?;
-    let counted = |matching: Counted| {
+    let how_many = |matching: Counted| {
         let least = if matching.all { "" } else { "at least " };
         format!("{least}{}", number(matching.number))
     };
     let parts = found.parts.into_iter().map(|part| Part {
         id: part.partner_id.to_string(),
-        matching: counted(part.matching),
+        matching: how_many(part.matching),
         name: part.name,
         skipped: part.skipped,
     });
@@ -212,7 +214,12 @@ pub(crate) async fn preview(
     page(&Preview {
         shell: Shell::new(&visit.session, "/operations", "Preview"),
         token: visit.session.form_token(),
-        matching: counted(found.matching),
+        matching: format!(
+            "{}{} {}",
+            if found.unseen > 0 { "at least " } else { "" },
+            how_many(found.matching),
+            noun(found.matching.number, "webhook", "webhooks")
+        ),
         what: format!(
             "{}, last attempted between {} and {} UTC",
             state.unwrap_or("not delivered"),
@@ -220,7 +227,7 @@ pub(crate) async fn preview(
             utc(until)
         ),
         parts: parts.collect(),
-        unseen: found.unseen,
+        unseen: (found.unseen > 0).then(|| counted(found.unseen, "more partner", "more partners")),
         partner: partner.map_or_else(String::new, |id| id.to_string()),
         state: state.unwrap_or_default().to_owned(),
         from: moment(since),
@@ -249,27 +256,45 @@ pub(crate) async fn start(State(app): State<App>, act: Act<Operator>) -> Result<
         .await
         .map_err(|error| match error {
             NotStarted::Store(error) => error.into(),
-            error => Problem::Conflict(format!("No operation was started: {error}.")),
+            nothing @ NotStarted::Nothing => act.not_done(
+                "Nothing is left to send",
+                format!(
+                    "No operation was started: {nothing}. If you have sent the form twice, the first one has started it."
+                ),
+            ),
+            many @ NotStarted::TooMany(_) => act.not_done(
+                "The operation would be incomplete",
+                format!("No operation was started: {many}."),
+            ),
         })?;
     let path = format!("/operations/{}", started.operation_id);
     Ok(said::after(&app, &path, "The operation has begun."))
 }
 
-fn no_operation() -> Problem {
-    Problem::NotFound("There is no such operation in this cell.".into())
+/// The id of an operation.
+fn id(given: &Given) -> Result<Uuid, Problem> {
+    let id = given.0.parse();
+    id.map_err(|_| no_operation(given))
+}
+
+fn no_operation(given: &Given) -> Problem {
+    let given = shortened(&given.0);
+    Problem::NotFound(format!(
+        "No operation of this cell has the id “{given}”. Bulk operations lists the newest {MOST}."
+    ))
 }
 
 pub(crate) async fn show(
     State(app): State<App>,
-    Path(id): Path<String>,
+    given: Given,
     visit: Visit<Viewer>,
 ) -> Result<Response, Problem> {
-    let id: Uuid = id.parse().map_err(|_| no_operation())?;
+    let id = id(&given)?;
     let found = app
         .database()
         .run(async |connection| operations::find(connection, id).await)
         .await?
-        .ok_or_else(no_operation)?;
+        .ok_or_else(|| no_operation(&given))?;
     let runs = found.ended_at.is_none() && found.cancelled_at.is_none();
     let form = (runs && visit.session.may(Role::Operator)).then(|| ReasonForm {
         consequence: "No further webhook is made due. Those that are due already are still sent."
@@ -287,20 +312,21 @@ pub(crate) async fn show(
 
 pub(crate) async fn cancel(
     State(app): State<App>,
-    Path(id): Path<String>,
+    given: Given,
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
-    let id: Uuid = id.parse().map_err(|_| no_operation())?;
+    let id = id(&given)?;
     let target = format!("operation {id}");
     let action = act.action("operation cancel", &target, act.fields.reason()?);
     let ended = app
         .database()
         .run(async |connection| operations::cancel(connection, id, action).await)
         .await?
-        .ok_or_else(no_operation)?;
+        .ok_or_else(|| no_operation(&given))?;
     if ended.cancelled_at.is_none() {
-        return Err(Problem::Conflict(
-            "The operation had ended before it could be cancelled.".into(),
+        return Err(act.not_done(
+            "The operation has ended already",
+            "It had made all its webhooks due before it could be cancelled.",
         ));
     }
     let path = format!("/operations/{id}");

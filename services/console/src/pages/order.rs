@@ -2,10 +2,7 @@
 //! units, and the actions on them.
 
 use askama::Template;
-use axum::{
-    extract::{Path, State},
-    response::Response,
-};
+use axum::{extract::State, response::Response};
 use domain::{
     GiveBackState, OrderId, PlacementId, PlacementState, TopupId, WebhookId, placement::Resolution,
 };
@@ -19,6 +16,7 @@ use store::{
         orders::{self, OrderView, PlacementView, TopupView},
         placements::{self, Decision, NotResolved, Resolved},
         route, story,
+        words::noun,
     },
     partners,
 };
@@ -27,11 +25,11 @@ use time::{Duration, OffsetDateTime};
 use crate::{
     App,
     access::{Act, Operator, Role, Session, Support, Viewer, Visit},
-    format::{number, relative, took, utc},
+    format::{counted, number, relative, took, utc},
     pages::steps::step,
     pictures::{self, Step},
     problem::Problem,
-    view::{Named, Once, Shell, local_path, page},
+    view::{Given, Named, Once, Shell, local_path, page},
 };
 
 /// How many units the page shows. An order may have a thousand; the raw detail has all of them.
@@ -54,7 +52,8 @@ struct Page {
     trace: Option<Trace>,
     picture: String,
     steps: Vec<StepRow>,
-    more_steps: usize,
+    /// How many steps are not listed, if any.
+    more_steps: Option<String>,
     placements: Vec<PlacementRow>,
     may_resolve: bool,
     units: Vec<UnitRow>,
@@ -74,6 +73,8 @@ struct StepRow {
     age: String,
     text: String,
     took: String,
+    /// Whether it is an action that found nothing to change.
+    changed_nothing: bool,
 }
 
 struct PlacementRow {
@@ -123,22 +124,16 @@ fn or_none<T: ToString>(value: Option<T>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 
-fn no_order() -> Problem {
-    Problem::NotFound(
-        "There is no such order in this cell. It may be archived: search for its id.".into(),
-    )
-}
-
 pub(crate) async fn show(
     State(app): State<App>,
-    Path(id): Path<String>,
+    given: Given,
     visit: Visit<Viewer>,
 ) -> Result<Response, Problem> {
     // Only our own id names the page; the box finds orders by every other one.
-    let id: OrderId = id.parse().map_err(|_| no_order())?;
+    let id: OrderId = given.id("an order")?;
     let read = async |connection: &mut PgConnection| read(connection, id).await;
     let Some(found) = app.database().run(read).await? else {
-        return Err(no_order());
+        return Err(given.missing("order"));
     };
     let now = runtime::clock::now();
     let order = found.order;
@@ -153,6 +148,7 @@ pub(crate) async fn show(
             age,
             text: step.text.clone(),
             took: step.took.map_or_else(String::new, took),
+            changed_nothing: step.changed_nothing,
         })
     });
     let session = &visit.session;
@@ -166,7 +162,14 @@ pub(crate) async fn show(
         trace: trace(&app, &order),
         picture: pictures::timeline(accepted, &steps),
         steps: rows.collect(),
-        more_steps: steps.len().saturating_sub(STEPS),
+        more_steps: (steps.len() > STEPS).then(|| {
+            let more = steps.len() - STEPS;
+            let are = noun(more, "is", "are");
+            format!(
+                "{} {are} not listed",
+                counted(more, "more step", "more steps")
+            )
+        }),
         placements: order.placements.iter().map(placement_row).collect(),
         may_resolve: session.may(Role::Operator),
         units: order
@@ -278,9 +281,13 @@ fn unit_row(
         iccid: or_none(unit.iccid.as_ref()),
         webhook: match (delivery, unit.delivery_attempts) {
             (Some(_), Some(attempts)) if unit.delivered_before => {
-                format!("delivered before, sent again, attempts {attempts}")
+                let attempts = counted(attempts, "attempt", "attempts");
+                format!("delivered before; sent again: {attempts}")
             }
-            (Some(state), Some(attempts)) => format!("{state}, attempts {attempts}"),
+            (Some(state), Some(attempts)) => {
+                let attempts = counted(attempts, "attempt", "attempts");
+                format!("{}, {attempts}", state.replace('_', " "))
+            }
             _ => "-".into(),
         },
         delivered: or_none(unit.delivered_at.map(utc)),
@@ -302,11 +309,10 @@ fn unit_row(
 
 pub(crate) async fn resolve(
     State(app): State<App>,
-    Path(id): Path<String>,
+    given: Given,
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
-    let unknown = || Problem::NotFound("There is no such placement in this cell.".into());
-    let id: PlacementId = id.parse().map_err(|_| unknown())?;
+    let id: PlacementId = given.id("a placement")?;
     let reason = act.fields.reason()?;
     let (resolution, command) = match act.fields.get("found") {
         Some("bought") => (Resolution::Bought, "placement resolve --bought"),
@@ -338,14 +344,51 @@ pub(crate) async fn resolve(
         .database()
         .run(async |connection| placements::resolve(connection, id, decision, mode).await)
         .await
-        .map_err(|error| match error {
-            NotResolved::Unknown => unknown(),
-            NotResolved::Store(error) => error.into(),
-            changed => Problem::Conflict(format!(
-                "The placement was not resolved: {changed}. Nothing was changed: look at its order again."
-            )),
-        })?;
+        .map_err(|error| not_resolved(error, &given, &act))?;
     Ok(act.done(&app, &describe(&resolved)))
+}
+
+/// Why a purchase was not resolved, in the words of the form on its order's page.
+fn not_resolved(error: NotResolved, given: &Given, act: &Act<Operator>) -> Problem {
+    match error {
+        NotResolved::Unknown => given.missing("placement"),
+        NotResolved::Store(error) => error.into(),
+        NotResolved::NotParked(state) => act.not_done(
+            "The purchase no longer waits for you",
+            format!(
+                "The purchase is {} now, so nothing was changed: somebody has said what became of it, or a late response \
+                 of the provider has. The timeline of its order shows which.",
+                state.as_str()
+            ),
+        ),
+        NotResolved::Changed(now) => act.changed(&format!(
+            "the purchase was parked anew since the page was shown, and is at {now}"
+        )),
+        NotResolved::Refused => act.not_done(
+            "Nothing may be delivered for this order",
+            "The partner was told that nothing of this order is bought, by a 422 or because it cancelled the order. So \
+             cancel the purchase at the provider first. Then say here that the provider does not have it or refunded it.",
+        ),
+        NotResolved::HasUnits => act.not_done(
+            "The provider has sold it already",
+            "The provider has named units of this purchase, so buying it again would be paid twice. Say instead that the \
+             provider has the purchase: then the profiles that are missing are collected and delivered.",
+        ),
+        NotResolved::NotItsProvider(known) => act.not_done(
+            "That provider cannot have it",
+            format!(
+                "The purchase was never sent to that provider and could not go there. Those that may have it: {known}."
+            ),
+        ),
+        NotResolved::BoughtHere(provider) => act.not_done(
+            "It is bought at two providers",
+            format!(
+                "{provider} has named units of this purchase, so it is bought there, too, and the partner needs it once. \
+                 Cancel the purchase at the other provider. Then say here that {provider} has it."
+            ),
+        ),
+        bad @ NotResolved::BadReference => Problem::Invalid(bad.to_string()),
+    }
 }
 
 fn describe(resolved: &Resolved) -> String {
@@ -357,8 +400,10 @@ fn describe(resolved: &Resolved) -> String {
         _ => "It is given up as not bought.".to_owned(),
     };
     format!(
-        "{what} Units of the placement now: {} pending, {} failed, {} ready.",
-        resolved.pending, resolved.failed, resolved.ready
+        "{what} Units of this purchase now: {} pending, {} failed, {} ready.",
+        number(resolved.pending),
+        number(resolved.failed),
+        number(resolved.ready)
     )
 }
 
@@ -390,12 +435,10 @@ async fn read(connection: &mut PgConnection, id: OrderId) -> Result<Option<Found
 /// Records what became of a parked give-back.
 pub(crate) async fn resolve_give_back(
     State(app): State<App>,
-    Path(id): Path<String>,
+    given: Given,
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
-    let unknown =
-        || Problem::NotFound("There is no give-back of such a topup in this cell.".into());
-    let topup: TopupId = id.parse().map_err(|_| unknown())?;
+    let topup: TopupId = given.id("a topup")?;
     let reason = act.fields.reason()?;
     let (found, command, text) = match act.fields.get("found") {
         Some("returned") => (
@@ -425,10 +468,18 @@ pub(crate) async fn resolve_give_back(
         })
         .await
         .map_err(|error| match error {
-            give_backs::NotResolved::Unknown => unknown(),
+            give_backs::NotResolved::Unknown => given.missing("topup that is to be given back"),
             give_backs::NotResolved::Store(error) => error.into(),
-            changed => Problem::Conflict(format!(
-                "The give-back was not resolved: {changed}. Nothing was changed: look at its order again."
+            give_backs::NotResolved::NotParked(state) => act.not_done(
+                "The give-back no longer waits for you",
+                format!(
+                    "The give-back is {} now, so nothing was changed: somebody has said what became of it, or a late \
+                     response of the provider has.",
+                    state.as_str()
+                ),
+            ),
+            give_backs::NotResolved::Changed(attempt) => act.changed(&format!(
+                "the partner has asked anew since the page was shown, and attempt {attempt} is parked now"
             )),
         })?;
     Ok(act.done(&app, text))
@@ -437,11 +488,10 @@ pub(crate) async fn resolve_give_back(
 /// Starts the retries of a webhook again, if it is still in the state that the page showed.
 pub(crate) async fn replay(
     State(app): State<App>,
-    Path(id): Path<String>,
+    given: Given,
     act: Act<Support>,
 ) -> Result<Response, Problem> {
-    let unknown = || Problem::NotFound("There is no such webhook in this cell.".into());
-    let webhook: WebhookId = id.parse().map_err(|_| unknown())?;
+    let webhook: WebhookId = given.id("a webhook")?;
     let reason = act.fields.reason()?;
     let seen = act.fields.get("seen").unwrap_or_default();
     let target = format!("delivery {webhook}");
@@ -458,11 +508,13 @@ pub(crate) async fn replay(
         let replayed = deliveries::replay(connection, &filter, 1, mode).await?;
         Ok::<_, store::Error>(Some(replayed.replayed))
     };
-    if app.database().run(sent).await?.ok_or_else(unknown)? == 0 {
-        return Err(Problem::Conflict(format!(
-            "The webhook was {seen} when the page was shown, and cannot be sent again now: it has changed, an attempt is due \
-             or under way, or its eSIM was erased. Look at it again."
-        )));
+    let sent = app.database().run(sent).await?;
+    if sent.ok_or_else(|| given.missing("webhook"))? == 0 {
+        return Err(act.not_done(
+            "It cannot be sent again now",
+            "Since the page was shown the webhook has changed, an attempt is due or under way, or its eSIM was erased. \
+             Its order's page shows which. If you have sent the form twice, the first one was carried out.",
+        ));
     }
     let text = "It is due now, with the same webhook-id, and its retries begin anew. If its endpoint is blocked or paused, it \
                 waits until that ends. Its order's page shows what becomes of it.";
@@ -472,7 +524,7 @@ pub(crate) async fn replay(
 /// Shows an activation code, and records that.
 pub(crate) async fn code(
     State(app): State<App>,
-    Path(id): Path<String>,
+    given: Given,
     act: Act<Support>,
 ) -> Result<Response, Problem> {
     let unknown = || {
@@ -485,7 +537,7 @@ pub(crate) async fn code(
             "This console shows no activation codes (CONSOLE_ACTIVATION_CODES).".into(),
         ));
     };
-    let topup: TopupId = id.parse().map_err(|_| unknown())?;
+    let topup: TopupId = given.id("a topup")?;
     let reason = act.fields.reason()?;
     let target = format!("topup {topup}");
     let mode = Mode::Apply(act.action("topup show-code", &target, reason));

@@ -179,9 +179,9 @@ fn overdue(seconds: f64) -> String {
 
 /// The time until a queue is empty.
 fn drains(newest: &Look, earlier: Option<&Look>, queue: &Queue) -> String {
-    let drain = earlier.map_or(Drain::Unknown, |earlier| {
-        newest.backlogs.drain(queue, &earlier.backlogs)
-    });
+    // Compared with itself, a backlog is empty or not known yet.
+    let earlier = earlier.unwrap_or(newest);
+    let drain = newest.backlogs.drain(queue, &earlier.backlogs);
     match drain {
         Drain::Empty => "empty".into(),
         Drain::Seconds { seconds } => {
@@ -209,11 +209,15 @@ fn spark(look: &Look, stage: &str, what: &str, counted: Counted) -> Spark {
         .collect();
     let sum: i64 = hours.iter().sum();
     let most = hours.iter().copied().max().unwrap_or_default();
-    let caption = format!(
-        "{what}: {} in the last {HOURS} hours, at most {} in one hour",
-        number(sum),
-        number(most)
-    );
+    let caption = if sum == 0 {
+        format!("{what}: none in the last {HOURS} hours")
+    } else {
+        format!(
+            "{what}: {} in the last {HOURS} hours, at most {} in one hour",
+            number(sum),
+            number(most)
+        )
+    };
     Spark {
         picture: sparkline(&caption, &hours),
         caption,

@@ -3,10 +3,7 @@
 //! The hosts of webhook URLs are shown, not the URLs, because partners put secrets into them.
 
 use askama::Template;
-use axum::{
-    extract::{Path, State},
-    response::Response,
-};
+use axum::{extract::State, response::Response};
 use domain::{EndpointId, PartnerId};
 use store::{
     PgConnection,
@@ -21,17 +18,17 @@ use store::{
     },
     partners::{self, Partner},
     refused::{self, Kind, Refused},
-    self_service::{self, OrderPage, OrderState},
+    self_service::{self, OrderPage, OrderState, Units},
 };
 use time::OffsetDateTime;
 
 use crate::{
     App,
     access::{Act, Operator, Role, Session, Viewer, Visit},
-    format::{number, relative, took, utc},
+    format::{counted, number, relative, took, utc},
     pages::forms::ReasonForm,
     problem::Problem,
-    view::{Shell, page},
+    view::{Given, Shell, page},
 };
 
 /// How many orders and webhooks the page shows.
@@ -71,6 +68,8 @@ struct Page {
 
 /// A refused request.
 pub(crate) struct RefusedRow {
+    pub(crate) partner_id: String,
+    /// The name of the partner.
     pub(crate) partner: String,
     pub(crate) at: String,
     pub(crate) status: i32,
@@ -161,13 +160,13 @@ pub(crate) async fn list(
 
 pub(crate) async fn show(
     State(app): State<App>,
-    Path(id): Path<String>,
+    given: Given,
     visit: Visit<Viewer>,
 ) -> Result<Response, Problem> {
-    let id: PartnerId = id.parse().map_err(|_| no_partner())?;
+    let id: PartnerId = given.id("a partner")?;
     let read = async |connection: &mut PgConnection| read(connection, id).await;
     let Some(found) = app.database().run(read).await? else {
-        return Err(no_partner());
+        return Err(given.missing("partner"));
     };
     let now = runtime::clock::now();
     let back = format!("/partners/{id}");
@@ -187,10 +186,6 @@ pub(crate) async fn show(
         recent: RECENT,
         most_refused: REFUSED,
     })
-}
-
-fn no_partner() -> Problem {
-    Problem::NotFound("There is no such partner in this cell.".into())
 }
 
 struct Found {
@@ -214,7 +209,9 @@ async fn read(connection: &mut PgConnection, id: PartnerId) -> Result<Option<Fou
     let orders = self_service::orders(&mut *connection, id, &newest).await?;
     let orders = orders.into_iter().map(|(head, units)| {
         let (state, class) = match head.state(units) {
+            OrderState::Processing if units.on_hold > 0 => ("on hold", "bad"),
             OrderState::Processing => ("under way", "note"),
+            OrderState::Ready if units.returned == units.total => ("given back", "note"),
             OrderState::Ready => ("ready", "good"),
             OrderState::PartlyFailed => ("partly failed", "bad"),
             OrderState::Failed => ("failed", "bad"),
@@ -226,7 +223,7 @@ async fn read(connection: &mut PgConnection, id: PartnerId) -> Result<Option<Fou
             accepted: utc(head.created_at),
             state,
             class,
-            units: format!("{} of {}", number(units.ready), number(units.total)),
+            units: in_words(units, head.refused),
             external_order_id: head.external_order_id,
         }
     });
@@ -252,6 +249,27 @@ async fn read(connection: &mut PgConnection, id: PartnerId) -> Result<Option<Fou
     }))
 }
 
+/// How many units an order has, and what they are at. Nothing becomes of those of a refused order.
+fn in_words(units: Units, is_refused: bool) -> String {
+    let total = counted(units.total, "unit", "units");
+    if is_refused {
+        return total;
+    }
+    let known = units.ready + units.returned + units.failed + units.on_hold;
+    let parts = [
+        (units.ready, "ready"),
+        (units.returned, "given back"),
+        (units.total - known, "under way"),
+        (units.on_hold, "on hold"),
+        (units.failed, "failed"),
+    ];
+    let parts = parts.into_iter().filter(|(of, _)| *of > 0);
+    let parts: Vec<String> = parts
+        .map(|(of, what)| format!("{} {what}", number(of)))
+        .collect();
+    format!("{total}: {}", parts.join(", "))
+}
+
 fn webhook_row(view: View) -> WebhookRow {
     WebhookRow {
         path: view.order_id.map_or_else(
@@ -260,7 +278,7 @@ fn webhook_row(view: View) -> WebhookRow {
         ),
         topup: view.topup_id.clone().unwrap_or_default(),
         class: webhook_class(&view.state),
-        state: view.state,
+        state: view.state.replace('_', " "),
         attempts: view.attempts,
         at: view.attempted_at.map_or_else(|| "-".into(), utc),
         response: match (view.status, view.class) {
@@ -276,8 +294,7 @@ fn webhook_row(view: View) -> WebhookRow {
 }
 
 pub(crate) fn refused_row(one: Refused) -> RefusedRow {
-    let unproven = (one.kind == Kind::Unsigned.as_str())
-        .then(|| "no valid signature, so anybody may have sent it".to_owned());
+    let unproven = (one.kind == Kind::Unsigned.as_str()).then(|| unproven(&one.reason).to_owned());
     let limit = (!one.errors.starts_with(&one.reason)).then(|| format!("limit: {}", one.reason));
     let unrecorded = (one.unrecorded > 0).then(|| {
         let number = number(one.unrecorded);
@@ -288,7 +305,8 @@ pub(crate) fn refused_row(one: Refused) -> RefusedRow {
         .flatten()
         .collect();
     RefusedRow {
-        partner: one.partner_id.to_string(),
+        partner: (one.partner.clone()).unwrap_or_else(|| one.partner_id.to_string()),
+        partner_id: one.partner_id.to_string(),
         at: utc(one.at),
         status: one.status,
         request: format!("{} {}", one.method, one.path),
@@ -296,6 +314,19 @@ pub(crate) fn refused_row(one: Refused) -> RefusedRow {
         note: notes.join("; "),
         errors: one.errors,
         external_order_id: one.external_order_id.unwrap_or_else(|| "-".into()),
+    }
+}
+
+/// What is known of a request that does not prove its sender, from the first error that it had. The
+/// signature is looked at last, so most of them say nothing about it.
+fn unproven(reason: &str) -> &'static str {
+    match reason {
+        "signature_invalid" => "the signature was not valid, so anybody may have sent it",
+        // The key is one that we know, because other requests are not kept.
+        "access_key_unknown" => {
+            "the account was disabled, so the signature was not looked at, and anybody may have sent it"
+        }
+        _ => "refused before the signature was looked at, so anybody may have sent it",
     }
 }
 
@@ -317,10 +348,16 @@ fn describe(partner: &Partner, now: OffsetDateTime) -> PartnerView {
         }
         Some(until) => format!("ended {} UTC", utc(until)),
     };
-    let limit = |name: &str, own: Option<i32>| match own {
-        Some(own) => format!("{name} {}", number(own)),
-        None => format!("{name} as set for all"),
-    };
+    let limits = [
+        ("orders in flight", partner.max_in_flight),
+        ("requests per second", partner.requests_per_second),
+        ("orders per second", partner.orders_per_second),
+        ("units per second", partner.units_per_second),
+    ];
+    let limits = limits
+        .into_iter()
+        .filter_map(|(name, own)| Some(format!("{name} {}", number(own?))));
+    let limits: Vec<String> = limits.collect();
     PartnerView {
         id: partner.partner_id.to_string(),
         name: partner.name.clone(),
@@ -330,13 +367,14 @@ fn describe(partner: &Partner, now: OffsetDateTime) -> PartnerView {
         access_key: partner.access_key.clone(),
         old_keys: ends(partner.old_keys_until),
         old_secret: ends(partner.old_webhook_secret_until),
-        limits: format!(
-            "For each ingress process: {}, {}, {}, {}",
-            limit("orders in flight", partner.max_in_flight),
-            limit("requests per second", partner.requests_per_second),
-            limit("orders per second", partner.orders_per_second),
-            limit("units per second", partner.units_per_second),
-        ),
+        limits: if limits.is_empty() {
+            "all as set for all partners".into()
+        } else {
+            format!(
+                "of its own, for each ingress process: {}; all others as set for all partners",
+                limits.join(", ")
+            )
+        },
         events: if partner.webhook_events.is_empty() {
             "none".into()
         } else {
@@ -433,10 +471,10 @@ fn endpoint_row(
 
 pub(crate) async fn pause(
     State(app): State<App>,
-    Path(id): Path<String>,
+    given: Given,
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
-    let endpoint = endpoint(&app, &id).await?;
+    let endpoint = endpoint(&app, &given).await?;
     let target = format!("endpoint {}", endpoint.id);
     let action = act.action("endpoint pause", &target, act.fields.reason()?);
     let seen = act.fields.get("seen").or(Some(""));
@@ -445,7 +483,7 @@ pub(crate) async fn pause(
             operator::endpoints::pause(connection, endpoint, seen, action).await
         })
         .await
-        .map_err(not_changed)?;
+        .map_err(|error| not_changed(error, &given, &act))?;
     Ok(act.done(
         &app,
         "The endpoint is paused: its webhooks wait until it is resumed.",
@@ -454,10 +492,10 @@ pub(crate) async fn pause(
 
 pub(crate) async fn resume(
     State(app): State<App>,
-    Path(id): Path<String>,
+    given: Given,
     act: Act<Operator>,
 ) -> Result<Response, Problem> {
-    let endpoint = endpoint(&app, &id).await?;
+    let endpoint = endpoint(&app, &given).await?;
     let target = format!("endpoint {}", endpoint.id);
     let action = act.action("endpoint resume", &target, act.fields.reason()?);
     let seen = act.fields.get("seen").or(Some(""));
@@ -467,7 +505,7 @@ pub(crate) async fn resume(
             operator::endpoints::resume(connection, endpoint, seen, action).await
         })
         .await
-        .map_err(not_changed)?;
+        .map_err(|error| not_changed(error, &given, &act))?;
     let text = format!(
         "Webhooks are sent to the endpoint again; due now: {}.",
         number(due)
@@ -475,25 +513,22 @@ pub(crate) async fn resume(
     Ok(act.done(&app, &text))
 }
 
-fn no_endpoint() -> Problem {
-    Problem::NotFound("There is no such endpoint in this cell.".into())
-}
-
-fn not_changed(error: NotChanged) -> Problem {
+fn not_changed(error: NotChanged, given: &Given, act: &Act<Operator>) -> Problem {
     match error {
-        NotChanged::Unknown => no_endpoint(),
+        NotChanged::Unknown => given.missing("endpoint"),
         NotChanged::Store(error) => error.into(),
-        changed @ NotChanged::Changed { .. } => Problem::Conflict(format!(
-            "Nothing was done: {changed}. Look at it again before you repeat it."
+        NotChanged::Changed { now, .. } => act.changed(&format!(
+            "the endpoint has changed since the page was shown, and is {} now",
+            now.replace('_', " ")
         )),
     }
 }
 
 /// The endpoint that a form is about.
-async fn endpoint(app: &App, id: &str) -> Result<EndpointKey, Problem> {
-    let id: EndpointId = id.parse().map_err(|_| no_endpoint())?;
+async fn endpoint(app: &App, given: &Given) -> Result<EndpointKey, Problem> {
+    let id: EndpointId = given.id("an endpoint")?;
     let key = app
         .database()
         .run(async |connection| endpoints::key(connection, id).await);
-    key.await?.ok_or_else(no_endpoint)
+    key.await?.ok_or_else(|| given.missing("endpoint"))
 }

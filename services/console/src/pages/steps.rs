@@ -4,7 +4,7 @@ use store::operator::story::{Moment, What};
 use time::Duration;
 
 use crate::{
-    format::number,
+    format::counted,
     pictures::{ACTIONS, Step, Went},
 };
 
@@ -17,6 +17,13 @@ pub(super) fn step(moment: Moment, endpoint: &str) -> Step {
     if let What::Webhook { duration_ms, .. } = moment.what {
         lasted = Some(Duration::milliseconds(duration_ms.into()));
     }
+    let changed_nothing = matches!(
+        moment.what,
+        What::Acted {
+            changed_nothing: true,
+            ..
+        }
+    );
     let (row, went, text) = told(moment.what, endpoint);
     Step {
         row,
@@ -24,6 +31,7 @@ pub(super) fn step(moment: Moment, endpoint: &str) -> Step {
         took: lasted,
         went,
         text,
+        changed_nothing,
     }
 }
 
@@ -53,10 +61,13 @@ fn told(what: What, endpoint: &str) -> Told {
             } else {
                 Went::Badly
             };
-            let status = status.map_or(class, |status| format!("status {status}"));
+            let response = match status {
+                Some(status) => format!("the endpoint responded with status {status}"),
+                None => format!("no response ({})", class.replace('_', " ")),
+            };
             let of = topup_id.map_or_else(String::new, |topup| format!(" of {topup}"));
             let to = endpoint_id.map_or_else(String::new, |id| format!(" to endpoint {id}"));
-            let text = format!("webhook {kind}{of}{to}, attempt {attempt}: {status}");
+            let text = format!("webhook {kind}{of}{to}, attempt {attempt}: {response}");
             ("webhooks", went, text)
         }
         What::Due {
@@ -71,7 +82,10 @@ fn told(what: What, endpoint: &str) -> Told {
             };
             ("webhooks", Went::Neutral, text)
         }
-        What::Due { topup_id: None, .. } => neutral("purchase", "next step of the purchase"),
+        What::Due { topup_id: None, .. } => neutral(
+            "purchase",
+            "the next step of the purchase is due: an attempt, a look-up, or collecting profiles",
+        ),
         What::Acted {
             operator,
             via,
@@ -93,8 +107,10 @@ fn of_purchase(what: What) -> Told {
     let row = "purchase";
     let because = |reason: Option<String>| reason.unwrap_or_else(|| "no reason is recorded".into());
     match what {
-        What::Attempted { attempt, .. } => {
-            let text = format!("attempt {attempt} of the purchase was recorded and sent");
+        What::Attempted {
+            attempt, provider, ..
+        } => {
+            let text = format!("attempt {attempt} of the purchase was sent to {provider}");
             (row, Went::Neutral, text)
         }
         What::Placed { provider, by, .. } => {
@@ -108,7 +124,7 @@ fn of_purchase(what: What) -> Told {
             provider, reason, ..
         } => {
             let text = format!(
-                "{provider} rejected the purchase, and the next provider follows: {reason}"
+                "{provider} rejected the purchase, so the next provider is asked: {reason}"
             );
             (row, Went::Badly, text)
         }
@@ -119,21 +135,20 @@ fn of_purchase(what: What) -> Told {
             is_exact,
             ..
         } => {
-            let plural = if units == 1 { "" } else { "s" };
             let when = if is_exact {
                 ""
             } else {
                 " (the time is that of the last attempt; that of the failure is not stored)"
             };
             let reason = because(reason);
-            let text = format!("{} unit{plural} failed: {reason}{when}", number(units));
+            let text = format!("{} failed: {reason}{when}", counted(units, "unit", "units"));
             (row, Went::Badly, text)
         }
         // Everything else is told above.
         _ => (
             row,
             Went::Neutral,
-            "a look-up found no such purchase at the provider".to_owned(),
+            "a look-up did not find the purchase at the provider (believed once a later one agrees)".to_owned(),
         ),
     }
 }

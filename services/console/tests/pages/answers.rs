@@ -39,6 +39,14 @@ async fn a_refused_request_is_on_the_page_of_its_partner_and_found_by_its_ids() 
     let kept = [
         refusal(request_id, Kind::Order, Some("never <came>"), 0),
         refusal(Uuid::now_v7(), Kind::Unsigned, None, 1234),
+        Refusal {
+            reason: "signature_invalid",
+            ..refusal(Uuid::now_v7(), Kind::Unsigned, None, 0)
+        },
+        Refusal {
+            reason: "access_key_unknown",
+            ..refusal(Uuid::now_v7(), Kind::Unsigned, None, 0)
+        },
     ];
     refused::keep(&mut connection, &kept, 100).await.unwrap();
 
@@ -47,16 +55,23 @@ async fn a_refused_request_is_on_the_page_of_its_partner_and_found_by_its_ids() 
         "never &#60;came&#62;",
         "qty_invalid; item=0",
         &request_id.simple().to_string(),
-        "no valid signature, so anybody may have sent it",
+        "refused before the signature was looked at, so anybody",
+        "the account was disabled, so the signature was not looked at",
         "1\u{202f}234 more of this kind",
     ] {
         assert!(page.contains(part), "{part}: {page}");
     }
+    assert_eq!(
+        page.matches("the signature was not valid").count(),
+        1,
+        "{page}"
+    );
     for id in ["never%20%3Ccame%3E", &request_id.simple().to_string()] {
         let found = text(&mut browser, &format!("/find?q={id}")).await;
-        assert!(found.contains(&format!("href=\"{partner}\"")), "{found}");
+        let link = format!("<a href=\"{partner}\">Acme &#38; &#60;Sons&#62;</a>");
+        assert!(found.contains(&link), "{found}");
         assert!(found.contains("qty_invalid"), "{found}");
-        assert!(!found.contains("Nothing stored here"), "{found}");
+        assert!(!found.contains("Nothing in this cell"), "{found}");
     }
     bench.stop().await;
 }
@@ -108,5 +123,107 @@ async fn support_is_led_to_what_it_may_do_and_offered_nothing_that_would_be_refu
         "{page}"
     );
     assert!(page.contains("it only gets a test now and then"), "{page}");
+    bench.stop().await;
+}
+
+/// A page that is not there says what it was asked for, and its reader can search from it.
+#[tokio::test]
+async fn who_asks_for_something_else_is_told_which_ids_there_are() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let unknown = Uuid::now_v7();
+    for (path, says) in [
+        (
+            "/orders/4711%20%C3%A9".to_owned(),
+            "“4711 é” is not the id of an order: an id of this kind is a UUID",
+        ),
+        (
+            format!("/orders/{unknown}"),
+            "No order in this cell has the id",
+        ),
+        ("/orders/%FF".to_owned(), "bytes that are no text"),
+        (
+            "/partners/x%E2%80%AEy".to_owned(),
+            "“x\\u{202e}y” is not the id of a partner",
+        ),
+        (
+            format!("/orders/{}", "1".repeat(10_000)),
+            "1…” is not the id of an order",
+        ),
+        (
+            "/operations/x".to_owned(),
+            "No operation of this cell has the id",
+        ),
+        ("/nothing".to_owned(), "no such page"),
+    ] {
+        let answer = browser.get(&path).await;
+        assert_eq!(answer.status(), 404, "{path}");
+        assert_eq!(answer.headers()["cache-control"], "no-store", "{path}");
+        let page = answer.text().await.unwrap();
+        for part in [says, "role=\"search\"", "ana (viewer)"] {
+            assert!(page.contains(part), "{path}: no {part:?} in {page}");
+        }
+        // Without a session there is nothing to search.
+        let page = bench.browser().get(&path).await.text().await.unwrap();
+        assert!(!page.contains("ana (viewer)"), "{page}");
+    }
+    for asked in ["4711", &"9".repeat(10_000)] {
+        let found = text(&mut browser, &format!("/find?q={asked}")).await;
+        assert!(found.contains("What to try next"), "{found}");
+    }
+    bench.stop().await;
+}
+
+/// Each order of a partner says what its units are at, and control characters of others do nothing.
+#[tokio::test]
+async fn an_order_that_is_on_hold_or_given_back_says_so() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    for sql in [
+        "UPDATE esims SET returned_at = now()",
+        "UPDATE orders SET external_order_id = E'a\\u202Eb\\u0007' WHERE external_order_id = 'parked'",
+    ] {
+        sqlx::query(sql).execute(&mut connection).await.unwrap();
+    }
+    let page = text(&mut browser, &format!("/partners/{}", bench.partner)).await;
+    for part in [
+        "given back</span></td><td>1 unit: 1 given back</td>",
+        "on hold</span></td><td>1 unit: 1 on hold</td>",
+        "a\\u{202e}b\\u{7}",
+    ] {
+        assert!(page.contains(part), "no {part:?} in {page}");
+    }
+    bench.stop().await;
+}
+
+/// The form of a parked purchase carries why it is parked. Whatever a provider has written there, the
+/// form that comes back is about the same parking.
+#[tokio::test]
+async fn a_reason_with_control_characters_does_not_keep_a_purchase_from_being_resolved() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Operator).await;
+    let mut connection = bench.database.connect().await.unwrap();
+    let order: Uuid = sqlx::query_scalar(
+        "UPDATE placements SET reason = E' said \"no\"\\r\\n\\u202Ebecause \\u0007é ' WHERE placement_id = $1
+         RETURNING order_id",
+    )
+    .bind(bench.parked.uuid())
+    .fetch_one(&mut connection)
+    .await
+    .unwrap();
+    let page = text(&mut browser, &format!("/orders/{order}")).await;
+    let (_, seen) = page.split_once("name=\"seen\" value=\"").unwrap();
+    let seen = seen.split('"').next().unwrap().replace("&#34;", "\"");
+    let token = browser.token.clone();
+    let form = [
+        ("token", token.as_str()),
+        ("reason", "a test"),
+        ("found", "not-bought"),
+        ("seen", &seen),
+    ];
+    let path = format!("/placements/{}/resolve", bench.parked);
+    let answer = browser.post(&path, &form).await;
+    assert_eq!(answer.status(), 303, "{:?}", answer.text().await);
     bench.stop().await;
 }

@@ -67,7 +67,7 @@ async fn a_purchase_at_another_provider_is_resolved_with_its_name() {
     operator
         .run(&["order", "show", &id])
         .await
-        .says("it may be bought there, or at airalo");
+        .says("it may also be at airalo");
     let resolve = |found: &'static str, provider: &'static str| {
         let asked = ["placement", "resolve", &id, found, "--provider", provider];
         [&asked[..], &CONFIRMED].concat()
