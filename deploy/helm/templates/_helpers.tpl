@@ -35,6 +35,22 @@
 {{ toYaml $data }}
 {{- end -}}
 
+{{/* What a container reads from config maps, as a checksum. A changed setting so replaces the pods of those programs that read
+     it, and no others. dict "root" "container". */}}
+{{- define "esim.checksum" -}}
+{{- $root := .root -}}
+{{- $read := list }}{{ range .container.envFrom }}{{ $read = append $read .configMapRef.name }}{{ end -}}
+{{- $settings := dict -}}
+{{- range $document := splitList "\n---\n" (include "esim.documents" (dict "root" $root "file" "base")) -}}
+{{- $object := fromYaml $document -}}
+{{- if eq (toString $object.kind) "ConfigMap" -}}
+{{- $name := $object.metadata.name -}}
+{{- if has $name $read }}{{ $_ := set $settings $name (include "esim.settings" (dict "root" $root "name" $name "data" $object.data)) }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{ toJson $settings | sha256sum }}
+{{- end -}}
+
 {{/* The documents of a file of deploy/kubernetes, with the names that differ between installations. */}}
 {{- define "esim.documents" -}}
 {{- $values := .root.Values -}}
@@ -84,7 +100,7 @@
 {{- with get $values.resources $name }}{{ $_ := set $container "resources" . }}{{ end -}}
 {{- if and $values.priorityClassName (ne $name "sandbox") }}{{ $_ := set $pod "priorityClassName" $values.priorityClassName }}{{ end -}}
 {{- if eq $object.kind "Deployment" -}}
-{{- $_ := set $template.metadata "annotations" (dict "checksum/config" (toJson (list $values.settings $values.providers $values.nats (include "esim.publicUrl" $root)) | sha256sum)) -}}
+{{- $_ := set $template.metadata "annotations" (dict "checksum/config" (include "esim.checksum" (dict "root" $root "container" $container))) -}}
 {{- end -}}
 {{- if and (eq $name "provisioner") $values.sandbox.enabled }}{{ include "esim.patch" (dict "root" $root "object" $object "patch" "patch-sandbox") }}{{ end -}}
 {{- if and (eq $name "provisioner") $values.providersSecret }}{{ include "esim.patch" (dict "root" $root "object" $object "patch" "patch-providers") }}{{ end -}}
