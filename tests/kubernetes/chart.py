@@ -189,7 +189,7 @@ def check_upgrade(chart):
     if "helm.sh/hook" in install["metadata"]["annotations"]:
         wrong("an installation migrates by a hook, which would wait for a database that comes after it")
     annotations = upgrade["metadata"]["annotations"]
-    if annotations.get("helm.sh/hook") != "pre-upgrade" or annotations.get("helm.sh/hook-delete-policy") != "before-hook-creation":
+    if annotations.get("helm.sh/hook") != "pre-upgrade" or annotations.get("helm.sh/hook-delete-policy") != "before-hook-creation,hook-succeeded":
         wrong(f"an upgrade does not migrate first: {annotations}")
     if upgrade["metadata"]["name"] != "migrate-0-2-0":
         wrong(f"the Job of 0.2.0 is named {upgrade['metadata']['name']}")

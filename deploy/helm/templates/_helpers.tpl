@@ -137,8 +137,10 @@
 {{- include "esim.pods" (dict "root" $root "object" $object) -}}
 {{- $_ := set $object.metadata "name" (printf "migrate-%s" (include "esim.version" $root | replace "." "-")) -}}
 {{- if $root.Release.IsUpgrade -}}
-{{- /* An upgrade migrates before it replaces the stages. An installation cannot, because the database is part of it. */ -}}
-{{- $hooks := dict "helm.sh/hook" "pre-upgrade" "helm.sh/hook-delete-policy" "before-hook-creation" -}}
+{{- /* An upgrade migrates before it replaces the stages. An installation cannot, because the database is part of it. Helm does
+       not count a hook as part of the release, so `helm uninstall` would leave it, and an installation of the same version would
+       be refused because of it. Therefore it goes when it has succeeded. */ -}}
+{{- $hooks := dict "helm.sh/hook" "pre-upgrade" "helm.sh/hook-delete-policy" "before-hook-creation,hook-succeeded" -}}
 {{- $_ := set $object.metadata "annotations" (merge $hooks ($object.metadata.annotations | default dict)) -}}
 {{- end -}}
 {{- else if eq $object.kind "HorizontalPodAutoscaler" -}}
