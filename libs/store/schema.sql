@@ -223,6 +223,7 @@ TABLE operator_actions
     after jsonb
     CONSTRAINT operator_actions_pkey PRIMARY KEY (action_id)
     CREATE INDEX operator_actions_at ON public.operator_actions USING btree (at)
+    CREATE INDEX operator_actions_target ON public.operator_actions USING btree ("left"(split_part(target, ' '::text, 2), 100))
 
 TABLE operator_sessions
     token_digest bytea NOT NULL

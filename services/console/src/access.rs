@@ -10,7 +10,10 @@
 //! same way to a cookie of their own ([`Outside`]), so that nobody can be signed in to an account of
 //! somebody else.
 
-use std::marker::PhantomData;
+use std::{
+    marker::PhantomData,
+    net::{IpAddr, SocketAddr},
+};
 
 use axum::{
     body::{Body, to_bytes},
@@ -167,7 +170,30 @@ pub struct Outside {
     pub(crate) fields: Fields,
     /// The secret of the cookie.
     pub(crate) secret: SecretString,
+    pub(crate) sender: Sender,
+}
+
+/// The browser that signs in.
+pub(crate) struct Sender {
     pub(crate) from: String,
+    /// The secret of the session that it has until then.
+    before: Option<SecretString>,
+}
+
+impl Sender {
+    pub(crate) fn of(parts: &Parts, app: &App) -> Self {
+        Self {
+            from: source(parts, app),
+            before: secret(&parts.headers, app.session_cookie()),
+        }
+    }
+
+    pub(crate) fn browser(&self) -> sessions::Browser<'_> {
+        sessions::Browser {
+            source: &self.from,
+            before: self.before.as_ref(),
+        }
+    }
 }
 
 impl<R: Rank> FromRequestParts<App> for Visit<R> {
@@ -236,7 +262,7 @@ impl FromRequest<App> for Outside {
         Ok(Self {
             fields,
             secret,
-            from: source(&parts, app),
+            sender: Sender::of(&parts, app),
         })
     }
 }
@@ -335,13 +361,23 @@ pub(crate) fn source(parts: &Parts, app: &App) -> String {
         let last = forwarded
             .and_then(|line| line.to_str().ok())
             .and_then(|line| line.rsplit(',').next())
-            .and_then(|address| address.trim().parse::<std::net::IpAddr>().ok());
+            .and_then(forwarded_address);
         if let Some(address) = last {
             return address.to_string();
         }
     }
     let peer = parts.extensions.get::<Peer>();
     peer.map_or_else(String::new, |peer| peer.0.ip().to_canonical().to_string())
+}
+
+/// The address in an entry of `X-Forwarded-For`. Some proxies write the port, too. An address of IPv4
+/// within IPv6 is the same as the one of IPv4.
+fn forwarded_address(entry: &str) -> Option<IpAddr> {
+    let entry = entry.trim();
+    let bracketed = entry.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
+    let alone = bracketed.unwrap_or(entry).parse().ok();
+    let address = alone.or_else(|| entry.parse().ok().map(|it: SocketAddr| it.ip()))?;
+    Some(address.to_canonical())
 }
 
 /// The token of the forms that a cookie with this secret may send.
@@ -424,6 +460,22 @@ mod tests {
         assert!(check(&fields, &mine).is_ok());
         assert!(check(&fields, &"other".into()).is_err());
         assert!(check(&Fields::parse(b"a=b"), &mine).is_err());
+    }
+
+    #[test]
+    fn an_address_is_the_same_however_a_proxy_writes_it() {
+        for entry in [
+            "203.0.113.5",
+            " 203.0.113.5:443",
+            "::ffff:203.0.113.5",
+            "[::ffff:203.0.113.5]:443",
+        ] {
+            let read = forwarded_address(entry).map(|address| address.to_string());
+            assert_eq!(read.as_deref(), Some("203.0.113.5"), "{entry}");
+        }
+        let six = forwarded_address("[2001:db8::7]").unwrap();
+        assert_eq!(six.to_string(), "2001:db8::7");
+        assert_eq!(forwarded_address("unknown"), None);
     }
 
     #[test]

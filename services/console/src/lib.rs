@@ -93,7 +93,8 @@ pub struct Config {
     /// Take the client's address from the last entry of `X-Forwarded-For`
     ///
     /// The address is recorded with sessions and actions, and failed sign-ins are counted by it. Set
-    /// it only behind a proxy that appends the address, because a client could choose it otherwise.
+    /// it only behind a proxy that appends the address, because a client could choose it otherwise. A
+    /// port after the address does no harm.
     #[arg(long, env = "CONSOLE_FORWARDED", default_value_t = false, action = clap::ArgAction::Set)]
     pub console_forwarded: bool,
     /// Link to a trace, in which `{trace_id}` stands for the id

@@ -30,12 +30,12 @@ use openidconnect::{
         CoreJwsSigningAlgorithm, CoreProviderMetadata,
     },
 };
-use runtime::config::BadSetting;
+use runtime::{clock, config::BadSetting};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use store::operator::{
-    accounts::{OF_PROVIDER, Role},
+    accounts::{OF_PROVIDER, Role, is_readable},
     sessions::Person,
 };
 use tokio::{sync::Mutex, time::Instant};
@@ -56,8 +56,10 @@ const LONGEST: usize = 1024 * 1024;
 const FRESH: Duration = Duration::from_mins(10);
 /// How soon metadata may be fetched again because a signature has no known key, or after a failure.
 const AGAIN: Duration = Duration::from_secs(5);
-/// The most characters of a person's name.
-const LONGEST_NAME: usize = 200;
+/// The most characters of a person's name or subject. `OpenID` Connect allows as many for a subject.
+const LONGEST_NAME: usize = 255;
+/// How far the provider's clock may be ahead of ours.
+const AHEAD: i64 = 60;
 /// The signatures that are accepted: those by a key that only the provider has. Signatures by the
 /// client's secret are not among them, because whoever reads this console's settings could make one.
 const SIGNATURES: [CoreJwsSigningAlgorithm; 9] = [
@@ -71,6 +73,10 @@ const SIGNATURES: [CoreJwsSigningAlgorithm; 9] = [
     CoreJwsSigningAlgorithm::EcdsaP384Sha384,
     CoreJwsSigningAlgorithm::EdDsa,
 ];
+
+/// What is said about an ID token with claims that the library cannot read.
+const UNREADABLE: &str = "the ID token of the provider cannot be read: it needs `sub`, `exp` and `iat` as OpenID Connect says, and \
+                          if it has `email` and `email_verified`, the first is a text and the second is true or false";
 
 /// Why somebody is not signed in by the provider.
 #[derive(Debug, thiserror::Error)]
@@ -280,6 +286,9 @@ impl Provider {
                     answer.error()
                 )),
                 // What it sent may hold tokens, so it is not repeated.
+                RequestTokenError::Parse(_, body) if has_id_token(&body) => {
+                    NotNamed::Refused(UNREADABLE.into())
+                }
                 _ => NotNamed::Unavailable("it did not answer with tokens".into()),
             })?;
         let token = tokens.id_token().ok_or_else(|| {
@@ -316,19 +325,35 @@ impl Provider {
         let token = token.to_string();
         let payload = token.split('.').nth(1).unwrap_or_default();
         let payload = URL_SAFE_NO_PAD.decode(payload).ok();
-        payload
+        let claims: Value = payload
             .and_then(|payload| serde_json::from_slice(&payload).ok())
-            .ok_or_else(|| ClaimsVerificationError::Other("its claims are no JSON".into()))
+            .ok_or_else(|| ClaimsVerificationError::Other("its claims are no JSON".into()))?;
+        // The library does not look at these two.
+        let party = claims.get("azp").filter(|party| !party.is_null());
+        if party.is_some_and(|party| party.as_str() != Some(self.client_id.as_str())) {
+            let other = "it was made for another client than OIDC_CLIENT_ID (`azp`)";
+            return Err(ClaimsVerificationError::Other(other.into()));
+        }
+        let from = claims.get("nbf").filter(|from| !from.is_null());
+        let latest = clock::now().unix_timestamp() + AHEAD;
+        #[expect(clippy::cast_precision_loss, reason = "seconds of our time are exact")]
+        let begun = |from: &Value| from.as_f64().is_some_and(|from| from <= latest as f64);
+        if !from.is_none_or(begun) {
+            let early = "it is not valid yet (`nbf`), so a clock may be wrong";
+            return Err(ClaimsVerificationError::Other(early.into()));
+        }
+        Ok(claims)
     }
 
     /// The person of verified claims.
     fn person(&self, claims: &Value) -> Result<Person, NotNamed> {
         let subject = claims.get("sub").and_then(Value::as_str);
         let subject = subject
-            .filter(|subject| is_readable(subject))
+            .filter(|subject| is_readable(subject, LONGEST_NAME))
             .ok_or_else(|| {
                 NotNamed::Refused(
-                    "the subject of the ID token is empty, too long or has blanks".into(),
+                    "the subject of the ID token is empty or too long, or has other characters than visible ASCII"
+                        .into(),
                 )
             })?;
         let unverified = self.name_claim == "email"
@@ -337,7 +362,7 @@ impl Provider {
             });
         let name = claim(claims, &self.name_claim)
             .and_then(Value::as_str)
-            .filter(|name| !unverified && is_readable(name))
+            .filter(|name| !unverified && is_readable(name, LONGEST_NAME))
             .unwrap_or(subject);
         let name = format!("{OF_PROVIDER}{name}");
         let given = match claim(claims, &self.role_claim) {
@@ -454,14 +479,10 @@ fn claim<'a>(claims: &'a Value, name: &str) -> Option<&'a Value> {
     }
 }
 
-/// Whether a record can show the name as it is.
-fn is_readable(name: &str) -> bool {
-    let strange = |one: char| {
-        // The ranges change the direction of a text or are not seen at all.
-        let unseen = matches!(one, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
-        unseen || one.is_whitespace() || one.is_control()
-    };
-    (1..=LONGEST_NAME).contains(&name.chars().count()) && !name.contains(strange)
+/// Whether the response of the token endpoint has an ID token, even if that cannot be read.
+fn has_id_token(body: &[u8]) -> bool {
+    let read: Option<Value> = serde_json::from_slice(body).ok();
+    read.is_some_and(|read| read.get("id_token").is_some_and(Value::is_string))
 }
 
 #[cfg(test)]
@@ -535,6 +556,11 @@ mod tests {
         assert_eq!((one.name.as_str(), one.role), ("oidc:7", Role::Viewer));
         let strange = json!({ "sub": "7", "email": "a b\u{202e}\n", "groups": "all" });
         assert_eq!(person(strange).unwrap().name, "oidc:7");
+        for unseen in ["\u{ad}", "\u{61c}", "\u{34f}", "\u{3164}", "\u{e0041}"] {
+            let email = format!("ana{unseen}@example.com");
+            let claims = json!({ "sub": "7", "email": email, "groups": "all" });
+            assert_eq!(person(claims).unwrap().name, "oidc:7", "{unseen:?}");
+        }
         for none in [
             json!({ "sub": "7" }),
             json!({ "sub": "7", "groups": ["ALL", ["all"]] }),

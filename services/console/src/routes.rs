@@ -186,6 +186,14 @@ async fn observe(State(app): State<App>, request: Request, next: Next) -> Respon
     ] {
         headers.insert(name, HeaderValue::from_static(value));
     }
+    // A browser must not show an answer again after its session has ended, and htmx gets another one
+    // than a person for the same path. The files of pages say themselves how long they are good for.
+    if !headers.contains_key(header::CACHE_CONTROL) {
+        let never = HeaderValue::from_static("no-store");
+        headers.insert(header::CACHE_CONTROL, never);
+        let varies = HeaderValue::from_static("hx-request");
+        headers.insert(header::VARY, varies);
+    }
     if app.settings().tls {
         let year = HeaderValue::from_static("max-age=31536000");
         headers.insert(header::STRICT_TRANSPORT_SECURITY, year);

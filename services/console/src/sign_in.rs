@@ -20,7 +20,7 @@ use store::operator::{
 
 use crate::{
     App,
-    access::{Act, Fields, Outside, Viewer, form_token, secret, set_cookie},
+    access::{Act, Fields, Outside, Sender, Viewer, form_token, secret, set_cookie},
     problem::Problem,
     view::{Shell, local_path, with_status},
 };
@@ -133,7 +133,7 @@ pub(crate) async fn sign_in(State(app): State<App>, outside: Outside) -> Result<
     let back = local_path(fields.get("back"));
     let password = fields.exact("password").into();
     let name = fields.get("name").unwrap_or_default();
-    match open(&app, name, password, &outside.from).await {
+    match open(&app, name, password, &outside.sender).await {
         Ok(cookie) => Ok(signed_in(cookie, &back)),
         Err(problem) => {
             let refused = refused(&app, problem)?;
@@ -154,14 +154,14 @@ async fn open(
     app: &App,
     name: &str,
     password: SecretString,
-    from: &str,
+    sender: &Sender,
 ) -> Result<HeaderValue, NotSignedIn> {
     let lifetime = app.settings().lifetime;
-    let opened = app
-        .database()
-        .run(async |connection| sessions::sign_in(connection, name, password, from, lifetime).await)
-        .await?;
-    Ok(opened_cookie(app, &opened, from))
+    let browser = sender.browser();
+    let opened = app.database().run(async |connection| {
+        sessions::sign_in(connection, name, password, browser, lifetime).await
+    });
+    Ok(opened_cookie(app, &opened.await?, &sender.from))
 }
 
 /// Counts and logs a new session, and makes its cookie. Neither holds a password or a token of others.
@@ -258,15 +258,16 @@ pub(crate) async fn set_up(State(app): State<App>, outside: Outside) -> Result<R
     }
     let password = SecretString::from(fields.exact("password"));
     let token = SecretString::from(link.as_str());
+    let from = &outside.sender.from;
     let set = app
         .database()
-        .run(async |connection| accounts::set_up(connection, &token, password.clone()).await);
+        .run(async |connection| accounts::set_up(connection, &token, password.clone(), from).await);
     let name = match set.await {
         Ok(name) => name,
         Err(NotSet::Store(error)) => return Err(error.into()),
         Err(problem) => return again(format!("It was not set: {problem}.")),
     };
-    match open(&app, &name, password.clone(), &outside.from).await {
+    match open(&app, &name, password.clone(), &outside.sender).await {
         Ok(cookie) => Ok(signed_in(cookie, "/")),
         Err(NotSignedIn::Store(error)) => Err(error.into()),
         // The password is set, so the operator can sign in by hand.

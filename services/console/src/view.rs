@@ -8,7 +8,7 @@ use askama::{
 };
 use axum::{
     extract::{FromRequestParts, Path},
-    http::{StatusCode, header, request::Parts},
+    http::{StatusCode, request::Parts},
     response::{self, IntoResponse, Response},
 };
 use domain::ids::NotAnId;
@@ -173,13 +173,7 @@ pub(crate) fn with_status(
     let text = template
         .render()
         .map_err(|error| Problem::Broken(error.into()))?;
-    // A page must not be shown from a cache after its operator has signed out.
-    Ok((
-        status,
-        [(header::CACHE_CONTROL, "no-store")],
-        response::Html(text),
-    )
-        .into_response())
+    Ok((status, response::Html(text)).into_response())
 }
 
 /// What an action shows once, and not again after a reload, such as an activation code.

@@ -2,7 +2,9 @@
 //!
 //! Nobody but an operator ever knows the password: whoever creates the account passes on a one-time
 //! link, and with it the operator sets the password. Only the digest of the link's token is stored.
-//! The link ends when it is used, when another one is made, and after [`SETUP_LASTS`].
+//! The link ends when it is used, when another one is made, when the account is disabled, and after
+//! [`SETUP_LASTS`]. That it set a password is recorded, so that the operator can be asked whether it
+//! was them.
 
 use std::time::Duration;
 
@@ -14,7 +16,7 @@ use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::actions::{self, Action, Changed, Mode};
+use super::actions::{self, Action, Actor, Changed, Mode};
 use crate::{Error, Result, seconds};
 
 /// How long a link is valid.
@@ -92,8 +94,9 @@ pub enum NotChanged {
     #[error("there is an operator of this name already; `esimctl operator reset` makes a new link")]
     Exists,
     #[error(
-        "a name has 1 to {LONGEST_NAME} characters, none of them is a blank or a control character, and it does not begin \
-         with {OF_PROVIDER}, because recorded actions of people who sign in by OpenID Connect do"
+        "a name has 1 to {LONGEST_NAME} characters: ASCII letters, digits and punctuation such as . _ - @ +, without blanks, \
+         because records must show the whole name and other alphabets have letters that look the same. It does not begin \
+         with {OF_PROVIDER} in small or capital letters, because recorded actions of people who sign in by OpenID Connect do"
     )]
     BadName,
     #[error(transparent)]
@@ -115,12 +118,18 @@ pub enum NotSet {
     Store(#[from] Error),
 }
 
-/// Whether a name can be typed and is recognised in a record.
+/// Whether a record shows a name as it is, so that two names that look the same are the same. Only
+/// visible ASCII characters are accepted: Unicode has many others that nobody sees, that change the
+/// direction of the text around them, or that look like another letter.
+pub fn is_readable(name: &str, longest: usize) -> bool {
+    (1..=longest).contains(&name.len()) && name.bytes().all(|one| one.is_ascii_graphic())
+}
+
+/// Whether an account may have this name.
 fn is_name(name: &str) -> bool {
-    let strange = |one: char| one.is_whitespace() || one.is_control();
-    (1..=LONGEST_NAME).contains(&name.chars().count())
-        && !name.contains(strange)
-        && !name.starts_with(OF_PROVIDER)
+    let begin = name.get(..OF_PROVIDER.len());
+    is_readable(name, LONGEST_NAME)
+        && !begin.is_some_and(|begin| begin.eq_ignore_ascii_case(OF_PROVIDER))
 }
 
 /// Creates an operator without a password, and a link to set it.
@@ -183,7 +192,8 @@ pub async fn reset(
     })
 }
 
-/// Lets an operator sign in no more, or again. Disabling ends the sessions at once.
+/// Lets an operator sign in no more, or again. Disabling ends the sessions and the link at once, so
+/// that a link that somebody still has does not work again when the account is enabled.
 pub async fn set_disabled(
     connection: &mut PgConnection,
     name: &str,
@@ -193,7 +203,10 @@ pub async fn set_disabled(
     let mut transaction = connection.begin().await?;
     let before = locked(&mut transaction, name).await?;
     let statement = sqlx::query!(
-        "UPDATE operators SET disabled_at = CASE WHEN $2 THEN coalesce(disabled_at, now()) END WHERE name = $1",
+        "UPDATE operators
+         SET disabled_at = CASE WHEN $2 THEN coalesce(disabled_at, now()) END,
+             setup_digest = CASE WHEN NOT $2 THEN setup_digest END, setup_until = CASE WHEN NOT $2 THEN setup_until END
+         WHERE name = $1",
         name,
         disabled,
     );
@@ -311,23 +324,34 @@ pub async fn of_link(
     Ok(query.fetch_optional(connection).await?)
 }
 
-/// Sets the password by a link, and uses the link up. Returns the operator's name. The password is
-/// hashed before the link is looked up, on a thread that may block.
+/// Sets the password by a link, uses the link up, and records that with `source`, the address of the
+/// browser. Returns the operator's name. The password is hashed before the transaction, on a thread
+/// that may block.
 pub async fn set_up(
     connection: &mut PgConnection,
     token: &SecretString,
     password: SecretString,
+    source: &str,
 ) -> Result<String, NotSet> {
     if of_link(connection, token).await?.is_none() {
         return Err(NotSet::Invalid);
     }
     let hashed = super::sessions::blocking(move || password::hash(&password)).await??;
+    let mut transaction = connection.begin().await?;
     let statement = sqlx::query_scalar!(
         "UPDATE operators SET password = $2, setup_digest = NULL, setup_until = NULL
          WHERE setup_digest = $1 AND setup_until > now() AND disabled_at IS NULL RETURNING name",
         &token::digest(token)[..],
         hashed,
     );
-    let name = statement.fetch_optional(connection).await?;
-    name.ok_or(NotSet::Invalid)
+    let name = statement.fetch_optional(&mut *transaction).await?;
+    let name = name.ok_or(NotSet::Invalid)?;
+    let action = Action {
+        actor: Actor::console(&name, source),
+        command: "operator set-up",
+        target: &format!("operator {name}"),
+        reason: "a password was set by the one-time link",
+    };
+    actions::finish(transaction, Mode::Apply(action), 1).await?;
+    Ok(name)
 }

@@ -8,15 +8,20 @@
 //!   get around the limits: [`PER_NAME`] for a name and [`PER_SOURCE`] for an address within
 //!   [`WINDOW`]. A success ends the count of its name, and does not count for its address, so that
 //!   many operators behind one address do not lock each other out.
-//! - At most [`MOST_COUNTED`] counts are stored. Beyond that the one that ends first is given up, so
-//!   that a flood of made-up names fills no disk.
+//! - Addresses of IPv6 are counted by their network of 64 bits, because its owner has all of them.
+//! - At most [`MOST_COUNTED`] counts are stored, so that a flood of made-up names fills no disk. Beyond
+//!   that the one that ends first is given up, and those that refuse attempts come last, so that a
+//!   flood does not open again what was closed.
 //! - The database holds digests of tokens only, so that a copy of it opens no session.
 //!
 //! People whom an OpenID provider knows have no account here. Their session names the issuer, so that
 //! it ends with the setting that trusts this issuer, and it keeps the role that the provider gave
 //! them when it began.
 
-use std::time::Duration;
+use std::{
+    net::{IpAddr, Ipv6Addr},
+    time::Duration,
+};
 
 use secrecy::SecretString;
 use signing::{generate::NotGenerated, password, token};
@@ -38,6 +43,9 @@ const MOST_COUNTED: i64 = 10_000;
 /// The most bytes of a name that are looked at.
 const LONGEST: usize = 400;
 
+/// How often the use of a session is noted at most; see [`note_after`].
+const NOTE: Duration = Duration::from_mins(1);
+
 /// How long sessions last.
 #[derive(Clone, Copy, Debug)]
 pub struct Lifetime {
@@ -45,6 +53,22 @@ pub struct Lifetime {
     pub idle: Duration,
     /// At most.
     pub most: Duration,
+}
+
+/// How long after the last noted use of a session another one is noted. A request costs no write each
+/// time, and yet a session ends at most a tenth earlier than its last use says.
+fn note_after(idle: Duration) -> Duration {
+    NOTE.min(idle / 10)
+}
+
+/// The browser that signs in.
+#[derive(Clone, Copy, Debug)]
+pub struct Browser<'a> {
+    /// Its address.
+    pub source: &'a str,
+    /// The token of the session that it had until now. That session ends with the new one, because the
+    /// browser forgets its token, and nobody could sign it out any more.
+    pub before: Option<&'a SecretString>,
 }
 
 /// Which sessions count for a request.
@@ -116,17 +140,17 @@ pub(super) async fn blocking<T: Send + 'static>(
     done.map_err(|error| Error::Unreadable(format!("hashing a password failed: {error}")))
 }
 
-/// Checks a name and a password, and opens a session. `source` is the address of the browser.
+/// Checks a name and a password, and opens a session.
 pub async fn sign_in(
     connection: &mut PgConnection,
     name: &str,
     password: SecretString,
-    source: &str,
+    browser: Browser<'_>,
     lifetime: Lifetime,
 ) -> Result<Opened, NotSignedIn> {
     let name = name.get(..LONGEST.min(name.len())).unwrap_or_default();
     let by_name = format!("name {name}");
-    let by_source = format!("source {source}");
+    let by_source = counted_source(browser.source);
     // An address that is over its limit adds no names, because a flood of names would push the counts
     // of others out of the bounded table.
     within(connection, &by_source, PER_SOURCE).await?;
@@ -158,7 +182,7 @@ pub async fn sign_in(
         &token,
         row.operator_id,
         None,
-        source,
+        browser,
         lifetime,
     )
     .await?;
@@ -169,7 +193,7 @@ pub async fn sign_in(
         operator_id: row.operator_id,
         name: row.name,
         role: row.role.parse().map_err(|_| unknown(&row.role))?,
-        source: source.to_owned(),
+        source: browser.source.to_owned(),
         ends_at,
     };
     Ok(Opened { token, session })
@@ -178,14 +202,26 @@ pub async fn sign_in(
 /// Counts an attempt to sign in by an OpenID provider. It is counted before the provider is asked, so
 /// that nobody uses the console to flood the provider.
 pub async fn attempt(connection: &mut PgConnection, source: &str) -> Result<(), NotSignedIn> {
-    within(connection, &format!("source {source}"), PER_SOURCE).await
+    within(connection, &counted_source(source), PER_SOURCE).await
+}
+
+/// What the attempts from an address are counted by.
+fn counted_source(source: &str) -> String {
+    match source.parse().map(|address: IpAddr| address.to_canonical()) {
+        Ok(IpAddr::V6(address)) => {
+            let network = u128::from(address) >> 64 << 64;
+            format!("source {}/64", Ipv6Addr::from(network))
+        }
+        Ok(address) => format!("source {address}"),
+        Err(_) => format!("source {source}"),
+    }
 }
 
 /// Opens a session for somebody whom an OpenID provider has named, after [`attempt`].
 pub async fn open(
     connection: &mut PgConnection,
     person: &Person,
-    source: &str,
+    browser: Browser<'_>,
     lifetime: Lifetime,
 ) -> Result<Opened, NotSignedIn> {
     // The subject alone is unique at its issuer only.
@@ -198,7 +234,7 @@ pub async fn open(
         &token,
         operator_id,
         Some(person),
-        source,
+        browser,
         lifetime,
     )
     .await?;
@@ -207,27 +243,31 @@ pub async fn open(
         operator_id,
         name: person.name.clone(),
         role: person.role,
-        source: source.to_owned(),
+        source: browser.source.to_owned(),
         ends_at,
     };
     Ok(Opened { token, session })
 }
 
-/// Stores a session, and takes its success out of the count of its address. Returns its end.
+/// Stores a session, ends the one that the browser had before, and takes the success out of the count
+/// of its address. Returns the end of the session.
 async fn begin(
     connection: &mut PgConnection,
     token: &SecretString,
     operator_id: Uuid,
     person: Option<&Person>,
-    source: &str,
+    browser: Browser<'_>,
     lifetime: Lifetime,
 ) -> Result<OffsetDateTime> {
+    if let Some(before) = browser.before {
+        close(&mut *connection, before).await?;
+    }
     let statement = sqlx::query_scalar!(
         "INSERT INTO operator_sessions (token_digest, operator_id, source, ends_at, issuer, name, role)
          VALUES ($1, $2, $3, now() + make_interval(secs => $4), $5, $6, $7) RETURNING ends_at",
         &token::digest(token)[..],
         operator_id,
-        source,
+        browser.source,
         seconds(lifetime.most),
         person.map(|person| person.issuer.as_str()),
         person.map(|person| person.name.as_str()),
@@ -236,7 +276,7 @@ async fn begin(
     let ends_at = statement.fetch_one(&mut *connection).await?;
     let statement = sqlx::query!(
         "UPDATE operator_sign_ins SET attempts = attempts - 1 WHERE subject = $1 AND attempts > 0",
-        format!("source {source}"),
+        counted_source(browser.source),
     );
     statement.execute(&mut *connection).await?;
     // Ended sessions of anybody go with the next one that begins, so no other program tidies up.
@@ -255,13 +295,14 @@ async fn within(
     subject: &str,
     most: i32,
 ) -> Result<(), NotSignedIn> {
-    // `ended` and `surplus` bound the table before the row is added.
+    // `ended` and `surplus` bound the table before the row is added. The count that has reached the
+    // limit of names goes last, so that attempts under many other names do not free it.
     let statement = sqlx::query!(
         r#"WITH ended AS (
              DELETE FROM operator_sign_ins WHERE until < now() AND subject <> $1
          ), surplus AS (
              DELETE FROM operator_sign_ins WHERE subject = ANY (ARRAY (
-                 SELECT subject FROM operator_sign_ins WHERE subject <> $1 ORDER BY until DESC OFFSET $3))
+                 SELECT subject FROM operator_sign_ins WHERE subject <> $1 ORDER BY attempts >= $4 DESC, until DESC OFFSET $3))
          )
          INSERT INTO operator_sign_ins AS s (subject, attempts, until)
          VALUES ($1, 1, now() + make_interval(secs => $2))
@@ -272,6 +313,7 @@ async fn within(
         subject,
         seconds(WINDOW),
         MOST_COUNTED - 1,
+        PER_NAME,
     );
     let counted = statement.fetch_one(connection).await?;
     if counted.attempts > most {
@@ -282,7 +324,7 @@ async fn within(
 }
 
 /// The session of a token, if it has not ended, is accepted, and its operator is not disabled. It
-/// notes the use by a person, at most once a minute.
+/// notes the use by a person, at most once a minute or a tenth of the idle time.
 pub async fn find(
     connection: &mut PgConnection,
     token: &SecretString,
@@ -291,7 +333,7 @@ pub async fn find(
     let digest = token::digest(token);
     let query = sqlx::query!(
         r#"SELECT s.operator_id, coalesce(s.name, o.name) AS "name!", coalesce(s.role, o.role) AS "role!", s.source, s.ends_at,
-                  s.used_at < now() - interval '1 minute' AS "note!"
+                  s.used_at < now() - make_interval(secs => $5) AS "note!"
            FROM operator_sessions s LEFT JOIN operators o ON o.operator_id = s.operator_id AND s.issuer IS NULL
            WHERE s.token_digest = $1 AND s.ends_at > now() AND s.used_at > now() - make_interval(secs => $2)
              AND CASE WHEN s.issuer IS NULL THEN $3 AND o.operator_id IS NOT NULL AND o.disabled_at IS NULL
@@ -300,6 +342,7 @@ pub async fn find(
         seconds(accepted.idle),
         accepted.local,
         accepted.issuer,
+        seconds(note_after(accepted.idle)),
     );
     let Some(row) = query.fetch_optional(&mut *connection).await? else {
         return Ok(None);

@@ -67,6 +67,7 @@ mod rotation;
 mod schema;
 mod self_service;
 mod settle;
+mod signing_in;
 mod snapshot;
 mod story;
 mod sweep;

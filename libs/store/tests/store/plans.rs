@@ -110,7 +110,7 @@ const PER_CELL: [(&str, &str); 30] = rows! {
         => "a partner's topup: the archived orders of twenty seconds";
     "UNION SELECT order_id FROM archived_orders WHERE external_order_id = $2" => "an operator's search";
     "FROM redeliveries WHERE ended_at IS NULL" => "the running redeliveries, for the notifiers";
-    "WHERE at >= $1 ORDER BY at LIMIT $3) since" => "the first actions since an order";
+    "WHERE left(split_part(target, ' ', 2), 100) = ANY ($1)" => "the actions on an order, by the ids in it";
     "SELECT at, operator, database_role, command" => "an operator's list";
     "SELECT parked.id AS" => "an operator's list";
     "SELECT placement_id, state, provider FROM placements" => "an operator's list";

@@ -48,7 +48,7 @@ SELECT md5(n::text)::uuid, CASE n % 2 WHEN 0 THEN 'exhausted' ELSE 'no_endpoint'
 INSERT INTO retention_due (topup_id, at)
 SELECT to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), at FROM filled WHERE n <= 20000;
 INSERT INTO operator_actions (action_id, at, operator, command, target, affected, reason)
-SELECT id, at, 'o', 'recover', 't', 1, 'r' FROM filled;
+SELECT id, at, 'o', 'recover', 'order ' || id, 1, 'r' FROM filled;
 INSERT INTO archived_orders (order_id, partner_id, external_order_id, refused, archive, archived_at)
 SELECT md5(n::text)::uuid, partner_id, 'a-' || n, n % 100 = 0, n / 10000, at FROM filled;
 INSERT INTO endpoints (partner_id, failures) SELECT DISTINCT partner_id, 1 FROM filled;

@@ -239,3 +239,35 @@ async fn the_timeline_has_failed_units_and_what_operators_did() {
         }
     }
 }
+
+#[tokio::test]
+async fn the_timeline_has_what_operators_did_however_much_they_did_elsewhere() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some("https://partner.example/")).await;
+    let stored = bench.stored(order(partner, 1)).await;
+    bench
+        .sql(
+            "INSERT INTO operator_actions (action_id, operator, command, target, affected, reason)
+             SELECT gen_random_uuid(), 'other', 'delivery replay', 'topup ' || n, 1, 'busy' FROM generate_series(1, 6000) n",
+        )
+        .await;
+    let target = format!("order {}", stored.order_id);
+    let mut console = bench.as_role("console").await;
+    let done = Action {
+        target: &target,
+        ..action("order erase")
+    };
+    actions::record(&mut console, done, 1).await.unwrap();
+    let read = orders::read(&mut console, &[stored.order_id.uuid()])
+        .await
+        .unwrap();
+    let timeline = story::timeline(&mut console, &read[0]).await.unwrap();
+    let acted: Vec<_> = timeline
+        .iter()
+        .filter_map(|one| match &one.what {
+            What::Acted { operator, .. } => Some(operator.as_str()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(acted, ["tester"]);
+}

@@ -11,11 +11,8 @@ use std::{
 };
 
 use askama::Template;
-use axum::{
-    extract::State,
-    response::{IntoResponse, Response},
-};
-use axum_htmx::{HxRequest, VaryHxRequest};
+use axum::{extract::State, response::Response};
+use axum_htmx::HxRequest;
 use store::{
     PgConnection,
     deliveries::endpoints::{self, Endpoint},
@@ -377,6 +374,5 @@ pub(crate) async fn show(
             most_endpoints: figures.most_endpoints,
         })?
     };
-    // A cache must not answer a whole page with the figures alone.
-    Ok((VaryHxRequest, answer).into_response())
+    Ok(answer)
 }

@@ -12,7 +12,7 @@ use subtle::ConstantTimeEq;
 use super::{Guest, SignIn, opened_cookie, refused, signed_in};
 use crate::{
     App,
-    access::{Fields, cookie, set_cookie, source},
+    access::{Fields, Sender, cookie, set_cookie},
     openid::{Attempt, NotNamed, Provider},
     problem::Problem,
     view::local_path,
@@ -30,7 +30,7 @@ pub(crate) struct Returned {
     attempt: Option<Attempt>,
     /// The page that was asked for before.
     back: String,
-    from: String,
+    sender: Sender,
 }
 
 impl FromRequestParts<App> for Returned {
@@ -44,7 +44,7 @@ impl FromRequestParts<App> for Returned {
             query: Fields::parse(parts.uri.query().unwrap_or_default().as_bytes()),
             attempt: (!secret.is_empty()).then(|| Attempt(secret.into())),
             back: local_path(Some(&back)),
-            from: source(parts, app),
+            sender: Sender::of(parts, app),
         })
     }
 }
@@ -149,7 +149,8 @@ async fn named(
             provider.host()
         ))));
     };
-    let from = &returned.from;
+    let from = &returned.sender.from;
+    let browser = returned.sender.browser();
     let counted = app
         .database()
         .run(async |connection| sessions::attempt(connection, from).await);
@@ -163,7 +164,7 @@ async fn named(
     let lifetime = app.settings().lifetime;
     let opened = app
         .database()
-        .run(async |connection| sessions::open(connection, &person, from, lifetime).await);
+        .run(async |connection| sessions::open(connection, &person, browser, lifetime).await);
     match opened.await {
         Ok(opened) => {
             let cookie = opened_cookie(app, &opened, from);

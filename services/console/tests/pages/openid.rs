@@ -236,6 +236,9 @@ async fn a_person_signs_in_by_the_provider_and_acts_under_its_name() {
     let provider = Provider::start().await;
     let bench = Bench::start_with(&provider.settings()).await;
     let mut browser = bench.browser();
+    // Providers often say both, and their clocks are some seconds ahead of ours.
+    let soon = clock::now().unix_timestamp() + 10;
+    provider.lie(json!({ "azp": "console", "nbf": soon }));
     let page = browser.get("/sign-in?back=%2Fneeds%3Fa%3Db").await;
     let page = page.text().await.unwrap();
     assert!(page.contains("Sign in with 127.0.0.1"), "{page}");
@@ -302,6 +305,15 @@ async fn a_token_that_is_not_right_in_everything_signs_nobody_in() {
         ),
         (json!({ "iss": "https://evil.example" }), "Invalid issuer"),
         (json!({ "exp": now - 1 }), "expired"),
+        (json!({ "nbf": now + 3600 }), "not valid yet"),
+        (json!({ "nbf": "soon" }), "not valid yet"),
+        (json!({ "azp": "another" }), "another client"),
+        (json!({ "azp": 7 }), "cannot be read"),
+        (json!({ "sub": null }), "cannot be read"),
+        (json!({ "exp": null }), "cannot be read"),
+        (json!({ "iat": null }), "cannot be read"),
+        (json!({ "email": 7 }), "cannot be read"),
+        (json!({ "email_verified": "perhaps" }), "cannot be read"),
         (json!({ "sub": "" }), "the subject of the ID token"),
         (json!({ "groups": ["others"] }), "in none of the groups"),
         (json!({ "groups": null }), "in none of the groups"),

@@ -3,7 +3,7 @@
 use console::access::Role;
 use reqwest::header;
 
-use crate::support::Bench;
+use crate::support::{Bench, PASSWORD, token_of};
 
 #[tokio::test]
 async fn a_form_whose_session_has_ended_leads_back_to_its_page_and_says_so() {
@@ -40,6 +40,9 @@ async fn a_form_whose_session_has_ended_leads_back_to_its_page_and_says_so() {
     let answer = browser.send(refresh).await;
     assert_eq!(answer.status(), 200);
     assert_eq!(answer.headers()["hx-redirect"], "/sign-in?back=%2F");
+    // Otherwise the browser would keep the empty answer, and show it to a person who goes back.
+    assert_eq!(answer.headers()[header::CACHE_CONTROL], "no-store");
+    assert_eq!(answer.headers()[header::VARY], "hx-request");
     assert_eq!(answer.text().await.unwrap(), "");
     bench.stop().await;
 }
@@ -54,5 +57,26 @@ async fn an_address_that_takes_forms_says_so_to_who_opens_it() {
         let page = answer.text().await.unwrap();
         assert!(page.contains("nothing was done"), "{page}");
     }
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn who_signs_in_again_has_one_session() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let before = browser.cookies["console"].clone();
+    let page = browser.get("/sign-in").await.text().await.unwrap();
+    let token = token_of(&page);
+    let form = [
+        ("token", token.as_str()),
+        ("name", "ana"),
+        ("password", PASSWORD),
+    ];
+    assert_eq!(browser.post("/sign-in", &form).await.status(), 303);
+    assert_ne!(browser.cookies["console"], before);
+    assert_eq!(browser.get("/").await.status(), 200);
+    browser.cookies.insert("console".into(), before);
+    let answer = browser.get("/").await;
+    assert_eq!(answer.status(), 303, "the session before has ended");
     bench.stop().await;
 }
