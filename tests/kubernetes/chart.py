@@ -189,7 +189,7 @@ def check_upgrade(chart):
     if "helm.sh/hook" in install["metadata"]["annotations"]:
         wrong("an installation migrates by a hook, which would wait for a database that comes after it")
     annotations = upgrade["metadata"]["annotations"]
-    if annotations.get("helm.sh/hook") != "pre-upgrade" or annotations.get("helm.sh/hook-delete-policy") != "before-hook-creation":
+    if annotations.get("helm.sh/hook") != "pre-upgrade" or annotations.get("helm.sh/hook-delete-policy") != "before-hook-creation,hook-succeeded":
         wrong(f"an upgrade does not migrate first: {annotations}")
     if upgrade["metadata"]["name"] != "migrate-0-2-0":
         wrong(f"the Job of 0.2.0 is named {upgrade['metadata']['name']}")
@@ -201,12 +201,24 @@ def check_upgrade(chart):
             if one["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] != 0 or "paused" in one["spec"]:
                 wrong(f"an upgrade interrupts {one['metadata']['name']}, or sets `paused`: {one['spec']['strategy']}")
 
-    def checksum(values):
-        deployment = [one for one in rendered(chart, values) if one["metadata"]["name"] == "ingress" and one["kind"] == "Deployment"][0]
-        return deployment["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
+    def checksums(values):
+        deployments = [one for one in rendered(chart, values) if one["kind"] == "Deployment"]
+        return {one["metadata"]["name"]: one["spec"]["template"]["metadata"]["annotations"]["checksum/config"] for one in deployments}
 
-    if checksum({}) == checksum({"settings": {"ingress": {"LOG": "debug"}}}):
-        wrong("changed settings don't replace the pods")
+    before, stages = checksums({}), {"ingress", "provisioner", "notifier"}
+    for values, expected in (
+        ({"settings": {"ingress": {"LOG": "debug"}}}, {"ingress"}),
+        ({"settings": {"console": {"LOG": "debug"}}}, {"console"}),
+        ({"settings": {"stages": {"LOG": "debug"}}}, stages),
+        ({"settings": {"common": {"LOG": "debug"}}}, {*stages, "console", "sandbox"}),
+        ({"providers": ["sandbox"]}, {"ingress", "provisioner"}),
+        ({"nats": {"url": "tls://other:4222"}}, stages),
+        ({"publicUrl": "https://other.example.com"}, {"ingress", "notifier"}),
+    ):
+        after = checksums(values)
+        replaced = {name for name, one in after.items() if one != before[name]}
+        if replaced != expected:
+            wrong(f"{values} replaces the pods of {sorted(replaced)}, not of {sorted(expected)}")
 
 
 def check_combinations(chart):

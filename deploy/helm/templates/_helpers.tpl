@@ -35,6 +35,22 @@
 {{ toYaml $data }}
 {{- end -}}
 
+{{/* What a container reads from config maps, as a checksum. A changed setting so replaces the pods of those programs that read
+     it, and no others. dict "root" "container". */}}
+{{- define "esim.checksum" -}}
+{{- $root := .root -}}
+{{- $read := list }}{{ range .container.envFrom }}{{ $read = append $read .configMapRef.name }}{{ end -}}
+{{- $settings := dict -}}
+{{- range $document := splitList "\n---\n" (include "esim.documents" (dict "root" $root "file" "base")) -}}
+{{- $object := fromYaml $document -}}
+{{- if eq (toString $object.kind) "ConfigMap" -}}
+{{- $name := $object.metadata.name -}}
+{{- if has $name $read }}{{ $_ := set $settings $name (include "esim.settings" (dict "root" $root "name" $name "data" $object.data)) }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{ toJson $settings | sha256sum }}
+{{- end -}}
+
 {{/* The documents of a file of deploy/kubernetes, with the names that differ between installations. */}}
 {{- define "esim.documents" -}}
 {{- $values := .root.Values -}}
@@ -84,7 +100,7 @@
 {{- with get $values.resources $name }}{{ $_ := set $container "resources" . }}{{ end -}}
 {{- if and $values.priorityClassName (ne $name "sandbox") }}{{ $_ := set $pod "priorityClassName" $values.priorityClassName }}{{ end -}}
 {{- if eq $object.kind "Deployment" -}}
-{{- $_ := set $template.metadata "annotations" (dict "checksum/config" (toJson (list $values.settings $values.providers $values.nats (include "esim.publicUrl" $root)) | sha256sum)) -}}
+{{- $_ := set $template.metadata "annotations" (dict "checksum/config" (include "esim.checksum" (dict "root" $root "container" $container))) -}}
 {{- end -}}
 {{- if and (eq $name "provisioner") $values.sandbox.enabled }}{{ include "esim.patch" (dict "root" $root "object" $object "patch" "patch-sandbox") }}{{ end -}}
 {{- if and (eq $name "provisioner") $values.providersSecret }}{{ include "esim.patch" (dict "root" $root "object" $object "patch" "patch-providers") }}{{ end -}}
@@ -121,8 +137,10 @@
 {{- include "esim.pods" (dict "root" $root "object" $object) -}}
 {{- $_ := set $object.metadata "name" (printf "migrate-%s" (include "esim.version" $root | replace "." "-")) -}}
 {{- if $root.Release.IsUpgrade -}}
-{{- /* An upgrade migrates before it replaces the stages. An installation cannot, because the database is part of it. */ -}}
-{{- $hooks := dict "helm.sh/hook" "pre-upgrade" "helm.sh/hook-delete-policy" "before-hook-creation" -}}
+{{- /* An upgrade migrates before it replaces the stages. An installation cannot, because the database is part of it. Helm does
+       not count a hook as part of the release, so `helm uninstall` would leave it, and an installation of the same version would
+       be refused because of it. Therefore it goes when it has succeeded. */ -}}
+{{- $hooks := dict "helm.sh/hook" "pre-upgrade" "helm.sh/hook-delete-policy" "before-hook-creation,hook-succeeded" -}}
 {{- $_ := set $object.metadata "annotations" (merge $hooks ($object.metadata.annotations | default dict)) -}}
 {{- end -}}
 {{- else if eq $object.kind "HorizontalPodAutoscaler" -}}

@@ -85,7 +85,7 @@ pub(crate) fn read(file: &Path) -> anyhow::Result<BTreeMap<String, String>> {
     let shown = file.display();
     let failed = || format!("cannot read the keys file {shown}");
     let opened = fs::File::open(file).with_context(failed)?;
-    if opened.metadata().with_context(failed)?.permissions().mode() & 0o077 != 0 {
+    if exposed(opened.metadata().with_context(failed)?.permissions().mode()) {
         eprintln!(
             "esim-partner: other users can use {shown}, which holds your keys; to prevent it: chmod 600 {shown}"
         );
@@ -93,6 +93,12 @@ pub(crate) fn read(file: &Path) -> anyhow::Result<BTreeMap<String, String>> {
     Ok(parse(
         &io::read_to_string(opened.take(LARGEST)).with_context(failed)?,
     ))
+}
+
+/// Whether others than the owner can use a file of this mode. Kubernetes mounts a secret with mode 0440: it belongs to root, and
+/// the pod's group reads it. Nobody in the pod could change that, so there is nothing to warn of.
+fn exposed(mode: u32) -> bool {
+    mode & 0o077 != 0 && mode & 0o777 != 0o440
 }
 
 fn parse(text: &str) -> BTreeMap<String, String> {
@@ -275,6 +281,16 @@ mod tests {
         let bad = BTreeMap::from([("ACCESS_KEY".to_owned(), "a\nBASE_URL=b".to_owned())]);
         assert!(write(&file, &bad).is_err());
         assert_eq!(read(&file).unwrap()["ACCESS_KEY"], "two");
+    }
+
+    #[test]
+    fn a_mounted_secret_is_not_exposed() {
+        let (private, open) = (
+            [0o100_600, 0o100_400, 0o100_440],
+            [0o100_640, 0o100_644, 0o100_444],
+        );
+        assert_eq!(private.map(exposed), [false; 3]);
+        assert_eq!(open.map(exposed), [true; 3]);
     }
 
     #[test]

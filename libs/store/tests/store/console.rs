@@ -587,7 +587,7 @@ async fn a_preview_that_can_not_count_all_webhooks_counts_the_newest_and_says_so
     bench.sql(&sql).await;
     let wanted = Wanted {
         state: Some("delivered"),
-        since: time::OffsetDateTime::now_utc() - Duration::from_secs(3600),
+        since: runtime::clock::now() - Duration::from_hours(1),
         until: None,
     };
     let mut console = bench.as_role("console").await;
