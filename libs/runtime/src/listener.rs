@@ -1,6 +1,6 @@
 //! The sockets that services listen on, and the limits of their connections.
 //!
-//! Ingress, the sandbox provider, the provisioner's callbacks and the admin endpoint accept their
+//! Ingress, the console, the sandbox provider, the provisioner's callbacks and the admin endpoint accept their
 //! connections here. Two things are guaranteed: a failed accept never ends a listener, and
 //! connections that exist when the soft stop begins are still served instead of being reset.
 //!
@@ -11,6 +11,7 @@
 //! closed.
 
 mod places;
+mod socket;
 
 use std::{
     io::{self, ErrorKind},
@@ -27,8 +28,11 @@ use tokio::{
     sync::Semaphore,
 };
 
-pub use self::places::{Bounds, Leave, Place, source};
 use self::places::{Held, Places};
+pub use self::{
+    places::{Bounds, Leave, Place, source},
+    socket::PlacedStream,
+};
 use crate::{Shutdown, metrics::Instruments, sampler::Sampler};
 
 /// The pause after a failed accept, so that a lack of file descriptors does not become a busy loop.
@@ -110,12 +114,15 @@ impl Connections {
     fn refuse(self: &Arc<Self>, mut stream: TcpStream, peer: SocketAddr, reason: &'static str) {
         self.refused.add(1, &[KeyValue::new("reason", reason)]);
         if let Some(suppressed) = self.log.pass() {
+            let setting = match reason {
+                "source" => "MAX_CONNECTIONS_PER_SOURCE",
+                _ => "MAX_CONNECTIONS",
+            };
             tracing::warn!(
                 bound = reason,
                 network.peer.address = %peer.ip(),
                 suppressed,
-                "too many connections are open, so this one was refused; if the clients are legitimate, raise \
-                 MAX_CONNECTIONS or MAX_CONNECTIONS_PER_SOURCE"
+                "too many connections are open, so this one was refused; if the clients are legitimate, raise {setting}"
             );
         }
         // The few bytes fit into the buffer of a new connection, so that also the client of a

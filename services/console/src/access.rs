@@ -13,6 +13,8 @@
 use std::{
     marker::PhantomData,
     net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
 };
 
 use axum::{
@@ -22,6 +24,7 @@ use axum::{
     response::Response,
 };
 use axum_htmx::HX_REQUEST;
+use runtime::listener::Place;
 use secrecy::{ExposeSecret, SecretString};
 use sha2::{Digest, Sha256};
 pub use store::operator::accounts::Role;
@@ -32,10 +35,19 @@ use store::operator::{
 use subtle::ConstantTimeEq;
 use url::form_urlencoded;
 
-use crate::{App, openid::Provider, problem::Problem, said, server::Peer, view::local_path};
+use crate::{
+    App,
+    openid::Provider,
+    problem::Problem,
+    said,
+    server::{self, Peer},
+    view::local_path,
+};
 
 /// The largest form. Reasons and filters are short.
 const MOST_FORM: usize = 64 * 1024;
+/// The longest wait for the whole of a form.
+pub(crate) const FORM_TIMEOUT: Duration = Duration::from_secs(10);
 /// The name of the field with the token.
 pub(crate) const TOKEN: &str = "token";
 
@@ -233,7 +245,7 @@ impl<R: Rank> FromRequest<App> for Act<R> {
         let visit = Visit::<R>::from_request_parts(&mut parts, app).await;
         if let Err(Problem::SignIn { by_htmx, .. }) = visit {
             // The form names its page, to which its sender comes back after signing in.
-            let fields = form(body).await?;
+            let fields = form(&parts, body).await?;
             return Err(Problem::SignIn {
                 back: local_path(fields.get("back")),
                 lost: fields.get("reason").is_some(),
@@ -241,7 +253,7 @@ impl<R: Rank> FromRequest<App> for Act<R> {
             });
         }
         let visit = visit?;
-        let fields = form(body).await?;
+        let fields = form(&parts, body).await?;
         check(&fields, &visit.session.secret)?;
         Ok(Self {
             session: visit.session,
@@ -257,7 +269,7 @@ impl FromRequest<App> for Outside {
     async fn from_request(request: Request, app: &App) -> Result<Self, Problem> {
         let (parts, body) = request.into_parts();
         let secret = secret(&parts.headers, app.guest_cookie()).ok_or(Problem::ForeignForm)?;
-        let fields = form(body).await?;
+        let fields = form(&parts, body).await?;
         check(&fields, &secret)?;
         Ok(Self {
             fields,
@@ -283,6 +295,11 @@ pub(crate) async fn session(parts: &Parts, app: &App) -> Result<Option<Session>,
         .database()
         .run(async |connection| sessions::find(connection, &secret, accepted).await)
         .await?;
+    if found.is_some()
+        && let Some(place) = parts.extensions.get::<Arc<Place>>()
+    {
+        place.authenticated();
+    }
     Ok(found.map(|found| Session {
         operator: found.name,
         role: found.role,
@@ -389,9 +406,18 @@ pub(crate) fn form_token(secret: &SecretString) -> String {
     hex::encode(digest)
 }
 
-async fn form(body: Body) -> Result<Fields, Problem> {
-    let bytes = to_bytes(body, MOST_FORM)
-        .await
+/// Reads a form. While it arrives, a connection without a session can lose its place to another one.
+async fn form(parts: &Parts, body: Body) -> Result<Fields, Problem> {
+    let place = parts.extensions.get::<Arc<Place>>();
+    if let Some(place) = place {
+        place.wait_for_client();
+    }
+    let read = tokio::time::timeout(FORM_TIMEOUT, to_bytes(body, MOST_FORM)).await;
+    if let Some(place) = place {
+        server::begin(place).await;
+    }
+    let bytes = read
+        .map_err(|_| Problem::Slow)?
         .map_err(|_| Problem::Invalid(format!("a form may have at most {MOST_FORM} bytes")))?;
     Ok(Fields::parse(&bytes))
 }

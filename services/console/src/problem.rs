@@ -3,14 +3,14 @@
 
 use askama::Template;
 use axum::{
-    http::{HeaderValue, StatusCode, header},
+    http::{HeaderValue, Method, StatusCode, header},
     response::{IntoResponse, Redirect, Response},
 };
 use axum_htmx::HxRedirect;
 use url::form_urlencoded::byte_serialize;
 
 use crate::{
-    access::Session,
+    access::{FORM_TIMEOUT, Session},
     view::{Shell, with_status},
 };
 
@@ -37,12 +37,24 @@ pub enum Problem {
          repeat what you did"
     )]
     ForeignForm,
+    /// The form did not arrive in time.
+    #[error(
+        "the form did not arrive within {} seconds, so nothing was done: open the page again and repeat what you did",
+        FORM_TIMEOUT.as_secs()
+    )]
+    Slow,
     /// The address takes forms only.
     #[error(
         "this address takes the forms of the console's pages and shows nothing by itself, so nothing was done: go to the page \
          that the action is on, and use its form"
     )]
     OnlyForms,
+    /// The address shows a page only, or the method is one that no address takes.
+    #[error(
+        "this address takes no form, and no other request of the method {0}, so nothing was done: open it as a page, and use \
+         the forms there"
+    )]
+    OnlyPages(Method),
     #[error("{0}")]
     NotFound(String),
     /// An action that cannot be done, or not any more. Nothing was changed.
@@ -109,7 +121,8 @@ impl Problem {
         match self {
             Self::SignIn { .. } => StatusCode::SEE_OTHER,
             Self::Forbidden { .. } | Self::ForeignForm => StatusCode::FORBIDDEN,
-            Self::OnlyForms => StatusCode::METHOD_NOT_ALLOWED,
+            Self::Slow => StatusCode::REQUEST_TIMEOUT,
+            Self::OnlyForms | Self::OnlyPages(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::NotDone { .. } => StatusCode::CONFLICT,
             Self::Invalid(_) => StatusCode::UNPROCESSABLE_ENTITY,
@@ -123,7 +136,9 @@ impl Problem {
             Self::SignIn { .. } => "Sign in",
             Self::Forbidden { .. } => "Your role may not do this",
             Self::ForeignForm => "The form has expired",
+            Self::Slow => "The form did not arrive",
             Self::OnlyForms => "There is no page here",
+            Self::OnlyPages(_) => "There is no action here",
             Self::NotFound(_) => "Not found",
             Self::NotDone { title, .. } => title,
             Self::Invalid(_) => "That does not work",
@@ -176,6 +191,11 @@ impl IntoResponse for Problem {
         if self.status() == StatusCode::SERVICE_UNAVAILABLE {
             let headers = response.headers_mut();
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        if matches!(self, Self::Slow) {
+            // What may still come of the form is not read, so the connection serves no more requests.
+            let headers = response.headers_mut();
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         let told = Told {
             title: self.title().to_owned(),

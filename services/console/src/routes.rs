@@ -136,7 +136,12 @@ pub fn router(app: App) -> Router {
     }
     router
         .fallback(|| async { Problem::NotFound("The console has no such page.".into()) })
-        .method_not_allowed_fallback(|| async { Problem::OnlyForms })
+        .method_not_allowed_fallback(|method: Method| async {
+            match method {
+                Method::GET | Method::HEAD => Problem::OnlyForms,
+                other => Problem::OnlyPages(other),
+            }
+        })
         .with_state(app.clone())
         .layer(CatchPanicLayer::custom(panicked))
         .layer(middleware::from_fn_with_state(app, observe))

@@ -1,6 +1,6 @@
 //! What all pages share: their frame, and how a template becomes a response.
 
-use std::{fmt, str::FromStr};
+use std::{convert::Infallible, fmt, str::FromStr};
 
 use askama::{
     Template,
@@ -12,6 +12,7 @@ use axum::{
     response::{self, IntoResponse, Response},
 };
 use domain::ids::NotAnId;
+use percent_encoding::percent_decode_str;
 use runtime::terminal::printable;
 
 use crate::{access::Session, problem::Problem};
@@ -113,19 +114,24 @@ impl Escaper for Visible {
     }
 }
 
-/// The id or name in the path of a page.
+/// The id or name in the path of a page. Every path has one, even if its bytes are no text: what cannot
+/// be read is then replaced, so that nothing has this id. If it were refused here instead, the answer
+/// would come before the session was looked at.
 pub(crate) struct Given(pub(crate) String);
 
 impl<S: Send + Sync> FromRequestParts<S> for Given {
-    type Rejection = Problem;
+    type Rejection = Infallible;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Infallible> {
         let path = Path::<String>::from_request_parts(parts, state).await;
-        let path = path.map_err(|_| {
-            let text = "The address has bytes that are no text in UTF-8, so it names nothing.";
-            Problem::NotFound(format!("{text} {SEARCH}"))
-        })?;
-        Ok(Self(path.0))
+        let given = path.map_or_else(
+            |_| {
+                let second = parts.uri.path().split('/').nth(2).unwrap_or_default();
+                percent_decode_str(second).decode_utf8_lossy().into_owned()
+            },
+            |Path(path)| path,
+        );
+        Ok(Self(given))
     }
 }
 

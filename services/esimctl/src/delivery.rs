@@ -352,6 +352,7 @@ async fn replay(asked: &Replay, console: &Console) -> anyhow::Result<()> {
         state: state.filter(|_| asked.partner.is_some()),
         since: asked.since,
         until: asked.until,
+        ..Filter::default()
     };
     let preview = deliveries::replay(&mut connection, &filter, asked.limit, Mode::Preview).await?;
     if asked.confirm.dry_run || preview.replayed == 0 {

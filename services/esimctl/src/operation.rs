@@ -10,7 +10,7 @@ use serde_json::json;
 use store::{
     PgConnection,
     deliveries::redeliveries::{Counted, Wanted},
-    operator::operations::{self, NotStarted, Operation, Part, Preview},
+    operator::operations::{self, Cancelled, NotStarted, Operation, Part, Preview},
 };
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -113,8 +113,10 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         Command::Cancel { id, reason, by } => {
             let target = format!("operation {id}");
             let action = by.action("operation cancel", &target, reason);
-            let found = operations::cancel(&mut connection, *id, action).await?;
-            print(console, &found.with_context(|| unknown(*id))?)
+            match operations::cancel(&mut connection, *id, action).await? {
+                Cancelled::Now(found) | Cancelled::EndedBefore(found) => print(console, &found),
+                Cancelled::Unknown => Err(unknown(*id).into()),
+            }
         }
     }
 }

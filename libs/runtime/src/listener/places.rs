@@ -200,6 +200,16 @@ impl Place {
         stays
     }
 
+    /// Notes that the request goes on only when its client has sent more of it. Until the next
+    /// [`Place::begin_request`] the connection counts as idle, so that a stranger who sends a body very
+    /// slowly, or never, keeps nobody out.
+    pub fn wait_for_client(&self) {
+        let mut state = lock(&self.state);
+        if matches!(state.activity, Activity::Handling) {
+            state.activity = Activity::Idle(Instant::now());
+        }
+    }
+
     /// Notes that a request was handled. Its response may not be sent yet.
     pub fn end_request(&self) {
         let mut state = lock(&self.state);
@@ -357,6 +367,20 @@ mod tests {
         assert!(has_left(&busy));
         drop((partner, busy, idle, newcomer, last));
         assert!(places.open() == 0 && lock(&places.open).by_source.is_empty());
+    }
+
+    #[test]
+    fn a_stranger_whose_request_waits_for_more_of_it_gives_its_place_up() {
+        let places = places(1, 1);
+        let slow = admit(&places, "192.0.2.1").unwrap();
+        assert!(slow.0.begin_request());
+        assert_eq!(admit(&places, "192.0.2.1").unwrap_err(), "source");
+        slow.0.wait_for_client();
+        let newcomer = admit(&places, "192.0.2.1").unwrap();
+        assert!(has_left(&slow) && !has_left(&newcomer));
+        assert!(!slow.0.begin_request(), "its request must not go on");
+        drop((slow, newcomer));
+        assert_eq!(places.open(), 0);
     }
 
     #[test]

@@ -428,11 +428,11 @@ async fn step_once(connection: &mut PgConnection, id: Uuid, most_due: u32) -> Re
         return Ok(Step::default());
     }
     let filter = Filter {
-        id: None,
         partner_id: Some(row.partner_id.into()),
         state: Some(&row.phase),
         since: Some(row.since),
         until: Some(row.until),
+        ..Filter::default()
     };
     let mut walk = Walk {
         partner_id: row.partner_id.into(),

@@ -72,6 +72,9 @@ pub struct Filter<'a> {
     pub id: Option<DeliveryId>,
     pub partner_id: Option<PartnerId>,
     pub state: Option<&'a str>,
+    /// The number of attempts that have ended, which [`replay`] compares: whoever has looked at a
+    /// delivery means it as it was then, and it is in the same state again after a replay.
+    pub attempt: Option<i32>,
     /// The start of the range of time, inclusive. The time of a delivery is that of its last
     /// attempt; before the first one it is the time of readiness.
     pub since: Option<OffsetDateTime>,
@@ -297,7 +300,7 @@ pub struct Replayed {
 }
 
 /// Makes the oldest deliveries that match a filter pending and due, with a new schedule of retries;
-/// see [`resend`].
+/// see [`resend`]. If nothing can be sent again, nothing is recorded.
 pub async fn replay(
     connection: &mut PgConnection,
     filter: &Filter<'_>,
@@ -314,6 +317,10 @@ pub async fn replay(
     )
     .await?;
     let replayed = resend(&mut transaction, &ids, filter).await?;
+    if replayed.replayed == 0 {
+        transaction.rollback().await?;
+        return Ok(replayed);
+    }
     actions::finish(transaction, mode, replayed.replayed).await?;
     Ok(replayed)
 }
@@ -341,6 +348,7 @@ pub(crate) async fn resend(
              FROM deliveries d
              WHERE delivery_id = ANY ($1) AND kind <> 'webhook.test' AND kind <> 'notice.verify'
                AND ($2::text IS NULL OR state = $2)
+               AND ($7::int IS NULL OR attempt = $7)
                AND ($4::uuid IS NULL OR partner_id = $4)
                AND ($5::timestamptz IS NULL OR greatest(attempted_at, created_at) >= $5)
                AND ($6::timestamptz IS NULL OR greatest(attempted_at, created_at) < $6)
@@ -383,6 +391,7 @@ pub(crate) async fn resend(
         filter.partner_id.map(PartnerId::uuid),
         filter.since,
         filter.until,
+        filter.attempt,
     );
     Ok(query.fetch_one(connection).await?)
 }

@@ -3,11 +3,12 @@
 
 use serde_json::json;
 use sqlx::{Connection, PgConnection};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use super::actions::{self, Action, Changed};
 use crate::{
     Error, Result,
-    deliveries::endpoints::{self, EndpointKey},
+    deliveries::endpoints::{self, Endpoint, EndpointKey},
 };
 
 /// Why an endpoint stays as it is.
@@ -15,21 +16,34 @@ use crate::{
 pub enum NotChanged {
     #[error("there is no such endpoint")]
     Unknown,
-    #[error("the endpoint was {seen} when the page was shown, and is {now} now")]
+    #[error("the endpoint was {seen} when the page was shown, has changed since, and is {now} now")]
     Changed { seen: String, now: String },
     #[error(transparent)]
     Store(#[from] Error),
 }
 
-/// The state of an endpoint before a change. If its operator has `seen` a state, another one is a
-/// conflict. The row is locked first, so that the state holds until the change is committed. An
-/// endpoint that has never failed has no row; should it begin to fail in this moment, then its first
-/// failures are not noticed, which does no harm.
+/// What a page shows of an endpoint, as a text that a form carries along: its state, and when it was
+/// read.
+pub fn seen(endpoint: &Endpoint) -> String {
+    let at = endpoint.read_at.format(&Rfc3339).unwrap_or_default();
+    format!("{} {at}", endpoint.state)
+}
+
+/// The state of an endpoint before a change. If its operator has [`seen`] it, another state is a
+/// conflict, and so is the same state if the endpoint was paused or resumed in between: otherwise a
+/// form that is sent again would be carried out again. The row is made if it is missing, and locked,
+/// so that the state holds until the change is committed. A row without a failure means the same as
+/// none.
 async fn before(
     connection: &mut PgConnection,
     endpoint: EndpointKey,
     seen: Option<&str>,
 ) -> Result<String, NotChanged> {
+    let statement = sqlx::query!(
+        "INSERT INTO endpoints (partner_id) VALUES ($1) ON CONFLICT DO NOTHING",
+        endpoint.id.uuid(),
+    );
+    statement.execute(&mut *connection).await?;
     let statement = sqlx::query!(
         "SELECT partner_id FROM endpoints WHERE partner_id = $1 FOR UPDATE",
         endpoint.id.uuid(),
@@ -37,13 +51,38 @@ async fn before(
     statement.fetch_optional(&mut *connection).await?;
     let now = state(connection, endpoint).await?;
     let now = now.ok_or(NotChanged::Unknown)?;
-    match seen {
-        Some(seen) if seen != now => Err(NotChanged::Changed {
-            seen: seen.to_owned(),
-            now,
-        }),
-        _ => Ok(now),
+    let Some(seen) = seen else {
+        return Ok(now);
+    };
+    let (state, at) = seen.split_once(' ').unwrap_or((seen, ""));
+    let as_seen = match OffsetDateTime::parse(at, &Rfc3339) {
+        Ok(at) if state == now => !was_changed(connection, endpoint, at).await?,
+        _ => false,
+    };
+    if as_seen {
+        Ok(now)
+    } else {
+        let seen = state.to_owned();
+        Err(NotChanged::Changed { seen, now })
     }
+}
+
+/// Whether an operator or the partner has changed an endpoint of this partner since a page was made.
+/// Partners' own changes are recorded for the partner, not for one of its endpoints.
+async fn was_changed(
+    connection: &mut PgConnection,
+    endpoint: EndpointKey,
+    since: OffsetDateTime,
+) -> Result<bool> {
+    // The index on the time bounds the cost: a page is rarely older than a session.
+    let query = sqlx::query_scalar!(
+        r#"SELECT EXISTS (
+               SELECT FROM operator_actions
+               WHERE at >= $1 AND command LIKE 'endpoint %' AND split_part(target, ' ', 2) = ANY ($2)) AS "changed!""#,
+        since,
+        &[endpoint.id.to_string(), endpoint.partner_id.to_string()],
+    );
+    Ok(query.fetch_one(connection).await?)
 }
 
 /// The state of an endpoint, as [`endpoints::list`] names it.
@@ -55,8 +94,8 @@ async fn state(connection: &mut PgConnection, endpoint: EndpointKey) -> Result<O
     Ok(one.map(|one| one.state))
 }
 
-/// Sends nothing to an endpoint until it is resumed. `seen` is the state that the operator has looked
-/// at: if there is one, an endpoint that has changed since stays as it is.
+/// Sends nothing to an endpoint until it is resumed. `seen` is what the operator has looked at, as
+/// [`seen`] writes it: if there is one, an endpoint that has changed since stays as it is.
 pub async fn pause(
     connection: &mut PgConnection,
     endpoint: EndpointKey,

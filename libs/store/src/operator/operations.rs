@@ -285,13 +285,21 @@ pub async fn find(connection: &mut PgConnection, id: Uuid) -> Result<Option<Oper
     }))
 }
 
-/// Ends an operation early. Webhooks that are due already are still sent. Returns the operation, which
-/// may have ended before; `None` if there is no such one.
+/// What became of a request to end an operation early.
+#[derive(Clone, Debug)]
+pub enum Cancelled {
+    Now(Operation),
+    /// It was cancelled before, or had made all its webhooks due. Nothing was changed or recorded.
+    EndedBefore(Operation),
+    Unknown,
+}
+
+/// Ends an operation early. Webhooks that are due already are still sent.
 pub async fn cancel(
     connection: &mut PgConnection,
     id: Uuid,
     action: Action<'_>,
-) -> Result<Option<Operation>> {
+) -> Result<Cancelled> {
     let mut transaction = connection.begin().await?;
     // `IS NULL` alone would let the planner read all running redeliveries instead of these.
     let statement = sqlx::query!(
@@ -307,10 +315,14 @@ pub async fn cancel(
             id
         );
         statement.execute(&mut *transaction).await?;
-        let ended = i64::try_from(ended).unwrap_or(i64::MAX);
-        actions::finish(transaction, Mode::Apply(action), ended).await?;
+        let rows = i64::try_from(ended).unwrap_or(i64::MAX);
+        actions::finish(transaction, Mode::Apply(action), rows).await?;
     } else {
         transaction.rollback().await?;
     }
-    find(connection, id).await
+    Ok(match find(connection, id).await? {
+        Some(operation) if ended > 0 => Cancelled::Now(operation),
+        Some(operation) => Cancelled::EndedBefore(operation),
+        None => Cancelled::Unknown,
+    })
 }

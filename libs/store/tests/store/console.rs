@@ -6,13 +6,11 @@ use std::time::Duration;
 use domain::PartnerId;
 use secrecy::SecretString;
 use sqlx::Connection;
-use store::deliveries::redeliveries::{self, Counted, Wanted};
 use store::operator::{
     accounts::{self, NotChanged, NotSet, Role},
     actions::{self, Action, Actor},
     attention::{self, Item, Remedy},
     breakers, figures, hourly,
-    operations::{self, NotStarted},
     search::{self, By},
     sessions::{self, Accepted, Browser, Lifetime, NotSignedIn, Opened, Person},
 };
@@ -476,118 +474,4 @@ async fn the_backlog_of_each_provider_and_endpoint_is_read() {
     assert_eq!(read.queues[&provider].due, 1);
     assert_eq!(read.queues[&endpoint].due, 3);
     assert!(read.queues[&endpoint].oldest_overdue >= 7.0);
-}
-
-/// The work is done by the notifiers, whatever becomes of the program that started it.
-#[tokio::test]
-async fn an_operation_sends_what_matches_at_several_partners_and_can_be_cancelled() {
-    let bench = Bench::new().await;
-    let mut partners = Vec::new();
-    for _ in 0..3 {
-        let partner = bench.partner(Some("https://partner.example/")).await;
-        bench.deliveries(partner, 2, false).await;
-        partners.push(partner);
-    }
-    bench
-        .sql("UPDATE deliveries SET state = 'exhausted', attempt = 1, attempted_at = now()")
-        .await;
-    bench.sql("DELETE FROM work").await;
-    bench
-        .sql("INSERT INTO held (id, state, provider, partner_id) SELECT delivery_id, 'exhausted', '', partner_id FROM deliveries")
-        .await;
-    let wanted = Wanted {
-        state: Some("exhausted"),
-        since: time::OffsetDateTime::UNIX_EPOCH,
-        until: None,
-    };
-    // The third partner has a redelivery of its own.
-    let own = redeliveries::begin(
-        &mut *bench.connection().await,
-        partners[2],
-        &wanted,
-        Duration::ZERO,
-    )
-    .await
-    .unwrap();
-    assert!(matches!(own, redeliveries::Begun::Begun(_)));
-
-    let mut console = bench.as_role("console").await;
-    let preview = operations::preview(&mut console, None, &wanted)
-        .await
-        .unwrap();
-    let four = Counted {
-        number: 4,
-        all: true,
-    };
-    assert_eq!((preview.matching, preview.parts.len()), (four, 3));
-    assert_eq!(preview.unseen, 0);
-    // A partner without webhooks costs no count, and those that were not counted are named.
-    bench.partner(Some("https://idle.example/")).await;
-    let hasty = operations::preview_within(&mut console, None, &wanted, Duration::ZERO)
-        .await
-        .unwrap();
-    assert_eq!((hasty.parts.len(), hasty.unseen), (0, 3));
-    assert!(!hasty.matching.all);
-    let start = Action {
-        actor: Actor::console("ana", "192.0.2.1"),
-        ..action("operation start")
-    };
-    let started = operations::start(&mut console, None, &wanted, start)
-        .await
-        .unwrap();
-    assert_eq!((started.parts, started.skipped, started.done), (2, 1, 0));
-    assert!(started.ended_at.is_none());
-    let again = operations::start(&mut console, None, &wanted, start).await;
-    assert!(matches!(again, Err(NotStarted::Nothing)));
-
-    let found = operations::find(&mut console, started.operation_id)
-        .await
-        .unwrap()
-        .unwrap();
-    assert_eq!(
-        (found.operator.as_str(), found.via.as_str()),
-        ("ana", "console")
-    );
-    let cancel = action("operation cancel");
-    let ended = operations::cancel(&mut console, started.operation_id, cancel)
-        .await
-        .unwrap();
-    let ended = ended.unwrap();
-    assert!(ended.cancelled_at.is_some() && ended.ended_at.is_some());
-    assert_eq!((ended.parts, ended.ended), (2, 2));
-    // The partner's own one goes on.
-    let running = redeliveries::running(&mut console, None, 10).await.unwrap();
-    assert_eq!(running.len(), 1);
-    assert_eq!(running[0].partner_id, partners[2].uuid());
-    assert_eq!(operations::list(&mut console, 10).await.unwrap().len(), 1);
-}
-
-#[tokio::test]
-async fn a_preview_that_can_not_count_all_webhooks_counts_the_newest_and_says_so() {
-    let bench = Bench::new().await;
-    let partner = bench.partner(Some("https://partner.example/")).await;
-    // More than a count looks at were delivered three days ago, two a minute ago.
-    let sql = format!(
-        "INSERT INTO deliveries (delivery_id, partner_id, kind, state, attempt, attempted_at, created_at)
-         SELECT gen_random_uuid(), '{partner}', 'topup.ready', 'delivered', 1, at, at
-         FROM generate_series(1, 20002) n,
-              LATERAL (SELECT now() - CASE WHEN n > 2 THEN interval '3 days' ELSE interval '1 minute' END AS at) moment"
-    );
-    bench.sql(&sql).await;
-    let wanted = Wanted {
-        state: Some("delivered"),
-        since: runtime::clock::now() - Duration::from_hours(1),
-        until: None,
-    };
-    let mut console = bench.as_role("console").await;
-    let preview = operations::preview(&mut console, Some(partner), &wanted)
-        .await
-        .unwrap();
-    assert_eq!(
-        preview.matching,
-        Counted {
-            number: 2,
-            all: false,
-        }
-    );
 }

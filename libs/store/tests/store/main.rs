@@ -24,7 +24,7 @@
 //! - [`further`]: several endpoints of one partner.
 //! - [`rotation`]: replaced keys and secrets, and re-encryption under another master key.
 //! - [`sweep`]: rows without an outcome after their first lease.
-//! - [`console`]: what the console needs below its pages.
+//! - [`console`]: what the console needs below its pages. [`operations`]: webhooks of many partners.
 //! - [`configuration`]: operators' changes, as services see them.
 //! - [`schema`], [`migrations`]: migrations beside live traffic and older programs. [`snapshot`]:
 //!   the committed `schema.sql` is current. [`pooler`]: poolers are refused.
@@ -51,6 +51,7 @@ mod machine;
 mod migrations;
 mod nodelay;
 mod notices;
+mod operations;
 mod operator;
 mod orders;
 mod plans;

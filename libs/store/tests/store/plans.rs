@@ -87,7 +87,7 @@ const SMALL_UNTIL_17: [(&str, &str); 1] = rows! {
 
 /// Statements that name no key. Each runs once for each cell: a loop of a stage, a gauge, or an
 /// operator's list.
-const PER_CELL: [(&str, &str); 30] = rows! {
+const PER_CELL: [(&str, &str); 31] = rows! {
     "FROM (SELECT topup_id, profile FROM esims ORDER BY topup_id DESC LIMIT 1000)"
         => "start: the newest profiles check the master key";
     "WITH RECURSIVE pair (lane, partner_id, nth)" => "a look at due placements";
@@ -111,6 +111,7 @@ const PER_CELL: [(&str, &str); 30] = rows! {
     "UNION SELECT order_id FROM archived_orders WHERE external_order_id = $2" => "an operator's search";
     "FROM redeliveries WHERE ended_at IS NULL" => "the running redeliveries, for the notifiers";
     "WHERE left(split_part(target, ' ', 2), 100) = ANY ($1)" => "the actions on an order, by the ids in it";
+    "WHERE at >= $1 AND command LIKE 'endpoint %'" => "an operator's action: the actions since its page was shown";
     "SELECT at, operator, database_role, command" => "an operator's list";
     "SELECT parked.id AS" => "an operator's list";
     "SELECT placement_id, state, provider FROM placements" => "an operator's list";

@@ -9,11 +9,11 @@ use serde_json::Value;
 use store::{
     deliveries::redeliveries::{Counted, Wanted},
     operator::{
-        operations::{self, NotStarted, Operation},
+        operations::{self, Cancelled, NotStarted, Operation},
         words::noun,
     },
 };
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use time::{Duration, OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
 use crate::{
@@ -26,6 +26,8 @@ use crate::{
     view::{Given, Shell, page, shortened},
 };
 
+/// How far back a preview reaches at most, as durations of settings do.
+const LONGEST: Duration = Duration::days(365);
 /// The most operations of the list.
 const MOST: i64 = 50;
 /// The states that a filter may name. Without one it means all that were not delivered.
@@ -235,6 +237,26 @@ pub(crate) async fn preview(
     })
 }
 
+/// Refuses a range of time that no preview shows. A preview reaches back at most as far as a duration
+/// may be long, and its form may be sent up to a day later.
+fn check_range(
+    since: OffsetDateTime,
+    until: OffsetDateTime,
+    now: OffsetDateTime,
+) -> Result<(), Problem> {
+    // Another replica may have made the preview, and its clock may be ahead of ours.
+    let is_in_reach = since >= now - LONGEST - Duration::DAY && until <= now + Duration::MINUTE;
+    if since < until && is_in_reach {
+        Ok(())
+    } else {
+        Err(Problem::Invalid(
+            "the range of time must begin before it ends, at most 365 days ago, and end in the past: begin with a preview, \
+             which names one"
+                .into(),
+        ))
+    }
+}
+
 pub(crate) async fn start(State(app): State<App>, act: Act<Operator>) -> Result<Response, Problem> {
     let fields = &act.fields;
     let action = act.action("operation start", "operation", fields.reason()?);
@@ -245,10 +267,13 @@ pub(crate) async fn start(State(app): State<App>, act: Act<Operator>) -> Result<
             Problem::Invalid("begin with a preview, which names the range of time".into())
         })
     };
+    let since = moment("from")?;
+    let until = moment("until")?;
+    check_range(since, until, runtime::clock::now())?;
     let wanted = Wanted {
         state: state(fields)?,
-        since: moment("from")?,
-        until: Some(moment("until")?),
+        since,
+        until: Some(until),
     };
     let started = app
         .database()
@@ -321,14 +346,43 @@ pub(crate) async fn cancel(
     let ended = app
         .database()
         .run(async |connection| operations::cancel(connection, id, action).await)
-        .await?
-        .ok_or_else(|| no_operation(&given))?;
-    if ended.cancelled_at.is_none() {
-        return Err(act.not_done(
+        .await?;
+    match ended {
+        Cancelled::Now(_) => {
+            let path = format!("/operations/{id}");
+            Ok(said::after(&app, &path, "The operation is cancelled."))
+        }
+        Cancelled::EndedBefore(operation) if operation.cancelled_at.is_some() => Err(act.not_done(
+            "The operation was cancelled already",
+            "Nothing was done now. If you have sent the form twice, the first one was carried out, and Actions has it.",
+        )),
+        Cancelled::EndedBefore(_) => Err(act.not_done(
             "The operation has ended already",
             "It had made all its webhooks due before it could be cancelled.",
-        ));
+        )),
+        Cancelled::Unknown => Err(no_operation(&given)),
     }
-    let path = format!("/operations/{id}");
-    Ok(said::after(&app, &path, "The operation is cancelled."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_operation_begins_with_a_range_of_time_that_a_preview_shows() {
+        let now = OffsetDateTime::UNIX_EPOCH + Duration::days(20_000);
+        let ago = |days| now - Duration::days(days);
+        for (since, until) in [(ago(365), now), (ago(2), ago(1))] {
+            assert!(check_range(since, until, now).is_ok(), "{since} {until}");
+        }
+        for (since, until) in [
+            (ago(367), now),
+            (ago(1), ago(-1)),
+            (ago(1), ago(1)),
+            (ago(1), ago(2)),
+            (ago(-1), ago(-2)),
+        ] {
+            assert!(check_range(since, until, now).is_err(), "{since} {until}");
+        }
+    }
 }

@@ -110,7 +110,8 @@ struct UnitRow {
     /// Whether this session may say what became of its parked give-back.
     resolve: bool,
     delivery: String,
-    /// The state of the delivery that the page shows.
+    /// The state and the attempts of the delivery that the page shows, which the action compares: after
+    /// it was sent again it is in the same state.
     seen: String,
     /// Whether this session may send its webhook again.
     replay: bool,
@@ -297,7 +298,11 @@ fn unit_row(
         resolve: unit.give_back.as_deref() == Some(GiveBackState::Parked.as_str())
             && session.may(Role::Operator),
         delivery: unit.topup_id.clone(),
-        seen: delivery.unwrap_or_default().to_owned(),
+        seen: format!(
+            "{} {}",
+            delivery.unwrap_or_default(),
+            unit.delivery_attempts.unwrap_or_default()
+        ),
         replay: is_ready
             && held.is_none()
             && session.may(Role::Support)
@@ -432,6 +437,11 @@ async fn read(connection: &mut PgConnection, id: OrderId) -> Result<Option<Found
     }))
 }
 
+/// A form must say what its page showed, because otherwise it could act on something else.
+fn nothing_seen() -> Problem {
+    Problem::Invalid("the form does not say what it showed".into())
+}
+
 /// Records what became of a parked give-back.
 pub(crate) async fn resolve_give_back(
     State(app): State<App>,
@@ -458,8 +468,7 @@ pub(crate) async fn resolve_give_back(
         }
     };
     let seen = act.fields.get("seen").and_then(|seen| seen.parse().ok());
-    let seen =
-        seen.ok_or_else(|| Problem::Invalid("the form does not say what it showed".into()))?;
+    let seen = seen.ok_or_else(nothing_seen)?;
     let target = format!("topup {topup}");
     let mode = Mode::Apply(act.action(command, &target, reason));
     app.database()
@@ -485,7 +494,7 @@ pub(crate) async fn resolve_give_back(
     Ok(act.done(&app, text))
 }
 
-/// Starts the retries of a webhook again, if it is still in the state that the page showed.
+/// Starts the retries of a webhook again, if it is still as the page showed it.
 pub(crate) async fn replay(
     State(app): State<App>,
     given: Given,
@@ -493,7 +502,9 @@ pub(crate) async fn replay(
 ) -> Result<Response, Problem> {
     let webhook: WebhookId = given.id("a webhook")?;
     let reason = act.fields.reason()?;
-    let seen = act.fields.get("seen").unwrap_or_default();
+    let seen = act.fields.get("seen").and_then(|seen| seen.split_once(' '));
+    let seen = seen.and_then(|(state, attempt)| Some((state, attempt.parse().ok()?)));
+    let (state, attempt) = seen.ok_or_else(nothing_seen)?;
     let target = format!("delivery {webhook}");
     let mode = Mode::Apply(act.action("delivery replay", &target, reason));
     let sent = async |connection: &mut PgConnection| {
@@ -502,7 +513,8 @@ pub(crate) async fn replay(
         };
         let filter = Filter {
             id: Some(id),
-            state: Some(seen),
+            state: Some(state),
+            attempt: Some(attempt),
             ..Filter::default()
         };
         let replayed = deliveries::replay(connection, &filter, 1, mode).await?;

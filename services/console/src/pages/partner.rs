@@ -426,7 +426,7 @@ pub(crate) fn endpoint_form(
         }
     };
     Some(ReasonForm {
-        seen: endpoint.state.clone(),
+        seen: operator::endpoints::seen(endpoint),
         back: back.to_owned(),
         ..form
     })

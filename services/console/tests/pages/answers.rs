@@ -141,7 +141,10 @@ async fn who_asks_for_something_else_is_told_which_ids_there_are() {
             format!("/orders/{unknown}"),
             "No order in this cell has the id",
         ),
-        ("/orders/%FF".to_owned(), "bytes that are no text"),
+        (
+            "/orders/%FF".to_owned(),
+            "“\u{fffd}” is not the id of an order",
+        ),
         (
             "/partners/x%E2%80%AEy".to_owned(),
             "“x\\u{202e}y” is not the id of a partner",
@@ -171,6 +174,23 @@ async fn who_asks_for_something_else_is_told_which_ids_there_are() {
         let found = text(&mut browser, &format!("/find?q={asked}")).await;
         assert!(found.contains("What to try next"), "{found}");
     }
+    bench.stop().await;
+}
+
+/// A page that takes no forms, and an action that is no page, say which of the two they are.
+#[tokio::test]
+async fn an_address_says_what_it_takes() {
+    let bench = Bench::start().await;
+    let mut browser = bench.sign_in("ana", Role::Viewer).await;
+    let answer = browser.post("/needs", &[("reason", "x")]).await;
+    assert_eq!(answer.status(), 405);
+    let page = answer.text().await.unwrap();
+    assert!(page.contains("This address takes no form"), "{page}");
+    assert!(!page.contains("takes the forms"), "{page}");
+    let answer = browser.get("/operations/1/cancel").await;
+    assert_eq!(answer.status(), 405);
+    let page = answer.text().await.unwrap();
+    assert!(page.contains("This address takes the forms"), "{page}");
     bench.stop().await;
 }
 

@@ -3,7 +3,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
+mod again;
 mod answers;
+mod connections;
 mod openid;
 mod pages;
 mod sessions;
@@ -11,14 +13,15 @@ mod support;
 
 use console::{access::Role, routes::routes};
 use reqwest::Method;
+use uuid::Uuid;
 
 use support::{Bench, Browser, PASSWORD, token_of};
 
 /// The path of a route with the ids of something that is stored.
-fn path(bench: &Bench, route: &str) -> String {
+fn path(bench: &Bench, operation: Uuid, route: &str) -> String {
     let id = match route.split('/').nth(1).unwrap_or_default() {
-        // There is no operation yet, so its pages answer that.
-        "orders" | "operations" => bench.order.to_string(),
+        "orders" => bench.order.to_string(),
+        "operations" => operation.to_string(),
         "placements" => bench.parked.to_string(),
         "deliveries" | "topups" | "give-backs" => bench.topup.to_string(),
         "partners" | "endpoints" => bench.partner.to_string(),
@@ -55,20 +58,25 @@ async fn ask(browser: &mut Browser, method: &Method, path: &str, token: &str) ->
 #[tokio::test]
 async fn every_route_without_a_session_leads_to_the_sign_in() {
     let bench = Bench::start().await;
+    let operation = bench.operation().await;
     let mut protected = 0;
     for route in routes() {
-        let path = path(&bench, route.path);
-        let mut browser = bench.browser();
-        let (status, to) = ask(&mut browser, &route.method, &path, "").await;
-        let leads = status == 303 && to.starts_with("/sign-in?back=");
-        // Set-up and sign-in refuse a form without the token of their own cookie.
-        assert_eq!(
-            leads,
-            route.needs.is_some(),
-            "{} {path}: {status} {to}",
-            route.method
-        );
-        protected += usize::from(leads);
+        // Whether there is something at an address, or whether it can be read, is nobody else's business.
+        let unreadable = route.path.replace("{id}", "%FF%FE");
+        let unreadable = unreadable.replace("{name}", "%FF%FE");
+        for path in [path(&bench, operation, route.path), unreadable] {
+            let mut browser = bench.browser();
+            let (status, to) = ask(&mut browser, &route.method, &path, "").await;
+            let leads = status == 303 && to.starts_with("/sign-in?back=");
+            // Set-up and sign-in refuse a form without the token of their own cookie.
+            assert_eq!(
+                leads,
+                route.needs.is_some(),
+                "{} {path}: {status} {to}",
+                route.method
+            );
+            protected += usize::from(leads);
+        }
     }
     assert!(protected > 10, "only {protected}");
     assert_eq!(bench.recorded().await, Vec::<String>::new());
@@ -78,6 +86,7 @@ async fn every_route_without_a_session_leads_to_the_sign_in() {
 #[tokio::test]
 async fn every_route_answers_those_whose_role_may_use_it_and_nobody_else() {
     let bench = Bench::start().await;
+    let operation = bench.operation().await;
     for role in [Role::Viewer, Role::Support, Role::Operator] {
         let name = role.as_str();
         let mut browser = bench.sign_in(name, role).await;
@@ -87,13 +96,19 @@ async fn every_route_answers_those_whose_role_may_use_it_and_nobody_else() {
             .partition(|route| route.path == "/sign-out");
         for route in rest.iter().chain(&last) {
             let Some(needs) = route.needs else { continue };
-            let path = path(&bench, route.path);
+            let path = path(&bench, operation, route.path);
             let token = browser.token.clone();
             let (status, to) = ask(&mut browser, &route.method, &path, &token).await;
             let what = format!("{name}: {} {path}: {status} {to}", route.method);
             assert!(!to.starts_with("/sign-in?"), "{what}");
             assert_eq!(status == 403, role < needs, "{what}");
             assert!(status < 500, "{what}");
+            // The operation is there, so these two are tried for real.
+            match route.path {
+                "/operations/{id}" => assert_eq!(status, 200, "{what}"),
+                "/operations/{id}/cancel" if role >= needs => assert_eq!(status, 303, "{what}"),
+                _ => {}
+            }
         }
     }
     let recorded = bench.recorded().await;
@@ -111,13 +126,14 @@ async fn every_form_with_a_foreign_token_is_refused_and_changes_nothing() {
     let mut browser = bench.sign_in("mine", Role::Operator).await;
     let mut guest = bench.browser();
     let outside = token_of(&guest.get("/sign-in").await.text().await.unwrap());
+    let operation = bench.operation().await;
     let mut forms = 0;
     for route in routes() {
         if route.method != Method::POST {
             continue;
         }
         forms += 1;
-        let path = path(&bench, route.path);
+        let path = path(&bench, operation, route.path);
         for foreign in ["", "x", other.token.as_str(), outside.as_str()] {
             let (status, _) = ask(&mut browser, &route.method, &path, foreign).await;
             assert_eq!(status, 403, "{path} with the token {foreign:?}");

@@ -252,12 +252,14 @@ async fn a_person_signs_in_by_the_provider_and_acts_under_its_name() {
     assert!(page.contains("oidc:ana@example.com (operator)"), "{page}");
 
     let token = crate::support::token_of(&page);
+    let partner = format!("/partners/{}", bench.partner);
+    let pause = format!("/endpoints/{}/pause", bench.partner);
+    let seen = crate::again::seen(&mut browser, &partner, &pause).await;
     let form = [
         ("token", token.as_str()),
         ("reason", "a test"),
-        ("seen", "open"),
+        ("seen", &seen),
     ];
-    let pause = format!("/endpoints/{}/pause", bench.partner);
     assert_eq!(browser.post(&pause, &form).await.status(), 303);
     assert_eq!(
         bench.recorded().await,

@@ -15,9 +15,11 @@ use secrecy::ExposeSecret;
 use signing::{SecretKey, webhook::Secret};
 use store::{
     PgConnection,
+    deliveries::redeliveries::Wanted,
     operator::{
         accounts,
         actions::{Action, Actor},
+        operations,
     },
     orders::{self, NewOrder, NewPlacement, NewTopup},
     partners::{self, NewPartner},
@@ -28,6 +30,7 @@ use store::{
 };
 use testkit::{database::Database, ports, settings::MASTER_KEY, wait};
 use tokio::task::JoinHandle;
+use uuid::Uuid;
 
 pub const PATIENCE: Duration = Duration::from_secs(20);
 pub const PASSWORD: &str = "correct horse battery staple";
@@ -143,6 +146,18 @@ impl Bench {
         assert_eq!(page.status(), 200);
         browser.token = token_of(&page.text().await.unwrap());
         browser
+    }
+
+    /// Starts an operation, which runs until it is cancelled because there is no notifier here.
+    pub async fn operation(&self) -> Uuid {
+        let mut connection = self.database.connect().await.unwrap();
+        let wanted = Wanted {
+            state: Some("exhausted"),
+            since: clock::now() - PATIENCE * 60,
+            until: None,
+        };
+        let started = operations::start(&mut connection, None, &wanted, action("a test")).await;
+        started.unwrap().operation_id
     }
 
     /// Somebody who has not signed in.

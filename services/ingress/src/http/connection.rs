@@ -37,7 +37,10 @@ use std::{
 use axum::body::Body;
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
-use runtime::{listener::Place, lock};
+use runtime::{
+    listener::{Place, PlacedStream},
+    lock,
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -173,19 +176,20 @@ impl http_body::Body for AnswerBody {
 
 /// The transport that hyper reads from and writes to.
 pub(crate) struct Socket {
-    stream: TcpStream,
+    stream: PlacedStream,
     connection: Arc<Connection>,
 }
 
 impl Socket {
     pub(crate) fn new(stream: TcpStream, connection: Arc<Connection>) -> Self {
+        let stream = PlacedStream::new(stream, Arc::clone(&connection.place));
         Self { stream, connection }
     }
 
     /// Sends a whole response on an idle connection, if it fits into the socket's buffer, and
     /// closes the connection.
     pub(crate) fn refuse(self, response: &[u8]) {
-        let _ = self.stream.try_write(response);
+        self.stream.refuse(response);
     }
 }
 
@@ -225,7 +229,6 @@ impl AsyncWrite for Socket {
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.stream).poll_flush(context))?;
         self.connection.signal_left();
-        self.connection.place.sent();
         Poll::Ready(Ok(()))
     }
 

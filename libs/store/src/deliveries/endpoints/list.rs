@@ -1,0 +1,100 @@
+//! The endpoints of partners as operators see them, and the words for the state of an endpoint.
+
+use domain::PartnerId;
+use sqlx::PgConnection;
+use time::OffsetDateTime;
+use url::Url;
+use uuid::Uuid;
+
+use crate::Result;
+
+/// An endpoint, as operators see it.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Endpoint {
+    /// That of the partner's first endpoint is the partner's id.
+    pub endpoint_id: Uuid,
+    pub partner_id: Uuid,
+    /// The name of the partner.
+    pub name: String,
+    pub webhook_url: Option<String>,
+    /// `open`, `blocked` (after failures), `probing` (one delivery tests it), `paused`, or
+    /// `no_url`.
+    pub state: String,
+    /// The partner has paused it, not an operator.
+    pub paused_by_partner: bool,
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub blocked_until: Option<OffsetDateTime>,
+    pub failures: i32,
+    /// Deliveries with work, which leaves out those within their first lease.
+    pub pending: i64,
+    /// Deliveries of topups whose retries have ended. An operator can replay them.
+    pub exhausted: i64,
+    /// When it was read, by the clock of the database. What was recorded before this moment is in the
+    /// other fields, unless it was not committed yet.
+    #[serde(skip)]
+    pub read_at: OffsetDateTime,
+}
+
+impl Endpoint {
+    /// The host of its webhook URL, or `no URL`. Pages and lists that are about something else show no
+    /// more of the URL, because partners put secrets into it.
+    pub fn host(&self) -> String {
+        let url = self.webhook_url.as_deref();
+        let url = url.and_then(|url| url.parse::<Url>().ok());
+        let host = url.as_ref().and_then(Url::host_str);
+        host.map_or_else(|| "no URL".to_owned(), str::to_owned)
+    }
+}
+
+/// A query for rows of this type, with the state of an endpoint between its two parts, in the words of
+/// [`Endpoint::state`]. `e` is its row in `endpoints`, which is missing until it fails for the first
+/// time, and the second text is the column of its URL. Operators and partners see the same state,
+/// because all queries for it are made here.
+macro_rules! with_state {
+    ($row:ident, $head:literal, $url:literal, $tail:literal $(, $argument:expr)* $(,)?) => {
+        sqlx::query_as!(
+            $row,
+            $head + "CASE WHEN e.blocked_until = 'infinity' THEN 'paused' WHEN " + $url + " IS NULL THEN 'no_url'
+                          WHEN e.probe IS NOT NULL OR e.blocked_until <= now() THEN 'probing'
+                          WHEN e.blocked_until IS NOT NULL THEN 'blocked'
+                          ELSE 'open' END" + $tail
+            $(, $argument)*
+        )
+    };
+}
+pub(crate) use with_state;
+
+/// Lists the endpoints of all partners, or of one; the first endpoint of each partner comes first.
+pub async fn list(
+    connection: &mut PgConnection,
+    partner_id: Option<PartnerId>,
+) -> Result<Vec<Endpoint>> {
+    let endpoints = with_state!(
+        Endpoint,
+        r#"SELECT c.endpoint_id AS "endpoint_id!", p.partner_id, p.name, c.url AS webhook_url,
+                  coalesce(e.paused_by_partner AND e.blocked_until = 'infinity', false) AS "paused_by_partner!",
+                  "#,
+        "c.url",
+        r#" AS "state!",
+                  nullif(e.blocked_until, 'infinity') AS blocked_until,
+                  coalesce(e.failures, 0) AS "failures!",
+                  (SELECT count(*) FROM work w
+                   WHERE w.kind = 'deliver' AND w.provider = '' AND w.lane = c.lane
+                     AND w.partner_id = p.partner_id) AS "pending!",
+                  (SELECT count(*) FROM held h
+                   WHERE h.partner_id = p.partner_id AND h.state = 'exhausted' AND h.lane = c.lane) AS "exhausted!",
+                  now() AS "read_at!"
+           FROM partners p
+           CROSS JOIN LATERAL (
+               SELECT p.partner_id AS endpoint_id, '' AS lane, p.webhook_url AS url, '-infinity'::timestamptz AS since
+               UNION ALL
+               SELECT f.endpoint_id, f.endpoint_id::text, f.url, f.created_at FROM further_endpoints f
+               WHERE f.partner_id = p.partner_id
+           ) c
+           LEFT JOIN endpoints e ON e.partner_id = c.endpoint_id
+           WHERE $1::uuid IS NULL OR p.partner_id = $1
+           ORDER BY p.created_at, p.partner_id, c.since, c.endpoint_id"#,
+        partner_id.map(PartnerId::uuid),
+    );
+    Ok(endpoints.fetch_all(connection).await?)
+}

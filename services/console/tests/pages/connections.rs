@@ -1,0 +1,48 @@
+//! Connections of clients that send nothing, or too slowly.
+
+#![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
+
+use console::access::Role;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+use crate::support::Bench;
+
+/// Opens a connection and sends a form without its end. No session is needed for that.
+async fn unfinished(bench: &Bench) -> TcpStream {
+    let address = bench.base.strip_prefix("http://").unwrap();
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let head = "POST /sign-in HTTP/1.1\r\nHost: console\r\nCookie: console-guest=a\r\nContent-Length: 1000\r\n\r\na";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream
+}
+
+async fn rest(stream: &mut TcpStream) -> String {
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+#[tokio::test]
+async fn unfinished_forms_shut_nobody_out() {
+    let bench = Bench::start_with(&[("MAX_CONNECTIONS", "4")]).await;
+    // This one keeps its place, because somebody has signed in on it.
+    let mut ana = bench.sign_in("ana", Role::Viewer).await;
+    let mut slow = Vec::new();
+    for _ in 0..20 {
+        slow.push(unfinished(&bench).await);
+    }
+    assert_eq!(ana.get("/").await.status(), 200);
+    let mut newcomer = bench.browser();
+    assert_eq!(newcomer.get("/sign-in").await.status(), 200);
+    // Those that had to leave were told so, and the last ones do not wait for ever.
+    let first = rest(&mut slow[0]).await;
+    assert!(first.starts_with("HTTP/1.1 503 "), "{first}");
+    let last = rest(slow.last_mut().unwrap()).await;
+    assert!(last.starts_with("HTTP/1.1 408 "), "{last}");
+    assert!(last.contains("connection: close\r\n"), "{last}");
+    assert!(last.contains("The form did not arrive"), "{last}");
+    bench.stop().await;
+}
