@@ -23,10 +23,10 @@ and from which address an action came: for esimctl, the address that the databas
 
 The record holds the commands that ask for a reason: `delivery replay`, `placement resolve`, `recover`, `option disable`,
 `option enable`, `catalogue pull`, `give-back resolve`, `order erase`, `partner erase`, `retention set`, `archive run` and
-`archive restore`. It also holds `provider open`, `provider close`, `endpoint pause`, `endpoint resume`, and the changes of
-`operator` and `operation`. If the operator is `partner`, a partner made the change by a request of its own: `topup
-redeliver`, `event redeliver`, `webhooks redeliver`, `webhooks redeliver cancel`, `order cancel`, `webhook set`, `webhook
-secret rotate` or `keys rotate`.";
+`archive restore`. It also holds every change by `esimctl partner`, `provider open`, `provider close`, `endpoint pause`,
+`endpoint resume`, and the changes of `operator` and `operation`. If the operator is `partner`, a partner made the change
+by a request of its own: `topup redeliver`, `event redeliver`, `webhooks redeliver`, `webhooks redeliver cancel`, `order
+cancel`, `webhook set`, `webhook secret rotate` or `keys rotate`.";
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {

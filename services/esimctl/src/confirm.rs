@@ -65,6 +65,23 @@ impl By {
     }
 }
 
+/// Who makes a change that needs no confirmation, and why, if it is said.
+#[derive(Args, Clone, Debug)]
+pub struct Why {
+    /// Why you make the change, which is recorded
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    reason: String,
+    #[command(flatten)]
+    by: By,
+}
+
+impl Why {
+    /// The record of a change.
+    pub fn action<'a>(&'a self, command: &'a str, target: &'a str) -> Action<'a> {
+        self.by.action(command, target, &self.reason)
+    }
+}
+
 /// A change that [`Confirm::carry_out`] previews and makes.
 pub struct Change<Run, Describe, Print> {
     /// Makes the change in one transaction, and returns what it changed.

@@ -51,6 +51,7 @@ mod option;
 mod order;
 mod output;
 mod partner;
+mod partner_change;
 mod partner_move;
 mod placement;
 mod progress;

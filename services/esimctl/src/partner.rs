@@ -19,6 +19,7 @@ use store::{
     PgConnection,
     config::MasterKeyConfig,
     deliveries::events::Kind,
+    operator::actions::{self, Changed},
     partners::{self, Limit, NewLimits, NewPartner, Partner},
     self_service::{self, Channel},
     vault::Keyring,
@@ -27,10 +28,12 @@ use time::OffsetDateTime;
 use webhooks::{config::HttpConfig, guard, mail, url::WebhookUrl};
 
 use crate::{
+    confirm::Why,
     console::Console,
     erase::{self, ErasePartner},
     lookup::{Which, find},
-    output::{Row, cells, or_dash, printable, properties, utc},
+    output::{Row, cells, or_dash, properties, utc},
+    partner_change::{change, host, set_webhook},
     partner_move::{self, MovePartner},
     refused,
     rotate::{self, Rotate},
@@ -117,6 +120,8 @@ pub enum Command {
         endpoint: Endpoint,
         #[command(flatten)]
         http: HttpConfig,
+        #[command(flatten)]
+        why: Why,
     },
     /// Set which events a partner gets beside the webhooks of ready topups
     #[command(after_help = SET_EVENTS_EXAMPLES)]
@@ -125,13 +130,25 @@ pub enum Command {
         which: Which,
         #[command(flatten)]
         events: Events,
+        #[command(flatten)]
+        why: Why,
     },
     /// Deny a partner's requests; accepted orders go on
     #[command(after_help = DISABLE_EXAMPLES)]
-    Disable(Which),
+    Disable {
+        #[command(flatten)]
+        which: Which,
+        #[command(flatten)]
+        why: Why,
+    },
     /// Accept the requests of a disabled partner again
     #[command(after_help = ENABLE_EXAMPLES)]
-    Enable(Which),
+    Enable {
+        #[command(flatten)]
+        which: Which,
+        #[command(flatten)]
+        why: Why,
+    },
     /// Set limits for one partner, instead of the settings of ingress
     #[command(after_help = SET_LIMITS_EXAMPLES)]
     SetLimits {
@@ -139,6 +156,8 @@ pub enum Command {
         which: Which,
         #[command(flatten)]
         limits: Limits,
+        #[command(flatten)]
+        why: Why,
     },
     /// Set whether a partner's requests must sign their query and body
     #[command(after_help = SET_SIGNING_EXAMPLES)]
@@ -148,6 +167,8 @@ pub enum Command {
         /// Whether the signature must cover the query and the body
         #[arg(long)]
         body: Covered,
+        #[command(flatten)]
+        why: Why,
     },
     /// Replace a partner's keys, and print the new ones once
     ///
@@ -190,11 +211,13 @@ pub struct Create {
     #[command(flatten)]
     http: HttpConfig,
     #[command(flatten)]
+    why: Why,
+    #[command(flatten)]
     master_key: MasterKeyConfig,
 }
 
 /// Refuses an `http` URL for a live partner, unless the operator allows it.
-fn check_scheme(
+pub fn check_scheme(
     url: Option<&WebhookUrl>,
     environment: Environment,
     http: HttpConfig,
@@ -212,7 +235,7 @@ fn check_scheme(
 pub struct Endpoint {
     /// The new URL that gets the partner's webhooks
     #[arg(long, value_parser = WebhookUrlParser)]
-    url: Option<WebhookUrl>,
+    pub url: Option<WebhookUrl>,
     /// Remove the URL; the partner's webhooks then wait until one is set
     #[arg(long)]
     remove: bool,
@@ -293,21 +316,27 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             which,
             endpoint,
             http,
-        } => set_webhook(which, endpoint, *http, console).await,
-        Command::SetEvents { which, events } => {
+            why,
+        } => set_webhook(which, endpoint, *http, why, console).await,
+        Command::SetEvents { which, events, why } => {
             let set = async |connection: &mut PgConnection, id| {
                 partners::set_events(connection, id, &events.events).await
             };
-            change(which, console, set).await
+            change(which, ("partner set-events", why), console, set).await
         }
-        Command::Disable(which) | Command::Enable(which) => {
-            let disabled = matches!(command, Command::Disable(_));
+        Command::Disable { which, why } | Command::Enable { which, why } => {
+            let disabled = matches!(command, Command::Disable { .. });
+            let name = if disabled {
+                "partner disable"
+            } else {
+                "partner enable"
+            };
             let set = async |connection: &mut PgConnection, id| {
                 partners::set_disabled(connection, id, disabled).await
             };
-            change(which, console, set).await
+            change(which, (name, why), console, set).await
         }
-        Command::SetLimits { which, limits } => {
+        Command::SetLimits { which, limits, why } => {
             let limits = NewLimits {
                 max_in_flight: limits.max_in_flight.unwrap_or_default(),
                 requests_per_second: limits.requests_per_second.unwrap_or_default(),
@@ -317,14 +346,14 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             let set = async |connection: &mut PgConnection, id| {
                 partners::set_limits(connection, id, &limits).await
             };
-            change(which, console, set).await
+            change(which, ("partner set-limits", why), console, set).await
         }
-        Command::SetSigning { which, body } => {
+        Command::SetSigning { which, body, why } => {
             let required = *body == Covered::Required;
             let set = async |connection: &mut PgConnection, id| {
                 partners::set_signed_body_required(connection, id, required).await
             };
-            change(which, console, set).await
+            change(which, ("partner set-signing", why), console, set).await
         }
         Command::RotateKeys(rotate) => rotate::keys(rotate, console).await,
         Command::RotateWebhookSecret(rotate) => rotate::webhook_secret(rotate, console).await,
@@ -357,7 +386,17 @@ async fn create(new: &Create, console: &Console) -> anyhow::Result<()> {
         webhook_url,
         webhook_secret: &webhook_secret,
     };
-    partners::create(&mut connection, &vault, &partner).await?;
+    let target = format!("partner {partner_id}");
+    let action = new.why.action("partner create", &target);
+    let host = new.webhook_url.as_ref().and_then(host);
+    let create = async |transaction: &mut PgConnection| {
+        partners::create(transaction, &vault, &partner).await?;
+        let changed = Changed::created(json!({
+            "environment": new.environment, "access_key": access_key, "webhook_host": host,
+        }));
+        Ok(Some(((), changed)))
+    };
+    actions::recorded(&mut connection, action, create).await?;
     let created = json!({
         "partner_id": partner_id, "name": new.name, "environment": new.environment, "access_key": access_key,
         "secret_key": secret_key.to_base64(), "webhook_url": webhook_url, "webhook_secret": webhook_secret.to_text(),
@@ -376,45 +415,6 @@ async fn create(new: &Create, console: &Console) -> anyhow::Result<()> {
              create another one"
         )
     })
-}
-
-async fn set_webhook(
-    which: &Which,
-    endpoint: &Endpoint,
-    http: HttpConfig,
-    console: &Console,
-) -> anyhow::Result<()> {
-    let mut connection = console.connect().await?;
-    let partner = find(&mut connection, &which.partner).await?;
-    let partner_id = partner.partner_id;
-    check_scheme(endpoint.url.as_ref(), partner.environment.parse()?, http)?;
-    let url = endpoint.url.as_ref().map(WebhookUrl::as_str);
-    let due = partners::set_webhook(&mut connection, partner_id.into(), url)
-        .await?
-        .with_context(|| format!("partner {partner_id} no longer exists; nothing was changed"))?;
-    let result = json!({ "partner_id": partner_id, "webhook_url": url, "deliveries_due": due });
-    console.print(&result, || {
-        let name = printable(&partner.name);
-        match (url, due) {
-            (None, _) => format!("webhooks of {name} wait until a URL is set"),
-            (Some(url), 0) => format!("webhooks of {name} go to {url}; none was waiting"),
-            (Some(url), due) => {
-                format!("webhooks of {name} go to {url}; waiting webhooks that are due now: {due}")
-            }
-        }
-    })
-}
-
-async fn change(
-    which: &Which,
-    console: &Console,
-    change: impl AsyncFnOnce(&mut PgConnection, PartnerId) -> Result<bool, store::Error>,
-) -> anyhow::Result<()> {
-    let mut connection = console.connect().await?;
-    let partner = find(&mut connection, &which.partner).await?;
-    change(&mut connection, partner.partner_id.into()).await?;
-    let partner = find(&mut connection, &which.partner).await?;
-    console.print(&partner, || describe(&partner))
 }
 
 fn row(partner: &Partner) -> Row<6> {
@@ -484,7 +484,7 @@ impl Shown {
     }
 }
 
-fn describe(partner: &Partner) -> String {
+pub fn describe(partner: &Partner) -> String {
     let old_keys = partner
         .old_access_key
         .as_deref()

@@ -20,12 +20,14 @@ use signing::generate;
 use store::{
     PgConnection,
     config::MasterKeyConfig,
+    operator::actions::{self, Changed},
     partners::{self, Overlap, Partner, Rotated},
     vault::{Keyring, Vault},
 };
 use time::OffsetDateTime;
 
 use crate::{
+    confirm::Why,
     console::Console,
     lookup::{Which, find},
     output::{cells, printable, properties, utc},
@@ -78,6 +80,8 @@ pub struct Rotate {
     #[arg(long)]
     keep_old: bool,
     #[command(flatten)]
+    why: Why,
+    #[command(flatten)]
     master_key: MasterKeyConfig,
 }
 
@@ -95,15 +99,20 @@ pub async fn keys(rotate: &Rotate, console: &Console) -> anyhow::Result<()> {
     let (access_key, secret_key) = generate::keys()?;
     let id = partner.partner_id.into();
     let overlap = rotate.overlap();
-    let rotated = partners::rotate_keys(
-        &mut connection,
-        &vault,
-        id,
-        &access_key,
-        &secret_key,
-        overlap,
-    );
-    let Rotated::Until(until) = rotated.await.context(UNKNOWN)? else {
+    let target = format!("partner {id}");
+    let action = rotate.why.action("partner rotate-keys", &target);
+    let change = async |transaction: &mut PgConnection| {
+        let rotated =
+            partners::rotate_keys(transaction, &vault, id, &access_key, &secret_key, overlap);
+        Ok(done(rotated.await?, |until| {
+            Changed::between(
+                json!({ "access_key": partner.access_key }),
+                json!({ "access_key": access_key, "old_keys_until": until }),
+            )
+        }))
+    };
+    let rotated = actions::recorded(&mut connection, action, change);
+    let Some(until) = rotated.await.context(UNKNOWN)? else {
         let partner = find(&mut connection, &rotate.which.partner).await?;
         return refused(&partner, ("keys", "are"), partner.old_keys_until);
     };
@@ -135,8 +144,17 @@ pub async fn webhook_secret(rotate: &Rotate, console: &Console) -> anyhow::Resul
     let secret = generate::webhook_secret()?;
     let id = partner.partner_id.into();
     let overlap = rotate.overlap();
-    let rotated = partners::rotate_webhook_secret(&mut connection, &vault, id, &secret, overlap);
-    let Rotated::Until(until) = rotated.await.context(UNKNOWN)? else {
+    let target = format!("partner {id}");
+    let action = rotate.why.action("partner rotate-webhook-secret", &target);
+    let change = async |transaction: &mut PgConnection| {
+        let rotated =
+            partners::rotate_webhook_secret(transaction, &vault, id, &secret, overlap).await?;
+        Ok(done(rotated, |until| {
+            Changed::created(json!({ "old_webhook_secret_until": until }))
+        }))
+    };
+    let rotated = actions::recorded(&mut connection, action, change);
+    let Some(until) = rotated.await.context(UNKNOWN)? else {
         let partner = find(&mut connection, &rotate.which.partner).await?;
         return refused(
             &partner,
@@ -158,6 +176,18 @@ pub async fn webhook_secret(rotate: &Rotate, console: &Console) -> anyhow::Resul
         format!("{properties}\n\nwebhook_secret is shown only now: keep it safe. {old_signs}.")
     };
     console.print(&shown, text).context(UNSEEN)
+}
+
+/// The result of a rotation with what is recorded of it, which holds no secret; `None` if it was
+/// refused.
+fn done(
+    rotated: Rotated,
+    changed: impl FnOnce(Option<String>) -> Changed,
+) -> Option<(Option<OffsetDateTime>, Changed)> {
+    let Rotated::Until(until) = rotated else {
+        return None;
+    };
+    Some((until, changed(until.map(utc))))
 }
 
 async fn prepare(

@@ -136,6 +136,21 @@ pub async fn record(
     record_with(connection, action, affected, Changed::default()).await
 }
 
+/// Makes a change and its record in one transaction. `change` returns its result with what is
+/// recorded of it, or `None` if it changed nothing, which leaves no record.
+pub async fn recorded<T>(
+    connection: &mut PgConnection,
+    action: Action<'_>,
+    change: impl AsyncFnOnce(&mut PgConnection) -> Result<Option<(T, Changed)>>,
+) -> Result<Option<T>> {
+    let mut transaction = sqlx::Connection::begin(connection).await?;
+    let Some((result, changed)) = change(&mut transaction).await? else {
+        return Ok(None);
+    };
+    commit(transaction, action, 1, changed).await?;
+    Ok(Some(result))
+}
+
 async fn record_with(
     connection: &mut PgConnection,
     action: Action<'_>,

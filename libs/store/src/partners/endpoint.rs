@@ -10,6 +10,7 @@ use crate::{
         endpoints::{self, Block, EndpointKey},
         events::Kind,
     },
+    operator::actions::{self, Action, Changed},
 };
 
 /// A change of a partner's webhook endpoint; `None` keeps what is stored.
@@ -65,7 +66,7 @@ pub(crate) async fn change_webhook(
 /// The size of a batch of deliveries that a move makes due.
 const MOVED: u32 = 1_000;
 
-/// Sets or removes a partner's webhook URL. Deliveries that waited for a URL or for their next
+/// Sets or removes a partner's webhook URL, with its record. Deliveries that waited for a URL or for their next
 /// attempt become due, in batches. If this function ends early, a notifier makes the rest due. A
 /// notifier holds deliveries for a missing URL only while it locks the partner's row, so no
 /// delivery misses the new URL.
@@ -75,16 +76,23 @@ pub async fn set_webhook(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     url: Option<&str>,
+    action: Action<'_>,
+    changed: Changed,
 ) -> Result<Option<u64>> {
-    let mut transaction = sqlx::Connection::begin(&mut *connection).await?;
     let new = NewWebhook {
         url: Some(url),
         events: None,
     };
-    if !change_webhook(&mut transaction, partner_id, &new, Block::End).await? {
+    let change = async |transaction: &mut PgConnection| {
+        let exists = change_webhook(transaction, partner_id, &new, Block::End).await?;
+        Ok(exists.then_some(((), changed)))
+    };
+    if actions::recorded(connection, action, change)
+        .await?
+        .is_none()
+    {
         return Ok(None);
     }
-    transaction.commit().await?;
     let mut due = 0;
     while url.is_some() {
         let first = EndpointKey::first(partner_id);

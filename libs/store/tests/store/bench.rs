@@ -11,7 +11,7 @@ use signing::{SecretKey, webhook};
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, pool::PoolConnection};
 use store::config::{DatabaseConfig, PoolConfig};
 use store::deliveries::{self, Content, Delivery, Esim, events::Kind};
-use store::operator::actions::{Action, Actor, Mode};
+use store::operator::actions::{Action, Actor, Changed, Mode};
 use store::orders::{self, NewOrder, NewPlacement, NewTopup};
 use store::partners::{self, NewPartner};
 use store::placements::{
@@ -39,14 +39,17 @@ pub fn vault(keys: &str) -> Vault {
     Vault::parse(&SecretString::from(keys)).unwrap()
 }
 
+/// The record of an operator's command.
+pub const ACTION: Action<'static> = Action {
+    actor: Actor::esimctl("tester"),
+    command: "placement resolve --retry",
+    target: "placement",
+    reason: "a test",
+};
+
 /// An operator's command that commits.
 pub fn applied() -> Mode<'static> {
-    Mode::Apply(Action {
-        actor: Actor::esimctl("tester"),
-        command: "placement resolve --retry",
-        target: "placement",
-        reason: "a test",
-    })
+    Mode::Apply(ACTION)
 }
 
 /// The settings of services, except for the number of connections.
@@ -247,7 +250,9 @@ impl Bench {
 
     /// Sets or removes a partner's URL, as an operator. Returns the number of due deliveries.
     pub async fn set_url(&self, partner: PartnerId, url: Option<&str>) -> Option<u64> {
-        partners::set_webhook(&mut *self.connection().await, partner, url)
+        let mut connection = self.connection().await;
+        let changed = Changed::default();
+        partners::set_webhook(&mut connection, partner, url, ACTION, changed)
             .await
             .unwrap()
     }

@@ -10,10 +10,11 @@ use store::deliveries::{
     self, AttemptResult, Attempted, Claim, Delivery,
     endpoints::{self, BlockPolicy, EndpointKey},
 };
+use store::operator::actions::Changed;
 use store::partners;
 use testkit::wait;
 
-use crate::bench::{Bench, LEASE, delivery_id, esim, iccid, ids, page};
+use crate::bench::{ACTION, Bench, LEASE, delivery_id, esim, iccid, ids, page};
 
 const URL: Option<&str> = Some("https://partner.example/hook");
 /// A whole attempt of a younger delivery ends within the first lease.
@@ -554,7 +555,14 @@ async fn a_url_that_is_just_being_set_is_never_missed() {
     let set = async {
         let waits = async || Ok((bench.value::<i64>(WAITING, partner).await == 1).then_some(()));
         wait::soon("the notifier waits for the delivery", waits).await;
-        let mut set_webhook = pin!(partners::set_webhook(&mut operator, partner, URL));
+        let changed = Changed::default();
+        let mut set_webhook = pin!(partners::set_webhook(
+            &mut operator,
+            partner,
+            URL,
+            ACTION,
+            changed
+        ));
         let waits = async || Ok((bench.value::<i64>(WAITING, partner).await == 2).then_some(()));
         let early = tokio::select! {
             due = &mut set_webhook => Some(due),

@@ -2,7 +2,12 @@
 
 use askama::Template;
 use axum::{extract::State, response::Response};
-use store::operator::actions::{self, Filter, Recorded};
+use domain::PartnerId;
+use store::{
+    PgConnection,
+    operator::actions::{self, Filter, Recorded},
+    partners::{self, Partner},
+};
 
 use crate::{
     App,
@@ -37,12 +42,32 @@ struct Row {
     from: String,
     what: String,
     target: String,
-    rows: String,
+    /// The partner that the target names.
+    partner: Option<Named>,
+    /// How many webhooks it made due; empty if it was not about webhooks.
+    webhooks: String,
     /// Whether it found nothing to change.
     nothing: bool,
     reason: String,
     /// What it was before and after, as JSON.
     change: String,
+}
+
+struct Named {
+    id: PartnerId,
+    name: String,
+}
+
+/// The partner that a target such as `partner 0199…` or `endpoint 0199… of partner 0199…` names.
+fn partner_of(target: &str) -> Option<PartnerId> {
+    let (_, partner) = target.rsplit_once("partner ")?;
+    partner.parse().ok()
+}
+
+/// Whether the number of rows of this command is that of webhooks that it made due.
+fn is_of_webhooks(command: &str) -> bool {
+    let sends = ["delivery replay", "endpoint resume", "operation start"];
+    sends.contains(&command) || command.ends_with("redeliver")
 }
 
 pub(crate) async fn show(
@@ -59,22 +84,36 @@ pub(crate) async fn show(
         operator: by.as_deref(),
         ..Filter::default()
     };
-    let found = app
-        .database()
-        .run(async |connection| actions::list(connection, &filter, MOST).await)
-        .await?;
+    let read = async |connection: &mut PgConnection| {
+        let found = actions::list(&mut *connection, &filter, MOST).await?;
+        let named = found.iter().any(|one| partner_of(&one.target).is_some());
+        let partners = if named {
+            partners::list(connection).await?
+        } else {
+            Vec::new()
+        };
+        Ok::<_, store::Error>((found, partners))
+    };
+    let (found, partners) = app.database().run(read).await?;
     page(&Page {
         shell: Shell::new(&visit.session, "/actions", "Actions"),
         most: MOST,
         since: since.map(utc),
         windows: WINDOWS,
-        actions: found.into_iter().map(row).collect(),
+        actions: found.into_iter().map(|one| row(one, &partners)).collect(),
     })
 }
 
-fn row(action: Recorded) -> Row {
+fn row(action: Recorded, partners: &[Partner]) -> Row {
     let nothing = action.changed_nothing();
     let parts = [("before", &action.before), ("after", &action.after)];
+    let named = partner_of(&action.target).and_then(|id| {
+        let partner = partners.iter().find(|one| one.partner_id == id.uuid())?;
+        Some(Named {
+            id,
+            name: partner.name.clone(),
+        })
+    });
     let change = parts
         .into_iter()
         .filter_map(|(when, json)| Some(format!("{when}: {}", json.as_ref()?)));
@@ -87,10 +126,48 @@ fn row(action: Recorded) -> Row {
             (None, _) => action.database_role,
         },
         who: action.operator,
+        webhooks: if is_of_webhooks(&action.command) {
+            number(action.affected)
+        } else {
+            String::new()
+        },
         what: action.command,
+        partner: named,
         target: action.target,
-        rows: number(action.affected),
         nothing,
         reason: action.reason,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_names_its_partner() {
+        let id = PartnerId::new();
+        for target in [
+            format!("partner {id}"),
+            format!("endpoint {id} of partner {id}"),
+        ] {
+            assert_eq!(partner_of(&target), Some(id), "{target}");
+        }
+        for target in ["operator ada", "partner", "purchase 1 at x, partner Acme"] {
+            assert_eq!(partner_of(target), None, "{target}");
+        }
+    }
+
+    #[test]
+    fn only_what_makes_webhooks_due_is_counted_in_webhooks() {
+        for command in ["endpoint resume", "delivery replay", "webhooks redeliver"] {
+            assert!(is_of_webhooks(command), "{command}");
+        }
+        for command in [
+            "topup show-code",
+            "webhooks redeliver cancel",
+            "partner disable",
+        ] {
+            assert!(!is_of_webhooks(command), "{command}");
+        }
     }
 }

@@ -57,6 +57,8 @@ struct PartnerRow {
 struct Page {
     shell: Shell,
     partner: PartnerView,
+    /// Whether the viewer may send webhooks again.
+    may: bool,
     endpoints: Vec<EndpointRow>,
     orders: Vec<OrderRow>,
     webhooks: Vec<WebhookRow>,
@@ -174,6 +176,7 @@ pub(crate) async fn show(
     page(&Page {
         shell: Shell::new(&visit.session, "/partners", &partner.name),
         partner,
+        may: visit.session.may(Role::Operator),
         endpoints: found
             .endpoints
             .iter()

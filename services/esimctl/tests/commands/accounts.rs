@@ -83,6 +83,76 @@ async fn a_partner_is_disabled_and_enabled() {
 }
 
 #[tokio::test]
+async fn each_change_of_a_partner_is_recorded_without_its_secrets() {
+    let operator = Operator::new().await;
+    let made = operator.create_partner().await;
+    let id = text(&made, "partner_id");
+    let url = "https://acme.example/hooks/a-token";
+    let mut shown = Vec::new();
+    for change in [
+        format!("set-webhook {id} --url {url} --reason moved"),
+        format!("set-events {id} --events topup.failed"),
+        format!("set-limits {id} --max-in-flight 3"),
+        format!("set-signing {id} --body required"),
+        format!("disable {id}"),
+        format!("enable {id}"),
+        format!("rotate-keys {id}"),
+        format!("rotate-webhook-secret {id}"),
+    ] {
+        let command = format!("partner {change}");
+        shown.push(operator.json(&words(&command)).await);
+    }
+    // What is refused changes nothing.
+    let again = format!("partner rotate-keys {id}");
+    operator
+        .run(&words(&again))
+        .await
+        .fails(1, "nothing was changed");
+
+    let actions = operator.json(&["action", "list"]).await;
+    let actions = actions.as_array().unwrap();
+    let commands: Vec<_> = actions
+        .iter()
+        .rev()
+        .map(|one| text(one, "command"))
+        .collect();
+    let expected = [
+        "partner create",
+        "partner set-webhook",
+        "partner set-events",
+        "partner set-limits",
+        "partner set-signing",
+        "partner disable",
+        "partner enable",
+        "partner rotate-keys",
+        "partner rotate-webhook-secret",
+    ];
+    assert_eq!(commands, expected);
+    let target = format!("partner {id}");
+    assert!(actions.iter().all(|one| one["target"] == target.as_str()));
+    let set = &actions[7];
+    assert_eq!(
+        (text(set, "reason"), text(set, "after")),
+        ("moved", r#"{"webhook_host": "acme.example"}"#)
+    );
+    let disable = &actions[3];
+    assert_eq!(text(disable, "reason"), "");
+    assert!(text(disable, "before").contains(r#""disabled": false"#));
+    assert!(text(disable, "after").contains(r#""disabled": true"#));
+    let record = json!(actions).to_string();
+    let secrets = [
+        text(&made, "secret_key"),
+        text(&made, "webhook_secret"),
+        text(&shown[6], "secret_key"),
+        text(&shown[7], "webhook_secret"),
+        "a-token",
+    ];
+    for secret in secrets {
+        assert!(!record.contains(secret), "{record}");
+    }
+}
+
+#[tokio::test]
 async fn a_partner_has_limits_of_its_own() {
     let operator = Operator::new().await;
     let made = operator.create_partner().await;

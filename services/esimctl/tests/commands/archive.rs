@@ -255,12 +255,8 @@ impl Archiver {
         );
         let again = operator.json(&["order", "show", id]).await;
         assert_eq!(&again, shown);
-        let actions = operator.json(&["action", "list"]).await;
-        let commands = actions
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|one| text(one, "command"));
+        let actions = operator.actions().await;
+        let commands = actions.iter().map(|one| text(one, "command"));
         let commands: Vec<&str> = commands.collect();
         let expected = [
             "archive restore",

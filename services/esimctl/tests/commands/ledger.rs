@@ -107,9 +107,8 @@ async fn orphans_and_mismatches_are_listed_and_adopted_purchases_are_not() {
         (&json!("2026-11-20, 12:00"), &json!("Acme"))
     );
     assert_eq!(findings[1]["external_order_id"], "o-1");
-    assert_eq!(
-        operator.json(&["action", "list"]).await,
-        json!([]),
+    assert!(
+        operator.actions().await.is_empty(),
         "a dry run records nothing"
     );
 

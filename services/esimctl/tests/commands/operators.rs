@@ -11,8 +11,7 @@ use crate::support::{CONFIRMED, record};
 
 /// The commands of recorded actions, oldest first.
 async fn recorded(operator: &Operator) -> Vec<String> {
-    let actions = operator.json(&["action", "list"]).await;
-    let actions = actions.as_array().unwrap();
+    let actions = operator.actions().await;
     let commands = actions.iter().rev();
     commands
         .map(|action| text(action, "command").to_owned())

@@ -170,6 +170,15 @@ impl Operator {
         .await
     }
 
+    /// The recorded actions, newest first, without those of `esimctl partner`, which tests use to
+    /// prepare.
+    pub async fn actions(&self) -> Vec<Value> {
+        let actions = self.json(&["action", "list"]).await;
+        let mut actions: Vec<Value> = serde_json::from_value(actions).unwrap();
+        actions.retain(|action| !crate::text(action, "command").starts_with("partner "));
+        actions
+    }
+
     /// A connection to the database, and a new order of this partner in it, whose unit is ready.
     pub async fn ready_order(
         &self,

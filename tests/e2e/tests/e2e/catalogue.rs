@@ -181,6 +181,7 @@ async fn pulled(provider: &str, price: &str) -> (Stack, Vec<(String, String)>) {
     let actions: Vec<Value> = stack.esimctl.run(&["action", "list"]).await.unwrap();
     let recorded: Vec<_> = actions
         .iter()
+        .filter(|action| action["command"] != "partner create")
         .map(|action| (action["command"].clone(), action["affected"].clone()))
         .collect();
     let record = [

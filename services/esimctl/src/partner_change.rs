@@ -1,0 +1,99 @@
+//! The changes of a partner by `esimctl partner`. Each is recorded in its own transaction, so that
+//! `esimctl action list` shows who made it. A record holds no secret and of a URL only its host.
+
+use anyhow::Context;
+use domain::PartnerId;
+use serde_json::{Value, json};
+use store::{
+    PgConnection,
+    operator::actions::{self, Changed},
+    partners::{self, Partner},
+};
+use webhooks::{config::HttpConfig, url::WebhookUrl};
+
+use crate::{
+    confirm::Why,
+    console::Console,
+    lookup::{Which, find},
+    output::printable,
+    partner::{Endpoint, check_scheme, describe},
+};
+
+pub async fn set_webhook(
+    which: &Which,
+    endpoint: &Endpoint,
+    http: HttpConfig,
+    why: &Why,
+    console: &Console,
+) -> anyhow::Result<()> {
+    let mut connection = console.connect().await?;
+    let partner = find(&mut connection, &which.partner).await?;
+    let partner_id = partner.partner_id;
+    check_scheme(endpoint.url.as_ref(), partner.environment.parse()?, http)?;
+    let url = endpoint.url.as_ref().map(WebhookUrl::as_str);
+    let target = format!("partner {partner_id}");
+    let action = why.action("partner set-webhook", &target);
+    // A path or a query may hold a token, so only the hosts are recorded.
+    let old = partner
+        .webhook_url
+        .as_ref()
+        .and_then(|url| host(&url.parse().ok()?));
+    let changed = Changed::between(
+        json!({ "webhook_host": old }),
+        json!({ "webhook_host": endpoint.url.as_ref().and_then(host) }),
+    );
+    let id = partner_id.into();
+    let due = partners::set_webhook(&mut connection, id, url, action, changed)
+        .await?
+        .with_context(|| format!("partner {partner_id} no longer exists; nothing was changed"))?;
+    let result = json!({ "partner_id": partner_id, "webhook_url": url, "deliveries_due": due });
+    console.print(&result, || {
+        let name = printable(&partner.name);
+        match (url, due) {
+            (None, _) => format!("webhooks of {name} wait until a URL is set"),
+            (Some(url), 0) => format!("webhooks of {name} go to {url}; none was waiting"),
+            (Some(url), due) => {
+                format!("webhooks of {name} go to {url}; waiting webhooks that are due now: {due}")
+            }
+        }
+    })
+}
+
+/// The host of a URL, for the record of a change.
+pub fn host(url: &WebhookUrl) -> Option<String> {
+    Some(url.parsed()?.host_str()?.to_owned())
+}
+
+/// What the record of a change shows of a partner before and after it.
+fn recorded(partner: &Partner) -> Value {
+    json!({
+        "disabled": partner.disabled_at.is_some(), "webhook_events": partner.webhook_events,
+        "max_in_flight": partner.max_in_flight, "requests_per_second": partner.requests_per_second,
+        "orders_per_second": partner.orders_per_second, "units_per_second": partner.units_per_second,
+        "signed_body_required": partner.signed_body_required,
+    })
+}
+
+/// Makes a change with its record, and shows the partner as it is then.
+pub async fn change(
+    which: &Which,
+    (command, why): (&str, &Why),
+    console: &Console,
+    change: impl AsyncFnOnce(&mut PgConnection, PartnerId) -> Result<bool, store::Error>,
+) -> anyhow::Result<()> {
+    let mut connection = console.connect().await?;
+    let partner = find(&mut connection, &which.partner).await?;
+    let target = format!("partner {}", partner.partner_id);
+    let action = why.action(command, &target);
+    let before = recorded(&partner);
+    let change = async |transaction: &mut PgConnection| {
+        if !change(transaction, partner.partner_id.into()).await? {
+            return Ok(None);
+        }
+        let after = partners::show(transaction, &partner.partner_id.to_string()).await?;
+        Ok(after.map(|after| ((), Changed::between(before, recorded(&after)))))
+    };
+    actions::recorded(&mut connection, action, change).await?;
+    let partner = find(&mut connection, &which.partner).await?;
+    console.print(&partner, || describe(&partner))
+}
