@@ -61,7 +61,7 @@ use crate::{
 /// provider at which purchases are sent and never arrive needs a person.
 const MAX_ATTEMPTS: u32 = 50;
 /// The reason for parking a purchase whose units stay pending for too long.
-const LATE: &str = "bought, but its profiles do not come";
+const LATE: &str = store::operator::story::PROFILES_LATE;
 /// The longest wait that is honoured if a provider asks for one, so that a nonsensical
 /// `Retry-After` cannot stop a placement for days.
 const LONGEST_WAIT: Duration = Duration::from_mins(10);

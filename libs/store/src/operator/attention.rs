@@ -8,6 +8,7 @@ use sqlx::PgConnection;
 use super::{
     give_backs,
     placements::{self, Listed},
+    story::minute,
     words::{counted, noun},
 };
 use crate::{
@@ -131,11 +132,23 @@ impl Item {
                     let failures = counted(endpoint.failures.into(), "failure", "failures");
                     format!(" after {failures} in a row")
                 };
+                // An endpoint whose block has ended is tested before anything else is sent to it, so
+                // it is still blocked for its partner.
+                let (state, test) = match (endpoint.state.as_str(), endpoint.blocked_until) {
+                    ("probing", _) => (
+                        "blocked",
+                        ", and its next test is due now or under way".to_owned(),
+                    ),
+                    ("blocked", Some(until)) => (
+                        "blocked",
+                        format!(", and its next test is at {}", minute(until)),
+                    ),
+                    (state, _) => (state, String::new()),
+                };
                 format!(
-                    "endpoint {} of {} is {}{why}; {} {}",
+                    "endpoint {} of {} is {state}{why}{test}; {} {}",
                     endpoint.endpoint_id,
                     endpoint.name,
-                    endpoint.state,
                     counted(endpoint.pending, "webhook", "webhooks"),
                     noun(endpoint.pending, "waits", "wait")
                 )

@@ -99,7 +99,7 @@ pub struct TopupView {
     pub placement_id: Uuid,
     /// `pending`, `ready`, `returned`, `failed` or `parked`.
     pub state: String,
-    /// Why the unit failed or its placement is parked.
+    /// Why the unit failed or its placement is parked; `None` once it has its profile.
     pub reason: Option<String>,
     pub iccid: Option<String>,
     /// When its profile was stored.
@@ -236,7 +236,8 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Ord
                WHERE p.order_id = $1 ORDER BY t.position"#,
             head.order_id,
         );
-        let topups = query.fetch_all(&mut *connection).await?;
+        let mut topups = query.fetch_all(&mut *connection).await?;
+        forget_reasons(&mut topups);
         orders.push(OrderView {
             order_id: head.order_id,
             partner_id: head.partner_id,
@@ -257,6 +258,14 @@ pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Ord
         });
     }
     Ok(orders)
+}
+
+/// The reason of a placement is about its units that are missing. One that has its profile left the
+/// normal path for no reason.
+fn forget_reasons(units: &mut [TopupView]) {
+    for unit in units.iter_mut().filter(|unit| unit.ready_at.is_some()) {
+        unit.reason = None;
+    }
 }
 
 /// The text without spaces and dashes, which people and documents put between the digits of an

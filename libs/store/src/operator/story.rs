@@ -9,10 +9,12 @@ use uuid::Uuid;
 use super::{
     actions::changed_nothing,
     orders::{OrderView, PlacementView, TopupView},
-    placements::GIVEN_UP,
     route::is_rerouted,
 };
 use crate::Result;
+
+mod sentence;
+pub use sentence::sentence;
 
 /// The most attempts of webhooks that a timeline holds; the newest ones.
 pub const MOST_ATTEMPTS: i64 = 500;
@@ -20,6 +22,10 @@ pub const MOST_ATTEMPTS: i64 = 500;
 const MOST_ACTIONS: i64 = 1_000;
 /// How the resolution of a parked purchase as not bought is recorded.
 const NOT_BOUGHT: &str = "placement resolve --not-bought";
+
+/// Why a purchase is parked whose units stay without a profile for too long. The sentence tells it
+/// apart from a purchase that is itself in doubt.
+pub const PROFILES_LATE: &str = "bought, but its profiles do not come";
 
 /// What happened at a moment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -381,190 +387,4 @@ pub(super) fn minute(at: OffsetDateTime) -> String {
     let format = format_description!("[year]-[month]-[day] [hour]:[minute] UTC");
     let at = at.to_offset(time::UtcOffset::UTC);
     at.format(format).unwrap_or_else(|_| at.to_string())
-}
-
-/// How a unit stands, as a partner needs to know it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Standing {
-    Delivered,
-    SentAgain,
-    NotSentAgain,
-    Sending,
-    Failing,
-    Exhausted,
-    NoUrl,
-    Waiting,
-    OnHold,
-    GivingBack,
-    GiveBackOnHold,
-    Returned,
-    Failed,
-}
-
-fn standing(topup: &TopupView) -> Standing {
-    // A give-back that has ended is told by the state of the unit.
-    if topup.state == "ready" {
-        match topup.give_back.as_deref() {
-            Some("asked" | "sending") => return Standing::GivingBack,
-            Some("parked") => return Standing::GiveBackOnHold,
-            _ => {}
-        }
-    }
-    match (topup.state.as_str(), topup.delivery.as_deref()) {
-        ("ready", Some("delivered")) => Standing::Delivered,
-        ("ready", Some("exhausted")) if topup.delivered_before => Standing::NotSentAgain,
-        ("ready", Some("exhausted")) => Standing::Exhausted,
-        ("ready", Some("no_endpoint")) => Standing::NoUrl,
-        ("ready", _) if topup.delivered_before => Standing::SentAgain,
-        ("ready", _) if topup.delivery_attempts.unwrap_or_default() > 0 => Standing::Failing,
-        ("ready", _) => Standing::Sending,
-        ("returned", _) => Standing::Returned,
-        ("failed", _) => Standing::Failed,
-        ("parked", _) => Standing::OnHold,
-        _ => Standing::Waiting,
-    }
-}
-
-/// When the webhooks that wait are sent, for the partner: the next attempt, or what holds all of
-/// them up.
-fn next(order: &OrderView, units: &[&TopupView], now: OffsetDateTime) -> String {
-    match order.endpoint.as_str() {
-        "paused" => "your endpoint is paused by us, and nothing is sent until we resume it".into(),
-        "paused_by_partner" => {
-            "you have paused your endpoint, and nothing is sent until you resume it".into()
-        }
-        "blocked" | "probing" => {
-            let test = order.endpoint_until.filter(|until| *until > now);
-            let test = test.map_or_else(
-                || "now".to_owned(),
-                |until| format!("at {} or soon after", minute(until)),
-            );
-            format!(
-                "your endpoint failed many times in a row, so it only gets a test now and then, the next one {test}; \
-                 everything that waits is sent once a test is acknowledged"
-            )
-        }
-        _ => {
-            let next = units.iter().filter_map(|one| one.delivery_due_at).min();
-            match next {
-                Some(at) if at > now => format!("the next attempt is at {}", minute(at)),
-                _ => "the next attempt is due now".into(),
-            }
-        }
-    }
-}
-
-/// What a group of units of an order is at, for the partner.
-fn told(
-    order: &OrderView,
-    standing: Standing,
-    units: &[&TopupView],
-    now: OffsetDateTime,
-) -> String {
-    let last = units.iter().filter_map(|one| one.delivered_at).max();
-    let status = units.iter().find_map(|one| one.delivery_status);
-    let error = units.iter().find_map(|one| one.delivery_error.as_deref());
-    let response = match (status, error) {
-        (Some(status), _) => format!("your endpoint last responded {status}"),
-        (None, Some(error)) => format!("the last attempt failed: {error}"),
-        (None, None) => "no attempt was acknowledged".to_owned(),
-    };
-    let is = if units.len() == 1 { "is" } else { "are" };
-    let was = if units.len() == 1 { "was" } else { "were" };
-    let next = next(order, units, now);
-    let is_held = order.endpoint != "open" && order.endpoint != "no_url";
-    match standing {
-        Standing::Delivered => {
-            let at = last.map_or_else(String::new, |at| {
-                format!(", the last one at {}", minute(at))
-            });
-            format!("{is} ready and delivered to your endpoint{at}")
-        }
-        Standing::SentAgain => {
-            let held = if is_held {
-                format!(" ({next})")
-            } else {
-                String::new()
-            };
-            format!(
-                "{is} ready and {was} delivered to your endpoint before, and the webhook is being sent again{held}"
-            )
-        }
-        Standing::NotSentAgain => format!(
-            "{is} ready and {was} delivered to your endpoint before; sending the webhook again failed ({response})"
-        ),
-        Standing::Sending if is_held => format!("{is} ready, and the webhook waits: {next}"),
-        Standing::Sending => format!("{is} ready, and the webhook is being sent"),
-        Standing::Failing => {
-            format!("{is} ready, but the webhook did not arrive yet ({response}; {next})")
-        }
-        Standing::Exhausted => format!(
-            "{is} ready, but the webhook was not acknowledged in any of its attempts ({response}); you can look the eSIM up, or ask for the webhook again"
-        ),
-        Standing::NoUrl => {
-            format!(
-                "{is} ready and waits for a webhook URL in your account; you can look the eSIM up"
-            )
-        }
-        Standing::Waiting => format!("{is} being bought or prepared by the provider"),
-        Standing::OnHold => {
-            format!("{is} on hold: we are clarifying the purchase with the provider")
-        }
-        Standing::GivingBack => {
-            format!("{is} being given back at your request, and the provider has not answered yet")
-        }
-        Standing::GiveBackOnHold => format!(
-            "{is} being given back at your request: we are clarifying with the provider whether it has the eSIM back"
-        ),
-        Standing::Returned => format!("{was} given back at your request"),
-        Standing::Failed => {
-            let by_operator = units
-                .iter()
-                .all(|one| one.reason.as_deref() == Some(GIVEN_UP));
-            let why = if by_operator {
-                "the provider does not have the purchase, or has refunded it"
-            } else {
-                "the provider rejected the purchase or could not supply the eSIM"
-            };
-            format!("failed for good and will not be delivered, because {why}")
-        }
-    }
-}
-
-/// The state of an order in one sentence, without any credential, in words of the partner guide.
-/// `now` is the time of the database or close to it.
-pub fn sentence(order: &OrderView, now: OffsetDateTime) -> String {
-    let head = format!(
-        "Order {} of {}",
-        order.external_order_id,
-        minute(order.created_at)
-    );
-    if order.cancelled {
-        return format!(
-            "{head} was cancelled at your request: nothing of it was bought, and its external_order_id is free again."
-        );
-    }
-    if order.refused {
-        return format!(
-            "{head} was refused with a 422, because the provider rejected the purchase or could not be reached: nothing of it was bought or will be, and its external_order_id is free again, so you can order anew with it."
-        );
-    }
-    let mut groups: Vec<(Standing, Vec<&TopupView>)> = Vec::new();
-    for topup in &order.topups {
-        let standing = standing(topup);
-        match groups.iter_mut().find(|(known, _)| *known == standing) {
-            Some((_, of)) => of.push(topup),
-            None => groups.push((standing, vec![topup])),
-        }
-    }
-    groups.sort_by_key(|(standing, _)| *standing);
-    let all = order.topups.len();
-    let parts: Vec<String> = groups
-        .iter()
-        .map(|(standing, units)| {
-            let what = told(order, *standing, units, now);
-            format!("{} of {all} {what}", units.len())
-        })
-        .collect();
-    format!("{head}: {}.", parts.join("; "))
 }

@@ -27,7 +27,7 @@ async fn an_order_tells_its_story() {
     };
     let (told, timeline) = sentence().await;
     assert!(
-        told.ends_with("2 of 2 are being bought or prepared by the provider."),
+        told.ends_with("both eSIMs are being bought or prepared by the provider."),
         "{told}"
     );
     assert_eq!(timeline[0].what, What::Accepted);
@@ -52,7 +52,7 @@ async fn an_order_tells_its_story() {
         .await;
     let (told, timeline) = sentence().await;
     assert!(
-        told.contains("2 of 2 are ready, but the webhook was not acknowledged"),
+        told.contains("both eSIMs are ready, but the webhook was not acknowledged"),
         "{told}"
     );
     assert!(told.contains("last responded 503"), "{told}");
@@ -91,8 +91,11 @@ async fn an_order_tells_its_story() {
     // Without the breakdown, a mixture of states would read as one.
     bench.sql("UPDATE deliveries SET state = 'delivered', delivered_at = now() WHERE delivery_id = (SELECT min(delivery_id::text)::uuid FROM deliveries)").await;
     let (told, _) = sentence().await;
-    assert!(told.contains(": 1 of 2 is ready and delivered"), "{told}");
-    assert!(told.contains("; 1 of 2 is ready, but"), "{told}");
+    assert!(
+        told.contains(": 1 of the 2 eSIMs is ready and delivered"),
+        "{told}"
+    );
+    assert!(told.contains("; 1 of the 2 eSIMs is ready, but"), "{told}");
 }
 
 /// An order whose webhooks have failed once and wait.
@@ -139,11 +142,11 @@ async fn the_sentence_says_what_holds_a_webhook_up_and_names_no_time_in_the_past
         ),
         (
             format!("('{id}', now() + interval '4 minutes', false)"),
-            "the next one at 2",
+            "the next one is at 2",
         ),
         (
             format!("('{id}', now() - interval '1 minute', false)"),
-            "the next one now",
+            "the next one is due now",
         ),
         (format!("('{id}', 'infinity', false)"), "paused by us"),
         (
@@ -235,7 +238,7 @@ async fn the_timeline_has_failed_units_and_what_operators_did() {
                 )),
                 "{timeline:?}"
             );
-            assert!(told.contains("2 of 2 failed for good"), "{told}");
+            assert!(told.contains("both eSIMs failed for good"), "{told}");
         }
     }
 }

@@ -125,7 +125,7 @@ const GROUPS: [(&str, &str); 5] = [
     ),
     (
         "Exhausted webhooks",
-        "All attempts failed. When the endpoint works again, an operator sends all of them by a bulk operation. Support sends \
+        "All attempts failed, or the endpoint answered 410, which tells us to stop. When the endpoint works again, an operator sends all of them by a bulk operation. Support sends \
          single ones again on the pages of their orders, which the partner's page lists.",
     ),
 ];

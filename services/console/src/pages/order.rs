@@ -267,18 +267,21 @@ fn unit_row(
     let delivery = unit.delivery.as_deref();
     let held = held(order, unit, now);
     let is_ready = unit.ready_at.is_some() && unit.erased_at.is_none();
+    let (state, class) = match (unit.state.as_str(), unit.give_back.as_deref()) {
+        ("ready", Some("asked" | "sending")) => ("being given back".to_owned(), "note"),
+        ("ready", Some("parked")) => ("give-back on hold".to_owned(), "bad"),
+        ("ready", _) => (unit.state.clone(), "good"),
+        ("failed" | "parked", _) => (unit.state.clone(), "bad"),
+        _ => (unit.state.clone(), "note"),
+    };
     UnitRow {
         id: unit.topup_id.clone(),
         option: unit
             .option_name
             .clone()
             .unwrap_or_else(|| unit.provider_option_id.clone()),
-        class: match unit.state.as_str() {
-            "ready" => "good",
-            "failed" | "parked" => "bad",
-            _ => "note",
-        },
-        state: unit.state.clone(),
+        class,
+        state,
         iccid: or_none(unit.iccid.as_ref()),
         webhook: match (delivery, unit.delivery_attempts) {
             (Some(_), Some(attempts)) if unit.delivered_before => {

@@ -30,7 +30,7 @@ use crate::{
     App,
     access::{Viewer, Visit},
     format::{number, took},
-    pages::partner::endpoint_class,
+    pages::partner::{endpoint_class, endpoint_state},
     pictures::sparkline,
     problem::Problem,
     view::{Shell, page},
@@ -342,7 +342,7 @@ fn endpoint(endpoint: &Endpoint, look: &Look, earlier: Option<&Look>) -> Endpoin
         partner: endpoint.name.clone(),
         host: endpoint.host(),
         class: endpoint_class(&endpoint.state),
-        state: endpoint.state.clone(),
+        state: endpoint_state(endpoint),
         due: number(
             look.backlogs
                 .queues

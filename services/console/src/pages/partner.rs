@@ -390,8 +390,18 @@ fn describe(partner: &Partner, now: OffsetDateTime) -> PartnerView {
 pub(crate) fn endpoint_class(state: &str) -> &'static str {
     match state {
         "open" => "good",
-        "blocked" | "no_url" => "bad",
+        "blocked" | "probing" | "no_url" => "bad",
         _ => "note",
+    }
+}
+
+/// The state of an endpoint in words. One that is probed is still blocked until its test is
+/// acknowledged; [`next_test`] says when the test is.
+pub(crate) fn endpoint_state(endpoint: &Endpoint) -> String {
+    match endpoint.state.as_str() {
+        _ if endpoint.paused_by_partner => "paused by the partner".to_owned(),
+        "probing" => "blocked".to_owned(),
+        state => state.to_owned(),
     }
 }
 
@@ -439,7 +449,7 @@ pub(crate) fn endpoint_form(
 fn resuming(endpoint: &Endpoint) -> String {
     let first = if endpoint.paused_by_partner {
         "The partner has paused this endpoint itself, so ask the partner first. The pause ends"
-    } else if endpoint.state == "blocked" {
+    } else if matches!(endpoint.state.as_str(), "blocked" | "probing") {
         "The block ends now; if the endpoint still fails, it begins again"
     } else {
         "The pause, which an operator has set, ends"
@@ -459,11 +469,7 @@ fn endpoint_row(
     EndpointRow {
         host: endpoint.host(),
         class: endpoint_class(&endpoint.state),
-        state: if endpoint.paused_by_partner {
-            "paused by the partner".into()
-        } else {
-            endpoint.state.clone()
-        },
+        state: endpoint_state(endpoint),
         until: next_test(endpoint, now).unwrap_or_default(),
         failures: number(endpoint.failures),
         waiting: number(endpoint.pending),

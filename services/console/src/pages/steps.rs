@@ -38,7 +38,7 @@ pub(super) fn step(moment: Moment, endpoint: &str) -> Step {
 fn told(what: What, endpoint: &str) -> Told {
     let neutral = |row, text: &str| (row, Went::Neutral, text.to_owned());
     match what {
-        What::Accepted => ("accepted", Went::Well, "accepted".to_owned()),
+        What::Accepted => ("accepted", Went::Neutral, "received".to_owned()),
         What::Refused => neutral("accepted", "refused with a 422; nothing was bought"),
         What::Cancelled => neutral("accepted", "cancelled by the partner; nothing was bought"),
         What::Erased => neutral("accepted", "erased: ids, states and times are left"),
@@ -77,7 +77,10 @@ fn told(what: What, endpoint: &str) -> Told {
             let text = if endpoint == "open" {
                 format!("next webhook attempt for {topup}")
             } else {
-                let state = endpoint.replace('_', " ");
+                let state = match endpoint {
+                    "probing" => "blocked, and its next test is due".to_owned(),
+                    state => state.replace('_', " "),
+                };
                 format!("the webhook of {topup} waits, because its endpoint is {state}")
             };
             ("webhooks", Went::Neutral, text)
