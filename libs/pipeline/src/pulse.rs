@@ -67,13 +67,15 @@ pub async fn run(
     Ok(())
 }
 
-/// Notes that nothing can be committed now.
+/// Notes that nothing can be committed now. The first line is written in any case, because it says
+/// why the stage is not ready; the lines after it share the limit of an outage with all others.
 fn is_away(readiness: &Readiness, error: &str) {
-    readiness.set_not_ready("database", error);
-    if let Some(others) = outage::DATABASE.failed() {
+    let was_ready = readiness.set_not_ready("database", error);
+    let others = outage::DATABASE.failed();
+    if was_ready || others.is_some() {
         tracing::error!(
             error,
-            others,
+            others = others.unwrap_or_default(),
             "cannot commit to PostgreSQL, so this stage is not ready; it tries again once a second"
         );
     }

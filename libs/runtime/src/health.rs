@@ -61,10 +61,11 @@ impl Readiness {
         self.show(part, 1);
     }
 
-    /// Marks a part as not ready. Operators read the reason.
-    pub fn set_not_ready(&self, part: &'static str, reason: impl Into<String>) {
-        lock(&self.missing).insert(part, reason.into());
+    /// Marks a part as not ready. Operators read the reason. Returns whether it was ready before.
+    pub fn set_not_ready(&self, part: &'static str, reason: impl Into<String>) -> bool {
+        let before = lock(&self.missing).insert(part, reason.into());
         self.show(part, 0);
+        before.is_none()
     }
 
     fn show(&self, part: &'static str, up: u64) {

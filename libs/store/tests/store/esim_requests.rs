@@ -395,7 +395,7 @@ async fn a_unit_that_was_given_back_is_erased_and_seen_as_returned() {
     let order = orders::find(&mut connection, topup.as_str()).await.unwrap();
     let sentence = story::sentence(&order[0], runtime::clock::now());
     assert!(
-        sentence.ends_with(": 1 of 1 was given back at your request."),
+        sentence.ends_with(": the eSIM was given back at your request."),
         "{sentence}"
     );
     let listed = give_backs::list(&mut connection, None, 10).await.unwrap();
