@@ -361,6 +361,9 @@ async fn close(connection: &mut PgConnection, order_id: OrderId) -> Result<Vec<C
     Ok(closed.collect())
 }
 
+/// The reason of a unit of a refused order whose purchase was not sent.
+pub(crate) const ORDER_REFUSED: &str = "its order was refused";
+
 /// Marks the order as refused after [`close`] has moved its placements, and its topups as failed. A
 /// topup gets the reason of its placement if there is one.
 async fn finish_refusal(
@@ -373,18 +376,23 @@ async fn finish_refusal(
         .iter()
         .map(|placement| placement.placement_id)
         .collect();
+    let reason = if cancelled {
+        "its order was cancelled"
+    } else {
+        ORDER_REFUSED
+    };
     let statement = sqlx::query!(
         "WITH refused AS (
              UPDATE orders SET refused_at = now(), cancelled_at = CASE WHEN $3 THEN now() END WHERE order_id = $1
          )
          UPDATE topups t
          SET state = 'failed',
-             reason = coalesce((SELECT p.reason FROM placements p WHERE p.placement_id = t.placement_id),
-                               CASE WHEN $3 THEN 'its order was cancelled' ELSE 'its order was refused' END)
+             reason = coalesce((SELECT p.reason FROM placements p WHERE p.placement_id = t.placement_id), $4)
          WHERE t.placement_id = ANY ($2)",
         order_id.uuid(),
         &placements,
         cancelled,
+        reason,
     );
     statement.execute(connection).await?;
     Ok(())

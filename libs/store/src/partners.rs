@@ -7,7 +7,7 @@
 //! where they are used. A rotation keeps the old keys or the old secret valid during an overlap, so
 //! that a partner can switch at any time within it.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use domain::{Environment, PartnerId};
 use signing::{SecretKey, webhook};
@@ -163,6 +163,22 @@ async fn find(
 /// All partners, oldest first.
 pub async fn list(connection: &mut PgConnection) -> Result<Vec<Partner>> {
     find(connection, None).await
+}
+
+/// The names of these partners. An id that is not among the partners has none.
+pub async fn names(
+    connection: &mut PgConnection,
+    partners: &[Uuid],
+) -> Result<HashMap<Uuid, String>> {
+    let query = sqlx::query!(
+        "SELECT partner_id, name FROM partners WHERE partner_id = ANY ($1)",
+        partners,
+    );
+    let found = query.fetch_all(connection).await?;
+    Ok(found
+        .into_iter()
+        .map(|row| (row.partner_id, row.name))
+        .collect())
 }
 
 /// A partner by id, access key or the access key before the last rotation.

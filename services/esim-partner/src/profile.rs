@@ -285,10 +285,8 @@ mod tests {
 
     #[test]
     fn a_mounted_secret_is_not_exposed() {
-        let (private, open) = (
-            [0o100_600, 0o100_400, 0o100_440],
-            [0o100_640, 0o100_644, 0o100_444],
-        );
+        let private = [0o100_600, 0o100_400, 0o100_440];
+        let open = [0o100_640, 0o100_644, 0o100_444];
         assert_eq!(private.map(exposed), [false; 3]);
         assert_eq!(open.map(exposed), [true; 3]);
     }

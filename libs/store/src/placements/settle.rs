@@ -26,6 +26,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use self::moves::Moves;
+pub(crate) use self::moves::REJECTED;
 use crate::{Result, retry_conflicts, seconds, signed};
 
 /// The outcome of an attempt, or of a look-up or collect after it.

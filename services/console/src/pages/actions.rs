@@ -1,13 +1,16 @@
 //! Actions: who changed what, why and from where.
 
+use std::collections::HashMap;
+
 use askama::Template;
 use axum::{extract::State, response::Response};
 use domain::PartnerId;
 use store::{
     PgConnection,
     operator::actions::{self, Filter, Recorded},
-    partners::{self, Partner},
+    partners,
 };
+use uuid::Uuid;
 
 use crate::{
     App,
@@ -86,33 +89,27 @@ pub(crate) async fn show(
     };
     let read = async |connection: &mut PgConnection| {
         let found = actions::list(&mut *connection, &filter, MOST).await?;
-        let named = found.iter().any(|one| partner_of(&one.target).is_some());
-        let partners = if named {
-            partners::list(connection).await?
-        } else {
-            Vec::new()
-        };
-        Ok::<_, store::Error>((found, partners))
+        let named = found.iter().filter_map(|one| partner_of(&one.target));
+        let named: Vec<Uuid> = named.map(PartnerId::uuid).collect();
+        let names = partners::names(connection, &named).await?;
+        Ok::<_, store::Error>((found, names))
     };
-    let (found, partners) = app.database().run(read).await?;
+    let (found, names) = app.database().run(read).await?;
     page(&Page {
         shell: Shell::new(&visit.session, "/actions", "Actions"),
         most: MOST,
         since: since.map(utc),
         windows: WINDOWS,
-        actions: found.into_iter().map(|one| row(one, &partners)).collect(),
+        actions: found.into_iter().map(|one| row(one, &names)).collect(),
     })
 }
 
-fn row(action: Recorded, partners: &[Partner]) -> Row {
+fn row(action: Recorded, names: &HashMap<Uuid, String>) -> Row {
     let nothing = action.changed_nothing();
     let parts = [("before", &action.before), ("after", &action.after)];
     let named = partner_of(&action.target).and_then(|id| {
-        let partner = partners.iter().find(|one| one.partner_id == id.uuid())?;
-        Some(Named {
-            id,
-            name: partner.name.clone(),
-        })
+        let name = names.get(&id.uuid())?.clone();
+        Some(Named { id, name })
     });
     let change = parts
         .into_iter()

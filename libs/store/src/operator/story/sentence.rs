@@ -3,15 +3,14 @@
 use time::OffsetDateTime;
 
 use super::{PROFILES_LATE, minute};
-use crate::operator::{
-    orders::{OrderView, TopupView},
-    placements::GIVEN_UP,
+use crate::{
+    operator::{
+        orders::{OrderView, TopupView},
+        placements::GIVEN_UP,
+    },
+    orders::ORDER_REFUSED,
+    placements::REJECTED,
 };
-
-/// How the reason of a unit begins whose purchase the provider rejected; its answer follows.
-const REJECTED: &str = "the provider rejected it: ";
-/// The reason of a unit of a refused order whose purchase was not sent.
-const ORDER_REFUSED: &str = "its order was refused";
 
 /// How a unit stands, as a partner needs to know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -7,6 +7,9 @@ use uuid::Uuid;
 use super::{Changes, Outcome, Settlement};
 use crate::{Result, seconds, signed};
 
+/// How the reason of a unit begins whose purchase the provider rejected; its answer follows.
+pub(crate) const REJECTED: &str = "the provider rejected it: ";
+
 /// What the statement does for an outcome that bought nothing. It reads the name of the variant as
 /// `kind`.
 #[derive(Clone, Copy, strum::IntoStaticStr)]
@@ -46,7 +49,7 @@ impl Moves {
                 }
                 Outcome::Rejected { status, message } => {
                     refusal = (Some(status.clone()), Some(message.clone()));
-                    let reason = format!("the provider rejected it: {status} {message}");
+                    let reason = format!("{REJECTED}{status} {message}");
                     (MoveKind::Rejected, None, Some(reason))
                 }
                 Outcome::NotFound {
