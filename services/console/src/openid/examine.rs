@@ -2,14 +2,14 @@
 //! settings could sign people in. It asks what the console asks, by the same functions, and signs
 //! nobody in.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use openidconnect::{
     JsonWebKey, JsonWebKeyAlgorithm, JsonWebKeyUse, JwsSigningAlgorithm,
     core::{CoreJsonWebKey, CoreProviderMetadata},
 };
 use reqwest::header::DATE;
-use runtime::clock;
+use runtime::{clock, lock};
 use time::{Duration, OffsetDateTime, format_description::well_known::Rfc2822};
 use url::Url;
 
@@ -53,7 +53,7 @@ pub async fn examine(config: &OpenIdConfig) -> anyhow::Result<Option<Examined>> 
             let date = answer.headers().get(DATE);
             if let Some(there) = date.and_then(|date| there(date.to_str().ok()?)) {
                 let here = before + (clock::now() - before) / 2;
-                *ahead.lock().unwrap_or_else(PoisonError::into_inner) = Some(there - here);
+                *lock(&ahead) = Some(there - here);
             }
             Ok(answer)
         }
@@ -63,7 +63,7 @@ pub async fn examine(config: &OpenIdConfig) -> anyhow::Result<Option<Examined>> 
         issuer: provider.issuer().to_owned(),
         roles: roles(config),
         keys: metadata.and_then(|metadata| usable_keys(&metadata)),
-        ahead: *ahead.lock().unwrap_or_else(PoisonError::into_inner),
+        ahead: *lock(&ahead),
     }))
 }
 
