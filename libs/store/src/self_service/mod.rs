@@ -19,7 +19,7 @@ mod sandbox;
 mod webhooks;
 
 use domain::PartnerId;
-use sqlx::PgConnection;
+use sqlx::{Connection, PgConnection};
 
 pub(crate) use self::orders::first_id;
 pub use self::{
@@ -53,6 +53,23 @@ use crate::{
 
 /// The reason that is recorded for these changes.
 pub(crate) const REASON: &str = "requested by the partner";
+
+/// Runs statements that only read, and all of them on one snapshot. An answer that is composed of
+/// several statements needs it: by default each statement sees what was committed before it began,
+/// so that together they could show what was never true, for example an order that is neither
+/// stored nor archived, because it was brought back from the archive in between.
+///
+/// The statements take no locks and wait for none, so `work` must not decide what is written.
+pub async fn snapshot<T>(
+    connection: &mut PgConnection,
+    work: impl AsyncFnOnce(&mut PgConnection) -> Result<T>,
+) -> Result<T> {
+    let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
+    let mut transaction = connection.begin_with(begin).await?;
+    let read = work(&mut transaction).await?;
+    transaction.commit().await?;
+    Ok(read)
+}
 
 /// Records a change of the account by its partner, in the transaction of the change.
 async fn record_change(

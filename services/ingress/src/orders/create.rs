@@ -183,11 +183,16 @@ async fn create(
         .into_response())
 }
 
-/// The path of an order, below the path that it was posted to. A partner that uses the short form
+/// The path at which an order is looked up, below the path that it was posted to. A partner that uses the short form
 /// of the prefix thus gets the short form back.
 fn location(orders: &str, external_order_id: Option<&str>) -> Option<HeaderValue> {
-    let id = webhooks::body::encoded(external_order_id?);
-    HeaderValue::try_from(format!("{orders}/{id}")).ok()
+    let id = external_order_id?;
+    let path = match id {
+        // Clients and proxies remove these segments from a path, in every encoding.
+        "." | ".." => format!("{orders}?external_order_id={id}"),
+        _ => format!("{orders}/{}", webhooks::body::encoded(id)),
+    };
+    HeaderValue::try_from(path).ok()
 }
 
 /// The result that the metrics count for an order that was refused before it was submitted.

@@ -100,17 +100,24 @@ fn is(value: &RawValue, start: char) -> bool {
 }
 
 /// The external id, or what is wrong with it. `null` counts as missing. An id with a NUL character
-/// is refused here, because PostgreSQL cannot store it.
+/// is refused in [`external_id`], because PostgreSQL cannot store it.
 fn external_order_id(value: Option<&RawValue>) -> Result<Result<String, Fault>, ApiError> {
-    let blank = || Ok(Err(Fault::new(Code::ExternalOrderIdBlank)));
-    let invalid = |detail: &str| Ok(Err(Fault::with(Code::ExternalOrderIdInvalid, detail)));
-    let Some(value) = value else { return blank() };
+    let Some(value) = value else {
+        return Ok(Err(Fault::new(Code::ExternalOrderIdBlank)));
+    };
     if !is(value, '"') {
-        return invalid("must be a string");
+        let fault = Fault::with(Code::ExternalOrderIdInvalid, "must be a string");
+        return Ok(Err(fault));
     }
     let text: String = parse(value.get().as_bytes())?;
+    Ok(external_id(&text))
+}
+
+/// A text as an external id, or what is wrong with it.
+pub(crate) fn external_id(text: &str) -> Result<String, Fault> {
+    let invalid = |detail: &str| Err(Fault::with(Code::ExternalOrderIdInvalid, detail));
     if text.trim().is_empty() {
-        blank()
+        Err(Fault::new(Code::ExternalOrderIdBlank))
     } else if text.chars().count() > MAX_EXTERNAL_ID {
         invalid(&format!(
             "is too long (maximum is {MAX_EXTERNAL_ID} characters)"
@@ -118,7 +125,7 @@ fn external_order_id(value: Option<&RawValue>) -> Result<Result<String, Fault>, 
     } else if text.contains('\0') {
         invalid("can't contain a NUL character")
     } else {
-        Ok(Ok(text))
+        Ok(text.to_owned())
     }
 }
 

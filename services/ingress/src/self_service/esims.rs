@@ -14,6 +14,7 @@ use axum::{http::StatusCode, response::Response};
 use domain::{GiveBackState, TopupId};
 use serde::Serialize;
 use store::{
+    archive::is_topup_archived,
     esim_requests::{Reading, Reason, UsageFailure},
     self_service::{
         UnitState,
@@ -24,7 +25,7 @@ use time::{OffsetDateTime, serde::rfc3339};
 use tokio::time::Instant;
 use utoipa::ToSchema;
 
-use super::{Id, Session, json, orders::retry_after};
+use super::{Id, Session, json, or_archived, orders::retry_after};
 use crate::http::{codes::Code, error::ApiError};
 
 /// The pause between two looks for the answer.
@@ -152,12 +153,11 @@ fn refusal(refused: &GiveBack) -> (Code, String) {
 
 /// Reads what was asked about a unit of the partner.
 async fn read(session: &Session, id: &TopupId) -> Result<Requests, ApiError> {
-    let reading =
-        session.run(async |connection, partner| esims::requests(connection, partner, id).await);
-    match reading.await? {
-        Some(requests) => Ok(requests),
-        None => Err(session.no_topup(id).await),
-    }
+    let reading = session.read(async |connection, partner| {
+        let found = esims::requests(connection, partner, id).await?;
+        or_archived(found, is_topup_archived(connection, partner, id)).await
+    });
+    Ok(reading.await??)
 }
 
 /// Refuses a question about a unit that is not with the partner.

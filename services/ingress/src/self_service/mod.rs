@@ -49,7 +49,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{MethodRouter, get, post},
 };
-use domain::{Environment, PartnerId, TopupId};
+use domain::{Environment, PartnerId};
 use http_body::{Frame, SizeHint};
 use serde::Serialize;
 use store::{Database, PgConnection, partners::Overlap, vault::Vault};
@@ -300,28 +300,31 @@ impl Session {
         service.database.run(work).await.map_err(ApiError::internal)
     }
 
-    /// The answer for an order that was not found: whether it is archived.
-    async fn no_order(&self, external_order_id: &str) -> ApiError {
-        let archived = self.run(async |connection, partner| {
-            store::archive::is_archived(connection, partner, external_order_id).await
-        });
-        missing(archived.await)
-    }
-
-    /// The answer for a topup that was not found: whether its order is archived.
-    async fn no_topup(&self, topup_id: &TopupId) -> ApiError {
-        let archived = self.run(async |connection, partner| {
-            store::archive::is_topup_archived(connection, partner, topup_id).await
-        });
-        missing(archived.await)
+    /// Reads on one snapshot, as an answer needs it that is composed of several statements; see
+    /// [`store::self_service::snapshot`].
+    async fn read<T>(
+        &self,
+        work: impl AsyncFnOnce(&mut PgConnection, PartnerId) -> Result<T, store::Error>,
+    ) -> Result<T, ApiError> {
+        let read = async |connection: &mut PgConnection, id| {
+            let work = async |connection: &mut PgConnection| work(connection, id).await;
+            store::self_service::snapshot(connection, work).await
+        };
+        self.run(read).await
     }
 }
 
-fn missing(is_archived: Result<bool, ApiError>) -> ApiError {
-    match is_archived {
-        Ok(true) => Code::OrderArchived.into(),
-        Ok(false) => Code::NotFound.into(),
-        Err(error) => error,
+/// What was found, or the code of the error if nothing was. `is_archived` asks whether the order of
+/// what is missing was moved into the archive. Both belong together, so they have to be read on one
+/// snapshot; see [`Session::read`].
+async fn or_archived<T>(
+    found: Option<T>,
+    is_archived: impl Future<Output = Result<bool, store::Error>>,
+) -> Result<Result<T, Code>, store::Error> {
+    match found {
+        Some(found) => Ok(Ok(found)),
+        None if is_archived.await? => Ok(Err(Code::OrderArchived)),
+        None => Ok(Err(Code::NotFound)),
     }
 }
 

@@ -14,14 +14,17 @@ use domain::{OrderId, PartnerId};
 use serde::Serialize;
 use store::{
     PgConnection,
+    archive::is_archived,
     orders::Cancelled,
+    profile::Profile,
     self_service::{self, OrderHead, OrderPage, OrderState, Unit, Units},
 };
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
+use webhooks::qr::QrUrls;
 
 use super::{
-    Id, Search, SelfService, Session, json,
+    Id, Search, SelfService, Session, json, or_archived,
     query::{Query, cursor},
     topups::{self, Topup},
 };
@@ -106,10 +109,20 @@ pub(super) struct Order<'a> {
     topups: Vec<Topup<'a>>,
 }
 
+/// An order of a list.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ListedOrder<'a> {
+    #[serde(flatten)]
+    summary: Summary<'a>,
+    /// Its topups, only if the request names an `external_order_id`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    topups: Option<Vec<Topup<'a>>>,
+}
+
 /// A page of orders, the newest first.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Orders<'a> {
-    orders: Vec<Summary<'a>>,
+    orders: Vec<ListedOrder<'a>>,
     /// The cursor of the next page; null after the last one.
     next_cursor: Option<String>,
 }
@@ -126,31 +139,53 @@ impl FromStr for ExternalId {
     }
 }
 
-/// Reads an order and its units.
+/// An order with its units.
+struct Whole {
+    head: OrderHead,
+    units: Vec<Unit>,
+}
+
+/// Reads an order and its units, or the code of the error if there is no such order.
 async fn stored(
     connection: &mut PgConnection,
     partner: PartnerId,
     external_order_id: &str,
-) -> Result<Option<(OrderHead, Vec<Unit>)>, store::Error> {
-    let Some(head) = self_service::order(connection, partner, external_order_id).await? else {
-        return Ok(None);
+) -> Result<Result<Whole, Code>, store::Error> {
+    let found = match self_service::order(connection, partner, external_order_id).await? {
+        Some(head) => Some(Whole {
+            units: self_service::units(connection, partner, head.order_id).await?,
+            head,
+        }),
+        None => None,
     };
-    let units = self_service::units(connection, partner, head.order_id).await?;
-    Ok(Some((head, units)))
+    or_archived(found, is_archived(connection, partner, external_order_id)).await
 }
 
-fn shown(service: &SelfService, head: &OrderHead, units: &[Unit]) -> Result<Response, ApiError> {
-    let profiles: Vec<_> = units
-        .iter()
-        .map(|unit| topups::profile(service, unit))
-        .collect::<Result<_, _>>()?;
-    let both = units.iter().zip(&profiles);
-    let topups = both.map(|(unit, profile)| Topup::new(unit, profile.as_ref(), &service.qr));
-    let order = Order {
-        summary: Summary::new(head, self_service::count(units)),
-        topups: topups.collect(),
-    };
-    Ok(json(StatusCode::OK, &order))
+impl Whole {
+    /// The decrypted profiles of the units, as [`Self::topups`] takes them.
+    fn profiles(&self, service: &SelfService) -> Result<Vec<Option<Profile>>, ApiError> {
+        let profiles = self.units.iter().map(|unit| topups::profile(service, unit));
+        profiles.collect()
+    }
+
+    fn topups<'a>(&'a self, profiles: &'a [Option<Profile>], qr: &QrUrls) -> Vec<Topup<'a>> {
+        let both = self.units.iter().zip(profiles);
+        both.map(|(unit, profile)| Topup::new(unit, profile.as_ref(), qr))
+            .collect()
+    }
+
+    fn summary(&self) -> Summary<'_> {
+        Summary::new(&self.head, self_service::count(&self.units))
+    }
+
+    fn shown(&self, service: &SelfService) -> Result<Response, ApiError> {
+        let profiles = self.profiles(service)?;
+        let order = Order {
+            summary: self.summary(),
+            topups: self.topups(&profiles, &service.qr),
+        };
+        Ok(json(StatusCode::OK, &order))
+    }
 }
 
 /// Look up an order
@@ -163,11 +198,14 @@ fn shown(service: &SelfService, head: &OrderHead, units: &[Unit]) -> Result<Resp
     params(("external_order_id" = String, Path, description = "Your own id of the order")),
     responses((status = 200, description = "The order", body = Order), (status = 404, response = super::described::NotFound), (status = 410, response = super::described::Archived)))]
 pub(super) async fn show(session: Session, Id(id): Id<ExternalId>) -> Result<Response, ApiError> {
-    let order = session.run(async |connection, partner| stored(connection, partner, &id.0).await);
-    let Some((head, units)) = order.await? else {
-        return Err(session.no_order(&id.0).await);
-    };
-    shown(session.service(), &head, &units)
+    find(&session, &id.0).await?.shown(session.service())
+}
+
+/// Looks an order up, on one snapshot.
+async fn find(session: &Session, external_order_id: &str) -> Result<Whole, ApiError> {
+    let reading = session
+        .read(async |connection, partner| stored(connection, partner, external_order_id).await);
+    Ok(reading.await??)
 }
 
 /// Cancel an order
@@ -205,14 +243,12 @@ pub(super) async fn cancel(session: Session, Id(id): Id<ExternalId>) -> Result<R
     {
         (cancelled, order) = cancel(Some(order_id)).await?;
     }
-    let Some((head, units)) = order else {
-        return Err(session.no_order(&id.0).await);
-    };
+    let order = order?;
     match cancelled {
         Cancelled::Undecided { rest, .. } => Ok(retry_after(Code::OrderNotAnswered, rest)),
         Cancelled::TooLate => Err(Code::OrderNotWaiting.into()),
-        Cancelled::Unknown if head.cancelled_at.is_none() => Err(Code::OrderRefused.into()),
-        Cancelled::Done | Cancelled::Unknown => shown(session.service(), &head, &units),
+        Cancelled::Unknown if order.head.cancelled_at.is_none() => Err(Code::OrderRefused.into()),
+        Cancelled::Done | Cancelled::Unknown => order.shown(session.service()),
     }
 }
 
@@ -231,14 +267,20 @@ pub(super) fn retry_after(code: Code, rest: Duration) -> Response {
 /// The newest come first. With `state`, a page may hold fewer orders than `limit`, or none at all,
 /// although it is not the last one. So continue until `next_cursor` is null. Orders that we have
 /// archived are not in the list.
+///
+/// With `external_order_id` the list has at most one order: the one that the look-up of this id
+/// shows, with its topups. Unlike the path of the look-up, a query can name every id, also `.` and
+/// `..`, which clients and proxies remove from a path, and ids with `/`.
 #[utoipa::path(get, path = "/orders", operation_id = "list_orders", tag = "Orders",
     params(
         ("created_after" = Option<String>, Query, format = DateTime, description = "Only orders that were stored after this RFC 3339 time"),
+        ("external_order_id" = Option<String>, Query, description = "Only the order with this id of yours, with its topups. An archived order gets a 410"),
         ("state" = Option<OrderState>, Query, description = "Only orders that are in this state"),
         ("cursor" = Option<String>, Query, description = "`next_cursor` of the previous page; leave it out for the first page"),
         ("limit" = Option<u16>, Query, minimum = 1, maximum = 100, description = "Maximum number of orders of the page, from 1 to 100; the default is 20")),
     responses(
         (status = 200, description = "A page of orders", body = Orders),
+        (status = 410, response = super::described::Archived),
         (status = 422, response = super::described::Unprocessable)))]
 pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiError> {
     let mut query = Query::of(&uri);
@@ -248,7 +290,16 @@ pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiEr
     let state = query.read("state", Fault::new(Code::StateInvalid), |text| {
         serde_json::from_value::<OrderState>(text.into()).ok()
     });
+    let external_order_id = query.external_order_id();
     query.check()?;
+    if let Some(id) = external_order_id {
+        let filter = Filter {
+            before: before.map(OrderId::from),
+            created_after,
+            state,
+        };
+        return list_one(&session, &id, &filter).await;
+    }
     let looked_at = if state.is_some() {
         LOOKED_AT
     } else {
@@ -269,7 +320,10 @@ pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiEr
         last = Some(head.order_id.uuid());
         let summary = Summary::new(head, *units);
         if state.is_none_or(|state| state == summary.state) {
-            orders.push(summary);
+            orders.push(ListedOrder {
+                summary,
+                topups: None,
+            });
         }
         if orders.len() == usize::from(limit) {
             break;
@@ -279,6 +333,46 @@ pub(super) async fn list(Search(session, uri): Search) -> Result<Response, ApiEr
     let page = Orders {
         orders,
         next_cursor: last.filter(|_| more).map(cursor),
+    };
+    Ok(json(StatusCode::OK, &page))
+}
+
+/// The conditions of a list, beside the id of an order.
+struct Filter {
+    before: Option<OrderId>,
+    created_after: Option<OffsetDateTime>,
+    state: Option<OrderState>,
+}
+
+impl Filter {
+    fn takes(&self, order: &Summary<'_>) -> bool {
+        let is_before = self.before.is_none_or(|last| order.order_id < last);
+        let is_after = self.created_after.is_none_or(|at| order.created_at > at);
+        is_before && is_after && self.state.is_none_or(|state| order.state == state)
+    }
+}
+
+/// The list of the one order with this id, with its topups.
+async fn list_one(session: &Session, id: &str, filter: &Filter) -> Result<Response, ApiError> {
+    let found = match find(session, id).await {
+        Ok(whole) => Some(whole),
+        Err(ApiError::Plain {
+            code: Code::NotFound,
+            ..
+        }) => None,
+        Err(error) => return Err(error),
+    };
+    let found = found.filter(|whole| filter.takes(&whole.summary()));
+    let service = session.service();
+    let profiles = found.as_ref().map(|whole| whole.profiles(service));
+    let profiles = profiles.transpose()?.unwrap_or_default();
+    let listed = found.iter().map(|whole| ListedOrder {
+        summary: whole.summary(),
+        topups: Some(whole.topups(&profiles, &service.qr)),
+    });
+    let page = Orders {
+        orders: listed.collect(),
+        next_cursor: None,
     };
     Ok(json(StatusCode::OK, &page))
 }

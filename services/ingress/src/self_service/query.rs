@@ -17,9 +17,12 @@ use serde_json::Value;
 use time::{OffsetDateTime, UtcOffset, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
-use crate::http::{
-    codes::Code,
-    error::{ApiError, Fault},
+use crate::{
+    http::{
+        codes::Code,
+        error::{ApiError, Fault},
+    },
+    orders::request::external_id,
 };
 
 /// The number of entries of a page if the request has no `limit`.
@@ -112,6 +115,16 @@ impl<'a> Query<'a> {
         self.read("endpoint_id", Fault::new(Code::EndpointIdInvalid), |text| {
             text.parse().ok()
         })
+    }
+
+    /// `external_order_id`: the partner's own id of an order. It has the same faults as in an order.
+    pub(super) fn external_order_id(&mut self) -> Option<String> {
+        let name = "external_order_id";
+        self.known.push(name);
+        let (_, text) = self.parameters.iter().find(|(given, _)| given == name)?;
+        let read = external_id(text);
+        read.map_err(|fault| self.faults.push(fault.of_parameter(name)))
+            .ok()
     }
 
     /// Returns a 422 with all faults, if there are any. Every parameter that was not read by now is

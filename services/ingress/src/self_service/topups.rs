@@ -8,6 +8,7 @@ use axum::{http::StatusCode, response::Response};
 use domain::{ActivationCode, DeliveryId, EndpointId, OptionId, TopupId, WebhookId};
 use serde::Serialize;
 use store::{
+    archive::is_topup_archived,
     profile::Profile,
     self_service::{self, Redelivered, Unit, UnitState},
     vault::Purpose,
@@ -20,7 +21,7 @@ use webhooks::{
     qr::QrUrls,
 };
 
-use super::{Id, Search, SelfService, Session, json, query::Query};
+use super::{Id, Search, SelfService, Session, json, or_archived, query::Query};
 use crate::http::{codes::Code, error::ApiError};
 
 /// One unit of an order.
@@ -128,11 +129,11 @@ pub(super) fn profile(service: &SelfService, unit: &Unit) -> Result<Option<Profi
     params(("topup_id" = String, Path, description = "The id of the topup, 26 digits, from the answer of create-order")),
     responses((status = 200, description = "The topup", body = Topup), (status = 404, response = super::described::NotFound), (status = 410, response = super::described::Archived)))]
 pub(super) async fn show(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
-    let reading =
-        session.run(async |connection, partner| self_service::unit(connection, partner, &id).await);
-    let Some(unit) = reading.await? else {
-        return Err(session.no_topup(&id).await);
-    };
+    let reading = session.read(async |connection, partner| {
+        let found = self_service::unit(connection, partner, &id).await?;
+        or_archived(found, is_topup_archived(connection, partner, &id)).await
+    });
+    let unit = reading.await??;
     let profile = profile(session.service(), &unit)?;
     let topup = Topup::new(&unit, profile.as_ref(), &session.service().qr);
     Ok(json(StatusCode::OK, &topup))
@@ -201,11 +202,11 @@ pub(super) async fn deliveries(
     session: Session,
     Id(id): Id<TopupId>,
 ) -> Result<Response, ApiError> {
-    let reading = session
-        .run(async |connection, partner| self_service::delivery(connection, partner, &id).await);
-    let Some(delivery) = reading.await? else {
-        return Err(session.no_topup(&id).await);
-    };
+    let reading = session.read(async |connection, partner| {
+        let found = self_service::delivery(connection, partner, &id).await?;
+        or_archived(found, is_topup_archived(connection, partner, &id)).await
+    });
+    let delivery = reading.await??;
     let attempts = delivery
         .id
         .map(|id| attempts(session.service(), id, &delivery.attempts));
@@ -334,7 +335,17 @@ pub(super) async fn send_again(
         }
         (Redelivered::Gone, WebhookId::Event(_)) => Err(Code::EventVoid.into()),
         (Redelivered::NoEndpoint, _) => Err(Code::WebhookUrlMissing.into()),
-        (Redelivered::Unknown, WebhookId::Topup(topup)) => Err(session.no_topup(topup).await),
+        (Redelivered::Unknown, WebhookId::Topup(topup)) => {
+            let archived = session.run(async |connection, partner| {
+                is_topup_archived(connection, partner, topup).await
+            });
+            Err(if archived.await? {
+                Code::OrderArchived
+            } else {
+                Code::NotFound
+            }
+            .into())
+        }
         (Redelivered::Unknown, WebhookId::Event(_)) => Err(Code::NotFound.into()),
     }
 }

@@ -176,6 +176,54 @@ async fn a_lost_answer_and_a_lost_webhook_are_cured_by_the_order() {
     );
 }
 
+/// Clients and proxies normalise paths, so some ids can be named in a query only.
+#[tokio::test]
+async fn every_id_that_can_be_ordered_is_found_by_a_query() {
+    let (stack, shop) = open().await;
+    let ready = stack.option("ready").unwrap();
+    let encoded = |id: &str| {
+        id.bytes()
+            .map(|byte| format!("%{byte:02X}"))
+            .collect::<String>()
+    };
+    let in_query = |id: &str| format!("/orders?external_order_id={}", encoded(id));
+    let unusual = format!("{}/a+b%2Fö ?&#\u{7f}\n", fresh("any"));
+    for id in [".", "..", &unusual] {
+        let path = in_query(id);
+        let nothing = get(&shop.client, &path).await.unwrap();
+        assert_eq!(nothing, json!({"orders": [], "next_cursor": null}));
+        let answer = shop.client.order(id, &[(ready, 2)]).await.unwrap();
+        let bought = answer.products().unwrap();
+        let found = get(&shop.client, &path).await.unwrap();
+        let order = &found["orders"][0];
+        assert_eq!(order["external_order_id"], id, "{found}");
+        assert_eq!(found["orders"].as_array().unwrap().len(), 1, "{found}");
+        let shown = order["topups"].as_array().unwrap().iter();
+        let shown: Vec<&Value> = shown.map(|topup| &topup["topup_id"]).collect();
+        let bought: Vec<&str> = bought.iter().map(|one| one.topup_id.as_str()).collect();
+        assert_eq!(shown, bought);
+        // The answer names a path that leads to the order.
+        let location = header(&answer, "location").strip_prefix(API).unwrap();
+        let named = get(&shop.client, location).await.unwrap();
+        let named = named["orders"].get(0).unwrap_or(&named);
+        assert_eq!(named["order_id"], order["order_id"], "{location}");
+        // The other filters hold, too.
+        for (filter, found) in [
+            ("state=refused", 0),
+            ("created_after=2020-01-01T00:00:00Z", 1),
+        ] {
+            let filtered = get(&shop.client, &format!("{path}&{filter}"))
+                .await
+                .unwrap();
+            let orders = filtered["orders"].as_array().unwrap();
+            assert_eq!(orders.len(), found, "{filter}: {filtered}");
+        }
+    }
+    // The whole list shows no topups.
+    let all = get(&shop.client, "/orders").await.unwrap();
+    assert!(all["orders"][0].get("topups").is_none(), "{all}");
+}
+
 #[tokio::test]
 async fn a_201_names_its_order_and_a_rejected_one_is_refused() {
     let (stack, shop) = open().await;

@@ -107,6 +107,10 @@ pub const ROWS: &[Row] = &rows! {
         => Unprocessable(&["Parameter force is unknown; this request does not have it"]);
     "HEAD on the data use of an unknown topup has no body",
         |w| ask(w, "HEAD", &format!("{UNKNOWN_TOPUP}/usage")) => Bare(404);
+    "422: a look-up by a blank id", |w| get(w, "/orders").query("external_order_id=%20")
+        => Unprocessable(&["External order id can't be blank"]);
+    "422: a look-up by an id that no order can have", |w| get(w, "/orders").query("external_order_id=%00&limit=0")
+        => Unprocessable(&["Limit must be an integer from 1 to 100", "External order id can't contain a NUL character"]);
     // What is given twice.
     "422: a parameter that is given twice", |w| get(w, "/orders").query("limit=5&limit=6")
         => Unprocessable(&["Parameter limit is given more than once; send it once"]);
