@@ -387,6 +387,7 @@ TABLE providers
     openings integer NOT NULL DEFAULT 0
     version bigint NOT NULL DEFAULT 1
     changed_at timestamp with time zone NOT NULL DEFAULT now()
+    failing_since timestamp with time zone
     CONSTRAINT providers_pkey PRIMARY KEY (name)
 
 TABLE pulses
@@ -396,6 +397,8 @@ TABLE pulses
     timeline bigint NOT NULL
     replicated boolean NOT NULL
     at timestamp with time zone NOT NULL
+    started_at timestamp with time zone NOT NULL DEFAULT now()
+    stopped boolean NOT NULL DEFAULT false
     CONSTRAINT pulses_pkey PRIMARY KEY (instance)
     CREATE INDEX pulses_at ON public.pulses USING btree (at)
 
@@ -541,7 +544,8 @@ BEGIN
     END IF;
     UPDATE providers
     SET reason = why || coalesce(' (open before: ' || reason || ')', ''), open_until = '9999-12-31 00:00:00+00',
-        version = version + 1000000, changed_at = now();
+        version = version + 1000000, changed_at = now(),
+        failing_since = CASE WHEN open_until IS NULL THEN now() ELSE coalesce(failing_since, now()) END;
     RETURN true;
 END
 $function$

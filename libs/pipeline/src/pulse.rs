@@ -64,6 +64,12 @@ pub async fn run(
             Err(error) => is_away(&readiness, &error.to_string()),
         }
     }
+    // Without the note operators miss this process for an hour, or until another one begins.
+    match timeout(PATIENCE, database.stopped()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%error, "cannot note the end of the pulse"),
+        Err(_) => tracing::debug!("cannot note the end of the pulse within {PATIENCE:?}"),
+    }
     Ok(())
 }
 

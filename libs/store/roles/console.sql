@@ -2,7 +2,8 @@
 -- may show activation codes has the master key that opens it. It reads no other key or secret.
 GRANT SELECT ON configuration_version, options, orders, placements, topups, work, held, deliveries, delivery_attempts,
     endpoints, further_deliveries, providers, provider_lanes, provider_replicas, pulses, sweeps, retention, operator_actions,
-    redeliveries, archives, archived_orders, provider_references, hourly, esim_requests, refused_requests
+    redeliveries, archives, archived_orders, provider_references, hourly, esim_requests, refused_requests,
+    retention_due
     TO esim_console;
 GRANT SELECT (partner_id, name, environment, access_key, old_access_key, old_keys_until, webhook_url, webhook_host,
               webhook_events, old_webhook_secret_until, disabled_at, max_in_flight, requests_per_second,
@@ -36,7 +37,7 @@ GRANT INSERT, UPDATE (kind, at, provider, lane), DELETE ON work TO esim_console;
 GRANT DELETE ON held TO esim_console;
 GRANT INSERT (partner_id, blocked_until), UPDATE (failures, blocks, blocked_until, probe, paused_by_partner)
     ON endpoints TO esim_console;
-GRANT UPDATE (open_until, reason, openings, version, changed_at) ON providers TO esim_console;
+GRANT UPDATE (open_until, reason, openings, version, changed_at, failing_since) ON providers TO esim_console;
 GRANT INSERT, UPDATE (ended_at, cancelled_at) ON redeliveries TO esim_console;
 GRANT SELECT, INSERT, UPDATE (cancelled_at) ON operations TO esim_console;
 GRANT SELECT, INSERT ON operation_parts TO esim_console;

@@ -146,6 +146,13 @@ impl Database {
         Ok(primary.acknowledge(sent.await?))
     }
 
+    /// Notes that this process ends in an orderly way, after its last pulse.
+    pub async fn stopped(&self) -> Result<()> {
+        let primary = &self.pool.primary;
+        self.use_connection(async |connection| primary.stopped(connection).await)
+            .await
+    }
+
     /// Opens a connection to find out where new connections lead. A primary that was replaced while
     /// it went on responding is noticed by nothing else.
     pub async fn look_again(&self) -> Result<()> {

@@ -8,13 +8,11 @@
 pub mod accounts;
 pub mod actions;
 pub mod activation;
-pub mod attention;
 pub mod breakers;
 pub mod catalogue;
 pub mod deliveries;
 pub mod endpoints;
 pub mod erase;
-pub mod figures;
 pub mod give_backs;
 pub mod health;
 pub mod hourly;

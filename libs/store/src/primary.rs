@@ -292,6 +292,16 @@ impl Primary {
         }
     }
 
+    /// Notes that this process ends in an orderly way, so that nobody misses its pulse.
+    pub(crate) async fn stopped(&self, connection: &mut PgConnection) -> Result<()> {
+        let statement = sqlx::query!(
+            "UPDATE pulses SET stopped = true WHERE instance = $1",
+            self.instance
+        );
+        statement.execute(connection).await?;
+        Ok(())
+    }
+
     /// Deletes the pulses of processes that have been gone for long.
     async fn delete_old(&self, connection: &mut PgConnection) -> Result<()> {
         let statement = sqlx::query!(

@@ -66,6 +66,9 @@ pub struct ProviderBreaker {
     /// When it last opened, closed or let a probe through.
     #[serde(with = "time::serde::rfc3339")]
     pub changed_at: OffsetDateTime,
+    /// Since when it has not been closed, however often it has let a probe through meanwhile.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub failing_since: Option<OffsetDateTime>,
 }
 
 impl ProviderBreaker {
@@ -85,7 +88,10 @@ macro_rules! breakers {
             $before
                 + r#" name, CASE WHEN open_until IS NULL THEN 'closed' WHEN open_until > now() THEN 'open'
                             ELSE 'half_open' END AS "state!",
-                      open_until, reason, openings, version, changed_at "#
+                      open_until, reason, openings, version, changed_at,
+                      -- A program of an older schema sets no time, and leaves one when it closes the breaker.
+                      CASE WHEN open_until IS NOT NULL THEN coalesce(failing_since, changed_at) END
+                          AS failing_since "#
                 + $after
             $(, $argument)*
         )
@@ -137,7 +143,8 @@ pub async fn failed(
         "UPDATE providers
          SET reason = $5,
              open_until = now() + make_interval(secs => least($4::float8, $3::float8 * 2 ^ least(openings, 20))),
-             openings = openings + 1, version = version + 1, changed_at = now()
+             openings = openings + 1, version = version + 1, changed_at = now(),
+             failing_since = CASE WHEN open_until IS NULL THEN now() ELSE coalesce(failing_since, now()) END
          WHERE name = $1 AND version = $2 AND open_until IS DISTINCT FROM '9999-12-31 00:00:00+00'
          RETURNING",
         "",
@@ -159,7 +166,7 @@ pub async fn answered(
 ) -> Result<Option<ProviderBreaker>> {
     let closed = breakers!(
         "UPDATE providers
-         SET openings = 0, open_until = NULL, reason = NULL,
+         SET openings = 0, open_until = NULL, reason = NULL, failing_since = NULL,
              version = version + (open_until IS NOT NULL)::int,
              changed_at = CASE WHEN open_until IS NULL THEN changed_at ELSE now() END
          WHERE name = $1 AND version = $2 AND open_until IS DISTINCT FROM '9999-12-31 00:00:00+00'
@@ -213,7 +220,8 @@ pub async fn open(
          SET open_until = CASE WHEN open_until = '9999-12-31 00:00:00+00' THEN open_until
                                ELSE now() + make_interval(secs => $2) END,
              reason = CASE WHEN open_until = '9999-12-31 00:00:00+00' THEN reason ELSE $3 END,
-             version = version + 1, changed_at = now()
+             version = version + 1, changed_at = now(),
+             failing_since = CASE WHEN open_until IS NULL THEN now() ELSE coalesce(failing_since, now()) END
          WHERE name = $1
          RETURNING",
         "",
@@ -229,7 +237,8 @@ pub async fn open(
 pub async fn close(connection: &mut PgConnection, name: &str) -> Result<Option<ProviderBreaker>> {
     let closed = breakers!(
         "UPDATE providers
-         SET open_until = NULL, reason = NULL, openings = 0, version = version + 1, changed_at = now()
+         SET open_until = NULL, reason = NULL, openings = 0, failing_since = NULL, version = version + 1,
+             changed_at = now()
          WHERE name = $1
          RETURNING",
         "",

@@ -25,7 +25,6 @@
 mod action;
 mod all_cells;
 mod archive;
-mod attention;
 mod catalogue;
 mod cell;
 mod cell_file;
@@ -83,7 +82,8 @@ use crate::{
 const FAILED: u8 = 1;
 /// Exit status for wrong arguments or settings.
 const USAGE: u8 = 2;
-/// Exit status of a comparison with a provider's list of purchases that does not agree.
+/// Exit status if something was found that needs somebody: a difference from a provider's list of
+/// purchases, or what `attention` shows.
 const FOUND: u8 = 3;
 
 const EXAMPLES: &str = "Examples:
@@ -94,8 +94,8 @@ const EXAMPLES: &str = "Examples:
   esimctl order show acme-1001
 
 Exit status: 0 done, 1 failed (the reason is one line on standard error), 2 wrong arguments or settings, 3 `recover
---ledger` or `provider reconcile` has found purchases that one side does not know or that contradict the database.
-`doctor` has others: see its help.";
+--ledger` or `provider reconcile` has found purchases that one side does not know or that contradict the database, or
+`attention` something that needs somebody. `doctor` has others: see its help.";
 
 /// The command line for operators of the eSIM ordering pipeline
 ///
@@ -188,10 +188,10 @@ enum Command {
     /// Find orders and partners by any id, number or name
     #[command(after_help = find::EXAMPLES)]
     Find(find::Command),
-    /// List what needs a person: parked purchases, exhausted webhooks, blocked endpoints, open breakers
-    #[command(after_help = attention::EXAMPLES)]
-    Attention(attention::Command),
-    /// Show what waits at each provider and endpoint, and the figures of the last hours
+    /// Say what is wrong, since when, who feels it and what to do
+    #[command(after_help = status::ATTENTION_EXAMPLES)]
+    Attention(status::Attention),
+    /// Say the same, and show the stages, what waits at each provider and endpoint, and figures
     #[command(after_help = status::EXAMPLES)]
     Status(status::Command),
     /// Look for what is wrong, and say how to mend it
@@ -273,13 +273,16 @@ async fn execute(config: &Config) -> u8 {
     if config.all_cells {
         return all_cells::run(&config.command, &console).await;
     }
-    if let Command::Doctor(command) = &config.command {
-        return match doctor::run(command, &console).await {
-            Ok(status) => status,
-            Err(error) => status(Err(error), ""),
-        };
+    // Their exit status says more than success or failure.
+    let ended = match &config.command {
+        Command::Doctor(command) => doctor::run(command, &console).await,
+        Command::Attention(command) => status::attention(command, &console).await,
+        other => return status(dispatch(other, &console).await, ""),
+    };
+    match ended {
+        Ok(status) => status,
+        Err(error) => status(Err(error), ""),
     }
-    status(dispatch(&config.command, &console).await, "")
 }
 
 async fn dispatch(command: &Command, console: &Console) -> anyhow::Result<()> {
@@ -300,12 +303,12 @@ async fn dispatch(command: &Command, console: &Console) -> anyhow::Result<()> {
         Command::Operation(command) => operation::run(command, console).await,
         Command::Operator(command) => operator::run(command, console).await,
         Command::Find(command) => find::run(command, console).await,
-        Command::Attention(command) => attention::run(command, console).await,
         Command::Status(command) => status::run(command, console).await,
         Command::MasterKey(command) => master_key::run(command, console).await,
         Command::Secrets(command) => secret_set::run(command, console),
-        // Its exit status says more than success or failure, so `execute` runs it.
+        // Their exit status says more than success or failure, so `execute` runs them.
         Command::Doctor(command) => doctor::run(command, console).await.map(drop),
+        Command::Attention(command) => status::attention(command, console).await.map(drop),
         Command::Migrate(command) => migrate::run(command, console).await,
         Command::Recover(command) => recover::run(command, console).await,
     }

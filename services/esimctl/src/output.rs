@@ -1,8 +1,8 @@
 //! The layout of the text that commands print: tables, lists of properties, times and durations.
 //!
 //! Two guarantees hold for all of it. Control characters are escaped, because names and ids come
-//! from partners and could otherwise change the operator's terminal. Lines are never wrapped, so
-//! that an id can be copied as a whole.
+//! from partners and could otherwise change the operator's terminal. No id or command is ever broken
+//! into two lines, so that it can be copied as a whole.
 
 use comfy_table::{LineStyle, Table, TableStyle};
 pub use runtime::terminal::printable;
@@ -37,6 +37,11 @@ pub fn table<const N: usize>(rows: impl IntoIterator<Item = Row<N>>) -> String {
         table.add_row(row.map(|(_, cell)| printable(&cell)));
     }
     table.trim_fmt()
+}
+
+/// The width of the terminal; `None` if standard output is none.
+pub fn width() -> Option<usize> {
+    Table::new().width().map(usize::from)
 }
 
 /// One line per property, with the values below each other.

@@ -1,21 +1,30 @@
-//! `esimctl status`: what waits, how long it has waited, when it is worked off, and the last hours.
-//! The console's overview shows the same figures.
+//! `esimctl status` and `esimctl attention`: two views of one report ([`store::operator::health`]), which
+//! the console's first pages and `esimctl doctor` render, too. `attention` says what is wrong, and its
+//! exit status says whether somebody is needed; `status` adds the stages, what waits, and figures.
 
 use std::time::Duration;
 
 use clap::Args;
 use serde_json::{Value, json};
 use store::{
-    deliveries::endpoints::{self, Endpoint},
+    deliveries::endpoints::Endpoint,
     operator::{
-        figures::{self, Backlog, Drain, Figures, Queue},
+        health::{
+            self, Finding, Report,
+            finding::Severity,
+            stages::Life,
+            told::{Told, lasted},
+            waiting::{Backlog, Drain, Queue, Waiting},
+        },
         hourly::{self, Hour},
     },
 };
+use time::OffsetDateTime;
 
 use crate::{
+    FOUND,
     console::{Console, list},
-    output::{Row, cells, or_dash, utc},
+    output::{Row, cells, or_dash, printable, table, utc, width},
 };
 
 pub const EXAMPLES: &str = "Examples:
@@ -23,10 +32,26 @@ pub const EXAMPLES: &str = "Examples:
   esimctl status --over 30s --hours 24
   esimctl status --over 0s --json
 
-The command looks twice, and estimates when a backlog is worked off from what became less in between. With `--over 0s` it
-looks once and estimates nothing. Counts end at 100,000. The hours are hours of UTC; `done` and `failed` say what had become
-of the purchases and webhooks of an hour a few seconds after they were stored, so what is in neither took longer.
+First comes what is wrong, as `esimctl attention` shows it, then the stages and what waits for them: rows that are due, and
+young ones, which were stored a moment ago and belong to the message that announced them. The command looks twice, and
+estimates when a backlog is worked off from what became less in between. With `--over 0s` it looks once and estimates
+nothing. Counts of due rows end at 100,000. The hours are hours of UTC; `done` and `failed` say what had become of the
+purchases and webhooks of an hour a few seconds after they were stored, so what is in neither took longer.
 Of webhook URLs only the host is shown, because partners put secrets into them; `esimctl endpoint list` has the URLs.";
+
+pub const ATTENTION_EXAMPLES: &str = "Examples:
+  esimctl attention
+  esimctl attention --json
+  esimctl attention >/dev/null || page-somebody
+
+First comes what needs somebody, the worst first, and then what ends by itself. Each has what is wrong, since when, who
+feels it and what to do; `run` is a command for when the cause is gone or known, and `see` the section of the runbook.
+Purchases that were parked for one reason at one provider are one matter; --json lists all of them.
+
+Exit status: 0 nobody is needed, 3 somebody is, 1 the database cannot be read.";
+
+/// The most parked purchases, and parked give-backs, that `status` reads.
+const MOST: i64 = 100;
 
 #[derive(Args, Clone, Debug)]
 pub struct Command {
@@ -36,6 +61,106 @@ pub struct Command {
     /// How many hours to show
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(i32).range(1..=744))]
     hours: i32,
+}
+
+#[derive(Args, Clone, Debug)]
+pub struct Attention {
+    /// The maximum number of parked placements, and of parked give-backs, to read; the oldest come first
+    #[arg(long, default_value_t = MOST, value_parser = clap::value_parser!(i64).range(1..=10_000))]
+    limit: i64,
+}
+
+/// Prints what is wrong, and returns the exit status.
+pub async fn attention(asked: &Attention, console: &Console) -> anyhow::Result<u8> {
+    let report = health::examine(&mut console.connect().await?, asked.limit).await?;
+    console.print(&findings_json(&report), || findings(&report, width()))?;
+    Ok(if report.needed().next().is_some() {
+        FOUND
+    } else {
+        0
+    })
+}
+
+fn findings_json(report: &Report) -> Value {
+    let all = |findings: &mut dyn Iterator<Item = &Finding>| -> Vec<Value> {
+        findings
+            .map(|one| json!({ "finding": one, "told": one.told() }))
+            .collect()
+    };
+    json!({
+        "verdict": report.verdict(),
+        "needs_person": all(&mut report.needed()),
+        "ends_by_itself": all(&mut report.mending()),
+    })
+}
+
+/// The verdict, and a block for each finding.
+fn findings(report: &Report, width: Option<usize>) -> String {
+    let mut text = vec![report.verdict()];
+    text.extend(
+        report
+            .needed()
+            .map(|one| block(&one.told(), report.at, width)),
+    );
+    let mut mending = report.mending().peekable();
+    if mending.peek().is_some() {
+        text.push("These end by themselves:".to_owned());
+    }
+    text.extend(mending.map(|one| block(&one.told(), report.at, width)));
+    text.join("\n\n")
+}
+
+/// One finding, each part of it on lines of its own that fit the terminal. Commands are not wrapped,
+/// so that they can be copied.
+fn block(told: &Told, now: OffsetDateTime, width: Option<usize>) -> String {
+    let state = match (told.needs_person, told.severity) {
+        (false, _) => "mends  ",
+        (true, Severity::Warning) => "warning",
+        (true, Severity::Fault) => "FAULT  ",
+    };
+    let since = told.since.map(|since| {
+        let ago = lasted((now - since).as_seconds_f64());
+        format!("{} ({ago} ago)", utc(since))
+    });
+    let see = match told.alert {
+        Some(alert) => format!("{} (alert {alert})", told.see),
+        None => told.see.clone(),
+    };
+    let mut lines = vec![wrapped(state, &told.what, width)];
+    lines.push(wrapped(
+        "  since",
+        &since.unwrap_or_else(|| "not stored".to_owned()),
+        width,
+    ));
+    lines.push(wrapped("  felt", &told.felt, width));
+    lines.push(wrapped("  do", &told.remedy, width));
+    if let Some(command) = &told.command {
+        lines.push(wrapped("  run", command, None));
+    }
+    lines.push(wrapped("  see", &see, None));
+    lines.join("\n")
+}
+
+/// The text after a label, broken between words where it would not fit. A word that is too long, such as
+/// an id, stays whole.
+fn wrapped(label: &str, text: &str, width: Option<usize>) -> String {
+    const INDENT: usize = 9;
+    let text = printable(text);
+    let most = width.unwrap_or(usize::MAX).saturating_sub(INDENT).max(20);
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let line = lines.last_mut().map_or(0, |line| line.chars().count());
+        if line > 0 && line + 1 + word.chars().count() > most {
+            lines.push(word.to_owned());
+        } else if let Some(last) = lines.last_mut() {
+            if line > 0 {
+                last.push(' ');
+            }
+            last.push_str(word);
+        }
+    }
+    let indent = format!("\n{:INDENT$}", "");
+    format!("{label:INDENT$}{}", lines.join(&indent))
 }
 
 /// A queue with its estimate.
@@ -49,27 +174,32 @@ struct Shown<'a> {
 
 pub async fn run(asked: &Command, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
-    let first = figures::read(&mut connection).await?;
-    let (now, earlier) = if asked.over.is_zero() {
+    let first = health::examine(&mut connection, MOST).await?;
+    let (report, earlier) = if asked.over.is_zero() {
         (first, None)
     } else {
         tokio::time::sleep(asked.over).await;
-        (figures::read(&mut connection).await?, Some(first))
+        let second = health::examine(&mut connection, MOST).await?;
+        (second, Some(first.waiting))
     };
     let hours = hourly::list(&mut connection, asked.hours).await?;
-    let endpoints = endpoints::list(&mut connection, None).await?;
-    let queues = shown(&now, earlier.as_ref(), &endpoints);
-    let json: Vec<_> = queues.iter().map(as_json).collect();
-    console.print(&json!({ "queues": json, "hours": hours }), || {
+    let queues = shown(&report.waiting, earlier.as_ref(), &report.endpoints);
+    let mut json = findings_json(&report);
+    json["stages"] = json!(report.stages);
+    json["queues"] = queues.iter().map(as_json).collect();
+    json["hours"] = json!(hours);
+    console.print(&json, || {
+        let stages = table(report.stages.iter().map(|life| stage_row(life, report.at)));
         let queues = list(&queues, "No provider and no endpoint has work.", row);
         let hours = list(&hours, "No hour has figures yet.", hour_row);
-        format!("{queues}\n\n{hours}")
+        let findings = findings(&report, width());
+        format!("{findings}\n\n{stages}\n\n{queues}\n\n{hours}")
     })
 }
 
 fn shown<'a>(
-    now: &'a Figures,
-    earlier: Option<&Figures>,
+    now: &'a Waiting,
+    earlier: Option<&Waiting>,
     endpoints: &'a [Endpoint],
 ) -> Vec<Shown<'a>> {
     let endpoint = |queue: &Queue| match queue {
@@ -97,7 +227,30 @@ fn as_json(shown: &Shown<'_>) -> Value {
     json
 }
 
-fn row(shown: &Shown<'_>) -> Row<5> {
+fn stage_row(life: &Life, now: OffsetDateTime) -> Row<3> {
+    let running = match life.missing {
+        0 => life.running.to_string(),
+        missing => format!(
+            "{} of {}",
+            life.running,
+            life.running.saturating_add(missing)
+        ),
+    };
+    let last = life.last.map(|last| match (now - last).as_seconds_f64() {
+        ago @ ..10.0 => format!("{} ago", lasted(ago)),
+        ago => format!("{} ago, {}", lasted(ago), utc(last)),
+    });
+    [
+        ("stage", life.stage.as_str().to_owned()),
+        ("processes", running),
+        (
+            "last commit",
+            last.unwrap_or_else(|| "none is known".to_owned()),
+        ),
+    ]
+}
+
+fn row(shown: &Shown<'_>) -> Row<6> {
     let queue = match shown.queue {
         Queue::Provider { name } => format!("provider {name}"),
         Queue::Endpoint { endpoint_id, .. } => format!("endpoint {endpoint_id}"),
@@ -119,14 +272,41 @@ fn row(shown: &Shown<'_>) -> Row<5> {
         ("queue", queue),
         ("of", or_dash(of)),
         ("due", shown.backlog.due.to_string()),
-        (
-            "oldest overdue",
-            format!("{:.0} s", shown.backlog.oldest_overdue),
-        ),
+        ("young", shown.backlog.young.to_string()),
+        ("oldest", lasted(shown.backlog.oldest)),
         ("worked off in", drain),
     ]
 }
 
 fn hour_row(hour: &Hour) -> Row<5> {
     cells!(hour: hour = utc(hour.hour), stage, created, done, failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_fits_the_terminal_and_keeps_ids_whole() {
+        let text = "the endpoint 0199c0de-0000-7000-8000-000000000000 of Acme is blocked";
+        assert_eq!(
+            wrapped("  do", text, None),
+            format!("  do     {text}"),
+            "what is no terminal is not wrapped"
+        );
+        let narrow = wrapped("  do", text, Some(40));
+        assert!(
+            narrow.contains(" 0199c0de-0000-7000-8000-000000000000\n"),
+            "{narrow}"
+        );
+        for line in narrow.lines() {
+            assert!(line.trim().len() <= 36, "{narrow}");
+        }
+        let joined: Vec<&str> = narrow.split_whitespace().skip(1).collect();
+        assert_eq!(joined.join(" "), text);
+        assert_eq!(
+            wrapped("x", "a\u{1b}[31m", Some(3)),
+            "x        a\\u{1b}[31m"
+        );
+    }
 }

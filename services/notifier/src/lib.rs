@@ -63,11 +63,8 @@ use signing::qr::Keys as QrKeys;
 use store::{
     Database,
     config::{MasterKeyConfig, PoolConfig},
-    deliveries::{
-        self,
-        endpoints::{self, BlockPolicy},
-        redeliveries,
-    },
+    deliveries::{self, endpoints::BlockPolicy, redeliveries},
+    operator::health::webhooks as waiting,
     schema,
     vault::Keyring,
 };
@@ -457,7 +454,7 @@ async fn report(
         if let Ok(running) = running.await {
             metrics.redeliveries(running.len());
         }
-        match database.run(endpoints::backlog).await {
+        match database.run(waiting::backlog).await {
             Ok(backlog) => {
                 due.show(None, backlog.due);
                 metrics.backlog(&backlog);

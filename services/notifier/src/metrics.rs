@@ -9,7 +9,8 @@ use opentelemetry::{
 };
 use runtime::metrics::Instruments;
 use store::{
-    deliveries::{endpoints::Backlog, events::Kind},
+    deliveries::events::Kind,
+    operator::health::webhooks::Backlog,
     retention::{self, Class},
 };
 

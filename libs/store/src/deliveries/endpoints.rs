@@ -13,7 +13,6 @@
 //! would use up their retries. The record of attempts counts failures here. Operators pause and
 //! resume endpoints, and partners and operators change URLs.
 
-mod backlog;
 mod list;
 
 use std::{collections::BTreeMap, time::Duration};
@@ -24,10 +23,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 pub(crate) use self::list::with_state;
-pub use self::{
-    backlog::{Backlog, backlog},
-    list::{Endpoint, list},
-};
+pub use self::list::{Endpoint, list};
 use super::{
     events::Kind,
     notices::{Change, Notice},

@@ -9,8 +9,9 @@ use sqlx::Connection;
 use store::operator::{
     accounts::{self, NotChanged, NotSet, Role},
     actions::{self, Action, Actor},
-    attention::{self, Item, Remedy},
-    breakers, figures, hourly,
+    breakers,
+    health::{self, Kind, waiting},
+    hourly,
     search::{self, By},
     sessions::{self, Accepted, Browser, Lifetime, NotSignedIn, Opened, Person},
 };
@@ -355,12 +356,26 @@ async fn one_search_finds_an_order_by_each_of_its_ids() {
 async fn what_needs_a_person_is_one_list_with_one_action_each() {
     let bench = Bench::new().await;
     let mut console = bench.as_role("console").await;
-    assert!(attention::list(&mut console, 10).await.unwrap().is_empty());
+    bench
+        .sql(
+            "INSERT INTO pulses (instance, stage, number, timeline, replicated, at)
+             SELECT gen_random_uuid(), stage, 1, 1, false, now() + interval '1 hour'
+             FROM unnest('{ingress,provisioner,notifier}'::text[]) AS stage",
+        )
+        .await;
+    let report = health::examine(&mut console, 10).await.unwrap();
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
+    assert_eq!(report.verdict(), "Everything works.");
     bench
         .sql("INSERT INTO providers (name) VALUES ('sandbox')")
         .await;
-    let stored = bench.placing(1).await;
-    bench.settle(&[parked(placement(&stored), 1)]).await;
+    let stored = [bench.placing(1).await, bench.placing(1).await];
+    bench
+        .settle(&[
+            parked(placement(&stored[0]), 1),
+            parked(placement(&stored[1]), 1),
+        ])
+        .await;
     // An open breaker lets nothing be claimed, so it opens last.
     let open = Action {
         command: "provider open",
@@ -375,15 +390,35 @@ async fn what_needs_a_person_is_one_list_with_one_action_each() {
     let hold = "INSERT INTO held (id, state, provider, partner_id) VALUES (gen_random_uuid(), 'exhausted', '', $1::uuid)";
     bench.set(hold, partner).await;
 
-    let items = attention::list(&mut console, 10).await.unwrap();
-    let remedies: Vec<Remedy> = items.iter().map(Item::remedy).collect();
-    let expected = [
-        Remedy::CloseBreaker(PROVIDER.into()),
-        Remedy::ResolvePlacement(placement(&stored)),
-        Remedy::ResumeEndpoint(partner.uuid()),
-        Remedy::ReplayExhausted(partner.uuid()),
-    ];
-    assert_eq!(remedies, expected);
+    let report = health::examine(&mut console, 10).await.unwrap();
+    assert_eq!(
+        report.verdict(),
+        "3 things are wrong, and 1 more ends by itself."
+    );
+    let [parked, exhausted, paused, open] = &report.findings[..] else {
+        panic!("{:?}", report.findings);
+    };
+    // Purchases that were parked for one reason at one provider are one matter.
+    let Kind::Parked { purchases, .. } = &parked.kind else {
+        panic!("{parked:?}");
+    };
+    assert_eq!(purchases.len(), 2);
+    assert!(parked.since.is_some() && exhausted.since.is_some());
+    let commands = [exhausted, paused].map(|one| one.told().command.unwrap());
+    assert_eq!(
+        commands,
+        [
+            format!("esimctl delivery replay --partner {partner} --since 48h --reason TEXT"),
+            format!("esimctl endpoint resume {partner}"),
+        ]
+    );
+    // A breaker tests itself, so nobody is asked to close it.
+    let told = open.told();
+    assert!(!told.needs_person && told.command.is_none(), "{told:?}");
+    assert!(
+        told.remedy.starts_with("nothing: it tests itself from "),
+        "{told:?}"
+    );
 
     let recorded = actions::list(&mut console, &actions::Filter::default(), 1)
         .await
@@ -463,15 +498,25 @@ async fn the_backlog_of_each_provider_and_endpoint_is_read() {
         .await;
     bench.sql("INSERT INTO options (option_id, provider, provider_option_id, name, environment) VALUES (gen_random_uuid(), 'sandbox', 'a', 'a', 'sandbox')").await;
     let mut console = bench.as_role("console").await;
-    let read = figures::read(&mut console).await.unwrap();
-    let provider = figures::Queue::Provider {
+    let backlogs = store::providers::backlogs(&mut console, &[]).await.unwrap();
+    let read = waiting::read(&mut console, &backlogs).await.unwrap();
+    let provider = waiting::Queue::Provider {
         name: PROVIDER.into(),
     };
-    let endpoint = figures::Queue::Endpoint {
+    let endpoint = waiting::Queue::Endpoint {
         endpoint_id: partner.uuid(),
         partner_id: partner.uuid(),
     };
     assert_eq!(read.queues[&provider].due, 1);
     assert_eq!(read.queues[&endpoint].due, 3);
     assert!(read.queues[&endpoint].oldest_overdue >= 7.0);
+
+    // What no sweep has passed waits, too, once each, whether somebody sweeps or not.
+    bench.stored(order(partner, 2)).await;
+    bench.deliveries(partner, 1, false).await;
+    bench.sql("DELETE FROM work WHERE kind = 'deliver'").await;
+    let read = waiting::read(&mut console, &backlogs).await.unwrap();
+    let young = |queue| (read.queues[queue].due, read.queues[queue].young);
+    assert_eq!(young(&provider), (1, 1));
+    assert_eq!(young(&endpoint), (0, 4));
 }

@@ -190,7 +190,9 @@ async fn a_pause_ends_only_when_it_is_resumed() {
     bench.record(&many).await;
     assert_eq!(bench.endpoint(partner).await.state, "paused");
     assert!(bench.claim_due_deliveries(&page(9, 9)).await.is_empty());
-    let backlog = endpoints::backlog(&mut connection).await.unwrap();
+    let backlog = store::operator::health::webhooks::backlog(&mut connection)
+        .await
+        .unwrap();
     assert_eq!((backlog.paused, backlog.blocked), (1, 0));
     assert_eq!(
         (backlog.overdue_live, backlog.overdue_sandbox),

@@ -289,7 +289,7 @@ async fn a_test_goes_out_although_the_endpoint_is_blocked() {
         panic!("it was not too soon");
     };
     assert!(left > Duration::from_secs(50) && left <= MINUTE, "{left:?}");
-    let backlog = endpoints::backlog(&mut *bench.connection().await)
+    let backlog = store::operator::health::webhooks::backlog(&mut *bench.connection().await)
         .await
         .unwrap();
     assert!(backlog.overdue_sandbox < HOUR, "{backlog:?}");

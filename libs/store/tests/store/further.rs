@@ -263,7 +263,7 @@ async fn a_blocked_endpoint_never_stops_another_one_of_the_same_partner() {
         .await
         .unwrap();
     assert_eq!(endpoints_of(&bench.claim_all_due().await), [first.id; 5]);
-    let backlog = endpoints::backlog(&mut *bench.connection().await)
+    let backlog = store::operator::health::webhooks::backlog(&mut *bench.connection().await)
         .await
         .unwrap();
     assert_eq!((backlog.blocked, backlog.due), (1, 0));

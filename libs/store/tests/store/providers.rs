@@ -321,3 +321,27 @@ async fn answers_that_leave_it_open_are_counted_in_a_row() {
     bench.settle(&[unknown(id, 1), not_bought(id, 1)]).await;
     assert_eq!(again().await, (0, 2));
 }
+
+/// However often a breaker tests itself, it has failed since its first opening.
+#[tokio::test]
+async fn a_breaker_that_opens_again_has_failed_since_it_opened_first() {
+    let bench = Bench::registered().await;
+    let first = bench.failed(1).await.unwrap().failing_since.unwrap();
+    let stored = bench.stored(order(PartnerId::new(), 1)).await;
+    bench.due_in(&[placement(&stored)], -5.0).await;
+    for _ in 0..3 {
+        bench.sql("UPDATE providers SET open_until = now()").await;
+        let probe = bench.probe().await.unwrap();
+        let opened = bench.failed(probe.version).await.unwrap();
+        assert_eq!(opened.failing_since, Some(first));
+        assert!(opened.changed_at > first);
+    }
+    let probe = bench.breaker().await;
+    let closed = bench.answered(probe.version).await.unwrap();
+    assert_eq!(
+        (closed.state, closed.failing_since),
+        (BreakerState::Closed, None)
+    );
+    let again = bench.failed(closed.version).await.unwrap();
+    assert!(again.failing_since > Some(first));
+}

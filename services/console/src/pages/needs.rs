@@ -1,4 +1,6 @@
-//! Needs a person: everything that the system cannot end by itself, each row with its one action.
+//! Needs a person: everything that the system cannot end by itself, each row with its one action; and
+//! below it what ends by itself, so that nobody looks for it elsewhere. The rows are the findings of
+//! [`store::operator::health`], as on the first page and in `esimctl attention`.
 
 use std::time::Duration;
 
@@ -8,10 +10,12 @@ use store::{
     PgConnection,
     deliveries::endpoints::Endpoint,
     operator::{
-        attention::{self, Item},
         breakers::{self, NotChanged},
+        give_backs,
+        health::{self, Finding, Kind},
+        placements,
     },
-    providers::{self, BreakerState, ProviderBreaker},
+    providers::{BreakerState, ProviderBreaker},
 };
 use time::OffsetDateTime;
 use url::form_urlencoded::byte_serialize;
@@ -37,6 +41,7 @@ const MOST: i64 = 200;
 #[template(path = "needs.html")]
 struct Page {
     shell: Shell,
+    verdict: String,
     groups: Vec<Group>,
     most: i64,
     /// Providers that work, whose breakers an operator may open.
@@ -54,6 +59,7 @@ struct Group {
     rows: Vec<Row>,
 }
 
+#[derive(Default)]
 struct Row {
     what: String,
     path: Option<String>,
@@ -69,20 +75,17 @@ pub(crate) async fn show(
     visit: Visit<Viewer>,
 ) -> Result<Response, Problem> {
     let session = &visit.session;
-    let read = async |connection: &mut PgConnection| {
-        let items = attention::list(connection, MOST).await?;
-        let providers = providers::list(connection).await?;
-        Ok::<_, store::Error>((items, providers))
-    };
-    let (items, providers) = app.database().run(read).await?;
-    let working = providers.iter().filter_map(|breaker| {
+    let read = async |connection: &mut PgConnection| health::examine(connection, MOST).await;
+    let report = app.database().run(read).await?;
+    let working = report.breakers.iter().filter_map(|breaker| {
         let form = breaker_form(breaker, session, "/needs")?;
         (breaker.state == BreakerState::Closed).then(|| Working {
             name: breaker.name.clone(),
             form,
         })
     });
-    let now = runtime::clock::now();
+    let working = working.collect();
+    let now = report.at;
     let mut groups: Vec<Group> = GROUPS
         .into_iter()
         .map(|(title, hint)| Group {
@@ -91,23 +94,36 @@ pub(crate) async fn show(
             rows: Vec::new(),
         })
         .collect();
-    for (of, row) in items.iter().map(|one| item(one, session, now)) {
-        groups[of].rows.push(row);
+    for one in &report.findings {
+        let (of, rows) = rows(one, session, now);
+        groups[of as usize].rows.extend(rows);
     }
     groups.retain(|group| !group.rows.is_empty());
     page(&Page {
         shell: Shell::new(session, "/needs", "Needs a person"),
+        verdict: report.verdict(),
         groups,
         most: MOST,
-        working: working.collect(),
+        working,
     })
 }
 
-/// The groups of the page: their titles and what they mean.
-const GROUPS: [(&str, &str); 5] = [
+/// The groups of the page, in its order.
+#[derive(Clone, Copy)]
+enum Of {
+    System,
+    Parked,
+    GiveBacks,
+    Exhausted,
+    Paused,
+    Mends,
+}
+
+/// The titles of the groups, and what they mean, in the order of [`Of`].
+const GROUPS: [(&str, &str); 6] = [
     (
-        "Open breakers",
-        "Nothing new is bought from these providers. Orders are accepted, and wait.",
+        "The system",
+        "Something of ours does not work. The section of the runbook is named.",
     ),
     (
         "Parked purchases",
@@ -120,69 +136,64 @@ const GROUPS: [(&str, &str); 5] = [
          became of it.",
     ),
     (
-        "Blocked and paused endpoints",
-        "A block tests itself and ends when the endpoint works. A pause ends only by a person.",
-    ),
-    (
         "Exhausted webhooks",
         "All attempts failed, or the endpoint answered 410, which tells us to stop. When the endpoint works again, an operator sends all of them by a bulk operation. Support sends \
          single ones again on the pages of their orders, which the partner's page lists.",
     ),
+    ("Paused endpoints", "A pause ends only by a person."),
+    (
+        "Ends by itself",
+        "Nobody is needed. A breaker and a blocked endpoint test themselves, and end when the other side works. A pause that a \
+         partner has set is the partner's.",
+    ),
 ];
 
-/// The group of an item, and its row.
-fn item(item: &Item, session: &Session, now: OffsetDateTime) -> (usize, Row) {
-    let why = item.sentence();
-    match item {
-        Item::Breaker(breaker) => {
+/// The group of a finding, and its rows.
+fn rows(one: &Finding, session: &Session, now: OffsetDateTime) -> (Of, Vec<Row>) {
+    let told = one.told();
+    let since = told.since;
+    let why = told.what.clone();
+    let timed = |row: Row| Row {
+        since: since.map(utc).unwrap_or_default(),
+        age: since.map(|since| relative(now, since)).unwrap_or_default(),
+        ..row
+    };
+    match &one.kind {
+        Kind::Parked { purchases, .. } if !purchases.is_empty() => {
+            let rows = purchases.iter().map(|one| parked(one, now));
+            (Of::Parked, rows.collect())
+        }
+        Kind::GiveBacksParked { give_backs, .. } => {
+            let rows = give_backs.iter().map(|one| give_back(one, now));
+            (Of::GiveBacks, rows.collect())
+        }
+        Kind::BreakerOpen { breaker } => {
             let row = Row {
                 what: breaker.name.clone(),
-                path: None,
                 partner: "all".into(),
-                since: utc(breaker.changed_at),
-                age: relative(now, breaker.changed_at),
-                why,
+                why: format!("{why}. What to do: {}", told.remedy),
                 form: breaker_form(breaker, session, "/needs"),
+                ..Row::default()
             };
-            (0, row)
+            (Of::Mends, vec![timed(row)])
         }
-        Item::Parked(placement) => {
-            let since = placement.parked_at.unwrap_or(placement.created_at);
-            let row = Row {
-                what: format!("order {}", placement.external_order_id),
-                path: Some(format!("/orders/{}", placement.order_id)),
-                partner: placement.partner.clone().unwrap_or_default(),
-                since: utc(since),
-                age: relative(now, since),
-                why,
-                form: None,
-            };
-            (1, row)
-        }
-        Item::GiveBack(one) => {
-            let row = Row {
-                what: format!("topup {}", one.topup_id),
-                path: one.order_id.map(|id| format!("/orders/{id}")),
-                partner: (one.partner.clone()).unwrap_or_else(|| one.partner_id.to_string()),
-                since: utc(one.parked_at),
-                age: relative(now, one.parked_at),
-                why,
-                form: None,
-            };
-            (2, row)
-        }
-        Item::Stopped(endpoint) => {
+        Kind::Paused { endpoint } | Kind::Blocked { endpoint } => {
             let mut row = Row {
                 form: endpoint_form(endpoint, session, "/needs"),
-                ..of_endpoint(endpoint, why)
+                ..of_endpoint(endpoint, format!("{why}. What to do: {}", told.remedy))
             };
+            row = timed(row);
             if let Some(test) = next_test(endpoint, now) {
-                row.since.clear();
-                row.age = test;
+                row.age = format!("{} {test}", row.age);
             }
-            (3, row)
+            let of = if told.needs_person {
+                Of::Paused
+            } else {
+                Of::Mends
+            };
+            (of, vec![row])
         }
-        Item::Exhausted(endpoint) => {
+        Kind::Exhausted { endpoint } => {
             let row = Row {
                 // The preview of an operation begins with this partner. Only an operator may start it;
                 // others find the single webhooks on the partner's page.
@@ -193,8 +204,60 @@ fn item(item: &Item, session: &Session, now: OffsetDateTime) -> (usize, Row) {
                 }),
                 ..of_endpoint(endpoint, why)
             };
-            (4, row)
+            (Of::Exhausted, vec![timed(row)])
         }
+        _ => {
+            let row = Row {
+                what: told.felt.into_owned(),
+                why: format!("{why}. What to do: {}. See {}", told.remedy, told.see),
+                ..Row::default()
+            };
+            let of = if told.needs_person {
+                Of::System
+            } else {
+                Of::Mends
+            };
+            (of, vec![timed(row)])
+        }
+    }
+}
+
+fn parked(one: &placements::Listed, now: OffsetDateTime) -> Row {
+    let since = one.parked_at.unwrap_or(one.created_at);
+    let elsewhere = if one.elsewhere.is_empty() {
+        String::new()
+    } else {
+        format!(" (look it up at {}, too)", one.elsewhere.join(", "))
+    };
+    let reason = one.reason.as_deref().unwrap_or("no reason is recorded");
+    Row {
+        what: format!("order {}", one.external_order_id),
+        path: Some(format!("/orders/{}", one.order_id)),
+        partner: one.partner.clone().unwrap_or_default(),
+        since: utc(since),
+        age: relative(now, since),
+        why: format!(
+            "placement {} at {} is parked: {reason}{elsewhere}",
+            one.placement_id, one.provider
+        ),
+        form: None,
+    }
+}
+
+fn give_back(one: &give_backs::Listed, now: OffsetDateTime) -> Row {
+    Row {
+        what: format!("topup {}", one.topup_id),
+        path: one.order_id.map(|id| format!("/orders/{id}")),
+        partner: (one.partner.clone()).unwrap_or_else(|| one.partner_id.to_string()),
+        since: utc(one.parked_at),
+        age: relative(now, one.parked_at),
+        why: format!(
+            "the give-back to {} is parked. Look there for the unit {}; the last answer was: {}",
+            one.provider,
+            one.provider_unit_id.as_deref().unwrap_or("not known"),
+            one.message.as_deref().unwrap_or("no reason is recorded")
+        ),
+        form: None,
     }
 }
 
@@ -203,10 +266,8 @@ fn of_endpoint(endpoint: &Endpoint, why: String) -> Row {
         what: endpoint.host(),
         path: Some(format!("/partners/{}", endpoint.partner_id)),
         partner: endpoint.name.clone(),
-        since: "-".into(),
-        age: String::new(),
         why,
-        form: None,
+        ..Row::default()
     }
 }
 

@@ -1,4 +1,7 @@
-//! The pipeline from left to right: what waits in each stage, how old it is, and how fast it drains.
+//! Whether the system works, in its first words; then what is wrong, since when, who feels it and what
+//! to do; then the pipeline from left to right: whether each stage lives, what waits for it, how old
+//! that is, and how fast it drains. What is wrong is what [`store::operator::health`] finds, as in
+//! `esimctl attention`.
 //!
 //! The figures are read once for all viewers and kept for some seconds, so that many open pages cost
 //! the database no more than one. The page says how old they are. htmx asks for the figures alone
@@ -15,13 +18,17 @@ use axum::{extract::State, response::Response};
 use axum_htmx::HxRequest;
 use store::{
     PgConnection,
-    deliveries::endpoints::{self, Endpoint},
+    deliveries::endpoints::Endpoint,
     operator::{
-        self,
-        figures::{Drain, Queue},
+        health::{
+            self, Finding, Kind, Report,
+            finding::Severity,
+            stages::{Life, Stage},
+            waiting::{Backlog, Drain, Queue},
+        },
         hourly::{self, Hour},
     },
-    providers::{self, BreakerState, ProviderBreaker},
+    providers::BreakerState,
 };
 use time::OffsetDateTime;
 use tokio::sync::Mutex;
@@ -29,7 +36,7 @@ use tokio::sync::Mutex;
 use crate::{
     App,
     access::{Viewer, Visit},
-    format::{number, took},
+    format::{number, relative, took, utc},
     pages::partner::{endpoint_class, endpoint_state},
     pictures::sparkline,
     problem::Problem,
@@ -44,6 +51,8 @@ const COMPARED: Duration = Duration::from_mins(1);
 const HOURS: i32 = 24;
 /// The most endpoints of the page.
 const ENDPOINTS: usize = 20;
+/// The most parked purchases that are read to see what is wrong.
+const PARKED: i64 = 100;
 
 #[derive(Template)]
 #[template(path = "overview.html")]
@@ -51,6 +60,9 @@ struct Page {
     shell: Shell,
     paused: bool,
     age: String,
+    verdict: String,
+    wrong: Vec<FindingView>,
+    mending: Vec<FindingView>,
     stages: Vec<StageView>,
     providers: Vec<ProviderView>,
     endpoints: Vec<EndpointView>,
@@ -61,14 +73,34 @@ struct Page {
 #[template(path = "figures.html")]
 struct Figures {
     age: String,
+    verdict: String,
+    wrong: Vec<FindingView>,
+    mending: Vec<FindingView>,
     stages: Vec<StageView>,
     providers: Vec<ProviderView>,
     endpoints: Vec<EndpointView>,
     most_endpoints: usize,
 }
 
+/// What is wrong, or what ends by itself.
+struct FindingView {
+    class: &'static str,
+    word: &'static str,
+    what: String,
+    since: String,
+    age: String,
+    felt: String,
+    remedy: String,
+    /// The page that shows it, or on which it is ended.
+    page: Option<String>,
+    see: String,
+}
+
 pub(crate) struct StageView {
     name: &'static str,
+    /// How many processes run, and whether that is good.
+    life: String,
+    class: &'static str,
     /// What waits now; `None` where nothing can wait.
     waiting: Option<String>,
     oldest: Option<String>,
@@ -106,11 +138,7 @@ struct EndpointView {
 /// What one look at the database has read.
 struct Look {
     at: Instant,
-    /// The time of the database.
-    now: OffsetDateTime,
-    backlogs: operator::figures::Figures,
-    breakers: Vec<ProviderBreaker>,
-    endpoints: Vec<Endpoint>,
+    report: Report,
     hours: Vec<Hour>,
 }
 
@@ -150,25 +178,99 @@ impl Shared {
 }
 
 async fn look(connection: &mut PgConnection) -> Result<Look, store::Error> {
-    let backlogs = operator::figures::read(&mut *connection).await?;
-    let mut endpoints = endpoints::list(&mut *connection, None).await?;
-    endpoints.retain(|endpoint| endpoint.pending > 0);
-    endpoints.sort_by_key(|endpoint| Reverse(endpoint.pending));
-    endpoints.truncate(ENDPOINTS);
     Ok(Look {
-        now: backlogs.at,
-        backlogs,
-        endpoints,
-        breakers: providers::list(&mut *connection).await?,
+        report: health::examine(&mut *connection, PARKED).await?,
         hours: hourly::list(connection, HOURS).await?,
         at: Instant::now(),
     })
 }
 
-/// How long the oldest row has been overdue.
-fn overdue(seconds: f64) -> String {
+fn finding(one: &Finding, now: OffsetDateTime) -> FindingView {
+    let told = one.told();
+    let (class, word) = match (told.needs_person, told.severity) {
+        (false, _) => ("note", "ends by itself"),
+        (true, Severity::Warning) => ("note", "look at it"),
+        (true, Severity::Fault) => ("bad", "fault"),
+    };
+    FindingView {
+        class,
+        word,
+        what: told.what,
+        since: told.since.map(utc).unwrap_or_default(),
+        age: told.since.map_or_else(
+            || "since when is not stored".to_owned(),
+            |since| relative(now, since),
+        ),
+        felt: told.felt.into_owned(),
+        remedy: told.remedy.into_owned(),
+        page: page_of(&one.kind),
+        see: told.see,
+    }
+}
+
+/// The page of the console on which somebody sees more of it or ends it.
+fn page_of(kind: &Kind) -> Option<String> {
+    match kind {
+        Kind::Parked { purchases, .. } => Some(match &purchases[..] {
+            [one] => format!("/orders/{}", one.order_id),
+            _ => "/needs".to_owned(),
+        }),
+        Kind::GiveBacksParked { .. } | Kind::BreakerOpen { .. } | Kind::CommitsLost { .. } => {
+            Some("/needs".to_owned())
+        }
+        Kind::Exhausted { endpoint } | Kind::Paused { endpoint } | Kind::Blocked { endpoint } => {
+            Some(format!("/partners/{}", endpoint.partner_id))
+        }
+        Kind::StageDead { .. }
+        | Kind::OnStandby
+        | Kind::NotDurable { .. }
+        | Kind::StandbyMissing
+        | Kind::ClockOff { .. }
+        | Kind::Wraparound { .. }
+        | Kind::ProcessesMissing { .. }
+        | Kind::Unserved { .. }
+        | Kind::PurchasesLate { .. }
+        | Kind::WebhooksLate { .. }
+        | Kind::LanesHeldBack { .. }
+        | Kind::ConnectionsFew { .. }
+        | Kind::StandbyLags { .. }
+        | Kind::LongTransaction { .. }
+        | Kind::NotArchived
+        | Kind::ArchiveLags { .. }
+        | Kind::RetentionBehind { .. }
+        | Kind::NotSynchronous
+        | Kind::NatsDown { .. }
+        | Kind::StreamMissing { .. }
+        | Kind::ReplicasMissing { .. }
+        | Kind::ConsumerMissing { .. }
+        | Kind::DeadMessages { .. }
+        | Kind::BackupOld { .. }
+        | Kind::DrillOld { .. }
+        | Kind::DiskFilling { .. } => None,
+    }
+}
+
+/// How many processes of a stage run.
+fn life(life: &Life) -> (String, &'static str) {
+    match (life.running, life.missing) {
+        (0, _) => ("does not run".to_owned(), "bad"),
+        (1, 0) => ("1 process runs".to_owned(), "good"),
+        (running, 0) => (format!("{} processes run", number(running)), "good"),
+        (running, missing) => (
+            format!(
+                "{} of {} processes run",
+                number(running),
+                number(running.saturating_add(missing))
+            ),
+            "note",
+        ),
+    }
+}
+
+/// How long the oldest row has waited.
+fn oldest(seconds: f64) -> String {
     if seconds <= 0.0 {
-        "nothing is overdue".into()
+        "nothing waits".into()
     } else {
         took(time::Duration::seconds_f64(seconds))
     }
@@ -178,7 +280,7 @@ fn overdue(seconds: f64) -> String {
 fn drains(newest: &Look, earlier: Option<&Look>, queue: &Queue) -> String {
     // Compared with itself, a backlog is empty or not known yet.
     let earlier = earlier.unwrap_or(newest);
-    let drain = newest.backlogs.drain(queue, &earlier.backlogs);
+    let drain = newest.report.waiting.drain(queue, &earlier.report.waiting);
     match drain {
         Drain::Empty => "empty".into(),
         Drain::Seconds { seconds } => {
@@ -195,7 +297,7 @@ type Counted = fn(&Hour) -> i64;
 
 /// The last 24 hours of a stage, with hours in which nothing came.
 fn spark(look: &Look, stage: &str, what: &str, counted: Counted) -> Spark {
-    let this_hour = look.now.unix_timestamp() / 3_600;
+    let this_hour = look.report.at.unix_timestamp() / 3_600;
     let of = |hour: i64| {
         let mut all = look.hours.iter();
         let found = all.find(|one| one.stage == stage && one.hour.unix_timestamp() / 3_600 == hour);
@@ -228,8 +330,8 @@ fn rate(look: &Look, stage: &str) -> String {
     } else {
         "webhooks"
     };
-    let hour = look.now.unix_timestamp() / 3_600;
-    let seconds = look.now.unix_timestamp() % 3_600;
+    let hour = look.report.at.unix_timestamp() / 3_600;
+    let seconds = look.report.at.unix_timestamp() % 3_600;
     let created = look
         .hours
         .iter()
@@ -243,19 +345,18 @@ fn rate(look: &Look, stage: &str) -> String {
 }
 
 fn figures(look: &Look, earlier: Option<&Look>) -> Figures {
-    let stage = |name, is_mine: fn(&Queue) -> bool, stage: &'static str, sparks| {
-        let mine = look
-            .backlogs
-            .queues
-            .iter()
-            .filter(|(queue, _)| is_mine(queue));
-        let due = mine.clone().map(|(_, backlog)| backlog.due).sum::<u64>();
-        let oldest = mine.map(|(_, backlog)| backlog.oldest_overdue);
+    let report = &look.report;
+    let stage = |stage: Stage, name, of_providers: Option<bool>, of: &'static str, sparks| {
+        let mine = report.stages.iter().find(|one| one.stage == stage);
+        let (life, class) = mine.map_or_else(|| (String::new(), "note"), life);
+        let waiting = of_providers.map(|of_providers| report.waiting.sum(of_providers));
         StageView {
             name,
-            waiting: Some(number(due)),
-            oldest: Some(overdue(oldest.fold(0.0, f64::max))),
-            rate: rate(look, stage),
+            life,
+            class,
+            waiting: waiting.map(|(waiting, _)| number(waiting)),
+            oldest: waiting.map(|(_, seconds)| oldest(seconds)),
+            rate: rate(look, of),
             sparks,
         }
     };
@@ -271,35 +372,41 @@ fn figures(look: &Look, earlier: Option<&Look>) -> Figures {
         }),
         spark(look, "deliveries", "exhausted", |hour| hour.failed),
     ];
+    let ingress = vec![spark(look, "placements", "accepted purchases", |hour| {
+        hour.created
+    })];
+    let mut endpoints: Vec<&Endpoint> = report.endpoints.iter().collect();
+    endpoints.retain(|endpoint| endpoint.pending > 0);
+    endpoints.sort_by_key(|endpoint| Reverse(endpoint.pending));
+    endpoints.truncate(ENDPOINTS);
     Figures {
         age: took(look.at.elapsed().try_into().unwrap_or_default()),
+        verdict: report.verdict(),
+        wrong: report.needed().map(|one| finding(one, report.at)).collect(),
+        mending: report
+            .mending()
+            .map(|one| finding(one, report.at))
+            .collect(),
         stages: vec![
-            StageView {
-                name: "Ingress",
-                waiting: None,
-                oldest: None,
-                rate: rate(look, "placements"),
-                sparks: vec![spark(look, "placements", "accepted purchases", |hour| {
-                    hour.created
-                })],
-            },
+            stage(Stage::Ingress, "Ingress", None, "placements", ingress),
             stage(
+                Stage::Provisioner,
                 "Provisioner",
-                |queue| matches!(queue, Queue::Provider { .. }),
+                Some(true),
                 "placements",
                 provisioner,
             ),
             stage(
+                Stage::Notifier,
                 "Notifier",
-                |queue| matches!(queue, Queue::Endpoint { .. }),
+                Some(false),
                 "deliveries",
                 notifier,
             ),
         ],
         providers: providers_of(look, earlier),
-        endpoints: look
-            .endpoints
-            .iter()
+        endpoints: endpoints
+            .into_iter()
             .map(|one| endpoint(one, look, earlier))
             .collect(),
         most_endpoints: ENDPOINTS,
@@ -307,28 +414,33 @@ fn figures(look: &Look, earlier: Option<&Look>) -> Figures {
 }
 
 fn providers_of(look: &Look, earlier: Option<&Look>) -> Vec<ProviderView> {
-    let rows = look.backlogs.queues.iter().filter_map(|(queue, backlog)| {
-        let Queue::Provider { name } = queue else {
-            return None;
-        };
-        let breaker = look.breakers.iter().find(|one| one.name == *name);
-        let state = breaker.map(|breaker| breaker.state);
-        Some(ProviderView {
-            name: name.clone(),
-            breaker: state.map_or("no provisioner has served it yet", BreakerState::as_str),
-            class: match state {
-                Some(BreakerState::Closed) => "good",
-                Some(BreakerState::Open) => "bad",
-                Some(BreakerState::HalfOpen) | None => "note",
-            },
-            reason: breaker
-                .and_then(|breaker| breaker.reason.clone())
-                .unwrap_or_default(),
-            due: number(backlog.due),
-            oldest: overdue(backlog.oldest_overdue),
-            drain: drains(look, earlier, queue),
-        })
-    });
+    let rows = look
+        .report
+        .waiting
+        .queues
+        .iter()
+        .filter_map(|(queue, backlog)| {
+            let Queue::Provider { name } = queue else {
+                return None;
+            };
+            let breaker = look.report.breakers.iter().find(|one| one.name == *name);
+            let state = breaker.map(|breaker| breaker.state);
+            Some(ProviderView {
+                name: name.clone(),
+                breaker: state.map_or("no provisioner has served it yet", BreakerState::as_str),
+                class: match state {
+                    Some(BreakerState::Closed) => "good",
+                    Some(BreakerState::Open) => "bad",
+                    Some(BreakerState::HalfOpen) | None => "note",
+                },
+                reason: breaker
+                    .and_then(|breaker| breaker.reason.clone())
+                    .unwrap_or_default(),
+                due: number(backlog.waiting()),
+                oldest: oldest(backlog.oldest),
+                drain: drains(look, earlier, queue),
+            })
+        });
     rows.collect()
 }
 
@@ -344,10 +456,11 @@ fn endpoint(endpoint: &Endpoint, look: &Look, earlier: Option<&Look>) -> Endpoin
         class: endpoint_class(&endpoint.state),
         state: endpoint_state(endpoint),
         due: number(
-            look.backlogs
+            look.report
+                .waiting
                 .queues
                 .get(&queue)
-                .map_or(0, |backlog| backlog.due),
+                .map_or(0, Backlog::waiting),
         ),
         waiting: number(endpoint.pending),
         drain: drains(look, earlier, &queue),
@@ -365,9 +478,12 @@ pub(crate) async fn show(
         page(&figures)?
     } else {
         page(&Page {
-            shell: Shell::new(&visit.session, "/", "Overview"),
+            shell: Shell::new(&visit.session, "/", format!("{} Overview", figures.verdict)),
             paused: visit.query.get("paused").is_some(),
             age: figures.age,
+            verdict: figures.verdict,
+            wrong: figures.wrong,
+            mending: figures.mending,
             stages: figures.stages,
             providers: figures.providers,
             endpoints: figures.endpoints,

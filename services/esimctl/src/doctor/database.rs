@@ -5,7 +5,11 @@ use std::time::Duration;
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 use store::{
     PgConnection,
-    operator::health::{self, Session},
+    operator::health::{
+        self, Finding, Kind,
+        finding::Clock,
+        session::{self, Session},
+    },
     schema::{self, SchemaError},
     server::{self, Server},
 };
@@ -18,15 +22,10 @@ use crate::{
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The difference of clocks that is a warning, and the one at which no stage starts.
+/// The difference of clocks that is a warning.
 const SKEW: f64 = 2.0;
-const SKEW_AT_START: f64 = 30.0;
 /// The oldest supported major version of PostgreSQL.
 const OLDEST: i32 = 15;
-/// From these ages of the oldest transaction id on, in transactions. As in the alerts `XidAgeHigh` and
-/// `XidAgeCritical`.
-const XID_HIGH: u64 = 500_000_000;
-const XID_CRITICAL: u64 = 1_500_000_000;
 
 /// Checks the server. Returns the connection if the schema is the one of this version, because the
 /// other checks need it.
@@ -37,7 +36,7 @@ pub async fn check(
 ) -> Option<PgConnection> {
     let mut connection = connect(&options, lines).await?;
     let before = runtime::clock::now();
-    let session = match health::session(&mut connection).await {
+    let session = match session::session(&mut connection).await {
         Ok(session) => session,
         Err(error) => {
             lines.fault(
@@ -51,8 +50,7 @@ pub async fn check(
     };
     clock(&session, before, lines);
     version(&session, &options, lines);
-    durability(command, &session, lines);
-    connections(&session, lines);
+    synchronous(command, &session, lines);
     let usable = schema(&mut connection, lines).await;
     roles::own(&session, lines);
     match server::server(&mut connection).await {
@@ -111,8 +109,7 @@ fn clock(session: &Session, before: OffsetDateTime, lines: &mut Lines<'_>) {
     let after = runtime::clock::now();
     let middle = before + (after - before) / 2;
     let here = seconds_of(middle);
-    let ahead = session.now - here;
-    skew("clock", "PostgreSQL", ahead, lines);
+    skew(Clock::Postgresql, session.now - here, lines);
 }
 
 pub fn seconds_of(moment: OffsetDateTime) -> f64 {
@@ -120,21 +117,18 @@ pub fn seconds_of(moment: OffsetDateTime) -> f64 {
 }
 
 /// The line about a clock that is this many seconds ahead of ours.
-pub fn skew(check: &'static str, of: &str, ahead: f64, lines: &mut Lines<'_>) {
+pub fn skew(of: Clock, ahead: f64, lines: &mut Lines<'_>) {
     if ahead.abs() < SKEW {
-        lines.fine(check, format!("the clock of {of} agrees with ours"));
-    } else {
-        let side = if ahead > 0.0 { "ahead of" } else { "behind" };
-        lines.bad(
-            ahead.abs() > SKEW_AT_START,
+        let check = match of {
+            Clock::Postgresql | Clock::Nats => "clock",
+            Clock::Openid => "openid clock",
+        };
+        lines.fine(
             check,
-            format!(
-                "the clock of {of} is {:.0} s {side} this machine's",
-                ahead.abs()
-            ),
-            "synchronise the clocks of all machines (NTP); no stage starts at a difference of 30 s",
-            "docs/operations.md#clockskew",
+            format!("the clock of {} agrees with ours", of.owner()),
         );
+    } else {
+        lines.finding(Finding::new(Kind::ClockOff { of, ahead }, None));
     }
 }
 
@@ -172,50 +166,12 @@ fn version(session: &Session, options: &PgConnectOptions, lines: &mut Lines<'_>)
     }
 }
 
-fn durability(command: &Command, session: &Session, lines: &mut Lines<'_>) {
-    if session.is_standby {
-        lines.fault(
-            "primary",
-            "DATABASE_URL leads to a standby, which takes no orders",
-            "point DATABASE_URL, or the proxy that it names, at the primary",
-            "docs/operations.md#failover-of-postgresql",
-        );
-    } else {
-        lines.fine("primary", "it takes writes");
-    }
-    let unsafe_settings: Vec<&str> = [
-        ("fsync", session.fsync),
-        ("full_page_writes", session.full_page_writes),
-        ("synchronous_commit", session.synchronous_commit != "off"),
-    ]
-    .into_iter()
-    .filter_map(|(name, safe)| (!safe).then_some(name))
-    .collect();
-    if unsafe_settings.is_empty() {
-        lines.fine(
-            "durability",
-            "a commit is on disk before it is acknowledged",
-        );
-    } else {
-        lines.fault(
-            "durability",
-            format!(
-                "a crash of the server loses answered orders, because it is off: {}",
-                unsafe_settings.join(", ")
-            ),
-            "turn it on and restart PostgreSQL",
-            "docs/operations.md#commitslost",
-        );
-    }
+/// Whether commits wait for a standby as the stages demand.
+fn synchronous(command: &Command, session: &Session, lines: &mut Lines<'_>) {
     let replicated = !session.synchronous_standby_names.is_empty()
         && !["local", "off"].contains(&session.synchronous_commit.as_str());
     if command.require_synchronous && !replicated {
-        lines.fault(
-            "synchronous",
-            "commits wait for no standby, although REQUIRE_SYNCHRONOUS is set, so no stage works",
-            "connect a synchronous standby and name it in synchronous_standby_names",
-            "docs/operations.md#standbynotsynchronous",
-        );
+        lines.finding(Finding::new(Kind::NotSynchronous, None));
     } else {
         let what = if replicated {
             "a standby"
@@ -226,23 +182,6 @@ fn durability(command: &Command, session: &Session, lines: &mut Lines<'_>) {
             "synchronous",
             format!("commits wait for {what}, as they should"),
         );
-    }
-}
-
-fn connections(session: &Session, lines: &mut Lines<'_>) {
-    let used = format!(
-        "{} of {} connections",
-        session.connections, session.max_connections
-    );
-    if session.connections * 10 >= session.max_connections * 8 {
-        lines.warning(
-            "connections",
-            format!("{used} are in use"),
-            "lower DATABASE_CONNECTIONS, or raise max_connections",
-            "docs/operations.md#databasepoolexhausted",
-        );
-    } else {
-        lines.fine("connections", used);
     }
 }
 
@@ -267,7 +206,7 @@ async fn schema(connection: &mut PgConnection, lines: &mut Lines<'_>) -> bool {
             return false;
         }
     }
-    match health::invalid_indexes(connection).await {
+    match session::invalid_indexes(connection).await {
         Ok(invalid) if invalid.is_empty() => lines.fine("indexes", "all are built"),
         Ok(invalid) => lines.warning(
             "indexes",
@@ -285,28 +224,37 @@ async fn schema(connection: &mut PgConnection, lines: &mut Lines<'_>) -> bool {
     true
 }
 
+/// What the health of the system says about the server, and what it could not see.
 fn state(session: &Session, server: &Server, lines: &mut Lines<'_>) {
-    let age = server.xid_age;
-    if age < XID_HIGH {
-        lines.fine(
+    let mut findings = Vec::new();
+    health::of_server(session, server, &mut findings);
+    let used = format!(
+        "{} of {} connections",
+        session.connections, session.max_connections
+    );
+    let mut fine = vec![
+        ("primary", "it takes writes".to_owned()),
+        (
+            "durability",
+            "a commit is on disk before it is acknowledged".to_owned(),
+        ),
+        ("connections", used),
+        (
             "wraparound",
-            format!("the oldest row is {age} transactions old"),
-        );
+            format!("the oldest row is {} transactions old", server.xid_age),
+        ),
+    ];
+    if session.sees_statistics {
+        fine.extend([
+            (
+                "statistics",
+                "standbys and other sessions are visible".to_owned(),
+            ),
+            ("transactions", "none is open for long".to_owned()),
+            ("archive", "WAL is archived".to_owned()),
+            ("standbys", format!("{} stream", server.standbys)),
+        ]);
     } else {
-        let see = if age < XID_CRITICAL {
-            "docs/operations.md#xidagehigh"
-        } else {
-            "docs/operations.md#xidagecritical"
-        };
-        lines.bad(
-            age >= XID_CRITICAL,
-            "wraparound",
-            format!("the oldest row is {age} transactions old; PostgreSQL stops all writes near 2 billion"),
-            "find what holds vacuum back",
-            see,
-        );
-    }
-    if !session.sees_statistics {
         lines.warning(
             "statistics",
             format!(
@@ -316,61 +264,6 @@ fn state(session: &Session, server: &Server, lines: &mut Lines<'_>) {
             "grant it pg_read_all_stats",
             "docs/operations.md#what-prometheus-scrapes",
         );
-        return;
     }
-    lines.fine("statistics", "standbys and other sessions are visible");
-    if server.longest_transaction > Duration::from_hours(1) {
-        lines.warning(
-            "transactions",
-            format!(
-                "a transaction has been open for {:?}",
-                round(server.longest_transaction)
-            ),
-            "find its session and end it",
-            "docs/operations.md#longtransaction",
-        );
-    } else {
-        lines.fine("transactions", "none is open for long");
-    }
-    if !session.archives {
-        lines.warning(
-            "archive",
-            "WAL is not archived, so a restore loses everything since the last base backup",
-            "set archive_mode and archive_command, or use the operator's plug-in",
-            "docs/operations.md#back-up-and-restore",
-        );
-    } else if server.unarchived > Duration::from_mins(10) {
-        lines.fault(
-            "archive",
-            format!(
-                "WAL has not been archived for {:?}",
-                round(server.unarchived)
-            ),
-            "see the log of the archiver; the disk fills until it works",
-            "docs/operations.md#archivelags",
-        );
-    } else {
-        lines.fine("archive", "WAL is archived");
-    }
-    if !session.synchronous_standby_names.is_empty() && server.standbys == 0 {
-        lines.fault(
-            "standbys",
-            "synchronous_standby_names names a standby, but none streams, so commits wait",
-            "start the standby; only if it is lost for good, empty synchronous_standby_names",
-            "docs/operations.md#standbymissing",
-        );
-    } else if server.standby_lag > Duration::from_mins(1) {
-        lines.warning(
-            "standbys",
-            format!("a standby is {:?} behind", round(server.standby_lag)),
-            "see the load of the standby and the network to it",
-            "docs/operations.md#standbylags",
-        );
-    } else {
-        lines.fine("standbys", format!("{} stream", server.standbys));
-    }
-}
-
-pub fn round(duration: Duration) -> Duration {
-    Duration::from_secs(duration.as_secs())
+    lines.findings(findings, &fine);
 }

@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
 use runtime::clock;
+use store::operator::health::{Finding, Kind};
 use time::OffsetDateTime;
 
 use crate::doctor::line::Lines;
@@ -91,48 +92,39 @@ fn backup(series: &Series, now: f64, lines: &mut Lines<'_>) {
         .iter()
         .filter_map(|name| newest(series, name))
         .reduce(f64::max);
-    let remedy = "see the log of the backup, and take one now";
-    let see = "docs/operations.md#backupold";
-    match last {
-        None => lines.fault("backup", "no file tells of a base backup", remedy, see),
-        Some(last) if last <= 0.0 => lines.fault("backup", "there is no base backup", remedy, see),
-        Some(last) if now - last > 26.0 * HOUR => lines.bad(
-            now - last > 3.0 * DAY,
+    // The metric of a server without any backup is 0.
+    let age = last.filter(|last| *last > 0.0).map(|last| now - last);
+    match age {
+        Some(age) if age <= 26.0 * HOUR => lines.fine(
             "backup",
-            format!(
-                "the last base backup is {:.0} hours old",
-                (now - last) / HOUR
-            ),
-            remedy,
-            see,
+            format!("the last base backup is {:.0} hours old", age / HOUR),
         ),
-        Some(last) => lines.fine(
-            "backup",
-            format!(
-                "the last base backup is {:.0} hours old",
-                (now - last) / HOUR
-            ),
-        ),
+        old => {
+            let hours = old.map(|age| whole(age / HOUR));
+            lines.finding(Finding::new(Kind::BackupOld { hours }, None));
+        }
     }
 }
 
 fn drill(series: &Series, now: f64, lines: &mut Lines<'_>) {
-    let see = "docs/operations.md#drillold";
-    match newest(series, DRILL) {
-        None => lines.warning(
-            "drill",
-            "no file tells of a restore that was tried, so nobody knows whether the backups can be restored",
-            "run deploy/drill",
-            see,
-        ),
-        Some(last) if now - last > 31.0 * DAY => lines.warning(
-            "drill",
-            format!("the last restore that succeeded was {:.0} days ago", (now - last) / DAY),
-            "run deploy/drill",
-            see,
-        ),
-        Some(_) => lines.fine("drill", "a backup was restored within the last month"),
+    match newest(series, DRILL).map(|last| now - last) {
+        Some(age) if age <= 31.0 * DAY => {
+            lines.fine("drill", "a backup was restored within the last month");
+        }
+        old => {
+            let days = old.map(|age| whole(age / DAY));
+            lines.finding(Finding::new(Kind::DrillOld { days }, None));
+        }
     }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a cast from a float saturates"
+)]
+fn whole(number: f64) -> u64 {
+    number.max(0.0).round() as u64
 }
 
 fn disks(series: &Series, lines: &mut Lines<'_>) {
@@ -156,17 +148,11 @@ fn disks(series: &Series, lines: &mut Lines<'_>) {
             let share = available / size;
             if share < 0.2 {
                 fine = false;
-                lines.bad(
-                    share < 0.1,
-                    "disk",
-                    format!("{:.0} % are free on {labels}", share * 100.0),
-                    "enlarge it, and see what fills it; never delete WAL by hand",
-                    if share < 0.1 {
-                        "docs/operations.md#diskalmostfull"
-                    } else {
-                        "docs/operations.md#diskfilling"
-                    },
-                );
+                let kind = Kind::DiskFilling {
+                    volume: labels.to_owned(),
+                    percent: share * 100.0,
+                };
+                lines.finding(Finding::new(kind, None));
             }
         }
     }

@@ -4,7 +4,7 @@ use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
 use store::{
     PgConnection, master_key,
-    operator::health,
+    operator::health::session,
     partners,
     vault::{Keyring, Vault},
 };
@@ -47,7 +47,7 @@ pub async fn check(command: &Command, connection: &mut PgConnection, lines: &mut
         }
     }
     // Profiles are out of the operator's reach, so their keys are tried as the owner only.
-    let is_owner = match health::session(connection).await {
+    let is_owner = match session::session(connection).await {
         Ok(session) => session.is_superuser || session.owner.as_deref() == Some(&session.role),
         Err(_) => false,
     };

@@ -1,7 +1,13 @@
 //! What a check has found: one line for each.
 
+use std::borrow::Cow;
+
 use clap::ValueEnum;
 use serde::Serialize;
+use store::operator::health::{
+    Finding, Kind,
+    finding::{Clock, Matter, Severity},
+};
 
 use crate::output::printable;
 
@@ -50,7 +56,13 @@ pub struct Line {
     pub remedy: Option<String>,
     /// The section that explains it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub see: Option<&'static str>,
+    pub see: Option<Cow<'static, str>>,
+    /// What was found as a code, where `status`, `attention` and the console know it, too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub finding: Option<Finding>,
+    /// The alert that fires for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub alert: Option<&'static str>,
 }
 
 impl Line {
@@ -65,7 +77,7 @@ impl Line {
         if let Some(remedy) = &self.remedy {
             text = format!("{text}\n         do: {}", printable(remedy));
         }
-        if let Some(see) = self.see {
+        if let Some(see) = &self.see {
             text = format!("{text}\n         see: {see}");
         }
         text
@@ -91,6 +103,8 @@ impl<'a> Lines<'a> {
             found: found.into(),
             remedy: None,
             see: None,
+            finding: None,
+            alert: None,
         });
     }
 
@@ -143,7 +157,98 @@ impl<'a> Lines<'a> {
             check,
             found,
             remedy: Some(remedy),
-            see: Some(see),
+            see: Some(see.into()),
+            finding: None,
+            alert: None,
         });
+    }
+
+    /// A line of what the health of the system has found.
+    pub fn finding(&mut self, finding: Finding) {
+        let told = finding.told();
+        let (_, check) = place(&finding.kind);
+        let remedy = match &told.command {
+            Some(command) => format!("{}: `{command}`", told.remedy),
+            None => told.remedy.into_owned(),
+        };
+        self.lines.push(Line {
+            state: match told.severity {
+                Severity::Warning => State::Warning,
+                Severity::Fault => State::Fault,
+            },
+            area: self.area,
+            check,
+            found: told.what,
+            remedy: Some(remedy),
+            see: Some(told.see.into()),
+            finding: Some(finding),
+            alert: told.alert,
+        });
+    }
+
+    /// The lines of what was found in this area, and a line for each of these checks that has found
+    /// nothing.
+    pub fn findings(
+        &mut self,
+        findings: impl IntoIterator<Item = Finding>,
+        fine: &[(&'static str, String)],
+    ) {
+        let mut found = Vec::new();
+        for finding in findings {
+            let (area, check) = place(&finding.kind);
+            if area == self.area {
+                found.push(check);
+                self.finding(finding);
+            }
+        }
+        for (check, text) in fine {
+            if !found.contains(check) {
+                self.fine(check, text.clone());
+            }
+        }
+    }
+}
+
+/// The area and the check in which something shows.
+fn place(kind: &Kind) -> (Area, &'static str) {
+    match kind.matter() {
+        Matter::ClockOff
+            if matches!(
+                kind,
+                Kind::ClockOff {
+                    of: Clock::Openid,
+                    ..
+                }
+            ) =>
+        {
+            (Area::Openid, "openid clock")
+        }
+        Matter::OnStandby => (Area::Database, "primary"),
+        Matter::NotDurable => (Area::Database, "durability"),
+        Matter::NotSynchronous => (Area::Database, "synchronous"),
+        Matter::StandbyMissing | Matter::StandbyLags => (Area::Database, "standbys"),
+        Matter::ClockOff => (Area::Database, "clock"),
+        Matter::Wraparound => (Area::Database, "wraparound"),
+        Matter::ConnectionsFew => (Area::Database, "connections"),
+        Matter::LongTransaction => (Area::Database, "transactions"),
+        Matter::NotArchived | Matter::ArchiveLags => (Area::Database, "archive"),
+        Matter::StageDead | Matter::ProcessesMissing => (Area::Stages, "stages"),
+        Matter::CommitsLost | Matter::BreakerOpen => (Area::Work, "breakers"),
+        Matter::Unserved => (Area::Work, "providers"),
+        Matter::PurchasesLate => (Area::Work, "due placements"),
+        Matter::WebhooksLate => (Area::Work, "due webhooks"),
+        Matter::Parked => (Area::Work, "parked"),
+        Matter::GiveBacksParked => (Area::Work, "parked give-backs"),
+        Matter::Exhausted => (Area::Work, "exhausted webhooks"),
+        Matter::Paused | Matter::Blocked => (Area::Work, "endpoints"),
+        Matter::LanesHeldBack => (Area::Work, "lanes"),
+        Matter::RetentionBehind => (Area::Work, "retention"),
+        Matter::NatsDown => (Area::Nats, "nats"),
+        Matter::StreamMissing | Matter::ReplicasMissing => (Area::Nats, "streams"),
+        Matter::ConsumerMissing => (Area::Nats, "consumers"),
+        Matter::DeadMessages => (Area::Nats, "dead messages"),
+        Matter::BackupOld => (Area::Backup, "backup"),
+        Matter::DrillOld => (Area::Backup, "drill"),
+        Matter::DiskFilling => (Area::Backup, "disk"),
     }
 }

@@ -9,6 +9,7 @@ use pipeline::{
 };
 use secrecy::ExposeSecret;
 use serde::Deserialize;
+use store::operator::health::{Finding, Kind, finding::Clock};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::time::timeout;
 
@@ -92,20 +93,21 @@ async fn connect(
             "give server and client the same password, and restart both",
             "docs/operations.md#rotate-keys",
         ),
-        Ok(Err(error)) => lines.fault(
-            "nats",
+        Ok(Err(error)) => down(
             format!("it cannot be reached: {}", one_line(&error.to_string())),
-            "start it, or correct NATS_URL and NATS_CA_FILE",
-            DOWN,
+            lines,
         ),
-        Err(_) => lines.fault(
-            "nats",
-            format!("it does not answer within {PATIENCE:?}"),
-            "start it, or correct NATS_URL",
-            DOWN,
-        ),
+        Err(_) => down(format!("it does not answer within {PATIENCE:?}"), lines),
     }
     None
+}
+
+fn found(kind: Kind, lines: &mut Lines<'_>) {
+    lines.finding(Finding::new(kind, None));
+}
+
+fn down(why: String, lines: &mut Lines<'_>) {
+    found(Kind::NatsDown { why }, lines);
 }
 
 fn server(client: &Client, lines: &mut Lines<'_>) {
@@ -193,12 +195,7 @@ async fn stream_of(command: &Command, base: &str, client: &Client, lines: &mut L
     };
     if let Some(error) = described.error {
         if error.code == 404 {
-            lines.fault(
-                "streams",
-                format!("{name} does not exist"),
-                "start the stages, which create it; if STREAM_PREFIX is set for them, set it here, too",
-                "docs/operations.md#messagesnotarriving",
-            );
+            found(Kind::StreamMissing { stream: name }, lines);
         } else {
             unanswered(&name, &error.description, lines);
         }
@@ -215,7 +212,7 @@ async fn stream_of(command: &Command, base: &str, client: &Client, lines: &mut L
         && base == JOBS
     {
         let here = before + (after - before) / 2;
-        skew("clock", "NATS", seconds_of(there) - seconds_of(here), lines);
+        skew(Clock::Nats, seconds_of(there) - seconds_of(here), lines);
     }
 }
 
@@ -249,12 +246,11 @@ fn replicas(command: &Command, name: &str, described: &Described, lines: &mut Li
             DOWN,
         );
     } else if !behind.is_empty() {
-        lines.warning(
-            "streams",
-            format!("{name} lacks its copies on {}", behind.join(", ")),
-            "start these servers, or wait until they have caught up",
-            "docs/operations.md#streamreplicasmissing",
-        );
+        let kind = Kind::ReplicasMissing {
+            stream: name.to_owned(),
+            on: behind.into_iter().map(str::to_owned).collect(),
+        };
+        found(kind, lines);
     } else if copies != command.stream_replicas {
         lines.warning(
             "streams",
@@ -270,27 +266,19 @@ fn replicas(command: &Command, name: &str, described: &Described, lines: &mut Li
 fn messages(base: &str, name: &str, state: &StreamState, lines: &mut Lines<'_>) {
     if base == DEAD {
         if state.messages > 0 {
-            lines.warning(
-                "dead messages",
-                format!(
-                    "{name} holds {} messages that a stage could not read",
-                    state.messages
-                ),
-                "look at them and delete them",
-                "docs/operations.md#deadmessages",
-            );
+            let kind = Kind::DeadMessages {
+                stream: name.to_owned(),
+                messages: state.messages,
+            };
+            found(kind, lines);
         } else {
             lines.fine("dead messages", "there are none");
         }
     } else if state.consumer_count == 0 {
-        lines.warning(
-            "consumers",
-            format!(
-                "nobody takes the messages of {name}, so work begins seconds later than it could"
-            ),
-            "start the stage that takes them",
-            "docs/operations.md#consumerstalled",
-        );
+        let kind = Kind::ConsumerMissing {
+            stream: name.to_owned(),
+        };
+        found(kind, lines);
     } else {
         lines.fine("consumers", format!("{name} has {}", state.consumer_count));
     }

@@ -5,6 +5,7 @@
 //! wrong that it concerns the stages, too.
 
 use console_pages::openid::{Examined, OpenIdConfig, examine};
+use store::operator::health::finding::Clock;
 
 use crate::{
     doctor::{database::skew, line::Lines},
@@ -54,12 +55,7 @@ pub async fn check(config: &OpenIdConfig, lines: &mut Lines<'_>) {
         ),
     }
     if let Some(ahead) = examined.ahead {
-        skew(
-            "openid clock",
-            "the OpenID provider",
-            ahead.as_seconds_f64(),
-            lines,
-        );
+        skew(Clock::Openid, ahead.as_seconds_f64(), lines);
     }
 }
 

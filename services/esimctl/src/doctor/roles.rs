@@ -6,7 +6,7 @@ use std::{path::Path, time::Duration};
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 use store::{
     PgConnection,
-    operator::health::{self, Session},
+    operator::health::session::{self, Session},
     schema::{ROLES, Role},
 };
 use tokio::time::timeout;
@@ -55,7 +55,7 @@ pub fn own(session: &Session, lines: &mut Lines<'_>) {
 pub async fn check(connection: &mut PgConnection, lines: &mut Lines<'_>) {
     let mut none = 0;
     for role in ROLES {
-        match health::role(connection, role).await {
+        match session::role(connection, role).await {
             Ok(None) => none += 1,
             Ok(Some(state)) => one(role, &state, lines),
             Err(error) => lines.fault(
@@ -83,7 +83,7 @@ pub async fn check(connection: &mut PgConnection, lines: &mut Lines<'_>) {
     }
 }
 
-fn one(role: Role, state: &health::RoleState, lines: &mut Lines<'_>) {
+fn one(role: Role, state: &session::RoleState, lines: &mut Lines<'_>) {
     let name = role.name;
     if !state.logs_in {
         lines.fault(

@@ -201,7 +201,11 @@ async fn of_work(system: &mut System) {
             "INSERT INTO endpoints (partner_id, blocked_until)
              SELECT partner_id, now() + interval '1 hour' FROM partners",
             "DELETE FROM endpoints",
-            ("warning", "endpoints", "blocked: Acme"),
+            (
+                "warning",
+                "endpoints",
+                "of Acme at hooks.example.com is blocked",
+            ),
         )
         .await;
     let row = |kind: &str, provider: &str, ago: &str| {
@@ -235,8 +239,8 @@ async fn of_work(system: &mut System) {
             .await;
     }
     for (state, check, part) in [
-        ("parked", "parked", "1 placements"),
-        ("exhausted", "exhausted webhooks", "1 have"),
+        ("parked", "parked", "1 placement at usimsa is parked"),
+        ("exhausted", "exhausted webhooks", "1 webhook to endpoint"),
     ] {
         let provider = if state == "parked" { "usimsa" } else { "" };
         let plant = format!(

@@ -124,10 +124,18 @@ async fn a_purchase_at_another_provider_is_resolved_with_its_name() {
 #[tokio::test]
 async fn what_needs_a_person_is_listed_with_the_command_that_ends_it() {
     let operator = Operator::new().await;
-    operator
-        .run(&["attention"])
-        .await
-        .says("Nothing waits for a person");
+    let ended = operator.run(&["attention"]).await;
+    // Without any stage nobody can order.
+    assert_eq!(ended.code, Some(3), "{ended:?}");
+    assert!(
+        ended.stdout.contains("ingress: no process has committed"),
+        "{ended:?}"
+    );
+    let mut connection = operator.database.connect().await.unwrap();
+    every_stage_runs(&mut connection).await;
+    let ended = operator.run(&["attention"]).await;
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(ended.stdout.trim(), "Everything works.");
     let made = operator.create_partner().await;
     let (mut connection, ready) = operator.ready_order(&made, "o-1").await;
     sqlx::query("INSERT INTO providers (name, open_until, reason) VALUES ('sandbox', now() + interval '1 hour', 'busy')")
@@ -140,7 +148,6 @@ async fn what_needs_a_person_is_listed_with_the_command_that_ends_it() {
     let partner = text(&made, "partner_id");
     let topup = ready.topup.to_string();
     let expected = [
-        ("breaker", "esimctl provider close sandbox".to_owned()),
         (
             "parked",
             format!(
@@ -149,7 +156,7 @@ async fn what_needs_a_person_is_listed_with_the_command_that_ends_it() {
             ),
         ),
         (
-            "give_back",
+            "give_backs_parked",
             format!("esimctl give-back resolve {topup} --returned|--not-returned --reason TEXT"),
         ),
         (
@@ -157,19 +164,32 @@ async fn what_needs_a_person_is_listed_with_the_command_that_ends_it() {
             format!("esimctl delivery replay --partner {partner} --since 48h --reason TEXT"),
         ),
     ];
-    let listed = operator.json(&["attention"]).await;
-    let listed: Vec<(&str, String)> = listed
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|one| (text(&one["item"], "kind"), text(one, "command").to_owned()))
-        .collect();
-    assert_eq!(listed, expected);
-    operator
-        .run(&["attention"])
-        .await
-        .says("look it up at airalo, too")
-        .says("Look there for the unit unit-1; the last answer was: timeout");
+    let listed = attention(&operator).await;
+    let needed = listed["needs_person"].as_array().unwrap();
+    let commands = needed.iter().map(|one| {
+        let kind = text(&one["finding"], "kind");
+        (kind, text(&one["told"], "command").to_owned())
+    });
+    assert_eq!(commands.collect::<Vec<_>>(), expected);
+    // The breaker tests itself, so nobody is asked for.
+    let mending = &listed["ends_by_itself"];
+    assert_eq!(mending.as_array().unwrap().len(), 1, "{mending}");
+    assert_eq!(mending[0]["finding"]["kind"], "breaker_open");
+    assert!(mending[0]["told"]["command"].is_null(), "{mending}");
+    let ended = operator.run(&["attention"]).await;
+    assert_eq!(ended.code, Some(3), "{ended:?}");
+    for part in [
+        "3 things are wrong, and 1 more ends by itself.",
+        "look it up at airalo, too",
+        "Look there for the unit unit-1; the last answer was: timeout",
+        "\n  since  ",
+        "\n  felt   ",
+        "\n  do     look each one up at the provider",
+        "docs/operations.md#placementsparked (alert PlacementsParked)",
+        "These end by themselves:",
+    ] {
+        assert!(ended.stdout.contains(part), "{part}: {}", ended.stdout);
+    }
     operator.run(&["order", "show", &topup]).await.says(
         "is parked: find out at the provider whether it has the eSIM back (unknown: timeout)",
     );
@@ -182,13 +202,36 @@ async fn what_needs_a_person_is_listed_with_the_command_that_ends_it() {
         let found = lines.iter().find(|line| line["check"] == check);
         text(found.unwrap(), "found").to_owned()
     };
-    assert_eq!(line("parked give-backs"), "1 wait for a person");
+    assert!(
+        line("parked give-backs").starts_with("the give-back of topup "),
+        "{ended:?}"
+    );
 
     let resolve = ["give-back", "resolve", &topup, "--not-returned"];
     let resolved = operator.json(&[&resolve[..], &CONFIRMED].concat()).await;
     assert_eq!(text(&resolved, "state"), "refused");
-    let left = operator.json(&["attention"]).await;
-    assert_eq!(left.as_array().unwrap().len(), expected.len() - 1);
+    let left = attention(&operator).await;
+    let left = left["needs_person"].as_array().unwrap();
+    assert_eq!(left.len(), expected.len() - 1);
+}
+
+/// A pulse of each stage, from a process that lives for another hour.
+async fn every_stage_runs(connection: &mut sqlx::PgConnection) {
+    sqlx::query(
+        "INSERT INTO pulses (instance, stage, number, timeline, replicated, at)
+         SELECT gen_random_uuid(), stage, 1, 1, false, now() + interval '1 hour'
+         FROM unnest('{ingress,provisioner,notifier}'::text[]) AS stage",
+    )
+    .execute(connection)
+    .await
+    .unwrap();
+}
+
+/// What `attention --json` says. Its exit status is not that of a failure.
+async fn attention(operator: &Operator) -> Value {
+    let ended = operator.run(&["attention", "--json"]).await;
+    assert!(matches!(ended.code, Some(0 | 3)), "{ended:?}");
+    serde_json::from_str(&ended.stdout).unwrap()
 }
 
 /// A provider that only an alternative names is known to all who look for work that nobody does.

@@ -19,6 +19,7 @@
 //!   filter what they are offered.
 //! - [`cells`]: a partner moves from one cell to another.
 //! - [`faults`], [`database_away`]: processes, servers and connections fail.
+//! - [`health`]: a stage that dies is named by every view, and named as mended.
 //! - [`forged`]: messages of an attacker with a stage's credentials.
 //! - [`endpoints`]: several endpoints of one partner.
 //! - [`limits`], [`limits_memory`], [`shares`]: overload is answered, and the other partners keep
@@ -49,6 +50,7 @@ mod examples;
 mod faults;
 mod forged;
 mod forwarder;
+mod health;
 mod isolation;
 mod limits;
 mod limits_memory;

@@ -25,10 +25,16 @@ pub struct Endpoint {
     #[serde(with = "time::serde::rfc3339::option")]
     pub blocked_until: Option<OffsetDateTime>,
     pub failures: i32,
+    /// Since when it has failed, if the last attempt failed.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub failing_since: Option<OffsetDateTime>,
     /// Deliveries with work, which leaves out those within their first lease.
     pub pending: i64,
     /// Deliveries of topups whose retries have ended. An operator can replay them.
     pub exhausted: i64,
+    /// When the first of them was given up.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub exhausted_since: Option<OffsetDateTime>,
     /// When it was read, by the clock of the database. What was recorded before this moment is in the
     /// other fields, unless it was not committed yet.
     #[serde(skip)]
@@ -77,12 +83,14 @@ pub async fn list(
         "c.url",
         r#" AS "state!",
                   nullif(e.blocked_until, 'infinity') AS blocked_until,
-                  coalesce(e.failures, 0) AS "failures!",
+                  coalesce(e.failures, 0) AS "failures!", e.failing_since AS "failing_since?",
                   (SELECT count(*) FROM work w
                    WHERE w.kind = 'deliver' AND w.provider = '' AND w.lane = c.lane
                      AND w.partner_id = p.partner_id) AS "pending!",
                   (SELECT count(*) FROM held h
                    WHERE h.partner_id = p.partner_id AND h.state = 'exhausted' AND h.lane = c.lane) AS "exhausted!",
+                  (SELECT min(at) FROM held h
+                   WHERE h.partner_id = p.partner_id AND h.state = 'exhausted' AND h.lane = c.lane) AS exhausted_since,
                   now() AS "read_at!"
            FROM partners p
            CROSS JOIN LATERAL (

@@ -1,0 +1,250 @@
+//! One health: what `esimctl attention`, `esimctl status` and the console's first page say of a stage
+//! that dies with accepted work waiting, and of one that lives again.
+
+use crate::shop::{SOON, ids};
+use anyhow::{Context, Result, ensure};
+use reqwest::{Client, RequestBuilder, header};
+use serde_json::Value;
+use std::{collections::BTreeMap, time::Duration};
+use testkit::{
+    bin_dir, http, ports,
+    process::{Process, Program},
+    shop::{Shop, fresh},
+    stack::{Stack, Stage},
+    wait,
+};
+
+/// Within this time a dead stage has to be named, and a living one no more.
+const NAMED: Duration = Duration::from_secs(15);
+/// Orders that wait for the dead stage.
+const WAITING: u64 = 3;
+const PASSWORD: &str = "correct horse battery staple";
+
+/// A console, and somebody who has signed in there.
+struct Console {
+    _process: Process,
+    base: String,
+    client: Client,
+    cookies: BTreeMap<String, String>,
+}
+
+impl Console {
+    async fn start(stack: &Stack, folder: &std::path::Path) -> Result<Self> {
+        let listen = format!("127.0.0.1:{}", ports::free()?);
+        let admin = format!("127.0.0.1:{}", ports::free()?);
+        let base = format!("http://{listen}");
+        let env = [
+            ("LISTEN", listen),
+            ("ADMIN_LISTEN", admin.clone()),
+            ("DATABASE_URL", stack.database.url_of("console")?),
+        ];
+        let mut process = Process::new(Program {
+            name: "console".into(),
+            binary: bin_dir().join("console"),
+            args: Vec::new(),
+            env: env
+                .into_iter()
+                .map(|(name, value)| (name.to_owned(), value))
+                .collect(),
+            ready_url: format!("http://{admin}/readyz"),
+            log: folder.join("console.log"),
+        });
+        process.start().await?;
+        let mut console = Self {
+            _process: process,
+            base: base.clone(),
+            client: http::client()?,
+            cookies: BTreeMap::new(),
+        };
+        let made: Value = stack
+            .esimctl
+            .run(&[
+                "operator",
+                "create",
+                "ana",
+                "--role",
+                "operator",
+                "--console-url",
+                &base,
+            ])
+            .await?;
+        let link = made["link"].as_str().context("a link")?;
+        let (_, link) = link.split_once('#').context("a token in the link")?;
+        let page = console.get("/set-up").await?;
+        let (_, rest) = page
+            .split_once("name=\"token\" value=\"")
+            .context("a form")?;
+        let token = rest.split('"').next().unwrap_or_default().to_owned();
+        let fields = [
+            ("token", token.as_str()),
+            ("link", link),
+            ("password", PASSWORD),
+            ("again", PASSWORD),
+        ];
+        let body: String = url::form_urlencoded::Serializer::new(String::new())
+            .extend_pairs(fields)
+            .finish();
+        let request = console
+            .client
+            .post(format!("{base}/set-up"))
+            .header(header::CONTENT_TYPE, "application/x-www-form-urlencoded")
+            .body(body);
+        console.send(request).await?;
+        Ok(console)
+    }
+
+    async fn get(&mut self, path: &str) -> Result<String> {
+        let request = self.client.get(format!("{}{path}", self.base));
+        self.send(request).await
+    }
+
+    async fn send(&mut self, request: RequestBuilder) -> Result<String> {
+        let cookies: Vec<String> = self
+            .cookies
+            .iter()
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect();
+        let answer = request
+            .header(header::COOKIE, cookies.join("; "))
+            .send()
+            .await?;
+        for cookie in answer.headers().get_all(header::SET_COOKIE) {
+            let pair = cookie.to_str()?.split(';').next().unwrap_or_default();
+            let (name, value) = pair.split_once('=').context("a cookie")?;
+            self.cookies.insert(name.to_owned(), value.to_owned());
+        }
+        Ok(answer.text().await?)
+    }
+}
+
+/// The findings of a view that are about this stage.
+fn of_stage(view: &Value, stage: Stage) -> Vec<&Value> {
+    let all = view["needs_person"].as_array().expect("findings").iter();
+    all.filter(|one| one["finding"]["stage"] == stage.name())
+        .collect()
+}
+
+/// The three views: `attention` with its exit status, `status`, and the console's first page.
+async fn views(stack: &Stack, console: &mut Console) -> Result<((i32, Value), Value, String)> {
+    Ok((
+        stack.esimctl.run_allowing(&["attention"], &[3]).await?,
+        stack.esimctl.run(&["status", "--over", "0s"]).await?,
+        console.get("/").await?,
+    ))
+}
+
+/// Waits until all three views name the stage as dead, first of all, with the work that waits.
+async fn named(stack: &Stack, console: &mut Console, stage: Stage, waiting: u64) -> Result<()> {
+    let what = format!(
+        "{} to be named as dead, with {waiting} waiting",
+        stage.name()
+    );
+    let name = stage.name();
+    let mut last = None;
+    let named = wait::until(NAMED, &what, async || {
+        let ((exit, attention), status, page) = views(stack, console).await?;
+        let first = |view: &Value| {
+            let first = &view["needs_person"][0];
+            first["finding"]["kind"] == "stage_dead"
+                && first["finding"]["stage"] == name
+                && first["finding"]["waiting"] == waiting
+                && first["told"]["since"].is_string()
+        };
+        let said = format!("{name}: no process has committed for ten seconds");
+        let counted = waiting == 0
+            || page.contains(&format!("{waiting} purchases and look-ups wait"))
+            || page.contains(&format!("{waiting} webhooks wait"));
+        let verdict = page.find("<h1").zip(page.find(&said));
+        let done = exit == 3
+            && first(&attention)
+            && first(&status)
+            && counted
+            && verdict.is_some_and(|(verdict, said)| verdict < said);
+        last = Some((attention, page));
+        Ok(done.then_some(()))
+    });
+    named.await.with_context(|| format!("{last:?}"))
+}
+
+/// Waits until none of the views says anything about the stage.
+async fn mended(stack: &Stack, console: &mut Console, stage: Stage) -> Result<()> {
+    let what = format!("{} to be named as mended", stage.name());
+    let mut last = None;
+    let mended = wait::until(NAMED, &what, async || {
+        let ((_, attention), status, page) = views(stack, console).await?;
+        let said = format!("{}: ", stage.name());
+        let runs = status["stages"].as_array().context("stages")?.iter();
+        let mut runs = runs.filter(|one| one["stage"] == stage.name() && one["running"] == 1);
+        let done = of_stage(&attention, stage).is_empty()
+            && of_stage(&status, stage).is_empty()
+            && runs.next().is_some()
+            && !page.contains(&said);
+        last = Some(attention);
+        Ok(done.then_some(()))
+    });
+    mended.await.with_context(|| format!("{last:?}"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stage_that_dies_is_named_everywhere_with_what_waits_and_named_as_mended() {
+    let mut stack = Stack::builder()
+        .env(Stage::Ingress, "PLACEMENT_WAIT", "0s")
+        .start()
+        .await
+        .unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let mut console = Console::start(&stack, folder.path()).await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let option = stack.option("ready").unwrap().to_owned();
+    let mut all = std::collections::BTreeSet::new();
+    for stage in [Stage::Provisioner, Stage::Notifier, Stage::Ingress] {
+        stack.process(stage).unwrap().kill().await.unwrap();
+        let mut waiting = 0;
+        if stage != Stage::Ingress {
+            while waiting < WAITING {
+                let bought = shop.buy(&fresh(stage.name()), &option, 1).await.unwrap();
+                all.extend(ids(&bought));
+                waiting += 1;
+            }
+        }
+        named(&stack, &mut console, stage, waiting).await.unwrap();
+        // It still is after a while, and the work counts although no sweep of that stage runs.
+        named(&stack, &mut console, stage, waiting).await.unwrap();
+        stack.process(stage).unwrap().start().await.unwrap();
+        mended(&stack, &mut console, stage).await.unwrap();
+        shop.delivered(&all, SOON).await.unwrap();
+    }
+}
+
+/// A stage that ends in an orderly way is missed by nobody once another process has its work, and one
+/// of two that dies is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_of_two_processes_that_dies_is_missed_and_one_that_is_stopped_is_not() {
+    let mut stack = Stack::builder()
+        .replicas(Stage::Notifier, 3)
+        .start()
+        .await
+        .unwrap();
+    let replicas = stack.replicas(Stage::Notifier);
+    replicas[1].terminate(SOON).await.unwrap();
+    replicas[2].kill().await.unwrap();
+    let missed = wait::until(NAMED + NAMED, "one of two", async || {
+        let (_, attention): (_, Value) = stack.esimctl.run_allowing(&["attention"], &[3]).await?;
+        let found = of_stage(&attention, Stage::Notifier);
+        let Some(found) = found.first() else {
+            return Ok(None);
+        };
+        let told = found["told"]["what"].as_str().context("a sentence")?;
+        ensure!(told.ends_with(" processes run"), "{told}");
+        Ok((told == "notifier: 1 of 2 processes run").then_some(()))
+    });
+    missed.await.unwrap();
+    stack.replicas(Stage::Notifier)[2].start().await.unwrap();
+    let whole = wait::until(NAMED, "two of two", async || {
+        let (_, attention): (_, Value) = stack.esimctl.run_allowing(&["attention"], &[3]).await?;
+        Ok(of_stage(&attention, Stage::Notifier)
+            .is_empty()
+            .then_some(()))
+    });
+    whole.await.unwrap();
+}
