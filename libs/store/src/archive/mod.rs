@@ -33,7 +33,7 @@ pub use self::{
     lookup::{
         ArchivedOrder, PartnerArchive, find, is_archived, is_topup_archived, of_partner, of_time,
     },
-    rows::{Copied, NotRestored, Part, TABLES, Table, copy, delete, present, restore},
+    rows::{Copied, NotRestored, Part, Source, TABLES, Table, copy, delete, present, restore},
 };
 use crate::{
     Error, Result,
@@ -248,7 +248,7 @@ pub async fn page(
     Ok(Some(Page {
         last,
         seen: ids.len(),
-        finished: rows::finished(connection, &ids).await?,
+        finished: rows::finished(connection, &ids, rows::Terms::Waited).await?,
     }))
 }
 

@@ -1,8 +1,10 @@
 //! The rows of archived orders: which orders are finished, and how their rows leave the tables and
 //! come back.
 
+use std::collections::HashMap;
+
 use futures_util::TryStreamExt;
-use sqlx::PgConnection;
+use sqlx::{AssertSqlSafe, PgConnection};
 use uuid::Uuid;
 
 use super::{Archive, FileState, grace};
@@ -111,21 +113,31 @@ impl Table {
     }
 }
 
+/// Whether an order with a profile or an attempt waits until retention has erased it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Terms {
+    /// It does if the class has a term, because retention cannot erase in files.
+    Waited,
+    /// It does not. A restore brings orders back whose term may have been set since.
+    Ignored,
+}
+
 /// Those of the orders that are finished, in the order of their ids.
 ///
 /// An order is finished when nothing will happen to it by itself, and nobody is expected to act:
 /// each placement is placed, failed or refused; each unit has failed or has its eSIM; each webhook
 /// about it is delivered, or was given up because the order was erased; nothing of it is in
-/// `work` or `held`; and no question about an eSIM of it is open. So parked placements, exhausted webhooks and webhooks without a URL keep an
-/// order in the tables until somebody resolves them.
-///
-/// If profiles or attempts have a term, an order with one waits until retention has erased it,
-/// because retention cannot erase in files.
-pub(super) async fn finished(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Uuid>> {
+/// `work` or `held`; and no question about an eSIM of it is open. So parked placements, exhausted
+/// webhooks and webhooks without a URL keep an order in the tables until somebody resolves them.
+pub(super) async fn finished(
+    connection: &mut PgConnection,
+    ids: &[Uuid],
+    terms: Terms,
+) -> Result<Vec<Uuid>> {
     let query = sqlx::query_scalar!(
         r#"WITH term AS MATERIALIZED (
-               SELECT bool_or(class = 'profiles' AND days IS NOT NULL) AS profiles_end,
-                      bool_or(class = 'attempts' AND days IS NOT NULL) AS attempts_end
+               SELECT $2 AND bool_or(class = 'profiles' AND days IS NOT NULL) AS profiles_end,
+                      $2 AND bool_or(class = 'attempts' AND days IS NOT NULL) AS attempts_end
                FROM retention
            ), unit AS MATERIALIZED (
                SELECT p.order_id, p.placement_id, t.topup_id, p.state AS placement, t.state, e.ready_at, e.delivery_id,
@@ -134,7 +146,7 @@ pub(super) async fn finished(connection: &mut PgConnection, ids: &[Uuid]) -> Res
                       -- The id of the event `topup.failed` is derived from the topup.
                       md5('topup.failed ' || t.topup_id)::uuid AS event_id
                FROM placements p
-               JOIN topups t ON t.placement_id = p.placement_id
+               LEFT JOIN topups t ON t.placement_id = p.placement_id
                LEFT JOIN esims e ON e.topup_id = t.topup_id
                WHERE p.order_id = ANY ($1)
            ), webhook AS MATERIALIZED (
@@ -162,6 +174,7 @@ pub(super) async fn finished(connection: &mut PgConnection, ids: &[Uuid]) -> Res
              AND o.answer_by < now()
            ORDER BY o.order_id"#,
         ids,
+        terms == Terms::Waited,
     );
     Ok(query.fetch_all(connection).await?)
 }
@@ -233,7 +246,7 @@ pub async fn copy(
     );
     query.fetch_all(&mut *transaction).await?;
     // Judged again behind the locks.
-    let orders = finished(&mut *transaction, &reserved).await?;
+    let orders = finished(&mut *transaction, &reserved, Terms::Waited).await?;
     let listed: Vec<String> = orders.iter().map(Uuid::to_string).collect();
     sqlx::query(
         "SELECT set_config('esim.archive_orders', $1, true), set_config('timezone', 'UTC', true),
@@ -410,6 +423,19 @@ pub enum NotRestored {
     PartnerErased(Vec<Uuid>),
     #[error("the archive names a table or column that this version does not know: {0:?}")]
     UnknownColumn(String),
+    /// The database has not written these files, or does not know any more that it has.
+    #[error(
+        "the database has no record of archive {0} with this manifest, so it cannot know whether these files are its own"
+    )]
+    Unrecorded(i32),
+    /// Something would happen to these orders after the restore, for example a purchase. An archive
+    /// run takes finished orders only, so it has not written these rows.
+    #[error(
+        "these orders are not finished, so no archive run has written them, and a restore might buy or deliver something: {0:?}"
+    )]
+    NotFinished(Vec<Uuid>),
+    #[error("{0} has rows of other orders than the file says, so no archive run has written them")]
+    ForeignRows(&'static str),
     #[error(transparent)]
     Store(#[from] Error),
 }
@@ -420,18 +446,92 @@ pub async fn present(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<
     Ok(query.fetch_all(connection).await?)
 }
 
+/// The files that orders are restored from.
+#[derive(Clone, Copy, Debug)]
+pub struct Source<'a> {
+    /// The number in the manifest.
+    pub archive: i32,
+    /// The SHA-256 of the manifest, which holds those of all files. The database has recorded it.
+    pub manifest_sha256: &'a str,
+    /// The operator knows that the database has no record of the archive, because it was restored
+    /// from an older backup, and vouches for the files.
+    pub unrecorded: bool,
+}
+
 /// Puts the rows of these orders back into the tables, in the transaction of the caller. `parts`
 /// have the columns of their header and no column for the order.
 ///
 /// The rows are inserted by COPY, so every column gets the text that COPY has written. Profiles get
 /// a row in `retention_due`, because the walk of retention has passed their time and would not erase
 /// them otherwise.
+///
+/// Files can be forged, and an order that is restored unfinished would be bought. So the transaction
+/// itself proves what the archive run has demanded: each row belongs to one of the orders, and each
+/// order is finished. An unrecorded source is no exception.
 pub async fn restore(
     transaction: &mut PgConnection,
-    archive: i32,
+    source: Source<'_>,
     orders: &[Uuid],
     parts: &[Part],
 ) -> Result<(), NotRestored> {
+    let archive = source.archive;
+    let recorded = sqlx::query_scalar!(
+        "SELECT manifest_sha256 FROM archives WHERE archive = $1",
+        archive
+    );
+    let recorded = recorded.fetch_optional(&mut *transaction).await?.flatten();
+    let is_recorded = recorded.as_deref() == Some(source.manifest_sha256);
+    if !is_recorded && !source.unrecorded {
+        return Err(NotRestored::Unrecorded(archive));
+    }
+    copy_in(transaction, orders, parts).await?;
+    let query = sqlx::query_scalar!(
+        "SELECT o.order_id FROM orders o JOIN partners p ON p.partner_id = o.partner_id
+         WHERE o.order_id = ANY ($1) AND p.erased_at IS NOT NULL ORDER BY o.order_id",
+        orders,
+    );
+    let erased = query.fetch_all(&mut *transaction).await?;
+    if !erased.is_empty() {
+        return Err(NotRestored::PartnerErased(erased));
+    }
+    let finished = finished(transaction, orders, Terms::Ignored).await?;
+    let open: Vec<Uuid> = orders
+        .iter()
+        .filter(|id| !finished.contains(id))
+        .copied()
+        .collect();
+    if !open.is_empty() {
+        return Err(NotRestored::NotFinished(open));
+    }
+    // The number of an unrecorded archive may have been given to another one since.
+    let statement = sqlx::query!(
+        "WITH forgotten AS (
+             DELETE FROM archived_orders WHERE order_id = ANY ($2)
+         ), late AS (
+             INSERT INTO retention_due (topup_id, at)
+             SELECT e.topup_id, now() FROM placements p
+             JOIN topups t ON t.placement_id = p.placement_id
+             JOIN esims e ON e.topup_id = t.topup_id
+             WHERE p.order_id = ANY ($2) AND e.profile IS NOT NULL
+             ON CONFLICT DO NOTHING
+         )
+         UPDATE archives SET restored = restored + cardinality($2) WHERE archive = $1 AND $3",
+        archive,
+        orders,
+        is_recorded,
+    );
+    statement.execute(transaction).await?;
+    Ok(())
+}
+
+/// Inserts the rows, and checks that they are rows of these orders: the first column of a file,
+/// which says so, is not part of the row.
+async fn copy_in(
+    transaction: &mut PgConnection,
+    orders: &[Uuid],
+    parts: &[Part],
+) -> Result<(), NotRestored> {
+    let mut copied: HashMap<&str, u64> = HashMap::new();
     for part in parts {
         let known = TABLES.iter().any(|table| table.name == part.table);
         let header = part.csv.split(|byte| *byte == b'\n').next();
@@ -449,32 +549,18 @@ pub async fn restore(
         );
         let mut rows = transaction.copy_in_raw(&statement).await?;
         rows.send(part.csv.as_slice()).await?;
-        rows.finish().await?;
+        *copied.entry(part.table).or_default() += rows.finish().await?;
     }
-    let query = sqlx::query_scalar!(
-        "SELECT o.order_id FROM orders o JOIN partners p ON p.partner_id = o.partner_id
-         WHERE o.order_id = ANY ($1) AND p.erased_at IS NOT NULL ORDER BY o.order_id",
-        orders,
-    );
-    let erased = query.fetch_all(&mut *transaction).await?;
-    if !erased.is_empty() {
-        return Err(NotRestored::PartnerErased(erased));
+    for table in TABLES {
+        let Table { name, from, .. } = table;
+        let statement = AssertSqlSafe(format!("SELECT count(*) FROM {from} = ANY ($1)"));
+        let found: i64 = sqlx::query_scalar(statement)
+            .bind(orders)
+            .fetch_one(&mut *transaction)
+            .await?;
+        if crate::count(found) != copied.get(name).copied().unwrap_or_default() {
+            return Err(NotRestored::ForeignRows(name));
+        }
     }
-    let statement = sqlx::query!(
-        "WITH forgotten AS (
-             DELETE FROM archived_orders WHERE order_id = ANY ($2)
-         ), late AS (
-             INSERT INTO retention_due (topup_id, at)
-             SELECT e.topup_id, now() FROM placements p
-             JOIN topups t ON t.placement_id = p.placement_id
-             JOIN esims e ON e.topup_id = t.topup_id
-             WHERE p.order_id = ANY ($2) AND e.profile IS NOT NULL
-             ON CONFLICT DO NOTHING
-         )
-         UPDATE archives SET restored = restored + cardinality($2) WHERE archive = $1",
-        archive,
-        orders,
-    );
-    statement.execute(transaction).await?;
     Ok(())
 }

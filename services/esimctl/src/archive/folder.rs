@@ -359,10 +359,11 @@ pub fn faults(folder: &Path, manifest: &Manifest) -> Vec<String> {
             }
             continue;
         };
-        match inspect(&folder.join(&expected.name)) {
+        // The name is ours and not the manifest's, which could name a file outside of the folder.
+        let name = file_name(table.name);
+        match inspect(&folder.join(&name)) {
             Err(error) => faults.push(format!("{error:#}")),
             Ok(found) => {
-                let name = &expected.name;
                 if found.bytes != expected.bytes || found.sha256 != expected.sha256 {
                     faults.push(format!(
                         "{name} has {} bytes and the SHA-256 {}, but the manifest says {} bytes and {}",

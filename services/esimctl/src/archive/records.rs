@@ -17,7 +17,7 @@ use flate2::bufread::MultiGzDecoder;
 use store::archive::{Part, TABLES};
 use uuid::Uuid;
 
-use super::folder::file_name;
+use super::folder::{Manifest, ManifestFile, file_name};
 
 /// The first column of each file: the order of the row.
 const PREFIX: &str = "of_order,";
@@ -183,24 +183,29 @@ impl Chunk {
     }
 }
 
-/// The files of the tables. One that older versions did not write may be missing; whether it should
-/// be there says the manifest, against which the files are checked.
-fn files(folder: &Path) -> impl Iterator<Item = (&'static store::archive::Table, PathBuf)> {
-    let files = TABLES
-        .iter()
-        .map(|table| (table, folder.join(file_name(table.name))));
-    files.filter(|(table, path)| !table.optional || path.exists())
+/// The files of the tables that the manifest lists. What else lies in the folder was not checked
+/// against a sum, so it is not read. Older versions did not write the optional ones.
+fn files(
+    folder: &Path,
+    manifest: &Manifest,
+) -> impl Iterator<Item = (&'static store::archive::Table, PathBuf)> {
+    let is_listed = |table: &&store::archive::Table| {
+        let listed = |file: &ManifestFile| file.table == table.name;
+        !table.optional || manifest.files.iter().any(listed)
+    };
+    let files = TABLES.iter().filter(is_listed);
+    files.map(|table| (table, folder.join(file_name(table.name))))
 }
 
 impl Orders {
-    pub fn open(folder: &Path) -> anyhow::Result<Self> {
+    pub fn open(folder: &Path, manifest: &Manifest) -> anyhow::Result<Self> {
         let open = |(table, path): (&store::archive::Table, PathBuf)| {
             Ok(TableRecords {
                 table: table.name,
                 records: Records::open(&path)?,
             })
         };
-        let files = files(folder).map(open);
+        let files = files(folder, manifest).map(open);
         Ok(Self(files.collect::<anyhow::Result<_>>()?))
     }
 
@@ -252,10 +257,10 @@ impl Orders {
 
 /// The orders in a folder one of whose rows has this text as a field: an id of the order, a
 /// placement, a topup or an ICCID, or the external id.
-pub fn search(folder: &Path, text: &str) -> anyhow::Result<BTreeSet<Uuid>> {
+pub fn search(folder: &Path, manifest: &Manifest, text: &str) -> anyhow::Result<BTreeSet<Uuid>> {
     let mut found = BTreeSet::new();
     let field = text.replace('"', "\"\"");
-    for (_, path) in files(folder) {
+    for (_, path) in files(folder, manifest) {
         let mut records = Records::open(&path)?;
         while let Some(record) = records.next()? {
             let row = String::from_utf8_lossy(record.row);

@@ -13,7 +13,7 @@ use clap::Args;
 use serde_json::json;
 use sqlx::{Connection, PgConnection};
 use store::{
-    archive::{self, Archive, ArchivedOrder, NotRestored},
+    archive::{self, Archive, ArchivedOrder, NotRestored, Source},
     operator::{
         actions::{self, Action},
         orders,
@@ -48,7 +48,10 @@ pub const RESTORE_EXAMPLES: &str = "Examples:
 
 A restored order is in the database as if it had never been archived, so the next `archive run` archives it again if the
 term still applies. Orders that are in the database already are skipped, so an interrupted restore can be repeated.
-Orders of partners that were erased since are not restored.";
+Orders of partners that were erased since are not restored.
+
+Files can be forged, so the command restores only what the database has written itself, and only finished orders. After the
+database was restored from a backup, it does not know later archives: name them with --unrecorded.";
 
 /// The number of orders that one transaction restores.
 const BATCH: usize = 500;
@@ -60,6 +63,9 @@ pub struct Show {
     /// The folder of the archive, or the folder that holds it
     #[arg(long, value_name = "DIR")]
     from: Option<PathBuf>,
+    /// Show it although the database has no record of these files
+    #[arg(long, requires = "from")]
+    unrecorded: bool,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -69,6 +75,12 @@ pub struct Restore {
     /// The folder of the archive, or the folder that holds it
     #[arg(long, value_name = "DIR")]
     from: PathBuf,
+    /// Restore although the database has no record of these files
+    ///
+    /// The database does not know archives that are newer than the backup from which it was restored. Then nothing but you
+    /// says that the files are genuine, so know where they come from. Orders that are not finished are refused all the same.
+    #[arg(long)]
+    unrecorded: bool,
     #[command(flatten)]
     confirm: Confirm,
 }
@@ -88,13 +100,12 @@ pub async fn show(asked: &Show, console: &Console) -> anyhow::Result<()> {
         }
         return console.print(&json!({ "archived": found }), || where_it_is(&found));
     };
-    let located = locate(&mut connection, name, from).await?;
+    let located = locate(&mut connection, name, from, asked.unrecorded).await?;
     let mut transaction = connection.begin().await?;
     for one in &located {
         let chunk = read(one)?;
-        let archive = one.manifest.archive;
         let parts = chunk.parts();
-        let restored = archive::restore(&mut transaction, archive, &chunk.orders, &parts);
+        let restored = archive::restore(&mut transaction, one.source(), &chunk.orders, &parts);
         restored.await.map_err(explained)?;
     }
     let mut found = Vec::new();
@@ -147,7 +158,20 @@ fn unknown(name: &str) -> String {
 struct Located {
     folder: PathBuf,
     manifest: Manifest,
+    manifest_sha256: String,
+    unrecorded: bool,
+    /// Empty for all orders of the archive.
     orders: BTreeSet<Uuid>,
+}
+
+impl Located {
+    fn source(&self) -> Source<'_> {
+        Source {
+            archive: self.manifest.archive,
+            manifest_sha256: &self.manifest_sha256,
+            unrecorded: self.unrecorded,
+        }
+    }
 }
 
 /// Finds an order in the archives of a folder: by what the database remembers, or else by a search
@@ -156,11 +180,12 @@ async fn locate(
     connection: &mut PgConnection,
     name: &str,
     from: &Path,
+    unrecorded: bool,
 ) -> anyhow::Result<Vec<Located>> {
     let known = archive::find(connection, name).await?;
     let mut located = Vec::new();
     for path in folder::folders(from)? {
-        let Ok((manifest, _)) = folder::manifest(&path) else {
+        let Ok((manifest, manifest_sha256)) = folder::manifest(&path) else {
             // An archive that is being written. Its orders are found once it is complete.
             continue;
         };
@@ -170,15 +195,18 @@ async fn locate(
             .map(|one| one.order_id)
             .collect();
         if known.is_empty() {
-            orders = records::search(&path, name)?;
+            orders = records::search(&path, &manifest, name)?;
         }
         if !orders.is_empty() {
-            check(connection, &path, &manifest).await?;
-            located.push(Located {
+            let one = Located {
                 folder: path,
                 manifest,
+                manifest_sha256,
+                unrecorded,
                 orders,
-            });
+            };
+            check(connection, &one).await?;
+            located.push(one);
         }
     }
     if let (true, Some(one)) = (located.is_empty(), known.first()) {
@@ -194,33 +222,36 @@ async fn locate(
 }
 
 /// Checks the files before anything is restored from them.
-async fn check(
-    connection: &mut PgConnection,
-    path: &Path,
-    manifest: &Manifest,
-) -> anyhow::Result<()> {
-    let mut faults = folder::faults(path, manifest);
-    let (_, sum) = folder::manifest(path)?;
-    let known = archive::get(connection, manifest.archive).await?;
-    let recorded = known.and_then(|known| known.manifest_sha256);
-    if let Some(recorded) = recorded.filter(|recorded| *recorded != sum) {
-        faults.push(format!(
-            "its manifest has the SHA-256 {sum}, but the database has recorded {recorded} for archive {}",
-            manifest.archive
-        ));
-    }
+async fn check(connection: &mut PgConnection, located: &Located) -> anyhow::Result<()> {
+    let manifest = &located.manifest;
+    let faults = folder::faults(&located.folder, manifest);
     ensure!(
         faults.is_empty(),
         "nothing was changed, because {} is not what was written: {}; take the files from a copy",
-        path.display(),
+        located.folder.display(),
         faults.join("; ")
+    );
+    let known = archive::get(connection, manifest.archive).await?;
+    let recorded = known.and_then(|known| known.manifest_sha256);
+    let sum = &located.manifest_sha256;
+    ensure!(
+        recorded.as_ref() == Some(sum) || located.unrecorded,
+        "nothing was changed, because the database has no record of {}: its manifest has the SHA-256 {sum}, and {} for archive \
+         {}. If the database was restored from a backup that is older than the archive, and you know where these files come \
+         from, repeat the command with --unrecorded; otherwise take the files from a copy",
+        located.folder.display(),
+        recorded.map_or_else(
+            || "the database has recorded none".to_owned(),
+            |recorded| format!("the database has recorded {recorded}")
+        ),
+        manifest.archive
     );
     Ok(())
 }
 
 /// Reads the rows of located orders.
 fn read(located: &Located) -> anyhow::Result<Chunk> {
-    let mut all = Orders::open(&located.folder)?;
+    let mut all = Orders::open(&located.folder, &located.manifest)?;
     let mut found = Chunk::default();
     while let Some(chunk) = all.next(BATCH, Some(&located.orders))? {
         found.extend(chunk);
@@ -268,16 +299,43 @@ pub async fn restore(asked: &Restore, console: &Console) -> anyhow::Result<()> {
         Some(number) => archive::get(&mut connection, number).await?,
         None => None,
     };
-    let located = match &whole {
-        Some(whole) => vec![folder_of(&mut connection, whole, &asked.from).await?],
-        None => locate(&mut connection, name, &asked.from).await?,
+    let located = match (&whole, number) {
+        (None, Some(number)) if asked.unrecorded => {
+            folder_of(&mut connection, number, asked).await?
+        }
+        (Some(whole), _) => {
+            ensure!(
+                whole.completed_at.is_some() || asked.unrecorded,
+                "archive {} is not complete; run `esimctl archive run` again with --to and the folder that holds {}, and \
+                 then restore",
+                whole.archive,
+                whole.folder
+            );
+            let found = folder_of(&mut connection, whole.archive, asked).await?;
+            ensure!(
+                !found.is_empty(),
+                "archive {} is not in {}; its folder was {}",
+                whole.archive,
+                asked.from.display(),
+                whole.folder
+            );
+            found
+        }
+        (None, _) => Vec::new(),
+    };
+    // A number may also be the external id of an order.
+    let is_whole = !located.is_empty();
+    let located = if is_whole {
+        located
+    } else {
+        locate(&mut connection, name, &asked.from, asked.unrecorded).await?
     };
     let ids = located.iter().flat_map(|one| &one.orders);
     let ids: Vec<String> = ids.map(Uuid::to_string).collect();
-    let target = match (&whole, &ids[..]) {
-        (Some(whole), _) => format!("archive {}", whole.archive),
-        (None, [id]) => format!("order {id}"),
-        (None, _) => bail!(
+    let target = match &ids[..] {
+        _ if is_whole => format!("archive {name}"),
+        [id] => format!("order {id}"),
+        _ => bail!(
             "nothing was changed: {name:?} names several orders; repeat the command with one of their order ids: {}",
             ids.join(", ")
         ),
@@ -300,7 +358,7 @@ pub async fn restore(asked: &Restore, console: &Console) -> anyhow::Result<()> {
     let mut done = Restored::default();
     let action = asked.confirm.action("archive restore", &target);
     for one in &located {
-        let mut all = Orders::open(&one.folder)?;
+        let mut all = Orders::open(&one.folder, &one.manifest)?;
         let wanted = (!one.orders.is_empty()).then_some(&one.orders);
         while let Some(chunk) = all.next(BATCH, wanted)? {
             let restored = restore_chunk(&mut connection, one, chunk, action, &mut done).await;
@@ -312,10 +370,10 @@ pub async fn restore(asked: &Restore, console: &Console) -> anyhow::Result<()> {
             })?;
         }
     }
-    if whole.is_none() && done.present > 0 {
+    if !is_whole && done.present > 0 {
         bail!("nothing was changed: {target} is in the database already");
     }
-    if whole.is_none() && done.erased > 0 {
+    if !is_whole && done.erased > 0 {
         bail!(
             "nothing was changed: the partner of {target} was erased, and a restore would bring its data back"
         );
@@ -330,37 +388,29 @@ pub async fn restore(asked: &Restore, console: &Console) -> anyhow::Result<()> {
     })
 }
 
-/// The folder of an archive that is restored as a whole. Its empty list of orders stands for all.
+/// The folder of an archive that is restored as a whole. Empty if it is not there.
 async fn folder_of(
     connection: &mut PgConnection,
-    whole: &Archive,
-    from: &Path,
-) -> anyhow::Result<Located> {
-    ensure!(
-        whole.completed_at.is_some(),
-        "archive {} is not complete; run `esimctl archive run` again with --to and the folder that holds {}, and then restore",
-        whole.archive,
-        whole.folder
-    );
-    for path in folder::folders(from)? {
-        let Ok((manifest, _)) = folder::manifest(&path) else {
+    number: i32,
+    asked: &Restore,
+) -> anyhow::Result<Vec<Located>> {
+    for path in folder::folders(&asked.from)? {
+        let Ok((manifest, manifest_sha256)) = folder::manifest(&path) else {
             continue;
         };
-        if manifest.archive == whole.archive {
-            check(connection, &path, &manifest).await?;
-            return Ok(Located {
+        if manifest.archive == number {
+            let one = Located {
                 folder: path,
                 manifest,
+                manifest_sha256,
+                unrecorded: asked.unrecorded,
                 orders: BTreeSet::new(),
-            });
+            };
+            check(connection, &one).await?;
+            return Ok(vec![one]);
         }
     }
-    bail!(
-        "archive {} is not in {}; its folder was {}",
-        whole.archive,
-        from.display(),
-        whole.folder
-    )
+    Ok(Vec::new())
 }
 
 /// Restores one chunk in one transaction, without the orders that are there and those of erased
@@ -377,9 +427,9 @@ async fn restore_chunk(
     chunk.without(&present);
     while !chunk.orders.is_empty() {
         let mut transaction = connection.begin().await?;
-        let archive = located.manifest.archive;
+        let parts = chunk.parts();
         let restored =
-            archive::restore(&mut transaction, archive, &chunk.orders, &chunk.parts()).await;
+            archive::restore(&mut transaction, located.source(), &chunk.orders, &parts).await;
         match restored {
             Err(NotRestored::PartnerErased(erased)) => {
                 transaction.rollback().await?;

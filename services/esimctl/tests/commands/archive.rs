@@ -394,3 +394,71 @@ async fn a_run_that_is_killed_loses_and_duplicates_nothing() {
     assert_eq!(restored["restored"]["orders"], 9);
     assert_eq!(archiver.rows().await, before);
 }
+
+/// Whoever can write into the folder of archives cannot have anything restored that no archive run
+/// has written: the number of an archive that the database does not know, a changed manifest, or a
+/// manifest that names files elsewhere.
+#[tokio::test]
+async fn a_forged_archive_is_not_restored() {
+    let mut archiver = Archiver::new().await;
+    archiver.order("o-1", 1).await;
+    archiver.operator.run(&archiver.run()).await.text();
+    let genuine = archiver.folder.path().join("archive-1");
+    let forged = tempfile::tempdir().unwrap();
+    let folder = forged.path().join("archive-7");
+    fs::create_dir(&folder).unwrap();
+    for file in fs::read_dir(&genuine).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), folder.join(file.file_name())).unwrap();
+    }
+    let manifest = folder.join("manifest.json");
+    let written: Value = serde_json::from_slice(&fs::read(&manifest).unwrap()).unwrap();
+    let from = forged.path().to_str().unwrap();
+    let restore = ["archive", "restore", "o-1", "--from", from];
+    let restore = [&restore[..], &CONFIRMED].concat();
+    let mut numbered = written.clone();
+    numbered["archive"] = json!(7);
+    let mut changed = written.clone();
+    changed["version"] = json!("forged");
+    for one in [numbered, changed] {
+        fs::write(&manifest, one.to_string()).unwrap();
+        let number = one["archive"].to_string();
+        // The database remembers in which archive `o-1` is, so its other ids find it in the files.
+        for name in ["8981000000000000001", &number] {
+            let mut by_name = restore.clone();
+            by_name[2] = name;
+            let refused = archiver.operator.run(&by_name).await;
+            assert_eq!(refused.code, Some(1), "{name}: {refused:?}");
+        }
+        let shown = ["archive", "show", "8981000000000000001", "--from", from];
+        let refused = archiver.operator.run(&shown).await;
+        refused.fails(1, "the database has no record of");
+        assert_eq!(archiver.number("SELECT count(*) FROM orders").await, 0);
+    }
+    // A file outside of the folder is not read, whatever the manifest calls it.
+    let mut elsewhere = written;
+    let outside = forged.path().join("orders.csv.gz");
+    fs::rename(folder.join("orders.csv.gz"), &outside).unwrap();
+    elsewhere["files"][0]["name"] = json!("../orders.csv.gz");
+    fs::write(&manifest, elsewhere.to_string()).unwrap();
+    let verify = ["archive", "verify", folder.to_str().unwrap()];
+    let refused = archiver.operator.run(&verify).await;
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    assert!(refused.stdout.contains("cannot open"), "{refused:?}");
+
+    // With the operator's word the database takes what it may have forgotten after a restore.
+    fs::rename(&outside, folder.join("orders.csv.gz")).unwrap();
+    for statement in ["DELETE FROM archives", "DELETE FROM archived_orders"] {
+        sqlx::query(statement)
+            .execute(&mut archiver.connection)
+            .await
+            .unwrap();
+    }
+    let restore = ["archive", "restore", "1", "--from", archiver.to()];
+    let restore = [&restore[..], &CONFIRMED].concat();
+    let refused = archiver.operator.run(&restore).await;
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    let vouched = [&restore[..], &["--unrecorded"]].concat();
+    let restored = archiver.operator.json(&vouched).await;
+    assert_eq!(restored["restored"]["orders"], 1);
+}
