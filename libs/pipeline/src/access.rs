@@ -46,22 +46,33 @@ pub struct NatsAccess {
 impl NatsAccess {
     /// The options of a connection to `servers`. If no setting holds credentials, user and password
     /// are taken from the first URL, because the client itself ignores them there.
+    ///
+    /// They are taken out of all URLs, because the client logs each URL that it connects to.
     pub fn options_for(
         &self,
         name: &str,
-        servers: &[ServerAddr],
+        servers: &mut [ServerAddr],
     ) -> anyhow::Result<ConnectOptions> {
         let options = self.options(name)?;
         let own = self.nats_password.is_some() || self.nats_credentials.is_some();
-        let in_url = servers
-            .first()
-            .and_then(|one| one.username().zip(one.password()));
-        let Some((user, password)) = in_url.filter(|_| !own) else {
-            return Ok(options);
-        };
-        let [user, password] =
-            [user, password].map(|part| percent_decode_str(part).decode_utf8_lossy().into_owned());
-        Ok(options.user_and_password(user, password))
+        let decoded = |part: &str| percent_decode_str(part).decode_utf8_lossy().into_owned();
+        let in_url = servers.first().and_then(|one| {
+            let user = one.username()?;
+            Some([decoded(user), decoded(one.password()?)])
+        });
+        for server in servers {
+            let mut url = server.clone().into_inner();
+            // These fail only for URLs without a host, and such a URL is no address of a server.
+            let removed = url.set_username("").and(url.set_password(None));
+            if removed.is_err() {
+                return Err(BadSetting::error("NATS_URL: an address has no host"));
+            }
+            *server = ServerAddr::from_url(url)?;
+        }
+        Ok(match in_url.filter(|_| !own) {
+            Some([user, password]) => options.user_and_password(user, password),
+            None => options,
+        })
     }
 
     /// The options of a connection of the service `name`. Replies to it have a prefix that only
@@ -96,5 +107,35 @@ impl NatsAccess {
                 .require_tls(true);
         }
         Ok(options)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_client_is_given_no_url_with_a_password() {
+        for url in [
+            "nats://ingress:p%40ss-word@127.0.0.1:4222",
+            "ingress:password@nats",
+            "tls://token@nats:4222",
+            "nats://nats",
+        ] {
+            let mut servers: [ServerAddr; 1] = [url.parse().unwrap()];
+            let host = servers[0].host().to_owned();
+            let port = servers[0].port();
+            let access = NatsAccess::default();
+            access.options_for("ingress", &mut servers).unwrap();
+            let left = servers[0].as_url_str();
+            assert!(
+                !left.contains('@') && !left.contains("pass"),
+                "{url}: {left}"
+            );
+            assert_eq!(
+                (servers[0].host(), servers[0].port()),
+                (host.as_str(), port)
+            );
+        }
     }
 }

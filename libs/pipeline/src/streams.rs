@@ -52,6 +52,11 @@ const MAX_JOBS: i64 = 10_000;
 /// The largest message that a stream accepts, in bytes. Ours have at most about 5 KiB.
 const MAX_MESSAGE: i32 = 64 * 1024;
 
+/// The most consumers of a stream of work. There is one for each provider, or one for all notifiers.
+/// Whoever has the credentials of a stage may create others, and each takes about 50 KiB of the
+/// server.
+const MAX_CONSUMERS: i32 = 64;
+
 /// The address of NATS, and the settings of its streams.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "NATS")]
@@ -143,7 +148,7 @@ impl Nats {
     /// it connects in the background, so that a service can start without it. `name` is the name of
     /// the connection on the server.
     pub async fn connect(config: &NatsConfig, name: &str) -> anyhow::Result<Self> {
-        let servers: Vec<async_nats::ServerAddr> = config
+        let mut servers: Vec<async_nats::ServerAddr> = config
             .nats_url
             .expose_secret()
             .split(',')
@@ -160,7 +165,7 @@ impl Nats {
         let breaks = is_up.clone();
         let client = config
             .access
-            .options_for(name, &servers)?
+            .options_for(name, &mut servers)?
             .retry_on_initial_connect()
             .reconnect_delay_callback(|attempts| {
                 Duration::from_millis(100 * u64::try_from(attempts).unwrap_or(10).min(10))
@@ -310,6 +315,7 @@ impl Nats {
             max_bytes: WORK_BYTES,
             max_age: MAX_AGE,
             max_message_size: MAX_MESSAGE,
+            max_consumers: MAX_CONSUMERS,
             num_replicas: self.config.stream_replicas.into(),
             ..Config::default()
         };

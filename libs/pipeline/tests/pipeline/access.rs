@@ -173,6 +173,84 @@ async fn a_stage_may_not_do_the_work_of_another() {
     }
 }
 
+/// A stage may create consumers, because NATS may lose them at any time. Their number is bounded, so
+/// that stolen credentials do not fill the memory of the server.
+#[tokio::test]
+async fn a_stage_creates_a_bounded_number_of_consumers() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = server(folder.path()).await;
+    for (user, stream) in [("provisioner", "TOPUP_JOBS"), ("notifier", "TOPUP_READY")] {
+        let config = NatsConfig {
+            nats_url: SecretString::from(server.url()),
+            access: access(user),
+            stream_prefix: String::new(),
+            stream_replicas: 1,
+        };
+        let nats = Nats::connect(&config, user).await.unwrap();
+        tokio::time::timeout(PATIENCE, nats.until_up())
+            .await
+            .unwrap();
+        nats.ensure_streams().await.unwrap();
+        let streams = jetstream::new(nats.client().clone());
+        let mut created = 0;
+        let refused = loop {
+            let config = jetstream::consumer::pull::Config {
+                durable_name: Some(format!("mine-{created}")),
+                ..Default::default()
+            };
+            match streams.create_consumer_on_stream(config, stream).await {
+                Ok(_) => created += 1,
+                Err(error) => break error,
+            }
+            assert!(created < 1_000, "{user}: {created} consumers");
+        };
+        assert!(
+            refused.to_string().contains("maximum consumers"),
+            "{refused}"
+        );
+        assert_eq!(created, 64, "{user}");
+    }
+}
+
+/// A reply goes wherever its request says, and NATS does not check whether the requester might
+/// publish there. So a stage can make the server publish what NATS itself says on a subject of
+/// another stage. `docs/security.md` names this, and it does no harm: it is no message of ours.
+#[tokio::test]
+async fn a_reply_of_the_server_on_another_stages_subject_is_no_message() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = server(folder.path()).await;
+    let config = NatsConfig {
+        nats_url: SecretString::from(server.url()),
+        access: access("ingress"),
+        stream_prefix: String::new(),
+        stream_replicas: 1,
+    };
+    let nats = Nats::connect(&config, "ingress").await.unwrap();
+    tokio::time::timeout(PATIENCE, nats.until_up())
+        .await
+        .unwrap();
+    nats.ensure_streams().await.unwrap();
+    let operator = connect(&server, "operator").await.0;
+    let mut reports = operator.subscribe("topup.answer.*").await.unwrap();
+    settled(&operator).await;
+    let notifier = connect(&server, "notifier").await.0;
+    notifier
+        .publish_with_reply(
+            "$JS.API.STREAM.INFO.TOPUP_JOBS",
+            "topup.answer.i1",
+            "".into(),
+        )
+        .await
+        .unwrap();
+    let arrived = tokio::time::timeout(PATIENCE, reports.next()).await;
+    let message = arrived.unwrap().unwrap();
+    let said: serde_json::Value = serde_json::from_slice(&message.payload).unwrap();
+    assert_eq!(
+        said["type"],
+        "io.nats.jetstream.api.v1.stream_info_response"
+    );
+}
+
 #[tokio::test]
 async fn only_a_known_user_connects() {
     let folder = tempfile::tempdir().unwrap();

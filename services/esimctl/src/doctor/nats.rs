@@ -70,7 +70,8 @@ async fn connect(
     servers: &[ServerAddr],
     lines: &mut Lines<'_>,
 ) -> Option<Client> {
-    let options = match access.options_for(user, servers) {
+    let mut servers = servers.to_vec();
+    let options = match access.options_for(user, &mut servers) {
         Ok(options) => options.connection_timeout(PATIENCE).max_reconnects(1),
         Err(error) => {
             lines.fault(

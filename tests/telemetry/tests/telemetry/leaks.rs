@@ -8,18 +8,21 @@ use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
 use http_body_util::Full;
 use hyper::{Request, Response};
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use serde_json::Value;
 use signing::SecretKey;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use testkit::mailbox::{Mail, MailRelay};
+use testkit::nats::NatsServer;
 use testkit::shop::Shop;
 use testkit::stack::{CALLBACK_TOKEN, Stack, Stage};
 use testkit::{http, wait};
 use tokio::net::TcpListener;
 
 const COLLECTOR_KEY: &str = "what-the-collector-lets-us-in-for";
+const NATS_PASSWORD: &str = "what-nats-lets-us-in-for";
 /// The channel for notices of the partner whose endpoint fails.
 const EMAIL: &str = "leaky.recipient@shop.example";
 /// The value of a header that a partner has set for a further endpoint.
@@ -93,7 +96,7 @@ fn echo(heard: &Mutex<Vec<Heard>>, request: Request<Bytes>) -> Result<Response<F
 
 /// Collects every NATS message from now on.
 async fn tap(url: &str) -> Result<Arc<Mutex<Vec<Bytes>>>> {
-    let client = async_nats::connect(url).await?;
+    let client = testkit::nats::connect(url).await?;
     let mut all = client.subscribe(">").await?;
     client.flush().await?;
     let heard = Arc::new(Mutex::new(Vec::new()));
@@ -113,7 +116,7 @@ async fn tap(url: &str) -> Result<Arc<Mutex<Vec<Bytes>>>> {
 
 /// Every message that a stream still has.
 async fn stored(url: &str) -> Result<(Vec<String>, Vec<Bytes>)> {
-    let jetstream = async_nats::jetstream::new(async_nats::connect(url).await?);
+    let jetstream = async_nats::jetstream::new(testkit::nats::connect(url).await?);
     let mut streams = jetstream.streams();
     let mut names = Vec::new();
     let mut messages = Vec::new();
@@ -149,12 +152,23 @@ async fn rows(stack: &Stack) -> Result<Vec<String>> {
     Ok(rows)
 }
 
-async fn start(sink: &Sink, relay: &MailRelay) -> Result<Stack> {
+/// A NATS server that demands a password, which stands in its URL as after a local start.
+async fn nats(folder: &Path) -> Result<(NatsServer, String)> {
+    let conf = folder.join("nats.conf");
+    let user = format!("{{ user: leaky, password: \"{NATS_PASSWORD}\" }}");
+    std::fs::write(&conf, format!("authorization {{ users = [{user}] }}\n"))?;
+    let server = NatsServer::start_with(folder, Some(&conf)).await?;
+    let login = format!("nats://leaky:{NATS_PASSWORD}@");
+    let url = server.url().replace("nats://", &login);
+    Ok((server, url))
+}
+
+async fn start(sink: &Sink, relay: &MailRelay, nats_url: &str) -> Result<Stack> {
     let headers = format!("authorization={COLLECTOR_KEY}");
     let smtp_url = format!("smtp://{}?tls=none", relay.host());
     let mut builder = sink
         .hears(Stack::builder())
-        .own_nats()
+        .nats(nats_url)
         .callbacks()
         .env(Stage::Ingress, "MAIL_FROM", "noreply@esim.example")
         .env(Stage::Notifier, "MAIL_FROM", "noreply@esim.example")
@@ -164,7 +178,7 @@ async fn start(sink: &Sink, relay: &MailRelay) -> Result<Stack> {
         .env(Stage::Notifier, "RETRY_SCHEDULE", "200ms,200ms");
     for stage in Stage::ALL {
         builder = builder
-            .env(stage, "LOG", "debug")
+            .env(stage, "LOG", "trace")
             .env(stage, "LOG_FORMAT", "json")
             .env(stage, "OTEL_EXPORTER_OTLP_HEADERS", &headers);
     }
@@ -175,8 +189,9 @@ async fn start(sink: &Sink, relay: &MailRelay) -> Result<Stack> {
 async fn no_secret_is_in_logs_metrics_traces_or_messages() {
     let sink = Sink::start().await.unwrap();
     let relay = MailRelay::start().await.unwrap();
-    let mut stack = start(&sink, &relay).await.unwrap();
-    let nats_url = stack.nats().unwrap().url().to_owned();
+    let folder = tempfile::tempdir().unwrap();
+    let (_server, nats_url) = nats(folder.path()).await.unwrap();
+    let mut stack = start(&sink, &relay, &nats_url).await.unwrap();
     let tapped = tap(&nats_url).await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
     let echo = Echo::start().await.unwrap();
@@ -241,7 +256,7 @@ async fn no_secret_is_in_logs_metrics_traces_or_messages() {
         process.terminate(Duration::from_secs(20)).await.unwrap();
         let log = process.log().unwrap();
         assert!(
-            log.contains("\"level\":\"DEBUG\""),
+            log.contains("\"level\":\"TRACE\""),
             "{stage:?} logs all it can"
         );
         for line in log.lines() {
@@ -303,6 +318,14 @@ fn real_values(
     let (_, master_key) = settings["MASTER_KEY"].split_once(':').unwrap();
     secrets.add_base64("the master key", master_key);
     secrets.add_base64("the provider's secret", &settings["SANDBOX_SECRET_KEY"]);
+    secrets.add("the password of NATS", NATS_PASSWORD);
+    for stage in [Stage::Ingress, Stage::Provisioner, Stage::Notifier] {
+        let settings = stack.process(stage).unwrap().program().env.clone();
+        let login = settings["DATABASE_URL"].split(['/', '@']).nth(2).unwrap();
+        let (_, password) = login.split_once(':').expect("a password");
+        let password = percent_decode_str(password).decode_utf8().unwrap();
+        secrets.add("a password of the database", &password);
+    }
     for signature in signatures {
         secrets.add("a request's signature", signature);
     }
@@ -402,7 +425,7 @@ async fn traffic(
     anyhow::ensure!(odd.send().await?.status == 400);
 
     // A message that no handler can read.
-    let jetstream = async_nats::jetstream::new(async_nats::connect(nats_url).await?);
+    let jetstream = async_nats::jetstream::new(testkit::nats::connect(nats_url).await?);
     jetstream
         .publish(
             format!("{}topup.job.sandbox", stack.prefix),
