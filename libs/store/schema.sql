@@ -15,6 +15,7 @@ TABLE archived_orders
     refused boolean NOT NULL
     archive integer NOT NULL
     archived_at timestamp with time zone NOT NULL DEFAULT now()
+    CONSTRAINT archived_orders_bounds CHECK ((((archived_at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (archived_at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (octet_length(external_order_id) <= 100000))) NOT VALID
     CONSTRAINT archived_orders_pkey PRIMARY KEY (order_id)
     CREATE INDEX archived_orders_at ON public.archived_orders USING btree (archived_at)
     CREATE INDEX archived_orders_external ON public.archived_orders USING btree (external_order_id, partner_id)
@@ -34,12 +35,14 @@ TABLE archives
     files jsonb NOT NULL DEFAULT '{}'::jsonb
     keys text[] NOT NULL DEFAULT '{}'::text[]
     manifest_sha256 text
+    CONSTRAINT archives_bounds CHECK (((LEAST(began_at, completed_at, ordered_before, first_at, last_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(began_at, completed_at, ordered_before, first_at, last_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(folder), octet_length(manifest_sha256), pg_column_size(files), pg_column_size(keys)) <= 100000))) NOT VALID
     CONSTRAINT archives_pkey PRIMARY KEY (archive)
 
 TABLE commit_losses
     timeline bigint NOT NULL
     told text NOT NULL
     at timestamp with time zone NOT NULL DEFAULT now()
+    CONSTRAINT commit_losses_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (octet_length(told) <= 100000))) NOT VALID
     CONSTRAINT commit_losses_pkey PRIMARY KEY (timeline)
 
 TABLE configuration_version
@@ -67,6 +70,7 @@ TABLE deliveries
     created_at timestamp with time zone NOT NULL DEFAULT now()
     endpoint_id uuid
     notice jsonb
+    CONSTRAINT deliveries_bounds CHECK (((LEAST(ends_at, attempted_at, delivered_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(ends_at, attempted_at, delivered_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(kind), octet_length(topup_id), octet_length(credential), octet_length(state), octet_length(error), pg_column_size(notice)) <= 100000))) NOT VALID
     CONSTRAINT deliveries_pkey PRIMARY KEY (delivery_id)
     CREATE INDEX deliveries_created ON public.deliveries USING btree (created_at)
     CREATE INDEX deliveries_events ON public.deliveries USING btree (partner_id, created_at) WHERE (kind <> 'topup.ready'::text)
@@ -81,6 +85,7 @@ TABLE delivery_attempts
     status integer
     class text NOT NULL
     answer bytea
+    CONSTRAINT delivery_attempts_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(class), octet_length(answer)) <= 100000))) NOT VALID
     CONSTRAINT delivery_attempts_pkey PRIMARY KEY (delivery_id, attempt, at)
     CREATE INDEX delivery_attempts_at ON public.delivery_attempts USING btree (at)
 
@@ -96,6 +101,7 @@ TABLE endpoints
     told text
     told_at timestamp with time zone
     exhausted_told_at timestamp with time zone
+    CONSTRAINT endpoints_bounds CHECK (((LEAST(moving_since, failing_since, told_at, exhausted_told_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(moving_since, failing_since, told_at, exhausted_told_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND ((blocked_until = 'infinity'::timestamp with time zone) OR ((blocked_until >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (blocked_until <= '9999-12-31 00:00:00+00'::timestamp with time zone))) AND (octet_length(told) <= 100000))) NOT VALID
     CONSTRAINT endpoints_pkey PRIMARY KEY (partner_id)
     CREATE INDEX endpoints_moving ON public.endpoints USING btree (partner_id) WHERE (moving_since IS NOT NULL)
 
@@ -120,6 +126,7 @@ TABLE esim_requests
     reason text
     message text
     ended_at timestamp with time zone
+    CONSTRAINT esim_requests_bounds CHECK (((LEAST(at, usage_asked_at, ends_at, read_at, usage_failed_at, give_back_asked_at, attempted_at, not_returned_at, ended_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(at, usage_asked_at, ends_at, read_at, usage_failed_at, give_back_asked_at, attempted_at, not_returned_at, ended_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(usage_failure), octet_length(give_back), octet_length(reason), octet_length(message)) <= 100000))) NOT VALID
     CONSTRAINT esim_requests_pkey PRIMARY KEY (topup_id)
     CREATE INDEX esim_requests_due ON public.esim_requests USING btree (provider, at) WHERE (at IS NOT NULL)
     CREATE INDEX esim_requests_parked ON public.esim_requests USING btree (provider, ended_at) WHERE (give_back = 'parked'::text)
@@ -134,6 +141,7 @@ TABLE esims
     delivery_id uuid
     erased_at timestamp with time zone
     returned_at timestamp with time zone
+    CONSTRAINT esims_bounds CHECK (((LEAST(ready_at, erased_at, returned_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(ready_at, erased_at, returned_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(topup_id), octet_length(provider), octet_length(provider_unit_id), octet_length(iccid), octet_length(profile)) <= 100000))) NOT VALID
     CONSTRAINT esims_pkey PRIMARY KEY (topup_id)
     CREATE UNIQUE INDEX esims_iccid_key ON public.esims USING btree (provider, iccid) WHERE (iccid IS NOT NULL)
     CREATE UNIQUE INDEX esims_provider_unit_key ON public.esims USING btree (provider, provider_unit_id)
@@ -142,6 +150,7 @@ TABLE esims
 TABLE further_deliveries
     topup_id text COLLATE "C" NOT NULL
     delivery_id uuid NOT NULL
+    CONSTRAINT further_deliveries_bounds CHECK ((octet_length(topup_id) <= 100000)) NOT VALID
     CONSTRAINT further_deliveries_pkey PRIMARY KEY (topup_id, delivery_id)
 
 TABLE further_endpoints
@@ -160,6 +169,7 @@ TABLE further_endpoints
     code_digest bytea
     code_until timestamp with time zone
     code_tries integer NOT NULL DEFAULT 0
+    CONSTRAINT further_endpoints_bounds CHECK (((LEAST(old_secret_until, verified_at, created_at, code_until) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(old_secret_until, verified_at, created_at, code_until) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(purpose), octet_length(url), octet_length(secret), octet_length(old_secret), octet_length(headers), octet_length(code_digest), pg_column_size(events)) <= 100000))) NOT VALID
     CONSTRAINT further_endpoints_pkey PRIMARY KEY (endpoint_id)
     CREATE INDEX further_endpoints_partner ON public.further_endpoints USING btree (partner_id, created_at)
 
@@ -170,6 +180,7 @@ TABLE held
     partner_id uuid NOT NULL
     at timestamp with time zone NOT NULL DEFAULT now()
     lane text NOT NULL DEFAULT ''::text
+    CONSTRAINT held_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(state), octet_length(provider), octet_length(lane)) <= 100000))) NOT VALID
     CONSTRAINT held_pkey PRIMARY KEY (id)
     CREATE INDEX held_partner ON public.held USING btree (partner_id, state, at)
     CREATE INDEX held_state ON public.held USING btree (state, provider, at)
@@ -188,6 +199,7 @@ TABLE hourly
     created bigint NOT NULL
     done bigint NOT NULL
     failed bigint NOT NULL
+    CONSTRAINT hourly_bounds CHECK ((((hour >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (hour <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (octet_length(stage) <= 100000))) NOT VALID
     CONSTRAINT hourly_pkey PRIMARY KEY (hour, stage)
 
 TABLE operation_parts
@@ -205,6 +217,7 @@ TABLE operations
     skipped bigint NOT NULL
     created_at timestamp with time zone NOT NULL DEFAULT now()
     cancelled_at timestamp with time zone
+    CONSTRAINT operations_bounds CHECK (((LEAST(created_at, cancelled_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(created_at, cancelled_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(kind), octet_length(operator), octet_length(via), octet_length(reason), pg_column_size(filter)) <= 100000))) NOT VALID
     CONSTRAINT operations_pkey PRIMARY KEY (operation_id)
     CREATE INDEX operations_created ON public.operations USING btree (created_at)
 
@@ -221,6 +234,7 @@ TABLE operator_actions
     source text
     before jsonb
     after jsonb
+    CONSTRAINT operator_actions_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(operator), octet_length(database_role), octet_length(command), octet_length(target), octet_length(reason), octet_length(via), octet_length(source), pg_column_size(before), pg_column_size(after)) <= 100000))) NOT VALID
     CONSTRAINT operator_actions_pkey PRIMARY KEY (action_id)
     CREATE INDEX operator_actions_at ON public.operator_actions USING btree (at)
     CREATE INDEX operator_actions_target ON public.operator_actions USING btree ("left"(split_part(target, ' '::text, 2), 100))
@@ -235,6 +249,7 @@ TABLE operator_sessions
     issuer text
     name text
     role text
+    CONSTRAINT operator_sessions_bounds CHECK (((LEAST(created_at, used_at, ends_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(created_at, used_at, ends_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(source), octet_length(issuer), octet_length(name), octet_length(role), octet_length(token_digest)) <= 100000))) NOT VALID
     CONSTRAINT operator_sessions_pkey PRIMARY KEY (token_digest)
     CREATE INDEX operator_sessions_operator ON public.operator_sessions USING btree (operator_id)
 
@@ -242,6 +257,7 @@ TABLE operator_sign_ins
     subject text NOT NULL
     attempts integer NOT NULL
     until timestamp with time zone NOT NULL
+    CONSTRAINT operator_sign_ins_bounds CHECK ((((until >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (until <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (octet_length(subject) <= 100000))) NOT VALID
     CONSTRAINT operator_sign_ins_pkey PRIMARY KEY (subject)
 
 TABLE operators
@@ -254,6 +270,7 @@ TABLE operators
     disabled_at timestamp with time zone
     signed_in_at timestamp with time zone
     created_at timestamp with time zone NOT NULL DEFAULT now()
+    CONSTRAINT operators_bounds CHECK (((LEAST(setup_until, disabled_at, signed_in_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(setup_until, disabled_at, signed_in_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(role), octet_length(password), octet_length(setup_digest)) <= 100000))) NOT VALID
     CONSTRAINT operators_name_key UNIQUE (name)
     CONSTRAINT operators_pkey PRIMARY KEY (operator_id)
 
@@ -273,6 +290,7 @@ TABLE options
     days integer
     cost bigint
     cost_currency text
+    CONSTRAINT options_bounds CHECK ((GREATEST(octet_length(name), octet_length(provider), octet_length(provider_option_id), octet_length(environment), octet_length(cost_currency), pg_column_size(details), pg_column_size(alternatives), pg_column_size(countries)) <= 100000)) NOT VALID
     CONSTRAINT options_details CHECK ((jsonb_typeof(details) = 'object'::text))
     CONSTRAINT options_environment_check CHECK ((environment = ANY (ARRAY['sandbox'::text, 'live'::text])))
     CONSTRAINT options_pkey PRIMARY KEY (option_id)
@@ -290,6 +308,7 @@ TABLE orders
     cancelled_at timestamp with time zone
     erased_at timestamp with time zone
     created_at timestamp with time zone NOT NULL DEFAULT now()
+    CONSTRAINT orders_bounds CHECK (((LEAST(refused_at, answer_by, cancelled_at, erased_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(refused_at, answer_by, cancelled_at, erased_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(external_order_id), octet_length(traceparent)) <= 100000))) NOT VALID
     CONSTRAINT orders_external_order_id_key UNIQUE NULLS NOT DISTINCT (external_order_id, partner_id, refused_at)
     CONSTRAINT orders_pkey PRIMARY KEY (order_id)
     CREATE INDEX orders_partner ON public.orders USING btree (partner_id, order_id)
@@ -321,6 +340,7 @@ TABLE partners
     moved_to text
     has_further_endpoints boolean NOT NULL DEFAULT false
     CONSTRAINT partners_access_key_key UNIQUE (access_key)
+    CONSTRAINT partners_bounds CHECK (((LEAST(old_keys_until, old_webhook_secret_until, disabled_at, erased_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(old_keys_until, old_webhook_secret_until, disabled_at, erased_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(environment), octet_length(access_key), octet_length(old_access_key), octet_length(webhook_url), octet_length(moved_to), octet_length(secret_key), octet_length(old_secret_key), octet_length(webhook_secret), octet_length(old_webhook_secret), pg_column_size(webhook_events)) <= 100000))) NOT VALID
     CONSTRAINT partners_environment_check CHECK ((environment = ANY (ARRAY['sandbox'::text, 'live'::text])))
     CONSTRAINT partners_limits CHECK ((LEAST(max_in_flight, requests_per_second, orders_per_second, units_per_second) > 0))
     CONSTRAINT partners_old_access_key_key UNIQUE (old_access_key)
@@ -349,6 +369,7 @@ TABLE placements
     provider_reference text
     alternatives jsonb
     tried jsonb
+    CONSTRAINT placements_bounds CHECK (((LEAST(attempted_at, not_found_at, placed_at, hinted_at, created_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(attempted_at, not_found_at, placed_at, hinted_at, created_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(provider), octet_length(lane), octet_length(state), octet_length(reason), octet_length(refusal_status), octet_length(refusal_message), octet_length(provider_reference), pg_column_size(alternatives), pg_column_size(tried)) <= 100000))) NOT VALID
     CONSTRAINT placements_pkey PRIMARY KEY (placement_id)
     CREATE INDEX placements_created ON public.placements USING btree (created_at)
     CREATE INDEX placements_order ON public.placements USING btree (order_id)
@@ -366,11 +387,13 @@ TABLE provider_lanes
     reason text NOT NULL
     since timestamp with time zone NOT NULL
     updated_at timestamp with time zone NOT NULL DEFAULT now()
+    CONSTRAINT provider_lanes_bounds CHECK (((LEAST(since, updated_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(since, updated_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(provider), octet_length(lane), octet_length(instance), octet_length(reason)) <= 100000))) NOT VALID
     CONSTRAINT provider_lanes_pkey PRIMARY KEY (provider, lane, instance)
 
 TABLE provider_references
     reference text NOT NULL
     placement_id uuid NOT NULL
+    CONSTRAINT provider_references_bounds CHECK ((octet_length(reference) <= 100000)) NOT VALID
     CONSTRAINT provider_references_pkey PRIMARY KEY (reference, placement_id)
 
 TABLE provider_replicas
@@ -378,6 +401,7 @@ TABLE provider_replicas
     instance text NOT NULL
     share double precision NOT NULL
     until timestamp with time zone NOT NULL
+    CONSTRAINT provider_replicas_bounds CHECK ((((until >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (until <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(provider), octet_length(instance)) <= 100000) AND ((share >= (0)::double precision) AND (share <= ('1000000000'::numeric)::double precision)))) NOT VALID
     CONSTRAINT provider_replicas_pkey PRIMARY KEY (provider, instance)
 
 TABLE providers
@@ -388,6 +412,7 @@ TABLE providers
     version bigint NOT NULL DEFAULT 1
     changed_at timestamp with time zone NOT NULL DEFAULT now()
     failing_since timestamp with time zone
+    CONSTRAINT providers_bounds CHECK (((LEAST(open_until, changed_at, failing_since) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(open_until, changed_at, failing_since) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(name), octet_length(reason)) <= 100000) AND ((openings >= 0) AND (openings <= 1000000000)) AND ((version >= 0) AND (version <= '9000000000000000000'::bigint)))) NOT VALID
     CONSTRAINT providers_pkey PRIMARY KEY (name)
 
 TABLE pulses
@@ -399,6 +424,7 @@ TABLE pulses
     at timestamp with time zone NOT NULL
     started_at timestamp with time zone NOT NULL DEFAULT now()
     stopped boolean NOT NULL DEFAULT false
+    CONSTRAINT pulses_bounds CHECK (((LEAST(at, started_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(at, started_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (octet_length(stage) <= 100000))) NOT VALID
     CONSTRAINT pulses_pkey PRIMARY KEY (instance)
     CREATE INDEX pulses_at ON public.pulses USING btree (at)
 
@@ -416,6 +442,7 @@ TABLE redeliveries
     created_at timestamp with time zone NOT NULL DEFAULT now()
     ended_at timestamp with time zone
     cancelled_at timestamp with time zone
+    CONSTRAINT redeliveries_bounds CHECK (((LEAST(since, until, after_at, created_at, ended_at, cancelled_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(since, until, after_at, created_at, ended_at, cancelled_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (GREATEST(octet_length(state), octet_length(phase)) <= 100000))) NOT VALID
     CONSTRAINT redeliveries_pkey PRIMARY KEY (redelivery_id)
     CREATE INDEX redeliveries_partner ON public.redeliveries USING btree (partner_id, created_at)
     CREATE UNIQUE INDEX redeliveries_running ON public.redeliveries USING btree (partner_id) WHERE (ended_at IS NULL)
@@ -432,6 +459,7 @@ TABLE refused_requests
     path text NOT NULL
     external_order_id text
     unrecorded bigint NOT NULL
+    CONSTRAINT refused_requests_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (GREATEST(octet_length(kind), octet_length(reason), octet_length(errors), octet_length(method), octet_length(path), octet_length(external_order_id)) <= 100000))) NOT VALID
     CONSTRAINT refused_requests_pkey PRIMARY KEY (request_id)
     CREATE INDEX refused_requests_at ON public.refused_requests USING btree (at)
     CREATE INDEX refused_requests_external ON public.refused_requests USING btree (external_order_id) WHERE (external_order_id IS NOT NULL)
@@ -443,12 +471,14 @@ TABLE retention
     after text NOT NULL DEFAULT ''::text
     up_to timestamp with time zone NOT NULL DEFAULT '-infinity'::timestamp with time zone
     began_at timestamp with time zone NOT NULL DEFAULT now()
+    CONSTRAINT retention_bounds CHECK ((((began_at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (began_at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND ((up_to = '-infinity'::timestamp with time zone) OR ((up_to >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (up_to <= '9999-12-31 00:00:00+00'::timestamp with time zone))) AND (GREATEST(octet_length(class), octet_length(after)) <= 100000))) NOT VALID
     CONSTRAINT retention_days_check CHECK (((days >= 1) AND (days <= 36500)))
     CONSTRAINT retention_pkey PRIMARY KEY (class)
 
 TABLE retention_due
     topup_id text COLLATE "C" NOT NULL
     at timestamp with time zone NOT NULL
+    CONSTRAINT retention_due_bounds CHECK ((((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (octet_length(topup_id) <= 100000))) NOT VALID
     CONSTRAINT retention_due_pkey PRIMARY KEY (topup_id)
     CREATE INDEX retention_due_at ON public.retention_due USING btree (at)
 
@@ -456,6 +486,7 @@ TABLE source_addresses
     singleton boolean NOT NULL DEFAULT true
     addresses text[] NOT NULL
     told_at timestamp with time zone NOT NULL DEFAULT now()
+    CONSTRAINT source_addresses_bounds CHECK ((((told_at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (told_at <= '9999-12-31 00:00:00+00'::timestamp with time zone)) AND (pg_column_size(addresses) <= 100000))) NOT VALID
     CONSTRAINT source_addresses_pkey PRIMARY KEY (singleton)
     CONSTRAINT source_addresses_singleton_check CHECK (singleton)
 
@@ -464,6 +495,7 @@ TABLE sweeps
     up_to timestamp with time zone NOT NULL
     fence_at timestamp with time zone
     fence_xid xid8
+    CONSTRAINT sweeps_bounds CHECK (((LEAST(up_to, fence_at) >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(up_to, fence_at) <= '9999-12-31 00:00:00+00'::timestamp with time zone) AND (octet_length(stage) <= 100000))) NOT VALID
     CONSTRAINT sweeps_pkey PRIMARY KEY (stage)
 
 TABLE topups
@@ -474,6 +506,7 @@ TABLE topups
     provider_option_id text NOT NULL
     state text NOT NULL DEFAULT 'pending'::text
     reason text
+    CONSTRAINT topups_bounds CHECK ((GREATEST(octet_length(topup_id), octet_length(provider_option_id), octet_length(state), octet_length(reason)) <= 100000)) NOT VALID
     CONSTRAINT topups_topup_id_key PRIMARY KEY (topup_id)
     CREATE INDEX topups_placement ON public.topups USING btree (placement_id)
     CREATE TRIGGER topup_failed AFTER UPDATE OF state ON public.topups FOR EACH ROW WHEN (((new.state = 'failed'::text) AND (old.state <> 'failed'::text))) EXECUTE FUNCTION topup_failed()
@@ -485,6 +518,7 @@ TABLE work
     lane text NOT NULL
     partner_id uuid NOT NULL
     at timestamp with time zone NOT NULL
+    CONSTRAINT work_bounds CHECK ((((at = '-infinity'::timestamp with time zone) OR ((at >= '0001-01-01 00:00:00+00'::timestamp with time zone) AND (at <= '9999-12-31 00:00:00+00'::timestamp with time zone))) AND (GREATEST(octet_length(kind), octet_length(provider), octet_length(lane)) <= 100000))) NOT VALID
     CONSTRAINT work_pkey PRIMARY KEY (id)
     CREATE INDEX work_at ON public.work USING btree (kind, provider, at)
     CREATE INDEX work_lane ON public.work USING btree (kind, provider, lane, partner_id, at)
@@ -536,16 +570,50 @@ CREATE OR REPLACE FUNCTION public.commits_lost(why text, new_timeline bigint)
  SET search_path TO 'public', 'pg_temp'
 AS $function$
 BEGIN
+    RETURN commits_lost(NULL::uuid, NULL::bigint, new_timeline);
+END
+$function$
+
+CREATE OR REPLACE FUNCTION public.commits_lost(process uuid, acknowledged bigint, new_timeline bigint)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+DECLARE
+    timeline bigint := ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint;
+    never CONSTANT timestamptz := '9999-12-31 00:00:00+00';
+    why text;
+    opened bigint;
+BEGIN
+    IF new_timeline <> timeline THEN
+        RAISE EXCEPTION 'the server is on timeline %, so no loss before timeline % can be known', timeline, new_timeline
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    why := CASE
+        WHEN acknowledged IS NOT NULL THEN format(
+            'commits were lost: the database has pulse %s of process %s, and pulse %s was acknowledged',
+            coalesce((SELECT number FROM pulses WHERE instance = process), 0), process, acknowledged)
+        WHEN new_timeline IS NOT NULL THEN format(
+            'commits may be lost: the timeline is %s now, and commits did not wait for a standby before', new_timeline)
+        ELSE 'commits were lost'
+    END || format(' (%s says so)', session_user);
     IF new_timeline IS NOT NULL THEN
         INSERT INTO commit_losses (timeline, told) VALUES (new_timeline, why) ON CONFLICT DO NOTHING;
         IF NOT FOUND THEN
             RETURN false;
         END IF;
     END IF;
+    SELECT count(*) INTO opened FROM providers WHERE open_until IS DISTINCT FROM never;
     UPDATE providers
-    SET reason = why || coalesce(' (open before: ' || reason || ')', ''), open_until = '9999-12-31 00:00:00+00',
-        version = version + 1000000, changed_at = now(),
+    SET reason = CASE WHEN open_until = never THEN reason
+                      ELSE why || coalesce(' (open before: ' || left(reason, 1000) || ')', '') END,
+        open_until = never, version = (version + 1000000) % 9000000000000000000, changed_at = now(),
         failing_since = CASE WHEN open_until IS NULL THEN now() ELSE coalesce(failing_since, now()) END;
+    IF opened > 0 THEN
+        INSERT INTO operator_actions (action_id, operator, database_role, command, target, affected, reason)
+        VALUES (gen_random_uuid(), session_user, session_user, 'commit fence', 'all providers', opened, why);
+    END IF;
     RETURN true;
 END
 $function$
@@ -623,6 +691,25 @@ VIEW partner_units AS
      JOIN topups t ON ((t.placement_id = p.placement_id)))
      LEFT JOIN esims e ON ((e.topup_id = t.topup_id)))
      LEFT JOIN deliveries d ON ((d.delivery_id = e.delivery_id)));
+
+CREATE OR REPLACE FUNCTION public.resolve_give_back(resolved_topup text, after_attempt integer, is_returned boolean)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'public', 'pg_temp'
+AS $function$
+BEGIN
+    UPDATE esim_requests
+    SET give_back = CASE WHEN is_returned THEN 'returned' ELSE 'refused' END, ended_at = now(), reason = 'resolved',
+        message = NULL, not_returned_at = NULL
+    WHERE topup_id = resolved_topup AND give_back = 'parked' AND attempt = after_attempt;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM mark_returned(resolved_topup);
+    RETURN true;
+END
+$function$
 
 CREATE OR REPLACE FUNCTION public.topup_failed()
  RETURNS trigger

@@ -28,9 +28,8 @@ GRANT INSERT ON operator_actions TO esim_console;
 GRANT UPDATE (state, not_found_at, placed_at, reason, unknowns, disputed, provider_reference, alternatives, provider, lane)
     ON placements TO esim_console;
 GRANT UPDATE (state, reason, provider_option_id) ON topups TO esim_console;
--- A parked give-back that is resolved as returned erases the profile in the same transaction. Only the function can do that.
-GRANT UPDATE (give_back, ended_at, reason, message, not_returned_at) ON esim_requests TO esim_console;
-GRANT EXECUTE ON FUNCTION mark_returned(text) TO esim_console;
+-- A parked give-back that is resolved as returned erases the profile. Only the function can do both, and for no other eSIM.
+GRANT EXECUTE ON FUNCTION resolve_give_back(text, integer, boolean) TO esim_console;
 GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_console;
 GRANT INSERT (delivery_id, attempt, at, duration_ms, status, class) ON delivery_attempts TO esim_console;
 GRANT INSERT, UPDATE (kind, at, provider, lane), DELETE ON work TO esim_console;
@@ -43,4 +42,4 @@ GRANT SELECT, INSERT, UPDATE (cancelled_at) ON operations TO esim_console;
 GRANT SELECT, INSERT ON operation_parts TO esim_console;
 
 -- If the server has lost commits, whoever notices it first stops all buying.
-GRANT EXECUTE ON FUNCTION commits_lost(text, bigint) TO esim_console;
+GRANT EXECUTE ON FUNCTION commits_lost(uuid, bigint, bigint) TO esim_console;

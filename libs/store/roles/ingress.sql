@@ -45,7 +45,7 @@ GRANT SELECT ON sweeps TO esim_ingress;
 
 -- Its pulse, and what it does if the server has lost commits.
 GRANT SELECT, INSERT, UPDATE, DELETE ON pulses TO esim_ingress;
-GRANT EXECUTE ON FUNCTION commits_lost(text, bigint) TO esim_ingress;
+GRANT EXECUTE ON FUNCTION commits_lost(uuid, bigint, bigint) TO esim_ingress;
 
 -- The external id of an archived order stays taken, and look-ups say that the order is archived.
 GRANT SELECT ON archived_orders TO esim_ingress;

@@ -44,5 +44,5 @@ GRANT SELECT (operator_id, issuer, name), DELETE ON operator_sessions TO esim_op
 GRANT SELECT ON archives, archive_partners, archived_orders TO esim_operator;
 
 -- What partners asked about delivered eSIMs, and parked give-backs.
-GRANT SELECT, DELETE, UPDATE (give_back, ended_at, reason, message, not_returned_at) ON esim_requests TO esim_operator;
-GRANT EXECUTE ON FUNCTION mark_returned(text) TO esim_operator;
+GRANT SELECT, DELETE ON esim_requests TO esim_operator;
+GRANT EXECUTE ON FUNCTION resolve_give_back(text, integer, boolean) TO esim_operator;

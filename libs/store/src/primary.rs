@@ -317,12 +317,19 @@ impl Primary {
     async fn stop_buying(
         &self,
         connection: &mut PgConnection,
-        fault: &str,
+        loss: &Loss,
         new_timeline: Option<u32>,
     ) -> Result<()> {
+        let acknowledged = match loss {
+            Loss::Pulse { acknowledged, .. } => Some(*acknowledged),
+            Loss::Promotion { .. } => None,
+        };
+        // The function words the reason itself, so that nobody can stop all purchases with a forged
+        // one.
         let query = sqlx::query_scalar!(
-            r#"SELECT commits_lost($1, $2) AS "is_first!""#,
-            fault,
+            r#"SELECT commits_lost($1, $2, $3) AS "is_first!""#,
+            self.instance,
+            acknowledged,
             new_timeline.map(i64::from),
         );
         let is_first = query.fetch_one(connection).await?;
@@ -332,13 +339,13 @@ impl Primary {
         if is_first {
             known.losses += 1;
             tracing::error!(
-                fault,
+                fault = %loss,
                 "PostgreSQL may have lost commits, and with them the knowledge of purchases; the breakers of all \
                  providers are open until an operator closes them (docs/operations.md#commitslost)"
             );
         } else {
             tracing::warn!(
-                fault,
+                fault = %loss,
                 "commits may have been lost; another process has noticed that before, so nothing more is done"
             );
         }
@@ -355,6 +362,23 @@ async fn newest_pulse(connection: &mut PgConnection) -> Result<Option<NewestPuls
     Ok(query.fetch_optional(connection).await?)
 }
 
+/// Why commits count as lost.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+enum Loss {
+    #[error(
+        "commits were lost: the database has pulse {stored} of process {instance}, and pulse {acknowledged} was acknowledged"
+    )]
+    Pulse {
+        instance: Uuid,
+        stored: i64,
+        acknowledged: i64,
+    },
+    #[error(
+        "commits may be lost: the timeline changed from {before} to {timeline}, and commits did not wait for a standby before"
+    )]
+    Promotion { before: i64, timeline: u32 },
+}
+
 /// What was known before a connection was examined, or before a pulse.
 struct Before {
     timeline: Option<u32>,
@@ -365,12 +389,11 @@ struct Before {
 impl Before {
     /// What is wrong if the database has our pulse `stored`; `None` if it has all that it
     /// acknowledged.
-    fn missing(&self, instance: Uuid, stored: i64) -> Option<String> {
-        (stored < self.acknowledged).then(|| {
-            format!(
-                "commits were lost: the database has pulse {stored} of process {instance}, and pulse {} was acknowledged",
-                self.acknowledged
-            )
+    fn missing(&self, instance: Uuid, stored: i64) -> Option<Loss> {
+        (stored < self.acknowledged).then_some(Loss::Pulse {
+            instance,
+            stored,
+            acknowledged: self.acknowledged,
         })
     }
 
@@ -382,7 +405,7 @@ impl Before {
     /// order. A process that was stalled while a standby was missing, and slept on when it was back,
     /// would otherwise raise a false alarm. Only if the server has no pulse of the timeline that this
     /// process knows, its own last pulse decides.
-    fn unsafe_promotion(&self, timeline: u32, newest: Option<&NewestPulse>) -> Option<String> {
+    fn unsafe_promotion(&self, timeline: u32, newest: Option<&NewestPulse>) -> Option<Loss> {
         let known = self.timeline.map(i64::from);
         let (before, is_replicated) = match (known, newest) {
             (Some(before), Some(newest)) if newest.timeline == before => {
@@ -392,12 +415,8 @@ impl Before {
             (None, Some(newest)) => (newest.timeline, newest.is_replicated),
             (None, None) => return None,
         };
-        (before < i64::from(timeline) && !is_replicated).then(|| {
-            format!(
-                "commits may be lost: the timeline changed from {before} to {timeline}, and commits did not wait for a \
-                 standby before"
-            )
-        })
+        let is_unsafe = before < i64::from(timeline) && !is_replicated;
+        is_unsafe.then_some(Loss::Promotion { before, timeline })
     }
 }
 

@@ -59,15 +59,22 @@ impl Profile {
 pub(crate) async fn check_keys(connection: &mut PgConnection, vault: &Vault) -> Result<()> {
     // The newest profiles are among the newest eSIMs, which have the largest topup ids. Only 1,000
     // of them are read, because profiles may be missing or erased and the statement runs at each
-    // start.
+    // start. What sorts behind the digits is no topup id, and one such row must not keep every stage
+    // from starting.
     let query = sqlx::query!(
         r#"SELECT topup_id, profile AS "profile!"
-           FROM (SELECT topup_id, profile FROM esims ORDER BY topup_id DESC LIMIT 1000) newest
+           FROM (SELECT topup_id, profile FROM esims WHERE topup_id < ':' ORDER BY topup_id DESC LIMIT 1000) newest
            WHERE profile IS NOT NULL ORDER BY topup_id DESC LIMIT 10"#
     );
     let mut failure = Ok(());
     for row in query.fetch_all(connection).await? {
-        let topup_id: TopupId = row.topup_id.parse()?;
+        let Ok(topup_id) = row.topup_id.parse::<TopupId>() else {
+            tracing::error!(
+                topup.id = row.topup_id,
+                "an eSIM is left out, because its id is not a topup id"
+            );
+            continue;
+        };
         match vault.open(Purpose::Profile(&topup_id), &row.profile) {
             Ok(_) => return Ok(()),
             Err(VaultError::MissingKey(_)) => {}

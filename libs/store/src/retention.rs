@@ -135,10 +135,6 @@ pub async fn step(connection: &mut PgConnection, class: Class, limit: u32) -> Re
 }
 
 async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result<Step> {
-    // Orders are never erased here, whatever their term is.
-    if class == Class::Orders {
-        return Ok(Step::default());
-    }
     let mut transaction = sqlx::Connection::begin(connection).await?;
     let query = sqlx::query_as!(
         Walk,
@@ -160,7 +156,9 @@ async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result
         Class::Attempts => walk.attempts(&mut transaction, limit).await?,
         Class::Audit => walk.audit(&mut transaction, limit).await?,
         Class::Refusals => walk.refusals(&mut transaction, limit).await?,
-        Class::Archived | Class::Orders => walk.archived(&mut transaction, limit).await?,
+        Class::Archived => walk.archived(&mut transaction, limit).await?,
+        // Orders are never erased here, whatever their term is.
+        Class::Orders => return Ok(Step::default()),
     };
     let step = Step::of(batch.seen, batch.erased, limit);
     let statement = sqlx::query!(

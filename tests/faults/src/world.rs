@@ -222,8 +222,8 @@ and afterwards: kill %1; rm -r {logs} {folder}",
 /// Makes the commit fence do nothing: the stages notice that commits were lost, and buy on.
 async fn take_fence_out(stack: &Stack) -> Result<()> {
     let without =
-        "CREATE OR REPLACE FUNCTION commits_lost(why text, new_timeline bigint) RETURNS boolean
-                   LANGUAGE sql AS 'SELECT false'";
+        "CREATE OR REPLACE FUNCTION commits_lost(process uuid, acknowledged bigint, new_timeline bigint)
+         RETURNS boolean LANGUAGE sql AS 'SELECT false'";
     let mut connection = stack.database.connect().await?;
     sqlx::raw_sql(without).execute(&mut connection).await?;
     Ok(())

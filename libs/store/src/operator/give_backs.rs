@@ -14,7 +14,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::actions::{self, Mode};
-use crate::{Error, Result, esim_requests, unsigned};
+use crate::{Error, Result, unsigned};
 
 /// A row of [`list`].
 #[derive(Clone, Debug, Serialize)]
@@ -100,7 +100,7 @@ pub async fn resolve(
     let mut transaction = connection.begin().await?;
     let query = sqlx::query!(
         r#"SELECT give_back AS "give_back!", attempt FROM esim_requests
-           WHERE topup_id = $1 AND give_back IS NOT NULL FOR UPDATE"#,
+           WHERE topup_id = $1 AND give_back IS NOT NULL"#,
         topup_id.as_str(),
     );
     let row = query
@@ -125,16 +125,16 @@ pub async fn resolve(
     let resolved = parked
         .after(event)
         .map_err(|_| NotResolved::NotParked(parked.state))?;
-    let statement = sqlx::query!(
-        "UPDATE esim_requests
-         SET give_back = $2, ended_at = now(), reason = 'resolved', message = NULL, not_returned_at = NULL
-         WHERE topup_id = $1",
+    // The function has the owner's rights and checks the state again under the lock of the row, so
+    // that the role of the console needs no right to change give-backs or profiles.
+    let query = sqlx::query_scalar!(
+        r#"SELECT resolve_give_back($1, $2, $3) AS "resolved!""#,
         topup_id.as_str(),
-        resolved.state.as_str(),
+        row.attempt,
+        resolved.state == GiveBackState::Returned,
     );
-    statement.execute(&mut *transaction).await?;
-    if resolved.state == GiveBackState::Returned {
-        esim_requests::mark_returned(&mut transaction, topup_id).await?;
+    if !query.fetch_one(&mut *transaction).await? {
+        return Err(NotResolved::Changed(row.attempt));
     }
     actions::finish(transaction, mode, 1).await?;
     Ok(Resolved {

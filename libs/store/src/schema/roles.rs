@@ -254,7 +254,7 @@ mod tests {
             "INSERT (partner_id) ON endpoints",
             "UPDATE (blocked_until) ON endpoints",
             "EXECUTE ON close_placements(uuid)",
-            "EXECUTE ON commits_lost(text, bigint)",
+            "EXECUTE ON commits_lost(uuid, bigint, bigint)",
             "DELETE ON pulses",
         ] {
             assert!(

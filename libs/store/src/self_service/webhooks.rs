@@ -162,11 +162,15 @@ struct Row {
 }
 
 impl Row {
-    fn into_webhook(self) -> Result<StoredWebhook> {
-        let id = match (self.kind.as_str(), &self.topup_id) {
-            ("topup.ready", Some(topup_id)) => WebhookId::Topup(topup_id.clone().try_into()?),
-            _ => WebhookId::Event(self.delivery_id.into()),
-        };
+    /// A webhook whose topup id cannot be read is listed without its content, so that it does not
+    /// keep the partner from the others.
+    fn into_webhook(self) -> StoredWebhook {
+        let topup_id = self
+            .topup_id
+            .as_ref()
+            .filter(|_| self.kind == "topup.ready");
+        let topup_id = topup_id.and_then(|topup_id| topup_id.parse().ok());
+        let id = topup_id.map_or(WebhookId::Event(self.delivery_id.into()), WebhookId::Topup);
         let position = Position {
             at: self.created_at,
             webhook_id: id.to_string(),
@@ -176,11 +180,11 @@ impl Row {
             WebhookId::Topup(topup_id) => self.esim(topup_id.clone()),
             WebhookId::Event(_) => self.event().map(Stored::Event),
         };
-        Ok(StoredWebhook {
+        StoredWebhook {
             id,
             content,
             position,
-        })
+        }
     }
 
     fn esim(self, topup_id: TopupId) -> Option<Stored> {
@@ -265,9 +269,8 @@ pub async fn webhooks(
         limit,
     );
     let rows = query.fetch_all(connection).await?.into_iter();
-    rows.take_while(|row| !row.undecided)
-        .map(Row::into_webhook)
-        .collect()
+    let decided = rows.take_while(|row| !row.undecided);
+    Ok(decided.map(Row::into_webhook).collect())
 }
 
 /// The sealed webhook secrets of a partner, newest first. There are two during the overlap of a

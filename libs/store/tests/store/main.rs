@@ -20,7 +20,7 @@
 //!   is current.
 //! - [`database`]: deadlines and silent connections.
 //! - [`nodelay`]: no statement waits for a delayed acknowledgement.
-//! - [`roles`]: what each database role may do.
+//! - [`roles`]: what each database role may do. [`bounds`]: what may stand in a column.
 //! - [`further`]: several endpoints of one partner.
 //! - [`rotation`]: replaced keys and secrets, and re-encryption under another master key.
 //! - [`sweep`]: rows without an outcome after their first lease.
@@ -35,6 +35,7 @@ mod archive;
 mod archived_tables;
 mod backup;
 mod bench;
+mod bounds;
 mod cells;
 mod claim;
 mod configuration;

@@ -88,7 +88,7 @@ const SMALL_UNTIL_17: [(&str, &str); 1] = rows! {
 /// Statements that name no key. Each runs once for each cell: a loop of a stage, a gauge, or an
 /// operator's list.
 const PER_CELL: [(&str, &str); 31] = rows! {
-    "FROM (SELECT topup_id, profile FROM esims ORDER BY topup_id DESC LIMIT 1000)"
+    "FROM (SELECT topup_id, profile FROM esims WHERE topup_id < ':' ORDER BY topup_id DESC LIMIT 1000)"
         => "start: the newest profiles check the master key";
     "WITH RECURSIVE pair (lane, partner_id, nth)" => "a look at due placements";
     "WITH RECURSIVE endpoint (lane, partner_id, nth)" => "looks at due deliveries; their gauges";

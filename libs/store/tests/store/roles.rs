@@ -91,6 +91,40 @@ const DENIED: [(&str, &[&str]); 5] = testkit::rows! {
         "INSERT INTO held (id, state, provider, partner_id) VALUES (gen_random_uuid(), 'parked', '', gen_random_uuid())",
         "INSERT INTO orders (order_id) VALUES (gen_random_uuid())", "UPDATE placements SET attempt = 0",
         "UPDATE options SET enabled = true", "UPDATE retention SET days = 1", "DELETE FROM delivery_attempts",
+        "UPDATE esim_requests SET give_back = 'returned'", "SELECT mark_returned('a')",
+    ];
+};
+/// What the credentials of one role still allow, under the words with which `docs/security.md` says so.
+const STILL: [(&str, &[(&str, &str)]); 5] = testkit::rows! {
+    "ingress" => &[
+        ("redirect webhooks", "UPDATE partners SET webhook_url = 'https://attacker.example/'"),
+        ("read keys, profiles", "SELECT secret_key, profile FROM partners, esims"),
+        ("of any partner", "INSERT INTO esim_requests (topup_id, partner_id, provider, at, give_back)
+                            SELECT 'a', gen_random_uuid(), '', now(), 'asked'"),
+        ("pause an endpoint", "INSERT INTO endpoints (partner_id, blocked_until) VALUES (gen_random_uuid(), 'infinity')"),
+        ("stop all buying", "SELECT commits_lost(gen_random_uuid(), 1, NULL)"),
+    ];
+    "provisioner" => &[
+        ("erase their profiles", "UPDATE esims SET profile = NULL"),
+        ("close a breaker", "UPDATE providers SET open_until = NULL"),
+        ("stop all buying", "SELECT commits_lost(gen_random_uuid(), 1, NULL)"),
+    ];
+    "notifier" => &[
+        ("erase profiles, attempts and the operators' record", "UPDATE esims SET profile = NULL"),
+        ("erase profiles, attempts and the operators' record", "DELETE FROM operator_actions"),
+        ("make deliveries due and record them", "UPDATE deliveries SET state = 'delivered'"),
+        ("stop all buying", "SELECT commits_lost(gen_random_uuid(), 1, NULL)"),
+    ];
+    "operator" => &[
+        ("change partners, options and due work", "UPDATE partners SET webhook_url = 'https://attacker.example/'"),
+        ("erase orders and partners", "UPDATE esims SET profile = NULL"),
+    ];
+    "console" => &[
+        ("it opens sessions", "INSERT INTO operator_sessions (token_digest, operator_id, source, ends_at)
+                               VALUES ('', gen_random_uuid(), '', now())"),
+        ("have a placement bought again", "UPDATE placements SET state = 'accepted'"),
+        ("close breakers", "UPDATE providers SET open_until = NULL"),
+        ("stop all buying", "SELECT commits_lost(gen_random_uuid(), 1, NULL)"),
     ];
 };
 /// What no stage may do.
@@ -121,6 +155,112 @@ async fn a_stage_may_not_do_the_work_of_another() {
             );
         }
     }
+}
+
+/// The page does not promise more than the privileges keep: what a role can do is written there.
+#[tokio::test]
+async fn the_page_on_security_says_what_each_role_can_still_do() {
+    let bench = Bench::new().await;
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/security.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    for (stage, rows) in STILL {
+        let mut connection = connect(&bench, stage).await;
+        for (words, statement) in rows {
+            assert!(page.contains(words), "docs/security.md: {words}");
+            let mut transaction = connection.begin().await.unwrap();
+            let done = sqlx::raw_sql(*statement).execute(&mut *transaction).await;
+            done.unwrap_or_else(|error| panic!("{stage}: {statement}: {error}"));
+            transaction.rollback().await.unwrap();
+        }
+    }
+}
+
+/// The console resolves a give-back that is parked after the attempt that its operator has seen, and
+/// no other one. So it erases the profile of no eSIM that nobody has given back.
+#[tokio::test]
+async fn the_console_erases_only_the_profile_of_a_parked_give_back() {
+    let bench = Bench::new().await;
+    bench
+        .sql(
+            "INSERT INTO esims (topup_id, provider, provider_unit_id, iccid, profile, ready_at)
+             SELECT 'topup ' || n, 'sandbox', n, n, 'sealed', now() FROM generate_series(1, 4) n;
+             INSERT INTO esim_requests (topup_id, partner_id, provider, give_back, attempt)
+             VALUES ('topup 2', gen_random_uuid(), 'sandbox', 'sending', 1),
+                    ('topup 3', gen_random_uuid(), 'sandbox', 'parked', 2), ('topup 4', gen_random_uuid(), 'sandbox', 'parked', 1)",
+        )
+        .await;
+    let mut console = connect(&bench, "console").await;
+    for (topup, resolved) in [("1", false), ("2", false), ("3", false), ("4", true)] {
+        let done: bool = sqlx::query_scalar("SELECT resolve_give_back('topup ' || $1, 1, true)")
+            .bind(topup)
+            .fetch_one(&mut console)
+            .await
+            .unwrap();
+        assert_eq!(done, resolved, "{topup}");
+    }
+    let left: Vec<String> = sqlx::query_scalar(
+        "SELECT topup_id FROM esims WHERE profile IS NOT NULL ORDER BY topup_id",
+    )
+    .fetch_all(&bench.pool)
+    .await
+    .unwrap();
+    assert_eq!(left, ["topup 1", "topup 2", "topup 3"]);
+}
+
+/// Every stage may stop the buying, because the database cannot know what it has forgotten. It does
+/// so under its own name, in words of the database, and it hides no later loss.
+#[tokio::test]
+async fn whoever_says_that_commits_were_lost_is_named_and_hides_no_later_loss() {
+    let bench = Bench::new().await;
+    bench
+        .sql("INSERT INTO providers (name, version) VALUES ('sandbox', 9000000000000000000)")
+        .await;
+    let mut notifier = connect(&bench, "notifier").await;
+    let later = refused(
+        &mut notifier,
+        "SELECT commits_lost(gen_random_uuid(), NULL, 1000)",
+    );
+    assert_eq!(later.await, "22023", "a loss that lies ahead");
+    for _ in 0..3 {
+        sqlx::query("SELECT commits_lost(gen_random_uuid(), 7, NULL)")
+            .execute(&mut notifier)
+            .await
+            .unwrap();
+        sqlx::query("SELECT commits_lost(gen_random_uuid(), 7, NULL)")
+            .execute(&mut notifier)
+            .await
+            .unwrap();
+    }
+    let reason: String = sqlx::query_scalar(
+        "SELECT reason FROM providers WHERE open_until = '9999-12-31 00:00:00+00'",
+    )
+    .fetch_one(&bench.pool)
+    .await
+    .unwrap();
+    assert!(
+        reason.ends_with("and pulse 7 was acknowledged (esim_notifier says so)"),
+        "{reason}"
+    );
+    let recorded: Vec<(String, String, i64)> =
+        sqlx::query_as("SELECT operator, command, affected FROM operator_actions")
+            .fetch_all(&bench.pool)
+            .await
+            .unwrap();
+    assert_eq!(
+        recorded,
+        [("esim_notifier".into(), "commit fence".into(), 1)],
+        "only a change is recorded"
+    );
+    // What programs of the version before write as the reason stands nowhere.
+    bench.sql("UPDATE providers SET open_until = NULL").await;
+    bench
+        .sql("SELECT commits_lost('ask the attacker: ' || repeat('x', 130000000), NULL)")
+        .await;
+    let length: i32 = sqlx::query_scalar("SELECT length(reason) FROM providers")
+        .fetch_one(&bench.pool)
+        .await
+        .unwrap();
+    assert!(length < 500, "{length}");
 }
 
 /// Ingress has the privilege to refuse. It can't undo a purchase or repeat one with it.
