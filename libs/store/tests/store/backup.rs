@@ -95,6 +95,12 @@ async fn a_base_backup_and_its_log_restore_the_last_commit_or_a_time_before_it()
 
     let mut log = backup(server.url(), &["wal", backups]).spawn().unwrap();
     run(&mut backup(server.url(), &["base", backups]));
+    // The log tells of limits that the base backup does not know. A server that answers queries while it replays the log would
+    // refuse it.
+    execute(&mut connection, "ALTER SYSTEM SET max_connections = 250").await;
+    server.stop_fast().await.unwrap();
+    server.start_again().await.unwrap();
+    let mut connection = PgConnection::connect(server.url()).await.unwrap();
     buy(&mut connection, partner, "after").await;
     execute(&mut connection, "SELECT pg_sleep(1)").await;
     let between: String = sqlx::query_scalar("SELECT now()::text")
@@ -116,6 +122,10 @@ async fn a_base_backup_and_its_log_restore_the_last_commit_or_a_time_before_it()
             assert_eq!(taken.unwrap(), is_there, "{name}, {time:?}");
         }
         drop(restored);
+        let settings = std::fs::read_to_string(data.join("postgresql.auto.conf")).unwrap();
+        assert!(settings.contains("\nmax_connections = "), "{settings}");
+        assert!(!settings.contains("recovery"), "{settings}");
+        assert!(!settings.contains("hot_standby"), "{settings}");
         server.stop_fast().await.unwrap();
     }
     let metric = std::fs::read_to_string(Path::new(backups).join("esim_backup.prom")).unwrap();

@@ -50,7 +50,13 @@ impl Drill {
         if let Some(esimctl) = esimctl {
             let ledger = self.folder.join("ledger");
             fs::write(&ledger, "").unwrap();
-            drill.env("ESIMCTL", esimctl).arg("--ledger").arg(ledger);
+            let ledger = ledger.display();
+            drill.env("ESIMCTL", esimctl).args([
+                "--ledger",
+                &format!("airalo={ledger}"),
+                "--ledger",
+                &format!("usimsa={ledger}"),
+            ]);
         }
         let done = drill.output().unwrap();
         let line = String::from_utf8(done.stdout).unwrap();
@@ -140,14 +146,46 @@ async fn a_drill_passes_for_a_good_backup_and_fails_for_a_damaged_or_incomplete_
 
     let result = drill.run(Some("true"));
     assert!(
-        result.passed && result.line.contains("agree with the ledger"),
+        result.passed && result.line.matches("its placements agree with ").count() == 2,
         "{result:?}"
     );
     let result = drill.run(Some("false"));
     assert!(
-        !result.passed && result.line.contains("does not agree with"),
+        !result.passed && result.line.contains("which is no fault of the backup"),
         "{result:?}"
     );
+    // What the ledgers have, and the two databases find in it: (in the restored one, in the live one).
+    let placement: uuid::Uuid = sqlx::query_scalar("SELECT placement_id FROM placements LIMIT 1")
+        .fetch_one(&mut connection)
+        .await
+        .unwrap();
+    let stranger = uuid::Uuid::now_v7();
+    for (restored, live, passes) in [
+        // Somebody else's purchase, or one that came after the backup: the live database may know it.
+        (stranger, None, true),
+        // A difference that the live database has, too.
+        (placement, Some(placement), true),
+        // A purchase that the live database had before the end of the backup, and the backup lacks.
+        (placement, None, false),
+    ] {
+        let esimctl = folder.path().join("esimctl");
+        let found = |id: Option<uuid::Uuid>| {
+            let findings = id.map(|id| format!(r#"{{"kind":"orphan","order_id":"{id}"}}"#));
+            format!(
+                r#"{{"ledger":{{"findings":[{}]}}}}"#,
+                findings.unwrap_or_default()
+            )
+        };
+        let script = format!(
+            "#!/bin/sh\ncase $DATABASE_URL in\n*esim-drill*) echo '{}'; exit 3 ;;\n*) echo '{}'; exit 3 ;;\nesac\n",
+            found(Some(restored)),
+            found(live)
+        );
+        fs::write(&esimctl, script).unwrap();
+        fs::set_permissions(&esimctl, fs::Permissions::from_mode(0o755)).unwrap();
+        let result = drill.run(Some(esimctl.to_str().unwrap()));
+        assert_eq!(result.passed, passes, "{result:?}");
+    }
 
     // The live database has an order that the backup should have.
     buy_an_hour_ago(&mut connection, partner, "not in the backup").await;
