@@ -5,6 +5,8 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 LOCAL_DIR=${LOCAL_DIR:-$ROOT/.local}
 [[ $LOCAL_DIR == /* ]] || LOCAL_DIR=$ROOT/$LOCAL_DIR
 export LOCAL_DIR
+# Who makes the changes that esimctl records. USER is not set everywhere, for example in containers.
+export ESIMCTL_OPERATOR=${ESIMCTL_OPERATOR:-${USER:-$(id -un)}}
 ENV_FILE=$LOCAL_DIR/env
 READY_SECONDS=60
 LAUNCHED=''
@@ -388,6 +390,21 @@ stop() {
     say "$name: stopped"
   fi
   rm -f "$LOCAL_DIR/run/$name.pid" "$LOCAL_DIR/run/$name.stamp"
+}
+
+# `users_of FOLDER…`: the processes that have a file in the folders open or work there, and our programs that write to
+# LOCAL_DIR/log, one a line. On a system without /proc nobody knows.
+users_of() {
+  local process pid folder folders=()
+  [[ -d /proc/self/fd ]] || return 0
+  for folder; do folders+=(-o -lname "$folder" -o -lname "$folder/*"); done
+  for process in /proc/[0-9]*; do
+    pid=${process#/proc/}
+    [[ -n $(find "$process/cwd" "$process/fd" -maxdepth 1 \( -false "${folders[@]}" \) -print -quit 2>/dev/null) ]] ||
+      { is_process "$(cat "$process/comm" 2>/dev/null)" && [[ $(readlink "$process/fd/2" 2>/dev/null) == "$LOCAL_DIR/log/"* ]]; } ||
+      continue
+    printf '  pid %s: %s\n' "$pid" "$(tr '\0' ' ' <"$process/cmdline" 2>/dev/null | cut -c 1-120)"
+  done
 }
 
 http_ok() { curl --fail --silent --max-time 2 --output /dev/null "$1"; }

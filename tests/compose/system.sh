@@ -133,7 +133,7 @@ for purpose in partners webhooks profiles; do
   keys+=(--env "MASTER_KEY_\$(tr a-z A-Z <<<\$purpose)_FILE=/var/lib/esim/master-\$purpose.key")
 done
 exec docker run --rm --interactive --network "${COMPOSE_PROJECT_NAME}_data" --read-only "\${keys[@]}" \
-  --env DATABASE_URL=postgres://\$user@postgres:5432/esim --env PGPASSFILE=/var/lib/esim/pgpass \
+  --env ESIMCTL_OPERATOR=test --env DATABASE_URL=postgres://\$user@postgres:5432/esim --env PGPASSFILE=/var/lib/esim/pgpass \
   --volume "${COMPOSE_PROJECT_NAME}_secrets-\$share:/var/lib/esim:ro" \
   "$IMAGES/esimctl:$VERSION" "\${arguments[@]}"
 WRAPPER

@@ -9,10 +9,13 @@
 //! `archive run` and `archive restore` make the same steps themselves, because their previews
 //! differ.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 
 use anyhow::{Context, bail};
-use clap::{Args, builder::NonEmptyStringValueParser};
+use clap::{
+    ArgMatches, Args, Command, FromArgMatches, builder::NonEmptyStringValueParser, error::ErrorKind,
+};
+use runtime::terminal;
 use store::operator::actions::{Action, Actor, Mode};
 
 use crate::output::one_line;
@@ -21,6 +24,9 @@ use crate::output::one_line;
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Confirmation")]
 pub struct Confirm {
+    // Before `dry_run`, because each field takes its value away from the arguments, and `By` looks at that one.
+    #[command(flatten)]
+    by: By,
     /// Why you make the change, for example the number of a ticket
     ///
     /// The reason is recorded with the change, and `esimctl action list` shows it. It is required
@@ -35,27 +41,66 @@ pub struct Confirm {
     /// Show what the command would change, with counts, and change nothing
     #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
-    /// Your name, which is recorded with the change [default: the value of USER]
-    #[arg(long, value_name = "NAME", env = "ESIMCTL_OPERATOR", value_parser = NonEmptyStringValueParser::new())]
-    operator: Option<String>,
-    #[arg(long, env = "USER", hide = true, default_value = "unknown")]
-    account: String,
 }
 
-/// Who makes a change that needs no confirmation, and why.
 #[derive(Args, Clone, Debug)]
-pub struct By {
-    /// Your own name, which is recorded with the change [default: the value of USER]
-    #[arg(long = "operator", id = "by", value_name = "NAME", env = "ESIMCTL_OPERATOR", value_parser = NonEmptyStringValueParser::new())]
+#[group(skip)]
+struct Named {
+    /// Your name, which is recorded with the change [default: the value of USER]
+    #[arg(
+        long = "operator",
+        id = "by",
+        value_name = "NAME",
+        env = "ESIMCTL_OPERATOR"
+    )]
     by: Option<String>,
-    #[arg(long, env = "USER", hide = true, default_value = "unknown")]
-    account: String,
+    #[arg(long, env = "USER", hide = true)]
+    account: Option<String>,
+}
+
+/// Who makes a change. A command that records one is refused before it begins if nobody is named: a record
+/// without a name is of no use when somebody asks why a partner was paused. In containers `USER` is often
+/// not set.
+#[derive(Clone, Debug)]
+pub struct By(String);
+
+impl Args for By {
+    fn augment_args(command: Command) -> Command {
+        Named::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Named::augment_args_for_update(command)
+    }
+}
+
+impl FromArgMatches for By {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let Named { by, account } = Named::from_arg_matches(matches)?;
+        let set = |name: Option<String>| name.filter(|name| !name.trim().is_empty());
+        // Nothing is recorded by a dry run.
+        let dry_run = matches.try_get_one::<bool>("dry_run").ok().flatten();
+        match set(by).or_else(|| set(account)) {
+            Some(name) => Ok(Self(name)),
+            None if dry_run == Some(&true) => Ok(Self(String::new())),
+            None => Err(clap::Error::raw(
+                ErrorKind::MissingRequiredArgument,
+                "the change is recorded with the name of whoever makes it, and USER is not set: give your name with \
+                 --operator or in ESIMCTL_OPERATOR",
+            )),
+        }
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
 }
 
 impl By {
     /// The record of a change.
     pub fn action<'a>(&'a self, command: &'a str, target: &'a str, reason: &'a str) -> Action<'a> {
-        let actor = Actor::esimctl(self.by.as_deref().unwrap_or(&self.account));
+        let actor = Actor::esimctl(&self.0);
         Action {
             actor,
             command,
@@ -123,16 +168,13 @@ impl Confirm {
         if self.yes {
             return Ok(());
         }
-        let mut stderr = std::io::stderr().lock();
         if !std::io::stdin().is_terminal() {
             let preview = one_line(preview);
             bail!(
                 "nothing was changed: {preview}; standard input is not a terminal, so confirm with --yes, or preview with --dry-run"
             );
         }
-        write!(stderr, "{preview}\nGo on? (yes/no) ")
-            .and_then(|()| stderr.flush())
-            .context("cannot ask on standard error")?;
+        terminal::ask(format_args!("{preview}\nGo on? (yes/no) "))?;
         let mut answer = String::new();
         std::io::stdin()
             .read_line(&mut answer)
@@ -150,11 +192,7 @@ impl Confirm {
 
     /// The record of the change.
     pub fn action<'a>(&'a self, command: &'a str, target: &'a str) -> Action<'a> {
-        Action {
-            actor: Actor::esimctl(self.operator.as_deref().unwrap_or(&self.account)),
-            command,
-            target,
-            reason: self.reason.as_deref().unwrap_or_default(),
-        }
+        let reason = self.reason.as_deref().unwrap_or_default();
+        self.by.action(command, target, reason)
     }
 }

@@ -127,6 +127,8 @@ impl Esimctl {
             // The webhook receivers of the tests speak http, which live partners may not use
             // otherwise.
             .env("WEBHOOK_HTTP_LIVE", "true")
+            // Without a name no change is made.
+            .env("ESIMCTL_OPERATOR", "test")
             .envs(self.env.iter().map(|(name, value)| (name, value)));
         if !self.env.is_empty() {
             for purpose in ["PARTNERS", "WEBHOOKS", "PROFILES"] {

@@ -10,6 +10,7 @@ mod erasure;
 mod ledger;
 mod operators;
 mod options;
+mod output;
 mod roles;
 mod rotation;
 mod support;

@@ -29,6 +29,8 @@ const TIMEOUT: Duration = Duration::from_mins(1);
 pub fn esimctl(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_esimctl"));
     command.args(arguments).env_clear().kill_on_drop(true);
+    // Without a name no change is made.
+    command.env("ESIMCTL_OPERATOR", "test");
     command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
