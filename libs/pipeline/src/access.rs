@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use async_nats::{ConnectOptions, ServerAddr};
 use clap::Args;
 use percent_encoding::percent_decode_str;
-use runtime::config::BadSetting;
+use runtime::{config::BadSetting, files};
 use secrecy::{ExposeSecret, SecretString};
 
 /// How many messages of a subscription may wait in memory. The client drops further ones.
@@ -99,7 +99,7 @@ impl NatsAccess {
         if let Some(path) = &self.nats_ca_file {
             // The file is read here to find a mistake at the start, because the client would only
             // try again for ever.
-            std::fs::read(path).map_err(|error| {
+            files::check_plain(path).map_err(|error| {
                 BadSetting::error(format!("NATS_CA_FILE={}: {error}", path.display()))
             })?;
             options = options

@@ -5,8 +5,9 @@
 //! An unknown, invalid or contradictory setting stops the start with exit status 2 and one line on
 //! standard error that names the setting and its variable.
 
-use std::{ffi::OsString, io::Write, net::SocketAddr, process::exit, time::Duration};
+use std::{ffi::OsString, fmt::Display, io::Write, net::SocketAddr, process::exit, time::Duration};
 
+use anyhow::Context;
 use clap::{
     Args, Parser, ValueEnum,
     error::ErrorKind::{
@@ -14,7 +15,7 @@ use clap::{
     },
 };
 
-use crate::{healthcheck, manual, setting_files, shown, version};
+use crate::{healthcheck, manual, setting_files, shown, terminal, version};
 
 /// The settings that every service has.
 #[derive(Args, Clone, Debug)]
@@ -119,7 +120,7 @@ pub struct BadSetting(String);
 
 impl BadSetting {
     /// Makes the error. `reason` has to name the setting.
-    pub fn error(reason: impl std::fmt::Display) -> anyhow::Error {
+    pub fn error(reason: impl Display) -> anyhow::Error {
         anyhow::Error::new(Self(reason.to_string()))
     }
 }
@@ -139,21 +140,32 @@ pub fn parse_from<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> C
         .map_err(|reason| format!("{}: {reason}", C::command().get_name()));
     match arguments.and_then(try_parse) {
         Ok(Asked::Run(config)) => config,
-        Ok(Asked::Text(text)) => {
-            // A reader such as `head` may close the pipe before the end, which is no failure.
-            let _ = writeln!(std::io::stdout(), "{text}");
-            exit(0)
+        Ok(Asked::Text(text)) => answered::<C>(terminal::print(text), 0),
+        Ok(Asked::Help(help)) => {
+            let status = help.exit_code();
+            let printed = help.print().and_then(|()| std::io::stdout().flush());
+            answered::<C>(printed.context("cannot write to standard output"), status)
         }
         Ok(Asked::Healthcheck(address)) => {
             let answer = healthcheck::ask(address);
             let (Ok(line) | Err(line)) = &answer;
-            println!("{line}");
-            exit(answer.is_err().into())
+            answered::<C>(terminal::print(line), answer.is_err().into())
         }
         Err(line) => {
-            eprintln!("{line}");
+            terminal::say(line);
             exit(2)
         }
+    }
+}
+
+/// Ends the process after it has printed what was asked for, with `status` if that worked.
+fn answered<C: Parser>(printed: anyhow::Result<()>, status: i32) -> ! {
+    match printed {
+        Err(error) if !terminal::is_closed(&error) => {
+            terminal::say(format_args!("{}: {error:#}", C::command().get_name()));
+            exit(1)
+        }
+        _ => exit(status),
     }
 }
 
@@ -163,6 +175,8 @@ enum Asked<C> {
     Healthcheck(SocketAddr),
     /// Print this and end.
     Text(String),
+    /// Print the help or the version and end.
+    Help(clap::Error),
 }
 
 fn try_parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<Asked<C>, String> {
@@ -184,14 +198,15 @@ fn try_parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
         }
         C::from_arg_matches_mut(&mut matches).map(Asked::Run)
     };
-    read().map_err(|error: clap::Error| {
+    read().or_else(|error: clap::Error| {
+        let error = error.format(&mut command::<C>());
         if matches!(
             error.kind(),
             DisplayHelp | DisplayVersion | DisplayHelpOnMissingArgumentOrSubcommand
         ) {
-            error.exit();
+            return Ok(Asked::Help(error));
         }
-        one_line::<C>(&error.format(&mut command::<C>()))
+        Err(one_line::<C>(&error))
     })
 }
 

@@ -11,9 +11,11 @@
 //! unnoticed: if one fails, panics or returns too early, the whole process stops with a failure and
 //! is started again, because a service with a missing part would only seem to work.
 
+pub mod client;
 pub mod clock;
 pub mod config;
 pub mod connection;
+pub mod files;
 pub mod health;
 mod healthcheck;
 pub mod http;
@@ -64,7 +66,7 @@ where
     let telemetry = match telemetry::start(service, &common) {
         Ok(telemetry) => telemetry,
         Err(error) => {
-            eprintln!("{service}: {error:#}");
+            terminal::say(format_args!("{service}: {error:#}"));
             return ExitCode::from(BAD_CONFIGURATION);
         }
     };
@@ -90,7 +92,7 @@ where
             ExitCode::SUCCESS
         }
         Err(error) if error.is::<config::BadSetting>() => {
-            eprintln!("{service}: {error}");
+            terminal::say(format_args!("{service}: {error}"));
             ExitCode::from(BAD_CONFIGURATION)
         }
         Err(error) => {

@@ -19,6 +19,8 @@ use std::{
 
 use clap::{Arg, Command};
 
+use crate::files;
+
 const FOLDER: &str = "SETTINGS_DIR";
 
 pub(crate) const HELP: &str = "Settings from files: NAME_FILE=PATH reads the secret setting NAME from a file. \
@@ -37,7 +39,7 @@ pub(crate) fn add(
     let set = |name: &str| variable(name).filter(|value| !value.is_empty());
     let mut folder = match set(FOLDER).map(PathBuf::from) {
         Some(path) => {
-            files(&path).map_err(|error| format!("{FOLDER}={}: {error}", path.display()))?
+            named_files(&path).map_err(|error| format!("{FOLDER}={}: {error}", path.display()))?
         }
         None => BTreeMap::new(),
     };
@@ -63,8 +65,8 @@ pub(crate) fn add(
 }
 
 /// Returns the arguments for the settings of one command that come from a file. A setting is secret
-/// if the help hides its value; other settings ignore `NAME_FILE`. Line ends at the end of the file
-/// are not part of the value.
+/// if the help hides its value; other settings ignore `NAME_FILE`. [`files::value`] says what of the
+/// file is not part of the value.
 fn from_files(
     command: &Command,
     set: &impl Fn(&str) -> Option<OsString>,
@@ -96,9 +98,8 @@ fn from_files(
                 "both {other} and {source} are set; set only one of them"
             ));
         }
-        let value = std::fs::read_to_string(&path)
-            .map_err(|error| format!("{source}={}: {error}", path.display()))?;
-        added.push(format!("--{long}={}", value.trim_end_matches(['\r', '\n'])).into());
+        let value = files::value(&path).map_err(|error| format!("{source}: {error:#}"))?;
+        added.push(format!("--{long}={value}").into());
     }
     Ok(added)
 }
@@ -151,7 +152,7 @@ fn subcommand<'command>(
 
 /// The files of a folder by their names. Hidden ones are left out, because Kubernetes keeps the
 /// versions of a mounted secret in hidden folders.
-fn files(folder: &Path) -> io::Result<BTreeMap<String, PathBuf>> {
+fn named_files(folder: &Path) -> io::Result<BTreeMap<String, PathBuf>> {
     let mut files = BTreeMap::new();
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
@@ -230,6 +231,10 @@ mod tests {
         let read_it = read(&[("PROBE_TOKEN_FILE", file), ("PROBE_LEVEL_FILE", file)]).unwrap();
         assert_eq!(read_it.secrets.token.as_deref(), Some("-hush --level=high"));
         assert_eq!(read_it.level, "low", "it is no secret");
+        // Editors on Windows add the mark and the line ends, and people who copy from a shell the quotes.
+        std::fs::write(file, "\u{feff}\"postgres://a\"\r\n").unwrap();
+        let edited = read(&[("PROBE_TOKEN_FILE", file)]).unwrap();
+        assert_eq!(edited.secrets.token.as_deref(), Some("postgres://a"));
 
         assert_eq!(
             read(&[("PROBE_TOKEN_FILE", "")]).unwrap().secrets.token,
@@ -246,7 +251,7 @@ mod tests {
             .err()
             .unwrap();
         assert!(
-            missing.starts_with("PROBE_TOKEN_FILE=/nowhere/token: "),
+            missing.starts_with("PROBE_TOKEN_FILE: cannot read /nowhere/token: "),
             "{missing}"
         );
     }
@@ -279,7 +284,7 @@ mod tests {
         ));
         let refused = tool(&["tool", "seal"], unreadable).err().unwrap();
         assert!(
-            refused.starts_with("PROBE_KEY_FILE=/nowhere/key: "),
+            refused.starts_with("PROBE_KEY_FILE: cannot read /nowhere/key: "),
             "{refused}"
         );
     }

@@ -3,14 +3,18 @@
 //! a default, and in a container nobody can look at all of them: `kubectl exec deployment/ingress --
 //! ingress config show`.
 //!
-//! Secrets are never printed, only whether they are set.
+//! Secrets are never printed, only whether they are set. Neither are the passwords of URLs that are no
+//! secret otherwise, such as `NATS_URL`.
 
 use std::{collections::BTreeSet, ffi::OsString, fmt::Write};
 
 use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource};
 use serde::Serialize;
 
-use crate::{setting_files, terminal::printable};
+use crate::{
+    setting_files,
+    terminal::{printable, without_passwords},
+};
 
 const NAME: &str = "config";
 const SHOW: &str = "show";
@@ -181,11 +185,13 @@ fn one(
             }
         }
     };
-    let value = if argument.is_hide_env_values_set() {
-        value.map(|_| REDACTED.to_owned())
-    } else {
-        value
-    };
+    let value = value.map(|value| {
+        if argument.is_hide_env_values_set() {
+            REDACTED.to_owned()
+        } else {
+            without_passwords(&value).into_owned()
+        }
+    });
     Shown {
         name: name.to_owned(),
         value,
@@ -210,6 +216,12 @@ mod tests {
         level: String,
         #[arg(long, env = "SHOWN_PROBE_DEPTH")]
         depth: Option<u8>,
+        #[arg(
+            long,
+            env = "SHOWN_PROBE_NATS",
+            default_value = "nats://me:hush@127.0.0.1:4222"
+        )]
+        nats: String,
     }
 
     #[test]
@@ -237,6 +249,11 @@ mod tests {
             ("SHOWN_PROBE_TOKEN", file.as_str(), REDACTED),
             ("SHOWN_PROBE_LEVEL", "default", "low"),
             ("SHOWN_PROBE_DEPTH", "argument", "3"),
+            (
+                "SHOWN_PROBE_NATS",
+                "default",
+                "nats://[redacted]@127.0.0.1:4222",
+            ),
         ] {
             let line = text.lines().find(|line| line.starts_with(name));
             let words: Vec<&str> = line.unwrap_or_default().split_whitespace().collect();

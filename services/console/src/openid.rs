@@ -30,7 +30,7 @@ use openidconnect::{
         CoreJwsSigningAlgorithm, CoreProviderMetadata,
     },
 };
-use runtime::{clock, config::BadSetting};
+use runtime::{client, clock, config::BadSetting, files};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -172,18 +172,14 @@ impl Provider {
                  OIDC_OPERATOR",
             ));
         }
-        let mut http = reqwest::Client::builder()
-            .timeout(PATIENCE)
-            // A redirect could lead this process to an address that nobody has chosen.
-            .redirect(reqwest::redirect::Policy::none())
-            .no_proxy();
+        let mut http = client::direct(PATIENCE);
         if let Some(path) = &config.oidc_ca_file {
             let wrong = |error: &dyn std::fmt::Display| {
                 BadSetting::error(format!("OIDC_CA_FILE={}: {error}", path.display()))
             };
-            let pem = std::fs::read(path).map_err(|error| wrong(&error))?;
-            let certificates =
-                reqwest::Certificate::from_pem_bundle(&pem).map_err(|error| wrong(&error))?;
+            let pem = files::read(path).map_err(|error| wrong(&format!("{error:#}")))?;
+            let certificates = reqwest::Certificate::from_pem_bundle(pem.as_bytes())
+                .map_err(|error| wrong(&error))?;
             if certificates.is_empty() {
                 return Err(wrong(&"it holds no PEM certificate"));
             }

@@ -5,11 +5,11 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, bail, ensure};
+use runtime::files;
 use secrecy::SecretString;
 use serde::Deserialize;
 use store::config::DatabaseConfig;
@@ -58,8 +58,7 @@ impl Cells {
     /// sum of the shares: `esimctl cell check` reports that.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let shown = path.display();
-        let text = fs::read_to_string(path)
-            .with_context(|| format!("cannot read the file of cells {shown} (ESIM_CELLS)"))?;
+        let text = files::read(path).context("the file of cells (ESIM_CELLS)")?;
         Self::parse(&text).with_context(|| {
             format!(
                 "the file of cells {shown} is not valid; `esimctl cell --help` shows an example"
@@ -141,14 +140,9 @@ impl Cell {
         let database_url = match (&self.database_url, &self.database_url_file) {
             (Some(url), _) => url.clone(),
             (None, Some(file)) => {
-                let text = fs::read_to_string(file).with_context(|| {
-                    format!(
-                        "cannot read database_url_file {} of cell {}",
-                        file.display(),
-                        self.name
-                    )
-                })?;
-                SecretString::from(text.trim_end_matches(['\r', '\n']))
+                let value = files::value(file)
+                    .with_context(|| format!("database_url_file of cell {}", self.name))?;
+                SecretString::from(value)
             }
             (None, None) => bail!("cell {} has no database_url", self.name),
         };

@@ -5,9 +5,10 @@
 //! standard output, so that `--json` can be piped into another program. Progress and questions go
 //! to standard error.
 
-use std::{io::Write, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::Context;
+use runtime::terminal;
 use serde::Serialize;
 use serde_json::json;
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
@@ -125,10 +126,7 @@ impl Console {
             (false, None) => text(),
             (false, Some(cell)) => format!("cell {cell}:\n{}\n", text()),
         };
-        let mut stdout = std::io::stdout().lock();
-        writeln!(stdout, "{text}")
-            .and_then(|()| stdout.flush())
-            .context("cannot write to standard output")
+        terminal::print(text)
     }
 
     /// Prints a list as JSON or as a table. The text `none` replaces an empty table.

@@ -6,7 +6,8 @@
 
 use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
+use runtime::files;
 use secrecy::{ExposeSecret, SecretString};
 
 use crate::secret_file;
@@ -34,7 +35,8 @@ pub fn ensure(folder: &Path, password: Option<&SecretString>) -> anyhow::Result<
     let file = folder.join("password");
     secret_file::make(&file, &format!("{new}\n"))?;
     let path = file.display();
-    let stored = std::fs::read_to_string(&file).with_context(|| format!("cannot read {path}"))?;
+    // PostgreSQL reads the file, too, so a quote in it is a part of the password.
+    let stored = files::read(&file)?;
     let stored = stored.trim_end_matches('\n');
     if given.is_some_and(|given| given != stored) {
         bail!(

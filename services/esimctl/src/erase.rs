@@ -11,6 +11,7 @@
 
 use anyhow::{Context, bail};
 use clap::{Args, builder::NonEmptyStringValueParser};
+use runtime::terminal::say;
 use serde_json::json;
 use store::{
     PgConnection,
@@ -199,7 +200,7 @@ async fn all_orders(
             return Ok(erased);
         }
         after = next;
-        eprintln!("{} orders erased", erased.orders);
+        say(format_args!("{} orders erased", erased.orders));
     }
 }
 

@@ -71,6 +71,7 @@ mod webhook_url;
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
+use runtime::terminal::{is_closed, say};
 use store::config::{BadDatabase, DatabaseConfig, MasterKeyError};
 
 use crate::{
@@ -235,10 +236,16 @@ pub fn run(config: &Config) -> ExitCode {
 /// The exit status of a result. An error is printed; `of` says where it happened, if there are
 /// several places.
 fn status(result: anyhow::Result<()>, of: &str) -> u8 {
-    let Err(error) = result else {
-        return 0;
+    let error = match result {
+        Ok(()) => return 0,
+        // The reader, such as `head`, has all that it wanted, and whatever the command changed is done.
+        Err(error) if is_closed(&error) => return 0,
+        Err(error) => error,
     };
-    eprintln!("esimctl: {of}{}", one_line(&with_causes(&error)));
+    say(format_args!(
+        "esimctl: {of}{}",
+        one_line(&with_causes(&error))
+    ));
     let wrong_settings = error.is::<NoDatabase>()
         || error.is::<NoCells>()
         || error.is::<BadDatabase>()

@@ -8,14 +8,13 @@
 
 use std::{
     collections::BTreeSet,
-    fs,
-    io::ErrorKind,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, bail};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use clap::Subcommand;
+use runtime::files;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
 use store::{
@@ -115,11 +114,10 @@ pub fn write(
     let content = format!("{content}\n");
 
     let path = file.display();
-    let old = match fs::read_to_string(file) {
-        Ok(old) => Some(old),
-        Err(error) if error.kind() == ErrorKind::NotFound => None,
-        Err(error) => return Err(error).with_context(|| format!("cannot read {path}")),
-    };
+    let exists = file
+        .try_exists()
+        .with_context(|| format!("cannot read {path}"))?;
+    let old = exists.then(|| files::read(file)).transpose()?;
     Ok(match old {
         None => {
             if !secret_file::make(file, &content)? {
@@ -162,6 +160,8 @@ fn entries(text: &str) -> impl Iterator<Item = &str> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn create(file: &std::path::Path, keys: Option<&str>, if_missing: bool) -> anyhow::Result<()> {

@@ -8,7 +8,6 @@
 //! of a newer version is left alone if it serves this version, so that a rollback can run it too.
 
 use std::{
-    io::ErrorKind,
     path::{Path, PathBuf},
     pin::pin,
     time::Duration,
@@ -16,6 +15,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use clap::Args;
+use runtime::{files, terminal::say};
 use serde_json::json;
 use signing::scram;
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
@@ -109,10 +109,10 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     };
     // Called even if nothing is missing, because it also compares the applied migrations with those
     // of this version.
-    let say = |wait: &Wait| eprintln!("esimctl: {wait}");
+    let waits = |wait: &Wait| say(format_args!("esimctl: {wait}"));
     let pid = schema::pid(&mut connection).await?;
     let applied = tokio::select! {
-        applied = schema::apply(&mut connection, schema::migrations(), patience, say) => applied,
+        applied = schema::apply(&mut connection, schema::migrations(), patience, waits) => applied,
         never = progress::show(&options, pid) => match never {},
     };
     let version = applied.context(
@@ -155,20 +155,17 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
 async fn set_passwords(connection: &mut PgConnection, folder: &Path) -> anyhow::Result<()> {
     for role in schema::ROLES {
         let file = folder.join(format!("database-{}", role.of));
-        let text = match std::fs::read_to_string(&file) {
-            // A folder from before the console existed has no password of it, and the rest works without.
-            Err(error) if error.kind() == ErrorKind::NotFound && role.of == "console" => {
-                eprintln!(
-                    "esimctl: {} does not exist, so {} is left out and the console cannot log in: write a password into the \
-                     file, for example with `openssl rand -hex 32`, and run the command again",
-                    file.display(),
-                    role.name
-                );
-                continue;
-            }
-            read => read.with_context(|| format!("cannot read {}", file.display()))?,
-        };
-        let password = text.trim_end_matches('\n');
+        // A folder from before the console existed has no password of it, and the rest works without.
+        if role.of == "console" && !file.exists() {
+            say(format_args!(
+                "esimctl: {} does not exist, so {} is left out and the console cannot log in: write a password into the \
+                 file, for example with `openssl rand -hex 32`, and run the command again",
+                file.display(),
+                role.name
+            ));
+            continue;
+        }
+        let password = &files::value(&file)?;
         if password.is_empty() || !password.bytes().all(|byte| byte.is_ascii_graphic()) {
             bail!(
                 "{} must hold a password of visible ASCII characters, without spaces: write another one",
@@ -178,11 +175,11 @@ async fn set_passwords(connection: &mut PgConnection, folder: &Path) -> anyhow::
         match schema::set_password(connection, role, &scram::secret(password, rand::random())).await
         {
             Err(error) if error.is_denied() => {
-                eprintln!(
+                say(format_args!(
                     "esimctl: cannot create {} or set its password, because the role of DATABASE_URL lacks CREATEROLE; going on \
                      without it: grant CREATEROLE, or create the role yourself",
                     role.name
-                );
+                ));
             }
             done => {
                 done.with_context(|| format!("cannot create {} or set its password", role.name))?;
@@ -211,7 +208,9 @@ async fn await_roles(connection: &mut PgConnection, limit: Duration) -> anyhow::
             );
         }
         if !said {
-            eprintln!("esimctl: waiting up to {limit:?} until these roles exist: {missing}");
+            say(format_args!(
+                "esimctl: waiting up to {limit:?} until these roles exist: {missing}"
+            ));
             said = true;
         }
         sleep(ROLES_RETRY.min(limit.saturating_sub(began.elapsed()))).await;
@@ -225,9 +224,9 @@ async fn wait_until_up(options: &PgConnectOptions) -> anyhow::Result<PgConnectio
         let mut attempts = pin!(attempts(options, &mut last));
         let mut connected = timeout(SILENT, &mut attempts).await;
         if connected.is_err() {
-            eprintln!(
+            say(format_args!(
                 "esimctl: the database cannot be reached yet; waiting up to {WAIT:?} for PostgreSQL"
-            );
+            ));
             connected = timeout(WAIT, &mut attempts).await;
         }
         connected

@@ -10,14 +10,15 @@
 use std::{
     collections::{BTreeSet, HashMap},
     fs::File,
-    io::{self, Read},
+    io,
 };
 
 use anyhow::{Context, bail, ensure};
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use domain::{Environment, OptionId, cut::Pair, distinct::Distinct};
+use runtime::files::{self, line_of};
 use serde::{Deserialize, de::DeserializeSeed};
-use serde_json::{Value, json};
+use serde_json::{Value, json, value::RawValue};
 use sqlx::Connection;
 use store::{
     PgConnection,
@@ -277,28 +278,19 @@ async fn unserved(
 }
 
 fn read(file: &str) -> anyhow::Result<String> {
-    let mut text = String::new();
-    let source: &mut dyn Read = if file == "-" {
-        &mut io::stdin().lock()
-    } else {
-        &mut File::open(file).with_context(|| format!("cannot open {file}"))?
-    };
-    let length = source
-        .take(LARGEST + 1)
-        .read_to_string(&mut text)
-        .with_context(|| format!("cannot read {file}"))?;
-    ensure!(
-        length as u64 <= LARGEST,
-        "{file} is larger than {} MiB; split it, and import the parts one after another",
-        LARGEST >> 20
-    );
-    Ok(text)
+    if file == "-" {
+        return files::read_from(io::stdin().lock(), "standard input", LARGEST);
+    }
+    let opened = File::open(file).with_context(|| format!("cannot open {file}"))?;
+    files::read_from(opened, file, LARGEST)
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Catalogue {
-    options: Vec<Value>,
+struct Catalogue<'text> {
+    // The texts of the entries, whose places in the file are known.
+    #[serde(borrow)]
+    options: Vec<&'text RawValue>,
 }
 
 /// Parses and checks the whole file. Each entry is parsed by itself, so that one error can name the
@@ -317,26 +309,22 @@ fn parse(text: &str) -> anyhow::Result<Vec<ProductOption>> {
     let mut catalogue = Vec::with_capacity(file.options.len());
     let mut first_with: HashMap<OptionId, usize> = HashMap::with_capacity(file.options.len());
     for (index, entry) in file.options.into_iter().enumerate() {
-        let option: ProductOption = match serde_path_to_error::deserialize(entry) {
+        let at = format!("line {}: options[{index}]", line_of(text, entry.get()));
+        let value: Value = serde_json::from_str(entry.get()).context(SHAPE)?;
+        let option: ProductOption = match serde_path_to_error::deserialize(value) {
             Ok(option) => option,
             Err(error) if error.path().iter().next().is_none() => {
-                faults.push(format!("options[{index}]: {}", error.inner()));
+                faults.push(format!("{at}: {}", error.inner()));
                 continue;
             }
             Err(error) => {
-                faults.push(format!(
-                    "options[{index}].{}: {}",
-                    error.path(),
-                    error.inner()
-                ));
+                faults.push(format!("{at}.{}: {}", error.path(), error.inner()));
                 continue;
             }
         };
-        faults.extend(fault(&option).map(|fault| format!("options[{index}].{fault}")));
+        faults.extend(fault(&option).map(|fault| format!("{at}.{fault}")));
         if let Some(first) = first_with.insert(option.option_id, index) {
-            faults.push(format!(
-                "options[{index}].option_id: the same as in options[{first}]"
-            ));
+            faults.push(format!("{at}.option_id: the same as in options[{first}]"));
         }
         catalogue.push(option);
     }
@@ -526,7 +514,7 @@ mod tests {
         } {
             assert_eq!(
                 fault(&json!([with(field, value)])),
-                format!("options[0]{fault_is}")
+                format!("line 1: options[0]{fault_is}")
             );
         }
     }
@@ -547,6 +535,17 @@ mod tests {
             many.ends_with("options[9]: missing field `option_id`; and 2 more"),
             "{many}"
         );
+    }
+
+    #[test]
+    fn a_fault_names_its_line() {
+        let text = format!("[\n  {},\n\n  {{\"name\": 5}}\n]", entry());
+        let fault = parse(&text).unwrap_err().to_string();
+        assert!(fault.starts_with("line 4: options[1]"), "{fault}");
+        // An editor may begin the file with a byte order mark.
+        let marked = format!("\u{feff}{{\"options\": [{}]}}\r\n", entry());
+        let read = files::read_from(marked.as_bytes(), "options.json", LARGEST).unwrap();
+        assert_eq!(parse(&read).unwrap().len(), 1);
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! The layout of the text that commands print: tables, lists of properties, times and durations.
 //!
-//! Two guarantees hold for all of it. Control characters are escaped, because names and ids come
-//! from partners and could otherwise change the operator's terminal. No id or command is ever broken
+//! Two guarantees hold for all of it. Control and invisible characters are escaped, because names and ids
+//! come from partners and could otherwise change the operator's terminal. No id or command is ever broken
 //! into two lines, so that it can be copied as a whole.
 
 use comfy_table::{LineStyle, Table, TableStyle};
-pub use runtime::terminal::printable;
+pub use runtime::terminal::{one_line, printable};
 use time::{Duration, OffsetDateTime, macros::format_description};
 
 /// Columns under a ruled header, without any other lines, so that cells are easy to copy and to cut
@@ -53,17 +53,6 @@ pub fn properties(rows: &[(&str, String)]) -> String {
         .unwrap_or_default();
     let line = |(name, value): &(&str, String)| format!("{name:width$}  {}", printable(value));
     rows.iter().map(line).collect::<Vec<_>>().join("\n")
-}
-
-/// Joins the lines of a text by blanks and escapes control characters, so that an error is one
-/// line.
-pub fn one_line(text: &str) -> String {
-    text.lines()
-        .map(str::trim)
-        .filter(|line| !line.is_empty())
-        .map(printable)
-        .collect::<Vec<_>>()
-        .join(" ")
 }
 
 /// A UTC time: `2025-01-29 12:34:56.789`.
@@ -150,9 +139,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn one_line_is_one_line_without_control_characters(text: String) {
+        fn one_line_is_one_line_without_hidden_characters(text: String) {
             let line = one_line(&text);
-            prop_assert!(!line.chars().any(char::is_control));
+            prop_assert!(!line.chars().any(runtime::terminal::is_hidden));
         }
     }
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
+use runtime::terminal::say;
 use serde_json::json;
 use store::{
     cells::moving::{Move, Moved, Phase, Ready},
@@ -91,10 +92,10 @@ impl Progress {
 
     fn say(&mut self, what: &str) {
         self.shown = Instant::now();
-        eprintln!(
+        say(format_args!(
             "esimctl: after {:.1} s: {what}",
             self.began.elapsed().as_secs_f64()
-        );
+        ));
     }
 
     fn say_sometimes(&mut self, what: impl FnOnce() -> String) {

@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use runtime::terminal::say;
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 use store::{
     PgConnection,
@@ -29,7 +30,9 @@ pub async fn show(options: &PgConnectOptions, pid: i32) -> Infallible {
         Ok(mut observer) => look(&mut observer, pid).await,
         Err(error) => error.into(),
     };
-    eprintln!("esimctl: the progress cannot be shown, but the migration goes on: {failed}");
+    say(format_args!(
+        "esimctl: the progress cannot be shown, but the migration goes on: {failed}"
+    ));
     pending().await
 }
 
@@ -41,7 +44,7 @@ async fn look(observer: &mut PgConnection, pid: i32) -> anyhow::Error {
             Ok(Some(build)) => {
                 let due = last.as_ref().is_none_or(|last| last.is_outdated_by(&build));
                 if due {
-                    eprintln!("esimctl: {}", line(&build));
+                    say(format_args!("esimctl: {}", line(&build)));
                     last = Some(Shown {
                         build,
                         at: Instant::now(),

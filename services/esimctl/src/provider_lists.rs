@@ -19,6 +19,7 @@ use provisioner::{
     providers::{Accounts, Capabilities, Limits, Listed, Paced, Provider, Trouble},
     rate::Rate,
 };
+use runtime::terminal::say;
 use store::PgConnection;
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
@@ -123,10 +124,10 @@ impl Reader {
             listed.entries.into_iter().for_each(&mut take);
             next = listed.next;
             if shown.elapsed() >= PROGRESS && next.is_some() {
-                eprintln!(
+                say(format_args!(
                     "esimctl: {} has sent {pages} pages with {entries} {what} so far",
                     self.name
-                );
+                ));
                 shown = Instant::now();
             }
         }

@@ -8,13 +8,11 @@
 //! the new key yet could not read a value under it. So `reencrypt` changes nothing until the
 //! operator confirms with `--replicas-restarted` that every replica has the key.
 
-use std::{
-    collections::BTreeMap,
-    io::{IsTerminal, Write},
-};
+use std::collections::BTreeMap;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use runtime::terminal::progress;
 use serde::Serialize;
 use serde_json::json;
 use store::{
@@ -226,7 +224,7 @@ pub async fn run(asked: &Reencrypt, console: &Console) -> anyhow::Result<()> {
     for _ in 0..PASSES {
         let before = reencrypted;
         let pass = master_key::reencrypt(&mut connection, &vault, |pass: &Pass| {
-            progress(&format!(
+            progress(format!(
                 "{} of {all} encrypted again",
                 before + pass.reencrypted
             ));
@@ -239,7 +237,7 @@ pub async fn run(asked: &Reencrypt, console: &Console) -> anyhow::Result<()> {
             break;
         }
     }
-    progress("\x1b[K");
+    progress("");
     let shown =
         json!({ "key": key, "reencrypted": reencrypted, "failed": failed, "left": left_now });
     console.print(&shown, || describe(key, reencrypted, &failed, left_now))?;
@@ -277,13 +275,4 @@ fn describe(key: &str, reencrypted: u64, failed: &[Failed], left: u64) -> String
         lines.push("… and more; --json lists all".to_owned());
     }
     lines.join("\n")
-}
-
-/// Writes over the current line of a terminal. Nothing is written if standard error is not a
-/// terminal.
-fn progress(text: &str) {
-    let mut stderr = std::io::stderr();
-    if stderr.is_terminal() {
-        let _ = write!(stderr, "\r{text}");
-    }
 }

@@ -20,6 +20,7 @@ use std::{
 use anyhow::{Context, anyhow, bail};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use clap::{Args, Subcommand};
+use runtime::files;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
 use store::schema::{ROLES, Role};
@@ -341,16 +342,16 @@ fn share(
     of("grafana", SERVER)?.copy("grafana-password", "password")?;
     let mut passwords = String::new();
     for role in ROLES.into_iter().filter(|role| speaks_nats(*role)) {
-        let password = read(&folder.join(format!("nats-{}", role.of)))?;
+        let password = files::value(&folder.join(format!("nats-{}", role.of)))?;
         let name = role.of.to_uppercase();
-        let password = password.trim_end();
         writeln!(passwords, "{name}_PASSWORD: \"{password}\"")?;
     }
     of("nats", SERVER)?.write("passwords.conf", &passwords)
 }
 
+/// The text of a file that `secrets create` has made, and that people may have replaced since.
 fn read(path: &Path) -> anyhow::Result<String> {
-    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+    files::read(path)
 }
 
 #[cfg(test)]

@@ -30,7 +30,7 @@ use lettre::{
     },
 };
 use percent_encoding::percent_decode_str;
-use runtime::config::BadSetting;
+use runtime::{config::BadSetting, files};
 use secrecy::{ExposeSecret, SecretString};
 use time::OffsetDateTime;
 use url::Url;
@@ -172,9 +172,8 @@ fn relay(
 fn trusted(host: &str, ca_file: Option<&Path>) -> Result<TlsParameters, String> {
     let mut parameters = TlsParameters::builder(host.to_owned());
     if let Some(path) = ca_file {
-        let file = std::fs::read(path);
-        let pem = file.map_err(|error| format!("SMTP_CA_FILE={}: {error}", path.display()))?;
-        let certificate = Certificate::from_pem(&pem).map_err(|_| {
+        let pem = files::read(path).map_err(|error| format!("SMTP_CA_FILE: {error:#}"))?;
+        let certificate = Certificate::from_pem(pem.as_bytes()).map_err(|_| {
             format!(
                 "SMTP_CA_FILE={}: it holds no PEM certificate",
                 path.display()

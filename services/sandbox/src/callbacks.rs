@@ -9,7 +9,8 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use anyhow::Context;
-use reqwest::{Client, Url, redirect};
+use reqwest::{Client, Url};
+use runtime::client;
 use tokio::{sync::mpsc, task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -103,10 +104,7 @@ pub async fn run(
     mut purchases: mpsc::Receiver<Made>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let client = Client::builder()
-        .timeout(TIMEOUT)
-        .redirect(redirect::Policy::none())
-        .no_proxy()
+    let client = client::direct(TIMEOUT)
         .build()
         .context("cannot create the HTTP client of the callbacks")?;
     // The number keeps callbacks apart that are due at the same instant.

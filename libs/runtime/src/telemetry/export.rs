@@ -32,7 +32,7 @@ use opentelemetry_sdk::{
 use tokio::runtime::Handle;
 
 use super::{gate::Gate, settings::Target};
-use crate::{config::BadSetting, lock};
+use crate::{client, config::BadSetting, lock};
 
 /// Builds the exporter of one signal. This is a macro because the builders of the three signals
 /// have the same methods but no common trait. The exporter reads its other settings, such as
@@ -98,10 +98,7 @@ impl Transport {
     }
 
     fn http(&self, target: &Target, cause: Cause) -> anyhow::Result<Client> {
-        let http = reqwest::Client::builder()
-            .timeout(target.timeout)
-            .redirect(reqwest::redirect::Policy::none())
-            .no_proxy()
+        let http = client::direct(target.timeout)
             .build()
             .context("cannot set up the HTTP client of the telemetry")?;
         Ok(Client {

@@ -4,7 +4,8 @@
 //! do not have. First, a line has the ids of the spans around it as fields of its own (`order.id`),
 //! and in JSON also `trace_id` and `span_id`, so that one search finds all lines of an order.
 //! Second, it has no other field of a span, because spans of libraries may contain anything. Third,
-//! no value can start a line of its own or move the cursor of a terminal.
+//! no value can start a line of its own or move the cursor of a terminal, and none shows the password of a
+//! URL.
 //!
 //! ```json
 //! {"timestamp":"…","level":"WARN","target":"…","message":"…","order.id":"…","trace_id":"…"}
@@ -30,7 +31,7 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-use crate::terminal::printable;
+use crate::terminal::{escaped, printable, without_passwords};
 
 /// The fields of spans that a line shows. Their values contain no white space, which [`Ids`] relies
 /// on.
@@ -148,15 +149,17 @@ impl Line {
                     .insert("span_id".into(), span.span_id().to_string().into());
             }
         });
-        writeln!(
-            writer,
-            "{}",
-            serde_json::to_string(&self).map_err(|_| fmt::Error)?
-        )
+        let line = serde_json::to_string(&self).map_err(|_| fmt::Error)?;
+        writeln!(writer, "{}", escaped(&without_passwords(&line)))
     }
 
     fn text(&self, mut writer: Writer<'_>) -> fmt::Result {
-        let shown = |value: &Value| value.as_str().map_or_else(|| value.to_string(), printable);
+        let shown = |value: &Value| {
+            let text = value
+                .as_str()
+                .map_or_else(|| value.to_string(), str::to_owned);
+            printable(&without_passwords(&text))
+        };
         let Self {
             timestamp,
             level,
@@ -272,6 +275,26 @@ mod tests {
         let alone = lines(Shape::Json, || tracing::info!("alone"));
         let alone: serde_json::Value = serde_json::from_str(&alone).unwrap();
         assert!(alone.get("trace_id").is_none());
+    }
+
+    #[test]
+    fn no_line_shows_a_password_or_a_hidden_character() {
+        let emit = || {
+            let url = "nats://me:hush@127.0.0.1:4222";
+            tracing::warn!(
+                server = url,
+                order.id = "a\u{202e}b\u{200b}",
+                "cannot reach {url}"
+            );
+        };
+        for shape in [Shape::Json, Shape::Text] {
+            let text = lines(shape, emit);
+            assert!(!text.contains("hush"), "{text}");
+            let hidden = text.trim_end().chars().any(crate::terminal::is_hidden);
+            assert!(!hidden, "{text}");
+        }
+        let line: serde_json::Value = serde_json::from_str(&lines(Shape::Json, emit)).unwrap();
+        assert_eq!(line["order.id"], "a\u{202e}b\u{200b}");
     }
 
     #[test]

@@ -10,13 +10,13 @@
 
 use std::{
     collections::VecDeque,
-    io::IsTerminal,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, ensure};
 use clap::Args;
+use runtime::terminal::{progress, say};
 use serde_json::json;
 use sqlx::Connection;
 use store::{
@@ -150,10 +150,10 @@ pub async fn run(asked: &Run, console: &Console) -> anyhow::Result<()> {
     };
     let mut archives = Vec::new();
     if let Some(interrupted) = interrupted {
-        eprintln!(
+        say(format_args!(
             "archive {} was interrupted after {} orders and is continued",
             interrupted.archive, interrupted.orders
-        );
+        ));
         archives.push(runner.write(interrupted).await?);
     }
     while let Some(begun) = runner.begin(ordered_before).await? {
@@ -371,7 +371,7 @@ impl Runner<'_> {
                         )));
                     }
                     tries += 1;
-                    eprintln!("a batch is tried again: {error:#}");
+                    say(format_args!("a batch is tried again: {error:#}"));
                     writer.rollback()?;
                     tokio::time::sleep(Duration::from_secs(1)).await;
                 }
@@ -419,18 +419,16 @@ impl Runner<'_> {
         #[expect(clippy::cast_precision_loss, reason = "the figures are approximate")]
         let rest =
             time::Duration::seconds_f64(self.total.saturating_sub(seen) as f64 / rate.max(1.0));
-        let end = if std::io::stderr().is_terminal() {
-            "\x1b[K\r"
-        } else {
-            "\n"
-        };
-        eprint!(
-            "{} orders moved, {} not finished, of about {}; {rate:.0} per second, about {} left{end}",
+        let text = format!(
+            "{} orders moved, {} not finished, of about {}; {rate:.0} per second, about {} left",
             self.done,
             self.left,
             self.total.max(seen),
             took(rest),
         );
+        if !progress(&text) {
+            say(text);
+        }
     }
 }
 

@@ -17,8 +17,8 @@ use pipeline::trace;
 use reqwest::{
     Client, Method, Response, StatusCode, Url,
     header::{self, HeaderMap},
-    redirect,
 };
+use runtime::client;
 use serde::{Serialize, de::DeserializeOwned};
 use time::{
     OffsetDateTime, PrimitiveDateTime, format_description::StaticFormatDescription,
@@ -102,11 +102,8 @@ impl Http {
         defined: fn(StatusCode) -> bool,
     ) -> anyhow::Result<Self> {
         let Paced { limits, rate } = paced;
-        let client = Client::builder()
-            .timeout(limits.timeout)
+        let client = client::direct(limits.timeout)
             .connect_timeout(limits.timeout.min(Duration::from_secs(3)))
-            .redirect(redirect::Policy::none())
-            .no_proxy()
             .build()
             .context("cannot build the provider's HTTP client")?;
         Ok(Self {

@@ -1,6 +1,7 @@
 //! Checks the texts that come from a provider before they reach PostgreSQL, logs and, as the
 //! message of a refusal, partners.
 
+use runtime::terminal::is_format;
 use time::{
     Date, OffsetDateTime, PrimitiveDateTime, format_description::StaticFormatDescription,
     macros::format_description,
@@ -16,20 +17,6 @@ const MAX_MESSAGE: usize = 200;
 /// The longest id of a unit or an option, in bytes. Ids of units are indexed, and an index row of
 /// PostgreSQL holds 2.7 kB.
 const MAX_ID: usize = 128;
-
-/// Whether a character is of Unicode's category Cf (format). Such characters are invisible, and
-/// some reorder the text around them, so they could make a log line or a message say something
-/// else.
-fn is_format(character: char) -> bool {
-    matches!(
-        character,
-        '\u{ad}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}' | '\u{890}'..='\u{891}' | '\u{8e2}'
-            | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2064}'
-            | '\u{2066}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{110bd}' | '\u{110cd}'
-            | '\u{13430}'..='\u{1343f}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0001}'
-            | '\u{e0020}'..='\u{e007f}'
-    )
-}
 
 /// Turns a text into one line of at most 200 characters. Each run of blanks and control characters
 /// becomes one space, and format characters are removed.
