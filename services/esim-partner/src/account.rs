@@ -4,13 +4,17 @@
 //! method, the path, the query and the body, and returns a response of any status: the caller
 //! decides what a status means. It never repeats a request, because only the caller knows whether
 //! that is safe, and it follows no redirects, because a signed request must not go to another host.
+//! No request takes longer than [`TIMEOUT`] and no answer is longer than [`LARGEST_ANSWER`], whatever
+//! the other side sends. The settings are checked when they are read ([`check`]), so that a mistake
+//! is named before anything is sent.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use anyhow::{Context, ensure};
 use clap::Args;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use reqwest::Method;
+use reqwest::{Method, Url};
+use runtime::client;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use signing::{SecretKey, webhook::Secret};
@@ -20,7 +24,13 @@ use crate::profile;
 const API: &str = "/api/v1/api_partner";
 /// The timeout of a whole request. With a shorter one, more orders would end without an answer, and
 /// each of these has to be repeated.
-const TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
+/// The maximum length of an answer, in bytes. The longest one of the service is an order with 10,000
+/// eSIMs, which has some 10 MB.
+const LARGEST_ANSWER: usize = 32 << 20;
+/// The error for an answer that is not as it is documented.
+pub(crate) const UNEXPECTED: &str =
+    "the answer has an unexpected form: check BASE_URL, and whether a newer esim-partner exists";
 /// The maximum number of entries of a page.
 pub(crate) const PAGE: usize = 100;
 /// The characters to percent-encode: all except the unreserved ones of RFC 3986.
@@ -78,7 +88,7 @@ impl Answer {
 
     /// Whether the same request may succeed later.
     pub(crate) fn is_temporary(&self) -> bool {
-        self.status >= 500 || self.status == 429
+        self.status >= 500 || matches!(self.status, 408 | 429)
     }
 
     /// The status, the error codes and the id of the request, for people. With the id we can find
@@ -93,18 +103,95 @@ impl Answer {
     /// The JSON of a 2xx; an error for any other status.
     pub(crate) fn success<T: DeserializeOwned>(self) -> anyhow::Result<T> {
         ensure!(self.is_success(), "{}", self.summary());
-        serde_json::from_value(self.json)
-            .context("the answer has an unexpected form: check BASE_URL, and whether a newer esim-partner exists")
+        serde_json::from_value(self.json).context(UNEXPECTED)
     }
 }
 
-/// A builder of a client that follows no redirects and has this timeout for the whole exchange.
-pub(crate) fn http(timeout: Duration) -> reqwest::ClientBuilder {
-    // This fails only if a cryptography provider is installed already, which is fine.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    reqwest::Client::builder()
-        .redirect(reqwest::redirect::Policy::none())
-        .timeout(timeout)
+/// A client for requests to the host of `url`, with this timeout for a whole exchange.
+pub(crate) fn http(url: &Url, timeout: Duration) -> anyhow::Result<reqwest::Client> {
+    client::to(url, timeout)
+        .build()
+        .context("cannot create an HTTP client")
+}
+
+/// Checks the value of a setting. The error names the setting and does not show the value, because it may
+/// be a secret. An empty value is as good as none.
+pub(crate) fn check(name: &str, value: &str) -> anyhow::Result<()> {
+    match name {
+        _ if value.is_empty() => {}
+        "BASE_URL" => drop(base_url(value)?),
+        "ACCESS_KEY" => ensure!(
+            value.bytes().all(|byte| byte.is_ascii_graphic()),
+            "ACCESS_KEY holds a character that no access key has, such as a blank, a line break or an umlaut: copy it again"
+        ),
+        "SECRET_KEY" => {
+            SecretKey::from_base64(value).context("SECRET_KEY is not a secret key in Base64")?;
+        }
+        "WEBHOOK_SECRET" => {
+            Secret::parse(value)
+                .context("WEBHOOK_SECRET is not a webhook secret, which begins with whsec_")?;
+        }
+        "BRAND" => ensure!(
+            value
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-'),
+            "BRAND is part of the names of headers, so it must consist of letters, digits and hyphens"
+        ),
+        _ => {}
+    }
+    Ok(())
+}
+
+fn base_url(value: &str) -> anyhow::Result<Url> {
+    const LIKE: &str = "write it like https://esim.example.com";
+    let url: Url = value
+        .parse()
+        .map_err(|error| anyhow::anyhow!("BASE_URL is not a URL ({error}); {LIKE}"))?;
+    ensure!(
+        matches!(url.scheme(), "http" | "https") && url.has_host(),
+        "BASE_URL is not an http:// or https:// URL; {LIKE}"
+    );
+    ensure!(
+        url.username().is_empty() && url.password().is_none(),
+        "BASE_URL must not hold a user name or a password, because requests are signed with the keys instead; {LIKE}"
+    );
+    ensure!(
+        url.query().is_none() && url.fragment().is_none(),
+        "BASE_URL must have no query and no fragment, because the paths of the API follow it; {LIKE}"
+    );
+    Ok(url)
+}
+
+/// Reads the body of an answer, up to [`LARGEST_ANSWER`].
+async fn text_of(mut answer: reqwest::Response) -> anyhow::Result<String> {
+    let mut body = Vec::new();
+    let broke_off = "the answer of the API broke off";
+    while let Some(chunk) = answer.chunk().await.context(broke_off)? {
+        ensure!(
+            body.len() + chunk.len() <= LARGEST_ANSWER,
+            "the answer of the API is longer than {} MiB, which no answer of the service is: check BASE_URL",
+            LARGEST_ANSWER >> 20
+        );
+        body.extend_from_slice(&chunk);
+    }
+    String::from_utf8(body)
+        .ok()
+        .context("the answer of the API is not UTF-8: check BASE_URL")
+}
+
+/// The settings in the environment.
+fn environment() -> anyhow::Result<BTreeMap<String, String>> {
+    let mut settings = BTreeMap::new();
+    for name in profile::NAMES {
+        let Some(value) = std::env::var_os(name) else {
+            continue;
+        };
+        let value = value.into_string().ok();
+        let value = value.with_context(|| format!("{name} in the environment is not UTF-8"))?;
+        check(name, &value).context("in the environment")?;
+        settings.insert(name.to_owned(), value);
+    }
+    Ok(settings)
 }
 
 impl Account {
@@ -113,15 +200,13 @@ impl Account {
     /// `login` stored. Sources are never mixed, because a key of one account with the secret of
     /// another would only give a puzzling 401.
     pub(crate) fn read(config: &AccountConfig) -> anyhow::Result<Self> {
-        let environment =
-            || std::env::vars().filter(|(name, _)| profile::NAMES.contains(&name.as_str()));
+        let set = |name: &str| std::env::var_os(name).is_some();
+        let has_keys = ["ACCESS_KEY", "SECRET_KEY", "WEBHOOK_SECRET"]
+            .into_iter()
+            .any(set);
         let settings = match &config.keys {
             Some(file) => profile::read(file)?,
-            None if config.profile.is_none()
-                && environment().any(|(name, _)| name != "BASE_URL" && name != "BRAND") =>
-            {
-                environment().collect()
-            }
+            None if config.profile.is_none() && has_keys => environment()?,
             None => {
                 let file = config.file()?;
                 let absent = config.profile.is_none() && !file.exists();
@@ -132,13 +217,24 @@ impl Account {
                 }
             }
         };
-        Self::with(settings)
+        Self::with(settings, TIMEOUT)
     }
 
-    pub(crate) fn with(settings: BTreeMap<String, String>) -> anyhow::Result<Self> {
-        let http = http(TIMEOUT)
-            .build()
-            .context("cannot create an HTTP client")?;
+    /// Checks the settings. `timeout` is for each request as a whole.
+    pub(crate) fn with(
+        settings: BTreeMap<String, String>,
+        timeout: Duration,
+    ) -> anyhow::Result<Self> {
+        for (name, value) in &settings {
+            check(name, value)?;
+        }
+        let base = settings.get("BASE_URL").filter(|value| !value.is_empty());
+        let client = match base {
+            Some(base) => client::to(&base_url(base)?, timeout),
+            // Without the setting no request is sent.
+            None => client::direct(timeout),
+        };
+        let http = client.build().context("cannot create an HTTP client")?;
         Ok(Self { settings, http })
     }
 
@@ -159,8 +255,7 @@ impl Account {
 
     /// The secret that signs the account's webhooks.
     pub(crate) fn webhook_secret(&self) -> anyhow::Result<Secret> {
-        Secret::parse(self.setting("WEBHOOK_SECRET")?)
-            .context("WEBHOOK_SECRET is not a webhook secret, which begins with whsec_")
+        Secret::parse(self.setting("WEBHOOK_SECRET")?).context("WEBHOOK_SECRET")
     }
 
     /// Sends a request whose signature covers the query and the body. `path` is the part after the
@@ -172,16 +267,9 @@ impl Account {
         query: &str,
         body: Option<&Value>,
     ) -> anyhow::Result<Answer> {
-        // The client would resolve such segments before it sends the request, and ask for another
-        // path.
-        ensure!(
-            !path.split('/').any(|segment| matches!(segment, "." | "..")),
-            "the ids . and .. have a meaning of their own in a URL and cannot be looked up; use another id"
-        );
         let access_key = self.setting("ACCESS_KEY")?;
         let path = format!("{API}{path}");
-        let secret = SecretKey::from_base64(self.setting("SECRET_KEY")?)
-            .context("SECRET_KEY is not a secret key in Base64")?;
+        let secret = SecretKey::from_base64(self.setting("SECRET_KEY")?).context("SECRET_KEY")?;
         let timestamp = runtime::clock::unix_seconds().to_string();
         let separator = if query.is_empty() { "" } else { "?" };
         let target = format!("{path}{separator}{query}");
@@ -217,10 +305,7 @@ impl Account {
         let request_id = header("x-request-id");
         let date = header("date");
         let status = answer.status().as_u16();
-        let text = answer
-            .text()
-            .await
-            .context("the answer of the API broke off")?;
+        let text = text_of(answer).await?;
         let json = serde_json::from_str(&text).unwrap_or_default();
         Ok(Answer {
             status,
@@ -232,6 +317,28 @@ impl Account {
         })
     }
 
+    /// Looks an order up by the id that the partner gave it. It asks by a query, because a query can name
+    /// every id, while clients and proxies remove `.` and `..` from a path. The answer has the JSON of the
+    /// order, or the status 404 if there is none.
+    pub(crate) async fn order(&self, external_order_id: &str) -> anyhow::Result<Answer> {
+        let query = format!("external_order_id={}", encoded(external_order_id));
+        let mut answer = self.send("GET", "/orders", &query, None).await?;
+        if !answer.is_success() {
+            return Ok(answer);
+        }
+        let orders = answer.json["orders"].as_array_mut();
+        let orders = orders.map(std::mem::take).context(UNEXPECTED)?;
+        let Some(order) = orders.into_iter().next() else {
+            answer.status = 404;
+            "not_found".clone_into(&mut answer.codes);
+            answer.json = Value::Null;
+            return Ok(answer);
+        };
+        ensure!(order["external_order_id"] == external_order_id, UNEXPECTED);
+        answer.json = order;
+        Ok(answer)
+    }
+
     /// Sends a signed GET, and returns the JSON of a 2xx.
     pub(crate) async fn get<T: DeserializeOwned>(
         &self,
@@ -239,5 +346,89 @@ impl Account {
         query: &str,
     ) -> anyhow::Result<T> {
         self.send("GET", path, query, None).await?.success()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read, Write},
+        net::{SocketAddr, TcpListener},
+        thread,
+    };
+
+    use super::*;
+
+    /// Serves one connection: sends `head`, then `part` again and again until the client has gone, with
+    /// this pause between two of them.
+    fn server(head: &'static str, part: Vec<u8>, pause: Duration) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::spawn(move || {
+            let (mut client, _) = listener.accept().unwrap();
+            let _ = client.read(&mut [0; 4096]).unwrap();
+            let mut sent = client.write_all(head.as_bytes());
+            while sent.is_ok() {
+                thread::sleep(pause);
+                sent = client.write_all(&part);
+            }
+        });
+        address
+    }
+
+    fn account(address: SocketAddr, timeout: Duration) -> Account {
+        let settings = [
+            ("BASE_URL", format!("http://{address}")),
+            ("ACCESS_KEY", "ak".to_owned()),
+            ("SECRET_KEY", "c2VjcmV0LWtleQ==".to_owned()),
+        ];
+        let settings = settings.map(|(name, value)| (name.to_owned(), value));
+        Account::with(settings.into(), timeout).unwrap()
+    }
+
+    #[tokio::test]
+    async fn an_answer_without_end_is_given_up() {
+        let head = "HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n";
+        let endless = server(head, vec![b'x'; 1 << 20], Duration::ZERO);
+        let account = account(endless, TIMEOUT);
+        let error = account.send("GET", "/account", "", None).await.err();
+        let error = format!("{:#}", error.unwrap());
+        assert!(error.contains("longer than 32 MiB"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_dripping_answer_takes_no_longer_than_the_timeout() {
+        let head = "HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n";
+        let dripping = server(head, b"x".into(), Duration::from_millis(20));
+        let account = account(dripping, Duration::from_millis(500));
+        let began = std::time::Instant::now();
+        let answer = account.send("GET", "/account", "", None).await;
+        assert!(answer.is_err());
+        assert!(began.elapsed() < Duration::from_secs(5));
+    }
+
+    #[test]
+    fn wrong_settings_are_named_before_anything_is_sent() {
+        for (name, value) in [
+            ("BASE_URL", "esim.example.com"),
+            ("BASE_URL", "localhost:8080"),
+            ("BASE_URL", "ftp://esim.example.com"),
+            ("BASE_URL", "https://me:hush@esim.example.com"),
+            ("BASE_URL", "https://esim.example.com?hush=1"),
+            ("ACCESS_KEY", "hush\n"),
+            ("ACCESS_KEY", "hüsh"),
+            ("SECRET_KEY", "hush hush"),
+            ("WEBHOOK_SECRET", "hush"),
+            ("BRAND", "Service: hush"),
+        ] {
+            let error = check(name, value).unwrap_err();
+            let error = format!("{error:#}");
+            assert!(
+                error.starts_with(name) && !error.contains("hush"),
+                "{error}"
+            );
+        }
+        assert!(check("BASE_URL", "http://127.0.0.1:8080/").is_ok());
+        assert!(check("BASE_URL", "").is_ok());
     }
 }

@@ -20,6 +20,7 @@ use anyhow::Context;
 use clap::Args;
 use futures_util::{future::join_all, stream};
 use reqwest::{Body, Url};
+use runtime::terminal::print;
 use serde::Serialize;
 use signing::webhook::Secret;
 
@@ -28,7 +29,6 @@ use crate::{
     account::{self, Account},
     checklist::{self, Done},
     listen::endpoint,
-    output::print,
 };
 
 /// The number of webhooks that the last check sends at once.
@@ -155,9 +155,7 @@ impl Endpoint {
 /// endpoint that does not answer is no error: its checks fail.
 pub async fn checks(url: &str, secret: &Secret, timeout: Duration) -> anyhow::Result<Vec<Check>> {
     let other = signing::generate::webhook_secret()?;
-    let http = account::http(timeout)
-        .build()
-        .context("cannot create an HTTP client")?;
+    let http = account::http(&url.parse().context("the URL of the endpoint")?, timeout)?;
     let mut endpoint = Endpoint {
         sender: Sender {
             url: url.to_owned(),

@@ -8,15 +8,16 @@
 use std::net::IpAddr;
 
 use reqwest::Url;
+use runtime::{
+    client::is_this_machine,
+    terminal::{print, printable},
+};
 use serde::Serialize;
 use serde_json::Value;
 use time::{OffsetDateTime, format_description::well_known::Rfc2822};
 use url::Host;
 
-use crate::{
-    account::{Account, Answer},
-    output::print,
-};
+use crate::account::{Account, Answer};
 
 /// The largest clock skew that passes, in seconds. The service accepts 300 s, but a clock that is
 /// off by more than a minute is probably not synchronised and will drift further.
@@ -183,29 +184,20 @@ fn item(name: &'static str, text: &'static str, done: Done, found: String) -> It
     }
 }
 
-/// Whether the host is `localhost`, or an address that only this machine or this network can reach.
-/// Other names are not resolved.
+/// Whether the host is this machine, or an address that only this network can reach. Other names are not
+/// judged by their addresses, which may differ from those that the service sees.
 fn is_private(url: &Url) -> bool {
-    let v4 = |address: std::net::Ipv4Addr| {
-        address.is_loopback()
-            || address.is_private()
-            || address.is_link_local()
-            || address.is_unspecified()
-    };
-    match url.host() {
-        Some(Host::Domain(name)) => name == "localhost" || name.ends_with(".localhost"),
+    let v4 = |address: std::net::Ipv4Addr| address.is_private() || address.is_link_local();
+    let is_local = match url.host() {
+        Some(Host::Domain(_)) => false,
         Some(Host::Ipv4(address)) => v4(address),
         Some(Host::Ipv6(address)) => match address.to_canonical() {
             IpAddr::V4(address) => v4(address),
-            IpAddr::V6(address) => {
-                address.is_loopback()
-                    || address.is_unspecified()
-                    || address.is_unique_local()
-                    || address.is_unicast_link_local()
-            }
+            IpAddr::V6(address) => address.is_unique_local() || address.is_unicast_link_local(),
         },
         None => true,
-    }
+    };
+    is_local || is_this_machine(url)
 }
 
 pub(crate) fn show(items: &[Item]) -> anyhow::Result<()> {
@@ -223,7 +215,7 @@ pub(crate) fn show(items: &[Item]) -> anyhow::Result<()> {
         let found = if found.is_empty() || *done == Done::Yes {
             String::new()
         } else {
-            format!(" ({found})")
+            format!(" ({})", printable(found))
         };
         print(format!("{mark} {text}{found}"))?;
     }

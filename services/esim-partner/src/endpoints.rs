@@ -13,6 +13,7 @@ use std::{
 
 use anyhow::{Context, ensure};
 use clap::{Args, Subcommand};
+use runtime::{files, terminal::say};
 use serde_json::{Map, Value, json};
 
 use crate::account::{Account, Answer, encoded};
@@ -123,9 +124,8 @@ impl Change {
             fields.insert("events".to_owned(), json!(events));
         }
         if let Some(file) = &self.headers_file {
-            let text = fs::read_to_string(file)
-                .with_context(|| format!("cannot read {}", file.display()))?;
-            fields.insert("headers".to_owned(), Value::Object(headers(&text)?));
+            let of = headers(&files::read(file)?).with_context(|| file.display().to_string())?;
+            fields.insert("headers".to_owned(), Value::Object(of));
         }
         Ok(fields)
     }
@@ -139,12 +139,9 @@ fn headers(text: &str) -> anyhow::Result<Map<String, Value>> {
         if line.trim().is_empty() {
             continue;
         }
-        let (name, value) = line.split_once(':').with_context(|| {
-            format!(
-                "line {} of the headers has no colon; write `name: value`",
-                index + 1
-            )
-        })?;
+        let (name, value) = line
+            .split_once(':')
+            .with_context(|| format!("line {}: it has no colon; write `name: value`", index + 1))?;
         headers.insert(name.trim().to_owned(), json!(value.trim()));
     }
     Ok(headers)
@@ -185,7 +182,7 @@ impl<'a> SecretFile<'a> {
                 path.display()
             )
         })?;
-        eprintln!("The secret is in {}.", path.display());
+        say(format_args!("The secret is in {}.", path.display()));
         Ok(())
     }
 }

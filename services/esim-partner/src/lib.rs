@@ -13,8 +13,11 @@
 //! [`notices`] change where the service sends webhooks and notices. [`tail`] follows orders and
 //! webhook attempts. [`webhooks`] lists missed webhooks and has them sent again. [`certify`] sends
 //! webhooks to an endpoint and judges its responses,
-//! and [`checklist`] lists what else must be true before real customers order. [`output`] prints
-//! results.
+//! and [`checklist`] lists what else must be true before real customers order.
+//!
+//! The service may be another than it should be, for example because `BASE_URL` is wrong. So what it sends
+//! is printed through `runtime::terminal`, which lets nothing through that changes a terminal, and ids are
+//! used in paths and commands only if they have the form of one.
 
 mod account;
 pub mod certify;
@@ -23,7 +26,6 @@ mod endpoints;
 mod listen;
 mod notices;
 mod order;
-mod output;
 mod profile;
 mod tail;
 mod webhooks;
@@ -31,12 +33,13 @@ mod webhooks;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
+use domain::{TopupId, WebhookId};
 use reqwest::Url;
+use runtime::terminal::{is_closed, one_line, print, say};
 
 use crate::{
     account::{Account, AccountConfig, encoded},
     endpoints::Endpoints,
-    output::{is_closed, print},
     tail::Logs,
     webhooks::Webhooks,
 };
@@ -206,7 +209,7 @@ enum AccountCommand {
     Redeliver {
         /// The `webhook-id`: the topup id of 26 digits, or the id of an event (`evt_…`)
         #[arg(value_name = "TOPUP_ID|EVENT_ID")]
-        id: String,
+        id: WebhookId,
         /// Send the topup's webhook once from this machine to this endpoint
         ///
         /// It is signed here with `WEBHOOK_SECRET`, and the service does not send anything. Events
@@ -218,13 +221,13 @@ enum AccountCommand {
     #[command(after_help = USAGE_EXAMPLES)]
     Usage {
         /// The topup id of 26 digits
-        topup_id: String,
+        topup_id: TopupId,
     },
     /// Give an eSIM back that nobody has installed, if its provider takes it back
     #[command(after_help = GIVE_BACK_EXAMPLES)]
     GiveBack {
         /// The topup id of 26 digits
-        topup_id: String,
+        topup_id: TopupId,
         /// Only show the state of the give-back
         #[arg(long)]
         state: bool,
@@ -317,7 +320,10 @@ pub fn run(config: &Config) -> ExitCode {
         Ok(false) => ExitCode::FAILURE,
         Err(error) if is_closed(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("esim-partner: {error:#}");
+            say(format_args!(
+                "esim-partner: {}",
+                one_line(&format!("{error:#}"))
+            ));
             ExitCode::FAILURE
         }
     }
@@ -352,14 +358,7 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
             qty,
         } => order::place(&account, external_order_id, option_id, *qty).await?,
         AccountCommand::Orders(Orders::Show { external_order_id }) => {
-            account
-                .send(
-                    "GET",
-                    &format!("/orders/{}", encoded(external_order_id)),
-                    "",
-                    None,
-                )
-                .await?
+            account.order(external_order_id).await?
         }
         AccountCommand::Orders(Orders::List { state, cursor }) => {
             let given = [("state", state), ("cursor", cursor)];
@@ -369,12 +368,12 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
             account.send("GET", "/orders", &query, None).await?
         }
         AccountCommand::Usage { topup_id } => {
-            let path = format!("/topups/{}/usage", encoded(topup_id));
+            let path = format!("/topups/{topup_id}/usage");
             account.send("GET", &path, "", None).await?
         }
         AccountCommand::GiveBack { topup_id, state } => {
             let method = if *state { "GET" } else { "POST" };
-            let path = format!("/topups/{}/give-back", encoded(topup_id));
+            let path = format!("/topups/{topup_id}/give-back");
             account.send(method, &path, "", None).await?
         }
         AccountCommand::Endpoints(endpoints) => endpoints.send(&account).await?,
@@ -385,19 +384,12 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
                 .await?
         }
         AccountCommand::Redeliver { id, .. } => {
-            let of = if listen::is_event(id) {
-                "webhook/events"
-            } else {
-                "topups"
+            let of = match id {
+                WebhookId::Event(_) => "webhook/events",
+                WebhookId::Topup(_) => "topups",
             };
-            account
-                .send(
-                    "POST",
-                    &format!("/{of}/{}/redeliver", encoded(id)),
-                    "",
-                    None,
-                )
-                .await?
+            let path = format!("/{of}/{id}/redeliver");
+            account.send("POST", &path, "", None).await?
         }
     };
     // A deletion is answered without a body.
@@ -405,12 +397,18 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
         print(serde_json::to_string_pretty(&answer.json)?)?;
     }
     if !answer.is_success() {
-        eprintln!("esim-partner: {}", answer.summary());
+        say(format_args!("esim-partner: {}", answer.summary()));
     }
-    let of_event = matches!(command, AccountCommand::Redeliver { id, .. } if listen::is_event(id));
+    let of_event = matches!(
+        command,
+        AccountCommand::Redeliver {
+            id: WebhookId::Event(_),
+            ..
+        }
+    );
     if answer.codes.contains("webhook_url_missing") && !of_event {
-        eprintln!(
-            "The account has no webhook URL to send to. To send the webhook from this machine instead, add --forward-to http://localhost:3000/hook"
+        say(
+            "The account has no webhook URL to send to. To send the webhook from this machine instead, add --forward-to http://localhost:3000/hook",
         );
     }
     Ok(answer.is_success())

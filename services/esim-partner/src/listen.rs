@@ -5,7 +5,11 @@
 //! forwards each webhook once and does not retry, because the developer who watches can send it
 //! again. `redeliver --forward-to` signs one webhook here, with the account's own secret. Neither
 //! changes anything at the service: the account's deliveries go on as if nobody listened. Only ids,
-//! statuses and times are printed, never activation codes.
+//! statuses and times are printed, never activation codes, and of the endpoint's URL neither the password
+//! nor the query.
+//!
+//! A webhook without an id of the right form is not forwarded, and of its headers only those of webhooks
+//! ([`FORWARDED`]): another server than ours must not choose what this machine sends to the endpoint.
 
 use std::{
     collections::BTreeMap,
@@ -14,16 +18,15 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
+use domain::{TopupId, WebhookId};
 use futures_util::{StreamExt, stream};
-use reqwest::Url;
+use reqwest::{Url, header::HeaderValue};
+use runtime::terminal::{one_line, print, say};
 use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-use crate::{
-    account::{self, Account, encoded},
-    output::print,
-};
+use crate::account::{self, Account, UNEXPECTED, encoded};
 
 /// The maximum number of requests to the endpoint at once.
 const AT_ONCE: usize = 8;
@@ -34,6 +37,16 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// The timeout of a webhook. It is the default of the service, so that an endpoint that is too slow
 /// here is also too slow there.
 const TIMEOUT: Duration = Duration::from_secs(15);
+/// The headers of a webhook that are forwarded.
+const FORWARDED: [&str; 5] = [
+    "content-type",
+    "webhook-id",
+    "webhook-signature",
+    "webhook-timestamp",
+    "webhook-type",
+];
+/// How much of an unexpected answer is printed, in characters.
+const SHOWN: usize = 300;
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Listen {
@@ -83,7 +96,7 @@ impl Listen {
     /// Returns whether all were acknowledged. A temporary failure of the service is only printed
     /// and tried again, because a developer leaves this running for hours.
     pub(crate) async fn run(&self, account: &Account) -> anyhow::Result<bool> {
-        let http = forwarder()?;
+        let http = account::http(&self.forward_to, TIMEOUT)?;
         let mut query = "wait=0".to_owned();
         if let Some(since) = self.since {
             let since = time::Duration::try_from(since).ok();
@@ -99,12 +112,16 @@ impl Listen {
             let page = match account.send("GET", "/webhook/listen", &query, None).await {
                 Ok(answer) if answer.is_success() => answer.success::<Page>()?,
                 Ok(answer) if !answer.is_temporary() => {
-                    bail!("{}: {}", answer.summary(), answer.text)
+                    let text: String = answer.text.chars().take(SHOWN).collect();
+                    bail!("{}: {text}", answer.summary())
                 }
                 other => {
                     let why =
                         other.map_or_else(|error| format!("{error:#}"), |answer| answer.summary());
-                    eprintln!("esim-partner: {why}; trying again in {pause:?}");
+                    say(format_args!(
+                        "esim-partner: {}; trying again in {pause:?}",
+                        one_line(&why)
+                    ));
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
                     continue;
@@ -112,10 +129,10 @@ impl Listen {
             };
             pause = Duration::from_secs(1);
             if !began {
-                eprintln!(
+                say(format_args!(
                     "Forwarding webhooks to {}. Press Ctrl-C to end",
-                    self.forward_to
-                );
+                    shown(&self.forward_to)
+                ));
                 began = true;
             }
             let left = self.count.map(|count| count - forwarded);
@@ -137,12 +154,15 @@ impl Listen {
     }
 }
 
-fn forwarder() -> anyhow::Result<reqwest::Client> {
-    // The endpoint is often on this machine, which a proxy does not reach.
-    account::http(TIMEOUT)
-        .no_proxy()
-        .build()
-        .context("cannot create an HTTP client")
+/// The URL without user name, password, query and fragment, which may be secrets.
+fn shown(url: &Url) -> String {
+    let mut shown = url.clone();
+    shown.set_query(None);
+    shown.set_fragment(None);
+    // This fails only for URLs without a host, which `endpoint` refuses.
+    let _ = shown.set_username("");
+    let _ = shown.set_password(None);
+    shown.into()
 }
 
 /// Posts a webhook and prints its outcome, but not its body, because the activation code is a
@@ -155,8 +175,22 @@ async fn forward(http: &reqwest::Client, url: &Url, webhook: &Webhook) -> anyhow
             concat!("esim-partner/", env!("CARGO_PKG_VERSION")),
         )
         .body(webhook.body.clone());
-    for (name, value) in &webhook.headers {
-        request = request.header(name, value);
+    let header = |name: &str| {
+        let mut headers = webhook.headers.iter();
+        headers.find(|(given, _)| given.eq_ignore_ascii_case(name))
+    };
+    let id = header("webhook-id").and_then(|(_, id)| id.parse::<WebhookId>().ok());
+    let Some(id) = id else {
+        say(
+            "A webhook without a valid webhook-id was not forwarded, because the service sends no such: check BASE_URL",
+        );
+        return Ok(false);
+    };
+    for name in FORWARDED {
+        let value = header(name).and_then(|(_, value)| HeaderValue::from_str(value).ok());
+        if let Some(value) = value {
+            request = request.header(name, value);
+        }
     }
     let began = Instant::now();
     let answered = request.send().await;
@@ -165,7 +199,6 @@ async fn forward(http: &reqwest::Client, url: &Url, webhook: &Webhook) -> anyhow
     // A webhook of an eSIM names its order, and an event its type.
     let subject = ["external_order_id", "type"].map(|field| body[field].as_str());
     let subject = subject.into_iter().flatten().next().unwrap_or_default();
-    let id = webhook.headers.get("webhook-id").map_or("", String::as_str);
     let (acknowledged, outcome) = match answered {
         Ok(answer) => (
             answer.status().is_success(),
@@ -179,28 +212,24 @@ async fn forward(http: &reqwest::Client, url: &Url, webhook: &Webhook) -> anyhow
         Err(_) => (false, "no valid HTTP answer".to_owned()),
     };
     print(format!("{id} {subject:?}: {outcome}"))?;
-    if !acknowledged && is_event(id) {
-        eprintln!(
-            "It was not acknowledged. Run `esim-partner listen` with --since to forward it again"
-        );
-    } else if !acknowledged {
-        eprintln!(
-            "It was not acknowledged. Send it again: esim-partner redeliver {id} --forward-to {url}"
-        );
+    match id {
+        _ if acknowledged => {}
+        WebhookId::Event(_) => say(
+            "It was not acknowledged. Run `esim-partner listen` with --since to forward it again",
+        ),
+        WebhookId::Topup(id) => say(format_args!(
+            "It was not acknowledged. Send it again: esim-partner redeliver {id} --forward-to {}",
+            shown(url)
+        )),
     }
     Ok(acknowledged)
-}
-
-/// Whether a `webhook-id` names an event.
-pub(crate) fn is_event(id: &str) -> bool {
-    id.starts_with("evt_")
 }
 
 /// Signs the webhook of a topup on this machine, and posts it to an endpoint. Nothing changes at
 /// the service.
 pub(crate) async fn redeliver(
     account: &Account,
-    topup_id: &str,
+    id: &WebhookId,
     url: &Url,
 ) -> anyhow::Result<bool> {
     #[derive(Deserialize)]
@@ -211,17 +240,18 @@ pub(crate) async fn redeliver(
         #[serde(borrow)]
         esim: Option<&'a RawValue>,
     }
-    ensure!(
-        !is_event(topup_id),
-        "{topup_id} is an event, and events can only be sent to the account's webhook URL: leave out --forward-to"
-    );
+    let WebhookId::Topup(topup_id) = id else {
+        bail!(
+            "{id} is an event, and events can only be sent to the account's webhook URL: leave out --forward-to"
+        )
+    };
+    let topup_id: &TopupId = topup_id;
     let secret = account.webhook_secret()?;
     let answer = account
-        .send("GET", &format!("/topups/{}", encoded(topup_id)), "", None)
+        .send("GET", &format!("/topups/{topup_id}"), "", None)
         .await?;
     ensure!(answer.is_success(), "{}", answer.summary());
-    let topup: Topup =
-        serde_json::from_str(&answer.text).context("the answer has an unexpected form: check BASE_URL, and whether a newer esim-partner exists")?;
+    let topup: Topup = serde_json::from_str(&answer.text).context(UNEXPECTED)?;
     let Some(esim) = topup.esim else {
         bail!(
             "topup {topup_id} is {}, so it has no eSIM that a webhook could bring",
@@ -231,11 +261,11 @@ pub(crate) async fn redeliver(
     let timestamp = runtime::clock::unix_seconds();
     let headers = [
         ("content-type", "application/json".to_owned()),
-        ("webhook-id", topup_id.to_owned()),
+        ("webhook-id", topup_id.to_string()),
         ("webhook-timestamp", timestamp.to_string()),
         (
             "webhook-signature",
-            secret.sign(topup_id, timestamp, esim.get().as_bytes()),
+            secret.sign(topup_id.as_str(), timestamp, esim.get().as_bytes()),
         ),
     ];
     let headers = headers.map(|(name, value)| (name.to_owned(), value)).into();
@@ -243,5 +273,5 @@ pub(crate) async fn redeliver(
         headers,
         body: esim.get().to_owned(),
     };
-    forward(&forwarder()?, url, &webhook).await
+    forward(&account::http(url, TIMEOUT)?, url, &webhook).await
 }

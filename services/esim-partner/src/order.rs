@@ -8,12 +8,11 @@
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use domain::TopupId;
+use runtime::terminal::{one_line, print, printable, say};
 use serde_json::{Value, json};
 
-use crate::{
-    account::{Account, Answer, PAGE, encoded},
-    output::print,
-};
+use crate::account::{Account, Answer, PAGE, UNEXPECTED, encoded};
 
 /// The waits before a request without a definite answer is sent again, in seconds. After the last
 /// repetition its result stands.
@@ -25,7 +24,8 @@ const EVENT: &str = "key.expiring";
 
 /// Sends an order until an answer says whether it is stored. Without a definite answer the same
 /// body is sent again. If the id is taken by an order of the same units, an earlier request has
-/// stored this order, and the stored order is the result. If it is taken by another order, the
+/// stored this order, and the stored order is the result unless nothing was bought for it: what counts is
+/// the state that is looked up, never that the id is taken. If it is taken by another order, the
 /// result is the refusal.
 pub(crate) async fn place(
     account: &Account,
@@ -35,7 +35,8 @@ pub(crate) async fn place(
 ) -> anyhow::Result<Answer> {
     let body = json!({"external_order_id": id, "products": [{"option_id": option_id, "qty": qty}]});
     let send = async || account.send("POST", "/orders", "", Some(&body)).await;
-    let answer = definite("repeating the order", send)
+    let is_created = |answer: &Value| units(answer, "products") == Some(qty);
+    let answer = definite("repeating the order", send, is_created)
         .await
         .context(
             "it is unknown whether the order is stored: repeat the same command, which does not buy twice",
@@ -43,37 +44,90 @@ pub(crate) async fn place(
     if !answer.codes.contains("external_order_id_taken") {
         return Ok(answer);
     }
-    let path = format!("/orders/{}", encoded(id));
-    let look_up = async || account.send("GET", &path, "", None).await;
+    let look_up = async || account.order(id).await;
     let failed = "an order with this id is stored, but it cannot be shown; try `esim-partner orders show` later";
-    let stored = definite("looking it up again", look_up)
+    let is_order = |answer: &Value| Stored::of(answer).is_some();
+    let stored = definite("looking it up again", look_up, is_order)
         .await
         .context(failed)?;
     ensure!(stored.is_success(), "{failed}: {}", stored.summary());
-    if is_same(&stored.json, option_id, qty) {
-        eprintln!("esim-partner: an earlier request stored this order; it is not bought again");
-        return Ok(stored);
+    match Stored::of(&stored.json).filter(|_| is_same(&stored.json, option_id, qty)) {
+        Some(Stored::Placed) => {
+            say("esim-partner: an earlier request stored this order; it is not bought again");
+            Ok(stored)
+        }
+        Some(Stored::NothingBought) => {
+            say(
+                "esim-partner: nothing was bought: the stored order was refused or cancelled, as `esim-partner orders show` \
+                 shows; repeat the command to order again",
+            );
+            Ok(answer)
+        }
+        None => {
+            say(
+                "esim-partner: nothing was ordered: the id is taken by a stored order of other units, which `esim-partner \
+                 orders show` shows; give this order another id",
+            );
+            Ok(answer)
+        }
     }
-    eprintln!(
-        "esim-partner: nothing was ordered: the id is taken by a stored order of other units, which `esim-partner orders show` \
-         shows; give this order another id"
-    );
-    Ok(answer)
 }
 
-/// Sends a request until its answer is definite, or until the retries have ended. `again` names the
-/// next try in the message before each wait.
+/// What became of a stored order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stored {
+    /// Its units are bought, or are being bought, or buying them has failed after it was accepted.
+    Placed,
+    NothingBought,
+}
+
+impl Stored {
+    /// Reads it from an answer. `None` if the answer is not an order as it is documented.
+    fn of(order: &Value) -> Option<Self> {
+        units(order, "topups")?;
+        match order["state"].as_str()? {
+            "processing" | "ready" | "partly_failed" | "failed" => Some(Self::Placed),
+            "refused" | "cancelled" => Some(Self::NothingBought),
+            _ => None,
+        }
+    }
+}
+
+/// The number of units that an answer lists in a field. `None` if it does not list them as it is
+/// documented, for example because it comes from another server, or was cut.
+fn units(answer: &Value, field: &str) -> Option<u32> {
+    let units = answer[field].as_array()?;
+    let is_unit = |unit: &Value| {
+        let topup_id = unit["topup_id"].as_str();
+        topup_id.is_some_and(|id| id.parse::<TopupId>().is_ok())
+    };
+    units.iter().all(is_unit).then_some(())?;
+    u32::try_from(units.len()).ok()
+}
+
+/// Sends a request until its answer is definite, or until the retries have ended. A success is definite
+/// only if `is_documented` says that its body is one. `again` names the next try in the message before
+/// each wait.
 async fn definite(
     again: &str,
     send: impl AsyncFn() -> anyhow::Result<Answer>,
+    is_documented: impl Fn(&Value) -> bool,
 ) -> anyhow::Result<Answer> {
+    let send = async || {
+        let answer = send().await?;
+        ensure!(
+            !answer.is_success() || is_documented(&answer.json),
+            UNEXPECTED
+        );
+        anyhow::Ok(answer)
+    };
     for wait in RETRIES.map(Duration::from_secs) {
         let why = match send().await {
             Ok(answer) if !answer.is_temporary() => return Ok(answer),
             Ok(answer) => answer.summary(),
-            Err(error) => format!("{error:#}"),
+            Err(error) => one_line(&format!("{error:#}")),
         };
-        eprintln!("esim-partner: {why}; {again} in {wait:?}");
+        say(format_args!("esim-partner: {why}; {again} in {wait:?}"));
         tokio::time::sleep(wait).await;
     }
     send().await
@@ -105,7 +159,7 @@ pub(crate) async fn trigger(
     let environment = known["environment"].as_str().unwrap_or_default();
     ensure!(
         environment == "sandbox",
-        "nothing was ordered: these are the keys of a {environment} account, which buys for real, and `trigger` needs a sandbox account"
+        "nothing was ordered: these are the keys of a {environment:?} account, which buys for real, and `trigger` needs a sandbox account"
     );
     if outcome == Some(EVENT) {
         return make_event(account).await;
@@ -118,7 +172,7 @@ pub(crate) async fn trigger(
                 option_id,
                 follows,
             } = option;
-            print(format!("{name:<20} {option_id}  {follows}"))?;
+            print(printable(&format!("{name:<20} {option_id}  {follows}")))?;
         }
         print(format!(
             "{EVENT:<20} {:<36}  the event about old keys that end soon; nothing is ordered and no key ends",
@@ -142,11 +196,15 @@ pub(crate) async fn trigger(
     let refused = answer.codes.contains("provider_rejected");
     let expected = answer.is_success() || (refused && follows.starts_with("422"));
     if !expected {
-        eprintln!("esim-partner: {}", answer.summary());
+        say(format_args!("esim-partner: {}", answer.summary()));
         return Ok(false);
     }
-    eprintln!("What follows order {id} of {name}: {follows}");
-    eprintln!("To look the order up: esim-partner orders show {id}");
+    say(printable(&format!(
+        "What follows order {id} of {name}: {follows}"
+    )));
+    say(format_args!(
+        "To look the order up: esim-partner orders show {id}"
+    ));
     Ok(true)
 }
 
@@ -158,11 +216,11 @@ async fn make_event(account: &Account) -> anyhow::Result<bool> {
         .await?;
     print(serde_json::to_string_pretty(&answer.json)?)?;
     if !answer.is_success() {
-        eprintln!("esim-partner: {}", answer.summary());
+        say(format_args!("esim-partner: {}", answer.summary()));
         return Ok(false);
     }
-    eprintln!(
-        "The event is sent to the webhook URL, and `esim-partner listen` forwards it. No key ends."
+    say(
+        "The event is sent to the webhook URL, and `esim-partner listen` forwards it. No key ends.",
     );
     Ok(true)
 }
@@ -202,6 +260,29 @@ async fn options(account: &Account) -> anyhow::Result<Vec<Choice>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_state_says_whether_something_was_bought() {
+        let of = |state: &str| {
+            let topup_id = "20250129123456123456789012";
+            Stored::of(&json!({"state": state, "topups": [{"topup_id": topup_id}]}))
+        };
+        for state in ["processing", "ready", "partly_failed", "failed"] {
+            assert_eq!(of(state), Some(Stored::Placed), "{state}");
+        }
+        for state in ["refused", "cancelled"] {
+            assert_eq!(of(state), Some(Stored::NothingBought), "{state}");
+        }
+        assert_eq!(of("added_later"), None);
+        for damaged in [
+            Value::Null,
+            json!({}),
+            json!({"state": "ready"}),
+            json!({"state": "ready", "topups": [{"topup_id": "../x"}]}),
+        ] {
+            assert_eq!(Stored::of(&damaged), None, "{damaged}");
+        }
+    }
 
     #[test]
     fn an_order_is_the_same_if_its_units_are() {

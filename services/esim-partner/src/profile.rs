@@ -16,13 +16,14 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
+use runtime::{
+    files,
+    terminal::{self, print, printable, say},
+};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 use serde_json::{Map, Value};
 
-use crate::{
-    account::{Account, AccountConfig},
-    output::print,
-};
+use crate::account::{self, Account, AccountConfig};
 
 /// The names of an account's settings. Other names in a file are ignored.
 pub(crate) const NAMES: [&str; 5] = [
@@ -86,13 +87,15 @@ pub(crate) fn read(file: &Path) -> anyhow::Result<BTreeMap<String, String>> {
     let failed = || format!("cannot read the keys file {shown}");
     let opened = fs::File::open(file).with_context(failed)?;
     if exposed(opened.metadata().with_context(failed)?.permissions().mode()) {
-        eprintln!(
+        say(format_args!(
             "esim-partner: other users can use {shown}, which holds your keys; to prevent it: chmod 600 {shown}"
-        );
+        ));
     }
-    Ok(parse(
-        &io::read_to_string(opened.take(LARGEST)).with_context(failed)?,
-    ))
+    parse_from(opened, &shown.to_string())
+}
+
+fn parse_from(source: impl Read, name: &str) -> anyhow::Result<BTreeMap<String, String>> {
+    parse(&files::read_from(source, name, LARGEST)?, name)
 }
 
 /// Whether others than the owner can use a file of this mode. Kubernetes mounts a secret with mode 0440: it belongs to root, and
@@ -101,21 +104,37 @@ fn exposed(mode: u32) -> bool {
     mode & 0o077 != 0 && mode & 0o777 != 0o440
 }
 
-fn parse(text: &str) -> BTreeMap<String, String> {
-    if let Ok(json) = serde_json::from_str::<Map<String, Value>>(text) {
-        let named = json.iter().filter_map(|(name, value)| {
-            Some((name.to_ascii_uppercase(), value.as_str()?.to_owned()))
-        });
-        return named
-            .filter(|(name, _)| NAMES.contains(&name.as_str()))
-            .collect();
+/// Reads the settings of a text, and checks them. `file` is what errors call it.
+fn parse(text: &str, file: &str) -> anyhow::Result<BTreeMap<String, String>> {
+    let mut settings = BTreeMap::new();
+    if text.trim_start().starts_with('{') {
+        let json: Map<String, Value> = serde_json::from_str(text)
+            .with_context(|| format!("{file} begins like JSON, but is not a JSON object"))?;
+        for (name, value) in &json {
+            let name = name.to_ascii_uppercase();
+            if let Some(value) = value.as_str().filter(|_| NAMES.contains(&name.as_str())) {
+                account::check(&name, value).with_context(|| file.to_owned())?;
+                settings.insert(name, value.to_owned());
+            }
+        }
+        return Ok(settings);
     }
-    let pairs = text.lines().filter_map(|line| line.trim().split_once('='));
-    pairs
-        .map(|(name, value)| (name.trim_start_matches("export ").trim(), value.trim()))
-        .filter(|(name, _)| NAMES.contains(name))
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .collect()
+    let mut lines: BTreeMap<String, usize> = BTreeMap::new();
+    for one in files::assignments(text, file)? {
+        let line = one.line;
+        if !NAMES.contains(&one.name.as_str()) {
+            continue;
+        }
+        account::check(&one.name, &one.value).with_context(|| format!("{file}, line {line}"))?;
+        if let Some(first) = lines.insert(one.name.clone(), line) {
+            bail!(
+                "{file}, line {line}: {} stands in line {first}, too: remove one of the two",
+                one.name
+            );
+        }
+        settings.insert(one.name, one.value);
+    }
+    Ok(settings)
 }
 
 /// Writes the file in one step. It has mode 0600 from the start, and a new folder has mode 0700.
@@ -148,8 +167,7 @@ impl Login {
     pub(crate) async fn run(&self, config: &AccountConfig) -> anyhow::Result<()> {
         let mut settings = match &self.from {
             Some(file) if file.as_os_str() == "-" => {
-                let text = io::read_to_string(io::stdin().lock().take(LARGEST));
-                parse(&text.context("cannot read standard input")?)
+                parse_from(io::stdin().lock(), "standard input")?
             }
             Some(file) => read(file)?,
             None => ask(self.base_url.is_some())?,
@@ -157,12 +175,10 @@ impl Login {
         if let Some(base_url) = &self.base_url {
             settings.insert("BASE_URL".into(), base_url.clone());
         }
-        let account = Account::with(settings)?;
-        if account.has("WEBHOOK_SECRET") {
-            account.webhook_secret()?;
-        } else {
-            eprintln!(
-                "esim-partner: no WEBHOOK_SECRET was given; everything works without it except `certify` and `redeliver --forward-to`"
+        let account = Account::with(settings, account::TIMEOUT)?;
+        if !account.has("WEBHOOK_SECRET") {
+            say(
+                "esim-partner: no WEBHOOK_SECRET was given; everything works without it except `certify` and `redeliver --forward-to`",
             );
         }
         let known = account.send("GET", "/account", "", None).await?;
@@ -180,7 +196,8 @@ impl Login {
         let name = text("name");
         let file = file.display();
         print(format!(
-            "Logged in to the {environment} account {name:?}; the keys are stored in {file}"
+            "Logged in to the {} account {name:?}; the keys are stored in {file}",
+            printable(&environment)
         ))
     }
 }
@@ -206,7 +223,7 @@ fn ask(has_base_url: bool) -> anyhow::Result<BTreeMap<String, String>> {
         if has_base_url && name == "BASE_URL" {
             continue;
         }
-        eprint!("{question}: ");
+        terminal::ask(format_args!("{question}: "))?;
         let value = line(secret)?;
         if !value.is_empty() {
             settings.insert(name.to_owned(), value);
@@ -221,7 +238,7 @@ fn line(secret: bool) -> anyhow::Result<String> {
     let mut text = String::new();
     let read = io::stdin().lock().take(LARGEST).read_line(&mut text);
     if hidden.is_some() {
-        eprintln!();
+        say("");
     }
     drop(hidden);
     if read.context("cannot read standard input")? == 0 {
@@ -262,8 +279,45 @@ mod tests {
         ]);
         let lines = "# keys\nexport ACCESS_KEY=ak\nSECRET_KEY = c2VjcmV0LWtleQ==\r\nPATH=/bin\n";
         let json = r#"{"access_key": "ak", "secret_key": "c2VjcmV0LWtleQ==", "name": "Acme", "webhook_url": null}"#;
-        assert_eq!(parse(lines), expected);
-        assert_eq!(parse(json), expected);
+        assert_eq!(parse(lines, "keys").unwrap(), expected);
+        assert_eq!(parse(json, "keys").unwrap(), expected);
+    }
+
+    #[test]
+    fn files_are_read_as_editors_and_shells_write_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("keys.env");
+        let said = |text: &str| {
+            fs::write(&file, text).unwrap();
+            read(&file).map_err(|error| format!("{error:#}"))
+        };
+        for text in [
+            "\u{feff}ACCESS_KEY=ak\r\nBASE_URL=\"http://localhost:1\"\r\n",
+            "export ACCESS_KEY='ak' # mine\nBASE_URL='http://localhost:1'",
+            "\u{feff}{\"access_key\": \"ak\",\r\n \"base_url\": \"http://localhost:1\"}\r\n",
+        ] {
+            let settings = said(text).unwrap();
+            assert_eq!(settings["ACCESS_KEY"], "ak", "{text:?}");
+            assert_eq!(settings["BASE_URL"], "http://localhost:1", "{text:?}");
+        }
+        for (text, part) in [
+            (
+                "ACCESS_KEY=ak\nhush\n",
+                "keys.env, line 2: it has no equals sign",
+            ),
+            (
+                "ACCESS_KEY=ak\nBASE_URL=localhost\n",
+                "keys.env, line 2: BASE_URL is not a URL",
+            ),
+            (
+                "ACCESS_KEY=ak\nACCESS_KEY=hush\n",
+                "keys.env, line 2: ACCESS_KEY stands in line 1, too",
+            ),
+            ("{\"access_key\": \"hush\",\n}", "line 2"),
+        ] {
+            let error = said(text).unwrap_err();
+            assert!(error.contains(part) && !error.contains("hush"), "{error}");
+        }
     }
 
     #[test]

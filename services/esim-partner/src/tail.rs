@@ -12,13 +12,12 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
+use domain::TopupId;
+use runtime::terminal::{print, printable, say};
 use serde::Deserialize;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339, serde::rfc3339};
 
-use crate::{
-    account::{Account, PAGE, encoded},
-    output::print,
-};
+use crate::account::{Account, PAGE, encoded};
 
 /// The pause between two rounds.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -79,7 +78,7 @@ struct Order {
 #[derive(Clone, Deserialize)]
 #[expect(clippy::struct_field_names, reason = "the names on the wire")]
 struct Topup {
-    topup_id: String,
+    topup_id: TopupId,
     state: String,
     error: Option<String>,
     delivery: Option<String>,
@@ -113,7 +112,7 @@ struct Seen {
 
 struct Followed {
     order: Order,
-    topups: HashMap<String, Seen>,
+    topups: HashMap<TopupId, Seen>,
 }
 
 /// The lines to print, in the order of their times. The number keeps lines with the same time
@@ -153,7 +152,10 @@ impl Tail {
                 Err(error) if self.once || failures >= MOST_FAILURES => return Err(error),
                 Err(error) => {
                     failures += 1;
-                    eprintln!("esim-partner: {error:#}; trying again in {PAUSE:?}");
+                    let error = printable(&format!("{error:#}"));
+                    say(format_args!(
+                        "esim-partner: {error}; trying again in {PAUSE:?}"
+                    ));
                 }
             }
             tokio::time::sleep(PAUSE).await;
@@ -222,8 +224,7 @@ async fn look(
     deliveries_left: &mut usize,
     printed: &mut Lines,
 ) -> anyhow::Result<()> {
-    let path = format!("/orders/{}", encoded(&followed.order.external_order_id));
-    let answer = account.send("GET", &path, "", None).await?;
+    let answer = account.order(&followed.order.external_order_id).await?;
     if answer.status == 404 {
         return Ok(());
     }
@@ -281,7 +282,7 @@ async fn look(
     Ok(())
 }
 
-fn line_of(topup_id: &str, attempt: &Attempt) -> String {
+fn line_of(topup_id: &TopupId, attempt: &Attempt) -> String {
     let number = attempt.attempt;
     let outcome = &attempt.outcome;
     let took = attempt.duration_ms;
@@ -298,5 +299,5 @@ fn note(printed: &mut Lines, at: OffsetDateTime, text: &str) {
         .unwrap_or(at)
         .format(&Rfc3339)
         .unwrap_or_default();
-    printed.insert((at, printed.len()), format!("{shown} {text}"));
+    printed.insert((at, printed.len()), printable(&format!("{shown} {text}")));
 }

@@ -6,20 +6,21 @@
 
 use std::time::Duration;
 
+use anyhow::ensure;
 use clap::{Args, Subcommand, ValueEnum};
+use runtime::terminal::{print, printable, say};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-use crate::{
-    account::{Account, PAGE, encoded},
-    output::print,
-};
+use crate::account::{Account, PAGE, encoded};
 
 /// How often the progress of a redelivery is asked for.
 const LOOK: Duration = Duration::from_secs(1);
 /// The number of failed requests in a row after which the command stops watching.
 const MOST_FAILURES: u32 = 30;
+/// The number of empty pages in a row after which a list ends with an error.
+const MOST_EMPTY: u32 = 1000;
 
 pub(crate) const EXAMPLES: &str = "Examples:
   esim-partner webhooks list --state exhausted
@@ -182,16 +183,28 @@ impl List {
         let filter = filter.join("&");
         let mut left = usize::try_from(self.limit).unwrap_or(usize::MAX);
         let mut query = filter.clone();
+        let mut empty = 0;
         loop {
             let page: Page = account.get("/webhooks", &query).await?;
             for webhook in page.webhooks.iter().take(left) {
                 if self.json {
                     print(webhook)?;
                 } else {
-                    print(line(webhook))?;
+                    print(printable(&line(webhook)))?;
                 }
             }
             left = left.saturating_sub(page.webhooks.len());
+            // With a filter, pages may be empty although more follow. Only another server than ours would
+            // go on like this for ever.
+            empty = if page.webhooks.is_empty() {
+                empty + 1
+            } else {
+                0
+            };
+            ensure!(
+                empty < MOST_EMPTY,
+                "{MOST_EMPTY} pages in a row had no webhook: check BASE_URL"
+            );
             let Some(next) = page.next_cursor.filter(|_| left > 0) else {
                 return Ok(());
             };
@@ -212,15 +225,15 @@ impl Redeliver {
             .send("POST", "/webhooks/redeliver", "", Some(&body))
             .await?;
         let begun = if answer.codes.contains("redelivery_running") {
-            eprintln!(
-                "esim-partner: another redelivery is running, so none was begun; this is its progress"
+            say(
+                "esim-partner: another redelivery is running, so none was begun; this is its progress",
             );
             running(account).await?
         } else if answer.is_success() {
             answer.json
         } else {
             print(serde_json::to_string_pretty(&answer.json)?)?;
-            eprintln!("esim-partner: {}", answer.summary());
+            say(format_args!("esim-partner: {}", answer.summary()));
             return Ok(false);
         };
         let ended = watch(account, begun).await?;
@@ -253,7 +266,9 @@ async fn watch(account: &Account, begun: Value) -> anyhow::Result<Value> {
                 Value::Null => "more than 10000".to_owned(),
                 matching => matching.to_string(),
             };
-            eprintln!("Redelivery {id}: {shown} of {of} webhooks");
+            say(printable(&format!(
+                "Redelivery {id}: {shown} of {of} webhooks"
+            )));
         }
         if seen["status"] != "running" {
             return Ok(seen);
@@ -269,7 +284,10 @@ async fn watch(account: &Account, begun: Value) -> anyhow::Result<Value> {
             }
             Err(error) => {
                 failures += 1;
-                eprintln!("esim-partner: {error:#}; asking again in {LOOK:?}");
+                let error = printable(&format!("{error:#}"));
+                say(format_args!(
+                    "esim-partner: {error}; asking again in {LOOK:?}"
+                ));
             }
         }
     }
